@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 import torch
-from flwr.app import Context, Message
+from flwr.app import Context, Message, MetricRecord
 from flwr.clientapp import ClientApp
 
 import clients
@@ -17,10 +17,11 @@ from clients.train import train_chain
 from fl_dpbayes.config.base import Config
 from fl_dpbayes.config.kinds import check_origin
 from fl_dpbayes.config.site_file import SiteFile
+from fl_dpbayes.privacy.check_statement import reply_metrics
 from fl_dpbayes.privacy.planned_noise import planned_stretch
 from fl_dpbayes.protocol.evaluate import EvaluateRequest
 from fl_dpbayes.protocol.recalibrate import RecalibrateRequest
-from fl_dpbayes.protocol.train import TrainReply, TrainRequest, reply_metrics
+from fl_dpbayes.protocol.train import TrainReply, TrainRequest
 from fl_dpbayes.protocol.wire import MessageT
 
 app = ClientApp()
@@ -42,16 +43,13 @@ def _answer(kind: type[MessageT], work: Callable[[SiteFile, MessageT, Message], 
         request = read_request(message, kind)
         check_code(site_file, request)
         reply, arrays = work(site_file, request, message)
-        return reply_message(message, reply, arrays, _metrics(request, reply))
+        answer = reply_message(message, reply, arrays)
+        if isinstance(request, TrainRequest) and isinstance(reply, TrainReply):
+            stretch = planned_stretch(request.plan, reply.privacy.units, reply.first_step, reply.steps)
+            answer.content["metrics"] = MetricRecord({**reply_metrics(reply, stretch)})
+        return answer
 
     return handler
-
-
-def _metrics(request: Config, reply: Config) -> dict[str, int | float]:
-    if not (isinstance(request, TrainRequest) and isinstance(reply, TrainReply)):
-        return {}
-    stretch = planned_stretch(request.plan, reply.privacy.units, reply.first_step, reply.steps)
-    return reply_metrics(reply, stretch.temperature)
 
 
 app.train()(_answer(TrainRequest, train_chain))

@@ -9,7 +9,7 @@ from functools import wraps
 
 import numpy as np
 import numpy.typing as npt
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
 
 from fl_dpbayes.config.base import Config
 from fl_dpbayes.config.errors import UserError
@@ -123,13 +123,9 @@ def read_predictors(
     return arrays
 
 
-def reply_message(
-    request: Message, reply: Config, arrays: dict[str, npt.NDArray], metrics: Mapping[str, int | float] | None = None
-) -> Message:
-    """Build the message that carries a reply, its arrays and its metrics."""
+def reply_message(request: Message, reply: Config, arrays: dict[str, npt.NDArray]) -> Message:
+    """Build the message that carries a reply and its arrays."""
     content = RecordDict({"config": ConfigRecord({"record": write_header(reply)})})
     if arrays:
         content["arrays"] = ArrayRecord({name: Array(np.ascontiguousarray(array)) for name, array in arrays.items()})
-    if metrics:
-        content["metrics"] = MetricRecord({**metrics})
     return Message(content, reply_to=request)

@@ -18,28 +18,22 @@ from fl_dpbayes import __version__
 from fl_dpbayes.config.errors import Stopped, UserError
 
 app = typer.Typer(
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode="rich",
+    no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
-)
+)  # fmt: skip
 INTERRUPTED = 130  # what a shell makes of Ctrl-C, and typer
 console = Console()
 errors = Console(stderr=True)
 
-Engine = Annotated[
-    str, Option(click_type=Choice(["flower", "inline"]), help="flower: Ray, several processes; inline: here.")
-]
+Engine = Annotated[str, Option(click_type=Choice(["flower", "inline"]), help="flower: Ray's processes; inline: here.")]
 DataDir = Annotated[Path | None, Option(help="Data folder; default: the variable FL_DPBAYES_DATA.")]
 AllowCode = Annotated[
-    list[str] | None,
-    Option(metavar="PACKAGE.MODULE:FUNCTION", help="Import this factory if the run's model is made by it."),
+    list[str] | None, Option(metavar="PACKAGE.MODULE:FUNCTION", help="Import this factory if it made the run's model.")
 ]
 Assignments = Annotated[
-    list[str] | None,
-    Option("--set", help="Override a key, e.g. privacy.epsilon=2 (no value removes it); may be repeated."),
+    list[str] | None, Option("--set", help="Override a key: privacy.epsilon=2 (no value removes it); may be repeated.")
 ]
+Resume = Annotated[Path | None, Option(metavar="DIR", help="Go on with the run, or the study, of this folder.")]
 Delta = Annotated[float, Option(help="Delta, in (0, 1).")]
 AsJson = Annotated[bool, Option("--json", help="Print JSON instead of a table.")]
 Adjacency = Annotated[
@@ -47,19 +41,12 @@ Adjacency = Annotated[
 ]
 
 
-def _show_version(asked: bool) -> None:
-    if asked:
+@app.callback(invoke_without_command=True)
+def main_options(version: Annotated[bool, Option("--version", help="Show the version and exit.")] = False) -> None:
+    """Private, calibrated Bayesian federated learning for hospitals, on Flower."""
+    if version:
         console.print(f"fl-dpbayes {__version__}", highlight=False)
         raise typer.Exit
-
-
-@app.callback()
-def main_options(
-    version: Annotated[
-        bool, Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
-    ] = False,
-) -> None:
-    """Private, calibrated Bayesian federated learning for hospitals, on Flower."""
 
 
 def _check_alone(command: str, resume: Path, assignments: list[str] | None, out: Path | None, more: str = "") -> None:
@@ -77,9 +64,7 @@ def simulate(
     assignments: Assignments = None,
     data_dir: DataDir = None,
     seed: Annotated[int | None, Option(help="Scenario seed: model start, partition, shift, evaluation.")] = None,
-    resume: Annotated[
-        Path | None, Option(metavar="DIR", help="Go on with this directory's run, after its last round.")
-    ] = None,
+    resume: Resume = None,
 ) -> None:
     """Run a scenario over many simulated sites and write its run directory; or go on with one that was cut off."""
     from fl_dpbayes.config.scenario import load_scenario
@@ -107,15 +92,11 @@ def simulate(
 def study(
     name: Annotated[str | None, Argument(metavar="STUDY", help="A shipped name or the path of a .toml file.")] = None,
     out: Annotated[Path | None, Option(help="Folder of the results; default: runs/<study>-<time>.")] = None,
-    resume: Annotated[
-        Path | None, Option(metavar="DIR", help="Run what this study's folder misses, or failed.")
-    ] = None,
+    resume: Resume = None,
     assignments: Assignments = None,
     data_dir: DataDir = None,
     workers: Annotated[int | None, Option(min=1, max=1024, help="Cells at a time here; default: one per core.")] = None,
-    ray_address: Annotated[
-        str | None, Option(help="A Ray cluster's address; its machines have package and data.")
-    ] = None,
+    ray_address: Annotated[str | None, Option(help="A Ray cluster, whose machines have package and data.")] = None,
     keep_runs: Annotated[bool, Option("--keep-runs", help="Keep each cell's run directory, not only figures.")] = False,
 ) -> None:
     """Run a scenario along axes (partition, sampler, budget, seed, shift) and compare methods; or go on with that."""
@@ -139,18 +120,13 @@ def study(
 
 @app.command(epilog="Example: fl-dpbayes init --from patients.csv --label died --site hospital --unit patient")
 def init(
-    data: Annotated[
-        list[Path],
-        Option("--from", help="A CSV or Parquet table, or several of the same columns; or images."),
-    ],
+    data: Annotated[list[Path], Option("--from", help="CSV or Parquet tables of the same columns; or images.")],
     site: Annotated[
-        str,
-        Option(help="The column of hospitals ('file': each file is one). Images: a pattern for paths, as '^([^/]+)/'."),
+        str, Option(help="The column of hospitals ('file': each is one). Images: a pattern for paths, as '^([^/]+)/'.")
     ],
     label: Annotated[str | None, Option(help="The column of what is to be predicted; not for images.")] = None,
     unit: Annotated[
-        str | None,
-        Option("--unit", "--patient", help="The column of patients; images: a pattern for paths, as '/(P[0-9]+)_'."),
+        str | None, Option("--unit", "--patient", help="The column of patients; images: a pattern, as '/(P[0-9]+)_'.")
     ] = None,
     out: Annotated[Path | None, Option(help="The file to write; default: the data's name with .toml.")] = None,
 ) -> None:
@@ -193,9 +169,7 @@ def predict(
     data: Annotated[Path, Argument(help="New records: .csv, .parquet, .npz, or a folder of images.")],
     out: Annotated[Path | None, Option(help="Where to write the CSV; default: the terminal.")] = None,
     data_dir: DataDir = None,
-    skip_bad_rows: Annotated[
-        bool, Option("--skip-bad-rows", help="Leave rows with a missing or odd value empty, and name them.")
-    ] = False,
+    skip_bad_rows: Annotated[bool, Option("--skip-bad-rows", help="Leave bad rows empty, and name them.")] = False,
     allow_code: AllowCode = None,
 ) -> None:
     """Give class probabilities with uncertainty for new records, from a run's stored posterior."""
@@ -209,9 +183,7 @@ def evaluate(
     run_dir: Annotated[Path, Argument(help="A run directory.")],
     data: Annotated[Path, Argument(help="Labelled records: .csv, .parquet, .npz, or a folder per class.")],
     data_dir: DataDir = None,
-    out: Annotated[
-        Path | None, Option(help="A new folder for the page; default: evaluation-<data>-<time> in RUN_DIR.")
-    ] = None,
+    out: Annotated[Path | None, Option(help="The page's folder; default: RUN_DIR/evaluation-<data>-<time>.")] = None,
     allow_code: AllowCode = None,
     as_json: AsJson = False,
 ) -> None:
@@ -227,9 +199,7 @@ def account(
     sigma: Annotated[float | None, Option(help="Noise multiplier.")] = None,
     q: Annotated[float | None, Option(help="Sampling rate.")] = None,
     steps: Annotated[int | None, Option(help="Number of steps.")] = None,
-    history: Annotated[
-        Path | None, Option(help="A JSON list of [noise_multiplier, sampling_rate, steps] instead.")
-    ] = None,
+    history: Annotated[Path | None, Option(help="A JSON list of [noise_multiplier, q, steps] instead.")] = None,
     adjacency: Adjacency = "add_or_remove_one",
     as_json: AsJson = False,
 ) -> None:
@@ -252,19 +222,12 @@ def solve(
     sigma: Annotated[float | None, Option(help="Noise multiplier, to find the number of steps.")] = None,
     coupling: Annotated[
         str,
-        Option(
-            click_type=Choice(["constant", "temperature", "langevin", "floor"]),
-            help="How noise follows the step size.",
-        ),
+        Option(click_type=Choice(["constant", "temperature", "langevin", "floor"]), help="How noise follows steps."),
     ] = "constant",
-    schedule: Annotated[
-        str, Option(help='Step sizes as TOML, e.g. {kind="polynomial", initial=0.1, power=0.33}.')
-    ] = '{kind="constant", initial=0.1}',
+    schedule: Annotated[str, Option(help="Step sizes, as TOML.")] = '{kind="constant", initial=0.1}',
     units: Annotated[int, Option(help="n, for couplings with a temperature.")] = 1000,
     clip_norm: Annotated[float, Option(help="C, for couplings with a temperature.")] = 1.0,
-    temperature: Annotated[
-        float | None, Option(help="tau of the coupling 'floor' [default: 1.0]; others: none.")
-    ] = None,
+    temperature: Annotated[float | None, Option(help="tau of 'floor' [default: 1.0]; others: none.")] = None,
     adjacency: Adjacency = "add_or_remove_one",
     as_json: AsJson = False,
 ) -> None:
@@ -330,8 +293,7 @@ app.add_typer(data_commands, name="data")
 
 @data_commands.command("fetch", epilog="Example: fl-dpbayes data fetch heart --data-dir data")
 def data_fetch(
-    name: Annotated[str, Argument(help="Which: mnist, pneumonia or heart.")],
-    data_dir: DataDir = None,
+    name: Annotated[str, Argument(help="Which: mnist, pneumonia or heart.")], data_dir: DataDir = None
 ) -> None:
     """Fetch a public data set into the data folder: its licence is shown, its records are checked."""
     from fl_dpbayes.run.fetch_data import fetch_data
@@ -352,9 +314,7 @@ def reproduce(
     name: Annotated[str, Argument(help="Which table or figure; an unknown name lists all.")],
     full: Annotated[bool, Option("--full", help="The paper's size and 5 seeds.")] = False,
     seeds: Annotated[int | None, Option(min=1, help="Repetitions; default: 1, or 5 with --full.")] = None,
-    out: Annotated[
-        Path | None, Option(help="Folder; its finished cells are kept. Default: runs/reproduce/NAME.")
-    ] = None,
+    out: Annotated[Path | None, Option(help="Folder; what it has is kept. Default: runs/reproduce/NAME.")] = None,
     data_dir: DataDir = None,
     workers: Annotated[int, Option(min=1, help="Number of processes.")] = 2,
 ) -> None:
@@ -418,19 +378,18 @@ def commands() -> click.Command:
 
     Arguments of click 8.5 and newer have a help of their own, which clears the one that typer set.
     """
-    command = typer.main.get_command(app)
-    _restore_help(command)
-    return command
+    return _with_help(typer.main.get_command(app))
 
 
-def _restore_help(command: click.Command) -> None:
+def _with_help(command: click.Command) -> click.Command:
     for child in getattr(command, "commands", {}).values():
-        _restore_help(child)
+        _with_help(child)
     hints = get_type_hints(command.callback, include_extras=True) if command.callback else {}
     for parameter in command.params:
         for given in getattr(hints.get(parameter.name or ""), "__metadata__", ()):
             if isinstance(given, ArgumentInfo):
                 parameter.help = given.help  # type: ignore[attr-defined]
+    return command
 
 
 def _interrupt(*_: object) -> None:

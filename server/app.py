@@ -33,7 +33,8 @@ def main(grid: Grid, context: Context) -> None:
     check_workers_folder(grid)
     replace_dead_actors(grid)
     scenario = load_scenario(str(context.run_config.get("scenario", "quickstart")))
-    run_folder = _run_folder(str(context.run_config.get("output-dir", "")), scenario.name)
+    given = str(context.run_config.get("output-dir", ""))
+    run_folder = Path(given or f"runs/{scenario.name}-{datetime.now(UTC):%Y%m%d-%H%M%S}").resolve()
     run_folder.mkdir(parents=True, exist_ok=True)
     try:
         if not (run_folder / SITES_FOLDER).is_dir():
@@ -49,9 +50,3 @@ def main(grid: Grid, context: Context) -> None:
         raise
     EventLog(run_folder).write("finished")
     log(INFO, "run directory: %s", run_folder)
-
-
-def _run_folder(given: str, name: str) -> Path:
-    if given:
-        return Path(given).resolve()
-    return Path("runs", f"{name}-{datetime.now(UTC):%Y%m%d-%H%M%S}").resolve()

@@ -15,18 +15,11 @@ from fl_dpbayes.config.plan import TrainingPlan
 from fl_dpbayes.data.site import MAX_DECLARATION_ERROR
 from fl_dpbayes.posterior.averages import distance
 from fl_dpbayes.posterior.samples import PosteriorSamples
-from fl_dpbayes.privacy.check_statement import checked_statement
+from fl_dpbayes.privacy.check_statement import checked_statement, reply_metrics
 from fl_dpbayes.privacy.planned_noise import NOISE_TOLERANCE, PlannedStretch, planned_chain, planned_stretch
 from fl_dpbayes.protocol.arrays import Arrays, prefixed, without_prefix
 from fl_dpbayes.protocol.card import SiteCard
-from fl_dpbayes.protocol.train import (
-    MAX_REPLY_BYTES,
-    PrivacyStatement,
-    TrainReply,
-    TrainRequest,
-    reply_bytes,
-    reply_metrics,
-)
+from fl_dpbayes.protocol.train import MAX_REPLY_BYTES, PrivacyStatement, TrainReply, TrainRequest, reply_bytes
 from fl_dpbayes.samplers.displacement_bound import displacement_bound
 from server.exchange import check_steps
 from server.messages import read_arrays
@@ -43,13 +36,14 @@ ROUND_BYTES = 2**14
 
 @dataclass(frozen=True)
 class CheckedReply:
-    """A reply that matches its request: its samples, its last state, its cost, and the stretch as the plan has it."""
+    """A reply that matches its request: samples, last state, cost, the plan's stretch, and its public numbers."""
 
     samples: PosteriorSamples
     last: Arrays
     last_step: int
     stretch: PlannedStretch
     privacy: PrivacyStatement
+    metrics: dict[str, int | float]
 
 
 def check_train_reply(
@@ -77,11 +71,9 @@ def check_train_reply(
         reply, prefixed("samples", samples) | prefixed("last", request.plan.sampler.state_shapes(shapes))
     )
     sent: dict[str, Any] = {**reply.content.metric_records.get("metrics", MetricRecord())}
-    expected = reply_metrics(record, stretch.temperature)
-    if sent and not (
-        sent.keys() == expected.keys()
-        and all(math.isclose(sent[name], value, rel_tol=METRIC_TOLERANCE) for name, value in expected.items())
-    ):
+    metrics = reply_metrics(record, stretch)
+    same = (math.isclose(sent[name], value, rel_tol=METRIC_TOLERANCE) for name, value in metrics.items())
+    if sent and not (sent.keys() == metrics.keys() and all(same)):
         raise ValueError("its metrics are not those of its reply and the plan")
     return CheckedReply(
         samples=PosteriorSamples(without_prefix("samples", arrays), stretch.weights, stretch.temperatures),
@@ -89,6 +81,7 @@ def check_train_reply(
         last_step=record.first_step + record.steps - 1,
         stretch=stretch,
         privacy=privacy,
+        metrics=metrics,
     )
 
 

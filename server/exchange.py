@@ -118,7 +118,7 @@ class Exchange(Generic[RequestT, ReplyT]):
         if isinstance(record, Refusal):
             return Answer(name, "REFUSED", record.describe(), record)
         if record.ledger_head is not None:
-            self._heads.note(name, record.ledger_head)
+            self._heads.seen[name] = record.ledger_head
         status = record.status if not isinstance(record, EvaluateReply) else "OK"
         return Answer(name, status, checked=checked, bytes_up=array_bytes(reply))
 

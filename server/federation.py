@@ -44,10 +44,9 @@ def run_federation(
     `report`: whether figures and `report.html` are drawn. Raises UserError if nodes or usable replies are too few,
     or the checkpoint is that of another scenario.
     """
-    found = read_checkpoint(run_folder)
-    if found is not None and found[0].scenario != digest(scenario):
+    checkpoint, state = read_checkpoint(run_folder) or (None, {})
+    if checkpoint is not None and checkpoint.scenario != digest(scenario):
         raise UserError(f"{run_folder} holds a run of another scenario: give another folder")
-    checkpoint = found[0] if found is not None else None
     journal, entries = read_run_journal(run_folder, checkpoint)
     if checkpoint is not None:
         check_run_files(run_folder, entries, checkpoint)
@@ -72,15 +71,14 @@ def run_federation(
         heads_file=None if simulation_folder else run_folder.parent / HEADS_FILE,
     )
     strategy = STRATEGIES.get(scenario.aggregation.rule, IndependentChainsStrategy)(federation, record)
-    if found is None:
+    if checkpoint is None:
         state = strategy.initial_state(0)
         record.journal.append(prepared_files(run_folder))
         strategy.save(0, state)
         # From here on sites may have spent budget, and a checkpoint that is not there is one that was lost.
         record.journal.append([{BEGUN: federation.run}])
     else:
-        state = found[1]
-        strategy.restore(found[0], entries)
+        strategy.restore(checkpoint, entries)
     try:
         strategy.start(
             grid=ordered,

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterable, Iterator
+from importlib.machinery import PathFinder
 from logging import WARNING
 from pathlib import Path
 from typing import Any
@@ -47,15 +48,12 @@ class OrderedGrid:
                 (number, Message(unreadable, reply_to=request)) for number in self._grid.push_messages([request])
             ]
         for message_id, spare in pushed:
-            while True:
-                replies = self._pulled(message_id, spare) if message_id else []
-                if replies:
-                    while replies:
-                        yield replies.pop(0)
-                    break
-                if not message_id or (deadline is not None and time.monotonic() >= deadline):
-                    break
+            replies = self._pulled(message_id, spare) if message_id else []
+            while message_id and not replies and (deadline is None or time.monotonic() < deadline):
                 time.sleep(POLL_SECONDS)
+                replies = self._pulled(message_id, spare)
+            while replies:
+                yield replies.pop(0)
 
     def _pulled(self, message_id: str, unreadable: Message) -> list[Message]:
         """Return what has come; an error reply in the place of one that Flower cannot put together from its parts."""
@@ -71,15 +69,12 @@ def check_workers_folder(grid: Grid) -> None:
 
     Raises UserError naming the file that they would take for it.
     """
-    folder = Path.cwd()
-    if not isinstance(grid, InMemoryGrid) or (folder / "fl_dpbayes").is_dir():
-        return
-    for place in (folder / "clients" / "__init__.py", folder / "clients.py"):
-        if place.is_file():
-            raise UserError(
-                f"{place} is in the way: workers take it for the clients of fl-dpbayes; use the command fl-dpbayes "
-                "simulate, or start flwr run, and the SuperLink that it leaves running, in another folder"
-            )
+    found = PathFinder.find_spec("clients", [str(Path.cwd())])
+    if isinstance(grid, InMemoryGrid) and found and found.origin and not Path("fl_dpbayes").is_dir():
+        raise UserError(
+            f"{found.origin} is in the way: workers take it for the clients of fl-dpbayes; use the command fl-dpbayes "
+            "simulate, or start flwr run, and the SuperLink that it leaves running, in another folder"
+        )
 
 
 def replace_dead_actors(grid: Grid) -> None:

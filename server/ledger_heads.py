@@ -58,10 +58,6 @@ class LedgerHeads:
         self._earlier = read_heads(path)
         self.seen: dict[str, str] = dict(self._earlier)
 
-    def note(self, site: str, head: str) -> None:
-        """Note what a reply said."""
-        self.seen[site] = head
-
     def restore(self, heads: Mapping[str, str]) -> None:
         """Go on from a run's checkpoint; another run may have asked the sites since."""
         self.seen = dict(heads) | self._earlier

@@ -17,15 +17,8 @@ from fl_dpbayes.calibration.federation.counts import COUNT_ARRAYS, checked_count
 from fl_dpbayes.calibration.recalibration.descent import bounded_map, noise_warning
 from fl_dpbayes.calibration.recalibration.maps import method_code
 from fl_dpbayes.calibration.release import NoisedTable, merge_noised
+from fl_dpbayes.config import recalibration as config
 from fl_dpbayes.config.errors import RunWarning, warning
-from fl_dpbayes.config.recalibration import (
-    AnyRecalibrationPlan,
-    CountingPlan,
-    RecalibrationMap,
-    RecalibrationPlan,
-    parameter_count,
-    recalibration_plan,
-)
 from fl_dpbayes.posterior.samples import PosteriorSamples
 from fl_dpbayes.posterior.site_weights import size_weights
 from fl_dpbayes.privacy.check_statement import checked_statement
@@ -55,12 +48,12 @@ class Recalibration:
     """
 
     scope: Scope
-    average: RecalibrationMap
-    own: Mapping[str, RecalibrationMap]
+    average: config.RecalibrationMap
+    own: Mapping[str, config.RecalibrationMap]
     statements: Mapping[str, PrivacyStatement]
     noise: RunWarning | None = None
 
-    def map_of(self, site: str) -> RecalibrationMap:
+    def map_of(self, site: str) -> config.RecalibrationMap:
         """Return the map that a site uses; one without a map of its own uses the average."""
         return self.own.get(site, self.average) if self.scope == "site" else self.average
 
@@ -78,7 +71,7 @@ def recalibrate_sites(
     scenario = federation.scenario
     if scenario.recalibration is None:
         return None
-    plan, scope = recalibration_plan(scenario.recalibration, scenario.privacy), scenario.recalibration.scope
+    plan, scope = config.recalibration_plan(scenario.recalibration, scenario.privacy), scenario.recalibration.scope
     fit = _Fit(federation, plan, posterior)
     members = tuple(member for member in federation.roster.training if member.has_node)
     record.begin("recalibrate")
@@ -111,11 +104,11 @@ def recalibrate_sites(
 class _Fit:
     """What the sites have fitted so far: parameters of a descent, or counts of bins, of which there is one round."""
 
-    def __init__(self, federation: Federation, plan: AnyRecalibrationPlan, posterior: PosteriorSamples) -> None:
+    def __init__(self, federation: Federation, plan: config.AnyRecalibrationPlan, posterior: PosteriorSamples) -> None:
         self._federation, self._plan, self._posterior = federation, plan, posterior
         self._noise_multiplier = planned_multiplier(plan)
-        counting = isinstance(plan, CountingPlan)
-        self._parameters = np.zeros(0 if counting else parameter_count(plan.method, federation.roster.task.classes))
+        classes, counting = federation.roster.task.classes, isinstance(plan, config.CountingPlan)
+        self._parameters = np.zeros(0 if counting else config.parameter_count(plan.method, classes))
         self._own: dict[str, npt.NDArray[np.float64]] = {}
         self._counted: dict[str, NoisedTable] = {}
         self.statements: dict[str, PrivacyStatement] = {}
@@ -154,7 +147,7 @@ class _Fit:
             for steps in (answer.steps, answer.first_step + answer.steps)
         )
         privacy = checked_statement(answer.privacy, own, reached, self.statements.get(name), self._plan.delta)
-        if isinstance(self._plan, CountingPlan):
+        if isinstance(self._plan, config.CountingPlan):
             arrays = read_arrays(reply, COUNT_ARRAYS, np.float64)
             self._counted[name] = checked_counts(arrays, answer, card, self._noise_multiplier)
         self._own[name], self.statements[name] = np.array(answer.parameters or ()), privacy
@@ -167,8 +160,8 @@ class _Fit:
     def result(self, scope: Scope) -> Recalibration:
         """Return the maps, and say where they are mostly noise."""
         code = method_code(self._plan.method)
-        if isinstance(self._plan, RecalibrationPlan):
-            average: RecalibrationMap | None = bounded_map(self._plan, self._parameters)
+        if isinstance(self._plan, config.RecalibrationPlan):
+            average: config.RecalibrationMap | None = bounded_map(self._plan, self._parameters)
             own = {name: bounded_map(self._plan, values) for name, values in self._own.items()}
             units = {name: statement.units for name, statement in self.statements.items()}
             noise = noise_warning(self._plan, self._noise_multiplier, units, averaged=scope == "federated")

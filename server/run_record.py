@@ -202,10 +202,6 @@ class RunRecord:
         said = {outcome.status: f"{outcome.status} {outcome.detail}".strip() for outcome in reversed(outcomes)}
         return next((said[status] for status in reversed(STATUSES) if status in said), NOT_ASKED)
 
-    def rounds_used(self, site: str) -> int:
-        """Count the rounds in which a site gave a usable reply."""
-        return sum(outcome.reply is not None for outcome in self.outcomes.get(site, {}).values())
-
     def participation(self, site: str) -> tuple[str, ...]:
         """Return a site's status in every round so far; it was not asked after its last, or before it joined."""
         outcomes = self.outcomes.get(site, {})

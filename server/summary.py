@@ -3,9 +3,9 @@
 import importlib.metadata
 import math
 import platform
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,26 +14,7 @@ import fl_dpbayes
 from fl_dpbayes.config.errors import RunWarning, warning
 from fl_dpbayes.config.installed_code import installed_code
 from fl_dpbayes.config.recalibration import COUNTED
-from fl_dpbayes.config.summary import (
-    AggregationInputs,
-    Baselines,
-    CalibrationRecord,
-    CodeRecord,
-    ConformalRecord,
-    EvaluationPrivacyRecord,
-    ParticipationRecord,
-    PrivacyRecord,
-    RecalibrationRecord,
-    ReleaseRecord,
-    ReliabilityRecord,
-    ShiftDetectionRecord,
-    SiteRecord,
-    SmallDeltaRecord,
-    SubgroupRecord,
-    Summary,
-    SummaryPart,
-    Traffic,
-)
+from fl_dpbayes.config.summary import Summary
 from fl_dpbayes.posterior.convergence import (
     convergence_rows,
     convergence_warnings,
@@ -52,7 +33,6 @@ from server.strategies.fald import FALDStrategy
 from server.strategies.strategy import PosteriorStrategy
 
 PUBLIC, PAID, NOT_SENT = "public by declaration", "paid in ledger", "not sent"
-PartT = TypeVar("PartT", bound=SummaryPart)
 
 
 def summarise_run(strategy: PosteriorStrategy, record: RunRecord, partition: Mapping[str, Any]) -> Summary:
@@ -78,79 +58,48 @@ def summarise_run(strategy: PosteriorStrategy, record: RunRecord, partition: Map
         "fl-dpbayes": fl_dpbayes.__version__, "python": platform.python_version(), "torch": torch.__version__,
         "numpy": np.__version__, "flwr": importlib.metadata.version("flwr"),
     }  # fmt: skip
-    sites = tuple(
-        SiteRecord(
-            name=c.name,
-            role=c.role,
-            n=c.units,
-            unit=c.unit,
-            shift=c.shift,
-            test_n=tested.get(c.name),
-            shares=evaluation.class_shares(c.name) if evaluation else None,
-        )
+    sites = [
+        {"name": c.name, "role": c.role, "n": c.units, "unit": c.unit, "shift": c.shift, "test_n": tested.get(c.name),
+         "shares": evaluation.class_shares(c.name) if evaluation else None}
         for c in cards
-    )
-    return Summary(
-        scenario=scenario.name,
-        description=scenario.description,
-        data=scenario.data.source.origin,
-        finished=f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
-        seed=scenario.seed,
-        run=federation.run,
-        resumed_after=tuple(record.resumed_after),
-        versions=versions,
-        code=tuple(CodeRecord(**found.model_dump()) for name in scenario.named_code if (found := installed_code(name))),
-        adjacency=scenario.privacy.adjacency,
-        seeded=any(card.seeded for card in cards) or any(statement.seeded for statement in record.statements.values()),
-        private=scenario.privacy.kind == "dp",
-        class_names=names if len(names) == federation.roster.task.classes else (),
-        settings=settings_table(scenario, record.aggregation_inputs),
-        sampler=scenario.sampler.kind,
-        chains=scenario.training.chains,
-        aggregation=scenario.aggregation.rule,
-        aggregation_inputs=_optional(AggregationInputs, record.aggregation_inputs),
-        sites=sites,
-        clipped=scenario.privacy.clip_norm is not None,
-        coupling=getattr(scenario.privacy, "coupling", ""),
-        averaged_temperature=strategy.averaged_temperature() if isinstance(strategy, FALDStrategy) else None,
-        privacy=_all(PrivacyRecord, privacy),
-        small_delta=_optional(SmallDeltaRecord, largest_at_small_delta(privacy, scenario.privacy.adjacency)),
-        participation=tuple(ParticipationRecord(site=name, statuses=record.participation(name)) for name in trainers),
-        recalibration=_recalibration(recalibration),
-        calibration=_all(CalibrationRecord, calibration),
-        baselines=_optional(Baselines, partition.get("baselines")),
-        reliability=_all(ReliabilityRecord, reliability),
-        subgroups=_all(SubgroupRecord, evaluation.subgroup_rows() if evaluation else []),
-        shift_detection=_all(ShiftDetectionRecord, evaluation.shift_detection_rows() if evaluation else []),
-        conformal=_all(ConformalRecord, evaluation.conformal() if evaluation else []),
-        evaluation_privacy=_all(EvaluationPrivacyRecord, tested_costs),
-        releases=(*_releases(federation, recalibration), *(_paid_evaluation(*item) for item in statements.items())),
-        bytes=Traffic(**{way: tuple(row[f"bytes_{way}"] for row in record.round_rows) for way in ("up", "down")}),
-        seconds={stage: round(seconds, 3) for stage, seconds in record.seconds.items()},
-        configurations_tried=scenario.configurations_tried,
-        convergence=tuple(row | {"warning": sentence(row["warning"]) if row["warning"] else ""} for row in convergence),
-        warnings=(
-            *([] if scenario.privacy.kind == "dp" else sentences([warning("not-private")])),
-            *(sentences([warning("looked-at")]) if scenario.data.source.looked_at else []),
-            *sentences(map(RunWarning.model_validate, partition.get("warnings", ()))),
-            *map(sentence, federation.roster.left_out),
-            *sentences(record.warnings),
-            *map(sentence, optimiser_warnings(scenario)),
-            *map(sentence, mixture_warnings(scenario, bank, chains)),
-            *map(sentence, convergence_warnings(convergence)),
-            *map(sentence, hot),
-        ),
-        heterogeneity=partition.get("label_total_variation"),
+    ]  # fmt: skip
+    told = [
+        *([] if scenario.privacy.kind == "dp" else sentences([warning("not-private")])),
+        *(sentences([warning("looked-at")]) if scenario.data.source.looked_at else []),
+        *sentences(map(RunWarning.model_validate, partition.get("warnings", ()))),
+        *map(sentence, federation.roster.left_out), *sentences(record.warnings),
+        *map(sentence, optimiser_warnings(scenario)), *map(sentence, mixture_warnings(scenario, bank, chains)),
+        *map(sentence, convergence_warnings(convergence)), *map(sentence, hot),
+    ]  # fmt: skip
+    return Summary.model_validate({
+        "scenario": scenario.name, "description": scenario.description, "data": scenario.data.source.origin,
+        "finished": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC", "seed": scenario.seed, "run": federation.run,
+        "resumed_after": record.resumed_after, "versions": versions,
+        "code": [found.model_dump() for name in scenario.named_code if (found := installed_code(name))],
+        "adjacency": scenario.privacy.adjacency,
+        "seeded": any([*(card.seeded for card in cards), *(said.seeded for said in record.statements.values())]),
+        "private": scenario.privacy.kind == "dp",
+        "class_names": names if len(names) == federation.roster.task.classes else (),
+        "settings": settings_table(scenario, record.aggregation_inputs), "sampler": scenario.sampler.kind,
+        "chains": scenario.training.chains, "aggregation": scenario.aggregation.rule,
+        "aggregation_inputs": record.aggregation_inputs, "sites": sites,
+        "clipped": scenario.privacy.clip_norm is not None, "coupling": getattr(scenario.privacy, "coupling", ""),
+        "averaged_temperature": strategy.averaged_temperature() if isinstance(strategy, FALDStrategy) else None,
+        "privacy": privacy, "small_delta": largest_at_small_delta(privacy, scenario.privacy.adjacency),
+        "participation": [{"site": name, "statuses": record.participation(name)} for name in trainers],
+        "recalibration": _recalibration(recalibration), "calibration": calibration,
+        "baselines": partition.get("baselines"), "reliability": reliability,
+        "subgroups": evaluation.subgroup_rows() if evaluation else (),
+        "shift_detection": evaluation.shift_detection_rows() if evaluation else (),
+        "conformal": evaluation.conformal() if evaluation else (), "evaluation_privacy": tested_costs,
+        "releases": [*_releases(federation, recalibration), *(_paid_evaluation(*item) for item in statements.items())],
+        "bytes": {way: [row[f"bytes_{way}"] for row in record.round_rows] for way in ("up", "down")},
+        "seconds": {stage: round(seconds, 3) for stage, seconds in record.seconds.items()},
+        "configurations_tried": scenario.configurations_tried,
+        "convergence": [row | {"warning": sentence(row["warning"]) if row["warning"] else ""} for row in convergence],
+        "warnings": told, "heterogeneity": partition.get("label_total_variation"),
         **{name: partition[name] for name in ("feature_total_variation",) if name in partition},
-    )
-
-
-def _all(kind: type[PartT], rows: Iterable[Mapping[str, Any]]) -> tuple[PartT, ...]:
-    return tuple(map(kind.model_validate, rows))
-
-
-def _optional(kind: type[PartT], row: Mapping[str, Any] | None) -> PartT | None:
-    return None if row is None else kind.model_validate(row)
+    })  # fmt: skip
 
 
 def _privacy(site: str, record: RunRecord, recalibration: Recalibration | None) -> dict[str, Any]:
@@ -162,30 +111,27 @@ def _privacy(site: str, record: RunRecord, recalibration: Recalibration | None) 
         epsilon = recalibration.statements[site].epsilon
         row["recalibration_epsilon"] = float("inf") if epsilon is None else epsilon
     if statement is not None:
-        row |= cost_cells(statement)
-        row |= {"history": statement.history, "rounds": record.rounds_used(site), "unit": statement.unit}
+        used = sum(outcome.reply is not None for outcome in record.outcomes.get(site, {}).values())
+        row |= cost_cells(statement) | {"history": statement.history, "rounds": used, "unit": statement.unit}
     return row
 
 
-def _recalibration(recalibration: Recalibration | None) -> RecalibrationRecord | None:
+def _recalibration(recalibration: Recalibration | None) -> dict[str, Any] | None:
     if recalibration is None:
         return None
-    return RecalibrationRecord(
-        method=recalibration.average.method,
-        noise=sentence(recalibration.noise) if recalibration.noise else "",
-        average=recalibration.average.parameters,
-        sites={site: own.parameters for site, own in recalibration.own.items()},
-    )
+    average, own = recalibration.average, {site: own.parameters for site, own in recalibration.own.items()}
+    noise = sentence(recalibration.noise) if recalibration.noise else ""
+    return {"method": average.method, "noise": noise, "average": average.parameters, "sites": own}
 
 
-def _paid_evaluation(site: str, statement: PrivacyStatement) -> ReleaseRecord:
+def _paid_evaluation(site: str, statement: PrivacyStatement) -> dict[str, str]:
     epsilon = "inf" if statement.epsilon is None else f"{math.ceil(statement.epsilon * 1000) / 1000:.3f}"
     budget = float("inf") if statement.budget is None else statement.budget
     item = f"test records of {site}: epsilon {epsilon} of {budget:g} at delta {statement.delta:g}"
-    return ReleaseRecord(item=item, how=PAID)
+    return {"item": item, "how": PAID}
 
 
-def _releases(federation: Federation, recalibration: Recalibration | None) -> list[ReleaseRecord]:
+def _releases(federation: Federation, recalibration: Recalibration | None) -> list[dict[str, str]]:
     how = {"public": PUBLIC, "noised": PAID, "none": NOT_SENT}
     cards = [member.card for member in federation.roster.members]
     evaluation = sorted({how[card.evaluation_release] for card in cards})
@@ -208,4 +154,4 @@ def _releases(federation: Federation, recalibration: Recalibration | None) -> li
         "histograms of the test records' uncertainty; the same sums over subgroups of them": ", ".join(exactly),
         "records, labels, losses, gradients, clipped fraction, realised batch sizes": NOT_SENT,
     }
-    return [ReleaseRecord(item=item, how=way) for item, way in items.items()]
+    return [{"item": item, "how": way} for item, way in items.items()]

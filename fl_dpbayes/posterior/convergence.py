@@ -28,8 +28,8 @@ CHANCE_SHARE = 0.05
 FEW_EFFECTIVE_SAMPLES = 30
 # The quantities that are looked at are drawn alike in every run, so that runs can be compared.
 QUANTITIES_SEED = 0
-PROJECTIONS = 32
-COORDINATES = 32
+PROJECTIONS, COORDINATES = 32, 32
+HOT = 1.05  # times the planned temperature
 
 
 @dataclass(frozen=True)
@@ -115,14 +115,6 @@ def one_sample_warning(samples: int, rule: str = "") -> RunWarning | None:
     return warning("one-point", rule=rule) if rule else warning("one-sample")
 
 
-def is_hot(planned: float, mean: float) -> bool:
-    """Say whether a chain's mean temperature, weighted by step size, is more than 5 % above the planned one.
-
-    At temperature T the chain samples p(w | D)^(1/T), whose standard deviations are about sqrt(T) times as wide.
-    """
-    return mean > 1.05 * planned
-
-
 def convergence_rows(
     scenario: Scenario, bank: PosteriorBank, names: Iterable[str], *, hot: bool
 ) -> list[dict[str, Any]]:
@@ -196,12 +188,13 @@ def mixture_warnings(scenario: Scenario, bank: PosteriorBank, names: Iterable[st
 def temperature_warnings(scenario: Scenario, means: Mapping[str, float | None]) -> list[RunWarning]:
     """Say once where the floor of the noise made chains hotter than planned: of the hottest, with the number of sites.
 
+    At temperature T a chain samples p(w | D)^(1/T), whose standard deviations are about sqrt(T) times as wide.
     `means`: site -> mean temperature of its chain, weighted by step size.
     """
     privacy = scenario.privacy
     if not isinstance(privacy, PrivacyPlan) or privacy.coupling != "floor" or privacy.temperature is None:
         return []
-    hot = {site: mean for site, mean in means.items() if mean is not None and is_hot(privacy.temperature, mean)}
+    hot = {site: mean for site, mean in means.items() if mean is not None and mean > HOT * privacy.temperature}
     if not hot:
         return []
     site = max(hot, key=lambda site: hot[site])

@@ -14,9 +14,9 @@ from fl_dpbayes.privacy.account import SMALL_DELTA
 from fl_dpbayes.privacy.events import GaussianEvent, History, has_noise, levels_of, read_history
 from fl_dpbayes.privacy.filter import Budget, RuleName, SpendingRule, filter_epsilon, filter_orders
 from fl_dpbayes.privacy.gdp import gdp_mu
-from fl_dpbayes.privacy.planned_noise import NOISE_TOLERANCE
+from fl_dpbayes.privacy.planned_noise import NOISE_TOLERANCE, PlannedStretch
 from fl_dpbayes.privacy.pld.loss_distribution import composition_work, pld_epsilon
-from fl_dpbayes.protocol.train import PrivacyStatement
+from fl_dpbayes.protocol.train import PrivacyStatement, TrainReply
 
 # Two grids of a privacy-loss distribution differ by less (see `pld_epsilon`).
 EPSILON_TOLERANCE = 2e-3
@@ -27,6 +27,14 @@ MOST_KINDS, MOST_RATES, MOST_WORK = 64, 4, 2**21
 
 Kind = tuple[float, float]
 Events = tuple[tuple[float, float, int], ...]
+
+
+def reply_metrics(reply: TrainReply, stretch: PlannedStretch) -> dict[str, int | float]:
+    """Return what a reply says again in Flower's MetricRecord; epsilon is that of the cohort so far."""
+    epsilon = math.inf if reply.privacy.epsilon is None else reply.privacy.epsilon
+    return {
+        "units": reply.privacy.units, "steps": reply.steps, "epsilon": epsilon, "temperature": stretch.temperature,
+    }  # fmt: skip
 
 
 def checked_statement(

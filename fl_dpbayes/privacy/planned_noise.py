@@ -1,6 +1,7 @@
 """The noise of every planned step at a site: how much a budget asks for, and what a stretch of the plan costs."""
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -105,13 +106,10 @@ def largest_prefix(
     def cost(steps: int) -> float:
         return pld_epsilon(history_of_steps(noise_multipliers[:steps], sampling_rate), delta, adjacency)
 
-    fits, fails = 0, len(noise_multipliers)
-    if cost(fails) <= epsilon:
-        return fails
-    while fails - fits > 1:
-        middle = (fits + fails) // 2
-        fits, fails = (middle, fails) if cost(middle) <= epsilon else (fits, middle)
-    return fits
+    steps = len(noise_multipliers)
+    if cost(steps) <= epsilon:
+        return steps
+    return bisect_left(range(1, steps), True, key=lambda some: cost(some) > epsilon)
 
 
 def solve_multiplier(

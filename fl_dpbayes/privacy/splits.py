@@ -31,27 +31,14 @@ def unit_scores(units: Sequence[Unit], key: bytes) -> npt.NDArray[np.float64]:
 
 
 def in_test_part(units: Sequence[Unit], key_hex: str, test_fraction: float) -> npt.NDArray[np.bool_]:
-    """Say which of N units belong to the test part: those whose score is below `test_fraction`, in [0, 1].
-
-    Raises ValueError if the fraction lies outside [0, 1] or the key is not hexadecimal.
-    """
-    if not 0 <= test_fraction <= 1:
-        raise ValueError(f"test_fraction is {test_fraction}: it must lie in [0, 1]")
+    """Say which of N units belong to the test part: those whose score is below `test_fraction`, in [0, 1]."""
     return unit_scores(units, bytes.fromhex(key_hex)) < test_fraction
 
 
 def in_recalibration_part(
     units: Sequence[Unit], key_hex: str, test_fraction: float, recalibration_fraction: float
 ) -> npt.NDArray[np.bool_]:
-    """Say which of N units belong to the recalibration part: those whose score lies in [test, test + recalibration).
-
-    Raises ValueError if a fraction lies outside [0, 1], they exceed 1 together, or the key is not hexadecimal.
-    """
-    if not (min(test_fraction, recalibration_fraction) >= 0 and test_fraction + recalibration_fraction <= 1):
-        raise ValueError(
-            f"test_fraction {test_fraction} and recalibration_fraction {recalibration_fraction} must be 0 or more, "
-            "and at most 1 together"
-        )
+    """Say which of N units belong to the recalibration part: those whose score lies in [test, test + recalibration)."""
     scores = unit_scores(units, bytes.fromhex(key_hex))
     return (scores >= test_fraction) & (scores < test_fraction + recalibration_fraction)
 

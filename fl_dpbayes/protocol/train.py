@@ -1,6 +1,5 @@
 """The training request and its reply."""
 
-import math
 from typing import Annotated, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt
@@ -96,13 +95,3 @@ class TrainReply(Message):
     steps: PositiveInt
     privacy: PrivacyStatement
     ledger_head: Digest
-
-
-def reply_metrics(reply: TrainReply, temperature: float) -> dict[str, int | float]:
-    """Return what a reply says again in Flower's MetricRecord: public constants, and what the ledger accounted for.
-
-    `temperature`: mean of T_t over the reply's steps, weighted by step size, as the plan has it. Epsilon is that of the
-    cohort so far, infinite without privacy.
-    """
-    epsilon = math.inf if reply.privacy.epsilon is None else reply.privacy.epsilon
-    return {"units": reply.privacy.units, "steps": reply.steps, "epsilon": epsilon, "temperature": temperature}

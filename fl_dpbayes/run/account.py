@@ -42,9 +42,8 @@ def account_of(
         return account(_history_in(history), delta, adjacency)
     if history is not None or sigma is None or q is None or steps is None:
         raise UserError("give either --sigma, --q and --steps together, or --history FILE")
-    _require("--sigma", sigma, 0, math.inf)
-    _require("--q", q, 0, 1)
-    _require("--steps", steps, 0, MAX_ACCOUNTED_STEPS)
+    for option, value, high in (("--sigma", sigma, math.inf), ("--q", q, 1), ("--steps", steps, MAX_ACCOUNTED_STEPS)):
+        _require(option, value, 0, high)
     return account((GaussianEvent(sigma, q, steps),), delta, adjacency)
 
 
@@ -81,9 +80,7 @@ def solved(options: dict[str, Any], schedule: str, steps: int, units: int) -> So
     _require("--units", units, 1, math.inf)
     if temperature is not None and coupling != "floor":
         has = "has no temperature" if coupling == "constant" else "finds its own"
-        raise UserError(
-            f"--temperature is {temperature}, but --coupling {coupling} {has}: leave it out, or choose --coupling floor"
-        )
+        raise UserError(f"--temperature is {temperature}, but --coupling {coupling} {has}: leave it out, or take floor")
     if temperature is None and coupling == "floor":
         options = {**options, "temperature": 1.0}
     sizes = _schedule(schedule)
@@ -124,12 +121,10 @@ def steps_that_fit(epsilon: float, delta: float, q: float, sigma: float, adjacen
 
     Raises UserError if a value is out of range, or not even one step fits.
     """
-    for name, value, allowed in (
-        ("--epsilon", epsilon, epsilon > 0), ("--delta", delta, 0 < delta < 1), ("--q", q, 0 < q <= 1),
-        ("--sigma", sigma, 0 < sigma < math.inf),
-    ):  # fmt: skip
-        if not allowed:
-            raise UserError(f"{name} is {value}: out of range; see fl-dpbayes solve --help")
+    inside = {"epsilon": epsilon > 0, "delta": 0 < delta < 1, "q": 0 < q <= 1, "sigma": 0 < sigma < math.inf}
+    for name, value in zip(inside, (epsilon, delta, q, sigma), strict=True):
+        if not inside[name]:
+            raise UserError(f"--{name} is {value}: out of range; see fl-dpbayes solve --help")
     steps = largest_prefix(np.full(MAX_STEPS, sigma), q, epsilon, delta, adjacency)
     if steps == 0:
         raise UserError(f"not even one step at --sigma {sigma} fits --epsilon {epsilon}: raise one of them")
@@ -141,10 +136,8 @@ def steps_that_fit(epsilon: float, delta: float, q: float, sigma: float, adjacen
 def account_json(found: Account) -> JSONValue:
     """Write an account as JSON values; infinite is the string "inf"."""
     epsilons = {"pld": found.epsilon_pld, "rdp": found.epsilon_rdp, "gdp": found.epsilon_gdp}
-    return json_values({
-        "delta": found.delta, "adjacency": found.adjacency, "mu": found.mu, "mu_kind": found.mu_kind,
-        "epsilon": epsilons,
-    })  # fmt: skip
+    kept = {name: getattr(found, name) for name in ("delta", "adjacency", "mu", "mu_kind")}
+    return json_values(kept | {"epsilon": epsilons})
 
 
 def account_table(found: Account) -> Table:
@@ -165,10 +158,10 @@ def account_table(found: Account) -> Table:
 def solve_json(found: SolvedNoise) -> JSONValue:
     """Write solved noise as JSON values; the coupling `floor` has both parameters, infinite is the string "inf"."""
     parameters = {"noise_multiplier": found.noise_multiplier, "temperature": found.temperature}
-    return json_values({
-        **{name: value for name, value in parameters.items() if value is not None}, "epsilon": found.epsilon,
-        "delta": found.delta, "history": write_history(found.history),
-    })  # fmt: skip
+    solved = {name: value for name, value in parameters.items() if value is not None}
+    return json_values(
+        solved | {"epsilon": found.epsilon, "delta": found.delta, "history": write_history(found.history)}
+    )
 
 
 def solve_table(found: SolvedNoise) -> Table:
@@ -176,10 +169,9 @@ def solve_table(found: SolvedNoise) -> Table:
     table = terminal_table(f"noise for {len(found.noise_multipliers)} steps; {NEIGHBOURS[found.adjacency]}")
     table.add_column("quantity")
     table.add_column("value", justify="right", no_wrap=True)
-    if found.noise_multiplier is not None:
-        table.add_row("noise multiplier", _text(found.noise_multiplier))
-    if found.temperature is not None:
-        table.add_row("temperature", _text(found.temperature))
+    for name, value in (("noise multiplier", found.noise_multiplier), ("temperature", found.temperature)):
+        if value is not None:
+            table.add_row(name, _text(value))
     first, last = found.noise_multipliers[0], found.noise_multipliers[-1]
     table.add_row("noise multiplier, first to last step", f"{_text(first)} to {_text(last)}")
     table.add_row(f"epsilon at delta = {found.delta:g} (PLD)", _text(found.epsilon))

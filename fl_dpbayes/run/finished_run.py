@@ -25,7 +25,7 @@ from fl_dpbayes.posterior.store import POSTERIOR_FILE, load_posterior
 from fl_dpbayes.report.answer import headline_predictor
 from fl_dpbayes.report.calibration_figures import draw_bins
 from fl_dpbayes.report.page import PAGE, write_report
-from fl_dpbayes.report.run_files import CALIBRATION_COLUMNS, calibration_csv_row, read_epsilon_curves, read_summary
+from fl_dpbayes.report.run_files import CALIBRATION_COLUMNS, calibration_csv_row, read_summary
 from fl_dpbayes.run.new_records import NewData
 from fl_dpbayes.run.run_posterior import RunPosterior
 from fl_dpbayes.run.stored_posterior import predicted_table
@@ -117,9 +117,6 @@ class Run:
         """Return the run, which is fitted, as scikit-learn's FrozenEstimator does."""
         return self
 
-    def __sklearn_clone__(self) -> "Run":
-        return self
-
     def __sklearn_tags__(self) -> Any:
         from sklearn.utils import ClassifierTags, Tags, TargetTags
 
@@ -146,36 +143,11 @@ class Run:
         predictor = predictor or headline_predictor(self.summary)
         if predictor not in rows:
             raise UserError(f"predictor is {predictor!r}: choose among {', '.join(rows)}")
-        row, ax = rows[predictor], _axes(ax)
+        row, ax = rows[predictor], ax or pyplot.subplots(layout="constrained")[1]
         draw_bins(ax, row, 4.2)
         sides = (f"predicted risk of {self.classes_[-1]}", "observed share") if row.risk else ("confidence", "accuracy")
         n = sum(part.n for part in row.bins)
         ax.set(xlabel=sides[0], ylabel=sides[1], title=f"{site}, {PREDICTORS.get(predictor, predictor)}, n = {n}")
-        return ax
-
-    def plot_epsilon(self, ax: Axes | None = None) -> Axes:
-        """Draw the epsilon that each site has spent after each round."""
-        ax = _axes(ax)
-        for curve in read_epsilon_curves(self.folder):
-            ax.plot(curve.rounds, curve.epsilons, marker="o", label=curve.site)
-        ax.set(xlabel="round", ylabel="epsilon spent", ylim=(0, None))
-        ax.legend()
-        return ax
-
-    def plot_sites(self, metric: str = "rms_debiased", ax: Axes | None = None) -> Axes:
-        """Draw a metric of `calibration` at every site, for each predictor, with its 95 % interval where it has one."""
-        table = self.calibration
-        if metric not in table.columns[4:]:
-            raise UserError(f"metric is {metric!r}: choose a column of run.calibration, such as 'ece' or 'auroc'")
-        ax, table = _axes(ax), table[~table["site"].str.startswith(("mean:", "median:"))]
-        places = list(dict.fromkeys(table["site"]))
-        for number, (predictor, rows) in enumerate(table.groupby("predictor")):
-            heights = rows["site"].map(places.index) + 0.15 * number
-            (line,) = ax.plot(rows[metric], heights, "o", label=PREDICTORS.get(str(predictor), str(predictor)))
-            if f"{metric}_low" in rows:
-                ax.hlines(heights, rows[f"{metric}_low"], rows[f"{metric}_high"], color=line.get_color())
-        ax.set(xlabel=metric, yticks=range(len(places)), yticklabels=places)
-        ax.legend()
         return ax
 
     def report(self, path: Path | str | None = None) -> Path:
@@ -197,16 +169,13 @@ class Run:
         return f"Run of {self.summary.scenario!r} in {self.folder}: {sites}, see .calibration, .privacy, .report(path)"
 
     def _repr_html_(self) -> str:
-        if not (page := self.folder / PAGE).is_file():
-            page = write_report(self.folder)
+        page = own if (own := self.folder / PAGE).is_file() else write_report(self.folder)
         # A frame of its own: the page's style stays in it, and nothing in it can run.
         content = html.escape(page.read_text(encoding="utf-8"))
         return f'<iframe sandbox srcdoc="{content}" style="width:100%;height:40em;border:1px solid #ccc"></iframe>'
 
     def _module_at_hand(self) -> Any:
-        if self._module is None:
-            return nullcontext()
-        return provided(self._module)
+        return nullcontext() if self._module is None else provided(self._module)
 
 
 class Probabilities(pandas.DataFrame):
@@ -215,10 +184,6 @@ class Probabilities(pandas.DataFrame):
     Uncertainties are in nats. `p[:, 1]`, as arrays are read, is the column of the second class as an array: that is how
     scikit-learn reads the answer of `predict_proba`.
     """
-
-    @property
-    def _constructor(self) -> type["Probabilities"]:
-        return Probabilities
 
     def __getitem__(self, key: Any) -> Any:
         if isinstance(key, tuple) and key and isinstance(key[0], slice):
@@ -239,7 +204,3 @@ def load_run(directory: Path | str, model: nn.Module | None = None, allowed_code
         UserError: the folder is no finished run, or a file in it is damaged.
     """
     return Run(Path(directory), model, allowed_code)
-
-
-def _axes(ax: Axes | None) -> Axes:
-    return pyplot.subplots(layout="constrained")[1] if ax is None else ax

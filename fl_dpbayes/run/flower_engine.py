@@ -72,7 +72,7 @@ def run_flower(run_folder: Path, sites: int, resources: Resources, stop: threadi
         _write_app(home, port)
         with _superlink(home, port, environment, run_folder / LOG_FILE):
             run_id = _submit(home, environment, run_folder, sites, resources)
-            _wait(home, environment, run_id, run_folder, events, stop)
+            _wait(home, environment, run_id, run_folder / LOG_FILE, events, stop)
     finally:
         shutil.rmtree(home, ignore_errors=True)
         (run_folder / HOME_FILE).unlink(missing_ok=True)
@@ -178,9 +178,8 @@ def _submit(home: Path, environment: dict[str, str], run_folder: Path, sites: in
 
 
 def _wait(
-    home: Path, environment: dict[str, str], run_id: str, run_folder: Path, events: EventReader, stop: threading.Event
+    home: Path, environment: dict[str, str], run_id: str, log_file: Path, events: EventReader, stop: threading.Event
 ) -> None:
-    log_file = run_folder / LOG_FILE
     try:
         status = _final_status(home, environment, run_id, events, stop)
     finally:

@@ -15,12 +15,18 @@ from fl_dpbayes.config.names import counted
 from fl_dpbayes.config.sources import Arrays, Table
 from fl_dpbayes.config.validation_text import read_record
 from fl_dpbayes.data.records import magnitude_warnings
-from fl_dpbayes.data.sources.table import column_texts, framed_records, site_names
+from fl_dpbayes.data.sources.table import BadRows, column_texts, framed_records, site_names
 from fl_dpbayes.report.warnings import sentence
-from fl_dpbayes.run.init_scenario import MOST_CATEGORIES, class_texts, proposed_clip_norm, proposed_features
+from fl_dpbayes.run.init_scenario import (
+    MOST_CATEGORIES,
+    ProposedFeatures,
+    class_texts,
+    proposed_clip_norm,
+    proposed_features,
+)
 
 Constants = Mapping[str, float] | Sequence[float]
-FRAME = Path("given here.parquet")
+FRAME = Path("given here")
 
 
 @dataclass(frozen=True, repr=False)
@@ -97,48 +103,44 @@ def sites_from_frame(
     """
     if not isinstance(frame, pandas.DataFrame):
         raise UserError(f"frame is a {type(frame).__name__}: give a pandas DataFrame, or use sites_from_arrays")
-    keys = {"label": label, "site": site} | ({} if unit is None else {"unit": unit})
     if isinstance(features, str):
         raise UserError(f"features is {features!r}: give a list of columns")
-    if not frame.columns.is_unique:
-        raise UserError(f"the frame has two columns {frame.columns[frame.columns.duplicated()][0]!r}: rename one")
-    wanted = keys | {f"features[{place}]": name for place, name in enumerate(features or ())}
-    for key, name in wanted.items():
+    if not len(frame) or not frame.columns.is_unique:
+        raise UserError("the frame has no rows, or two columns of one name: give some records of each site")
+    keys = {"label": label, "site": site} | ({} if unit is None else {"unit": unit})
+    for key, name in keys.items() | {("features", name) for name in features or ()}:
         if name not in frame.columns:
             there = ", ".join(map(str, frame.columns))
             raise UserError(f"{key} is {name!r}: the frame has no such column, its columns are {there}")
-        if key not in keys and name in keys.values():
-            raise UserError(f"{key} is {name!r}, which is the label, site or unit: remove it from features")
+        if key == "features" and name in keys.values():
+            raise UserError(f"{key} has {name!r}, which is the label, site or unit: remove it from features")
         if key in keys and (empty := int(frame[name].isna().sum())):
             raise UserError(f"{key} {name!r}: {empty} of {len(frame)} rows have no value there: fill in or remove them")
-    if not len(frame):
-        raise UserError("the frame has no rows: give at least some records of each site")
     used = frame.drop(columns=list(keys.values())) if features is None else frame[list(dict.fromkeys(features))]
-    found, left_out = _numbers_and_words(used, looked=features is None)
-    given = {"centers": _by_name(centers, "centers", features), "scales": _by_name(scales, "scales", features)}
-    for key, values in given.items():
-        if unknown := values.keys() - found["numbers"]:
-            allowed = ", ".join(found["numbers"])
-            raise UserError(f"{key} names {min(unknown)!r}, which is no numeric feature: choose among {allowed}")
-    content = {key: [values.get(name, found["numbers"][name][place]) for name in found["numbers"]]
-               for place, (key, values) in enumerate(given.items())}  # fmt: skip
+    found = proposed_features(used) if features is None else _chosen_features(used)
     classes, names = _classes(frame[label], f"label {label!r}")
     table = pandas.DataFrame({name: column_texts(_plain(frame[name])) for name in keys.values()})
-    for name in used.columns.difference(list(left_out), sort=False):
-        is_word = name in found["categories"]
+    for name in used.columns.difference(list(found.left_out), sort=False):
+        is_word = name in found.categories
         table[name] = column_texts(frame[name]) if is_word else _plain(frame[name]).to_numpy(float, na_value=np.nan)
     source = read_record(Table, {
         "path": FRAME, "label": label, "site_column": site, "unit_column": unit, "classes": len(classes),
-        "class_names": names, "features": list(found["numbers"]), **content,
-        "missing": found["missing"], "categories": found["categories"],
-        "constants": "from_records" if features is None or found["categories"] else "public",
+        "class_names": names, "features": list(found.numbers), "missing": found.missing,
+        "centers": _constants(centers, "centers", features, {name: pair[0] for name, pair in found.numbers.items()}),
+        "scales": _constants(scales, "scales", features, {name: pair[1] for name, pair in found.numbers.items()}),
+        "categories": {name: sorted(set(table[name])) for name in found.categories},
+        "constants": "from_records" if features is None or found.categories else "public",
     }, "the frame")  # fmt: skip
-    records = framed_records(table, source)
+    try:
+        records = framed_records(table, source)
+    except BadRows as error:
+        remedy = "fill them in, remove such rows, or leave out features, so that constants are proposed"
+        raise UserError(f"{error.said}: {remedy}") from None
     for found_far in magnitude_warnings(records, source):
         warnings.warn(sentence(found_far), stacklevel=2)
     assert records.natural_site is not None
     named = site_names(table[site].to_numpy(dtype=np.str_), f"site {site!r}: the column")
-    return SiteRecords(source, table, _sizes(records.natural_site, records.units), named, left_out)
+    return SiteRecords(source, table, _sizes(records.natural_site, records.units), named, found.left_out)
 
 
 def sites_from_arrays(
@@ -161,13 +163,11 @@ def sites_from_arrays(
     """
     try:
         values = np.asarray(features)
-    except ValueError:
-        raise UserError("features are rows of different lengths: give (N, *shape) numbers, a row per record") from None
-    if not np.issubdtype(values.dtype, np.number) or values.ndim < 2 or not np.isfinite(values).all():
-        raise UserError(
-            f"features are of type {values.dtype} and shape {values.shape}: give (N, *shape) finite numbers, a row per "
-            "record, with no value missing"
-        )
+        fits = np.issubdtype(values.dtype, np.number) and values.ndim > 1 and np.isfinite(values).all()
+    except ValueError:  # rows of different lengths
+        fits = False
+    if not fits:
+        raise UserError("features are no (N, *shape) finite numbers: give a row per record, with no value missing")
     columns = {"labels": labels, "sites": sites} | ({} if units is None else {"units": units})
     texts: dict[str, npt.NDArray] = {}
     for name, given in columns.items():
@@ -182,7 +182,7 @@ def sites_from_arrays(
             "sites": np.array([names[str(name)] for name in texts["sites"]])}  # fmt: skip
     if units is not None:
         kept["units"] = texts["units"]
-    content = {"path": FRAME.with_suffix(".npz"), "input_shape": values.shape[1:], "classes": len(classes)}
+    content = {"path": FRAME, "input_shape": values.shape[1:], "classes": len(classes)}
     source = read_record(Arrays, content | {"class_names": class_names}, "the arrays")
     sizes = _sizes(kept["sites"], kept.get("units", np.arange(len(values))))
     return SiteRecords(source, kept, sizes, names, {})
@@ -201,42 +201,39 @@ def _plain(column: pandas.Series) -> pandas.Series:
     return column.astype("Int64") if is_bool_dtype(column) else column
 
 
-def _numbers_and_words(table: pandas.DataFrame, *, looked: bool) -> tuple[dict[str, dict], dict[str, str]]:
-    """Tell numeric columns from words, by what `init` proposes or, where a person chose them, as they are."""
-    if looked:
-        found = proposed_features(table)
-        categories = {name: sorted(set(map(str, column_texts(table[name])))) for name in found.categories}
-        return {"numbers": found.numbers, "missing": found.missing, "categories": categories}, found.left_out
-    numbers, categories = {}, {}
+def _chosen_features(table: pandas.DataFrame) -> ProposedFeatures:
+    """Take the columns that a person chose as they are: numbers, or words of few values."""
+    found = ProposedFeatures({}, {}, {}, {})
     for name, column in table.items():
         if is_numeric_dtype(column):
-            numbers[name] = (0.0, 1.0)
-            gaps = ~np.isfinite(_plain(column).to_numpy(float, na_value=np.nan))
-            if gaps.any():
-                raise UserError(
-                    f"feature {name!r}: {gaps.sum()} of {len(gaps)} rows have no finite number there (first at index "
-                    f"{table.index[gaps.argmax()]!r}): fill them in by a constant, remove such rows, or leave out "
-                    "features, so that constants are proposed"
-                )
-        elif len(values := sorted(set(map(str, column_texts(column))))) <= MOST_CATEGORIES:
-            categories[name] = values
+            found.numbers[name] = (0.0, 1.0)
+        elif len(values := set(column_texts(column))) <= MOST_CATEGORIES:
+            found.categories[name] = []
         else:
             raise UserError(
-                f"feature {name!r} has {len(values)} values of text, such as {values[0][:60]!r}: turn it into numbers, "
-                f"or group it to {MOST_CATEGORIES} values or fewer"
+                f"feature {name!r} has {len(values)} values of text, such as {str(min(values))[:60]!r}: turn it into "
+                f"numbers, or group it to {MOST_CATEGORIES} values or fewer"
             )
-    return {"numbers": numbers, "missing": {}, "categories": categories}, {}
+    return found
 
 
-def _by_name(given: Constants | None, key: str, features: Sequence[str] | None) -> Mapping[str, float]:
-    if given is None or isinstance(given, Mapping | pandas.Series):
-        return {} if given is None else dict(given)
-    if features is None or len(given) != len(features):
+def _constants(
+    given: Constants | None, key: str, features: Sequence[str] | None, proposed: dict[str, float]
+) -> list[float]:
+    """Return a constant of each numeric feature: the one that was given, or else proposed."""
+    if given is not None and not isinstance(given, Mapping | pandas.Series):
+        if len(given) != len(features or ()):
+            raise UserError(
+                f"{key} has {len(given)} values for {len(features or ())} features: give features and one value for "
+                "each, or a dictionary by column"
+            )
+        given = dict(zip(features or (), given, strict=True))
+    own = {} if given is None else dict(given)
+    if unknown := own.keys() - proposed:
         raise UserError(
-            f"{key} has {len(given)} values for {len(features or ())} features: give features and one value for each, "
-            "or a dictionary by column"
+            f"{key} names {min(unknown)!r}, which is no numeric feature: choose among {', '.join(proposed)}"
         )
-    return dict(zip(features, given, strict=True))
+    return list((proposed | own).values())
 
 
 def _sizes(sites: npt.NDArray, units: npt.NDArray) -> dict[str, int]:

@@ -13,7 +13,7 @@ from torch import nn
 
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.names import counted
-from fl_dpbayes.config.plan import AnyPrivacyPlan, NoPrivacyPlan, PrivacyPlan
+from fl_dpbayes.config.plan import AnyPrivacyPlan, NoPrivacyPlan
 from fl_dpbayes.config.rule import Rule
 from fl_dpbayes.config.sampler import SamplerSettings
 from fl_dpbayes.config.scenario import apply_overrides, read_scenario, scenario_content, with_absolute_paths
@@ -26,10 +26,7 @@ from fl_dpbayes.run.frames import SiteRecords
 from fl_dpbayes.run.init_scenario import LEAST_UNITS, TEMPLATE, proposed_delta, toml_value
 from fl_dpbayes.run.simulate import check_machine, new_folder, run_planned
 
-EXAMPLES = {
-    "model": "MLP(hidden=[32]), or an instance of a torch module", "sampler": "DPSGLD(step_size=0.3)",
-    "privacy": "Privacy(epsilon=4, delta=1e-3)", "rule": "FALD()",
-}  # fmt: skip
+COUPLED = {"coupling", "temperature", "noise_multiplier"}
 
 
 class Parts(TypedDict, total=False):
@@ -114,17 +111,21 @@ def simulate(data: SiteRecords | str | Path, settings: Mapping[str, Any] | None 
 def _content(data: SiteRecords | str | Path, parts: Parts) -> dict[str, Any]:
     """Return the scenario's content with every part that was given."""
     content = _of_records(data) if isinstance(data, SiteRecords) else scenario_content(str(data))
+    has_temperature = (sampler := parts.get("sampler")) is None or sampler.has_temperature
     for key, section in (("sampler", "sampler"), ("privacy", "privacy"), ("rule", "aggregation"), ("model", "model")):
         given: Any = parts.get(key)
         if given is None or (key == "model" and isinstance(given, nn.Module)):
             continue
         if not isinstance(given, BaseModel):
-            raise UserError(f"{key} is {str(given)[:60]!r}: give an object such as {EXAMPLES[key]}")
-        switch = "rule" if key == "rule" else "kind"
+            raise UserError(f"{key} is {str(given)[:60]!r}: give an object such as fl.DPSGLD(step_size=0.3), fl.FALD()")
+        before, switch = content.get(section, {}), "rule" if key == "rule" else "kind"
         own = given.model_dump(mode="json", exclude_unset=True) | {switch: getattr(given, switch)}
-        if own.get("temperature") == 1.0 and not _has_temperature(parts):
+        if own.get("temperature") == 1.0 and not has_temperature:
             del own["temperature"]  # the default of Privacy
-        content[section] = _inherited(content.get(section, {}), given, has_temperature=_has_temperature(parts)) | own
+        kept = {"sampler": {"step_size", "prior"}, "privacy": set(before)}.get(key, set())
+        kept &= {"sampling_rate", "temperature"} if isinstance(given, NoPrivacyPlan) else kept
+        kept -= COUPLED if not has_temperature or "coupling" in own else set()
+        content[section] = {name: before[name] for name in kept & before.keys()} | own
     if content["privacy"].get("kind") == "none":
         content["sampler"]["kind"] = content["sampler"]["kind"].removeprefix("dp-")
     training, rounds = content["training"], parts.get("rounds")
@@ -159,22 +160,3 @@ def _of_records(data: SiteRecords) -> dict[str, Any]:
     content["data"]["source"] = data.source.model_dump(mode="json", exclude_none=True)
     content["sites"] = {name: {"role": "train"} for name in data.sizes}
     return content
-
-
-def _inherited(before: dict[str, Any], given: BaseModel, *, has_temperature: bool) -> dict[str, Any]:
-    """Return what a part that was given takes over from the proposal: nothing where it makes another kind of it."""
-    if isinstance(given, SamplerSettings):
-        names = {"step_size", "prior"}
-    elif isinstance(given, NoPrivacyPlan):
-        names = {"sampling_rate", *(["temperature"] if has_temperature else [])} - given.model_fields_set
-    elif isinstance(given, PrivacyPlan):
-        names = set(before)
-        if "coupling" in given.model_fields_set or not has_temperature:
-            names -= {"coupling", "temperature", "noise_multiplier"}
-    else:
-        names = set()
-    return {name: before[name] for name in names & before.keys()}
-
-
-def _has_temperature(parts: Parts) -> bool:
-    return (sampler := parts.get("sampler")) is None or sampler.has_temperature

@@ -5,7 +5,6 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas
@@ -14,7 +13,7 @@ from rich.console import Console
 
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.files.atomic_file import write_atomically
-from fl_dpbayes.config.names import counted
+from fl_dpbayes.config.names import counted, site_name
 from fl_dpbayes.config.scenario import load_scenario
 from fl_dpbayes.config.sources import ImageFolder
 from fl_dpbayes.config.validation_text import explain
@@ -24,7 +23,6 @@ from fl_dpbayes.data.sources.table import MISSING, column_texts, read_table, sit
 MOST_CATEGORIES = 10
 MOST_CLASSES = 20
 LEAST_UNITS = 20
-MOSTLY = 0.9  # of a column
 SIDE = 28
 IMAGE_LINES = {
     'kind = "table"': 'kind = "images"', "of a table of your own": "of images of your own",
@@ -136,29 +134,24 @@ def _of_images(data: Path, patterns: tuple[str, str | None], out: Path) -> tuple
     units = found_names(source, paths, "patient_pattern") or [image_name(source, path) for path in paths]
     table = pandas.DataFrame({"site": found_names(source, paths, "site_pattern"), "unit": units})
     sizes = table.drop_duplicates()["site"].value_counts()
+    patient = "# patient_pattern: every image is another patient. If patients have several, find theirs."
     keys = [
         f"height = {SIDE}   # every image is resized to this",
         f"width = {SIDE}",
         f"site_pattern = {toml_value(site)}",
     ]
-    if unit is None:
-        keys.append(
-            "# patient_pattern: every image is taken for another patient. If patients have several, find theirs."
-        )
-    else:
-        keys.append(f"patient_pattern = {toml_value(unit)}")
+    keys.append(patient if unit is None else f"patient_pattern = {toml_value(unit)}")
     names = site_names(table["site"].to_numpy(dtype=np.str_), f"--site {site}: the pattern")
-    text, roles = _filled(
-        out, sizes, names, data, source=keys, unit=source.unit, description=" or ".join(source.class_names)
-    )
+    classes = source.class_names
+    text, said = _filled(out, (sizes, names), data, keys, unit=source.unit, label=" or ".join(classes), clip_norm=2.0)
     for given, images in IMAGE_LINES.items():
         text = text.replace(given, images)
-    return text, f"{roles}, {len(paths)} images of {len(source.class_names)} classes"
+    return text, f"{said}, {len(paths)} images of {len(classes)} classes"
 
 
 def _of_table(data: Path | tuple[Path, ...], label: str, columns: tuple[str, str | None], out: Path) -> tuple[str, str]:
-    site, unit = columns
-    table = read_table(data, tuple(name for name in (label, site, unit) if name is not None))
+    (site, unit), named = columns, [name for name in (label, *columns) if name is not None]
+    table = read_table(data, tuple(named))
     for option, name in (("--label", label), ("--site", site), ("--unit", unit)):
         if name is not None and name not in table.columns:
             there = ", ".join(map(str, table.columns))
@@ -167,7 +160,7 @@ def _of_table(data: Path | tuple[Path, ...], label: str, columns: tuple[str, str
             raise UserError(
                 f"{option} {name}: {empty} of {len(table)} rows have no value there: fill in or remove them"
             )
-    found = proposed_features(table.drop(columns=[name for name in (label, site, unit) if name is not None]))
+    found = proposed_features(table.drop(columns=named))
     # As text, in the letters that a simulation will meet.
     words = read_table(data, tuple(found.categories))
     for name in found.categories:
@@ -178,34 +171,27 @@ def _of_table(data: Path | tuple[Path, ...], label: str, columns: tuple[str, str
     names = site_names(table[site].to_numpy(dtype=np.str_), f"--site {site}: the column")
     features = len(found.numbers) + len(found.missing) + sum(map(len, found.categories.values()))
     text, said = _filled(
-        out, sizes, names, data, source=_source(table, label, columns, found), unit="record" if unit is None else unit,
-        description=label, clip_norm=proposed_clip_norm(features),
+        out, (sizes, names), data, _source(table, label, columns, found), unit=unit or "record", label=label,
+        clip_norm=proposed_clip_norm(features),
     )  # fmt: skip
     left = f", {counted(len(found.left_out), 'column')} left out (the file says why)" if found.left_out else ""
     return text, f"{said}, {features} features of {len(found.numbers) + len(found.categories)} columns{left}"
 
 
 def _filled(
-    out: Path, sizes: pandas.Series, names: dict[str, str], data: Path | tuple[Path, ...], **content: Any
-) -> tuple[str, str]:
-    """Fill the template; return it with the number of hospitals by role."""
-    roles, folder = _roles(sizes, names), out.resolve().parent
-    trained = sum(role == "train" for _, role, _ in roles)
+    out: Path, sites: tuple[pandas.Series, dict[str, str]], data: Path | tuple[Path, ...], source: list[str],
+    *, unit: str, label: str, clip_norm: float,
+) -> tuple[str, str]:  # fmt: skip
+    """Fill the template, `sites` being their sizes and names; return it with the number of hospitals by role."""
+    roles, folder = _roles(*sites), out.resolve().parent
     places = [os.path.relpath(place.resolve(), folder) for place in ([data] if isinstance(data, Path) else data)]
-    unit, source = content.pop("unit"), content.pop("source")
     text = TEMPLATE.format(
-        file=out.name,
-        path=toml_value(places[0] if isinstance(data, Path) else places),
-        name=json.dumps(_safe(out.stem)),
-        description=toml_value(f"{content.pop('description')} at {len(roles)} hospitals"),
-        source="\n".join(source),
-        sites="".join(
-            f'[sites.{json.dumps(name)}]   # {count} {unit}s\nrole = "{role}"\n' for name, role, count in roles
-        ),
-        unit=unit,
-        delta=proposed_delta(int(sizes.max())),
-        **({"clip_norm": 2.0} | content),
-    )
+        file=out.name, path=toml_value(places[0] if isinstance(data, Path) else places), clip_norm=clip_norm,
+        name=json.dumps(site_name(out.stem) or "own"), description=toml_value(f"{label} at {len(roles)} hospitals"),
+        source="\n".join(source), unit=unit, delta=proposed_delta(int(sites[0].max())),
+        sites="".join(f'[sites.{json.dumps(name)}]   # {n} {unit}s\nrole = "{role}"\n' for name, role, n in roles),
+    )  # fmt: skip
+    trained = sum(role == "train" for _, role, _ in roles)
     return text, f"{trained} hospitals train, {len(roles) - trained} held out"
 
 
@@ -214,25 +200,20 @@ def proposed_features(table: pandas.DataFrame) -> ProposedFeatures:
     found = ProposedFeatures({}, {}, {}, {})
     for name, column in table.items():
         column, values = column.convert_dtypes(), column.nunique()
-        gaps = bool(column.isna().any())
         if values < 2:
             found.left_out[name] = "one value in every row"
         elif pandas.api.types.is_numeric_dtype(column) and not pandas.api.types.is_bool_dtype(column):
             if values == len(table) and pandas.api.types.is_integer_dtype(column):
-                found.left_out[name] = (
-                    "another whole number in every row, likely that of the record: if it is a measurement, add it"
-                )
+                found.left_out[name] = "another whole number in every row: add it if it is a measurement"
                 continue
             numbers = column.dropna().astype(float)
             binary = set(numbers) <= {0.0, 1.0}
             found.numbers[name] = (0.0, 1.0) if binary else (_rounded(numbers.median()), _rounded(numbers.std()) or 1.0)
-            if gaps:
+            if column.isna().any():
                 found.missing[name] = found.numbers[name][0]
         elif values <= MOST_CATEGORIES:
             found.categories[name] = []
-        elif (
-            pandas.to_datetime(column.astype(str), errors="coerce", format="mixed", dayfirst=True).notna().mean() > 0.9
-        ):
+        elif pandas.to_datetime(column.astype(str), errors="coerce", format="mixed", dayfirst=True).isna().mean() < 0.1:
             found.left_out[name] = "dates: write a number of days, for example of the stay, to use it"
         else:
             found.left_out[name] = f"{values} values of text: group them to {MOST_CATEGORIES} or fewer to use it"
@@ -255,10 +236,6 @@ def _rounded(value: float) -> float:
     return float(f"{value:.0e}")
 
 
-def _safe(name: str) -> str:
-    return "".join(letter if letter.isascii() and letter.isalnum() else "-" for letter in name).strip("-")[:64] or "own"
-
-
 def _roles(sizes: pandas.Series, names: dict[str, str]) -> list[tuple[str, str, int]]:
     """Give each site of enough units a role, largest first: of three and more the smallest is held out."""
     large = [(names[str(site)], int(count)) for site, count in sizes.items() if count >= LEAST_UNITS]
@@ -272,30 +249,24 @@ def _source(table: pandas.DataFrame, label: str, columns: tuple[str, str | None]
     """Write the keys of `data.source` after its path, each column that is left out with the reason."""
     site, unit = columns
     classes = class_texts(table[label], f"--label {label}")
-    lines = [f"label = {toml_value(label)}", f"classes = {len(classes)}"]
+    lines = [f"label = {toml_value(label)}", f"classes = {len(classes)}", f"site_column = {toml_value(site)}"]
     if classes != [str(number) for number in range(len(classes))]:
         lines.append(
             f"class_names = {toml_value(classes)}   # in the order of the classes; of two, risks are of the second"
         )
-    lines.append(f"site_column = {toml_value(site)}")
-    if unit is None:
-        lines.append(
-            "# unit_column: every row is taken for another patient. If patients have several rows, name theirs."
-        )
-    else:
-        lines.append(f"unit_column = {toml_value(unit)}")
-    lines += [f"# left out: {json.dumps(name)}, {why}" for name, why in found.left_out.items()]
-    lines.append(CONSTANTS.rstrip())
+    patient = "# unit_column: every row is taken for another patient. If patients have several rows, name theirs."
+    lines.append(patient if unit is None else f"unit_column = {toml_value(unit)}")
+    lines += [*(f"# left out: {json.dumps(name)}, {why}" for name, why in found.left_out.items()), CONSTANTS.rstrip()]
     if found.numbers:
         centers, scales = zip(*found.numbers.values(), strict=True)
         names = (("features", list(found.numbers)), ("centers", centers), ("scales", scales))
         lines += [f"{key} = {toml_value(values)}" for key, values in names]
     if found.missing:
-        lines.append("# What stands in where a value is missing; one more feature says that it was.")
-        lines.append(f"missing = {toml_value(found.missing)}")
+        said = "# What stands in where a value is missing; one more feature says that it was."
+        lines += [said, f"missing = {toml_value(found.missing)}"]
     if found.categories:
-        lines.append("# One feature for each value; a value that is not named here is refused.")
-        lines.append(f"categories = {toml_value(found.categories)}")
+        said = "# One feature for each value; a value that is not named here is refused."
+        lines += [said, f"categories = {toml_value(found.categories)}"]
     return lines
 
 

@@ -22,12 +22,11 @@ FORMS = "give a .csv, .parquet or .npz file, or a folder of images"
 
 @dataclass(frozen=True)
 class NewRecords:
-    """Records of a task, with labels where the file has them.
+    """Records of a task, `features` (N, *task.input_shape), with `labels` (N,) where the file has them.
 
-    `features`: float32, (N, *task.input_shape). `labels`: int64, (N,), or None. `names`: what to call each record
-    in the output, (N,), by what they are numbered: `line` of a CSV, `row` of a Parquet file, else `record`. `units`:
-    the name of the column of privacy units and its values, where a table has it. `bad`: which rows of a table were left
-    out, by their numbers from 0 among all, and where each stands.
+    `names`: what to call each record in the output, (N,), by what they are numbered: `line` of a CSV, `row` of a
+    Parquet file, else `record`. `units`: the name and values of a table's column of privacy units. `bad`: which rows of
+    a table were left out, by their numbers from 0 among all, and where each stands.
     """
 
     features: npt.NDArray[np.float32]
@@ -135,9 +134,7 @@ def _archive(path: Path, *, labelled: bool) -> NewRecords:
 
 def _images(folder: Path, task: Task, *, labelled: bool) -> NewRecords:
     if len(task.input_shape) != 3:
-        raise UserError(
-            f"{folder} is a folder, but the run's records are not images: they have shape {task.input_shape}"
-        )
+        raise UserError(f"{folder} is a folder, but the run's records are no images: their shape is {task.input_shape}")
     channels, height, width = task.input_shape
     files = sorted(file for file in folder.rglob("*") if file.suffix.lower() in IMAGE_SUFFIXES)
     if not files:
@@ -193,5 +190,4 @@ def _brightest_pixel(source: object) -> int | None:
             return 16
         case BuiltIn(kind="mnist" | "pneumonia") | ImageFolder() | HuggingFace(features=str()) | Radiographs():
             return 255
-        case _:
-            return None
+    return None

@@ -6,7 +6,8 @@ inside a ClientApp of one's own; docs/flower.md says what is promised where no l
 
 import copy
 import logging
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Iterator, Mapping, MutableMapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,25 +16,20 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import nn
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, default_collate
 
 from fl_dpbayes.config.base import digest
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.files.atomic_file import read_sealed_json, write_sealed_json
-from fl_dpbayes.config.plan import Adjacency, PrivacyPlan, TrainingPlan
+from fl_dpbayes.config.plan import PrivacyPlan, TrainingPlan
 from fl_dpbayes.config.sampler import SGLD, ConstantStepSize
-from fl_dpbayes.models.parameters import (
-    arrays_to_vector,
-    parameter_shapes,
-    to_vector,
-    trainable_parameters,
-    vector_to_arrays,
-)
-from fl_dpbayes.models.rows import RowsDependError, repeatable, validate_module
+from fl_dpbayes.data.site import MAX_DECLARATION_ERROR, most_declared
+from fl_dpbayes.models import parameters
+from fl_dpbayes.models.rows import repeatable, validate_module
 from fl_dpbayes.posterior.predictive import predictive_probabilities
 from fl_dpbayes.posterior.samples import PosteriorSamples
-from fl_dpbayes.privacy.events import History, history_of_steps
-from fl_dpbayes.privacy.planned_noise import planned_chain
+from fl_dpbayes.privacy.events import History, noise_of_steps
+from fl_dpbayes.privacy.planned_noise import planned_chain, planned_stretch
 from fl_dpbayes.privacy.pld.loss_distribution import pld_epsilon
 from fl_dpbayes.privacy.streams import Streams
 from fl_dpbayes.protocol.arrays import Arrays, SentArray, read_sent_arrays
@@ -59,9 +55,7 @@ class ChainPrivacy:
     epsilon: float
     epsilon_planned: float
     delta: float
-    adjacency: Adjacency
     noise_multipliers: tuple[float, float]
-    sampling_rate: float
     steps: int
     units: int
 
@@ -92,10 +86,7 @@ class ChainRelease:
         }  # fmt: skip
 
     def predict_proba(self, features: npt.ArrayLike | torch.Tensor) -> npt.NDArray[np.float64]:
-        """Return class probabilities averaged over the samples, shape (N, classes), of features (N, *shape).
-
-        Raises UserError if the stretch kept no sample.
-        """
+        """Return `predict_proba` of the stretch's samples; raises UserError if it kept none."""
         if not len(self.samples):
             raise UserError("this stretch kept no posterior sample: lower burn_in or thinning")
         return predict_proba(self.module, self.samples, features)
@@ -105,39 +96,35 @@ class PrivateChain:
     """A planned private chain: `rounds` stretches of `steps_per_round` steps, each from a state that is given."""
 
     def __init__(
-        self,
-        module: nn.Module,
-        data: Dataset | Pair,
-        privacy: PrivacyPlan,
-        *,
-        units: npt.ArrayLike | None = None,
-        declared: int | None = None,
-        position: Position | Path | None = None,
-        **plan: Any,
-    ) -> None:
+        self, module: nn.Module, data: Dataset | Pair, privacy: PrivacyPlan, *, units: npt.ArrayLike | None = None,
+        declared: int | None = None, position: Position | Path | None = None, **plan: Any,
+    ) -> None:  # fmt: skip
         """Plan the whole chain; no step is taken.
 
         `module`: no layer may mix the records of a batch; it is not changed. `data`: a torch Dataset of (features,
         label), or the two as tensors or arrays, labels 0 .. classes - 1. `units`: the privacy unit of each record, such
-        as a patient's number, shape (N,); None: each record is one. `declared`: n, a public number of units that need
-        not be exact; None counts them, and their number is then public. `position`: where the steps that are spent are
-        written before they are taken: a file in a folder of its own, or a mapping that outlives this object, such as a
-        ConfigRecord of a node's `context.state`. `plan`: fields of `TrainingPlan`: rounds (1), steps_per_round (200),
-        burn_in (half), thinning (5), sampler (DP-SGLD at step size 0.1), and prior_share, 1/K where K sites share the
-        prior.
+        as a patient's number, shape (N,); None: each record is one. `declared`: n, a public number of units, right to
+        a fifth of the real one; None counts them, and their number is then public. `position`: where the steps that are
+        spent are written before they are taken: a file in a folder of its own, or a mapping that outlives this object,
+        such as a ConfigRecord of a node's `context.state`. `plan`: fields of `TrainingPlan`: rounds (1),
+        steps_per_round (200), burn_in (half), thinning (5), sampler (DP-SGLD at step size 0.1), and prior_share, 1/K
+        where K sites share the prior.
 
-        Raises UserError if module, data, plan and position do not fit each other, or no noise meets the budget.
+        Raises UserError if module, data, plan and position do not fit each other, or no noise meets the budget, and
+        RuntimeError if the data cannot be read. The text of an error holds nothing of the records.
         """
+        if not isinstance(privacy, PrivacyPlan):
+            raise UserError(f"privacy is {type(privacy).__name__}: a private chain needs a budget, fl.Privacy(...)")
         validate_module(module)
-        features, labels = _arrays(data)
-        owners = np.unique(np.arange(len(labels)) if units is None else np.asarray(units), return_inverse=True)[1]
-        if owners.shape != labels.shape:
-            raise UserError(f"units has shape {owners.shape}: give one for each of the {len(labels)} records")
-        self._records = TrainingRecords(features, labels, owners.astype(np.int64))
-        count = int(owners.max(initial=-1)) + 1
+        with _untold("the records cannot be read"):
+            self._records = _records(data, units)
+        count = len(np.unique(self._records.unit_index))
         self.units = count if declared is None else declared
-        if self.units < 1 or privacy.delta * max(self.units, count) >= 1:
-            raise UserError(f"delta is {privacy.delta}: it must be below 1 / {max(self.units, count)}, one per unit")
+        if not count or abs(count - self.units) > MAX_DECLARATION_ERROR * count:
+            raise UserError("the number of units is 0, or not within a fifth of the declared one")
+        most = count if declared is None else most_declared(declared)
+        if privacy.delta * most >= 1:
+            raise UserError(f"delta is {privacy.delta}: it must be below 1 / {most:g}, one per unit")
         steps = plan.get("rounds", 1) * plan.get("steps_per_round", 200)
         sampler = SGLD(step_size=ConstantStepSize(initial=0.1))
         defaults = {"rounds": 1, "steps_per_round": 200, "burn_in": steps // 2, "thinning": 5, "sampler": sampler}
@@ -145,13 +132,18 @@ class PrivateChain:
         if self._plan.chains > 1 or (self._plan.rounds > 1 and len(self._plan.sampler.state_vectors) > 1):
             named = self._plan.sampler.kind
             raise UserError(f"only a state of parameters travels between rounds: {named!r} and chains > 1 have more")
-        self._module, self._chain = module, planned_chain(self._plan, self.units)
-        self._epsilon = self._cost(self._plan.total_steps)
+        self._module = module
+        self._epsilon = self._cost(planned_stretch(self._plan, self.units, 0, steps).history)
         if self._epsilon > privacy.epsilon:
             raise UserError(f"this plan costs epsilon {self._epsilon:.3g}, above {privacy.epsilon}: give more noise")
-        self._check_classes()
+        labels, shape = self._records.targets, self._records.features.shape[1:]
+        with torch.no_grad():
+            outputs = copy.deepcopy(module)(parameters.to_vector(module).new_zeros((2, *shape)))
+        if outputs.ndim != 2 or not ((labels >= 0) & (labels < outputs.shape[1])).all():
+            raise UserError(f"the module's outputs have shape {tuple(outputs.shape)}: a label must name one of a row's")
         self._position: Position | Path = {} if position is None else position
-        self._plan_digest = digest(self._plan) + f" {self.units}"
+        # Under another privacy unit the same steps are another plan.
+        self._plan_digest = f"{digest(self._plan)} {self.units} {'record' if units is None else 'given'}"
         self._last: Arrays | None = None
 
     def advance(self, start: Mapping[str, npt.NDArray] | Mapping[str, SentArray] | None = None) -> ChainRelease:
@@ -166,34 +158,36 @@ class PrivateChain:
         """
         begun: Any = self._last if start is None else start
         if begun is not None and not all(isinstance(array, np.ndarray) for array in begun.values()):
-            layout = {name: (shape, np.dtype(np.float32)) for name, shape in parameter_shapes(self._module).items()}
-            begun = read_sent_arrays(begun, layout)
-        vector = to_vector(self._module) if begun is None else arrays_to_vector(begun, self._module)
+            shapes = parameters.parameter_shapes(self._module)
+            begun = read_sent_arrays(begun, {name: (shape, np.dtype(np.float32)) for name, shape in shapes.items()})
+        module = copy.deepcopy(self._module)
+        own = parameters.to_vector(module)
+        vector = own if begun is None else parameters.arrays_to_vector(begun, module)
         if not vector.isfinite().all():
             raise ValueError("the start has a value that is not finite")
         first, size = self._reserved(), self._plan.steps_per_round
-        module = copy.deepcopy(self._module)
-        repeatable(next(iter(trainable_parameters(module).values())).device)
-        vectors = initial_vectors(self._plan.sampler, vector)
-        steps, streams = range(first, first + size), Streams.from_entropy().of_chain()
-        try:
-            result = run_chain(module, self._records, self._chain, steps, vectors, streams)
-        except (UserError, ChainDivergedError, RowsDependError):
-            raise
-        except Exception:
-            # Flower sends the text of an exception to the server, and this one may quote a record.
-            log.exception("the chain failed")
-            raise RuntimeError("the chain failed after its steps were spent: see the log of this machine") from None
-        self._last = vector_to_arrays(torch.from_numpy(result.last["parameters"]), module)
-        samples = vector_to_arrays(torch.from_numpy(result.samples), module)
-        kept = (np.array(values, np.float64) for values in (result.sample_weights, result.sample_temperatures))
+        with _untold("the chain failed after its steps were spent"):
+            repeatable(own.device)
+            chain, vectors = planned_chain(self._plan, self.units), initial_vectors(self._plan.sampler, vector)
+            streams = Streams.from_entropy().of_chain()
+            result = run_chain(module, self._records, chain, range(first, first + size), vectors, streams)
+        stretch, privacy = planned_stretch(self._plan, self.units, first, size), self._plan.privacy
+        sigmas = noise_of_steps(stretch.reached)
+        self._last = parameters.vector_to_arrays(torch.from_numpy(result.last["parameters"]), module)
+        samples = parameters.vector_to_arrays(torch.from_numpy(result.samples), module)
         return ChainRelease(
-            samples=PosteriorSamples(samples, *kept), last=self._last, temperature=result.temperature_mean,
-            step_size=float(self._chain.step_sizes[first + size - 1]), privacy=self._privacy(first + size),
-            module=self._module,
+            PosteriorSamples(samples, stretch.weights, stretch.temperatures), self._last, stretch.temperature,
+            stretch.last_step_size, ChainPrivacy(
+                epsilon=self._cost(stretch.reached), epsilon_planned=self._epsilon, delta=privacy.delta,
+                noise_multipliers=(float(sigmas.min()), float(sigmas.max())), steps=first + size, units=self.units,
+            ), self._module,
         )  # fmt: skip
 
+    def _cost(self, history: History) -> float:
+        return pld_epsilon(history, self._plan.privacy.delta, self._plan.privacy.adjacency)
+
     def _reserved(self) -> int:
+        """Write down that the next stretch is spent, and return its first step."""
         if not isinstance(self._position, Path):
             return self._first_reserved(self._position)
         with folder_lock(self._position.parent):
@@ -203,7 +197,6 @@ class PrivateChain:
         return first
 
     def _first_reserved(self, position: Position) -> int:
-        """Write down that the next stretch is spent, and return its first step."""
         first, end = position.get("steps", 0), self._plan.total_steps
         if position and (position.get("plan") != self._plan_digest or not isinstance(first, int)):
             raise UserError("the position is that of another plan, whose steps are spent: go on with that plan")
@@ -212,38 +205,14 @@ class PrivateChain:
         position["plan"], position["steps"] = self._plan_digest, first + self._plan.steps_per_round
         return first
 
-    def _history(self, steps: int) -> History:
-        return history_of_steps(self._chain.noise_multipliers[:steps], self._plan.privacy.sampling_rate)
 
-    def _cost(self, steps: int) -> float:
-        return pld_epsilon(self._history(steps), self._plan.privacy.delta, self._plan.privacy.adjacency)
-
-    def _privacy(self, steps: int) -> ChainPrivacy:
-        privacy, sigmas = self._plan.privacy, self._chain.noise_multipliers[:steps]
-        return ChainPrivacy(
-            epsilon=self._cost(steps), epsilon_planned=self._epsilon, delta=privacy.delta, adjacency=privacy.adjacency,
-            noise_multipliers=(float(sigmas.min()), float(sigmas.max())), sampling_rate=privacy.sampling_rate,
-            steps=steps, units=self.units,
-        )  # fmt: skip
-
-    def _check_classes(self) -> None:
-        like, shape = next(iter(trainable_parameters(self._module).values())), self._records.features.shape[1:]
-        with torch.no_grad():
-            outputs = copy.deepcopy(self._module)(torch.zeros((2, *shape), dtype=like.dtype, device=like.device))
-        labels = self._records.targets
-        if outputs.ndim != 2 or not ((labels >= 0) & (labels < outputs.shape[1])).all():
-            raise UserError(f"the module's outputs have shape {tuple(outputs.shape)}: a label must name one of a row's")
-
-
-def private_chain(
-    module: nn.Module, data: Dataset | Pair, privacy: PrivacyPlan, *, units: npt.ArrayLike | None = None, **plan: Any
-) -> ChainRelease:
+def private_chain(module: nn.Module, data: Dataset | Pair, privacy: PrivacyPlan, **keys: Any) -> ChainRelease:
     """Sample the posterior of a module's parameters privately, from one institution's records.
 
     Arguments and errors are those of `PrivateChain`; randomness comes from the operating system. Each call spends its
     privacy anew: calls on the same records add up.
     """
-    return PrivateChain(module, data, privacy, units=units, **plan).advance()
+    return PrivateChain(module, data, privacy, **keys).advance()
 
 
 def predict_proba(
@@ -254,13 +223,24 @@ def predict_proba(
     return predictive_probabilities(module, samples.arrays, samples.weights, rows, device=device)
 
 
-def _arrays(data: Dataset | Pair) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
-    if isinstance(data, tuple):
-        features, labels = map(np.asarray, data)
-    else:
-        rows = [data[index] for index in range(len(data))]  # type: ignore[arg-type]
-        features = np.stack([np.asarray(row[0]) for row in rows])
-        labels = np.array([int(row[1]) for row in rows])
+@contextmanager
+def _untold(what: str) -> Iterator[None]:
+    """Keep an error's text on this machine: it may quote a record, and Flower sends it to the server."""
+    try:
+        yield
+    except (UserError, ChainDivergedError):
+        raise
+    except Exception:
+        log.exception(what)
+        raise RuntimeError(f"{what}: see the log of this machine") from None
+
+
+def _records(data: Dataset | Pair, units: npt.ArrayLike | None) -> TrainingRecords:
+    rows: Any = data if isinstance(data, tuple) else default_collate([data[at] for at in range(len(data))])  # type: ignore[arg-type]
+    features, labels = map(np.asarray, rows)
     if labels.ndim != 1 or len(labels) != len(features) or not np.issubdtype(labels.dtype, np.integer):
-        raise UserError(f"{len(features)} features, labels of shape {labels.shape}, {labels.dtype}: give whole numbers")
-    return features.astype(np.float32), labels.astype(np.int64)
+        raise UserError("give one label for each record, all whole numbers")
+    owners = np.unique(np.arange(len(labels)) if units is None else np.asarray(units), return_inverse=True)[1]
+    if owners.shape != labels.shape:
+        raise UserError("units has another shape: give one for each record")
+    return TrainingRecords(features.astype(np.float32), labels.astype(np.int64), owners.astype(np.int64))

@@ -4,7 +4,7 @@ import io
 import json
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -31,17 +31,13 @@ class EventReader:
         with self._path.open("rb") as file:
             file.seek(self._position)
             content = file.read()
-        whole = content[: content.rfind(b"\n") + 1]
+        whole, found = content[: content.rfind(b"\n") + 1], []
         self._position += len(whole)
-        return [event for line in whole.splitlines() if (event := _event(line)) is not None]
-
-
-def _event(line: bytes) -> dict[str, Any] | None:
-    try:
-        event = json.loads(line)
-    except ValueError:
-        return None
-    return event if isinstance(event, dict) and "event" in event else None
+        for line in whole.splitlines():
+            with suppress(ValueError):
+                event = json.loads(line)
+                found += [event] if isinstance(event, dict) and "event" in event else []
+        return found
 
 
 class Display:
@@ -145,7 +141,4 @@ def _shown(display: Display, console: Console) -> Iterator[Callable[[], None]]:
 
     # One cell output that is written anew; rich's own way needs ipywidgets.
     handle = show(page(), display_id=True)
-    try:
-        yield lambda: handle.update(page())
-    finally:
-        handle.update(page())
+    yield lambda: handle.update(page())

@@ -34,10 +34,7 @@ def resume_run(folder: Path, scenario: Scenario | None, engine: str, data_dir: P
     if not file.is_file() and (folder / SITES_FOLDER).is_dir():
         raise UserError(f"--resume {folder} has no scenario.toml: put it back, as the run goes on with what it says")
     if not file.is_file():
-        raise UserError(
-            f"--resume {folder} holds no run: give the folder that `fl-dpbayes simulate` named as it began, or start "
-            "the run anew"
-        )
+        raise UserError(f"--resume {folder} holds no run: give the folder that it named as it began, or start it anew")
     with folder_lock(folder):
         end_interrupted(folder)
         found = read_checkpoint(folder)
@@ -46,10 +43,8 @@ def resume_run(folder: Path, scenario: Scenario | None, engine: str, data_dir: P
         check_files(folder, {name: entry for name, entry in listed_files(entries).items() if name == SCENARIO_FILE})
         own = load_scenario(str(file))
         if scenario is not None and digest(scenario) != digest(own):
-            raise UserError(
-                f"--resume {folder} holds a run of another scenario ({own.name!r}, or one with other settings): give "
-                "--resume alone, which goes on with the run's own"
-            )
+            other = f"another scenario ({own.name!r}, or one with other settings)"
+            raise UserError(f"--resume {folder} holds a run of {other}: give --resume alone, which takes the run's own")
         check_machine(own.resources)
         if _is_finished(folder, own):
             console.print(f"the run in {folder} is finished: nothing is left to do", soft_wrap=True, markup=False)

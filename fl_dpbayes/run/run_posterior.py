@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from fl_dpbayes.config.errors import UserError
+from fl_dpbayes.config.files.array_file import DAMAGED
 from fl_dpbayes.config.names import counted
 from fl_dpbayes.config.rule import Rule
 from fl_dpbayes.posterior.sample_store import PosteriorBank
@@ -16,14 +17,7 @@ from fl_dpbayes.posterior.store import StoredPosterior
 
 @dataclass(frozen=True, repr=False)
 class RunPosterior:
-    """The stored posterior of a run.
-
-    Attributes:
-        stored: the samples with their model, as `posterior.safetensors` holds them.
-        folder: the run directory.
-        rule: how it was made of the sites' samples.
-        sites: the sites that trained.
-    """
+    """The posterior of a run: `stored` with its model, and the `rule` that made it of the sites' samples."""
 
     stored: StoredPosterior
     folder: Path
@@ -49,25 +43,26 @@ class RunPosterior:
         them; of a rule that averages the sites in every round they are the averaged ones. Chains of unequal length
         lose their first draws. ArviZ counts draws alike: `sample_stats.weights` says where the run does not.
 
-        Raises UserError if ArviZ is not installed.
+        Raises UserError if ArviZ is not installed, or a file of a chain is damaged.
         """
         try:
             import arviz
         except ImportError:
             raise UserError("to_arviz needs ArviZ: pip install 'fl-dpbayes[arviz]'") from None
-        chains = self._chains()
-        least = min(map(len, chains.values()))
-        groups: Any = {
-            "posterior": {
+        try:
+            chains = self._chains() or {"posterior": self.samples}
+            least = min(map(len, chains.values()))
+            posterior = {
                 name: np.stack([chain.arrays[name][-least:] for chain in chains.values()])
                 for name in self.samples.arrays
-            },
-            "sample_stats": {
-                name: np.stack([getattr(chain, name)[-least:] for chain in chains.values()])
-                for name in ("weights", "temperatures")
-            },
+            }
+        except (*DAMAGED, KeyError) as error:
+            raise UserError(f"the chains in {self.folder} are damaged ({error}): put back a copy of them") from None
+        stats = {
+            name: np.stack([getattr(chain, name)[-least:] for chain in chains.values()])
+            for name in ("weights", "temperatures")
         }
-        return arviz.from_dict(**groups, coords={"chain": list(chains)})
+        return arviz.from_dict(posterior=posterior, sample_stats=stats, coords={"chain": list(chains)})
 
     def _chains(self) -> dict[str, PosteriorSamples]:
         from server.checkpoint import BANK_FOLDER
@@ -76,11 +71,10 @@ class RunPosterior:
         bank, found = PosteriorBank(self.folder / BANK_FOLDER), {}
         for name in (AVERAGED,) if self.rule.own_rounds else self.sites:
             if (stored := bank.stored(name)) is not None:
-                samples, numbers = stored.in_memory(), bank.sample_chains(name)
+                samples, numbers = stored.in_memory().pieces[0], bank.sample_chains(name)
                 several = len(np.unique(numbers)) > 1
                 for number in np.unique(numbers):
                     rows = np.flatnonzero(numbers == number)
-                    arrays, weights = samples.pieces[0].rows(rows), samples.weights[rows]
-                    chain = PosteriorSamples(arrays, weights, samples.temperatures[rows])
+                    chain = PosteriorSamples(samples.rows(rows), samples.weights[rows], samples.temperatures[rows])
                     found[f"{name} {number + 1}" if several else name] = chain
-        return found or {"posterior": self.samples}
+        return found

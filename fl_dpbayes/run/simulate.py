@@ -1,7 +1,6 @@
 """The work behind `fl-dpbayes simulate`: prepare, run on an engine, show."""
 
 import contextvars
-import csv
 import json
 import shlex
 import shutil
@@ -10,6 +9,8 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
+import numpy as np
+import pandas
 import torch
 from rich.console import Console
 
@@ -79,18 +80,12 @@ def run_prepared(scenario: Scenario, engine: str, folder: Path, console: Console
         rounds = scenario.training.rounds * scenario.training.chains
         failure = _run_and_follow(work, EventReader(events, start), rounds, console)
     except KeyboardInterrupt:
-        raise Stopped(f"{_kept(folder, rounds)} in {folder}; go on with  {resume}") from None
+        from server.checkpoint import read_checkpoint
+
+        done = found[0].round if (found := read_checkpoint(folder)) else 0
+        kept = f"{done} of {counted(rounds, 'round')} {'is' if done == 1 else 'are'} complete and kept, with their cost"
+        raise Stopped(f"{kept}, in {folder}; go on with  {resume}") from None
     _raise_failure(failure, EventReader(events, start), folder, resume)
-
-
-def _kept(folder: Path, rounds: int) -> str:
-    from server.checkpoint import read_checkpoint
-
-    found = read_checkpoint(folder)
-    done = found[0].round if found is not None else 0
-    return (
-        f"{done} of {counted(rounds, 'round')} {'is' if done == 1 else 'are'} complete and kept, with what they cost,"
-    )
 
 
 def check_machine(resources: Resources) -> None:
@@ -101,11 +96,8 @@ def check_machine(resources: Resources) -> None:
         return
     found, index = torch.cuda.device_count(), int(resources.device.partition(":")[2] or 0)
     if index >= found:
-        raise UserError(
-            f"resources.device is {resources.device!r}: "
-            + (f"the CUDA devices here are 0 to {found - 1}" if found else "no CUDA device is here")
-            + "; use 'auto' or 'cpu'"
-        )
+        here = f"the CUDA devices here are 0 to {found - 1}" if found else "no CUDA device is here"
+        raise UserError(f"resources.device is {resources.device!r}: {here}; use 'auto' or 'cpu'")
 
 
 def show_run(run_folder: Path, console: Console) -> None:
@@ -130,23 +122,18 @@ def _clipped_shares(run_folder: Path) -> dict[str, float]:
     """Return site -> share of unit gradients that the clip reduced, over the traced steps of each simulated site."""
     shares = {}
     for folder in sorted((run_folder / TRACES_FOLDER).glob("*/")):
-        clipped, units = 0.0, 0
-        for path in sorted(folder.glob("*.csv")):
-            with path.open(newline="", encoding="utf-8") as file:
-                # An empty batch has no share.
-                for row in (row for row in csv.DictReader(file) if int(row["units"])):
-                    clipped += float(row["clipped_fraction"]) * int(row["units"])
-                    units += int(row["units"])
-        if units:
-            shares[folder.name] = clipped / units
+        if paths := sorted(folder.glob("*.csv")):
+            rows = pandas.concat(map(pandas.read_csv, paths))
+            rows = rows[rows["units"] > 0]  # an empty batch has no share
+            if len(rows):
+                shares[folder.name] = float(np.average(rows["clipped_fraction"], weights=rows["units"]))
     return shares
 
 
 def _run_and_follow(
     work: Callable[[threading.Event], None], reader: EventReader, rounds: int, console: Console
 ) -> BaseException | None:
-    failures: list[BaseException] = []
-    stop = threading.Event()
+    failures, stop = list[BaseException](), threading.Event()
 
     def run() -> None:
         try:
@@ -175,10 +162,8 @@ def _raise_failure(failure: BaseException | None, reader: EventReader, folder: P
     elif not reasons and isinstance(failure, UserError):
         reasons = [str(failure)]
     if reasons:
-        raise UserError(
-            f"the run stopped: {reasons[-1]} (what was computed until then, and the logs, are in {folder}; once the "
-            f"cause is removed, go on with  {resume})"
-        )
+        kept = f"what was computed until then, and the logs, are in {folder}"
+        raise UserError(f"the run stopped: {reasons[-1]} ({kept}; once the cause is removed, go on with  {resume})")
     if failure is not None:
         raise failure
     if not any(event["event"] == "finished" for event in events):
@@ -189,9 +174,9 @@ def new_folder(given: Path | None, name: str) -> Path:
     """Make a run directory, `runs/<name>-<time>` where none is given; UserError if it is not empty."""
     folder = (given or Path("runs") / f"{name}-{datetime.now(UTC):%Y%m%d-%H%M%S}").resolve()
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UserError(f"--out {folder} is not empty: give a folder that does not exist yet")
+        raise UserError(f"{folder} is not empty: give a folder that does not exist yet")
     try:
         (folder / SITES_FOLDER).mkdir(parents=True)
     except OSError as error:
-        raise UserError(f"--out {folder} cannot be made: {error.strerror}") from None
+        raise UserError(f"{folder} cannot be made: {error.strerror}") from None
     return folder

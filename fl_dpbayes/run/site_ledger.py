@@ -129,10 +129,7 @@ def _as_user_errors(settings: LedgerSettings) -> Iterator[None]:
 def _read_site(site_file: Path, read: Callable[[Path], SiteFile] = read_site_file) -> tuple[SiteFile, LedgerSettings]:
     with suppress(OSError), site_file.open("rb") as file:
         if file.read(len(SQLITE_HEADER)) == SQLITE_HEADER:
-            raise UserError(
-                f"{site_file} is a ledger: give the site file that names it, in a simulation for example "
-                "RUN_DIR/sites/02-east.toml"
-            )
+            raise UserError(f"{site_file} is a ledger: give the site file that names it, as RUN_DIR/sites/02-east.toml")
     record = read(site_file)
     if record.ledger is None:
         raise UserError(f"site file {site_file} names no ledger: only sites that train have one")
@@ -149,8 +146,7 @@ def _budget_line(cohort: Cohort) -> str:
 def _spent_table(parts: list[Spent]) -> Table:
     table = terminal_table("Spent so far")
     for heading in ("part", "steps", "epsilon", "by", "mu"):
-        number = heading in ("steps", "epsilon", "mu")
-        table.add_column(heading, justify="right" if number else "left", no_wrap=heading != "by")
+        table.add_column(heading, justify="left" if heading in ("part", "by") else "right", no_wrap=heading != "by")
     for spent in parts:
         mu = f"{rounded_up(spent.mu.mu)} ({spent.mu.kind})"
         table.add_row(spent.part, count(spent.steps), rounded_up(spent.epsilon), METHODS[spent.method], mu)

@@ -45,6 +45,7 @@ from fl_dpbayes.report.warnings import sentence
 from fl_dpbayes.run.new_records import NewData, NewRecords, read_new_records
 
 MOST_NAMED = 10
+UNCERTAINTIES = ("total", "aleatoric", "epistemic")
 SHOWN = (
     "accuracy", "nll", "brier", "ece", "rms_debiased", "mce", "ace", "sce", "auroc", "epistemic", "aleatoric",
 )  # fmt: skip
@@ -63,17 +64,15 @@ def predict_records(
     """Write class probabilities and uncertainty for new records as CSV, one row for each, in their order.
 
     Columns: `line` (of a CSV), `row` or `record`, its privacy unit where the table has that column, predicted class,
-    one probability per class (by their names, where the run's source has some), total, aleatoric and epistemic
-    uncertainty in nats.
-    Where the run recalibrated its posterior (and not mostly by noise), the probabilities are the recalibrated ones and
-    the total uncertainty is theirs; a map of averaged probabilities does not tell aleatoric from epistemic, and neither
-    does a point estimate, so these cells are then empty.
+    one probability per class, total, aleatoric and epistemic uncertainty in nats. Where the run recalibrated its
+    posterior (and not mostly by noise), the probabilities are the recalibrated ones and the total uncertainty is
+    theirs; a map of averaged probabilities does not tell aleatoric from epistemic, and neither does a point estimate,
+    so these cells are then empty.
 
-    `data`: the records, see `read_new_records`. `out`: the CSV file; None prints it. `data_dir`: the data folder,
-    where frozen weights lie in `backbones`; None: the run's own or the environment's. `allowed_code`: as
-    `load_posterior` has it. `skip_bad_rows`: rows with a value that is missing or not allowed keep their place, with
-    empty cells, and are named on the error stream; else the first one ends it. Raises UserError if the run or the data
-    cannot be read, or do not fit, or `out` exists: nothing is overwritten.
+    `data`: see `read_new_records`. `out`: the CSV file; None prints it. `data_dir`: where frozen weights lie in
+    `backbones`; None: the run's own or the environment's. `allowed_code`: as `load_posterior` has it. `skip_bad_rows`:
+    rows with a value that is missing or not allowed keep their place, with empty cells, and are named on the error
+    stream; else the first one ends it. Raises UserError if run or data cannot be read or do not fit, or `out` exists.
     """
     if out is not None and out.exists():
         raise UserError(f"--out {out} exists already: give another name, nothing is overwritten")
@@ -84,10 +83,8 @@ def predict_records(
     table = pandas.DataFrame(
         {records.numbered: records.names, **units, "predicted": classes[probabilities.argmax(axis=1)]}
     )
-    for number, name in enumerate(classes):
-        table[f"probability_{name}"] = probabilities[:, number]
-    for name, values in uncertainty.items():
-        table[f"{name}_uncertainty"] = values
+    table[[f"probability_{name}" for name in classes]] = probabilities
+    table = table.assign(**{f"{name}_uncertainty": values for name, values in uncertainty.items()})
     if bad := records.bad:
         table = table.astype({"predicted": object})
         table.iloc[list(bad), 1 + len(units) :] = np.nan
@@ -134,14 +131,13 @@ def evaluate_records(
     found = _predict(run_dir, data, data_dir, allowed_code, labelled=True)
     records, prediction, mapping = found.records, found.prediction, found.mapping
     if records.labels is None:
-        raise UserError(
-            f"{data} has no labels: give a column 'label', an array 'labels', or one folder of images per class"
-        )
+        raise UserError(f"{data} has no labels: give a column 'label', an array 'labels', or a folder for each class")
     probabilities = prediction.probabilities if mapping is None else recalibrate(prediction.probabilities, mapping)
     if mapping is None:
         predictor, name = "posterior", found.point or PREDICTORS["posterior"]
-        uncertainty = {name: getattr(prediction, name) for name in ("total", "aleatoric", "epistemic")}
-        statistics = from_batch(probabilities, records.labels, **uncertainty)
+        statistics = from_batch(
+            probabilities, records.labels, **{key: getattr(prediction, key) for key in UNCERTAINTIES}
+        )
     else:
         predictor, name = RECALIBRATED, f"recalibrated {found.point}" if found.point else PREDICTORS[RECALIBRATED]
         statistics = from_batch(probabilities, records.labels)
@@ -206,8 +202,7 @@ class _Predicted:
 def _with_uncertainty(found: _Predicted) -> tuple[npt.NDArray[np.float64], dict[str, npt.NDArray | float]]:
     prediction, mapping = found.prediction, found.mapping
     if mapping is None and not found.point:
-        parts = {name: getattr(prediction, name) for name in ("total", "aleatoric", "epistemic")}
-        return prediction.probabilities, parts
+        return prediction.probabilities, {name: getattr(prediction, name) for name in UNCERTAINTIES}
     probabilities = prediction.probabilities if mapping is None else recalibrate(prediction.probabilities, mapping)
     return probabilities, {"total": entr(probabilities).sum(axis=1), "aleatoric": np.nan, "epistemic": np.nan}
 
@@ -246,11 +241,8 @@ def _predict(
 
 def _scenario_of(run_dir: Path, scenario_hash: str) -> Scenario:
     path = run_dir / SCENARIO_FILE
-    if not path.is_file():
-        raise UserError(f"{path} is missing: put back a copy of it, as it says how records are read")
-    scenario = load_scenario(str(path))
-    if digest(scenario) != scenario_hash:
-        raise UserError(f"{path} is not the scenario of the posterior beside it: put back a copy of the run's own")
+    if not path.is_file() or digest(scenario := load_scenario(str(path))) != scenario_hash:
+        raise UserError(f"{path} is missing or not the scenario of the posterior beside it: put back the run's own")
     return scenario
 
 
@@ -259,9 +251,7 @@ def _usable_map(mapping: RecalibrationMap | None, run_dir: Path) -> Recalibratio
     if mapping is None:
         return None
     # A posterior may be used without the records of its run.
-    known = (run_dir / SUMMARY_FILE).is_file()
-    noise = read_summary(run_dir).recalibration_noise if known else ""
-    if noise:
+    if (run_dir / SUMMARY_FILE).is_file() and (noise := read_summary(run_dir).recalibration_noise):
         _say(f"warning: {noise}. The probabilities here are the posterior's own.", style="yellow")
         return None
     _say(

@@ -10,7 +10,6 @@ from logging import WARNING
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.common import log
 from flwr.serverapp import Grid
@@ -26,6 +25,7 @@ from fl_dpbayes.posterior.site_weights import weigh_sites
 from fl_dpbayes.protocol.arrays import Arrays, read_sent_arrays
 from fl_dpbayes.report.warnings import sentence
 
+Metrics = dict[str, int | float]
 MOST_UNITS = 10**12
 MOST_METRICS, MOST_VALUE = 64, 1e15
 
@@ -39,27 +39,23 @@ class FALD(FedAvg):
     """
 
     def __init__(
-        self,
-        *,
-        rule: aggregation.FALD | None = None,
-        burn_in: int = 0,
-        thinning: int = 1,
-        on_round: Callable[[int, Arrays, dict[str, int | float]], None] | None = None,
-        on_sample: Callable[[int, PosteriorSamples], None] | None = None,
-        **fedavg: Any,
-    ) -> None:
+        self, *, rule: aggregation.FALD | None = None, burn_in: int = 0, thinning: int = 1,
+        on_round: Callable[[int, Arrays, Metrics], object] = lambda *_: None,
+        on_sample: Callable[[int, PosteriorSamples], object] = lambda *_: None, **fedavg: Any,
+    ) -> None:  # fmt: skip
         """Make the strategy.
 
-        `rule`: how states are averaged and sites weighed (None: by units). `burn_in`: rounds whose
-        averages are no samples. `thinning`: one average in so many is kept. `on_round`: called after each round with
-        its number, the averaged state and its metrics. `on_sample`: called with each sample that is kept. `fedavg`:
-        what `flwr.serverapp.strategy.FedAvg` takes, such as fraction_train.
+        `rule`: how states are averaged and sites weighed (None: by units). `burn_in`: rounds whose averages are no
+        samples. `thinning`: one average in so many is kept. `on_round`: called after each round with its number, the
+        averaged state and its metrics. `on_sample`: called with each sample that is kept. `fedavg`: what
+        `flwr.serverapp.strategy.FedAvg` takes, such as fraction_train.
         """
         super().__init__(**fedavg)
         self.rule = rule or aggregation.FALD(rule="fald")
-        self.burn_in, self.thinning = burn_in, thinning
-        self.on_round, self.on_sample = on_round, on_sample
+        self.burn_in, self.thinning, self.on_round, self.on_sample = burn_in, thinning, on_round, on_sample
         self._sent: Arrays = {}
+        self._stated: dict[str, Metrics] = {}
+        self._states: dict[str, Arrays] = {}
         self._samples: list[PosteriorSamples] = []
         self._said: set[RunWarning] = set()
 
@@ -91,27 +87,23 @@ class FALD(FedAvg):
         good, bad = self._check_and_log_replies(replies, is_train=True)
         if not good:
             return None, None
-        states = {str(reply.metadata.src_node_id): self._state(reply) for reply in good}
-        stated = {str(reply.metadata.src_node_id): _metrics(reply) for reply in good}
-        units = {site: int(metrics[self.weighted_by_key]) for site, metrics in stated.items()}
+        units = {site: int(metrics[self.weighted_by_key]) for site, metrics in self._stated.items()}
         weights, heavy = weigh_sites(self.rule, units)
-        state, warnings, is_mean = average_of_states(states, self._sent, self.rule, weights)
+        state, warnings, is_mean = average_of_states(self._states, self._sent, self.rule, weights)
         for found in {*warnings, *target_warnings(self.rule, weights, units), *([heavy] if heavy else [])} - self._said:
             log(WARNING, "round %s: %s", server_round, sentence(found))
             self._said.add(found)
-        metrics: dict[str, int | float] = {"sites": len(good), "left-out": len(bad), "units": sum(units.values())}
-        for name in ("epsilon", "epsilon-planned", "delta", "steps"):
-            metrics |= {f"{name}-max": max(values) for values in [_of_all(stated, name)] if values}
-        heat = dict(zip(stated, _of_all(stated, "temperature"), strict=False)) if is_mean else {}
+        heat = self._of_all("temperature") if is_mean else {}
+        metrics: Metrics = {"sites": len(good), "left-out": len(bad), "units": sum(units.values())}
         metrics["temperature"] = averaged_temperature(heat, weights, units) if heat else 0.0
+        for name in ("epsilon", "epsilon-planned", "delta", "steps"):
+            metrics |= {f"{name}-max": max(values.values()) for values in [self._of_all(name)] if values}
         if server_round > self.burn_in and (server_round - self.burn_in) % self.thinning == 0:
-            size = float(np.median(_of_all(stated, "step-size") or [1.0])) or 1.0
+            size = float(np.median([*self._of_all("step-size").values()] or [1.0])) or 1.0
             rows = {name: array[np.newaxis] for name, array in state.items()}
             self._samples.append(PosteriorSamples(rows, np.array([size]), np.array([metrics["temperature"]])))
-            if self.on_sample is not None:
-                self.on_sample(server_round, self._samples[-1])
-        if self.on_round is not None:
-            self.on_round(server_round, state, metrics)
+            self.on_sample(server_round, self._samples[-1])
+        self.on_round(server_round, state, metrics)
         return ArrayRecord({name: Array(array) for name, array in state.items()}), MetricRecord({**metrics})
 
     def _check_and_log_replies(
@@ -121,54 +113,49 @@ class FALD(FedAvg):
 
         The text of an error is another machine's, and may quote a record: only its code is logged.
         """
-        good, bad, seen = list[Message](), list[Message](), set[int]()
+        good, bad, self._stated, self._states = list[Message](), list[Message](), {}, {}
+        layout = {name: (array.shape, array.dtype) for name, array in self._sent.items()}
         for reply in replies:
-            node = reply.metadata.src_node_id
+            node = str(reply.metadata.src_node_id)
             try:
                 if reply.has_error():
                     raise ValueError(f"error code {reply.error.code}")
-                if node in seen:
+                if node in self._stated:
                     raise ValueError("it is the second of its node")
-                units = _metrics(reply).get(self.weighted_by_key)
-                if units is None or not 1 <= units <= MOST_UNITS:
+                metrics = _metrics(reply)
+                if not 1 <= metrics.get(self.weighted_by_key, 0) <= MOST_UNITS:
                     raise ValueError(f"its metric {self.weighted_by_key!r} is no number of units, 1 or more")
                 if is_train:
-                    self._state(reply)
+                    record = reply.content.array_records.get(self.arrayrecord_key, ArrayRecord())
+                    self._states[node] = read_sent_arrays(record, layout)
             except Exception as error:
                 # Whatever one site sends must not end the run of the others.
-                log(WARNING, "the reply of node %d is left out: %s", node, outside_text(str(error)))
+                log(WARNING, "the reply of node %s is left out: %s", node, outside_text(str(error)))
                 bad.append(reply)
                 continue
-            seen.add(node)
+            self._stated[node] = metrics
             good.append(reply)
-        if good and not is_train:
-            # Averages need the same metrics of all: those that most replies have.
-            keys = Counter(frozenset(_metrics(reply)) for reply in good).most_common(1)[0][0]
-            bad += [reply for reply in good if frozenset(_metrics(reply)) != keys]
-            good = [reply for reply in good if frozenset(_metrics(reply)) == keys]
-        return good, bad
+        if is_train or not good:
+            return good, bad
+        # Averages need the same metrics of all: those that most replies have.
+        names = [frozenset(metrics) for metrics in self._stated.values()]
+        (common, _), *_ = Counter(names).most_common(1)
+        return [one for one, name in zip(good, names, strict=True) if name == common], bad
 
-    def _state(self, reply: Message) -> Arrays:
-        record = reply.content.array_records.get(self.arrayrecord_key, ArrayRecord())
-        layout = {name: (array.shape, array.dtype) for name, array in self._sent.items()}
-        state: dict[str, npt.NDArray] = read_sent_arrays(record, layout)
-        return state
+    def _of_all(self, name: str) -> Metrics:
+        """Return a metric of 0 or more of every site; nothing where one does not have it."""
+        values = {site: metrics.get(name, -1) for site, metrics in self._stated.items()}
+        return values if min(values.values()) >= 0 else {}
 
 
-def _metrics(reply: Message) -> dict[str, int | float]:
+def _metrics(reply: Message) -> Metrics:
     """Read the one MetricRecord of a reply: at most 64 numbers within 1e15 with printable names."""
     records = list(reply.content.metric_records.values())
     if len(records) != 1 or len(records[0]) > MOST_METRICS:
         raise ValueError(f"it has {len(records)} metric records, or one of more than {MOST_METRICS} metrics")
-    found: dict[str, int | float] = {}
+    found: Metrics = {}
     for name, value in records[0].items():
         if outside_text(name) != name or not isinstance(value, int | float) or not abs(value) <= MOST_VALUE:
             raise ValueError(f"its metric {outside_text(name)!r} is not one number within 1e15")
         found[name] = value
     return found
-
-
-def _of_all(stated: dict[str, dict[str, int | float]], name: str) -> list[float]:
-    """Return a metric of 0 or more of every site, in their order; nothing where one does not have it."""
-    values = [float(metrics.get(name, -1)) for metrics in stated.values()]
-    return values if all(value >= 0 for value in values) else []

@@ -40,14 +40,6 @@ class PlannedChain:
     units: int
     noise_multipliers: Array
 
-    def __post_init__(self) -> None:
-        """Check that there is one noise multiplier for each planned step."""
-        if len(self.noise_multipliers) != self.plan.total_steps:
-            raise ValueError(
-                f"{len(self.noise_multipliers)} noise multipliers for a plan of {self.plan.total_steps} steps: give "
-                "one per step"
-            )
-
     @cached_property
     def step_sizes(self) -> Array:
         """a_t of every step, shape (plan.total_steps,)."""

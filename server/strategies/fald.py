@@ -39,30 +39,20 @@ class FALDStrategy(PosteriorStrategy):
         states = self.bank.states_of(list(replies), chain)
         state, warnings, is_mean = average_of_states(states, arrays, self._rule, self.site_weights)
         self.record.warn(*warnings)
-        last_step = max(reply.last_step for reply in replies.values())
-        if self._beyond_burn_in(last_step + 1) > 0:
+        training, last_step = self.federation.scenario.training, max(reply.last_step for reply in replies.values())
+        beyond = last_step % self.plan.chain_steps + 1 - training.burn_in
+        if beyond > 0:
             positions = PerSite(list(replies), lambda site: without_prefix("parameters", states[site]))
             self._drift.add(positions, without_prefix("parameters", state), self.site_weights)
         heat = {site: reply.stretch.temperature for site, reply in replies.items()}
         units = self.federation.roster.units
         temperature = averaged_temperature(heat, self.site_weights, units) if is_mean else 0.0
-        kept = self._is_kept(last_step + 1)
+        kept = int(beyond > 0 and beyond % training.thinning < training.steps_per_round)
         size = max(reply.stretch.last_step_size for reply in replies.values())
-        sample = PosteriorSamples(
-            arrays={name: array[: int(kept)] for name, array in point_of(state).arrays.items()},
-            weights=np.full(int(kept), size),
-            temperatures=np.full(int(kept), temperature),
-        )
+        arrays = {name: array[:kept] for name, array in point_of(state).arrays.items()}
+        sample = PosteriorSamples(arrays, np.full(kept, size), np.full(kept, temperature))
         self.bank.add(AVERAGED, round_number, chain, sample, state)
         return state
-
-    def _is_kept(self, steps: int) -> bool:
-        training = self.federation.scenario.training
-        beyond = self._beyond_burn_in(steps)
-        return beyond > 0 and beyond % training.thinning < training.steps_per_round
-
-    def _beyond_burn_in(self, steps: int) -> int:
-        return (steps - 1) % self.plan.chain_steps + 1 - self.federation.scenario.training.burn_in
 
     def chain_names(self) -> list[str]:
         """Name the one averaged chain."""

@@ -1,9 +1,9 @@
 """A round's second half, which all rules share: what sites answer is checked and banked, and the round kept on disk."""
 
-import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from logging import INFO
+from statistics import fmean
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, Message, MetricRecord
@@ -20,6 +20,11 @@ from server.checkpoint import Checkpoint, write_checkpoint
 from server.exchange import Answer
 from server.roster import Member
 from server.strategies.requests import RoundRequests
+
+# What Flower's own result says of a round's sites.
+RESULT: dict[str, Callable[[list[int | float]], int | float]] = {
+    "units": sum, "steps": max, "epsilon": max, "temperature": fmean,
+}  # fmt: skip
 
 NOTHING = PosteriorSamples(arrays={}, weights=np.zeros(0), temperatures=np.zeros(0))
 
@@ -62,7 +67,9 @@ class ReplyIntake(RoundRequests):
             self.state = self.next_state(server_round, self.state, good)
         self.save(server_round, self.state)
         state = ArrayRecord({name: Array(np.ascontiguousarray(array)) for name, array in self.state.items()})
-        return state, MetricRecord({**(self.record.round_rows[-1] if self.record.round_rows else {}), **_said(good)})
+        said = [checked.metrics for checked in good.values()]
+        metrics = {name: how([one[name] for one in said]) for name, how in RESULT.items() if said}
+        return state, MetricRecord({**(self.record.round_rows[-1] if self.record.round_rows else {}), **metrics})
 
     def save(self, round_number: int, state: Arrays) -> None:
         """Write the checkpoint of a round that is complete; 0 before the first."""
@@ -111,16 +118,3 @@ class ReplyIntake(RoundRequests):
         checked = check_train_reply(reply, record, request, member.card, self.federation.shapes, previous)
         check_displacement(checked, request, member.card.units, self.start_of(member.card.name, request.round))
         return checked
-
-
-def _said(good: Mapping[str, CheckedReply]) -> dict[str, int | float]:
-    """Return what Flower's own result says of a round's sites: units in all, greatest epsilon, mean temperature."""
-    if not good:
-        return {}
-    statements, stretches = [one.privacy for one in good.values()], [one.stretch for one in good.values()]
-    return {
-        "units": sum(one.units for one in statements),
-        "steps": max(one.steps for one in statements),
-        "epsilon": max(math.inf if one.epsilon is None else one.epsilon for one in statements),
-        "temperature": sum(one.temperature for one in stretches) / len(stretches),
-    }

@@ -1,11 +1,17 @@
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from scipy.signal import lfilter
 
-from fl_dpbayes.config.errors import warning
-from fl_dpbayes.posterior.convergence import ConvergenceSummary, is_hot, mixing_warning, summarise_convergence
+from fl_dpbayes.config.plan import PrivacyPlan
+from fl_dpbayes.posterior.convergence import (
+    ConvergenceSummary,
+    mixing_warning,
+    summarise_convergence,
+    temperature_warnings,
+)
 from fl_dpbayes.posterior.diagnostics import effective_sample_size, rank_normalised, split_r_hat
 from fl_dpbayes.report.warnings import sentence
 
@@ -113,9 +119,11 @@ def test_chains_are_compared_over_their_last_samples_and_a_stump_is_left_out():
 
 
 def test_hotter_chain_is_told_with_how_much_wider_it_is():
-    assert is_hot(0.5, 8.0)
-    assert [is_hot(*pair) for pair in ((1.0, 1.0), (1.0, 0.2), (0.5, 0.52))] == [False] * 3
-    text = sentence(warning("hot", planned=0.5, mean=8.0))
+    private = PrivacyPlan(epsilon=1.0, delta=1e-5, sampling_rate=0.1, coupling="floor", temperature=0.5)
+    scenario = SimpleNamespace(privacy=private, sampler=SimpleNamespace(levers={}))
+    assert temperature_warnings(scenario, {"a": 0.52, "b": 0.2, "c": None}) == []
+    (found,) = temperature_warnings(scenario, {"a": 0.52, "b": 8.0})
+    text = sentence(found)
     assert "more noise than temperature 0.5: the chain sampled at 8," in text
     assert "about 4 times too wide" in text
 

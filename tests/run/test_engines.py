@@ -59,9 +59,7 @@ def usable_sites(folder: Path) -> list[int]:
 
 
 @pytest.mark.slow
-def test_flower_run_whose_command_is_killed_is_resumed_and_equals_an_unbroken_inline_one(
-    tmp_path: Path,
-) -> None:
+def test_flower_run_whose_command_is_killed_is_resumed_and_equals_an_unbroken_inline_one(tmp_path: Path) -> None:
     inline, flower, log = tmp_path / "inline", tmp_path / "flower", tmp_path / "log"
     unbroken = simulate("digits", *SEEDED, "--engine", "inline", "--out", inline)
     subprocess.run(unbroken, check=True, capture_output=True, timeout=300)

@@ -103,8 +103,6 @@ def test_figures_page_and_what_it_does_not_overwrite(run, tmp_path) -> None:
     axes = matplotlib.pyplot.subplots()[1]
     assert run.plot_reliability("St. Mary", ax=axes) is axes
     assert "St.-Mary" in axes.get_title()
-    assert run.plot_epsilon().get_ylabel() == "epsilon spent"
-    assert run.plot_sites("ece").get_xlabel() == "ece"
     matplotlib.pyplot.close("all")
     assert "<iframe sandbox srcdoc=" in run._repr_html_()
     page = run.report(tmp_path / "report.html")
@@ -143,6 +141,9 @@ def test_chains_go_to_arviz_by_site_or_averaged(run, tmp_path) -> None:
     }  # fmt: skip
     weights = chains.posterior["1.weight"].to_numpy().reshape(-1, 2, 2)
     assert np.allclose(np.sort(weights, axis=0), np.sort(mixed.posterior.samples.arrays["1.weight"], axis=0))
+    next((mixed.folder / "bank").glob("*/chain-*")).write_bytes(b"damaged")
+    with pytest.raises(fl.UserError, match="are damaged"):
+        mixed.posterior.to_arviz()
 
 
 def test_docstrings_show_what_happens() -> None:
@@ -167,7 +168,7 @@ def test_what_is_not_said_is_proposed_and_marked() -> None:
 MISTAKES = {
     "the frame has no such column, its columns are hospital": lambda: sites(label="sik"),
     "1 of 400 rows have no value there": lambda: sites(FRAME.assign(sick=FRAME["sick"].where(FRAME.index != "row 0"))),
-    r"feature 'age': 1 of 400 .* \(first at index 'row 3'\)": lambda: sites(
+    "row 4, column 'age': missing, or no finite number": lambda: sites(
         FRAME.assign(age=FRAME["age"].where(FRAME.index != "row 3"))
     ),
     "'note' has 400 values of text": lambda: sites(features=["note"], centers=None, scales=None),
@@ -177,13 +178,10 @@ MISTAKES = {
     "engine 'flower' runs sites in other processes": lambda: fl.simulate(sites(), model=MyNet(), engine="flower"),
     "simulate takes no 'epochs'": lambda: fl.simulate(sites(), epochs=3),
     "give records of sites_from_frame": lambda: fl.simulate(FRAME),
-    "give an object such as DPSGLD": lambda: fl.simulate(sites(), sampler=fl.DPSGLD),
+    "give an object such as fl.DPSGLD": lambda: fl.simulate(sites(), sampler=fl.DPSGLD),
     "did you mean 'privacy'": lambda: fl.simulate(sites(), {"privcy.epsilon": 2}),
     "needs 20: name it in held_out": lambda: fl.simulate(sites(FRAME[(FRAME["hospital"] != "west")
                                                                      | (FRAME["patient"] < 20)])),
-    "Privacy: epsilon is -1": lambda: fl.Privacy(epsilon=-1, delta=1e-3),
-    "did you mean 'step_size'": lambda: fl.DPSGLD(stepsize=1),
-    "takes its values by name": lambda: fl.Privacy(4, 1e-3),
     "give one for each of the 3 records": lambda: fl.sites_from_arrays(np.ones((3, 2)), [0, 1], ["a", "b", "c"]),
     "is not a run directory": lambda: fl.load_run("nowhere"),
 }  # fmt: skip

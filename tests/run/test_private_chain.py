@@ -12,6 +12,7 @@ from torch.utils.data import TensorDataset
 import fl_dpbayes as fl
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.sampler import SGLD, ConstantStepSize
+from fl_dpbayes.run.folder_lock import folder_lock
 from fl_dpbayes.samplers.chain import ChainDivergedError
 
 FEATURES = torch.randn((400, 3), generator=torch.Generator().manual_seed(0))
@@ -38,12 +39,7 @@ def test_a_module_and_a_dataset_become_a_private_posterior_in_one_call() -> None
     assert posterior.temperature == pytest.approx(1)
     again = fl.private_chain(module, (FEATURES, LABELS), PRIVACY)
     assert not np.array_equal(again.last["weight"], release.last["weight"])
-
-
-def test_rows_of_one_patient_are_one_unit() -> None:
-    patients = np.repeat(np.arange(40), 10)
-    release = fl.private_chain(nn.Linear(3, 2), (FEATURES, LABELS), PRIVACY, units=patients)
-    assert release.privacy.units == 40
+    assert planned(units=np.repeat(np.arange(40), 10)).advance().privacy.units == 40
 
 
 @pytest.mark.parametrize("kept", ["record", "file"])
@@ -56,28 +52,39 @@ def test_the_position_survives_and_a_repeated_round_is_the_next_stretch(kept: st
     assert {release.privacy.epsilon_planned for release in released} == {released[2].privacy.epsilon}
     with pytest.raises(UserError, match="all 12 planned steps are spent"):
         planned(position).advance(start)
-    with pytest.raises(UserError, match="another plan"):
-        planned(position, rounds=4).advance(start)
+    for other in ({"rounds": 4}, {"units": np.arange(400)}):
+        with pytest.raises(UserError, match="another plan"):
+            planned(position, **other).advance(start)
+    if kept == "file":
+        with folder_lock(tmp_path), pytest.raises(UserError, match="another process"):
+            planned(position).advance(start)
+        position.write_text(position.read_text().replace('"steps": 12', '"steps": 4'))
+        with pytest.raises(ValueError, match="changed since"):
+            planned(position).advance(start)
 
 
-def test_a_stretch_that_fails_is_spent_and_says_nothing_of_the_records(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_fails_is_spent_and_says_nothing_of_the_records(monkeypatch: pytest.MonkeyPatch) -> None:
     position: dict[str, Any] = {}
     with pytest.raises(ChainDivergedError):
         planned(position, sampler=SGLD(step_size=ConstantStepSize(initial=1e20))).advance()
     assert position["steps"] == 4
     position = {}
 
-    def quoting(*_: Any) -> None:
-        raise IndexError("record 17 of Mrs Smith")
+    class Quoting(list):
+        def __getitem__(self, *_: Any) -> None:
+            raise IndexError("record 17 of Mrs Smith")
 
-    monkeypatch.setattr("fl_dpbayes.run.private_chain.run_chain", quoting)
-    with pytest.raises(RuntimeError, match="see the log") as caught:
-        planned(position).advance()
-    assert "Smith" not in str(caught.value)
-    assert caught.value.__suppress_context__
+    with monkeypatch.context() as patch:
+        patch.setattr("fl_dpbayes.run.private_chain.run_chain", lambda *_: Quoting()[0])
+        for failing in (planned(position).advance, lambda: fl.private_chain(nn.Linear(3, 2), Quoting("a"), PRIVACY)):
+            with pytest.raises(RuntimeError, match="see the log") as caught:
+                failing()
+            assert "Smith" not in str(caught.value)
+            assert caught.value.__suppress_context__
     assert position["steps"] == 4
-    with pytest.raises(ValueError, match="not finite"):
-        planned(position).advance({"weight": np.full((2, 3), np.nan, np.float32), "bias": np.zeros(2, np.float32)})
+    for start in ({"weight": np.full((2, 3), np.nan), "bias": np.zeros(2)}, {"weight": np.zeros((3, 2))}):
+        with pytest.raises(ValueError, match=r"not finite|has shape"):
+            planned(position).advance(start)
     assert position["steps"] == 4
 
 
@@ -87,8 +94,12 @@ def test_a_stretch_that_fails_is_spent_and_says_nothing_of_the_records(monkeypat
         (nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)), {}, "GroupNorm"),
         (nn.Linear(3, 1), {}, "a label must name one"),
         (nn.Linear(3, 2), {"privacy": fl.Privacy(epsilon=2, delta=0.01)}, "below 1 / 400"),
-        (nn.Linear(3, 2), {"units": np.zeros(3)}, "one for each of the 400 records"),
+        (nn.Linear(3, 2), {"privacy": fl.Privacy(epsilon=2, delta=0.0022), "declared": 390}, "below 1 / 487.5"),
+        (nn.Linear(3, 2), {"declared": 300}, "not within a fifth of the declared one$"),
+        (nn.Linear(3, 2), {"units": np.zeros(3)}, "one for each record"),
         (nn.Linear(3, 2), {"privacy": fl.Privacy(epsilon=0.1, delta=1e-3, noise_multiplier=0.5)}, "give more noise"),
+        # Its noise is not in units of a clip norm, so no finite epsilon holds.
+        (nn.Linear(3, 2), {"privacy": fl.NoPrivacy(noise_standard_deviation=5)}, "needs a budget"),
     ],
 )
 def test_what_does_not_fit_is_refused_before_a_step(module: nn.Module, changed: dict[str, Any], said: str) -> None:

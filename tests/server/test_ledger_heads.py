@@ -13,8 +13,7 @@ from server.ledger_heads import HEADS_FILE, MOST_SITES, LedgerHeads, read_heads
 
 def keep_heads(path, heads) -> None:
     known = LedgerHeads(path)
-    for site, head in heads.items():
-        known.note(site, head)
+    known.seen |= heads
     known.keep()
 
 

@@ -215,13 +215,11 @@ class Ledger:
 
     def head(self) -> str:
         """Return the head of the file's chain."""
-        with ledger_errors():
-            return read_chain(self._connection)[-1].head
+        return self.entries()[-1].head
 
     def state(self) -> LedgerState:
         """Return what the entries add up to."""
-        with ledger_errors():
-            return read_state(read_chain(self._connection), self.cohort.name)
+        return read_state(self.entries(), self.cohort.name)
 
     def spent(self, part: Part) -> Spent:
         """Account for everything spent on a part so far, with the method that holds for it."""

@@ -1,4 +1,4 @@
-"""A study's figures: methods by axis, places, shifts and their severity, uncertainty elsewhere, and cost."""
+"""A study's figures: methods by axis, places, shifts and their severity, uncertainty elsewhere."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -65,7 +65,6 @@ def study_figures(study: StudyResults) -> list[tuple[str, str, list[PanelFigure]
         ("Uncertainty at new sites", "", [_detection_figure(study), _epistemic_figure(study)]),
         ("Conformal prediction sets", promise, [*_conformal_figures(study)]),
         ("Estimates against known truth", "", [_truth_figure(study)]),
-        ("Cost", "", [_seconds_figure(study)]),
     ]
     kept = [(heading, note, [item for item in items if item.panels]) for heading, note, items in sections]
     return [section for section in kept if section[2]]
@@ -116,17 +115,13 @@ def _figure(
     )  # fmt: skip
 
 
-def _by_axis(study: StudyResults, methods: Sequence[Method], column: str, without: str = "") -> list[Panel]:
-    """Make a panel for each axis that has several values."""
-    axes = {name: _labelled(name, labels) for name, labels in study.axes.items() if name != without and len(labels) > 1}
-    return [panel for name, places in axes.items() for panel in _panel(axis_name(name), methods, places, column)]
-
-
 def _axis_figures(study: StudyResults) -> Iterator[PanelFigure]:
     """The main metric of each compared axis' methods, one panel for each other axis, or of all settings at once."""
     for axis in compared_axes(study):
         methods = _methods_of(study, study.headline, axis)
-        panels = _by_axis(study, methods, study.metric, axis)
+        others = [(name, labels) for name, labels in study.axes.items() if name != axis and len(labels) > 1]
+        drawn = [_panel(axis_name(name), methods, _labelled(name, labels), study.metric) for name, labels in others]
+        panels = [panel for one in drawn for panel in one]
         panels = panels or _panel("all settings", methods, [Place(0, "all", lambda rows: rows)], study.metric)
         yield _figure(study, figure_name("methods", axis), f"by {axis_name(axis)}", OVER_AXES, panels)
 
@@ -321,9 +316,3 @@ def _truth_figure(study: StudyResults) -> PanelFigure:
         "truth", "Estimated against true calibration error", "points; faint: single runs; dashed: equal",
         "Estimated error, points", tuple(panels), 100.0, 2, from_zero=True, grey="estimate = truth",
     )  # fmt: skip
-
-
-def _seconds_figure(study: StudyResults) -> PanelFigure:
-    cells = study.results.drop_duplicates("cell") if "seconds" in study.results.columns else study.results
-    panels = _by_axis(study, [Method("", "seconds of a cell", cells)], "seconds")
-    return PanelFigure("seconds", "Seconds of a cell", OVER_AXES, "Seconds", tuple(panels), 1.0, 1, from_zero=True)

@@ -10,17 +10,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from fl_dpbayes.report import figure_style as style
 from fl_dpbayes.report.calibration_figures import heat_figure
-from fl_dpbayes.report.figure_style import (
-    CYCLE,
-    INK,
-    LEGEND_INCHES,
-    MUTED,
-    PREDICTOR_STYLES,
-    WIDTH_INCHES,
-    legend_key,
-    quiet_grid,
-)
 from fl_dpbayes.report.study.quantities import Estimate
 
 MARKERS = ("o", "s", "D", "^", "v", "P", "X", "*")
@@ -109,15 +100,15 @@ def draw_panels(content: PanelFigure) -> Figure:
     below = 0.2 + (0.16 if any(panel.horizontal for panel in panels) else 0) + 0.036 * longest
     panel_inches = 1.7 if columns == 1 else PANEL_INCHES
     row_inches = panel_inches + below + 0.24
-    legend = LEGEND_INCHES * math.ceil(len(entries) / in_line) + 0.08
+    legend = style.LEGEND_INCHES * math.ceil(len(entries) / in_line) + 0.08
     title = textwrap.wrap(content.title, TITLE_CHARACTERS)
     subtitle = textwrap.wrap(content.subtitle, SUBTITLE_CHARACTERS)
     heading = 0.14 + LINE_INCHES * (len(title) + len(subtitle))
     height = heading + rows * row_inches + legend
-    figure = Figure(figsize=(WIDTH_INCHES, height))
+    figure = Figure(figsize=(style.WIDTH_INCHES, height))
     figure.text(0, 1 - 0.02 / height, "\n".join(title), size=9, weight="bold", va="top")
     below_title = 0.05 + LINE_INCHES * len(title)
-    figure.text(0, 1 - below_title / height, "\n".join(subtitle), size=7.5, color=MUTED, va="top")
+    figure.text(0, 1 - below_title / height, "\n".join(subtitle), size=7.5, color=style.MUTED, va="top")
     left, gap = 0.105, 0.035 if columns == 3 else 0.06
     width = (0.985 - left - gap * (columns - 1)) / columns
     low, high = _limits(content, panels)
@@ -130,8 +121,8 @@ def draw_panels(content: PanelFigure) -> Figure:
         if column:
             axes.tick_params(axis="y", labelleft=False)
     for index, (method, text) in enumerate(entries):
-        colour, marker = _style(method, methods) if method else (MUTED, "")
-        key = legend_key(figure, divmod(index, in_line), _short(text, 66 // in_line), colour, legend - 0.06, 0.05)
+        colour, marker = _style(method, methods) if method else (style.MUTED, "")
+        key = style.legend_key(figure, divmod(index, in_line), _short(text, 66 // in_line), colour, legend - 0.06, 0.05)
         key.plot([-1, 0, 1], [0, 0, 0], color=colour, linewidth=1.2, linestyle="-" if method else (0, (3, 1.5)))
         key.plot(0, 0, marker, color=colour, markersize=4)
     return figure
@@ -143,9 +134,9 @@ def _tilted(panel: Panel, columns: int) -> bool:
 
 
 def _draw_panel(axes: Axes, content: PanelFigure, panel: Panel, order: Sequence[str], tilted: bool) -> None:
-    grey: Any = {"color": MUTED, "linewidth": 0.9, "linestyle": (0, (4, 2))}
-    quiet_grid(axes, "y")
-    axes.set_title(_short(panel.title, 26 if axes.get_position().width > 0.35 else 17), color=INK)
+    grey: Any = {"color": style.MUTED, "linewidth": 0.9, "linestyle": (0, (4, 2))}
+    style.quiet_grid(axes, "y")
+    axes.set_title(_short(panel.title, 26 if axes.get_position().width > 0.35 else 17), color=style.INK)
     axes.set_xlabel(panel.horizontal, labelpad=1)
     if content.level is not None:
         axes.axhline(content.scale * content.level, zorder=1, **grey)
@@ -196,10 +187,10 @@ def _limits(content: PanelFigure, panels: Sequence[Panel]) -> tuple[float, float
 
 
 def _style(method: str, methods: Sequence[str]) -> tuple[str, str]:
-    if method in PREDICTOR_STYLES:
-        return PREDICTOR_STYLES[method].colour, PREDICTOR_STYLES[method].marker
+    if method in style.PREDICTOR_STYLES:
+        return style.PREDICTOR_STYLES[method].colour, style.PREDICTOR_STYLES[method].marker
     index = methods.index(method)
-    return CYCLE[index % len(CYCLE)], MARKERS[index % len(MARKERS)]
+    return style.CYCLE[index % len(style.CYCLE)], MARKERS[index % len(MARKERS)]
 
 
 def _scaled(points: Sequence[tuple[float, float]], scale: float) -> tuple[list[float], list[float]]:

@@ -4,7 +4,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from fl_dpbayes.calibration.intervals import paired_difference
+import numpy as np
+
+from fl_dpbayes.calibration.intervals import student_interval
 from fl_dpbayes.config.metrics import METRICS, Metric
 from fl_dpbayes.report.numbers import decimal, interval, points
 from fl_dpbayes.report.wording import ROLES
@@ -39,10 +41,9 @@ def over_seeds(by_seed: Iterable[Sequence[float]]) -> Estimate | None:
     values = list(by_seed)
     most = max(map(len, values), default=0)
     means = [fmean(each) for each in values if len(each) == most] if most else []
-    over = paired_difference(means, [0.0] * len(means))
-    if over is None:
+    if len(means) < 2:
         return Estimate(means[0], None, None, 1, most) if means else None
-    return Estimate(over.mean, over.interval.low, over.interval.high, over.pairs, most)
+    return Estimate(float(np.mean(means)), *student_interval(means), len(means), most)
 
 
 @dataclass(frozen=True)

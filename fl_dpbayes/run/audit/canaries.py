@@ -82,10 +82,8 @@ class CanaryAudit:
     @property
     def checks(self) -> list[Check]:
         """That no bound exceeds the claim."""
-        bounds, what = (
-            {"Gaussian trade-off": self.gaussian_bound, "one run": self.one_run_bound},
-            "lower bound on epsilon",
-        )
+        bounds = {"Gaussian trade-off": self.gaussian_bound, "one run": self.one_run_bound}
+        what = "lower bound on epsilon"
         return [Check("epsilon", f"{what} ({name})", bound, self.claimed, "at most") for name, bound in bounds.items()]
 
 

@@ -79,9 +79,10 @@ def write_canary_site(
         path=folder / "ledger.sqlite", witness=folder / "witness" / "ledger.json", cohort="audit", epsilon=UNLIMITED,
         delta=delta, adjacency=scenario.privacy.adjacency, durability="normal",
     )  # fmt: skip
+    allowing = (policy or willing()).model_copy(update={"allowed_code": scenario.named_code})
     file = SiteFile(
         name=folder.name, role="train", source=_write_records(folder, records), units=units, ledger=ledger,
-        split=split or whole_for_training(), policy=_with_code(policy or willing(), scenario),
+        split=split or whole_for_training(), policy=allowing,
         device=scenario.resources.device, threads=scenario.resources.threads_per_site,
         insecure_seed=scenario.simulation.insecure_seed,
     )  # fmt: skip
@@ -95,10 +96,6 @@ def willing(**changes: object) -> Policy:
     """Return a policy that allows whatever the scenario asks for, with changes."""
     policy = Policy(max_run_epsilon=UNLIMITED, max_clip_norm=UNLIMITED, max_steps=10**6, allow_downloads=True)
     return policy.model_copy(update=changes)
-
-
-def _with_code(policy: Policy, scenario: Scenario) -> Policy:
-    return policy.model_copy(update={"allowed_code": scenario.named_code})
 
 
 def whole_for_training() -> Split:

@@ -17,15 +17,8 @@ import torch
 
 from fl_dpbayes.calibration.bins import COUNT, coarsen
 from fl_dpbayes.calibration.recalibration.maps import recalibrate
+from fl_dpbayes.config import recalibration as config
 from fl_dpbayes.config.errors import UserError
-from fl_dpbayes.config.recalibration import (
-    CountingPlan,
-    Recalibration,
-    RecalibrationMap,
-    RecalibrationPlan,
-    parameter_count,
-    recalibration_plan,
-)
 from fl_dpbayes.config.scenario import Scenario
 from fl_dpbayes.config.site_file import Split, write_site_file
 from fl_dpbayes.data.site import recalibration_units
@@ -36,16 +29,7 @@ from fl_dpbayes.protocol.arrays import Arrays, prefixed
 from fl_dpbayes.protocol.evaluate import EvaluateReply, EvaluateRequest
 from fl_dpbayes.protocol.recalibrate import RecalibrateReply, RecalibrateRequest
 from fl_dpbayes.protocol.wire import arrays_digest
-from fl_dpbayes.run.audit.canary_site import (
-    KEY,
-    CanaryRecords,
-    CanarySite,
-    ask,
-    canary_task,
-    unit_names,
-    willing,
-    write_canary_site,
-)
+from fl_dpbayes.run.audit import canary_site
 from fl_dpbayes.run.audit.gradients import model_features, start_vector, synthetic_records
 
 Array = npt.NDArray[np.float64]
@@ -77,7 +61,7 @@ class Parts:
     """
 
     scenario: Scenario
-    site: CanarySite
+    site: canary_site.CanarySite
     delta: float
     samples: Arrays
     predictions: dict[str, Array]
@@ -95,7 +79,7 @@ def audit_counts(scenario: Scenario, folder: Path, generator: np.random.Generato
     counted = [_isotonic_table(parts, run) for run in range(1, TABLES + 1)]
     top = {part: (float(p.max()), float(p.argmax() == parts.labels[part])) for part, p in parts.predictions.items()}
     binary = {part: (float(p[1]), float(parts.labels[part] == 1)) for part, p in parts.predictions.items()}
-    isotonic = binary if canary_task(scenario).classes == 2 else top
+    isotonic = binary if canary_site.canary_task(scenario).classes == 2 else top
     return [
         *verdicts("isotonic recalibration", _table_questions(counted, isotonic, "recalibration"), FALSE_ALARM / 4),
         *verdicts("recalibration by descent", _descent_questions(parts), FALSE_ALARM / 4),
@@ -105,20 +89,23 @@ def audit_counts(scenario: Scenario, folder: Path, generator: np.random.Generato
 
 
 def _parts(scenario: Scenario, folder: Path, generator: np.random.Generator) -> Parts:
-    task = canary_task(scenario)
+    task = canary_site.canary_task(scenario)
     levels, _ = synthetic_records(task, generator, len(SHARES))
     vector, probabilities = _posterior(scenario, model_features(scenario, folder, levels), generator)
     # Right in the recalibration part and wrong elsewhere: the gradients of a descent then point against each other.
     right = np.array([part == "recalibration" for part in SHARES])
     labels = np.where(right, probabilities.argmax(axis=1), probabilities.argmin(axis=1))
-    names = unit_names(SHARES, UNITS)
+    names = canary_site.unit_names(SHARES, UNITS)
     kinds = [kind for kind, part in enumerate(SHARES) for _ in range(len(names[part]) * RECORDS_PER_UNIT)]
     units = [name for part in SHARES for name in names[part] for _ in range(RECORDS_PER_UNIT)]
     delta = min(scenario.privacy.delta, 0.5 / UNITS)
-    policy = willing(evaluation_release="noised", max_test_records_per_unit=CAP, min_evaluation_noise_multiplier=0.1)
-    split = Split(test_fraction=0.3, recalibration_fraction=0.3, key=KEY)
-    held = CanaryRecords(task, levels[kinds], labels[kinds], units)
-    site = write_canary_site(folder / "parts", scenario, held, UNITS, policy=policy, split=split, delta=delta)
+    policy = canary_site.willing(
+        evaluation_release="noised", max_test_records_per_unit=CAP, min_evaluation_noise_multiplier=0.1
+    )
+    split = Split(test_fraction=0.3, recalibration_fraction=0.3, key=canary_site.KEY)
+    held = canary_site.CanaryRecords(task, levels[kinds], labels[kinds], units)
+    settings: dict[str, Any] = {"policy": policy, "split": split, "delta": delta}
+    site = canary_site.write_canary_site(folder / "parts", scenario, held, UNITS, **settings)
     module = build_model(scenario.model, task, seed=0)
     samples = {name: array[None] for name, array in vector_to_arrays(vector, module).items()}
     predictions, outcomes = (dict(zip(SHARES, values, strict=True)) for values in (probabilities, labels.tolist()))
@@ -129,7 +116,7 @@ def _posterior(
     scenario: Scenario, features: npt.NDArray[np.float32], generator: np.random.Generator
 ) -> tuple[torch.Tensor, Array]:
     """Draw weights until the three kinds of records are predicted in three bins, of p_1 and of the largest p."""
-    task = canary_task(scenario)
+    task = canary_site.canary_task(scenario)
     module = build_model(scenario.model, task, seed=0)
     records = torch.from_numpy(features).double()
     for attempt in range(ATTEMPTS):
@@ -158,14 +145,15 @@ def _request(parts: Parts, run: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _evaluate(parts: Parts, site: CanarySite, run: int, **extra: Any) -> tuple[EvaluateReply, Arrays]:
+def _evaluate(parts: Parts, site: canary_site.CanarySite, run: int, **extra: Any) -> tuple[EvaluateReply, Arrays]:
     request = EvaluateRequest(**_request(parts, run), predictors={"posterior": (1.0,)}, delta=parts.delta, **extra)
-    return ask(site, "evaluate", request, prefixed("posterior", parts.samples), EvaluateReply)
+    return canary_site.ask(site, "evaluate", request, prefixed("posterior", parts.samples), EvaluateReply)
 
 
 def _recalibrate(parts: Parts, request: dict[str, Any], **extra: Any) -> tuple[RecalibrateReply, Arrays]:
     asked = RecalibrateRequest(**request, weights=(1.0,), **extra)
-    return ask(parts.site, "train.recalibrate", asked, prefixed("posterior", parts.samples), RecalibrateReply)
+    arrays = prefixed("posterior", parts.samples)
+    return canary_site.ask(parts.site, "train.recalibrate", asked, arrays, RecalibrateReply)
 
 
 def _evaluation_table(parts: Parts, run: int) -> tuple[Array, float]:
@@ -178,7 +166,7 @@ def _evaluation_table(parts: Parts, run: int) -> tuple[Array, float]:
 def _isotonic_table(parts: Parts, run: int) -> tuple[Array, float]:
     section, privacy = parts.scenario.recalibration, parts.scenario.privacy
     epsilon = max(LEAST_EPSILON, (section.epsilon if section else None) or privacy.epsilon)
-    plan = CountingPlan(epsilon=epsilon, delta=parts.delta, adjacency=privacy.adjacency)
+    plan = config.CountingPlan(epsilon=epsilon, delta=parts.delta, adjacency=privacy.adjacency)
     reply, received = _recalibrate(parts, _request(parts, run), plan=plan, first_step=0, steps=1)
     return received["noised"].astype(np.float64), reply.privacy.history[-1][0]
 
@@ -213,7 +201,7 @@ def _public_check(parts: Parts, kinds: dict[str, tuple[float, float]]) -> Check:
     policy = parts.site.file.policy.model_copy(update={"evaluation_release": "public"})
     file, path = parts.site.file.model_copy(update={"policy": policy}), parts.site.path.with_name("public.toml")
     write_site_file(file, path)
-    _, arrays = _evaluate(parts, CanarySite(path, file, parts.site.task), 1)
+    _, arrays = _evaluate(parts, canary_site.CanarySite(path, file, parts.site.task), 1)
     counts = coarsen(arrays["posterior/top_label"].astype(np.float64), BINS)[:, COUNT]
     expected = np.zeros(BINS)
     expected[int(kinds["test"][0] * BINS)] = UNITS * RECORDS_PER_UNIT
@@ -230,19 +218,19 @@ def _descent_questions(parts: Parts) -> Questions:
     Units of the recalibration part pull against those of the others.
     """
     section = parts.scenario.recalibration
-    section = section if isinstance(section, Recalibration) else Recalibration(method="vector")
+    section = section if isinstance(section, config.Recalibration) else config.Recalibration(method="vector")
     gradients = {part: _gradient(section, parts.predictions[part], parts.labels[part]) for part in SHARES}
     own = RECORDS_PER_UNIT * gradients["recalibration"]
     clip_norm = 0.7 * min(float(np.linalg.norm(RECORDS_PER_UNIT * each)) for each in gradients.values())
     stretches = math.ceil(NUMBERS / len(own) / len(DESCENTS))
     steps = sum(DESCENTS) * stretches
-    plan = recalibration_plan(section, parts.scenario.privacy).model_copy(
+    plan = config.recalibration_plan(section, parts.scenario.privacy).model_copy(
         update={
             "epsilon": DESCENT_EPSILON, "delta": parts.delta, "clip_norm": clip_norm, "steps": 2 * steps,
             "rounds": 1, "step_size": 1e-3 / clip_norm,
         }
     )  # fmt: skip
-    assert isinstance(plan, RecalibrationPlan)
+    assert isinstance(plan, config.RecalibrationPlan)
     ends = [0, *itertools.accumulate(DESCENTS * stretches)]
     read = [_descend(parts, plan, first, last, len(own)) for first, last in itertools.pairwise(ends)]
     along = own / float(np.linalg.norm(own))
@@ -266,19 +254,19 @@ def _descent_questions(parts: Parts) -> Questions:
     }
 
 
-def _gradient(section: Recalibration, probabilities: Array, label: int) -> Array:
+def _gradient(section: config.Recalibration, probabilities: Array, label: int) -> Array:
     """Return the gradient of minus the log of the recalibrated probability at 0, by central differences."""
-    count = parameter_count(section.method, len(probabilities))
+    count = config.parameter_count(section.method, len(probabilities))
 
     def loss(parameters: Array) -> float:
-        mapping = RecalibrationMap(method=section.method, parameters=tuple(parameters.tolist()))
+        mapping = config.RecalibrationMap(method=section.method, parameters=tuple(parameters.tolist()))
         return -math.log(recalibrate(probabilities[None], mapping)[0, label])
 
     moves = DIFFERENCE * np.eye(count)
     return np.array([(loss(move) - loss(-move)) / (2 * DIFFERENCE) for move in moves])
 
 
-def _descend(parts: Parts, plan: RecalibrationPlan, first: int, last: int, count: int) -> tuple[Array, float]:
+def _descend(parts: Parts, plan: config.RecalibrationPlan, first: int, last: int, count: int) -> tuple[Array, float]:
     request = _request(parts, DESCENT_RUN) | {"round": first + 1}
     reply, _ = _recalibrate(parts, request, plan=plan, first_step=first, steps=last - first, start=(0.0,) * count)
     assert reply.parameters is not None

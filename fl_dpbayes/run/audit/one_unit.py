@@ -20,14 +20,8 @@ from fl_dpbayes.models.build import build_model, model_input_shape
 from fl_dpbayes.models.dropout import DropoutModule
 from fl_dpbayes.models.variational import VariationalModule
 from fl_dpbayes.privacy.audit_statistics import Check, mean_test, verdicts
+from fl_dpbayes.run.audit import gradients
 from fl_dpbayes.run.audit.canary_site import CanaryRecords, canary_task, write_canary_site
-from fl_dpbayes.run.audit.gradients import (
-    clip_norm_for,
-    reaching_start,
-    synthetic_records,
-    tensor_lengths,
-    unit_gradient,
-)
 from fl_dpbayes.run.audit.reading import Course, loud_plan, own_plan, private_settings, read_all
 from fl_dpbayes.samplers.algorithm import build_algorithm
 from fl_dpbayes.samplers.gradients.loss import RecordLoss, summed_cross_entropy
@@ -177,14 +171,14 @@ def audit_alone(scenario: Scenario, folder: Path, generator: np.random.Generator
     one record and of several are checked; `generator` draws the record and the start state.
     """
     task = canary_task(scenario)
-    levels, labels = synthetic_records(task, generator, 1)
-    start = reaching_start(scenario, folder, generator, levels, labels)
-    gradient = unit_gradient(scenario, folder, start, levels[0], int(labels[0]))
+    levels, labels = gradients.synthetic_records(task, generator, 1)
+    start = gradients.reaching_start(scenario, folder, generator, levels, labels)
+    gradient = gradients.unit_gradient(scenario, folder, start, levels[0], int(labels[0]))
     rule = private_settings(scenario).clipping
-    lengths = tensor_lengths(gradient, scenario)
+    lengths = gradients.tensor_lengths(gradient, scenario)
     length = float(np.linalg.norm(gradient)) if isinstance(rule, GlobalClipping) else min(lengths)
     plan = loud_plan(
-        own_plan(scenario), clip_norm=clip_norm_for(private_settings(scenario), length), sampling_rate=1.0,
+        own_plan(scenario), clip_norm=gradients.clip_norm_for(private_settings(scenario), length), sampling_rate=1.0,
         noise_multiplier=NOISE, move=1.0, rounds=REQUESTS, steps_per_round=1,
     )  # fmt: skip
     findings, vectors = [], {"parameters": start, "spread": np.full(len(start), SPREAD)}

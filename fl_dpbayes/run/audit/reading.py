@@ -6,7 +6,6 @@ released state is linear in the noisy sums behind it.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -72,9 +71,8 @@ def loud_plan(
     if isinstance(clipping, GlobalClipping):
         clipping = clipping.model_copy(update={"bound": clipping.bound * clip_norm / privacy.clip_norm})
     step_size = ADAM_STEP if plan.sampler.rescales else move * sampling_rate / clip_norm
-    coupling: Literal["constant"] = "constant"
     changes = {
-        "epsilon": UNLIMITED, "delta": DELTA, "coupling": coupling, "noise_multiplier": noise_multiplier,
+        "epsilon": UNLIMITED, "delta": DELTA, "coupling": "constant", "noise_multiplier": noise_multiplier,
         "temperature": None, "clip_norm": clip_norm, "clipping": clipping, "sampling_rate": sampling_rate,
     }  # fmt: skip
     chains = min(plan.chains, MOST_CHAINS)

@@ -22,15 +22,8 @@ from fl_dpbayes.privacy.audit_statistics import (
     variance_test,
     verdicts,
 )
+from fl_dpbayes.run.audit import gradients as auditor
 from fl_dpbayes.run.audit.canary_site import CanaryRecords, CanarySite, canary_task, write_canary_site
-from fl_dpbayes.run.audit.gradients import (
-    clip_norm_for,
-    clipped,
-    reaching_start,
-    start_vector,
-    synthetic_records,
-    unit_gradient,
-)
 from fl_dpbayes.run.audit.reading import Course, Reading, loud_plan, own_plan, read_all
 
 Array = npt.NDArray[np.float64]
@@ -87,36 +80,34 @@ def audit_sums(scenario: Scenario, folder: Path, generator: np.random.Generator)
         name = f"units of {records} record{'s'[: records - 1]}"
         checks += verdicts(name, questions | _contributions(crowd, full), FALSE_ALARM / len(RECORDS_PER_UNIT))
         apart = max(row.reading.sample_apart for rows in full for row in rows)
-        checks.append(
-            Check(name, "a kept sample is the released state, to the last bit", apart, 0.0, "at most", finds="one bit")
-        )
+        what = "a kept sample is the released state, to the last bit"
+        checks.append(Check(name, what, apart, 0.0, "at most", finds="one bit"))
     return checks
 
 
 def _crowd(scenario: Scenario, folder: Path, generator: np.random.Generator, records: int) -> Crowd:
     model, task, plan = scenario.model, canary_task(scenario), own_plan(scenario, pre_noise=0.0)
-    levels, labels = synthetic_records(task, generator, MOST_GROUPS)
+    levels, labels = auditor.synthetic_records(task, generator, MOST_GROUPS)
     # Masks of hidden units are the site's own secret: from a zero start they reach no gradient.
     if plan.sampler.needs_hidden_units:
-        start = start_vector(model, task, generator, 0.0)
+        start = auditor.start_vector(model, task, generator, 0.0)
     else:
-        start = reaching_start(scenario, folder, generator, levels[:1], labels[:1])
-    gradients = np.stack(
-        [records * unit_gradient(scenario, folder, start, levels[g], int(labels[g])) for g in range(MOST_GROUPS)]
-    )
+        start = auditor.reaching_start(scenario, folder, generator, levels[:1], labels[:1])
+    each = [auditor.unit_gradient(scenario, folder, start, levels[g], int(labels[g])) for g in range(MOST_GROUPS)]
+    gradients = np.stack([records * gradient for gradient in each])
     bayes = "spread" in plan.sampler.position
-    clip_norm = clip_norm_for(plan.privacy, float(np.linalg.norm(gradients, axis=1).max()))
-    all_shares = np.stack([clipped(each, scenario, clip_norm, spread=bayes) for each in gradients]) / clip_norm
+    clip_norm = auditor.clip_norm_for(plan.privacy, float(np.linalg.norm(gradients, axis=1).max()))
+    all_shares = np.stack([auditor.clipped(each, scenario, clip_norm, spread=bayes) for each in gradients]) / clip_norm
     chosen = _independent(all_shares)
     units = math.ceil(EXPECTED_BATCH / plan.privacy.sampling_rate)
-    each = math.ceil(min(MOST_UNITS, max(LEAST_UNITS, units)) / len(chosen))
-    rows = np.repeat(chosen, each * records)
+    of_group = math.ceil(min(MOST_UNITS, max(LEAST_UNITS, units)) / len(chosen))
+    rows = np.repeat(chosen, of_group * records)
     names = [f"unit-{number // records}" for number in range(len(rows))]
-    held, declared = CanaryRecords(task, levels[rows], labels[rows], names), round(DECLARED * each * len(chosen))
+    held, declared = CanaryRecords(task, levels[rows], labels[rows], names), round(DECLARED * of_group * len(chosen))
     site = write_canary_site(folder / "site", scenario, held, units=declared)
     # Weight draws of no spread are the means themselves.
     vectors = {"parameters": start, "spread": np.full(len(start), -20.0)}
-    return Crowd(site, vectors, clip_norm, np.full(len(chosen), float(each)), all_shares[chosen])
+    return Crowd(site, vectors, clip_norm, np.full(len(chosen), float(of_group)), all_shares[chosen])
 
 
 def _independent(shares: Array) -> list[int]:

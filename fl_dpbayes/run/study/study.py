@@ -18,16 +18,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 import fl_dpbayes
 from fl_dpbayes.config.base import digest, json_values
 from fl_dpbayes.config.errors import Stopped, UserError
+from fl_dpbayes.config.files import journal
 from fl_dpbayes.config.files.atomic_file import write_atomically
-from fl_dpbayes.config.files.journal import (
-    JOURNAL_FILE,
-    Journal,
-    JournalMark,
-    check_files,
-    file_entry,
-    listed_files,
-    read_journal,
-)
 from fl_dpbayes.config.names import counted
 from fl_dpbayes.config.study_file import Study, load_study, same_study, shipped_papers, write_study
 from fl_dpbayes.data.records import load_unscaled
@@ -93,7 +85,8 @@ def begin_study(study: Study, folder: Path | None, data_dir: Path | None, worker
         raise UserError(f"--out {folder} cannot be made: {error.strerror}") from None
     with folder_lock(folder):
         write_study(study, folder / STUDY_FILE)
-        Journal(folder / JOURNAL_FILE, JournalMark()).append([file_entry(STUDY_FILE, folder / STUDY_FILE)])
+        begun = journal.Journal(folder / journal.JOURNAL_FILE, journal.JournalMark())
+        begun.append([journal.file_entry(STUDY_FILE, folder / STUDY_FILE)])
         return _run_missing(study, cells, folder, data_dir, workers, console)
 
 
@@ -142,13 +135,13 @@ def resume_study(folder: Path, study: Study | None, data_dir: Path | None, worke
     cells = study_cells(own)
     (folder / CELLS_FOLDER).mkdir(exist_ok=True)
     with folder_lock(folder):
-        listed = listed_files(read_journal(folder / JOURNAL_FILE)[0])
+        listed = journal.listed_files(journal.read_journal(folder / journal.JOURNAL_FILE)[0])
         if STUDY_FILE not in listed:
             raise UserError(
-                f"{folder / JOURNAL_FILE} is missing or damaged, or an older version of fl-dpbayes began this study: "
-                "put back a copy of it, or start the study anew with --out"
+                f"{folder / journal.JOURNAL_FILE} is missing or damaged, or an older version of fl-dpbayes began this "
+                "study: put back a copy of it, or start the study anew with --out"
             )
-        check_files(folder, listed)
+        journal.check_files(folder, listed)
         return _run_missing(own, cells, folder, data_dir, workers, console)
 
 

@@ -5,29 +5,12 @@ Engines may then cut a batch as they like: each record meets its own draw and al
 record more or less in the batch changes no other record's contribution.
 """
 
-from typing import Protocol, runtime_checkable
-
 import numpy as np
 import torch
 from torch import nn
 
-
-@runtime_checkable
-class StochasticModule(Protocol):
-    """A module that draws randomness before each batch."""
-
-    def resample(self, generator: np.random.Generator, records: int) -> None:
-        """Draw afresh for a batch of that many records."""
-        ...
-
-
-@runtime_checkable
-class MaskedModule(StochasticModule, Protocol):
-    """A stochastic module that draws something for each record."""
-
-    def with_masks_as_inputs(self, features: torch.Tensor) -> tuple[nn.Module, torch.Tensor]:
-        """Return a module without state and its inputs, each record joined to its draw."""
-        ...
+from fl_dpbayes.models.dropout import DropoutModule
+from fl_dpbayes.models.variational import VariationalModule
 
 
 def resampled(
@@ -38,8 +21,8 @@ def resampled(
     Returns a module with the same trainable parameters, and its inputs (N, ...), which may be cut at will. One that
     is not stochastic is returned as it is.
     """
-    if isinstance(module, StochasticModule):
+    if isinstance(module, VariationalModule | DropoutModule):
         module.resample(generator, len(features))
-    if isinstance(module, MaskedModule):
+    if isinstance(module, DropoutModule):
         return module.with_masks_as_inputs(features)
     return module, features

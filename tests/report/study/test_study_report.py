@@ -115,7 +115,7 @@ def test_every_figure_that_can_be_drawn_is_drawn_saved_and_listed(study_folder) 
     page = write_study_report(folder).read_text()
     names = {
         "methods-predictor", "heterogeneity-predictor", "sites", "subgroups", "shift-predictor", "shift-detection",
-        "epistemic", "conformal-coverage", "conformal-size", "truth", "seconds",
+        "epistemic", "conformal-coverage", "conformal-size", "truth",
     }  # fmt: skip
     assert {path.stem for path in (folder / "figures").iterdir()} == names
     assert page.count("<svg") == page.count("Numbers of this figure") == len(names)
@@ -157,7 +157,6 @@ def test_the_table_of_a_figure_holds_its_numbers(study) -> None:
         ("shift-detection",
          ["rotation", "5", "epistemic uncertainty", "0.800", f"[{0.8 - half:.3f}, {0.8 + half:.3f}]", "3", "2"]),
         ("epistemic", ["rotation", "3", "average of posterior samples", "25.00", "[25.00, 25.00]", "3", "2"]),
-        ("seconds", ["Dirichlet α", "100", "seconds of a cell", "22.0", "[19.5, 24.5]", "3", "1"]),
         ("sites", ["held-out sites", "away", "average of posterior samples", "3.10", "[2.11, 4.09]", "3", "2"]),
     ):  # fmt: skip
         assert row in rows(name)
