@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from fl_dpbayes.config.names import PREDICTORS
-from fl_dpbayes.config.summary import CalibrationRecord, PrivacyRecord, Role, SiteRecord, Summary
+from fl_dpbayes.config.summary import CalibrationRecord, Interval, PrivacyRecord, Role, SiteRecord, Summary
 from fl_dpbayes.report.numbers import count, decimal, interval, points, probability, rounded_up, significant
 from fl_dpbayes.report.wording import ROLES, SITE_ROLES, event, neighbours, predictor_name
 
@@ -34,26 +34,25 @@ def median_rows(run: Summary) -> list[CalibrationRecord]:
     can move anywhere. An interval is the median of the sites' lower ends and that of their upper ends: where every
     site's interval holds its own error, it holds the median error.
     """
-    keys = [(row.role, row.predictor) for row in run.calibration if row.over == "pooled"]
-    single = [row for row in run.places if row.over != "pooled" and row.n]
-    sites = ([row for row in single if (row.role, row.predictor) == key] for key in keys)
-    return [_median(rows) for rows in sites if len(rows) >= LEAST_SITES]
+    pooled = [row for row in run.calibration if row.over == "pooled"]
+    sites: dict[tuple[Role, str], list[CalibrationRecord]] = {(row.role, row.predictor): [] for row in pooled}
+    for row in run.places:
+        if row.over != "pooled" and row.n and (key := (row.role, row.predictor)) in sites:
+            sites[key].append(row)
+    return [_median(rows) for rows in sites.values() if len(rows) >= LEAST_SITES]
 
 
 def _median(rows: Sequence[CalibrationRecord]) -> CalibrationRecord:
     """Take the median of every number and of both ends of every interval that all rows have, n included."""
     first = rows[0]
-    values = {name: [getattr(row, name) for row in rows] for name in CalibrationRecord.model_fields}
-    numbers = {
-        name: statistics.median(found)
-        for name, found in values.items()
-        if name != "samples" and all(isinstance(value, float) for value in found)
-    }
+    names = CalibrationRecord.model_fields.keys() - {"samples"}
+    values = {name: [getattr(row, name) for row in rows] for name in names}
+    numbers = {k: statistics.median(v) for k, v in values.items() if all(isinstance(value, float) for value in v)}
     intervals = {}
     for metric in first.intervals:
-        found = [ends for row in rows if (ends := row.intervals.get(metric)) and None not in ends]
-        if len(found) == len(rows):
-            intervals[metric] = tuple(statistics.median(ends) for ends in zip(*found, strict=True))
+        found = [row.intervals.get(metric) or (None,) for row in rows]
+        if not any(None in ends for ends in found):
+            intervals[metric] = tuple(map(statistics.median, zip(*found, strict=True)))
     key = {"site": f"median:{first.role}", "role": first.role, "predictor": first.predictor, "samples": first.samples}
     middle = int(statistics.median(row.n or 0 for row in rows))
     return CalibrationRecord.model_validate({**key, **numbers, "n": middle, "intervals": intervals})
@@ -64,18 +63,9 @@ def headline_role(run: Summary) -> Role:
     return "held_out" if headline_rows(run, "held_out") else "train"
 
 
-def _place(role: Role, rows: Mapping[str, CalibrationRecord]) -> str:
-    """Say in words over what a role's headline rows are taken."""
-    return f"the median of the {ROLES[role]}" if any(row.over == "median" for row in rows.values()) else ROLES[role]
-
-
 def headline_predictor(run: Summary) -> str:
     """Return the predictor of which details are shown: the posterior where it was measured, else the last iterate."""
     return "posterior" if any(row.predictor == "posterior" for row in run.places) else "last"
-
-
-def _costliest(rows: Sequence[PrivacyRecord]) -> PrivacyRecord:
-    return max(rows, key=lambda row: row.largest_epsilon or 0.0)
 
 
 STOPPED = {
@@ -110,11 +100,11 @@ def answer(run: Summary) -> Answer:
     """Say what a run found, in sentences that claim no more than its intervals allow."""
     role = headline_role(run)
     others: tuple[Role, ...] = ("shifted", "train")
-    further = {other: headline_rows(run, other) for other in others if other != role}
+    further = [(other, rows) for other in others if other != role and (rows := headline_rows(run, other))]
     return Answer(
         who=_who(run, role),
         calibration=_comparison(role, headline_rows(run, role), run.recalibration_noise),
-        elsewhere=tuple(_comparison(name, _first(rows), "") for name, rows in further.items() if rows),
+        elsewhere=tuple(_comparison(name, _first(rows), "") for name, rows in further),
         sites=tuple(_levels(run)),
         beside=_beside(run, role),
         advice=_advice(run, role),
@@ -134,11 +124,10 @@ def _who(run: Summary, role: Role) -> str:
     whom = units if all(site.n == site.test_n for site in tested) else "records"
     text += f"; tested on {count(sum(site.test_n or 0 for site in tested))} {whom} of {_hospitals(len(tested))} "
     text += "that did not train" if role != "train" else "that trained, kept from training"
-    shares = [100 * share for site in tested if len(share_of := site.shares or ()) == 2 for share in share_of[1:]]
+    shares = [100 * site.shares[1] for site in tested if site.shares and len(site.shares) == 2]
     if len(shares) != len(tested):
         return f"{text}."
-    weights = [site.test_n or 0 for site in tested]
-    mean = sum(share * n for share, n in zip(shares, weights, strict=True)) / sum(weights)
+    mean = statistics.fmean(shares, [site.test_n or 0 for site in tested])
     span = f", {min(shares):.0f}% to {max(shares):.0f}% from hospital to hospital" if len(shares) > 1 else ""
     return f"{text}. Of these {mean:.0f}% are {event(run)}{span}."
 
@@ -170,11 +159,9 @@ def _beside(run: Summary, role: Role) -> str:
 def _advice(run: Summary, role: Role) -> str:
     """Say what follows from the intervals for whoever would use the model at another hospital."""
     first = next(iter(_first(headline_rows(run, role)).values()), None)
-    predictor = headline_predictor(run)
-    rows = [row for row in run.places if not row.over and row.role != "train" and row.predictor == predictor]
-    ends = [found for row in rows if (found := row.intervals.get("calibration_intercept")) and None not in found]
-    wrong = sum(low > 0 or high < 0 for low, high in ends)  # type: ignore[operator]
-    if first is None or (found := first.intervals.get("rms_debiased")) is None or None in found:
+    ends = [found for _, found in _intercepts(run)]
+    wrong = sum(low > 0 or high < 0 for low, high in ends)
+    if first is None or not (found := _known(first.intervals.get("rms_debiased"))):
         return "What to do: measure the risks on patients of each hospital before anyone relies on them there."
     if wrong:
         where = f"at {wrong} of {len(ends)} hospitals that did not train the level of risk is wrong"
@@ -183,23 +170,27 @@ def _advice(run: Summary, role: Role) -> str:
     return f"What to do: {seen}. Check the risks on patients of each hospital before anyone relies on them there."
 
 
-def _levels(run: Summary) -> Iterator[str]:
-    """Say at each site that did not train what to divide the odds of the event by: exp(-calibration intercept)."""
+def _intercepts(run: Summary) -> list[tuple[CalibrationRecord, tuple[float, float]]]:
+    """Return the headline predictor's rows of single sites that did not train, each with its intercept's interval."""
     predictor = headline_predictor(run)
     rows = [row for row in run.places if not row.over and row.role != "train" and row.predictor == predictor]
-    found = [(row, ends) for row in rows if (ends := row.intervals.get("calibration_intercept"))]
-    for row, ends in sorted(found, key=lambda item: -abs(item[0].calibration_intercept or 0.0))[:MOST_IN_WORDS]:
+    return [(row, known) for row in rows if (known := _known(row.intervals.get("calibration_intercept")))]
+
+
+def _levels(run: Summary) -> Iterator[str]:
+    """Say at each site that did not train what to divide the odds of the event by: exp(-calibration intercept)."""
+    found = sorted(_intercepts(run), key=lambda item: -abs(item[0].calibration_intercept or 0.0))
+    for row, (low, high) in found[:MOST_IN_WORDS]:
         curve = row.net_benefit
-        if None in ends or row.calibration_intercept is None or not curve:
+        if row.calibration_intercept is None or not curve:
             continue
         # Treating everyone has the net benefit pi - (1 - pi) t / (1 - t) at threshold t.
         share = curve[0].all * (1 - curve[0].threshold) + curve[0].threshold
-        factors = [math.exp(-value) for value in (ends[1], ends[0])]  # type: ignore[operator]
-        by = f"{significant(math.exp(-row.calibration_intercept), 2)} [{significant(factors[0], 2)}, "
-        by += f"{significant(factors[1], 2)}]"
+        least, by, most = (significant(math.exp(-value), 2) for value in (high, row.calibration_intercept, low))
+        by = f"{by} [{least}, {most}]"
         where = f"{row.site} ({SITE_ROLES[row.role]}, n = {count(row.n)}, {event(run)} in {100 * share:.0f}%)"
-        if factors[0] > 1 or factors[1] < 1:
-            wrong = "high" if factors[0] > 1 else "low"
+        if high < 0 or low > 0:
+            wrong = "high" if high < 0 else "low"
             order = f" It still orders them: AUROC {row.auroc:.2f}." if (row.auroc or 0.0) >= GOOD_ORDER else ""
             fit = f"risks are too {wrong}, their odds divided by {by} would fit"
             yield f"{where}: {fit}. Do not use them there as they are.{order}"
@@ -214,9 +205,8 @@ def _cautions(run: Summary) -> Iterator[str]:
             "same run without a seed would cost."
         )
     if headline_role(run) != "held_out":
-        yield (
-            "No site was held out and measured: nothing here says how the model does at a hospital that never trained."
-        )
+        never = "nothing here says how the model does at a hospital that never trained"
+        yield f"No site was held out and measured: {never}."
     for status, verb in STOPPED.items():
         if names := [row.site for row in run.privacy if row.status.startswith(status)]:
             shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
@@ -229,16 +219,19 @@ def _cautions(run: Summary) -> Iterator[str]:
             "whole plan's does, and always its budget."
         )
     if run.configurations_tried is not None and run.configurations_tried > 1:
-        yield (
-            f"{run.configurations_tried} configurations were tried on these records; choosing between them "
-            + ("is not in the epsilons." if run.private else "flatters the chosen one.")
-        )
+        said = "is not in the epsilons." if run.private else "flatters the chosen one."
+        yield f"{run.configurations_tried} configurations were tried on these records; choosing between them {said}"
+
+
+def _known(ends: Interval) -> tuple[float, float] | None:
+    """Return an interval of which both ends are known."""
+    return None if ends is None or ends[0] is None or ends[1] is None else (ends[0], ends[1])
 
 
 def _error(row: CalibrationRecord, unit: str = "") -> str:
     """Say an error with its interval; an estimate that is cut at 0 says less than its interval, which stands alone."""
-    ends = row.intervals.get("rms_debiased")
-    if not row.rms_debiased and ends is not None and None not in ends:
+    ends = _known(row.intervals.get("rms_debiased"))
+    if not row.rms_debiased and ends:
         return f"between {points(ends[0])} and {points(ends[1])}{unit}"
     return f"{points(row.rms_debiased)}{unit} {interval(ends, points)}".strip()
 
@@ -251,15 +244,14 @@ def _first(rows: Mapping[str, CalibrationRecord]) -> dict[str, CalibrationRecord
 
 def _comparison(role: Role, rows: Mapping[str, CalibrationRecord], noise: str) -> str:
     """Compare posterior, last iterate and recalibrated posterior over the sites of one role."""
-    place = _place(role, rows)
     if not rows:
-        return f"Calibration at {place} was not measured."
+        return f"Calibration at {ROLES[role]} was not measured."
+    place = f"the median of the {ROLES[role]}" if any(row.over == "median" for row in rows.values()) else ROLES[role]
     posterior, last = rows.get("posterior"), rows.get("last")
     first = posterior or last or next(iter(rows.values()))
-    name, error = predictor_name(first), _error(first, " percentage points")
-    text = f"At {place} the probabilities are off by {error}"
+    text = f"At {place} the probabilities are off by {_error(first, ' percentage points')}"
     size = f"n = {count(first.n)}{' at a site' if first.over == 'median' else ''}"
-    measure = f"{name}; debiased RMS calibration error, {size}"
+    measure = f"{predictor_name(first)}; debiased RMS calibration error, {size}"
     recalibrated = rows.get("recalibrated")
     after = f" Recalibrated, they are off by {_error(recalibrated)}." if posterior and recalibrated else ""
     if after and noise:
@@ -270,13 +262,13 @@ def _comparison(role: Role, rows: Mapping[str, CalibrationRecord], noise: str) -
 
 
 def _difference(posterior: CalibrationRecord, last: CalibrationRecord) -> str:
-    first, second = posterior.intervals.get("rms_debiased"), last.intervals.get("rms_debiased")
-    if first is None or second is None or None in (*first, *second):
+    first, second = (_known(row.intervals.get("rms_debiased")) for row in (posterior, last))
+    if not first or not second:
         return "Without intervals, whether they differ is open."
-    if first[1] < second[0]:  # type: ignore[operator]
+    if first[1] < second[0]:
         better = f"The {predictor_name(posterior)}" if posterior.samples == 1 else "Averaging over the posterior"
         return f"{better} is better calibrated."
-    if second[1] < first[0]:  # type: ignore[operator]
+    if second[1] < first[0]:
         return "The last iterate is better calibrated."
     return "The intervals overlap: no clear difference."
 
@@ -288,14 +280,13 @@ def _privacy(run: Summary) -> str:
         return "No privacy cost is recorded: no site trained."
     if not run.private:
         return "Not private: epsilon is infinite. What the sites released may show any of their records."
-    unknown = [row for row in rows if row.largest_epsilon is None]
-    infinite = [row for row in rows if row.largest_epsilon == float("inf")]
-    if infinite or unknown:
-        state = "infinite" if infinite else "not recorded"
-        return f"There is no privacy guarantee: epsilon is {state} at {len(infinite or unknown)} of {len(rows)} sites."
-    largest = _costliest(rows)
+    epsilons = [row.largest_epsilon for row in rows]
+    for value, state in ((math.inf, "infinite"), (None, "not recorded")):
+        if number := epsilons.count(value):
+            return f"There is no privacy guarantee: epsilon is {state} at {number} of {len(rows)} sites."
+    largest = max(row.largest_epsilon or 0.0 for row in rows)
     who = "The hospital that trained" if len(rows) == 1 else f"Every one of the {len(rows)} hospitals that trained"
-    text = f"{who} spent at most epsilon {rounded_up(largest.largest_epsilon)} at {_deltas(rows)} ({neighbours(run)})."
+    text = f"{who} spent at most epsilon {rounded_up(largest)} at {_deltas(rows)} ({neighbours(run)})."
     tested = [row.epsilon for row in run.evaluation_privacy]
     if None in tested:
         return f"{text} What noised test results cost, on other units, is not recorded."
@@ -305,8 +296,6 @@ def _privacy(run: Summary) -> str:
 
 def _deltas(rows: list[PrivacyRecord]) -> str:
     deltas = sorted({row.delta for row in rows if row.delta is not None})
-    if not deltas:
-        return "a delta that is not recorded"
-    if len(deltas) == 1:
-        return f"delta {probability(deltas[0])}"
-    return f"its own delta, {probability(deltas[0])} to {probability(deltas[-1])}"
+    if len(deltas) > 1:
+        return f"its own delta, {probability(deltas[0])} to {probability(deltas[-1])}"
+    return f"delta {probability(deltas[0])}" if deltas else "a delta that is not recorded"

@@ -12,24 +12,17 @@ from fl_dpbayes.config.summary import (
     CalibrationRecord,
     ConformalRecord,
     ReliabilityRecord,
-    Role,
     ShiftDetectionRecord,
     SubgroupRecord,
     Summary,
 )
 from fl_dpbayes.report.answer import headline_predictor
 from fl_dpbayes.report.numbers import UNDEFINED, count, decimal, interval, points
-from fl_dpbayes.report.page_tables import Cell, PageTable, error_cell, once, page_table, records
-from fl_dpbayes.report.wording import POINT_PREDICTORS, ROLES, in_reading_order, place_name, pool_name, predictor_name
+from fl_dpbayes.report.page_tables import Cell, Cells, PageTable, main_cells, once, page_table, records
+from fl_dpbayes.report.wording import POINT_PREDICTORS, ROLES, in_reading_order, pool_name, predictor_name
 
 _two = partial(decimal, places=2)
-WEIGHTS = {
-    "none": "none",
-    "label-shift": "prevalence from its labels",
-    "label-shift-estimated": "prevalence from its predictions",
-}
-
-
+WEIGHTS = {"label-shift": "prevalence from its labels", "label-shift-estimated": "prevalence from its predictions"}
 Row = TypeVar("Row", CalibrationRecord, SubgroupRecord, ConformalRecord)
 
 
@@ -86,58 +79,38 @@ def _split_rows(rows: Sequence[Row], predictor: str | None = None) -> tuple[list
 def _subgroup_table(rows: Sequence[SubgroupRecord]) -> PageTable:
     values = sorted({(row.attribute, row.value) for row in rows})
     of_each = (in_reading_order([row for row in rows if (row.attribute, row.value) == value]) for value in values)
-    cells = [
-        (
-            f"{row.attribute}: {row.value}",
-            place_name(row),
-            predictor_name(row),
-            records(row.n),
-            error_cell(row),
-            (points(row.ece), f"({points(row.ece_if_calibrated)})"),
-            (points(row.accuracy), interval(row.intervals.get("accuracy"), points)),
-        )
-        for row in chain.from_iterable(of_each)
-    ]
+    # Where, predictor, n, errors and accuracy stand first in every row of calibration.
+    cells = [(f"{row.attribute}: {row.value}", *main_cells(row)[:6]) for row in chain.from_iterable(of_each)]
     columns = ("Subgroup", "Where", "Predictor", "n", "RMS debiased", "ECE (if calibrated)", "Accuracy, %")
     return _table(columns, cells, {0, 1, 2})
 
 
 def _conformal_table(run: Summary, rows: Sequence[ConformalRecord]) -> PageTable:
-    cells = [
-        (
-            pool_name(row.site),
-            _predictor(run, row.predictor),
-            WEIGHTS.get(row.weights, row.weights),
-            (points(row.coverage), interval(row.interval, points)),
-            _against_level(row),
-            decimal(row.size, 2),
-            records(row.n),
-        )
-        for row in sorted(rows, key=lambda row: _place_order(row.site, row.role))
-    ]
+    single = {row.predictor for row in run.calibration if row.samples == 1}
+    roles, cells = list(ROLES), []
+    for row in sorted(rows, key=lambda row: (row.site != f"pooled:{row.role}", roles.index(row.role), row.site)):
+        names = POINT_PREDICTORS if row.predictor in single else PREDICTORS
+        where = pool_name(row.site), names.get(row.predictor, row.predictor), WEIGHTS.get(row.weights, row.weights)
+        coverage = points(row.coverage), interval(row.interval, points)
+        cells.append((*where, coverage, _against_level(row), decimal(row.size, 2), records(row.n)))
     columns = ("Where", "Predictor", "Weights", "Coverage, %", "Against what was asked", "Mean size", "n")
     return _table(columns, cells, {0, 1, 2, 4})
 
 
 def _clinical_table(rows: Sequence[CalibrationRecord]) -> PageTable:
-    cells = [
-        (
-            place_name(row),
-            predictor_name(row),
-            records(row.n),
-            (_signed(row.calibration_intercept), interval(row.intervals.get("calibration_intercept"), _signed)),
-            (decimal(row.calibration_slope, 2), interval(row.intervals.get("calibration_slope"), _two)),
-            (decimal(row.auroc), interval(row.auroc_bounds, decimal)),
-        )
-        for row in in_reading_order(rows)
-    ]
+    cells = []
+    for row in in_reading_order(rows):
+        where, predictor, n, *_, area = main_cells(row)
+        intercept, slope = (row.intervals.get(f"calibration_{name}") for name in ("intercept", "slope"))
+        first = _signed(row.calibration_intercept), interval(intercept, _signed)
+        cells.append((where, predictor, n, first, (_two(row.calibration_slope), interval(slope, _two)), area))
     columns = ("Where", "Predictor", "n", "Intercept (0 if calibrated)", "Slope (1 if calibrated)", "AUROC [bounds]")
     return _table(columns, cells, {0, 1})
 
 
 def net_benefit_table(rows: Sequence[CalibrationRecord]) -> PageTable:
     """Show the net benefit per 100 patients at each threshold, a column per predictor of one place."""
-    cells: list[tuple[str | Cell, ...]] = []
+    cells: list[Cells] = []
     for number, point in enumerate(rows[0].net_benefit or ()):
         curves = [(row.net_benefit or ())[number] for row in rows]
         models = [(points(curve.model), interval(curve.interval, points)) for curve in curves]
@@ -152,38 +125,26 @@ def _shift_detection_table(run: Summary) -> PageTable:
     places: dict[str, dict[str, ShiftDetectionRecord]] = {}
     for row in run.shift_detection:
         places.setdefault(row.site, {})[row.measure] = row
-    cells: list[tuple[str | Cell, ...]] = []
+    cells: list[Cells] = []
     for site, measures in places.items():
-        if all(row.auroc is None for row in measures.values()):
-            continue
-        areas = [
-            (decimal(row.auroc, 2), f"{interval(row.interval, _two)}{_known_to(row)}") if row else (UNDEFINED, "")
-            for row in (measures.get("epistemic"), measures.get("total"))
-        ]
-        shift = (sites[site].shift.replace("_", " ") or "none") if site in sites else ""
-        cells.append((pool_name(site), shift, *areas, records(next(iter(measures.values())).n)))
+        if any(row.auroc is not None for row in measures.values()):
+            areas = map(_area, (measures.get("epistemic"), measures.get("total")))
+            shift = (sites[site].shift.replace("_", " ") or "none") if site in sites else ""
+            cells.append((pool_name(site), shift, *areas, records(next(iter(measures.values())).n)))
     columns = ("Where", "Shift", "AUROC of epistemic", "AUROC of total", "n")
     return _table(columns, cells, {0, 1})
 
 
-def _known_to(row: ShiftDetectionRecord) -> str:
-    if row.auroc is None or row.low is None or row.high is None:
-        return ""
-    return f", bounds {interval((row.low, row.high), decimal)}"
+def _area(row: ShiftDetectionRecord | None) -> Cell:
+    if row is None or row.auroc is None:
+        return UNDEFINED, interval(row.interval, _two) if row else ""
+    bounds = interval((row.low, row.high), decimal)
+    return _two(row.auroc), interval(row.interval, _two) + (f", bounds {bounds}" if bounds else "")
 
 
 def _truth_table(rows: Sequence[CalibrationRecord]) -> PageTable:
     cells = [
-        (
-            place_name(row),
-            predictor_name(row),
-            records(row.n),
-            error_cell(row),
-            points(row.rms_true),
-            _inside(row),
-            points(row.ece),
-            points(row.ece_true),
-        )
+        (*main_cells(row)[:4], points(row.rms_true), _inside(row), points(row.ece), points(row.ece_true))
         for row in in_reading_order(rows)
     ]
     columns = ("Where", "Predictor", "n", "RMS estimated", "RMS true", "In the interval", "ECE estimated", "ECE true")
@@ -206,7 +167,7 @@ def operating_threshold(run: Summary) -> float:
 def _operating_table(run: Summary, rows: Sequence[CalibrationRecord]) -> PageTable:
     """Show at one threshold of risk how many of those with the event are found, and how many alarms are right."""
     threshold = operating_threshold(run)
-    cells: list[tuple[str | Cell, ...]] = []
+    cells: list[Cells] = []
     for row in in_reading_order(rows):
         point = next(point for point in row.net_benefit or () if math.isclose(point.threshold, threshold))
         found, false, missed, right = point.counts or (0, 0, 0, 0)
@@ -214,51 +175,28 @@ def _operating_table(run: Summary, rows: Sequence[CalibrationRecord]) -> PageTab
         for part, rest in ((found, missed), (right, false), (found, false), (right, missed)):
             share = part / (part + rest) if part + rest else None
             values.append((points(share), interval(wilson_interval(part, part + rest), points)))
-        cells.append((place_name(row), predictor_name(row), records(row.n), *values))
+        cells.append((*main_cells(row)[:3], *values))
     return _table(("Where", "Predictor", "n", "Sensitivity, %", "Specificity, %", "PPV, %", "NPV, %"), cells, {0, 1})
 
 
-def _bin_columns(row: ReliabilityRecord) -> tuple[str, ...]:
-    names = ("Risk %", "Mean risk %", "Observed %") if row.risk else ("Confidence %", "Mean confidence %", "Accuracy %")
-    return names[0], "Records", *names[1:], "Band if calibrated"
-
-
-def _bin_cells(row: ReliabilityRecord) -> list[tuple[str, ...]]:
-    """Cells below `_bin_columns` of each bin of a reliability diagram that holds a record."""
-    return [
-        (
-            f"{points(part.low)} to {points(part.high)}",
-            count(part.n),
-            points(part.confidence),
-            points(part.accuracy),
-            interval((part.band_low, part.band_high), points) or UNDEFINED,
-        )
-        for part in row.bins
-        if part.n
-    ]
-
-
 def reliability_table(row: ReliabilityRecord) -> PageTable:
-    """Show the bins of one reliability diagram."""
-    return page_table(_bin_columns(row), _bin_cells(row))
+    """Show the bins of one reliability diagram that hold a record."""
+    names = ("Risk %", "Mean risk %", "Observed %") if row.risk else ("Confidence %", "Mean confidence %", "Accuracy %")
+    cells = []
+    for part in filter(lambda part: part.n, row.bins):
+        band = interval((part.band_low, part.band_high), points) or UNDEFINED
+        between = f"{points(part.low)} to {points(part.high)}"
+        cells.append((between, count(part.n), points(part.confidence), points(part.accuracy), band))
+    return page_table((names[0], "Records", *names[1:], "Band if calibrated"), cells)
 
 
-def _table(columns: tuple[str, ...], cells: Sequence[tuple[str | Cell, ...]], words: Set[int]) -> PageTable:
+def _table(columns: tuple[str, ...], cells: Sequence[Cells], words: Set[int]) -> PageTable:
     """Make a table without a first cell that repeats the one above it, and without a column of predictors all alike."""
     if "Predictor" in columns and len({row[columns.index("Predictor")] for row in cells}) == 1:
         out = columns.index("Predictor")
         columns, words = columns[:out] + columns[out + 1 :], {n - (n > out) for n in words if n != out}
         cells = [row[:out] + row[out + 1 :] for row in cells]
     return page_table(columns, once(cells), words)
-
-
-def _predictor(run: Summary, predictor: str) -> str:
-    single = any(row.predictor == predictor and row.samples == 1 for row in run.calibration)
-    return (POINT_PREDICTORS if single else PREDICTORS).get(predictor, predictor)
-
-
-def _place_order(site: str, role: Role) -> tuple[bool, int, str]:
-    return (site != f"pooled:{role}", list(ROLES).index(role), site)
 
 
 def _against_level(row: ConformalRecord) -> str:

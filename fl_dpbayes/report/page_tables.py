@@ -3,7 +3,7 @@
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import compress, groupby
 
 from fl_dpbayes.config.metrics import METRICS
 from fl_dpbayes.config.names import PREDICTORS
@@ -25,6 +25,7 @@ from fl_dpbayes.report.run_files import EpsilonCurve
 from fl_dpbayes.report.wording import ROLES, SITE_ROLES, event, in_reading_order, place_name, predictor_name, tempered
 
 Cell = tuple[str, str]  # value and what stands more quietly behind it
+Cells = tuple[str | Cell, ...]
 # Below this a place's differences may well be chance.
 FEW = 100
 MADE_OF = {
@@ -60,7 +61,7 @@ def run_tables(run: Summary) -> dict[str, PageTable]:
         "settings": page_table(("Part", "Settings"), [(row.name, row.value) for row in settings], (0, 1)),
         "privacy": privacy_table(run),
         "releases": page_table(("What", "How it left a site"), releases, (0, 1)),
-        "calibration": page_table(_MAIN, once([_main_cells(row) for row in over_sites]), (0, 1)),
+        "calibration": page_table(_MAIN, once([main_cells(row) for row in over_sites]), (0, 1)),
         "all_metrics": all_metrics_table(run.calibration),
         "sites": _site_table(run),
         "participation": _participation_table(run),
@@ -75,10 +76,10 @@ def records(n: int | None) -> Cell:
 
 def error_cell(row: CalibrationRecord) -> Cell:
     """Write the debiased error in points; where it is cut at 0, its interval is the number."""
-    value, ends = points(row.rms_debiased), row.intervals.get("rms_debiased")
+    ends = row.intervals.get("rms_debiased")
     if row.rms_debiased == 0 and ends is not None and None not in ends:
         return f"{points(ends[0])} to {points(ends[1])}", ""
-    return value, interval(ends, points)
+    return points(row.rms_debiased), interval(ends, points)
 
 
 def baselines_table(run: Summary) -> PageTable:
@@ -87,7 +88,7 @@ def baselines_table(run: Summary) -> PageTable:
     Of sites that trained alone it shows the median, with the least and the largest behind it.
     """
     found = run.baselines.rows if run.baselines else ()
-    cells: list[tuple[str | Cell, ...]] = []
+    cells: list[Cells] = []
     for role, words in ROLES.items() if found else ():
         own = [row for row in run.calibration if row.site == f"pooled:{role}"]
         groups: dict[str, list[CalibrationRecord]] = {}
@@ -110,7 +111,7 @@ def _across(values: Sequence[float | None], write: Callable[[float | None], str]
     return write(statistics.median(known)), f"{write(min(known))} to {write(max(known))}"
 
 
-def once(rows: Sequence[tuple[str | Cell, ...]]) -> list[tuple[str | Cell, ...]]:
+def once(rows: Sequence[Cells]) -> list[Cells]:
     """Leave out a first cell that repeats the one above it."""
     first = [None, *(row[0] for row in rows)]
     return [("" if row[0] == above else row[0], *row[1:]) for row, above in zip(rows, first, strict=False)]
@@ -124,40 +125,34 @@ def privacy_table(run: Summary) -> PageTable:
     sites = {site.name: site for site in run.sites}
     paid = run.private or bool(run.evaluation_privacy)
     recalibrated = run.private and any(row.recalibration_epsilon is not None for row in run.privacy)
-    columns = {
-        "Site": True, "Unit": True, "Units n": True, "Steps": True, "ε spent": True, "ε of recalibration": recalibrated,
-        "Budget": paid, "δ": paid, "μ": paid, "Temperature": tempered(run), "Status": True,
-    }  # fmt: skip
-    rows: list[tuple[str | Cell, ...]] = [
-        (
-            row.site,
-            sites[row.site].unit if row.site in sites else row.unit,
-            count(sites[row.site].n if row.site in sites else None),
-            count(row.steps),
+    columns = dict.fromkeys(("Site", "Unit", "Units n", "Steps", "ε spent"), True)
+    columns |= {"ε of recalibration": recalibrated, "Budget": paid, "δ": paid, "μ": paid}
+    columns |= {"Temperature": tempered(run), "Status": True}
+    rows: list[Cells] = []
+    for row in run.privacy:
+        site = sites.get(row.site)
+        who = row.site, site.unit if site else row.unit, count(site.n if site else None), count(row.steps)
+        spent = (
             (rounded_up(row.epsilon), row.epsilon_method if run.private else ""),
             rounded_up(row.recalibration_epsilon),
-            *(_account_cells(row) if run.private else ("", "", "")),
-            (significant(row.temperature), interval(row.temperature_range, significant)),
-            row.status or UNDEFINED,
         )
-        for row in run.privacy
-    ]
-    for row in run.evaluation_privacy:
-        spent = (rounded_up(row.epsilon), row.epsilon_method)
-        rows.append((row.site, row.unit, "", "", spent, "", *_account_cells(row), "", "evaluation"))
-    shown = [[cell for cell, wanted in zip(row, columns.values(), strict=True) if wanted] for row in rows]
+        temperature = significant(row.temperature), interval(row.temperature_range, significant)
+        account = _account_cells(row) if run.private else ("", "", "")
+        rows.append((*who, *spent, *account, temperature, row.status or UNDEFINED))
+    for paying in run.evaluation_privacy:
+        cost = rounded_up(paying.epsilon), paying.epsilon_method
+        rows.append((paying.site, paying.unit, "", "", cost, "", *_account_cells(paying), "", "evaluation"))
+    shown = [list(compress(row, columns.values())) for row in rows]
     names = [name for name, wanted in columns.items() if wanted]
     return page_table(names, shown, (0, 1, len(names) - 1))
 
 
-def _account_cells(row: PrivacyRecord | EvaluationPrivacyRecord) -> tuple[str | Cell, ...]:
+def _account_cells(row: PrivacyRecord | EvaluationPrivacyRecord) -> Cells:
     mu = (rounded_up(row.mu), row.mu_kind if row.mu is not None else "")
     return significant(row.budget), probability(row.delta), mu
 
 
-_MAIN = (
-    "Where", "Predictor", "n", "RMS debiased", "ECE (if calibrated)", "Accuracy, %", "NLL", "AUROC [bounds]",
-)  # fmt: skip
+_MAIN = ("Where", "Predictor", "n", "RMS debiased", "ECE (if calibrated)", "Accuracy, %", "NLL", "AUROC [bounds]")
 
 
 def all_metrics_table(rows: Sequence[CalibrationRecord]) -> PageTable:
@@ -171,7 +166,7 @@ def all_metrics_table(rows: Sequence[CalibrationRecord]) -> PageTable:
     )
     cells = [
         (
-            *_main_cells(row),
+            *main_cells(row),
             decimal(row.brier),
             *map(points, (row.ace, row.sce, row.mce)),
             *map(decimal, (row.epistemic, row.aleatoric)),
@@ -184,33 +179,28 @@ def all_metrics_table(rows: Sequence[CalibrationRecord]) -> PageTable:
     return page_table(columns, once(cells), (0, 1))
 
 
-def _main_cells(row: CalibrationRecord) -> tuple[str | Cell, ...]:
-    ends = row.intervals
-    return (
-        place_name(row),
-        predictor_name(row),
-        records(row.n),
-        error_cell(row),
-        (points(row.ece), f"({points(row.ece_if_calibrated)})"),
-        (points(row.accuracy), interval(ends.get("accuracy"), points)),
-        (decimal(row.nll), interval(ends.get("nll"), decimal)),
-        (decimal(row.auroc), interval(row.auroc_bounds, decimal)),
-    )
+def main_cells(row: CalibrationRecord) -> Cells:
+    """Write the cells below `_MAIN` of one row."""
+    ece = points(row.ece), f"({points(row.ece_if_calibrated)})"
+    accuracy = points(row.accuracy), interval(row.intervals.get("accuracy"), points)
+    nll = decimal(row.nll), interval(row.intervals.get("nll"), decimal)
+    area = decimal(row.auroc), interval(row.auroc_bounds, decimal)
+    return place_name(row), predictor_name(row), records(row.n), error_cell(row), ece, accuracy, nll, area
 
 
 def _site_table(run: Summary) -> PageTable:
     """Describe each site: size, how often the event happens among its test records, and its subgroups' shares."""
     groups: dict[str, dict[str, float]] = {}
     sizes = {site.name: site.test_n for site in run.sites}
-    # Of two subgroups one says it all.
-    of_each = {row.attribute: sorted({other.value for other in run.subgroups if other.attribute == row.attribute})
-               for row in run.subgroups}  # fmt: skip
+    values: dict[str, set[str]] = {}
     for row in run.subgroups:
-        if len(of_each[row.attribute]) == 2 and row.value == of_each[row.attribute][1]:
-            continue
-        if (whole := sizes.get(row.site)) and row.n is not None:
+        values.setdefault(row.attribute, set()).add(row.value)
+    for row in run.subgroups:
+        # Of two subgroups the first says it all.
+        said = len(values[row.attribute]) == 2 and row.value == max(values[row.attribute])
+        if not said and (whole := sizes.get(row.site)) and row.n is not None:
             groups.setdefault(f"{row.attribute}: {row.value}, %", {})[row.site] = row.n / whole
-    rows: list[tuple[str | Cell, ...]] = [
+    rows: list[Cells] = [
         (
             site.name,
             (SITE_ROLES[site.role], site.shift.replace("_", " ")),
@@ -250,12 +240,11 @@ def epsilon_table(curves: Sequence[EpsilonCurve]) -> PageTable:
 
 
 def _cost_table(run: Summary) -> PageTable:
-    up, down = run.bytes.up, run.bytes.down
     rows = [
-        ("Bytes sent by all sites", data_size(sum(up) if up else None), data_size(max(up, default=None))),
-        ("Bytes sent to all sites", data_size(sum(down) if down else None), data_size(max(down, default=None))),
-        *((f"Time: {stage}", duration(seconds), "") for stage, seconds in run.seconds.items()),
+        (f"Bytes sent {way} all sites", data_size(sum(sent) if sent else None), data_size(max(sent, default=None)))
+        for way, sent in (("by", run.bytes.up), ("to", run.bytes.down))
     ]
+    rows += [(f"Time: {stage}", duration(seconds), "") for stage, seconds in run.seconds.items()]
     return page_table(("", "Total", "Largest round"), rows)
 
 
@@ -266,9 +255,8 @@ def metric_table(rows: Sequence[CalibrationRecord], metric: str) -> PageTable:
     write = points if METRICS[metric].unit == "share" else decimal
     places: dict[str, dict[str, Cell]] = {}
     for row in ordered:
-        cell = (write(getattr(row, metric)), interval(row.intervals.get(metric), write))
-        cell = error_cell(row) if metric == "rms_debiased" else cell
-        places.setdefault(place_name(row), {})[row.predictor] = cell
+        cell = write(getattr(row, metric)), interval(row.intervals.get(metric), write)
+        places.setdefault(place_name(row), {})[row.predictor] = error_cell(row) if metric == "rms_debiased" else cell
     cells = [(place, *(found.get(predictor, UNDEFINED) for predictor in predictors)) for place, found in places.items()]
     return page_table(("Where", *predictors.values()), cells)
 
@@ -293,8 +281,7 @@ def facts(run: Summary) -> Mapping[str, str]:
 
 def _aggregation_inputs(run: Summary) -> dict[str, str]:
     """Say what the server used beyond released samples, and what it made of it."""
-    inputs = run.aggregation_inputs
-    if inputs is None:
+    if (inputs := run.aggregation_inputs) is None:
         return {}
     number = "" if inputs.count is None else f"{count(inputs.count)} "
     if inputs.kind == "file":
@@ -302,10 +289,6 @@ def _aggregation_inputs(run: Summary) -> dict[str, str]:
         used = f"{number}records of {inputs.file}, {labelled}, declared public: {inputs.statement}"
     else:
         used = f"{number}made-up inputs ({inputs.pattern}), no record"
-    return {
-        "Server's own inputs": used,
-        "beta of PredBayes": "" if inputs.beta is None else decimal(inputs.beta),
-        "Divergence of the distilled network from its teacher, nats per input": (
-            "" if inputs.divergence is None else decimal(inputs.divergence)
-        ),
-    }
+    divergence = "Divergence of the distilled network from its teacher, nats per input"
+    numbers = {"beta of PredBayes": inputs.beta, divergence: inputs.divergence}
+    return {"Server's own inputs": used} | {key: decimal(value) for key, value in numbers.items() if value is not None}
