@@ -30,7 +30,7 @@ WRONG = {
     "solve --epsilon 1 --delta 1e-5 --q 2 --steps 9": "error: --q is 2",
     "solve --epsilon 1 --delta 1e-5 --q .1 --sigma 1 --temperature 2": "--temperature is for --steps",
     f"{SOLVE} --clip-norm 0": "error: --clip-norm is 0",
-    f"{SOLVE} --schedule {{initial=1}}": """--schedule (for example {kind="polynomial", initial=0.1, power=0.33}): schedule: kind""",
+    f"{SOLVE} --schedule {{initial=1}}": '(for example {kind="polynomial", initial=0.1, power=0.33}): schedule: kind',
     f'{SOLVE} --schedule {{kind="constant",initial=-1}}': "schedule.initial is -1",
     f'{SOLVE} --schedule {{kind="constant"}}': "key 'schedule.initial' is missing",
     f"{SOLVE} --schedule [3]": "schedule is [3]: it must be a table; its key 'kind' is one of",
