@@ -136,10 +136,9 @@ class PrivateChain:
         self._epsilon = self._cost(planned_stretch(self._plan, self.units, 0, steps).history)
         if self._epsilon > privacy.epsilon:
             raise UserError(f"this plan costs epsilon {self._epsilon:.3g}, above {privacy.epsilon}: give more noise")
-        like = parameters.to_vector(module)[:0]
-        rows, labels = like.new_zeros((2, *self._records.features.shape[1:])), self._records.targets
+        labels, shape = self._records.targets, self._records.features.shape[1:]
         with torch.no_grad():
-            outputs = copy.deepcopy(module)(rows)
+            outputs = copy.deepcopy(module)(parameters.to_vector(module).new_zeros((2, *shape)))
         if outputs.ndim != 2 or not ((labels >= 0) & (labels < outputs.shape[1])).all():
             raise UserError(f"the module's outputs have shape {tuple(outputs.shape)}: a label must name one of a row's")
         self._position: Position | Path = {} if position is None else position
@@ -162,12 +161,13 @@ class PrivateChain:
             shapes = parameters.parameter_shapes(self._module)
             begun = read_sent_arrays(begun, {name: (shape, np.dtype(np.float32)) for name, shape in shapes.items()})
         module = copy.deepcopy(self._module)
-        vector = parameters.to_vector(module) if begun is None else parameters.arrays_to_vector(begun, module)
+        own = parameters.to_vector(module)
+        vector = own if begun is None else parameters.arrays_to_vector(begun, module)
         if not vector.isfinite().all():
             raise ValueError("the start has a value that is not finite")
         first, size = self._reserved(), self._plan.steps_per_round
         with _untold("the chain failed after its steps were spent"):
-            repeatable(vector.device if begun is None else parameters.to_vector(module).device)
+            repeatable(own.device)
             chain, vectors = planned_chain(self._plan, self.units), initial_vectors(self._plan.sampler, vector)
             streams = Streams.from_entropy().of_chain()
             result = run_chain(module, self._records, chain, range(first, first + size), vectors, streams)
