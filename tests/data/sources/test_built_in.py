@@ -1,4 +1,5 @@
 import shutil
+import zipfile
 
 import numpy as np
 import pytest
@@ -63,6 +64,16 @@ def test_pneumonia_accepts_another_row_order_and_refuses_another_image(data_fold
     refused(r"damaged or another file .*zenodo", load_source, BuiltIn(kind="pneumonia", folder=tmp_path), "test")
     (tmp_path / "pneumoniamnist.npz").write_bytes(b"<html>not found</html>")
     refused("damaged or another file", load_source, BuiltIn(kind="pneumonia", folder=tmp_path), "test")
+
+
+@pytest.mark.parametrize(("packing", "size", "said"), [
+    (zipfile.ZIP_DEFLATED, 2**24 + 1, "more than 16 MiB"), (zipfile.ZIP_BZIP2, 9, "packed in another way"),
+])  # fmt: skip
+def test_pneumonia_is_not_unpacked_where_it_is_larger_than_all_records(tmp_path, monkeypatch, packing, size, said):
+    with zipfile.ZipFile(tmp_path / "pneumoniamnist.npz", "w", packing) as archive:
+        archive.writestr("test_images.npy", bytes(size))
+    monkeypatch.setattr(np, "load", lambda *_, **__: pytest.fail("unpacked"))
+    refused(said, load_source, BuiltIn(kind="pneumonia", folder=tmp_path), "test")
 
 
 def test_heart_golden_counts_and_prevalence(data_folder):
