@@ -76,12 +76,9 @@ def check_train_reply(
         raise ValueError("its metrics are not those of its reply and the plan")
     return CheckedReply(
         samples=PosteriorSamples(without_prefix("samples", arrays), stretch.weights, stretch.temperatures),
-        last=without_prefix("last", arrays),
-        last_step=record.first_step + record.steps - 1,
-        stretch=stretch,
-        privacy=privacy,
-        metrics=metrics,
-    )
+        last=without_prefix("last", arrays), last_step=record.first_step + record.steps - 1, stretch=stretch,
+        privacy=privacy, metrics=metrics,
+    )  # fmt: skip
 
 
 def check_displacement(reply: CheckedReply, request: TrainRequest, units: int, start: Arrays) -> None:
@@ -122,12 +119,10 @@ def displacements(request: TrainRequest, units: int, start: Arrays, steps: int) 
     norms = np.array([_norm(began[name].values()) for name in ("parameters", "momentum")])
     bound = displacement_bound(
         replace(chain, noise_multipliers=(1 + NOISE_TOLERANCE) * chain.noise_multipliers),
-        range(request.first_step, request.first_step + steps),
-        most_units=units / (1 - MAX_DECLARATION_ERROR),
-        parameters=sum(array.size for array in began["parameters"].values()),
-        start_norm=norms[0],
+        range(request.first_step, request.first_step + steps), most_units=units / (1 - MAX_DECLARATION_ERROR),
+        parameters=sum(array.size for array in began["parameters"].values()), start_norm=norms[0],
         start_momentum=norms[1],
-    )
+    )  # fmt: skip
     if bound is None:
         return None
     # Each of the steps rounds every value once or twice, however short it is.

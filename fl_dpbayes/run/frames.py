@@ -17,13 +17,7 @@ from fl_dpbayes.config.validation_text import read_record
 from fl_dpbayes.data.records import magnitude_warnings
 from fl_dpbayes.data.sources.table import BadRows, column_texts, framed_records, site_names
 from fl_dpbayes.report.warnings import sentence
-from fl_dpbayes.run.init_scenario import (
-    MOST_CATEGORIES,
-    ProposedFeatures,
-    class_texts,
-    proposed_clip_norm,
-    proposed_features,
-)
+from fl_dpbayes.run.init_scenario import MOST_CATEGORIES, ProposedFeatures, class_texts, proposed_features
 
 Constants = Mapping[str, float] | Sequence[float]
 FRAME = Path("given here")
@@ -52,11 +46,6 @@ class SiteRecords:
         shape = " x ".join(map(str, self.source.task.input_shape))
         out = "".join(f"; left out: {name}, {why}" for name, why in self.left_out.items())
         return f"{counted(len(self.sizes), 'site')} by {self.source.unit}s: {sizes}; {shape} features{out}"
-
-    @property
-    def clip_norm(self) -> float:
-        """The clip norm to begin with, by the number of features."""
-        return proposed_clip_norm(int(np.prod(self.source.task.input_shape)))
 
     def write(self, folder: Path) -> Path:
         """Write the records into a run's folder, as Parquet or a NumPy archive."""

@@ -4,6 +4,7 @@ import shutil
 import tomllib
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from math import prod
 from pathlib import Path
 from typing import Any, Literal, TypedDict, Unpack
 
@@ -23,7 +24,7 @@ from fl_dpbayes.models.own_module import provided
 from fl_dpbayes.run.finished_run import Run
 from fl_dpbayes.run.folder_lock import folder_lock
 from fl_dpbayes.run.frames import SiteRecords
-from fl_dpbayes.run.init_scenario import LEAST_UNITS, TEMPLATE, proposed_delta, toml_value
+from fl_dpbayes.run.init_scenario import LEAST_UNITS, TEMPLATE, proposed_clip_norm, proposed_delta, toml_value
 from fl_dpbayes.run.simulate import check_machine, new_folder, run_planned
 
 COUPLED = {"coupling", "temperature", "noise_multiplier"}
@@ -154,7 +155,7 @@ def _of_records(data: SiteRecords) -> dict[str, Any]:
     keys = dict.fromkeys(("file", "source", "sites", "unit"), "")
     content = tomllib.loads(TEMPLATE.format(
         **keys, name='"own"', description='""', path='""', delta=proposed_delta(max(data.sizes.values())),
-        clip_norm=data.clip_norm,
+        clip_norm=proposed_clip_norm(prod(data.source.task.input_shape)),
     ))  # fmt: skip
     del content["aggregation"]  # by default the rule that fits the sampler
     content["data"]["source"] = data.source.model_dump(mode="json", exclude_none=True)
