@@ -73,10 +73,7 @@ def guarded(handler: Handler) -> Handler:
 
 
 def read_request(message: Message, kind: type[MessageT]) -> MessageT:
-    """Read and validate the header of a request.
-
-    Raises RefusedError BAD_REQUEST with the first bad field.
-    """
+    """Read and validate the header of a request; RefusedError BAD_REQUEST with the first bad field."""
     config = message.content.config_records.get("config", ConfigRecord())
     try:
         return read_header(kind, config.get("record"))

@@ -68,10 +68,7 @@ def pack_reply(reply: Config, arrays: SentArrays) -> bytes:
 
 
 def unpack_reply(body: bytes, kind: type[MessageT]) -> tuple[MessageT, SentArrays]:
-    """Read a stored reply back, the inverse of `pack_reply`.
-
-    Raises ValueError if the bytes are not such a file.
-    """
+    """Read a stored reply back, the inverse of `pack_reply`; ValueError if the bytes are not such a file."""
     header_size = int.from_bytes(body[:8], "little")
     metadata = json.loads(body[8 : 8 + header_size])["__metadata__"]
     return kind.model_validate_json(metadata["reply"]), load(body)

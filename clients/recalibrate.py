@@ -14,7 +14,7 @@ from clients.pay import SentArrays, pay, spending_of
 from clients.policy import check_recalibration_policy
 from fl_dpbayes.calibration.recalibration.descent import Stretch, private_fit
 from fl_dpbayes.calibration.recalibration.maps import method_code
-from fl_dpbayes.calibration.release import NoisedTable, noised_to_arrays, sensitivity
+from fl_dpbayes.calibration.release import sensitivity
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.recalibration import AnyRecalibrationPlan, CountingPlan
 from fl_dpbayes.config.site_file import SiteFile
@@ -59,12 +59,12 @@ def recalibrate_posterior(
         def work(reserved: Reserved) -> tuple[dict[str, Any], SentArrays]:
             generator = site_streams(site_file, request.run, request.round, PURPOSE).generator("noise")
             if isinstance(request.plan, CountingPlan):
-                capped = capped_units(part, site_file.policy.max_test_records_per_unit)
-                exact = method_code(request.plan.method).count(predict(capped), capped.labels)
                 most = site_file.policy.max_test_records_per_unit
+                capped = capped_units(part, most)
+                exact = method_code(request.plan.method).count(predict(capped), capped.labels)
                 noise_std = noise_multiplier * sensitivity(most)
                 noised = exact + noise_std * generator.standard_normal(exact.shape)
-                return {"noise_std": noise_std}, noised_to_arrays(NoisedTable(noised, noise_std))
+                return {"noise_std": noise_std}, {"noised": noised}
             units, first = site.recalibration_units, request.first_step
             stretch = Stretch(request.plan, noise_multiplier, units, first, reserved.steps)
             records = predict(part), part.labels, part.unit_index
@@ -84,13 +84,7 @@ def _noise_multiplier(plan: AnyRecalibrationPlan) -> float:
         raise RefusedError(RefusalCode.BAD_REQUEST, "plan.epsilon") from None
 
 
-def _probabilities(
-    site_file: SiteFile, request: RecalibrateRequest, samples: Arrays, part: SiteSplit
-) -> npt.NDArray[np.float64]:
-    return predictive_probabilities(
-        build_model(request.model, request.task, 0, site_file.backbone_folder),
-        without_prefix(PREDICTOR, samples),
-        np.asarray(request.weights),
-        part.features,
-        device=compute_device(site_file),
-    )
+def _probabilities(site_file: SiteFile, request: RecalibrateRequest, samples: Arrays, part: SiteSplit) -> npt.NDArray:
+    module, device = build_model(request.model, request.task, 0, site_file.backbone_folder), compute_device(site_file)
+    values, weights = without_prefix(PREDICTOR, samples), np.asarray(request.weights)
+    return predictive_probabilities(module, values, weights, part.features, device=device)

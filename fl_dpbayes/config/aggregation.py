@@ -227,10 +227,8 @@ class PredBayes(DistillingRule):
             raise ValueError("beta 'fitted' needs public records with labels: give public of kind 'file', or a number")
 
 
-Aggregation = Annotated[
-    Mixture | FALD | FedAvg | FedBE | FedPA | Consensus | Product | Distillation | PredBayes,
-    Field(discriminator="rule"),
-]
+AnyRule = Mixture | FALD | FedAvg | FedBE | FedPA | Consensus | Product | Distillation | PredBayes
+Aggregation = Annotated[AnyRule, Field(discriminator="rule")]
 if not TYPE_CHECKING:
     __getattr__ = extended(globals(), "Aggregation", RULES, Rule)
 

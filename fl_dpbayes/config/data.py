@@ -174,7 +174,5 @@ def check_prevalences(data: DataSpec, sites: Mapping[str, SiteSpec], release: Ev
     """Check the prevalences that a scenario declares, as far as it goes without its records, or raise ValueError."""
     for name, site in sites.items():
         if site.prevalence is not None and data.prevalence is None:
-            raise ValueError(
-                f"sites.{name}.prevalence is given, data.prevalence is not: declare there that of training"
-            )
+            raise ValueError(f"sites.{name}.prevalence is given, data.prevalence is not: declare there training's")
         check_noised_estimate(f"sites.{name}.prevalence", site.prevalence, release)

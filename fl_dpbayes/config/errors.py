@@ -40,8 +40,7 @@ class RunWarning(Config):
 
 def warning(kind: str, site: str = "", /, **values: Value) -> RunWarning:
     """Make a warning of a kind of `report.warnings.SENTENCES`; a number that is not finite is kept as text."""
-    named = [
-        (name, value if isinstance(value, str) or math.isfinite(value) else str(value))
-        for name, value in values.items()
-    ]
+    named = (
+        (key, value if isinstance(value, str) or math.isfinite(value) else str(value)) for key, value in values.items()
+    )
     return RunWarning(kind=kind, site=site, values=tuple(named))

@@ -3,12 +3,12 @@
 import hashlib
 from collections.abc import Callable
 from functools import lru_cache
-from importlib.metadata import Distribution, distribution, entry_points, packages_distributions
+from importlib.metadata import distribution, entry_points, packages_distributions
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, Union, get_args
 
-from pydantic import Field
+from pydantic import BaseModel, Field
 
 from fl_dpbayes.config.base import Config
 from fl_dpbayes.config.errors import UserError
@@ -22,8 +22,7 @@ _modules: dict[str, str] = {}
 class InstalledCode(Config):
     """What a name of code, a factory or a registered sampler's kind, stands for on a machine.
 
-    `digest`: SHA-256 over the .py files of the distribution, by their paths in order; over those of the package's
-    folder where no distribution lists them (an editable installation, PYTHONPATH).
+    `digest`: SHA-256 over the .py files of the package's folder, by their paths in order.
     """
 
     name: OutsideText
@@ -47,23 +46,14 @@ def installed_code(name: str) -> InstalledCode | None:
     if spec is None:
         return None
     places = [Path(place) for place in spec.submodule_search_locations or [spec.origin or ""]]
-    owners = packages_distributions().get(top, [])
-    owner = distribution(owners[0]) if owners else None
-    files = _listed(owner) if owner else {}
-    if not any(place in (path, *path.parents) for path in files.values() for place in places):
-        found = {path for place in places for path in (place.rglob("*.py") if place.is_dir() else [place])}
-        files = {path.relative_to(places[0].parent).as_posix(): path for path in found if path.is_file()}
+    found = {(path, place) for place in places for path in (place.rglob("*.py") if place.is_dir() else [place])}
     known = hashlib.sha256()
-    for shown, path in sorted(files.items()):
-        content = path.read_bytes()
+    for shown, path in sorted((path.relative_to(place.parent).as_posix(), path) for path, place in found):
+        content = path.read_bytes() if path.is_file() else b""
         known.update(f"{shown}\n{len(content)}\n".encode() + content)
-    version = owner.version if owner else ""
-    return InstalledCode(name=name, distribution=owners[0] if owners else "", version=version, digest=known.hexdigest())
-
-
-def _listed(owner: Distribution) -> dict[str, Path]:
-    files = [file for file in owner.files or () if file.suffix == ".py"]
-    return {file.as_posix(): path for file in files if (path := Path(str(owner.locate_file(file))).resolve()).is_file()}
+    owner = next(iter(packages_distributions().get(top, ())), "")
+    version = distribution(owner).version if owner else ""
+    return InstalledCode(name=name, distribution=owner, version=version, digest=known.hexdigest())
 
 
 def extended(namespace: dict[str, Any], name: str, group: str, base: type[Config]) -> Callable[[str], Any]:
@@ -106,7 +96,7 @@ def extended(namespace: dict[str, Any], name: str, group: str, base: type[Config
     return get
 
 
-def kinds_of(record: type[Config]) -> set[str]:
+def kinds_of(record: type[BaseModel]) -> set[str]:
     """Return the kinds, or rules, that a record may have."""
     fields = [record.model_fields[key] for key in ("kind", "rule") if key in record.model_fields]
     return {kind for field in fields for kind in get_args(field.annotation) if isinstance(kind, str)}

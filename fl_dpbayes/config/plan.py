@@ -49,6 +49,7 @@ Clipping = Annotated[FlatClipping | GlobalClipping | AutomaticClipping | PerLaye
 
 FLAT = FlatClipping()
 Adjacency = Literal["add_or_remove_one", "replace_one"]
+ChainStart = Literal["broadcast", "own_last"]
 NoiseCoupling = Literal["constant", "temperature", "langevin", "floor"]
 Probability = Annotated[float, Field(gt=0, lt=1)]
 SamplingRate = Annotated[float, Field(gt=0, le=1)]
@@ -162,7 +163,7 @@ class TrainingPlan(Config):
     sampler: Sampler
     prior_share: Annotated[float, Field(gt=0, le=1)] = 1.0
     privacy: AnyPrivacyPlan
-    chain_start: Literal["broadcast", "own_last"]
+    chain_start: ChainStart
 
     @property
     def step_size(self) -> StepSizeSchedule:

@@ -57,10 +57,7 @@ else:
 
 
 def parameter_count(method: RecalibrationMethod, classes: int) -> int:
-    """Return how many parameters a map of 2 or more classes has.
-
-    Raises ValueError if the method is not for so many classes.
-    """
+    """Return how many parameters a map of 2 or more classes has; ValueError if the method is not for so many."""
     record = METHODS[method]
     if record.for_more_classes and classes != 2:
         allowed = f"here are {classes}: choose {record.for_more_classes!r}"

@@ -39,15 +39,10 @@ class PublicFile(Config):
 
     kind: Literal["file"]
     path: Path
-    statement: Annotated[
-        str,
-        Field(
-            min_length=10,
-            max_length=500,
-            pattern=r"^[^\x00-\x1f\x7f]*\S[^\x00-\x1f\x7f]*$",
-            description="a sentence of 10 to 500 characters that declares these records public and says why",
-        ),
-    ]
+    statement: str = Field(
+        min_length=10, max_length=500, pattern=r"^[^\x00-\x1f\x7f]*\S[^\x00-\x1f\x7f]*$",
+        description="a sentence of 10 to 500 characters that declares these records public and says why",
+    )  # fmt: skip
     count: InputCount = 20_000
 
 
@@ -123,17 +118,11 @@ class Rule(Config):
         return 1
 
     def site_plan(self, plan: TrainingPlan) -> TrainingPlan:
-        """Make of the scenario's plan the one that the sites get.
-
-        Raises ValueError naming what in the plan does not fit the rule.
-        """
+        """Make of the scenario's plan the one that sites get; ValueError names what does not fit the rule."""
         return plan
 
     def check(self, sampler: Sampler, training_sites: int) -> None:
-        """Check that the rule fits the chains that it is to combine.
-
-        Raises ValueError naming what does not fit, and the remedy.
-        """
+        """Check that the rule fits the chains; ValueError names what does not, and the remedy."""
         if self.needs_temperature and not sampler.has_temperature:
             raise ValueError(
                 f"aggregation.rule {self.rule!r} needs the spread of samples at a known temperature, which "

@@ -46,9 +46,7 @@ def _constant(value: Any) -> Any:
 
 # A number is short for a constant step size.
 StepSizeSchedule = Annotated[
-    ConstantStepSize | ExponentialStepSize | PolynomialStepSize,
-    Field(discriminator="kind"),
-    BeforeValidator(_constant),
+    ConstantStepSize | ExponentialStepSize | PolynomialStepSize, Field(discriminator="kind"), BeforeValidator(_constant)
 ]
 
 

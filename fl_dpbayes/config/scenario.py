@@ -3,7 +3,7 @@
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import tomli_w
 from pydantic import Field, PositiveFloat, PositiveInt, ValidationError, model_validator
@@ -14,7 +14,7 @@ from fl_dpbayes.config.data import DataSpec, IIDPartition, Partition, SiteSpec, 
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.files.atomic_file import write_atomically
 from fl_dpbayes.config.names import EvaluationRelease, SiteName
-from fl_dpbayes.config.plan import AnyPrivacyPlan, TrainingPlan, check_temperature
+from fl_dpbayes.config.plan import AnyPrivacyPlan, ChainStart, TrainingPlan, check_temperature
 from fl_dpbayes.config.recalibration import AnyRecalibration
 from fl_dpbayes.config.sampler import Sampler
 from fl_dpbayes.config.task import LogisticModel, Model, ModuleModel
@@ -140,7 +140,7 @@ class Scenario(Config):
         kept = self.recalibration.fraction if self.recalibration else 0.0
         if kept + (test := self.data.test_fraction) >= 1:
             raise ValueError(
-                f"recalibration.fraction {kept} with test_fraction {test} leaves nothing to train on: lower it"
+                f"recalibration.fraction {kept}, test_fraction {test}: that leaves nothing to train on: lower one"
             )
         if self.sampler.needs_hidden_units:
             drops = f"sampler.kind {self.sampler.kind!r} drops hidden units, and"
@@ -159,9 +159,7 @@ class Scenario(Config):
         self.aggregation.site_plan(plan)
 
 
-def training_plan(
-    scenario: Scenario, *, prior_share: float, chain_start: Literal["broadcast", "own_last"]
-) -> TrainingPlan:
+def training_plan(scenario: Scenario, *, prior_share: float, chain_start: ChainStart) -> TrainingPlan:
     """Build the plan of the whole run, which every training request carries.
 
     `prior_share`: s in (0, 1], the share of the prior that one site targets; the aggregation rule sets it.
@@ -173,7 +171,7 @@ def training_plan(
 def site_plan(scenario: Scenario, sites: int) -> TrainingPlan:
     """Build the plan that fits the scenario's rule and K training sites."""
     rule = scenario.aggregation
-    start: Literal["broadcast", "own_last"] = "broadcast" if rule.own_rounds else "own_last"
+    start: ChainStart = "broadcast" if rule.own_rounds else "own_last"
     return rule.site_plan(training_plan(scenario, prior_share=rule.prior_share(sites), chain_start=start))
 
 

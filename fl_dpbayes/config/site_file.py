@@ -44,10 +44,10 @@ class Split(Config):
     key: Annotated[str, Field(pattern=r"^[0-9a-f]{32,128}$")]
 
     def _check_keys(self) -> None:
-        shares = self.test_fraction, self.recalibration_fraction
-        if sum(shares) > 1:
+        test, recalibration = self.test_fraction, self.recalibration_fraction
+        if test + recalibration > 1:
             raise ValueError(
-                "test_fraction {} and recalibration_fraction {} exceed 1 together: lower one".format(*shares)
+                f"test_fraction {test} and recalibration_fraction {recalibration} exceed 1 together: lower one"
             )
 
 

@@ -221,9 +221,7 @@ class Table(SourceConfig):
         if (names := len(set(self.class_names))) not in (0, self.classes):
             raise ValueError(f"class_names has {names} names for {self.classes} classes: give one each")
         if unknown := [name for name in self.missing if name not in self.features]:
-            raise ValueError(
-                f"missing names {unknown[0]!r}, which is none of features: add it there, or remove it here"
-            )
+            raise ValueError(f"missing names {unknown[0]!r}, which is none of features: add it there or remove it here")
 
 
 def _one_group(pattern: str) -> str:
@@ -277,9 +275,7 @@ class ImageFolder(SourceConfig):
     @property
     def class_names(self) -> tuple[str, ...]:
         """The names of the sub-folders, in the order of the classes; none where the folder is not here."""
-        return (
-            tuple(sorted(entry.name for entry in self.path.iterdir() if entry.is_dir())) if self.path.is_dir() else ()
-        )
+        return tuple(sorted(each.name for each in self.path.iterdir() if each.is_dir())) if self.path.is_dir() else ()
 
 
 class HuggingFace(SourceConfig):
@@ -429,8 +425,7 @@ class Radiographs(SyntheticSites):
                 raise ValueError(f"{key} is {count}: at side {self.side} at most {most} are made")
 
 
-Source = Annotated[
-    BuiltIn | Table | Arrays | ImageFolder | HuggingFace | Logistic2D | Radiographs, Field(discriminator="kind")
-]
+AnySource = BuiltIn | Table | Arrays | ImageFolder | HuggingFace | Logistic2D | Radiographs
+Source = Annotated[AnySource, Field(discriminator="kind")]
 if not TYPE_CHECKING:
     __getattr__ = extended(globals(), "Source", SOURCES, SourceConfig)

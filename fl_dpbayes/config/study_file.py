@@ -197,9 +197,7 @@ def _study_of(content: Mapping[str, Any]) -> Study:
     if shift_axes and shift_axes[0].name != SHIFT_KIND:
         raise ValueError(f'axes.{SHIFT_SEVERITY} needs axes.{SHIFT_KIND} beside it, such as  ["contrast"]')
     if shift_axes and section.shifted_copy_of is None:
-        raise ValueError(
-            f"study.shifted_copy_of is missing: name the held-out site whose records the axis {SHIFT_KIND} shifts"
-        )
+        raise ValueError(f"study.shifted_copy_of is missing: name the held-out site whose records {SHIFT_KIND} shifts")
     labels = {axis.name: [value.label for value in axis.values] for axis in making_runs}
     _check_names(section, labels)
     return Study(
@@ -272,10 +270,8 @@ def _listed_axes(table: Any) -> Iterator[Axis]:
     for key, values in _leaves(table):
         name = ".".join(key)
         if not isinstance(values, list) or not values:
-            raise ValueError(
-                f"axes.{name} is {values!r}: it must be a list of at least one value; a single value belongs into the "
-                "scenario itself"
-            )
+            remedy = "it must be a list of at least one value; a single value belongs into the scenario itself"
+            raise ValueError(f"axes.{name} is {values!r}: {remedy}")
         if len(values) > MAX_VALUES:
             raise ValueError(f"axes.{name} has {len(values)} values: at most {MAX_VALUES}")
         yield Axis(name, _distinct(name, [_axis_value(key, value) for value in values]))
@@ -326,17 +322,13 @@ def _variant_axes(table: Any) -> Iterator[Axis]:
         raise ValueError(f"variants is {table!r}: it must hold a table per axis")
     for name, variants in table.items():
         if not VARIANT_NAME.fullmatch(name) or name in RESERVED:
-            raise ValueError(
-                f"variants.{name}: choose a name of a-z, 0-9 and _ other than {', '.join(sorted(RESERVED))}"
-            )
+            raise ValueError(f"variants.{name}: choose a name of a-z, 0-9 and _, none of {', '.join(sorted(RESERVED))}")
         if not isinstance(variants, Mapping) or not variants:
             raise ValueError(f"variants.{name} is {variants!r}: it must hold a table of overrides per label")
         for label, settings in variants.items():
             if not isinstance(settings, Mapping):
-                raise ValueError(
-                    f"variants.{name}.{label} is {settings!r}: it must be a table of overrides, such as "
-                    '{ "partition.alpha" = 0.1 }'
-                )
+                remedy = 'it must be a table of overrides, such as { "partition.alpha" = 0.1 }'
+                raise ValueError(f"variants.{name}.{label} is {settings!r}: {remedy}")
         yield Axis(name, tuple(AxisValue(label, dict(_leaves(settings))) for label, settings in variants.items()))
 
 

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from fl_dpbayes.config.errors import UserError
+from fl_dpbayes.config.installed_code import kinds_of
 
 SWITCHES = ("kind", "rule", "method")
 # What says which units are tested on; errors go to logs.
@@ -78,7 +79,7 @@ def drop_keys_of_other_kinds(
     """
     section, records = reduce(getitem, location, content), _records_at(model, location)
     kinds = {value for switch in SWITCHES if isinstance(value := section.get(switch), str)}
-    chosen = [record for record in records if kinds & _tags_of(record)]
+    chosen = [record for record in records if kinds & kinds_of(record)]
     if not chosen:
         return
     kept = {name for record in chosen for name in record.model_fields}
@@ -102,7 +103,7 @@ def _records_in(annotation: Any) -> list[type[BaseModel]]:
 def _table_at(model: type[BaseModel], location: tuple[Any, ...], given: Any) -> str:
     """Say which keys the table at a location has; a kind given in its place is taken for an example."""
     records = _records_at(model, location)
-    kinds = [tag for record in records for tag in sorted(_tags_of(record))]
+    kinds = [tag for record in records for tag in sorted(kinds_of(record))]
     if not kinds:
         return f"its keys are {', '.join(_fields_at(model, location))}"
     discriminator = "rule" if any("rule" in record.model_fields for record in records) else "kind"
@@ -129,7 +130,7 @@ def _records_at(model: type[BaseModel], location: tuple[Any, ...]) -> list[type[
         for candidate in candidates:
             if part in candidate.model_fields:
                 following += _records_in(candidate.model_fields[part].annotation)
-        tagged = [candidate for candidate in candidates if part in _tags_of(candidate)]
+        tagged = [candidate for candidate in candidates if part in kinds_of(candidate)]
         candidates = following or tagged or candidates
     return candidates
 
@@ -138,10 +139,5 @@ def _union_tags(model: type[BaseModel]) -> set[str]:
     tags: set[str] = set()
     for field in model.model_fields.values():
         for record in _records_in(field.annotation):
-            tags |= _tags_of(record) | _union_tags(record)
+            tags |= kinds_of(record) | _union_tags(record)
     return tags
-
-
-def _tags_of(record: type[BaseModel]) -> set[str]:
-    discriminators = [record.model_fields[name] for name in ("kind", "rule") if name in record.model_fields]
-    return {tag for field in discriminators for tag in typing.get_args(field.annotation) if isinstance(tag, str)}

@@ -105,9 +105,8 @@ def feature_total_variation(scores: Floats, parts: list[Indices]) -> float:
     edges = np.unique(pool)
     if len(edges) > BINS:
         edges = np.unique(np.quantile(pool, np.arange(1, BINS) / BINS))
-    return _mean_distance(
-        [np.bincount(np.searchsorted(edges, scores[part]), minlength=len(edges) + 1) for part in parts]
-    )
+    bins = (np.searchsorted(edges, scores[part]) for part in parts)
+    return _mean_distance([np.bincount(found, minlength=len(edges) + 1) for found in bins])
 
 
 def _mean_distance(frequencies: list[Indices]) -> float:
@@ -137,32 +136,9 @@ def _seed(generator: np.random.Generator) -> int:
 
 
 def _classes(labels: Indices, classes_per_site: int, sites: int, generator: np.random.Generator) -> list[Indices]:
-    from flwr_datasets.partitioner import PathologicalPartitioner
-
-    for _ in range(MAX_ATTEMPTS):
-        partitioner = PathologicalPartitioner(
-            num_partitions=sites,
-            partition_by="label",
-            num_classes_per_partition=classes_per_site,
-            class_assignment_mode="first-deterministic",
-            seed=_seed(generator),
-        )
-        try:
-            parts = _deal(labels, partitioner, sites)
-        except ValueError:
-            continue
-        # The partitioner drops the classes that no site drew; only a division that keeps every record will do.
-        if sum(map(len, parts)) == len(labels):
-            return parts
-    return _classes_in_turn(labels, classes_per_site, sites, generator)
-
-
-def _classes_in_turn(
-    labels: Indices, classes_per_site: int, sites: int, generator: np.random.Generator
-) -> list[Indices]:
     """Give each site the next few classes of a shuffled circle: every class is used, and equally often to within one.
 
-    Chance alone seldom finds such a division where classes are nearly as many as places for them.
+    Chance, as in flwr-datasets' PathologicalPartitioner, drops classes that no site drew.
     """
     classes = generator.permutation(np.unique(labels))
     places = np.arange(sites * classes_per_site)

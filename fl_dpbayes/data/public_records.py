@@ -53,10 +53,8 @@ def read_public_records(path: Path, task: Task, *, most: int, labelled: bool) ->
     if not np.isfinite(features).all():
         raise UserError(f"public records {path}: a value is missing or not a finite number: remove such records")
     if len(task.input_shape) == 3 and (features.min() < 0 or features.max() > 1):
-        found = f"pixels from {features.min():g} to {features.max():g}"
-        raise UserError(
-            f"public records {path} have {found}: the sites' are in [0, 1], divide by the largest grey level"
-        )
+        found = f"pixels from {features.min():g} to {features.max():g}: the sites' are in [0, 1]"
+        raise UserError(f"public records {path} have {found}, divide by the largest grey level")
     if labels is not None and not ((labels >= 0) & (labels < task.classes)).all():
         raise UserError(f"public records {path}: labels must be whole numbers from 0 to {task.classes - 1}")
     return records

@@ -50,12 +50,10 @@ class Records:
 
     def subset(self, indices: npt.NDArray) -> "Records":
         """Return the records at `indices` (integers in [0, N) or a boolean mask), in that order."""
-        values = {
-            key: getattr(self, key) for key in ("features", "labels", "units", "natural_site", "truth", "published")
-        }
-        groups = {name: value[indices] for name, value in self.groups.items()}
-        chosen: dict[str, Any] = {key: None if value is None else value[indices] for key, value in values.items()}
-        return replace(self, groups=groups, **chosen)
+        chosen: dict[str, Any] = {"groups": {name: value[indices] for name, value in self.groups.items()}}
+        for key in ("features", "labels", "units", "natural_site", "truth", "published"):
+            chosen[key] = None if (value := getattr(self, key)) is None else value[indices]
+        return replace(self, **chosen)
 
     def scaled(self) -> "Records":
         """Return the same records with float32 features; grey levels 0 to 255 become 0 to 1."""

@@ -82,14 +82,6 @@ def check_declaration(declared: int, actual: int, unit: str) -> None:
         )
 
 
-def check_most_units(site_file: SiteFile, part: Part, actual: int) -> None:
-    """Check that a part holds no more units than `most_units` lets expect, or raise UserError."""
-    most = most_units(site_file, part)
-    if actual > most * (1 + 1e-9):
-        lets = f"units = {site_file.units} lets expect at most {most:.0f}"
-        raise UserError(f"the part for {part} holds {actual} units, and {lets}: correct units in the site file")
-
-
 @dataclass(frozen=True)
 class SiteSplit:
     """A site's records for one purpose, grouped by privacy unit.
@@ -148,9 +140,8 @@ def load_site(site_file: SiteFile) -> Site:
     _check_records(records)
     for found in magnitude_warnings(records, site_file.source):
         # To the site's own log: what it says is computed from records.
-        logger.warning(
-            "feature %s is about %s after centers and scales: it should be about 1", *dict(found.values).values()
-        )
+        named = dict(found.values).values()
+        logger.warning("feature %s is about %s after centers and scales: it should be about 1", *named)
     check_prevalence_classes("prevalence", site_file.prevalence, records.task.classes)
     parts: dict[Part, SiteSplit] = {"test": _part(records)}
     if site_file.role == "train":
@@ -162,7 +153,9 @@ def load_site(site_file: SiteFile) -> Site:
             parts["recalibration"] = _part(records.subset(in_recalibration))
     check_declaration(site_file.units, next(iter(parts.values())).unit_count, records.unit)
     for name, part in parts.items():
-        check_most_units(site_file, name, part.unit_count)
+        if part.unit_count > (most := most_units(site_file, name)) * (1 + 1e-9):
+            lets = f"units = {site_file.units} lets expect at most {most:.0f}"
+            raise UserError(f"the part for {name} holds {part.unit_count} units, and {lets}: correct units")
     return Site(
         name=site_file.name,
         role=site_file.role,

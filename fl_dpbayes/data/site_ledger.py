@@ -22,10 +22,7 @@ UNNAMED_UNITS = ("record", "image")
 
 
 def ledger_place(settings: LedgerSettings) -> LedgerPlace:
-    """Say where a ledger and its second place lie.
-
-    Raises UserError if links or `..` lead both into one folder.
-    """
+    """Say where a ledger and its second place lie; UserError if links or `..` lead both into one folder."""
     if settings.path.resolve().parent == settings.witness.resolve().parent:
         led = f"ledger.witness {settings.witness} leads to the folder of the ledger {settings.path}"
         raise UserError(f"{led}: name a file in another folder, best on another disk")
@@ -33,10 +30,7 @@ def ledger_place(settings: LedgerSettings) -> LedgerPlace:
 
 
 def cohort_of(site_file: SiteFile) -> Cohort:
-    """Describe the cohort of a site file, without reading a record.
-
-    Raises UserError if the site file names no ledger.
-    """
+    """Describe the cohort of a site file, without reading a record; UserError if it names no ledger."""
     settings, split = _settings(site_file), site_file.split
     # A site that does not train keeps every unit for testing.
     fractions = (split.test_fraction, split.recalibration_fraction) if site_file.role == "train" else (1.0, 0.0)

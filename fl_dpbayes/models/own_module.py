@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.dropout import _DropoutNd
 
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.task import PROVIDED, Model, ModuleModel
@@ -86,20 +85,19 @@ def own_module(model: ModuleModel, seed: int, weights_folder: Path | None = None
     return module.float()
 
 
+def fixed_size(model: ModuleModel) -> int:
+    """Count the numbers of a module that are not trained, buffers included; whatever its file of weights holds."""
+    return sum(value.numel() for value in own_module(model.model_copy(update={"weights": None}), model.seed).buffers())
+
+
 def checked_shapes(model: ModuleModel, input_shape: tuple[int, ...], classes: int) -> Shapes:
     """Return the shapes of the trained parameters by name, of a module that computes each record by itself.
 
     `input_shape`: of what the module is given of one record. Raises UserError as `own_module`, or, with the remedy,
-    if a layer mixes records or draws random numbers, or the module does not return (N, classes).
+    if it mixes records, changes from call to call, or does not return (N, classes).
     """
     module = own_module(model.model_copy(update={"weights": None}), model.seed)
     validate_module(module)
-    for name, layer in module.named_modules():
-        if isinstance(layer, _DropoutNd) and layer.training and layer.p > 0:
-            raise UserError(
-                f"layer {name!r} ({type(layer).__name__}) draws masks that no generator of the site's repeats: give it "
-                "p = 0 or leave it out; for dropout by sampler.kind 'dp-mc-dropout' choose model.kind 'mlp' or 'cnn'"
-            )
     found = f"model.factory {model.factory!r}: the module gives"
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         _outputs(model, module, torch.zeros((1, *input_shape)), classes)
@@ -109,8 +107,8 @@ def checked_shapes(model: ModuleModel, input_shape: tuple[int, ...], classes: in
             alone = torch.cat([_outputs(model, drawn, record[None], classes) for record in records])
             if not torch.equal(together, again):
                 raise UserError(
-                    f"{found} the same records different logits when it is called again: leave out what draws random "
-                    "numbers (dropout) or changes the module"
+                    f"{found} the same records different logits when it is called again: leave out what changes it "
+                    "or draws random numbers (for dropout: model.kind 'mlp' or 'cnn', sampler.kind 'dp-mc-dropout')"
                 )
             if (together - alone).abs().max() > _MIXES * together.abs().max():
                 raise UserError(
@@ -165,9 +163,7 @@ def _made(model: ModuleModel, seed: int) -> nn.Module:
             f"model.factory {model.factory!r} fails with model.settings {str(model.settings)[:200]}: {_said(error)}"
         ) from None
     if not isinstance(made, nn.Module):
-        raise UserError(
-            f"model.factory {model.factory!r} returns a {type(made).__name__}: it must return a torch.nn.Module"
-        )
+        raise UserError(f"model.factory {model.factory!r} returns a {type(made).__name__}, not a torch.nn.Module")
     return made
 
 
@@ -178,11 +174,8 @@ def _trained(module: nn.Module, patterns: Sequence[str]) -> dict[str, nn.Paramet
         if not any(fnmatchcase(name, pattern) for name, _ in every):
             names = ", ".join(name for name, _ in every[:20])
             raise UserError(f"model.trainable {pattern!r} matches no parameter: the module has {names or 'none'}")
-    chosen = {
-        id(value)
-        for name, value in every
-        if (any(fnmatchcase(name, pattern) for pattern in patterns) if patterns else value.requires_grad)
-    }
+    matched = (any(fnmatchcase(name, one) for one in patterns) if patterns else v.requires_grad for name, v in every)
+    chosen = {id(value) for (_, value), taken in zip(every, matched, strict=True) if taken}
     found = {name: value for name, value in module.named_parameters() if id(value) in chosen}
     if not found:
         raise UserError("the module of model.factory has no parameter that requires a gradient: nothing to train")
@@ -192,11 +185,12 @@ def _trained(module: nn.Module, patterns: Sequence[str]) -> dict[str, nn.Paramet
 def _load(module: nn.Module, state: dict[str, Tensor], origin: str) -> None:
     own = {name: tuple(value.shape) for name, value in module.state_dict().items()}
     for name, value in state.items():
-        if not isinstance(value, Tensor) or own.get(name) != (shape := tuple(value.shape)):
+        shape = tuple(value.shape) if isinstance(value, Tensor) else None
+        if shape is None or own.get(name) != shape:
+            expected = own.get(name, "none of that name")
             raise UserError(
-                f"{origin} holds {name[:100]!r} of shape {shape if isinstance(value, Tensor) else None}, the module's "
-                f"has {own.get(name, 'none of that name')}: give weights of this module, by its own names, or correct "
-                "model.weights"
+                f"{origin} holds {name[:100]!r} of shape {shape}, the module's has {expected}: give weights of this "
+                "module, by its own names, or correct model.weights"
             )
         if not torch.isfinite(value).all():
             raise UserError(f"{origin} holds a value of {name!r} that is not a finite number: give other weights")

@@ -98,9 +98,8 @@ def logits_at(
         # What is not trained joins in the same precision.
         fixed = {name: value.double() for name, value in module.named_buffers() if value.is_floating_point()}
         with torch.no_grad():
-            logits = np.concatenate(
-                [functional_call(module, fixed | values, (part.double(),)).numpy() for part in parts]
-            )
+            outputs = [functional_call(module, fixed | values, (part.double(),)).numpy() for part in parts]
+            logits = np.concatenate(outputs)
 
         def pullback(cotangent: npt.NDArray[np.float64]) -> dict[str, npt.NDArray[np.float64]]:
             leaves = {name: value.clone().requires_grad_() for name, value in values.items()}

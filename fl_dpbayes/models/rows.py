@@ -93,10 +93,8 @@ def checked_rows(key: Hashable, rows: int, stand_alone: Callable[[int], bool]) -
                 "device, or a model without such operations"
             )
         if found == 1 < rows:
-            said = (
-                "rows of a pass depend on each other on this device (tried %d, %d and %d rows): records are computed "
-            )
-            logger.warning(said + "one by one, which is slow", *tried)
+            said = "rows of a pass depend on each other on this device (tried %d, %d and %d): records are computed"
+            logger.warning(said + " one by one, which is slow", *tried)
         _known[key] = found
     return _known[key]
 

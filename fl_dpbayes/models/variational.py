@@ -46,10 +46,7 @@ class VariationalModule(nn.Module):
         self.noise = noise.to(next(self.mean.parameters()).device)
 
     def noise_views(self) -> dict[str, torch.Tensor]:
-        """Return the noise by parameter name, shape (draws, *shape).
-
-        Raises ValueError if `resample` was not called.
-        """
+        """Return the noise by parameter name, (draws, *shape); ValueError if `resample` was not called."""
         if self.noise is None:
             raise ValueError("the module has no weight draws yet: call resample before the forward pass")
         return vector_views(self.noise, self.shapes)

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from fl_dpbayes.config.base import Message
 from fl_dpbayes.config.installed_code import InstalledCode
@@ -32,8 +32,6 @@ class SiteCard(Message):
     seeded: bool
     code: Annotated[tuple[InstalledCode, ...], Field(max_length=100)] = ()
 
-    @model_validator(mode="after")
-    def _trains_on_something(self) -> "SiteCard":
+    def _check_keys(self) -> None:
         if self.role == "train" and not self.units:
             raise ValueError(f"units is 0 at {self.name}: a site that trains declares 1 or more")
-        return self

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import Field, PositiveInt
 
 from fl_dpbayes.config.base import Message
 from fl_dpbayes.config.names import GroupText
@@ -58,19 +58,17 @@ class EvaluateRequest(Message):
         further = {RECALIBRATED: self.recalibration, PRIOR_CORRECTED: self.trained_prevalence}
         return (*self.predictors, *(name for name, given in further.items() if given is not None))
 
-    @model_validator(mode="after")
-    def _parts_fit(self) -> "EvaluateRequest":
+    def _check_keys(self) -> None:
         shares, mapping = self.trained_prevalence, self.recalibration
         if shares is not None and ("posterior" not in self.predictors or len(shares) != self.task.classes):
             raise ValueError("trained_prevalence needs the predictor 'posterior' and one share for each class")
         if mapping is None:
-            return self
+            return
         if "posterior" not in self.predictors:
             raise ValueError("recalibration needs the predictor 'posterior', which it maps")
         expected = parameter_count(mapping.method, self.task.classes)
         if len(mapping.parameters) != expected:
             raise ValueError(f"recalibration has {len(mapping.parameters)} parameters, the method takes {expected}")
-        return self
 
 
 class EvaluateReply(Message):
@@ -93,12 +91,10 @@ class EvaluateReply(Message):
     privacy: PrivacyStatement | None = None
     ledger_head: Digest | None = None
 
-    @model_validator(mode="after")
-    def _parts_fit(self) -> "EvaluateReply":
+    def _check_keys(self) -> None:
         if (self.release == "noised") != (self.noise_std is not None and self.privacy is not None):
             raise ValueError("noise_std and privacy must be given exactly when release is 'noised'")
         if self.release != "public" and (self.groups or self.groups_left_out):
             raise ValueError("groups may be measured only where release is 'public'")
         if len(set(self.groups)) < len(self.groups):
             raise ValueError("groups names a subgroup twice")
-        return self

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import Field, PositiveInt
 
 from fl_dpbayes.config.base import Message
 from fl_dpbayes.config.recalibration import AnyRecalibrationPlan, CountingPlan, Parameters, parameter_count
@@ -30,17 +30,13 @@ class RecalibrateRequest(Message):
     start: Parameters | None = None
     ledger_head: Digest | None = None
 
-    @model_validator(mode="after")
-    def _parts_fit(self) -> "RecalibrateRequest":
+    def _check_keys(self) -> None:
         if self.first_step + self.steps > self.plan.steps:
-            raise ValueError(
-                f"first_step {self.first_step} + steps {self.steps} exceeds the plan's {self.plan.steps} steps"
-            )
+            raise ValueError(f"first_step {self.first_step} + steps {self.steps} exceeds the plan's {self.plan.steps}")
         expected = 0 if isinstance(self.plan, CountingPlan) else parameter_count(self.plan.method, self.task.classes)
         given = len(self.start or ())
         if given != expected:
             raise ValueError(f"start has {given} parameters, the method takes {expected}")
-        return self
 
 
 class RecalibrateReply(Message):
@@ -61,8 +57,6 @@ class RecalibrateReply(Message):
     privacy: PrivacyStatement
     ledger_head: Digest
 
-    @model_validator(mode="after")
-    def _one_of_both(self) -> "RecalibrateReply":
+    def _check_keys(self) -> None:
         if (self.parameters is None) == (self.noise_std is None):
             raise ValueError("give either parameters or noise_std")
-        return self

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, PositiveFloat, PositiveInt
 
 from fl_dpbayes.config.base import Message
 from fl_dpbayes.config.names import OutsideText
@@ -39,21 +39,16 @@ class TrainRequest(Message):
     precision: Literal["float32"] = "float32"
     ledger_head: Digest | None = None
 
-    @model_validator(mode="after")
-    def _steps_fit_plan(self) -> "TrainRequest":
+    def _check_keys(self) -> None:
         if self.first_step + self.steps > self.plan.total_steps:
-            raise ValueError(
-                f"first_step {self.first_step} + steps {self.steps} exceeds the plan's {self.plan.total_steps} steps"
-            )
+            raise ValueError(f"first_step {self.first_step} + steps {self.steps} exceeds {self.plan.total_steps} steps")
         chains = {step // self.plan.chain_steps for step in (self.first_step, self.first_step + self.steps - 1)}
         if len(chains) > 1:
             raise ValueError(f"first_step {self.first_step} + steps {self.steps} crosses from one chain to the next")
         kept = self.plan.kept_before(self.first_step + self.steps) - self.plan.kept_before(self.first_step)
         if kept > MAX_SAMPLES_PER_REPLY:
-            raise ValueError(
-                f"{self.steps} steps keep {kept} samples, a reply holds at most {MAX_SAMPLES_PER_REPLY}: raise thinning"
-            )
-        return self
+            most = f"a reply holds at most {MAX_SAMPLES_PER_REPLY}"
+            raise ValueError(f"{self.steps} steps keep {kept} samples, {most}: raise thinning")
 
 
 def reply_bytes(plan: TrainingPlan, first_step: int, steps: int, parameters: int) -> int:

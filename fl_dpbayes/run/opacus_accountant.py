@@ -5,8 +5,6 @@ from typing import Any
 from fl_dpbayes.privacy.events import read_history
 from fl_dpbayes.privacy.pld.loss_distribution import pld_epsilon
 
-NAME = "pld"
-
 
 def register_opacus_accountant() -> None:
     """Register our accountant with Opacus 1.6, so that `PrivacyEngine(accountant="pld")` uses it.
@@ -20,11 +18,8 @@ def register_opacus_accountant() -> None:
         def get_epsilon(self, delta: float, **_: Any) -> float:
             return pld_epsilon(read_history(self.history), delta)
 
-        def __len__(self) -> int:
-            return sum(steps for _, _, steps in self.history)
-
         @classmethod
         def mechanism(cls) -> str:
-            return NAME
+            return "pld"
 
-    register_accountant(NAME, PLDAccountant, force=True)
+    register_accountant("pld", PLDAccountant, force=True)

@@ -121,7 +121,7 @@ class PrivateChain:
         count = len(np.unique(self._records.unit_index))
         self.units = count if declared is None else declared
         if not count or abs(count - self.units) > MAX_DECLARATION_ERROR * count:
-            raise UserError("the number of units is 0, or not within a fifth of the declared one")
+            raise UserError(f"{self.units} units: there must be one, and the declared number right to a fifth")
         most = count if declared is None else most_declared(declared)
         if privacy.delta * most >= 1:
             raise UserError(f"delta is {privacy.delta}: it must be below 1 / {most:g}, one per unit")
@@ -136,10 +136,9 @@ class PrivateChain:
         self._epsilon = self._cost(planned_stretch(self._plan, self.units, 0, steps).history)
         if self._epsilon > privacy.epsilon:
             raise UserError(f"this plan costs epsilon {self._epsilon:.3g}, above {privacy.epsilon}: give more noise")
-        like = parameters.to_vector(module)[:0]
-        rows, labels = like.new_zeros((2, *self._records.features.shape[1:])), self._records.targets
+        labels, shape = self._records.targets, self._records.features.shape[1:]
         with torch.no_grad():
-            outputs = copy.deepcopy(module)(rows)
+            outputs = copy.deepcopy(module)(parameters.to_vector(module).new_zeros((2, *shape)))
         if outputs.ndim != 2 or not ((labels >= 0) & (labels < outputs.shape[1])).all():
             raise UserError(f"the module's outputs have shape {tuple(outputs.shape)}: a label must name one of a row's")
         self._position: Position | Path = {} if position is None else position
@@ -161,13 +160,13 @@ class PrivateChain:
         if begun is not None and not all(isinstance(array, np.ndarray) for array in begun.values()):
             shapes = parameters.parameter_shapes(self._module)
             begun = read_sent_arrays(begun, {name: (shape, np.dtype(np.float32)) for name, shape in shapes.items()})
-        module = copy.deepcopy(self._module)
-        vector = parameters.to_vector(module) if begun is None else parameters.arrays_to_vector(begun, module)
+        module, own = copy.deepcopy(self._module), parameters.to_vector(self._module)
+        vector = own if begun is None else parameters.arrays_to_vector(begun, module)
         if not vector.isfinite().all():
             raise ValueError("the start has a value that is not finite")
         first, size = self._reserved(), self._plan.steps_per_round
         with _untold("the chain failed after its steps were spent"):
-            repeatable(vector.device if begun is None else parameters.to_vector(module).device)
+            repeatable(own.device)
             chain, vectors = planned_chain(self._plan, self.units), initial_vectors(self._plan.sampler, vector)
             streams = Streams.from_entropy().of_chain()
             result = run_chain(module, self._records, chain, range(first, first + size), vectors, streams)

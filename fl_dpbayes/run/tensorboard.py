@@ -25,18 +25,19 @@ def write_tensorboard(run_dir: Path, log_dir: Path, *, follow: bool = False) -> 
     folder = log_dir / run_dir.resolve().name
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"{folder} is not empty: give another folder, or remove it")
-    reader, last, ended = EventReader(run_dir / EVENTS_FILE), 0, False
+    reader, last = EventReader(run_dir / EVENTS_FILE), 0
     with SummaryWriter(str(folder)) as writer:
         while True:
-            for event in reader.new_events():
+            events = reader.new_events()
+            for event in events:
                 if event["event"] == "site" and event.get("epsilon") is not None:
                     writer.add_scalar(f"epsilon/{event['site']}", event["epsilon"], event["round"], event["time"])
-                ended = ended or event["event"] in ("finished", "failed")
             for row in read_csv(run_dir / ROUNDS_FILE)[last:]:
                 last += 1
                 for column in ROUND_COLUMNS[1:]:
                     writer.add_scalar(f"round/{column}", float(row[column]), int(row["round"]))
-            if ended or not follow:
+            # A run that failed may have been resumed.
+            if not follow or (events and events[-1]["event"] in ("finished", "failed")):
                 break
             time.sleep(POLL_SECONDS)
         for row in read_csv(run_dir / "calibration.csv"):

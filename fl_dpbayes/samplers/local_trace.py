@@ -111,9 +111,7 @@ class LocalTrace:
         likelihood = self._log_likelihood(parameters)
         prior = float(log_prior(self._plan.prior, parameters))
         return StepTrace(
-            step=number,
-            units=clipped_sum.units,
+            step=number, units=clipped_sum.units,
             clipped_fraction=clipped_sum.clipped / clipped_sum.units if clipped_sum.units else float("nan"),
-            log_likelihood=likelihood,
-            log_posterior=likelihood + self._plan.prior_share * prior,
-        )
+            log_likelihood=likelihood, log_posterior=likelihood + self._plan.prior_share * prior,
+        )  # fmt: skip

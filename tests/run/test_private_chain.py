@@ -12,6 +12,7 @@ from torch.utils.data import TensorDataset
 import fl_dpbayes as fl
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.sampler import SGLD, ConstantStepSize
+from fl_dpbayes.run.folder_lock import folder_lock
 from fl_dpbayes.samplers.chain import ChainDivergedError
 
 FEATURES = torch.randn((400, 3), generator=torch.Generator().manual_seed(0))
@@ -38,12 +39,7 @@ def test_a_module_and_a_dataset_become_a_private_posterior_in_one_call() -> None
     assert posterior.temperature == pytest.approx(1)
     again = fl.private_chain(module, (FEATURES, LABELS), PRIVACY)
     assert not np.array_equal(again.last["weight"], release.last["weight"])
-
-
-def test_rows_of_one_patient_are_one_unit() -> None:
-    patients = np.repeat(np.arange(40), 10)
-    release = fl.private_chain(nn.Linear(3, 2), (FEATURES, LABELS), PRIVACY, units=patients)
-    assert release.privacy.units == 40
+    assert planned(units=np.repeat(np.arange(40), 10)).advance().privacy.units == 40
 
 
 @pytest.mark.parametrize("kept", ["record", "file"])
@@ -60,6 +56,8 @@ def test_the_position_survives_and_a_repeated_round_is_the_next_stretch(kept: st
         with pytest.raises(UserError, match="another plan"):
             planned(position, **other).advance(start)
     if kept == "file":
+        with folder_lock(tmp_path), pytest.raises(UserError, match="another process"):
+            planned(position).advance(start)
         position.write_text(position.read_text().replace('"steps": 12', '"steps": 4'))
         with pytest.raises(ValueError, match="changed since"):
             planned(position).advance(start)
@@ -97,7 +95,7 @@ def test_what_fails_is_spent_and_says_nothing_of_the_records(monkeypatch: pytest
         (nn.Linear(3, 1), {}, "a label must name one"),
         (nn.Linear(3, 2), {"privacy": fl.Privacy(epsilon=2, delta=0.01)}, "below 1 / 400"),
         (nn.Linear(3, 2), {"privacy": fl.Privacy(epsilon=2, delta=0.0022), "declared": 390}, "below 1 / 487.5"),
-        (nn.Linear(3, 2), {"declared": 300}, "not within a fifth of the declared one$"),
+        (nn.Linear(3, 2), {"declared": 300}, r"^300 units: there .* and the declared number right to a fifth$"),
         (nn.Linear(3, 2), {"units": np.zeros(3)}, "one for each record"),
         (nn.Linear(3, 2), {"privacy": fl.Privacy(epsilon=0.1, delta=1e-3, noise_multiplier=0.5)}, "give more noise"),
         # Its noise is not in units of a clip norm, so no finite epsilon holds.

@@ -23,25 +23,19 @@ class Nodes:
         return [1, 2, 3]
 
 
-def arrays(**values: Any) -> ArrayRecord:
-    return ArrayRecord({name: Array(np.asarray(value)) for name, value in values.items()})
+def state(value: float, size: int = 2) -> ArrayRecord:
+    return ArrayRecord({"w": Array(np.full(size, value, np.float32))})
 
 
-def state(value: float) -> ArrayRecord:
-    return arrays(w=np.full(2, value, np.float32))
+def content(value: float, units: float = 10, *, size: int = 2, **metrics: Any) -> RecordDict:
+    return RecordDict({"arrays": state(value, size), "metrics": MetricRecord({"num-examples": units, **metrics})})
 
 
 def replies(strategy: fl.strategies.FALD, round_number: int, *contents: RecordDict | Error) -> list[Message]:
-    asked = {
-        m.metadata.dst_node_id: m for m in strategy.configure_train(round_number, state(0), ConfigRecord(), Nodes())
-    }
-    for message in asked.values():
+    asked = list(strategy.configure_train(round_number, state(0), ConfigRecord(), Nodes()))
+    for message in asked:
         message.metadata._message_id = str(message.metadata.dst_node_id)
-    return [Message(content, reply_to=asked[node]) for node, content in enumerate(contents, 1)]
-
-
-def content(value: float, units: float = 10, **metrics: Any) -> RecordDict:
-    return RecordDict({"arrays": state(value), "metrics": MetricRecord({"num-examples": units, **metrics})})
+    return [Message(content, reply_to=message) for content, message in zip(contents, asked, strict=False)]
 
 
 def test_states_are_weighed_by_size_and_kept_after_burn_in() -> None:
@@ -54,44 +48,29 @@ def test_states_are_weighed_by_size_and_kept_after_burn_in() -> None:
         told = {"epsilon": 0.5 * number, "temperature": 2.0}
         sent = [content(number, 10, **told), content(5 * number, 30, **told)]
         average, metrics = strategy.aggregate_train(number, replies(strategy, number, *sent))
-        assert average is not None
         assert average["w"].numpy() == pytest.approx(4 * number)
-        assert metrics is not None
         # T = N sum_k w_k^2 T_k / n_k, which equal temperatures leave as it is for w_k = n_k / N.
         assert metrics["temperature"] == pytest.approx(2.0)
         assert (metrics["sites"], metrics["units"], metrics["epsilon-max"]) == (2, 40, 0.5 * number)
-    posterior = strategy.posterior()
-    assert posterior is not None
-    assert posterior.arrays["w"][:, 0].tolist() == [12, 20]
-    assert len(rounds) == 5
-    assert len(kept) == 2
+    assert strategy.posterior().arrays["w"][:, 0].tolist() == [12, 20]
+    assert (len(rounds), len(kept)) == (5, 2)
 
 
 @pytest.mark.parametrize(
     "bad",
     [
-        Error(code=3, reason="\x1b[31mMrs Smith"),
-        content(np.nan),
-        content(9, units=0),
-        content(9, temperature=1e300),
-        content(9, **{"\x1b[2J": 1.0}),
-        RecordDict({"arrays": state(9)}),
-        RecordDict({"arrays": arrays(w=np.zeros(3, np.float32)), "metrics": MetricRecord({"num-examples": 10})}),
-        RecordDict({"arrays": arrays(v=np.zeros(2, np.float32)), "metrics": MetricRecord({"num-examples": 10})}),
+        Error(code=3, reason="\x1b[31mMrs Smith"), content(np.nan), content(9, units=0), content(9, temperature=1e300),
+        content(9, **{"\x1b[2J": 1.0}), content(9, size=3), RecordDict({"arrays": state(9)}),
     ],
-)
+)  # fmt: skip
 def test_a_bad_reply_is_left_out_and_never_shown_raw(bad: RecordDict | Error, caplog: pytest.LogCaptureFixture) -> None:
     strategy = fl.strategies.FALD(min_train_nodes=3)
     with caplog.at_level("INFO", logger="flwr"):
         average, metrics = strategy.aggregate_train(1, replies(strategy, 1, content(1), bad, content(3)))
-    assert average is not None
     assert average["w"].numpy() == pytest.approx(2)
-    assert metrics is not None
     assert (metrics["sites"], metrics["left-out"]) == (2, 1)
     assert "\x1b" not in str(metrics)
     assert strategy.aggregate_train(2, replies(strategy, 2, bad)) == (None, None)
     scores = [RecordDict({"metrics": MetricRecord({"num-examples": 1, "accuracy": one})}) for one in (0.5, 1.0)]
-    evaluated = strategy.aggregate_evaluate(2, replies(strategy, 2, scores[0], bad, scores[1]))
-    assert evaluated is not None
-    assert evaluated["accuracy"] == 0.75
+    assert strategy.aggregate_evaluate(2, replies(strategy, 2, scores[0], bad, scores[1]))["accuracy"] == 0.75
     assert not any("\x1b" in one.getMessage() or "Smith" in one.getMessage() for one in caplog.records)

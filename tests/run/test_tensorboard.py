@@ -25,7 +25,7 @@ def test_a_run_is_followed_to_its_end_and_read_back(tmp_path: Path, monkeypatch,
 
     logs = tmp_path / "logs"
     assert "holds no events.jsonl" in refusal("tensorboard", tmp_path, logs)
-    add_events(tmp_path, 1)
+    add_events(tmp_path, 1, {"event": "failed"}, {"event": "resumed"})
     write_csv(tmp_path / "rounds.csv", [{**dict.fromkeys(ROUND_COLUMNS, 8), "round": 1}], ROUND_COLUMNS)
     monkeypatch.setattr(tensorboard.time, "sleep", rest)
     assert command("tensorboard", tmp_path, logs, "--follow")[0] == 0

@@ -12,6 +12,7 @@ from torchvision.transforms.v2 import functional
 from fl_dpbayes.config.data import ImageShift
 
 Images = npt.NDArray[np.float32]
+Floats = npt.NDArray[np.float64]
 Ladder = tuple[float, float, float, float, float]
 
 # Sides from which on an image counts as the resolution below; 8 and 28 pixels are those of digits and MNIST.
@@ -28,15 +29,11 @@ SEVERITIES: dict[ImageShift, dict[int, Ladder]] = {
     # Factor about the image's mean; MedMNIST-C contrast_down.
     "contrast": dict.fromkeys((8, 28, 224), (0.9, 0.8, 0.7, 0.6, 0.4)),
     # Expected quanta in a white pixel; 28: CIFAR-C shot noise, 224: MedMNIST-C.
-    "exposure": {
-        8: (300.0, 200.0, 100.0, 50.0, 25.0),
-        28: (500.0, 250.0, 100.0, 75.0, 50.0),
-        224: (300.0, 200.0, 150.0, 100.0, 80.0),
-    },
+    "exposure": {8: (300, 200, 100, 50, 25), 28: (500, 250, 100, 75, 50), 224: (300, 200, 150, 100, 80)},
     # Standard deviation; 28: CIFAR-C gaussian noise, 224: MedMNIST-C.
     "detector_noise": {
-        8: (0.05, 0.10, 0.15, 0.20, 0.25),
-        28: (0.04, 0.06, 0.08, 0.09, 0.10),
+        8: (0.05, 0.1, 0.15, 0.2, 0.25),
+        28: (0.04, 0.06, 0.08, 0.09, 0.1),
         224: (0.04, 0.05, 0.06, 0.07, 0.08),
     },
     # Standard deviation in pixels; 28: CIFAR-C, 224: MedMNIST-C.
@@ -156,9 +153,7 @@ def films_marked(labels: npt.NDArray[np.int64], severity: int, generator: np.ran
     return generator.random(len(labels)) < np.where(labels > 0, rate, 1 - rate)
 
 
-def truth_given_marker(
-    truth: npt.NDArray[np.float64], marked: npt.NDArray[np.bool_], severity: int
-) -> npt.NDArray[np.float64]:
+def truth_given_marker(truth: Floats, marked: npt.NDArray[np.bool_], severity: int) -> Floats:
     """Return the label's probabilities, (N, C), once the marker of `films_marked` is seen, which depends on the label.
 
     p(y | x, m) = p(y | x) p(m | y) / sum_c p(c | x) p(m | c)
@@ -214,8 +209,6 @@ def _strokes(letter: str, height: int, width: int) -> Images:
     # One stroke of margin; what does not fit into a small image is cut off.
     bitmap = np.pad(np.kron(bitmap, np.ones((stroke, stroke), dtype=np.float32)), stroke)[:height, :width]
     canvas = np.zeros((height, width), dtype=np.float32)
-    if letter == "L":
-        canvas[: bitmap.shape[0], width - bitmap.shape[1] :] = bitmap
-    else:
-        canvas[: bitmap.shape[0], : bitmap.shape[1]] = bitmap
+    first = width - bitmap.shape[1] if letter == "L" else 0
+    canvas[: bitmap.shape[0], first : first + bitmap.shape[1]] = bitmap
     return canvas

@@ -92,10 +92,8 @@ def check_shift(records: Records, shift: Shift) -> None:
             + (f"choose one of {', '.join(records.feature_names)}" if records.feature_names else "it names none")
         )
     if shift.kind == "boundary_flip" and records.truth is None and len(np.unique(records.labels)) < 2:
-        raise UserError(
-            "shift.kind 'boundary_flip' needs records of two classes, the site has one: choose 'label_flip', or "
-            "another partition"
-        )
+        remedy = "choose 'label_flip', or another partition"
+        raise UserError(f"shift.kind 'boundary_flip' needs records of two classes, the site has one: {remedy}")
 
 
 def _prevalence(records: Records, shift: Shift, generator: np.random.Generator) -> Records:
@@ -173,18 +171,14 @@ def tilt_indices(values: npt.NDArray[np.float32], severity: int, generator: np.r
     exact = values.astype(np.float64)
     spread = exact.std()
     if not spread > 0:
-        raise UserError(
-            f"shift.feature: the site's {len(values)} records all have the same value, so no tilt can be made: choose "
-            "another feature"
-        )
+        same = f"the site's {len(values)} records all have the same value"
+        raise UserError(f"shift.feature: {same}, so no tilt can be made: choose another feature")
     score = (exact - exact.mean()) / spread
     highest = min(HIGHEST_STANDARD_SCORE, score.max())
     return np.flatnonzero(draws < np.exp(TILT_RATES[severity - 1] * (np.minimum(score, highest) - highest)))
 
 
-def lose_features(
-    features: npt.NDArray[np.float32], severity: int, generator: np.random.Generator
-) -> npt.NDArray[np.float32]:
+def lose_features(features: npt.NDArray[np.float32], severity: int, generator: np.random.Generator) -> npt.NDArray:
     """Replace values, (N, F), by 0, each with the same probability and independent of all others.
 
     0 is the declared centre of a feature that is centred by public constants, so this is imputation by a public value;

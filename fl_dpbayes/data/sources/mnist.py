@@ -39,16 +39,12 @@ def load(source: BuiltIn, part: OfficialPart) -> Records:
 @lru_cache(maxsize=2)
 def _read(part: OfficialPart, images: tuple[str, int, int], labels: tuple[str, int, int]) -> Records:
     for (path, _, _), (_, md5) in zip((images, labels), FILES[part], strict=True):
-        _check(Path(path), md5)
+        with Path(path).open("rb") as file:
+            actual = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
+        if actual != md5:
+            raise damaged(Path(path), f"MD5 {actual}, not {md5}", ORIGIN)
     pixels = read_image_file(images[0]).numpy()[:, None]
     targets = read_label_file(labels[0]).numpy().astype(np.int64)
     for array in (pixels, targets):
         array.flags.writeable = False
     return Records(pixels, targets, np.arange(len(targets)), None, BuiltIn(kind="mnist").task, "record")
-
-
-def _check(path: Path, md5: str) -> None:
-    with path.open("rb") as file:
-        actual = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
-    if actual != md5:
-        raise damaged(path, f"MD5 {actual}, not {md5}", ORIGIN)

@@ -88,10 +88,8 @@ def load(source: Radiographs, part: OfficialPart) -> Records:
     for start in range(0, len(sites), step):
         chosen = np.arange(start, min(start + step, len(sites)))
         picture = draw_pictures(patients, chosen, source.side)
-        gain, offset, noise = (
-            values[sites[chosen], None, None].astype(np.float32)
-            for values in (scanners.gains, scanners.offsets, scanners.noises)
-        )
+        of_scanner = (scanners.gains, scanners.offsets, scanners.noises)
+        gain, offset, noise = (values[sites[chosen], None, None].astype(np.float32) for values in of_scanner)
         grain = noise * generator.standard_normal(picture.shape, dtype=np.float32)
         taken = 0.5 + gain * (picture - 0.5) + offset + grain
         pixels[chosen, 0] = np.rint(255 * taken.clip(0, 1))

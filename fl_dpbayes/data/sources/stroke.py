@@ -8,7 +8,6 @@ import json
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
 from fl_dpbayes.config.data_folder import damaged
 from fl_dpbayes.config.sources import BuiltIn, OfficialPart
@@ -40,12 +39,8 @@ INDICATORS = {
     "other stroke": ("STYPE", "O"),
 }
 # 1 present, 0 absent, one half where it could not be assessed.
-DEFICITS = {
-    f"{what} deficit": f"RDEF{number}"
-    for number, what in enumerate(
-        ("face", "arm or hand", "leg or foot", "speech", "sight", "spatial", "brainstem", "other"), start=1
-    )
-}
+AFFECTED = ("face", "arm or hand", "leg or foot", "speech", "sight", "spatial", "brainstem", "other")
+DEFICITS = {f"{what} deficit": f"RDEF{number}" for number, what in enumerate(AFFECTED, start=1)}
 FEATURE_NAMES = (*CENTERS_AND_SCALES, *INDICATORS, *DEFICITS)
 COUNTRIES = {
     "ARGE": "argentina", "AUSL": "australia", "AUST": "austria", "BELG": "belgium", "BRAS": "brazil",
@@ -67,16 +62,19 @@ def load(source: BuiltIn, part: OfficialPart) -> Records:
     patients. Source: Sandercock, Niewada and Czlonkowska, Trials 12:101, 2011. Raises UserError if the shipped file
     was changed.
     """
-    content = _content()
-    columns = {name: _column(values) for name, values in content["columns"].items()}
-    of_hospital = {
-        number: f"{COUNTRIES[code]}-{number}" for code, numbers in content["countries"].items() for number in numbers
-    }
+    text = PATH.read_bytes()
+    if hashlib.sha256(text).hexdigest() != SHA256:
+        raise damaged(PATH, "its SHA-256 is another", "a new installation of fl-dpbayes")
+    content: dict = json.loads(text)
+    columns = {name: np.array(list(values)) for name, values in content["columns"].items()}
+    countries = content["countries"].items()
+    of_hospital = {number: f"{COUNTRIES[code]}-{number}" for code, numbers in countries for number in numbers}
     known = np.isin(columns["OCCODE"], list("1234"))
     features = [(columns[name] - center) / scale for name, center, scale in CENTERS_AND_SCALES.values()]
     features += [columns[name] == letter for name, letter in INDICATORS.values()]
     features += [(columns[name] == "Y") + 0.5 * (columns[name] == "C") for name in DEFICITS.values()]
     hospitals = np.array([of_hospital[number] for number in columns["HOSPNUM"]])
+    sexes = np.where(columns["SEX"] == "M", "male", "female")
     records = Records(
         features=np.stack(features, axis=1).astype(np.float32),
         labels=np.isin(columns["OCCODE"], list("12")).astype(np.int64),
@@ -86,21 +84,6 @@ def load(source: BuiltIn, part: OfficialPart) -> Records:
         unit="patient",
         feature_names=FEATURE_NAMES,
         published=columns["EXPDD"],
-        groups={
-            "sex": np.where(columns["SEX"] == "M", "male", "female"),
-            "age": np.where(columns["AGE"] < 75, "under 75", "75 and over"),
-        },
+        groups={"sex": sexes, "age": np.where(columns["AGE"] < 75, "under 75", "75 and over")},
     )
     return records.subset(known)
-
-
-def _content() -> dict:
-    text = PATH.read_bytes()
-    if hashlib.sha256(text).hexdigest() != SHA256:
-        raise damaged(PATH, "its SHA-256 is another", "a new installation of fl-dpbayes")
-    content: dict = json.loads(text)
-    return content
-
-
-def _column(values: str | list) -> npt.NDArray:
-    return np.array(list(values))

@@ -20,10 +20,7 @@ MAX_VALUES = 10
 MISSING = "missing"
 SEPARATORS = ",;\t|"
 FILE = "file"
-FILL = (
-    "give the column a constant in source.missing, remove such rows, or fill them in by a rule that does not look at "
-    "other rows"
-)
+FILL = "give the column a constant in source.missing, remove such rows, or fill them in without a look at other rows"
 
 
 class BadRows(UserError):  # noqa: N818
@@ -78,11 +75,10 @@ def read_table(path: Path | tuple[Path, ...], texts: tuple[str, ...] = ()) -> pa
     for one, table in tables.items():
         if odd := columns ^ set(table.columns):
             raise UserError(
-                f"tables {path[0]} and {one}: only one has a column {min(map(str, odd))!r}: make them alike"
+                f"tables {path[0]} and {one}: only one has a column {min(map(str, odd))!r}: add or remove it"
             )
-    return pandas.concat(
-        {one: table.assign(**({} if FILE in columns else {FILE: one.stem})) for one, table in tables.items()}
-    )
+    named = FILE in columns
+    return pandas.concat({one: table if named else table.assign(**{FILE: one.stem}) for one, table in tables.items()})
 
 
 def row_place(table: pandas.DataFrame, row: int) -> str:
@@ -201,9 +197,7 @@ def _indicators(table: pandas.DataFrame, source: Table, name: str, values: tuple
     return places[:, None] == np.arange(len(values))
 
 
-def _places(
-    table: pandas.DataFrame, source: Table, name: str, values: tuple[str, ...], key: str
-) -> npt.NDArray[np.int64]:
+def _places(table: pandas.DataFrame, source: Table, name: str, values: tuple[str, ...], key: str) -> npt.NDArray:
     texts = column_texts(table[name])
     found = pandas.Index(values).get_indexer(texts)
     if len(bad := np.flatnonzero(found < 0)):
@@ -257,7 +251,7 @@ def _groups(table: pandas.DataFrame, source: Table) -> dict[str, npt.NDArray]:
                 raise UserError(f"{column} the value {value[:80]!r}: give 1 to {MAX_GROUP_TEXT} printable characters")
     if (total := sum(counts.values())) > MAX_GROUPS:
         raise UserError(
-            f"table {source.place}: group_columns have {total} values together, at most {MAX_GROUPS}: name fewer"
+            f"table {source.place}: group_columns: {total} values together, at most {MAX_GROUPS}: name fewer"
         )
     return groups
 
