@@ -121,7 +121,7 @@ class PrivateChain:
         count = len(np.unique(self._records.unit_index))
         self.units = count if declared is None else declared
         if not count or abs(count - self.units) > MAX_DECLARATION_ERROR * count:
-            raise UserError("the number of units is 0, or not within a fifth of the declared one")
+            raise UserError(f"{self.units} units: there must be one, and the declared number right to a fifth")
         most = count if declared is None else most_declared(declared)
         if privacy.delta * most >= 1:
             raise UserError(f"delta is {privacy.delta}: it must be below 1 / {most:g}, one per unit")
@@ -160,8 +160,7 @@ class PrivateChain:
         if begun is not None and not all(isinstance(array, np.ndarray) for array in begun.values()):
             shapes = parameters.parameter_shapes(self._module)
             begun = read_sent_arrays(begun, {name: (shape, np.dtype(np.float32)) for name, shape in shapes.items()})
-        module = copy.deepcopy(self._module)
-        own = parameters.to_vector(module)
+        module, own = copy.deepcopy(self._module), parameters.to_vector(self._module)
         vector = own if begun is None else parameters.arrays_to_vector(begun, module)
         if not vector.isfinite().all():
             raise ValueError("the start has a value that is not finite")
