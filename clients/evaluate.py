@@ -15,7 +15,7 @@ from clients.pay import SentArrays, pay, spending_of
 from fl_dpbayes.calibration.bins import REPORT_BINS, in_fixed_pieces, on_grid
 from fl_dpbayes.calibration.prior_shift import estimated_prevalence, with_prevalence
 from fl_dpbayes.calibration.recalibration.maps import recalibrate
-from fl_dpbayes.calibration.release import noised_table, noised_to_arrays
+from fl_dpbayes.calibration.release import noised_table
 from fl_dpbayes.calibration.statistics import CalibrationStatistics, empty, from_batch, to_arrays
 from fl_dpbayes.config.site_file import SiteFile
 from fl_dpbayes.data.site import Site, SiteSplit, is_delta_allowed, load_site
@@ -101,7 +101,7 @@ def release_noised(
             for predictor, statistics in measure().items():
                 generator, most = streams.generator(predictor), policy.max_test_records_per_unit
                 table = noised_table(statistics, REPORT_BINS, sigma, generator, most)
-                arrays |= prefixed(predictor, noised_to_arrays(table))
+                arrays |= prefixed(predictor, {"noised": table.sums})
             return {"release": "noised", "noise_std": table.noise_std}, arrays
 
         return pay(ledger, spending, request, EvaluateReply, (site_file, site), work)

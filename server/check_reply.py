@@ -27,8 +27,6 @@ from server.roster import Federation
 
 # Sites compute in float32.
 ROUNDING = 1.001
-# Of the temperature, which goes as the square of the noise.
-METRIC_TOLERANCE = 3 * NOISE_TOLERANCE
 SINGLE_PRECISION = 2.0**-24
 # Of a site in a round, beside samples: rows, headers, a ledger's pages and their log.
 ROUND_BYTES = 2**14
@@ -72,17 +70,15 @@ def check_train_reply(
     )
     sent: dict[str, Any] = {**reply.content.metric_records.get("metrics", MetricRecord())}
     metrics = reply_metrics(record, stretch)
-    same = (math.isclose(sent[name], value, rel_tol=METRIC_TOLERANCE) for name, value in metrics.items())
+    # The temperature goes as the square of the noise.
+    same = (math.isclose(sent[name], value, rel_tol=3 * NOISE_TOLERANCE) for name, value in metrics.items())
     if sent and not (sent.keys() == metrics.keys() and all(same)):
         raise ValueError("its metrics are not those of its reply and the plan")
     return CheckedReply(
         samples=PosteriorSamples(without_prefix("samples", arrays), stretch.weights, stretch.temperatures),
-        last=without_prefix("last", arrays),
-        last_step=record.first_step + record.steps - 1,
-        stretch=stretch,
-        privacy=privacy,
-        metrics=metrics,
-    )
+        last=without_prefix("last", arrays), last_step=record.first_step + record.steps - 1, stretch=stretch,
+        privacy=privacy, metrics=metrics,
+    )  # fmt: skip
 
 
 def check_displacement(reply: CheckedReply, request: TrainRequest, units: int, start: Arrays) -> None:
@@ -123,12 +119,10 @@ def displacements(request: TrainRequest, units: int, start: Arrays, steps: int) 
     norms = np.array([_norm(began[name].values()) for name in ("parameters", "momentum")])
     bound = displacement_bound(
         replace(chain, noise_multipliers=(1 + NOISE_TOLERANCE) * chain.noise_multipliers),
-        range(request.first_step, request.first_step + steps),
-        most_units=units / (1 - MAX_DECLARATION_ERROR),
-        parameters=sum(array.size for array in began["parameters"].values()),
-        start_norm=norms[0],
+        range(request.first_step, request.first_step + steps), most_units=units / (1 - MAX_DECLARATION_ERROR),
+        parameters=sum(array.size for array in began["parameters"].values()), start_norm=norms[0],
         start_momentum=norms[1],
-    )
+    )  # fmt: skip
     if bound is None:
         return None
     # Each of the steps rounds every value once or twice, however short it is.

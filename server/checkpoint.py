@@ -15,20 +15,9 @@ from pydantic import Field, PositiveInt, ValidationError
 
 from fl_dpbayes.config.base import Config
 from fl_dpbayes.config.errors import RunWarning, UserError
+from fl_dpbayes.config.files import journal as journals
 from fl_dpbayes.config.files.array_file import DAMAGED, check_seal, read_arrays, seal, sealable, write_arrays
 from fl_dpbayes.config.files.atomic_file import replaced_atomically
-from fl_dpbayes.config.files.journal import (
-    JOURNAL_FILE,
-    REMEDY,
-    Entry,
-    Journal,
-    JournalMark,
-    check_files,
-    check_no_others,
-    file_entry,
-    listed_files,
-    read_journal,
-)
 from fl_dpbayes.data.simulation import PARTITION_FILE, SCENARIO_FILE, SITES_FOLDER
 from fl_dpbayes.posterior.sample_store import PosteriorBank
 from fl_dpbayes.protocol.arrays import Arrays
@@ -63,7 +52,7 @@ class Checkpoint(Config):
     ledger_heads: dict[str, Digest]
     planned_sites: PositiveInt
     participation: ParticipationState
-    journal: JournalMark
+    journal: journals.JournalMark
     seconds: dict[str, float]
 
     def roster_of(self, answered: Roster, min_sites: int) -> Roster:
@@ -123,34 +112,36 @@ def read_checkpoint(folder: Path) -> tuple[Checkpoint, Arrays] | None:
         return Checkpoint.model_validate_json(metadata.get(_KEY, "")), state
     except DAMAGED as error:
         found = "an older version of fl-dpbayes wrote it" if isinstance(error, ValidationError) else error
-        raise UserError(f"{path} cannot be read ({str(found).splitlines()[0]}): {REMEDY}") from None
+        raise UserError(f"{path} cannot be read ({str(found).splitlines()[0]}): {journals.REMEDY}") from None
 
 
-def read_run_journal(folder: Path, checkpoint: Checkpoint | None) -> tuple[Journal, Sequence[Entry]]:
+def read_run_journal(folder: Path, checkpoint: Checkpoint | None) -> tuple[journals.Journal, Sequence[journals.Entry]]:
     """Read a run's journal, to be gone on with, and its entries, as far as they belong to its checkpoint, if any.
 
     Raises UserError if it is damaged, or its run has asked sites and has no checkpoint.
     """
-    path = folder / JOURNAL_FILE
-    entries, mark = read_journal(path, checkpoint.journal if checkpoint is not None else None)
+    path = folder / journals.JOURNAL_FILE
+    entries, mark = journals.read_journal(path, checkpoint.journal if checkpoint is not None else None)
     if checkpoint is None and (any(BEGUN in entry for entry in entries) or (folder / BANK_FOLDER).exists()):
-        raise UserError(f"{folder / CHECKPOINT_FILE} is missing, and the run has asked its sites: {REMEDY}")
+        raise UserError(f"{folder / CHECKPOINT_FILE} is missing, and the run has asked its sites: {journals.REMEDY}")
     # A run that has asked nothing begins its journal anew.
-    return Journal(path, mark if checkpoint is not None else JournalMark()), entries
+    return journals.Journal(path, mark if checkpoint is not None else journals.JournalMark()), entries
 
 
-def prepared_files(folder: Path) -> list[Entry]:
+def prepared_files(folder: Path) -> list[journals.Entry]:
     """Return a journal's entries for what a run is made of before its first round."""
     files = [folder / SCENARIO_FILE, folder / PARTITION_FILE, *sorted((folder / SITES_FOLDER).glob("*"))]
-    return [file_entry(path.relative_to(folder).as_posix(), path) for path in files if path.is_file()]
+    return [journals.file_entry(path.relative_to(folder).as_posix(), path) for path in files if path.is_file()]
 
 
-def check_run_files(folder: Path, entries: Sequence[Entry], checkpoint: Checkpoint) -> None:
+def check_run_files(folder: Path, entries: Sequence[journals.Entry], checkpoint: Checkpoint) -> None:
     """Compare all files that a run goes on from with its journal's entries; those of a round that was cut off go.
 
     Raises UserError naming the first file that is missing, damaged or not of the run.
     """
-    listed = {name: entry for name, entry in listed_files(entries).items() if not name.startswith(f"{BANK_FOLDER}/")}
-    check_files(folder, listed)
-    check_no_others(folder, f"{SITES_FOLDER}/*.toml", listed)
+    listed = {
+        name: entry for name, entry in journals.listed_files(entries).items() if not name.startswith(f"{BANK_FOLDER}/")
+    }
+    journals.check_files(folder, listed)
+    journals.check_no_others(folder, f"{SITES_FOLDER}/*.toml", listed)
     PosteriorBank(folder / BANK_FOLDER).check(entries, checkpoint.round)

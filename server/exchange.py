@@ -73,11 +73,9 @@ class Exchange(Generic[RequestT, ReplyT]):
         return message
 
     def answers(
-        self,
-        replies: Iterable[Message],
-        check: Callable[[Message, ReplyT, RequestT, Member], CheckedT],
+        self, replies: Iterable[Message], check: Callable[[Message, ReplyT, RequestT, Member], CheckedT],
         dropped: Callable[[], None],
-    ) -> Iterator[Answer[CheckedT]]:
+    ) -> Iterator[Answer[CheckedT]]:  # fmt: skip
         """Take replies one by one, in their order; yield the answer of each site that was asked, silent ones last.
 
         `check` makes of a reply that answers its request what the stage uses, and rejects it by a ValueError. `dropped`

@@ -81,11 +81,9 @@ def run_federation(
         strategy.restore(checkpoint, entries)
     try:
         strategy.start(
-            grid=ordered,
-            initial_arrays=ArrayRecord({name: Array(array) for name, array in state.items()}),
-            num_rounds=strategy.plan.total_rounds,
-            timeout=scenario.resources.round_timeout,
-        )
+            grid=ordered, initial_arrays=ArrayRecord({name: Array(array) for name, array in state.items()}),
+            num_rounds=strategy.plan.total_rounds, timeout=scenario.resources.round_timeout,
+        )  # fmt: skip
     finally:
         record.end_stage()
         problem = _write(federation, strategy, record, report=report)

@@ -170,9 +170,7 @@ class _Fit:
             own = {name: code.fit(table) for name, table in self._counted.items()} if scope == "site" else {}
             noise = counts_warning(average, own)
         return Recalibration(
-            scope=scope,
-            average=average or code.identity(),
-            own={name: fitted or code.identity() for name, fitted in own.items()},
-            statements=self.statements,
+            scope=scope, average=average or code.identity(),
+            own={name: fitted or code.identity() for name, fitted in own.items()}, statements=self.statements,
             noise=noise,
-        )
+        )  # fmt: skip

@@ -5,6 +5,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 from flwr.app import MessageType
@@ -184,18 +185,11 @@ def _cards(
     grid: Grid, node_ids: Sequence[int], taken: Mapping[str, str], scenario: Scenario, simulation_folder: str,
     timeout: float,
 ) -> tuple[dict[str, Member], list[RunWarning], set[int]]:  # fmt: skip
-    requests = [
-        request_message(
-            None,
-            None,
-            node_id=node_id,
-            message_type=MessageType.QUERY,
-            round_number=0,
-            time_to_live=timeout,
-            simulation_folder=simulation_folder,
-        )
-        for node_id in node_ids
-    ]
+    query = partial(
+        request_message, None, None, message_type=MessageType.QUERY, round_number=0, time_to_live=timeout,
+        simulation_folder=simulation_folder,
+    )  # fmt: skip
+    requests = [query(node_id=node_id) for node_id in node_ids]
     # A site whose expected batch q n is below one unit would take steps far longer than its share of the evidence:
     # they are scaled by 1/(q n), so a claim to one unit would be a licence to go anywhere. 1/q of a decimal q may lie a
     # rounding above a whole number.

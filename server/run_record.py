@@ -160,11 +160,9 @@ class RunRecord:
         if not answers:
             return
         entry = _RoundEntry(
-            round=round_number,
-            seconds=round(time.monotonic() - self._started, 3),
-            bytes_down=bytes_down,
+            round=round_number, seconds=round(time.monotonic() - self._started, 3), bytes_down=bytes_down,
             outcomes=tuple(map(self._entry, answers)),
-        )
+        )  # fmt: skip
         self._new.append({"round": entry.model_dump(mode="json")})
         bad = [answer for answer in answers if not answer.usable]
         self.warn(*(warning("not-usable", a.site, round=round_number, status=a.status, detail=a.detail) for a in bad))
@@ -218,10 +216,8 @@ class RunRecord:
             reply = _ReplyEntry(
                 samples=len(stretch.weights),
                 temperature=(stretch.step_weight, stretch.temperature, *stretch.temperature_range),
-                privacy=privacy.model_dump(mode="json", exclude={"history"}),
-                kept=kept,
-                history=privacy.history[kept:],
-            )
+                privacy=privacy.model_dump(mode="json", exclude={"history"}), kept=kept, history=privacy.history[kept:],
+            )  # fmt: skip
         return _OutcomeEntry(
             site=answer.site, status=answer.status, detail=answer.detail, bytes_up=answer.bytes_up, reply=reply
         )
@@ -232,17 +228,12 @@ class RunRecord:
             self.outcomes.setdefault(outcome.site, {})[entry.round] = outcome
             self._add_privacy(entry.round, outcome)
         statuses = [outcome.status for outcome in entry.outcomes]
-        self.round_rows.append(
-            {
-                "round": entry.round,
-                "seconds": entry.seconds,
-                "sites_asked": len(entry.outcomes),
-                **{f"sites_{status.lower()}": statuses.count(status) for status in STATUSES},
-                "bytes_up": sum(outcome.bytes_up for outcome in entry.outcomes),
-                "bytes_down": entry.bytes_down,
-                "samples_kept": sum(outcome.reply.samples for outcome in entry.outcomes if outcome.reply),
-            }
-        )
+        self.round_rows.append({
+            "round": entry.round, "seconds": entry.seconds, "sites_asked": len(entry.outcomes),
+            **{f"sites_{status.lower()}": statuses.count(status) for status in STATUSES},
+            "bytes_up": sum(outcome.bytes_up for outcome in entry.outcomes), "bytes_down": entry.bytes_down,
+            "samples_kept": sum(outcome.reply.samples for outcome in entry.outcomes if outcome.reply),
+        })  # fmt: skip
 
     def _add_privacy(self, round_number: int, outcome: _OutcomeEntry) -> None:
         row: dict[str, Any] = {"site": outcome.site, "round": round_number, "purpose": "training"}

@@ -15,13 +15,7 @@ from fl_dpbayes.config.errors import RunWarning, warning
 from fl_dpbayes.config.installed_code import installed_code
 from fl_dpbayes.config.recalibration import COUNTED
 from fl_dpbayes.config.summary import Summary
-from fl_dpbayes.posterior.convergence import (
-    convergence_rows,
-    convergence_warnings,
-    mixture_warnings,
-    optimiser_warnings,
-    temperature_warnings,
-)
+from fl_dpbayes.posterior import convergence as mixing
 from fl_dpbayes.privacy.check_statement import largest_at_small_delta
 from fl_dpbayes.protocol.train import PrivacyStatement
 from fl_dpbayes.report.settings_table import settings_table
@@ -47,8 +41,8 @@ def summarise_run(strategy: PosteriorStrategy, record: RunRecord, partition: Map
     names: tuple[str, ...] = getattr(scenario.data.source, "class_names", ())
     bank, chains = strategy.bank, strategy.chain_names()
     trainers = [member.card.name for member in federation.roster.training]
-    hot = temperature_warnings(scenario, {site: record.temperature(site)[0] for site in trainers})
-    convergence = convergence_rows(scenario, bank, chains, hot=bool(hot))
+    hot = mixing.temperature_warnings(scenario, {site: record.temperature(site)[0] for site in trainers})
+    convergence = mixing.convergence_rows(scenario, bank, chains, hot=bool(hot))
     calibration, reliability = evaluation.rows() if evaluation else ([], [])
     statements = evaluation.statements if evaluation else {}
     tested = {row["site"]: row["n"] for row in calibration}
@@ -68,8 +62,9 @@ def summarise_run(strategy: PosteriorStrategy, record: RunRecord, partition: Map
         *(sentences([warning("looked-at")]) if scenario.data.source.looked_at else []),
         *sentences(map(RunWarning.model_validate, partition.get("warnings", ()))),
         *map(sentence, federation.roster.left_out), *sentences(record.warnings),
-        *map(sentence, optimiser_warnings(scenario)), *map(sentence, mixture_warnings(scenario, bank, chains)),
-        *map(sentence, convergence_warnings(convergence)), *map(sentence, hot),
+        *map(sentence, mixing.optimiser_warnings(scenario)),
+        *map(sentence, mixing.mixture_warnings(scenario, bank, chains)),
+        *map(sentence, mixing.convergence_warnings(convergence)), *map(sentence, hot),
     ]  # fmt: skip
     return Summary.model_validate({
         "scenario": scenario.name, "description": scenario.description, "data": scenario.data.source.origin,

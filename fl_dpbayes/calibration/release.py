@@ -63,13 +63,8 @@ def merge_noised(first: NoisedTable, second: NoisedTable) -> NoisedTable:
     return NoisedTable(first.sums + second.sums, math.hypot(first.noise_std, second.noise_std))
 
 
-def noised_to_arrays(table: NoisedTable) -> dict[str, Floats]:
-    """Write the sums of a noisy table as the named array `noised`; the noise is stated in the message's header."""
-    return {"noised": table.sums}
-
-
 def noised_from_arrays(arrays: Mapping[str, npt.NDArray], bins: int, noise_std: float) -> NoisedTable:
-    """Read a noisy table of the agreed number of bins that came in a message, the arrays of `noised_to_arrays`.
+    """Read a noisy table of the agreed number of bins that came in a message as the array `noised`.
 
     Raises ValueError if names, shape or type differ, or a value is not finite or larger than any test set.
     """

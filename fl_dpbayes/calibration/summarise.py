@@ -78,17 +78,13 @@ def summarise_noised(table: NoisedTable, generator: np.random.Generator) -> Cali
         "accuracy": wilson_interval(correct, count, len(table.sums) * table.noise_std**2),
         "rms_debiased": rms_interval(joined, noise),
     }
-    return CalibrationValues.model_validate(
-        {
-            "n": n,
-            "accuracy": min(1.0, max(0.0, correct / count)),
-            "ece": mean_absolute_gap(joined),
-            "ece_if_calibrated": float(reference.mean()),
-            "ece_if_calibrated_high": float(np.quantile(reference, LEVEL)),
-            "rms_debiased": math.sqrt(min(1.0, max(0.0, float(debiased_mean_square_gap(joined, noise))))),
-            "intervals": {metric: ends for metric, ends in intervals.items() if ends is not None},
-        }
-    )
+    return CalibrationValues.model_validate({
+        "n": n, "accuracy": min(1.0, max(0.0, correct / count)), "ece": mean_absolute_gap(joined),
+        "ece_if_calibrated": float(reference.mean()),
+        "ece_if_calibrated_high": float(np.quantile(reference, LEVEL)),
+        "rms_debiased": math.sqrt(min(1.0, max(0.0, float(debiased_mean_square_gap(joined, noise))))),
+        "intervals": {metric: ends for metric, ends in intervals.items() if ends is not None},
+    })  # fmt: skip
 
 
 def join_small_bins(table: NoisedTable) -> tuple[Floats, Floats]:

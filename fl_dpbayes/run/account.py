@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ValidationError
 from rich.table import Table
 
-from fl_dpbayes.config.base import JSONValue, json_values
+from fl_dpbayes.config.base import Config, JSONValue, json_values
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.plan import MAX_STEPS, Adjacency, PrivacyPlan
 from fl_dpbayes.config.sampler import StepSizeSchedule
+from fl_dpbayes.config.validation_text import read_record
 from fl_dpbayes.privacy.account import SMALL_DELTA, Account, account
 from fl_dpbayes.privacy.events import GaussianEvent, History, read_history, write_history
 from fl_dpbayes.privacy.planned_noise import SolvedNoise, largest_prefix, solve_noise
@@ -27,6 +28,10 @@ OPTIONS = {"epsilon": "--epsilon", "delta": "--delta", "sampling_rate": "--q", "
            "temperature": "--temperature"}  # fmt: skip
 NEIGHBOURS = {"add_or_remove_one": "neighbours differ by adding or removing one unit",
               "replace_one": "neighbours differ by replacing one unit"}  # fmt: skip
+
+
+class _Schedule(Config):
+    schedule: StepSizeSchedule
 
 
 def account_of(
@@ -83,37 +88,21 @@ def solved(options: dict[str, Any], schedule: str, steps: int, units: int) -> So
         raise UserError(f"--temperature is {temperature}, but --coupling {coupling} {has}: leave it out, or take floor")
     if temperature is None and coupling == "floor":
         options = {**options, "temperature": 1.0}
-    sizes = _schedule(schedule)
+    try:
+        content, example = tomllib.loads(f"schedule = {schedule}"), '{kind="polynomial", initial=0.1, power=0.33}'
+        sizes = read_record(_Schedule, content, f"--schedule (for example {example})").schedule
+    except tomllib.TOMLDecodeError as error:
+        raise UserError(f"--schedule is not a TOML value: {error}") from None
     try:
         plan = PrivacyPlan.model_validate(options)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         option = OPTIONS.get(str(first["loc"][0]), first["loc"][0])
-        raise UserError(f"{option} is {first['input']!r}: {_lower(first['msg'])}") from None
+        raise UserError(f"{option} is {first['input']!r}: {first['msg'][:1].lower()}{first['msg'][1:]}") from None
     try:
         return solve_noise(plan, step_sizes(sizes, steps), units)
     except ValueError as error:
         raise UserError(f"--schedule: {error}") from None
-
-
-def _schedule(text: str) -> StepSizeSchedule:
-    try:
-        return TypeAdapter(StepSizeSchedule).validate_python(tomllib.loads(f"value = {text}")["value"])
-    except tomllib.TOMLDecodeError as error:
-        raise UserError(f"--schedule is not a TOML value: {error}") from None
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        # The first part of a place in a union is the kind that was chosen.
-        key, message = ".".join(str(part) for part in first["loc"][1:]), _lower(first["msg"])
-        if not key:
-            example = '{kind="polynomial", initial=0.1, power=0.33}'
-            raise UserError(f"--schedule is {text}: {message}; write for example {example}") from None
-        value = "" if first["type"] == "missing" else f" is {first['input']!r}"
-        raise UserError(f"--schedule: {key}{value}: {message}") from None
-
-
-def _lower(message: str) -> str:
-    return message[:1].lower() + message[1:]
 
 
 def steps_that_fit(epsilon: float, delta: float, q: float, sigma: float, adjacency: Adjacency) -> SolvedNoise:

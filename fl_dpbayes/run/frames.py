@@ -17,13 +17,7 @@ from fl_dpbayes.config.validation_text import read_record
 from fl_dpbayes.data.records import magnitude_warnings
 from fl_dpbayes.data.sources.table import BadRows, column_texts, framed_records, site_names
 from fl_dpbayes.report.warnings import sentence
-from fl_dpbayes.run.init_scenario import (
-    MOST_CATEGORIES,
-    ProposedFeatures,
-    class_texts,
-    proposed_clip_norm,
-    proposed_features,
-)
+from fl_dpbayes.run.init_scenario import MOST_CATEGORIES, ProposedFeatures, class_texts, proposed_features
 
 Constants = Mapping[str, float] | Sequence[float]
 FRAME = Path("given here")
@@ -33,12 +27,8 @@ FRAME = Path("given here")
 class SiteRecords:
     """The records of several sites, for `simulate`; made by `sites_from_frame` or `sites_from_arrays`.
 
-    Attributes:
-        source: what a scenario says of the records; a run fills in its path.
-        records: a table, or arrays by name, as the run writes them.
-        sizes: site -> number of privacy units.
-        names: what the records call a site -> its name in the run, where letters such as spaces become dashes.
-        left_out: column -> why it is no feature.
+    `source`: what a scenario says of them; a run fills in the path. `sizes`: site -> number of privacy units. `names`:
+    what the records call a site -> its name in the run. `left_out`: column -> why it is no feature.
     """
 
     source: Table | Arrays
@@ -53,11 +43,6 @@ class SiteRecords:
         out = "".join(f"; left out: {name}, {why}" for name, why in self.left_out.items())
         return f"{counted(len(self.sizes), 'site')} by {self.source.unit}s: {sizes}; {shape} features{out}"
 
-    @property
-    def clip_norm(self) -> float:
-        """The clip norm to begin with, by the number of features."""
-        return proposed_clip_norm(int(np.prod(self.source.task.input_shape)))
-
     def write(self, folder: Path) -> Path:
         """Write the records into a run's folder, as Parquet or a NumPy archive."""
         path = folder / ("records.parquet" if isinstance(self.source, Table) else "records.npz")
@@ -69,15 +54,9 @@ class SiteRecords:
 
 
 def sites_from_frame(
-    frame: pandas.DataFrame,
-    *,
-    site: str,
-    label: str,
-    unit: str | None = None,
-    features: Sequence[str] | None = None,
-    centers: Constants | None = None,
-    scales: Constants | None = None,
-) -> SiteRecords:
+    frame: pandas.DataFrame, *, site: str, label: str, unit: str | None = None, features: Sequence[str] | None = None,
+    centers: Constants | None = None, scales: Constants | None = None,
+) -> SiteRecords:  # fmt: skip
     """Read a DataFrame as the records of several sites.
 
     Each feature is (value - center) / scale; a column of text becomes one feature for each of its values.

@@ -4,6 +4,7 @@ import shutil
 import tomllib
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from math import prod
 from pathlib import Path
 from typing import Any, Literal, TypedDict, Unpack
 
@@ -23,7 +24,7 @@ from fl_dpbayes.models.own_module import provided
 from fl_dpbayes.run.finished_run import Run
 from fl_dpbayes.run.folder_lock import folder_lock
 from fl_dpbayes.run.frames import SiteRecords
-from fl_dpbayes.run.init_scenario import LEAST_UNITS, TEMPLATE, proposed_delta, toml_value
+from fl_dpbayes.run.init_scenario import LEAST_UNITS, TEMPLATE, proposed_clip_norm, proposed_delta, toml_value
 from fl_dpbayes.run.simulate import check_machine, new_folder, run_planned
 
 COUPLED = {"coupling", "temperature", "noise_multiplier"}
@@ -73,9 +74,9 @@ def simulate(data: SiteRecords | str | Path, settings: Mapping[str, Any] | None 
     if unknown := parts.keys() - Parts.__annotations__.keys():
         raise UserError(f"simulate takes no {min(unknown)!r}: it takes {', '.join(Parts.__annotations__)}")
     if not isinstance(data, SiteRecords | str | Path) or not isinstance(settings, Mapping | None):
+        given = f"a {type(data).__name__} and a {type(settings).__name__}"
         raise UserError(
-            f"simulate was given a {type(data).__name__} and a {type(settings).__name__}: give records of "
-            "sites_from_frame or sites_from_arrays, or a scenario's name, and settings as a dictionary"
+            f"simulate has {given}: give records of sites_from_frame, or a scenario's name, and a dictionary"
         )
     engine, model = parts.get("engine", "inline"), parts.get("model")
     if engine not in ("inline", "flower"):
@@ -154,7 +155,7 @@ def _of_records(data: SiteRecords) -> dict[str, Any]:
     keys = dict.fromkeys(("file", "source", "sites", "unit"), "")
     content = tomllib.loads(TEMPLATE.format(
         **keys, name='"own"', description='""', path='""', delta=proposed_delta(max(data.sizes.values())),
-        clip_norm=data.clip_norm,
+        clip_norm=proposed_clip_norm(prod(data.source.task.input_shape)),
     ))  # fmt: skip
     del content["aggregation"]  # by default the rule that fits the sampler
     content["data"]["source"] = data.source.model_dump(mode="json", exclude_none=True)

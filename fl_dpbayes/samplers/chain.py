@@ -98,12 +98,10 @@ def run_chain(
     stretch = slice(steps.start, steps.stop)
     return ChainResult(
         samples=torch.stack(kept).numpy() if kept else np.empty((0, len(last["parameters"])), np.float32),
-        sample_steps=kept_steps,
-        sample_weights=tuple(float(chain.step_sizes[number]) for number in kept_steps),
+        sample_steps=kept_steps, sample_weights=tuple(float(chain.step_sizes[number]) for number in kept_steps),
         sample_temperatures=tuple(float(chain.temperatures[number]) for number in kept_steps),
-        temperature_mean=float(np.average(chain.temperatures[stretch], weights=chain.step_sizes[stretch])),
-        last=last,
-    )
+        temperature_mean=float(np.average(chain.temperatures[stretch], weights=chain.step_sizes[stretch])), last=last,
+    )  # fmt: skip
 
 
 def noisy_gradient(

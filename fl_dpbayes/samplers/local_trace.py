@@ -73,11 +73,8 @@ class LocalTrace:
     """
 
     def __init__(self, plan: TrainingPlan, log_likelihood: LogLikelihood, max_rows: int = 2000) -> None:
-        self._plan = plan
-        self._log_likelihood = log_likelihood
-        self._max_rows = max_rows
-        self._every = 1
-        self._seen = 0
+        self._plan, self._log_likelihood, self._max_rows = plan, log_likelihood, max_rows
+        self._every, self._seen = 1, 0
         self._rows: list[StepTrace] = []
 
     @property
@@ -111,9 +108,7 @@ class LocalTrace:
         likelihood = self._log_likelihood(parameters)
         prior = float(log_prior(self._plan.prior, parameters))
         return StepTrace(
-            step=number,
-            units=clipped_sum.units,
+            step=number, units=clipped_sum.units,
             clipped_fraction=clipped_sum.clipped / clipped_sum.units if clipped_sum.units else float("nan"),
-            log_likelihood=likelihood,
-            log_posterior=likelihood + self._plan.prior_share * prior,
-        )
+            log_likelihood=likelihood, log_posterior=likelihood + self._plan.prior_share * prior,
+        )  # fmt: skip

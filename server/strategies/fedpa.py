@@ -63,12 +63,10 @@ class FedPAStrategy(PosteriorStrategy):
         def combined(of: list[str]) -> tuple[Arrays, tuple[RunWarning, ...]]:
             return fedpa.server_step(
                 without_prefix("parameters", arrays),
-                PerSite(of, lambda site: self.bank.round_samples(site, round_number, chain)),
-                self.site_weights,
-                shrinkage=self._shrinkage,
-                prior_scale=prior_scale(self.federation.scenario.sampler),
+                PerSite(of, lambda site: self.bank.round_samples(site, round_number, chain)), self.site_weights,
+                shrinkage=self._shrinkage, prior_scale=prior_scale(self.federation.scenario.sampler),
                 learning_rate=self._learning_rate,
-            )
+            )  # fmt: skip
 
         try:
             moved, warnings = combined(sites)

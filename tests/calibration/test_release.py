@@ -10,7 +10,6 @@ from fl_dpbayes.calibration.release import (
     merge_noised,
     noised_from_arrays,
     noised_table,
-    noised_to_arrays,
     sensitivity,
 )
 from fl_dpbayes.calibration.statistics import empty, from_batch, merge
@@ -72,7 +71,7 @@ def test_merged_noise_adds_in_variance_and_arrays_are_read_back():
     first, second = (noised_table(empty(2), 15, scale, generator) for scale in (3.0, 4.0))
     both = merge_noised(first, second)
     assert both.noise_std == pytest.approx(5 * math.sqrt(3))
-    read = noised_from_arrays(noised_to_arrays(both), 15, both.noise_std)
+    read = noised_from_arrays({"noised": both.sums}, 15, both.noise_std)
     np.testing.assert_array_equal(read.sums, first.sums + second.sums)
     assert read.noise_std == both.noise_std
     with pytest.raises(ValueError, match="15 and 10 bins"):

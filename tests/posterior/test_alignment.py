@@ -38,11 +38,9 @@ def permuted(samples):
     order = np.random.default_rng(7).permutation(HIDDEN)
     first, bias, second, last = NAMES
     arrays = {
-        first: samples.arrays[first][:, order],
-        bias: samples.arrays[bias][:, order],
-        second: samples.arrays[second][:, :, order],
-        last: samples.arrays[last],
-    }
+        first: samples.arrays[first][:, order], bias: samples.arrays[bias][:, order],
+        second: samples.arrays[second][:, :, order], last: samples.arrays[last],
+    }  # fmt: skip
     return PosteriorSamples(arrays, samples.weights, samples.temperatures)
 
 

@@ -46,14 +46,6 @@ def test_single_parameter_has_the_figures_of_its_diagnostics():
     assert summary.r_hat_above_1_1 == float(split_r_hat(scores) > 1.1)
 
 
-@pytest.mark.parametrize(("chains", "draws"), [(1, 100), (3, 60)])
-def test_independent_draws_are_mixed(chains, draws):
-    summary = summarise(autoregressive(0.0, chains=chains, draws=draws), chains)
-    assert said_of(summary) == ""
-    assert summary.quantities == 64
-    assert summary.effective_samples_median == pytest.approx(chains * draws, rel=0.2)
-
-
 def test_warning_is_rare_for_mixed_chains_of_any_length():
     said = [said_of(summarise(autoregressive(0.0, draws=draws, seed=seed))) for draws in (10, 50) for seed in range(10)]
     assert sum("not mixed" in text for text in said) <= 1
@@ -180,16 +172,6 @@ def test_effective_sample_size_predicts_the_error_of_the_mean():
 def test_r_hat_by_hand():
     # Halves (0, 1), (2, 3): W = 1/2, B = 2 * 2 = 4, so R^2 = (1/2 W + B/2) / W = 4.5.
     assert split_r_hat(np.array([[0.0, 1.0, 2.0, 3.0]])) == pytest.approx(math.sqrt(4.5))
-
-
-def test_r_hat_is_near_one_only_where_chains_agree():
-    draws = series(0.5)
-    assert split_r_hat(draws) < 1.01
-    apart = draws + np.array([0, 0, 0, 2.0])[:, None]
-    assert split_r_hat(apart) > 1.1
-    drifting = draws + np.linspace(0, 4, draws.shape[1])
-    assert split_r_hat(drifting) > 1.1
-    assert effective_sample_size(apart) < 50
 
 
 def test_heavy_tails_hide_a_difference_unless_rank_normalised():

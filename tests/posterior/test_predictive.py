@@ -5,7 +5,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.special import softmax
 
 from fl_dpbayes.config.task import CNNModel, LogisticModel, Task
 from fl_dpbayes.models.build import build_model
@@ -37,14 +36,6 @@ def test_average_and_entropies_by_hand(module):
     np.testing.assert_allclose(found.aleatoric, [entropy(0.9, 0.1), math.log(2)], rtol=1e-6)
     np.testing.assert_allclose(found.total, [entropy(0.7, 0.3), math.log(2)], rtol=1e-6)
     np.testing.assert_allclose(found.epistemic, found.total - found.aleatoric, atol=1e-15)
-
-
-def test_single_sample_has_no_epistemic_part_limit(module):
-    single = {name: array[:1] for name, array in OPPOSITE.items()}
-    found = predict(module, single, np.array([0.2]), FEATURES)
-    assert not found.epistemic.any()
-    logits = FEATURES @ OPPOSITE["1.weight"][0].T
-    np.testing.assert_allclose(found.probabilities, softmax(logits.astype(np.float64), axis=1), rtol=1e-6)
 
 
 def test_each_record_is_predicted_by_itself_whoever_is_with_it(module):

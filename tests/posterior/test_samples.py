@@ -97,10 +97,6 @@ def numbered(count, start=0):
     return PosteriorSamples({"w": values}, 1.0 + numbers, 0.5 + numbers)
 
 
-def test_concatenation_keeps_order_and_weights():
-    assert_same(concatenate([numbered(2), numbered(3, start=2)]), numbered(5))
-
-
 def test_thinning_by_hand():
     thinned = numbered(6).thinned(3)
     assert thinned.arrays["w"][:, 0].tolist() == [1, 3, 5]

@@ -126,14 +126,8 @@ def test_chains_go_to_arviz_by_site_or_averaged(run, tmp_path, monkeypatch) -> N
     assert averaged["chain"].to_numpy().tolist() == ["averaged chain"]
     assert averaged["first.weight"].shape == (1, len(run.posterior), 4, 2)
     arrays = fl.sites_from_arrays(FRAME[COLUMNS] / 100, FRAME["sick"], FRAME["hospital"])
-    mixed = fl.simulate(
-        arrays,
-        {"training.chains": 2, "training.thinning": 2},
-        rule=fl.Mixture(),
-        rounds=2,
-        quiet=True,
-        out=tmp_path / "run",
-    )
+    settings = {"training.chains": 2, "training.thinning": 2}
+    mixed = fl.simulate(arrays, settings, rule=fl.Mixture(), rounds=2, quiet=True, out=tmp_path / "run")
     assert mixed.classes_.tolist() == ["no", "yes"]
     assert mixed.predict_proba(FRAME[COLUMNS] / 100)[:, 1].shape == (len(FRAME),)
     chains = mixed.posterior.to_arviz()

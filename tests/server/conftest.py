@@ -36,13 +36,11 @@ from server.strategies.independent_chains import IndependentChainsStrategy
 
 HOSTILE = "south"
 COMMON = [
-    "training={rounds=1, steps_per_round=4, burn_in=0, thinning=2}",
-    "privacy.coupling=constant",
-    "privacy.temperature=",
-    "simulation.insecure_seed=5",
+    "training={rounds=1, steps_per_round=4, burn_in=0, thinning=2}", "privacy.coupling=constant",
+    "privacy.temperature=", "simulation.insecure_seed=5",
     "sites={north={role='train'}, south={role='train'}, east={role='train'}, held-out={role='held_out', records=60}}",
     "partition={kind='iid'}",
-]
+]  # fmt: skip
 SCENARIOS = {
     "exact": ["aggregation.rule=fald", "recalibration={fraction=0.2, steps=2}"],
     "noised": [

@@ -15,14 +15,9 @@ from server.check_reply import check_displacement
 
 MIXTURE = "aggregation={rule='mixture'}"
 PLAN = TrainingPlan(
-    rounds=1,
-    steps_per_round=5,
-    burn_in=0,
-    thinning=5,
-    sampler=SGLD(step_size=ConstantStepSize(initial=1e-12)),
-    privacy=PrivacyPlan(epsilon=8, delta=1e-5, noise_multiplier=2.0, sampling_rate=1.0),
-    chain_start="broadcast",
-)
+    rounds=1, steps_per_round=5, burn_in=0, thinning=5, sampler=SGLD(step_size=ConstantStepSize(initial=1e-12)),
+    privacy=PrivacyPlan(epsilon=8, delta=1e-5, noise_multiplier=2.0, sampling_rate=1.0), chain_start="broadcast",
+)  # fmt: skip
 
 
 def check(moved: np.ndarray, start: np.ndarray) -> None:

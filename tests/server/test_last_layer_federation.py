@@ -103,10 +103,8 @@ def test_full_covariances_need_samples_of_the_last_layer_only_and_its_file_is_a_
     # 18 of the 42 parameters are trained: product-full needs 22 samples of the 50 kept, and would need 46 for all.
     run = federation(
         f"model={{kind='mlp', hidden=[8], frozen_body={{weights='{hashlib.sha256(body).hexdigest()}'}}}}",
-        "aggregation.rule=product-full",
-        *table,
-        name="second",
-    ).run()
+        "aggregation.rule=product-full", *table, name="second",
+    ).run()  # fmt: skip
     assert run.posterior().arrays["3.weight"].shape == (100, 2, 8)
     predict_records(run.folder, patients, tmp_path / "predictions.csv", Console(quiet=True))
     assert (pandas.read_csv(tmp_path / "predictions.csv")["predicted"] == labels).mean() > 0.85

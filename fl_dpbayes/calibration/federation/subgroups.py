@@ -26,11 +26,9 @@ class Subgroup(NamedTuple):
 
 
 def read_subgroups(
-    card: SiteCard,
-    groups: Sequence[Group],
-    arrays: Mapping[str, npt.NDArray],
+    card: SiteCard, groups: Sequence[Group], arrays: Mapping[str, npt.NDArray],
     whole: Mapping[str, CalibrationStatistics],
-) -> list[Subgroup]:
+) -> list[Subgroup]:  # fmt: skip
     """Read the statistics of a reply's subgroups, one for each subgroup and predictor.
 
     `arrays`: all arrays of the reply, their shapes checked. `whole`: predictor -> statistics of all test records of

@@ -59,11 +59,9 @@ def combine_sites(rule: Rule, released: Released) -> Aggregate:
 
 
 def posterior_aggregate(
-    draws: npt.NDArray[np.float64],
-    shapes: Mapping[str, tuple[int, ...]],
-    warnings: Iterable[RunWarning],
+    draws: npt.NDArray[np.float64], shapes: Mapping[str, tuple[int, ...]], warnings: Iterable[RunWarning],
     temperature: float = 1.0,
-) -> Aggregate:
+) -> Aggregate:  # fmt: skip
     """Wrap draws (M, d) as equally weighted samples at a temperature, 0 of points that claim no posterior width.
 
     Raises ValueError if a draw leaves the range of float32.

@@ -135,17 +135,13 @@ def privacy_table(study: StudyResults, axes: Collection[str]) -> PageTable:
         here = rows_at(cells, setting)
         if here.empty:
             continue
-        rows.append(
-            (
-                *(label for axis, label in setting.items() if axis != ASKED),
-                _asked(setting.get(ASKED, privacy.get("epsilon"))),
-                # A run whose largest epsilon is not known must not look cheap.
-                rounded_up(float(here["epsilon"].max(skipna=False))),
-                probability(float(delta)) if isinstance(delta, int | float) else UNDEFINED,
-                f"{here['seconds'].mean():.0f}" if "seconds" in here.columns else UNDEFINED,
-                str(len(here)),
-            )
-        )
+        # A run whose largest epsilon is not known must not look cheap.
+        spent = rounded_up(float(here["epsilon"].max(skipna=False)))
+        shown = probability(float(delta)) if isinstance(delta, int | float) else UNDEFINED
+        seconds = f"{here['seconds'].mean():.0f}" if "seconds" in here.columns else UNDEFINED
+        others = (label for axis, label in setting.items() if axis != ASKED)
+        asked = _asked(setting.get(ASKED, privacy.get("epsilon")))
+        rows.append((*others, asked, spent, shown, seconds, str(len(here))))
     names = [axis_name(axis) for axis in axes if axis != ASKED]
     columns = (*names, "ε asked", "Largest ε of a site", "δ", "Seconds of a cell", "Cells")
     return page_table(columns, rows[:MOST_ROWS], range(len(names)))

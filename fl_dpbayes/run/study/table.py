@@ -27,11 +27,9 @@ def result_table(study: Study, cells: Sequence[FinishedCell]) -> pd.DataFrame:
         summary = parse_summary(cell.summary)
         spent = [row.largest_epsilon for row in summary.privacy if row.largest_epsilon is not None]
         run = {
-            "epsilon": max(spent, default=None),
-            "heterogeneity": summary.heterogeneity,
-            "seconds": cell.seconds,
+            "epsilon": max(spent, default=None), "heterogeneity": summary.heterogeneity, "seconds": cell.seconds,
             "warnings": len(summary.warnings),
-        }
+        }  # fmt: skip
         rows += [row | run for row in _rows(cell, "calibration")]
     return _frame(study, rows)
 

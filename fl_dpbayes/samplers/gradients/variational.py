@@ -13,16 +13,9 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from fl_dpbayes.config.plan import FLAT, Clipping
 from fl_dpbayes.models.rows import ROWS, pieces
 from fl_dpbayes.models.variational import VariationalModule
-from fl_dpbayes.samplers.gradients import book_keeping
+from fl_dpbayes.samplers.gradients import book_keeping, variational_layers
 from fl_dpbayes.samplers.gradients.clipping import ClippedSum, add_up, clip_factors, count_reduced
 from fl_dpbayes.samplers.gradients.loss import RecordLoss, mean_over_draws, summed_cross_entropy
-from fl_dpbayes.samplers.gradients.variational_layers import (
-    DrawnLayer,
-    drawn_layer,
-    drawn_outputs,
-    norms,
-    weighted_sums,
-)
 
 _MEAN_CROSS_ENTROPY = mean_over_draws(summed_cross_entropy)
 
@@ -46,10 +39,10 @@ def clipped_sum(
 
     def piece_sum(part: torch.Tensor, part_targets: torch.Tensor, real: torch.Tensor) -> ClippedSum:
         layers = drawn_layers(module, part, part_targets, loss)
-        by_mean, by_spread = zip(*(norms(layer) for layer in layers), strict=True)
+        by_mean, by_spread = zip(*(variational_layers.norms(layer) for layer in layers), strict=True)
         factors = [each * real for each in clip_factors([*by_mean, *by_spread], clip_norm, clipping)]
         pairs = zip(layers, factors[: len(layers)], factors[len(layers) :], strict=True)
-        mean_parts, spread_parts = zip(*(weighted_sums(*each) for each in pairs), strict=True)
+        mean_parts, spread_parts = zip(*(variational_layers.weighted_sums(*each) for each in pairs), strict=True)
         parts = [values for layer_parts in mean_parts + spread_parts for values in layer_parts]
         return ClippedSum(torch.cat(parts), count_reduced([each[real] for each in factors]), int(real.sum()))
 
@@ -59,7 +52,7 @@ def clipped_sum(
 
 def drawn_layers(
     module: VariationalModule, features: torch.Tensor, targets: torch.Tensor, loss: RecordLoss
-) -> list[DrawnLayer]:
+) -> list[variational_layers.DrawnLayer]:
     """Return the gradient of each record's loss by each layer's means and spreads, from one pass over N >= 1 records.
 
     Raises ValueError if a layer was used more than once, or not at all, or the module was not resampled.
@@ -79,7 +72,7 @@ def drawn_layers(
         # Autograd records the pass only from where something needs a gradient; none is taken by the weights.
         drawn = weights[_join(name, "weight")].requires_grad_()
         # A view's place in the graph is lost under a later in-place activation; a copy's is not.
-        outputs = drawn_outputs(layer, rows, drawn, weights.get(_join(name, "bias"))).clone()
+        outputs = variational_layers.drawn_outputs(layer, rows, drawn, weights.get(_join(name, "bias"))).clone()
         inputs[layer], edges[layer] = rows.detach(), get_gradient_edge(outputs)
         return outputs
 
@@ -96,7 +89,9 @@ def drawn_layers(
         raise ValueError("a trainable layer was not used in the forward pass: use the vmap engine, or freeze it")
     gradients = torch.autograd.grad(value, [edges[layer] for layer in layers])
     return [
-        drawn_layer(layer, inputs[layer], gradient, slopes[_join(name, "weight")], slopes.get(_join(name, "bias")))
+        variational_layers.drawn_layer(
+            layer, inputs[layer], gradient, slopes[_join(name, "weight")], slopes.get(_join(name, "bias"))
+        )
         for name, layer, gradient in zip(names, layers, gradients, strict=True)
     ]
 

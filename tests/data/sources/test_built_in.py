@@ -4,7 +4,6 @@ import zipfile
 import numpy as np
 import pytest
 
-from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.sources import BuiltIn
 from fl_dpbayes.data.records import load_source, load_unscaled
 from tests.asking import refused
@@ -102,8 +101,9 @@ def test_heart_reads_question_marks_and_refuses_a_changed_value(data_folder, tmp
     va.write_text(va.read_text().replace("NaN", "?"))
     assert len(load_source(BuiltIn(kind="heart", folder=tmp_path), "train")) == 740
     va.write_text(va.read_text().replace("63,1,4,140,260", "63,1,4,140,261"))
-    with pytest.raises(UserError, match=r"processed\.va\.data is damaged or another file"):
-        load_source(BuiltIn(kind="heart", folder=tmp_path), "train")
+    refused(
+        r"processed\.va\.data is damaged or another file", load_source, BuiltIn(kind="heart", folder=tmp_path), "train"
+    )
 
 
 @pytest.mark.parametrize("kind", ["mnist", "pneumonia", "heart"])

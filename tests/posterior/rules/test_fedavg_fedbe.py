@@ -32,11 +32,6 @@ def test_fedavg_is_exact_where_precisions_are_equal_limit():
     np.testing.assert_allclose(found, total.mean, rtol=1e-6)
 
 
-def test_fedavg_renormalises_over_the_sites_present(samples):
-    one = fedavg({"a": samples["a"]}, WEIGHTS).arrays["w"][0]
-    np.testing.assert_allclose(one, samples["a"].arrays["w"].mean(axis=0), rtol=1e-6)
-
-
 def test_fedbe_holds_sites_average_and_draws_of_the_scatter(samples):
     count, spread = 100_000, 0.5
     ensemble = combined("fedbe", samples, weights=WEIGHTS, draws=count, spread=spread)
@@ -51,10 +46,3 @@ def test_fedbe_holds_sites_average_and_draws_of_the_scatter(samples):
     assert len(draws) == count
     assert (np.abs(draws.mean(axis=0) - centre) < 4 * spread * np.sqrt(scatter / count)).all()
     np.testing.assert_allclose(draws.var(axis=0), spread**2 * scatter, rtol=4 * np.sqrt(2 / count))
-
-
-def test_fedbe_one_site_is_its_mean_limit(samples):
-    ensemble = combined("fedbe", {"b": samples["b"]}, weights=WEIGHTS, draws=3)
-    np.testing.assert_allclose(
-        ensemble.samples.arrays["w"], np.tile(samples["b"].arrays["w"].mean(axis=0), (5, 1)), rtol=1e-6
-    )

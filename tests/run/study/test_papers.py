@@ -38,7 +38,6 @@ def measures(scenario: Scenario, site: str, predictor: str) -> bool:
 def test_every_published_value_names_a_cell_and_a_place_that_exist(name: str, full: bool) -> None:
     study = load_study(name, full=full)
     cells = study_cells(study)
-    assert study.paper is not None
     assert study.paper.source
     assert (len({cell.scenario.seed for cell in cells}) > 1) == full
     for labels, column, _ in study.published:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from fl_dpbayes.config.plan import FLAT, AutomaticClipping, GlobalClipping, PerLayerClipping
 from fl_dpbayes.config.task import MLPModel, Task
 from fl_dpbayes.models.build import build_model
-from fl_dpbayes.samplers.gradients.clipping import clip_factors, count_reduced, sum_clipped
+from fl_dpbayes.samplers.gradients.clipping import clip_factors, sum_clipped
 from fl_dpbayes.samplers.gradients.engine import gradient_engine
 from tests.samplers.gradients.one_by_one import clipped
 
@@ -102,11 +102,6 @@ def test_each_materialised_row_stays_within_the_bound(clipping):
     rows = torch.randn(300, 1000, generator=torch.Generator().manual_seed(0)) * 10
     norms = [sum_clipped(row[None], 1.0, clipping, [700, 300]).total.double().norm().item() for row in rows]
     assert 0.7 < max(norms) <= 1
-
-
-def test_reduced_units_are_counted_once():
-    factors = [torch.tensor([1.0, 0.5, 1.0, 0.0]), torch.tensor([1.0, 0.5, 0.2, 0.0])]
-    assert count_reduced(factors) == 3
 
 
 # Start weights come from the server, so it chooses how large or small gradients are: the bound holds all the same.

@@ -25,11 +25,9 @@ CLIP_NORMS = st.sampled_from([0.01, 0.5, 1e3])
 
 def rule(kind, clip_norm):
     return {
-        "flat": FLAT,
-        "global": GlobalClipping(bound=3 * clip_norm),
-        "automatic": AutomaticClipping(stability=1e-6 if clip_norm > 1 else 0.1),
-        "per-layer": PerLayerClipping(),
-    }[kind]
+        "flat": FLAT, "global": GlobalClipping(bound=3 * clip_norm),
+        "automatic": AutomaticClipping(stability=1e-6 if clip_norm > 1 else 0.1), "per-layer": PerLayerClipping(),
+    }[kind]  # fmt: skip
 
 
 def classes(records):

@@ -106,16 +106,6 @@ def test_synthetic_inputs_need_no_record_and_are_warned_about(federation) -> Non
     assert "300 made-up inputs (strokes), no record" in write_report(run.folder).read_text()
 
 
-@pytest.mark.slow
-def test_equal_seeds_give_equal_students(federation) -> None:
-    rule = "aggregation={rule='distillation', iterations=20, public={kind='synthetic', count=100}}"
-    runs = [federation(rule, *KEPT, name=name) for name in ("first", "second")]
-    for run in runs:
-        run.run()
-    for first, second in zip(*(run.posterior().arrays.values() for run in runs), strict=True):
-        np.testing.assert_array_equal(first, second)
-
-
 @pytest.mark.parametrize(
     ("arrays", "rule", "said"),
     [

@@ -1,7 +1,6 @@
 """Every aggregation rule, chosen by name, in whole runs in this process."""
 
 import json
-from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -86,30 +85,6 @@ def test_too_few_planned_samples_are_refused_before_any_budget_is_spent(federati
     with pytest.raises(UserError, match=said):
         run.run()
     assert {message.metadata.message_type for message in run.grid.requests} == {"query"}
-
-
-@pytest.mark.slow
-def test_order_of_replies_does_not_matter(federation) -> None:
-    runs = []
-    for name in ("forward", "backward"):
-        run = federation("aggregation.rule=consensus-diagonal", *KEPT, name=name)
-        if name == "backward":
-            _answer_backwards(run.grid)
-        run.run()
-        runs.append(run.posterior())
-    for first, second in zip(runs[0].arrays.values(), runs[1].arrays.values(), strict=True):
-        np.testing.assert_array_equal(first, second)
-
-
-def _answer_backwards(grid) -> None:
-    """Let the nodes work in the opposite order, and hand out their replies in it."""
-    push, pull = grid.push_messages, grid.pull_messages
-
-    def push_messages(messages: Iterable[Message]) -> list[str]:
-        return list(reversed(list(push(list(messages)[::-1]))))
-
-    grid.push_messages = push_messages
-    grid.pull_messages = lambda message_ids: list(pull(list(message_ids)[::-1]))
 
 
 @pytest.mark.slow

@@ -14,33 +14,6 @@ from tests.federations import SMALL
 SET_SMALL = [word for assignment in SMALL for word in ("--set", assignment)]
 
 
-@pytest.fixture
-def run(capsys, monkeypatch):
-    """Run a command line: its status, what it prints, and what it prints as errors."""
-
-    def of(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["fl-dpbayes", *arguments])
-        with pytest.raises(SystemExit) as caught:
-            cli.main()
-        captured = capsys.readouterr()
-        return int(caught.value.code or 0), captured.out, captured.err
-
-    return of
-
-
-@pytest.fixture
-def mistake(run):
-    """Run a command line that ends with status 2: what it prints as errors."""
-
-    def of(*arguments: str) -> str:
-        status, _, error = run(*arguments)
-        assert status == 2
-        assert "Traceback" not in error
-        return error
-
-    return of
-
-
 SOLVE = "solve --epsilon 1 --delta 1e-5 --q .1 --steps 9"
 ACCOUNT = "account --delta 1e-5"
 # What is typed, and what is said of it.
@@ -57,10 +30,10 @@ WRONG = {
     "solve --epsilon 1 --delta 1e-5 --q 2 --steps 9": "error: --q is 2",
     "solve --epsilon 1 --delta 1e-5 --q .1 --sigma 1 --temperature 2": "--temperature is for --steps",
     f"{SOLVE} --clip-norm 0": "error: --clip-norm is 0",
-    f"{SOLVE} --schedule {{initial=1}}": "error: --schedule is {initial=1}",
-    f'{SOLVE} --schedule {{kind="constant",initial=-1}}': "error: --schedule: initial is -1",
-    f'{SOLVE} --schedule {{kind="constant"}}': "error: --schedule: initial: field required",
-    f"{SOLVE} --schedule [3]": "error: --schedule is [3]",
+    f"{SOLVE} --schedule {{initial=1}}": '(for example {kind="polynomial", initial=0.1, power=0.33}): schedule: kind',
+    f'{SOLVE} --schedule {{kind="constant",initial=-1}}': "schedule.initial is -1",
+    f'{SOLVE} --schedule {{kind="constant"}}': "key 'schedule.initial' is missing",
+    f"{SOLVE} --schedule [3]": "schedule is [3]: it must be a table; its key 'kind' is one of",
     f"{SOLVE} --temperature 2": "--temperature is 2.0, but --coupling constant has no",
     f"{SOLVE} --coupling langevin --temperature 2": "--coupling langevin finds its own",
     "account --delta 2 --sigma 1 --q 1 --steps 1": "--delta is 2",
@@ -76,8 +49,8 @@ WRONG = {
 
 
 @pytest.mark.parametrize("typed", WRONG)
-def test_wrong_input_is_one_line_with_status_two(typed: str, mistake) -> None:
-    error = mistake(*typed.split())
+def test_wrong_input_is_one_line_with_status_two(typed: str, refusal) -> None:
+    error = refusal(*typed.split())
     assert WRONG[typed] in error
     assert error.strip().count("\n") == 0
 
@@ -88,28 +61,28 @@ def test_wrong_input_is_one_line_with_status_two(typed: str, mistake) -> None:
      ("[[1, 0.1, 1e23]]", ": its steps exceed 1e+12"), ("[[-1, 0.1, 1]]", "noise_multiplier is -1"),
      ("", " is not JSON: ")],
 )  # fmt: skip
-def test_bad_history_is_named_with_its_file(content: str, expected: str, tmp_path: Path, mistake) -> None:
+def test_bad_history_is_named_with_its_file(content: str, expected: str, tmp_path: Path, refusal) -> None:
     path = tmp_path / "steps.json"
     path.write_text(content)
-    error = mistake(*ACCOUNT.split(), "--history", str(path))
+    error = refusal(*ACCOUNT.split(), "--history", str(path))
     assert expected in error.partition(f"--history {path}")[2]
     assert f"{path} :" not in error
 
 
-def test_unknown_option_and_choice_are_refused_by_name(mistake) -> None:
-    assert "--engin" in mistake("simulate", "digits", "--engin", "x")
-    assert "spark" in mistake("simulate", "digits", "--engine", "spark")
+def test_unknown_option_and_choice_are_refused_by_name(refusal) -> None:
+    assert "--engin" in refusal("simulate", "digits", "--engin", "x")
+    assert "spark" in refusal("simulate", "digits", "--engine", "spark")
 
 
-def test_out_folder_that_is_not_empty_is_left_alone(tmp_path: Path, mistake) -> None:
+def test_out_folder_that_is_not_empty_is_left_alone(tmp_path: Path, refusal) -> None:
     (tmp_path / "precious").write_text("x")
-    assert "is not empty" in mistake("simulate", "digits", "--out", str(tmp_path))
+    assert "is not empty" in refusal("simulate", "digits", "--out", str(tmp_path))
     assert [path.name for path in tmp_path.iterdir()] == ["precious"]
 
 
-def test_internal_fault_shows_no_traceback(monkeypatch, run) -> None:
+def test_internal_fault_shows_no_traceback(monkeypatch, command) -> None:
     monkeypatch.setattr("fl_dpbayes.config.scenario.load_scenario", lambda *arguments: 1 / 0)
-    status, _, error = run("simulate", "digits")
+    status, _, error = command("simulate", "digits")
     assert status == 1
     assert "Traceback" not in error
     assert "ZeroDivisionError" in error
@@ -123,72 +96,67 @@ def commands_of(group, prefix=()):
             yield (*prefix, name)
 
 
-def test_every_command_has_help_with_an_example_and_describes_every_argument(run) -> None:
+def test_every_command_has_help_with_an_example_and_describes_every_argument(command) -> None:
     for path in commands_of(cli.commands()):
-        status, shown, _ = run(*path, "--help")
+        status, shown, _ = command(*path, "--help")
         assert status == 0
         assert f"Example: fl-dpbayes {' '.join(path)}" in shown
         arguments = shown.partition("Arguments")[2].partition("Options")[0].replace("[required]", "")
         assert all(len(line.split()) > 5 for line in arguments.splitlines() if "* " in line), (path, arguments)
 
 
-def test_account_and_solve_print_json(run) -> None:
-    _, printed, _ = run("account", "--sigma", "1", "--q", "1", "--steps", "1", "--delta", "1e-5", "--json")
+def test_account_and_solve_print_json(command) -> None:
+    _, printed, _ = command("account", "--sigma", "1", "--q", "1", "--steps", "1", "--delta", "1e-5", "--json")
     assert json.loads(printed)["epsilon"]["gdp"] == pytest.approx(4.377178095681137, abs=1e-9)
-    _, printed, _ = run("solve", "--epsilon", "2", "--q", ".1", "--steps", "50", "--delta", "1e-5", "--json")
+    _, printed, _ = command("solve", "--epsilon", "2", "--q", ".1", "--steps", "50", "--delta", "1e-5", "--json")
     answer = json.loads(printed)
     assert answer.keys() >= {"noise_multiplier", "epsilon", "delta", "history"}
     assert 2 * 0.999 <= answer["epsilon"] <= 2
 
 
 @pytest.mark.slow
-def test_simulate_predict_and_evaluate_in_a_row(tmp_path: Path, run, mistake) -> None:
+def test_simulate_predict_and_evaluate_in_a_row(tmp_path: Path, command, refusal) -> None:
     from sklearn.datasets import load_digits
 
     out = tmp_path / "run"
-    status, printed, _ = run("simulate", "digits", "--engine", "inline", "--out", str(out), *SET_SMALL)
+    status, printed, _ = command("simulate", "digits", "--engine", "inline", "--out", str(out), *SET_SMALL)
     assert status == 0
     assert "Privacy spent" in printed
     assert "report.html" in printed
     digits, data, table = load_digits(), tmp_path / "new.npz", tmp_path / "predictions.csv"
     np.savez(data, features=digits.images[:50].astype(np.float32) / 16, labels=digits.target[:50])
-    status, *_ = run("predict", str(out), str(data), "--out", str(table))
+    status, *_ = command("predict", str(out), str(data), "--out", str(table))
     assert status == 0
     lines = table.read_text().splitlines()
     assert len(lines) == 51
     values = np.array([[float(cell) for cell in line.split(",")[2:12]] for line in lines[1:]])
     np.testing.assert_allclose(values.sum(axis=1), 1, atol=1e-4)
-    status, printed, _ = run("evaluate", str(out), str(data), "--json")
+    status, printed, _ = command("evaluate", str(out), str(data), "--json")
     assert status == 0
     assert json.loads(printed)["n"] == 50
-    assert "does not exist: give a .csv, .parquet or .npz" in mistake("predict", str(out), str(tmp_path / "no.csv"))
+    assert "does not exist: give a .csv, .parquet or .npz" in refusal("predict", str(out), str(tmp_path / "no.csv"))
 
 
-@pytest.mark.parametrize("command", [["report"], ["predict", "x.csv"], ["evaluate", "x.csv"]])
-def test_result_of_a_run_that_was_cut_off_is_asked_of_resume(command, tmp_path: Path, mistake) -> None:
+@pytest.mark.parametrize("asked", [["report"], ["predict", "x.csv"], ["evaluate", "x.csv"]])
+def test_result_of_a_run_that_was_cut_off_is_asked_of_resume(asked, tmp_path: Path, refusal) -> None:
     (tmp_path / "scenario.toml").write_text("")
-    name, *data = command
+    name, *data = asked
     said = f"is not finished: go on with  fl-dpbayes simulate --resume {tmp_path}"
-    assert said in mistake(name, str(tmp_path), *data)
+    assert said in refusal(name, str(tmp_path), *data)
 
 
-def test_help_starts_without_torch() -> None:
-    code = "import sys; import fl_dpbayes.cli; sys.exit('torch' in sys.modules or 'flwr' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-
-
-@pytest.mark.parametrize("command", ["simulate", "study", "audit"])
-def test_an_unknown_name_is_told_before_torch_is_imported(command: str) -> None:
-    code = f"import sys; from fl_dpbayes import cli; sys.argv = ['fl-dpbayes', '{command}', 'nonsense']\n"
-    code += "try: cli.main()\nexcept SystemExit as end: sys.exit(9 if 'torch' in sys.modules else end.code)"
+@pytest.mark.parametrize("asked", ["simulate", "study", "audit"])
+def test_an_unknown_name_is_told_before_torch_or_flower_is_imported(asked: str) -> None:
+    code = f"import sys; from fl_dpbayes import cli; sys.argv = ['fl-dpbayes', '{asked}', 'nonsense']\n"
+    code += "try: cli.main()\nexcept SystemExit as end: sys.exit(9 if {'torch', 'flwr'} & {*sys.modules} else end.code)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 2
 
 
-def test_solve_for_steps_finds_the_largest_number_that_fits(run) -> None:
+def test_solve_for_steps_finds_the_largest_number_that_fits(command) -> None:
     from fl_dpbayes.privacy.events import GaussianEvent
     from fl_dpbayes.privacy.pld.loss_distribution import pld_epsilon
 
-    status, printed, _ = run("solve", "--epsilon", "2", "--q", ".1", "--sigma", "2", "--delta", "1e-5", "--json")
+    status, printed, _ = command("solve", "--epsilon", "2", "--q", ".1", "--sigma", "2", "--delta", "1e-5", "--json")
     assert status == 0
     ((sigma, rate, steps),) = json.loads(printed)["history"]
     assert pld_epsilon((GaussianEvent(sigma, rate, steps),), 1e-5) <= 2
