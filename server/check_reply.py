@@ -27,8 +27,6 @@ from server.roster import Federation
 
 # Sites compute in float32.
 ROUNDING = 1.001
-# Of the temperature, which goes as the square of the noise.
-METRIC_TOLERANCE = 3 * NOISE_TOLERANCE
 SINGLE_PRECISION = 2.0**-24
 # Of a site in a round, beside samples: rows, headers, a ledger's pages and their log.
 ROUND_BYTES = 2**14
@@ -72,7 +70,8 @@ def check_train_reply(
     )
     sent: dict[str, Any] = {**reply.content.metric_records.get("metrics", MetricRecord())}
     metrics = reply_metrics(record, stretch)
-    same = (math.isclose(sent[name], value, rel_tol=METRIC_TOLERANCE) for name, value in metrics.items())
+    # The temperature goes as the square of the noise.
+    same = (math.isclose(sent[name], value, rel_tol=3 * NOISE_TOLERANCE) for name, value in metrics.items())
     if sent and not (sent.keys() == metrics.keys() and all(same)):
         raise ValueError("its metrics are not those of its reply and the plan")
     return CheckedReply(

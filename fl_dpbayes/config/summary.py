@@ -207,8 +207,8 @@ class CalibrationRecord(CalibrationValues):
     @property
     def over(self) -> Literal["pooled", "mean", "median", ""]:
         """What the row is over its role's sites; empty for one site's own."""
-        kinds: tuple[Literal["pooled", "mean", "median"], ...] = ("pooled", "mean", "median")
-        return next((kind for kind in kinds if self.site == f"{kind}:{self.role}"), "")
+        kind, _, role = self.site.partition(":")
+        return kind if role == self.role and kind in ("pooled", "mean", "median") else ""  # type: ignore[return-value]
 
 
 class BaselineRecord(CalibrationRecord):

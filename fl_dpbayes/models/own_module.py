@@ -111,10 +111,8 @@ def checked_shapes(model: ModuleModel, input_shape: tuple[int, ...], classes: in
                     "or draws random numbers (for dropout: model.kind 'mlp' or 'cnn', sampler.kind 'dp-mc-dropout')"
                 )
             if (together - alone).abs().max() > _MIXES * together.abs().max():
-                raise UserError(
-                    f"{found} a record other logits when other records are beside it, so clipping per record bounds "
-                    "nothing: compute each row by itself"
-                )
+                problem = f"{found} a record other logits when other records are beside it"
+                raise UserError(f"{problem}, so clipping per record bounds nothing: compute each row by itself")
     return parameter_shapes(module)
 
 
@@ -188,10 +186,8 @@ def _load(module: nn.Module, state: dict[str, Tensor], origin: str) -> None:
         shape = tuple(value.shape) if isinstance(value, Tensor) else None
         if shape is None or own.get(name) != shape:
             expected = own.get(name, "none of that name")
-            raise UserError(
-                f"{origin} holds {name[:100]!r} of shape {shape}, the module's has {expected}: give weights of this "
-                "module, by its own names, or correct model.weights"
-            )
+            problem = f"{origin} holds {name[:100]!r} of shape {shape}, the module's has {expected}"
+            raise UserError(f"{problem}: give weights of this module, by its own names, or correct model.weights")
         if not torch.isfinite(value).all():
             raise UserError(f"{origin} holds a value of {name!r} that is not a finite number: give other weights")
     module.load_state_dict(state, strict=False)

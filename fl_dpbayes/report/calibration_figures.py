@@ -66,14 +66,11 @@ def draw_bins(axes: Axes, row: ReliabilityRecord, marker_size: float) -> None:
     """Draw the band of a calibrated model, the diagonal, and accuracy against confidence in every bin."""
     for part in row.bins:
         if part.band_low is not None and part.band_high is not None:
-            axes.fill_between(
-                [part.low, part.high], part.band_low, part.band_high, facecolor=BAND, edgecolor=BAND, linewidth=0.5
-            )
+            axes.fill_between([part.low, part.high], part.band_low, part.band_high, color=BAND, linewidth=0.5)
     axes.plot([0, 1], [0, 1], color=MUTED, linewidth=0.8, linestyle=(0, (4, 3)))
     style = predictor_style(row.predictor)
     parts = [part for part in row.bins if part.n and part.confidence is not None and part.accuracy is not None]
-    x = [part.confidence or 0.0 for part in parts]
-    y = [part.accuracy or 0.0 for part in parts]
+    x, y = [part.confidence or 0.0 for part in parts], [part.accuracy or 0.0 for part in parts]
     axes.plot(x, y, color=style.colour, linewidth=1.3)
     for part, horizontal, vertical in zip(parts, x, y, strict=True):
         band = None if part.band_low is None or part.band_high is None else (part.band_low, part.band_high)
@@ -115,12 +112,10 @@ def drawn_places(rows: Sequence[CalibrationRecord], metric: str) -> list[str]:
     places = list(dict.fromkeys(row.site for row in rows if getattr(row, metric) is not None))
     if len(places) <= MAX_PLACES:
         return places
-    sign = -1 if metric == "accuracy" else 1
-    worst: dict[str, float] = {}
+    sign, worst = -1 if metric == "accuracy" else 1, dict.fromkeys(places, -math.inf)
     for row in rows:
-        value = getattr(row, metric)
-        if value is not None:
-            worst[row.site] = max(worst.get(row.site, -math.inf), math.inf if row.over == "pooled" else sign * value)
+        if (value := getattr(row, metric)) is not None:
+            worst[row.site] = max(worst[row.site], math.inf if row.over == "pooled" else sign * value)
     kept = set(sorted(places, key=lambda place: -worst[place])[:MAX_PLACES])
     return [place for place in places if place in kept]
 
@@ -148,9 +143,8 @@ def sites_figure(rows: Sequence[CalibrationRecord], metric: str, title: str) -> 
             offset = (predictors.index(row.predictor) - (len(predictors) - 1) / 2) * step
             _draw_row(axes, row, metric, places.index(row.site) + offset)
     axes.set_ylim(len(places) - 0.5, -0.5)
-    axes.set_yticks(
-        range(len(places)), [names[place] if len(names[place]) <= 18 else f"{names[place][:15]}…" for place in places]
-    )
+    shown = [name if len(name := names[place]) <= 18 else f"{name[:15]}…" for place in places]
+    axes.set_yticks(range(len(places)), shown)
     for label, place in zip(axes.get_yticklabels(), places, strict=True):
         label.set(color=INK, fontweight="bold" if place.startswith("pooled:") else "normal")
     axes.tick_params(axis="y", length=0)

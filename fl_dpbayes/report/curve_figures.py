@@ -56,9 +56,8 @@ def epsilon_figure(curves: Sequence[EpsilonCurve], subtitle: str) -> Figure | No
         axes.axhline(budget, color=INK, linewidth=1, linestyle=(0, (5, 3)))
         labels.append((budget, f"budget {budget:g}", INK))
     top = max([*budgets[-2:], *(curve.epsilons[-1] for curve in drawn)]) or 1.0
-    last = max(curve.rounds[-1] for curve in drawn)
-    first = min(curve.rounds[0] for curve in drawn)
-    axes.set(ylim=(0, 1.08 * top), xlim=(first - 0.2, last + 0.2), xlabel="round", title="epsilon")
+    ends = min(curve.rounds[0] for curve in drawn) - 0.2, max(curve.rounds[-1] for curve in drawn) + 0.2
+    axes.set(ylim=(0, 1.08 * top), xlim=ends, xlabel="round", title="epsilon")
     axes.yaxis.set_major_locator(MaxNLocator(nbins=6))
     axes.yaxis.set_major_formatter("{x:g}")
     axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
@@ -74,9 +73,7 @@ def _spread(labels: list[tuple[float, str, str]], distance: float) -> list[tuple
     """Move labels down until neighbours are `distance` apart, so that none covers another."""
     spread: list[tuple[float, str, str]] = []
     for height, text, colour in sorted(labels, key=lambda label: -label[0]):
-        if spread:
-            height = min(height, spread[-1][0] - distance)
-        spread.append((height, text, colour))
+        spread.append((min(height, spread[-1][0] - distance) if spread else height, text, colour))
     return spread
 
 
@@ -99,10 +96,9 @@ def net_benefit_figure(rows: Sequence[CalibrationRecord], title: str) -> Figure:
     axes.axhline(0, color=MUTED, linewidth=1.2)
     values = []
     for row, curve in zip(rows, curves, strict=True):
-        style = predictor_style(row.predictor)
+        style, across = predictor_style(row.predictor), [100 * point.threshold for point in curve]
         benefit = [_hundred(point.model) for point in curve]
         values += benefit
-        across = [100 * point.threshold for point in curve]
         axes.plot(across, benefit, marker=style.marker, markersize=3, color=style.colour, linewidth=1.3)
     upper = [_hundred(end[1]) for end in ends if end]
     best = max([1.0, *values, *upper, *(_hundred(point.all) for point in curves[0])])
@@ -110,13 +106,10 @@ def net_benefit_figure(rows: Sequence[CalibrationRecord], title: str) -> Figure:
     axes.set(xlim=(0, 100), ylim=(max(min([0.0, *values]), -0.4 * best) - 0.08 * best, 1.05 * best))
     axes.set_xlabel("treat above a predicted probability of, %")
     for number, (words, style) in enumerate(legend.items()):
-        left, bottom = (number % 2) * 0.5, below - 0.36 - LEGEND_INCHES * (number // 2 + 1) + 0.04
-        key = figure.add_axes((left, bottom / height, 0.06, 0.13 / height))
+        key = legend_key(figure, divmod(number, 2), words, style.colour, below - 0.32, 0.06)
         dashes = (0, (4, 3)) if words == "treat all" else "-"
         key.plot([0, 1, 2], [0, 0, 0], color=style.colour, linewidth=1.2, linestyle=dashes)
         key.plot(1, 0, marker=style.marker, color=style.colour, markersize=3.5)
-        key.set_axis_off()
-        figure.text(left + 0.075, (bottom + 0.065) / height, words, color=style.colour, size=7.5, va="center")
     return figure
 
 

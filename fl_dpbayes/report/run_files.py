@@ -68,13 +68,11 @@ def append_csv(path: Path, rows: Iterable[Mapping[str, object]], columns: Sequen
 
 
 def _csv_lines(rows: Iterable[Mapping[str, object]], columns: Sequence[str], *, header: bool) -> str:
-    buffer = io.StringIO()
-    writer = csv.DictWriter(buffer, columns, lineterminator="\n", restval="")
+    writer = csv.DictWriter(buffer := io.StringIO(), columns, lineterminator="\n", restval="")
     if header:
         writer.writeheader()
-    for row in rows:
-        cells = {key: json_values(value) for key, value in row.items()}
-        writer.writerow({key: "" if value is None else value for key, value in cells.items()})
+    # None is written as an empty cell.
+    writer.writerows({key: json_values(value) for key, value in row.items()} for row in rows)
     return buffer.getvalue()
 
 
@@ -170,7 +168,5 @@ def read_epsilon_curves(run_dir: Path | str) -> list[EpsilonCurve]:
         raise UserError(
             f"{path} is damaged ({reason}): remove it to report without epsilon per round, or run again"
         ) from None
-    return [
-        EpsilonCurve(site, tuple(sorted(spent)), tuple(spent[number] for number in sorted(spent)), budgets[site])
-        for site, spent in points.items()
-    ]
+    ordered = {site: dict(sorted(spent.items())) for site, spent in points.items()}
+    return [EpsilonCurve(site, tuple(of), tuple(of.values()), budgets[site]) for site, of in ordered.items()]

@@ -52,12 +52,9 @@ def privacy_table(run: Summary, width: int = WIDTH) -> Table:
     units = {site.name: site.n for site in run.sites}
     trained, tested = run.privacy, run.evaluation_privacy
     rows: Sequence[PrivacyRecord | EvaluationPrivacyRecord] = [*trained, *tested]
-    # Steps, size and temperature are those of training.
-    blank = [""] * len(tested)
-
-    # Without privacy there is no account of training.
+    # Steps, size and temperature are those of training; without privacy there is no account of it.
     account: Sequence[PrivacyRecord | EvaluationPrivacyRecord] = rows if run.private else tested
-    none = [""] * (len(rows) - len(account))
+    blank, none = [""] * len(tested), [""] * (len(rows) - len(account))
     columns = [
         TerminalColumn("site", [folded(row.site, name_width(width)) for row in rows], number=False),
         TerminalColumn("units", [count(units.get(row.site)) for row in trained] + blank, expendable=3),
@@ -89,6 +86,7 @@ def calibration_table(run: Summary, width: int = WIDTH) -> Table:
     names = [place_name(row).removesuffix(" sites") if row.over else row.site for row in rows]
     places = [folded(name, name_width(width)) if first else "" for name, first in zip(names, new, strict=True)]
     counts = [count(row.n) if first else "" for row, first in zip(rows, new, strict=True)]
+    ends = [interval(row.intervals.get("rms_debiased"), points) for row in rows]
     columns = [
         TerminalColumn("where", places, number=False),
         TerminalColumn("n", counts, expendable=2),
@@ -97,9 +95,7 @@ def calibration_table(run: Summary, width: int = WIDTH) -> Table:
         TerminalColumn("NLL", [decimal(row.nll) for row in rows], expendable=1),
         TerminalColumn("ECE (ref.)", [f"{points(row.ece)} ({points(row.ece_if_calibrated)})" for row in rows]),
         TerminalColumn("RMS", [points(row.rms_debiased) for row in rows]),
-        TerminalColumn(
-            "95% interval", [interval(row.intervals.get("rms_debiased"), points) for row in rows], expendable=3
-        ),
+        TerminalColumn("95% interval", ends, expendable=3),
     ]
     by_median = {row.role for row in medians}
     headlines = [n for n, row in enumerate(rows) if row.over == ("median" if row.role in by_median else "pooled")]

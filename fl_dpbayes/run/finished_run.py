@@ -35,11 +35,8 @@ class Run:
     """A finished run, read from its directory.
 
     It is a classifier as scikit-learn has them: `classes_`, `predict_proba`, `predict`, so that for instance
-    `CalibrationDisplay.from_estimator(run, X, y)` works. A notebook shows its page.
-
-    Attributes:
-        folder: the run directory.
-        summary: everything that `summary.json` holds.
+    `CalibrationDisplay.from_estimator(run, X, y)` works. A notebook shows its page. `summary` is what `summary.json`
+    in its `folder` holds.
     """
 
     _estimator_type = "classifier"

@@ -138,17 +138,12 @@ def _wait_until_healthy(process: subprocess.Popen, port: int, log_file: Path) ->
     while time.monotonic() < deadline:
         if process.poll() is not None:
             raise UserError(f"Flower's SuperLink ended at once with status {process.returncode}: see {log_file}")
-        if _is_healthy(port):
-            return
+        with suppress(OSError), closing(HTTPConnection("127.0.0.1", port, timeout=1)) as connection:
+            connection.request("GET", "/health")
+            if connection.getresponse().status == HTTPStatus.OK:
+                return
         time.sleep(0.1)
     raise UserError(f"Flower's SuperLink did not answer within {START_SECONDS:.0f} s: see {log_file}")
-
-
-def _is_healthy(port: int) -> bool:
-    with suppress(OSError), closing(HTTPConnection("127.0.0.1", port, timeout=1)) as connection:
-        connection.request("GET", "/health")
-        return connection.getresponse().status == HTTPStatus.OK
-    return False
 
 
 def _flwr(home: Path, environment: dict[str, str], *arguments: str) -> dict:

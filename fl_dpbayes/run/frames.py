@@ -27,12 +27,8 @@ FRAME = Path("given here")
 class SiteRecords:
     """The records of several sites, for `simulate`; made by `sites_from_frame` or `sites_from_arrays`.
 
-    Attributes:
-        source: what a scenario says of the records; a run fills in its path.
-        records: a table, or arrays by name, as the run writes them.
-        sizes: site -> number of privacy units.
-        names: what the records call a site -> its name in the run, where letters such as spaces become dashes.
-        left_out: column -> why it is no feature.
+    `source`: what a scenario says of them; a run fills in the path. `sizes`: site -> number of privacy units. `names`:
+    what the records call a site -> its name in the run. `left_out`: column -> why it is no feature.
     """
 
     source: Table | Arrays
@@ -58,15 +54,9 @@ class SiteRecords:
 
 
 def sites_from_frame(
-    frame: pandas.DataFrame,
-    *,
-    site: str,
-    label: str,
-    unit: str | None = None,
-    features: Sequence[str] | None = None,
-    centers: Constants | None = None,
-    scales: Constants | None = None,
-) -> SiteRecords:
+    frame: pandas.DataFrame, *, site: str, label: str, unit: str | None = None, features: Sequence[str] | None = None,
+    centers: Constants | None = None, scales: Constants | None = None,
+) -> SiteRecords:  # fmt: skip
     """Read a DataFrame as the records of several sites.
 
     Each feature is (value - center) / scale; a column of text becomes one feature for each of its values.

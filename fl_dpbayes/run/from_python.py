@@ -74,9 +74,9 @@ def simulate(data: SiteRecords | str | Path, settings: Mapping[str, Any] | None 
     if unknown := parts.keys() - Parts.__annotations__.keys():
         raise UserError(f"simulate takes no {min(unknown)!r}: it takes {', '.join(Parts.__annotations__)}")
     if not isinstance(data, SiteRecords | str | Path) or not isinstance(settings, Mapping | None):
+        given = f"a {type(data).__name__} and a {type(settings).__name__}"
         raise UserError(
-            f"simulate was given a {type(data).__name__} and a {type(settings).__name__}: give records of "
-            "sites_from_frame or sites_from_arrays, or a scenario's name, and settings as a dictionary"
+            f"simulate has {given}: give records of sites_from_frame, or a scenario's name, and a dictionary"
         )
     engine, model = parts.get("engine", "inline"), parts.get("model")
     if engine not in ("inline", "flower"):

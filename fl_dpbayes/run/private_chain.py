@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import nn
-from torch.utils.data import Dataset, default_collate
+from torch.utils.data import Dataset
 
 from fl_dpbayes.config.base import digest
 from fl_dpbayes.config.errors import UserError
@@ -121,7 +121,7 @@ class PrivateChain:
         count = len(np.unique(self._records.unit_index))
         self.units = count if declared is None else declared
         if not count or abs(count - self.units) > MAX_DECLARATION_ERROR * count:
-            raise UserError("the number of units is 0, or not within a fifth of the declared one")
+            raise UserError(f"{self.units} units: there must be one, and the declared number right to a fifth")
         most = count if declared is None else most_declared(declared)
         if privacy.delta * most >= 1:
             raise UserError(f"delta is {privacy.delta}: it must be below 1 / {most:g}, one per unit")
@@ -160,8 +160,7 @@ class PrivateChain:
         if begun is not None and not all(isinstance(array, np.ndarray) for array in begun.values()):
             shapes = parameters.parameter_shapes(self._module)
             begun = read_sent_arrays(begun, {name: (shape, np.dtype(np.float32)) for name, shape in shapes.items()})
-        module = copy.deepcopy(self._module)
-        own = parameters.to_vector(module)
+        module, own = copy.deepcopy(self._module), parameters.to_vector(self._module)
         vector = own if begun is None else parameters.arrays_to_vector(begun, module)
         if not vector.isfinite().all():
             raise ValueError("the start has a value that is not finite")
@@ -236,8 +235,11 @@ def _untold(what: str) -> Iterator[None]:
 
 
 def _records(data: Dataset | Pair, units: npt.ArrayLike | None) -> TrainingRecords:
-    rows: Any = data if isinstance(data, tuple) else default_collate([data[at] for at in range(len(data))])  # type: ignore[arg-type]
-    features, labels = map(np.asarray, rows)
+    columns: Any = data
+    if not isinstance(data, tuple):
+        rows = [data[at] for at in range(len(data))]  # type: ignore[arg-type]
+        columns = (np.stack([np.asarray(row[part]) for row in rows]) for part in range(2))
+    features, labels = map(np.asarray, columns)
     if labels.ndim != 1 or len(labels) != len(features) or not np.issubdtype(labels.dtype, np.integer):
         raise UserError("give one label for each record, all whole numbers")
     owners = np.unique(np.arange(len(labels)) if units is None else np.asarray(units), return_inverse=True)[1]

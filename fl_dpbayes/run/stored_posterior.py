@@ -52,15 +52,9 @@ SHOWN = (
 
 
 def predict_records(
-    run_dir: Path,
-    data: Path,
-    out: Path | None,
-    console: Console,
-    data_dir: Path | None = None,
-    allowed_code: Collection[str] = (),
-    *,
-    skip_bad_rows: bool = False,
-) -> None:
+    run_dir: Path, data: Path, out: Path | None, console: Console, data_dir: Path | None = None,
+    allowed_code: Collection[str] = (), *, skip_bad_rows: bool = False,
+) -> None:  # fmt: skip
     """Write class probabilities and uncertainty for new records as CSV, one row for each, in their order.
 
     Columns: `line` (of a CSV), `row` or `record`, its privacy unit where the table has that column, predicted class,
@@ -80,9 +74,8 @@ def predict_records(
     records, (probabilities, uncertainty) = found.records, _with_uncertainty(found)
     classes = np.array(found.class_names or range(probabilities.shape[1]))
     units = {} if records.units is None else dict([records.units])
-    table = pandas.DataFrame(
-        {records.numbered: records.names, **units, "predicted": classes[probabilities.argmax(axis=1)]}
-    )
+    predicted = classes[probabilities.argmax(axis=1)]
+    table = pandas.DataFrame({records.numbered: records.names, **units, "predicted": predicted})
     table[[f"probability_{name}" for name in classes]] = probabilities
     table = table.assign(**{f"{name}_uncertainty": values for name, values in uncertainty.items()})
     if bad := records.bad:
@@ -114,15 +107,9 @@ def predicted_table(
 
 
 def evaluate_records(
-    run_dir: Path,
-    data: Path,
-    console: Console,
-    data_dir: Path | None = None,
-    allowed_code: Collection[str] = (),
-    *,
-    as_json: bool,
-    out: Path | None = None,
-) -> None:
+    run_dir: Path, data: Path, console: Console, data_dir: Path | None = None, allowed_code: Collection[str] = (),
+    *, as_json: bool, out: Path | None = None,
+) -> None:  # fmt: skip
     """Print the calibration of the stored posterior on labelled records, recalibrated where the run did so.
 
     `out`: the folder of the page, which must not exist; None: `evaluation-<data>-<time>` in the run directory. JSON
@@ -208,14 +195,9 @@ def _with_uncertainty(found: _Predicted) -> tuple[npt.NDArray[np.float64], dict[
 
 
 def _predict(
-    run_dir: Path,
-    data: NewData,
-    data_dir: Path | None,
-    allowed_code: Collection[str],
-    *,
-    labelled: bool,
-    skip_bad_rows: bool = False,
-) -> _Predicted:
+    run_dir: Path, data: NewData, data_dir: Path | None, allowed_code: Collection[str],
+    *, labelled: bool, skip_bad_rows: bool = False,
+) -> _Predicted:  # fmt: skip
     path = run_dir / POSTERIOR_FILE
     if not path.is_file():
         check_not_cut_off(run_dir)

@@ -1,27 +1,16 @@
 import math
-from functools import partial
 
 import pytest
 
 from fl_dpbayes.report.tables import calibration_table, privacy_table
 
 
-@pytest.fixture
-def privacy(shown):
-    return partial(shown, privacy_table)
-
-
-@pytest.fixture
-def calibration(shown):
-    return partial(shown, calibration_table)
-
-
 def line_of(text: str, name: str) -> list[str]:
     return next(line.split() for line in text.splitlines() if name in line)
 
 
-def test_privacy_table_shows_numbers_and_fits(summary, privacy):
-    text = privacy(summary)
+def test_privacy_table_shows_numbers_and_fits(summary, shown):
+    text = shown(privacy_table, summary)
     assert line_of(text, "north-clinic") == [
         "north-clinic", "1,234", "200", "1.96", "2.00", "1e-4", "0.613", "clt", "1.37", "OK"
     ]  # fmt: skip
@@ -31,10 +20,10 @@ def test_privacy_table_shows_numbers_and_fits(summary, privacy):
     assert max(map(len, text.splitlines())) <= 100
 
 
-def test_privacy_table_undefined_and_infinite_limit(summary, privacy):
+def test_privacy_table_undefined_and_infinite_limit(summary, shown):
     summary["privacy"][0] |= {"epsilon": math.inf, "mu": math.inf, "temperature": None, "status": "REFUSED"}
     summary["privacy"][1] = {"site": "harbour-hospital", "status": "FAILED no reply in time"}
-    text = privacy(summary)
+    text = shown(privacy_table, summary)
     assert line_of(text, "north-clinic")[3:8] == ["∞", "2.00", "1e-4", "∞", "clt"]
     assert line_of(text, "harbour-hospital")[2:8] == ["–"] * 6
 
@@ -47,14 +36,14 @@ def test_privacy_table_undefined_and_infinite_limit(summary, privacy):
         ({"seeded": True}, "seeded: not private"),
     ],
 )  # fmt: skip
-def test_a_small_delta_and_a_seed_are_said_beside_the_table(summary, privacy, change, said):
-    assert said not in " ".join(privacy(summary).split())
-    assert said in " ".join(privacy(summary | change).split())
+def test_a_small_delta_and_a_seed_are_said_beside_the_table(summary, shown, change, said):
+    assert said not in " ".join(shown(privacy_table, summary).split())
+    assert said in " ".join(shown(privacy_table, summary | change).split())
 
 
-def test_calibration_table_pooled_first_then_means_then_sites_and_predictors_beside(summary, calibration):
+def test_calibration_table_pooled_first_then_means_then_sites_and_predictors_beside(summary, shown):
     summary["calibration"].append({**summary["calibration"][0], "site": "mean:held_out", "role": "held_out"})
-    lines = calibration(summary).splitlines()
+    lines = shown(calibration_table, summary).splitlines()
     start = next(index for index, line in enumerate(lines) if "all held-out " in line)
     assert lines[start].split()[2:] == ["450", "last", "91.5", "0.304", "7.4", "(3.8)", "6.4", "[5.5,", "7.3]"]
     assert lines[start + 1].split() == ["posterior", "94.0", "0.214", "3.1", "(3.8)", "2.1", "[1.2,", "3.0]"]
@@ -65,22 +54,22 @@ def test_calibration_table_pooled_first_then_means_then_sites_and_predictors_bes
     assert "…" not in "".join(lines)
 
 
-def test_calibration_table_undefined_is_a_dash(summary, calibration):
+def test_calibration_table_undefined_is_a_dash(summary, shown):
     summary["calibration"] = [{"site": "island", "role": "held_out", "predictor": "last", "n": 0}]
-    assert line_of(calibration(summary), "island") == ["island", "0", "last", "–", "–", "–", "(–)", "–"]
+    assert line_of(shown(calibration_table, summary), "island") == ["island", "0", "last", "–", "–", "–", "(–)", "–"]
 
 
 @pytest.mark.parametrize("name", ["[red]x[/red]", "[/]", "a" * 64])
-def test_names_are_text_and_long_ones_fit(summary, name, privacy, calibration):
+def test_names_are_text_and_long_ones_fit(summary, name, shown):
     summary["privacy"][0]["site"] = summary["calibration"][6]["site"] = name
-    for text in (privacy(summary), calibration(summary)):
+    for text in (shown(privacy_table, summary), shown(calibration_table, summary)):
         assert name[:18] in text.replace("\n", "")
         assert max(map(len, text.splitlines())) <= 100
 
 
-def test_control_characters_do_not_reach_the_terminal(summary, privacy):
+def test_control_characters_do_not_reach_the_terminal(summary, shown):
     summary["privacy"][0]["site"] = "a\x1b[2Jb\u202ec"
-    assert not {"\x1b", "\u202e"} & set(privacy(summary))
+    assert not {"\x1b", "\u202e"} & set(shown(privacy_table, summary))
 
 
 @pytest.mark.parametrize("width", [60, 80])
@@ -96,8 +85,8 @@ def test_narrow_terminal_loses_columns_and_breaks_no_word(summary, build, width,
     assert "Left out" not in shown(build, summary)
 
 
-def test_long_names_break_at_hyphens(summary, privacy):
+def test_long_names_break_at_hyphens(summary, shown):
     summary["privacy"][0]["site"] = "children-and-maternity-hospital-of-the-valley"
-    text = privacy(summary)
+    text = shown(privacy_table, summary)
     assert line_of(text, "children")[0] == "children-and-maternity-"
     assert line_of(text, "hospital-of")[0] == "hospital-of-the-valley"

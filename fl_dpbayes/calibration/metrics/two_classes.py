@@ -139,12 +139,10 @@ def net_benefit(statistics: CalibrationStatistics, threshold: float) -> NetBenef
     half = NORMAL_QUANTILE * math.sqrt((gained + harm**2 * harmed - middle**2) / size)
     interval = min(model, float(middle - half)), max(model, float(middle + half))
     everybody = float(events - (count - events) * harm) / count
-    counts = tuple(
-        map(int, (true_positive, false_positive, events - true_positive, count - treated - events + true_positive))
-    )
-    return NetBenefitRecord.model_validate(
-        {"threshold": threshold, "counts": counts, "model": model, "interval": interval, "all": everybody, "none": 0.0}
-    )
+    missed = events - true_positive
+    counts = tuple(map(int, (true_positive, false_positive, missed, count - treated - missed)))
+    values = {"threshold": threshold, "counts": counts, "model": model, "interval": interval, "all": everybody}
+    return NetBenefitRecord.model_validate(values | {"none": 0.0})
 
 
 def decision_curve(statistics: CalibrationStatistics) -> list[NetBenefitRecord] | None:
