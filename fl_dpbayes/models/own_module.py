@@ -21,10 +21,8 @@ from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.task import PROVIDED, Model, ModuleModel
 from fl_dpbayes.models.backbone import stored_state
 from fl_dpbayes.models.parameters import Shapes, parameter_shapes
-from fl_dpbayes.models.rows import drawn_modules, validate_module
+from fl_dpbayes.models.rows import check_records_apart
 
-# Far beyond the rounding of one record's logits beside others.
-_MIXES = 1e-3
 _provided: ContextVar[Mapping[str, tuple[nn.Module, object]] | None] = ContextVar("provided", default=None)
 
 
@@ -96,44 +94,16 @@ def checked_shapes(model: ModuleModel, input_shape: tuple[int, ...], classes: in
     `input_shape`: of what the module is given of one record. Raises UserError as `own_module`, or, with the remedy,
     if it mixes records, changes from call to call, or does not return (N, classes).
     """
-    module = own_module(model.model_copy(update={"weights": None}), model.seed)
-    validate_module(module)
-    found = f"model.factory {model.factory!r}: the module gives"
-    with torch.random.fork_rng(devices=[]), torch.no_grad():
-        _outputs(model, module, torch.zeros((1, *input_shape)), classes)
-        records = torch.randn((3, *input_shape), generator=torch.Generator().manual_seed(0))
-        for drawn in drawn_modules(module):
-            together, again = (_outputs(model, drawn, records, classes) for _ in range(2))
-            alone = torch.cat([_outputs(model, drawn, record[None], classes) for record in records])
-            if not torch.equal(together, again):
-                raise UserError(
-                    f"{found} the same records different logits when it is called again: leave out what changes it "
-                    "or draws random numbers (for dropout: model.kind 'mlp' or 'cnn', sampler.kind 'dp-mc-dropout')"
-                )
-            if (together - alone).abs().max() > _MIXES * together.abs().max():
-                raise UserError(
-                    f"{found} a record other logits when other records are beside it, so clipping per record bounds "
-                    "nothing: compute each row by itself"
-                )
+    module, again = (own_module(model.model_copy(update={"weights": None}), model.seed) for _ in range(2))
+    named = f"model.factory {model.factory!r}: the module"
+    for (name, value), other in zip(module.named_buffers(), again.buffers(), strict=True):
+        if not torch.equal(value, other):
+            raise UserError(
+                f"{named} has another {name!r} each time it is made: draw what is not trained by torch's generator, "
+                "which is seeded, or give it by model.weights"
+            )
+    check_records_apart(module, input_shape, named, classes)
     return parameter_shapes(module)
-
-
-def _outputs(model: ModuleModel, module: nn.Module, records: Tensor, classes: int) -> Tensor:
-    expected = (len(records), classes)
-    try:
-        found = module(records)
-    except Exception as error:
-        raise UserError(
-            f"model.factory {model.factory!r}: the module fails on records of shape {list(records.shape)}: "
-            f"{_said(error)}; it must take (N, *input_shape) and return logits (N, classes)"
-        ) from None
-    if not isinstance(found, Tensor) or tuple(found.shape) != expected:
-        what = f"shape {list(found.shape)}" if isinstance(found, Tensor) else f"a {type(found).__name__}"
-        raise UserError(
-            f"model.factory {model.factory!r}: the module returns {what} for records of shape "
-            f"{list(records.shape)}: it must return logits of shape {list(expected)}, one row per record"
-        )
-    return found
 
 
 def _made(model: ModuleModel, seed: int) -> nn.Module:
