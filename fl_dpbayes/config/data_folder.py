@@ -29,16 +29,12 @@ def data_file(folder: Path | None, name: str, origin: str) -> Path:
     """
     folder = known_folder(folder)
     if folder is None:
-        raise UserError(
-            f"{name} is needed but no data folder is known: give --data-dir DIR or set {VARIABLE}; get it there by  "
-            f"fl-dpbayes data fetch  or from {origin}"
-        )
+        problem = f"{name} is needed but no data folder is known: give --data-dir DIR or set {VARIABLE}"
+        raise UserError(f"{problem}; get it there by  fl-dpbayes data fetch  or from {origin}")
     path = folder / name
     if not path.is_file():
-        raise UserError(
-            f"{path} does not exist: get it by  fl-dpbayes data fetch  or from {origin}, or "
-            f"give another folder by --data-dir or {VARIABLE}"
-        )
+        problem = f"{path} does not exist: get it by  fl-dpbayes data fetch  or from {origin}"
+        raise UserError(f"{problem}, or give another folder by --data-dir or {VARIABLE}")
     return path
 
 

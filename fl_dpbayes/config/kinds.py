@@ -39,7 +39,5 @@ def check_origin(module: ModuleType) -> None:
     # A folder without __init__.py is a namespace package: it has a path but no file.
     found = Path(module.__file__ or next(iter(module.__path__))).resolve()
     if HOME / module.__name__ not in [found, *found.parents]:
-        raise UserError(
-            f"{found} is in the way: Python took it for {HOME / module.__name__}; rename it, or start where it is not "
-            "imported first, for example by the command fl-dpbayes"
-        )
+        problem = f"{found} is in the way: Python took it for {HOME / module.__name__}; rename it"
+        raise UserError(f"{problem}, or start where it is not imported first, for example by the command fl-dpbayes")

@@ -201,10 +201,8 @@ class TrainingPlan(Config):
         if self.total_steps > MAX_STEPS:
             raise ValueError(f"chains * rounds * steps_per_round is {self.total_steps}: allowed are {MAX_STEPS} steps")
         if self.burn_in + self.thinning > self.chain_steps:
-            raise ValueError(
-                f"burn_in {self.burn_in} + thinning {self.thinning} exceeds the {self.chain_steps} planned steps, so "
-                "no sample would be kept: lower burn_in or thinning, or add rounds"
-            )
+            problem = f"burn_in {self.burn_in} + thinning {self.thinning} exceeds the {self.chain_steps} planned steps"
+            raise ValueError(f"{problem}, so no sample would be kept: lower burn_in or thinning, or add rounds")
 
     def is_kept(self, step: int) -> bool:
         """Say whether the state after `step` (0-based, of the whole run) is kept as a posterior sample."""

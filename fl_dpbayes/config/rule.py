@@ -130,10 +130,8 @@ class Rule(Config):
             )
         if self.cap is not None and cannot_be_kept(self.cap, training_sites):
             least, share = math.ceil(1e6 / training_sites) / 1e6, f"aggregation.largest_share is {self.cap:g}"
-            raise ValueError(
-                f"{share}, but {counted(training_sites, 'training site')} share 1: raise it to {least:g} or more, or "
-                "leave it out and set site_weights = 'uniform'"
-            )
+            problem = f"{share}, but {counted(training_sites, 'training site')} share 1: raise it to {least:g} or more"
+            raise ValueError(f"{problem}, or leave it out and set site_weights = 'uniform'")
 
     def with_public_path(self, change: Callable[[Path], Path]) -> "Rule":
         """Return the rule with its public file, if it has one, elsewhere."""

@@ -248,10 +248,8 @@ def _published(paper: PaperSection, known: Mapping[str, Sequence[Any]], where: s
             if column in labels:
                 continue
             if column not in PRINTED or not isinstance(value, int | float):
-                raise ValueError(
-                    f"paper.values has {column} = {value!r}: it must be an axis ({', '.join(known)}), site, or a "
-                    f"number of {', '.join(PRINTED)}"
-                )
+                problem = f"paper.values has {column} = {value!r}: it must be an axis ({', '.join(known)}), site"
+                raise ValueError(f"{problem}, or a number of {', '.join(PRINTED)}")
             found.append(Published(labels | place, column, float(value)))
     return tuple(found)
 

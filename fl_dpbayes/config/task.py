@@ -132,10 +132,8 @@ def _counted(key: str, value: Any, depth: int) -> int:
         return 1 + sum(_counted(str(name), item, depth + 1) for name, item in items)
     number = isinstance(value, int | float) and abs(value) < 2**63
     if not (number or (isinstance(value, str) and len(value) <= MAX_SETTINGS_TEXT)) or len(key) > 100:
-        raise ValueError(
-            f"{key[:60]!r} is no number, true, false or text of up to {MAX_SETTINGS_TEXT} characters, by a name of up "
-            "to 100: give one, or lists and tables of them"
-        )
+        problem = f"{key[:60]!r} is no number, true, false or text of up to {MAX_SETTINGS_TEXT} characters"
+        raise ValueError(f"{problem}, by a name of up to 100: give one, or lists and tables of them")
     return 1
 
 

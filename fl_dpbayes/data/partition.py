@@ -148,10 +148,8 @@ def _classes(labels: Indices, classes_per_site: int, sites: int, generator: np.r
         members = np.flatnonzero(labels == label)
         if len(members) < len(holders):
             lacks = f"{len(holders)} of them would share class {label}, which has {len(members)} records"
-            raise UserError(
-                f"partition.classes_per_site is {classes_per_site}: no division over {sites} training sites, since "
-                f"{lacks}: lower it, or use fewer training sites"
-            )
+            problem = f"partition.classes_per_site is {classes_per_site}: no division over {sites} training sites"
+            raise UserError(f"{problem}, since {lacks}: lower it, or use fewer training sites")
         for holder, share in zip(holders, np.array_split(members, len(holders)), strict=True):
             parts[holder].append(share)
     return [np.concatenate(part) for part in parts]

@@ -114,10 +114,8 @@ def stored_weights(digest: str, folder: Path | None, key: str) -> Path:
         with path.open("rb") as file:
             if hashlib.file_digest(file, "sha256").hexdigest() == digest:
                 return path
-    raise UserError(
-        f"none of the {len(candidates)} weight files in {folder} has the SHA-256 {digest}: put the file there, set "
-        f"{VARIABLE} to the folder that holds backbones/, or correct {key}"
-    )
+    problem = f"none of the {len(candidates)} weight files in {folder} has the SHA-256 {digest}: put the file there"
+    raise UserError(f"{problem}, set {VARIABLE} to the folder that holds backbones/, or correct {key}")
 
 
 def stored_state(digest: str, folder: Path | None, key: str) -> tuple[dict[str, Tensor], str]:

@@ -114,10 +114,8 @@ def _draw_hidden_weights(layers: nn.Sequential, seed: int) -> None:
 
 def _cnn_body(model: CNNModel, input_shape: tuple[int, ...]) -> nn.Sequential:
     if len(input_shape) != 3:
-        raise UserError(
-            f"model kind 'cnn' needs records of shape (channels, height, width), not {input_shape}: "
-            "choose model kind 'mlp' or 'logistic'"
-        )
+        problem = f"model kind 'cnn' needs records of shape (channels, height, width), not {input_shape}"
+        raise UserError(f"{problem}: choose model kind 'mlp' or 'logistic'")
     channels, height, width = input_shape
     blocks = len(model.channels)
     if min(height, width) < 2**blocks:

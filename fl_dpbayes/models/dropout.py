@@ -37,10 +37,8 @@ class DropoutModule(nn.Module):
             if f"{name}.weight" in shapes
         }
         if not self._widths:
-            raise UserError(
-                "MC dropout finds no units to drop: the model has no trained layer behind another; choose a model with "
-                "a hidden layer, such as kind 'mlp', or another sampler"
-            )
+            problem = "MC dropout finds no units to drop: the model has no trained layer behind another"
+            raise UserError(f"{problem}; choose a model with a hidden layer, such as kind 'mlp', or another sampler")
         self._rate = np.float32(rate)
         masks = torch.ones(0, sum(self._widths.values()), device=next(module.parameters()).device)
         self.register_buffer("masks", masks, persistent=False)

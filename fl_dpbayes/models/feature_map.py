@@ -81,34 +81,26 @@ def feature_shape(features: Features, input_shape: tuple[int, ...]) -> tuple[int
     Raises UserError if the records are no images, are too small, or would have more than 100,000 features.
     """
     if len(input_shape) != 3 or input_shape[0] not in (1, 3):
-        raise UserError(
-            f"features of kind {features.kind!r} need images of shape (1 or 3, height, width), not records of shape "
-            f"{input_shape}: remove features from the model"
-        )
+        problem = f"features of kind {features.kind!r} need images of shape (1 or 3, height, width)"
+        raise UserError(f"{problem}, not records of shape {input_shape}: remove features from the model")
     if isinstance(features, BackboneFeatures):
         return (LAST_LAYER[features.architecture][1],)
     channels, height, width = input_shape
     smallest = 2 * 2**features.scales
     if min(height, width) < smallest:
-        raise UserError(
-            f"features.scales = {features.scales} needs images of at least {smallest} x {smallest}, not {height} x "
-            f"{width}: lower features.scales"
-        )
+        problem = f"features.scales = {features.scales} needs images of at least {smallest} x {smallest}"
+        raise UserError(f"{problem}, not {height} x {width}: lower features.scales")
     count = channels * paths(features.scales, features.angles)
     count *= sampled_size(height, features.scales) * sampled_size(width, features.scales)
     if count > MAX_FEATURES:
-        raise UserError(
-            f"scattering gives {count} features for images of {height} x {width}, allowed are {MAX_FEATURES}: "
-            "use smaller images or fewer angles, or raise features.scales"
-        )
+        problem = f"scattering gives {count} features for images of {height} x {width}, allowed are {MAX_FEATURES}"
+        raise UserError(f"{problem}: use smaller images or fewer angles, or raise features.scales")
     projection = features.projection
     if projection is None:
         return (count,)
     if channels != 1 or height != width or projection.dimensions > count:
-        raise UserError(
-            f"features.projection keeps {projection.dimensions} of {count} features of square grey images, not of "
-            f"records of shape {input_shape}: lower dimensions, or remove projection"
-        )
+        problem = f"features.projection keeps {projection.dimensions} of {count} features of square grey images"
+        raise UserError(f"{problem}, not of records of shape {input_shape}: lower dimensions, or remove projection")
     made_up = projection.characters * projection.copies * (height * width + count)
     if count > MAX_PROJECTED_FEATURES or made_up > MAX_MADE_UP_NUMBERS:
         raise UserError(

@@ -94,8 +94,6 @@ def _one_network(state: dict[str, Tensor], origin: str) -> dict[str, Tensor]:
     if not samples:
         return state
     if any(value.shape[:1] != (1,) for value in samples.values()):
-        raise UserError(
-            f"{origin} is a posterior of several samples, whose hidden layers differ: give one network, such as that "
-            "of a run with aggregation.rule 'fedavg'"
-        )
+        problem = f"{origin} is a posterior of several samples, whose hidden layers differ"
+        raise UserError(f"{problem}: give one network, such as that of a run with aggregation.rule 'fedavg'")
     return {name: value[0] for name, value in samples.items()}

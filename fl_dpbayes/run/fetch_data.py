@@ -1,6 +1,7 @@
 """The work behind `fl-dpbayes data fetch`: the public data sets that this package reads and does not ship."""
 
 import gzip
+import os
 import urllib.request
 import zlib
 from http.client import HTTPException
@@ -16,7 +17,7 @@ from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.sources import BuiltIn
 from fl_dpbayes.data.records import load_unscaled
 
-MOST_BYTES, CHUNK, SECONDS = 2**28, 2**20, 60.0
+CHUNK, SECONDS = 2**20, 60.0
 SHIPPED = {
     "digits": "1,797 handwritten digits of 8x8 pixels; comes with scikit-learn",
     "stroke": "19,285 patients with acute stroke at 464 hospitals; comes with this package",
@@ -24,11 +25,12 @@ SHIPPED = {
 
 
 class DataSet(NamedTuple):
-    """A public data set: what it is, its licence, and file in the data folder -> address."""
+    """A public data set: what it is, its licence, file in the data folder -> address, bytes that a file may have."""
 
     what: str
     licence: str
     files: dict[str, str]
+    most: int
 
 
 _MNIST = "https://ossci-datasets.s3.amazonaws.com/mnist/"
@@ -37,17 +39,17 @@ SETS = {
     "mnist": DataSet(
         "70,000 handwritten digits of 28x28 pixels (LeCun et al. 1998)", "CC BY-SA 3.0",
         {f"MNIST/raw/{part}-ubyte": f"{_MNIST}{part}-ubyte.gz" for part in
-         ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1")},
+         ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1")}, 2**26,
     ),
     "pneumonia": DataSet(
         "5,856 chest radiographs of children, 28x28 pixels (Kermany et al. 2018; MedMNIST v2, Yang et al. 2023)",
         "CC BY 4.0",
-        {"pneumoniamnist.npz": "https://zenodo.org/records/10519652/files/pneumoniamnist.npz?download=1"},
+        {"pneumoniamnist.npz": "https://zenodo.org/records/10519652/files/pneumoniamnist.npz?download=1"}, 2**24,
     ),
     "heart": DataSet(
         "740 patients of four hospitals, heart disease (Detrano et al. 1989, UCI)", "CC BY 4.0",
         {f"heart-disease/processed.{name}.data": f"{_HEART}processed.{name}.data" for name in
-         ("cleveland", "hungarian", "switzerland", "va")},
+         ("cleveland", "hungarian", "switzerland", "va")}, 2**20,
     ),
 }  # fmt: skip
 
@@ -65,14 +67,14 @@ def fetch_data(name: str, data_dir: Path | None, console: Console) -> None:
         raise UserError(f"no data folder is known: give --data-dir DIR, or set {VARIABLE}")
     found = SETS[name]
     console.print(f"{name}: {found.what}. Licence: {found.licence}.", markup=False, highlight=False)
-    missing = {path: address for path, address in found.files.items() if not (folder / path).exists()}
+    missing = {path: address for path, address in found.files.items() if not os.path.lexists(folder / path)}
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with TemporaryDirectory(prefix=".fetch-", dir=folder) as home:
             for path in found.files:
                 (staged := Path(home, path)).parent.mkdir(parents=True, exist_ok=True)
                 if path in missing:
-                    _download(missing[path], staged, console)
+                    _download(missing[path], staged, found.most, console)
                 else:
                     staged.symlink_to((folder / path).resolve())
             _check(BuiltIn(kind=name, folder=Path(home)), folder)  # type: ignore[arg-type]
@@ -94,8 +96,8 @@ def _check(source: BuiltIn, folder: Path) -> None:
         raise UserError(f"{said}; nothing was kept of what was fetched") from None
 
 
-def _download(address: str, path: Path, console: Console) -> None:
-    """Write what an address holds, unpacked where it ends in `.gz`, at most 256 MiB."""
+def _download(address: str, path: Path, most: int, console: Console) -> None:
+    """Write what an address holds, unpacked where it ends in `.gz`, at most `most` bytes."""
     columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn()
     try:
         with urllib.request.urlopen(address, timeout=SECONDS) as answer, Progress(*columns, console=console) as bar:
@@ -104,7 +106,7 @@ def _download(address: str, path: Path, console: Console) -> None:
                 unpacked = gzip.GzipFile(fileobj=read) if address.endswith(".gz") else read
                 while chunk := unpacked.read(CHUNK):
                     file.write(chunk)
-                    if file.tell() > MOST_BYTES:
-                        raise ValueError(f"it holds more than {MOST_BYTES >> 20} MiB")
+                    if file.tell() > most:
+                        raise ValueError(f"it holds more than {most >> 20} MiB")
     except (OSError, EOFError, ValueError, HTTPException, zlib.error) as error:
         raise UserError(f"{address} cannot be had ({error}): try later; nothing was kept") from None

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import nn
-from torch.utils.data import Dataset, default_collate
+from torch.utils.data import Dataset
 
 from fl_dpbayes.config.base import digest
 from fl_dpbayes.config.errors import UserError
@@ -234,8 +234,11 @@ def _untold(what: str) -> Iterator[None]:
 
 
 def _records(data: Dataset | Pair, units: npt.ArrayLike | None) -> TrainingRecords:
-    rows: Any = data if isinstance(data, tuple) else default_collate([data[at] for at in range(len(data))])  # type: ignore[arg-type]
-    features, labels = map(np.asarray, rows)
+    columns: Any = data
+    if not isinstance(data, tuple):
+        rows = [data[at] for at in range(len(data))]  # type: ignore[arg-type]
+        columns = (np.stack([np.asarray(row[part]) for row in rows]) for part in range(2))
+    features, labels = map(np.asarray, columns)
     if labels.ndim != 1 or len(labels) != len(features) or not np.issubdtype(labels.dtype, np.integer):
         raise UserError("give one label for each record, all whole numbers")
     owners = np.unique(np.arange(len(labels)) if units is None else np.asarray(units), return_inverse=True)[1]

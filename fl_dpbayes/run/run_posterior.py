@@ -8,6 +8,7 @@ import numpy as np
 
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.files.array_file import DAMAGED
+from fl_dpbayes.config.kinds import import_apps
 from fl_dpbayes.config.names import counted
 from fl_dpbayes.config.rule import Rule
 from fl_dpbayes.posterior.sample_store import PosteriorBank
@@ -65,6 +66,7 @@ class RunPosterior:
         return arviz.from_dict(posterior=posterior, sample_stats=stats, coords={"chain": list(chains)})
 
     def _chains(self) -> dict[str, PosteriorSamples]:
+        import_apps()
         from server.checkpoint import BANK_FOLDER
         from server.strategies.fald import AVERAGED
 

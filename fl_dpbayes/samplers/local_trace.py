@@ -73,11 +73,8 @@ class LocalTrace:
     """
 
     def __init__(self, plan: TrainingPlan, log_likelihood: LogLikelihood, max_rows: int = 2000) -> None:
-        self._plan = plan
-        self._log_likelihood = log_likelihood
-        self._max_rows = max_rows
-        self._every = 1
-        self._seen = 0
+        self._plan, self._log_likelihood, self._max_rows = plan, log_likelihood, max_rows
+        self._every, self._seen = 1, 0
         self._rows: list[StepTrace] = []
 
     @property

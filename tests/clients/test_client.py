@@ -101,9 +101,8 @@ def test_request_that_does_not_fit_is_refused_by_field(run, first, kind: str) ->
     for change, code, field in MISFITS[kind]:
         keys = dict(change)
         number, given = keys.pop("number", 0), keys.pop("arrays", {})
-        arrays = {
-            name: None if value is None else np.full_like(sent[name].numpy(), value) for name, value in given.items()
-        }
+        new = ((name, value, sent[name].numpy()) for name, value in given.items())
+        arrays = {name: None if value is None else np.full_like(old, value) for name, value, old in new}
         found = refusal_of(ask(changed(first[kind], arrays, **keys), number)) or ("answered", "")
         assert found == (code, found[1] if field is None else field), change
     assert rows_of(run.ledger("north")) == before

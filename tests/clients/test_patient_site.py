@@ -16,9 +16,8 @@ PATIENTS, RECORDS = 50, 4
 
 def rows_of(patients: int, seed: int = 0) -> list[tuple[str, float, float, int]]:
     draws = np.random.default_rng(seed).normal(size=(patients, RECORDS, 2))
-    return [
-        (f"p{patient:03d}", float(x), float(y), int(x > 0)) for patient, records in enumerate(draws) for x, y in records
-    ]
+    records = ((patient, x, y) for patient, own in enumerate(draws.tolist()) for x, y in own)
+    return [(f"p{patient:03d}", x, y, int(x > 0)) for patient, x, y in records]
 
 
 def last_of(reply: Message) -> np.ndarray:

@@ -17,9 +17,10 @@ def replies_of(run) -> list:
         record = json.loads(reply.content["config"]["record"])
         # A ledger's chain holds times, so its head differs from run to run.
         record.pop("ledger_head", None)
-        assert reply.content.keys() <= {"config", "arrays"}
+        assert reply.content.keys() <= {"config", "arrays", "metrics"}
         assert reply.content["config"].keys() == {"record"}
-        kept.append((run.site_of(request), request.metadata.message_type, record, arrays))
+        metrics = dict(reply.content.get("metrics", {}))
+        kept.append((run.site_of(request), request.metadata.message_type, record, arrays, metrics))
         return reply
 
     run.grid.change = keep

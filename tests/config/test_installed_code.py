@@ -39,10 +39,9 @@ except RefusedError as error:
 
 def run(folder: Path, file: str = "plugin/first.py", old: str = "", new: str = "") -> str:
     project = tomllib.loads(FILES["pyproject.toml"])["project"]
-    groups = project["entry-points"].items()
-    points = [
-        f"[{group}]\n" + "\n".join(f"{name} = {place}" for name, place in named.items()) for group, named in groups
-    ]
+    points = []
+    for group, named in project["entry-points"].items():
+        points += [f"[{group}]", *(f"{name} = {place}" for name, place in named.items())]
     installed = "{name}-{version}.dist-info".format(**project)
     for name, content in {
         **FILES, file: FILES[file].replace(old, new), f"{installed}/entry_points.txt": "\n".join(points),

@@ -7,10 +7,10 @@ import safetensors.torch
 import torch
 import torchvision
 
-from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.task import BackboneFeatures
 from fl_dpbayes.models.backbone import LAST_LAYER, backbone
 from fl_dpbayes.models.feature_map import feature_map
+from tests.asking import refused
 
 
 @pytest.fixture(scope="module")
@@ -92,19 +92,14 @@ def test_number_of_features_is_the_width_of_the_last_layer(architecture):
     assert [layer.in_features for layer in linear] == [width]
 
 
-@pytest.mark.parametrize(
-    ("architecture", "spoil"),
-    [
-        ("resnet50", lambda state: state),
-        ("resnet18", lambda state: state | {"conv1.weight": torch.zeros(64, 1, 7, 7)}),
-        ("resnet18", lambda state: dict.fromkeys(state, "text")),
-    ],
-    ids=["another architecture", "a wrong shape", "no tensors"],
-)
+@pytest.mark.parametrize(("architecture", "spoil"), [
+    ("resnet50", lambda state: state),
+    ("resnet18", lambda state: state | {"conv1.weight": torch.zeros(64, 1, 7, 7)}),
+    ("resnet18", lambda state: dict.fromkeys(state, "text")),
+], ids=["another architecture", "a wrong shape", "no tensors"])  # fmt: skip
 def test_other_weights_are_refused(network, tmp_path, architecture, spoil):
     features = stored(tmp_path, spoil(network.state_dict()), architecture=architecture)
-    with pytest.raises(UserError, match=f"does not hold the weights of {architecture}"):
-        backbone(features, tmp_path)
+    refused(f"does not hold the weights of {architecture}", backbone, features, tmp_path)
 
 
 def test_a_pickle_with_code_is_refused_without_running_it(tmp_path):
@@ -113,8 +108,7 @@ def test_a_pickle_with_code_is_refused_without_running_it(tmp_path):
             return (Path.touch, (tmp_path / "was run",))
 
     features = stored(tmp_path, {"weight": Code()})
-    with pytest.raises(UserError, match="not a file of weights alone"):
-        backbone(features, tmp_path)
+    refused("not a file of weights alone", backbone, features, tmp_path)
     assert not (tmp_path / "was run").exists()
 
 
@@ -122,8 +116,7 @@ def test_a_pickle_with_code_is_refused_without_running_it(tmp_path):
     ("name", "content"), [("a.pth", b"no pickle"), ("b.pth", b""), ("c.safetensors", b"no"), ("d.pt", b"PK\3\4cut")]
 )
 def test_a_damaged_file_is_refused(tmp_path, name, content):
-    with pytest.raises(UserError, match="not a file of weights"):
-        backbone(stored(tmp_path, content, name), tmp_path)
+    refused("not a file of weights", backbone, stored(tmp_path, content, name), tmp_path)
 
 
 def test_weights_are_told_apart_by_digest_alone_and_no_file_outside_the_folder_is_reached(network, files, tmp_path):
@@ -136,8 +129,7 @@ def test_weights_are_told_apart_by_digest_alone_and_no_file_outside_the_folder_i
         (features, tmp_path, "none of the 0 weight files"),
         (features, None, "set backbone_folder"),
     ):
-        with pytest.raises(UserError, match=said):
-            backbone(wanted, place)
+        refused(said, backbone, wanted, place)
 
 
 @pytest.mark.parametrize("weights", ["../weights.pth", "default", "A" * 64, "0" * 63])
@@ -152,5 +144,4 @@ def test_a_failed_download_says_what_to_do_instead(monkeypatch, tmp_path):
 
     monkeypatch.setattr(torch.hub, "download_url_to_file", fail)
     monkeypatch.setenv("TORCH_HOME", str(tmp_path))
-    with pytest.raises(UserError, match="cannot be downloaded"):
-        backbone(BackboneFeatures(architecture="resnet18"), None)
+    refused("cannot be downloaded", backbone, BackboneFeatures(architecture="resnet18"), None)

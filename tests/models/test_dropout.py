@@ -6,11 +6,11 @@ import torch
 from torch import nn
 from torch.func import functional_call
 
-from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.task import CNNModel, LogisticModel, MLPModel, Task
 from fl_dpbayes.models.build import build_model
 from fl_dpbayes.models.dropout import DropoutModule
 from fl_dpbayes.models.parameters import parameter_shapes, to_vector, vector_views
+from tests.asking import refused
 
 TASK = Task(input_shape=(1, 8, 8), classes=3)
 MODELS = [MLPModel(hidden=(9, 7)), CNNModel(channels=(4, 6), hidden=5)]
@@ -55,8 +55,7 @@ def test_each_rate_is_the_share_dropped_and_the_mean_is_kept():
 
 
 def test_a_model_without_a_hidden_layer_and_masks_for_other_records_are_refused():
-    with pytest.raises(UserError, match="hidden"):
-        dropped(LogisticModel())
+    refused("hidden", dropped, LogisticModel())
     module = dropped(MODELS[0])
     for use in (module, module.with_masks_as_inputs):
         with pytest.raises(ValueError, match="resample"):
@@ -91,10 +90,7 @@ def test_joined_inputs_give_the_same_outputs_and_may_be_cut(model):
     assert module.base(records()).shape == outputs.shape
 
 
-GROUPED = [
-    nn.Sequential(nn.Conv2d(1, 6, 3), nn.Tanh(), nn.Conv2d(6, 12, 3, groups=groups), nn.Flatten())
-    for groups in (1, 2, 3)
-]
+GROUPED = [nn.Sequential(nn.Conv2d(1, 6, 3), nn.Tanh(), nn.Conv2d(6, 12, 3, groups=n), nn.Flatten()) for n in (1, 2, 3)]
 
 
 @pytest.mark.parametrize("base", [*(build_model(model, TASK, seed=0) for model in MODELS), *GROUPED])

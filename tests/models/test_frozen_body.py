@@ -8,7 +8,6 @@ import safetensors.torch
 import torch
 from torch import nn
 
-from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.task import CNNModel, FrozenBody, LogisticModel, MLPModel, ScatteringFeatures, Task
 from fl_dpbayes.models.build import build_body, build_model, model_input_shape, model_shapes
 from fl_dpbayes.models.frozen_body import MAX_RECORDS_PER_PASS, body_size, frozen_body, records_per_pass
@@ -17,6 +16,7 @@ from fl_dpbayes.models.rows import padded
 from fl_dpbayes.posterior.samples import PosteriorSamples
 from fl_dpbayes.posterior.store import save_posterior
 from fl_dpbayes.samplers.gradients.engine import gradient_engine
+from tests.asking import refused
 from tests.samplers.gradients import one_by_one
 
 TASK = Task(input_shape=(1, 8, 8), classes=3)
@@ -124,9 +124,7 @@ def test_weights_of_a_file_are_the_body(model, name, end, tmp_path):
 
 def posterior_file(folder, model, count):
     whole = whole_network(model, seed=8)
-    arrays = {
-        name: np.repeat(array[None], count, 0) for name, array in vector_to_arrays(to_vector(whole), whole).items()
-    }
+    arrays = vector_to_arrays(to_vector(whole).expand(count, -1), whole)
     path = folder / "posterior.safetensors"
     plain = model.model_copy(update={"frozen_body": None})
     save_posterior(path, PosteriorSamples(arrays, np.ones(count), np.zeros(count)), plain, TASK, "")
@@ -137,25 +135,20 @@ def test_a_posterior_is_a_body_if_it_holds_one_network(tmp_path):
     whole, body = posterior_file(tmp_path, MODELS[0], count=1)
     assert_body_of(whole, MODELS[0], body, tmp_path)
     _, body = posterior_file(tmp_path, MODELS[0], count=2)
-    with pytest.raises(UserError, match=r"several samples.*'fedavg'"):
-        frozen_body(MODELS[0], body, TASK.input_shape, weights_folder=tmp_path)
+    refused(r"several samples.*'fedavg'", frozen_body, MODELS[0], body, TASK.input_shape, weights_folder=tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("spoil", "said"),
-    [
-        (lambda state: {name: value for name, value in state.items() if name != "1.bias"}, "1.bias"),
-        (lambda state: state | {"1.bias": torch.zeros(6)}, "size mismatch"),
-        (lambda state: state | {"9.weight": torch.zeros(2, 2)}, "9.weight"),
-        (lambda state: state | {"1.bias": torch.full((7,), torch.nan)}, "not a finite number"),
-        (lambda state: {"samples/1.bias": torch.tensor(1.0)}, "several samples"),
-    ],
-)
+@pytest.mark.parametrize(("spoil", "said"), [
+    (lambda state: {name: value for name, value in state.items() if name != "1.bias"}, "1.bias"),
+    (lambda state: state | {"1.bias": torch.zeros(6)}, "size mismatch"),
+    (lambda state: state | {"9.weight": torch.zeros(2, 2)}, "9.weight"),
+    (lambda state: state | {"1.bias": torch.full((7,), torch.nan)}, "not a finite number"),
+    (lambda state: {"samples/1.bias": torch.tensor(1.0)}, "several samples"),
+])  # fmt: skip
 def test_another_file_and_a_missing_one_are_refused(spoil, said, tmp_path):
     body = stored(tmp_path, spoil(whole_network(MODELS[0]).state_dict()))
     for wanted, message in ((body, said), (FrozenBody(weights="0" * 64), r"0{64}")):
-        with pytest.raises(UserError, match=message):
-            frozen_body(MODELS[0], wanted, TASK.input_shape, weights_folder=tmp_path)
+        refused(message, frozen_body, MODELS[0], wanted, TASK.input_shape, weights_folder=tmp_path)
 
 
 def test_values_have_one_origin_and_a_logistic_model_has_no_body():
@@ -170,5 +163,4 @@ def test_a_pass_takes_bounded_memory_and_a_huge_body_is_counted_without() -> Non
     assert records_per_pass(CNNModel(channels=(8, 16)), (1, 28, 28)) == 64
     assert 0 < records_per_pass(CNNModel(channels=(512, 8)), (3, 224, 224)) < 64
     assert records_per_pass(CNNModel(channels=(2048, 8)), (3, 224, 224)) == 0
-    with pytest.raises(UserError, match="choose fewer channels"):
-        frozen_body(CNNModel(channels=(2048, 8), frozen_body=BODY), BODY, (3, 224, 224))
+    refused("choose fewer channels", frozen_body, CNNModel(channels=(2048, 8), frozen_body=BODY), BODY, (3, 224, 224))

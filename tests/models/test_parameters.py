@@ -82,9 +82,8 @@ def test_gradient_is_that_of_finite_differences(model, monkeypatch):
     logits, gradients_of = function(start)
     gradients = gradients_of(cotangent)
     step, direction = 1e-6, {name: generator.normal(size=array.shape) for name, array in start.items()}
-    ahead, behind = (
-        function({name: array + sign * step * direction[name] for name, array in start.items()})[0] for sign in (1, -1)
-    )
+    moved = ({name: array + by * direction[name] for name, array in start.items()} for by in (step, -step))
+    ahead, behind = (function(point)[0] for point in moved)
     numeric = (cotangent * (ahead - behind)).sum() / (2 * step)
     assert sum((gradients[name] * direction[name]).sum() for name in start) == pytest.approx(numeric, rel=1e-6)
     monkeypatch.setattr(parameters, "INPUTS_PER_PASS", 3)

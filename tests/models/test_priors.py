@@ -13,9 +13,8 @@ PRIORS = pytest.mark.parametrize(
 @pytest.mark.parametrize(("prior", "distribution"), [(GaussianPrior, norm), (LaplacePrior, laplace)])
 def test_log_density_is_that_of_scipy(prior, distribution):
     vector = torch.tensor([0.3, -2.0, 1.0])
-    assert log_prior(prior(scale=0.7), vector).item() == pytest.approx(
-        distribution.logpdf(vector.numpy(), scale=0.7).sum(), rel=1e-6
-    )
+    expected = distribution.logpdf(vector.numpy(), scale=0.7).sum()
+    assert log_prior(prior(scale=0.7), vector).item() == pytest.approx(expected, rel=1e-6)
 
 
 @PRIORS

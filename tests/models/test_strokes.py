@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.task import ScatteringFeatures, StrokeProjection
 from fl_dpbayes.models.feature_map import feature_map, feature_shape
 from fl_dpbayes.models.strokes import draw_strokes, fit_projection
+from tests.asking import refused
 
 SIDE, KEPT = 16, 20
 PLAIN = ScatteringFeatures(angles=4)
@@ -78,5 +78,4 @@ def test_feature_map_ends_with_the_projection_of_root_mean_square_one_whatever_t
 
 @pytest.mark.parametrize("shape", [(3, SIDE, SIDE), (1, SIDE, 2 * SIDE)])
 def test_colour_and_oblong_pictures_are_refused(shape: tuple[int, ...]) -> None:
-    with pytest.raises(UserError, match=r"features\.projection"):
-        feature_shape(ScatteringFeatures(projection=SMALL), shape)
+    refused(r"features\.projection", feature_shape, ScatteringFeatures(projection=SMALL), shape)

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from fl_dpbayes.cli import INTERRUPTED
 from fl_dpbayes.config.scenario import Resources
 from fl_dpbayes.config.site_file import read_site_file
 from fl_dpbayes.data.site_ledger import ledger_place
@@ -104,7 +105,7 @@ def test_run_goes_on_when_the_process_of_one_site_is_killed_and_leaves_none_behi
     wait_for(lambda: process.poll() is not None or usable_sites(folder)[-1:] == [4])
     family = set(descendants(process.pid))
     process.terminate()
-    assert process.wait(timeout=60) == 1
+    assert process.wait(timeout=60) == INTERRUPTED
     assert "Traceback" not in log.read_text()
     wait_for(lambda: not alive(family), seconds=3)
     assert not alive(family)

@@ -68,6 +68,14 @@ def test_what_is_absent_or_another_file_leaves_nothing(served, refusal, tmp_path
     assert not list((tmp_path / "data").iterdir())
 
 
+def test_a_link_that_leads_nowhere_is_kept(served, refusal, tmp_path) -> None:
+    link = tmp_path / "data" / "heart-disease" / "processed.va.data"
+    link.parent.mkdir(parents=True)
+    link.symlink_to(tmp_path / "a disk that is not mounted")
+    assert "processed.va.data does not exist" in refusal("data", "fetch", "heart", "--data-dir", tmp_path / "data")
+    assert link.is_symlink()
+
+
 def test_an_unknown_or_shipped_name_and_a_missing_folder_are_told(refusal, monkeypatch) -> None:
     monkeypatch.delenv("FL_DPBAYES_DATA", raising=False)
     assert "no data set 'hart'; choose one of mnist, pneumonia, heart" in refusal("data", "fetch", "hart")

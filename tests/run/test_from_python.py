@@ -4,6 +4,7 @@ import doctest
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import matplotlib
 import numpy as np
@@ -120,7 +121,7 @@ def test_it_is_read_back_with_its_module_only(run) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*ArviZ is undergoing:FutureWarning")
-def test_chains_go_to_arviz_by_site_or_averaged(run, tmp_path) -> None:
+def test_chains_go_to_arviz_by_site_or_averaged(run, tmp_path, monkeypatch) -> None:
     averaged = run.posterior.to_arviz().posterior
     assert averaged["chain"].to_numpy().tolist() == ["averaged chain"]
     assert averaged["first.weight"].shape == (1, len(run.posterior), 4, 2)
@@ -137,6 +138,10 @@ def test_chains_go_to_arviz_by_site_or_averaged(run, tmp_path) -> None:
     assert np.allclose(np.sort(weights, axis=0), np.sort(mixed.posterior.samples.arrays["1.weight"], axis=0))
     next((mixed.folder / "bank").glob("*/chain-*")).write_bytes(b"damaged")
     with pytest.raises(fl.UserError, match="are damaged"):
+        mixed.posterior.to_arviz()
+    (other := ModuleType("server")).__file__ = str(tmp_path / "server.py")
+    monkeypatch.setitem(sys.modules, "server", other)
+    with pytest.raises(fl.UserError, match="in the way"):
         mixed.posterior.to_arviz()
 
 

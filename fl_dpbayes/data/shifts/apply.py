@@ -82,10 +82,8 @@ def check_shift(records: Records, shift: Shift) -> None:
     refused = ONLY_TABLES if images else ONLY_IMAGES
     if shift.kind in refused:
         allowed = ", ".join(repr(kind) for kind in get_args(ShiftKind) if kind not in refused)
-        raise UserError(
-            f"shift.kind {shift.kind!r} needs {'a table' if images else 'images'}, these records have shape "
-            f"{records.task.input_shape}: choose one of {allowed}"
-        )
+        problem = f"shift.kind {shift.kind!r} needs {'a table' if images else 'images'}"
+        raise UserError(f"{problem}, these records have shape {records.task.input_shape}: choose one of {allowed}")
     if shift.feature is not None and shift.feature not in records.feature_names:
         raise UserError(
             f"shift.feature is {shift.feature!r}, which is no feature of the source: "

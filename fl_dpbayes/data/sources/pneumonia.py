@@ -18,6 +18,7 @@ PARTS = {
     "validation": ("val", 524, "106be82596640d98e9b65de30213d696c0b8869fd4d7ed6ac336151e95f85da6"),
     "test": ("test", 624, "41c6f2db35a464895452dbde5daf4c71192483d09a7725805b65e76de8d0acfb"),
 }
+MOST_BYTES = 2**24
 
 
 def load(source: BuiltIn, part: OfficialPart) -> Records:
@@ -36,9 +37,10 @@ def _read(part: OfficialPart, version: tuple[str, int, int]) -> Records:
     path = Path(version[0])
     key, count, checksum = PARTS[part]
     try:
+        _check_sizes(path)
         with np.load(path, allow_pickle=False) as archive:
             pixels, targets = archive[f"{key}_images"], archive[f"{key}_labels"]
-    except (ValueError, KeyError, OSError, EOFError, AttributeError, TypeError, zipfile.BadZipFile) as error:
+    except Exception as error:
         raise damaged(path, str(error), ORIGIN) from None
     if pixels.shape != (count, 28, 28) or pixels.dtype != np.uint8 or targets.shape != (count, 1):
         raise damaged(path, f"{key}_images is {pixels.dtype} {pixels.shape}", ORIGIN)
@@ -48,3 +50,14 @@ def _read(part: OfficialPart, version: tuple[str, int, int]) -> Records:
     for array in (pixels, labels):
         array.flags.writeable = False
     return Records(pixels[:, None], labels, np.arange(count), None, BuiltIn(kind="pneumonia").task, "record")
+
+
+def _check_sizes(path: Path) -> None:
+    """Refuse an archive that would unpack to more than all records take, before anything of it is unpacked."""
+    with zipfile.ZipFile(path) as archive:
+        members = archive.infolist()
+    # Python bounds what it unpacks by the size that the directory states, for these two ways of packing alone.
+    if not {member.compress_type for member in members} <= {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}:
+        raise ValueError("it is packed in another way")
+    if sum(member.file_size for member in members) > MOST_BYTES:
+        raise ValueError(f"it unpacks to more than {MOST_BYTES >> 20} MiB")

@@ -225,10 +225,8 @@ def site_names(values: npt.NDArray, where: str) -> dict[str, str]:
     """
     names = {value: site_name(value) for value in map(str, np.unique(values))}
     if len(set(names.values())) < len(names) or not all(names.values()):
-        raise UserError(
-            f"{where} has values that become one name or none where only A-Z, a-z, 0-9, '.', '_' and '-' may stand: "
-            f"{', '.join(sorted(names))[:200]}: rename them"
-        )
+        kept = f"where only A-Z, a-z, 0-9, '.', '_' and '-' may stand: {', '.join(sorted(names))[:200]}"
+        raise UserError(f"{where} has values that become one name or none {kept}: rename them")
     return names
 
 

@@ -44,8 +44,6 @@ from fl_dpbayes.run.study.table import further_table, result_table, write_tables
 
 STUDY_FILE, RECORD_FILE = "study.toml", "study.json"
 MOST_FAILURES_SHOWN = 20
-
-
 # What is no federation, or needs an attacker's code: scripts of the source tree, which the package does not hold.
 SCRIPTS = {
     "hostile-site": "benchmarks/hostile_site.py",

@@ -177,10 +177,7 @@ def _scaled(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _mean_norms(layer: DrawnLayer) -> torch.Tensor:
-    a, g = (
-        layer.inputs[:, :, 0, 0].transpose(0, 1).double(),
-        layer.output_gradients[:, :, 0, 0].transpose(0, 1).double(),
-    )
+    a, g = (each[:, :, 0, 0].transpose(0, 1).double() for each in (layer.inputs, layer.output_gradients))
     products = (a @ a.mT) * (g @ g.mT)
     lengths = products.diagonal(dim1=1, dim2=2).sqrt().sum(dim=1)
     return _upper_root(products.sum(dim=(1, 2)), lengths, draws=len(layer.inputs), terms=0)

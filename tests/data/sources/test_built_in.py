@@ -1,9 +1,9 @@
 import shutil
+import zipfile
 
 import numpy as np
 import pytest
 
-from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.sources import BuiltIn
 from fl_dpbayes.data.records import load_source, load_unscaled
 from tests.asking import refused
@@ -65,6 +65,16 @@ def test_pneumonia_accepts_another_row_order_and_refuses_another_image(data_fold
     refused("damaged or another file", load_source, BuiltIn(kind="pneumonia", folder=tmp_path), "test")
 
 
+@pytest.mark.parametrize(("packing", "size", "said"), [
+    (zipfile.ZIP_DEFLATED, 2**24 + 1, "more than 16 MiB"), (zipfile.ZIP_BZIP2, 9, "packed in another way"),
+])  # fmt: skip
+def test_pneumonia_is_not_unpacked_where_it_is_larger_than_all_records(tmp_path, monkeypatch, packing, size, said):
+    with zipfile.ZipFile(tmp_path / "pneumoniamnist.npz", "w", packing) as archive:
+        archive.writestr("test_images.npy", bytes(size))
+    monkeypatch.setattr(np, "load", lambda *_, **__: pytest.fail("unpacked"))
+    refused(said, load_source, BuiltIn(kind="pneumonia", folder=tmp_path), "test")
+
+
 def test_heart_golden_counts_and_prevalence(data_folder):
     source = BuiltIn(kind="heart", folder=data_folder)
     records = load_source(source, "train")
@@ -91,8 +101,9 @@ def test_heart_reads_question_marks_and_refuses_a_changed_value(data_folder, tmp
     va.write_text(va.read_text().replace("NaN", "?"))
     assert len(load_source(BuiltIn(kind="heart", folder=tmp_path), "train")) == 740
     va.write_text(va.read_text().replace("63,1,4,140,260", "63,1,4,140,261"))
-    with pytest.raises(UserError, match=r"processed\.va\.data is damaged or another file"):
-        load_source(BuiltIn(kind="heart", folder=tmp_path), "train")
+    refused(
+        r"processed\.va\.data is damaged or another file", load_source, BuiltIn(kind="heart", folder=tmp_path), "train"
+    )
 
 
 @pytest.mark.parametrize("kind", ["mnist", "pneumonia", "heart"])

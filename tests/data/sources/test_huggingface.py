@@ -7,7 +7,6 @@ from pyarrow import parquet
 from pydantic import ValidationError
 
 from fl_dpbayes.config.data import DataSpec, NaturalPartition, SiteSpec
-from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.sources import HuggingFace
 from fl_dpbayes.config.task import Task
 from fl_dpbayes.data.records import load_source
@@ -146,8 +145,12 @@ def test_a_data_set_of_the_hub_is_used_offline_if_it_is_here_and_of_that_commit(
     builder.download_and_prepare(str(cache / "owner___scans" / "default" / "0.0.0" / COMMIT))
     records = load_source(source, "train")
     np.testing.assert_array_equal(records.features, pictures(40, seed=40)[0][:, None] / np.float32(255))
-    with pytest.raises(UserError, match=f"of commit {COMMIT}, not of revision {COMMIT[::-1]}"):
-        load_source(images(None, path=None, name="owner/scans", revision=COMMIT[::-1]), "train")
+    refused(
+        f"of commit {COMMIT}, not of revision {COMMIT[::-1]}",
+        load_source,
+        images(None, path=None, name="owner/scans", revision=COMMIT[::-1]),
+        "train",
+    )
 
 
 @pytest.mark.parametrize(("changes", "message"), [
