@@ -34,7 +34,7 @@ def summarise_run(strategy: PosteriorStrategy, record: RunRecord, partition: Map
 
     `partition` holds what was measured of the sites' data in a simulation: `label_total_variation`, the mean total
     variation between training sites' labels and the pooled ones, and, where known, `feature_total_variation`,
-    `baselines` and `warnings`.
+    `baselines` and `warnings`. Both variations are exact, so they are shown where test results are public only.
     """
     federation, evaluation, recalibration = strategy.federation, strategy.evaluation, strategy.recalibration
     scenario, cards = federation.scenario, [member.card for member in federation.roster.members]
@@ -45,6 +45,7 @@ def summarise_run(strategy: PosteriorStrategy, record: RunRecord, partition: Map
     convergence = mixing.convergence_rows(scenario, bank, chains, hot=bool(hot))
     calibration, reliability = evaluation.rows() if evaluation else ([], [])
     statements = evaluation.statements if evaluation else {}
+    unlike = partition if scenario.evaluation.release == "public" else {}
     tested = {row["site"]: row["n"] for row in calibration}
     privacy = [_privacy(site, record, recalibration) for site in trainers]
     tested_costs = [{"site": site, "unit": said.unit} | cost_cells(said) for site, said in statements.items()]
@@ -92,8 +93,8 @@ def summarise_run(strategy: PosteriorStrategy, record: RunRecord, partition: Map
         "seconds": {stage: round(seconds, 3) for stage, seconds in record.seconds.items()},
         "configurations_tried": scenario.configurations_tried,
         "convergence": [row | {"warning": sentence(row["warning"]) if row["warning"] else ""} for row in convergence],
-        "warnings": told, "heterogeneity": partition.get("label_total_variation"),
-        **{name: partition[name] for name in ("feature_total_variation",) if name in partition},
+        "warnings": told, "heterogeneity": unlike.get("label_total_variation"),
+        **{name: unlike[name] for name in ("feature_total_variation",) if name in unlike},
     })  # fmt: skip
 
 

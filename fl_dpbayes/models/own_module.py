@@ -12,12 +12,14 @@ from fnmatch import fnmatchcase
 from functools import reduce
 from importlib import import_module
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from fl_dpbayes.config.errors import UserError
+from fl_dpbayes.config.installed_code import foundations
 from fl_dpbayes.config.task import PROVIDED, Model, ModuleModel
 from fl_dpbayes.models.backbone import stored_state
 from fl_dpbayes.models.parameters import Shapes, parameter_shapes
@@ -143,14 +145,7 @@ def _made(model: ModuleModel, seed: int) -> nn.Module:
                 "process has: name a factory 'package.module:function', or give the object to the inline engine"
             )
         return copy.deepcopy(found[0])
-    place, _, attribute = model.factory.partition(":")
-    try:
-        factory: Any = reduce(getattr, attribute.split("."), import_module(place))
-    except Exception as error:
-        raise UserError(
-            f"model.factory {model.factory!r} cannot be imported: {_said(error)}; install the package that has it (or "
-            "set PYTHONPATH to its folder) here and at every site, or correct the name"
-        ) from None
+    factory = _imported(model.factory)
     try:
         # The CPU's generator alone: torch.manual_seed would move those of other devices for good.
         with torch.random.fork_rng(devices=[]):
@@ -163,6 +158,30 @@ def _made(model: ModuleModel, seed: int) -> nn.Module:
     if not isinstance(made, nn.Module):
         raise UserError(f"model.factory {model.factory!r} returns a {type(made).__name__}, not a torch.nn.Module")
     return made
+
+
+def _imported(name: str) -> Any:
+    """Import a factory, which is nothing but a class of modules, or a plain function of the very package it names."""
+    place, _, attribute = name.partition(":")
+    if (top := place.partition(".")[0]) in foundations():
+        raise UserError(
+            f"model.factory {name!r} is refused, as {top!r} belongs to Python, to this package or to what it needs: "
+            "write a function in a package of your own that returns the module, and name that"
+        )
+    try:
+        found: Any = reduce(getattr, attribute.split("."), import_module(place))
+    except Exception as error:
+        raise UserError(
+            f"model.factory {name!r} cannot be imported: {_said(error)}; install the package that has it (or "
+            "set PYTHONPATH to its folder) here and at every site, or correct the name"
+        ) from None
+    own = isinstance(found, FunctionType) and str(found.__module__).partition(".")[0] == top
+    if not own and not (isinstance(found, type) and issubclass(found, nn.Module)):
+        raise UserError(
+            f"model.factory {name!r} is refused: name a subclass of torch.nn.Module, or a plain function that {top!r} "
+            "itself defines"
+        )
+    return found
 
 
 def _trained(module: nn.Module, patterns: Sequence[str]) -> dict[str, nn.Parameter]:

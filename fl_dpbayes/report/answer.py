@@ -3,6 +3,7 @@
 The rows are those of sites that never trained, where there are any.
 """
 
+import itertools
 import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,6 +16,8 @@ from fl_dpbayes.report.wording import ROLES, SITE_ROLES, event, neighbours, pred
 
 # With three sites or more the middle one is no worse than an honest one, whatever one of them made up.
 LEAST_SITES = 3
+# From which possible error on an interval that holds 0 says that too little is known.
+TOO_WIDE = 0.2
 # How many sites are told of in words, and from which area on the order of patients is called kept.
 MOST_IN_WORDS = 4
 GOOD_ORDER = 0.7
@@ -129,7 +132,7 @@ def _who(run: Summary, role: Role) -> str:
         return f"{text}."
     mean = statistics.fmean(shares, [site.test_n or 0 for site in tested])
     span = f", {min(shares):.0f}% to {max(shares):.0f}% from hospital to hospital" if len(shares) > 1 else ""
-    return f"{text}. Of these {mean:.0f}% are {event(run)}{span}."
+    return f"{text}. In {mean:.0f}% of these the outcome is {event(run)!r}{span}."
 
 
 def _hospitals(number: int) -> str:
@@ -166,7 +169,12 @@ def _advice(run: Summary, role: Role) -> str:
     if wrong:
         where = f"at {wrong} of {len(ends)} hospitals that did not train the level of risk is wrong"
         return f"What to do: {where}. Recalibrate at each hospital on its own patients before anyone relies on a risk."
-    seen = "the risks are off" if found[0] else f"no error was seen, and one of {points(found[1])} points is possible"
+    if found[0]:
+        seen = "the risks are off"
+    elif found[1] > TOO_WIDE or any(_one_outcome(run)):
+        seen = f"too little is known here, an error of {points(found[1])} points is possible"
+    else:
+        seen = f"no error was seen, and one of {points(found[1])} points is possible"
     return f"What to do: {seen}. Check the risks on patients of each hospital before anyone relies on them there."
 
 
@@ -177,8 +185,23 @@ def _intercepts(run: Summary) -> list[tuple[CalibrationRecord, tuple[float, floa
     return [(row, known) for row in rows if (known := _known(row.intervals.get("calibration_intercept")))]
 
 
+def _one_outcome(run: Summary) -> Iterator[str]:
+    """Say of each site that did not train, of whose two classes one alone was met, what the mean risk was there."""
+    for site in run.sites:
+        if site.role == "train" or not site.shares or len(site.shares) != 2 or site.shares[1] not in (0.0, 1.0):
+            continue
+        where = f"{site.name} ({SITE_ROLES[site.role]}, n = {count(site.test_n)}): the outcome is {event(run)!r} in "
+        key = (site.name, headline_predictor(run), True)
+        rows = [row for row in run.reliability if (row.site, row.predictor, row.risk) == key]
+        bins = [one for row in rows for one in row.bins if one.n]
+        risk = sum(one.n * (one.confidence or 0.0) for one in bins) / max(sum(one.n for one in bins), 1)
+        risks = f", the mean risk is {100 * risk:.0f}%" if bins else ""
+        yield f"{where}{100 * site.shares[1]:.0f}%{risks}. With one outcome alone the level cannot be estimated."
+
+
 def _levels(run: Summary) -> Iterator[str]:
     """Say at each site that did not train what to divide the odds of the event by: exp(-calibration intercept)."""
+    yield from itertools.islice(_one_outcome(run), MOST_IN_WORDS)
     found = sorted(_intercepts(run), key=lambda item: -abs(item[0].calibration_intercept or 0.0))
     for row, (low, high) in found[:MOST_IN_WORDS]:
         curve = row.net_benefit
@@ -205,8 +228,11 @@ def _cautions(run: Summary) -> Iterator[str]:
             "same run without a seed would cost."
         )
     if headline_role(run) != "held_out":
-        never = "nothing here says how the model does at a hospital that never trained"
-        yield f"No site was held out and measured: {never}."
+        why = "No site was held out and measured"
+        if any(site.role == "held_out" for site in run.sites):
+            sent = any(row.role == "held_out" for row in run.places)
+            why = f"Results of held-out sites {'are too few to measure calibration' if sent else 'were not sent'}"
+        yield f"{why}: nothing here says how the model does at a hospital that never trained."
     for status, verb in STOPPED.items():
         if names := [row.site for row in run.privacy if row.status.startswith(status)]:
             shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

@@ -1,6 +1,7 @@
 """A module of one's own: exact gradients, its trained part, its start, and what is refused with its remedy."""
 
 import hashlib
+import sys
 
 import numpy as np
 import pytest
@@ -112,6 +113,17 @@ def test_object_is_known_while_it_is_provided_and_to_this_process_only():
         zeros = {key: np.zeros(shape, np.float32) for key, shape in model_shapes(model, TASK).items()}
         assert not logits_at(module, np.zeros((2, *TASK.input_shape), np.float32))(zeros)[0].any()
     refused("name a factory", build_model, model, TASK, 0)
+
+
+@pytest.mark.parametrize("factory", [
+    "os:system", "antigravity:fly", "torch.hub:load", "pip._internal:main", "fl_dpbayes.cli:main",
+    "tests.models.test_own_module:torch.os.system", "tests.models.test_own_module:safetensors.torch.save_file",
+])  # fmt: skip
+def test_factory_is_a_class_of_modules_or_a_function_of_its_own_package(factory, tmp_path):
+    model = ModuleModel(factory=factory, settings={"command": f"touch {tmp_path / 'called'}"})
+    refused("is refused", build_model, model, TASK, 0)
+    assert not (tmp_path / "called").exists()
+    assert "antigravity" not in sys.modules
 
 
 @pytest.mark.parametrize("value", [[[[[[1]]]]], [0] * 300, "x" * 1001, None, float("nan")])

@@ -75,14 +75,29 @@ def test_an_error_cut_at_zero_is_told_by_its_interval(summary):
     assert "no error was seen, and one of 7.6 points is possible" in found.advice
     shown = [cell for cells in run_tables(parse_summary(summary))["calibration"].rows for cell in cells]
     assert ("0.0 to 7.6", "") in shown
+    row["intervals"]["rms_debiased"] = [0.0, 0.616]
+    assert "too little is known here, an error of 61.6 points is possible" in said(summary).advice
 
 
 def test_the_first_sentence_says_who_and_how_often(summary):
     for site in summary["sites"]:
         site |= {"shares": [0.6, 0.4] if site["name"] == "island" else [0.9, 0.1]}
     first = "Trained by 4 hospitals on 4,936 patients; tested on 300 records of 2 hospitals that did not train."
-    shares = "Of these 25% are ill, 10% to 40% from hospital to hospital."
+    shares = "In 25% of these the outcome is 'ill', 10% to 40% from hospital to hospital."
     assert said(summary | {"class_names": ["well", "ill"]}).who == f"{first} {shares}"
+
+
+def test_at_a_site_of_one_outcome_the_mean_risk_is_said_and_never_that_no_error_was_seen(summary):
+    next(site for site in summary["sites"] if site["name"] == "island")["shares"] = [0.0, 1.0]
+    bins = [{"low": 0.5, "high": 1, "n": n, "confidence": risk} for n, risk in ((3, 0.55), (1, 0.67))]
+    place = {"site": "island", "role": "held_out", "predictor": "posterior", "risk": True, "bins": bins}
+    summary["reliability"] = [place]
+    row = row_of(summary, "pooled:held_out", "posterior")
+    row["rms_debiased"], row["intervals"]["rms_debiased"] = 0.0, [0.0, 0.145]
+    found = said(summary)
+    where = "island (held out, n = 150): the outcome is 'class 1' in 100%, "
+    assert found.sites[0].startswith(f"{where}the mean risk is 58%.")
+    assert "too little is known here" in found.advice
 
 
 @pytest.mark.parametrize(("intercept", "ends", "verdict"), [
@@ -111,7 +126,10 @@ def test_without_a_held_out_site_training_sites_answer_and_it_is_said(summary, h
     for predictor in ("last", "posterior") if how == "unmeasured" else ():
         row_of(summary, "pooled:held_out", predictor)["rms_debiased"] = None
     assert said(summary).calibration.startswith("At the median of the training sites")
-    assert "No site was held out" in said(summary).cautions[0]
+    why = "were not sent: " if how == "absent" else "are too few to measure calibration: "
+    assert said(summary).cautions[0].startswith(f"Results of held-out sites {why}nothing here says")
+    summary["sites"] = [site for site in summary["sites"] if site["role"] != "held_out"]
+    assert said(summary).cautions[0].startswith("No site was held out and measured: nothing here says")
 
 
 def test_what_was_not_measured_is_not_compared(summary):

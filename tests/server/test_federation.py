@@ -144,6 +144,7 @@ def test_site_that_sends_no_evaluation_is_named_once_for_all(federation) -> None
     run = federation("evaluation.release=none").run()
     summary = run.summary()
     assert summary["calibration"] == []
+    assert summary.get("heterogeneity") is None  # exact, of labels that were not sent
     (text,) = [text for text in summary["warnings"] if "NOT_SENT" in text]
     assert "north" in text
     assert "rotated" in text
