@@ -158,7 +158,7 @@ def structure(module: nn.Module) -> Hashable:
         (name, tuple(value.shape), value.dtype, str(value.device), value.requires_grad)
         for name, value in (*module.named_parameters(), *module.named_buffers())
     ]
-    kept = [hashlib.sha256(_bytes(value).numpy()).digest() for value in module.buffers()]
+    kept = [hashlib.sha256(_bytes(value)).digest() for value in module.buffers()]
     return tuple((type(layer), _settings(layer)) for layer in module.modules()), tuple(values), tuple(kept)
 
 
@@ -176,8 +176,8 @@ def _attributes(layer: nn.Module) -> dict[str, object]:
     return {key: value for key, value in vars(layer).items() if key not in ("_parameters", "_buffers", "_modules")}
 
 
-def _bytes(value: Tensor) -> Tensor:
-    return value.detach().cpu().contiguous().flatten().view(torch.uint8)
+def _bytes(value: Tensor) -> bytes:
+    return value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
 
 
 def check_unmoved(module: nn.Module, input_shape: Sequence[int], named: str = "the module") -> None:
@@ -203,7 +203,7 @@ def check_unmoved(module: nn.Module, input_shape: Sequence[int], named: str = "t
 
 def _held(module: nn.Module) -> list[object]:
     attributes: list[object] = [repr(_attributes(layer)) for layer in module.modules()]
-    return [*attributes, *(_bytes(value).numpy().tobytes() for value in module.buffers())]
+    return [*attributes, *(_bytes(value) for value in module.buffers())]
 
 
 def _copy(module: nn.Module, named: str) -> nn.Module:
