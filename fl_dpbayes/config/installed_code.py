@@ -1,9 +1,11 @@
 """Code beside this package that a run uses: records that installed packages register, and which code a name means."""
 
 import hashlib
+import re
+import sys
 from collections.abc import Callable
 from functools import lru_cache
-from importlib.metadata import distribution, entry_points, packages_distributions
+from importlib.metadata import PackageNotFoundError, distribution, entry_points, packages_distributions, requires
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, Union, get_args
@@ -54,6 +56,29 @@ def installed_code(name: str) -> InstalledCode | None:
     owner = next(iter(packages_distributions().get(top, ())), "")
     version = distribution(owner).version if owner else ""
     return InstalledCode(name=name, distribution=owner, version=version, digest=known.hexdigest())
+
+
+@lru_cache(maxsize=1)
+def foundations() -> frozenset[str]:
+    """Find the top-level modules of Python, of this package, and of all distributions that it needs, however far down.
+
+    None of them is code that a scenario may name; pip counts with them.
+    """
+    needed: set[str] = set()
+    asked = ["fl-dpbayes", "flwr", "opacus", "torchvision", "pip"]
+    while asked:
+        if (name := _normal(asked.pop())) not in needed:
+            needed.add(name)
+            try:
+                asked += [each for each in requires(name) or () if "extra ==" not in each]
+            except PackageNotFoundError:
+                continue
+    tops = {top for top, owners in packages_distributions().items() if needed & {_normal(owner) for owner in owners}}
+    return frozenset({"fl_dpbayes", "clients", "server", *tops, *sys.stdlib_module_names})
+
+
+def _normal(requirement: str) -> str:
+    return re.sub(r"[-_.]+", "-", re.split(r"[^\w.-]", requirement, maxsplit=1)[0]).lower()
 
 
 def extended(namespace: dict[str, Any], name: str, group: str, base: type[Config]) -> Callable[[str], Any]:

@@ -12,19 +12,19 @@ from fnmatch import fnmatchcase
 from functools import reduce
 from importlib import import_module
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from fl_dpbayes.config.errors import UserError
+from fl_dpbayes.config.installed_code import foundations
 from fl_dpbayes.config.task import PROVIDED, Model, ModuleModel
 from fl_dpbayes.models.backbone import stored_state
 from fl_dpbayes.models.parameters import Shapes, parameter_shapes
-from fl_dpbayes.models.rows import drawn_modules, validate_module
+from fl_dpbayes.models.rows import check_records_apart
 
-# Far beyond the rounding of one record's logits beside others.
-_MIXES = 1e-3
 _provided: ContextVar[Mapping[str, tuple[nn.Module, object]] | None] = ContextVar("provided", default=None)
 
 
@@ -96,42 +96,16 @@ def checked_shapes(model: ModuleModel, input_shape: tuple[int, ...], classes: in
     `input_shape`: of what the module is given of one record. Raises UserError as `own_module`, or, with the remedy,
     if it mixes records, changes from call to call, or does not return (N, classes).
     """
-    module = own_module(model.model_copy(update={"weights": None}), model.seed)
-    validate_module(module)
-    found = f"model.factory {model.factory!r}: the module gives"
-    with torch.random.fork_rng(devices=[]), torch.no_grad():
-        _outputs(model, module, torch.zeros((1, *input_shape)), classes)
-        records = torch.randn((3, *input_shape), generator=torch.Generator().manual_seed(0))
-        for drawn in drawn_modules(module):
-            together, again = (_outputs(model, drawn, records, classes) for _ in range(2))
-            alone = torch.cat([_outputs(model, drawn, record[None], classes) for record in records])
-            if not torch.equal(together, again):
-                raise UserError(
-                    f"{found} the same records different logits when it is called again: leave out what changes it "
-                    "or draws random numbers (for dropout: model.kind 'mlp' or 'cnn', sampler.kind 'dp-mc-dropout')"
-                )
-            if (together - alone).abs().max() > _MIXES * together.abs().max():
-                problem = f"{found} a record other logits when other records are beside it"
-                raise UserError(f"{problem}, so clipping per record bounds nothing: compute each row by itself")
+    module, again = (own_module(model.model_copy(update={"weights": None}), model.seed) for _ in range(2))
+    named = f"model.factory {model.factory!r}: the module"
+    for (name, value), other in zip(module.named_buffers(), again.buffers(), strict=True):
+        if not torch.equal(value, other):
+            raise UserError(
+                f"{named} has another {name!r} each time it is made: draw what is not trained by torch's generator, "
+                "which is seeded, or give it by model.weights"
+            )
+    check_records_apart(module, input_shape, named, classes)
     return parameter_shapes(module)
-
-
-def _outputs(model: ModuleModel, module: nn.Module, records: Tensor, classes: int) -> Tensor:
-    expected = (len(records), classes)
-    try:
-        found = module(records)
-    except Exception as error:
-        raise UserError(
-            f"model.factory {model.factory!r}: the module fails on records of shape {list(records.shape)}: "
-            f"{_said(error)}; it must take (N, *input_shape) and return logits (N, classes)"
-        ) from None
-    if not isinstance(found, Tensor) or tuple(found.shape) != expected:
-        what = f"shape {list(found.shape)}" if isinstance(found, Tensor) else f"a {type(found).__name__}"
-        raise UserError(
-            f"model.factory {model.factory!r}: the module returns {what} for records of shape "
-            f"{list(records.shape)}: it must return logits of shape {list(expected)}, one row per record"
-        )
-    return found
 
 
 def _made(model: ModuleModel, seed: int) -> nn.Module:
@@ -143,14 +117,7 @@ def _made(model: ModuleModel, seed: int) -> nn.Module:
                 "process has: name a factory 'package.module:function', or give the object to the inline engine"
             )
         return copy.deepcopy(found[0])
-    place, _, attribute = model.factory.partition(":")
-    try:
-        factory: Any = reduce(getattr, attribute.split("."), import_module(place))
-    except Exception as error:
-        raise UserError(
-            f"model.factory {model.factory!r} cannot be imported: {_said(error)}; install the package that has it (or "
-            "set PYTHONPATH to its folder) here and at every site, or correct the name"
-        ) from None
+    factory = _imported(model.factory)
     try:
         # The CPU's generator alone: torch.manual_seed would move those of other devices for good.
         with torch.random.fork_rng(devices=[]):
@@ -163,6 +130,30 @@ def _made(model: ModuleModel, seed: int) -> nn.Module:
     if not isinstance(made, nn.Module):
         raise UserError(f"model.factory {model.factory!r} returns a {type(made).__name__}, not a torch.nn.Module")
     return made
+
+
+def _imported(name: str) -> Any:
+    """Import a factory, which is nothing but a class of modules, or a plain function of the very package it names."""
+    place, _, attribute = name.partition(":")
+    if (top := place.partition(".")[0]) in foundations():
+        raise UserError(
+            f"model.factory {name!r} is refused, as {top!r} belongs to Python, to this package or to what it needs: "
+            "write a function in a package of your own that returns the module, and name that"
+        )
+    try:
+        found: Any = reduce(getattr, attribute.split("."), import_module(place))
+    except Exception as error:
+        raise UserError(
+            f"model.factory {name!r} cannot be imported: {_said(error)}; install the package that has it (or "
+            "set PYTHONPATH to its folder) here and at every site, or correct the name"
+        ) from None
+    own = isinstance(found, FunctionType) and str(found.__module__).partition(".")[0] == top
+    if not own and not (isinstance(found, type) and issubclass(found, nn.Module)):
+        raise UserError(
+            f"model.factory {name!r} is refused: name a subclass of torch.nn.Module, or a plain function that {top!r} "
+            "itself defines"
+        )
+    return found
 
 
 def _trained(module: nn.Module, patterns: Sequence[str]) -> dict[str, nn.Parameter]:

@@ -11,7 +11,15 @@ from scipy.special import entr, softmax
 from torch import nn
 from torch.func import functional_call
 
-from fl_dpbayes.models.rows import checked_rows, drawn_modules, padded, prediction_rows, rows_stand_alone, structure
+from fl_dpbayes.models.rows import (
+    check_unmoved,
+    checked_rows,
+    drawn_modules,
+    padded,
+    prediction_rows,
+    rows_stand_alone,
+    structure,
+)
 
 Floats = npt.NDArray[np.float64]
 
@@ -45,7 +53,8 @@ def predict(
     `module`: the model; it gives the architecture and is moved to `device`, its parameters are not changed.
     `samples`: parameter name -> shape (M, *shape), M >= 1. `weights`: >= 0, not all zero, shape (M,). `features`:
     shape (N, *shape), float32. Raises ValueError if the weights do not fit the samples, are negative or sum to
-    zero. Raises RowsDependError if a single row does not give the same bits twice.
+    zero. Raises RowsDependError if a single row does not give the same bits twice, UserError if a call
+    leaves something of the records in the module.
     """
     shares = np.asarray(weights, np.float64)
     counts = {len(array) for array in samples.values()}
@@ -55,6 +64,7 @@ def predict(
         raise ValueError("weights must be finite, 0 or more, and not all 0")
     shares = shares / shares.sum()
     module.to(device)
+    check_unmoved(module, features.shape[1:])
     rows = _checked_rows(module, features.shape[1:], device)
     probabilities = aleatoric = np.zeros(())
     for index, share in enumerate(shares):

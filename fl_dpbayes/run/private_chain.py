@@ -25,7 +25,7 @@ from fl_dpbayes.config.plan import PrivacyPlan, TrainingPlan
 from fl_dpbayes.config.sampler import SGLD, ConstantStepSize
 from fl_dpbayes.data.site import MAX_DECLARATION_ERROR, most_declared
 from fl_dpbayes.models import parameters
-from fl_dpbayes.models.rows import repeatable, validate_module
+from fl_dpbayes.models.rows import check_records_apart, repeatable, validate_module
 from fl_dpbayes.posterior.predictive import predictive_probabilities
 from fl_dpbayes.posterior.samples import PosteriorSamples
 from fl_dpbayes.privacy.events import History, noise_of_steps
@@ -137,10 +137,9 @@ class PrivateChain:
         if self._epsilon > privacy.epsilon:
             raise UserError(f"this plan costs epsilon {self._epsilon:.3g}, above {privacy.epsilon}: give more noise")
         labels, shape = self._records.targets, self._records.features.shape[1:]
-        with torch.no_grad():
-            outputs = copy.deepcopy(module)(parameters.to_vector(module).new_zeros((2, *shape)))
-        if outputs.ndim != 2 or not ((labels >= 0) & (labels < outputs.shape[1])).all():
-            raise UserError(f"the module's outputs have shape {tuple(outputs.shape)}: a label must name one of a row's")
+        classes = check_records_apart(module, shape)
+        if not ((labels >= 0) & (labels < classes)).all():
+            raise UserError(f"the module returns {classes} logits for a record: a label must name one of them")
         self._position: Position | Path = {} if position is None else position
         # Under another privacy unit the same steps are another plan.
         self._plan_digest = f"{digest(self._plan)} {self.units} {'record' if units is None else 'given'}"

@@ -10,7 +10,7 @@ from fl_dpbayes.config.files.journal import check_files, listed_files
 from fl_dpbayes.config.kinds import import_apps
 from fl_dpbayes.config.scenario import Scenario, load_scenario
 from fl_dpbayes.data.simulation import SCENARIO_FILE, SITES_FOLDER, plan_sites, prepare_simulation
-from fl_dpbayes.posterior.store import POSTERIOR_FILE, load_posterior
+from fl_dpbayes.posterior.store import POSTERIOR_FILE, CodeNotAllowedError, load_posterior
 from fl_dpbayes.report.run_files import read_summary
 from fl_dpbayes.run.flower_engine import end_interrupted
 from fl_dpbayes.run.folder_lock import folder_lock
@@ -46,7 +46,7 @@ def resume_run(folder: Path, scenario: Scenario | None, engine: str, data_dir: P
             other = f"another scenario ({own.name!r}, or one with other settings)"
             raise UserError(f"--resume {folder} holds a run of {other}: give --resume alone, which takes the run's own")
         check_machine(own.resources)
-        if _is_finished(folder, own):
+        if _is_finished(folder):
             console.print(f"the run in {folder} is finished: nothing is left to do", soft_wrap=True, markup=False)
         else:
             if checkpoint is None:
@@ -60,7 +60,7 @@ def resume_run(folder: Path, scenario: Scenario | None, engine: str, data_dir: P
     return folder
 
 
-def _is_finished(folder: Path, scenario: Scenario) -> bool:
+def _is_finished(folder: Path) -> bool:
     """Tell whether a run has ended and its results are whole; else the last stage is to be done again."""
     end_of_events(folder / EVENTS_FILE)
     events = EventReader(folder / EVENTS_FILE).new_events()
@@ -68,7 +68,10 @@ def _is_finished(folder: Path, scenario: Scenario) -> bool:
         return False
     try:
         read_summary(folder)
-        load_posterior(folder / POSTERIOR_FILE, scenario.named_code)
+        load_posterior(folder / POSTERIOR_FILE)
+    except CodeNotAllowedError:
+        # Its checksum is right; a finished run, perhaps of someone else, is shown without the code that it names.
+        return True
     except UserError:
         return False
     return True

@@ -80,8 +80,8 @@ def test_site_computes_a_body_once_and_keeps_others_apart(site_file, monkeypatch
     (MLPModel(hidden=(40,)), Refusal(code=RefusalCode.POLICY_DENIED, field="model.frozen_body")),
     (MLPModel(hidden=(8192,) * 8), Refusal(code=RefusalCode.POLICY_DENIED, field="model.frozen_body")),
     (CNNModel(channels=(4, 4, 4, 4)), Refusal(code=RefusalCode.BAD_REQUEST, field="model")),
-    (ModuleModel(factory="torch.nn:Linear", settings={"in_features": 64, "out_features": 40}, trainable=("bias",)),
-     Refusal(code=RefusalCode.POLICY_DENIED, field="model")),
+    (ModuleModel(factory="tests.server.test_own_code:flat", settings={"inputs": 64, "classes": 40},
+                 trainable=("1.bias",)), Refusal(code=RefusalCode.POLICY_DENIED, field="model")),
 ])  # fmt: skip
 def test_site_refuses_a_body_that_is_too_large_or_does_not_fit(site_file, model, refusal) -> None:
     frozen = model.model_copy(update={"frozen_body": FrozenBody()})

@@ -1,6 +1,7 @@
 """A module of one's own: exact gradients, its trained part, its start, and what is refused with its remedy."""
 
 import hashlib
+import sys
 
 import numpy as np
 import pytest
@@ -31,6 +32,34 @@ class Residual(nn.Module):
     def forward(self, features):
         hidden = self.first(features)
         return self.head(self.norm((hidden + self.branch(hidden)).mean(dim=(2, 3)))) + self.how(features)
+
+
+class ActNorm(nn.Linear):
+    """Takes its shift from the first batch that it sees."""
+
+    shift = None
+
+    def forward(self, features):
+        self.shift = features.mean(0).detach() if self.shift is None else self.shift
+        return super().forward(features - self.shift)
+
+
+class Level(nn.Embedding):
+    def forward(self, features):
+        return super().forward(features[:, 0, 0, 0].long().clamp(min=0, max=self.most))
+
+    most = None
+
+
+class Complex(nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(4, 3, dtype=torch.complex64)
+
+
+def drawn_by_numpy():
+    module = Residual()
+    module.register_buffer("waves", torch.from_numpy(np.random.default_rng().normal(size=3)))
+    return module
 
 
 def own(factory: str = "Residual", **keys: object) -> ModuleModel:
@@ -84,6 +113,10 @@ MIXED = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Dropout(0.5))
     (Residual(nn.Linear(4, 5)), r"shape \[1, 5\].*\[1, 3\]"),
     (Residual(how=lambda features: features.mean()), "beside it"),
     (Residual(how=lambda features: torch.rand(3)), "called again"),
+    (Residual(how=lambda features: features.mean() * (len(features) > 60)), "beside it"),
+    (Residual(ActNorm(4, 3)), "keeps something of the records"), (Level(5, 3), "clamp an index at both ends"),
+    (Residual(Complex()), "floating-point"),
+    (Residual(nn.utils.parametrizations.weight_norm(nn.Linear(4, 5))), r"shape \[1, 5\]"),
 ])  # fmt: skip
 def test_module_that_does_not_fit_is_refused_with_the_remedy(module, said):
     with provided(Residual()) as name:
@@ -91,6 +124,24 @@ def test_module_that_does_not_fit_is_refused_with_the_remedy(module, said):
     # Some have the name of the one that was good.
     with provided(module) as name:
         refused(said, model_shapes, ModuleModel(factory=name), TASK)
+
+
+def test_fixed_part_that_differs_each_time_is_refused():
+    refused("another 'waves' each time", model_shapes, own("drawn_by_numpy"), TASK)
+
+
+class ByKeyword(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+
+    def forward(self, features):
+        return self.layer(input=features)
+
+
+def test_engines_refuse_a_module_that_keeps_records_and_take_keyword_calls():
+    refused("keeps something", gradient_engine, nn.Sequential(ActNorm(4, 3)), (4,))
+    assert gradient_engine(ByKeyword(), (4,)).name == "vmap"
 
 
 def frozen():
@@ -112,6 +163,17 @@ def test_object_is_known_while_it_is_provided_and_to_this_process_only():
         zeros = {key: np.zeros(shape, np.float32) for key, shape in model_shapes(model, TASK).items()}
         assert not logits_at(module, np.zeros((2, *TASK.input_shape), np.float32))(zeros)[0].any()
     refused("name a factory", build_model, model, TASK, 0)
+
+
+@pytest.mark.parametrize("factory", [
+    "os:system", "antigravity:fly", "torch.hub:load", "pip._internal:main", "fl_dpbayes.cli:main",
+    "tests.models.test_own_module:torch.os.system", "tests.models.test_own_module:safetensors.torch.save_file",
+])  # fmt: skip
+def test_factory_is_a_class_of_modules_or_a_function_of_its_own_package(factory, tmp_path):
+    model = ModuleModel(factory=factory, settings={"command": f"touch {tmp_path / 'called'}"})
+    refused("is refused", build_model, model, TASK, 0)
+    assert not (tmp_path / "called").exists()
+    assert "antigravity" not in sys.modules
 
 
 @pytest.mark.parametrize("value", [[[[[[1]]]]], [0] * 300, "x" * 1001, None, float("nan")])

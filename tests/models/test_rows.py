@@ -123,6 +123,8 @@ def test_structure_tells_architectures_apart_and_not_values() -> None:
     others = [nn.Linear(5, 4), nn.Linear(5, 3, bias=False), nn.Linear(5, 3).bfloat16(), nn.Conv2d(5, 3, 1)]
     assert len({structure(module) for module in [nn.Linear(5, 3), *others]}) == 5
     assert structure(RowCount(1)) != structure(RowCount(2))
+    assert structure(RowCount({"good": 1})) == structure(RowCount({"good": 1})) != structure(RowCount({"good": 2}))
+    assert structure(of := Of(lambda rows: rows)) != structure(of)
 
 
 def with_batch_norm(**options):

@@ -14,6 +14,7 @@ from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.sampler import SGLD, ConstantStepSize
 from fl_dpbayes.run.folder_lock import folder_lock
 from fl_dpbayes.samplers.chain import ChainDivergedError
+from tests.models.test_own_module import ActNorm
 
 FEATURES = torch.randn((400, 3), generator=torch.Generator().manual_seed(0))
 LABELS = (FEATURES[:, 0] > 0).long()
@@ -95,6 +96,7 @@ def test_what_fails_is_spent_and_says_nothing_of_the_records(monkeypatch: pytest
     ("module", "changed", "said"),
     [
         (nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)), {}, "GroupNorm"),
+        (ActNorm(3, 2), {}, "keeps something of the records"),
         (nn.Linear(3, 1), {}, "a label must name one"),
         (nn.Linear(3, 2), {"privacy": fl.Privacy(epsilon=2, delta=0.01)}, "below 1 / 400"),
         (nn.Linear(3, 2), {"privacy": fl.Privacy(epsilon=2, delta=0.0022), "declared": 390}, "below 1 / 487.5"),

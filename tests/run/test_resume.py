@@ -111,6 +111,8 @@ SMALL = [
     "--set", "simulation.insecure_seed=5",
 ]  # fmt: skip
 
+OWN = ["--set", "model={kind='module', factory='tests.server.test_own_code:flat', settings={inputs=64, classes=10}}"]
+
 
 def stop(*_: object, **__: object) -> None:
     raise KeyboardInterrupt
@@ -133,7 +135,7 @@ def test_finished_run_is_shown_and_stopped_one_names_its_command(tmp_path: Path,
     folder = tmp_path / "a run"
     with monkeypatch.context() as patch:
         patch.setattr("fl_dpbayes.run.simulate.follow", stop)
-        status, _, error = command("simulate", "digits", *SMALL, "--out", folder)
+        status, _, error = command("simulate", "digits", *SMALL, *OWN, "--out", folder)
     assert (status, "Traceback" in error) == (130, False)
     assert f"fl-dpbayes simulate --resume '{folder}' --engine inline" in error
     assert "another scenario" in refusal("simulate", "mnist", "--resume", folder)
@@ -143,6 +145,7 @@ def test_finished_run_is_shown_and_stopped_one_names_its_command(tmp_path: Path,
     status, output, error = command(*resume, "--engine", "inline")
     assert (status, "resuming after round" in output) == (0, True), error
     before = (folder / "events.jsonl").read_bytes()
+    monkeypatch.setattr("fl_dpbayes.posterior.store.model_shapes", lambda *_: pytest.fail("code that it names was run"))
     status, output, _ = command(*resume)
     assert (status, "is finished: nothing is left to do" in output) == (0, True)
     assert "Privacy spent" in output

@@ -173,14 +173,19 @@ def read_study(folder: Path) -> StudyResults:
         tables = {name: _read_table(folder / f"{name}.csv", axes) for name in names}
     except (OSError, ValueError) as error:
         raise UserError(f"a table in {folder} is damaged ({error}): {again}") from None
+    if record.cells.finished and tables["results"].empty:
+        raise UserError(f"{folder} has neither results.csv nor results.parquet: {again}")
     return StudyResults(record, settings, **tables)
 
 
 def _read_table(path: Path, axes: Iterable[str]) -> pd.DataFrame:
-    if not path.is_file() or not path.read_text(encoding="utf-8").strip():
+    if path.is_file() and path.read_text(encoding="utf-8").strip():
+        # A label such as "none" or "null" is a label.
+        frame = pd.read_csv(path, keep_default_na=False, na_values=[""], low_memory=False)
+    elif (copy := path.with_suffix(".parquet")).is_file():
+        frame = pd.read_parquet(copy)
+    else:
         return pd.DataFrame()
-    # A label such as "none" or "null" is a label.
-    frame = pd.read_csv(path, keep_default_na=False, na_values=[""], low_memory=False)
     for name in (*axes, SHIFT, "value"):
         if name in frame.columns:
             frame[name] = [label_text(value) for value in frame[name]]

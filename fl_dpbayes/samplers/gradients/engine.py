@@ -9,8 +9,9 @@ import numpy as np
 import torch
 from torch import nn
 
+from fl_dpbayes.models.dropout import DropoutModule
 from fl_dpbayes.models.parameters import trainable_parameters
-from fl_dpbayes.models.rows import validate_module
+from fl_dpbayes.models.rows import check_unmoved, validate_module
 from fl_dpbayes.models.variational import VariationalModule
 from fl_dpbayes.samplers.gradients import book_keeping, variational, vmap
 from fl_dpbayes.samplers.gradients.clipping import ClippedSum
@@ -34,9 +35,11 @@ def gradient_engine(module: nn.Module, input_shape: tuple[int, ...]) -> Gradient
     Whether a layer is used twice, or its weight is read by other code, cannot be seen from the module's parts. Book-
     keeping is therefore chosen only if its sum over two synthetic records equals that of their gradients by autograd,
     each clipped.
-    Raises UserError if the module mixes the records of a batch.
+    Raises UserError if the module mixes the records of a batch, or keeps something of them.
     """
     validate_module(module)
+    drawn = {VariationalModule: "mean", DropoutModule: "base"}.get(type(module))
+    check_unmoved(getattr(module, drawn) if drawn else module, input_shape)
     engine = variational if isinstance(module, VariationalModule) else book_keeping
     if engine.is_supported(module) and _agrees_with_autograd(engine.clipped_sum, module, input_shape):
         return GradientEngine("book_keeping", engine.clipped_sum)
@@ -57,12 +60,12 @@ def _agrees_with_autograd(
     targets = torch.zeros(2, device=records.device)
     probe, records = resampled(probe, records, np.random.default_rng(0))
     try:
-        losses = [_summed_squares(probe(record[None]), targets) for record in records]
+        losses = [_summed_squares(probe(record[None].clone()), targets) for record in records]
         alone = [torch.cat([part.reshape(-1).double() for part in torch.autograd.grad(x, parameters)]) for x in losses]
         # Both are clipped: a layer whose rows are no records would have the right sum and the wrong norms.
         norm = float(min(gradient.norm() for gradient in alone)) / 2
-        found = clipped_sum(probe, records, targets, clip_norm=norm, loss=_summed_squares)
-    except (ValueError, RuntimeError):
+        found = clipped_sum(probe, records.clone(), targets, clip_norm=norm, loss=_summed_squares)
+    except Exception:
         return False
     expected = torch.stack([gradient * (norm / gradient.norm()) for gradient in alone]).sum(0)
     return bool((found.total - expected).norm() <= _PROBE_TOLERANCE * expected.norm())

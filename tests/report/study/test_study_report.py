@@ -371,3 +371,15 @@ def test_a_baseline_is_on_the_page_only_where_one_is_declared(study_folder, stud
     assert all(not one.at for one in differences(study(), "rms_debiased"))
     record = {"baseline": {"predictor": "last"}, "separate": ["partition.alpha"]}
     assert "Beside the baseline" in write_study_report(study_folder(None, record)).read_text()
+
+
+def test_parquet_stands_in_for_the_table_of_results_and_without_either_nothing_is_written(study_folder) -> None:
+    folder = study_folder()
+    table = folder / "results.csv"
+    pd.read_csv(table, keep_default_na=False, na_values=[""]).to_parquet(folder / "results.parquet")
+    before = study_answer(read_study(folder))
+    table.unlink()
+    assert study_answer(read_study(folder)) == before
+    (folder / "results.parquet").unlink()
+    with pytest.raises(UserError, match="neither results"):
+        read_study(folder)
