@@ -64,7 +64,8 @@ def sites_from_frame(
     Args:
         frame: one row per record.
         site: the column that names each record's site.
-        label: the column of classes: numbers from 0, or words, in alphabetical order or that of a Categorical.
+        label: the column of classes: numbers from 0, or words, in alphabetical order or that of a Categorical; their
+            names are declared public.
         unit: the column of privacy units, such as the patient; without it each row is one.
         features: the columns to predict from. Without them all others are used, and centers, scales and constants for
             missing values are proposed from the records: a simulation's page says so, a hospital would refuse them.
@@ -110,6 +111,10 @@ def sites_from_frame(
         "categories": {name: sorted(set(table[name])) for name in found.categories},
         "constants": "from_records" if features is None or found.categories else "public",
     }, "the frame")  # fmt: skip
+    if source.constants == "public" and (taken := _taken(table, source)):
+        source = source.model_copy(update={"constants": "from_records"})
+        said = "equal to a statistic of these records, so not public: the page says so, a hospital would refuse it"
+        warnings.warn(f"{', '.join(taken)}: {said}. Give what is known without them", stacklevel=2)
     try:
         records = framed_records(table, source)
     except BadRows as error:
@@ -193,6 +198,18 @@ def _chosen_features(table: pandas.DataFrame) -> ProposedFeatures:
                 f"feature {name!r} has {len(values)} values of text, such as {str(min(values))[:60]!r}: turn it into "
                 f"numbers, or group it to {MOST_CATEGORIES} values or fewer"
             )
+    return found
+
+
+def _taken(table: pandas.DataFrame, source: Table) -> list[str]:
+    """Name each constant that equals a statistic of its column; one of two digits may do so by chance."""
+    found = []
+    for key, constants in (("centers", source.centers or ()), ("scales", source.scales or ())):
+        for name, value in zip(source.features, constants, strict=True):
+            column = table[name]
+            own = [column.mean(), column.median(), column.std(), column.std(ddof=0), column.min(), column.max()]
+            if value != float(f"{value:.1e}") and np.isclose([*own, own[-1] - own[-2]], value, rtol=1e-6, atol=0).any():
+                found.append(f"{key} of {name!r}")
     return found
 
 

@@ -72,6 +72,13 @@ def test_import_is_lazy_and_every_name_is_there() -> None:
     assert (Path(fl.__file__).parent / "py.typed").is_file()
 
 
+@pytest.mark.parametrize(("key", "taken"), [("centers", "mean"), ("centers", "median"), ("scales", "std")])
+def test_constants_that_are_a_statistic_of_the_records_are_not_public(key, taken) -> None:
+    with pytest.warns(UserWarning, match=f"{key} of 'age', {key} of 'pressure': equal to a statistic"):
+        found = sites(**{key: getattr(FRAME[COLUMNS], taken)()})
+    assert (found.source.constants, sites().source.constants) == ("from_records", "public")
+
+
 def test_the_run_is_what_was_asked_for(run) -> None:
     assert set(run.privacy["site"]) == {"west", "north", "south"}
     assert (run.privacy["epsilon"] <= 4).all()
