@@ -45,6 +45,9 @@ def summarise_run(strategy: PosteriorStrategy, record: RunRecord, partition: Map
     convergence = mixing.convergence_rows(scenario, bank, chains, hot=bool(hot))
     calibration, reliability = evaluation.rows() if evaluation else ([], [])
     statements = evaluation.statements if evaluation else {}
+    beside = _same_records(partition.get("baselines"), calibration)
+    how = "computed from training records without privacy: not covered by epsilon"
+    fitted = [{"item": "results of simpler predictors", "how": how}] if beside and beside["rows"] else []
     unlike = partition if scenario.evaluation.release == "public" else {}
     tested = {row["site"]: row["n"] for row in calibration}
     privacy = [_privacy(site, record, recalibration) for site in trainers]
@@ -84,11 +87,13 @@ def summarise_run(strategy: PosteriorStrategy, record: RunRecord, partition: Map
         "privacy": privacy, "small_delta": largest_at_small_delta(privacy, scenario.privacy.adjacency),
         "participation": [{"site": name, "statuses": record.participation(name)} for name in trainers],
         "recalibration": _recalibration(recalibration), "calibration": calibration,
-        "baselines": partition.get("baselines"), "reliability": reliability,
+        "baselines": beside, "reliability": reliability,
         "subgroups": evaluation.subgroup_rows() if evaluation else (),
         "shift_detection": evaluation.shift_detection_rows() if evaluation else (),
         "conformal": evaluation.conformal() if evaluation else (), "evaluation_privacy": tested_costs,
-        "releases": [*_releases(federation, recalibration), *(_paid_evaluation(*item) for item in statements.items())],
+        "releases": [
+            *_releases(federation, recalibration), *fitted, *(_paid_evaluation(*item) for item in statements.items()),
+        ],
         "bytes": {way: [row[f"bytes_{way}"] for row in record.round_rows] for way in ("up", "down")},
         "seconds": {stage: round(seconds, 3) for stage, seconds in record.seconds.items()},
         "configurations_tried": scenario.configurations_tried,
@@ -96,6 +101,19 @@ def summarise_run(strategy: PosteriorStrategy, record: RunRecord, partition: Map
         "warnings": told, "heterogeneity": unlike.get("label_total_variation"),
         **{name: unlike[name] for name in ("feature_total_variation",) if name in unlike},
     })  # fmt: skip
+
+
+def _same_records(found: dict[str, Any] | None, calibration: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """Leave out the simpler predictors where the run itself was measured on other records, since a site fell silent."""
+    if not found:
+        return None
+    own = {row["site"]: row["n"] for row in calibration}
+    kept = [row for row in found.get("rows", ()) if own.get(row["site"]) == row["n"]]
+    missing = {
+        f"simpler predictors at {row['site']}": f"the run measured {own.get(row['site'], 0)} of its {row['n']} records"
+        for row in found.get("rows", ()) if own.get(row["site"]) != row["n"]
+    }  # fmt: skip
+    return {"rows": kept, "missing": found.get("missing", {}) | missing}
 
 
 def _privacy(site: str, record: RunRecord, recalibration: Recalibration | None) -> dict[str, Any]:

@@ -42,12 +42,14 @@ class Evaluation(Config):
     """How test results may leave a site, and how many posterior samples are sent to be evaluated.
 
     `public`: the sites' test records are declared public and their sums leave exactly. `noised`: one coarse table
-    leaves with Gaussian noise that the site's ledger pays for. `none`: nothing leaves.
+    leaves with Gaussian noise that the site's ledger pays for. `none`: nothing leaves. `baselines`: a simulation also
+    measures simpler predictors; they are fitted to the training records without privacy, which no epsilon covers.
     """
 
     release: EvaluationRelease = "public"
     noise_multiplier: PositiveFloat | None = None
     max_samples: Annotated[int, Field(ge=1, le=10_000)] = 100
+    baselines: bool = False
 
     def _check_keys(self) -> None:
         if (self.release == "noised") != (self.noise_multiplier is not None):

@@ -16,6 +16,7 @@ from fl_dpbayes.report.wording import ROLES, SITE_ROLES, event, neighbours, pred
 
 # With three sites or more the middle one is no worse than an honest one, whatever one of them made up.
 LEAST_SITES = 3
+NOT_COVERED = "The simpler ones were computed from training records without privacy: not covered by epsilon."
 # From which possible error on an interval that holds 0 says that too little is known.
 TOO_WIDE = 0.2
 # How many sites are told of in words, and from which area on the order of patients is called kept.
@@ -156,7 +157,7 @@ def _beside(run: Summary, role: Role) -> str:
         return ""
     others = (f"{PREDICTORS.get(name, name)} {decimal(statistics.median(values))}" for name, values in found.items())
     text = f"At all {ROLES[role]} its negative log-likelihood, lower is better, is {decimal(own)}"
-    return f"{text}; of simpler predictors without privacy: {', '.join(others)}."
+    return f"{text}; of simpler predictors {', '.join(others)}. {NOT_COVERED}"
 
 
 def _advice(run: Summary, role: Role) -> str:

@@ -99,8 +99,8 @@ def baselines_table(run: Summary) -> PageTable:
             if len(rows) == 1:
                 values[-1] = error_cell(rows[0])
             said = PREDICTORS.get(name, name) if name in MADE_OF else predictor_name(rows[0])
-            cells.append((f"all {words}", (said, MADE_OF.get(name, "this run")), *values))
-    columns = ("Where", "Predictor", "AUROC", "NLL", "Accuracy, %", "RMS debiased")
+            cells.append((f"all {words}", (said, MADE_OF.get(name, "this run")), *values, count(rows[0].n)))
+    columns = ("Where", "Predictor", "AUROC", "NLL", "Accuracy, %", "RMS debiased", "n")
     return page_table(columns, once(cells), (0, 1))
 
 

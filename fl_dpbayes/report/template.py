@@ -83,8 +83,9 @@ may well be chance.</p>
 
 <h2 id="baselines">Beside simpler predictors</h2>
 {% if baselines.rows %}{{ table(baselines, "The run's predictors beside simpler ones") }}
-<p class="note">On the same test records, without any privacy: a simulation holds all records on one machine, real
-hospitals would have to hand them over. Regressions are scikit-learn's logistic regression with an L2 penalty (C = 1) on
+<p class="note">On the same test records, computed from training records without privacy: not covered by epsilon. A
+simulation holds all records on one machine, real hospitals would have to hand them over.
+Regressions are scikit-learn's logistic regression with an L2 penalty (C = 1) on
 the same features. Lower is better for NLL and RMS. {% for name, why in missing.items() %}Not computed: {{ name }}, for
 {{ why }}. {% endfor %}</p>
 {% else %}

@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from functools import reduce
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -35,7 +36,10 @@ def write_baselines(scenario: Scenario, site_files: Sequence[Path], run_folder: 
 
     `site_files`: those of all virtual sites. Raises UserError if a site cannot be loaded or the file not be written.
     """
-    if scenario.evaluation.release != "public":
+    if not scenario.evaluation.baselines:
+        why = "it would read the training records without privacy, which evaluation.baselines does not allow"
+        found = Baselines(missing={"all": why})
+    elif scenario.evaluation.release != "public":
         found = Baselines(missing={"all": "the sites' test records are not declared public (evaluation.release)"})
     else:
         found = baselines([load_site(read_site_file(path)) for path in site_files])
@@ -100,7 +104,17 @@ def _rows(sites: Sequence[Site], predictor: str, own: str, predict: Predict) -> 
             yield BaselineRecord.model_validate(key | _measured(sums))
 
 
+def _rounded(value: Any) -> Any:
+    """Round every number to three places: more would tell the training labels behind it."""
+    if isinstance(value, dict):
+        return {key: _rounded(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return tuple(map(_rounded, value))
+    return value if value is None else round(float(value), 3)
+
+
 def _measured(sums: CalibrationStatistics) -> dict[str, object]:
     found = {key: value for key in SHOWN if (value := measure(METRICS[key], sums)) is not None}
     intervals = {key: value.interval for key, value in found.items() if value.interval is not None}
-    return {"n": int(sums.count), "intervals": intervals} | {key: value.value for key, value in found.items()}
+    numbers = {"intervals": intervals} | {key: value.value for key, value in found.items()}
+    return {"n": int(sums.count)} | _rounded(numbers)
