@@ -12,6 +12,7 @@ from fl_dpbayes.config.site_file import SiteFile
 from fl_dpbayes.config.task import ModuleModel
 from fl_dpbayes.data.site import is_delta_allowed, recalibration_units
 from fl_dpbayes.models.build import model_shapes
+from fl_dpbayes.models.own_module import unbuilt_size
 from fl_dpbayes.models.parameters import Shapes
 from fl_dpbayes.protocol.recalibrate import RecalibrateRequest
 from fl_dpbayes.protocol.refusal import RefusalCode
@@ -19,7 +20,9 @@ from fl_dpbayes.protocol.train import MAX_REPLY_BYTES, TrainRequest, reply_bytes
 
 
 def check_code(site_file: SiteFile, request: Config) -> None:
-    """Check, before anything is imported, that a request names no code that the site's policy does not list.
+    """Check, before anything is imported, that a request names no code that the policy does not list.
+
+    Nor, before it is built, a module of more numbers than `max_parameters`.
 
     Raises RefusedError POLICY_DENIED with the field.
     """
@@ -30,6 +33,8 @@ def check_code(site_file: SiteFile, request: Config) -> None:
         "model.factory": isinstance(model, ModuleModel) and model.factory not in allowed,
         "plan.sampler.kind": sampler is not None and bool(sampler.implemented_by) and sampler.kind not in allowed,
     })  # fmt: skip
+    # Its settings could ask for more memory than there is.
+    _deny({"model": isinstance(model, ModuleModel) and unbuilt_size(model) > site_file.policy.max_parameters})
 
 
 def check_training_policy(site_file: SiteFile, request: TrainRequest) -> Shapes:

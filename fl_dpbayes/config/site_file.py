@@ -70,13 +70,13 @@ class LedgerSettings(Config):
 class Policy(Config):
     """What a site allows a request to ask for.
 
-    `allow_non_private` lets a run train without privacy, where `max_run_epsilon` and the ledger's budget are infinite
-    too: for simulation. `max_parameters` bounds the trained numbers of a model, times its weight draws, and those of
-    its frozen body. `allow_downloads` lets a request name a frozen network whose weights torchvision fetches.
-    `max_test_records_per_unit` caps what one patient can add to a noised evaluation table, or to the counts of isotonic
-    recalibration; further records of that unit are left out of it. `allowed_code`: installed code beside this package
-    that a request may name, with any settings: factories of own modules, `package.module:function`, and the kinds of
-    samplers that installed packages register.
+    `allow_non_private` lets a run train without privacy, where `max_run_epsilon` and the ledger's budget are
+    infinite too: for simulation. `max_parameters` bounds the trained numbers of a model, times its weight draws,
+    and those of its frozen body; of an own module, all that it has. `allow_downloads` lets a request name a frozen
+    network whose weights torchvision fetches. `max_test_records_per_unit` caps what one patient can add to a noised
+    evaluation table, or to the counts of isotonic recalibration; further records of that unit are left out of it.
+    `allowed_code`: installed code beside this package that a request may name, with any settings: factories of own
+    modules, `package.module:function`, and the kinds of samplers that installed packages register.
     """
 
     max_run_epsilon: PositiveOrInfinite

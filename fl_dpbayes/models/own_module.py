@@ -90,6 +90,16 @@ def fixed_size(model: ModuleModel) -> int:
     return sum(value.numel() for value in own_module(model.model_copy(update={"weights": None}), model.seed).buffers())
 
 
+def unbuilt_size(model: ModuleModel) -> int:
+    """Count a module's numbers, trained or not, on the meta device, without memory; 0 if its factory fails there."""
+    try:
+        with torch.device("meta"):
+            module = _made(model, model.seed)
+    except UserError:
+        return 0
+    return sum(value.numel() for value in (*module.parameters(), *module.buffers()))
+
+
 def checked_shapes(model: ModuleModel, input_shape: tuple[int, ...], classes: int) -> Shapes:
     """Return the shapes of the trained parameters by name, of a module that computes each record by itself.
 

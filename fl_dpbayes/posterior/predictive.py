@@ -15,6 +15,7 @@ from fl_dpbayes.models.rows import (
     check_unmoved,
     checked_rows,
     drawn_modules,
+    failing_rows,
     padded,
     prediction_rows,
     rows_stand_alone,
@@ -47,8 +48,9 @@ def predict(
 
     p(y | x) = sum_m v_m softmax(f(x; w_m))_y,  v = weights / sum of weights. Entropies follow Depeweg et al. 2018:
     total H[p], aleatoric sum_m v_m H[p_m], epistemic their difference. One sample is held on the device at a time. A
-    sample whose logits for a record are not all finite predicts every class alike for it. Every pass has one number of
-    rows, at which a record's prediction does not depend on other records, to the last bit (docs/sensitivity.md).
+    sample whose logits for a record are not all finite, or cannot be computed, predicts every class alike for it. Every
+    pass has one number of rows, at which a record's prediction does not depend on other records, to the last bit
+    (docs/sensitivity.md).
 
     `module`: the model; it gives the architecture and is moved to `device`, its parameters are not changed.
     `samples`: parameter name -> shape (M, *shape), M >= 1. `weights`: >= 0, not all zero, shape (M,). `features`:
@@ -92,7 +94,14 @@ def _predict_sample(
     for start in range(0, max(1, len(features)), rows):
         part, real = padded(rows, torch.tensor(features[start : start + rows]))
         with torch.no_grad():
-            logits = functional_call(module, dict(values), (part.to(device),))
+            outputs, part = partial(_outputs, module, dict(values)), part.to(device)
+            try:
+                logits = outputs(part)
+            except Exception:
+                failing = failing_rows(outputs, part)
+                part[failing] = 0
+                logits = outputs(part)
+                logits[failing] = torch.nan
         # An error would tell the sender of a hostile sample, without noise, that a record makes it overflow.
         logits = torch.where(logits.isfinite().all(dim=1, keepdim=True), logits, 0.0)
         single = softmax(logits.double().cpu().numpy(), axis=1)
@@ -100,6 +109,11 @@ def _predict_sample(
         found.append((single[own], entr(single).sum(axis=1)[own]))
     probabilities, entropies = zip(*found, strict=True)
     return np.concatenate(probabilities), np.concatenate(entropies)
+
+
+def _outputs(module: nn.Module, values: Mapping[str, torch.Tensor], rows: torch.Tensor) -> torch.Tensor:
+    found: torch.Tensor = functional_call(module, dict(values), (rows.clone(),))
+    return found
 
 
 def _checked_rows(module: nn.Module, input_shape: tuple[int, ...], device: str | torch.device) -> int:

@@ -27,9 +27,11 @@ def renyi_divergences(
         Mironov (2017), proposition 1.
 
     `orders`: alpha, each above 1. Returns sum_t D_alpha, shape (len(orders),), 0 or more; infinite where a step had
-    no noise.
+    no noise. Raises ValueError if an order is not above 1.
     """
     alpha = np.asarray(orders, dtype=np.float64)
+    if not np.all(alpha > 1):
+        raise ValueError(f"orders are {list(orders)}: each must be above 1")
     if not has_noise(history):
         return np.full(alpha.shape, np.inf)
     total = np.zeros(alpha.shape)

@@ -10,6 +10,7 @@ from torch import nn
 
 from fl_dpbayes.config.plan import AnyPrivacyPlan
 from fl_dpbayes.models.parameters import trainable_parameters
+from fl_dpbayes.models.rows import failing_rows
 from fl_dpbayes.samplers.gradients.clipping import ClippedSum, add_up, sum_clipped, with_pre_noise
 from fl_dpbayes.samplers.gradients.engine import gradient_engine
 from fl_dpbayes.samplers.gradients.loss import RecordLoss, summed_cross_entropy
@@ -91,14 +92,31 @@ class BatchGradient:
             self._clip_norm = privacy.clip_norm / (1 + rounding_eta(*asked, self._rows, units))
 
     def __call__(self) -> ClippedSum:
-        """Draw a batch and return its sum of clipped gradients; zeros for an empty batch."""
+        """Draw a batch and return its sum of clipped gradients; zeros for an empty batch.
+
+        A unit with a record on which the module raises an error contributes nothing.
+        """
         units = poisson_units(self._streams.sampling, len(self._records_of_unit), self._privacy.sampling_rate)
         rows = units if self._record_is_unit else np.flatnonzero(np.isin(self._unit_of_record, units))
         chosen = torch.from_numpy(rows).to(self._features.device)
         targets = self._targets[chosen]
         module, features = resampled(self._module, self._features[chosen], self._streams.model)
+        counts = self._records_of_unit[units]
+        try:
+            return self._sum(module, features, targets, counts)
+        except Exception:
+            one = np.ones(1, np.int64)
+            failing = failing_rows(lambda part: self._sum(module, part[:1], targets[:1], one), features)
+            owners = np.repeat(np.arange(len(counts)), counts)
+            passing = np.bincount(owners, failing.cpu().numpy(), len(counts)) == 0
+            kept = torch.from_numpy(passing[owners]).to(features.device)
+            return self._sum(module, features[kept], targets[kept], counts[passing])
+
+    def _sum(
+        self, module: nn.Module, features: torch.Tensor, targets: torch.Tensor, counts: npt.NDArray[np.int64]
+    ) -> ClippedSum:
         if self._materialises:
-            return self._materialised_sum(module, features, targets, self._records_of_unit[units])
+            return self._materialised_sum(module, features, targets, counts)
         return self._clipped_sum(
             module, features, targets, clip_norm=self._clip_norm, clipping=self._privacy.clipping, loss=self._loss,
             rows=self._rows,

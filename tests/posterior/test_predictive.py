@@ -98,3 +98,17 @@ def test_sample_that_is_not_finite_for_a_record_predicts_every_class_alike(modul
     found = predict(module, single, np.ones(1), features)
     np.testing.assert_allclose(found.probabilities, [[math.e / (1 + math.e), 1 / (1 + math.e)], [0.5, 0.5]], rtol=1e-6)
     assert found.total[1] == pytest.approx(math.log(2))
+
+
+def test_record_that_the_module_fails_on_is_predicted_alike_and_the_others_as_before() -> None:
+    class Level(torch.nn.Embedding):
+        def forward(self, features: torch.Tensor) -> torch.Tensor:
+            return super().forward(features[:, 0].long().clamp(min=0))
+
+    module, features = Level(5, 2), np.arange(4, dtype=np.float32)[:, None]
+    samples = {"weight": module.weight.detach().numpy()[None]}
+    before = predict(module, samples, np.ones(1), features).probabilities
+    features[1] = 7
+    after = predict(module, samples, np.ones(1), features).probabilities
+    assert np.array_equal(after[[0, 2, 3]], before[[0, 2, 3]])
+    assert after[1].tolist() == [0.5, 0.5]

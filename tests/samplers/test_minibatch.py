@@ -186,3 +186,20 @@ def test_last_record_more_or_less_moves_the_sum_by_at_most_the_bound(stochastic,
         for count in (12, 11)
     )
     assert 0 < (with_it - without_it).double().norm().item() <= 0.5 * (1 + 1e-5)
+
+
+class Level(torch.nn.Embedding):
+    def forward(self, features):
+        return super().forward(features[:, 0].long().clamp(min=0))
+
+
+@BY_RECORD_OR_PATIENT
+def test_unit_with_a_record_that_raises_an_error_contributes_nothing(unit_index):
+    features, labels = site(12)
+    module, others = Level(5, 3), unit_index != unit_index[4]
+    whole = units_alone(features, labels, unit_index, module=module)
+    expected = sum(each.total for unit, each in enumerate(whole) if unit != unit_index[4])
+    features[4] = 7
+    found = batch_gradient(features, labels, unit_index, module=module)()
+    torch.testing.assert_close(found.total, expected)
+    assert found.units == len(set(unit_index[others]))

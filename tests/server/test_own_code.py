@@ -31,6 +31,8 @@ def test_site_imports_only_what_its_policy_lists(table_site) -> None:
     assert rows_of(site.ledger()) == []
     for answer in (site.train, lambda **keys: evaluate(site, **keys)):
         assert refusal_of(answer(model={"kind": "module", "factory": FACTORY})) is None
+        large = {"kind": "module", "factory": FACTORY, "settings": {"inputs": 10**12}}
+        assert refusal_of(answer(model=large)) == ("POLICY_DENIED", "model")
     assert len(rows_of(site.ledger())) == 2
     card = json.loads(str(site.answer("query").content["config"]["record"]))
     assert card["code"] == [installed_code(FACTORY).model_dump()]
