@@ -101,7 +101,8 @@ class SiteFile(Config):
     request may name by their SHA-256. `trace_folder`, where given, gets a table `<run>-<round>.csv` of each training
     round: log posterior and clipped share along the chain. These are computed from records without noise, as
     confidential as these, and never sent. `prevalence` declares the shares of the classes here, which are then public,
-    or is `estimated`: from predictions, at the site, and never sent.
+    or is `estimated`: from predictions, at the site, and never sent. `snapshot`: the file that `fl-dpbayes site check`
+    writes and requests read in place of the source; one that changed since is refused until it is checked again.
     """
 
     name: SiteName
@@ -121,6 +122,7 @@ class SiteFile(Config):
     backbone_folder: PlacedPath | None = None
     trace_folder: PlacedPath | None = None
     prevalence: SitePrevalence | None = None
+    snapshot: PlacedPath | None = None
 
     def _check_keys(self) -> None:
         budgets = {"policy.max_run_epsilon": self.policy.max_run_epsilon}

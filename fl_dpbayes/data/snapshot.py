@@ -1,0 +1,115 @@
+"""A site's validated records in one file, made by `fl-dpbayes site check` and read by every run at a real site.
+
+It is as confidential as the records, readable by its owner only, and bound to the files that it was made from.
+"""
+
+import hashlib
+import json
+import os
+import zipfile
+from typing import Any
+
+import numpy as np
+
+from fl_dpbayes.config.errors import UserError
+from fl_dpbayes.config.files.atomic_file import file_sha256, replaced_atomically
+from fl_dpbayes.config.site_file import SiteFile
+from fl_dpbayes.data.records import Records
+
+VERSION = 1
+COLUMNS = ("features", "labels", "units", "truth", "published")
+CHECK = "run  fl-dpbayes site check SITE_FILE  to look at the data and make a new snapshot"
+
+
+class DataUncheckedError(UserError):
+    """There is no sound snapshot of the site's records as its file describes them."""
+
+
+class DataChangedError(UserError):
+    """The files that a snapshot was made from are not as they were."""
+
+
+class SourceFiles:
+    """The files that a site's records come from, as they are now: size and time of each, its digest where asked."""
+
+    def __init__(self, site_file: SiteFile) -> None:
+        source = site_file.source
+        given = getattr(source, "path", None) or getattr(source, "folder", None) or ()
+        places = [*(given if isinstance(given, tuple) else (given,)), *filter(None, [site_file.selection.indices])]
+        self.paths = sorted({
+            path for place in places for path in (place.rglob("*") if place.is_dir() else [place]) if not path.is_dir()
+        })  # fmt: skip
+
+    def stats(self) -> list[list[Any]]:
+        """Return path, size and time of last change, in ns, of each file; DataChangedError if one is not there."""
+        try:
+            return [[str(path), (found := path.stat()).st_size, found.st_mtime_ns] for path in self.paths]
+        except OSError as error:
+            raise DataChangedError(f"{error.filename} cannot be read ({error.strerror}): put it back") from None
+
+    def digest(self) -> str:
+        """Return the SHA-256 over the paths and contents of all files."""
+        hasher = hashlib.sha256()
+        for path in self.paths:
+            hasher.update(f"{path}\0{file_sha256(path)}\n".encode())
+        return hasher.hexdigest()
+
+
+def write_snapshot(site_file: SiteFile, records: Records, stats: list[list[Any]]) -> str:
+    """Write validated records, selected and shifted, where the site file's `snapshot` says.
+
+    `stats`: of the source's files before they were read. Returns the digest of these files. Raises UserError if one of
+    them has changed since, or the snapshot cannot be written.
+    """
+    path, files = site_file.snapshot, SourceFiles(site_file)
+    if path is None:
+        raise UserError(f"site file of {site_file.name!r}: add a line  snapshot = 'FILE'  above its tables")
+    content = files.digest()
+    if files.stats() != stats:
+        raise DataChangedError(f"the data of {site_file.name!r} changed while they were read: {CHECK}")
+    header = {"version": VERSION, "described": described(site_file), "files": stats, "sha256": content,
+              "unit": records.unit, "feature_names": records.feature_names, "groups": list(records.groups)}  # fmt: skip
+    arrays = {name: values for name in COLUMNS if (values := getattr(records, name)) is not None}
+    arrays |= {f"group{number}": values for number, values in enumerate(records.groups.values())}
+    if objects := [name for name, values in arrays.items() if values.dtype.hasobject]:
+        raise UserError(f"the source gives {objects[0]} as Python objects, which no snapshot can hold: give text")
+    with replaced_atomically(path) as partial:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        partial.unlink(missing_ok=True)
+        with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            np.savez(file, header=np.frombuffer(json.dumps(header).encode(), np.uint8), **arrays)
+    return content
+
+
+def read_snapshot(site_file: SiteFile) -> Records:
+    """Read the records of a site's snapshot, never unpickling; the source's files are looked at, not read.
+
+    Raises DataUncheckedError if there is none, it is damaged, or the site file now describes other records. Raises
+    DataChangedError if size or time of a source's file is another than when the snapshot was made.
+    """
+    path = site_file.snapshot
+    assert path is not None
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            header = json.loads(archive["header"].tobytes())
+            if header["version"] != VERSION or header["described"] != described(site_file):
+                raise DataUncheckedError(f"snapshot {path} is of another source, selection or shift: {CHECK}")
+            if header["files"] != SourceFiles(site_file).stats():
+                raise DataChangedError(
+                    f"the data of {site_file.name!r} changed since snapshot {path} was made: {CHECK}"
+                )
+            arrays: dict[str, Any] = {name: archive.get(name) for name in COLUMNS}
+            groups = {name: archive[f"group{number}"] for number, name in enumerate(header["groups"])}
+    except FileNotFoundError:
+        raise DataUncheckedError(f"there is no snapshot {path}: {CHECK}") from None
+    except (OSError, ValueError, KeyError, EOFError, NotImplementedError, zipfile.BadZipFile):
+        raise DataUncheckedError(f"snapshot {path} is damaged, or cannot be read: {CHECK}") from None
+    names = tuple(header["feature_names"])
+    task, unit = site_file.source.task, header["unit"]
+    return Records(**arrays, natural_site=None, task=task, unit=unit, groups=groups, feature_names=names)
+
+
+def described(site_file: SiteFile) -> str:
+    """Return the digest of what a site file says of which records are the site's, and how they are prepared."""
+    keys = {"name", "source", "selection", "shift", "shift_seed"}
+    return hashlib.sha256(site_file.model_dump_json(include=keys).encode()).hexdigest()
