@@ -11,7 +11,7 @@ from flwr.app import Message
 from clients.messages import RefusedError, read_predictors
 from clients.model_inputs import capped_units, model_inputs
 from clients.own_site import compute_device, site_streams
-from clients.pay import SentArrays, pay, spending_of
+from clients.pay import Answer, SentArrays, pay, spending_of
 from fl_dpbayes.calibration.bins import REPORT_BINS, in_fixed_pieces, on_grid
 from fl_dpbayes.calibration.prior_shift import estimated_prevalence, with_prevalence
 from fl_dpbayes.calibration.recalibration.maps import recalibrate
@@ -40,9 +40,7 @@ from fl_dpbayes.protocol.wire import request_digest
 Statistics = dict[str, CalibrationStatistics]
 
 
-def evaluate_predictors(
-    site_file: SiteFile, request: EvaluateRequest, message: Message
-) -> tuple[EvaluateReply, SentArrays]:
+def evaluate_predictors(site_file: SiteFile, request: EvaluateRequest, message: Message) -> Answer:
     """Measure each predictor on the site's test records, and let out what the site's policy allows.
 
     `site_file`: the site; its policy says whether sums leave exactly (public test data), noised, or not at all.
@@ -63,17 +61,19 @@ def evaluate_predictors(
     if release == "noised":
         capped = capped_units(test, site_file.policy.max_test_records_per_unit)
         return release_noised(site_file, site, request, lambda: _measure(site_file, capped, request, arrays))
-    groups, left_out = measured_groups(test.groups, request)
+    charge = _count_evaluation(site_file, site, request)
+    groups, left_out = measured_groups(declared_groups(test, site_file.policy), request)
     tables: SentArrays = {}
     for name, statistics in _measure(site_file, test, request, arrays, groups).items():
         tables |= prefixed(name, to_arrays(statistics))
     whose = {"run": request.run, "round": request.round, "request": request_digest(request), "release": "public"}
-    return EvaluateReply.model_validate(whose | {"groups": groups, "groups_left_out": left_out}), tables
+    reply = EvaluateReply.model_validate(whose | {"groups": groups, "groups_left_out": left_out})
+    return Answer(reply, tables, charge)
 
 
 def release_noised(
     site_file: SiteFile, site: Site, request: EvaluateRequest, measure: Callable[[], Statistics]
-) -> tuple[EvaluateReply, SentArrays]:
+) -> Answer:
     """Release one coarse noised table per predictor, paid for in the ledger's account of the test part.
 
     Each table is one full-batch Gaussian event; the test part is disjoint from the training part, so it has a budget of

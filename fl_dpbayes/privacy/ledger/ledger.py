@@ -46,6 +46,10 @@ from fl_dpbayes.privacy.ledger.witness import LedgerPlace, advance_witness, chec
 from fl_dpbayes.protocol.refusal import RefusalCode
 
 
+class CohortChangedError(UserError):
+    """A cohort is stated otherwise than when it was made."""
+
+
 @dataclass(frozen=True)
 class Reserved:
     """Steps that may now run, from the request's first on; fewer than asked for where the budget ends.
@@ -316,7 +320,7 @@ def _require_same(made: Cohort, stated: Cohort, path: Path) -> None:
     for field in dataclasses.fields(Cohort):
         before, now = getattr(made, field.name), getattr(stated, field.name)
         if before != now:
-            raise UserError(
+            raise CohortChangedError(
                 f"cohort {made.name!r} in ledger {path} was made with {field.name} {before!r}, not {now!r}: "
                 f"it is fixed for good, so put {before!r} back"
             )
