@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-import numpy as np
 from rich.console import Console
 
 from fl_dpbayes.config.errors import UserError
@@ -24,14 +23,16 @@ MEBIBYTE = 2**20
 LIBRARIES_MEBIBYTES, COPIES = 700, 4
 
 
-def check_site(path: Path, console: Console, *, connection: bool) -> int:
-    """Look at a site's data and, with `connection`, at the way to its server; print what was found.
+def check_site(path: Path, console: Console, only: str | None = None) -> int:
+    """Look at a site's data and at the way to its server, or `only` at "data" or "connection"; print what was found.
 
     Returns the exit status: 1 if something must be corrected. Raises UserError if the site file cannot be used.
     """
     site_file = read_own_site_file(path)
-    status = show(data_findings(site_file), console)
-    if connection:
+    status = 0
+    if only != "connection":
+        status |= show(data_findings(site_file), console) | show(_ledger_findings(site_file), console)
+    if only != "data":
         status |= show(connection_findings(site_file), console)
     done = "this site is ready" if not status else "correct what says FAIL, then check again"
     console.print(done, markup=False, style="bold")
@@ -50,7 +51,6 @@ def data_findings(site_file: SiteFile) -> Iterator[Finding]:
         records = prepared(site_file, loaded)
         site = site_of(site_file, records)
         yield from _part_findings(site_file, records, site)
-        yield from _ledger_findings(site_file)
         content = write_snapshot(site_file, records, stats)
         said = f"{site_file.snapshot}, of data with SHA-256 {content[:16]}; runs read it until the data change"
         yield passed("snapshot", said)
@@ -92,7 +92,9 @@ def _ledger_findings(site_file: SiteFile) -> Iterator[Finding]:
     except (LedgerError, UserError) as error:
         problems = [str(error)]
     if problems:
-        yield failed("ledger", problems[0], "new? make it:  fl-dpbayes site ledger create SITE_FILE  ; else docs/ledger.md")
+        yield failed(
+            "ledger", problems[0], "new? make it:  fl-dpbayes site ledger create SITE_FILE  ; else docs/ledger.md"
+        )
     else:
         yield passed("ledger", f"cohort {settings.cohort!r}, sound, and its second place agrees")
 

@@ -18,7 +18,14 @@ from fl_dpbayes.data.sources.table import MAX_VALUES, BadRows, column_texts, fra
 from fl_dpbayes.privacy.splits import in_recalibration_part, in_test_part
 from fl_dpbayes.run.site.findings import Finding, failed
 
-PLAIN_TEXTS = ("does not exist", "is empty", "is no text", "has no rows", "must end in .csv", "its lines have more cells")
+PLAIN_TEXTS = (
+    "does not exist",
+    "is empty",
+    "is no text",
+    "has no rows",
+    "must end in .csv",
+    "its lines have more cells",
+)
 # How many scales a column's middle value may lie from its center; a person should look at what is further away.
 FAR = 5.0
 Rows = npt.NDArray[np.bool_]
@@ -59,7 +66,9 @@ def _table_findings(table: pandas.DataFrame, source: Table, split: Split) -> Ite
     names = dict.fromkeys((*source.feature_columns, source.label, *source.text_columns))
     if absent := [name for name in names if name not in table.columns]:
         said = ", ".join(map(repr, absent))
-        yield failed("columns", f"the first line does not name {said}", "rename columns as in the coordinator's scenario")
+        yield failed(
+            "columns", f"the first line does not name {said}", "rename columns as in the coordinator's scenario"
+        )
         return
     if twice := [name for name in names if f"{name}.1" in table.columns]:
         yield failed("columns", f"{twice[0]!r} stands twice in the first line", "remove one of the two columns")
@@ -83,7 +92,9 @@ def _table_findings(table: pandas.DataFrame, source: Table, split: Split) -> Ite
         texts = pandas.Series(column_texts(table[name]), table.index)
         yield from _at(table, name, ~texts.map(is_group_text), "text that cannot be shown", "shorten or replace it")
         if texts.nunique() > MAX_VALUES:
-            yield failed(f"column {name!r}", f"more than {MAX_VALUES} different values", "join values, as ages to groups")
+            yield failed(
+                f"column {name!r}", f"more than {MAX_VALUES} different values", "join values, as ages to groups"
+            )
     yield from _exchanged(table, source)
     yield from _repeated(table, source)
     if source.unit_column is not None and table[source.unit_column].notna().all():
@@ -105,7 +116,9 @@ def _number_findings(table: pandas.DataFrame, name: str, missing: str | None) ->
 
 def _undeclared(table: pandas.DataFrame, name: str, values: tuple[str, ...], key: str) -> Iterator[Finding]:
     remedy = f"correct it, or ask the coordinator to add it to {key} at every site"
-    yield from _at(table, name, ~np.isin(column_texts(table[name]), values), f"a value that {key} does not name", remedy)
+    yield from _at(
+        table, name, ~np.isin(column_texts(table[name]), values), f"a value that {key} does not name", remedy
+    )
 
 
 def _at(table: pandas.DataFrame, name: str, bad: "pandas.Series | Rows", said: str, remedy: str) -> Iterator[Finding]:
@@ -152,8 +165,12 @@ def _patients(table: pandas.DataFrame, name: str, split: Split) -> Iterator[Find
     parts += in_recalibration_part(units.tolist(), split.key, split.test_fraction, split.recalibration_fraction)
     across = pandas.Series(parts).groupby(alike).nunique().gt(1).sum()
     rows = np.flatnonzero(np.isin(column_texts(table[name]), units[same]))
-    said = f"{row_place(table, rows[0])} and {len(rows) - 1} more: patients whose names differ only by blanks or capitals"
-    split_up = f"; {across} of them stand in two parts, so that tests would be of patients who trained" if across else ""
+    said = (
+        f"{row_place(table, rows[0])} and {len(rows) - 1} more: patients whose names differ only by blanks or capitals"
+    )
+    split_up = (
+        f"; {across} of them stand in two parts, so that tests would be of patients who trained" if across else ""
+    )
     yield failed(f"column {name!r}", said + split_up, "write each patient's name in one way")
 
 

@@ -1,0 +1,170 @@
+"""What `fl-dpbayes site init` writes: a hospital's site file, from what the coordinator's scenario says of records."""
+
+import difflib
+import os
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+
+from fl_dpbayes.config.errors import UserError
+from fl_dpbayes.config.files.atomic_file import write_atomically
+from fl_dpbayes.config.scenario import Scenario, read_scenario, scenario_content, site_plan
+from fl_dpbayes.config.site_file import read_own_site_file
+from fl_dpbayes.config.sources import Source, Table
+from fl_dpbayes.data.sources.table import read_table
+from fl_dpbayes.run.init_scenario import toml_value
+from fl_dpbayes.run.site.check import data_findings
+from fl_dpbayes.run.site.findings import show
+from fl_dpbayes.run.site.ledger import create_ledger
+
+TEMPLATE = """\
+# The site {name} of the scenario {scenario}; it stays at the hospital. Read it, then:  fl-dpbayes site check {file}
+name = {name}
+role = {role}
+units = {units}   # public: the {what}, within 20 % of the real number
+snapshot = {snapshot}   # the checked records, as confidential as these: written by  site check  , read by runs
+
+[source]   # this site's records; features and constants are the coordinator's, the same at every site
+{source}
+
+[split]   # which {unit}s are kept from training follows from the key: keep it secret, and for good
+test_fraction = {test}
+recalibration_fraction = {kept}
+key = "{key}"
+
+[ledger]   # how much privacy was ever spent here; made once, never deleted
+path = {ledger}
+witness = {witness}   # its second place: on another disk, in another backup
+cohort = {cohort}
+epsilon = {epsilon}   # the most that all runs together may ever spend
+delta = {delta}   # below one over the number of {unit}s
+adjacency = "{adjacency}"
+
+[policy]   # what a request may ask for; everything else is refused
+max_run_epsilon = {run_epsilon}   # of one run
+max_clip_norm = {clip_norm}
+max_steps = {steps}
+evaluation_release = {evaluation}   # of test results: "none"; "noised", paid for; "public" gives exact sums
+allowed_code = []   # installed code, beside fl-dpbayes, that a request may name{wanted}
+# expires = 2030-12-31   # the last day on which requests are answered
+# stop_file = "STOP"   # while this file is there, none is
+"""
+CONNECTION = """
+[connection]
+superlink = {superlink}   # the coordinator's server
+ca = "ca.crt"   # from the coordinator: what its server's certificate is checked against
+key = "node.key"   # made here by  fl-dpbayes site keys  ; it never leaves this machine
+"""
+
+
+@dataclass(frozen=True)
+class Question:
+    """A question of `site init`: the option that answers it too, the words, and what is proposed, if anything is."""
+
+    option: str
+    words: str
+    proposed: str | None = None
+
+
+# Answers a question by its option, or by who sits at the keyboard.
+Ask = Callable[[Question], str]
+
+
+def init_site(out: Path, ask: Ask, console: Console) -> int:
+    """Ask what a site's file must say, write it, check the records, and make snapshot and ledger.
+
+    Nothing is overwritten. Returns the exit status: 1 if the records must be put right first; the ledger is then not
+    made. Raises UserError if an answer cannot be used, or the file exists.
+    """
+    if out.exists():
+        raise UserError(f"{out} exists already: give another name, nothing is overwritten")
+    given = ask(Question("scenario", "The coordinator's scenario file"))
+    data = Path(ask(Question("data", "File (CSV, Parquet) or folder of this site's records")))
+    scenario = _scenario(given, data)
+    names = ", ".join(scenario.sites)[:200]
+    name = ask(Question("name", f"This site's name, as the coordinator has it ({names})"))
+    if name not in scenario.sites:
+        raise UserError(f"--name {name}: the scenario's sites are {names}: choose one, or ask the coordinator")
+    trains, privacy = scenario.sites[name].role == "train", scenario.privacy
+    test = scenario.data.test_fraction if trains else 1.0
+    kept = scenario.recalibration.fraction if trains and scenario.recalibration else 0.0
+    source, count = _own_columns(scenario.data.source, ask)
+    near = None if count is None else count * (1 - test - kept) if trains else count
+    what = f"{source.unit}s that {'train' if trains else 'are tested'} here"
+    question = Question("units", f"A round, public number of the {what}", None if near is None else _rounded(near))
+    units = ask(question)
+    epsilon = ask(Question("epsilon", "The most epsilon that all runs may ever spend", f"{privacy.epsilon:g}"))
+    witness = ask(Question("witness", "The ledger's second place, best on another disk", f"witness/{name}.json"))
+    evaluation = ask(Question("evaluation", "Test results may leave: none, noised or public", "none"))
+    superlink = ask(Question("superlink", "The coordinator's server, host:port (empty: later)", ""))
+    wanted = f"   # this scenario asks for {toml_value(scenario.named_code)}" if scenario.named_code else ""
+    text = TEMPLATE.format(
+        file=out.name, scenario=scenario.name, name=toml_value(name), role=toml_value(scenario.sites[name].role),
+        units=units, unit=source.unit, what=what, source=_source_lines(source, out.resolve().parent),
+        snapshot=toml_value(f"ledger/{name}.records.npz"), test=test, kept=kept, key=secrets.token_hex(16),
+        ledger=toml_value(f"ledger/{name}.sqlite"), witness=toml_value(witness),
+        cohort=toml_value(f"{scenario.name} {name}"), epsilon=epsilon, delta=privacy.delta,
+        adjacency=privacy.adjacency, run_epsilon=privacy.epsilon, clip_norm=privacy.clip_norm,
+        steps=site_plan(scenario, 1).total_steps, evaluation=toml_value(evaluation), wanted=wanted,
+    )  # fmt: skip
+    write_atomically(out, text + (CONNECTION.format(superlink=toml_value(superlink)) if superlink else ""))
+    try:
+        site_file = read_own_site_file(out)
+    except UserError:
+        out.unlink()
+        raise
+    console.print(f"wrote {out}; read it", markup=False, soft_wrap=True)
+    if show(data_findings(site_file), console):
+        console.print(f"put the data right, then:  fl-dpbayes site check {out}", markup=False, soft_wrap=True)
+        return 1
+    create_ledger(out, console)
+    return 0
+
+
+def _scenario(given: str, data: Path) -> Scenario:
+    """Read the coordinator's scenario with this site's records in the place of its own; its constants are public."""
+    content = scenario_content(given)
+    source = content.get("data", {}).get("source")
+    if not isinstance(source, dict) or source.get("kind") not in ("table", "images", "arrays"):
+        raise UserError(f"--scenario {given}: data.source is no table, images or arrays, of which a site has its own")
+    source["path"] = str(data.resolve())
+    for key in ("site_column", "site_pattern"):
+        source.pop(key, None)
+    scenario = read_scenario(content, f"scenario {given!r}")
+    if scenario.data.source.looked_at:
+        raise UserError(
+            f"--scenario {given}: its constants are 'from_records': what is computed from patients is a release. Ask "
+            "the coordinator for centers, scales, missing and categories that are known without them"
+        )
+    if scenario.privacy.kind == "none":
+        raise UserError(f"--scenario {given}: privacy.kind is 'none': no hospital can take part in it")
+    return scenario
+
+
+def _own_columns(source: Source, ask: Ask) -> tuple[Source, int | None]:
+    """Check the names of a table's columns against the coordinator's; return the source, and how many units it has."""
+    if not isinstance(source, Table):
+        return source, None
+    unit = ask(Question("unit", "The column of patients (empty: each row is one)", source.unit_column or ""))
+    source = source.model_copy(update={"unit_column": unit or None})
+    table = read_table(source.path, source.text_columns)
+    for name in dict.fromkeys((*source.feature_columns, source.label, *source.text_columns)):
+        if name not in table.columns:
+            near = difflib.get_close_matches(name, map(str, table.columns), 1)
+            hint = f": rename {near[0]!r}?" if near else ": rename the column that is meant"
+            raise UserError(f"--data {source.place}: no column is called {name!r}{hint}")
+    return source, table[unit].nunique() if unit else len(table)
+
+
+def _source_lines(source: Source, folder: Path) -> str:
+    here = source.with_place(lambda place: Path(os.path.relpath(place, folder)))
+    values = here.model_dump(mode="json", exclude_none=True, exclude_defaults=True)
+    return "\n".join(f"{key} = {toml_value(value)}" for key, value in {"kind": source.kind, **values}.items() if value)
+
+
+def _rounded(units: float) -> str:
+    step = 10 ** max(len(str(int(units))) - 2, 0)
+    return str(int(units) // step * step)
