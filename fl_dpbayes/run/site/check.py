@@ -93,7 +93,7 @@ def _ledger_findings(site_file: SiteFile) -> Iterator[Finding]:
         problems = [str(error)]
     if problems:
         yield failed(
-            "ledger", problems[0], "new? make it:  fl-dpbayes site ledger create SITE_FILE  ; else docs/ledger.md"
+            "ledger", problems[0], "a new site:  fl-dpbayes site ledger create SITE_FILE  ; else docs/ledger.md"
         )
     else:
         yield passed("ledger", f"cohort {settings.cohort!r}, sound, and its second place agrees")

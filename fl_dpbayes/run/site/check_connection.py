@@ -63,11 +63,7 @@ def connection_findings(site_file: SiteFile) -> Iterator[Finding]:
     except OSError as error:
         refused = isinstance(error, ConnectionRefusedError)
         said = "nothing listens there" if refused else "no answer"
-        remedy = (
-            "is the server up, and the port right?"
-            if refused
-            else f"ask IT to let this machine reach {given.superlink}"
-        )
+        remedy = "is the server up, and the port right?" if refused else "ask IT to let this machine reach it"
         yield failed("port", f"{port} of {host}: {said}", remedy)
         return
     yield passed("port", f"{port} of {host} is open")
@@ -115,20 +111,13 @@ def _tls_findings(context: ssl.SSLContext, host: str, port: int) -> Generator[Fi
             yield failed("certificate", f"it is not for the name {host!r}", remedy)
         else:
             why = REASONS.get(error.verify_code, error.verify_message)
-            timed = error.verify_code in (9, 10)
-            remedy = (
-                "look at this machine's clock; else the coordinator renews it"
-                if timed
-                else (
-                    "is another machine in between (a proxy that inspects TLS)? else get the coordinator's present ca.crt"
-                )
-            )
+            remedy = "does a proxy in between inspect TLS? else get the coordinator's present ca.crt"
+            if error.verify_code in (9, 10):
+                remedy = "look at this machine's clock; else the coordinator renews the certificate"
             yield failed("CA", f"the server's certificate {why}", remedy)
         return False
     except ssl.SSLError:
-        yield failed(
-            "TLS", "the server does not speak TLS there", "is superlink's port right? the server must have TLS"
-        )
+        yield failed("TLS", "the server does not speak TLS there", "is the port right? the server must have TLS")
         return False
     except OSError:
         yield failed("TLS", "the server ended the connection", "a firewall in between may allow no TLS: ask IT")

@@ -24,7 +24,7 @@ PLAIN_TEXTS = (
     "is no text",
     "has no rows",
     "must end in .csv",
-    "its lines have more cells",
+    "lines have more cells",
 )
 # How many scales a column's middle value may lie from its center; a person should look at what is further away.
 FAR = 5.0
@@ -66,9 +66,7 @@ def _table_findings(table: pandas.DataFrame, source: Table, split: Split) -> Ite
     names = dict.fromkeys((*source.feature_columns, source.label, *source.text_columns))
     if absent := [name for name in names if name not in table.columns]:
         said = ", ".join(map(repr, absent))
-        yield failed(
-            "columns", f"the first line does not name {said}", "rename columns as in the coordinator's scenario"
-        )
+        yield failed("columns", f"the first line does not name {said}", "name columns as the coordinator does")
         return
     if twice := [name for name in names if f"{name}.1" in table.columns]:
         yield failed("columns", f"{twice[0]!r} stands twice in the first line", "remove one of the two columns")
@@ -92,9 +90,7 @@ def _table_findings(table: pandas.DataFrame, source: Table, split: Split) -> Ite
         texts = pandas.Series(column_texts(table[name]), table.index)
         yield from _at(table, name, ~texts.map(is_group_text), "text that cannot be shown", "shorten or replace it")
         if texts.nunique() > MAX_VALUES:
-            yield failed(
-                f"column {name!r}", f"more than {MAX_VALUES} different values", "join values, as ages to groups"
-            )
+            yield failed(f"column {name!r}", f"more than {MAX_VALUES} different values", "join some, as ages to groups")
     yield from _exchanged(table, source)
     yield from _repeated(table, source)
     if source.unit_column is not None and table[source.unit_column].notna().all():

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Annotated
 
+import click
 import typer
 from click import Choice
 from rich.console import Console
@@ -73,12 +74,11 @@ def site_init(
     """Ask what a site must say, write its commented file, check its records, and make snapshot and ledger."""
     from fl_dpbayes.run.site.init_site import Question, init_site
 
-    given = dict(scenario=scenario, data=data, name=name, unit=unit, units=units, epsilon=epsilon, witness=witness,
-                 evaluation=evaluation, superlink=superlink)  # fmt: skip
+    given = click.get_current_context().params
 
     def ask(question: Question) -> str:
         if (answer := given[question.option]) is not None:
-            return answer
+            return str(answer)
         if yes and question.proposed is not None:
             return question.proposed
         return str(typer.prompt(question.words, default=question.proposed))
@@ -91,7 +91,7 @@ def site_check(
     site_file: SiteFileArgument,
     only: Annotated[str | None, Option(click_type=Choice(["data", "connection"]), help="Check just this.")] = None,
 ) -> None:
-    """Look at a site's data, write the snapshot that runs read, and try the way to the server; status 1 if one fails."""
+    """Look at a site's data, write the snapshot that runs read, try the way to the server; status 1 on a FAIL."""
     from fl_dpbayes.run.site.check import check_site
 
     raise typer.Exit(check_site(site_file, console, only))
