@@ -83,7 +83,7 @@ def init_site(out: Path, ask: Ask, console: Console) -> int:
         raise UserError(f"{out} exists already: give another name, nothing is overwritten")
     given = ask(Question("scenario", "The coordinator's scenario file"))
     data = Path(ask(Question("data", "File (CSV, Parquet) or folder of this site's records")))
-    scenario = _scenario(given, data)
+    scenario = coordinators_scenario(given, data)
     names = ", ".join(scenario.sites)[:200]
     name = ask(Question("name", f"This site's name, as the coordinator has it ({names})"))
     if name not in scenario.sites:
@@ -124,7 +124,7 @@ def init_site(out: Path, ask: Ask, console: Console) -> int:
     return 0
 
 
-def _scenario(given: str, data: Path) -> Scenario:
+def coordinators_scenario(given: str, data: Path) -> Scenario:
     """Read the coordinator's scenario with this site's records in the place of its own; its constants are public."""
     content = scenario_content(given)
     source = content.get("data", {}).get("source")
