@@ -54,7 +54,7 @@ class FALD(FedAvg):
         super().__init__(**fedavg)
         self.rule = rule or aggregation.FALD(rule="fald")
         self.burn_in, self.thinning, self.on_round, self.on_sample = burn_in, thinning, on_round, on_sample
-        self._more_metrics = fedavg.get("train_metrics_aggr_fn") or (lambda contents, key: {})
+        self._more_metrics: Any = fedavg.get("train_metrics_aggr_fn") or (lambda contents, key: {})
         self._sent: Arrays = {}
         self._stated: dict[str, Metrics] = {}
         self._states: dict[str, Arrays] = {}
