@@ -74,10 +74,8 @@ def simulate(data: SiteRecords | str | Path, settings: Mapping[str, Any] | None 
     if unknown := parts.keys() - Parts.__annotations__.keys():
         raise UserError(f"simulate takes no {min(unknown)!r}: it takes {', '.join(Parts.__annotations__)}")
     if not isinstance(data, SiteRecords | str | Path) or not isinstance(settings, Mapping | None):
-        given = f"a {type(data).__name__} and a {type(settings).__name__}"
-        raise UserError(
-            f"simulate has {given}: give records of sites_from_frame, or a scenario's name, and a dictionary"
-        )
+        given = f"simulate has a {type(data).__name__} and a {type(settings).__name__}"
+        raise UserError(f"{given}: give records of sites_from_frame, or a scenario's name, and a dictionary")
     engine, model = parts.get("engine", "inline"), parts.get("model")
     if engine not in ("inline", "flower"):
         raise UserError(f"engine is {engine!r}: choose 'inline' or 'flower'")

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -38,7 +38,8 @@ from fl_dpbayes.samplers.chain import ChainDivergedError, run_chain
 from fl_dpbayes.samplers.minibatch import TrainingRecords
 from fl_dpbayes.samplers.state_vectors import initial_vectors
 
-Pair = tuple[npt.ArrayLike | torch.Tensor, npt.ArrayLike | torch.Tensor]
+Values: TypeAlias = npt.ArrayLike | torch.Tensor
+Pair = tuple[Values, Values]
 Position = MutableMapping[str, Any]
 log = logging.getLogger("fl_dpbayes")
 
@@ -85,7 +86,7 @@ class ChainRelease:
             "temperature": self.temperature, "step-size": self.step_size,
         }  # fmt: skip
 
-    def predict_proba(self, features: npt.ArrayLike | torch.Tensor) -> npt.NDArray[np.float64]:
+    def predict_proba(self, features: Values) -> npt.NDArray[np.float64]:
         """Return `predict_proba` of the stretch's samples; raises UserError if it kept none."""
         if not len(self.samples):
             raise UserError("this stretch kept no posterior sample: lower burn_in or thinning")
@@ -213,9 +214,7 @@ def private_chain(module: nn.Module, data: Dataset | Pair, privacy: PrivacyPlan,
     return PrivateChain(module, data, privacy, **keys).advance()
 
 
-def predict_proba(
-    module: nn.Module, samples: PosteriorSamples, features: npt.ArrayLike | torch.Tensor
-) -> npt.NDArray[np.float64]:
+def predict_proba(module: nn.Module, samples: PosteriorSamples, features: Values) -> npt.NDArray[np.float64]:
     """Return a module's class probabilities averaged over posterior samples, shape (N, classes)."""
     rows, device = np.asarray(features, np.float32), next(module.parameters()).device
     return predictive_probabilities(module, samples.arrays, samples.weights, rows, device=device)
