@@ -15,6 +15,7 @@ from fl_dpbayes.privacy.ledger.account import spent
 from fl_dpbayes.privacy.ledger.state import PARTS, read_state
 from fl_dpbayes.report.numbers import count, rounded_up
 from fl_dpbayes.report.terminal_table import TerminalColumn, fitted_table
+from fl_dpbayes.run.site.ledger import ledger_of
 
 
 def print_statement(site_file: Path, month: str, console: Console) -> None:
@@ -53,10 +54,7 @@ def print_statement(site_file: Path, month: str, console: Console) -> None:
     console.print(fitted_table("Requests", columns, console.width) if keys else "No request came.")
     if record.ledger is None:
         return
-    with (
-        as_user_errors(record.ledger),
-        Ledger.open_existing(ledger_place(record.ledger), record.ledger.cohort) as ledger,
-    ):
+    with ledger_of(site_file) as ledger:
         entries, name = ledger.entries(), ledger.cohort.name
     before = read_state([entry for entry in entries if entry.content["time"][:7] < month], name)
     after = read_state([entry for entry in entries if entry.content["time"][:7] <= month], name)
