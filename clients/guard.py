@@ -1,5 +1,4 @@
-"""The guard around every handler: out comes a reply or a fixed code, and a line of the site's audit log, whatever
-went wrong.
+"""The guard around every handler: out comes a reply or a fixed code, whatever went wrong, and a line of the audit log.
 
 It imports nothing but Flower and Python until a message has come, so that a broken installation is a code as well.
 """
@@ -39,7 +38,7 @@ def guarded(handler: Handler) -> Callable[[Message, Context], Message]:
                 _record(context, noted | {"decision": "refused", "refusal": json.loads(refusal)})
             except (Exception, SystemExit):
                 logger.exception("the audit log cannot be written")
-            return Message(RecordDict({"config": ConfigRecord({"refusal": json.loads(refusal)})}), reply_to=message)
+            return Message(RecordDict({"config": ConfigRecord({"refusal": refusal})}), reply_to=message)
         return reply
 
     return answer

@@ -36,9 +36,7 @@ PREDICTOR: PredictorName = "posterior"
 PURPOSE = "recalibrate"
 
 
-def recalibrate_posterior(
-    site_file: SiteFile, request: RecalibrateRequest, message: Message
-) -> Answer:
+def recalibrate_posterior(site_file: SiteFile, request: RecalibrateRequest, message: Message) -> Answer:
     """Run the requested stretch of the private fit on the site's recalibration part, as far as its budget admits.
 
     The part is disjoint from those for training and testing, so it has a budget of its own. Returns the reply, and the

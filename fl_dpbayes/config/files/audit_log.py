@@ -57,9 +57,8 @@ def record(site_file: str | Path, event: Mapping[str, Any]) -> None:
             finally:
                 os.close(file)
     except OSError as error:
-        raise AuditLogError(
-            f"the audit log {path} cannot be written ({error}): see to its disk and permissions"
-        ) from error
+        remedy = "see to its disk and its permissions"
+        raise AuditLogError(f"the audit log {path} cannot be written ({error}): {remedy}") from error
 
 
 def read_audit_log(site_file: Path) -> Iterator[dict[str, Any]]:

@@ -17,46 +17,6 @@ site.add_typer(ledger, name="ledger")
 SiteFileArgument = Annotated[Path, Argument(help="The site file.")]
 
 
-@ledger.command("create", epilog="Example: fl-dpbayes site ledger create north.toml")
-def ledger_create(site_file: SiteFileArgument) -> None:
-    """Make a site's ledger, once, before its first request; nothing is overwritten."""
-    from fl_dpbayes.run.site.ledger import create_ledger
-
-    create_ledger(site_file, console)
-
-
-@ledger.command("repair", epilog="Example: fl-dpbayes site ledger repair north.toml")
-def ledger_repair(site_file: SiteFileArgument) -> None:
-    """Make a lost second place anew, or accept that the ledger was moved; a ledger that is behind stays refused."""
-    from fl_dpbayes.run.site.ledger import repair_ledger
-
-    repair_ledger(site_file, console)
-
-
-@ledger.command("show", epilog="Example: fl-dpbayes site ledger show runs/quickstart-1/sites/00-north.toml")
-def ledger_show(site_file: SiteFileArgument) -> None:
-    """Show what a site has spent, reservation by reservation."""
-    from fl_dpbayes.run.site.ledger import show_ledger
-
-    show_ledger(site_file, console)
-
-
-@ledger.command("verify", epilog="Example: fl-dpbayes site ledger verify runs/quickstart-1/sites/00-north.toml")
-def ledger_verify(site_file: SiteFileArgument) -> None:
-    """Check a ledger's hash chain and sums; status 1 if it does not hold."""
-    from fl_dpbayes.run.site.ledger import verify_ledger
-
-    raise typer.Exit(verify_ledger(site_file, console))
-
-
-@ledger.command("export", epilog="Example: fl-dpbayes site ledger export site.toml > ledger.json")
-def ledger_export(site_file: SiteFileArgument) -> None:
-    """Print a ledger as JSON, for an auditor."""
-    from fl_dpbayes.run.site.ledger import export_ledger
-
-    print(json.dumps(export_ledger(site_file), indent=2))
-
-
 @site.command("init", epilog="Example: fl-dpbayes site init north.toml --scenario trial.toml --data patients.csv")
 def site_init(
     out: Annotated[Path, Argument(help="The site file to write.")] = Path("site.toml"),
@@ -106,3 +66,72 @@ def site_dry_run(
     from fl_dpbayes.run.site.dry_run import dry_run
 
     raise typer.Exit(dry_run(site_file, scenario, console))
+
+
+@ledger.command("create", epilog="Example: fl-dpbayes site ledger create north.toml")
+def ledger_create(site_file: SiteFileArgument) -> None:
+    """Make a site's ledger, once, before its first request; nothing is overwritten."""
+    from fl_dpbayes.run.site.ledger import create_ledger
+
+    create_ledger(site_file, console)
+
+
+@ledger.command("repair", epilog="Example: fl-dpbayes site ledger repair north.toml")
+def ledger_repair(site_file: SiteFileArgument) -> None:
+    """Make a lost second place anew, or accept that the ledger was moved; a ledger that is behind stays refused."""
+    from fl_dpbayes.run.site.ledger import repair_ledger
+
+    repair_ledger(site_file, console)
+
+
+@ledger.command("show", epilog="Example: fl-dpbayes site ledger show runs/quickstart-1/sites/00-north.toml")
+def ledger_show(site_file: SiteFileArgument) -> None:
+    """Show what a site has spent, reservation by reservation."""
+    from fl_dpbayes.run.site.ledger import show_ledger
+
+    show_ledger(site_file, console)
+
+
+@ledger.command("lower", epilog="Example: fl-dpbayes site ledger lower north.toml 2.5")
+def ledger_lower(
+    site_file: SiteFileArgument, epsilon: Annotated[float, Argument(help="Of each part, from now on.")]
+) -> None:
+    """Lower the epsilon that a cohort may ever spend; for good, and no request raises it."""
+    from fl_dpbayes.run.site.ledger import restrict_ledger
+
+    restrict_ledger(site_file, epsilon, console)
+
+
+@ledger.command("close", epilog="Example: fl-dpbayes site ledger close north.toml")
+def ledger_close(site_file: SiteFileArgument) -> None:
+    """Close a cohort, for good: no request on its records is answered again, not even with a stored reply."""
+    from fl_dpbayes.run.site.ledger import restrict_ledger
+
+    restrict_ledger(site_file, None, console)
+
+
+@ledger.command("verify", epilog="Example: fl-dpbayes site ledger verify runs/quickstart-1/sites/00-north.toml")
+def ledger_verify(site_file: SiteFileArgument) -> None:
+    """Check a ledger's hash chain and sums; status 1 if it does not hold."""
+    from fl_dpbayes.run.site.ledger import verify_ledger
+
+    raise typer.Exit(verify_ledger(site_file, console))
+
+
+@ledger.command("export", epilog="Example: fl-dpbayes site ledger export site.toml > ledger.json")
+def ledger_export(site_file: SiteFileArgument) -> None:
+    """Print a ledger as JSON, for an auditor."""
+    from fl_dpbayes.run.site.ledger import export_ledger
+
+    print(json.dumps(export_ledger(site_file), indent=2))
+
+
+@site.command("statement", epilog="Example: fl-dpbayes site statement north.toml --month 2026-11")
+def statement(
+    site_file: SiteFileArgument,
+    month: Annotated[str, typer.Option(help="Year and month, UTC; this one unless given.")] = "",
+) -> None:
+    """Say what was asked and what left in a month, what was refused and why, and what it cost."""
+    from fl_dpbayes.run.site.statement import print_statement
+
+    print_statement(site_file, month, console)
