@@ -28,8 +28,7 @@ def split_r_hat(draws: Draws) -> float:
     R = sqrt(((N - 1) / N W + B / N) / W), B and W the between- and within-chain variances (eqs. 1-4). Near 1 where
     the halves agree; the paper asks for less than 1.01 on `rank_normalised` draws.
 
-    `draws`: at least four draws per chain, shape (chains, draws). Returns R-hat >= 0; NaN if every draw is the
-    same.
+    `draws`: at least four draws per chain, shape (chains, draws). Returns R-hat >= 0; NaN if every draw is the same.
     """
     halves = _split(draws)
     count = halves.shape[1]

@@ -177,8 +177,7 @@ def planned_chain(plan: TrainingPlan, units: int) -> PlannedChain:
 
     Only the solved noise of `floor` depends on the size, so that of the other couplings is solved once for all sites.
 
-    Raises UserError if no noise meets the plan's budget. Raises ValueError if a decaying step size underflows to
-    zero.
+    Raises UserError if no noise meets the plan's budget. Raises ValueError if a decaying step size underflows to zero.
     """
     privacy = plan.privacy
     if isinstance(privacy, NoPrivacyPlan):

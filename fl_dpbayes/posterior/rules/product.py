@@ -23,10 +23,9 @@ def product(factors: Sequence[NaturalGaussian], *, prior_scale: float, prior_sha
     Source: Tresp 2000, "A Bayesian committee machine"; Neiswanger et al. 2014, "Asymptotically exact, embarrassingly
     parallel MCMC", section 3.1.
 
-    `factors`: each site's p(w)^s p(D_k|w), at least one, all diagonal or all full. `prior_scale`: standard
-    deviation of the Gaussian prior, > 0; infinite for a flat one. `prior_share`: share of the prior that each site
-    targeted, s in [0, 1]. Returns the global posterior; its precision can fail to be positive where the factors are
-    estimates.
+    `factors`: each site's p(w)^s p(D_k|w), at least one, all diagonal or all full. `prior_scale`: standard deviation of
+    the Gaussian prior, > 0; infinite for a flat one. `prior_share`: share of the prior that each site targeted, s in
+    [0, 1]. Returns the global posterior; its precision can fail to be positive where the factors are estimates.
     """
     total = factors[0]
     for factor in factors[1:]:

@@ -174,9 +174,7 @@ def best_tilt(levels: History, adjacency: Adjacency, delta: float, reach: float)
         epsilon = min_lambda [K(lambda) + log(1/delta) + lambda log(lambda) - (1 + lambda) log(1 + lambda)] / lambda
 
     with K(lambda) = sum_t log E exp(lambda L_t).
-
-    Source:
-        Canonne, Kamath and Steinke (2020), proposition 12, in the loss's own moment generating function.
+    Source: Canonne, Kamath and Steinke (2020), proposition 12, in the loss's own moment generating function.
 
     Returns lambda, a rough epsilon from above, and how long the window of the cyclic transform must be.
     """
