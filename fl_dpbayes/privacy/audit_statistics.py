@@ -50,11 +50,10 @@ def variance_test(total: float, degrees: float, where: str, *, kurtosis: float =
 
         X = sum z^2 ~ c chi^2_nu,   c = (2 + k) / 2,   nu = degrees / c
 
-    exact for Gaussian z (k = 0); for z of excess kurtosis k the law with the same mean and variance.
-
-    `degrees`: number of squares, above zero. `kurtosis`: mean excess kurtosis of the z, 0 or more. Returns the
-    finding; its effect is the largest ratio of standard deviations below 1 that is found: sqrt(q(level / 2) / q(1 -
-    MISS)), q the quantiles of chi^2_nu.
+    exact for Gaussian z (k = 0); for z of excess kurtosis k the law with the same mean and variance. `degrees`: number
+    of squares, above zero. `kurtosis`: mean excess kurtosis of the z, 0 or more. Returns the finding; its effect is the
+    largest ratio of standard deviations below 1 that is found: sqrt(q(level / 2) / q(1 - MISS)), q the quantiles of
+    chi^2_nu.
     """
     scale = 1 + kurtosis / 2
     nu = degrees / scale

@@ -37,11 +37,9 @@ def combine(rule: Product, released: Released) -> Aggregate:
     """Draw from the `product` of the sites' Gaussians.
 
     `full` holds d x d matrices, for last layers and small models. `diagonal` ignores correlations within a site, which
-    moves the mean and the variances where parameters are correlated.
-
-    Returns draws at temperature 1. A precision below the prior's in some direction, which only sampling error can
-    cause, is set to the prior's with a warning. Raises ValueError if a site has too few samples, or the product is
-    improper.
+    moves the mean and the variances where parameters are correlated. Returns draws at temperature 1. A precision below
+    the prior's in some direction, which only sampling error can cause, is set to the prior's with a warning. Raises
+    ValueError if a site has too few samples, or the product is improper.
     """
     shapes, estimate, scale = sample_shapes(released.samples), ESTIMATES[rule.form], prior_scale(released.sampler)
     factors, warnings = list[NaturalGaussian](), list[RunWarning]()
