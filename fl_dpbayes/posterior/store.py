@@ -120,7 +120,7 @@ def _check_code(model: Model, path: Path, allowed: Collection[str]) -> None:
     if isinstance(model, ModuleModel) and not model.factory.startswith(PROVIDED) and model.factory not in allowed:
         raise CodeNotAllowedError(
             f"{path} names the code {model.factory!r}, which would be imported and run here: if you trust it, allow it "
-            f"with  --allow-code {model.factory}"
+            f"with  --allow-code {model.factory}  (Python: allowed_code=[{model.factory!r}])"
         )
 
 
