@@ -1,11 +1,15 @@
 """What a node knows of its own site before it reads a record: its file, its card, its device, its randomness."""
 
+import logging
+import os
 from pathlib import Path
 
 import torch
 from flwr.app import ConfigRecord, Context, Message
 
+from clients.guard import own_site_file
 from clients.messages import RefusedError
+from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.installed_code import installed_code
 from fl_dpbayes.config.site_file import SiteFile, read_own_site_file, read_site_file
 from fl_dpbayes.config.task import check_prevalence_classes
@@ -15,17 +19,24 @@ from fl_dpbayes.privacy.streams import Streams
 from fl_dpbayes.protocol.card import SiteCard
 from fl_dpbayes.protocol.refusal import RefusalCode
 
+logger = logging.getLogger("fl_dpbayes.site")
+
 
 def site_file_of(message: Message, context: Context) -> SiteFile:
     """Read and validate the site file of this node.
 
     A hospital names its file in the node's own config (`site-file`), which no message can change. A node of Flower's
     simulation has no such key but a partition number; only there does the message say in which folder the virtual sites
-    lie. Raises RefusedError SITE_NOT_CONFIGURED if the node has neither. Raises UserError if the file is not valid.
+    lie. Raises RefusedError SITE_NOT_CONFIGURED if the node has neither, SITE_FILE_MISSING or SITE_FILE_INVALID if the
+    named file is not there or not valid.
     """
-    own = context.node_config.get("site-file")
-    if own:
-        return read_own_site_file(Path(str(own)))
+    if own := own_site_file(context):
+        try:
+            return read_own_site_file(Path(own))
+        except UserError as error:
+            logger.error("%s", error)
+            missing = not os.path.isfile(own)
+        raise RefusedError(RefusalCode.SITE_FILE_MISSING if missing else RefusalCode.SITE_FILE_INVALID)
     partition = context.node_config.get("partition-id")
     folder = message.content.config_records.get("config", ConfigRecord()).get("simulation-folder")
     if partition is None or not isinstance(folder, str) or not folder:

@@ -162,14 +162,20 @@ def _check_weights(model: Model, task: Task, folder: Path | None) -> None:
         frozen_body(model, body, shape, weights_folder=folder)
 
 
-def _policy(scenario: Scenario) -> Policy:
+def _policy(scenario: Scenario, plan: SitePlan) -> Policy:
     privacy, recalibration, training = scenario.privacy, scenario.recalibration, scenario.training
     fit = recalibration_plan(recalibration, privacy).steps if recalibration else 0
+    steps = max(training.chains * training.rounds * training.steps_per_round, fit)
     return Policy(
         max_run_epsilon=_run_epsilon(scenario),
         allow_non_private=privacy.kind == "none",
         allow_downloads=True,
-        max_steps=max(training.chains * training.rounds * training.steps_per_round, fit),
+        max_steps=steps,
+        max_samples=steps,
+        max_evaluations_per_run="unlimited",
+        max_evaluations="unlimited",
+        groups=plan.groups,
+        least_group_units=1,
         evaluation_release=scenario.evaluation.release,
         min_evaluation_noise_multiplier=scenario.evaluation.noise_multiplier or 1.0,
         allowed_code=scenario.named_code,
@@ -205,7 +211,7 @@ def _site_file(
             adjacency=privacy.adjacency,
             durability="normal",
         ),
-        policy=_policy(scenario),
+        policy=_policy(scenario, plan),
         threads=scenario.resources.threads_per_site,
         device=scenario.resources.device,
         insecure_seed=simulation.insecure_seed,

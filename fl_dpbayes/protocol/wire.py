@@ -90,3 +90,13 @@ def arrays_digest(arrays: Mapping[str, npt.NDArray]) -> str:
 def request_digest(request: Message) -> str:
     """Return the digest of all of a request but the ledger head that it echoes, which may differ on a resend."""
     return digest(request.model_copy(update={"ledger_head": None}))
+
+
+def plan_digest(request: Message) -> str:
+    """Return the digest of what a person approves of a request: its kind, and what is the same in all rounds and runs.
+
+    That is task and model, the plan, or an evaluation's noise; who is asked in which run and with which arrays is not.
+    """
+    stated = request.model_dump(mode="json", include={"task", "model", "plan", "noise_multiplier", "delta"})
+    text = json.dumps({"kind": type(request).__name__} | stated, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()

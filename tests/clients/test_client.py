@@ -175,4 +175,4 @@ def test_a_hospital_refuses_constants_that_were_taken_from_its_records(site) -> 
     text = site.path.read_text()
     site.path.write_text(text.replace('kind = "table"', 'kind = "table"\nconstants = "from_records"'))
     for reply in (site.answer("query"), site.train(round=2)):
-        assert refusal_of(reply) == ("DATA_INVALID", "")
+        assert refusal_of(reply) == ("SITE_FILE_INVALID", "")

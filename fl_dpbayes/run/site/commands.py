@@ -78,6 +78,24 @@ def ledger_show(site_file: SiteFileArgument) -> None:
     show_ledger(site_file, console)
 
 
+@ledger.command("lower", epilog="Example: fl-dpbayes site ledger lower north.toml 2.5")
+def ledger_lower(
+    site_file: SiteFileArgument, epsilon: Annotated[float, Argument(help="Of each part, from now on.")]
+) -> None:
+    """Lower the epsilon that a cohort may ever spend; for good, and no request raises it."""
+    from fl_dpbayes.run.site.ledger import restrict_ledger
+
+    restrict_ledger(site_file, epsilon, console)
+
+
+@ledger.command("close", epilog="Example: fl-dpbayes site ledger close north.toml")
+def ledger_close(site_file: SiteFileArgument) -> None:
+    """Close a cohort, for good: no request on its records is answered again, not even with a stored reply."""
+    from fl_dpbayes.run.site.ledger import restrict_ledger
+
+    restrict_ledger(site_file, None, console)
+
+
 @ledger.command("verify", epilog="Example: fl-dpbayes site ledger verify runs/quickstart-1/sites/00-north.toml")
 def ledger_verify(site_file: SiteFileArgument) -> None:
     """Check a ledger's hash chain and sums; status 1 if it does not hold."""
@@ -92,3 +110,14 @@ def ledger_export(site_file: SiteFileArgument) -> None:
     from fl_dpbayes.run.site.ledger import export_ledger
 
     print(json.dumps(export_ledger(site_file), indent=2))
+
+
+@site.command("statement", epilog="Example: fl-dpbayes site statement north.toml --month 2026-11")
+def statement(
+    site_file: SiteFileArgument,
+    month: Annotated[str, typer.Option(help="Year and month, UTC; this one unless given.")] = "",
+) -> None:
+    """Say what was asked and what left in a month, what was refused and why, and what it cost."""
+    from fl_dpbayes.run.site.statement import print_statement
+
+    print_statement(site_file, month, console)
