@@ -16,7 +16,7 @@ from typer.models import ArgumentInfo
 
 from fl_dpbayes import __version__
 from fl_dpbayes.config.errors import Stopped, UserError
-from fl_dpbayes.run.deploy.commands import deploy
+from fl_dpbayes.run.deploy.commands import deploy, provision
 from fl_dpbayes.run.site.commands import site
 
 app = typer.Typer(
@@ -330,6 +330,7 @@ def reproduce(
 
 app.add_typer(site, name="site")
 app.add_typer(deploy, name="deploy")
+app.command(epilog="Example: fl-dpbayes provision federation --sites north,south --host fl.example.org")(provision)
 
 
 def commands() -> click.Command:

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 import tomli_w
 from pydantic import AfterValidator, Field, PositiveFloat, PositiveInt, ValidationInfo
 
+from fl_dpbayes.config.approvals import Digest
 from fl_dpbayes.config.base import Config
 from fl_dpbayes.config.data import Shift
 from fl_dpbayes.config.errors import UserError
@@ -116,6 +117,25 @@ class Policy(Config):
         return not self.max_evaluations_per_run == self.max_evaluations == "unlimited"
 
 
+class Connection(Config):
+    """How a site's node reaches the coordinator, for `fl-dpbayes site start`; a simulation has none.
+
+    `superlink`: the coordinator's host:port. `ca`: the certificate that its server's is checked against. `key`: the
+    node's own private key, made by `fl-dpbayes site keys`. The process that holds the key listens on `port` of this
+    machine only; with `isolation` "process" another process, best of another user, runs the app (`fl-dpbayes site
+    app`) and proves by `secret` that it may. `bundles`: SHA-256 of app bundles that may run, beside those approved by
+    `fl-dpbayes site approve`.
+    """
+
+    superlink: Annotated[str, Field(pattern=r"^[A-Za-z0-9.\-]{1,253}:[0-9]{1,5}$")]
+    ca: PlacedPath = Path("ca.crt")
+    key: PlacedPath = Path("node.key")
+    port: Annotated[int, Field(ge=1, le=65535)] = 9094
+    isolation: Literal["process", "subprocess"] = "process"
+    secret: PlacedPath = Path("node.secret")
+    bundles: Annotated[tuple[Digest, ...], Field(max_length=100)] = ()
+
+
 class SiteFile(Config):
     """Everything that makes a site. Paths are relative to the file's own folder.
 
@@ -148,6 +168,7 @@ class SiteFile(Config):
     trace_folder: PlacedPath | None = None
     prevalence: SitePrevalence | None = None
     snapshot: PlacedPath | None = None
+    connection: Connection | None = None
 
     def _check_keys(self) -> None:
         budgets = {"policy.max_run_epsilon": self.policy.max_run_epsilon}

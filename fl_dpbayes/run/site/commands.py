@@ -68,6 +68,45 @@ def site_dry_run(
     raise typer.Exit(dry_run(site_file, scenario, console))
 
 
+@site.command(epilog="Example: fl-dpbayes site keys north.toml")
+def keys(site_file: SiteFileArgument) -> None:
+    """Make the node's key here, once; only the public part goes to the coordinator."""
+    from fl_dpbayes.run.site.keys import make_keys
+
+    make_keys(site_file, console)
+
+
+@site.command(epilog="Example: fl-dpbayes site start north.toml")
+def start(site_file: SiteFileArgument) -> None:
+    """Start the site's node: only approved bundles run, and a Flower that does not ask starts no node."""
+    from fl_dpbayes.run.site.node import start_node
+
+    start_node(site_file)
+
+
+@site.command(epilog="Example: fl-dpbayes site app north.toml")
+def app(site_file: SiteFileArgument) -> None:
+    """Start the process that runs the app for the site's node, best as another user; it never sees the node's key."""
+    from fl_dpbayes.run.site.node import start_app
+
+    start_app(site_file)
+
+
+@site.command(epilog="Example: fl-dpbayes site approve north.toml 4dc41f8a")
+def approve(
+    site_file: SiteFileArgument,
+    digest: Annotated[str | None, Argument(help="Of a bundle or plan, 8 digits or more; without: what waits.")] = None,
+    yes: Annotated[bool, Option("--yes", help="Do not ask.")] = False,
+) -> None:
+    """Show what a bundle or plan holds and let it run; the node goes on, and asks anew at every message."""
+    from fl_dpbayes.run.site.approve import approve_digest, show_waiting
+
+    if digest is None:
+        show_waiting(site_file, console)
+    else:
+        approve_digest(site_file, digest, console, lambda question: yes or typer.confirm(question))
+
+
 @ledger.command("create", epilog="Example: fl-dpbayes site ledger create north.toml")
 def ledger_create(site_file: SiteFileArgument) -> None:
     """Make a site's ledger, once, before its first request; nothing is overwritten."""

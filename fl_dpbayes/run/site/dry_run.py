@@ -10,6 +10,7 @@ import numpy as np
 import pandas
 from rich.console import Console
 
+from fl_dpbayes.config.approvals import approvals_file
 from fl_dpbayes.config.base import Message
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.scenario import Scenario, site_plan
@@ -67,11 +68,11 @@ def _made_up_site(own: SiteFile, path: Path, folder: Path) -> Path:
     assert own.ledger is not None
     ledger = own.ledger.model_copy(update={"path": folder / "ledger" / "l", "witness": folder / "witness" / "w"})
     changes = {"source": _made_up_records(own, names, folder, generator), "units": units, "ledger": ledger,
-               "selection": Selection(), "shift": None, "snapshot": None, "trace_folder": None,
+               "selection": Selection(), "shift": None, "snapshot": None, "connection": None, "trace_folder": None,
                "cache_folder": folder / "cache"}  # fmt: skip
     write_site_file(file := own.model_copy(update=changes), folder / path.name)
-    if (approved := path.with_suffix(".approved.toml")).exists():
-        shutil.copy(approved, folder)
+    if approvals_file(path).exists():
+        shutil.copy(approvals_file(path), folder)
     create_ledger(file).close()
     return folder / path.name
 

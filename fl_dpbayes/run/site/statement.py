@@ -9,7 +9,7 @@ from rich.console import Console
 
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.files.audit_log import audit_log_path, read_audit_log
-from fl_dpbayes.config.names import outside_text
+from fl_dpbayes.config.names import counted, outside_text
 from fl_dpbayes.config.site_file import read_site_file
 from fl_dpbayes.privacy.ledger.account import spent
 from fl_dpbayes.privacy.ledger.state import PARTS, read_state
@@ -65,10 +65,10 @@ def print_statement(site_file: Path, month: str, console: Console) -> None:
         steps, epsilon = (old.steps, old.epsilon) if old else (0, 0.0)
         if new.steps > steps:
             console.print(
-                f"{part}: {count(new.steps - steps)} steps; epsilon {rounded_up(epsilon)} before, "
+                f"{part}: {counted(new.steps - steps, 'step')}; epsilon {rounded_up(epsilon)} before, "
                 f"{rounded_up(new.epsilon)} after, of {rounded_up(after.most().epsilon)}",
                 markup=False,
             )
-    counted = len(after.evaluations) - len(before.evaluations)
+    measured = len(after.evaluations) - len(before.evaluations)
     closed = "; the cohort is closed" if after.closed else ""
-    console.print(f"evaluations: {counted}, {len(after.evaluations)} in all{closed}", markup=False)
+    console.print(f"evaluations: {measured}, {len(after.evaluations)} in all{closed}", markup=False)
