@@ -15,6 +15,7 @@ import torch
 from rich.console import Console
 
 from fl_dpbayes.config.errors import Stopped, UserError
+from fl_dpbayes.config.files.folder_lock import folder_lock
 from fl_dpbayes.config.kinds import import_apps
 from fl_dpbayes.config.names import counted
 from fl_dpbayes.config.scenario import Resources, Scenario
@@ -24,7 +25,6 @@ from fl_dpbayes.report.run_files import read_summary
 from fl_dpbayes.report.tables import calibration_table, privacy_table
 from fl_dpbayes.run.baselines import write_baselines
 from fl_dpbayes.run.flower_engine import run_flower
-from fl_dpbayes.run.folder_lock import folder_lock
 from fl_dpbayes.run.inline_engine import run_inline
 from fl_dpbayes.run.progress import EVENTS_FILE, EventReader, end_of_events, follow
 from fl_dpbayes.run.weak_budget import weak_budget
