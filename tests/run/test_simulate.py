@@ -13,6 +13,7 @@ from rich.console import Console
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.scenario import load_scenario
 from fl_dpbayes.report.run_files import write_summary
+from fl_dpbayes.run import flower_command
 from fl_dpbayes.run.flower_command import FlowerCommand
 from fl_dpbayes.run.inline_engine import logs_in
 from fl_dpbayes.run.progress import Display, EventReader
