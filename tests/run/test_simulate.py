@@ -114,9 +114,13 @@ def test_flower_is_asked_once_the_run_is_over(tmp_path: Path, questions, last: s
     assert (stop.looks, questions) == (20, ["ls"])
 
 
-def test_run_that_dies_without_a_word_is_noticed_and_a_stopped_one_asks_nothing(tmp_path: Path, questions) -> None:
-    wait(tmp_path / "events.jsonl", stop := Stop())
-    assert (stop.looks, questions) == (15, ["ls"])
+def test_run_that_dies_without_a_word_is_noticed_and_a_stopped_one_asks_nothing(
+    tmp_path: Path, questions, monkeypatch
+) -> None:
+    clock, stop = iter(range(0, 1000, 4)), Stop()
+    monkeypatch.setattr(flower_command.time, "monotonic", lambda: next(clock))
+    wait(tmp_path / "events.jsonl", stop)
+    assert (stop.looks, questions) == (4, ["ls"])
     stop.set()
     with pytest.raises(UserError, match="stopped"):
         wait(tmp_path / "events.jsonl", stop)
