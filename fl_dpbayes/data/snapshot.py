@@ -61,16 +61,18 @@ def write_snapshot(site_file: SiteFile, records: Records, stats: list[list[Any]]
     `stats`: of the source's files before they were read. Returns the digest of these files. Raises UserError if one of
     them has changed since, or the snapshot cannot be written.
     """
-    path, files = site_file.snapshot, SourceFiles(site_file)
+    path, files = site_file.records_file, SourceFiles(site_file)
     if path is None:
         raise UserError(f"site file of {site_file.name!r}: add a line  snapshot = 'FILE'  above its tables")
     content = files.digest()
     if files.stats() != stats:
         raise DataChangedError(f"the data of {site_file.name!r} changed while they were read: {CHECK}")
-    header = {"version": VERSION, "described": described(site_file), "files": stats, "sha256": content,
-              "unit": records.unit, "feature_names": records.feature_names, "groups": list(records.groups)}  # fmt: skip
     arrays = {name: values for name in COLUMNS if (values := getattr(records, name)) is not None}
     arrays |= {f"group{number}": values for number, values in enumerate(records.groups.values())}
+    header = {
+        "version": VERSION, "described": described(site_file), "files": stats, "sha256": content, "unit": records.unit,
+        "feature_names": records.feature_names, "groups": list(records.groups), "arrays": list(arrays),
+    }  # fmt: skip
     if objects := [name for name, values in arrays.items() if values.dtype.hasobject]:
         raise UserError(f"the source gives {objects[0]} as Python objects, which no snapshot can hold: give text")
     with replaced_atomically(path) as partial:
@@ -87,7 +89,7 @@ def read_snapshot(site_file: SiteFile) -> Records:
     Raises DataUncheckedError if there is none, it is damaged, or the site file now describes other records. Raises
     DataChangedError if size or time of a source's file is another than when the snapshot was made.
     """
-    path = site_file.snapshot
+    path = site_file.records_file
     assert path is not None
     try:
         with np.load(path, allow_pickle=False) as archive:
@@ -98,15 +100,17 @@ def read_snapshot(site_file: SiteFile) -> Records:
                 raise DataChangedError(
                     f"the data of {site_file.name!r} changed since snapshot {path} was made: {CHECK}"
                 )
-            arrays: dict[str, Any] = {name: archive.get(name) for name in COLUMNS}
-            groups = {name: archive[f"group{number}"] for number, name in enumerate(header["groups"])}
+            arrays = {name: archive[name] for name in header["arrays"]}
     except FileNotFoundError:
         raise DataUncheckedError(f"there is no snapshot {path}: {CHECK}") from None
     except (OSError, ValueError, KeyError, EOFError, NotImplementedError, zipfile.BadZipFile):
         raise DataUncheckedError(f"snapshot {path} is damaged, or cannot be read: {CHECK}") from None
+    groups = {name: arrays.pop(f"group{number}") for number, name in enumerate(header["groups"])}
     names = tuple(header["feature_names"])
-    task, unit = site_file.source.task, header["unit"]
-    return Records(**arrays, natural_site=None, task=task, unit=unit, groups=groups, feature_names=names)
+    return Records(
+        **dict.fromkeys(COLUMNS) | arrays, natural_site=None, task=site_file.source.task, unit=header["unit"],
+        groups=groups, feature_names=names,
+    )  # fmt: skip
 
 
 def described(site_file: SiteFile) -> str:

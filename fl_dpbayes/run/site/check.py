@@ -52,7 +52,7 @@ def data_findings(site_file: SiteFile) -> Iterator[Finding]:
         site = site_of(site_file, records)
         yield from _part_findings(site_file, records, site)
         content = write_snapshot(site_file, records, stats)
-        said = f"{site_file.snapshot}, of data with SHA-256 {content[:16]}; runs read it until the data change"
+        said = f"{site_file.records_file}, of data with SHA-256 {content[:16]}; runs read it until the data change"
         yield passed("snapshot", said)
     except UserError as error:
         yield failed("data", str(error), "no snapshot was written")

@@ -80,6 +80,9 @@ def _private_key(path: Path) -> tuple[ec.EllipticCurvePrivateKey | None, Finding
         key = load_ssh_private_key(path.read_bytes(), None)
         if path.stat().st_mode & 0o077:
             return None, failed("key", f"others on this machine may read {path}", f"chmod 600 {path}")
+    except PermissionError:
+        said = f"this user may not read {path}, which is right for the app's: check as the node's user, too"
+        return None, Finding("SKIP", "key", said)
     except FileNotFoundError:
         return None, failed("key", f"{path} does not exist", remedy)
     except (OSError, ValueError, TypeError, UnsupportedAlgorithm):

@@ -109,7 +109,7 @@ def _requests(scenario: Scenario, own: SiteFile) -> dict[str, tuple[Message | No
     asked: dict[str, tuple[Message | None, Arrays]] = {"query": (None, {})}
     if own.role == "train":
         asked["train"] = TrainRequest.model_validate(whose | steps), prefixed("start", start)
-    evaluation = {"predictors": {"last": (1.0,)}, "arrays": arrays_digest(prefixed("last", last))}
+    evaluation: dict[str, object] = {"predictors": {"last": (1.0,)}, "arrays": arrays_digest(prefixed("last", last))}
     evaluation |= {"delta": scenario.privacy.delta, "noise_multiplier": scenario.evaluation.noise_multiplier}
     asked["evaluate"] = EvaluateRequest.model_validate(whose | evaluation), prefixed("last", last)
     return asked
