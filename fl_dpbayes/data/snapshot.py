@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import zipfile
+import zlib
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,8 @@ from fl_dpbayes.data.records import Records
 
 VERSION = 1
 COLUMNS = ("features", "labels", "units", "truth", "published")
+# What NumPy and zipfile raise at an archive that is not as it was written.
+DAMAGED = (OSError, ValueError, KeyError, TypeError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error)
 CHECK = "run  fl-dpbayes site check SITE_FILE  to look at the data and make a new snapshot"
 
 
@@ -92,7 +95,7 @@ def read_snapshot(site_file: SiteFile) -> Records:
     path = site_file.records_file
     assert path is not None
     try:
-        with np.load(path, allow_pickle=False) as archive:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
             header = json.loads(archive["header"].tobytes())
             if header["version"] != VERSION or header["described"] != described(site_file):
                 raise DataUncheckedError(f"snapshot {path} is of another source, selection or shift: {CHECK}")
@@ -103,7 +106,7 @@ def read_snapshot(site_file: SiteFile) -> Records:
             arrays = {name: archive[name] for name in header["arrays"]}
     except FileNotFoundError:
         raise DataUncheckedError(f"there is no snapshot {path}: {CHECK}") from None
-    except (OSError, ValueError, KeyError, EOFError, NotImplementedError, zipfile.BadZipFile):
+    except DAMAGED:
         raise DataUncheckedError(f"snapshot {path} is damaged, or cannot be read: {CHECK}") from None
     groups = {name: arrays.pop(f"group{number}") for number, name in enumerate(header["groups"])}
     names = tuple(header["feature_names"])
