@@ -161,13 +161,9 @@ def _patients(table: pandas.DataFrame, name: str, split: Split) -> Iterator[Find
     parts += in_recalibration_part(units.tolist(), split.key, split.test_fraction, split.recalibration_fraction)
     across = pandas.Series(parts).groupby(alike).nunique().gt(1).sum()
     rows = np.flatnonzero(np.isin(column_texts(table[name]), units[same]))
-    said = (
-        f"{row_place(table, rows[0])} and {len(rows) - 1} more: patients whose names differ only by blanks or capitals"
-    )
-    split_up = (
-        f"; {across} of them stand in two parts, so that tests would be of patients who trained" if across else ""
-    )
-    yield failed(f"column {name!r}", said + split_up, "write each patient's name in one way")
+    said = f"{row_place(table, rows[0])} and {len(rows) - 1} more: names that differ only by blanks or capitals"
+    said += f"; {across} such patients stand in two parts, as in training and in testing" if across else ""
+    yield failed(f"column {name!r}", said, "write each patient's name in one way")
 
 
 def _image_findings(source: ImageFolder) -> Iterator[Finding]:

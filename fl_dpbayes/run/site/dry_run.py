@@ -26,6 +26,7 @@ from fl_dpbayes.protocol.evaluate import EvaluateRequest
 from fl_dpbayes.protocol.refusal import Refusal, RefusalCode
 from fl_dpbayes.protocol.train import TrainReply, TrainRequest
 from fl_dpbayes.protocol.wire import arrays_digest, read_header
+from fl_dpbayes.report.numbers import rounded_up
 from fl_dpbayes.run.audit.canary_site import answer_of
 from fl_dpbayes.run.site.findings import Finding, failed, passed, show
 from fl_dpbayes.run.site.init_site import coordinators_scenario
@@ -128,5 +129,7 @@ def _asked(site_file: Path, kind: str, request: Message | None, arrays: Arrays) 
     said = f"answered in {took}, {size:,} bytes of arrays would be sent"
     if kind == "train":
         reply = read_header(TrainReply, config["record"])
-        said += f"; {reply.steps} steps, epsilon {reply.privacy.epsilon} of {reply.privacy.budget}"
+        numbers = (reply.privacy.epsilon, reply.privacy.budget)
+        cost, budget = ("infinite" if number is None else rounded_up(number) for number in numbers)
+        said += f"; {reply.steps} steps, epsilon {cost} of {budget}"
     return passed(kind, said)
