@@ -88,7 +88,8 @@ def try_way(server, places, tmp_path):
     from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
     key = ec.generate_private_key(ec.SECP384R1()).private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
-    write_new(own := tmp_path / "node.key", key, 0o600)
+    own = tmp_path / "node.key"
+    write_new(own, key, 0o600)
 
     def tried(**changes: object) -> dict[str, Finding]:
         values = {
@@ -126,10 +127,10 @@ def test_wrong_certificate_authority_name_and_port_are_told_apart(server, try_wa
         "certificate",
         "it is not for the name 'other.example'",
     )
-    monkeypatch.setattr(socket, "getaddrinfo", Mock(side_effect=socket.gaierror))
-    assert only_failure(try_way(superlink="nowhere.invalid:443"))[0] == "name"
     assert only_failure(try_way(ca=places[0] / "absent.crt"))[0] == "CA file"
     assert only_failure(try_way(ca=places[0] / "ca.key"))[1].endswith("ca.key is no certificate")
+    monkeypatch.setattr(socket, "getaddrinfo", Mock(side_effect=socket.gaierror))
+    assert only_failure(try_way(superlink="nowhere.invalid:443"))[0] == "name"
 
 
 @pytest.mark.parametrize("server", ["plain"], indirect=True)

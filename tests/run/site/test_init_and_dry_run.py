@@ -1,4 +1,4 @@
-"""`fl-dpbayes site init` writes a file that works as written; `dry-run` tries a round and leaves everything as it was."""
+"""`fl-dpbayes site init` writes a file that works as written; `dry-run` tries a round and changes nothing."""
 
 import io
 import re
