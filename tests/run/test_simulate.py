@@ -13,7 +13,7 @@ from rich.console import Console
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.scenario import load_scenario
 from fl_dpbayes.report.run_files import write_summary
-from fl_dpbayes.run import flower_engine
+from fl_dpbayes.run.flower_command import FlowerCommand
 from fl_dpbayes.run.inline_engine import logs_in
 from fl_dpbayes.run.progress import Display, EventReader
 from fl_dpbayes.run.simulate import show_run, simulate
@@ -92,12 +92,12 @@ class Stop(threading.Event):
 @pytest.fixture
 def questions(monkeypatch: pytest.MonkeyPatch):
     asked, answer = [], {"runs": [{"status": "finished:completed"}]}
-    monkeypatch.setattr(flower_engine, "_flwr", lambda home, environment, what, *_: asked.append(what) or answer)
+    monkeypatch.setattr(FlowerCommand, "ask", lambda self, what, *_: asked.append(what) or answer)
     return asked
 
 
 def wait(events: Path, stop: Stop) -> dict:
-    return flower_engine._final_status(Path(), {}, "1", EventReader(events), stop)
+    return FlowerCommand(Path(), {}, "own")._final_status("1", EventReader(events), stop)
 
 
 @pytest.mark.parametrize("last", ["finished", "failed"])
@@ -113,13 +113,9 @@ def test_flower_is_asked_once_the_run_is_over(tmp_path: Path, questions, last: s
     assert (stop.looks, questions) == (20, ["ls"])
 
 
-def test_run_that_dies_without_a_word_is_noticed_and_a_stopped_one_asks_nothing(
-    tmp_path: Path, questions, monkeypatch
-) -> None:
-    clock, stop = iter(range(0, 1000, 4)), Stop()
-    monkeypatch.setattr(flower_engine.time, "monotonic", lambda: next(clock))
-    wait(tmp_path / "events.jsonl", stop)
-    assert (stop.looks, questions) == (4, ["ls"])
+def test_run_that_dies_without_a_word_is_noticed_and_a_stopped_one_asks_nothing(tmp_path: Path, questions) -> None:
+    wait(tmp_path / "events.jsonl", stop := Stop())
+    assert (stop.looks, questions) == (15, ["ls"])
     stop.set()
     with pytest.raises(UserError, match="stopped"):
         wait(tmp_path / "events.jsonl", stop)

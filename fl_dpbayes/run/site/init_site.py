@@ -3,7 +3,7 @@
 import difflib
 import os
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from rich.console import Console
 
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.files.atomic_file import write_atomically
-from fl_dpbayes.config.scenario import Scenario, read_scenario, scenario_content, site_plan
+from fl_dpbayes.config.scenario import Scenario, apply_overrides, read_scenario, scenario_content, site_plan
 from fl_dpbayes.config.site_file import read_own_site_file
 from fl_dpbayes.config.sources import Source, Table
 from fl_dpbayes.data.sources.table import read_table
@@ -83,7 +83,7 @@ def init_site(out: Path, ask: Ask, console: Console) -> int:
         raise UserError(f"{out} exists already: give another name, nothing is overwritten")
     given = ask(Question("scenario", "The coordinator's scenario file"))
     data = Path(ask(Question("data", "File (CSV, Parquet) or folder of this site's records")))
-    scenario = coordinators_scenario(given, data)
+    scenario = coordinators_scenario(given, data.resolve())
     names = ", ".join(scenario.sites)[:200]
     name = ask(Question("name", f"This site's name, as the coordinator has it ({names})"))
     if name not in scenario.sites:
@@ -124,13 +124,14 @@ def init_site(out: Path, ask: Ask, console: Console) -> int:
     return 0
 
 
-def coordinators_scenario(given: str, data: Path) -> Scenario:
+def coordinators_scenario(given: str, data: Path, overrides: Sequence[str] = ()) -> Scenario:
     """Read the coordinator's scenario with this site's records in the place of its own; its constants are public."""
     content = scenario_content(given)
+    apply_overrides(content, overrides)
     source = content.get("data", {}).get("source")
     if not isinstance(source, dict) or source.get("kind") not in ("table", "images", "arrays"):
         raise UserError(f"--scenario {given}: data.source is no table, images or arrays, of which a site has its own")
-    source["path"] = str(data.resolve())
+    source["path"] = str(data)
     for key in ("site_column", "site_pattern"):
         source.pop(key, None)
     scenario = read_scenario(content, f"scenario {given!r}")

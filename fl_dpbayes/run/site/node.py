@@ -29,16 +29,11 @@ import tomli_w
 
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.site_file import Connection, read_own_site_file
-from fl_dpbayes.run.flower_engine import APP_PROJECT
+from fl_dpbayes.run.flower_command import APP_PROJECT, ENVIRONMENT
 from fl_dpbayes.run.site.bundle import PROJECT, Bundle, decision, logger, read_bundle
 
 SIGNER, LOOPBACK = "this-site", "127.0.0.1"
 TRY_SECONDS = 60.0
-# Neither telemetry nor a question for updates leaves a hospital, and no package is fetched for a bundle.
-ENVIRONMENT = {
-    "FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1",
-    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1", "PYTHONUNBUFFERED": "1",
-}  # fmt: skip
 Decide = Callable[[Bundle, bytes], str]
 Connect = Callable[..., Any]
 
