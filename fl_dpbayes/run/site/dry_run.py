@@ -13,6 +13,7 @@ from rich.console import Console
 from fl_dpbayes.config.approvals import approvals_file
 from fl_dpbayes.config.base import Message
 from fl_dpbayes.config.errors import UserError
+from fl_dpbayes.config.record_schema import record_schema
 from fl_dpbayes.config.scenario import Scenario, site_plan
 from fl_dpbayes.config.site_file import Selection, SiteFile, read_own_site_file, write_site_file
 from fl_dpbayes.config.sources import Arrays as ArraysSource
@@ -46,17 +47,13 @@ def dry_run(path: Path, given: str, console: Console) -> int:
     if place is None or own.ledger is None:
         raise UserError(f"site file {path}: a site with a ledger and records of its own can try a round, this has none")
     scenario = coordinators_scenario(given, place if isinstance(place, Path) else place[0])
-    if scenario.data.source.task != own.source.task or _schema(scenario.data.source) != _schema(own.source):
-        raise UserError(f"site file {path}: features, constants or classes are not those of {given}: take these over")
+    if other := record_schema(scenario.data.source).differences(record_schema(own.source)):
+        raise UserError(f"site file {path}: {', '.join(other)} not as in {given}: take over what it says")
     with tempfile.TemporaryDirectory(prefix="fl-dpbayes-") as made:
         made_up = _made_up_site(own, path, Path(made))
         status = show([_asked(made_up, kind, *asked) for kind, asked in _requests(scenario, own).items()], console)
     console.print("on made-up records; your ledger and your records were not touched", markup=False)
     return status
-
-
-def _schema(source: Source) -> dict[str, object]:
-    return source.model_dump(exclude={"path", "site_column", "unit_column", "group_columns"})
 
 
 def _made_up_site(own: SiteFile, path: Path, folder: Path) -> Path:

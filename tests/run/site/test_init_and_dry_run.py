@@ -99,4 +99,4 @@ def test_dry_run_is_under_the_site_s_own_policy(made, command) -> None:
 
 def test_dry_run_finds_a_site_file_of_other_constants(made, command) -> None:
     status, shown = dry_run(command, made, centers="[60.0, 140.0]")
-    assert (status, "constants or classes are not those of" in shown) == (2, True)
+    assert (status, "not as in" in shown) == (2, True)
