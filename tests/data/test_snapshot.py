@@ -10,7 +10,7 @@ import pytest
 from fl_dpbayes.config.site_file import read_site_file
 from fl_dpbayes.data.site import Site, load_site, read_records, site_of
 from fl_dpbayes.data.site_ledger import data_version
-from fl_dpbayes.data.snapshot import DataChangedError, DataUncheckedError, SourceFiles, write_snapshot
+from fl_dpbayes.data.snapshot import DataChangedError, DataUncheckedError, source_files, write_snapshot
 from tests.asking import ROWS, record_of, refusal_of, rows_of
 
 PLACE = "ledger/north.records.npz"
@@ -29,7 +29,7 @@ def checked(path: Path) -> Site:
     """Write the snapshot of a site; return the site as its source gives it."""
     site_file = read_site_file(path)
     records = read_records(site_file)
-    write_snapshot(site_file, records, SourceFiles(site_file).stats())
+    write_snapshot(site_file, records, source_files(site_file))
     return site_of(site_file, records)
 
 
@@ -100,7 +100,7 @@ def test_damaged_snapshot_is_never_used(site) -> None:
 
 def test_source_that_changes_while_it_is_read_makes_no_snapshot(site) -> None:
     site_file = read_site_file(site.path)
-    before, records = SourceFiles(site_file).stats(), read_records(site_file)
+    before, records = source_files(site_file), read_records(site_file)
     rewritten(site, lambda text: text + b"p999,0.0,0.0,1\n")
     with pytest.raises(DataChangedError, match="while they were read"):
         write_snapshot(site_file, records, before)

@@ -58,6 +58,15 @@ def test_what_no_site_may_be_made_of_is_refused_and_writes_nothing(trial, refusa
     assert files_in(trial) == before
 
 
+def test_no_word_of_the_coordinator_becomes_a_key_of_the_site(trial, command) -> None:
+    scenario, table = trial / "trial.toml", trial / "patients.csv"
+    scenario.write_text(scenario.read_text().replace('"patient"', '"patient\\n[policy.groups]\\nsex = [1]\\n#"'))
+    table.write_text(table.read_text().replace("patient", '"patient\n[policy.groups]\nsex = [1]\n#"', 1))
+    given = ("--scenario", scenario, "--data", table, "--name", "north", "--yes")
+    status, shown, error = command("site", "init", trial / "north.toml", *given)
+    assert (status, error) == (0, ""), shown
+
+
 def test_nothing_is_overwritten_and_broken_data_make_no_ledger(trial, made, command, refusal) -> None:
     assert "exists already" in refusal("site", "init", made)
     table = trial / "patients.csv"
