@@ -136,7 +136,7 @@ def load_site(site_file: SiteFile) -> Site:
     snapshot that the file names, if it names one. Raises UserError if records are missing, damaged or not as described,
     or their number is far from the declared one; DataChangedError, DataUncheckedError as `read_snapshot`.
     """
-    return site_of(site_file, read_records(site_file) if site_file.snapshot is None else read_snapshot(site_file))
+    return site_of(site_file, read_records(site_file) if site_file.records_file is None else read_snapshot(site_file))
 
 
 def read_records(site_file: SiteFile) -> Records:

@@ -7,7 +7,8 @@ import hashlib
 import json
 import os
 import zipfile
-from typing import Any
+import zlib
+from pathlib import Path
 
 import numpy as np
 
@@ -18,6 +19,8 @@ from fl_dpbayes.data.records import Records
 
 VERSION = 1
 COLUMNS = ("features", "labels", "units", "truth", "published")
+# What NumPy and zipfile raise at an archive that is not as it was written.
+DAMAGED = (OSError, ValueError, KeyError, TypeError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error)
 CHECK = "run  fl-dpbayes site check SITE_FILE  to look at the data and make a new snapshot"
 
 
@@ -29,48 +32,42 @@ class DataChangedError(UserError):
     """The files that a snapshot was made from are not as they were."""
 
 
-class SourceFiles:
-    """The files that a site's records come from, as they are now: size and time of each, its digest where asked."""
+def source_files(site_file: SiteFile) -> list[tuple[str, int, int]]:
+    """Return path, size and time of last change, in ns, of each file that a site's records come from.
 
-    def __init__(self, site_file: SiteFile) -> None:
-        source = site_file.source
-        given = getattr(source, "path", None) or getattr(source, "folder", None) or ()
-        places = [*(given if isinstance(given, tuple) else (given,)), *filter(None, [site_file.selection.indices])]
-        self.paths = sorted({
-            path for place in places for path in (place.rglob("*") if place.is_dir() else [place]) if not path.is_dir()
-        })  # fmt: skip
-
-    def stats(self) -> list[list[Any]]:
-        """Return path, size and time of last change, in ns, of each file; DataChangedError if one is not there."""
-        try:
-            return [[str(path), (found := path.stat()).st_size, found.st_mtime_ns] for path in self.paths]
-        except OSError as error:
-            raise DataChangedError(f"{error.filename} cannot be read ({error.strerror}): put it back") from None
-
-    def digest(self) -> str:
-        """Return the SHA-256 over the paths and contents of all files."""
-        hasher = hashlib.sha256()
-        for path in self.paths:
-            hasher.update(f"{path}\0{file_sha256(path)}\n".encode())
-        return hasher.hexdigest()
-
-
-def write_snapshot(site_file: SiteFile, records: Records, stats: list[list[Any]]) -> str:
-    """Write validated records, selected and shifted, where the site file's `snapshot` says.
-
-    `stats`: of the source's files before they were read. Returns the digest of these files. Raises UserError if one of
-    them has changed since, or the snapshot cannot be written.
+    Raises DataChangedError if one is not there.
     """
-    path, files = site_file.snapshot, SourceFiles(site_file)
+    source = site_file.source
+    given = getattr(source, "path", None) or getattr(source, "folder", None) or ()
+    places = [*(given if isinstance(given, tuple) else (given,)), *filter(None, [site_file.selection.indices])]
+    paths = {path for place in places for path in (place.rglob("*") if place.is_dir() else [place])}
+    try:
+        return [(str(path), (at := path.stat()).st_size, at.st_mtime_ns) for path in sorted(paths) if not path.is_dir()]
+    except OSError as error:
+        raise DataChangedError(f"{error.filename} cannot be read ({error.strerror}): put it back") from None
+
+
+def write_snapshot(site_file: SiteFile, records: Records, files: list[tuple[str, int, int]]) -> str:
+    """Write validated records, selected and shifted, where the site file says.
+
+    `files`: of the source, before they were read. Returns the SHA-256 over their paths and contents. Raises UserError
+    if one of them has changed since, or the snapshot cannot be written.
+    """
+    path = site_file.records_file
     if path is None:
         raise UserError(f"site file of {site_file.name!r}: add a line  snapshot = 'FILE'  above its tables")
-    content = files.digest()
-    if files.stats() != stats:
-        raise DataChangedError(f"the data of {site_file.name!r} changed while they were read: {CHECK}")
-    header = {"version": VERSION, "described": described(site_file), "files": stats, "sha256": content,
-              "unit": records.unit, "feature_names": records.feature_names, "groups": list(records.groups)}  # fmt: skip
+    hasher = hashlib.sha256()
+    for name, *_ in files:
+        hasher.update(f"{name}\0{file_sha256(Path(name))}\n".encode())
+    if source_files(site_file) != files:
+        raise DataChangedError(f"the data changed while they were read: {CHECK}")
     arrays = {name: values for name in COLUMNS if (values := getattr(records, name)) is not None}
     arrays |= {f"group{number}": values for number, values in enumerate(records.groups.values())}
+    header = {
+        "version": VERSION, "described": described(site_file), "files": files, "sha256": hasher.hexdigest(),
+        "unit": records.unit, "feature_names": records.feature_names, "groups": list(records.groups),
+        "arrays": list(arrays),
+    }  # fmt: skip
     if objects := [name for name, values in arrays.items() if values.dtype.hasobject]:
         raise UserError(f"the source gives {objects[0]} as Python objects, which no snapshot can hold: give text")
     with replaced_atomically(path) as partial:
@@ -78,7 +75,7 @@ def write_snapshot(site_file: SiteFile, records: Records, stats: list[list[Any]]
         partial.unlink(missing_ok=True)
         with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
             np.savez(file, header=np.frombuffer(json.dumps(header).encode(), np.uint8), **arrays)
-    return content
+    return hasher.hexdigest()
 
 
 def read_snapshot(site_file: SiteFile) -> Records:
@@ -87,26 +84,26 @@ def read_snapshot(site_file: SiteFile) -> Records:
     Raises DataUncheckedError if there is none, it is damaged, or the site file now describes other records. Raises
     DataChangedError if size or time of a source's file is another than when the snapshot was made.
     """
-    path = site_file.snapshot
+    path = site_file.records_file
     assert path is not None
     try:
-        with np.load(path, allow_pickle=False) as archive:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
             header = json.loads(archive["header"].tobytes())
             if header["version"] != VERSION or header["described"] != described(site_file):
                 raise DataUncheckedError(f"snapshot {path} is of another source, selection or shift: {CHECK}")
-            if header["files"] != SourceFiles(site_file).stats():
-                raise DataChangedError(
-                    f"the data of {site_file.name!r} changed since snapshot {path} was made: {CHECK}"
-                )
-            arrays: dict[str, Any] = {name: archive.get(name) for name in COLUMNS}
-            groups = {name: archive[f"group{number}"] for number, name in enumerate(header["groups"])}
+            if [tuple(file) for file in header["files"]] != source_files(site_file):
+                raise DataChangedError(f"the data changed since snapshot {path} was made: {CHECK}")
+            arrays = {name: archive[name] for name in header["arrays"]}
     except FileNotFoundError:
         raise DataUncheckedError(f"there is no snapshot {path}: {CHECK}") from None
-    except (OSError, ValueError, KeyError, EOFError, NotImplementedError, zipfile.BadZipFile):
+    except DAMAGED:
         raise DataUncheckedError(f"snapshot {path} is damaged, or cannot be read: {CHECK}") from None
+    groups = {name: arrays.pop(f"group{number}") for number, name in enumerate(header["groups"])}
     names = tuple(header["feature_names"])
-    task, unit = site_file.source.task, header["unit"]
-    return Records(**arrays, natural_site=None, task=task, unit=unit, groups=groups, feature_names=names)
+    return Records(
+        **dict.fromkeys(COLUMNS) | arrays, natural_site=None, task=site_file.source.task, unit=header["unit"],
+        groups=groups, feature_names=names,
+    )  # fmt: skip
 
 
 def described(site_file: SiteFile) -> str:

@@ -1,5 +1,7 @@
 """What `fl-dpbayes site check` does: looks at a site's data, writes their snapshot, and tries the way to the server."""
 
+import math
+import re
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -11,12 +13,12 @@ from fl_dpbayes.config.site_file import SiteFile, read_own_site_file
 from fl_dpbayes.data.records import Records
 from fl_dpbayes.data.site import Site, is_delta_allowed, most_units, prepared, site_of
 from fl_dpbayes.data.site_ledger import ledger_place
-from fl_dpbayes.data.snapshot import SourceFiles, write_snapshot
+from fl_dpbayes.data.snapshot import source_files, write_snapshot
 from fl_dpbayes.privacy.ledger.file import LedgerError
 from fl_dpbayes.privacy.ledger.ledger import Ledger
 from fl_dpbayes.run.site.check_connection import connection_findings
 from fl_dpbayes.run.site.check_records import check_records
-from fl_dpbayes.run.site.findings import Finding, failed, passed, show
+from fl_dpbayes.run.site.findings import Finding, failed, passed, show, skipped
 
 MEBIBYTE = 2**20
 # Of a process that trains: its libraries; and how often it holds the records, at most.
@@ -42,17 +44,17 @@ def check_site(path: Path, console: Console, only: str | None = None) -> int:
 def data_findings(site_file: SiteFile) -> Iterator[Finding]:
     """Read a site's data once, say what is wrong with them, and write their snapshot where nothing is."""
     try:
-        stats = SourceFiles(site_file).stats()
+        files = source_files(site_file)
         found, loaded = check_records(site_file)
         yield from found
         if loaded is None:
-            yield Finding("SKIP", "snapshot", "not written: the data must be put right first")
+            yield skipped("snapshot", "not written: the data must be put right first")
             return
         records = prepared(site_file, loaded)
         site = site_of(site_file, records)
         yield from _part_findings(site_file, records, site)
-        content = write_snapshot(site_file, records, stats)
-        said = f"{site_file.snapshot}, of data with SHA-256 {content[:16]}; runs read it until the data change"
+        content = write_snapshot(site_file, records, files)
+        said = f"{site_file.records_file}, of data with SHA-256 {content[:16]}; runs read it until the data change"
         yield passed("snapshot", said)
     except UserError as error:
         yield failed("data", str(error), "no snapshot was written")
@@ -72,14 +74,10 @@ def _part_findings(site_file: SiteFile, records: Records, site: Site) -> Iterato
     if settings is not None and site.role == "train" and not is_delta_allowed(site_file, "train", settings.delta):
         below = f"below {1 / most_units(site_file, 'train'):.3g}, one over the most units that may be here"
         yield failed("delta", f"ledger.delta is {settings.delta:g}", f"it must be {below}: agree on a smaller one")
-    need = LIBRARIES_MEBIBYTES + COPIES * records.features.nbytes // MEBIBYTE
-    free = _free_mebibytes()
-    if free is None or need <= free:
-        have = "" if free is None else f", {free:,} MiB are free"
-        yield passed("memory", f"a request takes about {need:,} MiB{have}")
-    else:
-        remedy = "give the machine more memory, or stop what else runs on it"
-        yield failed("memory", f"a request takes about {need:,} MiB, and {free:,} MiB are free", remedy)
+    need, free = LIBRARIES_MEBIBYTES + COPIES * records.features.nbytes // MEBIBYTE, _free_mebibytes()
+    said = f"a request takes about {need:,} MiB, and {free:,} MiB are free"
+    enough = passed("memory", said)
+    yield enough if need <= free else failed("memory", said, "get more memory, or stop what else runs here")
 
 
 def _ledger_findings(site_file: SiteFile) -> Iterator[Finding]:
@@ -92,16 +90,14 @@ def _ledger_findings(site_file: SiteFile) -> Iterator[Finding]:
     except (LedgerError, UserError) as error:
         problems = [str(error)]
     if problems:
-        yield failed(
-            "ledger", problems[0], "a new site:  fl-dpbayes site ledger create SITE_FILE  ; else docs/ledger.md"
-        )
+        yield failed("ledger", problems[0], "new? make it:  fl-dpbayes site ledger create SITE_FILE")
     else:
         yield passed("ledger", f"cohort {settings.cohort!r}, sound, and its second place agrees")
 
 
-def _free_mebibytes() -> int | None:
-    """Return what memory a new process may have, where the system says so."""
-    with suppress(OSError, ValueError, StopIteration):
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-        return int(next(line.split()[1] for line in lines if line.startswith("MemAvailable"))) // 1024
-    return None
+def _free_mebibytes() -> float:
+    """Return what memory a new process may have, or infinity where the system does not say so."""
+    with suppress(OSError):
+        found = re.search(r"MemAvailable:\s+(\d+)", Path("/proc/meminfo").read_text(encoding="ascii"))
+        return int(found[1]) // 1024 if found else math.inf
+    return math.inf

@@ -13,6 +13,7 @@ from rich.console import Console
 from fl_dpbayes.config.approvals import approvals_file
 from fl_dpbayes.config.base import Message
 from fl_dpbayes.config.errors import UserError
+from fl_dpbayes.config.record_schema import record_schema
 from fl_dpbayes.config.scenario import Scenario, site_plan
 from fl_dpbayes.config.site_file import Selection, SiteFile, read_own_site_file, write_site_file
 from fl_dpbayes.config.sources import Arrays as ArraysSource
@@ -26,6 +27,7 @@ from fl_dpbayes.protocol.evaluate import EvaluateRequest
 from fl_dpbayes.protocol.refusal import Refusal, RefusalCode
 from fl_dpbayes.protocol.train import TrainReply, TrainRequest
 from fl_dpbayes.protocol.wire import arrays_digest, read_header
+from fl_dpbayes.report.numbers import rounded_up
 from fl_dpbayes.run.audit.canary_site import answer_of
 from fl_dpbayes.run.site.findings import Finding, failed, passed, show
 from fl_dpbayes.run.site.init_site import coordinators_scenario
@@ -45,17 +47,13 @@ def dry_run(path: Path, given: str, console: Console) -> int:
     if place is None or own.ledger is None:
         raise UserError(f"site file {path}: a site with a ledger and records of its own can try a round, this has none")
     scenario = coordinators_scenario(given, place if isinstance(place, Path) else place[0])
-    if scenario.data.source.task != own.source.task or _schema(scenario.data.source) != _schema(own.source):
-        raise UserError(f"site file {path}: features, constants or classes are not those of {given}: take these over")
+    if other := record_schema(scenario.data.source).differences(record_schema(own.source)):
+        raise UserError(f"site file {path}: {', '.join(other)} not as in {given}: take over what it says")
     with tempfile.TemporaryDirectory(prefix="fl-dpbayes-") as made:
         made_up = _made_up_site(own, path, Path(made))
         status = show([_asked(made_up, kind, *asked) for kind, asked in _requests(scenario, own).items()], console)
     console.print("on made-up records; your ledger and your records were not touched", markup=False)
     return status
-
-
-def _schema(source: Source) -> dict[str, object]:
-    return source.model_dump(exclude={"path", "site_column", "unit_column", "group_columns"})
 
 
 def _made_up_site(own: SiteFile, path: Path, folder: Path) -> Path:
@@ -109,7 +107,7 @@ def _requests(scenario: Scenario, own: SiteFile) -> dict[str, tuple[Message | No
     asked: dict[str, tuple[Message | None, Arrays]] = {"query": (None, {})}
     if own.role == "train":
         asked["train"] = TrainRequest.model_validate(whose | steps), prefixed("start", start)
-    evaluation = {"predictors": {"last": (1.0,)}, "arrays": arrays_digest(prefixed("last", last))}
+    evaluation: dict[str, object] = {"predictors": {"last": (1.0,)}, "arrays": arrays_digest(prefixed("last", last))}
     evaluation |= {"delta": scenario.privacy.delta, "noise_multiplier": scenario.evaluation.noise_multiplier}
     asked["evaluate"] = EvaluateRequest.model_validate(whose | evaluation), prefixed("last", last)
     return asked
@@ -128,5 +126,7 @@ def _asked(site_file: Path, kind: str, request: Message | None, arrays: Arrays) 
     said = f"answered in {took}, {size:,} bytes of arrays would be sent"
     if kind == "train":
         reply = read_header(TrainReply, config["record"])
-        said += f"; {reply.steps} steps, epsilon {reply.privacy.epsilon} of {reply.privacy.budget}"
+        numbers = (reply.privacy.epsilon, reply.privacy.budget)
+        cost, budget = ("infinite" if number is None else rounded_up(number) for number in numbers)
+        said += f"; {reply.steps} steps, epsilon {cost} of {budget}"
     return passed(kind, said)

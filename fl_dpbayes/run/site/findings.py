@@ -1,32 +1,24 @@
 """What `fl-dpbayes site check` found: one line each, with the remedy where something is wrong."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Literal
+from functools import partial
+from typing import NamedTuple
 
 from rich.console import Console
 
 STYLES = {"PASS": "green", "WARN": "yellow", "FAIL": "bold red", "SKIP": "dim"}
 
 
-@dataclass(frozen=True)
-class Finding:
-    """One thing that was looked at: whether it is as it should be, what was found, and what to do about it."""
+class Finding(NamedTuple):
+    """One thing that was looked at: its status, of `STYLES`, what was found, and what to do about it."""
 
-    status: Literal["PASS", "WARN", "FAIL", "SKIP"]
+    status: str
     what: str
     said: str
     remedy: str = ""
 
 
-def passed(what: str, said: str) -> Finding:
-    """Say that something is as it should be."""
-    return Finding("PASS", what, said)
-
-
-def failed(what: str, said: str, remedy: str) -> Finding:
-    """Say that something must be corrected, and how."""
-    return Finding("FAIL", what, said, remedy)
+passed, warned, failed, skipped = (partial(Finding, status) for status in STYLES)
 
 
 def show(findings: Iterable[Finding], console: Console) -> int:

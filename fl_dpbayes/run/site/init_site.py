@@ -4,64 +4,26 @@ import difflib
 import os
 import secrets
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from rich.console import Console
 
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.files.atomic_file import write_atomically
+from fl_dpbayes.config.names import outside_text
 from fl_dpbayes.config.scenario import Scenario, apply_overrides, read_scenario, scenario_content, site_plan
 from fl_dpbayes.config.site_file import read_own_site_file
 from fl_dpbayes.config.sources import Source, Table
 from fl_dpbayes.data.sources.table import read_table
+from fl_dpbayes.run.deploy.provision import templates
 from fl_dpbayes.run.init_scenario import toml_value
 from fl_dpbayes.run.site.check import data_findings
 from fl_dpbayes.run.site.findings import show
 from fl_dpbayes.run.site.ledger import create_ledger
 
-TEMPLATE = """\
-# The site {name} of the scenario {scenario}; it stays at the hospital. Read it, then:  fl-dpbayes site check {file}
-name = {name}
-role = {role}
-units = {units}   # public: the {what}, within 20 % of the real number
-snapshot = {snapshot}   # the checked records, as confidential as these: written by  site check  , read by runs
 
-[source]   # this site's records; features and constants are the coordinator's, the same at every site
-{source}
-
-[split]   # which {unit}s are kept from training follows from the key: keep it secret, and for good
-test_fraction = {test}
-recalibration_fraction = {kept}
-key = "{key}"
-
-[ledger]   # how much privacy was ever spent here; made once, never deleted
-path = {ledger}
-witness = {witness}   # its second place: on another disk, in another backup
-cohort = {cohort}
-epsilon = {epsilon}   # the most that all runs together may ever spend
-delta = {delta}   # below one over the number of {unit}s
-adjacency = "{adjacency}"
-
-[policy]   # what a request may ask for; everything else is refused
-max_run_epsilon = {run_epsilon}   # of one run
-max_clip_norm = {clip_norm}
-max_steps = {steps}
-evaluation_release = {evaluation}   # of test results: "none"; "noised", paid for; "public" gives exact sums
-allowed_code = []   # installed code, beside fl-dpbayes, that a request may name{wanted}
-# expires = 2030-12-31   # the last day on which requests are answered
-# stop_file = "STOP"   # while this file is there, none is
-"""
-CONNECTION = """
-[connection]
-superlink = {superlink}   # the coordinator's server
-ca = "ca.crt"   # from the coordinator: what its server's certificate is checked against
-key = "node.key"   # made here by  fl-dpbayes site keys  ; it never leaves this machine
-"""
-
-
-@dataclass(frozen=True)
-class Question:
+class Question(NamedTuple):
     """A question of `site init`: the option that answers it too, the words, and what is proposed, if anything is."""
 
     option: str
@@ -92,25 +54,29 @@ def init_site(out: Path, ask: Ask, console: Console) -> int:
     test = scenario.data.test_fraction if trains else 1.0
     kept = scenario.recalibration.fraction if trains and scenario.recalibration else 0.0
     source, count = _own_columns(scenario.data.source, ask)
-    near = None if count is None else count * (1 - test - kept) if trains else count
-    what = f"{source.unit}s that {'train' if trains else 'are tested'} here"
-    question = Question("units", f"A round, public number of the {what}", None if near is None else _rounded(near))
-    units = ask(question)
+    near = None if count is None else _rounded(count * (1 - test - kept) if trains else count)
+    # It stands in comments, where a line end would begin a key.
+    unit = outside_text(source.unit)
+    what = f"{unit}s that {'train' if trains else 'are tested'} here"
+    units = ask(Question("units", f"A round, public number of the {what}", near))
     epsilon = ask(Question("epsilon", "The most epsilon that all runs may ever spend", f"{privacy.epsilon:g}"))
     witness = ask(Question("witness", "The ledger's second place, best on another disk", f"witness/{name}.json"))
     evaluation = ask(Question("evaluation", "Test results may leave: none, noised or public", "none"))
     superlink = ask(Question("superlink", "The coordinator's server, host:port (empty: later)", ""))
     wanted = f"   # this scenario asks for {toml_value(scenario.named_code)}" if scenario.named_code else ""
-    text = TEMPLATE.format(
+    forms = templates("site")
+    text = forms["site.toml"].format(
         file=out.name, scenario=scenario.name, name=toml_value(name), role=toml_value(scenario.sites[name].role),
-        units=units, unit=source.unit, what=what, source=_source_lines(source, out.resolve().parent),
+        units=units, unit=unit, what=what, source=_source_lines(source, out.resolve().parent),
         snapshot=toml_value(f"ledger/{name}.records.npz"), test=test, kept=kept, key=secrets.token_hex(16),
         ledger=toml_value(f"ledger/{name}.sqlite"), witness=toml_value(witness),
         cohort=toml_value(f"{scenario.name} {name}"), epsilon=epsilon, delta=privacy.delta,
         adjacency=privacy.adjacency, run_epsilon=privacy.epsilon, clip_norm=privacy.clip_norm,
         steps=site_plan(scenario, 1).total_steps, evaluation=toml_value(evaluation), wanted=wanted,
     )  # fmt: skip
-    write_atomically(out, text + (CONNECTION.format(superlink=toml_value(superlink)) if superlink else ""))
+    if superlink:
+        text += forms["connection.toml"].format(superlink=toml_value(superlink))
+    write_atomically(out, text)
     try:
         site_file = read_own_site_file(out)
     except UserError:
@@ -132,8 +98,7 @@ def coordinators_scenario(given: str, data: Path, overrides: Sequence[str] = ())
     if not isinstance(source, dict) or source.get("kind") not in ("table", "images", "arrays"):
         raise UserError(f"--scenario {given}: data.source is no table, images or arrays, of which a site has its own")
     source["path"] = str(data)
-    for key in ("site_column", "site_pattern"):
-        source.pop(key, None)
+    content["data"]["source"] = {key: source[key] for key in source if key not in ("site_column", "site_pattern")}
     scenario = read_scenario(content, f"scenario {given!r}")
     if scenario.data.source.looked_at:
         raise UserError(
