@@ -1,5 +1,6 @@
 """A federation of real processes on this machine: TLS, node authentication, process isolation at both ends."""
 
+import contextlib
 import json
 import os
 import shutil
@@ -64,10 +65,11 @@ class RealFederation:
         """Run a command to its end and return what it printed."""
         command = [str(BIN / program), *map(str, words)]
         done = subprocess.run(
-            command, env=self.environment(), cwd=self.folder, capture_output=True, text=True, timeout=seconds, check=False
+            command, env=self.environment(), cwd=self.folder, timeout=seconds, check=False, text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         )  # fmt: skip
-        assert done.returncode == status, done.stdout + done.stderr
-        return done.stdout + done.stderr
+        assert done.returncode == status, done.stdout
+        return done.stdout
 
     def start(self, name: str, *words: object, home: str = "home") -> None:
         """Start a process that stays."""
@@ -85,25 +87,30 @@ class RealFederation:
         """End processes at once, with what they started."""
         for name in names:
             process = self.processes.pop(name)
-            try:
+            with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
             process.wait()
 
     def start_coordinator(self) -> None:
         """Start SuperLink and the process that runs ServerApps."""
-        keys, secret = self.kit / "coordinator", self.kit / "coordinator" / "server.secret"
+        self.start_superlink()
+        self.start_serverapp()
+
+    def start_superlink(self) -> None:
+        keys = self.kit / "coordinator"
         self.start(
             "superlink", "flower-superlink", "--ssl-ca-certfile", keys / "ca.crt", "--ssl-certfile",
             keys / "server.pem", "--ssl-keyfile", keys / "server.key", "--enable-supernode-auth", "--host", "127.0.0.1",
             "--port", self.port, "--database", self.folder / "state.db", "--disable-runtime-dependency-installation",
-            "--isolation", "process", "--superexec-auth-secret-file", secret,
+            "--isolation", "process", "--superexec-auth-secret-file", keys / "server.secret",
         )  # fmt: skip
-        wait_for(lambda: self._listens(self.port))
+        wait_for(lambda: self.listens(self.port))
+
+    def start_serverapp(self) -> None:
+        keys = self.kit / "coordinator"
         self.start(
             "serverapp", "flower-superexec", "--root-certificates", keys / "ca.crt", "--runtime-api-address",
-            f"localhost:{self.port}", "--superexec-auth-secret-file", secret, home="home-server",
+            f"localhost:{self.port}", "--superexec-auth-secret-file", keys / "server.secret", home="home-server",
         )  # fmt: skip
 
     def add_site(self, record: SiteFile, superlink: str = "") -> Path:
@@ -152,6 +159,6 @@ class RealFederation:
         self.kill(*self.processes)
 
     @staticmethod
-    def _listens(port: int) -> bool:
+    def listens(port: int) -> bool:
         with socket.socket() as probe:
             return probe.connect_ex(("127.0.0.1", port)) == 0
