@@ -1,6 +1,5 @@
 """Only approved code runs: through real processes with a foreign bundle, and the gate by itself."""
 
-import hashlib
 import json
 from pathlib import Path
 
