@@ -17,6 +17,7 @@ import sys
 import tempfile
 import threading
 import time
+import warnings
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -46,7 +47,8 @@ Connect = Callable[..., Any]
 class Gate:
     """Stands between Flower's connection and its loop, where every bundle passes.
 
-    `decide`: bundle, bytes, what the SuperLink said wrongly -> an empty text, or why it may not run. `seen`: SHA-256 of each bundle that has passed.
+    `decide`: bundle, bytes, what the SuperLink said wrongly -> an empty text, or why it may not run. `seen`: SHA-256
+    of the last bundles.
     """
 
     def __init__(self, decide: Decide) -> None:
@@ -231,7 +233,10 @@ def own_bundle() -> bytes:
     from flwr.cli.build import build_fab_from_files
 
     project = APP_PROJECT.format(version=version("fl-dpbayes")).encode()
-    return build_fab_from_files({PROJECT: project})[0]
+    with warnings.catch_warnings():
+        # Of a library that Flower calls by a name it has given up.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return build_fab_from_files({PROJECT: project})[0]
 
 
 def _with_code(bundle: bytes) -> bytes:
