@@ -57,7 +57,7 @@ def test_nginx_lets_hospitals_reach_the_fleet_api_and_nothing_else(tmp_path) -> 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
 def test_units_restart_without_limit_and_systemd_reads_them(tmp_path) -> None:
-    provision(tmp_path, ["north"], "fl.example.org", Console(quiet=True))
+    provision(tmp_path, ["north"], "fl.example.org", 8443, Console(quiet=True))
     units = sorted(tmp_path.rglob("*.service"))
     assert len(units) == 4
     for unit in units:
@@ -71,16 +71,19 @@ def test_units_restart_without_limit_and_systemd_reads_them(tmp_path) -> None:
 
 
 def test_provision_renews_the_certificate_and_overwrites_nothing_else(tmp_path) -> None:
-    provision(tmp_path, ["north"], "10.0.0.7", Console(quiet=True))
+    provision(tmp_path, ["north"], "10.0.0.7", 8443, Console(quiet=True))
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    provision(tmp_path, ["north"], "10.0.0.7", Console(quiet=True))
+    provision(tmp_path, ["north"], "10.0.0.7", 8443, Console(quiet=True))
     changed = {path.name for path, content in before.items() if path.read_bytes() != content}
     assert changed == {"server.pem"}
     modes = {path.name: path.stat().st_mode & 0o777 for path in before}
     assert (modes["ca.key"], modes["server.key"], modes["server.secret"]) == (0o600, 0o600, 0o640)
     for sites, host in ((["a", "a"], "host"), (["a b"], "host"), (["a"], "host;x")):
         with pytest.raises(UserError, match=r"--(sites|host) is"):
-            provision(tmp_path / "other", sites, host, Console(quiet=True))
+            provision(tmp_path / "other", sites, host, 8443, Console(quiet=True))
+    (tmp_path / "coordinator" / "ca.key").unlink()
+    with pytest.raises(UserError, match="put it back"):
+        provision(tmp_path, ["north"], "10.0.0.7", 8443, Console(quiet=True))
 
 
 @pytest.mark.slow
