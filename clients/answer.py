@@ -56,7 +56,7 @@ def answer(
         noted |= {"run": request.run, "round": request.round, "request": request_digest(request)}
         noted |= {"plan": plan_digest(request), "code": source_digest((HOME / "clients", HOME / "fl_dpbayes"))}
     check_code(site_file, request)
-    check_plan(site_file, request)
+    check_plan(site_file, own, request)
     done = work(site_file, request, message)
     noted["charge"] = done.charge
     answered = reply_message(message, done.reply, done.arrays)

@@ -39,12 +39,12 @@ logger = logging.getLogger("fl_dpbayes.site")
 class RefusedError(Exception):
     """Ends the handling of a message with a refusal, which is all that the server learns.
 
-    `refusal`: the code and the request's field.
+    `refusal`: the code and the request's field. `detail`: what the site's own log says beside them.
     """
 
-    def __init__(self, code: RefusalCode, field: str = "") -> None:
+    def __init__(self, code: RefusalCode, field: str = "", detail: str = "") -> None:
         self.refusal = Refusal(code=code, field=outside_text(field))
-        super().__init__(self.refusal.describe())
+        super().__init__(f"{self.refusal.describe()}{': ' if detail else ''}{detail}")
 
 
 class ChargedError(Exception):

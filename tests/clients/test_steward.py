@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 
 from clients.evaluate import declared_groups
 from fl_dpbayes.cli import app
+from fl_dpbayes.config.approvals import approvals_file
 from fl_dpbayes.config.files import audit_log
 from fl_dpbayes.config.files.audit_log import audit_log_path, read_audit_log, record
 from fl_dpbayes.config.site_file import Policy
@@ -16,6 +17,7 @@ from fl_dpbayes.data.site import SiteSplit
 from fl_dpbayes.privacy.events import GaussianEvent
 from fl_dpbayes.privacy.ledger.ledger import Refused
 from fl_dpbayes.privacy.ledger.state import Cohort
+from fl_dpbayes.privacy.pld.loss_distribution import pld_epsilon
 from fl_dpbayes.protocol.refusal import RefusalCode
 from fl_dpbayes.run.site.statement import print_statement
 from tests.asking import ROWS, evaluate, refusal_of, refused, rows_of
@@ -113,11 +115,15 @@ def test_a_plan_approved_at_the_site_runs_from_the_next_message_on_and_another_d
     with_policy(site, approved_plans=[])
     assert refusal_of(site.train()) == ("PLAN_NOT_APPROVED", "plan")
     digest = list(read_audit_log(site.path))[-1]["plan"]
-    with_policy(site, approved_plans=[digest])
+    said = command("site", "approve", site.path, digest[:12], "--yes")
+    assert said.startswith("0 ")
+    assert '"clip_norm": 0.5' in said
     assert refusal_of(site.train()) is None
     assert refusal_of(site.train(round=2, first_step=1)) is None
     for other in (LATER, MLP, {"task": {"input_shape": [3], "classes": 2}}, {"privacy": {"epsilon": 3.0}}):
         assert refusal_of(site.train(**other)) == ("PLAN_NOT_APPROVED", "plan")
+    approvals_file(site.path).write_text("plans = 1")
+    assert refusal_of(site.train(run="cd" * 16)) == ("SITE_FILE_INVALID", "")
 
 
 def command(*words: object) -> str:
@@ -147,7 +153,8 @@ def test_a_cohort_is_lowered_and_closed_by_a_command_for_good(table_site) -> Non
 
 def test_a_stock_of_steps_that_costs_more_than_the_lowered_budget_gives_no_further_step(tmp_path) -> None:
     plan = (GaussianEvent(1.0, 0.2, 20),)
-    with open_ledger(tmp_path / "site.sqlite", Cohort("a", "patient", 8.0, 1e-3, "add_or_remove_one")) as ledger:
+    whole = Cohort("a", "patient", pld_epsilon(plan, 1e-3, "add_or_remove_one") * 1.001, 1e-3, "add_or_remove_one")
+    with open_ledger(tmp_path / "site.sqlite", whole) as ledger:
         complete(ledger, spending(1, plan=plan))
         assert ledger.state().rules["train"].name == "fixed schedule"
         ledger.restrict(ledger.spent("train").epsilon * 1.1)
