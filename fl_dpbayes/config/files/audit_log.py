@@ -1,6 +1,6 @@
 """A site's audit log: a line of JSON for each request and each decision on it, kept at the site and never sent.
 
-It needs nothing but Python, so that a broken installation has its lines too. docs/audit-log.md lists the keys.
+It needs nothing but Python, so that a broken installation has its lines too. docs/steward.md lists the keys.
 """
 
 import fcntl
