@@ -70,6 +70,11 @@ def held_folder(site_file: Path, kind: Kind) -> Path:
     return site_file.with_suffix(".held") / kind
 
 
+def node_log(site_file: Path) -> Path:
+    """Return the name under which the audit log of decisions on bundles is kept, by the node's user."""
+    return held_folder(site_file, "bundles") / "node"
+
+
 def hold(site_file: Path, kind: Kind, digest: str, content: bytes) -> bool:
     """Keep what is unknown for the steward's look, if it is small enough and there are few; say whether it is there.
 
@@ -81,7 +86,7 @@ def hold(site_file: Path, kind: Kind, digest: str, content: bytes) -> bool:
         folder.mkdir(parents=True, exist_ok=True)
         if path.exists():
             return True
-        if len(content) > MOST_HELD_BYTES or sum(1 for _ in folder.iterdir()) >= MOST_HELD:
+        if len(content) > MOST_HELD_BYTES or sum(1 for _ in folder.glob(f"*{SUFFIXES[kind]}")) >= MOST_HELD:
             return False
         with replaced(path) as partial:
             partial.write_bytes(content)

@@ -54,6 +54,7 @@ class FALD(FedAvg):
         super().__init__(**fedavg)
         self.rule = rule or aggregation.FALD(rule="fald")
         self.burn_in, self.thinning, self.on_round, self.on_sample = burn_in, thinning, on_round, on_sample
+        self._more_metrics: Any = fedavg.get("train_metrics_aggr_fn") or (lambda contents, key: {})
         self._sent: Arrays = {}
         self._stated: dict[str, Metrics] = {}
         self._states: dict[str, Arrays] = {}
@@ -95,6 +96,7 @@ class FALD(FedAvg):
         metrics["temperature"] = averaged_temperature(heat, weights, units) if heat else 0.0
         for name in ("epsilon", "epsilon-planned", "delta", "steps"):
             metrics |= {f"{name}-max": max(values.values()) for values in [self._of_all(name)] if values}
+        metrics |= self._more_metrics([reply.content for reply in good], self.weighted_by_key)
         if server_round > self.burn_in and (server_round - self.burn_in) % self.thinning == 0:
             size = float(np.median([*self._of_all("step-size").values()] or [1.0])) or 1.0
             rows = {name: array[np.newaxis] for name, array in state.items()}

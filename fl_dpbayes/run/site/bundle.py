@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fl_dpbayes.config.approvals import MOST_HELD_BYTES, hold, read_approvals
+from fl_dpbayes.config.approvals import MOST_HELD_BYTES, hold, node_log, read_approvals
 from fl_dpbayes.config.errors import UserError
+from fl_dpbayes.config.files.audit_log import AuditLogError, record
 from fl_dpbayes.config.names import outside_text
 from fl_dpbayes.config.site_file import read_own_site_file
 
@@ -70,11 +71,26 @@ def read_bundle(content: bytes) -> Bundle:
     return Bundle(sha256, files, project, app, version, problem)
 
 
-def decision(site_file: Path, bundle: Bundle, content: bytes) -> str:
+def decision(site_file: Path, bundle: Bundle, content: bytes, mismatch: str = "") -> str:
     """Decide on a bundle that has come: an empty text where it may run, else why not; an unknown one is held.
 
-    The approvals and the site file are read anew; if one of them is not valid, no bundle runs.
+    The approvals and the site file are read anew; if one of them is not valid, or the decision cannot be written into
+    the audit log, no bundle runs. `mismatch`: what was found against it already.
     """
+    reason = mismatch or _reason(site_file, bundle, content)
+    event = {"message": "bundle", "bundle": bundle.sha256, "app": outside_text(bundle.app),
+             "decision": "refused" if reason else "runs", "reason": reason}  # fmt: skip
+    try:
+        log = node_log(site_file)
+        log.parent.mkdir(parents=True, exist_ok=True)
+        record(log, event)
+    except (OSError, AuditLogError) as error:
+        logger.error("%s", error)
+        return "the audit log cannot be written"
+    return reason
+
+
+def _reason(site_file: Path, bundle: Bundle, content: bytes) -> str:
     try:
         connection = read_own_site_file(site_file).connection
         allowed = {*read_approvals(site_file).bundles, *(connection.bundles if connection else ())}

@@ -39,14 +39,14 @@ ENVIRONMENT = {
     "FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1",
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1", "PYTHONUNBUFFERED": "1",
 }  # fmt: skip
-Decide = Callable[[Bundle, bytes], str]
+Decide = Callable[[Bundle, bytes, str], str]
 Connect = Callable[..., Any]
 
 
 class Gate:
     """Stands between Flower's connection and its loop, where every bundle passes.
 
-    `decide`: bundle and bytes -> an empty text, or why it may not run. `seen`: SHA-256 of each bundle that has passed.
+    `decide`: bundle, bytes, what the SuperLink said wrongly -> an empty text, or why it may not run. `seen`: SHA-256 of each bundle that has passed.
     """
 
     def __init__(self, decide: Decide) -> None:
@@ -83,7 +83,7 @@ class Gate:
         """Return the bundle signed if it may run, else with nothing in it and no signature, which Flower refuses."""
         content = bytes(fab.content)
         bundle = read_bundle(content)
-        reason = _mismatch(bundle, fab, run) or self.decide(bundle, content)
+        reason = self.decide(bundle, content, _mismatch(bundle, fab, run))
         self.seen.append(bundle.sha256)
         del self.seen[:-10]
         if reason:
@@ -112,7 +112,7 @@ def try_gate(gate: Gate) -> None:
     Flower's private names are in place of `install` already. Raises UserError if the loop does not ask the gate, lets
     the foreign bundle through, or cannot be tried.
     """
-    decide, gate.decide = gate.decide, lambda bundle, _: bundle.problem
+    decide, gate.decide = gate.decide, lambda bundle, _, mismatch: mismatch or bundle.problem
     trial = _Trial(gate)
     thread = threading.Thread(target=trial.run, daemon=True)
     loggers = logging.getLogger("flwr"), logger
@@ -262,10 +262,12 @@ def start_node(site_file: Path) -> NoReturn:
     connection = _connection_of(site_file)
     _check_secrets(connection)
     home = _prepare_home()
-    gate = Gate(lambda bundle, content: decision(site_file, bundle, content))
+    gate = Gate(lambda bundle, content, mismatch: decision(site_file, bundle, content, mismatch))
     install(gate)
     try_gate(gate)
-    logger.info("own bundle of this version: %s", hashlib.sha256(own_bundle()).hexdigest())
+    logger.setLevel(logging.INFO)
+    logger.addHandler(logging.StreamHandler())
+    logger.info("bundle of the version installed here: %s", hashlib.sha256(own_bundle()).hexdigest())
     trusted, node = home / "trusted.yaml", home / "node.toml"
     # JSON is YAML.
     trusted.write_text(json.dumps(gate.trusted), encoding="utf-8")
