@@ -14,7 +14,7 @@ from fl_dpbayes.report.curve_figures import epsilon_figure, net_benefit_figure, 
 from fl_dpbayes.report.figure_style import DrawnFigure, drawn_figure, figure_name, save_figures
 from fl_dpbayes.report.measure_tables import net_benefit_table, reliability_table
 from fl_dpbayes.report.numbers import UNDEFINED, count, decimal, interval, points, probability
-from fl_dpbayes.report.page_tables import epsilon_table, error_cell, metric_table, once, page_table
+from fl_dpbayes.report.page_tables import epsilon_table, error_cell, once, page_table
 from fl_dpbayes.report.run_files import EpsilonCurve
 from fl_dpbayes.report.wording import ROLES, in_reading_order, predictor_name
 
@@ -101,8 +101,8 @@ def _draw_epsilon(run: Summary, curves: Sequence[EpsilonCurve]) -> DrawnFigure |
 def _draw_sites(places: Sequence[CalibrationRecord], metric: str) -> DrawnFigure | None:
     title = METRICS[metric].name
     ends = ", with 95% intervals" if any(row.intervals.get(metric) is not None for row in places) else ""
-    name, table = figure_name("sites", metric), metric_table(places, metric)
-    return drawn_figure(name, f"{title} at every site{ends}.", table, lambda: sites_figure(places, metric, title))
+    description = f"{title} at every site{ends}."
+    return drawn_figure(figure_name("sites", metric), description, None, lambda: sites_figure(places, metric, title))
 
 
 def _draw_shifts(run: Summary) -> DrawnFigure | None:
@@ -118,8 +118,7 @@ def _draw_shifts(run: Summary) -> DrawnFigure | None:
     if len(values) < LEAST_SHIFTS:
         return None
     title, subtitle = "Calibration error by shift and severity", f"debiased RMS, points; {predictor_name(found[0][0])}"
-    table = metric_table([row for row, _ in found], "rms_debiased")
-    return drawn_figure("shifts", f"{title}, {subtitle}.", table, lambda: heat_figure(values, title, subtitle))
+    return drawn_figure("shifts", f"{title}, {subtitle}.", None, lambda: heat_figure(values, title, subtitle))
 
 
 def _draw_net_benefit(rows: Sequence[CalibrationRecord]) -> DrawnFigure | None:

@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import compress, groupby
 
-from fl_dpbayes.config.metrics import METRICS
 from fl_dpbayes.config.names import PREDICTORS
 from fl_dpbayes.config.summary import CalibrationRecord, EvaluationPrivacyRecord, PrivacyRecord, Summary
 from fl_dpbayes.report.answer import median_rows, one_outcome
@@ -248,19 +247,6 @@ def _cost_table(run: Summary) -> PageTable:
     ]
     rows += [(f"Time: {stage}", duration(seconds), "") for stage, seconds in run.seconds.items()]
     return page_table(("", "Total", "Largest round"), rows)
-
-
-def metric_table(rows: Sequence[CalibrationRecord], metric: str) -> PageTable:
-    """Show one metric at every place, a column per predictor."""
-    ordered = in_reading_order(rows)
-    predictors = {row.predictor: predictor_name(row) for row in ordered}
-    write = points if METRICS[metric].unit == "share" else decimal
-    places: dict[str, dict[str, Cell]] = {}
-    for row in ordered:
-        cell = write(getattr(row, metric)), interval(row.intervals.get(metric), write)
-        places.setdefault(place_name(row), {})[row.predictor] = error_cell(row) if metric == "rms_debiased" else cell
-    cells = [(place, *(found.get(predictor, UNDEFINED) for predictor in predictors)) for place, found in places.items()]
-    return page_table(("Where", *predictors.values()), cells)
 
 
 def facts(run: Summary) -> Mapping[str, str]:
