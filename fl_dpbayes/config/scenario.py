@@ -284,12 +284,12 @@ def _override(content: dict[str, Any], assignment: str) -> None:
     _, separator, text = assignment.partition("=")
     names = _key(assignment)
     if not separator or not all(names):
-        raise UserError(f"--set {assignment!r}: write it as key.sub_key=value, for example privacy.epsilon=2")
+        raise UserError(f"setting {assignment!r}: write it as key.sub_key=value, for example privacy.epsilon=2")
     table = content
     for name in names[:-1]:
         table = table.setdefault(name, {})
         if not isinstance(table, dict):
-            raise UserError(f"--set {assignment!r}: {name!r} is a value, not a table, so it has no key {names[-1]!r}")
+            raise UserError(f"setting {assignment!r}: {name!r} is a value, not a table, so it has no key {names[-1]!r}")
     if not text.strip():
         table.pop(names[-1], None)
     else:
@@ -301,5 +301,5 @@ def _toml_value(assignment: str, text: str) -> Any:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError as error:
         if text[:1] in ("{", "[", '"', "'"):
-            raise UserError(f"--set {assignment!r}: the value is not valid TOML: {error}") from None
+            raise UserError(f"setting {assignment!r}: the value is not valid TOML: {error}") from None
         return text

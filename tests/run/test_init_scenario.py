@@ -85,7 +85,7 @@ def test_a_hospital_makes_no_ledger_for_such_constants(patients, command, tmp_pa
 @pytest.mark.parametrize(("changes", "said"), [
     ({"label": "outcom"}, "--label outcom: .* has no such column, its columns are id, hospital"),
     ({"label": "note"}, "--label note: it has 120 values, a class needs 2 to 20"),
-    ({"label": "creatinine"}, "--label creatinine: 14 of 120 rows have no value there"),
+    ({"label": "creatinine"}, "--label creatinine: 14 of 120 rows have no value"),
     ({"site": "id"}, "no site has 20 rows or units"),
     ({"from": "absent.csv"}, "table absent.csv does not exist"),
     ({"out": "patients.csv"}, "patients.csv exists already"),
