@@ -79,10 +79,10 @@ release = "public"   # in a simulation; a hospital chooses "noised" or "none"
 baselines = true   # simpler predictors, fitted to the training records without privacy: no epsilon covers them
 """
 CONSTANTS = """\
-# A feature is (value - center) / scale. Scales were taken from the records, rounded to one digit, centers to the place
-# of that digit, and so were the values of categories. At a hospital that costs privacy that nobody counts: replace them by what is known
-# without these patients (a normal range, a textbook), then say constants = "public". Until then this file runs in
-# simulations only.
+# A feature is (value - center) / scale. Centers and scales were taken from the records, rounded (scales to one digit,
+# centers to its place), and so were the values of categories. At a hospital that costs privacy that nobody counts:
+# replace them by what is known without these patients (a normal range, a textbook), then say constants = "public".
+# Until then this file runs in simulations only.
 constants = "from_records"
 """
 
