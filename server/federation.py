@@ -59,17 +59,13 @@ def run_federation(
     names = [[member.card.name, member.card.role] for member in roster.members]
     record.events.write("roster", sites=names, left_out=[sentence(one) for one in roster.left_out])
     check_task(scenario, roster.task)
-    federation = Federation(
-        scenario=scenario,
-        run=checkpoint.run if checkpoint is not None else run_identifier(scenario),
-        roster=roster,
-        planned_sites=checkpoint.planned_sites if checkpoint is not None else len(roster.training),
-        shapes=model_shapes(scenario.model, roster.task),
-        run_folder=run_folder,
-        simulation_folder=simulation_folder,
-        # The ledgers of a simulation are as new as its run.
-        heads_file=None if simulation_folder else run_folder.parent / HEADS_FILE,
-    )
+    run, planned = run_identifier(scenario), len(roster.training)
+    if checkpoint is not None:
+        run, planned = checkpoint.run, checkpoint.planned_sites
+    # The ledgers of a simulation are as new as its run.
+    heads_file = None if simulation_folder else run_folder.parent / HEADS_FILE
+    shapes = model_shapes(scenario.model, roster.task)
+    federation = Federation(scenario, run, roster, planned, shapes, run_folder, simulation_folder, heads_file)
     strategy = STRATEGIES.get(scenario.aggregation.rule, IndependentChainsStrategy)(federation, record)
     if checkpoint is None:
         state = strategy.initial_state(0)

@@ -107,13 +107,13 @@ def _same_records(found: dict[str, Any] | None, calibration: list[dict[str, Any]
     """Leave out the simpler predictors where the run itself was measured on other records, since a site fell silent."""
     if not found:
         return None
-    own = {row["site"]: row["n"] for row in calibration}
-    kept = [row for row in found.get("rows", ()) if own.get(row["site"]) == row["n"]]
-    missing = {
-        f"simpler predictors at {row['site']}": f"the run measured {own.get(row['site'], 0)} of its {row['n']} records"
-        for row in found.get("rows", ()) if own.get(row["site"]) != row["n"]
-    }  # fmt: skip
-    return {"rows": kept, "missing": found.get("missing", {}) | missing}
+    own, kept, missing = {row["site"]: row["n"] for row in calibration}, [], dict(found.get("missing", {}))
+    for row in found.get("rows", ()):
+        if (measured := own.get(row["site"], 0)) == row["n"]:
+            kept.append(row)
+        else:
+            missing[f"simpler predictors at {row['site']}"] = f"the run measured {measured} of its {row['n']} records"
+    return {"rows": kept, "missing": missing}
 
 
 def _privacy(site: str, record: RunRecord, recalibration: Recalibration | None) -> dict[str, Any]:

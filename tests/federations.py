@@ -133,8 +133,6 @@ class Federation:
             record = record_of(reply)
             change(record)
             reply.content["config"]["record"] = json.dumps(record)
-            # They say the same again, and may be left out.
-            reply.content.pop("metrics", None)
             return reply
 
         self.spoil(changed, *arguments, **which)

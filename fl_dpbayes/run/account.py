@@ -86,8 +86,7 @@ def solved(options: dict[str, Any], schedule: str, steps: int, units: int) -> So
     if temperature is not None and coupling != "floor":
         has = "has no temperature" if coupling == "constant" else "finds its own"
         raise UserError(f"--temperature is {temperature}, but --coupling {coupling} {has}: leave it out, or take floor")
-    if temperature is None and coupling == "floor":
-        options = {**options, "temperature": 1.0}
+    options |= {"temperature": 1.0} if temperature is None and coupling == "floor" else {}
     try:
         content, example = tomllib.loads(f"schedule = {schedule}"), '{kind="polynomial", initial=0.1, power=0.33}'
         sizes = read_record(_Schedule, content, f"--schedule (for example {example})").schedule
@@ -146,23 +145,21 @@ def account_table(found: Account) -> Table:
 
 def solve_json(found: SolvedNoise) -> JSONValue:
     """Write solved noise as JSON values; the coupling `floor` has both parameters, infinite is the string "inf"."""
-    parameters = {"noise_multiplier": found.noise_multiplier, "temperature": found.temperature}
-    solved = {name: value for name, value in parameters.items() if value is not None}
-    return json_values(
-        solved | {"epsilon": found.epsilon, "delta": found.delta, "history": write_history(found.history)}
-    )
+    free = {key: value for key in ("noise_multiplier", "temperature") if (value := getattr(found, key)) is not None}
+    costs = {"epsilon": found.epsilon, "delta": found.delta, "history": write_history(found.history)}
+    return json_values(free | costs)
 
 
 def solve_table(found: SolvedNoise) -> Table:
     """Lay out solved noise: the parameter, the noise of the first and the last step, and the cost."""
-    table = terminal_table(f"noise for {len(found.noise_multipliers)} steps; {NEIGHBOURS[found.adjacency]}")
+    sigmas = found.noise_multipliers
+    table = terminal_table(f"noise for {len(sigmas)} steps; {NEIGHBOURS[found.adjacency]}")
     table.add_column("quantity")
     table.add_column("value", justify="right", no_wrap=True)
     for name, value in (("noise multiplier", found.noise_multiplier), ("temperature", found.temperature)):
         if value is not None:
             table.add_row(name, _text(value))
-    first, last = found.noise_multipliers[0], found.noise_multipliers[-1]
-    table.add_row("noise multiplier, first to last step", f"{_text(first)} to {_text(last)}")
+    table.add_row("noise multiplier, first to last step", f"{_text(sigmas[0])} to {_text(sigmas[-1])}")
     table.add_row(f"epsilon at delta = {found.delta:g} (PLD)", _text(found.epsilon))
     return table
 
@@ -171,11 +168,10 @@ def _gdp_meaning(found: Account) -> str:
     summary = f"Gaussian differential privacy, mu = {_text(found.mu)}"
     if found.mu_kind == "exact":
         return f"{summary}: exact, every unit took part in every step"
-    meaning = f"{summary}: central limit, not a guarantee"
-    if 0 < found.epsilon_pld < math.inf and found.epsilon_gdp < found.epsilon_pld:
-        short = 100 * (1 - found.epsilon_gdp / found.epsilon_pld)
-        return f"{meaning}; it under-reports against PLD by {short:.1f} %"
-    return meaning
+    is_short = found.epsilon_gdp < found.epsilon_pld < math.inf
+    short = 100 * (1 - found.epsilon_gdp / found.epsilon_pld) if is_short else 0
+    under = f"; it under-reports against PLD by {short:.1f} %" if is_short else ""
+    return f"{summary}: central limit, not a guarantee{under}"
 
 
 def _text(value: float) -> str:

@@ -100,7 +100,7 @@ class Run:
             >>> p["epistemic_uncertainty"], p[:, 1]  # doctest: +SKIP
         """
         with self._module_at_hand():
-            table = predicted_table(self.folder, new, self.classes_.tolist(), self._allowed_code)
+            table = predicted_table(self.folder, new, pandas.Index(self.classes_.tolist()), self._allowed_code)
         if isinstance(new, pandas.DataFrame):
             table.index = new.index
         return Probabilities(table)

@@ -67,7 +67,7 @@ def sites_from_frame(
         label: the column of classes: numbers from 0, or words, in alphabetical order or that of a Categorical; their
             names are declared public.
         unit: the column of privacy units, such as the patient; without it each row is one.
-        features: the columns to predict from. Without them all others are used, and centers, scales and constants for
+        features: what to predict from. Without them all other columns are used, and centers, scales and constants for
             missing values are proposed from the records: a simulation's page says so, a hospital would refuse them.
         centers: public constants, by column or in the order of `features`; 0 where not given.
         scales: the same, above 0; 1 where not given.
@@ -106,8 +106,8 @@ def sites_from_frame(
     source = read_record(Table, {
         "path": FRAME, "label": label, "site_column": site, "unit_column": unit, "classes": len(classes),
         "class_names": names, "features": list(found.numbers), "missing": found.missing,
-        "centers": _constants(centers, "centers", features, {name: pair[0] for name, pair in found.numbers.items()}),
-        "scales": _constants(scales, "scales", features, {name: pair[1] for name, pair in found.numbers.items()}),
+        **{key: _constants(given, key, features or (), {name: pair[at] for name, pair in found.numbers.items()})
+           for at, (key, given) in enumerate([("centers", centers), ("scales", scales)])},
         "categories": {name: sorted(set(table[name])) for name in found.categories},
         "constants": "from_records" if features is None or found.categories else "public",
     }, "the frame")  # fmt: skip
@@ -166,10 +166,9 @@ def sites_from_arrays(
             "sites": np.array([names[str(name)] for name in texts["sites"]])}  # fmt: skip
     if units is not None:
         kept["units"] = texts["units"]
-    content = {"path": FRAME, "input_shape": values.shape[1:], "classes": len(classes)}
-    source = read_record(Arrays, content | {"class_names": class_names}, "the arrays")
+    content = {"path": FRAME, "input_shape": values.shape[1:], "classes": len(classes), "class_names": class_names}
     sizes = _sizes(kept["sites"], kept.get("units", np.arange(len(values))))
-    return SiteRecords(source, kept, sizes, names, {})
+    return SiteRecords(read_record(Arrays, content, "the arrays"), kept, sizes, names, {})
 
 
 def _classes(column: pandas.Series, where: str) -> tuple[list[str], list[str]]:
@@ -194,10 +193,8 @@ def _chosen_features(table: pandas.DataFrame) -> ProposedFeatures:
         elif len(values := set(column_texts(column))) <= MOST_CATEGORIES:
             found.categories[name] = []
         else:
-            raise UserError(
-                f"feature {name!r} has {len(values)} values of text, such as {str(min(values))[:60]!r}: turn it into "
-                f"numbers, or group it to {MOST_CATEGORIES} values or fewer"
-            )
+            said = f"feature {name!r} has {len(values)} values of text, such as {str(min(values))[:60]!r}"
+            raise UserError(f"{said}: turn it into numbers, or group it to {MOST_CATEGORIES} values or fewer")
     return found
 
 
@@ -213,22 +210,16 @@ def _taken(table: pandas.DataFrame, source: Table) -> list[str]:
     return found
 
 
-def _constants(
-    given: Constants | None, key: str, features: Sequence[str] | None, proposed: dict[str, float]
-) -> list[float]:
+def _constants(given: Constants | None, key: str, features: Sequence[str], proposed: dict[str, float]) -> list[float]:
     """Return a constant of each numeric feature: the one that was given, or else proposed."""
     if given is not None and not isinstance(given, Mapping | pandas.Series):
-        if len(given) != len(features or ()):
-            raise UserError(
-                f"{key} has {len(given)} values for {len(features or ())} features: give features and one value for "
-                "each, or a dictionary by column"
-            )
-        given = dict(zip(features or (), given, strict=True))
+        if len(given) != len(features):
+            said = f"{key} has {len(given)} values for {len(features)} features"
+            raise UserError(f"{said}: give features and one value for each, or a dictionary by column")
+        given = dict(zip(features, given, strict=True))
     own = {} if given is None else dict(given)
     if unknown := own.keys() - proposed:
-        raise UserError(
-            f"{key} names {min(unknown)!r}, which is no numeric feature: choose among {', '.join(proposed)}"
-        )
+        raise UserError(f"{key} names {min(unknown)!r}, no numeric feature: choose among {', '.join(proposed)}")
     return list((proposed | own).values())
 
 

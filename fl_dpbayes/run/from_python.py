@@ -74,10 +74,8 @@ def simulate(data: SiteRecords | str | Path, settings: Mapping[str, Any] | None 
     if unknown := parts.keys() - Parts.__annotations__.keys():
         raise UserError(f"simulate takes no {min(unknown)!r}: it takes {', '.join(Parts.__annotations__)}")
     if not isinstance(data, SiteRecords | str | Path) or not isinstance(settings, Mapping | None):
-        given = f"a {type(data).__name__} and a {type(settings).__name__}"
-        raise UserError(
-            f"simulate has {given}: give records of sites_from_frame, or a scenario's name, and a dictionary"
-        )
+        given = f"simulate has a {type(data).__name__} and a {type(settings).__name__}"
+        raise UserError(f"{given}: give records of sites_from_frame, or a scenario's name, and a dictionary")
     engine, model = parts.get("engine", "inline"), parts.get("model")
     if engine not in ("inline", "flower"):
         raise UserError(f"engine is {engine!r}: choose 'inline' or 'flower'")
@@ -112,7 +110,7 @@ def simulate(data: SiteRecords | str | Path, settings: Mapping[str, Any] | None 
 def _content(data: SiteRecords | str | Path, parts: Parts) -> dict[str, Any]:
     """Return the scenario's content with every part that was given."""
     content = _of_records(data) if isinstance(data, SiteRecords) else scenario_content(str(data))
-    has_temperature = (sampler := parts.get("sampler")) is None or sampler.has_temperature
+    has_temperature = getattr(parts.get("sampler"), "has_temperature", True)
     for key, section in (("sampler", "sampler"), ("privacy", "privacy"), ("rule", "aggregation"), ("model", "model")):
         given: Any = parts.get(key)
         if given is None or (key == "model" and isinstance(given, nn.Module)):

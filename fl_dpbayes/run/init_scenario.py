@@ -79,10 +79,10 @@ release = "public"   # in a simulation; a hospital chooses "noised" or "none"
 baselines = true   # simpler predictors, fitted to the training records without privacy: no epsilon covers them
 """
 CONSTANTS = """\
-# A feature is (value - center) / scale. Centers and scales were taken from the records, rounded to one digit, and so
-# were the values of categories. At a hospital that costs privacy that nobody counts: replace them by what is known
-# without these patients (a normal range, a textbook), then say constants = "public". Until then this file runs in
-# simulations only.
+# A feature is (value - center) / scale. Centers and scales were taken from the records, rounded (scales to one digit,
+# centers to its place), and so were the values of categories. At a hospital that costs privacy that nobody counts:
+# replace them by what is known without these patients (a normal range, a textbook), then say constants = "public".
+# Until then this file runs in simulations only.
 constants = "from_records"
 """
 
@@ -136,12 +136,8 @@ def _of_images(data: Path, patterns: tuple[str, str | None], out: Path) -> tuple
     table = pandas.DataFrame({"site": found_names(source, paths, "site_pattern"), "unit": units})
     sizes = table.drop_duplicates()["site"].value_counts()
     patient = "# patient_pattern: every image is another patient. If patients have several, find theirs."
-    keys = [
-        f"height = {SIDE}   # every image is resized to this",
-        f"width = {SIDE}",
-        f"site_pattern = {toml_value(site)}",
-    ]
-    keys.append(patient if unit is None else f"patient_pattern = {toml_value(unit)}")
+    keys = [f"height = {SIDE}   # every image is resized to this", f"width = {SIDE}"]
+    keys += [f"site_pattern = {toml_value(site)}", patient if unit is None else f"patient_pattern = {toml_value(unit)}"]
     names = site_names(table["site"].to_numpy(dtype=np.str_), f"--site {site}: the pattern")
     classes = source.class_names
     text, said = _filled(out, (sizes, names), data, keys, unit=source.unit, label=" or ".join(classes), clip_norm=2.0)
@@ -158,16 +154,13 @@ def _of_table(data: Path | tuple[Path, ...], label: str, columns: tuple[str, str
             there = ", ".join(map(str, table.columns))
             raise UserError(f"{option} {name}: {data} has no such column, its columns are {there}")
         if name is not None and (empty := int(table[name].isna().sum())):
-            raise UserError(
-                f"{option} {name}: {empty} of {len(table)} rows have no value there: fill in or remove them"
-            )
+            raise UserError(f"{option} {name}: {empty} of {len(table)} rows have no value: fill in or remove them")
     found = proposed_features(table.drop(columns=named))
     # As text, in the letters that a simulation will meet.
     words = read_table(data, tuple(found.categories))
     for name in found.categories:
-        found.categories[name] = sorted(
-            set(map(str, column_texts(words[name]))), key=lambda value: (value == MISSING, value)
-        )
+        values = set(map(str, column_texts(words[name])))
+        found.categories[name] = sorted(values, key=lambda value: (value == MISSING, value))
     sizes = (table[site] if unit is None else table.drop_duplicates([site, unit])[site]).value_counts()
     names = site_names(table[site].to_numpy(dtype=np.str_), f"--site {site}: the column")
     features = len(found.numbers) + len(found.missing) + sum(map(len, found.categories.values()))
@@ -209,7 +202,7 @@ def proposed_features(table: pandas.DataFrame) -> ProposedFeatures:
                 continue
             numbers = column.dropna().astype(float)
             binary = set(numbers) <= {0.0, 1.0}
-            found.numbers[name] = (0.0, 1.0) if binary else (_rounded(numbers.median()), _rounded(numbers.std()) or 1.0)
+            found.numbers[name] = (0.0, 1.0) if binary else _rounded(numbers.median(), numbers.std())
             if column.isna().any():
                 found.missing[name] = found.numbers[name][0]
         elif values <= MOST_CATEGORIES:
@@ -233,8 +226,10 @@ def proposed_clip_norm(features: int) -> float:
     return float(f"{np.sqrt(1 + features / 2):.1g}")
 
 
-def _rounded(value: float) -> float:
-    return float(f"{value:.0e}")
+def _rounded(center: float, scale: float) -> tuple[float, float]:
+    """Round a scale to one digit, and a center to the place of that digit: it stays within a scale of the records'."""
+    scale = float(f"{scale:.0e}") or 1.0
+    return round(float(center), -int(np.floor(np.log10(scale)))), scale
 
 
 def _roles(sizes: pandas.Series, names: dict[str, str]) -> list[tuple[str, str, int]]:
@@ -253,7 +248,7 @@ def _source(table: pandas.DataFrame, label: str, columns: tuple[str, str | None]
     lines = [f"label = {toml_value(label)}", f"classes = {len(classes)}", f"site_column = {toml_value(site)}"]
     if classes != [str(number) for number in range(len(classes))]:
         lines.append(
-            f"class_names = {toml_value(classes)}   # in the order of the classes; of two, risks are of the second"
+            f"class_names = {toml_value(classes)}   # in the order of classes; of two, risks are of the second"
         )
     patient = "# unit_column: every row is taken for another patient. If patients have several rows, name theirs."
     lines.append(patient if unit is None else f"unit_column = {toml_value(unit)}")
@@ -263,11 +258,11 @@ def _source(table: pandas.DataFrame, label: str, columns: tuple[str, str | None]
         names = (("features", list(found.numbers)), ("centers", centers), ("scales", scales))
         lines += [f"{key} = {toml_value(values)}" for key, values in names]
     if found.missing:
-        said = "# What stands in where a value is missing; one more feature says that it was."
-        lines += [said, f"missing = {toml_value(found.missing)}"]
+        lines.append("# What stands in where a value is missing; one more feature says that it was.")
+        lines.append(f"missing = {toml_value(found.missing)}")
     if found.categories:
-        said = "# One feature for each value; a value that is not named here is refused."
-        lines += [said, f"categories = {toml_value(found.categories)}"]
+        lines.append("# One feature for each value; a value that is not named here is refused.")
+        lines.append(f"categories = {toml_value(found.categories)}")
     return lines
 
 

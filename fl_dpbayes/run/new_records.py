@@ -84,11 +84,11 @@ def _table(path: Path, task: Task, source: object, *, labelled: bool, skip_bad_r
 def _framed(
     table: pandas.DataFrame, path: Path, task: Task, source: object, *, labelled: bool, skip_bad_rows: bool
 ) -> NewRecords:
-    named = source if isinstance(source, Table) else None
     table.columns = table.columns.map(str)
-    if named is None:
-        columns = tuple(name for name in table.columns if name != LABEL) or ("",)
-        named = Table(path=path, label=LABEL, classes=task.classes, features=columns)
+    columns = tuple(name for name in table.columns if name != LABEL) or ("",)
+    named = (
+        source if isinstance(source, Table) else Table(path=path, label=LABEL, classes=task.classes, features=columns)
+    )
     named = named.model_copy(update={"path": path})
     if missing := [name for name in named.feature_columns if name not in table.columns]:
         raise UserError(f"{path} has no column {missing[0]!r}: its columns are {', '.join(table.columns)}")

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -23,9 +23,11 @@ from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.files.atomic_file import read_sealed_json, write_sealed_json
 from fl_dpbayes.config.plan import PrivacyPlan, TrainingPlan
 from fl_dpbayes.config.sampler import SGLD, ConstantStepSize
+from fl_dpbayes.config.validation_text import read_record
 from fl_dpbayes.data.site import MAX_DECLARATION_ERROR, most_declared
 from fl_dpbayes.models import parameters
-from fl_dpbayes.models.rows import check_records_apart, repeatable, validate_module
+from fl_dpbayes.models.module_checks import check_records_apart, validate_module
+from fl_dpbayes.models.rows import repeatable
 from fl_dpbayes.posterior.predictive import predictive_probabilities
 from fl_dpbayes.posterior.samples import PosteriorSamples
 from fl_dpbayes.privacy.events import History, noise_of_steps
@@ -38,7 +40,8 @@ from fl_dpbayes.samplers.chain import ChainDivergedError, run_chain
 from fl_dpbayes.samplers.minibatch import TrainingRecords
 from fl_dpbayes.samplers.state_vectors import initial_vectors
 
-Pair = tuple[npt.ArrayLike | torch.Tensor, npt.ArrayLike | torch.Tensor]
+Values: TypeAlias = npt.ArrayLike | torch.Tensor
+Pair = tuple[Values, Values]
 Position = MutableMapping[str, Any]
 log = logging.getLogger("fl_dpbayes")
 
@@ -85,7 +88,7 @@ class ChainRelease:
             "temperature": self.temperature, "step-size": self.step_size,
         }  # fmt: skip
 
-    def predict_proba(self, features: npt.ArrayLike | torch.Tensor) -> npt.NDArray[np.float64]:
+    def predict_proba(self, features: Values) -> npt.NDArray[np.float64]:
         """Return `predict_proba` of the stretch's samples; raises UserError if it kept none."""
         if not len(self.samples):
             raise UserError("this stretch kept no posterior sample: lower burn_in or thinning")
@@ -128,7 +131,8 @@ class PrivateChain:
         steps = plan.get("rounds", 1) * plan.get("steps_per_round", 200)
         sampler = SGLD(step_size=ConstantStepSize(initial=0.1))
         defaults = {"rounds": 1, "steps_per_round": 200, "burn_in": steps // 2, "thinning": 5, "sampler": sampler}
-        self._plan = TrainingPlan(**defaults | plan, privacy=privacy, chain_start="broadcast")
+        fixed = {"privacy": privacy, "chain_start": "broadcast"}
+        self._plan = read_record(TrainingPlan, defaults | plan | fixed, "TrainingPlan")
         if self._plan.chains > 1 or (self._plan.rounds > 1 and len(self._plan.sampler.state_vectors) > 1):
             named = self._plan.sampler.kind
             raise UserError(f"only a state of parameters travels between rounds: {named!r} and chains > 1 have more")
@@ -213,9 +217,7 @@ def private_chain(module: nn.Module, data: Dataset | Pair, privacy: PrivacyPlan,
     return PrivateChain(module, data, privacy, **keys).advance()
 
 
-def predict_proba(
-    module: nn.Module, samples: PosteriorSamples, features: npt.ArrayLike | torch.Tensor
-) -> npt.NDArray[np.float64]:
+def predict_proba(module: nn.Module, samples: PosteriorSamples, features: Values) -> npt.NDArray[np.float64]:
     """Return a module's class probabilities averaged over posterior samples, shape (N, classes)."""
     rows, device = np.asarray(features, np.float32), next(module.parameters()).device
     return predictive_probabilities(module, samples.arrays, samples.weights, rows, device=device)

@@ -51,18 +51,13 @@ class RunPosterior:
         except ImportError:
             raise UserError("to_arviz needs ArviZ: pip install 'fl-dpbayes[arviz]'") from None
         try:
-            chains = self._chains() or {"posterior": self.samples}
+            chains, names = self._chains() or {"posterior": self.samples}, self.samples.arrays
             least = min(map(len, chains.values()))
-            posterior = {
-                name: np.stack([chain.arrays[name][-least:] for chain in chains.values()])
-                for name in self.samples.arrays
-            }
+            posterior = {name: np.stack([chain.arrays[name][-least:] for chain in chains.values()]) for name in names}
         except (*DAMAGED, KeyError) as error:
             raise UserError(f"the chains in {self.folder} are damaged ({error}): put back a copy of them") from None
-        stats = {
-            name: np.stack([getattr(chain, name)[-least:] for chain in chains.values()])
-            for name in ("weights", "temperatures")
-        }
+        weights = np.stack([chain.weights[-least:] for chain in chains.values()])
+        stats = {"weights": weights, "temperatures": np.stack([one.temperatures[-least:] for one in chains.values()])}
         return arviz.from_dict(posterior=posterior, sample_stats=stats, coords={"chain": list(chains)})
 
     def _chains(self) -> dict[str, PosteriorSamples]:

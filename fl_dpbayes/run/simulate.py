@@ -170,13 +170,13 @@ def _raise_failure(failure: BaseException | None, reader: EventReader, folder: P
         raise UserError(f"the run ended without a result: see the logs in {folder}")
 
 
-def new_folder(given: Path | None, name: str) -> Path:
-    """Make a run directory, `runs/<name>-<time>` where none is given; UserError if it is not empty."""
+def new_folder(given: Path | None, name: str, inside: str = SITES_FOLDER) -> Path:
+    """Make the folder of a run or a study, `runs/<name>-<time>` where none is given; UserError if it is not empty."""
     folder = (given or Path("runs") / f"{name}-{datetime.now(UTC):%Y%m%d-%H%M%S}").resolve()
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"{folder} is not empty: give a folder that does not exist yet")
     try:
-        (folder / SITES_FOLDER).mkdir(parents=True)
+        (folder / inside).mkdir(parents=True)
     except OSError as error:
         raise UserError(f"{folder} cannot be made: {error.strerror}") from None
     return folder

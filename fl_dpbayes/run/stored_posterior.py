@@ -1,7 +1,7 @@
 """The work behind `predict` and `evaluate`: a run's stored posterior on new records, on this machine alone."""
 
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -44,16 +44,15 @@ from fl_dpbayes.report.terminal_table import terminal_table
 from fl_dpbayes.report.warnings import sentence
 from fl_dpbayes.run.new_records import NewData, NewRecords, read_new_records
 
+Allowed = Collection[str]
 MOST_NAMED = 10
 UNCERTAINTIES = ("total", "aleatoric", "epistemic")
-SHOWN = (
-    "accuracy", "nll", "brier", "ece", "rms_debiased", "mce", "ace", "sce", "auroc", "epistemic", "aleatoric",
-)  # fmt: skip
+SHOWN = ("accuracy", "nll", "brier", "ece", "rms_debiased", "mce", "ace", "sce", "auroc", *reversed(UNCERTAINTIES[1:]))
 
 
 def predict_records(
     run_dir: Path, data: Path, out: Path | None, console: Console, data_dir: Path | None = None,
-    allowed_code: Collection[str] = (), *, skip_bad_rows: bool = False,
+    allowed_code: Allowed = (), *, skip_bad_rows: bool = False,
 ) -> None:  # fmt: skip
     """Write class probabilities and uncertainty for new records as CSV, one row for each, in their order.
 
@@ -94,20 +93,18 @@ def predict_records(
     console.print(f"{len(table) - len(bad)} predictions written to {out}", soft_wrap=True, markup=False)
 
 
-def predicted_table(
-    run_dir: Path, data: NewData, classes: Sequence[object], allowed_code: Collection[str]
-) -> pandas.DataFrame:
+def predicted_table(run_dir: Path, data: NewData, classes: pandas.Index, allowed_code: Allowed) -> pandas.DataFrame:
     """Return probabilities, a column per class of these names, and `total_` and `epistemic_uncertainty` in nats.
 
     Recalibrated and undefined where those of `predict_records` are.
     """
     probabilities, uncertainty = _with_uncertainty(_predict(run_dir, data, None, allowed_code, labelled=False))
-    table = pandas.DataFrame(probabilities, columns=pandas.Index(classes))
+    table = pandas.DataFrame(probabilities, columns=classes)
     return table.assign(**{f"{name}_uncertainty": uncertainty[name] for name in ("total", "epistemic")})
 
 
 def evaluate_records(
-    run_dir: Path, data: Path, console: Console, data_dir: Path | None = None, allowed_code: Collection[str] = (),
+    run_dir: Path, data: Path, console: Console, data_dir: Path | None = None, allowed_code: Allowed = (),
     *, as_json: bool, out: Path | None = None,
 ) -> None:  # fmt: skip
     """Print the calibration of the stored posterior on labelled records, recalibrated where the run did so.
@@ -122,12 +119,11 @@ def evaluate_records(
     probabilities = prediction.probabilities if mapping is None else recalibrate(prediction.probabilities, mapping)
     if mapping is None:
         predictor, name = "posterior", found.point or PREDICTORS["posterior"]
-        statistics = from_batch(
-            probabilities, records.labels, **{key: getattr(prediction, key) for key in UNCERTAINTIES}
-        )
+        uncertainty = {key: getattr(prediction, key) for key in UNCERTAINTIES}
     else:
         predictor, name = RECALIBRATED, f"recalibrated {found.point}" if found.point else PREDICTORS[RECALIBRATED]
-        statistics = from_batch(probabilities, records.labels)
+        uncertainty = {}
+    statistics = from_batch(probabilities, records.labels, **uncertainty)
     row = summarise(statistics, np.random.default_rng(0)).as_row()
     if area := exact_auroc(probabilities, records.labels):
         row |= {"auroc": area.value, "auroc_bounds": [area.value, area.value]}
@@ -195,13 +191,18 @@ def _with_uncertainty(found: _Predicted) -> tuple[npt.NDArray[np.float64], dict[
 
 
 def _predict(
-    run_dir: Path, data: NewData, data_dir: Path | None, allowed_code: Collection[str],
-    *, labelled: bool, skip_bad_rows: bool = False,
-) -> _Predicted:  # fmt: skip
+    run_dir: Path,
+    data: NewData,
+    data_dir: Path | None,
+    allowed: Allowed,
+    *,
+    labelled: bool,
+    skip_bad_rows: bool = False,
+) -> _Predicted:
     path = run_dir / POSTERIOR_FILE
     if not path.is_file():
         check_not_cut_off(run_dir)
-    stored = load_posterior(path, allowed_code)
+    stored = load_posterior(path, allowed)
     scenario = _scenario_of(run_dir, stored.metadata.scenario_hash)
     source = scenario.data.source
     records = read_new_records(data, stored.metadata.task, source, labelled=labelled, skip_bad_rows=skip_bad_rows)
@@ -236,10 +237,8 @@ def _usable_map(mapping: RecalibrationMap | None, run_dir: Path) -> Recalibratio
     if (run_dir / SUMMARY_FILE).is_file() and (noise := read_summary(run_dir).recalibration_noise):
         _say(f"warning: {noise}. The probabilities here are the posterior's own.", style="yellow")
         return None
-    _say(
-        f"probabilities are recalibrated by {describe(mapping)}, the average over the training sites; their "
-        "uncertainty has no aleatoric and epistemic part"
-    )
+    said = f"probabilities are recalibrated by {describe(mapping)}, the average over the training sites"
+    _say(f"{said}; their uncertainty has no aleatoric and epistemic part")
     return mapping
 
 

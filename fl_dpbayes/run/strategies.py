@@ -25,6 +25,7 @@ from fl_dpbayes.posterior.site_weights import weigh_sites
 from fl_dpbayes.protocol.arrays import Arrays, read_sent_arrays
 from fl_dpbayes.report.warnings import sentence
 
+Messages = Iterable[Message]
 Metrics = dict[str, int | float]
 MOST_UNITS = 10**12
 MOST_METRICS, MOST_VALUE = 64, 1e15
@@ -53,6 +54,7 @@ class FALD(FedAvg):
         super().__init__(**fedavg)
         self.rule = rule or aggregation.FALD(rule="fald")
         self.burn_in, self.thinning, self.on_round, self.on_sample = burn_in, thinning, on_round, on_sample
+        self._more_metrics: Any = fedavg.get("train_metrics_aggr_fn") or (lambda contents, key: {})
         self._sent: Arrays = {}
         self._stated: dict[str, Metrics] = {}
         self._states: dict[str, Arrays] = {}
@@ -66,9 +68,7 @@ class FALD(FedAvg):
         """
         return concatenate(self._samples) if self._samples else None
 
-    def configure_train(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
+    def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Messages:
         """Ask a sample of nodes to train, as FedAvg does, and remember what they were sent.
 
         Raises ValueError if an array is not of float32, or holds a value that is not finite.
@@ -77,9 +77,7 @@ class FALD(FedAvg):
         self._sent = read_sent_arrays(arrays, shapes)
         return super().configure_train(server_round, arrays, config, grid)
 
-    def aggregate_train(
-        self, server_round: int, replies: Iterable[Message]
-    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+    def aggregate_train(self, server_round: int, replies: Messages) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Average the states of the replies that fit, and keep the average as a sample after burn-in.
 
         Returns the average and what the round cost; nothing where no reply can be used, and the state stays.
@@ -98,6 +96,7 @@ class FALD(FedAvg):
         metrics["temperature"] = averaged_temperature(heat, weights, units) if heat else 0.0
         for name in ("epsilon", "epsilon-planned", "delta", "steps"):
             metrics |= {f"{name}-max": max(values.values()) for values in [self._of_all(name)] if values}
+        metrics |= self._more_metrics([reply.content for reply in good], self.weighted_by_key)
         if server_round > self.burn_in and (server_round - self.burn_in) % self.thinning == 0:
             size = float(np.median([*self._of_all("step-size").values()] or [1.0])) or 1.0
             rows = {name: array[np.newaxis] for name, array in state.items()}
@@ -107,7 +106,7 @@ class FALD(FedAvg):
         return ArrayRecord({name: Array(array) for name, array in state.items()}), MetricRecord({**metrics})
 
     def _check_and_log_replies(
-        self, replies: Iterable[Message], is_train: bool, validate: bool = True
+        self, replies: Messages, is_train: bool, validate: bool = True
     ) -> tuple[list[Message], list[Message]]:
         """Part the replies that can be used from those that are left out; FedAvg ends the run at the first bad one.
 

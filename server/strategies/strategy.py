@@ -15,10 +15,10 @@ from server.evaluation import EvaluationStage, most_evaluated
 from server.recalibration import Recalibration, recalibrate_sites
 from server.roster import Federation
 from server.run_record import RunRecord
-from server.strategies.intake import ReplyIntake
+from server.strategies.rounds import TrainingRounds
 
 
-class PosteriorStrategy(ReplyIntake):
+class PosteriorStrategy(TrainingRounds):
     """Runs the sites' private chains and keeps their samples; a rule says how they become one posterior.
 
     A rule's strategy says what the posterior and the point predictor are (`posterior`, `last`); where it differs, also

@@ -42,6 +42,7 @@ def test_states_are_weighed_by_size_and_kept_after_burn_in() -> None:
     rounds, kept = list[Any](), list[PosteriorSamples]()
     strategy = fl.strategies.FALD(
         min_train_nodes=3, burn_in=1, thinning=2,
+        train_metrics_aggr_fn=lambda contents, _: MetricRecord({"replies": len(contents)}),
         on_round=lambda *seen: rounds.append(seen), on_sample=lambda _, sample: kept.append(sample),
     )  # fmt: skip
     for number in range(1, 6):
@@ -52,6 +53,7 @@ def test_states_are_weighed_by_size_and_kept_after_burn_in() -> None:
         # T = N sum_k w_k^2 T_k / n_k, which equal temperatures leave as it is for w_k = n_k / N.
         assert metrics["temperature"] == pytest.approx(2.0)
         assert (metrics["sites"], metrics["units"], metrics["epsilon-max"]) == (2, 40, 0.5 * number)
+        assert metrics["replies"] == 2
     assert strategy.posterior().arrays["w"][:, 0].tolist() == [12, 20]
     assert (len(rounds), len(kept)) == (5, 2)
 

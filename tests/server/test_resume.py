@@ -276,7 +276,7 @@ def test_rows_of_a_round_without_a_checkpoint_are_dropped(federation, unbroken, 
         write_checkpoint(folder, checkpoint, state)
 
     with monkeypatch.context() as patch:
-        patch.setattr("server.strategies.intake.write_checkpoint", die)
+        patch.setattr("server.strategies.rounds.write_checkpoint", die)
         patch.setattr("server.federation._write", lambda *_, **__: None)
         with pytest.raises(Cut):
             run.run()

@@ -16,6 +16,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from fl_dpbayes.config.base import json_values
+from fl_dpbayes.config.kinds import import_apps
 from fl_dpbayes.config.scenario import Scenario
 from fl_dpbayes.data.simulation import plan_sites
 from fl_dpbayes.privacy.audit_statistics import Check, MembershipScore
@@ -57,6 +58,7 @@ def audit_scenario(scenario: Scenario, console: Console, *, data_dir: Path | Non
     Returns exit status: 0 if every check passed, 1 if not. Raises UserError if data are missing, or a site does not
     train.
     """
+    import_apps()
     private_settings(scenario)
     torch.set_num_threads(scenario.resources.threads_per_site)
     with (

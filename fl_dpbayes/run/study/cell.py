@@ -18,8 +18,6 @@ from fl_dpbayes.run.inline_engine import run_inline
 from fl_dpbayes.run.study.grid import StudyCell
 
 CELLS_FOLDER, WORK_FOLDER, RUNS_FOLDER, CACHE_FOLDER = "cells", "work", "runs", "cache"
-# Lists of flat rows that a summary may hold beside its calibration.
-FURTHER_TABLES = ("subgroups", "conformal", "shift_detection")
 
 
 class CellJob(NamedTuple):

@@ -51,12 +51,9 @@ def study_cells(study: Study) -> list[StudyCell]:
     cells = [_cell(study, values) for values in itertools.product(*(axis.values for axis in study.axes))]
     known: dict[str, StudyCell] = {}
     for cell in cells:
-        twin = known.setdefault(cell.digest, cell)
-        if twin is not cell:
-            raise UserError(
-                f"study {study.name!r}: the cells ({twin.title}) and ({cell.title}) are the same scenario: remove one "
-                "of the values by which they differ"
-            )
+        if (twin := known.setdefault(cell.digest, cell)) is not cell:
+            said = f"the cells ({twin.title}) and ({cell.title}) are the same scenario"
+            raise UserError(f"study {study.name!r}: {said}: remove one of the values by which they differ")
     order: dict[str, int] = {}
     shared = {"data", "partition", "sites", "seed"}
     return sorted(cells, key=lambda cell: order.setdefault(cell.scenario.model_dump_json(include=shared), len(order)))
@@ -93,8 +90,7 @@ def _cell(study: Study, values: Sequence[AxisValue]) -> StudyCell:
 
 
 def _set(content: dict[str, Any], key: tuple[str, ...], value: Any, given: set[tuple[str, ...]], origin: str) -> None:
-    *sections, name = key
-    table = content
+    (*sections, name), table = key, content
     for section in sections:
         table = table.setdefault(section, {})
         if not isinstance(table, dict):

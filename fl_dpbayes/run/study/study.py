@@ -9,7 +9,6 @@ import shlex
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 
 from rich.console import Console
@@ -26,21 +25,13 @@ from fl_dpbayes.data.records import load_unscaled
 from fl_dpbayes.report.numbers import duration
 from fl_dpbayes.report.study.page import write_study_report
 from fl_dpbayes.run.folder_lock import folder_lock
-from fl_dpbayes.run.simulate import check_machine
-from fl_dpbayes.run.study.cell import (
-    CELLS_FOLDER,
-    FURTHER_TABLES,
-    WORK_FOLDER,
-    CellJob,
-    cell_file,
-    finished_cell,
-    keep_outcome,
-)
+from fl_dpbayes.run.simulate import check_machine, new_folder
+from fl_dpbayes.run.study.cell import CELLS_FOLDER, WORK_FOLDER, CellJob, cell_file, finished_cell, keep_outcome
 from fl_dpbayes.run.study.differences import differences_table
 from fl_dpbayes.run.study.grid import StudyCell, study_cells
 from fl_dpbayes.run.study.paper import paper_table, shown_paper
 from fl_dpbayes.run.study.show import show_study
-from fl_dpbayes.run.study.table import further_table, result_table, write_tables
+from fl_dpbayes.run.study.table import FURTHER_TABLES, further_table, result_table, write_tables
 
 STUDY_FILE, RECORD_FILE = "study.toml", "study.json"
 MOST_FAILURES_SHOWN = 20
@@ -71,16 +62,7 @@ def begin_study(study: Study, folder: Path | None, data_dir: Path | None, worker
     interrupt ended it.
     """
     cells = study_cells(study)
-    folder = (folder or Path("runs") / f"{study.name}-{datetime.now(UTC):%Y%m%d-%H%M%S}").resolve()
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UserError(
-            f"--out {folder} is not empty: give a folder that does not exist yet, or go on with  "
-            f"fl-dpbayes study --resume {shlex.quote(str(folder))}"
-        )
-    try:
-        (folder / CELLS_FOLDER).mkdir(parents=True)
-    except OSError as error:
-        raise UserError(f"--out {folder} cannot be made: {error.strerror}") from None
+    folder = new_folder(folder, study.name, CELLS_FOLDER)
     with folder_lock(folder):
         write_study(study, folder / STUDY_FILE)
         begun = journal.Journal(folder / journal.JOURNAL_FILE, journal.JournalMark())
@@ -120,24 +102,22 @@ def resume_study(folder: Path, study: Study | None, data_dir: Path | None, worke
     file = folder / STUDY_FILE
     if not file.is_file():
         raise UserError(
-            f"--resume {folder} holds no study: give the folder that `fl-dpbayes study` named as it began, or start it "
-            "anew with --out"
+            f"--resume {folder} holds no study: give the folder that it named as it began, or start it anew"
         )
     own = load_study(str(file))
     if study is not None and not same_study(study, own):
+        alone = f"go on with the folder's own by  fl-dpbayes study --resume {shlex.quote(str(folder))}  alone"
         raise UserError(
-            f"{folder} holds a study with other settings than the one given: go on with the folder's own by  "
-            f"fl-dpbayes study --resume {shlex.quote(str(folder))}  alone, or start the changed one in a new folder "
-            "with --out"
+            f"{folder} holds a study with other settings than the one given: {alone}, or give another --out"
         )
     cells = study_cells(own)
     (folder / CELLS_FOLDER).mkdir(exist_ok=True)
     with folder_lock(folder):
-        listed = journal.listed_files(journal.read_journal(folder / journal.JOURNAL_FILE)[0])
+        listed = journal.listed_files(journal.read_journal(file := folder / journal.JOURNAL_FILE)[0])
         if STUDY_FILE not in listed:
+            remedy = "put back a copy of it, or start the study anew with --out"
             raise UserError(
-                f"{folder / journal.JOURNAL_FILE} is missing or damaged, or an older version of fl-dpbayes began this "
-                "study: put back a copy of it, or start the study anew with --out"
+                f"{file} is missing or damaged, or an older version of fl-dpbayes began this study: {remedy}"
             )
         journal.check_files(folder, listed)
         return _run_missing(own, cells, folder, data_dir, workers, console)

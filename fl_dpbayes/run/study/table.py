@@ -12,6 +12,9 @@ from fl_dpbayes.config.summary import parse_summary
 from fl_dpbayes.run.study.cell import FinishedCell
 
 PLACE_COLUMNS = ("site", "role", "shift", "severity", "predictor", "n")
+# Lists of flat rows that a summary may hold beside its calibration.
+FURTHER_TABLES = ("subgroups", "conformal", "shift_detection")
+RUN_COLUMNS = ("epsilon", "heterogeneity", "seconds", "warnings")
 Row = dict[str, Any]
 
 
@@ -26,16 +29,14 @@ def result_table(study: Study, cells: Sequence[FinishedCell]) -> pd.DataFrame:
     for cell in cells:
         summary = parse_summary(cell.summary)
         spent = [row.largest_epsilon for row in summary.privacy if row.largest_epsilon is not None]
-        run = {
-            "epsilon": max(spent, default=None), "heterogeneity": summary.heterogeneity, "seconds": cell.seconds,
-            "warnings": len(summary.warnings),
-        }  # fmt: skip
+        run = {"epsilon": max(spent, default=None), "heterogeneity": summary.heterogeneity}
+        run |= {"seconds": cell.seconds, "warnings": len(summary.warnings)}
         rows += [row | run for row in _rows(cell, "calibration")]
     return _frame(study, rows)
 
 
 def further_table(study: Study, cells: Sequence[FinishedCell], name: str) -> pd.DataFrame:
-    """Gather another list of rows of the cells' summaries (one of `cell.FURTHER_TABLES`), which may be empty."""
+    """Gather another list of rows of the cells' summaries (one of `FURTHER_TABLES`), which may be empty."""
     return _frame(study, [row for cell in cells for row in _rows(cell, name)])
 
 
@@ -90,36 +91,21 @@ def _frame(study: Study, rows: Sequence[Row]) -> pd.DataFrame:
     frame = pd.DataFrame(list(rows))
     if frame.empty:
         return frame
-    # What no row defines, such as the truth where nobody knows it.
-    empty = [name for name in frame.columns if name not in PLACE_COLUMNS and frame[name].isna().all()]
-    frame = frame.drop(columns=empty)
-    ends = [name for name in frame.columns if name.endswith(("_low", "_high"))]
-    run = [name for name in ("epsilon", "heterogeneity", "seconds", "warnings") if name in frame.columns]
-    first = ["cell", *(axis.name for axis in study.axes if axis.name != SEED), "seed"]
-    first += [name for name in PLACE_COLUMNS if name in frame.columns]
-    metrics = [name for name in frame.columns if name not in {*first, *ends, *run}]
-    return frame[[*first, *metrics, *ends, *run]]
+    first = ["cell", *(axis.name for axis in study.axes if axis.name != SEED), "seed", *PLACE_COLUMNS]
+    # What no row defines, such as the truth where nobody knows it, is left out.
+    defined = [name for name in frame.columns if name in first or frame[name].notna().any()]
+    ends = [name for name in defined if name.endswith(("_low", "_high"))]
+    metrics = [name for name in defined if name not in {*first, *ends, *RUN_COLUMNS}]
+    return frame[[name for name in (*first, *metrics, *ends, *RUN_COLUMNS) if name in defined]]
 
 
 def _plain(frame: pd.DataFrame) -> pd.DataFrame:
     """Make every column of one type, as Parquet needs it: numbers, or texts."""
-    frame = frame.copy()
+    frame = frame.infer_objects()
     if "severity" in frame.columns:
         frame["severity"] = frame["severity"].astype("Int64")
     for name in frame.columns:
-        if frame[name].dtype != object:
-            continue
-        values = [value for value in frame[name] if not _undefined(value)]
-        if not values:
-            frame[name] = pd.to_numeric(frame[name])
-        elif all(isinstance(value, bool) for value in values):
-            frame[name] = frame[name].astype("boolean")
-        elif all(isinstance(value, int | float) for value in values):
-            frame[name] = pd.to_numeric(frame[name])
-        else:
-            frame[name] = [None if _undefined(value) else str(value) for value in frame[name]]
+        if frame[name].dtype == object:
+            is_truth = all(isinstance(value, bool) for value in frame[name].dropna())
+            frame[name] = frame[name].astype("boolean" if is_truth else "string")
     return frame
-
-
-def _undefined(value: object) -> bool:
-    return value is None or value != value

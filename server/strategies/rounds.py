@@ -1,0 +1,227 @@
+"""The training rounds, which all rules share: who is asked, what is banked of the answers, and what stays on disk."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+from logging import INFO
+from statistics import fmean
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord
+from flwr.common import log
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Strategy
+
+from fl_dpbayes.config.base import digest
+from fl_dpbayes.config.data_folder import backbone_folder
+from fl_dpbayes.config.errors import UserError, warning
+from fl_dpbayes.config.files.journal import Entry
+from fl_dpbayes.config.scenario import site_plan
+from fl_dpbayes.models.build import build_model
+from fl_dpbayes.models.parameters import to_vector
+from fl_dpbayes.posterior.sample_store import PosteriorBank
+from fl_dpbayes.posterior.samples import PosteriorSamples
+from fl_dpbayes.posterior.site_weights import weigh_sites
+from fl_dpbayes.protocol.arrays import Arrays, prefixed
+from fl_dpbayes.protocol.train import TrainReply, TrainRequest
+from fl_dpbayes.protocol.wire import arrays_digest
+from fl_dpbayes.samplers.state_vectors import initial_vectors, state_arrays
+from server.check_reply import CheckedReply, check_disk_space, check_displacement, check_reply_size, check_train_reply
+from server.checkpoint import BANK_FOLDER, Checkpoint, write_checkpoint
+from server.exchange import Answer, Exchange
+from server.ledger_heads import LedgerHeads
+from server.messages import encoded
+from server.participation import Participation
+from server.roster import Federation, Member, with_newcomers
+from server.run_record import RunRecord
+
+# What Flower's own result says of a round's sites.
+RESULT: dict[str, Callable[[list[int | float]], int | float]] = {
+    "units": sum, "steps": max, "epsilon": max, "temperature": fmean,
+}  # fmt: skip
+
+NOTHING = PosteriorSamples(arrays={}, weights=np.zeros(0), temperatures=np.zeros(0))
+
+
+class TrainingRounds(Strategy):
+    """Lets sites join between rounds, asks those that train, and takes their replies one by one.
+
+    A rule says where chains start and what the server makes of the replies that are used.
+    """
+
+    def __init__(self, federation: Federation, record: RunRecord) -> None:
+        self.federation, self.record = federation, record
+        self.bank = PosteriorBank(federation.run_folder / BANK_FOLDER)
+        self.site_weights: Mapping[str, float] = self._weights()
+        self.plan = site_plan(federation.scenario, federation.planned_sites)
+        check_reply_size(self.plan, federation)
+        self.participation = Participation(federation.scenario.resources.silent_rounds)
+        self.heads = LedgerHeads(federation.heads_file)
+        self.done_rounds = 0
+
+    def start_arrays(self, site: str, chain: int, arrays: Arrays) -> Arrays:
+        """Return where a site's chain goes on this round: the server state, which is broadcast."""
+        return arrays
+
+    def chain_of(self, round_number: int) -> int:
+        """Return the number, from 0, of the chain that a round belongs to."""
+        return (round_number - 1) // self.plan.rounds
+
+    def initial_state(self, chain: int) -> Arrays:
+        """Return where every site's chain of this number starts."""
+        scenario = self.federation.scenario
+        task, seed = self.federation.roster.task, scenario.seed + chain
+        module = build_model(scenario.model, task, seed, backbone_folder(None))
+        return state_arrays(initial_vectors(scenario.sampler, to_vector(module)), module)
+
+    def summary(self) -> None:
+        """Log what is about to run."""
+        sites, plan = len(self.federation.roster.training), self.plan
+        log(INFO, "\t└── %s training sites, %s of %s steps per round", sites, plan.steps_per_round, plan.total_steps)
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Let sites that have come since join, then build one request after the other for each that goes on."""
+        if server_round <= self.done_rounds:
+            return []
+        if server_round > 1:
+            self._admit(server_round, grid)
+        received = {name: array.numpy() for name, array in arrays.items()}
+        self.state = self.initial_state(self.chain_of(server_round)) if self._starts_chain(server_round) else received
+        members = self.participation.asked(self.federation.roster)
+        check_disk_space(self.plan, self.federation, len(members))
+        self.exchange = Exchange[TrainRequest, TrainReply](
+            self.federation, self.heads, MessageType.TRAIN, server_round, TrainReply
+        )
+        self.begin("train", server_round, members)
+        return self._requests(server_round, members)
+
+    def start_of(self, site: str, server_round: int) -> Arrays:
+        """Return the state that a site's request of the present round carries."""
+        if self._starts_chain(server_round):
+            return self.state
+        return self.start_arrays(site, self.chain_of(server_round), self.state)
+
+    def begin(self, stage: str, server_round: int, members: Iterable[Member]) -> None:
+        """Begin a stage of the run in which these members are asked."""
+        names = [member.card.name for member in members]
+        self.record.begin(stage, round=server_round, rounds=self.plan.total_rounds, sites=names)
+
+    def next_state(self, round_number: int, arrays: Arrays, replies: Mapping[str, CheckedReply]) -> Arrays:
+        """Return the server state after a round: as it was, unless the rule makes something of the replies by site.
+
+        Their arrays are in the bank.
+        """
+        return arrays
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Check and bank the replies one by one, let the rule form the next state, and write a checkpoint."""
+        if server_round <= self.done_rounds:
+            return None, None
+        answers = self._banked(server_round, replies)
+        if self.federation.simulation_folder and not all(answer.usable for answer in answers):
+            # Simulated sites have this disk for their ledgers: what failed because it is full comes again on resume.
+            check_disk_space(self.plan, self.federation, len(answers))
+        self.record.add_round(server_round, answers, bytes_down=self.exchange.bytes_down)
+        self.record.warn(*self.participation.count(answers))
+        over = all(self.participation.has_finished(member.card.name) for member in self.federation.roster.training)
+        if not answers and over:
+            log(INFO, "every training site has spent its budget: no further step is taken")
+            return None, None
+        good = {answer.site: answer.checked for answer in answers if answer.checked is not None}
+        minimum = self.federation.scenario.resources.min_sites
+        if len(good) < minimum and not over:
+            problems = "; ".join(f"{bad.site}: {bad.status} {bad.detail}".strip() for bad in answers if not bad.usable)
+            raise UserError(
+                f"round {server_round}: {len(good)} training sites gave a usable reply, resources.min_sites asks for "
+                f"{minimum}: {problems or 'no site is left'}"
+            )
+        if good:
+            self.state = self.next_state(server_round, self.state, good)
+        self.save(server_round, self.state)
+        state = ArrayRecord({name: Array(np.ascontiguousarray(array)) for name, array in self.state.items()})
+        said = [checked.metrics for checked in good.values()]
+        metrics = {name: how([one[name] for one in said]) for name, how in RESULT.items() if said}
+        return state, MetricRecord({**(self.record.round_rows[-1] if self.record.round_rows else {}), **metrics})
+
+    def save(self, round_number: int, state: Arrays) -> None:
+        """Write the checkpoint of a round that is complete; 0 before the first."""
+        federation = self.federation
+        checkpoint = Checkpoint(
+            scenario=digest(federation.scenario), run=federation.run, round=round_number,
+            cards=tuple(member.card for member in federation.roster.members), left_out=federation.roster.left_out,
+            ledger_heads=self.heads.seen, planned_sites=federation.planned_sites,
+            participation=self.participation.state(),
+            journal=self.record.journal.append([*self.bank.new_entries(), *self.record.new_entries()]),
+            seconds=self.record.seconds_so_far(),
+        )  # fmt: skip
+        write_checkpoint(federation.run_folder, checkpoint, state)
+        self.heads.keep()
+        self.bank.keep_through(round_number)
+
+    def restore(self, checkpoint: Checkpoint, entries: Iterable[Entry]) -> None:
+        """Go on after a checkpoint of this run: its rounds are passed over, and its state comes as initial arrays."""
+        self.done_rounds = checkpoint.round
+        self.heads.restore(checkpoint.ledger_heads)
+        self.participation.restore(checkpoint.participation)
+        self.record.restore(entries, checkpoint.seconds, checkpoint.round)
+        missing = [member.card.name for member in self.federation.roster.members if not member.has_node]
+        self.record.warn(*(warning("missing", name) for name in missing))
+
+    def _requests(self, server_round: int, members: Iterable[Member]) -> Iterator[Message]:
+        for member in members:
+            start = self.start_of(member.card.name, server_round)
+            request = TrainRequest(
+                run=self.federation.run, round=server_round, task=member.card.task,
+                model=self.federation.scenario.model, plan=self.plan,
+                first_step=self.participation.first_step(self.plan, member.card.name, server_round),
+                steps=self.plan.steps_per_round, start=arrays_digest(start),
+                ledger_head=self.heads.seen.get(member.card.name),
+            )  # fmt: skip
+            yield self.exchange.request(request, encoded(prefixed("start", start)), member)
+
+    def _admit(self, server_round: int, grid: Grid) -> None:
+        before, roster = self.federation.roster, with_newcomers(grid, self.federation)
+        if roster == before:
+            return
+        self.federation = replace(self.federation, roster=roster)
+        self.record.warn(*self.participation.admit(server_round, before, roster))
+        self.site_weights = self._weights()
+        planned, now = self.federation.planned_sites, len(self.site_weights)
+        if now > planned and self.federation.scenario.aggregation.prior_share(2) < 1:
+            self.record.warn(warning("prior-repeated", planned=planned, times=now / planned))
+
+    def _weights(self) -> Mapping[str, float]:
+        weights, found = weigh_sites(self.federation.scenario.aggregation, self.federation.roster.units)
+        if found:
+            self.record.warn(found)
+        return weights
+
+    def _starts_chain(self, server_round: int) -> bool:
+        return (server_round - 1) % self.plan.rounds == 0
+
+    def _banked(self, server_round: int, replies: Iterable[Message]) -> list[Answer[CheckedReply]]:
+        """Check each reply and put its samples into the bank; return the answers without them."""
+        answers = []
+        for answer in self.exchange.answers(
+            replies, self._checked, lambda: self.record.warn(warning("dropped", stage=f"round {server_round}"))
+        ):
+            checked = answer.checked
+            if checked is not None:
+                self.bank.add(answer.site, server_round, self.chain_of(server_round), checked.samples, checked.last)
+                answer = replace(answer, checked=replace(checked, samples=NOTHING, last={}))
+            answers.append(answer)
+            said = {key: getattr(answer, key) for key in ("site", "status", "detail")}
+            spent = {key: getattr(checked.privacy, key) if checked else None for key in ("epsilon", "budget")}
+            self.record.events.write("site", round=server_round, **said, **spent)
+            # One site's arrays in memory at a time.
+            del checked
+        return answers
+
+    def _checked(self, reply: Message, record: TrainReply, request: TrainRequest, member: Member) -> CheckedReply:
+        previous = self.record.statements.get(member.card.name)
+        checked = check_train_reply(reply, record, request, member.card, self.federation.shapes, previous)
+        check_displacement(checked, request, member.card.units, self.start_of(member.card.name, request.round))
+        return checked
