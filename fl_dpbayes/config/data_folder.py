@@ -30,11 +30,11 @@ def data_file(folder: Path | None, name: str, origin: str) -> Path:
     folder = known_folder(folder)
     if folder is None:
         problem = f"{name} is needed but no data folder is known: give --data-dir DIR or set {VARIABLE}"
-        raise UserError(f"{problem}; get it there by  fl-dpbayes data fetch  or from {origin}")
+        raise UserError(f"{problem} (Python: data_dir); get it there by  fl-dpbayes data fetch  or from {origin}")
     path = folder / name
     if not path.is_file():
         problem = f"{path} does not exist: get it by  fl-dpbayes data fetch  or from {origin}"
-        raise UserError(f"{problem}, or give another folder by --data-dir or {VARIABLE}")
+        raise UserError(f"{problem}, or give another folder by --data-dir (Python: data_dir) or {VARIABLE}")
     return path
 
 

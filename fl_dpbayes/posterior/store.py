@@ -61,7 +61,6 @@ def save_posterior(
     """Write samples, weights, temperatures, metadata and a checksum of it all; a reader never meets half a file.
 
     Samples that stay on disk are copied a piece at a time; `scenario_hash` is the digest of the resolved scenario.
-
     Raises UserError if it cannot be written.
     """
     metadata = PosteriorMetadata(model=model, task=task, scenario_hash=scenario_hash, recalibration=recalibration)
@@ -121,7 +120,7 @@ def _check_code(model: Model, path: Path, allowed: Collection[str]) -> None:
     if isinstance(model, ModuleModel) and not model.factory.startswith(PROVIDED) and model.factory not in allowed:
         raise CodeNotAllowedError(
             f"{path} names the code {model.factory!r}, which would be imported and run here: if you trust it, allow it "
-            f"with  --allow-code {model.factory}"
+            f"with  --allow-code {model.factory}  (Python: allowed_code=[{model.factory!r}])"
         )
 
 

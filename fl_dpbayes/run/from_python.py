@@ -110,7 +110,7 @@ def simulate(data: SiteRecords | str | Path, settings: Mapping[str, Any] | None 
 def _content(data: SiteRecords | str | Path, parts: Parts) -> dict[str, Any]:
     """Return the scenario's content with every part that was given."""
     content = _of_records(data) if isinstance(data, SiteRecords) else scenario_content(str(data))
-    has_temperature = (sampler := parts.get("sampler")) is None or sampler.has_temperature
+    has_temperature = getattr(parts.get("sampler"), "has_temperature", True)
     for key, section in (("sampler", "sampler"), ("privacy", "privacy"), ("rule", "aggregation"), ("model", "model")):
         given: Any = parts.get(key)
         if given is None or (key == "model" and isinstance(given, nn.Module)):

@@ -18,6 +18,7 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.files.atomic_file import written
+from fl_dpbayes.config.kinds import import_apps
 
 RUN_ID = 1
 LOG_FILE = "flower.log"
@@ -106,6 +107,7 @@ def run_inline(run_folder: Path, sites: int, stop: threading.Event, *, report: b
     `run_folder`: holds `scenario.toml` and `sites/`. `report`: whether figures and `report.html` are drawn. Raises
     UserError what the ServerApp could not do, or that the run was stopped.
     """
+    import_apps()
     from clients.app import app as client_app
     from server.app import app as server_app
 

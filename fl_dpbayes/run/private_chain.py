@@ -23,9 +23,11 @@ from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.files.atomic_file import read_sealed_json, write_sealed_json
 from fl_dpbayes.config.plan import PrivacyPlan, TrainingPlan
 from fl_dpbayes.config.sampler import SGLD, ConstantStepSize
+from fl_dpbayes.config.validation_text import read_record
 from fl_dpbayes.data.site import MAX_DECLARATION_ERROR, most_declared
 from fl_dpbayes.models import parameters
-from fl_dpbayes.models.rows import check_records_apart, repeatable, validate_module
+from fl_dpbayes.models.module_checks import check_records_apart, validate_module
+from fl_dpbayes.models.rows import repeatable
 from fl_dpbayes.posterior.predictive import predictive_probabilities
 from fl_dpbayes.posterior.samples import PosteriorSamples
 from fl_dpbayes.privacy.events import History, noise_of_steps
@@ -129,7 +131,8 @@ class PrivateChain:
         steps = plan.get("rounds", 1) * plan.get("steps_per_round", 200)
         sampler = SGLD(step_size=ConstantStepSize(initial=0.1))
         defaults = {"rounds": 1, "steps_per_round": 200, "burn_in": steps // 2, "thinning": 5, "sampler": sampler}
-        self._plan = TrainingPlan(**defaults | plan, privacy=privacy, chain_start="broadcast")
+        fixed = {"privacy": privacy, "chain_start": "broadcast"}
+        self._plan = read_record(TrainingPlan, defaults | plan | fixed, "TrainingPlan")
         if self._plan.chains > 1 or (self._plan.rounds > 1 and len(self._plan.sampler.state_vectors) > 1):
             named = self._plan.sampler.kind
             raise UserError(f"only a state of parameters travels between rounds: {named!r} and chains > 1 have more")

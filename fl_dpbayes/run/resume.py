@@ -6,11 +6,12 @@ from rich.console import Console
 
 from fl_dpbayes.config.base import digest
 from fl_dpbayes.config.errors import UserError
+from fl_dpbayes.config.files.array_file import check_seal
 from fl_dpbayes.config.files.journal import check_files, listed_files
 from fl_dpbayes.config.kinds import import_apps
 from fl_dpbayes.config.scenario import Scenario, load_scenario
 from fl_dpbayes.data.simulation import SCENARIO_FILE, SITES_FOLDER, plan_sites, prepare_simulation
-from fl_dpbayes.posterior.store import POSTERIOR_FILE, CodeNotAllowedError, load_posterior
+from fl_dpbayes.posterior.store import POSTERIOR_FILE
 from fl_dpbayes.report.run_files import read_summary
 from fl_dpbayes.run.flower_engine import end_interrupted
 from fl_dpbayes.run.folder_lock import folder_lock
@@ -64,14 +65,10 @@ def _is_finished(folder: Path) -> bool:
     """Tell whether a run has ended and its results are whole; else the last stage is to be done again."""
     end_of_events(folder / EVENTS_FILE)
     events = EventReader(folder / EVENTS_FILE).new_events()
-    if not any(event["event"] == "finished" for event in events):
-        return False
     try:
         read_summary(folder)
-        load_posterior(folder / POSTERIOR_FILE)
-    except CodeNotAllowedError:
-        # Its checksum is right; a finished run, perhaps of someone else, is shown without the code that it names.
-        return True
-    except UserError:
+        # As it was written: a finished run, perhaps of someone else, is shown without the code that it names.
+        check_seal(folder / POSTERIOR_FILE)
+    except (UserError, OSError, ValueError):
         return False
-    return True
+    return any(event["event"] == "finished" for event in events)

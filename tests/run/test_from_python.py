@@ -25,6 +25,7 @@ matplotlib.use("Agg")
 GENERATOR = np.random.default_rng(0)
 COLUMNS, CENTERS, SCALES = ["age", "pressure"], [60, 130], [10, 20]
 PRIVACY = {"epsilon": 4, "delta": 1e-3}
+DATA = (np.zeros((30, 2)), np.arange(30) % 2)
 
 
 def patients(count: int = 400) -> pandas.DataFrame:
@@ -120,7 +121,9 @@ def test_figures_page_and_what_it_does_not_overwrite(run, tmp_path) -> None:
         run.report(tmp_path / "mine.html")
 
 
-def test_it_is_read_back_with_its_module_only(run) -> None:
+def test_it_is_read_back_with_its_module_only_and_is_known_as_finished_without(run, command) -> None:
+    status, said, _ = command("simulate", "--resume", run.folder)
+    assert (status, "is finished: nothing is left to do" in said) == (0, True)
     before = run.predict_proba(FRAME)
     assert fl.load_run(run.folder, model=MyNet()).predict_proba(FRAME).equals(before)
     with pytest.raises(fl.UserError, match="is a module object"):
@@ -184,6 +187,10 @@ MISTAKES = {
     "engine 'flower' runs sites in other processes": lambda: fl.simulate(sites(), model=MyNet(), engine="flower"),
     "simulate takes no 'epochs'": lambda: fl.simulate(sites(), epochs=3),
     "give records of sites_from_frame": lambda: fl.simulate(FRAME),
+    "^Privacy: epsilon is -1: input should be greater than 0$": lambda: fl.Privacy(epsilon=-1, delta=1e-3),
+    "^Privacy: unknown key 'deltas': did you mean 'delta'": lambda: fl.Privacy(epsilon=1, delta=1e-3, deltas=2),
+    "^TrainingPlan: rounds is 0": lambda: fl.private_chain(MyNet(), DATA, fl.Privacy(**PRIVACY), rounds=0),
+    "^setting 'name.x=1': 'name' is a value": lambda: fl.simulate("digits", {"name.x": 1}),
     "give an object such as fl.DPSGLD": lambda: fl.simulate(sites(), sampler=fl.DPSGLD),
     "did you mean 'privacy'": lambda: fl.simulate(sites(), {"privcy.epsilon": 2}),
     "needs 20: name it in held_out": lambda: fl.simulate(sites(FRAME[(FRAME["hospital"] != "west")

@@ -73,7 +73,7 @@ def test_digest_of_code_follows_its_files_and_reading_a_posterior_imports_nothin
     save_posterior(
         path, PosteriorSamples(arrays, np.ones(1), np.ones(1)), model, Task(input_shape=(2,), classes=2), "0"
     )
-    with pytest.raises(Exception, match="--allow-code ownnet:made"):
+    with pytest.raises(Exception, match=r"--allow-code ownnet:made  \(Python: allowed_code=\['ownnet:made'\]"):
         load_posterior(path)
     assert "ownnet" not in sys.modules
     assert load_posterior(path, ["ownnet:made"]).metadata.model == model
@@ -81,3 +81,19 @@ def test_digest_of_code_follows_its_files_and_reading_a_posterior_imports_nothin
     installed_code.cache_clear()
     assert installed_code("ownnet:made").digest != first.digest
     assert installed_code("nowhere:made") is None
+
+
+def test_package_of_several_folders_is_digested_by_the_files_of_each(tmp_path, monkeypatch) -> None:
+    # A namespace package, as that of two checkouts on the path.
+    places = [tmp_path / checkout / "ownspace" for checkout in ("one", "two")]
+    for place in places:
+        place.mkdir(parents=True)
+        (place / "net.py").write_text("made = None\n")
+        monkeypatch.syspath_prepend(place.parent)
+    digests = []
+    for place in (None, *places):
+        if place is not None:
+            (place / "net.py").write_text(f"made = {len(digests)}\n")
+        installed_code.cache_clear()
+        digests.append(installed_code("ownspace.net:made").digest)
+    assert len({*digests}) == 3

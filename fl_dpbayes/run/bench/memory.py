@@ -16,6 +16,7 @@ from rich.table import Table
 
 from fl_dpbayes.config.base import Config
 from fl_dpbayes.config.errors import UserError
+from fl_dpbayes.config.kinds import import_apps
 from fl_dpbayes.config.scenario import Scenario, read_scenario
 from fl_dpbayes.config.task import MLPModel, Task
 from fl_dpbayes.models.build import model_shapes
@@ -80,6 +81,7 @@ def bench_memory(console: Console, *, sites: int, samples: int, parameters: int,
 
 def serve(run_folder: Path, sites: int, samples: int, parameters: int) -> dict[str, int]:
     """Run the server over made-up sites in this process and an empty folder."""
+    import_apps()
     from server.federation import run_federation
 
     scenario, before = _scenario(sites, samples, parameters), _peak_bytes()
