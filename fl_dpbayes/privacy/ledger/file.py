@@ -173,7 +173,7 @@ def _refuse_network(path: Path) -> None:
     mounts = Path("/proc/self/mounts")
     kind = network_file_system(path, mounts.read_text()) if mounts.exists() else None
     if kind is not None:
-        raise UserError(f"ledger {path} lies on a network file system ({kind}), whose locks are not safe: "
+        raise LedgerError(f"ledger {path} lies on a network file system ({kind}), whose locks are not safe: "
                         "set ledger.path in the site file to a local disk")  # fmt: skip
 
 
