@@ -16,6 +16,7 @@ from fl_dpbayes.config.task import Model, Task
 from fl_dpbayes.models.build import model_shapes
 from fl_dpbayes.models.parameters import Shapes
 from fl_dpbayes.models.rows import RowsDependError
+from fl_dpbayes.privacy.ledger.file import LedgerPlaceError
 from fl_dpbayes.privacy.ledger.ledger import CohortChangedError, LedgerError
 from fl_dpbayes.protocol.arrays import Arrays, prefixed, read_sent_arrays, without_prefix
 from fl_dpbayes.protocol.evaluate import PredictorName, Weights
@@ -30,6 +31,7 @@ CODES = {
     ChainDivergedError: RefusalCode.DIVERGED,
     RowsDependError: RefusalCode.NOT_REPEATABLE,
     CohortChangedError: RefusalCode.COHORT_CHANGED,
+    LedgerPlaceError: RefusalCode.LEDGER_ERROR,
     UserError: RefusalCode.DATA_INVALID,
     AuditLogError: RefusalCode.AUDIT_LOG_ERROR,
 }
