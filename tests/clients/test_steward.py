@@ -19,6 +19,7 @@ from fl_dpbayes.privacy.ledger.ledger import Refused
 from fl_dpbayes.privacy.ledger.state import Cohort
 from fl_dpbayes.privacy.pld.loss_distribution import pld_epsilon
 from fl_dpbayes.protocol.refusal import RefusalCode
+from fl_dpbayes.run.site.bundle import decision, read_bundle
 from fl_dpbayes.run.site.statement import print_statement
 from tests.asking import ROWS, evaluate, refusal_of, refused, rows_of
 from tests.ledgers import complete, open_ledger, spending
@@ -264,11 +265,12 @@ def test_statement_says_what_left_in_a_month(table_site, capsys) -> None:
     site.train()
     evaluate(site)
     site.train(round=2, steps=0)
+    decision(site.path, read_bundle(b"foreign"), b"foreign")
     console = Console(width=120)
     print_statement(site.path, "", console)
     said = capsys.readouterr().out
     for words in ("north", "abababababababab", "answered", "BAD_REQUEST steps", "train: 1 step; epsilon 0.000 before",
-                  "test: 1 step;", "of 8", "evaluations: 1, 1 in all"):  # fmt: skip
+                  "test: 1 step;", "of 8", "not approved, held", "evaluations: 1, 1 in all"):  # fmt: skip
         assert words in said, said
     print_statement(site.path, "2020-01", console)
     assert "No request came." in capsys.readouterr().out
