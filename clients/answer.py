@@ -59,6 +59,8 @@ def answer(
     check_plan(site_file, own, request)
     done = work(site_file, request, message)
     noted["charge"] = done.charge
+    # A stop holds for what was begun before it: the reply stays in the ledger, and is sent when the stop is lifted.
+    check_standing(site_file)
     answered = reply_message(message, done.reply, done.arrays)
     if isinstance(request, TrainRequest) and isinstance(done.reply, TrainReply):
         stretch = planned_stretch(request.plan, done.reply.privacy.units, done.reply.first_step, done.reply.steps)

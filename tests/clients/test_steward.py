@@ -7,6 +7,7 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
+import clients.train
 from clients.evaluate import declared_groups
 from fl_dpbayes.cli import app
 from fl_dpbayes.config.approvals import approvals_file
@@ -163,13 +164,32 @@ def test_a_stock_of_steps_that_costs_more_than_the_lowered_budget_gives_no_furth
         assert ledger.verify() == []
 
 
+def close(site) -> None:
+    with site.ledger() as ledger:
+        ledger.restrict(None)
+
+
+@pytest.mark.parametrize(("end", "code"), [
+    (lambda site: (site.folder / "stop").touch(), "SITE_STOPPED"), (close, "COHORT_CLOSED"),
+])  # fmt: skip
+def test_what_was_begun_before_the_end_does_not_leave_after_it(table_site, monkeypatch, end, code: str) -> None:
+    site = table_site()
+    with_policy(site, stop_file="stop")
+    run_chain = clients.train.run_chain
+    monkeypatch.setattr("clients.train.run_chain", lambda *given, **keys: (end(site), run_chain(*given, **keys))[1])
+    assert refusal_of(site.train()) == (code, "")
+    assert list(read_audit_log(site.path))[-1]["charge"]["steps"] == 1
+    (site.folder / "stop").unlink(missing_ok=True)
+    assert refusal_of(site.train()) == (None if code == "SITE_STOPPED" else (code, ""))
+    assert [row.state for row in rows_of(site.ledger())] == ["done"]
+
+
 @pytest.mark.parametrize("counted", [20, "unlimited"])
 def test_a_closed_cohort_lets_no_public_sums_out(table_site, counted) -> None:
     site = table_site()
     with_policy(site, evaluation_release="public", max_evaluations=counted, max_evaluations_per_run=counted)
     assert refusal_of(evaluate(site)) is None
-    with site.ledger() as ledger:
-        ledger.restrict(None)
+    close(site)
     assert refusal_of(evaluate(site)) == ("COHORT_CLOSED", "")
 
 
