@@ -211,7 +211,7 @@ def _write_results(
         "failed": [{"cell": cell.digest, "labels": dict(cell.labels), "error": errors[cell.digest]} for cell in failed],
     }
     write_atomically(folder / RECORD_FILE, json.dumps(json_values(record), indent=2, ensure_ascii=False) + "\n")
-    show_study(study, results, differences, console)
+    show_study(study, results, console)
     if study.published:
         beside = paper_table(study, results)
         write_tables(beside, folder / "paper")
