@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, create_model, model_serializer
 
 from fl_dpbayes.config.base import JSONValue, json_values
+from fl_dpbayes.config.installed_code import InstalledCode
 from fl_dpbayes.config.metrics import METRICS
 from fl_dpbayes.config.names import Role
 
@@ -53,15 +54,6 @@ class SiteRecord(SummaryPart):
     shift: Text = ""
     test_n: int | None = None
     shares: tuple[float, ...] | None = None
-
-
-class CodeRecord(SummaryPart):
-    """Code beside this package that the run used, as it stands at the server and at every site that took part."""
-
-    name: Text
-    distribution: Text = ""
-    version: Text = ""
-    digest: Text
 
 
 class PrivacyRecord(SummaryPart):
@@ -354,7 +346,7 @@ class Summary(SummaryPart):
     run: Text = ""
     resumed_after: tuple[int, ...] = ()
     versions: dict[str, Text]
-    code: tuple[CodeRecord, ...] = ()
+    code: tuple[InstalledCode, ...] = ()
     adjacency: Text
     seeded: bool = False
     private: bool = True

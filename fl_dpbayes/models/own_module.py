@@ -5,6 +5,7 @@ What is not trained becomes a buffer, so that `named_parameters()` is the traine
 
 import copy
 import hashlib
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -22,8 +23,8 @@ from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.installed_code import foundations
 from fl_dpbayes.config.task import PROVIDED, Model, ModuleModel
 from fl_dpbayes.models.backbone import stored_state
+from fl_dpbayes.models.module_checks import check_records_apart
 from fl_dpbayes.models.parameters import Shapes, parameter_shapes
-from fl_dpbayes.models.rows import check_records_apart
 
 _provided: ContextVar[Mapping[str, tuple[nn.Module, object]] | None] = ContextVar("provided", default=None)
 
@@ -90,14 +91,19 @@ def fixed_size(model: ModuleModel) -> int:
     return sum(value.numel() for value in own_module(model.model_copy(update={"weights": None}), model.seed).buffers())
 
 
-def unbuilt_size(model: ModuleModel) -> int:
-    """Count a module's numbers, trained or not, on the meta device, without memory; 0 if its factory fails there."""
+def unbuilt_size(model: ModuleModel) -> float:
+    """Count a module's numbers, trained or not, on torch's device `meta`, where they take no memory.
+
+    Infinite where the factory fails there or has numbers from elsewhere, since nothing bounds these before it is built.
+    """
     try:
         with torch.device("meta"):
             module = _made(model, model.seed)
     except UserError:
-        return 0
-    return sum(value.numel() for value in (*module.parameters(), *module.buffers()))
+        return math.inf
+    values = [*module.parameters(), *module.buffers()]
+    counted = model.factory.startswith(PROVIDED) or all(value.is_meta for value in values)
+    return sum(value.numel() for value in values) if counted else math.inf
 
 
 def checked_shapes(model: ModuleModel, input_shape: tuple[int, ...], classes: int) -> Shapes:
@@ -106,8 +112,13 @@ def checked_shapes(model: ModuleModel, input_shape: tuple[int, ...], classes: in
     `input_shape`: of what the module is given of one record. Raises UserError as `own_module`, or, with the remedy,
     if it mixes records, changes from call to call, or does not return (N, classes).
     """
-    module, again = (own_module(model.model_copy(update={"weights": None}), model.seed) for _ in range(2))
     named = f"model.factory {model.factory!r}: the module"
+    if math.isinf(unbuilt_size(model)):
+        raise UserError(
+            f"{named} cannot be counted on torch's device 'meta' before it is built: make its numbers by torch on its "
+            "default device (of an array: torch.tensor(array)) and read none there, or give them by model.weights"
+        )
+    module, again = (own_module(model.model_copy(update={"weights": None}), model.seed) for _ in range(2))
     for (name, value), other in zip(module.named_buffers(), again.buffers(), strict=True):
         if not torch.equal(value, other):
             raise UserError(

@@ -1,4 +1,4 @@
-"""One record's result is its own: layers that mix records are refused, and all passes over records have one shape.
+"""One record's result is its own: all passes over records have one shape, at which each row is computed by itself.
 
 What a pass computes for one row can differ in its last bits with the number of rows, and a hostile start state makes
 any difference large. At one shape, checked on synthetic rows to compute each row by itself, a record's result is its
@@ -17,7 +17,6 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.models.parameters import trainable_parameters
@@ -31,9 +30,6 @@ MOST_ROWS = 1024
 PREDICTION_ROWS = 256
 NEIGHBOURS = (0.0, math.nan, math.inf, 1e30)
 DRAWS = 4
-PLAIN_LAYERS = (nn.Linear, nn.Conv2d, nn.ReLU, nn.AvgPool2d, nn.Flatten, nn.Sequential)
-# Far beyond the rounding of one record's logits beside others.
-_MIXES = 1e-3
 _INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 logger = logging.getLogger("fl_dpbayes.site")
@@ -177,12 +173,12 @@ def structure(module: nn.Module) -> Hashable:
         (name, tuple(value.shape), value.dtype, str(value.device), value.requires_grad)
         for name, value in (*module.named_parameters(), *module.named_buffers())
     ]
-    kept = [hashlib.sha256(_bytes(value)).digest() for value in module.buffers()]
+    kept = [hashlib.sha256(bytes_of(value)).digest() for value in module.buffers()]
     return tuple((type(layer), _settings(layer)) for layer in module.modules()), tuple(values), tuple(kept)
 
 
 def _settings(layer: nn.Module) -> Hashable:
-    own = _attributes(layer)
+    own = attributes_of(layer)
     if type(layer).__module__.startswith("fl_dpbayes."):
         return tuple(sorted((key, repr(v)) for key, v in own.items() if isinstance(v, int | float | str | tuple)))
     try:
@@ -191,102 +187,14 @@ def _settings(layer: nn.Module) -> Hashable:
         return object()
 
 
-def _attributes(layer: nn.Module) -> dict[str, object]:
+def attributes_of(layer: nn.Module) -> dict[str, object]:
+    """Return what a layer holds beside its parameters, buffers and layers."""
     return {key: value for key, value in vars(layer).items() if key not in ("_parameters", "_buffers", "_modules")}
 
 
-def _bytes(value: Tensor) -> bytes:
+def bytes_of(value: Tensor) -> bytes:
+    """Return a tensor's bits."""
     return value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
-
-
-def check_unmoved(module: nn.Module, input_shape: Sequence[int], named: str = "the module") -> None:
-    """Check that a call leaves nothing behind in a module, so that no record's result depends on those before it.
-
-    `input_shape`: of one record. `named`: how the error begins. Raises UserError with the remedy.
-    """
-    if all(type(layer) in PLAIN_LAYERS for layer in module.modules()):
-        return
-    first, other = _copy(module, named), _copy(module, named)
-    before, like = _held(first), next(module.parameters())
-    records = torch.randn((4, *input_shape), generator=torch.Generator().manual_seed(1)).to(like)
-    with torch.random.fork_rng(devices=[]), torch.no_grad():
-        for copied, given in ((first, records), (other, 0.5 * records[:2] + 1)):
-            copied(given.clone())
-        same = torch.equal(*(torch.as_tensor(copied(records.clone())).nan_to_num() for copied in (first, other)))
-    if not same or _held(first) != before:
-        raise UserError(
-            f"{named} keeps something of the records that it is given, so clipping per record bounds nothing: compute "
-            "every call from its records and parameters alone, and call eval() on what keeps statistics"
-        )
-
-
-def _held(module: nn.Module) -> list[object]:
-    attributes: list[object] = [repr(_attributes(layer)) for layer in module.modules()]
-    return [*attributes, *(_bytes(value) for value in module.buffers())]
-
-
-def _copy(module: nn.Module, named: str) -> nn.Module:
-    try:
-        return copy.deepcopy(module)
-    except Exception as error:
-        raise UserError(
-            f"{named} cannot be copied ({type(error).__name__}): keep no computed tensor as an attribute (as "
-            "torch.nn.utils.weight_norm does; torch.nn.utils.parametrizations.weight_norm does not)"
-        ) from None
-
-
-def check_records_apart(
-    module: nn.Module, input_shape: Sequence[int], named: str = "the module", classes: int | None = None
-) -> int:
-    """Check, on made-up records, that a module computes each record by itself and fails on none by its values.
-
-    Only copies are called. `input_shape`: of one record. `named`: how an error begins. Returns K, the number of its
-    logits, `classes` where that is given. Raises UserError, with the remedy, if it mixes records, keeps something of
-    them, changes from call to call, fails, or does not return (N, K).
-    """
-    validate_module(module)
-    copied, like = _copy(module, named), next(module.parameters())
-    with torch.random.fork_rng(devices=[]), torch.no_grad():
-        classes = _outputs(copied, torch.zeros((1, *input_shape)).to(like), named, classes).shape[1]
-        records = torch.randn((ROWS, *input_shape), generator=torch.Generator().manual_seed(0)).to(like)
-        records[1::2] *= 100
-        for draw, drawn in enumerate(drawn_modules(module)):
-            part = records[:4] if draw else records
-            together, again = (_outputs(drawn, part, named, classes) for _ in range(2))
-            if not torch.equal(together, again):
-                raise UserError(
-                    f"{named} gives the same records different logits when it is called again: leave out what changes "
-                    "it or draws random numbers (for dropout: model.kind 'mlp' or 'cnn', sampler.kind 'dp-mc-dropout')"
-                )
-            for place in (0, len(part) // 2, len(part) - 1):
-                alone = _outputs(drawn, part[place : place + 1], named, classes)[0]
-                if (together[place] - alone).abs().max() > _MIXES * alone.abs().max():
-                    raise UserError(
-                        f"{named} gives a record other logits when other records are beside it, so clipping per record "
-                        "bounds nothing: compute each row by itself"
-                    )
-        check_unmoved(module, input_shape, named)
-        for value in (3.0, 10.0, 1e3, 1e6, -3.0, -10.0, -1e3, -1e6):
-            _outputs(copied, torch.full((1, *input_shape), value).to(like), named, classes)
-    return classes
-
-
-def _outputs(module: nn.Module, records: Tensor, named: str, classes: int | None) -> Tensor:
-    shown = f"{named} %s for records of shape {list(records.shape)}"
-    try:
-        # A module may write into its inputs.
-        found = module(records.clone())
-    except Exception as error:
-        raise UserError(
-            f"{named} fails on records of shape {list(records.shape)} with the value {float(records.flatten()[0]):g}: "
-            f"{type(error).__name__}: {str(error)[:300]}; it must take (N, *input_shape) of any finite values (clamp "
-            "an index at both ends) and return logits (N, classes)"
-        ) from None
-    expected = [len(records), classes or "classes"]
-    if not isinstance(found, Tensor) or found.ndim != 2 or classes not in (None, found.shape[1]):
-        what = f"shape {list(found.shape)}" if isinstance(found, Tensor) else f"a {type(found).__name__}"
-        raise UserError(f"{shown % f'returns {what}'}: it must return logits of shape {expected}, one row per record")
-    return found
 
 
 def _same_bits(first: Tensor, second: Tensor) -> bool:
@@ -307,37 +215,3 @@ def repeatable(device: torch.device) -> None:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.backends.cudnn.benchmark = False
         torch.use_deterministic_algorithms(True)
-
-
-def validate_module(module: nn.Module) -> None:
-    """Check that per-example clipping bounds what one record can do to the module's gradient.
-
-    Batch normalisation is let through only when it is frozen (no parameter requires a gradient) and in eval mode with
-    stored statistics: Opacus passes a frozen one in training mode, although its running statistics then move with the
-    records, un-noised and unaccounted. Raises UserError naming the layer and the remedy.
-    """
-    for name, value in module.named_parameters():
-        if not value.is_floating_point():
-            raise UserError(f"parameter {name!r} is of type {value.dtype}: only real floating-point ones are trained")
-    layers = [(name or type(module).__name__, layer) for name, layer in module.named_modules()]
-    others = [(name, layer) for name, layer in layers if type(layer) not in PLAIN_LAYERS]
-    if not others:
-        return
-    # Importing Opacus takes over a second, which a site with a shipped model need not pay at every start.
-    from opacus.validators import ModuleValidator
-
-    for name, layer in others:
-        frozen = not any(parameter.requires_grad for parameter in layer.parameters())
-        if isinstance(layer, _BatchNorm):
-            if not frozen or layer.training or not layer.track_running_stats:
-                raise UserError(
-                    f"layer {name!r} ({type(layer).__name__}) mixes the records of a batch, so clipping per record "
-                    "bounds nothing: replace it by torch.nn.GroupNorm, or freeze it (requires_grad_(False)) with "
-                    "stored statistics and call eval() on it"
-                )
-            continue
-        validator = ModuleValidator.VALIDATORS.get(type(layer))
-        unchanged = frozen and not (layer.training and any(True for _ in layer.buffers()))
-        problems = validator(layer) if validator is not None and not unchanged else []
-        if problems:
-            raise UserError(f"layer {name!r} ({type(layer).__name__}) cannot be trained privately: {problems[0]}")

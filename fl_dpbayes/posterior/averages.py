@@ -110,9 +110,7 @@ def average_of_states(
     """Average states by a rule's settings.
 
     The weighted average and the bound on moves look at one state at a time; the robust ones hold one array of all
-    sites.
-
-    `states`: site -> state, at least one. `site_weights`: site -> w_k, for a bound on moves and for the average
+    sites. `states`: site -> state, at least one. `site_weights`: site -> w_k, for a bound on moves and for the average
     that is not robust. Returns the average, with a warning for each site whose hidden units are in another order or
     whose move was shortened, and for sites too few to trim.
     """

@@ -52,9 +52,8 @@ class Chain:
 def chains(site_samples: Mapping[str, AnySamples]) -> Iterator[Chain]:
     """Yield the chain of each site that sent a sample, in the order of names.
 
-    Each warns where its hidden units match those of the first site better in another order.
-
-    Raises ValueError if no site sent a sample, or names or shapes differ between sites.
+    Each warns where its hidden units match those of the first site better in another order. Raises ValueError if no
+    site sent a sample, or names or shapes differ between sites.
     """
     shapes = sample_shapes(site_samples)
     reference: tuple[str, npt.NDArray[np.float64]] | None = None

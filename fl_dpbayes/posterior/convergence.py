@@ -57,11 +57,9 @@ def summarise_convergence(
     """Summarise how well one site's chains have mixed.
 
     Chains are cut to their last L samples, L the length of the shortest; a chain with fewer than half the samples of
-    the longest (one that the budget cut off) is left out.
-
-    `samples`: released samples in the order in which each chain made them, each of shape (d,), finite; M >= 0 of
-    them, such as a matrix (M, d), are looked at one by one. `chains`: number of the chain to which each belongs,
-    shape (M,).
+    the longest (one that the budget cut off) is left out. `samples`: released samples in the order in which each chain
+    made them, each of shape (d,), finite; M >= 0 of them, such as a matrix (M, d), are looked at one by one. `chains`:
+    number of the chain to which each belongs, shape (M,).
     """
     quantities = _quantities(samples, generator)
     rows = _equal_chains(chains)

@@ -99,8 +99,7 @@ def full_gaussian(chain: Chain) -> tuple[NaturalGaussian, tuple[RunWarning, ...]
     Source: The mean of the inverse Wishart distribution.
 
     Returns the Gaussian with precision (d, d), and warnings. Raises ValueError if there are fewer than d + 4 draws,
-    their covariance is singular, or a parameter varies so little that the others' precisions are lost in its
-    rounding.
+    their covariance is singular, or a parameter varies so little that the others' precisions are lost in its rounding.
     """
     factor, warnings = _unbiased_factor(chain, chain.draws.shape[1])
     mean = chain.mean

@@ -11,16 +11,8 @@ from scipy.special import entr, softmax
 from torch import nn
 from torch.func import functional_call
 
-from fl_dpbayes.models.rows import (
-    check_unmoved,
-    checked_rows,
-    drawn_modules,
-    failing_rows,
-    padded,
-    prediction_rows,
-    rows_stand_alone,
-    structure,
-)
+from fl_dpbayes.models import rows as passes
+from fl_dpbayes.models.module_checks import check_unmoved
 
 Floats = npt.NDArray[np.float64]
 
@@ -92,13 +84,13 @@ def _predict_sample(
     found: list[tuple[Floats, Floats]] = []
     # Where there is no record, a pass of padding alone says how many classes there are.
     for start in range(0, max(1, len(features)), rows):
-        part, real = padded(rows, torch.tensor(features[start : start + rows]))
+        part, real = passes.padded(rows, torch.tensor(features[start : start + rows]))
         with torch.no_grad():
             outputs, part = partial(_outputs, module, dict(values)), part.to(device)
             try:
                 logits = outputs(part)
             except Exception:
-                failing = failing_rows(outputs, part)
+                failing = passes.failing_rows(outputs, part)
                 part[failing] = 0
                 logits = outputs(part)
                 logits[failing] = torch.nan
@@ -123,11 +115,13 @@ def _checked_rows(module: nn.Module, input_shape: tuple[int, ...], device: str |
         labels = torch.zeros(count, device=device)
         with torch.no_grad():
             return all(
-                rows_stand_alone(partial(_logits_of_rows, drawn), features, labels, generator)
-                for drawn in drawn_modules(module)
+                passes.rows_stand_alone(partial(_logits_of_rows, drawn), features, labels, generator)
+                for drawn in passes.drawn_modules(module)
             )
 
-    return checked_rows(("prediction", structure(module), tuple(input_shape)), prediction_rows(module), stand_alone)
+    return passes.checked_rows(
+        ("prediction", passes.structure(module), tuple(input_shape)), passes.prediction_rows(module), stand_alone
+    )
 
 
 def _logits_of_rows(module: nn.Module, features: torch.Tensor, _labels: torch.Tensor) -> list[torch.Tensor]:

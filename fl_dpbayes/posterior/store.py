@@ -61,7 +61,6 @@ def save_posterior(
     """Write samples, weights, temperatures, metadata and a checksum of it all; a reader never meets half a file.
 
     Samples that stay on disk are copied a piece at a time; `scenario_hash` is the digest of the resolved scenario.
-
     Raises UserError if it cannot be written.
     """
     metadata = PosteriorMetadata(model=model, task=task, scenario_hash=scenario_hash, recalibration=recalibration)

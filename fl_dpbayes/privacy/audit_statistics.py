@@ -50,11 +50,10 @@ def variance_test(total: float, degrees: float, where: str, *, kurtosis: float =
 
         X = sum z^2 ~ c chi^2_nu,   c = (2 + k) / 2,   nu = degrees / c
 
-    exact for Gaussian z (k = 0); for z of excess kurtosis k the law with the same mean and variance.
-
-    `degrees`: number of squares, above zero. `kurtosis`: mean excess kurtosis of the z, 0 or more. Returns the
-    finding; its effect is the largest ratio of standard deviations below 1 that is found: sqrt(q(level / 2) / q(1 -
-    MISS)), q the quantiles of chi^2_nu.
+    exact for Gaussian z (k = 0); for z of excess kurtosis k the law with the same mean and variance. `degrees`: number
+    of squares, above zero. `kurtosis`: mean excess kurtosis of the z, 0 or more. Returns the finding; its effect is the
+    largest ratio of standard deviations below 1 that is found: sqrt(q(level / 2) / q(1 - MISS)), q the quantiles of
+    chi^2_nu.
     """
     scale = 1 + kurtosis / 2
     nu = degrees / scale
@@ -195,9 +194,7 @@ def gaussian_epsilon_bound(
     with Clopper-Pearson upper limits of both error rates, each at (1 + confidence) / 2. Certified where the mechanism's
     trade-off curve is Gaussian (sampling rate 1) and the canaries do not touch each other; elsewhere a detector of
     faults: it extends the curve of one point to small delta as if it were Gaussian.
-
-    Source:
-        Nasr et al. (2023), Tight auditing of differentially private machine learning, section 4.
+    Source: Nasr et al. (2023), Tight auditing of differentially private machine learning, section 4.
 
     `scores`: one per canary, higher where it seems to be in, shape (m,). `included`: which canaries were in, shape
     (m,). `delta`: in (0, 1). `confidence`: in (0, 1). Returns a value that the true epsilon exceeds with the stated
@@ -221,8 +218,7 @@ def one_run_epsilon_bound(
 
         P(W >= v) + 2 m delta max_i P(v - i <= W < v) / i,   W ~ Binomial(guesses, 1 / (1 + e^-epsilon))
 
-    Source:
-        Steinke, Nasr and Jagielski (2023), Privacy auditing with one (1) training run, theorem 3.1 and appendix D.
+    Source: Steinke, Nasr and Jagielski (2023), Privacy auditing with one (1) training run, theorem 3.1 and appendix D.
 
     `scores`: one per canary, shape (m,). `included`: which canaries were in, each by a fair coin of its own, shape
     (m,). `guesses`: r, chosen before the scores were seen, even, at most m. `delta`: in (0, 1). `confidence`: in
@@ -276,10 +272,8 @@ def loss_threshold_attack(member_losses: Array, other_losses: Array, epsilon: fl
 
     Under (epsilon, delta) no attack has more advantage than (e^epsilon - 1 + 2 delta) / (e^epsilon + 1). There is at
     least one unit of each kind, all of one population. The claimed epsilon may be infinite.
-
-    Source:
-        Yeom et al. (2018) for the attack; Kairouz, Oh and Viswanath (2015), theorem 2.1, for the bound; Hanley and
-        McNeil (1982) for the standard error.
+    Source: Yeom et al. (2018) for the attack; Kairouz, Oh and Viswanath (2015), theorem 2.1, for the bound; Hanley and
+    McNeil (1982) for the standard error.
     """
     members, others = len(member_losses), len(other_losses)
     labels = np.concatenate([np.ones(members), np.zeros(others)])

@@ -44,10 +44,8 @@ def checked_statement(
 
     Epsilon is at least what the history costs by its privacy-loss distribution. It is at most what the planned steps up
     to the last one cost, where the history holds this run's steps alone, and else at most the budget, beyond which no
-    filter admits a step.
-
-    `previous`: the last accepted statement of the same part of the site's units in this run. Raises ValueError
-    saying in a few words what does not fit.
+    filter admits a step. `previous`: the last accepted statement of the same part of the site's units in this run.
+    Raises ValueError saying in a few words what does not fit.
     """
     if statement.delta != delta:
         raise ValueError("its privacy statement is for another delta")
@@ -192,10 +190,8 @@ def _epsilon(events: Events, delta: float, adjacency: Adjacency) -> float | None
 def largest_at_small_delta(rows: Sequence[dict[str, Any]], adjacency: Adjacency) -> dict[str, Any] | None:
     """Account for the costliest site's steps once more at `SMALL_DELTA`, which discloses nobody outright.
 
-    Of the summary's privacy `rows` those of one fixed schedule count, whose loss distribution is known.
-
-    Returns `site`, `delta`, `epsilon` (the upper one of `epsilon_bounds`); None if no site has such a row, or every
-    delta is as small.
+    Of the summary's privacy `rows` those of one fixed schedule count, whose loss distribution is known. Returns `site`,
+    `delta`, `epsilon` (the upper one of `epsilon_bounds`); None if no site has such a row, or every delta is as small.
     """
     known = [row for row in rows if row.get("epsilon_method") == "pld" and row["delta"] > SMALL_DELTA]
     largest = max((row for row in known if math.isfinite(row["epsilon"])), key=lambda row: row["epsilon"], default=None)

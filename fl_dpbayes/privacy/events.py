@@ -97,9 +97,7 @@ def levels_of(history: History) -> History:
         q = 1:  N(0, sigma_1^2), ..., N(0, sigma_T^2) together cost one release with 1/sigma^2 = sum 1/sigma_t^2
 
     Sorted, so that histories that differ only in order or grouping give the same levels.
-
-    Source:
-        Dong, Roth and Su (2022), corollary 3.3, for the joining of Gaussian releases.
+    Source: Dong, Roth and Su (2022), corollary 3.3, for the joining of Gaussian releases.
 
     `history`: what was done, with noise in every step (see `has_noise`). Returns events with distinct
     (noise_multiplier, sampling_rate), at most `MOST_LEVELS` per sampling rate.

@@ -34,11 +34,9 @@ def gdp_mu(history: History, adjacency: Adjacency = "add_or_remove_one") -> GdpM
 
     In a history that mixes them, each event adds its own term and the kind is `clt`. An empty history costs 0, a step
     without noise is infinite.
-
-    Source:
-        Dong, Roth and Su (2022), corollary 3.3; Bu et al. (2020), theorem 5. The limit for `replace_one` is the same
-        argument for the loss q (exp((2x - 1) / (2 sigma^2)) - exp((-2x - 1) / (2 sigma^2))), x ~ N(0, sigma^2), whose
-        variance is 4 q^2 sinh(1 / sigma^2).
+    Source: Dong, Roth and Su (2022), corollary 3.3; Bu et al. (2020), theorem 5. The limit for `replace_one` is the
+    same argument for the loss q (exp((2x - 1) / (2 sigma^2)) - exp((-2x - 1) / (2 sigma^2))), x ~ N(0, sigma^2), whose
+    variance is 4 q^2 sinh(1 / sigma^2).
     """
     paid = [event for event in history if not event.is_free]
     mu = math.sqrt(sum(event.steps * _mu_squared(event, adjacency) for event in paid))
@@ -61,8 +59,7 @@ def gdp_delta(mu: float, epsilon: float) -> float:
 
         delta = Phi(a) - exp(epsilon) Phi(b),   a = mu / 2 - epsilon / mu,   b = a - mu
 
-    Source:
-        Dong, Roth and Su (2022), corollary 2.13. exp(epsilon) Phi(b) = phi(a) Phi(b) / phi(b) avoids overflow.
+    Source: Dong, Roth and Su (2022), corollary 2.13. exp(epsilon) Phi(b) = phi(a) Phi(b) / phi(b) avoids overflow.
     """
     if mu == 0 or math.isinf(epsilon):
         return 0.0

@@ -46,9 +46,8 @@ def solve_plan(plan: TrainingPlan, units: int) -> SolvedNoise:
     """Fix the noise of every step of a whole plan, all its chains together, at a site of so many privacy units.
 
     Without privacy the noise is a standard deviation on the sum, and whatever it is, the history says that there was
-    none: epsilon is infinite.
-
-    Raises UserError if no noise meets the budget. Raises ValueError if a decaying step size underflows to zero.
+    none: epsilon is infinite. Raises UserError if no noise meets the budget. Raises ValueError if a decaying step size
+    underflows to zero.
     """
     privacy = plan.privacy
     if isinstance(privacy, NoPrivacyPlan):
@@ -176,9 +175,7 @@ def planned_chain(plan: TrainingPlan, units: int) -> PlannedChain:
     """Compute what a site of this size solves, its noise to `NOISE_TOLERANCE`.
 
     Only the solved noise of `floor` depends on the size, so that of the other couplings is solved once for all sites.
-
-    Raises UserError if no noise meets the plan's budget. Raises ValueError if a decaying step size underflows to
-    zero.
+    Raises UserError if no noise meets the plan's budget. Raises ValueError if a decaying step size underflows to zero.
     """
     privacy = plan.privacy
     if isinstance(privacy, NoPrivacyPlan):

@@ -22,9 +22,7 @@ def renyi_divergences(
     """Return an upper bound on the Renyi divergence of a whole history at each order.
 
     The value of a history is the sum of the values of its events, in whatever order they come (see `levels_of`).
-
-    Source:
-        Mironov (2017), proposition 1.
+    Source: Mironov (2017), proposition 1.
 
     `orders`: alpha, each above 1. Returns sum_t D_alpha, shape (len(orders),), 0 or more; infinite where a step had
     no noise. Raises ValueError if an order is not above 1.
@@ -46,8 +44,7 @@ def rdp_epsilon(history: History, delta: float, adjacency: Adjacency = "add_or_r
 
         epsilon = min_alpha  D_alpha + log(1 - 1/alpha) - log(alpha delta) / (alpha - 1)
 
-    Source:
-        Canonne, Kamath and Steinke (2020), proposition 12.
+    Source: Canonne, Kamath and Steinke (2020), proposition 12.
 
     Returns epsilon, an upper bound, 0 or more, may be infinite; 0 for an empty history.
     """

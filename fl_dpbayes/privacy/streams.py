@@ -21,10 +21,9 @@ class Streams:
     the difference of two releases.
 
     Philox is a statistical generator, not a cryptographic one: an adversary who saw enough raw outputs of a stream
-    could in principle find its key. Sources: Salmon et al., Parallel random numbers: as easy as 1, 2, 3 (SC 2011);
-    RFC 7693 for keyed BLAKE2b.
-
-    `seeded`: whether the master secret follows from a seed; what is released is then not private.
+    could in principle find its key. Sources: Salmon et al., Parallel random numbers: as easy as 1, 2, 3 (SC 2011); RFC
+    7693 for keyed BLAKE2b. `seeded`: whether the master secret follows from a seed; what is released is then not
+    private.
     """
 
     def __init__(self, master: bytes, *, seeded: bool) -> None:

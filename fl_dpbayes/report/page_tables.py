@@ -5,10 +5,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import compress, groupby
 
-from fl_dpbayes.config.metrics import METRICS
 from fl_dpbayes.config.names import PREDICTORS
 from fl_dpbayes.config.summary import CalibrationRecord, EvaluationPrivacyRecord, PrivacyRecord, Summary
-from fl_dpbayes.report.answer import median_rows
+from fl_dpbayes.report.answer import median_rows, one_outcome
 from fl_dpbayes.report.numbers import (
     UNDEFINED,
     count,
@@ -61,7 +60,7 @@ def run_tables(run: Summary) -> dict[str, PageTable]:
         "settings": page_table(("Part", "Settings"), [(row.name, row.value) for row in settings], (0, 1)),
         "privacy": privacy_table(run),
         "releases": page_table(("What", "How it left a site"), releases, (0, 1)),
-        "calibration": page_table(_MAIN, once([main_cells(row) for row in over_sites]), (0, 1)),
+        "calibration": page_table(MAIN, once([main_cells(row) for row in over_sites]), (0, 1)),
         "all_metrics": all_metrics_table(run.calibration),
         "sites": _site_table(run),
         "participation": _participation_table(run),
@@ -76,6 +75,8 @@ def records(n: int | None) -> Cell:
 
 def error_cell(row: CalibrationRecord) -> Cell:
     """Write the debiased error in points; where it is cut at 0, its interval is the number."""
+    if one_outcome(row):
+        return UNDEFINED, "one outcome"
     ends = row.intervals.get("rms_debiased")
     if row.rms_debiased == 0 and ends is not None and None not in ends:
         return f"{points(ends[0])} to {points(ends[1])}", ""
@@ -152,7 +153,7 @@ def _account_cells(row: PrivacyRecord | EvaluationPrivacyRecord) -> Cells:
     return significant(row.budget), probability(row.delta), mu
 
 
-_MAIN = ("Where", "Predictor", "n", "RMS debiased", "ECE (if calibrated)", "Accuracy, %", "NLL", "AUROC [bounds]")
+MAIN = ("Where", "Predictor", "n", "RMS debiased", "ECE (if calibrated)", "Accuracy, %", "NLL", "AUROC [bounds]")
 
 
 def all_metrics_table(rows: Sequence[CalibrationRecord]) -> PageTable:
@@ -160,7 +161,7 @@ def all_metrics_table(rows: Sequence[CalibrationRecord]) -> PageTable:
     binary = any(row.ece_binary is not None for row in rows)
     coverages = sorted({share for row in rows for share in row.accuracy_at_coverage or {}})
     columns = (
-        *(*_MAIN, "Brier", "ACE", "SCE", "MCE", "Epistemic, nats", "Aleatoric, nats"),
+        *(*MAIN, "Brier", "ACE", "SCE", "MCE", "Epistemic, nats", "Aleatoric, nats"),
         *("ECE, 10 bins", "ECE, 20 bins", "ECE, equal mass", *(("ECE, binary",) if binary else ())),
         *("AURC", "Excess AURC", *(f"Accuracy at coverage {share}" for share in coverages)),
     )
@@ -180,7 +181,7 @@ def all_metrics_table(rows: Sequence[CalibrationRecord]) -> PageTable:
 
 
 def main_cells(row: CalibrationRecord) -> Cells:
-    """Write the cells below `_MAIN` of one row."""
+    """Write the cells below `MAIN` of one row."""
     ece = points(row.ece), f"({points(row.ece_if_calibrated)})"
     accuracy = points(row.accuracy), interval(row.intervals.get("accuracy"), points)
     nll = decimal(row.nll), interval(row.intervals.get("nll"), decimal)
@@ -246,19 +247,6 @@ def _cost_table(run: Summary) -> PageTable:
     ]
     rows += [(f"Time: {stage}", duration(seconds), "") for stage, seconds in run.seconds.items()]
     return page_table(("", "Total", "Largest round"), rows)
-
-
-def metric_table(rows: Sequence[CalibrationRecord], metric: str) -> PageTable:
-    """Show one metric at every place, a column per predictor."""
-    ordered = in_reading_order(rows)
-    predictors = {row.predictor: predictor_name(row) for row in ordered}
-    write = points if METRICS[metric].unit == "share" else decimal
-    places: dict[str, dict[str, Cell]] = {}
-    for row in ordered:
-        cell = write(getattr(row, metric)), interval(row.intervals.get(metric), write)
-        places.setdefault(place_name(row), {})[row.predictor] = error_cell(row) if metric == "rms_debiased" else cell
-    cells = [(place, *(found.get(predictor, UNDEFINED) for predictor in predictors)) for place, found in places.items()]
-    return page_table(("Where", *predictors.values()), cells)
 
 
 def facts(run: Summary) -> Mapping[str, str]:

@@ -26,7 +26,8 @@ from fl_dpbayes.config.sampler import SGLD, ConstantStepSize
 from fl_dpbayes.config.validation_text import read_record
 from fl_dpbayes.data.site import MAX_DECLARATION_ERROR, most_declared
 from fl_dpbayes.models import parameters
-from fl_dpbayes.models.rows import check_records_apart, repeatable, validate_module
+from fl_dpbayes.models.module_checks import check_records_apart, validate_module
+from fl_dpbayes.models.rows import repeatable
 from fl_dpbayes.posterior.predictive import predictive_probabilities
 from fl_dpbayes.posterior.samples import PosteriorSamples
 from fl_dpbayes.privacy.events import History, noise_of_steps

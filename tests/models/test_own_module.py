@@ -10,9 +10,10 @@ import torch
 from pydantic import ValidationError
 from torch import nn
 
+from fl_dpbayes.config.site_file import Policy
 from fl_dpbayes.config.task import ModuleModel, Task
 from fl_dpbayes.models.build import build_model, model_shapes
-from fl_dpbayes.models.own_module import provided
+from fl_dpbayes.models.own_module import provided, unbuilt_size
 from fl_dpbayes.models.parameters import logits_at, to_vector
 from fl_dpbayes.samplers.gradients import vmap
 from fl_dpbayes.samplers.gradients.engine import gradient_engine
@@ -56,10 +57,18 @@ class Complex(nn.Linear):
         super().__init__(4, 3, dtype=torch.complex64)
 
 
-def drawn_by_numpy():
+def drawn_by_numpy(make=torch.tensor):
     module = Residual()
-    module.register_buffer("waves", torch.from_numpy(np.random.default_rng().normal(size=3)))
+    module.register_buffer("waves", make(np.random.default_rng().normal(size=3)))
     return module
+
+
+def kept_by_numpy():
+    return drawn_by_numpy(torch.from_numpy)
+
+
+def read_at_once():
+    return Residual(nn.Linear(4, int(torch.tensor(3.0).item())))
 
 
 def own(factory: str = "Residual", **keys: object) -> ModuleModel:
@@ -110,13 +119,14 @@ MIXED = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Dropout(0.5))
     (Residual(MIXED), r"'head\.1'.*GroupNorm"),
     (Residual(MIXED[::2]), "called again.*dp-mc-dropout"),
     (nn.Linear(2, 3), r"fails on records.*\(N, classes\)"),
-    (Residual(nn.Linear(4, 5)), r"shape \[1, 5\].*\[1, 3\]"),
+    (Residual(nn.Linear(4, 5)), r"shape \[9, 5\].*\[9, 3\]"),
     (Residual(how=lambda features: features.mean()), "beside it"),
     (Residual(how=lambda features: torch.rand(3)), "called again"),
     (Residual(how=lambda features: features.mean() * (len(features) > 60)), "beside it"),
+    (Residual(how=lambda features: 0 if features.max() < 1e9 else 1), "use torch.where"),
     (Residual(ActNorm(4, 3)), "keeps something of the records"), (Level(5, 3), "clamp an index at both ends"),
     (Residual(Complex()), "floating-point"),
-    (Residual(nn.utils.parametrizations.weight_norm(nn.Linear(4, 5))), r"shape \[1, 5\]"),
+    (Residual(nn.utils.parametrizations.weight_norm(nn.Linear(4, 5))), r"shape \[9, 5\]"),
 ])  # fmt: skip
 def test_module_that_does_not_fit_is_refused_with_the_remedy(module, said):
     with provided(Residual()) as name:
@@ -128,6 +138,12 @@ def test_module_that_does_not_fit_is_refused_with_the_remedy(module, said):
 
 def test_fixed_part_that_differs_each_time_is_refused():
     refused("another 'waves' each time", model_shapes, own("drawn_by_numpy"), TASK)
+
+
+@pytest.mark.parametrize("factory", ["kept_by_numpy", "read_at_once"])
+def test_module_whose_numbers_cannot_be_counted_first_is_not_built(factory):
+    assert unbuilt_size(own(factory)) > Policy(max_run_epsilon=1.0).max_parameters
+    refused(r"counted on torch's device 'meta'.*torch\.tensor", model_shapes, own(factory), TASK)
 
 
 class ByKeyword(nn.Module):

@@ -9,7 +9,8 @@ from torch import nn
 from fl_dpbayes.config.task import CNNModel, Task
 from fl_dpbayes.models import rows as row_check
 from fl_dpbayes.models.build import build_model
-from fl_dpbayes.models.rows import checked_rows, drawn_modules, rows_stand_alone, structure, validate_module
+from fl_dpbayes.models.module_checks import validate_module
+from fl_dpbayes.models.rows import checked_rows, drawn_modules, rows_stand_alone, structure
 from tests.asking import refused
 
 

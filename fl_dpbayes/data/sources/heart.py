@@ -12,7 +12,6 @@ COLUMNS = (
     "age", "sex", "cp", "trestbps", "chol", "fbs", "restecg", "thalach", "exang", "oldpeak", "slope", "ca", "thal",
     "num",
 )  # fmt: skip
-DROPPED = ["slope", "ca", "thal"]
 # Complete rows after the drop, SHA-256 over them sorted.
 HOSPITALS = {
     "cleveland": (303, "32fd17299120fdcfa177e72bbe3edf073ce7d8b9423035d882319e1526457ead"),
@@ -76,7 +75,7 @@ def _complete_rows(source: BuiltIn, hospital: str) -> pandas.DataFrame:
         table = pandas.read_csv(path, header=None, names=list(COLUMNS), na_values="?", dtype=np.float64)
     except ValueError as error:
         raise damaged(path, str(error), ORIGIN) from None
-    table = table.drop(columns=DROPPED).dropna()
+    table = table.drop(columns=["slope", "ca", "thal"]).dropna()
     count, checksum = HOSPITALS[hospital]
     if len(table) != count:
         raise damaged(path, f"{len(table)} complete rows, not {count}", ORIGIN)

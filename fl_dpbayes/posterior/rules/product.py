@@ -23,10 +23,9 @@ def product(factors: Sequence[NaturalGaussian], *, prior_scale: float, prior_sha
     Source: Tresp 2000, "A Bayesian committee machine"; Neiswanger et al. 2014, "Asymptotically exact, embarrassingly
     parallel MCMC", section 3.1.
 
-    `factors`: each site's p(w)^s p(D_k|w), at least one, all diagonal or all full. `prior_scale`: standard
-    deviation of the Gaussian prior, > 0; infinite for a flat one. `prior_share`: share of the prior that each site
-    targeted, s in [0, 1]. Returns the global posterior; its precision can fail to be positive where the factors are
-    estimates.
+    `factors`: each site's p(w)^s p(D_k|w), at least one, all diagonal or all full. `prior_scale`: standard deviation of
+    the Gaussian prior, > 0; infinite for a flat one. `prior_share`: share of the prior that each site targeted, s in
+    [0, 1]. Returns the global posterior; its precision can fail to be positive where the factors are estimates.
     """
     total = factors[0]
     for factor in factors[1:]:
@@ -38,11 +37,9 @@ def combine(rule: Product, released: Released) -> Aggregate:
     """Draw from the `product` of the sites' Gaussians.
 
     `full` holds d x d matrices, for last layers and small models. `diagonal` ignores correlations within a site, which
-    moves the mean and the variances where parameters are correlated.
-
-    Returns draws at temperature 1. A precision below the prior's in some direction, which only sampling error can
-    cause, is set to the prior's with a warning. Raises ValueError if a site has too few samples, or the product is
-    improper.
+    moves the mean and the variances where parameters are correlated. Returns draws at temperature 1. A precision below
+    the prior's in some direction, which only sampling error can cause, is set to the prior's with a warning. Raises
+    ValueError if a site has too few samples, or the product is improper.
     """
     shapes, estimate, scale = sample_shapes(released.samples), ESTIMATES[rule.form], prior_scale(released.sampler)
     factors, warnings = list[NaturalGaussian](), list[RunWarning]()

@@ -76,8 +76,7 @@ def require_other_units(entries: list[Entry], cohort: str, version: DataVersion,
 def unit_sketch(hashes: Iterable[str]) -> tuple[str, ...]:
     """Keep the smallest of a set's hashes: a uniform sample of it that every set with these members draws alike.
 
-    Source:
-        Broder 1997, On the resemblance and containment of documents.
+    Source: Broder 1997, On the resemblance and containment of documents.
 
     `hashes`: keyed hashes of equal length, one or more for each unit.
     """

@@ -57,10 +57,9 @@ def open_ledger_file(path: Path, durability: Durability, *, create: bool) -> sql
     """Open the database of a ledger, in write-ahead mode, readable by its owner only, without automatic transactions.
 
     `full` waits for the disk at every change and survives a power cut; `normal` survives the death of the process.
-    `create` makes a missing or empty file into a ledger.
-
-    Raises UserError if the file lies on a network file system, whose locks SQLite cannot trust. Raises LedgerError
-    if it cannot be opened, is damaged or no ledger of this version, or is absent or empty and not to be made.
+    `create` makes a missing or empty file into a ledger. Raises UserError if the file lies on a network file system,
+    whose locks SQLite cannot trust. Raises LedgerError if it cannot be opened, is damaged or no ledger of this version,
+    or is absent or empty and not to be made.
     """
     path = path.resolve()
     if not create:

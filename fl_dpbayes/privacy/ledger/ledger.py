@@ -108,9 +108,8 @@ class Ledger:
     def open_existing(cls, place: LedgerPlace, name: str) -> "Ledger":
         """Open the ledger of a cohort, with the budget that it was made with, to look into it.
 
-        Its second place is checked when something is to change, and by `verify`.
-
-        Raises LedgerError if there is no such ledger or cohort, or the file cannot be read or is damaged.
+        Its second place is checked when something is to change, and by `verify`. Raises LedgerError if there is no such
+        ledger or cohort, or the file cannot be read or is damaged.
         """
         connection = open_ledger_file(place.path, place.durability, create=False)
         try:

@@ -120,10 +120,9 @@ def write_witness(place: LedgerPlace, position: int, head: str) -> None:
 def repair_witness(place: LedgerPlace) -> bool:
     """Make a second place anew from a ledger, where it is lost or the ledger was moved.
 
-    A file that is there and is no second place is left: the site file may name it by mistake. The chain keeps an
-    entry of the repair: from then on only the server's head tells whether the ledger was the newest.
-
-    Raises LedgerError if the ledger is missing or damaged, or is behind its second place, or that is unreadable.
+    A file that is there and is no second place is left: the site file may name it by mistake. The chain keeps an entry
+    of the repair: from then on only the server's head tells whether the ledger was the newest. Raises LedgerError if
+    the ledger is missing or damaged, or is behind its second place, or that is unreadable.
     """
     with closing(open_ledger_file(place.path, place.durability, create=False)) as connection:
         with transaction(connection):

@@ -63,9 +63,8 @@ def outputs_at(loss: Array, level: GaussianEvent, adjacency: Adjacency) -> Array
 def discretise(level: GaussianEvent, adjacency: Adjacency, spacing: float, reach: float) -> tuple[LossMass, ...]:
     """Put the loss of one step on the grid of multiples of `spacing`, for each direction.
 
-    The tails of the noise are cut `reach` standard deviations out; what is cut is counted in full.
-
-    Returns (remove, add), or (replace,), which is its own mirror image.
+    The tails of the noise are cut `reach` standard deviations out; what is cut is counted in full. Returns (remove,
+    add), or (replace,), which is its own mirror image.
     """
     s, q = level.noise_multiplier, level.sampling_rate
     lowest, highest = _ends(level, adjacency, reach)
@@ -174,9 +173,7 @@ def best_tilt(levels: History, adjacency: Adjacency, delta: float, reach: float)
         epsilon = min_lambda [K(lambda) + log(1/delta) + lambda log(lambda) - (1 + lambda) log(1 + lambda)] / lambda
 
     with K(lambda) = sum_t log E exp(lambda L_t).
-
-    Source:
-        Canonne, Kamath and Steinke (2020), proposition 12, in the loss's own moment generating function.
+    Source: Canonne, Kamath and Steinke (2020), proposition 12, in the loss's own moment generating function.
 
     Returns lambda, a rough epsilon from above, and how long the window of the cyclic transform must be.
     """

@@ -21,10 +21,9 @@ def pld_epsilon(history: History, delta: float, adjacency: Adjacency = "add_or_r
     """Return epsilon at delta: never below the true value, and hardly above it.
 
     The excess is at most some 1e-4 of epsilon (or of 0.1), and up to 2e-3 of it for delta below 1e-8 where a few steps
-    at a small sampling rate make large losses rare: the bound on rounding weighs most there.
-
-    Returns epsilon, 0 or more; 0 for a history without a step, infinite where a step had no noise. It is exact
-    (1e-12) where every sampling rate is 1. Raises ValueError if delta lies outside (0, 1).
+    at a small sampling rate make large losses rare: the bound on rounding weighs most there. Returns epsilon, 0 or
+    more; 0 for a history without a step, infinite where a step had no noise. It is exact (1e-12) where every sampling
+    rate is 1. Raises ValueError if delta lies outside (0, 1).
     """
     if not 0 < delta < 1:
         raise ValueError(f"delta is {delta}: it must lie above 0 and below 1")

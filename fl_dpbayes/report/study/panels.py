@@ -1,7 +1,6 @@
 """Small multiples: panels of lines and points with intervals, and the same numbers as a table."""
 
 import math
-import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -10,16 +9,15 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from fl_dpbayes.report import figure_style as style
+from fl_dpbayes.report import figure_style as look
 from fl_dpbayes.report.calibration_figures import heat_figure
 from fl_dpbayes.report.study.quantities import Estimate
 
 MARKERS = ("o", "s", "D", "^", "v", "P", "X", "*")
 MOST_PANELS, MOST_SCATTERED = 16, 2_000
-PANEL_INCHES = 1.0
 TICK_CHARACTERS = (50, 24, 15)  # that fit side by side below a panel, of one, two and three in a row
-TITLE_CHARACTERS, SUBTITLE_CHARACTERS, LINE_INCHES = 44, 58, 0.155
-ENTRY_CHARACTERS, MOST_TICK_CHARACTERS = 30, 14
+TITLE_CHARACTERS = (60, 26, 17)  # likewise, of its title
+ENTRY_CHARACTERS, MOST_ENTRY_CHARACTERS, MOST_TICK_CHARACTERS = 30, 62, 14
 
 
 class Mark(NamedTuple):
@@ -91,40 +89,21 @@ def draw_panels(content: PanelFigure) -> Figure:
         return heat_figure(values, content.title, content.subtitle)
     columns = 1 if len(panels) == 1 else 2 if len(panels) <= 6 else 3
     rows = math.ceil(len(panels) / columns)
-    entries = list(dict.fromkeys((line.method, line.words) for panel in panels for line in panel.lines))
-    methods = [method for method, _ in entries]
-    entries += [("", content.grey)] if content.grey else []
-    in_line = 2 if all(len(text) <= ENTRY_CHARACTERS for _, text in entries) else 1
-    lengths = [len(tick) for panel in panels if _tilted(panel, columns) for tick in panel.ticks]
-    longest = min(MOST_TICK_CHARACTERS, max(lengths, default=0))
-    below = 0.2 + (0.16 if any(panel.horizontal for panel in panels) else 0) + 0.036 * longest
-    panel_inches = 1.7 if columns == 1 else PANEL_INCHES
-    row_inches = panel_inches + below + 0.24
-    legend = style.LEGEND_INCHES * math.ceil(len(entries) / in_line) + 0.08
-    title = textwrap.wrap(content.title, TITLE_CHARACTERS)
-    subtitle = textwrap.wrap(content.subtitle, SUBTITLE_CHARACTERS)
-    heading = 0.14 + LINE_INCHES * (len(title) + len(subtitle))
-    height = heading + rows * row_inches + legend
-    figure = Figure(figsize=(style.WIDTH_INCHES, height))
-    figure.text(0, 1 - 0.02 / height, "\n".join(title), size=9, weight="bold", va="top")
-    below_title = 0.05 + LINE_INCHES * len(title)
-    figure.text(0, 1 - below_title / height, "\n".join(subtitle), size=7.5, color=style.MUTED, va="top")
-    left, gap = 0.105, 0.035 if columns == 3 else 0.06
-    width = (0.985 - left - gap * (columns - 1)) / columns
-    low, high = _limits(content, panels)
-    for number, panel in enumerate(panels):
-        row, column = divmod(number, columns)
-        bottom = height - heading - (row + 1) * row_inches + below
-        axes = figure.add_axes((left + column * (width + gap), bottom / height, width, panel_inches / height))
-        _draw_panel(axes, content, panel, methods, _tilted(panel, columns))
-        axes.set_ylim(low, high)
-        if column:
-            axes.tick_params(axis="y", labelleft=False)
-    for index, (method, text) in enumerate(entries):
-        colour, marker = _style(method, methods) if method else (style.MUTED, "")
-        key = style.legend_key(figure, divmod(index, in_line), _short(text, 66 // in_line), colour, legend - 0.06, 0.05)
-        key.plot([-1, 0, 1], [0, 0, 0], color=colour, linewidth=1.2, linestyle="-" if method else (0, (3, 1.5)))
-        key.plot(0, 0, marker, color=colour, markersize=4)
+    methods = list(dict.fromkeys(line.method for panel in panels for line in panel.lines))
+    entries = {line.words for panel in panels for line in panel.lines}
+    in_line = 2 if all(len(text) <= ENTRY_CHARACTERS for text in entries) else 1
+    ticks = [tick for panel in panels if _tilted(panel, columns) for tick in panel.ticks]
+    longest = min(MOST_TICK_CHARACTERS, max(map(len, ticks), default=0))
+    row_inches = (2.2 if columns == 1 else 1.55) + 0.036 * longest
+    legend_inches = look.LEGEND_INCHES * math.ceil((len(entries) + bool(content.grey)) / in_line)
+    figure = look.titled_figure(content.title, content.subtitle, rows * row_inches + legend_inches)
+    grid = list(figure.subplots(rows, columns, squeeze=False, sharey=True).flat)
+    for axes, panel in zip(grid, panels, strict=False):
+        _draw_panel(axes, content, panel, methods, columns)
+    for axes in grid[len(panels) :]:
+        axes.set_axis_off()
+    figure.axes[0].set_ylim(_limits(content, panels))
+    look.add_legend(figure, in_line)
     return figure
 
 
@@ -133,10 +112,10 @@ def _tilted(panel: Panel, columns: int) -> bool:
     return any(min(MOST_TICK_CHARACTERS, len(tick)) > space for tick in panel.ticks)
 
 
-def _draw_panel(axes: Axes, content: PanelFigure, panel: Panel, order: Sequence[str], tilted: bool) -> None:
-    grey: Any = {"color": style.MUTED, "linewidth": 0.9, "linestyle": (0, (4, 2))}
-    style.quiet_grid(axes, "y")
-    axes.set_title(_short(panel.title, 26 if axes.get_position().width > 0.35 else 17), color=style.INK)
+def _draw_panel(axes: Axes, content: PanelFigure, panel: Panel, order: Sequence[str], columns: int) -> None:
+    grey: Any = {"color": look.MUTED, "linewidth": 0.9, "linestyle": (0, (4, 2)), "label": content.grey}
+    look.quiet_grid(axes, "y")
+    axes.set_title(look.short(panel.title, TITLE_CHARACTERS[columns - 1]), color=look.INK)
     axes.set_xlabel(panel.horizontal, labelpad=1)
     if content.level is not None:
         axes.axhline(content.scale * content.level, zorder=1, **grey)
@@ -152,17 +131,16 @@ def _draw_panel(axes: Axes, content: PanelFigure, panel: Panel, order: Sequence[
             faint: Any = {"alpha": 0.3, "markersize": 2.6, "markeredgewidth": 0, "linestyle": ""}
             axes.plot(*_scaled(few, content.scale), marker, color=colour, **faint)
         xs = [mark.x + shift for mark in line.marks]
-        ys = [content.scale * mark.value.mean for mark in line.marks]
-        if line.joined and len(xs) > 1:
-            axes.plot(xs, ys, color=colour, linewidth=1.2)
         for x, mark in zip(xs, line.marks, strict=True):
             if mark.value.ends is not None:
                 axes.plot([x, x], [content.scale * end for end in mark.value.ends], color=colour, linewidth=0.9)
-        axes.plot(xs, ys, marker, color=colour, markersize=3.2, linestyle="", zorder=3)
+        shape: Any = {"marker": marker, "markersize": 3.2, "linewidth": 1.2, "linestyle": "-" if line.joined else ""}
+        ys = [content.scale * mark.value.mean for mark in line.marks]
+        axes.plot(xs, ys, color=colour, zorder=3, label=look.short(line.words, MOST_ENTRY_CHARACTERS), **shape)
     if panel.ticks:
         axes.set_xlim(-0.5, len(panel.ticks) - 0.5)
-        axes.set_xticks(range(len(panel.ticks)), [_short(tick, MOST_TICK_CHARACTERS) for tick in panel.ticks])
-        if tilted:
+        axes.set_xticks(range(len(panel.ticks)), [look.short(tick, MOST_TICK_CHARACTERS) for tick in panel.ticks])
+        if _tilted(panel, columns):
             axes.tick_params(axis="x", labelrotation=35, pad=1)
             for label in axes.get_xticklabels():
                 label.set(ha="right", rotation_mode="anchor")
@@ -187,15 +165,11 @@ def _limits(content: PanelFigure, panels: Sequence[Panel]) -> tuple[float, float
 
 
 def _style(method: str, methods: Sequence[str]) -> tuple[str, str]:
-    if method in style.PREDICTOR_STYLES:
-        return style.PREDICTOR_STYLES[method].colour, style.PREDICTOR_STYLES[method].marker
+    if method in look.PREDICTOR_STYLES:
+        return look.PREDICTOR_STYLES[method]
     index = methods.index(method)
-    return style.CYCLE[index % len(style.CYCLE)], MARKERS[index % len(MARKERS)]
+    return look.CYCLE[index % len(look.CYCLE)], MARKERS[index % len(MARKERS)]
 
 
 def _scaled(points: Sequence[tuple[float, float]], scale: float) -> tuple[list[float], list[float]]:
     return [x for x, _ in points], [scale * y for _, y in points]
-
-
-def _short(text: str, most: int) -> str:
-    return text if len(text) <= most else f"{text[: most - 1]}…"

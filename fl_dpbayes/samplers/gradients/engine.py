@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from fl_dpbayes.models.dropout import DropoutModule
+from fl_dpbayes.models.module_checks import check_unmoved, validate_module
 from fl_dpbayes.models.parameters import trainable_parameters
-from fl_dpbayes.models.rows import check_unmoved, validate_module
 from fl_dpbayes.models.variational import VariationalModule
 from fl_dpbayes.samplers.gradients import book_keeping, variational, vmap
 from fl_dpbayes.samplers.gradients.clipping import ClippedSum

@@ -187,5 +187,5 @@ def test_a_row_that_names_a_file_of_this_machine_and_a_broken_or_a_huge_picture_
     good = {"bytes": (tmp_path / "secret.png").read_bytes(), "path": None}
     broken = write_rows(tmp_path / "broken", [good, {"bytes": b"no picture", "path": None}])
     refused("image in row 2 cannot be read", load_source, broken, "train")
-    monkeypatch.setattr(huggingface, "MAX_PICTURE_PIXELS", 119)
-    refused("image in row 1 has more than 119 pixels", load_source, broken, "train")
+    monkeypatch.setattr("fl_dpbayes.data.sources.images.MAX_PICTURE_PIXELS", 119)
+    refused("image in row 1 cannot be read: it has 120 pixels, allowed are 119", load_source, broken, "train")

@@ -1,0 +1,150 @@
+"""What a module may not do: mix records, keep something of them, change from call to call, or fail by their values.
+
+Layers are judged by what they are, the whole module by trials on made-up records; no record is read. A trial shows what
+it shows: it is a test and not a proof (docs/models.md).
+"""
+
+import copy
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.func import vmap
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from fl_dpbayes.config.errors import UserError
+from fl_dpbayes.models.rows import ROWS, attributes_of, bytes_of, drawn_modules
+
+PLAIN_LAYERS = (nn.Linear, nn.Conv2d, nn.ReLU, nn.AvgPool2d, nn.Flatten, nn.Sequential)
+# Far beyond the rounding of one record's logits beside others.
+_MIXES = 1e-3
+_EXTREMES = (0.0, 3.0, 10.0, 1e3, 1e6, -3.0, -10.0, -1e3, -1e6)
+
+
+def validate_module(module: nn.Module) -> None:
+    """Check that per-example clipping bounds what one record can do to the module's gradient.
+
+    Batch normalisation is let through only when it is frozen (no parameter requires a gradient) and in eval mode with
+    stored statistics: Opacus passes a frozen one in training mode, although its running statistics then move with the
+    records, un-noised and unaccounted. Raises UserError naming the layer and the remedy.
+    """
+    for name, value in module.named_parameters():
+        if not value.is_floating_point():
+            raise UserError(f"parameter {name!r} is of type {value.dtype}: only real floating-point ones are trained")
+    others = [(name, layer) for name, layer in module.named_modules() if type(layer) not in PLAIN_LAYERS]
+    if not others:
+        return
+    # Importing Opacus takes over a second, which a site with a shipped model need not pay at every start.
+    from opacus.validators import ModuleValidator
+
+    for name, layer in others:
+        named = f"layer {name or type(module).__name__!r} ({type(layer).__name__})"
+        frozen = not any(parameter.requires_grad for parameter in layer.parameters())
+        if isinstance(layer, _BatchNorm):
+            if not frozen or layer.training or not layer.track_running_stats:
+                raise UserError(
+                    f"{named} mixes the records of a batch, so clipping per record bounds nothing: replace it by "
+                    "torch.nn.GroupNorm, or freeze it (requires_grad_(False)) with stored statistics and call eval() "
+                    "on it"
+                )
+        elif (validator := ModuleValidator.VALIDATORS.get(type(layer))) is not None:
+            unchanged = frozen and not (layer.training and any(True for _ in layer.buffers()))
+            if problems := [] if unchanged else validator(layer):
+                raise UserError(f"{named} cannot be trained privately: {problems[0]}")
+
+
+def check_unmoved(module: nn.Module, input_shape: Sequence[int], named: str = "the module") -> None:
+    """Check that a call leaves nothing behind in a module, so that no record's result depends on those before it.
+
+    `input_shape`: of one record. `named`: how the error begins. Raises UserError with the remedy.
+    """
+    if all(type(layer) in PLAIN_LAYERS for layer in module.modules()):
+        return
+    first, other = _copy(module, named), _copy(module, named)
+    before, like = _held(first), next(module.parameters())
+    records = torch.randn((4, *input_shape), generator=torch.Generator().manual_seed(1)).to(like)
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        first(records.clone())
+        other(0.5 * records[:2] + 1)
+        same = torch.equal(*(torch.as_tensor(copied(records.clone())).nan_to_num() for copied in (first, other)))
+    if not same or _held(first) != before:
+        raise UserError(
+            f"{named} keeps something of the records that it is given, so clipping per record bounds nothing: compute "
+            "every call from its records and parameters alone, and call eval() on what keeps statistics"
+        )
+
+
+def check_records_apart(
+    module: nn.Module, input_shape: Sequence[int], named: str = "the module", classes: int | None = None
+) -> int:
+    """Check, on made-up records, that a module computes each record by itself and fails on none by its values.
+
+    Only copies are called. `input_shape`: of one record. `named`: how an error begins. Returns K, the number of its
+    logits, `classes` where that is given. Raises UserError, with the remedy, if it mixes records, keeps something of
+    them, changes from call to call, fails, branches on a value, or does not return (N, K).
+    """
+    validate_module(module)
+    copied, like = _copy(module, named), next(module.parameters())
+    extremes = torch.tensor(_EXTREMES).view(-1, *(1,) * len(input_shape)).expand(-1, *input_shape).to(like)
+    records = torch.randn((ROWS, *input_shape), generator=torch.Generator().manual_seed(0)).to(like)
+    records[1::2] *= 100
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        classes = _outputs(copied, extremes, named, classes).shape[1]
+        for draw, drawn in enumerate(drawn_modules(module)):
+            part = records[:4] if draw else records
+            together, again = (_outputs(drawn, part, named, classes) for _ in range(2))
+            if not torch.equal(together, again):
+                raise UserError(
+                    f"{named} gives the same records different logits when it is called again: leave out what changes "
+                    "it or draws random numbers (for dropout: model.kind 'mlp' or 'cnn', sampler.kind 'dp-mc-dropout')"
+                )
+            # What branches on a value, even on one that is not met here, cannot be mapped over records.
+            alone = vmap(lambda record, drawn=drawn: _outputs(drawn, record[None], named, classes)[0])(part)
+            if ((together - alone).abs().amax(dim=1) > _MIXES * alone.abs().amax(dim=1)).any():
+                raise UserError(
+                    f"{named} gives a record other logits when other records are beside it, so clipping per record "
+                    "bounds nothing: compute each row by itself"
+                )
+        check_unmoved(module, input_shape, named)
+    return classes
+
+
+def _outputs(module: nn.Module, records: Tensor, named: str, classes: int | None) -> Tensor:
+    shape = list(records.shape)
+    try:
+        # A module may write into its inputs.
+        found = module(records.clone())
+    except Exception as error:
+        said = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        raise UserError(
+            f"{named} fails on records of shape {shape}: {said}; it must take (N, *input_shape) of any finite values "
+            "(clamp an index at both ends), branch on none (use torch.where), and return logits (N, classes)"
+        ) from None
+    if (
+        not isinstance(found, Tensor)
+        or found.ndim != 2
+        or classes not in (None, found.shape[1])
+        or len(found) != shape[0]
+    ):
+        what = f"shape {list(found.shape)}" if isinstance(found, Tensor) else f"a {type(found).__name__}"
+        expected = [len(records), classes or "classes"]
+        raise UserError(
+            f"{named} returns {what} for records of shape {shape}: it must return logits of shape {expected}, one row "
+            "per record"
+        )
+    return found
+
+
+def _held(module: nn.Module) -> list[object]:
+    attributes: list[object] = [repr(attributes_of(layer)) for layer in module.modules()]
+    return [*attributes, *(bytes_of(value) for value in module.buffers())]
+
+
+def _copy(module: nn.Module, named: str) -> nn.Module:
+    try:
+        return copy.deepcopy(module)
+    except Exception as error:
+        raise UserError(
+            f"{named} cannot be copied ({type(error).__name__}): keep no computed tensor as an attribute (as "
+            "torch.nn.utils.weight_norm does; torch.nn.utils.parametrizations.weight_norm does not)"
+        ) from None
