@@ -40,10 +40,9 @@ def print_statement(site_file: Path, month: str, console: Console) -> None:
     rows, arrays, sent = (Counter[tuple[str, ...]]() for _ in range(3))
     for event in events:
         refusal, released = event.get("refusal") or {}, event.get("released") or {}
-        outcome = f"{refusal.get('code', '')} {refusal.get('field', '')}".strip() or event.get("reason")
-        outcome = outcome or event.get("decision", "")
-        texts = (str(event.get("run", "–"))[:16], event.get("message", ""), outcome)
-        key = tuple(outside_text(str(text), 60) for text in texts)
+        said = f"{refusal.get('code', '')} {refusal.get('field', '')}".strip()
+        texts = (event.get("run", "–"), event.get("message"), said or event.get("reason") or event.get("decision"))
+        key = tuple(outside_text(str(text), most) for text, most in zip(texts, (16, 20, 60), strict=True))
         rows[key] += 1
         arrays[key] += released.get("arrays", 0)
         sent[key] += released.get("bytes", 0)
@@ -72,6 +71,5 @@ def print_statement(site_file: Path, month: str, console: Console) -> None:
                 f"{rounded_up(new.epsilon)} after, of {rounded_up(after.most().epsilon)}",
                 markup=False,
             )
-    measured = len(after.evaluations) - len(before.evaluations)
-    closed = "; the cohort is closed" if after.closed else ""
-    console.print(f"evaluations: {measured}, {len(after.evaluations)} in all{closed}", markup=False)
+    measured, closed = len(after.evaluations), "; the cohort is closed" if after.closed else ""
+    console.print(f"evaluations: {measured - len(before.evaluations)}, {measured} in all{closed}", markup=False)
