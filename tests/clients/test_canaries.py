@@ -61,13 +61,7 @@ def seen_by_a_hostile_server(site) -> tuple[str, list[tuple[str, str] | None]]:
     return text, [refusal_of(reply) for reply in replies]
 
 
-LEDGER = {
-    "path": "ledger/north.sqlite",
-    "witness": "witness/north.json",
-    "cohort": CANARY,
-    "epsilon": 8.0,
-    "delta": 1e-3,
-}
+PLACE = {"path": "ledger/north.sqlite", "witness": "witness/north.json"}
 # Place -> code, what is written otherwise, and what is put into a file later.
 PLANTED: dict[str, tuple] = {
     "group": ("", {}),
@@ -76,18 +70,13 @@ PLANTED: dict[str, tuple] = {
     "path of the data": ("DATA_INVALID", {"source": SOURCE | {"path": f"{CANARY}.csv"}}),
     "policy": ("SITE_FILE_INVALID", {}, "site.toml", "[policy]", f'[policy]\n{CANARY} = "{CANARY}"'),
     "path of the site file": ("SITE_FILE_MISSING", {}),
-    "cohort": (
-        "COHORT_CHANGED",
-        {"ledger": PLACE | {"cohort": CANARY, "epsilon": 8.0, "delta": 1e-3}},
-        "site.toml",
-        "epsilon = 8.0",
-        "epsilon = 9.0",
-    ),
+    "cohort": ("COHORT_CHANGED", {"ledger": PLACE | {"cohort": CANARY, "epsilon": 8.0, "delta": 1e-3}},
+               "site.toml", "epsilon = 8.0", "epsilon = 9.0"),
     "import error": ("INSTALLATION_BROKEN", ImportError(CANARY)),
     "memory error": ("INTERNAL", MemoryError(CANARY)),
     "CUDA error": ("INTERNAL", torch.cuda.OutOfMemoryError(f"CUDA out of memory: {CANARY}")),
     "exit": ("INTERNAL", SystemExit(CANARY)),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("place", PLANTED)
