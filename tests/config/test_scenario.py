@@ -9,8 +9,9 @@ from pydantic import ValidationError
 from fl_dpbayes.config.base import digest
 from fl_dpbayes.config.data import DataSpec
 from fl_dpbayes.config.errors import UserError
-from fl_dpbayes.config.scenario import load_scenario, read_scenario, shipped_scenarios, write_scenario
+from fl_dpbayes.config.scenario import Scenario, load_scenario, shipped_scenarios, write_scenario
 from fl_dpbayes.config.sources import BuiltIn
+from fl_dpbayes.config.validation_text import read_record
 from fl_dpbayes.data.simulation import plan_sites, run_identifier
 from tests.asking import refused
 
@@ -114,11 +115,11 @@ def test_scenario_without_a_rule_gets_the_one_that_measured_best_where_states_ca
     content["model"] = {"kind": "mlp"}
     content["privacy"] |= {"coupling": "constant", "temperature": None}
     for section in ({}, {"site_weights": "uniform"}):
-        scenario = read_scenario(content | {"aggregation": section}, "test")
+        scenario = read_record(Scenario, content | {"aggregation": section}, "test")
         weights = section.get("site_weights", "units")
         assert (scenario.aggregation.rule, scenario.aggregation.site_weights) == (rule, weights)
     del content["aggregation"]
-    assert read_scenario(content, "test").aggregation.rule == rule
+    assert read_record(Scenario, content, "test").aggregation.rule == rule
 
 
 def test_every_shipped_scenario_is_valid_and_an_unknown_one_lists_them() -> None:
