@@ -100,7 +100,8 @@ def data_version(site: Site, key: bytes) -> DataVersion:
     units: list[str] = []
     for part in (site.train, site.test, site.recalibration):
         if part is not None:
-            records = [_hash(content, key) for content in _contents(part)]
+            features, labels = np.ascontiguousarray(part.features), np.ascontiguousarray(part.labels)
+            records = [_hash(row.tobytes() + label.tobytes(), key) for row, label in zip(features, labels, strict=True)]
             whole.update(f"{part.features.dtype.str}{part.features.shape}{part.labels.dtype.str}".encode())
             whole.update("".join(records).encode())
             whole.update(part.unit_index.tobytes())
@@ -112,11 +113,6 @@ def _settings(site_file: SiteFile) -> LedgerSettings:
     if site_file.ledger is None:
         raise UserError(f"the site file of {site_file.name!r} names no ledger: only sites that train need one")
     return site_file.ledger
-
-
-def _contents(part: SiteSplit) -> Iterator[bytes]:
-    features, labels = np.ascontiguousarray(part.features), np.ascontiguousarray(part.labels)
-    return (features[row].tobytes() + labels[row].tobytes() for row in range(len(labels)))
 
 
 def _named(part: SiteSplit, records: list[str], key: bytes) -> list[str]:

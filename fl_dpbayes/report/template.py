@@ -26,7 +26,8 @@ BEGIN = """\
 {%- endmacro -%}
 {%- macro figure(item) -%}
 <figure role="group" aria-label="{{ item.description }}">{{ item.inline }}
-<details><summary>Numbers of this figure</summary>{{ table(item.table, item.description) }}</details></figure>
+{% if item.table %}<details><summary>Numbers of this figure</summary>{{ table(item.table, item.description) }}</details>
+{% endif %}</figure>
 {%- endmacro -%}
 <!DOCTYPE html>
 <html lang="en">
