@@ -1,5 +1,6 @@
 """The steward's word: each key of the policy, a cohort that is lowered or closed, the audit log, the statement."""
 
+import shutil
 from datetime import UTC, datetime, timedelta
 
 import numpy as np
@@ -249,6 +250,10 @@ def test_nothing_leaves_without_its_line(table_site) -> None:
         assert refusal_of(reply) == ("AUDIT_LOG_ERROR", "")
         assert "arrays" not in reply.content
     audit_log_path(site.path).rmdir()
+    (site.folder / "ledger").rename(site.folder / "elsewhere")
+    assert refusal_of(site.train()) == ("LEDGER_ERROR", "")
+    shutil.rmtree(site.folder / "ledger")
+    (site.folder / "elsewhere").rename(site.folder / "ledger")
     # What was paid for is sent when the log can be written again.
     assert refusal_of(site.train()) is None
     assert len(rows_of(site.ledger())) == 1
