@@ -6,6 +6,7 @@ from dataclasses import replace
 from itertools import groupby
 from typing import NamedTuple
 
+from fl_dpbayes.report.answer import SEEDED
 from fl_dpbayes.report.numbers import rounded_up
 from fl_dpbayes.report.study import comparisons as compared
 from fl_dpbayes.report.study.comparisons import BASELINE, Difference, at_severity, estimate, setting_words
@@ -52,14 +53,14 @@ def _apart(study: StudyResults, axis: str, method: str, found: list[Difference])
     """Say how a method differs from its baseline at each setting by itself."""
     measured = quantity(study.metric)
     baseline = "the baseline" if axis == BASELINE else _words(study, axis, found[0].baseline)
-    parts = "; ".join(
-        f"{_signed(measured, one.value)}{', no clear difference,' if _unclear(one.value) else ''} at {one.at}"
-        for one in found
-    )
-    words = _words(study, axis, method)
-    return (
-        f"{words[:1].upper()}{words[1:]} against {baseline} ({_pairs(found[0].value)} each): {measured.noun} {parts}."
-    )
+    unclear = (", no clear difference," if _unclear(one.value) else "" for one in found)
+    parts = (f"{_signed(measured, one.value)}{said} at {one.at}" for one, said in zip(found, unclear, strict=True))
+    start = _capital(f"{_words(study, axis, method)} against {baseline} ({_pairs(found[0].value)} each)")
+    return f"{start}: {measured.noun} {'; '.join(parts)}."
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
 
 
 def _signed(measured: Quantity, value: Estimate) -> str:
@@ -204,22 +205,15 @@ def _unspent(study: StudyResults) -> Iterator[str]:
     for at in compared.combinations(study, (ASKED, *(name for name in study.baseline if name != PREDICTOR))):
         spent = rows_at(study.results, at)["epsilon"].max(skipna=False)
         if spent < MOST_OF_IT * float(at[ASKED]):
-            method = (
-                setting_words(study, {name: label for name, label in at.items() if name != ASKED}) or "every method"
-            )
-            yield (
-                f"{method[:1].upper()}{method[1:]} spent at most ε {rounded_up(float(spent))} of the {at[ASKED]} "
-                "that it was allowed: what it lost there, it did not lose to that budget."
-            )
+            method = setting_words(study, {name: label for name, label in at.items() if name != ASKED})
+            text = f"{method or 'every method'} spent at most ε {rounded_up(float(spent))} of the {at[ASKED]} that it "
+            yield _capital(f"{text}was allowed: what it lost there, it did not lose to that budget.")
 
 
 def _cautions(study: StudyResults, found: list[Difference]) -> Iterator[str]:
     settings, cells = study.settings, study.record.cells
     if "insecure_seed" in (settings.get("simulation") or {}):
-        yield (
-            "Seeded: not private. The noise came from a seed that is written in a file; the epsilons are what the same "
-            "runs without it would cost."
-        )
+        yield SEEDED
     if missing := cells.all - cells.finished:
         yield f"{missing} cells are missing: means go over the settings of the seeds that have most of them."
     tried = settings.get("configurations_tried")
