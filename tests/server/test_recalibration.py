@@ -221,19 +221,6 @@ def counts_of(run, site: str, stored) -> np.ndarray:
     return count(predicted, part.labels)
 
 
-def test_platt_scaling_is_fitted_paid_for_and_used(hospitals, tmp_path, capsys: pytest.CaptureFixture) -> None:
-    run = hospitals("recalibration={fraction=0.3, method='platt', steps=30, rounds=3}").run()
-    summary, rows = run.summary(), rows_of(run)
-    assert {site for site, predictor in rows if predictor == "recalibrated"} >= {"pooled:held_out", "elsewhere", "a"}
-    assert len(summary["recalibration"]["average"]) == 2
-    for row in summary["privacy"]:
-        assert 0.999 * 4 <= row["recalibration_epsilon"] <= 4
-    data = tmp_path / "new.csv"
-    pandas.DataFrame({"x": [0.0, 1.0], "y": [0.0, 2.0]}).to_csv(data, index=False)
-    predict_records(run.folder, data, tmp_path / "predictions.csv", Console(quiet=True))
-    assert "Platt scaling with scale" in " ".join(capsys.readouterr().err.split())
-
-
 @pytest.mark.parametrize("scope", ["federated", "site"])
 def test_isotonic_map_of_exact_counts_is_that_of_the_pool(hospitals, scope: str) -> None:
     # A cohort without a budget, as a run without privacy asks for none.
@@ -413,10 +400,3 @@ def test_prevalence_or_section_that_makes_no_sense_is_refused(overrides: list[st
 def test_what_does_not_fit_the_classes_is_refused_before_anything_runs(federation, override: str, problem: str) -> None:
     with pytest.raises(UserError, match=problem):
         federation(override)
-
-
-def test_isotonic_map_of_top_labels_in_ten_classes(federation) -> None:
-    run = federation("recalibration={method='isotonic', fraction=0.2}").run()
-    rows = rows_of(run)
-    assert rows["pooled:held_out", "recalibrated"]["n"] == rows["pooled:held_out", "posterior"]["n"]
-    assert len(run.summary()["recalibration"]["average"]) == 30

@@ -9,7 +9,6 @@ from typing import NamedTuple
 from fl_dpbayes.report.numbers import rounded_up
 from fl_dpbayes.report.study.comparisons import (
     BASELINE,
-    UNSHIFTED,
     Difference,
     at_severity,
     beside_baseline,
@@ -22,7 +21,7 @@ from fl_dpbayes.report.study.comparisons import (
     shift_kinds,
 )
 from fl_dpbayes.report.study.quantities import Estimate, Quantity, place_words, quantity
-from fl_dpbayes.report.study.results import PREDICTOR, SEVERITY, SHIFT, StudyResults, rows_at
+from fl_dpbayes.report.study.results import PREDICTOR, SEVERITY, SHIFT, UNSHIFTED, StudyResults, rows_at
 
 MUCH = 0.05  # of a calibration error: five percentage points
 MANY_DIFFERENCES = 5

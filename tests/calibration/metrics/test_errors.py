@@ -67,17 +67,6 @@ def test_closed_last_bin_and_documented_examples_golden():
     assert found == pytest.approx((several["l1"], several["max"]), abs=5e-5)
 
 
-def test_ece_agrees_with_its_definition():
-    generator = np.random.default_rng(5)
-    probabilities, labels = generator.dirichlet(np.ones(4), 500), generator.integers(0, 4, 500)
-    confidence, right = probabilities.max(axis=1), probabilities.argmax(axis=1) == labels
-    bins = [np.floor(15 * confidence) == k for k in range(15)]
-    gaps = [(b.mean(), abs(confidence[b].mean() - right[b].mean())) for b in bins if b.any()]
-    statistics = from_batch(probabilities, labels)
-    assert errors.ece(statistics) == pytest.approx(sum(share * gap for share, gap in gaps), abs=1e-12)
-    assert errors.mce(statistics) == pytest.approx(max(gap for _, gap in gaps), abs=1e-12)
-
-
 def test_ace_agrees_with_sorted_records():
     generator = np.random.default_rng(6)
     probabilities = generator.dirichlet(np.ones(3), 3000)

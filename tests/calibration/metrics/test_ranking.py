@@ -81,20 +81,6 @@ def test_bounds_property_hold_the_area_of_the_records(records):
     assert (exact.bounds.low, exact.bounds.high) == (exact.value, exact.value)
 
 
-@given(st.lists(st.tuples(st.floats(0, 1), st.integers(0, 1)), min_size=2, max_size=40))
-def test_exact_area_property_is_that_of_sorted_probabilities(records):
-    p, labels = map(np.array, zip(*records, strict=True))
-    # Above one half 1 - p is exact, below it p is kept and 1 - p may join neighbours, which p tells apart.
-    probabilities = np.column_stack([1 - p, p])
-    exact, area = ranking.exact_auroc(probabilities, labels), ranking.auroc(from_batch(probabilities, labels))
-    if labels.min() == labels.max():
-        assert exact is None
-        return
-    by_pairs = area_by_pairs(p[labels == 0], p[labels == 1])
-    assert exact.value == pytest.approx(by_pairs, abs=1e-12)
-    assert area.bounds.low - 1e-12 <= by_pairs <= area.bounds.high + 1e-12
-
-
 def test_many_classes_exact_is_the_macro_average_within_the_bounds():
     generator = np.random.default_rng(3)
     labels = generator.integers(0, 4, 500)
@@ -122,17 +108,6 @@ def test_equal_mass_of_a_sure_model_agrees_with_sorted_records():
     direct = np.mean([abs(expit(sure[part]).mean() - right[part].mean()) for part in parts])
     # The surest are right most often, so gaps of ranges differ but do not cancel.
     assert ece_equal_mass(statistics) == pytest.approx(direct, abs=14 * 10 / 1500)
-
-
-def test_error_on_the_surest_records_follows_their_order():
-    sure = np.linspace(10, 60, 400)
-    right = np.arange(400) >= 40  # the 40 least sure are wrong
-    statistics = from_batch(of_log_odds(sure), right.astype(np.int64))
-    assert accuracy_at_coverage(statistics, 0.8).bounds.low == 1
-    area = aurc(statistics)
-    exact = np.mean(np.cumsum(1 - right[::-1]) / np.arange(1, 401))
-    assert area.bounds.low - 1e-12 <= exact <= area.bounds.high + 1e-12
-    assert area.bounds.high - area.bounds.low < 0.002
 
 
 def test_small_uncertainties_are_told_apart():
