@@ -3,12 +3,11 @@
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import compress, groupby
+from itertools import compress
 
-from fl_dpbayes.config.metrics import METRICS
 from fl_dpbayes.config.names import PREDICTORS
 from fl_dpbayes.config.summary import CalibrationRecord, EvaluationPrivacyRecord, PrivacyRecord, Summary
-from fl_dpbayes.report.answer import median_rows
+from fl_dpbayes.report.answer import median_rows, one_outcome
 from fl_dpbayes.report.numbers import (
     UNDEFINED,
     count,
@@ -55,16 +54,20 @@ def page_table(columns: Sequence[str], rows: Iterable[Sequence[str | Cell]], wor
 def run_tables(run: Summary) -> dict[str, PageTable]:
     """Gather the tables of who took part, what it cost and how it is calibrated, by the page's names."""
     over_sites = in_reading_order([*median_rows(run), *(row for row in run.calibration if row.over)])
+    missed = [
+        (row.site, ", ".join(f"{at} {status}" for at, status in enumerate(row.statuses, 1) if status != "OK") or "none")
+        for row in run.participation
+    ]
     settings, releases = run.settings, [(release.item, release.how) for release in run.releases]
     return {
         "baselines": baselines_table(run),
         "settings": page_table(("Part", "Settings"), [(row.name, row.value) for row in settings], (0, 1)),
         "privacy": privacy_table(run),
         "releases": page_table(("What", "How it left a site"), releases, (0, 1)),
-        "calibration": page_table(_MAIN, once([main_cells(row) for row in over_sites]), (0, 1)),
+        "calibration": page_table(MAIN, once([main_cells(row) for row in over_sites]), (0, 1)),
         "all_metrics": all_metrics_table(run.calibration),
         "sites": _site_table(run),
-        "participation": _participation_table(run),
+        "participation": page_table(("Site", "Rounds that were not OK"), missed, (0, 1)),
         "cost": _cost_table(run),
     }
 
@@ -76,6 +79,8 @@ def records(n: int | None) -> Cell:
 
 def error_cell(row: CalibrationRecord) -> Cell:
     """Write the debiased error in points; where it is cut at 0, its interval is the number."""
+    if one_outcome(row):
+        return UNDEFINED, "one outcome"
     ends = row.intervals.get("rms_debiased")
     if row.rms_debiased == 0 and ends is not None and None not in ends:
         return f"{points(ends[0])} to {points(ends[1])}", ""
@@ -152,7 +157,7 @@ def _account_cells(row: PrivacyRecord | EvaluationPrivacyRecord) -> Cells:
     return significant(row.budget), probability(row.delta), mu
 
 
-_MAIN = ("Where", "Predictor", "n", "RMS debiased", "ECE (if calibrated)", "Accuracy, %", "NLL", "AUROC [bounds]")
+MAIN = ("Where", "Predictor", "n", "RMS debiased", "ECE (if calibrated)", "Accuracy, %", "NLL", "AUROC [bounds]")
 
 
 def all_metrics_table(rows: Sequence[CalibrationRecord]) -> PageTable:
@@ -160,7 +165,7 @@ def all_metrics_table(rows: Sequence[CalibrationRecord]) -> PageTable:
     binary = any(row.ece_binary is not None for row in rows)
     coverages = sorted({share for row in rows for share in row.accuracy_at_coverage or {}})
     columns = (
-        *(*_MAIN, "Brier", "ACE", "SCE", "MCE", "Epistemic, nats", "Aleatoric, nats"),
+        *(*MAIN, "Brier", "ACE", "SCE", "MCE", "Epistemic, nats", "Aleatoric, nats"),
         *("ECE, 10 bins", "ECE, 20 bins", "ECE, equal mass", *(("ECE, binary",) if binary else ())),
         *("AURC", "Excess AURC", *(f"Accuracy at coverage {share}" for share in coverages)),
     )
@@ -180,7 +185,7 @@ def all_metrics_table(rows: Sequence[CalibrationRecord]) -> PageTable:
 
 
 def main_cells(row: CalibrationRecord) -> Cells:
-    """Write the cells below `_MAIN` of one row."""
+    """Write the cells below `MAIN` of one row."""
     ece = points(row.ece), f"({points(row.ece_if_calibrated)})"
     accuracy = points(row.accuracy), interval(row.intervals.get("accuracy"), points)
     nll = decimal(row.nll), interval(row.intervals.get("nll"), decimal)
@@ -216,19 +221,6 @@ def _site_table(run: Summary) -> PageTable:
     return page_table(("Site", "Role", "Units n", "Test records", happens, *groups), rows, (0, 1))
 
 
-def _participation_table(run: Summary) -> PageTable:
-    """Show which training sites answered in which rounds; rounds in a row that went alike are one: "1 to 3 OK"."""
-    rows = []
-    for row in run.participation:
-        used, spans, number = sum(status in ("OK", "PARTIAL") for status in row.statuses), [], 1
-        for status, alike in groupby(row.statuses):
-            last = number + len(list(alike)) - 1
-            spans.append(f"{number if number == last else f'{number} to {last}'} {status}")
-            number = last + 1
-        rows.append((row.site, f"{used} of {len(row.statuses)}", ", ".join(spans)))
-    return page_table(("Site", "Rounds used", "Round by round"), rows, (0, 2))
-
-
 def epsilon_table(curves: Sequence[EpsilonCurve]) -> PageTable:
     """Show epsilon after each round, a row per site."""
     rounds = sorted({number for curve in curves for number in curve.rounds})
@@ -246,19 +238,6 @@ def _cost_table(run: Summary) -> PageTable:
     ]
     rows += [(f"Time: {stage}", duration(seconds), "") for stage, seconds in run.seconds.items()]
     return page_table(("", "Total", "Largest round"), rows)
-
-
-def metric_table(rows: Sequence[CalibrationRecord], metric: str) -> PageTable:
-    """Show one metric at every place, a column per predictor."""
-    ordered = in_reading_order(rows)
-    predictors = {row.predictor: predictor_name(row) for row in ordered}
-    write = points if METRICS[metric].unit == "share" else decimal
-    places: dict[str, dict[str, Cell]] = {}
-    for row in ordered:
-        cell = write(getattr(row, metric)), interval(row.intervals.get(metric), write)
-        places.setdefault(place_name(row), {})[row.predictor] = error_cell(row) if metric == "rms_debiased" else cell
-    cells = [(place, *(found.get(predictor, UNDEFINED) for predictor in predictors)) for place, found in places.items()]
-    return page_table(("Where", *predictors.values()), cells)
 
 
 def facts(run: Summary) -> Mapping[str, str]:

@@ -26,6 +26,8 @@ LOOK_SECONDS = 1.0
 ASK_SECONDS = 15.0
 LOG_FILE = "flower.log"
 HOME_FILE = "flower-home"
+HOME = "FLWR_HOME"
+Environment = dict[str, str]
 HOME_PREFIX = "fl-dpbayes-"
 APP_PROJECT = """\
 [build-system]
@@ -71,8 +73,8 @@ def run_flower(run_folder: Path, sites: int, resources: Resources, stop: threadi
         environment = _environment(home, resources)
         _write_app(home, port)
         with _superlink(home, port, environment, run_folder / LOG_FILE):
-            run_id = _submit(home, environment, run_folder, sites, resources)
-            _wait(home, environment, run_id, run_folder / LOG_FILE, events, stop)
+            run_id = _submit(environment, run_folder, sites, resources)
+            _wait(environment, run_id, run_folder / LOG_FILE, events, stop)
     finally:
         shutil.rmtree(home, ignore_errors=True)
         (run_folder / HOME_FILE).unlink(missing_ok=True)
@@ -94,15 +96,15 @@ def end_interrupted(run_folder: Path) -> None:
     note.unlink()
 
 
-def _environment(home: Path, resources: Resources) -> dict[str, str]:
+def _environment(home: Path, resources: Resources) -> Environment:
     # Ray of its own listens on the loopback address only: it runs the code of whoever reaches its ports.
-    address, own = resources.ray_address, {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
-    ray = {"RAY_ADDRESS": address} if address else own
+    address = resources.ray_address
+    ray = {"RAY_ADDRESS": address} if address else {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
     # Its processes run in another folder, and import a user's own code as this one does.
     paths = [str(Path(path).resolve()) for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
     return os.environ | ray | {
         "PYTHONPATH": os.pathsep.join(paths),
-        "FLWR_HOME": str(home), "FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1",
+        HOME: str(home), "FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1",
         "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1", "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "PYTHONUNBUFFERED": "1",
         # Flower's programs are looked up by name, and a user need not have activated the virtual environment.
@@ -146,48 +148,40 @@ def _wait_until_healthy(process: subprocess.Popen, port: int, log_file: Path) ->
     raise UserError(f"Flower's SuperLink did not answer within {START_SECONDS:.0f} s: see {log_file}")
 
 
-def _flwr(home: Path, environment: dict[str, str], *arguments: str) -> dict:
-    done = subprocess.run(
-        ["flwr", *arguments, "--format", "json"], env=environment, cwd=home, capture_output=True, text=True, check=False
-    )
+def _flwr(environment: Environment, *arguments: str) -> dict:
+    command, home = ["flwr", *arguments, "--format", "json"], environment[HOME]
+    done = subprocess.run(command, env=environment, cwd=home, capture_output=True, text=True, check=False)
     start = done.stdout.find("{")
     if start < 0:
         raise UserError(f"`flwr {arguments[0]}` failed: {(done.stdout + done.stderr).strip()[-500:]}")
     return json.loads(done.stdout[start:])
 
 
-def _submit(home: Path, environment: dict[str, str], run_folder: Path, sites: int, resources: Resources) -> str:
-    given = {"scenario": str(run_folder / "scenario.toml"), "output-dir": str(run_folder)}
-    federation = {
-        "num-supernodes": sites, "client-resources-num-cpus": resources.cpus_per_site,
-        "client-resources-num-gpus": resources.gpus_per_site,
-    }  # fmt: skip
-    run_config, federation_config = (
-        " ".join(f"{key}={json.dumps(value)}" for key, value in config.items()) for config in (given, federation)
-    )
-    options = ["--run-config", run_config, "--federation-config", federation_config]
-    answer = _flwr(home, environment, "run", str(home / "app"), "own", *options)
+def _submit(environment: Environment, run_folder: Path, sites: int, resources: Resources) -> str:
+    run = {"scenario": str(run_folder / "scenario.toml"), "output-dir": str(run_folder)}
+    federation = {"num-supernodes": sites, "client-resources-num-cpus": resources.cpus_per_site,
+                  "client-resources-num-gpus": resources.gpus_per_site}  # fmt: skip
+    options = []
+    for name, config in (("--run-config", run), ("--federation-config", federation)):
+        options += [name, " ".join(f"{key}={json.dumps(value)}" for key, value in config.items())]
+    answer = _flwr(environment, "run", str(Path(environment[HOME], "app")), "own", *options)
     if not answer.get("success"):
         raise UserError(f"`flwr run` was refused: {answer.get('error-message', answer)}")
     return str(answer["run-id"])
 
 
-def _wait(
-    home: Path, environment: dict[str, str], run_id: str, log_file: Path, events: EventReader, stop: threading.Event
-) -> None:
+def _wait(environment: Environment, run_id: str, log_file: Path, events: EventReader, stop: threading.Event) -> None:
     try:
-        status = _final_status(home, environment, run_id, events, stop)
+        status = _final_status(environment, run_id, events, stop)
     finally:
         with log_file.open("ab") as log:
             show = ["flwr", "log", run_id, "own", "--show"]
-            subprocess.run(show, env=environment, cwd=home, stdout=log, stderr=log, check=False)
+            subprocess.run(show, env=environment, cwd=environment[HOME], stdout=log, stderr=log, check=False)
     if status["status"] != "finished:completed":
         raise UserError(f"the run ended as {status['status']} ({status.get('status-details', '')}): see {log_file}")
 
 
-def _final_status(
-    home: Path, environment: dict[str, str], run_id: str, events: EventReader, stop: threading.Event
-) -> dict[str, str]:
+def _final_status(environment: Environment, run_id: str, events: EventReader, stop: threading.Event) -> dict[str, str]:
     # Asking Flower starts a process that takes a core for more than a second. The run's own events say when it is over;
     # Flower is asked then, and now and then in case the ServerApp died without a last word.
     over, next_question = False, time.monotonic() + ASK_SECONDS
@@ -197,7 +191,7 @@ def _final_status(
         over = over or any(event["event"] in ("finished", "failed") for event in events.new_events())
         if not over and time.monotonic() < next_question:
             continue
-        run = _flwr(home, environment, "ls", "own", "--run-id", run_id)["runs"][0]
+        run = _flwr(environment, "ls", "own", "--run-id", run_id)["runs"][0]
         if str(run["status"]).startswith("finished"):
             return run
         next_question = time.monotonic() + ASK_SECONDS

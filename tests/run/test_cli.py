@@ -28,7 +28,6 @@ WRONG = {
     "simulate README.toml": "does not exist",
     "solve --epsilon -1 --delta 1e-5 --q 0.1 --steps 10": "epsilon",
     "solve --epsilon 1 --delta 1e-5 --q 2 --steps 9": "error: --q is 2",
-    "solve --epsilon 1 --delta 1e-5 --q .1 --sigma 1 --temperature 2": "--temperature is for --steps",
     f"{SOLVE} --clip-norm 0": "error: --clip-norm is 0",
     f"{SOLVE} --schedule {{initial=1}}": '(for example {kind="polynomial", initial=0.1, power=0.33}): schedule: kind',
     f'{SOLVE} --schedule {{kind="constant",initial=-1}}': "schedule.initial is -1",
@@ -150,17 +149,6 @@ def test_an_unknown_name_is_told_before_torch_or_flower_is_imported(asked: str) 
     code = f"import sys; from fl_dpbayes import cli; sys.argv = ['fl-dpbayes', '{asked}', 'nonsense']\n"
     code += "try: cli.main()\nexcept SystemExit as end: sys.exit(9 if {'torch', 'flwr'} & {*sys.modules} else end.code)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 2
-
-
-def test_solve_for_steps_finds_the_largest_number_that_fits(command) -> None:
-    from fl_dpbayes.privacy.events import GaussianEvent
-    from fl_dpbayes.privacy.pld.loss_distribution import pld_epsilon
-
-    status, printed, _ = command("solve", "--epsilon", "2", "--q", ".1", "--sigma", "2", "--delta", "1e-5", "--json")
-    assert status == 0
-    ((sigma, rate, steps),) = json.loads(printed)["history"]
-    assert pld_epsilon((GaussianEvent(sigma, rate, steps),), 1e-5) <= 2
-    assert pld_epsilon((GaussianEvent(sigma, rate, steps + 1),), 1e-5) > 2
 
 
 @pytest.mark.slow

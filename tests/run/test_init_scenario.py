@@ -12,6 +12,7 @@ from PIL import Image
 from fl_dpbayes.config.scenario import load_scenario
 from fl_dpbayes.config.site_file import read_own_site_file, read_site_file
 from fl_dpbayes.data.simulation import SITES_FOLDER, plan_sites, prepare_simulation
+from fl_dpbayes.run.init_scenario import proposed_features
 from tests.asking import refused
 
 
@@ -64,6 +65,11 @@ def test_it_runs_as_written_and_says_that_it_looked(patients, command, tmp_path)
     (first, *_) = sorted((tmp_path / "run" / SITES_FOLDER).glob("*.toml"))
     read_site_file(first)
     refused("source.constants is 'from_records'.*set constants = 'public'", read_own_site_file, first)
+
+
+def test_center_is_within_a_scale_of_the_median() -> None:
+    found = proposed_features(pandas.DataFrame({"pressure": [118, 139, 139, 165], "dose": [0.52, 0.57, 0.48, 0.55]}))
+    assert found.numbers == {"pressure": (140, 20), "dose": (pytest.approx(0.54), 0.04)}
 
 
 def test_a_hospital_makes_no_ledger_for_such_constants(patients, command, tmp_path) -> None:

@@ -92,12 +92,12 @@ class Stop(threading.Event):
 @pytest.fixture
 def questions(monkeypatch: pytest.MonkeyPatch):
     asked, answer = [], {"runs": [{"status": "finished:completed"}]}
-    monkeypatch.setattr(flower_engine, "_flwr", lambda home, environment, what, *_: asked.append(what) or answer)
+    monkeypatch.setattr(flower_engine, "_flwr", lambda environment, what, *_: asked.append(what) or answer)
     return asked
 
 
 def wait(events: Path, stop: Stop) -> dict:
-    return flower_engine._final_status(Path(), {}, "1", EventReader(events), stop)
+    return flower_engine._final_status({}, "1", EventReader(events), stop)
 
 
 @pytest.mark.parametrize("last", ["finished", "failed"])

@@ -136,7 +136,7 @@ def test_bounds_of_an_area_stand_beside_it_and_are_printed(made) -> None:
     assert detection[ends].drop_duplicates().to_numpy().tolist() == [[0.4, 0.6, 0.3, 0.7]]
     study = replace(study, section=study.section.model_copy(update={"metrics": ("auroc",)}))
     console = Console(width=200, file=io.StringIO())
-    show_study(study, whole, pd.DataFrame(), console)
+    show_study(study, whole, console)
     assert "[0.600, 0.800]" in console.file.getvalue()
 
 
@@ -146,7 +146,7 @@ def test_shares_are_printed_in_points_and_no_error_below_zero(made) -> None:
     results = result_table(study, cells)
     results["ece"] = results["seed"].map({1: 0.001, 2: 0.02, 3: 0.04})
     console = Console(width=200, file=io.StringIO())
-    show_study(study, results, pd.DataFrame(), console)
+    show_study(study, results, console)
     said = console.file.getvalue()
     assert "percentage points, at" in said
     assert re.search(r" 2\.0 +\[0\.0, 6\.9\]", said), said
