@@ -162,8 +162,8 @@ FAULTS = [
     (with_text(lambda text: '{"run":' * 5000 + "1" + "}" * 5000), "more than 1000 keys"),
     (with_refusal(TERMINAL), "BAD_REQUEST"),
     (with_refusal("[/red]"), "BAD_REQUEST [/red]"),
-    (error, "error code 2"),
     (bundle_refused, "BUNDLE_NOT_APPROVED"),
+    (error, "error code 2"),
 ]
 RECALIBRATION_FAULTS = {
     "north": (with_record(lambda record: record.update(parameters=[1e9])), "rejected: parameters"),
