@@ -204,7 +204,7 @@ def load_scenario(name_or_path: str, overrides: list[str] | tuple[str, ...] = ()
     """
     content = scenario_content(name_or_path)
     apply_overrides(content, overrides)
-    return with_absolute_paths(read_scenario(content, f"scenario {name_or_path!r}"))
+    return with_absolute_paths(read_record(Scenario, content, f"scenario {name_or_path!r}"))
 
 
 def scenario_content(name_or_path: str) -> dict[str, Any]:
@@ -250,14 +250,6 @@ def with_absolute_paths(scenario: Scenario) -> Scenario:
     aggregation = scenario.aggregation.with_public_path(Path.resolve)
     data = scenario.data.model_copy(update={"source": scenario.data.source.with_place(Path.resolve)})
     return scenario.model_copy(update={"data": data, "aggregation": aggregation})
-
-
-def read_scenario(content: dict[str, Any], origin: str) -> Scenario:
-    """Validate parsed TOML, `origin` in an error.
-
-    Raises UserError with one line that names the first bad key, its value and what is allowed.
-    """
-    return read_record(Scenario, content, origin)
 
 
 def write_scenario(scenario: Scenario, path: Path) -> None:

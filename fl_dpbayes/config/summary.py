@@ -22,15 +22,11 @@ def printable(value: JSONValue, most: int | None = MAX_TEXT) -> JSONValue:
 
     A name from outside must not steer a terminal or a page.
     """
-    match value:
-        case str():
-            return "".join(character if character.isprintable() else "�" for character in value[:most])
-        case list():
-            return [printable(item, most) for item in value]
-        case dict():
-            return {key: printable(item, most) for key, item in value.items()}
-        case _:
-            return value
+    if isinstance(value, str):
+        return "".join(character if character.isprintable() else "�" for character in value[:most])
+    if isinstance(value, list):
+        return [printable(item, most) for item in value]
+    return {key: printable(item, most) for key, item in value.items()} if isinstance(value, dict) else value
 
 
 Text = Annotated[str, BeforeValidator(lambda value: "" if value is None else value)]
@@ -56,28 +52,33 @@ class SiteRecord(SummaryPart):
     shares: tuple[float, ...] | None = None
 
 
-class PrivacyRecord(SummaryPart):
-    """What a run cost one site; `temperature` is the mean over steps weighted by step size.
-
-    `epsilon` is that of training, `recalibration_epsilon` that of recalibration, which is spent on other units of the
-    site: each unit's cost is one of the two, so at most the larger.
-    """
+class EvaluationPrivacyRecord(SummaryPart):
+    """What noised test results cost one site's test units, in this run and earlier ones of its cohort."""
 
     site: Text
-    status: Text = ""
-    temperature: Number = None
-    temperature_range: Interval = None
-    recalibration_epsilon: Number = None
+    unit: Text = "record"
     delta: Number = None
     epsilon: Number = None
     epsilon_method: Text = ""
     mu: Number = None
     mu_kind: Text = ""
+    budget: Number = None
+
+
+class PrivacyRecord(EvaluationPrivacyRecord):
+    """What a run cost one site's training units; `temperature` is the mean over steps weighted by step size.
+
+    `epsilon` is that of training, `recalibration_epsilon` that of recalibration, which is spent on other units of the
+    site: each unit's cost is one of the two, so at most the larger.
+    """
+
+    status: Text = ""
+    temperature: Number = None
+    temperature_range: Interval = None
+    recalibration_epsilon: Number = None
     steps: int | None = None
     history: tuple[tuple[float, float, int], ...] = ()
     rounds: int | None = None
-    budget: Number = None
-    unit: Text = "record"
 
     @property
     def largest_epsilon(self) -> float | None:
@@ -100,19 +101,6 @@ class ParticipationRecord(SummaryPart):
 
     site: Text
     statuses: tuple[Text, ...] = ()
-
-
-class EvaluationPrivacyRecord(SummaryPart):
-    """What noised test results cost one site's test units, in this run and earlier ones of its cohort."""
-
-    site: Text
-    unit: Text = "record"
-    delta: Number = None
-    epsilon: Number = None
-    epsilon_method: Text = ""
-    mu: Number = None
-    mu_kind: Text = ""
-    budget: Number = None
 
 
 class NetBenefitRecord(SummaryPart):

@@ -69,7 +69,6 @@ class SitePlan:
 
     source: Source
     task: Task
-    unit: str
     sites: tuple[PlannedSite, ...]
     label_total_variation: float
     weights_folder: Path | None
@@ -109,7 +108,6 @@ def dealt_sites(scenario: Scenario, data_dir: Path | None) -> SitePlan:
     return SitePlan(
         source=source,
         task=records.task,
-        unit=records.unit,
         sites=tuple(
             _planned_site(name, spec, pools[spec.part].records, chosen[name], seed, scenario.kept_fractions)
             for name, spec in sites.items()

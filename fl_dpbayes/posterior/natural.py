@@ -70,14 +70,13 @@ def floored(gaussian: NaturalGaussian, floor: float) -> tuple[NaturalGaussian, i
     """
     precision = gaussian.precision
     values, vectors = (precision, None) if precision.ndim == 1 else np.linalg.eigh(precision)
-    raised = int((values < floor * (1 - _ROUNDING)).sum())
-    if not (np.maximum(values, floor) > 0).all():
+    raised, values = int((values < floor * (1 - _ROUNDING)).sum()), np.maximum(values, floor)
+    if not (values > 0).all():
         raise ValueError(
             f"the product's precision is not positive in {int((values <= 0).sum())} directions and the prior is flat: "
             "send more samples per site, or use a Gaussian prior"
         )
     if not raised:
         return gaussian, 0
-    values = np.maximum(values, floor)
     corrected = values if vectors is None else (vectors * values) @ vectors.T
     return NaturalGaussian(corrected, gaussian.precision_mean), raised

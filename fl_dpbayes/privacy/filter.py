@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fl_dpbayes.config.plan import Adjacency
-from fl_dpbayes.privacy.events import GaussianEvent, History, history_of_steps, noise_of_steps
+from fl_dpbayes.privacy.events import History, history_of_steps, noise_of_steps
 from fl_dpbayes.privacy.gdp import gdp_epsilon, gdp_mu
 from fl_dpbayes.privacy.planned_noise import largest_prefix
 from fl_dpbayes.privacy.pld.loss_distribution import pld_epsilon
@@ -134,6 +134,4 @@ def _longest(most: int, fits: Callable[[int], bool]) -> int:
 
 
 def _without_subsampling(history: History) -> History:
-    return tuple(
-        GaussianEvent(event.noise_multiplier, 1.0, event.steps) for event in history if event.sampling_rate > 0
-    )
+    return tuple(replace(event, sampling_rate=1.0) for event in history if event.sampling_rate > 0)

@@ -3,7 +3,7 @@
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import compress, groupby
+from itertools import compress
 
 from fl_dpbayes.config.names import PREDICTORS
 from fl_dpbayes.config.summary import CalibrationRecord, EvaluationPrivacyRecord, PrivacyRecord, Summary
@@ -54,6 +54,10 @@ def page_table(columns: Sequence[str], rows: Iterable[Sequence[str | Cell]], wor
 def run_tables(run: Summary) -> dict[str, PageTable]:
     """Gather the tables of who took part, what it cost and how it is calibrated, by the page's names."""
     over_sites = in_reading_order([*median_rows(run), *(row for row in run.calibration if row.over)])
+    missed = [
+        (row.site, ", ".join(f"{at} {status}" for at, status in enumerate(row.statuses, 1) if status != "OK") or "none")
+        for row in run.participation
+    ]
     settings, releases = run.settings, [(release.item, release.how) for release in run.releases]
     return {
         "baselines": baselines_table(run),
@@ -63,7 +67,7 @@ def run_tables(run: Summary) -> dict[str, PageTable]:
         "calibration": page_table(MAIN, once([main_cells(row) for row in over_sites]), (0, 1)),
         "all_metrics": all_metrics_table(run.calibration),
         "sites": _site_table(run),
-        "participation": _participation_table(run),
+        "participation": page_table(("Site", "Rounds that were not OK"), missed, (0, 1)),
         "cost": _cost_table(run),
     }
 
@@ -215,19 +219,6 @@ def _site_table(run: Summary) -> PageTable:
     two = all(len(site.shares or (0, 0)) == 2 for site in run.sites)
     happens = f"{event(run).capitalize()}, %" if two else "Largest class, %"
     return page_table(("Site", "Role", "Units n", "Test records", happens, *groups), rows, (0, 1))
-
-
-def _participation_table(run: Summary) -> PageTable:
-    """Show which training sites answered in which rounds; rounds in a row that went alike are one: "1 to 3 OK"."""
-    rows = []
-    for row in run.participation:
-        used, spans, number = sum(status in ("OK", "PARTIAL") for status in row.statuses), [], 1
-        for status, alike in groupby(row.statuses):
-            last = number + len(list(alike)) - 1
-            spans.append(f"{number if number == last else f'{number} to {last}'} {status}")
-            number = last + 1
-        rows.append((row.site, f"{used} of {len(row.statuses)}", ", ".join(spans)))
-    return page_table(("Site", "Rounds used", "Round by round"), rows, (0, 2))
 
 
 def epsilon_table(curves: Sequence[EpsilonCurve]) -> PageTable:

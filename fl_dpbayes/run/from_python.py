@@ -17,8 +17,9 @@ from fl_dpbayes.config.names import counted
 from fl_dpbayes.config.plan import AnyPrivacyPlan, NoPrivacyPlan
 from fl_dpbayes.config.rule import Rule
 from fl_dpbayes.config.sampler import SamplerSettings
-from fl_dpbayes.config.scenario import apply_overrides, read_scenario, scenario_content, with_absolute_paths
+from fl_dpbayes.config.scenario import Scenario, apply_overrides, scenario_content, with_absolute_paths
 from fl_dpbayes.config.task import Model, ModuleModel
+from fl_dpbayes.config.validation_text import read_record
 from fl_dpbayes.data.simulation import plan_sites
 from fl_dpbayes.models.own_module import provided
 from fl_dpbayes.run.finished_run import Run
@@ -96,7 +97,7 @@ def simulate(data: SiteRecords | str | Path, settings: Mapping[str, Any] | None 
         try:
             if isinstance(data, SiteRecords):
                 content["data"]["source"]["path"] = str(data.write(folder))
-            scenario = with_absolute_paths(read_scenario(content, "simulate"))
+            scenario = with_absolute_paths(read_record(Scenario, content, "simulate"))
             check_machine(scenario.resources)
             plan = plan_sites(scenario, None if data_dir is None else Path(data_dir))
         except BaseException:

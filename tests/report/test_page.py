@@ -228,7 +228,7 @@ def test_a_part_without_rows_is_left_out_alone(measured, written, measured_summa
 def test_tables_hold_the_numbers_of_the_summary(measured, measured_summary):
     cells = read(measured).cells
     assert after(cells, "sex: female", "all held-out sites")[:2] == ["61 few", "11.1 [10.2, 12.0]"]
-    assert after(cells, "all held-out sites", "none")[:4] == ["85.0 [83.0, 87.0]", "too low", "1.26", "150"]
+    assert after(cells, "all held-out sites", "as calibrated")[:4] == ["85.0 [83.0, 87.0]", "too low", "1.26", "150"]
     assert after(cells, "", "prevalence from its labels")[1] == "no clear difference"
     assert after(cells, "", "prevalence from its predictions")[1] == "above"
     slopes = after(cells, "all held-out sites", "last iterate", "450", "+0.21 [-0.02, +0.45]")

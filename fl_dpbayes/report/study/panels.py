@@ -14,7 +14,7 @@ from fl_dpbayes.report.calibration_figures import heat_figure
 from fl_dpbayes.report.study.quantities import Estimate
 
 MARKERS = ("o", "s", "D", "^", "v", "P", "X", "*")
-MOST_PANELS, MOST_SCATTERED = 16, 2_000
+MOST_PANELS = 16
 TICK_CHARACTERS = (50, 24, 15)  # that fit side by side below a panel, of one, two and three in a row
 TITLE_CHARACTERS = (60, 26, 17)  # likewise, of its title
 ENTRY_CHARACTERS, MOST_ENTRY_CHARACTERS, MOST_TICK_CHARACTERS = 30, 62, 14
@@ -30,28 +30,21 @@ class Mark(NamedTuple):
 
 @dataclass(frozen=True)
 class Line:
-    """One method in one panel; `scattered` are single runs behind the line."""
+    """One method in one panel."""
 
     method: str
     words: str
     marks: tuple[Mark, ...]
-    scattered: tuple[tuple[float, float], ...] = ()
     joined: bool = True
 
 
 @dataclass(frozen=True)
 class Panel:
-    """One small picture; `ticks` names places on the horizontal axis, else they are numbers.
-
-    `level` is drawn as a grey line, `level_line` likewise through points, `diagonal` where both axes are equal.
-    """
+    """One small picture; `ticks` names places on the horizontal axis."""
 
     title: str
-    horizontal: str
     lines: tuple[Line, ...]
-    ticks: tuple[str, ...] = ()
-    level_line: tuple[tuple[float, float], ...] = ()
-    diagonal: bool = False
+    ticks: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -113,23 +106,15 @@ def _tilted(panel: Panel, columns: int) -> bool:
 
 
 def _draw_panel(axes: Axes, content: PanelFigure, panel: Panel, order: Sequence[str], columns: int) -> None:
-    grey: Any = {"color": look.MUTED, "linewidth": 0.9, "linestyle": (0, (4, 2)), "label": content.grey}
     look.quiet_grid(axes, "y")
     axes.set_title(look.short(panel.title, TITLE_CHARACTERS[columns - 1]), color=look.INK)
-    axes.set_xlabel(panel.horizontal, labelpad=1)
     if content.level is not None:
+        grey: Any = {"color": look.MUTED, "linewidth": 0.9, "linestyle": (0, (4, 2)), "label": content.grey}
         axes.axhline(content.scale * content.level, zorder=1, **grey)
-    if panel.level_line:
-        axes.plot(*_scaled(panel.level_line, content.scale), **grey)
-    if panel.diagonal:
-        axes.axline((0, 0), slope=1, **grey)
-    spread = 0.11 if panel.ticks and len(panel.lines) > 1 else 0.0
+    spread = 0.11 if len(panel.lines) > 1 else 0.0
     for line in panel.lines:
         colour, marker = _style(line.method, order)
         shift = spread * (order.index(line.method) - (len(order) - 1) / 2) * min(1.0, 5 / max(1, len(order)))
-        if few := line.scattered[:: max(1, math.ceil(len(line.scattered) / MOST_SCATTERED))]:
-            faint: Any = {"alpha": 0.3, "markersize": 2.6, "markeredgewidth": 0, "linestyle": ""}
-            axes.plot(*_scaled(few, content.scale), marker, color=colour, **faint)
         xs = [mark.x + shift for mark in line.marks]
         for x, mark in zip(xs, line.marks, strict=True):
             if mark.value.ends is not None:
@@ -137,25 +122,20 @@ def _draw_panel(axes: Axes, content: PanelFigure, panel: Panel, order: Sequence[
         shape: Any = {"marker": marker, "markersize": 3.2, "linewidth": 1.2, "linestyle": "-" if line.joined else ""}
         ys = [content.scale * mark.value.mean for mark in line.marks]
         axes.plot(xs, ys, color=colour, zorder=3, label=look.short(line.words, MOST_ENTRY_CHARACTERS), **shape)
-    if panel.ticks:
-        axes.set_xlim(-0.5, len(panel.ticks) - 0.5)
-        axes.set_xticks(range(len(panel.ticks)), [look.short(tick, MOST_TICK_CHARACTERS) for tick in panel.ticks])
-        if _tilted(panel, columns):
-            axes.tick_params(axis="x", labelrotation=35, pad=1)
-            for label in axes.get_xticklabels():
-                label.set(ha="right", rotation_mode="anchor")
-    else:
-        axes.xaxis.set_major_locator(MaxNLocator(nbins=4))
+    axes.set_xlim(-0.5, len(panel.ticks) - 0.5)
+    axes.set_xticks(range(len(panel.ticks)), [look.short(tick, MOST_TICK_CHARACTERS) for tick in panel.ticks])
+    if _tilted(panel, columns):
+        axes.tick_params(axis="x", labelrotation=35, pad=1)
+        for label in axes.get_xticklabels():
+            label.set(ha="right", rotation_mode="anchor")
     axes.yaxis.set_major_locator(MaxNLocator(nbins=4))
 
 
 def _limits(content: PanelFigure, panels: Sequence[Panel]) -> tuple[float, float]:
     """Choose one range for all panels that shows every mean; an interval may be cut off where it is very wide."""
-    lines = [line for panel in panels for line in panel.lines]
-    values = [mark.value for line in lines for mark in line.marks]
+    values = [mark.value for panel in panels for line in panel.lines for mark in line.marks]
     ends = [end for value in values for end in value.ends or ()]
-    means = [value.mean for value in values] + [y for line in lines for _, y in line.scattered]
-    means += [y for panel in panels for _, y in panel.level_line] + ([] if content.level is None else [content.level])
+    means = [value.mean for value in values] + ([] if content.level is None else [content.level])
     low, high = min(means), max(means)
     space = max(high - low, 0.1 * abs(high), 1e-3)
     low = max(min([low, *ends]), low - space)
@@ -169,7 +149,3 @@ def _style(method: str, methods: Sequence[str]) -> tuple[str, str]:
         return look.PREDICTOR_STYLES[method]
     index = methods.index(method)
     return look.CYCLE[index % len(look.CYCLE)], MARKERS[index % len(MARKERS)]
-
-
-def _scaled(points: Sequence[tuple[float, float]], scale: float) -> tuple[list[float], list[float]]:
-    return [x for x, _ in points], [scale * y for _, y in points]

@@ -17,8 +17,9 @@ from rich.table import Table
 from fl_dpbayes.config.base import Config
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.kinds import import_apps
-from fl_dpbayes.config.scenario import Scenario, read_scenario
+from fl_dpbayes.config.scenario import Scenario
 from fl_dpbayes.config.task import MLPModel, Task
+from fl_dpbayes.config.validation_text import read_record
 from fl_dpbayes.models.build import model_shapes
 from fl_dpbayes.protocol.card import SiteCard
 from fl_dpbayes.protocol.refusal import Refusal, RefusalCode
@@ -159,7 +160,7 @@ def _scenario(sites: int, samples: int, parameters: int) -> Scenario:
         "training": {"rounds": 1, "steps_per_round": samples, "thinning": 1},
         "privacy": {"kind": "none", "sampling_rate": 1.0, "temperature": 1.0},
     }  # fmt: skip
-    return read_scenario(scenario, "the benchmark's scenario")
+    return read_record(Scenario, scenario, "the benchmark's scenario")
 
 
 if __name__ == "__main__":

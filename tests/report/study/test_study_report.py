@@ -114,8 +114,8 @@ def test_every_figure_that_can_be_drawn_is_drawn_saved_and_listed(study_folder) 
     folder = study_folder(shifts=True, further=True)
     page = write_study_report(folder).read_text()
     names = {
-        "methods-predictor", "heterogeneity-predictor", "sites", "subgroups", "shift-predictor", "shift-detection",
-        "epistemic", "conformal-coverage", "conformal-size", "truth",
+        "methods-predictor", "sites", "subgroups", "shift-predictor", "shift-detection", "conformal-coverage",
+        "conformal-size",
     }  # fmt: skip
     assert {path.stem for path in (folder / "figures").iterdir()} == names
     assert page.count("<svg") == page.count("Numbers of this figure") == len(names)
@@ -123,8 +123,7 @@ def test_every_figure_that_can_be_drawn_is_drawn_saved_and_listed(study_folder) 
 
 
 def test_figures_without_their_columns_are_left_out(study) -> None:
-    assert set(figures_of(study(alphas=(1.0,)))) == {"methods-predictor", "sites"}
-    columns = ["seconds", "heterogeneity", "epistemic", "epsilon"]
+    columns = ["seconds", "heterogeneity", "epsilon"]
     assert set(figures_of(study(lambda table: table.drop(columns=columns)))) == {"methods-predictor", "sites"}
 
 
@@ -156,15 +155,10 @@ def test_the_table_of_a_figure_holds_its_numbers(study) -> None:
         ("subgroups", ["sex", "male", "average of posterior samples", "5.10", "[4.11, 6.09]", "3", "2"]),
         ("shift-detection",
          ["rotation", "5", "epistemic uncertainty", "0.800", f"[{0.8 - half:.3f}, {0.8 + half:.3f}]", "3", "2"]),
-        ("epistemic", ["rotation", "3", "average of posterior samples", "25.00", "[25.00, 25.00]", "3", "2"]),
         ("sites", ["held-out sites", "away", "average of posterior samples", "3.10", "[2.11, 4.09]", "3", "2"]),
     ):  # fmt: skip
         assert row in rows(name)
     assert len(rows("shift-predictor")) == 3 * 6 * 2
-    (at,) = [row for row in rows("truth") if row[:3] == ["debiased RMS", "away: 2.79", "average of posterior samples"]]
-    assert at[3] == "3.10"
-    (at,) = [row for row in rows("heterogeneity-predictor") if row[1].startswith("0.620") and "last" in row[2]]
-    assert at[3] == "7.40"
 
 
 def test_a_figure_draws_what_its_table_lists(study) -> None:
