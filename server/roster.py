@@ -238,10 +238,8 @@ def _agreeing(members: dict[str, Member], left_out: list[RunWarning], order: Seq
         )
     # The first of the commonest: one site's word must not leave out all others.
     task = Counter(member.card.task for member in trainers).most_common(1)[0][0]
-    for member in ordered:
-        if member.card.task != task:
-            left_out.append(_differs(member, task))
-    return Roster(tuple(member for member in ordered if member.card.task == task), tuple(left_out))
+    agreeing = tuple(member for member in ordered if member.card.task == task)
+    return Roster(agreeing, (*left_out, *(_differs(member, task) for member in ordered if member not in agreeing)))
 
 
 def _other_code(card: SiteCard, names: Sequence[str]) -> str:

@@ -123,7 +123,7 @@ def test_every_figure_that_can_be_drawn_is_drawn_saved_and_listed(study_folder) 
 
 
 def test_figures_without_their_columns_are_left_out(study) -> None:
-    columns = ["seconds", "heterogeneity", "epistemic", "epsilon"]
+    columns = ["seconds", "heterogeneity", "epsilon"]
     assert set(figures_of(study(lambda table: table.drop(columns=columns)))) == {"methods-predictor", "sites"}
 
 
