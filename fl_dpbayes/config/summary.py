@@ -22,15 +22,11 @@ def printable(value: JSONValue, most: int | None = MAX_TEXT) -> JSONValue:
 
     A name from outside must not steer a terminal or a page.
     """
-    match value:
-        case str():
-            return "".join(character if character.isprintable() else "�" for character in value[:most])
-        case list():
-            return [printable(item, most) for item in value]
-        case dict():
-            return {key: printable(item, most) for key, item in value.items()}
-        case _:
-            return value
+    if isinstance(value, str):
+        return "".join(character if character.isprintable() else "�" for character in value[:most])
+    if isinstance(value, list):
+        return [printable(item, most) for item in value]
+    return {key: printable(item, most) for key, item in value.items()} if isinstance(value, dict) else value
 
 
 Text = Annotated[str, BeforeValidator(lambda value: "" if value is None else value)]

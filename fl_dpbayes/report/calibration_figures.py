@@ -87,29 +87,15 @@ def heat_figure(values: Mapping[tuple[str, str], float], title: str, subtitle: s
     return figure
 
 
-def drawn_places(rows: Sequence[CalibrationRecord], metric: str) -> list[str]:
-    """Choose which places are drawn: all, or the pooled ones and the sites with the worst values."""
-    places = list(dict.fromkeys(row.site for row in rows if getattr(row, metric) is not None))
-    if len(places) <= MAX_PLACES:
-        return places
-    sign, worst = -1 if metric == "accuracy" else 1, dict.fromkeys(places, -math.inf)
-    for row in rows:
-        if (value := getattr(row, metric)) is not None:
-            worst[row.site] = max(worst[row.site], math.inf if row.over == "pooled" else sign * value)
-    kept = set(sorted(places, key=lambda place: -worst[place])[:MAX_PLACES])
-    return [place for place in places if place in kept]
-
-
 def sites_figure(rows: Sequence[CalibrationRecord], metric: str, title: str) -> Figure | None:
-    """Draw one metric for every place and predictor."""
-    places = drawn_places(rows, metric)
-    if not places:
+    """Draw one metric for every predictor at the first places; the table of all metrics has the others."""
+    names = {row.site: place_name(row) for row in rows if getattr(row, metric) is not None}
+    if not (places := list(names)[:MAX_PLACES]):
         return None
-    names = {row.site: place_name(row) for row in rows}
     predictors = [name for name in PREDICTORS if any(row.predictor == name for row in rows)]
     row_inches = PREDICTOR_INCHES * (max(2, len(predictors)) + 0.7)
     unit = {"accuracy": "%", "nll": "nats per record"}.get(metric, "percentage points")
-    cut = "" if len(places) == len(names) else f"; the {len(places)} worst of {len(names)}"
+    cut = "" if len(places) == len(names) else f"; the first {len(places)} of {len(names)}"
     below = 0.3 + look.LEGEND_INCHES * math.ceil(len(predictors) / 2)
     figure = look.titled_figure(title, f"{unit}; line: 95% interval{cut}", below + row_inches * len(places))
     axes = figure.subplots()

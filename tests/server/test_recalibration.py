@@ -115,16 +115,6 @@ def test_only_training_sites_are_asked_and_each_round_starts_from_the_average(fe
     assert starts[0] != starts[4] != starts[8]
 
 
-def test_with_scope_site_each_training_site_has_its_own_map_and_the_others_the_average(federation) -> None:
-    run = federation("recalibration={fraction=0.2, steps=12, method='vector', scope='site'}").run()
-    maps = run.summary()["recalibration"]
-    used = {site: run.asked("evaluate", site)[0]["recalibration"] for site in run.scenario.sites}
-    assert all(mapping["method"] == "vector" for mapping in used.values())
-    for site, mapping in used.items():
-        assert mapping["parameters"] == maps["sites"].get(site, maps["average"])
-    assert len({tuple(mapping["parameters"]) for mapping in used.values()}) == 5
-
-
 def test_site_without_budget_for_it_runs_a_prefix_and_the_run_goes_on(federation) -> None:
     run = federation(*RECALIBRATED, "recalibration.epsilon=4.0", "sites.north.epsilon=2.0").run()
     summary = run.summary()

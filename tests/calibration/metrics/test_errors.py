@@ -1,5 +1,4 @@
 from fractions import Fraction
-from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -112,18 +111,6 @@ def test_pooled_error_property_at_most_the_weighted_mean_of_sites(first, second)
     a, b = random_statistics(first, 70), random_statistics(second + 20_000, 130)
     for metric in (errors.ece, errors.sce):
         assert metric(merge(a, b)) <= 0.35 * metric(a) + 0.65 * metric(b) + 1e-12
-
-
-@given(SEEDS)
-def test_finer_bins_property_never_lower_the_error(seed):
-    statistics = random_statistics(seed)
-    values = [errors.ece(statistics, bins) for bins in (1, 5, 15, 30, 240, 960)]
-    assert all(coarse <= fine + 1e-12 for coarse, fine in pairwise(values))
-    overall = abs(statistics.top_label[:, 1].sum() - statistics.correct) / statistics.count
-    assert values[0] == pytest.approx(overall, abs=1e-12)
-    assert errors.ece_equal_mass(statistics) >= overall - 1e-12
-    table = statistics.class_wise[1].sum(axis=0)
-    assert errors.sce(statistics) >= abs(table[1] - table[2]) / statistics.count / 3 - 1e-12
 
 
 @given(SEEDS)

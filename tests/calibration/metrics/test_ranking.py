@@ -9,7 +9,6 @@ from scipy.special import expit, softmax
 from sklearn.metrics import roc_auc_score
 
 from fl_dpbayes.calibration.bins import CELLS, FINE_BINS, FIRST_CELL, bin_index, cell_index, equal_mass
-from fl_dpbayes.calibration.federation.rows import separation
 from fl_dpbayes.calibration.metrics import ranking
 from fl_dpbayes.calibration.metrics.errors import ece_equal_mass
 from fl_dpbayes.calibration.metrics.ranking import accuracy_at_coverage, aurc, aurc_excess
@@ -108,20 +107,6 @@ def test_equal_mass_of_a_sure_model_agrees_with_sorted_records():
     direct = np.mean([abs(expit(sure[part]).mean() - right[part].mean()) for part in parts])
     # The surest are right most often, so gaps of ranges differ but do not cancel.
     assert ece_equal_mass(statistics) == pytest.approx(direct, abs=14 * 10 / 1500)
-
-
-def test_small_uncertainties_are_told_apart():
-    generator = np.random.default_rng(7)
-    calm, new = np.exp(generator.normal(-12, 1, 800)), np.exp(generator.normal(-10.5, 1, 800))
-    counts = []
-    for epistemic in (calm, new):
-        aleatoric = np.full(800, 0.1)
-        parts = {"epistemic": epistemic, "aleatoric": aleatoric, "total": aleatoric + epistemic}
-        counts.append(from_batch(np.full((800, 2), 0.5), np.zeros(800), **parts).uncertainty[0])
-    found, exact = separation(*counts), area_by_pairs(calm, new)
-    assert exact == pytest.approx(0.85, abs=0.03)
-    assert found.bounds.low <= exact <= found.bounds.high
-    assert found.bounds.high - found.bounds.low < 0.03
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=50))
