@@ -113,7 +113,7 @@ def checked_shapes(model: ModuleModel, input_shape: tuple[int, ...], classes: in
     if it mixes records, changes from call to call, or does not return (N, classes).
     """
     named = f"model.factory {model.factory!r}: the module"
-    if math.isinf(unbuilt_size(model)):
+    if not model.factory.startswith(PROVIDED) and math.isinf(unbuilt_size(model)):
         raise UserError(
             f"{named} cannot be counted on torch's device 'meta' before it is built: make its numbers by torch on its "
             "default device (of an array: torch.tensor(array)) and read none there, or give them by model.weights"
