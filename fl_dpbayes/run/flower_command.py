@@ -3,6 +3,7 @@
 import json
 import subprocess
 import threading
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -112,14 +113,14 @@ class FlowerCommand:
     def _final_status(self, run: str, events: EventReader, stop: threading.Event) -> dict[str, str]:
         # Asking Flower starts a process that takes a core for more than a second. The run's own events say when it is
         # over; Flower is asked then, and now and then in case the ServerApp died without a last word.
-        over, waited = False, 0.0
+        over, next_question = False, time.monotonic() + ASK_SECONDS
         while True:
             if stop.wait(LOOK_SECONDS):
                 raise UserError("the run was stopped")
             over = over or any(event["event"] in ("finished", "failed") for event in events.new_events())
-            waited += LOOK_SECONDS
-            if not over and waited < ASK_SECONDS:
+            if not over and time.monotonic() < next_question:
                 continue
-            waited, status = 0.0, self.status(run)
+            status = self.status(run)
             if str(status["status"]).startswith("finished"):
                 return status
+            next_question = time.monotonic() + ASK_SECONDS
