@@ -52,9 +52,8 @@ class NaturalGaussian:
 def centred_prior(scale: float, like: NaturalGaussian) -> NaturalGaussian:
     """Return the prior N(0, scale^2 I) with a precision of the form of `like`; an infinite scale is the flat prior."""
     precision = np.full(len(like.precision_mean), prior_precision(scale))
-    return NaturalGaussian(
-        precision if like.precision.ndim == 1 else np.diag(precision), np.zeros_like(like.precision_mean)
-    )
+    own_form = precision if like.precision.ndim == 1 else np.diag(precision)
+    return NaturalGaussian(own_form, np.zeros_like(like.precision_mean))
 
 
 def prior_precision(scale: float) -> float:

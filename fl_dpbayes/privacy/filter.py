@@ -111,10 +111,8 @@ def _admitted_by_gdp(spent: History, requested: History, budget: Budget) -> int:
         return gdp_mu(_without_subsampling(history), budget.adjacency).mu ** 2
 
     costs = [np.full(event.steps, squared_mu((replace(event, steps=1),))) for event in requested]
-    squares = squared_mu(spent) + np.cumsum(np.concatenate(costs))
-    return _longest(
-        len(squares), lambda steps: gdp_epsilon(float(np.sqrt(squares[steps - 1])), budget.delta) <= budget.epsilon
-    )
+    mus = np.sqrt(squared_mu(spent) + np.cumsum(np.concatenate(costs)))
+    return _longest(len(mus), lambda steps: gdp_epsilon(float(mus[steps - 1]), budget.delta) <= budget.epsilon)
 
 
 def _admitted_by_schedule(schedule: History, spent: History, requested: History) -> int:

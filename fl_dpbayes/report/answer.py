@@ -17,10 +17,7 @@ from fl_dpbayes.report.wording import ROLES, SITE_ROLES, event, neighbours, pred
 # With three sites or more the middle one is no worse than an honest one, whatever one of them made up.
 LEAST_SITES = 3
 NOT_COVERED = "The simpler ones were computed from training records without privacy: not covered by epsilon."
-SEEDED = (
-    "Seeded: not private. The noise came from a seed that is written in a file; the epsilons are what the same would "
-    "cost without it."
-)
+SEEDED = "Seeded: not private. The noise came from a seed in a file; the epsilons are those with secret noise."
 # From which possible error on an interval that holds 0 says that too little is known.
 TOO_WIDE = 0.2
 # How many sites are told of in words, and from which area on the order of patients is called kept.

@@ -137,13 +137,11 @@ def privacy_table(run: Summary) -> PageTable:
     for row in run.privacy:
         site = sites.get(row.site)
         who = row.site, site.unit if site else row.unit, count(site.n if site else None), count(row.steps)
-        spent = (
-            (rounded_up(row.epsilon), row.epsilon_method if run.private else ""),
-            rounded_up(row.recalibration_epsilon),
-        )
+        spent = rounded_up(row.epsilon), row.epsilon_method if run.private else ""
         temperature = significant(row.temperature), interval(row.temperature_range, significant)
         account = _account_cells(row) if run.private else ("", "", "")
-        rows.append((*who, *spent, *account, temperature, row.status or UNDEFINED))
+        extra = rounded_up(row.recalibration_epsilon)
+        rows.append((*who, spent, extra, *account, temperature, row.status or UNDEFINED))
     for paying in run.evaluation_privacy:
         cost = rounded_up(paying.epsilon), paying.epsilon_method
         rows.append((paying.site, paying.unit, "", "", cost, "", *_account_cells(paying), "", "evaluation"))
@@ -160,28 +158,26 @@ def _account_cells(row: PrivacyRecord | EvaluationPrivacyRecord) -> Cells:
 MAIN = ("Where", "Predictor", "n", "RMS debiased", "ECE (if calibrated)", "Accuracy, %", "NLL", "AUROC [bounds]")
 
 
+_FURTHER = {
+    "Brier": ("brier", decimal), "ACE": ("ace", points), "SCE": ("sce", points), "MCE": ("mce", points),
+    "Epistemic, nats": ("epistemic", decimal), "Aleatoric, nats": ("aleatoric", decimal),
+    "ECE, 10 bins": ("ece_10", points), "ECE, 20 bins": ("ece_20", points),
+    "ECE, equal mass": ("ece_equal_mass", points),
+    "ECE, binary": ("ece_binary", points), "AURC": ("aurc", decimal), "Excess AURC": ("aurc_excess", decimal),
+}  # fmt: skip
+
+
 def all_metrics_table(rows: Sequence[CalibrationRecord]) -> PageTable:
     """Show every metric of the given rows; binary ECE and accuracy at a coverage where any row has them."""
     binary = any(row.ece_binary is not None for row in rows)
+    further = {name: found for name, found in _FURTHER.items() if binary or found[0] != "ece_binary"}
     coverages = sorted({share for row in rows for share in row.accuracy_at_coverage or {}})
-    columns = (
-        *(*MAIN, "Brier", "ACE", "SCE", "MCE", "Epistemic, nats", "Aleatoric, nats"),
-        *("ECE, 10 bins", "ECE, 20 bins", "ECE, equal mass", *(("ECE, binary",) if binary else ())),
-        *("AURC", "Excess AURC", *(f"Accuracy at coverage {share}" for share in coverages)),
-    )
-    cells = [
-        (
-            *main_cells(row),
-            decimal(row.brier),
-            *map(points, (row.ace, row.sce, row.mce)),
-            *map(decimal, (row.epistemic, row.aleatoric)),
-            *map(points, (row.ece_10, row.ece_20, row.ece_equal_mass, *((row.ece_binary,) if binary else ()))),
-            *map(decimal, (row.aurc, row.aurc_excess)),
-            *(points((row.accuracy_at_coverage or {}).get(share)) for share in coverages),
-        )
-        for row in in_reading_order(rows)
-    ]
-    return page_table(columns, once(cells), (0, 1))
+    cells: list[Cells] = []
+    for row in in_reading_order(rows):
+        values = (write(getattr(row, key)) for key, write in further.values())
+        kept = (points((row.accuracy_at_coverage or {}).get(share)) for share in coverages)
+        cells.append((*main_cells(row), *values, *kept))
+    return page_table((*MAIN, *further, *(f"Accuracy at coverage {share}" for share in coverages)), once(cells), (0, 1))
 
 
 def main_cells(row: CalibrationRecord) -> Cells:

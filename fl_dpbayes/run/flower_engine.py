@@ -30,10 +30,6 @@ HOME = "FLWR_HOME"
 Environment = dict[str, str]
 HOME_PREFIX = "fl-dpbayes-"
 APP_PROJECT = """\
-[build-system]
-requires = ["hatchling"]
-build-backend = "hatchling.build"
-
 [project]
 name = "fl-dpbayes-run"
 version = "{version}"

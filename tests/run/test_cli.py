@@ -5,14 +5,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from fl_dpbayes import cli
-from tests.federations import SMALL
-
-SET_SMALL = [word for assignment in SMALL for word in ("--set", assignment)]
-
 
 SOLVE = "solve --epsilon 1 --delta 1e-5 --q .1 --steps 9"
 ACCOUNT = "account --delta 1e-5"
@@ -111,29 +106,6 @@ def test_account_and_solve_print_json(command) -> None:
     answer = json.loads(printed)
     assert answer.keys() >= {"noise_multiplier", "epsilon", "delta", "history"}
     assert 2 * 0.999 <= answer["epsilon"] <= 2
-
-
-@pytest.mark.slow
-def test_simulate_predict_and_evaluate_in_a_row(tmp_path: Path, command, refusal) -> None:
-    from sklearn.datasets import load_digits
-
-    out = tmp_path / "run"
-    status, printed, _ = command("simulate", "digits", "--engine", "inline", "--out", str(out), *SET_SMALL)
-    assert status == 0
-    assert "Privacy spent" in printed
-    assert "report.html" in printed
-    digits, data, table = load_digits(), tmp_path / "new.npz", tmp_path / "predictions.csv"
-    np.savez(data, features=digits.images[:50].astype(np.float32) / 16, labels=digits.target[:50])
-    status, *_ = command("predict", str(out), str(data), "--out", str(table))
-    assert status == 0
-    lines = table.read_text().splitlines()
-    assert len(lines) == 51
-    values = np.array([[float(cell) for cell in line.split(",")[2:12]] for line in lines[1:]])
-    np.testing.assert_allclose(values.sum(axis=1), 1, atol=1e-4)
-    status, printed, _ = command("evaluate", str(out), str(data), "--json")
-    assert status == 0
-    assert json.loads(printed)["n"] == 50
-    assert "does not exist: give a .csv, .parquet or .npz" in refusal("predict", str(out), str(tmp_path / "no.csv"))
 
 
 @pytest.mark.parametrize("asked", [["report"], ["predict", "x.csv"], ["evaluate", "x.csv"]])

@@ -149,9 +149,8 @@ def weighted_sums(
         gradients = layer.output_gradients.sum(dim=3).transpose(0, 1).flatten(1)
         for_mean, for_spread = (_coefficients(each, layer.output_scale) for each in (mean_factors, spread_factors))
         mean_parts.append(weighted_rows(for_mean, gradients).view_as(layer.bias_slopes).sum(0))
-        spread_parts.append(
-            (weighted_rows(for_spread, gradients).view_as(layer.bias_slopes) * layer.bias_slopes).sum(0)
-        )
+        by_spread = weighted_rows(for_spread, gradients).view_as(layer.bias_slopes)
+        spread_parts.append((by_spread * layer.bias_slopes).sum(0))
     return [part.flatten() for part in mean_parts], [part.flatten() for part in spread_parts]
 
 
