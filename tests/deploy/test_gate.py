@@ -5,17 +5,20 @@ import io
 import warnings
 import zipfile
 from contextlib import contextmanager
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 from flwr.supercore.fab import Fab
 from flwr.supernode import start_client_internal as flower
+from rich.console import Console
 
-from fl_dpbayes.config.approvals import MOST_HELD, approvals_file, approve, held, node_log
+from fl_dpbayes.config.approvals import MOST_HELD, approvals_file, approve, held, hold, node_log, read_approvals
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.files.audit_log import read_audit_log
 from fl_dpbayes.config.site_file import Connection, write_site_file
 from fl_dpbayes.run.site import node
+from fl_dpbayes.run.site.approve import approve_digest, show_waiting
 from fl_dpbayes.run.site.bundle import decision, read_bundle
 from tests.deploy.sites import site_record
 
@@ -95,28 +98,62 @@ def test_only_an_approved_bundle_passes_and_every_decision_is_a_line(site_file) 
 
 
 def test_held_bundles_cannot_fill_a_disk_and_the_first_stay(site_file) -> None:
+    passed(site_file, zipped(("big.py", "#" * 5 * 2**20)))
+    assert list(held(site_file)) == []
     for number in range(MOST_HELD + 3):
         passed(site_file, zipped(project=PROJECT + f"# {number}"))
-    passed(site_file, zipped(("big.py", "#" * 5 * 2**20)))
     assert len(list(held(site_file))) == MOST_HELD
     assert "folder is full" in list(read_audit_log(node_log(site_file)))[-1]["reason"]
 
 
-def no_gate(_: node.Gate) -> None:
-    """A Flower that goes round the gate."""
+def test_steward_sees_a_plan_before_it_is_approved(site_file) -> None:
+    text = '{"kind":"TrainRequest","plan":{"epsilon":2.0}}'
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    console = Console(file=io.StringIO(), width=200)
+    assert hold(site_file, "plans", digest, text.encode())
+    assert hold(site_file, "plans", "0" * 64, text.encode())
+    with pytest.raises(UserError, match="not approved"):
+        approve_digest(site_file, digest[:8], console, lambda _: False)
+    for unfit in ("00000000", digest[:7], "f" * 64):
+        with pytest.raises(UserError, match=r"changed|0 wait under"):
+            approve_digest(site_file, unfit, console, lambda _: True)
+    assert read_approvals(site_file).plans == ()
+    approve_digest(site_file, digest[:8], console, lambda _: True)
+    assert read_approvals(site_file).plans == (digest,)
+    show_waiting(site_file, console)
+    shown = console.file.getvalue()
+    assert '"epsilon": 2.0' in shown
+    assert f"waits: plan {'0' * 64}\napproved: plan {digest}\n" in shown
+    # The bundle of the installed version need not wait.
+    approve_digest(site_file, hashlib.sha256(node.own_bundle()).hexdigest(), console, lambda _: True)
+    assert passed(site_file, node.own_bundle()).content == node.own_bundle()
 
 
-def open_gate(gate: node.Gate) -> None:
-    """A gate that lets all through, signed."""
-    gate.decide = lambda *_: ""
-    vars(gate)["_passed"] = lambda fab, _: gate.seen.append(read_bundle(fab.content).sha256) or fab
-    flower._init_connection = gate.around(flower._init_connection)
+def no_gate(monkeypatch) -> None:
+    monkeypatch.setattr(node, "install", lambda gate: None)
 
 
-@pytest.mark.parametrize(("change", "said"), [(no_gate, "did not ask"), (open_gate, "let a foreign|did not take")])
+def open_gate(monkeypatch) -> None:
+    monkeypatch.setattr(node, "read_bundle", lambda content: replace(read_bundle(content), problem=""))
+
+
+def broken_flower(monkeypatch) -> None:
+    monkeypatch.delattr(flower, "_verify_fab")
+
+
+def flower_that_trusts_all(monkeypatch) -> None:
+    pull = flower._pull_and_store_message
+    monkeypatch.setattr(flower, "_pull_and_store_message", lambda **given: pull(**given | {"trusted_entities": None}))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [(no_gate, "did not ask"), (open_gate, "let a foreign"), (broken_flower, "cannot be tried"),
+     (flower_that_trusts_all, "cannot be tried")],
+)  # fmt: skip
 def test_node_does_not_start_where_flower_goes_round_the_gate(site_file, monkeypatch, change, said) -> None:
-    monkeypatch.setattr(node, "install", change)
-    with pytest.raises(UserError, match=f"does not start: .*({said})"):
+    change(monkeypatch)
+    with pytest.raises(UserError, match=f"does not start: .*{said}"):
         node.start_node(site_file)
 
 

@@ -59,8 +59,8 @@ def read_bundle(content: bytes) -> Bundle:
         app, version = f"{flower['publisher']}/{project['project']['name']}", str(project["project"]["version"])
         components = dict(flower["components"])
     # The archive and the text are anybody's: what their readers may raise is not written down anywhere.
-    except Exception as error:
-        return Bundle(sha256, f"it is no app bundle of Flower ({type(error).__name__})")
+    except Exception:
+        return Bundle(sha256, "it is no app bundle of Flower")
     problem = ""
     if files not in ([PROJECT], [LIST, PROJECT]):
         problem = "it brings files of its own: here only installed code runs, and a bundle is a project file alone"
@@ -96,5 +96,5 @@ def _reason(site_file: Path, bundle: Bundle, content: bytes) -> str:
     if bundle.sha256 in allowed:
         return bundle.problem
     kept = hold(site_file, "bundles", bundle.sha256, content)
-    place = "held for review" if kept else "not held: it is too large, or the folder is full"
+    place = "held" if kept else "not held: it is too large, or the folder is full"
     return f"not approved, {place}{': ' if bundle.problem else ''}{bundle.problem}"

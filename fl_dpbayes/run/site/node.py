@@ -203,11 +203,12 @@ def _trial(gate: Gate) -> str:
         finally:
             flower.http_request_response, flower.register_signal_handlers = kept
     except _Over:
+        if 1 in taken:
+            return "it let a foreign bundle through"
         if gate.seen != [hashlib.sha256(bundle).hexdigest() for bundle in bundles.values()]:
             return "it did not ask which bundles may run"
-        if 1 in taken or answers != [("1", ErrorCode.INVALID_FAB)]:
-            return "it let a foreign bundle through"
-        return "" if taken == [2] else "it did not take an approved bundle"
+        good = answers == [("1", ErrorCode.INVALID_FAB)] and taken == [2]
+        return "" if good else "it did not answer as it should"
     # Whatever Flower raises where a private name is another: the node must not start.
     except BaseException as error:
         return f"its loop cannot be tried ({type(error).__name__}: {error})"
