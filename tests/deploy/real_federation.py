@@ -1,5 +1,6 @@
 """A federation of real processes on this machine: TLS, node authentication, process isolation at both ends."""
 
+import contextlib
 import json
 import os
 import shutil
@@ -85,10 +86,8 @@ class RealFederation:
         """End processes at once, with what they started."""
         for name in names:
             process = self.processes.pop(name)
-            try:
+            with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
             process.wait()
 
     def start_coordinator(self) -> None:
@@ -100,7 +99,7 @@ class RealFederation:
             "--port", self.port, "--database", self.folder / "state.db", "--disable-runtime-dependency-installation",
             "--isolation", "process", "--superexec-auth-secret-file", secret,
         )  # fmt: skip
-        wait_for(lambda: self._listens(self.port))
+        wait_for(lambda: self.listens(self.port))
         self.start(
             "serverapp", "flower-superexec", "--root-certificates", keys / "ca.crt", "--runtime-api-address",
             f"localhost:{self.port}", "--superexec-auth-secret-file", secret, home="home-server",
@@ -152,6 +151,6 @@ class RealFederation:
         self.kill(*self.processes)
 
     @staticmethod
-    def _listens(port: int) -> bool:
+    def listens(port: int) -> bool:
         with socket.socket() as probe:
             return probe.connect_ex(("127.0.0.1", port)) == 0

@@ -19,6 +19,7 @@ def site_record(folder: Path, name: str) -> SiteFile:
         path=Path("patients.csv"), features=("a", "b"), label="y", classes=2, centers=(0.0, 0.0), scales=(1.0, 1.0)
     )
     return SiteFile(
-        name=name, role="train", source=source, units=48, split=Split(key="0" * 32), policy=Policy(max_run_epsilon=3.0),
-        ledger=LedgerSettings(path=Path("ledger.sqlite"), witness=Path("witness/north.json"), cohort=name, epsilon=6.0, delta=1e-3),
+        name=name, role="train", source=source, units=48, split=Split(key="0" * 32),
+        policy=Policy(max_run_epsilon=3.0),
+        ledger=LedgerSettings(path=Path("ledger.db"), witness=Path("witness/w.json"), cohort=name, epsilon=6, delta=1e-3),
     )  # fmt: skip
