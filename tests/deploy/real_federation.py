@@ -65,7 +65,8 @@ class RealFederation:
         """Run a command to its end and return what it printed."""
         command = [str(BIN / program), *map(str, words)]
         done = subprocess.run(
-            command, env=self.environment(), cwd=self.folder, capture_output=True, text=True, timeout=seconds, check=False
+            command, env=self.environment(), cwd=self.folder, capture_output=True, text=True, timeout=seconds,
+            check=False,
         )  # fmt: skip
         assert done.returncode == status, done.stdout + done.stderr
         return done.stdout + done.stderr
