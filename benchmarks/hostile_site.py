@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
+import torch
 from flwr.app import Array, Message
 from flwr.clientapp import ClientApp
 from sklearn.linear_model import LogisticRegression
@@ -27,6 +28,8 @@ from fl_dpbayes.config.scenario import load_scenario
 from fl_dpbayes.config.site_file import read_site_file
 from fl_dpbayes.data.simulation import SITES_FOLDER, plan_sites, prepare_simulation
 from fl_dpbayes.data.site import load_site
+from fl_dpbayes.models.build import build_model
+from fl_dpbayes.models.parameters import arrays_to_vector, vector_to_arrays
 from fl_dpbayes.protocol.arrays import without_prefix
 from fl_dpbayes.protocol.train import TrainReply, TrainRequest
 from fl_dpbayes.protocol.wire import read_header
@@ -145,44 +148,37 @@ class HostileGrid(InlineGrid):
         return reply
 
     def _spoil(self, message: Message, reply: Message) -> None:
+        arrays, sent = (content.array_records["arrays"] for content in (reply.content, message.content))
         request = read_header(TrainRequest, message.content.config_records["config"]["record"])
         record = read_header(TrainReply, reply.content.config_records["config"]["record"])
-        sent = {name: array.numpy() for name, array in message.content.array_records["arrays"].items()}
-        arrays = reply.content.array_records["arrays"]
-        start = without_prefix("start", sent)
+        start = without_prefix("start", {name: array.numpy() for name, array in sent.items()})
         bound = displacements(request, record.privacy.units, start, record.steps)
         farthest = np.full(record.steps, UNBOUNDED) if bound is None else bound[:, 0]
         kept = [step for step in range(record.steps) if request.plan.is_kept(record.first_step + step)]
-        shapes = {name: array.shape for name, array in without_prefix("parameters", start).items()}
-        last = np.concatenate([arrays[f"last/parameters/{name}"].numpy().ravel() for name in shapes])
-        # A reply without samples has no arrays of them.
-        drawn = [arrays[f"samples/{name}"].numpy().reshape(len(kept), -1) for name in shapes if kept]
-        right, wrong = (np.concatenate([fit[name.split(".")[-1]] for name in shapes]) for fit in self._fitted)
-        view = View(
-            start=np.concatenate([start[f"parameters/{name}"].ravel() for name in shapes]).astype(np.float64),
-            right=right,
-            wrong=wrong,
-            honest=np.vstack([*([np.concatenate(drawn, axis=1)] if kept else []), last]).astype(np.float64),
-            farthest=farthest[[*kept, record.steps - 1]],
+        released = {name: array.numpy() for name, array in arrays.items()}
+        samples, last = (without_prefix(prefix, released) for prefix in ("samples", "last/parameters"))
+        states = [*({name: array[row] for name, array in samples.items()} for row in range(len(kept))), last]
+        module = build_model(request.model, request.task, seed=0)
+        began, *honest = (
+            arrays_to_vector(each, module).double().numpy() for each in (without_prefix("parameters", start), *states)
         )
-        states = with_trace_of_noise(self._attack(view), view).astype(np.float32)
-        ends = np.cumsum([int(np.prod(shape)) for shape in shapes.values()])[:-1]
-        for (name, shape), part in zip(shapes.items(), np.split(states, ends, axis=1), strict=True):
+        right, wrong = self._fitted
+        view = View(began, right, wrong, np.stack(honest), farthest[[*kept, record.steps - 1]])
+        spoilt = torch.from_numpy(with_trace_of_noise(self._attack(view), view))
+        for name, values in vector_to_arrays(spoilt, module).items():
             if kept:
-                arrays[f"samples/{name}"] = Array(np.ascontiguousarray(part[:-1].reshape(len(kept), *shape)))
-            arrays[f"last/parameters/{name}"] = Array(np.ascontiguousarray(part[-1].reshape(shape)))
+                arrays[f"samples/{name}"] = Array(values[:-1])
+            arrays[f"last/parameters/{name}"] = Array(values[-1])
 
     @cached_property
-    def _fitted(self) -> list[dict[str, npt.NDArray]]:
+    def _fitted(self) -> list[Floats]:
         """Fit the model of the right labels and that of the wrong ones, without noise, to the site's own records."""
         site = load_site(read_site_file(self._site_file))
         assert site.train is not None
-        features = site.train.features.reshape(len(site.train.labels), -1)
-        fits = [
-            LogisticRegression(max_iter=1000).fit(features, (site.train.labels + shift) % site.task.classes)
-            for shift in (0, 1)
-        ]
-        return [{"weight": fit.coef_.ravel(), "bias": fit.intercept_} for fit in fits]
+        features, labels, classes = site.train.features, site.train.labels, site.task.classes
+        rows = features.reshape(len(labels), -1)
+        fits = [LogisticRegression(max_iter=1000).fit(rows, (labels + shift) % classes) for shift in (0, 1)]
+        return [np.concatenate([fit.coef_.ravel(), fit.intercept_]) for fit in fits]
 
 
 def measure(rule: str, noise: str, seed: int, cases: Sequence[str] = CASES) -> dict[str, float]:

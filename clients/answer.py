@@ -56,9 +56,11 @@ def answer(
         noted |= {"run": request.run, "round": request.round, "request": request_digest(request)}
         noted |= {"plan": plan_digest(request), "code": source_digest((HOME / "clients", HOME / "fl_dpbayes"))}
     check_code(site_file, request)
-    check_plan(site_file, request)
+    check_plan(site_file, own, request)
     done = work(site_file, request, message)
     noted["charge"] = done.charge
+    # A stop holds for what was begun before it: the reply stays in the ledger, and is sent when the stop is lifted.
+    check_standing(site_file)
     answered = reply_message(message, done.reply, done.arrays)
     if isinstance(request, TrainRequest) and isinstance(done.reply, TrainReply):
         stretch = planned_stretch(request.plan, done.reply.privacy.units, done.reply.first_step, done.reply.steps)

@@ -17,6 +17,7 @@ from fl_dpbayes.data.snapshot import DataChangedError, DataUncheckedError
 from fl_dpbayes.models.build import model_shapes
 from fl_dpbayes.models.parameters import Shapes
 from fl_dpbayes.models.rows import RowsDependError
+from fl_dpbayes.privacy.ledger.file import LedgerPlaceError
 from fl_dpbayes.privacy.ledger.ledger import CohortChangedError, LedgerError
 from fl_dpbayes.protocol.arrays import Arrays, prefixed, read_sent_arrays, without_prefix
 from fl_dpbayes.protocol.evaluate import PredictorName, Weights
@@ -31,6 +32,7 @@ CODES = {
     ChainDivergedError: RefusalCode.DIVERGED,
     RowsDependError: RefusalCode.NOT_REPEATABLE,
     CohortChangedError: RefusalCode.COHORT_CHANGED,
+    LedgerPlaceError: RefusalCode.LEDGER_ERROR,
     DataChangedError: RefusalCode.DATA_CHANGED,
     DataUncheckedError: RefusalCode.DATA_UNCHECKED,
     UserError: RefusalCode.DATA_INVALID,
@@ -42,12 +44,12 @@ logger = logging.getLogger("fl_dpbayes.site")
 class RefusedError(Exception):
     """Ends the handling of a message with a refusal, which is all that the server learns.
 
-    `refusal`: the code and the request's field.
+    `refusal`: the code and the request's field. `detail`: what the site's own log says beside them.
     """
 
-    def __init__(self, code: RefusalCode, field: str = "") -> None:
+    def __init__(self, code: RefusalCode, field: str = "", detail: str = "") -> None:
         self.refusal = Refusal(code=code, field=outside_text(field))
-        super().__init__(self.refusal.describe())
+        super().__init__(f"{self.refusal.describe()}{': ' if detail else ''}{detail}")
 
 
 class ChargedError(Exception):

@@ -1,6 +1,5 @@
 """What a node knows of its own site before it reads a record: its file, its card, its device, its randomness."""
 
-import logging
 import os
 from pathlib import Path
 
@@ -20,8 +19,6 @@ from fl_dpbayes.privacy.streams import Streams
 from fl_dpbayes.protocol.card import SiteCard
 from fl_dpbayes.protocol.refusal import RefusalCode
 
-logger = logging.getLogger("fl_dpbayes.site")
-
 
 def site_file_of(message: Message, context: Context) -> SiteFile:
     """Read and validate the site file of this node.
@@ -35,9 +32,8 @@ def site_file_of(message: Message, context: Context) -> SiteFile:
         try:
             return read_own_site_file(Path(own))
         except UserError as error:
-            logger.error("%s", error)
-            missing = not os.path.isfile(own)
-        raise RefusedError(RefusalCode.SITE_FILE_MISSING if missing else RefusalCode.SITE_FILE_INVALID)
+            code = RefusalCode.SITE_FILE_INVALID if os.path.isfile(own) else RefusalCode.SITE_FILE_MISSING
+            raise RefusedError(code, detail=str(error)) from None
     partition = context.node_config.get("partition-id")
     folder = message.content.config_records.get("config", ConfigRecord()).get("simulation-folder")
     if partition is None or not isinstance(folder, str) or not folder:

@@ -18,6 +18,7 @@ from fl_dpbayes.privacy.ledger.ledger import Ledger, Refused, Reserved, StoredRe
 from fl_dpbayes.privacy.ledger.state import Part, Spending
 from fl_dpbayes.protocol.evaluate import EvaluateRequest
 from fl_dpbayes.protocol.recalibrate import RecalibrateRequest
+from fl_dpbayes.protocol.refusal import RefusalCode
 from fl_dpbayes.protocol.train import PrivacyStatement, TrainRequest
 from fl_dpbayes.protocol.wire import MessageT, request_digest
 
@@ -72,6 +73,8 @@ def pay(
                 raise ChargedError(charge | {"steps": reserved.steps}) from error
             spent = reply.model_dump(include={"privacy": {"epsilon"}})["privacy"]
             charge |= {"steps": reserved.steps, "epsilon_so_far": spent["epsilon"]}
+            if ledger.state().closed:
+                raise ChargedError(charge) from RefusedError(RefusalCode.COHORT_CLOSED)
     return Answer(reply.model_copy(update={"ledger_head": head}), arrays, charge)
 
 

@@ -4,8 +4,10 @@ import math
 import os
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from pathlib import Path
 
 from clients.messages import RefusedError
+from fl_dpbayes.config.approvals import hold, read_approvals
 from fl_dpbayes.config.base import Config
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.plan import NoPrivacyPlan, TrainingPlan
@@ -19,7 +21,7 @@ from fl_dpbayes.models.parameters import Shapes
 from fl_dpbayes.protocol.recalibrate import RecalibrateRequest
 from fl_dpbayes.protocol.refusal import RefusalCode
 from fl_dpbayes.protocol.train import MAX_REPLY_BYTES, TrainRequest, reply_bytes
-from fl_dpbayes.protocol.wire import plan_digest
+from fl_dpbayes.protocol.wire import plan_digest, plan_text
 
 
 def check_standing(site_file: SiteFile) -> None:
@@ -39,10 +41,22 @@ def check_standing(site_file: SiteFile) -> None:
         raise RefusedError(RefusalCode.POLICY_EXPIRED)
 
 
-def check_plan(site_file: SiteFile, request: Config) -> None:
-    """Check that a request's plan was approved, where the policy asks for that; RefusedError PLAN_NOT_APPROVED."""
+def check_plan(site_file: SiteFile, path: str, request: Config) -> None:
+    """Check that a request's plan was approved, where the policy asks for that; another is held for the steward.
+
+    `path`: of a hospital's site file, beside which approvals lie. Raises RefusedError PLAN_NOT_APPROVED.
+    """
     approved = site_file.policy.approved_plans
-    if approved is not None and plan_digest(request) not in approved:
+    if approved is None:
+        return
+    digest = plan_digest(request)
+    try:
+        known = {*approved, *(read_approvals(Path(path)).plans if path else ())}
+    except UserError as error:
+        raise RefusedError(RefusalCode.SITE_FILE_INVALID, detail=str(error)) from None
+    if digest not in known:
+        if path:
+            hold(Path(path), "plans", digest, plan_text(request).encode())
         raise RefusedError(RefusalCode.PLAN_NOT_APPROVED, "plan")
 
 

@@ -38,9 +38,9 @@ Assignments = Annotated[
 Resume = Annotated[Path | None, Option(metavar="DIR", help="Go on with the run, or the study, of this folder.")]
 Delta = Annotated[float, Option(help="Delta, in (0, 1).")]
 AsJson = Annotated[bool, Option("--json", help="Print JSON instead of a table.")]
-Adjacency = Annotated[
-    str, Option(click_type=Choice(["add_or_remove_one", "replace_one"]), help="Which data sets are neighbours.")
-]
+NEIGHBOURS, COUPLINGS = ["add_or_remove_one", "replace_one"], ["constant", "temperature", "langevin", "floor"]
+Adjacency = Annotated[str, Option(click_type=Choice(NEIGHBOURS), help="Which data sets are neighbours.")]
+Coupling = Annotated[str, Option(click_type=Choice(COUPLINGS), help="How noise follows steps.")]
 
 
 @app.callback(invoke_without_command=True)
@@ -220,12 +220,8 @@ def solve(
     epsilon: Annotated[float, Option(help="Target epsilon.")],
     delta: Delta,
     q: Annotated[float, Option(help="Sampling rate.")],
-    steps: Annotated[int | None, Option(help="Number of steps, to find the noise.")] = None,
-    sigma: Annotated[float | None, Option(help="Noise multiplier, to find the number of steps.")] = None,
-    coupling: Annotated[
-        str,
-        Option(click_type=Choice(["constant", "temperature", "langevin", "floor"]), help="How noise follows steps."),
-    ] = "constant",
+    steps: Annotated[int, Option(help="Number of steps.")],
+    coupling: Coupling = "constant",
     schedule: Annotated[str, Option(help="Step sizes, as TOML.")] = '{kind="constant", initial=0.1}',
     units: Annotated[int, Option(help="n, for couplings with a temperature.")] = 1000,
     clip_norm: Annotated[float, Option(help="C, for couplings with a temperature.")] = 1.0,
@@ -233,20 +229,13 @@ def solve(
     adjacency: Adjacency = "add_or_remove_one",
     as_json: AsJson = False,
 ) -> None:
-    """Find the noise (or temperature) that meets a target epsilon, or the largest number of steps that does."""
+    """Find the noise (or temperature) that meets a target epsilon."""
     from fl_dpbayes.privacy.account import account as account_for
-    from fl_dpbayes.run.account import account_table, solve_json, solve_table, solved, steps_that_fit
+    from fl_dpbayes.run.account import account_table, solve_json, solve_table, solved
 
-    if (steps is None) == (sigma is None):
-        raise UserError("give --steps to find the noise, or --sigma to find the number of steps")
-    if sigma is not None:
-        if temperature is not None:
-            raise UserError("--temperature is for --steps with --coupling floor: leave it out with --sigma")
-        result = steps_that_fit(epsilon, delta, q, sigma, adjacency)  # type: ignore[arg-type]
-    else:
-        options = {"epsilon": epsilon, "delta": delta, "adjacency": adjacency, "coupling": coupling,
-                   "clip_norm": clip_norm, "sampling_rate": q, "temperature": temperature}  # fmt: skip
-        result = solved(options, schedule, steps or 0, units)
+    options = {"epsilon": epsilon, "delta": delta, "adjacency": adjacency, "coupling": coupling,
+               "clip_norm": clip_norm, "sampling_rate": q, "temperature": temperature}  # fmt: skip
+    result = solved(options, schedule, steps, units)
     if as_json:
         print(json.dumps(solve_json(result)))
     else:

@@ -6,18 +6,17 @@ from typing import Generic, TypeVar
 
 from flwr.app import ArrayRecord, Message, Metadata
 
-from fl_dpbayes.protocol.evaluate import EvaluateReply, EvaluateRequest
-from fl_dpbayes.protocol.recalibrate import RecalibrateReply, RecalibrateRequest
+from fl_dpbayes.protocol.recalibrate import RecalibrateRequest
 from fl_dpbayes.protocol.refusal import Refusal
-from fl_dpbayes.protocol.train import TrainReply, TrainRequest
+from fl_dpbayes.protocol.train import StageReply, StageRequest, StepsReply, TrainRequest
 from fl_dpbayes.protocol.wire import request_digest
 from server.ledger_heads import LedgerHeads
-from server.messages import EXPIRED, RejectedError, array_bytes, read_reply, rejecting, request_message
+from server.messages import BUNDLE_REFUSED, EXPIRED, RejectedError, array_bytes, read_reply, rejecting, request_message
 from server.roster import Federation, Member
 
 NO_REPLY = "no reply in time"
-RequestT = TypeVar("RequestT", bound=TrainRequest | RecalibrateRequest | EvaluateRequest)
-ReplyT = TypeVar("ReplyT", bound=TrainReply | RecalibrateReply | EvaluateReply)
+RequestT = TypeVar("RequestT", bound=StageRequest)
+ReplyT = TypeVar("ReplyT", bound=StageReply)
 CheckedT = TypeVar("CheckedT")
 
 
@@ -99,7 +98,7 @@ class Exchange(Generic[RequestT, ReplyT]):
         check: Callable[[Message, ReplyT, RequestT, Member], CheckedT],
     ) -> Answer[CheckedT]:  # fmt: skip
         name = member.card.name
-        if reply.has_error():
+        if reply.has_error() and reply.error.code != BUNDLE_REFUSED:
             expired = reply.error.code in EXPIRED
             return Answer(name, "FAILED", NO_REPLY if expired else f"error code {reply.error.code}")
         try:
@@ -117,7 +116,7 @@ class Exchange(Generic[RequestT, ReplyT]):
             return Answer(name, "REFUSED", record.describe(), record)
         if record.ledger_head is not None:
             self._heads.seen[name] = record.ledger_head
-        status = record.status if not isinstance(record, EvaluateReply) else "OK"
+        status = record.status if isinstance(record, StepsReply) else "OK"
         return Answer(name, status, checked=checked, bytes_up=array_bytes(reply))
 
     def _read_message_ids(self) -> None:
@@ -127,7 +126,7 @@ class Exchange(Generic[RequestT, ReplyT]):
         self._sent = []
 
 
-def check_steps(record: TrainReply | RecalibrateReply, request: TrainRequest | RecalibrateRequest) -> None:
+def check_steps(record: StepsReply, request: TrainRequest | RecalibrateRequest) -> None:
     """Check that a reply's steps are the request's, or a prefix of them where it says so.
 
     Raises ValueError if they are not.

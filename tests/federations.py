@@ -29,6 +29,7 @@ from fl_dpbayes.privacy.ledger.witness import LedgerPlace
 from fl_dpbayes.protocol.arrays import Arrays, prefixed
 from fl_dpbayes.protocol.wire import arrays_digest
 from fl_dpbayes.run.inline_engine import InlineGrid, task_identity
+from tests.asking import record_of
 
 SMALL = [
     "training={rounds=2, steps_per_round=4, burn_in=2, thinning=2}", "privacy.coupling=constant",
@@ -150,10 +151,6 @@ class Federation:
     def _is_asked(self, request: Message, kinds, sites, rounds) -> bool:
         asked = request.metadata.message_type in kinds and self.site_of(request) in sites
         return asked and (rounds is None or int(request.metadata.group_id) in rounds)
-
-
-def record_of(message: Message) -> dict:
-    return json.loads(str(message.content["config"]["record"]))
 
 
 read_once = cache(load_digits)

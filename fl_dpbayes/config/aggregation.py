@@ -217,11 +217,6 @@ class PredBayes(DistillingRule):
     rule: Literal["predbayes"] = "predbayes"
     beta: Beta = 0.25
 
-    @property
-    def needs_labels(self) -> bool:
-        """Say whether beta is fitted."""
-        return self.beta == "fitted"
-
     def _check_keys(self) -> None:
         if self.needs_labels and self.public.kind != "file":
             raise ValueError("beta 'fitted' needs public records with labels: give public of kind 'file', or a number")

@@ -13,7 +13,6 @@ import tomli_w
 from pydantic import Field
 
 from fl_dpbayes.config.base import Config
-from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.files.atomic_file import replaced, write_atomically
 from fl_dpbayes.config.validation_text import read_record, read_toml
 
@@ -36,26 +35,20 @@ def approvals_file(site_file: Path) -> Path:
 
 
 def read_approvals(site_file: Path) -> Approvals:
-    """Read a site's approvals; where there is no file, nothing is approved.
-
-    Raises UserError if the file is not valid.
-    """
+    """Read a site's approvals; where there is no file, nothing is approved. UserError if it is not valid."""
     path = approvals_file(site_file)
-    if not path.exists():
-        return Approvals()
-    return read_record(Approvals, read_toml(path, "approvals"), f"approvals {path}")
+    return read_record(Approvals, read_toml(path, "approvals") if path.exists() else {}, f"approvals {path}")
 
 
 def approve(site_file: Path, kind: Kind, digest: str) -> None:
-    """Add a bundle or plan to a site's approvals; what was held of it is removed.
+    """Add a bundle or plan to a site's approvals, and remove what was held of it.
 
     Raises UserError if the file is not valid, full, or cannot be written.
     """
-    values = read_approvals(site_file).model_dump()
+    values, path = read_approvals(site_file).model_dump(mode="json"), approvals_file(site_file)
     values[kind] = sorted({*values[kind], digest})
-    path = approvals_file(site_file)
-    checked = read_record(Approvals, values, f"approvals {path}")
-    write_atomically(path, tomli_w.dumps(checked.model_dump(mode="json")))
+    read_record(Approvals, values, f"approvals {path}")
+    write_atomically(path, tomli_w.dumps(values))
     # Who runs Flower reads it; nobody but who approves writes it.
     path.chmod(0o644)
     with suppress(OSError):
@@ -63,25 +56,29 @@ def approve(site_file: Path, kind: Kind, digest: str) -> None:
 
 
 def held_folder(site_file: Path, kind: Kind) -> Path:
-    """Return where unknown bundles or plans of a site are held: `north.held/bundles` beside `north.toml`.
+    """Return where unknown bundles or plans are held: `north.held/bundles` beside `north.toml`.
 
     A folder each: under process isolation another user writes the one than the other.
     """
     return site_file.with_suffix(".held") / kind
 
 
+def node_log(site_file: Path) -> Path:
+    """Return the name under which the audit log of decisions on bundles is kept, by the node's user."""
+    return held_folder(site_file, "bundles") / "node"
+
+
 def hold(site_file: Path, kind: Kind, digest: str, content: bytes) -> bool:
-    """Keep what is unknown for the steward's look, if it is small enough and there are few; say whether it is there.
+    """Keep what is unknown for the steward's look, if it is small enough and few wait; say whether it is there.
 
     What is held stays: who sends more cannot push it out.
     """
-    folder = held_folder(site_file, kind)
-    path = folder / f"{digest}{SUFFIXES[kind]}"
+    path = held_folder(site_file, kind) / f"{digest}{SUFFIXES[kind]}"
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         if path.exists():
             return True
-        if len(content) > MOST_HELD_BYTES or sum(1 for _ in folder.iterdir()) >= MOST_HELD:
+        if len(content) > MOST_HELD_BYTES or sum(1 for _ in held(site_file, kind)) >= MOST_HELD:
             return False
         with replaced(path) as partial:
             partial.write_bytes(content)
@@ -90,15 +87,8 @@ def hold(site_file: Path, kind: Kind, digest: str, content: bytes) -> bool:
     return True
 
 
-def held(site_file: Path) -> Iterator[tuple[Kind, str, Path]]:
-    """Yield kind, digest and file of all that waits for the steward's look.
-
-    Raises UserError if the folder cannot be read.
-    """
-    for kind, suffix in SUFFIXES.items():
-        folder = held_folder(site_file, kind)
-        try:
-            found = sorted(folder.glob(f"*{suffix}"))
-        except OSError as error:
-            raise UserError(f"{folder} cannot be read: {error.strerror}") from None
-        yield from ((kind, path.name.removesuffix(suffix), path) for path in found if not path.name.startswith("."))
+def held(site_file: Path, *kinds: Kind) -> Iterator[tuple[Kind, str, Path]]:
+    """Yield kind, digest and file of all that waits for the steward's look, or of these kinds."""
+    for kind in kinds or SUFFIXES:
+        files = held_folder(site_file, kind).glob(f"[!.]*{SUFFIXES[kind]}")
+        yield from ((kind, path.stem, path) for path in sorted(files))

@@ -9,9 +9,6 @@ from pydantic import AfterValidator, Field
 Role = Literal["train", "held_out", "shifted"]
 EvaluationRelease = Literal["public", "noised", "none"]
 MAX_GROUP_TEXT = 60
-MOST_CHARACTERS = 80
-UNPRINTABLE = "?"
-CUT = "…"
 PREDICTORS = {
     "last": "last iterate",
     "posterior": "average of posterior samples",
@@ -40,15 +37,15 @@ def _check_site_name(text: str) -> str:
 SiteName = Annotated[str, AfterValidator(_check_site_name)]
 
 
-def outside_text(text: str, most: int = MOST_CHARACTERS) -> str:
+def outside_text(text: str, most: int = 80) -> str:
     """Return a text from another machine as nothing but text, of at most `most` characters; all of it passes here.
 
     Whatever Unicode does not call printable becomes a question mark: control characters (escape sequences begin with
     one), line ends, marks that reverse the direction of writing, characters of no width, halves of surrogate pairs.
     What is cut off leaves an ellipsis. A second call changes nothing.
     """
-    shown = "".join(letter if letter.isprintable() else UNPRINTABLE for letter in text[: most + 1])
-    return shown if len(shown) <= most else shown[: most - 1] + CUT
+    shown = "".join(letter if letter.isprintable() else "?" for letter in text[: most + 1])
+    return shown if len(shown) <= most else shown[: most - 1] + "…"
 
 
 OutsideText = Annotated[str, Field(max_length=200), AfterValidator(outside_text)]

@@ -212,10 +212,8 @@ class TrainingPlan(Config):
     def kept_before(self, step: int) -> int:
         """Count the samples that are kept before step `step` (0-based) of the run."""
         chains, steps = divmod(step, self.chain_steps)
-        return chains * self._kept_in_chain(self.chain_steps) + self._kept_in_chain(steps)
-
-    def _kept_in_chain(self, steps: int) -> int:
-        return max(0, steps - self.burn_in) // self.thinning
+        whole, begun = (max(0, done - self.burn_in) // self.thinning for done in (self.chain_steps, steps))
+        return chains * whole + begun
 
 
 def check_temperature(sampler: Sampler, privacy: AnyPrivacyPlan) -> None:

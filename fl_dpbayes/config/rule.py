@@ -55,17 +55,13 @@ class Rule(Config):
     The code of a rule on independent chains is `combine(rule, released)` in the module `code` of
     `fl_dpbayes.posterior.rules`.
 
-    Attributes:
-        whole_prior: sites target p(w) p(D_k|w) each (convention B), not p(w)^(1/K) p(D_k|w), of which precisions add
-            (convention A).
-        makes_point: one point of whatever it is given, and no posterior.
-        own_rounds: every round starts from the server's state, by a strategy of the rule's own.
-        averages_weights: hidden units must mean the same at every site and in every chain.
-        joins_temperatures: samples keep the temperatures of their sites.
-        shows_mixing: the mixing of the sites' chains, or of the averaged one, bears on the result.
-        needs_temperature: it uses the spread of samples, which must have a temperature.
-        implemented_by: the module with `combine`, in a package that registers the rule by an entry point of
-            `fl_dpbayes.rules`.
+    `whole_prior`: sites target p(w) p(D_k|w) each (convention B), not p(w)^(1/K) p(D_k|w), of which precisions add
+    (convention A). `makes_point`: one point of whatever it is given, and no posterior. `own_rounds`: every round starts
+    from the server's state, by a strategy of the rule's own. `averages_weights`: hidden units must mean the same at
+    every site and in every chain. `joins_temperatures`: samples keep the temperatures of their sites. `shows_mixing`:
+    the mixing of the sites' chains, or of the averaged one, bears on the result. `needs_temperature`: it uses the
+    spread of samples, which must have a temperature. `implemented_by`: the module with `combine`, in a package that
+    registers the rule by an entry point of `fl_dpbayes.rules`.
     """
 
     whole_prior: ClassVar[bool] = False
@@ -106,8 +102,8 @@ class Rule(Config):
 
     @property
     def needs_labels(self) -> bool:
-        """Say whether the server's inputs must have labels."""
-        return False
+        """Say whether the server's inputs must have labels, as where `beta` is fitted."""
+        return getattr(self, "beta", None) == "fitted"
 
     def prior_share(self, sites: int) -> float:
         """Return the share s of the prior that each of K >= 1 training sites must target, 1 or 1/K."""

@@ -6,7 +6,7 @@ module of that name in `fl_dpbayes/samplers`, and a plan's privacy settings must
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, PositiveFloat
 
@@ -40,14 +40,11 @@ class PolynomialStepSize(Config):
     power: Annotated[float, Field(ge=0, le=2)] = 0.33
 
 
-def _constant(value: Any) -> Any:
-    return {"kind": "constant", "initial": value} if isinstance(value, int | float) else value
-
-
 # A number is short for a constant step size.
 StepSizeSchedule = Annotated[
-    ConstantStepSize | ExponentialStepSize | PolynomialStepSize, Field(discriminator="kind"), BeforeValidator(_constant)
-]
+    ConstantStepSize | ExponentialStepSize | PolynomialStepSize, Field(discriminator="kind"),
+    BeforeValidator(lambda given: {"kind": "constant", "initial": given} if isinstance(given, int | float) else given),
+]  # fmt: skip
 
 
 class GaussianPrior(Config):
@@ -133,7 +130,7 @@ class SamplerSettings(Config):
     @property
     def weight_draws(self) -> int:
         """How many draws of the weights are held at once."""
-        return 1
+        return getattr(self, "draws", 1)
 
     @property
     def levers(self) -> dict[str, float]:
@@ -223,11 +220,6 @@ class BayesByBackprop(SamplerSettings):
     def start_values(self) -> Mapping[str, float]:
         """The spread of the initial scale."""
         return {"spread": spread_of(self.initial_scale)}
-
-    @property
-    def weight_draws(self) -> int:
-        """S."""
-        return self.draws
 
 
 class MCDropout(SamplerSettings):

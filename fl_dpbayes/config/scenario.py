@@ -122,6 +122,11 @@ class Scenario(Config):
         factory = (self.model.factory,) if isinstance(self.model, ModuleModel) else ()
         return factory + ((self.sampler.kind,) if self.sampler.implemented_by else ())
 
+    @property
+    def kept_fractions(self) -> tuple[float, float]:
+        """Shares of a training site's units that are kept for testing and for recalibration."""
+        return self.data.test_fraction, self.recalibration.fraction if self.recalibration else 0.0
+
     def _check_keys(self) -> None:
         training_sites = [name for name, site in self.sites.items() if site.role == "train"]
         if not training_sites:
@@ -139,11 +144,10 @@ class Scenario(Config):
         if start is not None and start > len(self.sites):
             raise ValueError(f"resources.start_nodes is {start} but there are {len(self.sites)} sites: lower it")
         self.aggregation.check(self.sampler, len(training_sites))
-        kept = self.recalibration.fraction if self.recalibration else 0.0
-        if kept + (test := self.data.test_fraction) >= 1:
-            raise ValueError(
-                f"recalibration.fraction {kept}, test_fraction {test}: that leaves nothing to train on: lower one"
-            )
+        test, kept = self.kept_fractions
+        if kept + test >= 1:
+            left = "that leaves nothing to train on: lower one"
+            raise ValueError(f"recalibration.fraction {kept}, test_fraction {test}: {left}")
         if self.sampler.needs_hidden_units:
             drops = f"sampler.kind {self.sampler.kind!r} drops hidden units, and"
             if isinstance(self.model, ModuleModel):
@@ -200,7 +204,7 @@ def load_scenario(name_or_path: str, overrides: list[str] | tuple[str, ...] = ()
     """
     content = scenario_content(name_or_path)
     apply_overrides(content, overrides)
-    return with_absolute_paths(read_scenario(content, f"scenario {name_or_path!r}"))
+    return with_absolute_paths(read_record(Scenario, content, f"scenario {name_or_path!r}"))
 
 
 def scenario_content(name_or_path: str) -> dict[str, Any]:
@@ -246,14 +250,6 @@ def with_absolute_paths(scenario: Scenario) -> Scenario:
     aggregation = scenario.aggregation.with_public_path(Path.resolve)
     data = scenario.data.model_copy(update={"source": scenario.data.source.with_place(Path.resolve)})
     return scenario.model_copy(update={"data": data, "aggregation": aggregation})
-
-
-def read_scenario(content: dict[str, Any], origin: str) -> Scenario:
-    """Validate parsed TOML, `origin` in an error.
-
-    Raises UserError with one line that names the first bad key, its value and what is allowed.
-    """
-    return read_record(Scenario, content, origin)
 
 
 def write_scenario(scenario: Scenario, path: Path) -> None:

@@ -105,7 +105,7 @@ class Policy(Config):
     max_samples: PositiveInt = 10_000
     expires: date | None = None
     stop_file: PlacedPath | None = None
-    approved_plans: tuple[Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")], ...] | None = None
+    approved_plans: tuple[Digest, ...] | None = None
     max_evaluations_per_run: Count = 20
     max_evaluations: Count = 200
     groups: dict[GroupText, Annotated[tuple[GroupText, ...], Field(min_length=1)]] = Field(default_factory=dict)

@@ -20,11 +20,10 @@ from fl_dpbayes.config.task import Task
 
 OfficialPart = Literal["train", "validation", "test"]
 ColumnName = Annotated[str, Field(min_length=1, max_length=100)]
-SplitName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]+$")]
 Coefficient = Annotated[float, Field(ge=-100, le=100)]
 # A part of this many pixels takes half a gibibyte as grey levels, two as float32.
 MAX_PIXELS = 2**29
-ONLY_TRAIN: dict[OfficialPart, str] = {"train": "train"}
+SplitName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]+$")]
 
 
 class SourceConfig(Config):
@@ -49,7 +48,7 @@ class SourceConfig(Config):
     @property
     def unit(self) -> str:
         """What a privacy unit is called: a table's unit column, patient, image or record."""
-        return "record"
+        return getattr(self, "unit_column", None) or "record"
 
     @property
     def origin(self) -> str:
@@ -60,7 +59,7 @@ class SourceConfig(Config):
     @property
     def looked_at(self) -> bool:
         """Whether constants of the preparation were taken from the records, which costs privacy that nobody counts."""
-        return False
+        return getattr(self, "constants", "public") == "from_records"
 
     def with_place(self, change: Callable[[Path], Path | None]) -> Self:
         """Change the path or folder where the source lies, if it has one."""
@@ -204,16 +203,6 @@ class Table(SourceConfig):
         """One number for each feature."""
         return Task(input_shape=(len(self.feature_names),), classes=self.classes)
 
-    @property
-    def unit(self) -> str:
-        """The column of units."""
-        return self.unit_column or "record"
-
-    @property
-    def looked_at(self) -> bool:
-        """As `constants` says."""
-        return self.constants == "from_records"
-
     def _check_keys(self) -> None:
         _check_constants(len(self.features), self.centers, self.scales)
         if not self.feature_names:
@@ -300,7 +289,7 @@ class HuggingFace(SourceConfig):
     channels: Literal[1, 3] = 1
     centers: tuple[float, ...] = ()
     scales: tuple[float, ...] = ()
-    splits: dict[OfficialPart, SplitName] = Field(default_factory=ONLY_TRAIN.copy, min_length=1)
+    splits: dict[OfficialPart, SplitName] = Field(default={"train": "train"}, min_length=1)
     site_column: ColumnName | None = None
     unit_column: ColumnName | None = None
 
@@ -319,7 +308,7 @@ class HuggingFace(SourceConfig):
     @property
     def unit(self) -> str:
         """The column of units, or what a record is."""
-        return self.unit_column or ("image" if self.image else "record")
+        return "image" if self.image and self.unit_column is None else super().unit
 
     @property
     def image(self) -> str | None:

@@ -31,7 +31,6 @@ SEED = "seed"
 SHIFT_KIND, SHIFT_SEVERITY = "shift.kind", "shift.severity"
 SHIFT_AXES = (SHIFT_KIND, SHIFT_SEVERITY)
 LABEL = "label"
-VARIANT_NAME = re.compile(r"[a-z][a-z0-9_]{0,39}")
 # Columns of the study's tables, and sections of a scenario, which a column of the same name would hide.
 RESERVED = {
     "cell", "seed", "site", "role", "shift", "severity", "predictor", "n", "epsilon", "heterogeneity",
@@ -40,7 +39,6 @@ RESERVED = {
 METRICS = tuple(name for name, field in CalibrationRecord.model_fields.items() if field.annotation == (float | None))
 PAPERS = "papers"
 PRINTED = (*METRICS, "epsilon")
-STUDY_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 MAX_VALUES = 1000
 MAX_LABEL = 300
 # What a spreadsheet takes for the beginning of a formula.
@@ -176,7 +174,7 @@ def study_of(content: Mapping[str, Any], origin: str) -> Study:
 def _study_of(content: Mapping[str, Any]) -> Study:
     study_name = content.get("name", "study")
     # It names the folder of the results, and the cells' scenarios may have names of their own.
-    if not isinstance(study_name, str) or not STUDY_NAME.fullmatch(study_name):
+    if not isinstance(study_name, str) or not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", study_name):
         raise ValueError(f"name is {study_name!r}: choose up to 64 letters, digits and . _ -, a letter or digit first")
     section = _validated(StudySection, "study", content.get("study", {}))
     paper = _validated(PaperSection, "paper", content["paper"]) if "paper" in content else None
@@ -319,7 +317,7 @@ def _variant_axes(table: Any) -> Iterator[Axis]:
     if not isinstance(table, Mapping):
         raise ValueError(f"variants is {table!r}: it must hold a table per axis")
     for name, variants in table.items():
-        if not VARIANT_NAME.fullmatch(name) or name in RESERVED:
+        if not re.fullmatch(r"[a-z][a-z0-9_]{0,39}", name) or name in RESERVED:
             raise ValueError(f"variants.{name}: choose a name of a-z, 0-9 and _, none of {', '.join(sorted(RESERVED))}")
         if not isinstance(variants, Mapping) or not variants:
             raise ValueError(f"variants.{name} is {variants!r}: it must hold a table of overrides per label")

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, create_model, model_serializer
 
 from fl_dpbayes.config.base import JSONValue, json_values
+from fl_dpbayes.config.installed_code import InstalledCode
 from fl_dpbayes.config.metrics import METRICS
 from fl_dpbayes.config.names import Role
 
@@ -21,15 +22,11 @@ def printable(value: JSONValue, most: int | None = MAX_TEXT) -> JSONValue:
 
     A name from outside must not steer a terminal or a page.
     """
-    match value:
-        case str():
-            return "".join(character if character.isprintable() else "�" for character in value[:most])
-        case list():
-            return [printable(item, most) for item in value]
-        case dict():
-            return {key: printable(item, most) for key, item in value.items()}
-        case _:
-            return value
+    if isinstance(value, str):
+        return "".join(character if character.isprintable() else "�" for character in value[:most])
+    if isinstance(value, list):
+        return [printable(item, most) for item in value]
+    return {key: printable(item, most) for key, item in value.items()} if isinstance(value, dict) else value
 
 
 Text = Annotated[str, BeforeValidator(lambda value: "" if value is None else value)]
@@ -55,37 +52,33 @@ class SiteRecord(SummaryPart):
     shares: tuple[float, ...] | None = None
 
 
-class CodeRecord(SummaryPart):
-    """Code beside this package that the run used, as it stands at the server and at every site that took part."""
-
-    name: Text
-    distribution: Text = ""
-    version: Text = ""
-    digest: Text
-
-
-class PrivacyRecord(SummaryPart):
-    """What a run cost one site; `temperature` is the mean over steps weighted by step size.
-
-    `epsilon` is that of training, `recalibration_epsilon` that of recalibration, which is spent on other units of the
-    site: each unit's cost is one of the two, so at most the larger.
-    """
+class EvaluationPrivacyRecord(SummaryPart):
+    """What noised test results cost one site's test units, in this run and earlier ones of its cohort."""
 
     site: Text
-    status: Text = ""
-    temperature: Number = None
-    temperature_range: Interval = None
-    recalibration_epsilon: Number = None
+    unit: Text = "record"
     delta: Number = None
     epsilon: Number = None
     epsilon_method: Text = ""
     mu: Number = None
     mu_kind: Text = ""
+    budget: Number = None
+
+
+class PrivacyRecord(EvaluationPrivacyRecord):
+    """What a run cost one site's training units; `temperature` is the mean over steps weighted by step size.
+
+    `epsilon` is that of training, `recalibration_epsilon` that of recalibration, which is spent on other units of the
+    site: each unit's cost is one of the two, so at most the larger.
+    """
+
+    status: Text = ""
+    temperature: Number = None
+    temperature_range: Interval = None
+    recalibration_epsilon: Number = None
     steps: int | None = None
     history: tuple[tuple[float, float, int], ...] = ()
     rounds: int | None = None
-    budget: Number = None
-    unit: Text = "record"
 
     @property
     def largest_epsilon(self) -> float | None:
@@ -108,19 +101,6 @@ class ParticipationRecord(SummaryPart):
 
     site: Text
     statuses: tuple[Text, ...] = ()
-
-
-class EvaluationPrivacyRecord(SummaryPart):
-    """What noised test results cost one site's test units, in this run and earlier ones of its cohort."""
-
-    site: Text
-    unit: Text = "record"
-    delta: Number = None
-    epsilon: Number = None
-    epsilon_method: Text = ""
-    mu: Number = None
-    mu_kind: Text = ""
-    budget: Number = None
 
 
 class NetBenefitRecord(SummaryPart):
@@ -354,7 +334,7 @@ class Summary(SummaryPart):
     run: Text = ""
     resumed_after: tuple[int, ...] = ()
     versions: dict[str, Text]
-    code: tuple[CodeRecord, ...] = ()
+    code: tuple[InstalledCode, ...] = ()
     adjacency: Text
     seeded: bool = False
     private: bool = True

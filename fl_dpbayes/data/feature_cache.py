@@ -34,14 +34,13 @@ def cached_features(folder: Path, features: Config, records: Array, compute: Cal
     features, float32, (N, D). Raises OSError if the folder cannot be written.
     """
     path = folder / f"{_key(features, records)}.npy"
-    found = _read(path, len(records))
-    if found is not None:
+    if (found := _read(path)) is not None:
         return found
     values = np.ascontiguousarray(compute(records), np.float32)
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     _write(path, values)
     _make_space(folder, path)
-    stored = _read(path, len(records))
+    stored = _read(path)
     return values if stored is None else stored
 
 
@@ -51,16 +50,16 @@ def _key(features: Config, records: Array) -> str:
     return hasher.hexdigest()
 
 
-def _read(path: Path, count: int) -> Array | None:
+def _read(path: Path) -> Array | None:
+    """Map a whole file into memory; NumPy's reader of headers raises almost anything at a damaged one."""
     try:
-        # NumPy's reader of headers raises almost anything at a damaged one.
-        if not _is_whole(path):
-            return None
-        stored = np.load(path, mmap_mode="r", allow_pickle=False)
+        size = path.stat().st_size - CHECKSUM_BYTES
+        with path.open("rb") as file:
+            if size <= 0 or _checksum(file, size) != file.read():
+                return None
+        return np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError, EOFError):
         return None
-    fits = isinstance(stored, np.memmap) and stored.dtype == np.float32 and stored.ndim == 2 and len(stored) == count
-    return stored if fits else None
 
 
 def _write(path: Path, values: Array) -> None:
@@ -92,12 +91,6 @@ def _make_space(folder: Path, newest: Path) -> None:
         if file != newest:
             file.unlink(missing_ok=True)
             total -= size
-
-
-def _is_whole(path: Path) -> bool:
-    size = path.stat().st_size - CHECKSUM_BYTES
-    with path.open("rb") as file:
-        return size > 0 and _checksum(file, size) == file.read()
 
 
 def _checksum(file: BinaryIO, size: int) -> bytes:

@@ -8,21 +8,18 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 from numpy.lib import format as npy
-from PIL import Image
 from scipy.ndimage import gaussian_filter
 
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.task import Task
-from fl_dpbayes.data.sources.images import image_pixels
+from fl_dpbayes.data.sources.images import IMAGE_SUFFIXES, image_pixels
 from fl_dpbayes.models.strokes import draw_strokes
 
 # One gibibyte as float32.
 MAX_VALUES = 2**28
-MAX_PICTURE_PIXELS = 2**26
 # Standard deviations of the blur in pixels, from grains to one slope over the whole picture.
 FINEST, COARSEST_SHARE = 0.5, 0.25
 NO_LABELS = "set aggregation.beta to a number, which needs no labels"
-IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".pgm", ".ppm", ".webp")
 
 
 @dataclass(frozen=True)
@@ -142,20 +139,8 @@ def _images(folder: Path, task: Task, most: int, *, labelled: bool) -> PublicRec
             )
         labels = np.array([classes.index(file.parent.name) for file in files[:most]], np.int64)
     files = files[: min(most, MAX_VALUES // (channels * height * width))]
-    for file in files:
-        _check_size(file)
     features = np.stack([image_pixels(file, height=height, width=width, channels=channels) for file in files])
     return PublicRecords(features, None if labels is None else labels[: len(files)])
-
-
-def _check_size(file: Path) -> None:
-    try:
-        with Image.open(file) as image:
-            pixels = image.width * image.height
-    except (OSError, Image.DecompressionBombError) as error:
-        raise UserError(f"image {file} cannot be read: {error}") from None
-    if pixels > MAX_PICTURE_PIXELS:
-        raise UserError(f"image {file} has {pixels} pixels, allowed are {MAX_PICTURE_PIXELS}: make it smaller")
 
 
 def _smooth_picture(shape: tuple[int, ...], width: float, generator: np.random.Generator) -> npt.NDArray[np.float32]:

@@ -19,19 +19,13 @@ SMALL, LARGE = 0.1, 10.0
 class Records:
     """Labelled records with the privacy unit that each belongs to.
 
-    Attributes:
-        features: float32, (N, *task.input_shape), pixels in [0, 1]; or uint8 grey levels, not yet scaled: a site takes
-            its few records out of a large file before it spends four times the memory on them.
-        labels: int64, (N,), in 0 .. task.classes - 1.
-        units: (N,), the id of each record's privacy unit: text, or the record's number where it is its own unit.
-        natural_site: (N,) text, the site that collected each record; None where the source does not say.
-        task: shape and number of classes.
-        unit: what a privacy unit is called, for example "record" or "patient".
-        truth: float64, (N, classes), the probabilities that each label was drawn from, where the records are made up;
-            None where nobody knows them.
-        published: float64, (N,), the risk of class 1 by a score that was published with the records; None without one.
-        groups: attribute -> (N,) text, the subgroup of each record, for example {"sex": ["female", ...]}.
-        feature_names: the names of a table's features, in their order; empty where they have none.
+    `features`: float32, (N, *task.input_shape), pixels in [0, 1]; or uint8 grey levels, not yet scaled: a site takes
+    its few records out of a large file before it spends four times the memory on them. `labels`: (N,), in 0 ..
+    classes - 1. `units`: (N,), the id of each record's privacy unit: text, or the record's number where it is its own.
+    `natural_site`: (N,) text, the site that collected each record. `unit`: what a privacy unit is called. `truth`: (N,
+    classes), the probabilities that each label was drawn from, where records are made up. `published`: (N,), the risk
+    of class 1 by a score that was published with the records. `groups`: attribute -> (N,) text, for example {"sex":
+    ["female", ...]}. `feature_names`: those of a table, in their order. None, or empty, where nobody knows it.
     """
 
     features: npt.NDArray

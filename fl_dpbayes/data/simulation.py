@@ -42,7 +42,7 @@ def plan_sites(scenario: Scenario, data_dir: Path | None) -> SitePlan:
     plan = dealt_sites(scenario, data_dir)
     check_task(scenario, plan.task)
     for site in plan.sites:
-        most = _most_units(site, plan)
+        most = _most_units(site, scenario)
         if site.spec.role == "train" and scenario.privacy.delta * most >= 1:
             bound = f"below 1/n = {1 / most:.3g} at site {site.name!r} for every n up to {most:.0f}"
             raise UserError(
@@ -144,11 +144,11 @@ def run_identifier(scenario: Scenario) -> str:
     return hashlib.sha256(f"run:{digest}".encode()).hexdigest()[:32]
 
 
-def _most_units(site: PlannedSite, plan: SitePlan) -> float:
-    most, fraction = most_declared(site.train_units), plan.recalibration_fraction
+def _most_units(site: PlannedSite, scenario: Scenario) -> float:
+    most, (test, fraction) = most_declared(site.train_units), scenario.kept_fractions
     if not site.recalibration_units:
         return most
-    return max(most, most_in_part(site.train_units, fraction / (1 - plan.test_fraction - fraction)))
+    return max(most, most_in_part(site.train_units, fraction / (1 - test - fraction)))
 
 
 def _check_weights(model: Model, task: Task, folder: Path | None) -> None:
@@ -162,26 +162,6 @@ def _check_weights(model: Model, task: Task, folder: Path | None) -> None:
         frozen_body(model, body, shape, weights_folder=folder)
 
 
-def _policy(scenario: Scenario, plan: SitePlan) -> Policy:
-    privacy, recalibration, training = scenario.privacy, scenario.recalibration, scenario.training
-    fit = recalibration_plan(recalibration, privacy).steps if recalibration else 0
-    steps = max(training.chains * training.rounds * training.steps_per_round, fit)
-    return Policy(
-        max_run_epsilon=_run_epsilon(scenario),
-        allow_non_private=privacy.kind == "none",
-        allow_downloads=True,
-        max_steps=steps,
-        max_samples=steps,
-        max_evaluations_per_run="unlimited",
-        max_evaluations="unlimited",
-        groups=plan.groups,
-        least_group_units=1,
-        evaluation_release=scenario.evaluation.release,
-        min_evaluation_noise_multiplier=scenario.evaluation.noise_multiplier or 1.0,
-        allowed_code=scenario.named_code,
-    )
-
-
 def _run_epsilon(scenario: Scenario) -> float:
     recalibration = scenario.recalibration
     return max(scenario.privacy.epsilon, (recalibration and recalibration.epsilon) or 0.0)
@@ -191,8 +171,11 @@ def _site_file(
     scenario: Scenario, plan: SitePlan, site: PlannedSite, indices: Path, cache_folder: Path | None
 ) -> SiteFile:
     """Say what a virtual site is as a hospital would, so that the code that guards a hospital runs in it."""
-    privacy, simulation, trains = scenario.privacy, scenario.simulation, site.spec.role == "train"
-    test, recalibration = (plan.test_fraction, plan.recalibration_fraction) if trains else (1.0, 0.0)
+    privacy, training, simulation = scenario.privacy, scenario.training, scenario.simulation
+    trains, run_epsilon = site.spec.role == "train", _run_epsilon(scenario)
+    test, recalibration = scenario.kept_fractions if trains else (1.0, 0.0)
+    fit = recalibration_plan(scenario.recalibration, privacy).steps if scenario.recalibration else 0
+    steps = max(training.chains * training.rounds * training.steps_per_round, fit)
     return SiteFile(
         name=site.name,
         role=site.spec.role,
@@ -206,12 +189,25 @@ def _site_file(
             path=Path("..") / "ledgers" / f"{site.name}.sqlite",
             witness=Path("..") / "witnesses" / f"{site.name}.json",
             cohort=f"simulation of {scenario.name}",
-            epsilon=site.spec.epsilon or simulation.cohort_epsilon or _run_epsilon(scenario),
+            epsilon=site.spec.epsilon or simulation.cohort_epsilon or run_epsilon,
             delta=privacy.delta,
             adjacency=privacy.adjacency,
             durability="normal",
         ),
-        policy=_policy(scenario, plan),
+        policy=Policy(
+            max_run_epsilon=run_epsilon,
+            allow_non_private=privacy.kind == "none",
+            allow_downloads=True,
+            max_steps=steps,
+            max_samples=steps,
+            max_evaluations_per_run="unlimited",
+            max_evaluations="unlimited",
+            groups=plan.groups,
+            least_group_units=1,
+            evaluation_release=scenario.evaluation.release,
+            min_evaluation_noise_multiplier=scenario.evaluation.noise_multiplier or 1.0,
+            allowed_code=scenario.named_code,
+        ),
         threads=scenario.resources.threads_per_site,
         device=scenario.resources.device,
         insecure_seed=simulation.insecure_seed,

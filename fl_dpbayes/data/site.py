@@ -85,17 +85,10 @@ def check_declaration(declared: int, actual: int, unit: str) -> None:
 
 @dataclass(frozen=True)
 class SiteSplit:
-    """A site's records for one purpose, grouped by privacy unit.
+    """A site's records for one purpose, as in `Records`, grouped by privacy unit.
 
-    Attributes:
-        features: float32, (N, *input_shape).
-        labels: int64, (N,).
-        unit_index: int64, (N,), each record's unit as a number in 0 .. unit_count - 1.
-        unit_count: how many privacy units the part holds.
-        truth: float64, (N, classes), the labels' own probabilities where records are synthetic, else None.
-        published: float64, (N,), the risk of class 1 by a published score, else None.
-        groups: attribute -> (N,) text, each record's subgroup.
-        unit_names: (unit_count,), the names of the units, as the source has them; None where nobody asks.
+    `unit_index`, (N,), is each record's unit as a number in 0 .. `unit_count` - 1. `unit_names`: (unit_count,), as the
+    source has them; None where nobody asks.
     """
 
     features: npt.NDArray[np.float32]

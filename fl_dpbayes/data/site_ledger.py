@@ -11,7 +11,7 @@ from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.site_file import LedgerSettings, SiteFile, read_site_file
 from fl_dpbayes.data.site import Site, SiteSplit
 from fl_dpbayes.privacy.ledger.cohort_creation import unit_sketch
-from fl_dpbayes.privacy.ledger.file import LedgerError
+from fl_dpbayes.privacy.ledger.file import LedgerError, LedgerPlaceError
 from fl_dpbayes.privacy.ledger.ledger import Ledger
 from fl_dpbayes.privacy.ledger.state import Cohort, DataVersion
 from fl_dpbayes.privacy.ledger.witness import LedgerPlace
@@ -25,7 +25,7 @@ def ledger_place(settings: LedgerSettings) -> LedgerPlace:
     """Say where a ledger and its second place lie; UserError if links or `..` lead both into one folder."""
     if settings.path.resolve().parent == settings.witness.resolve().parent:
         led = f"ledger.witness {settings.witness} leads to the folder of the ledger {settings.path}"
-        raise UserError(f"{led}: name a file in another folder, best on another disk")
+        raise LedgerPlaceError(f"{led}: name a file in another folder, best on another disk")
     return LedgerPlace(settings.path, settings.witness, settings.durability)
 
 
@@ -100,7 +100,8 @@ def data_version(site: Site, key: bytes) -> DataVersion:
     units: list[str] = []
     for part in (site.train, site.test, site.recalibration):
         if part is not None:
-            records = [_hash(content, key) for content in _contents(part)]
+            features, labels = np.ascontiguousarray(part.features), np.ascontiguousarray(part.labels)
+            records = [_hash(row.tobytes() + label.tobytes(), key) for row, label in zip(features, labels, strict=True)]
             whole.update(f"{part.features.dtype.str}{part.features.shape}{part.labels.dtype.str}".encode())
             whole.update("".join(records).encode())
             whole.update(part.unit_index.tobytes())
@@ -112,11 +113,6 @@ def _settings(site_file: SiteFile) -> LedgerSettings:
     if site_file.ledger is None:
         raise UserError(f"the site file of {site_file.name!r} names no ledger: only sites that train need one")
     return site_file.ledger
-
-
-def _contents(part: SiteSplit) -> Iterator[bytes]:
-    features, labels = np.ascontiguousarray(part.features), np.ascontiguousarray(part.labels)
-    return (features[row].tobytes() + labels[row].tobytes() for row in range(len(labels)))
 
 
 def _named(part: SiteSplit, records: list[str], key: bytes) -> list[str]:

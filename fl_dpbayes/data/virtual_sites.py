@@ -69,9 +69,6 @@ class SitePlan:
 
     source: Source
     task: Task
-    unit: str
-    test_fraction: float
-    recalibration_fraction: float
     sites: tuple[PlannedSite, ...]
     label_total_variation: float
     weights_folder: Path | None
@@ -109,15 +106,11 @@ def dealt_sites(scenario: Scenario, data_dir: Path | None) -> SitePlan:
     chosen |= {name: chosen[spec.records_of] for name, spec in sites.items() if spec.records_of is not None}
     train = [chosen[name] for name, spec in sites.items() if spec.role == "train"]
     records = pools["train"].records
-    fraction = scenario.recalibration.fraction if scenario.recalibration else 0.0
     return SitePlan(
         source=source,
         task=records.task,
-        unit=records.unit,
-        test_fraction=data.test_fraction,
-        recalibration_fraction=fraction,
         sites=tuple(
-            _planned_site(name, spec, pools[spec.part].records, chosen[name], seed, (data.test_fraction, fraction))
+            _planned_site(name, spec, pools[spec.part].records, chosen[name], seed, scenario.kept_fractions)
             for name, spec in sites.items()
         ),
         label_total_variation=label_total_variation(records.labels, train),

@@ -20,12 +20,8 @@ from fl_dpbayes.config.task import BackboneFeatures
 MEAN = (0.485, 0.456, 0.406)
 STANDARD_DEVIATION = (0.229, 0.224, 0.225)
 # Name of the layer that is left out, and how many features reach it.
-LAST_LAYER = {
-    "resnet18": ("fc", 512),
-    "resnet50": ("fc", 2048),
-    "efficientnet_b0": ("classifier", 1280),
-    "efficientnet_b1": ("classifier", 1280),
-}
+LAST_LAYER = {"resnet18": ("fc", 512), "resnet50": ("fc", 2048), "efficientnet_b0": ("classifier", 1280),
+              "efficientnet_b1": ("classifier", 1280)}  # fmt: skip
 SUFFIXES = (".pth", ".pt", ".safetensors")
 
 

@@ -124,11 +124,8 @@ def _cnn_body(model: CNNModel, input_shape: tuple[int, ...]) -> nn.Sequential:
         )
     layers: list[nn.Module] = []
     for outputs in model.channels:
-        layers += [
-            nn.Conv2d(channels, outputs, model.kernel_size, padding=model.kernel_size // 2),
-            nn.ReLU(),
-            nn.AvgPool2d(2),
-        ]
+        convolution = nn.Conv2d(channels, outputs, model.kernel_size, padding=model.kernel_size // 2)
+        layers += [convolution, nn.ReLU(), nn.AvgPool2d(2)]
         channels = outputs
     flat = channels * (height // 2**blocks) * (width // 2**blocks)
     return nn.Sequential(*layers, nn.Flatten(), nn.Linear(flat, model.hidden), nn.ReLU())

@@ -51,13 +51,9 @@ class FeatureMap:
 
 
 def checked_feature_map(
-    key: Hashable,
-    input_shape: tuple[int, ...],
-    output_shape: tuple[int],
-    transform: Callable[[Tensor], Tensor],
-    most_records: int,
-    device: torch.device,
-) -> FeatureMap:
+    key: Hashable, input_shape: tuple[int, ...], output_shape: tuple[int], transform: Callable[[Tensor], Tensor],
+    most_records: int, device: torch.device,
+) -> FeatureMap:  # fmt: skip
     """Prepare a map whose passes have a number of rows at which each row stands alone.
 
     `output_shape`: (D,). `transform`: a batch (N, *input_shape) -> (N, D), on `device`. `most_records`: how many
@@ -112,12 +108,9 @@ def feature_shape(features: Features, input_shape: tuple[int, ...]) -> tuple[int
 
 
 def feature_map(
-    features: Features,
-    input_shape: tuple[int, ...],
-    *,
-    backbone_folder: Path | None = None,
+    features: Features, input_shape: tuple[int, ...], *, backbone_folder: Path | None = None,
     device: str | torch.device = "cpu",
-) -> FeatureMap:
+) -> FeatureMap:  # fmt: skip
     """Prepare the map from records (1 or 3 channels, height, width) to features; weights lie in `backbone_folder`.
 
     Raises UserError if the records cannot have such features, or a backbone's weights are missing or do not fit.

@@ -36,20 +36,15 @@ def records_per_pass(model: Model, input_shape: tuple[int, ...]) -> int:
     values = torch.empty((1, *input_shape), device="meta")
     widest = 1
     for layer in layers:
-        outputs = layer(values)
-        widest = max(widest, values.numel() + outputs.numel())
-        values = outputs
+        before, values = values.numel(), layer(values)
+        widest = max(widest, before + values.numel())
     return min(MAX_RECORDS_PER_PASS, MAX_ACTIVATIONS // widest)
 
 
 def frozen_body(
-    model: Model,
-    body: FrozenBody,
-    input_shape: tuple[int, ...],
-    *,
-    weights_folder: Path | None = None,
+    model: Model, body: FrozenBody, input_shape: tuple[int, ...], *, weights_folder: Path | None = None,
     device: str | torch.device = "cpu",
-) -> FeatureMap:
+) -> FeatureMap:  # fmt: skip
     """Prepare the map from records, or their features, to what a model's last layer reads.
 
     `input_shape`: of a record, or (D,) of its features. `weights_folder`: where weight files lie (.safetensors,

@@ -139,18 +139,16 @@ def failing_rows(results: Callable[[Tensor], object], features: Tensor) -> Tenso
 
     An error that left a site would tell that a record has such a value: it counts as a result that is not finite.
     """
-
-    def fails(row: Tensor) -> bool:
+    results(torch.zeros_like(features))
+    failing = torch.zeros(len(features), dtype=torch.bool, device=features.device)
+    for number, row in enumerate(features):
         alone = torch.zeros_like(features)
         alone[0] = row
         try:
             results(alone)
         except Exception:
-            return True
-        return False
-
-    results(torch.zeros_like(features))
-    return torch.tensor([fails(row) for row in features], dtype=torch.bool, device=features.device)
+            failing[number] = True
+    return failing
 
 
 def drawn_modules(module: nn.Module) -> Iterator[nn.Module]:

@@ -27,9 +27,7 @@ def unaligned_units(first: Vector, second: Vector, shapes: Mapping[str, tuple[in
     `first`: parameters, shape (d,). `second`: parameters of the same model, shape (d,). `shapes`: parameter name ->
     shape, in the order of the vectors.
     """
-    named: list[str] = []
-    start = 0
-    outputs = _last_module(shapes)
+    named, start, outputs = list[str](), 0, _last_module(shapes)
     if not all(re.fullmatch(r"(\d+\.)+(weight|bias)", name) for name in shapes):
         # The names of a module of one's own do not tell which of its layers is the last, and which arrays are layers.
         return ()
@@ -68,11 +66,8 @@ def state_warnings(states: Mapping[str, Arrays]) -> tuple[RunWarning, ...]:
     shapes = {name: array.shape for name, array in reference.items()}
     first = (sites[0], _vector(reference))
     # One site after the other: the states may lie on disk, and be many.
-    return tuple(
-        found
-        for site in sites[1:]
-        for found in alignment_warnings(first, (site, _vector(_parameters(states[site]))), shapes)
-    )
+    others = ((site, _vector(_parameters(states[site]))) for site in sites[1:])
+    return tuple(found for other in others for found in alignment_warnings(first, other, shapes))
 
 
 def _parameters(state: Arrays) -> Arrays:

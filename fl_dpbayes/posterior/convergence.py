@@ -108,9 +108,8 @@ def mixing_warning(summary: ConvergenceSummary, *, hot: bool = False) -> RunWarn
 
 def one_sample_warning(samples: int, rule: str = "") -> RunWarning | None:
     """Say what a posterior of a single sample is not, by `rule` where that makes one point by design."""
-    if samples != 1:
-        return None
-    return warning("one-point", rule=rule) if rule else warning("one-sample")
+    said = warning("one-point", rule=rule) if rule else warning("one-sample")
+    return said if samples == 1 else None
 
 
 def convergence_rows(
@@ -122,8 +121,7 @@ def convergence_rows(
     where the sampler is no Markov chain on the posterior, or the rule makes one point of its states.
     """
     # Sites that start anew from the server's state in every round send no chain, and one point needs none.
-    mixes = scenario.sampler.has_temperature and scenario.aggregation.shows_mixing and not _is_optimiser(scenario)
-    if not mixes:
+    if not scenario.sampler.has_temperature or not scenario.aggregation.shows_mixing or _is_optimiser(scenario):
         return []
     rows = []
     for name in names:
@@ -169,9 +167,8 @@ def _is_optimiser(scenario: Scenario) -> bool:
 
 def optimiser_warnings(scenario: Scenario) -> list[RunWarning]:
     """Say once where the kept states are those of an optimiser, except under rules that make one point of them."""
-    if not _is_optimiser(scenario) or scenario.aggregation.makes_point:
-        return []
-    return [warning("optimiser", sampler=scenario.sampler.kind)]
+    said = _is_optimiser(scenario) and not scenario.aggregation.makes_point
+    return [warning("optimiser", sampler=scenario.sampler.kind)] if said else []
 
 
 def mixture_warnings(scenario: Scenario, bank: PosteriorBank, names: Iterable[str]) -> tuple[RunWarning, ...]:

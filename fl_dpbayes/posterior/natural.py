@@ -52,9 +52,8 @@ class NaturalGaussian:
 def centred_prior(scale: float, like: NaturalGaussian) -> NaturalGaussian:
     """Return the prior N(0, scale^2 I) with a precision of the form of `like`; an infinite scale is the flat prior."""
     precision = np.full(len(like.precision_mean), prior_precision(scale))
-    return NaturalGaussian(
-        precision if like.precision.ndim == 1 else np.diag(precision), np.zeros_like(like.precision_mean)
-    )
+    own_form = precision if like.precision.ndim == 1 else np.diag(precision)
+    return NaturalGaussian(own_form, np.zeros_like(like.precision_mean))
 
 
 def prior_precision(scale: float) -> float:
@@ -70,14 +69,13 @@ def floored(gaussian: NaturalGaussian, floor: float) -> tuple[NaturalGaussian, i
     """
     precision = gaussian.precision
     values, vectors = (precision, None) if precision.ndim == 1 else np.linalg.eigh(precision)
-    raised = int((values < floor * (1 - _ROUNDING)).sum())
-    if not (np.maximum(values, floor) > 0).all():
+    raised, values = int((values < floor * (1 - _ROUNDING)).sum()), np.maximum(values, floor)
+    if not (values > 0).all():
         raise ValueError(
             f"the product's precision is not positive in {int((values <= 0).sum())} directions and the prior is flat: "
             "send more samples per site, or use a Gaussian prior"
         )
     if not raised:
         return gaussian, 0
-    values = np.maximum(values, floor)
     corrected = values if vectors is None else (vectors * values) @ vectors.T
     return NaturalGaussian(corrected, gaussian.precision_mean), raised

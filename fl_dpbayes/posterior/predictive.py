@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -26,10 +25,10 @@ class Prediction:
     (N,). `epistemic`: total - aleatoric, the mutual information of label and parameters, >= 0, shape (N,).
     """
 
-    probabilities: npt.NDArray[np.float64]
-    total: npt.NDArray[np.float64]
-    aleatoric: npt.NDArray[np.float64]
-    epistemic: npt.NDArray[np.float64]
+    probabilities: Floats
+    total: Floats
+    aleatoric: Floats
+    epistemic: Floats
 
 
 def predict(
@@ -82,11 +81,15 @@ def _predict_sample(
 ) -> tuple[Floats, Floats]:
     device = next(iter(values.values())).device
     found: list[tuple[Floats, Floats]] = []
+
+    def outputs(rows: torch.Tensor) -> torch.Tensor:
+        return functional_call(module, dict(values), (rows.clone(),))
+
     # Where there is no record, a pass of padding alone says how many classes there are.
     for start in range(0, max(1, len(features)), rows):
         part, real = passes.padded(rows, torch.tensor(features[start : start + rows]))
         with torch.no_grad():
-            outputs, part = partial(_outputs, module, dict(values)), part.to(device)
+            part = part.to(device)
             try:
                 logits = outputs(part)
             except Exception:
@@ -103,26 +106,15 @@ def _predict_sample(
     return np.concatenate(probabilities), np.concatenate(entropies)
 
 
-def _outputs(module: nn.Module, values: Mapping[str, torch.Tensor], rows: torch.Tensor) -> torch.Tensor:
-    found: torch.Tensor = functional_call(module, dict(values), (rows.clone(),))
-    return found
-
-
 def _checked_rows(module: nn.Module, input_shape: tuple[int, ...], device: str | torch.device) -> int:
     def stand_alone(count: int) -> bool:
         generator = np.random.default_rng(0)
         features = torch.randn((count, *input_shape), generator=torch.Generator().manual_seed(count)).to(device)
         labels = torch.zeros(count, device=device)
         with torch.no_grad():
-            return all(
-                passes.rows_stand_alone(partial(_logits_of_rows, drawn), features, labels, generator)
-                for drawn in passes.drawn_modules(module)
-            )
+            results = (lambda part, _, drawn=drawn: [drawn(part)] for drawn in passes.drawn_modules(module))
+            return all(passes.rows_stand_alone(result, features, labels, generator) for result in results)
 
     return passes.checked_rows(
         ("prediction", passes.structure(module), tuple(input_shape)), passes.prediction_rows(module), stand_alone
     )
-
-
-def _logits_of_rows(module: nn.Module, features: torch.Tensor, _labels: torch.Tensor) -> list[torch.Tensor]:
-    return [module(features)]

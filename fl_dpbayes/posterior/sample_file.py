@@ -23,14 +23,12 @@ def write_samples(path: Path, samples: AnySamples, metadata: Mapping[str, str] |
     shape and place of each array, and the arrays' bytes.
     Source: The safetensors format, https://huggingface.co/docs/safetensors.
     """
-    count = len(samples)
-    parts = iter(samples.parts())
+    count, parts = len(samples), iter(samples.parts())
     first = next(parts)
     whole = {"temperatures": samples.temperatures, "weights": samples.weights}
     arrays: dict[str, tuple[np.dtype, tuple[int, ...]]] = {name: (np.dtype(np.float64), (count,)) for name in whole}
-    arrays |= prefixed(
-        SAMPLES, {name: (array.dtype, (count, *array.shape[1:])) for name, array in sorted(first.arrays.items())}
-    )
+    forms = {name: (array.dtype, (count, *array.shape[1:])) for name, array in sorted(first.arrays.items())}
+    arrays |= prefixed(SAMPLES, forms)
     header, places = array_header(arrays, metadata or {})
     with path.open("wb") as file:
         file.write(header)

@@ -39,11 +39,10 @@ class PosteriorBank:
             with replaced_atomically(path) as partial:
                 write_samples(partial, samples)
                 self._new.append(self._entry(path, partial))
-        before = [path for path in self._last_paths(site) if _chain_of(path) == chain]
-        path = self._path("last", site, round_number, chain)
+        before, path = self._last_paths(site).get(chain), self._path("last", site, round_number, chain)
         with replaced_atomically(path) as partial:
             write_arrays(partial, last)
-            self._new.append(self._entry(path, partial, *before))
+            self._new.append(self._entry(path, partial, before))
 
     def new_entries(self) -> list[dict[str, Any]]:
         """Return a journal's entries for the files that were added since the last call."""
@@ -56,7 +55,7 @@ class PosteriorBank:
             for path in folder.glob("*"):
                 if path.name.endswith(PARTIAL) or (_NAME.fullmatch(path.name) and _round_of(path) > round_number):
                     path.unlink()
-            newest = self._last_paths(folder.name)
+            newest = self._last_paths(folder.name).values()
             for path in folder.glob("last-*"):
                 if _NAME.fullmatch(path.name) and path not in newest:
                     path.unlink()
@@ -72,19 +71,19 @@ class PosteriorBank:
         self.keep_through(round_number)
         check_no_others(folder, f"{name}/*/*", listed)
 
-    def _entry(self, path: Path, content: Path, *before: Path) -> dict[str, Any]:
+    def _entry(self, path: Path, content: Path, before: Path | None = None) -> dict[str, Any]:
         folder = self._folder.parent
-        replaces = [old.relative_to(folder).as_posix() for old in before if old != path]
+        replaces = [] if before in (None, path) else [before.relative_to(folder).as_posix()]
         return file_entry(path.relative_to(folder).as_posix(), content, *replaces)
 
     def last(self, site: str, chain: int) -> Arrays | None:
         """Return the last state of one of a site's chains, or None before its first reply in it."""
-        paths = [path for path in self._last_paths(site) if _chain_of(path) == chain]
-        return load_file(paths[0]) if paths else None
+        path = self._last_paths(site).get(chain)
+        return load_file(path) if path else None
 
     def has_last(self, site: str, chain: int) -> bool:
         """Say whether a site has sent a state of one of its chains."""
-        return any(_chain_of(path) == chain for path in self._last_paths(site))
+        return chain in self._last_paths(site)
 
     def states_of(self, sites: Sequence[str], chain: int) -> PerSite[Arrays]:
         """Return site -> last state of one of its chains, read at every look-up."""
@@ -92,10 +91,9 @@ class PosteriorBank:
 
     def sample_chains(self, site: str) -> npt.NDArray[np.int64]:
         """Return the number of the chain that each sample of `samples` belongs to, shape (M,)."""
-        numbers: list[int] = []
-        for path in self._sample_paths(site):
-            numbers += [_chain_of(path)] * len(open_samples(path).weights)
-        return np.array(numbers, dtype=np.int64)
+        paths = self._sample_paths(site)
+        counts = np.array([len(open_samples(path).weights) for path in paths], np.int64)
+        return np.repeat(np.array([_chain_of(path) for path in paths], np.int64), counts)
 
     def _sample_paths(self, site: str) -> list[Path]:
         return sorted((self._folder / site).glob("chain-*-round-*.safetensors"))
@@ -104,19 +102,19 @@ class PosteriorBank:
         # With its round: a state of a round that was cut off must not be where the repeated round starts.
         return self._folder / site / f"{kind}-{chain:04d}-round-{round_number:06d}.safetensors"
 
-    def _last_paths(self, site: str) -> list[Path]:
+    def _last_paths(self, site: str) -> dict[int, Path]:
+        # By chain, in order; of each the newest.
         found = (path for path in sorted((self._folder / site).glob("last-*")) if _NAME.fullmatch(path.name))
-        newest = {_chain_of(path): path for path in found}
-        return [newest[chain] for chain in sorted(newest)]
+        return dict(sorted({_chain_of(path): path for path in found}.items()))
 
     def stored(self, site: str) -> StoredSamples | None:
         """Return all samples of a site in the order of rounds, left on the disk, or None if it has sent none."""
-        pieces = tuple(open_samples(path) for path in self._sample_paths(site))
+        pieces = tuple(map(open_samples, self._sample_paths(site)))
         return StoredSamples(pieces) if pieces else None
 
     def stored_last_states(self, site: str) -> StoredSamples | None:
         """Return the parameters of each of a site's last states as equally weighted points, left on the disk."""
-        pieces = tuple(_point(path) for path in self._last_paths(site))
+        pieces = tuple(map(_point, self._last_paths(site).values()))
         return StoredSamples(pieces) if pieces else None
 
     def round_samples(self, site: str, round_number: int, chain: int) -> PosteriorSamples | None:

@@ -30,9 +30,7 @@ class PosteriorSamples:
     def __post_init__(self) -> None:
         lengths = {len(self.weights), len(self.temperatures)} | {len(array) for array in self.arrays.values()}
         if len(lengths) != 1 or self.weights.ndim != 1 or self.temperatures.ndim != 1:
-            raise ValueError(
-                f"arrays, weights and temperatures must hold one entry per sample, found {sorted(lengths)}"
-            )
+            raise ValueError(f"arrays, weights and temperatures need one entry per sample, found {sorted(lengths)}")
         for name, values in (("weights", self.weights), ("temperatures", self.temperatures)):
             if not (np.isfinite(values).all() and (values >= 0).all()):
                 raise ValueError(f"{name} must be finite and 0 or more")
@@ -120,11 +118,9 @@ class StoredSamples:
             if len(numbers):
                 kept.append(piece.rows(numbers))
             start = end
-        return PosteriorSamples(
-            arrays={name: np.concatenate([rows[name] for rows in kept]) for name in kept[0]},
-            weights=np.array([self.weights[block].sum() for block in blocks]),
-            temperatures=self.temperatures[last],
-        )
+        arrays = {name: np.concatenate([rows[name] for rows in kept]) for name in kept[0]}
+        weights = np.array([self.weights[block].sum() for block in blocks])
+        return PosteriorSamples(arrays, weights, self.temperatures[last])
 
 
 AnySamples = PosteriorSamples | StoredSamples

@@ -17,9 +17,9 @@ from fl_dpbayes.config.files.atomic_file import replaced_atomically
 from fl_dpbayes.config.recalibration import RecalibrationMap, parameter_count
 from fl_dpbayes.config.task import PROVIDED, Model, ModuleModel, Task
 from fl_dpbayes.models.build import model_shapes
-from fl_dpbayes.posterior.sample_file import write_samples
+from fl_dpbayes.posterior.sample_file import SAMPLES, write_samples
 from fl_dpbayes.posterior.samples import AnySamples, PosteriorSamples
-from fl_dpbayes.protocol.arrays import without_prefix
+from fl_dpbayes.protocol.arrays import prefixed, without_prefix
 
 POSTERIOR_FILE = "posterior.safetensors"
 _KEY = "fl_dpbayes"
@@ -88,18 +88,15 @@ def load_posterior(path: Path, allowed_code: Collection[str] = ()) -> StoredPost
             if found != expected:
                 raise ValueError("names or shapes of the arrays are not those of the model")
             arrays = {name: file.get_tensor(name) for name in expected}
-        samples = without_prefix("samples", arrays)
-        for name, array in samples.items():
-            if array.dtype != np.float32:
-                raise ValueError(f"array {name!r} is {array.dtype}, not float32")
+        for name, array in arrays.items():
+            if array.dtype != (np.float32 if name.startswith(f"{SAMPLES}/") else np.float64):
+                raise ValueError(f"array {name!r} is {array.dtype}: samples must be float32, all else float64")
             if not np.isfinite(array).all():
                 raise ValueError(f"array {name!r} has a value that is not finite")
-        weights, temperatures = arrays["weights"], arrays["temperatures"]
-        if weights.dtype != np.float64 or temperatures.dtype != np.float64:
-            raise ValueError("weights and temperatures must be float64")
-        if len(weights) == 0:
+        if len(arrays["weights"]) == 0:
             raise ValueError("it holds no sample")
-        return StoredPosterior(PosteriorSamples(samples, weights, temperatures), metadata)
+        samples = PosteriorSamples(without_prefix(SAMPLES, arrays), arrays["weights"], arrays["temperatures"])
+        return StoredPosterior(samples, metadata)
     except CodeNotAllowedError:
         raise
     except ValidationError as error:
@@ -126,5 +123,5 @@ def _check_code(model: Model, path: Path, allowed: Collection[str]) -> None:
 
 def _expected_shapes(metadata: PosteriorMetadata, samples: int) -> dict[str, tuple[int, ...]]:
     shapes = model_shapes(metadata.model, metadata.task)
-    expected = {f"samples/{name}": (samples, *shape) for name, shape in shapes.items()}
+    expected = prefixed(SAMPLES, {name: (samples, *shape) for name, shape in shapes.items()})
     return expected | {"weights": (samples,), "temperatures": (samples,)}

@@ -56,11 +56,8 @@ def prepare_student(public: PublicInputs, task: Task, model: Model, *, labelled:
         _check_size(public.count, task.input_shape)
         inputs = synthetic_inputs(public.pattern, public.count, task.input_shape, np.random.default_rng(public.seed))
         description = {"kind": "synthetic", "pattern": public.pattern, "statement": ""}
-    description |= {
-        "count": len(inputs),
-        "labelled": labels is not None,
-        "sha256": hashlib.sha256(np.ascontiguousarray(inputs, "<f4").data).hexdigest(),
-    }
+    sha256 = hashlib.sha256(np.ascontiguousarray(inputs, "<f4").data).hexdigest()
+    description |= {"count": len(inputs), "labelled": labels is not None, "sha256": sha256}
     if model.features is not None:
         _check_size(len(inputs), model_input_shape(model, task))
         inputs = feature_map(model.features, task.input_shape, backbone_folder=backbone_folder(None))(inputs)

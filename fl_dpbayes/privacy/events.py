@@ -49,9 +49,8 @@ History = tuple[GaussianEvent, ...]
 
 def history_of_steps(noise_multipliers: Iterable[float], sampling_rate: float) -> History:
     """Turn sigma_t of steps at one sampling rate into events in their order, joining equal neighbours."""
-    return tuple(
-        GaussianEvent(float(sigma), sampling_rate, len(list(group))) for sigma, group in groupby(noise_multipliers)
-    )
+    groups = groupby(noise_multipliers)
+    return tuple(GaussianEvent(float(sigma), sampling_rate, len(list(group))) for sigma, group in groups)
 
 
 def noise_of_steps(history: History) -> npt.NDArray[np.float64]:

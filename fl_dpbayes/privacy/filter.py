@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fl_dpbayes.config.plan import Adjacency
-from fl_dpbayes.privacy.events import GaussianEvent, History, history_of_steps, noise_of_steps
+from fl_dpbayes.privacy.events import History, history_of_steps, noise_of_steps
 from fl_dpbayes.privacy.gdp import gdp_epsilon, gdp_mu
 from fl_dpbayes.privacy.planned_noise import largest_prefix
 from fl_dpbayes.privacy.pld.loss_distribution import pld_epsilon
@@ -111,10 +111,8 @@ def _admitted_by_gdp(spent: History, requested: History, budget: Budget) -> int:
         return gdp_mu(_without_subsampling(history), budget.adjacency).mu ** 2
 
     costs = [np.full(event.steps, squared_mu((replace(event, steps=1),))) for event in requested]
-    squares = squared_mu(spent) + np.cumsum(np.concatenate(costs))
-    return _longest(
-        len(squares), lambda steps: gdp_epsilon(float(np.sqrt(squares[steps - 1])), budget.delta) <= budget.epsilon
-    )
+    mus = np.sqrt(squared_mu(spent) + np.cumsum(np.concatenate(costs)))
+    return _longest(len(mus), lambda steps: gdp_epsilon(float(mus[steps - 1]), budget.delta) <= budget.epsilon)
 
 
 def _admitted_by_schedule(schedule: History, spent: History, requested: History) -> int:
@@ -134,6 +132,4 @@ def _longest(most: int, fits: Callable[[int], bool]) -> int:
 
 
 def _without_subsampling(history: History) -> History:
-    return tuple(
-        GaussianEvent(event.noise_multiplier, 1.0, event.steps) for event in history if event.sampling_rate > 0
-    )
+    return tuple(replace(event, sampling_rate=1.0) for event in history if event.sampling_rate > 0)

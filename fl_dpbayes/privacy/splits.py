@@ -5,6 +5,7 @@ docs/proofs/parallel-parts.md shows why each part has the whole budget.
 
 import hashlib
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -23,10 +24,8 @@ def unit_scores(units: Sequence[Unit], key: bytes) -> npt.NDArray[np.float64]:
     """
     if not 1 <= len(key) <= 64:
         raise ValueError(f"the key has {len(key)} bytes: it must have 1 to 64")
-    hashes = [
-        hashlib.blake2b(_unit_bytes(unit), key=key, digest_size=8, person=b"unit split").digest() for unit in units
-    ]
-    bits = np.frombuffer(b"".join(hashes), dtype="<u8")
+    hashed = partial(hashlib.blake2b, key=key, digest_size=8, person=b"unit split")
+    bits = np.frombuffer(b"".join(hashed(_unit_bytes(unit)).digest() for unit in units), dtype="<u8")
     return (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 

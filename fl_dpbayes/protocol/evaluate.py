@@ -2,13 +2,12 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field, PositiveInt
+from pydantic import Field
 
-from fl_dpbayes.config.base import Message
 from fl_dpbayes.config.names import GroupText
 from fl_dpbayes.config.recalibration import RecalibrationMap, parameter_count
-from fl_dpbayes.config.task import Model, Task, TrainedPrevalence
-from fl_dpbayes.protocol.train import Digest, PrivacyStatement, RunId
+from fl_dpbayes.config.task import TrainedPrevalence
+from fl_dpbayes.protocol.train import Digest, PrivacyStatement, StageReply, StageRequest
 
 PredictorName = Literal["last", "posterior"]
 RECALIBRATED = "recalibrated"
@@ -30,7 +29,7 @@ def subgroup_prefix(number: int) -> str:
     return f"group-{number}"
 
 
-class EvaluateRequest(Message):
+class EvaluateRequest(StageRequest):
     """Predictors to be measured at a site: `<predictor>/<name>` arrays of shape (M, ...), one weight per sample.
 
     With `recalibration` the site also measures `recalibrated`: the map applied to the predictions of `posterior`. With
@@ -40,17 +39,12 @@ class EvaluateRequest(Message):
     """
 
     protocol: Literal[1] = 1
-    run: RunId
-    round: PositiveInt
-    task: Task
-    model: Model
     predictors: dict[PredictorName, Weights]
     arrays: Digest
     recalibration: RecalibrationMap | None = None
     trained_prevalence: TrainedPrevalence | None = None
     noise_multiplier: Annotated[float, Field(gt=0)] | None = None
     delta: Annotated[float, Field(gt=0, lt=1)]
-    ledger_head: Digest | None = None
 
     @property
     def measured(self) -> tuple[str, ...]:
@@ -71,7 +65,7 @@ class EvaluateRequest(Message):
             raise ValueError(f"recalibration has {len(mapping.parameters)} parameters, the method takes {expected}")
 
 
-class EvaluateReply(Message):
+class EvaluateReply(StageReply):
     """Additive calibration statistics `<predictor>/<table>`, and `group-<i>/<predictor>/<table>` of subgroup i.
 
     `groups` are subgroups of the test records, attribute and value; sums over them leave only with public test data.
@@ -80,16 +74,11 @@ class EvaluateReply(Message):
     its ledger paid for; `noise_std` is then the standard deviation on each sum.
     """
 
-    protocol: Literal[1] = 1
-    run: RunId
-    round: PositiveInt
-    request: Digest
     release: Literal["public", "noised"]
     groups: Annotated[tuple[Group, ...], Field(max_length=MAX_GROUPS)] = ()
     groups_left_out: Annotated[int, Field(ge=0, le=1_000_000)] = 0
     noise_std: Annotated[float, Field(gt=0)] | None = None
     privacy: PrivacyStatement | None = None
-    ledger_head: Digest | None = None
 
     def _check_keys(self) -> None:
         if (self.release == "noised") != (self.noise_std is not None and self.privacy is not None):

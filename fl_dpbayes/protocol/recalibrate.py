@@ -4,31 +4,24 @@ from typing import Annotated, Literal
 
 from pydantic import Field, PositiveInt
 
-from fl_dpbayes.config.base import Message
 from fl_dpbayes.config.recalibration import AnyRecalibrationPlan, CountingPlan, Parameters, parameter_count
-from fl_dpbayes.config.task import Model, Task
 from fl_dpbayes.protocol.evaluate import Weights
-from fl_dpbayes.protocol.train import Digest, PrivacyStatement, RunId
+from fl_dpbayes.protocol.train import Digest, StageRequest, StepsReply
 
 
-class RecalibrateRequest(Message):
+class RecalibrateRequest(StageRequest):
     """One round's share of a planned fit, on the predictions of the posterior `posterior/<name>` of shape (M, ...).
 
     A descent starts at `start`; a count of bins has none.
     """
 
     protocol: Literal[1] = 1
-    run: RunId
-    round: PositiveInt
-    task: Task
-    model: Model
     weights: Weights
     arrays: Digest
     plan: AnyRecalibrationPlan
     first_step: Annotated[int, Field(ge=0)]
     steps: PositiveInt
     start: Parameters | None = None
-    ledger_head: Digest | None = None
 
     def _check_keys(self) -> None:
         if self.first_step + self.steps > self.plan.steps:
@@ -39,23 +32,14 @@ class RecalibrateRequest(Message):
             raise ValueError(f"start has {given} parameters, the method takes {expected}")
 
 
-class RecalibrateReply(Message):
+class RecalibrateReply(StepsReply):
     """What leaves the site: the parameters after the steps that its budget admitted, or the array `noised`.
 
     `noised` holds the sums of a count of bins, each with Gaussian noise of the standard deviation `noise_std`.
     """
 
-    protocol: Literal[1] = 1
-    run: RunId
-    round: PositiveInt
-    request: Digest
-    status: Literal["OK", "PARTIAL"]
-    first_step: Annotated[int, Field(ge=0)]
-    steps: PositiveInt
     parameters: Parameters | None = None
     noise_std: Annotated[float, Field(ge=0)] | None = None
-    privacy: PrivacyStatement
-    ledger_head: Digest
 
     def _check_keys(self) -> None:
         if (self.parameters is None) == (self.noise_std is None):

@@ -21,23 +21,38 @@ MAX_HISTORY = 20_000
 MAX_REPLY_BYTES = 512 * 2**20
 
 
-class TrainRequest(Message):
+class StageRequest(Message):
+    """What every request says; `ledger_head` echoes the last head of the site's ledger that the server saw."""
+
+    run: RunId
+    round: PositiveInt
+    task: Task
+    model: Model
+    ledger_head: Digest | None = None
+
+
+class StageReply(Message):
+    """What every reply says; `request` is the digest of the request that it answers."""
+
+    protocol: Literal[1] = 1
+    run: RunId
+    round: PositiveInt
+    request: Digest
+    ledger_head: Digest | None = None
+
+
+class TrainRequest(StageRequest):
     """One round's share of a planned chain. Start parameters travel beside it as arrays `start/<name>`.
 
     `precision` is that of every array in the reply.
     """
 
     protocol: Literal[2] = 2
-    run: RunId
-    round: PositiveInt
-    task: Task
-    model: Model
     plan: TrainingPlan
     first_step: Annotated[int, Field(ge=0)]
     steps: PositiveInt
     start: Digest
     precision: Literal["float32"] = "float32"
-    ledger_head: Digest | None = None
 
     def _check_keys(self) -> None:
         if self.first_step + self.steps > self.plan.total_steps:
@@ -79,19 +94,18 @@ class PrivacyStatement(Message):
     seeded: bool
 
 
-class TrainReply(Message):
-    """What a site releases: kept samples `samples/<name>` of shape (M, ...) and the last state `last/<name>`.
+class StepsReply(StageReply):
+    """What a reply says of its steps and their cost; PARTIAL: only a prefix of the steps fitted the budget."""
 
-    Which steps they come from, their weights and temperatures follow from the plan, so they are not stated.
-    PARTIAL: only a prefix of the steps fitted the budget.
-    """
-
-    protocol: Literal[1] = 1
-    run: RunId
-    round: PositiveInt
-    request: Digest
     status: Literal["OK", "PARTIAL"]
     first_step: Annotated[int, Field(ge=0)]
     steps: PositiveInt
     privacy: PrivacyStatement
     ledger_head: Digest
+
+
+class TrainReply(StepsReply):
+    """What a site releases: kept samples `samples/<name>` of shape (M, ...) and the last state `last/<name>`.
+
+    Which steps they come from, their weights and temperatures follow from the plan, so they are not stated.
+    """

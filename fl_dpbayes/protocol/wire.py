@@ -92,11 +92,15 @@ def request_digest(request: Message) -> str:
     return digest(request.model_copy(update={"ledger_head": None}))
 
 
-def plan_digest(request: Message) -> str:
-    """Return the digest of what a person approves of a request: its kind, and what is the same in all rounds and runs.
+def plan_text(request: Message) -> str:
+    """Write what a person approves of a request, as canonical JSON: what is the same in all its rounds and runs.
 
-    That is task and model, the plan, or an evaluation's noise; who is asked in which run and with which arrays is not.
+    That is its kind, task and model, and the plan, or an evaluation's noise; not which run it is, nor its arrays.
     """
     stated = request.model_dump(mode="json", include={"task", "model", "plan", "noise_multiplier", "delta"})
-    text = json.dumps({"kind": type(request).__name__} | stated, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()
+    return json.dumps({"kind": type(request).__name__} | stated, sort_keys=True, separators=(",", ":"))
+
+
+def plan_digest(request: Message) -> str:
+    """Return the SHA-256 of `plan_text`, by which `fl-dpbayes site approve` names it."""
+    return hashlib.sha256(plan_text(request).encode()).hexdigest()

@@ -17,6 +17,7 @@ from fl_dpbayes.report.wording import ROLES, SITE_ROLES, event, neighbours, pred
 # With three sites or more the middle one is no worse than an honest one, whatever one of them made up.
 LEAST_SITES = 3
 NOT_COVERED = "The simpler ones were computed from training records without privacy: not covered by epsilon."
+SEEDED = "Seeded: not private. The noise came from a seed in a file; the epsilons are those with secret noise."
 # From which possible error on an interval that holds 0 says that too little is known.
 TOO_WIDE = 0.2
 # How many sites are told of in words, and from which area on the order of patients is called kept.
@@ -165,14 +166,14 @@ def _advice(run: Summary, role: Role) -> str:
     first = next(iter(_first(headline_rows(run, role)).values()), None)
     ends = [found for _, found in _intercepts(run)]
     wrong = sum(low > 0 or high < 0 for low, high in ends)
-    if first is None or not (found := _known(first.intervals.get("rms_debiased"))):
+    if first is None or one_outcome(first) or not (found := _known(first.intervals.get("rms_debiased"))):
         return "What to do: measure the risks on patients of each hospital before anyone relies on them there."
     if wrong:
         where = f"at {wrong} of {len(ends)} hospitals that did not train the level of risk is wrong"
         return f"What to do: {where}. Recalibrate at each hospital on its own patients before anyone relies on a risk."
     if found[0]:
         seen = "the risks are off"
-    elif found[1] > TOO_WIDE or any(_one_outcome(run)):
+    elif found[1] > TOO_WIDE or any(_sites_of_one_outcome(run)):
         seen = f"too little is known here, an error of {points(found[1])} points is possible"
     else:
         seen = f"no error was seen, and one of {points(found[1])} points is possible"
@@ -186,7 +187,7 @@ def _intercepts(run: Summary) -> list[tuple[CalibrationRecord, tuple[float, floa
     return [(row, known) for row in rows if (known := _known(row.intervals.get("calibration_intercept")))]
 
 
-def _one_outcome(run: Summary) -> Iterator[str]:
+def _sites_of_one_outcome(run: Summary) -> Iterator[str]:
     """Say of each site that did not train, of whose two classes one alone was met, what the mean risk was there."""
     for site in run.sites:
         if site.role == "train" or not site.shares or len(site.shares) != 2 or site.shares[1] not in (0.0, 1.0):
@@ -202,7 +203,7 @@ def _one_outcome(run: Summary) -> Iterator[str]:
 
 def _levels(run: Summary) -> Iterator[str]:
     """Say at each site that did not train what to divide the odds of the event by: exp(-calibration intercept)."""
-    yield from itertools.islice(_one_outcome(run), MOST_IN_WORDS)
+    yield from itertools.islice(_sites_of_one_outcome(run), MOST_IN_WORDS)
     found = sorted(_intercepts(run), key=lambda item: -abs(item[0].calibration_intercept or 0.0))
     for row, (low, high) in found[:MOST_IN_WORDS]:
         curve = row.net_benefit
@@ -224,10 +225,7 @@ def _levels(run: Summary) -> Iterator[str]:
 
 def _cautions(run: Summary) -> Iterator[str]:
     if run.seeded and run.private:
-        yield (
-            "Seeded: not private. The noise came from a seed that is written in a file, so the epsilons are what the "
-            "same run without a seed would cost."
-        )
+        yield SEEDED
     if headline_role(run) != "held_out":
         why = "No site was held out and measured"
         if any(site.role == "held_out" for site in run.sites):
@@ -255,11 +253,23 @@ def _known(ends: Interval) -> tuple[float, float] | None:
     return None if ends is None or ends[0] is None or ends[1] is None else (ends[0], ends[1])
 
 
+def one_outcome(row: CalibrationRecord) -> bool:
+    """Say whether all records of a row had the same outcome, of which no level of risk can be told; False if noised."""
+    return row.over in ("", "pooled") and row.auroc is None and row.nll is not None
+
+
+def off_by(row: CalibrationRecord) -> str:
+    """Say how far the probabilities of a row are off."""
+    if one_outcome(row):
+        return "all outcomes are the same: how far the probabilities are off cannot be told"
+    return f"the probabilities are off by {_error(row, ' percentage points')}"
+
+
 def _error(row: CalibrationRecord, unit: str = "") -> str:
     """Say an error with its interval; an estimate that is cut at 0 says less than its interval, which stands alone."""
     ends = _known(row.intervals.get("rms_debiased"))
-    if not row.rms_debiased and ends:
-        return f"between {points(ends[0])} and {points(ends[1])}{unit}"
+    if not row.rms_debiased:
+        return f"between {points(ends[0])} and {points(ends[1])}{unit}" if ends else "an unknown amount"
     return f"{points(row.rms_debiased)}{unit} {interval(ends, points)}".strip()
 
 
@@ -276,8 +286,10 @@ def _comparison(role: Role, rows: Mapping[str, CalibrationRecord], noise: str) -
     place = f"the median of the {ROLES[role]}" if any(row.over == "median" for row in rows.values()) else ROLES[role]
     posterior, last = rows.get("posterior"), rows.get("last")
     first = posterior or last or next(iter(rows.values()))
-    text = f"At {place} the probabilities are off by {_error(first, ' percentage points')}"
+    text = f"At {place} {off_by(first)}"
     size = f"n = {count(first.n)}{' at a site' if first.over == 'median' else ''}"
+    if one_outcome(first):
+        return f"{text} ({size})."
     measure = f"{predictor_name(first)}; debiased RMS calibration error, {size}"
     recalibrated = rows.get("recalibrated")
     after = f" Recalibrated, they are off by {_error(recalibrated)}." if posterior and recalibrated else ""

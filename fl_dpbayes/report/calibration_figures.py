@@ -1,8 +1,8 @@
 """Figures of calibration: accuracy against confidence, over sites and at each, and one metric at every site."""
 
 import math
-import textwrap
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -12,22 +12,11 @@ from matplotlib.ticker import MaxNLocator
 from fl_dpbayes.config.metrics import METRICS
 from fl_dpbayes.config.names import PREDICTORS
 from fl_dpbayes.config.summary import CalibrationRecord, ReliabilityRecord
-from fl_dpbayes.report.figure_style import (
-    BAND,
-    INK,
-    LEGEND_INCHES,
-    MUTED,
-    VERMILLION,
-    WIDTH_INCHES,
-    legend_key,
-    predictor_style,
-    quiet_grid,
-    set_title,
-)
+from fl_dpbayes.report import figure_style as look
+from fl_dpbayes.report.figure_style import BAND, INK, MUTED, predictor_style
 from fl_dpbayes.report.wording import place_name, predictor_name
 
 PREDICTOR_INCHES = 0.1
-GUTTER = 0.345
 MAX_PLACES = 40
 TICKS = (0.0, 0.25, 0.5, 0.75, 1.0)
 PERCENT = ("0", "25", "50", "75", "100")
@@ -36,11 +25,9 @@ MOST_WORST = 5
 
 def reliability_figure(row: ReliabilityRecord, title: str, subtitle: str) -> Figure:
     """Draw one reliability diagram above the histogram of its confidences."""
-    figure = Figure(figsize=(WIDTH_INCHES, 4.3))
-    set_title(figure, title, subtitle)
-    axes = figure.add_axes((0.085, 0.325, 0.865, 0.515))
-    histogram = figure.add_axes((0.085, 0.105, 0.865, 0.135))
-    quiet_grid(axes, "y")
+    figure = look.titled_figure(title, subtitle, 3.85)
+    axes, histogram = figure.subplots(2, 1, height_ratios=(4, 1), sharex=True)
+    look.quiet_grid(axes, "y")
     draw_bins(axes, row, 4.2)
     axes.text(0.17, 0.19, "calibrated", color=MUTED, size=7.5, rotation=35, ha="center", va="bottom")
     above, below = ("risks too low", "risks too high") if row.risk else ("too cautious", "too sure of itself")
@@ -48,8 +35,7 @@ def reliability_figure(row: ReliabilityRecord, title: str, subtitle: str) -> Fig
     axes.text(0.985, 0.03, f"below: {below}", size=7.5, color=MUTED, ha="right")
     axes.set(title="observed, %" if row.risk else "accuracy, %")
     axes.set_yticks(TICKS, PERCENT)
-    axes.set_xticks(TICKS, [""] * len(TICKS))
-    quiet_grid(histogram, "y")
+    look.quiet_grid(histogram, "y")
     total, colour = sum(part.n for part in row.bins), predictor_style(row.predictor).colour
     for part in row.bins:
         # Ranges of unequal width: as many records as a fifteenth of the axis would hold.
@@ -72,13 +58,11 @@ def draw_bins(axes: Axes, row: ReliabilityRecord, marker_size: float) -> None:
     parts = [part for part in row.bins if part.n and part.confidence is not None and part.accuracy is not None]
     x, y = [part.confidence or 0.0 for part in parts], [part.accuracy or 0.0 for part in parts]
     axes.plot(x, y, color=style.colour, linewidth=1.3)
+    shape: Any = {"color": style.colour, "markersize": marker_size, "zorder": 3, "clip_on": False}
     for part, horizontal, vertical in zip(parts, x, y, strict=True):
-        band = None if part.band_low is None or part.band_high is None else (part.band_low, part.band_high)
-        fill = style.colour if band and not band[0] <= vertical <= band[1] else "white"
-        axes.plot(
-            horizontal, vertical, style.marker, color=style.colour, markerfacecolor=fill, markersize=marker_size,
-            zorder=3, clip_on=False,
-        )  # fmt: skip
+        low, high = part.band_low, part.band_high
+        outside = low is not None and high is not None and not low <= vertical <= high
+        axes.plot(horizontal, vertical, style.marker, markerfacecolor=style.colour if outside else "white", **shape)
     axes.set(xlim=(0, 1), ylim=(0, 1))
 
 
@@ -87,64 +71,42 @@ def heat_figure(values: Mapping[tuple[str, str], float], title: str, subtitle: s
     rows, columns = (sorted({key[at] for key in values}) for at in (0, 1))
     worst = sorted(values, key=lambda key: -values[key])[:MOST_WORST]
     listed = ", ".join(f"{row} {column} ({values[row, column]:.1f})" for row, column in worst)
-    lines = [subtitle, *textwrap.wrap(f"worst: {listed}", 66)]
-    body, head = 0.22 * len(rows), 0.46 + 0.14 * len(lines)
-    height = body + head + 0.05
-    figure = Figure(figsize=(WIDTH_INCHES, height))
-    set_title(figure, title, "\n".join(lines))
-    axes = figure.add_axes((GUTTER, 0.05 / height, 0.99 - GUTTER, body / height))
+    figure = look.titled_figure(title, f"{subtitle}\nworst: {listed}", 0.22 * len(rows) + 0.2)
+    axes = figure.subplots()
     most = max(values.values()) or 1.0
     for (row, column), value in values.items():
         x, y = columns.index(column), rows.index(row)
         depth = 0.8 * max(0.0, value) / most
-        axes.add_patch(Rectangle((x - 0.5, y - 0.5), 1, 1, color=VERMILLION, alpha=depth, linewidth=0))
+        axes.add_patch(Rectangle((x - 0.5, y - 0.5), 1, 1, color=look.VERMILLION, alpha=depth, linewidth=0))
         axes.text(x, y, f"{value:.1f}", ha="center", va="center", size=7.5)
     axes.set(xlim=(-0.5, len(columns) - 0.5), ylim=(len(rows) - 0.5, -0.5))
     axes.set_xticks(range(len(columns)), columns)
-    axes.set_yticks(range(len(rows)), [name if len(name) <= 20 else f"{name[:19]}…" for name in rows])
+    axes.set_yticks(range(len(rows)), [look.short(name, 20) for name in rows])
     axes.tick_params(length=0, top=False, labeltop=True, labelbottom=False)
     axes.spines[:].set_visible(False)
     return figure
 
 
-def drawn_places(rows: Sequence[CalibrationRecord], metric: str) -> list[str]:
-    """Choose which places are drawn: all, or the pooled ones and the sites with the worst values."""
-    places = list(dict.fromkeys(row.site for row in rows if getattr(row, metric) is not None))
-    if len(places) <= MAX_PLACES:
-        return places
-    sign, worst = -1 if metric == "accuracy" else 1, dict.fromkeys(places, -math.inf)
-    for row in rows:
-        if (value := getattr(row, metric)) is not None:
-            worst[row.site] = max(worst[row.site], math.inf if row.over == "pooled" else sign * value)
-    kept = set(sorted(places, key=lambda place: -worst[place])[:MAX_PLACES])
-    return [place for place in places if place in kept]
-
-
 def sites_figure(rows: Sequence[CalibrationRecord], metric: str, title: str) -> Figure | None:
-    """Draw one metric for every place and predictor."""
-    places = drawn_places(rows, metric)
-    if not places:
+    """Draw one metric for every predictor at the first places; the table of all metrics has the others."""
+    names = {row.site: place_name(row) for row in rows if getattr(row, metric) is not None}
+    if not (places := list(names)[:MAX_PLACES]):
         return None
-    names = {row.site: place_name(row) for row in rows}
     predictors = [name for name in PREDICTORS if any(row.predictor == name for row in rows)]
-    legend = LEGEND_INCHES * -(-len(predictors) // 2)
     row_inches = PREDICTOR_INCHES * (max(2, len(predictors)) + 0.7)
-    height = 0.86 + legend + row_inches * len(places)
-    figure = Figure(figsize=(WIDTH_INCHES, height))
     unit = {"accuracy": "%", "nll": "nats per record"}.get(metric, "percentage points")
-    extra = "grey: 95% if calibrated" if metric == "ece" else "line: 95% interval"
-    cut = "" if len(places) == len(names) else f"; the {len(places)} worst of {len(names)}"
-    set_title(figure, title, f"{unit}; {extra}{cut}")
-    axes = figure.add_axes((GUTTER, (0.30 + legend) / height, 0.99 - GUTTER, row_inches * len(places) / height))
-    quiet_grid(axes, "x")
+    cut = "" if len(places) == len(names) else f"; the first {len(places)} of {len(names)}"
+    below = 0.3 + look.LEGEND_INCHES * math.ceil(len(predictors) / 2)
+    figure = look.titled_figure(title, f"{unit}; line: 95% interval{cut}", below + row_inches * len(places))
+    axes = figure.subplots()
+    look.quiet_grid(axes, "x")
     step = PREDICTOR_INCHES / row_inches
     for row in rows:
         if row.site in places and row.predictor in predictors:
             offset = (predictors.index(row.predictor) - (len(predictors) - 1) / 2) * step
             _draw_row(axes, row, metric, places.index(row.site) + offset)
     axes.set_ylim(len(places) - 0.5, -0.5)
-    shown = [name if len(name := names[place]) <= 18 else f"{name[:15]}…" for place in places]
-    axes.set_yticks(range(len(places)), shown)
+    axes.set_yticks(range(len(places)), [look.short(names[place], 22) for place in places])
     for label, place in zip(axes.get_yticklabels(), places, strict=True):
         label.set(color=INK, fontweight="bold" if place.startswith("pooled:") else "normal")
     axes.tick_params(axis="y", length=0)
@@ -152,11 +114,7 @@ def sites_figure(rows: Sequence[CalibrationRecord], metric: str, title: str) -> 
     if metric not in ("accuracy", "nll"):
         axes.set_xlim(left=0)
     axes.xaxis.set_major_locator(MaxNLocator(nbins=5))
-    words = {row.predictor: predictor_name(row) for row in rows}
-    for index, name in enumerate(predictors):
-        style = predictor_style(name)
-        key = legend_key(figure, divmod(index, 2), words[name], style.colour, legend + 0.02, 0.03)
-        key.plot(0, 0, style.marker, color=style.colour, markersize=4)
+    look.add_legend(figure)
     return figure
 
 
@@ -164,9 +122,8 @@ def _draw_row(axes: Axes, row: CalibrationRecord, metric: str, vertical: float) 
     if (value := getattr(row, metric)) is None:
         return
     scale, style = 100 if METRICS[metric].unit == "share" else 1, predictor_style(row.predictor)
-    if metric == "ece" and row.ece_if_calibrated_high is not None:
-        axes.barh(vertical, scale * row.ece_if_calibrated_high, height=0.22, color=BAND, zorder=1)
     ends = row.intervals.get(metric)
     if ends is not None and ends[0] is not None and ends[1] is not None:
         axes.plot([scale * ends[0], scale * ends[1]], [vertical, vertical], color=style.colour, linewidth=1.4)
-    axes.plot(scale * value, vertical, style.marker, color=style.colour, markersize=4, zorder=3)
+    shape: Any = {"color": style.colour, "markersize": 4, "linestyle": "", "zorder": 3}
+    axes.plot(scale * value, vertical, style.marker, label=predictor_name(row), **shape)

@@ -4,10 +4,10 @@ from pathlib import Path
 
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.summary import Summary
-from fl_dpbayes.report.answer import answer
+from fl_dpbayes.report.answer import answer, off_by
 from fl_dpbayes.report.figures import draw_figures
 from fl_dpbayes.report.page import write_page
-from fl_dpbayes.report.page_tables import all_metrics_table, error_cell, facts
+from fl_dpbayes.report.page_tables import all_metrics_table, facts
 from fl_dpbayes.report.template import BEGIN, END
 
 EVALUATION = (
@@ -15,14 +15,14 @@ EVALUATION = (
     + """\
 <header class="answer">
 <h1>{{ title }}</h1>
-<p class="lead">On {{ row.n }} records the probabilities are off by {{ error[0] }} points of percent {{ error[1] }}.</p>
+<p class="lead">On {{ row.n }} records {{ off_by | unbroken }}.</p>
 {% if levels %}<ul>{% for text in levels %}<li>{{ text | unbroken }}</li>{% endfor %}</ul>{% endif %}
 <p>Measured on this machine alone: nothing left it, and no privacy was spent. This page tells of these records.</p>
 </header>
 <h2 id="figures">Calibration</h2>
 {% for item in reliability + roc + net_benefit %}{{ figure(item) }}{% endfor %}
 <h2 id="measures">All measures</h2>
-{{ table(metrics, "All measures: accuracy and calibration errors in points of percent") }}
+{{ table(metrics, "All measures: accuracy and calibration errors in percentage points") }}
 """
     + END
 )
@@ -44,7 +44,7 @@ def write_evaluation(folder: Path, run: Summary) -> Path:
         EVALUATION,
         title=f"{run.scenario} on {row.site}",
         row=row,
-        error=error_cell(row),
+        off_by=off_by(row),
         levels=answer(run).sites,
         metrics=all_metrics_table([row]),
         facts=facts(run),

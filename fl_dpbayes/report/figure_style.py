@@ -2,6 +2,7 @@
 
 import io
 import re
+import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ import matplotlib
 from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from fl_dpbayes.config.files.atomic_file import write_atomically, written
 from fl_dpbayes.report.page_tables import PageTable
@@ -26,7 +28,8 @@ VARIABLES = {
     VERMILLION: "vermillion", GREEN: "green", PURPLE: "purple", ORANGE: "orange", SKY: "sky",
 }  # fmt: skip
 CYCLE = (BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY)
-LEGEND_INCHES = 0.17
+LEGEND_INCHES, LINE_INCHES = 0.17, 0.155
+TITLE_CHARACTERS, SUBTITLE_CHARACTERS = 44, 62
 WIDTH_INCHES = 3.6  # 346 CSS pixels: a telephone's width, so that text is never scaled down to unreadable
 
 FONT_STACK = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
@@ -67,12 +70,15 @@ def predictor_style(predictor: str) -> PredictorStyle:
 
 @dataclass(frozen=True)
 class DrawnFigure:
-    """One figure: `name` is its file's stem, `description` says in words what it shows, `table` holds its numbers."""
+    """One figure: `name` is its file's stem, `description` says in words what it shows.
+
+    `table` holds its numbers; None where a table of the page does.
+    """
 
     name: str
     svg: str
     description: str
-    table: PageTable
+    table: PageTable | None
 
     @property
     def inline(self) -> Markup:
@@ -89,7 +95,7 @@ class DrawnFigure:
 
 
 def drawn_figure(
-    name: str, description: str, table: PageTable, draw: Callable[[], Figure | None]
+    name: str, description: str, table: PageTable | None, draw: Callable[[], Figure | None]
 ) -> DrawnFigure | None:
     """Draw a figure in the look above, equal ones as equal text; None where there is nothing to draw."""
     with figure_settings(name):
@@ -122,11 +128,17 @@ def figure_settings(name: str) -> Iterator[None]:
         yield
 
 
-def set_title(figure: Figure, title: str, subtitle: str) -> None:
-    """Write a title and a quieter line below it at the figure's upper left corner."""
-    height = figure.get_size_inches()[1]
-    figure.text(0.0, 1 - 0.04 / height, title, size=9, weight="bold", va="top")
-    figure.text(0.0, 1 - 0.23 / height, subtitle, size=7.5, color=MUTED, va="top")
+def titled_figure(title: str, subtitle: str, body_inches: float) -> Figure:
+    """Begin a figure with a title and a quieter text below it; the rest has so much height, and is laid out to fit."""
+    heading = textwrap.wrap(title, TITLE_CHARACTERS)
+    quiet = [line for text in subtitle.split("\n") for line in textwrap.wrap(text, SUBTITLE_CHARACTERS)]
+    height = body_inches + LINE_INCHES * (len(heading) + len(quiet)) + 0.1
+    layout = ConstrainedLayoutEngine(rect=(0, 0, 1, body_inches / height), w_pad=0.02, h_pad=0.02)
+    figure = Figure(figsize=(WIDTH_INCHES, height), layout=layout)
+    figure.text(0, 1 - 0.02 / height, "\n".join(heading), size=9, weight="bold", va="top")
+    below = (0.05 + LINE_INCHES * len(heading)) / height
+    figure.text(0, 1 - below, "\n".join(quiet), size=7.5, color=MUTED, va="top")
+    return figure
 
 
 def quiet_grid(axes: Axes, direction: Literal["x", "y"]) -> None:
@@ -135,12 +147,16 @@ def quiet_grid(axes: Axes, direction: Literal["x", "y"]) -> None:
     axes.set_axisbelow(True)
 
 
-def legend_key(figure: Figure, at: tuple[int, int], words: str, colour: str, top: float, width: float) -> Axes:
-    """Write one name of a legend at a row and column, from `top` inches downwards; return its mark's axes."""
-    height = figure.get_size_inches()[1]
-    row, column = at
-    left, bottom = 0.5 * column, top - LEGEND_INCHES * (row + 1)
-    axes = figure.add_axes((left, bottom / height, width, 0.13 / height))
-    axes.set_axis_off()
-    figure.text(left + width + 0.01, (bottom + 0.065) / height, words, color=colour, size=7.5, va="center")
-    return axes
+def add_legend(figure: Figure, columns: int = 2) -> None:
+    """Name below a figure whatever has a label in it, each once, in its own colour."""
+    found: dict[str, Any] = {}
+    for axes in figure.axes:
+        handles, labels = axes.get_legend_handles_labels()
+        found |= dict(zip(labels, handles, strict=True))
+    look: Any = {"labelcolor": "linecolor", "fontsize": 7.5, "frameon": False, "borderaxespad": 0}
+    figure.legend(list(found.values()), list(found), loc="outside lower left", ncols=columns, **look)
+
+
+def short(text: str, most: int) -> str:
+    """Cut a text to so many characters."""
+    return text if len(text) <= most else f"{text[: most - 1]}…"

@@ -13,8 +13,8 @@ from fl_dpbayes.report.calibration_figures import heat_figure, reliability_figur
 from fl_dpbayes.report.curve_figures import epsilon_figure, net_benefit_figure, roc_figure
 from fl_dpbayes.report.figure_style import DrawnFigure, drawn_figure, figure_name, save_figures
 from fl_dpbayes.report.measure_tables import net_benefit_table, reliability_table
-from fl_dpbayes.report.numbers import count, decimal, interval, points, probability
-from fl_dpbayes.report.page_tables import epsilon_table, error_cell, metric_table, once, page_table
+from fl_dpbayes.report.numbers import UNDEFINED, count, decimal, interval, points, probability
+from fl_dpbayes.report.page_tables import epsilon_table, error_cell, once, page_table
 from fl_dpbayes.report.run_files import EpsilonCurve
 from fl_dpbayes.report.wording import ROLES, in_reading_order, predictor_name
 
@@ -80,11 +80,10 @@ def _draw_roc(run: Summary, rows: Sequence[ReliabilityRecord]) -> DrawnFigure | 
 
 def _draw_reliability(run: Summary, row: ReliabilityRecord) -> DrawnFigure | None:
     title, subtitle = f"{ROLES[row.role].capitalize()}, {predictor_name(row)}", count(sum(part.n for part in row.bins))
-    for found in run.calibration:
-        if (found.site, found.predictor) == (row.site, row.predictor) and found.rms_debiased is not None:
-            error, ends = error_cell(found)
-            subtitle = f"{subtitle}; off by {error} points {ends}".rstrip()
-            break
+    rows = (found for found in run.calibration if (found.site, found.predictor) == (row.site, row.predictor))
+    error, ends = next(map(error_cell, rows), (UNDEFINED, ""))
+    if error != UNDEFINED:
+        subtitle = f"{subtitle}; off by {error} points {ends}".rstrip()
     description = f"Reliability diagram. {title}; n = {subtitle}."
     name, table = figure_name("reliability", row.role, row.predictor), reliability_table(row)
     return drawn_figure(name, description, table, lambda: reliability_figure(row, title, f"n = {subtitle}"))
@@ -102,8 +101,8 @@ def _draw_epsilon(run: Summary, curves: Sequence[EpsilonCurve]) -> DrawnFigure |
 def _draw_sites(places: Sequence[CalibrationRecord], metric: str) -> DrawnFigure | None:
     title = METRICS[metric].name
     ends = ", with 95% intervals" if any(row.intervals.get(metric) is not None for row in places) else ""
-    name, table = figure_name("sites", metric), metric_table(places, metric)
-    return drawn_figure(name, f"{title} at every site{ends}.", table, lambda: sites_figure(places, metric, title))
+    description = f"{title} at every site{ends}."
+    return drawn_figure(figure_name("sites", metric), description, None, lambda: sites_figure(places, metric, title))
 
 
 def _draw_shifts(run: Summary) -> DrawnFigure | None:
@@ -119,8 +118,7 @@ def _draw_shifts(run: Summary) -> DrawnFigure | None:
     if len(values) < LEAST_SHIFTS:
         return None
     title, subtitle = "Calibration error by shift and severity", f"debiased RMS, points; {predictor_name(found[0][0])}"
-    table = metric_table([row for row, _ in found], "rms_debiased")
-    return drawn_figure("shifts", f"{title}, {subtitle}.", table, lambda: heat_figure(values, title, subtitle))
+    return drawn_figure("shifts", f"{title}, {subtitle}.", None, lambda: heat_figure(values, title, subtitle))
 
 
 def _draw_net_benefit(rows: Sequence[CalibrationRecord]) -> DrawnFigure | None:

@@ -22,7 +22,10 @@ from fl_dpbayes.report.page_tables import Cell, Cells, PageTable, main_cells, on
 from fl_dpbayes.report.wording import POINT_PREDICTORS, ROLES, in_reading_order, pool_name, predictor_name
 
 _two = partial(decimal, places=2)
-WEIGHTS = {"label-shift": "prevalence from its labels", "label-shift-estimated": "prevalence from its predictions"}
+WEIGHTS = {
+    "none": "as calibrated", "label-shift": "prevalence from its labels",
+    "label-shift-estimated": "prevalence from its predictions",
+}  # fmt: skip
 Row = TypeVar("Row", CalibrationRecord, SubgroupRecord, ConformalRecord)
 
 

@@ -3,18 +3,16 @@
 import math
 from collections.abc import Callable
 from functools import wraps
-from typing import Concatenate, ParamSpec
+from typing import Any
 
-UNDEFINED = "–"
-INFINITE = "∞"
-P = ParamSpec("P")
+UNDEFINED, INFINITE = "–", "∞"
 
 
-def _signed(write: Callable[Concatenate[float, P], str]) -> Callable[Concatenate[float | None, P], str]:
+def _signed(write: Callable[..., str]) -> Callable[..., str]:
     """Write an undefined or infinite value as its sign."""
 
     @wraps(write)
-    def written(value: float | None, /, *arguments: P.args, **named: P.kwargs) -> str:
+    def written(value: float | None, /, *arguments: Any, **named: Any) -> str:
         if value is None or math.isnan(value):
             return UNDEFINED
         if math.isinf(value):

@@ -3,12 +3,11 @@
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import compress, groupby
+from itertools import compress
 
-from fl_dpbayes.config.metrics import METRICS
 from fl_dpbayes.config.names import PREDICTORS
 from fl_dpbayes.config.summary import CalibrationRecord, EvaluationPrivacyRecord, PrivacyRecord, Summary
-from fl_dpbayes.report.answer import median_rows
+from fl_dpbayes.report.answer import median_rows, one_outcome
 from fl_dpbayes.report.numbers import (
     UNDEFINED,
     count,
@@ -55,16 +54,20 @@ def page_table(columns: Sequence[str], rows: Iterable[Sequence[str | Cell]], wor
 def run_tables(run: Summary) -> dict[str, PageTable]:
     """Gather the tables of who took part, what it cost and how it is calibrated, by the page's names."""
     over_sites = in_reading_order([*median_rows(run), *(row for row in run.calibration if row.over)])
+    missed = [
+        (row.site, ", ".join(f"{at} {status}" for at, status in enumerate(row.statuses, 1) if status != "OK") or "none")
+        for row in run.participation
+    ]
     settings, releases = run.settings, [(release.item, release.how) for release in run.releases]
     return {
         "baselines": baselines_table(run),
         "settings": page_table(("Part", "Settings"), [(row.name, row.value) for row in settings], (0, 1)),
         "privacy": privacy_table(run),
         "releases": page_table(("What", "How it left a site"), releases, (0, 1)),
-        "calibration": page_table(_MAIN, once([main_cells(row) for row in over_sites]), (0, 1)),
+        "calibration": page_table(MAIN, once([main_cells(row) for row in over_sites]), (0, 1)),
         "all_metrics": all_metrics_table(run.calibration),
         "sites": _site_table(run),
-        "participation": _participation_table(run),
+        "participation": page_table(("Site", "Rounds that were not OK"), missed, (0, 1)),
         "cost": _cost_table(run),
     }
 
@@ -76,6 +79,8 @@ def records(n: int | None) -> Cell:
 
 def error_cell(row: CalibrationRecord) -> Cell:
     """Write the debiased error in points; where it is cut at 0, its interval is the number."""
+    if one_outcome(row):
+        return UNDEFINED, "one outcome"
     ends = row.intervals.get("rms_debiased")
     if row.rms_debiased == 0 and ends is not None and None not in ends:
         return f"{points(ends[0])} to {points(ends[1])}", ""
@@ -132,13 +137,11 @@ def privacy_table(run: Summary) -> PageTable:
     for row in run.privacy:
         site = sites.get(row.site)
         who = row.site, site.unit if site else row.unit, count(site.n if site else None), count(row.steps)
-        spent = (
-            (rounded_up(row.epsilon), row.epsilon_method if run.private else ""),
-            rounded_up(row.recalibration_epsilon),
-        )
+        spent = rounded_up(row.epsilon), row.epsilon_method if run.private else ""
         temperature = significant(row.temperature), interval(row.temperature_range, significant)
         account = _account_cells(row) if run.private else ("", "", "")
-        rows.append((*who, *spent, *account, temperature, row.status or UNDEFINED))
+        extra = rounded_up(row.recalibration_epsilon)
+        rows.append((*who, spent, extra, *account, temperature, row.status or UNDEFINED))
     for paying in run.evaluation_privacy:
         cost = rounded_up(paying.epsilon), paying.epsilon_method
         rows.append((paying.site, paying.unit, "", "", cost, "", *_account_cells(paying), "", "evaluation"))
@@ -152,35 +155,33 @@ def _account_cells(row: PrivacyRecord | EvaluationPrivacyRecord) -> Cells:
     return significant(row.budget), probability(row.delta), mu
 
 
-_MAIN = ("Where", "Predictor", "n", "RMS debiased", "ECE (if calibrated)", "Accuracy, %", "NLL", "AUROC [bounds]")
+MAIN = ("Where", "Predictor", "n", "RMS debiased", "ECE (if calibrated)", "Accuracy, %", "NLL", "AUROC [bounds]")
+
+
+_FURTHER = {
+    "Brier": ("brier", decimal), "ACE": ("ace", points), "SCE": ("sce", points), "MCE": ("mce", points),
+    "Epistemic, nats": ("epistemic", decimal), "Aleatoric, nats": ("aleatoric", decimal),
+    "ECE, 10 bins": ("ece_10", points), "ECE, 20 bins": ("ece_20", points),
+    "ECE, equal mass": ("ece_equal_mass", points),
+    "ECE, binary": ("ece_binary", points), "AURC": ("aurc", decimal), "Excess AURC": ("aurc_excess", decimal),
+}  # fmt: skip
 
 
 def all_metrics_table(rows: Sequence[CalibrationRecord]) -> PageTable:
     """Show every metric of the given rows; binary ECE and accuracy at a coverage where any row has them."""
     binary = any(row.ece_binary is not None for row in rows)
+    further = {name: found for name, found in _FURTHER.items() if binary or found[0] != "ece_binary"}
     coverages = sorted({share for row in rows for share in row.accuracy_at_coverage or {}})
-    columns = (
-        *(*_MAIN, "Brier", "ACE", "SCE", "MCE", "Epistemic, nats", "Aleatoric, nats"),
-        *("ECE, 10 bins", "ECE, 20 bins", "ECE, equal mass", *(("ECE, binary",) if binary else ())),
-        *("AURC", "Excess AURC", *(f"Accuracy at coverage {share}" for share in coverages)),
-    )
-    cells = [
-        (
-            *main_cells(row),
-            decimal(row.brier),
-            *map(points, (row.ace, row.sce, row.mce)),
-            *map(decimal, (row.epistemic, row.aleatoric)),
-            *map(points, (row.ece_10, row.ece_20, row.ece_equal_mass, *((row.ece_binary,) if binary else ()))),
-            *map(decimal, (row.aurc, row.aurc_excess)),
-            *(points((row.accuracy_at_coverage or {}).get(share)) for share in coverages),
-        )
-        for row in in_reading_order(rows)
-    ]
-    return page_table(columns, once(cells), (0, 1))
+    cells: list[Cells] = []
+    for row in in_reading_order(rows):
+        values = (write(getattr(row, key)) for key, write in further.values())
+        kept = (points((row.accuracy_at_coverage or {}).get(share)) for share in coverages)
+        cells.append((*main_cells(row), *values, *kept))
+    return page_table((*MAIN, *further, *(f"Accuracy at coverage {share}" for share in coverages)), once(cells), (0, 1))
 
 
 def main_cells(row: CalibrationRecord) -> Cells:
-    """Write the cells below `_MAIN` of one row."""
+    """Write the cells below `MAIN` of one row."""
     ece = points(row.ece), f"({points(row.ece_if_calibrated)})"
     accuracy = points(row.accuracy), interval(row.intervals.get("accuracy"), points)
     nll = decimal(row.nll), interval(row.intervals.get("nll"), decimal)
@@ -216,19 +217,6 @@ def _site_table(run: Summary) -> PageTable:
     return page_table(("Site", "Role", "Units n", "Test records", happens, *groups), rows, (0, 1))
 
 
-def _participation_table(run: Summary) -> PageTable:
-    """Show which training sites answered in which rounds; rounds in a row that went alike are one: "1 to 3 OK"."""
-    rows = []
-    for row in run.participation:
-        used, spans, number = sum(status in ("OK", "PARTIAL") for status in row.statuses), [], 1
-        for status, alike in groupby(row.statuses):
-            last = number + len(list(alike)) - 1
-            spans.append(f"{number if number == last else f'{number} to {last}'} {status}")
-            number = last + 1
-        rows.append((row.site, f"{used} of {len(row.statuses)}", ", ".join(spans)))
-    return page_table(("Site", "Rounds used", "Round by round"), rows, (0, 2))
-
-
 def epsilon_table(curves: Sequence[EpsilonCurve]) -> PageTable:
     """Show epsilon after each round, a row per site."""
     rounds = sorted({number for curve in curves for number in curve.rounds})
@@ -246,19 +234,6 @@ def _cost_table(run: Summary) -> PageTable:
     ]
     rows += [(f"Time: {stage}", duration(seconds), "") for stage, seconds in run.seconds.items()]
     return page_table(("", "Total", "Largest round"), rows)
-
-
-def metric_table(rows: Sequence[CalibrationRecord], metric: str) -> PageTable:
-    """Show one metric at every place, a column per predictor."""
-    ordered = in_reading_order(rows)
-    predictors = {row.predictor: predictor_name(row) for row in ordered}
-    write = points if METRICS[metric].unit == "share" else decimal
-    places: dict[str, dict[str, Cell]] = {}
-    for row in ordered:
-        cell = write(getattr(row, metric)), interval(row.intervals.get(metric), write)
-        places.setdefault(place_name(row), {})[row.predictor] = error_cell(row) if metric == "rms_debiased" else cell
-    cells = [(place, *(found.get(predictor, UNDEFINED) for predictor in predictors)) for place, found in places.items()]
-    return page_table(("Where", *predictors.values()), cells)
 
 
 def facts(run: Summary) -> Mapping[str, str]:

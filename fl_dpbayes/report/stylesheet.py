@@ -18,10 +18,8 @@ h1 { margin: 0 0 .25rem; font-size: .95rem; font-weight: 600; color: var(--muted
 h2 { margin: 3.25rem 0 .5rem; font-size: 1.3rem; line-height: 1.3; font-weight: 650; letter-spacing: -.01em; }
 h3 { margin: 2rem 0 .5rem; font-size: 1.02rem; font-weight: 650; }
 p { margin: .5rem 0 1rem; max-width: 44rem; overflow-wrap: anywhere; }
-.lead { margin: 0 0 1rem; max-width: 48rem; font-size: 1.4rem; line-height: 1.42; font-weight: 500;
-  letter-spacing: -.012em; }
 .answer p { font-size: 1.06rem; max-width: 48rem; }
-.answer p.lead { font-size: 1.4rem; }
+.answer p.lead { margin: 0 0 1rem; font-size: 1.4rem; line-height: 1.42; font-weight: 500; letter-spacing: -.012em; }
 .note { color: var(--muted); font-size: .92rem; }
 .caution { margin: 1rem 0; padding: .8rem 1.1rem; border-left: 3px solid #d55e00; background: var(--caution);
   border-radius: 0 6px 6px 0; max-width: 48rem; }
@@ -29,26 +27,25 @@ p { margin: .5rem 0 1rem; max-width: 44rem; overflow-wrap: anywhere; }
 nav ul { display: flex; flex-wrap: wrap; gap: .2rem 1.1rem; margin: 1.5rem 0 0; padding: 0; list-style: none;
   font-size: .9rem; }
 a { color: var(--accent); }
-.scroll { overflow: auto; max-height: 38rem; margin: .75rem 0 1.25rem;
-  border: 1px solid var(--line); border-radius: 8px; container-type: scroll-state;
+.scroll { overflow: auto; max-height: 56rem; margin: .75rem 0 1.25rem; border: 1px solid var(--line);
+  border-radius: 8px; container-type: scroll-state;
   background: linear-gradient(to left, var(--paper) 40%, transparent) right / 3rem 100% no-repeat local,
     linear-gradient(to left, var(--edge), transparent) right / 1.2rem 100% no-repeat scroll; }
 .scroll::before { content: "scroll \\2192"; display: none; position: sticky; left: 0; width: 5rem;
   padding: .1rem .65rem; color: var(--accent); font-size: .78rem; }
-@container scroll-state(scrollable: right) { .scroll::before { display: block; } }
+@container scroll-state(scrollable: bottom) { .scroll::before { display: block; content: "scroll \\2193"; } }
+@container scroll-state(scrollable: right) { .scroll::before { display: block; content: "scroll \\2192 \\2193"; } }
 table { border-collapse: separate; border-spacing: 0; width: 100%; font-size: .9rem;
   font-variant-numeric: tabular-nums; }
 th, td { padding: .5rem .65rem; text-align: right; vertical-align: baseline; white-space: nowrap; }
-th { min-width: 4.6rem; white-space: normal; vertical-align: bottom; background: var(--wash);
-  color: var(--muted); font-size: .8rem; font-weight: 600;
-  border-bottom: 1px solid var(--line); }
+th { min-width: 4.6rem; white-space: normal; vertical-align: bottom; background: var(--wash); color: var(--muted);
+  font-size: .8rem; font-weight: 600; border-bottom: 1px solid var(--line); position: sticky; top: 0; z-index: 1; }
 td { border-top: 1px solid var(--grid); }
 tbody tr:first-child td { border-top: 0; }
 .text { text-align: left; }
 td.text { min-width: 6.5rem; max-width: 22rem; white-space: normal; }
 td.text:first-child { min-width: 9rem; overflow-wrap: anywhere; }
 th:first-child, td:first-child { position: sticky; left: 0; background: var(--paper); }
-th { position: sticky; top: 0; z-index: 1; }
 th:first-child { background: var(--wash); z-index: 2; }
 td.text:last-child { min-width: 8rem; }
 tr.more td { border-top-color: transparent; }
@@ -76,6 +73,7 @@ dd { margin: 0; overflow-wrap: anywhere; }
   dl { grid-template-columns: minmax(0, 1fr); gap: 0; }
   dd { margin-bottom: .5rem; }
   th, td { padding: .45rem .6rem; }
+  .scroll { max-height: 38rem; }
   td.text:first-child { min-width: 6.5rem; }
 }
 @media print {

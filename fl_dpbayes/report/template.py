@@ -24,9 +24,15 @@ BEGIN = """\
 {{ table(content, caption) }}</details>
 {% endif %}
 {%- endmacro -%}
+{%- macro calibrated() -%}
+<p>A model is calibrated if, among the records to which it gives a probability of 80%, it is right for 80%. The
+debiased root-mean-square error says by how much its probabilities are typically off; it does not grow merely because
+there are few records.
+{%- endmacro -%}
 {%- macro figure(item) -%}
 <figure role="group" aria-label="{{ item.description }}">{{ item.inline }}
-<details><summary>Numbers of this figure</summary>{{ table(item.table, item.description) }}</details></figure>
+{% if item.table %}<details><summary>Numbers of this figure</summary>{{ table(item.table, item.description) }}</details>
+{% endif %}</figure>
 {%- endmacro -%}
 <!DOCTYPE html>
 <html lang="en">
@@ -99,9 +105,7 @@ the same features. Lower is better for NLL and RMS. {% for name, why in missing.
 would show with as many records.</p>
 {% else %}<p>No calibration was measured.</p>{% endif %}
 <details class="guide"><summary>How to read this</summary>
-<p>A model is calibrated if, among the records to which it gives a probability of 80%, it is right for 80%. The
-debiased root-mean-square error says by how much its probabilities are typically off; it does not grow merely because
-there are few records. The plain ECE does: compare it only with the value in parentheses beside it.</p>
+{{ calibrated() }} The plain ECE does: compare it only with the value in parentheses beside it.</p>
 <p>NLL and Brier score are lower where probabilities are better, whether through calibration or through accuracy.
 NLL has no interval where one more wrong answer could change it too much: few records, or probabilities near 0. ACE
 (equal-mass bins) and SCE (equal-width bins) average the error over classes; MCE is the worst bin and depends on few
@@ -334,9 +338,7 @@ points.</p>
 <details><summary>Every setting at {{ place }}</summary>{{ table(settings, "Every setting and predictor") }}</details>
 {% endif %}
 <details class="guide"><summary>How to read this</summary>
-<p>A model is calibrated if, among the records to which it gives a probability of 80%, it is right for 80%. The
-debiased root-mean-square error says by how much its probabilities are typically off; it does not grow merely because
-there are few records. ECE does: compare it only at equal numbers of records, or with what a calibrated model would
+{{ calibrated() }} ECE does: compare it only at equal numbers of records, or with what a calibrated model would
 show.</p>
 <p>A mean over settings speaks of just these settings in equal parts. Lines between points only guide the eye. Where
 methods are compared within an axis, every other axis is averaged. Intervals that do not overlap show a difference;

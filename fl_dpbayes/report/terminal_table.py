@@ -9,7 +9,6 @@ from rich.cells import cell_len
 from rich.table import Table
 from rich.text import Text
 
-STATUS_WIDTH = 16
 GAP = 2
 
 
@@ -34,43 +33,26 @@ class TerminalColumn:
 def terminal_table(title: str, caption: str = "") -> Table:
     """Return an empty table in the project's style."""
     return Table(
-        title=Text(title, style="bold"),
-        caption=Text(caption, style="dim") if caption else None,
-        title_justify="left",
-        caption_justify="left",
-        box=SIMPLE_HEAD,
-        pad_edge=False,
-        padding=(0, 1),
-        collapse_padding=True,
-    )
+        title=Text(title, style="bold"), caption=Text(caption, style="dim") if caption else None, title_justify="left",
+        caption_justify="left", box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1), collapse_padding=True,
+    )  # fmt: skip
 
 
-def fitted_table(
-    title: str,
-    columns: Sequence[TerminalColumn],
-    width: int,
-    *,
-    caption: str = "",
-    bold_rows: Sequence[int] = (),
-    sections: Sequence[int] = (),
-) -> Table:
+def fitted_table(title: str, columns: Sequence[TerminalColumn], width: int, *, caption: str = "") -> Table:
     """Lay out columns without breaking a word; what does not fit the width is left out, and the caption says so."""
     kept, left_out = list(columns), []
     for column in sorted((column for column in columns if column.expendable), key=lambda column: column.expendable):
         if sum(part.width + GAP for part in kept) <= width:
             break
         kept.remove(column)
-        left_out.append(column.header)
+        left_out.append(column.header.replace("\n", " "))
     if left_out:
         caption = f"{caption} Left out at {width} columns: {', '.join(left_out)}.".strip()
     table = terminal_table(title, caption)
     for column in kept:
         table.add_column(column.header, justify="right" if column.number else "left", no_wrap=True)
-    for row in range(len(columns[0].cells)):
-        cells = [Text(column.cells[row]) for column in kept]
-        if row in bold_rows:
-            cells[0].stylize("bold")
-        table.add_row(*cells, end_section=row in sections)
+    for cells in zip(*(column.cells for column in kept), strict=True):
+        table.add_row(*map(Text, cells))
     return table
 
 

@@ -38,10 +38,10 @@ def neighbours(run: Summary) -> str:
 
 def account_notes(run: Summary) -> str:
     """Say what the largest epsilon is at a small delta, unless the run's own is as small, and why budget is left."""
-    notes = [_unspent_text(run)]
-    if (small := run.small_delta) is not None:
-        notes.insert(0, f"At delta {probability(small.delta)} epsilon of {small.site} is {rounded_up(small.epsilon)}.")
-    return " ".join(filter(None, notes))
+    text, small = "", run.small_delta
+    if small is not None:
+        text = f"At delta {probability(small.delta)} epsilon of {small.site} is {rounded_up(small.epsilon)}."
+    return f"{text} {_unspent_text(run)}".strip()
 
 
 def _unspent_text(run: Summary) -> str:
@@ -90,10 +90,10 @@ def pool_name(site: str) -> str:
 
 def in_reading_order(rows: Sequence[CalibrationRecord]) -> list[CalibrationRecord]:
     """Order rows as read: medians, pooled, means, sites; held-out before shifted before training; last, posterior."""
-    roles, predictors, kinds = list(ROLES), list(PREDICTORS), ["median", "pooled", "mean", ""]
+    kinds, roles = ["median", "pooled", "mean", ""], list(ROLES)
+    predictors = {name: at for at, name in enumerate(PREDICTORS)}
 
     def order(row: CalibrationRecord) -> tuple[int, int, str, int]:
-        known = predictors.index(row.predictor) if row.predictor in predictors else len(predictors)
-        return kinds.index(row.over), roles.index(row.role), row.site, known
+        return kinds.index(row.over), roles.index(row.role), row.site, predictors.get(row.predictor, len(predictors))
 
     return sorted(rows, key=order)

@@ -6,7 +6,6 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from pydantic import ValidationError
 from rich.table import Table
 
@@ -17,8 +16,7 @@ from fl_dpbayes.config.sampler import StepSizeSchedule
 from fl_dpbayes.config.validation_text import read_record
 from fl_dpbayes.privacy.account import SMALL_DELTA, Account, account
 from fl_dpbayes.privacy.events import GaussianEvent, History, read_history, write_history
-from fl_dpbayes.privacy.planned_noise import SolvedNoise, largest_prefix, solve_noise
-from fl_dpbayes.privacy.pld.loss_distribution import pld_epsilon
+from fl_dpbayes.privacy.planned_noise import SolvedNoise, solve_noise
 from fl_dpbayes.report.terminal_table import terminal_table
 from fl_dpbayes.samplers.planned import step_sizes
 
@@ -102,23 +100,6 @@ def solved(options: dict[str, Any], schedule: str, steps: int, units: int) -> So
         return solve_noise(plan, step_sizes(sizes, steps), units)
     except ValueError as error:
         raise UserError(f"--schedule: {error}") from None
-
-
-def steps_that_fit(epsilon: float, delta: float, q: float, sigma: float, adjacency: Adjacency) -> SolvedNoise:
-    """Find the largest number of steps of noise multiplier `sigma` that epsilon allows, and their cost.
-
-    Raises UserError if a value is out of range, or not even one step fits.
-    """
-    inside = {"epsilon": epsilon > 0, "delta": 0 < delta < 1, "q": 0 < q <= 1, "sigma": 0 < sigma < math.inf}
-    for name, value in zip(inside, (epsilon, delta, q, sigma), strict=True):
-        if not inside[name]:
-            raise UserError(f"--{name} is {value}: out of range; see fl-dpbayes solve --help")
-    steps = largest_prefix(np.full(MAX_STEPS, sigma), q, epsilon, delta, adjacency)
-    if steps == 0:
-        raise UserError(f"not even one step at --sigma {sigma} fits --epsilon {epsilon}: raise one of them")
-    history = (GaussianEvent(sigma, q, steps),)
-    spent = pld_epsilon(history, delta, adjacency)
-    return SolvedNoise(np.full(steps, sigma), sigma, None, history, spent, delta, adjacency)
 
 
 def account_json(found: Account) -> JSONValue:

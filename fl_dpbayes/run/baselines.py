@@ -116,5 +116,4 @@ def _rounded(value: Any) -> Any:
 def _measured(sums: CalibrationStatistics) -> dict[str, object]:
     found = {key: value for key in SHOWN if (value := measure(METRICS[key], sums)) is not None}
     intervals = {key: value.interval for key, value in found.items() if value.interval is not None}
-    numbers = {"intervals": intervals} | {key: value.value for key, value in found.items()}
-    return {"n": int(sums.count)} | _rounded(numbers)
+    return {"n": int(sums.count)} | _rounded({"intervals": intervals} | {key: one.value for key, one in found.items()})

@@ -23,6 +23,8 @@ from fl_dpbayes.run.progress import EVENTS_FILE, EventReader, end_of_events
 START_SECONDS = 60.0
 LOG_FILE = "flower.log"
 HOME_FILE = "flower-home"
+HOME = "FLWR_HOME"
+Environment = dict[str, str]
 HOME_PREFIX = "fl-dpbayes-"
 
 
@@ -72,10 +74,10 @@ def end_interrupted(run_folder: Path) -> None:
     note.unlink()
 
 
-def _environment(home: Path, resources: Resources) -> dict[str, str]:
+def _environment(home: Path, resources: Resources) -> Environment:
     # Ray of its own listens on the loopback address only: it runs the code of whoever reaches its ports.
-    address, own = resources.ray_address, {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
-    ray = {"RAY_ADDRESS": address} if address else own
+    address = resources.ray_address
+    ray = {"RAY_ADDRESS": address} if address else {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
     # Its processes run in another folder, and import a user's own code as this one does.
     paths = [str(Path(path).resolve()) for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
     return os.environ | ray | ENVIRONMENT | {

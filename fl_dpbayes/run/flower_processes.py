@@ -16,11 +16,7 @@ def end(process: subprocess.Popen, home: Path) -> None:
     process.terminate()
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(END_SECONDS)
-    for number, started in tree.items():
-        if _parent_and_start(number)[1] == started:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(number, signal.SIGKILL)
-    kill(processes_of(home))
+    kill({number for number, started in tree.items() if _parent_and_start(number)[1] == started} | processes_of(home))
     process.wait()
 
 

@@ -18,8 +18,9 @@ from fl_dpbayes.config.names import counted
 from fl_dpbayes.config.plan import AnyPrivacyPlan, NoPrivacyPlan
 from fl_dpbayes.config.rule import Rule
 from fl_dpbayes.config.sampler import SamplerSettings
-from fl_dpbayes.config.scenario import apply_overrides, read_scenario, scenario_content, with_absolute_paths
+from fl_dpbayes.config.scenario import Scenario, apply_overrides, scenario_content, with_absolute_paths
 from fl_dpbayes.config.task import Model, ModuleModel
+from fl_dpbayes.config.validation_text import read_record
 from fl_dpbayes.data.simulation import plan_sites
 from fl_dpbayes.models.own_module import provided
 from fl_dpbayes.run.finished_run import Run
@@ -80,9 +81,9 @@ def simulate(data: SiteRecords | str | Path, settings: Mapping[str, Any] | None 
     if engine not in ("inline", "flower"):
         raise UserError(f"engine is {engine!r}: choose 'inline' or 'flower'")
     if isinstance(model, nn.Module) and engine == "flower":
+        factory = "name a factory of an installed package, ModuleModel(factory='package.module:function')"
         raise UserError(
-            "model is a module object, and engine 'flower' runs sites in other processes: use engine 'inline', "
-            "or name a factory of an installed package, ModuleModel(factory='package.module:function')"
+            f"model is an object, and engine 'flower' runs sites in other processes: use 'inline', or {factory}"
         )
     with ExitStack() as stack:
         content = _content(data, parts)
@@ -96,7 +97,7 @@ def simulate(data: SiteRecords | str | Path, settings: Mapping[str, Any] | None 
         try:
             if isinstance(data, SiteRecords):
                 content["data"]["source"]["path"] = str(data.write(folder))
-            scenario = with_absolute_paths(read_scenario(content, "simulate"))
+            scenario = with_absolute_paths(read_record(Scenario, content, "simulate"))
             check_machine(scenario.resources)
             plan = plan_sites(scenario, None if data_dir is None else Path(data_dir))
         except BaseException:
@@ -128,8 +129,7 @@ def _content(data: SiteRecords | str | Path, parts: Parts) -> dict[str, Any]:
     if content["privacy"].get("kind") == "none":
         content["sampler"]["kind"] = content["sampler"]["kind"].removeprefix("dp-")
     training, rounds = content["training"], parts.get("rounds")
-    if rounds is not None:
-        training["rounds"] = rounds  # validated below
+    training |= {} if rounds is None else {"rounds": rounds}  # validated below
     if isinstance(rounds, int):
         steps = rounds * training["steps_per_round"]
         training |= {"burn_in": steps // 2, "thinning": max(1, min(training["thinning"], steps // 4))}
@@ -141,10 +141,8 @@ def _content(data: SiteRecords | str | Path, parts: Parts) -> dict[str, Any]:
         content["sites"][known]["role"] = "held_out"
     for name, spec in content["sites"].items():
         if isinstance(data, SiteRecords) and spec["role"] == "train" and data.sizes[name] < LEAST_UNITS:
-            raise UserError(
-                f"site {name!r} has {counted(data.sizes[name], data.source.unit)}, a site that trains needs "
-                f"{LEAST_UNITS}: name it in held_out, join small sites, or leave out its rows"
-            )
+            said = f"site {name!r} has {counted(data.sizes[name], data.source.unit)}, to train it needs {LEAST_UNITS}"
+            raise UserError(f"{said}: name it in held_out, join small sites, or leave out its rows")
     return content
 
 

@@ -79,10 +79,10 @@ release = "public"   # in a simulation; a hospital chooses "noised" or "none"
 baselines = true   # simpler predictors, fitted to the training records without privacy: no epsilon covers them
 """
 CONSTANTS = """\
-# A feature is (value - center) / scale. Centers and scales were taken from the records, rounded to one digit, and so
-# were the values of categories. At a hospital that costs privacy that nobody counts: replace them by what is known
-# without these patients (a normal range, a textbook), then say constants = "public". Until then this file runs in
-# simulations only.
+# A feature is (value - center) / scale. Centers and scales were taken from the records, rounded (scales to one digit,
+# centers to its place), and so were the values of categories. At a hospital that costs privacy that nobody counts:
+# replace them by what is known without these patients (a normal range, a textbook), then say constants = "public".
+# Until then this file runs in simulations only.
 constants = "from_records"
 """
 
@@ -202,7 +202,7 @@ def proposed_features(table: pandas.DataFrame) -> ProposedFeatures:
                 continue
             numbers = column.dropna().astype(float)
             binary = set(numbers) <= {0.0, 1.0}
-            found.numbers[name] = (0.0, 1.0) if binary else (_rounded(numbers.median()), _rounded(numbers.std()) or 1.0)
+            found.numbers[name] = (0.0, 1.0) if binary else _rounded(numbers.median(), numbers.std())
             if column.isna().any():
                 found.missing[name] = found.numbers[name][0]
         elif values <= MOST_CATEGORIES:
@@ -226,8 +226,10 @@ def proposed_clip_norm(features: int) -> float:
     return float(f"{np.sqrt(1 + features / 2):.1g}")
 
 
-def _rounded(value: float) -> float:
-    return float(f"{value:.0e}")
+def _rounded(center: float, scale: float) -> tuple[float, float]:
+    """Round a scale to one digit, and a center to the place of that digit: it stays within a scale of the records'."""
+    scale = float(f"{scale:.0e}") or 1.0
+    return round(float(center), -int(np.floor(np.log10(scale)))), scale
 
 
 def _roles(sizes: pandas.Series, names: dict[str, str]) -> list[tuple[str, str, int]]:

@@ -140,31 +140,26 @@ def _images(folder: Path, task: Task, *, labelled: bool) -> NewRecords:
     if not files:
         raise UserError(f"{folder} holds no image ({', '.join(IMAGE_SUFFIXES)})")
     classes = sorted(entry.name for entry in folder.iterdir() if entry.is_dir())
-    labels = None
-    if labelled and len(classes) == task.classes and all(file.parent.parent == folder for file in files):
-        labels = np.array([classes.index(file.parent.name) for file in files])
+    known = labelled and len(classes) == task.classes and all(file.parent.parent == folder for file in files)
+    labels = np.array([classes.index(file.parent.name) for file in files]) if known else None
     features = np.stack([image_pixels(file, height=height, width=width, channels=channels) for file in files])
     return NewRecords(features, labels, [file.relative_to(folder).as_posix() for file in files])
 
 
 def _checked(records: NewRecords, task: Task, source: object, path: Path) -> NewRecords:
     features, labels = records.features, records.labels
-    inputs = int(np.prod(task.input_shape))
-    if len(features) == 0 or features.size != len(features) * inputs:
-        raise UserError(
-            f"{path} has {len(features)} records of {features[0].size if len(features) else 0} values: the run's model "
-            f"takes {inputs} values per record, of shape {task.input_shape}"
-        )
+    inputs, size = int(np.prod(task.input_shape)), features[0].size if len(features) else 0
+    if size != inputs:
+        takes = f"the run's model takes {inputs} values per record, of shape {task.input_shape}"
+        raise UserError(f"{path} has {len(features)} records of {size} values: {takes}")
     if not np.isfinite(features).all():
         row = int(np.flatnonzero(~np.isfinite(features.reshape(len(features), -1)).all(axis=1))[0])
         raise UserError(f"{path}: record {records.names[row]} has a value that is missing or not a finite number")
     brightest = _brightest_pixel(source)
     low, high = float(features.min()), float(features.max())
     if brightest is not None and (low < 0 or high > 1):
-        raise UserError(
-            f"{path} has pixels from {low:g} to {high:g}: the run's model was trained on pixels in [0, 1], so divide "
-            f"grey levels by {brightest} first"
-        )
+        said = f"{path} has pixels from {low:g} to {high:g}: the run's model was trained on pixels in [0, 1]"
+        raise UserError(f"{said}, so divide grey levels by {brightest} first")
     if labels is not None:
         labels = _checked_labels(np.asarray(labels), task, records.names, path)
     return replace(records, features=features.reshape(-1, *task.input_shape), labels=labels)

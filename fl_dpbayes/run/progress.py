@@ -38,9 +38,8 @@ class EventReader:
         self._position += len(whole)
         for line in whole.splitlines():
             with suppress(ValueError):
-                event = json.loads(line)
-                found += [event] if isinstance(event, dict) and "event" in event else []
-        return found
+                found.append(json.loads(line))
+        return [event for event in found if isinstance(event, dict) and "event" in event]
 
 
 class Display:
@@ -130,8 +129,7 @@ def follow(reader: EventReader, rounds: int, console: Console, is_running: Calla
             for event in reader.new_events():
                 display.show(event)
             refresh()
-            if running:
-                time.sleep(POLL_SECONDS)
+            time.sleep(POLL_SECONDS if running else 0)
 
 
 def run_and_follow(

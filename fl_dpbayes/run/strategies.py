@@ -73,8 +73,8 @@ class FALD(FedAvg):
 
         Raises ValueError if an array is not of float32, or holds a value that is not finite.
         """
-        shapes = {name: (tuple(array.shape), np.dtype(np.float32)) for name, array in arrays.items()}
-        self._sent = read_sent_arrays(arrays, shapes)
+        layout = {name: (tuple(array.shape), np.dtype(np.float32)) for name, array in arrays.items()}
+        self._sent = read_sent_arrays(arrays, layout)
         return super().configure_train(server_round, arrays, config, grid)
 
     def aggregate_train(self, server_round: int, replies: Messages) -> tuple[ArrayRecord | None, MetricRecord | None]:

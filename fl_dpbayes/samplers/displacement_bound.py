@@ -63,9 +63,8 @@ def displacement_bound(
 def _update(algorithm: Algorithm, step_size: float, pull: float) -> tuple[Array, Array]:
     """Read A and g of x <- A x + g d off the step itself, d without the pull of the prior at w_0."""
     position, momentum, push = torch.eye(3, dtype=torch.float64)
-    after = algorithm.step(
-        ChainState({"parameters": position, "momentum": momentum}), push + pull * position, step_size
-    )
+    state = ChainState({"parameters": position, "momentum": momentum})
+    after = algorithm.step(state, push + pull * position, step_size)
     moved = after.vectors.get("momentum", torch.zeros_like(momentum))
     columns = torch.stack([after.parameters, moved]).numpy()
     return columns[:, :2], columns[:, 2]

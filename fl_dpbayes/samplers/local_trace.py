@@ -5,6 +5,7 @@ put in a reply; sending it would have to be paid for.
 """
 
 import csv
+import math
 import os
 from collections.abc import Callable
 from dataclasses import astuple, dataclass, fields
@@ -15,6 +16,7 @@ import torch
 from torch import nn
 from torch.func import functional_call
 
+from fl_dpbayes.config.files.atomic_file import replaced
 from fl_dpbayes.config.plan import TrainingPlan
 from fl_dpbayes.models.parameters import parameter_shapes, vector_views
 from fl_dpbayes.models.priors import log_prior
@@ -94,21 +96,14 @@ class LocalTrace:
 
     def write_csv(self, path: Path) -> None:
         """Write the rows with a header; a reader sees the old file or the new one, never half of it."""
-        partial = path.with_name(path.name + ".partial")
-        # For its owner only: the figures are as confidential as the records.
-        descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with open(descriptor, "w", newline="", encoding="utf-8") as file:
-            writer = csv.writer(file)
-            writer.writerow(field.name for field in fields(StepTrace))
-            writer.writerows(astuple(row) for row in self._rows)
-        os.replace(partial, path)
+        with replaced(path, through_power_cut=False) as partial:
+            # For its owner only: the figures are as confidential as the records.
+            descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+            with open(descriptor, "w", newline="", encoding="utf-8") as file:
+                csv.writer(file).writerows([[field.name for field in fields(StepTrace)], *map(astuple, self._rows)])
 
     def _row(self, number: int, state: ChainState, clipped_sum: ClippedSum) -> StepTrace:
         parameters = from_state(state, self._plan.sampler)["parameters"]
-        likelihood = self._log_likelihood(parameters)
-        prior = float(log_prior(self._plan.prior, parameters))
-        return StepTrace(
-            step=number, units=clipped_sum.units,
-            clipped_fraction=clipped_sum.clipped / clipped_sum.units if clipped_sum.units else float("nan"),
-            log_likelihood=likelihood, log_posterior=likelihood + self._plan.prior_share * prior,
-        )  # fmt: skip
+        likelihood, units = self._log_likelihood(parameters), clipped_sum.units
+        posterior = likelihood + self._plan.prior_share * float(log_prior(self._plan.prior, parameters))
+        return StepTrace(number, units, clipped_sum.clipped / units if units else math.nan, likelihood, posterior)

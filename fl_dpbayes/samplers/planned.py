@@ -102,7 +102,5 @@ def step_sizes(schedule: StepSizeSchedule, steps: int) -> Array:
     else:
         sizes = schedule.initial * np.power(1.0 + t / schedule.offset, -schedule.power)
     if steps and not sizes[-1] > 0:
-        raise ValueError(
-            f"the {schedule.kind} step size falls to zero before step {steps}: use a slower decay or fewer steps"
-        )
+        raise ValueError(f"the {schedule.kind} step size is zero before step {steps}: use slower decay or fewer steps")
     return sizes

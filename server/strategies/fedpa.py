@@ -71,10 +71,10 @@ class FedPAStrategy(PosteriorStrategy):
         try:
             moved, warnings = combined(sites)
         except ValueError as error:
-            fitting = self.fitting(sites, combined, "left-out", round=round_number)
-            if not fitting or fitting == sites:
+            found = self.of_fitting(sites, combined, "left-out", round=round_number)
+            if found is None:
                 raise UserError(f"round {round_number}: {error}") from None
-            moved, warnings = combined(fitting)
+            moved, warnings = found
         self.record.warn(*warnings)
         return moved
 

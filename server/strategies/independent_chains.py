@@ -48,13 +48,12 @@ class IndependentChainsStrategy(PosteriorStrategy):
         if not usable:
             return None
         try:
-            aggregate = self._combined(usable)
+            aggregate: Aggregate | None = self._combined(usable)
         except ValueError as error:
             self.record.warn(warning("rule-failed", rule=self.rule.rule, reason=str(error)))
-            fitting = self.fitting(usable, self._combined, "left-out-of-posterior")
-            if not fitting or fitting == usable:
-                return None
-            aggregate = self._combined(fitting)
+            aggregate = self.of_fitting(usable, self._combined, "left-out-of-posterior")
+        if aggregate is None:
+            return None
         self.record.warn(*aggregate.warnings)
         return aggregate.samples
 

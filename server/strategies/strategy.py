@@ -2,6 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable
+from typing import TypeVar
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
@@ -16,6 +17,8 @@ from server.recalibration import Recalibration, recalibrate_sites
 from server.roster import Federation
 from server.run_record import RunRecord
 from server.strategies.rounds import TrainingRounds
+
+CombinedT = TypeVar("CombinedT")
 
 
 class PosteriorStrategy(TrainingRounds):
@@ -43,8 +46,10 @@ class PosteriorStrategy(TrainingRounds):
         stored = self.bank.stored_last_states(name)
         return stored.in_memory() if stored else None
 
-    def fitting(self, sites: list[str], combine: Callable[[list[str]], object], kind: str, **values: int) -> list[str]:
-        """Return the sites of which `combine` makes something alone; warn of the others.
+    def of_fitting(
+        self, sites: list[str], combine: Callable[[list[str]], CombinedT], kind: str, **values: int
+    ) -> CombinedT | None:
+        """Combine those sites of which `combine` makes something alone, and warn of the others; None if none or all do.
 
         What one site sent must not cost the others their round or posterior, whose privacy is spent.
         """
@@ -55,7 +60,7 @@ class PosteriorStrategy(TrainingRounds):
                 fitting.append(site)
             except ValueError as reason:
                 self.record.warn(warning(kind, site, reason=str(reason), **values))
-        return fitting
+        return combine(fitting) if fitting and fitting != sites else None
 
     def chain_names(self) -> list[str]:
         """Name the chains whose states are the posterior's samples, as the bank knows them."""

@@ -55,11 +55,9 @@ def test_without_records_all_undefined_and_of_one_most_limit():
 
 def test_two_classes_have_a_line_and_a_decision_curve():
     row = summarise(random_statistics(classes=2), np.random.default_rng(0)).as_row()
-    assert json.loads(json.dumps(row)) == row
     for metric in ("calibration_intercept", "calibration_slope"):
         low, high = row["intervals"][metric]
         assert low < row[metric] < high
-    assert [point["threshold"] for point in row["net_benefit"]] == [step / 20 for step in range(1, 20)]
     assert set(row["net_benefit"][0]) == {"threshold", "counts", "model", "interval", "all", "none"}
     assert row["ece_binary"] is not None
 

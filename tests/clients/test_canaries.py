@@ -61,90 +61,47 @@ def seen_by_a_hostile_server(site) -> tuple[str, list[tuple[str, str] | None]]:
     return text, [refusal_of(reply) for reply in replies]
 
 
-def with_groups(site, rows=ROWS, **changes) -> None:
-    site.write(rows, **{"source": SOURCE, "policy": POLICY} | changes)
-    path = site.folder / "patients.csv"
-    lines = path.read_text().splitlines()
-    path.write_text(
-        "\n".join(["patient,x,y,sick,ward", *(f"{line},{GROUPS[at]}" for at, line in enumerate(lines[1:]))])
-    )
-
-
-def in_a_group(site, patch) -> None:
-    with_groups(site)
-
-
-def in_a_patient_id(site, patch) -> None:
-    with_groups(site, [(f"{CANARY} {row[0]}", *row[1:]) for row in ROWS])
-
-
-def in_a_cell(site, patch) -> None:
-    with_groups(site)
-    path = site.folder / "patients.csv"
-    path.write_text(path.read_text().replace(repr(ROWS[7][1]), CANARY))
-
-
-def in_a_path(site, patch) -> None:
-    with_groups(site, source=SOURCE | {"path": f"{CANARY}.csv"})
-
-
-def in_the_site_file(site, patch) -> None:
-    with_groups(site)
-    site.path.write_text(site.path.read_text().replace("[policy]", f'[policy]\n"{CANARY}" = "{CANARY}"'))
-
-
-def in_the_path_of_the_site_file(site, patch) -> None:
-    with_groups(site)
-    site.path = site.path.rename(site.folder / f"{CANARY}.toml").with_suffix(".gone")
-
-
-def in_the_cohort(site, patch) -> None:
-    with_groups(site)
-    text = site.path.read_text()
-    site.path.write_text(text.replace("epsilon = 8.0", "epsilon = 9.0").replace("ledger/north", f"{CANARY}/north"))
-    (site.folder / "ledger").rename(site.folder / CANARY)
-    (site.folder / "witness/north.json").write_text((site.folder / "witness/north.json").read_text().replace(
-        "../ledger", f"../{CANARY}"))  # fmt: skip
-
-
-def in_an_error(error: BaseException):
-    def plant(site, patch) -> None:
-        with_groups(site)
-        for name in ("clients.train.load_site", "clients.evaluate.load_site", "clients.answer.card_of"):
-            patch.setattr(name, Mock(side_effect=error))
-
-    return plant
-
-
-PLANTED = {
-    "group": (in_a_group, None),
-    "patient id": (in_a_patient_id, None),
-    "cell": (in_a_cell, "DATA_INVALID"),
-    "path of the data": (in_a_path, "DATA_INVALID"),
-    "policy": (in_the_site_file, "SITE_FILE_INVALID"),
-    "path of the site file": (in_the_path_of_the_site_file, "SITE_FILE_MISSING"),
-    "cohort": (in_the_cohort, "COHORT_CHANGED"),
-    "ImportError": (in_an_error(ImportError(CANARY)), "INSTALLATION_BROKEN"),
-    "MemoryError": (in_an_error(MemoryError(CANARY)), "INTERNAL"),
-    "CUDA": (in_an_error(torch.cuda.OutOfMemoryError(f"CUDA out of memory: {CANARY}")), "INTERNAL"),
-    "KeyError": (in_an_error(KeyError(CANARY)), "INTERNAL"),
-    "SystemExit": (in_an_error(SystemExit(CANARY)), "INTERNAL"),
-}
+PLACE = {"path": "ledger/north.sqlite", "witness": "witness/north.json"}
+# Place -> code, what is written otherwise, and what is put into a file later.
+PLANTED: dict[str, tuple] = {
+    "group": ("", {}),
+    "patient id": ("", {"rows": [(f"{CANARY} {row[0]}", *row[1:]) for row in ROWS]}),
+    "cell": ("DATA_INVALID", {}, "patients.csv", repr(ROWS[7][1]), CANARY),
+    "path of the data": ("DATA_INVALID", {"source": SOURCE | {"path": f"{CANARY}.csv"}}),
+    "policy": ("SITE_FILE_INVALID", {}, "site.toml", "[policy]", f'[policy]\n{CANARY} = "{CANARY}"'),
+    "path of the site file": ("SITE_FILE_MISSING", {}),
+    "cohort": ("COHORT_CHANGED", {"ledger": PLACE | {"cohort": CANARY, "epsilon": 8.0, "delta": 1e-3}},
+               "site.toml", "epsilon = 8.0", "epsilon = 9.0"),
+    "import error": ("INSTALLATION_BROKEN", ImportError(CANARY)),
+    "memory error": ("INTERNAL", MemoryError(CANARY)),
+    "CUDA error": ("INTERNAL", torch.cuda.OutOfMemoryError(f"CUDA out of memory: {CANARY}")),
+    "exit": ("INTERNAL", SystemExit(CANARY)),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("place", PLANTED)
 def test_no_canary_reaches_a_hostile_server(table_site, monkeypatch, place: str) -> None:
-    plant, code = PLANTED[place]
+    code, changes, *later = PLANTED[place]
     site = table_site()
-    plant(site, monkeypatch)
+    if isinstance(changes, BaseException):
+        for name in ("clients.train.load_site", "clients.evaluate.load_site", "clients.answer.card_of"):
+            monkeypatch.setattr(name, Mock(side_effect=changes))
+        changes = {}
+    site.write(**{"rows": ROWS, "source": SOURCE, "policy": POLICY} | changes)
+    table = site.folder / "patients.csv"
+    table.write_text("\n".join(map(",".join, zip(table.read_text().splitlines(), ["ward", *GROUPS], strict=True))))
+    if later:
+        file, old, new = later
+        (site.folder / file).write_text((site.folder / file).read_text().replace(old, new))
+    if place == "path of the site file":
+        site.path = site.path.with_name(f"{CANARY}.toml")
     text, refusals = seen_by_a_hostile_server(site)
     assert CANARY not in text
-    assert len(refusals) == 4
-    if code is None:
-        assert refusals[:3] == [None] * 3
-        assert all(f'["ward","{value}"]' in text for value in ("east", "other", "west"))
+    if code:
+        assert {refusal for refusal in refusals if refusal} - {("BAD_REQUEST", "run")} == {(code, "")}
     else:
-        assert {refusal[0] for refusal in refusals if refusal} - {"BAD_REQUEST"} == {code}
+        assert refusals == [None, None, None, ("BAD_REQUEST", "run")]
+        assert all(f'["ward","{value}"]' in text for value in ("east", "other", "west"))
     decisions = [line["decision"] for line in read_audit_log(site.path)]
     assert decisions == ["refused" if refusal else "answered" for refusal in refusals]
 
@@ -188,9 +145,7 @@ def test_import_that_fails_is_a_code_and_a_line_of_the_log(table_site, module: s
 
 
 def test_importing_the_app_costs_under_two_cpu_seconds_and_loads_no_torch() -> None:
-    asked = (
-        "import sys, clients.app; print(sorted({'torch', 'scipy', 'sklearn', 'pydantic', 'pandas'} & set(sys.modules)))"
-    )
+    asked = "import sys, clients.app; print(sorted({'torch', 'scipy', 'sklearn', 'pydantic'} & set(sys.modules)))"
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     done = subprocess.run([sys.executable, "-c", asked], cwd=ROOT, capture_output=True, text=True, check=True)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)

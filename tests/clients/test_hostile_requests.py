@@ -4,7 +4,6 @@ import resource
 
 import numpy as np
 import pytest
-from flwr.app import Array
 
 from fl_dpbayes.config.recalibration import ISOTONIC_BINS
 from fl_dpbayes.protocol.arrays import prefixed
@@ -122,22 +121,6 @@ def test_delta_is_below_one_over_every_number_of_units_that_the_declared_one_adm
 
 
 ESCAPES = "\x1b]0;mine\x07\x1b[2J\u202e"
-
-
-@pytest.mark.parametrize("changes", [
-    {"stype": "pickle"},
-    {"data": b""},
-    {"data": b"\x80\x04."},
-    {"data": b"\x93NUMPY\x01\x00\x04\x00(9,)"},
-    {"shape": (10**12,)},
-    {"dtype": ESCAPES},
-])  # fmt: skip
-def test_request_with_an_array_that_is_none_is_a_bad_request(site, changes: dict) -> None:
-    weight, bias = Array(np.zeros((2, 2), np.float32)), Array(np.zeros(2, np.float32))
-    parts = {"dtype": weight.dtype, "shape": weight.shape, "stype": weight.stype, "data": weight.data} | changes
-    reply = site.train(arrays={"start/parameters/1.weight": Array(**parts), "start/parameters/1.bias": bias})
-    assert refusal_of(reply) == ("BAD_REQUEST", "arrays")
-    assert rows_of(site.ledger()) == []
 
 
 def test_name_of_an_unknown_key_reaches_neither_log_nor_reply_as_it_came(site, caplog) -> None:

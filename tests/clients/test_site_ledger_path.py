@@ -157,7 +157,7 @@ def test_repeated_round_after_a_crash_draws_other_noise(site, monkeypatch) -> No
 def test_network_file_system_is_refused_without_a_step(site, monkeypatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(ledger_file, "network_file_system", lambda path, mounts: "nfs4")
-        assert refusal_of(round_of(site, 1)) == ("COHORT_CHANGED", "")
+        assert refusal_of(round_of(site, 1)) == ("LEDGER_ERROR", "")
     assert steps_of(site) == (0, 0)
 
 

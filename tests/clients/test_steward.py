@@ -1,5 +1,6 @@
 """The steward's word: each key of the policy, a cohort that is lowered or closed, the audit log, the statement."""
 
+import shutil
 from datetime import UTC, datetime, timedelta
 
 import numpy as np
@@ -7,8 +8,10 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
+import clients.train
 from clients.evaluate import declared_groups
 from fl_dpbayes.cli import app
+from fl_dpbayes.config.approvals import approvals_file
 from fl_dpbayes.config.files import audit_log
 from fl_dpbayes.config.files.audit_log import audit_log_path, read_audit_log, record
 from fl_dpbayes.config.site_file import Policy
@@ -16,7 +19,9 @@ from fl_dpbayes.data.site import SiteSplit
 from fl_dpbayes.privacy.events import GaussianEvent
 from fl_dpbayes.privacy.ledger.ledger import Refused
 from fl_dpbayes.privacy.ledger.state import Cohort
+from fl_dpbayes.privacy.pld.loss_distribution import pld_epsilon
 from fl_dpbayes.protocol.refusal import RefusalCode
+from fl_dpbayes.run.site.bundle import decision, read_bundle
 from fl_dpbayes.run.site.statement import print_statement
 from tests.asking import ROWS, evaluate, refusal_of, refused, rows_of
 from tests.ledgers import complete, open_ledger, spending
@@ -113,11 +118,15 @@ def test_a_plan_approved_at_the_site_runs_from_the_next_message_on_and_another_d
     with_policy(site, approved_plans=[])
     assert refusal_of(site.train()) == ("PLAN_NOT_APPROVED", "plan")
     digest = list(read_audit_log(site.path))[-1]["plan"]
-    with_policy(site, approved_plans=[digest])
+    said = command("site", "approve", site.path, digest[:12], "--yes")
+    assert said.startswith("0 ")
+    assert '"clip_norm": 0.5' in said
     assert refusal_of(site.train()) is None
     assert refusal_of(site.train(round=2, first_step=1)) is None
     for other in (LATER, MLP, {"task": {"input_shape": [3], "classes": 2}}, {"privacy": {"epsilon": 3.0}}):
         assert refusal_of(site.train(**other)) == ("PLAN_NOT_APPROVED", "plan")
+    approvals_file(site.path).write_text("plans = 1")
+    assert refusal_of(site.train(run="cd" * 16)) == ("SITE_FILE_INVALID", "")
 
 
 def command(*words: object) -> str:
@@ -147,7 +156,8 @@ def test_a_cohort_is_lowered_and_closed_by_a_command_for_good(table_site) -> Non
 
 def test_a_stock_of_steps_that_costs_more_than_the_lowered_budget_gives_no_further_step(tmp_path) -> None:
     plan = (GaussianEvent(1.0, 0.2, 20),)
-    with open_ledger(tmp_path / "site.sqlite", Cohort("a", "patient", 8.0, 1e-3, "add_or_remove_one")) as ledger:
+    whole = Cohort("a", "patient", pld_epsilon(plan, 1e-3, "add_or_remove_one") * 1.001, 1e-3, "add_or_remove_one")
+    with open_ledger(tmp_path / "site.sqlite", whole) as ledger:
         complete(ledger, spending(1, plan=plan))
         assert ledger.state().rules["train"].name == "fixed schedule"
         ledger.restrict(ledger.spent("train").epsilon * 1.1)
@@ -155,13 +165,32 @@ def test_a_stock_of_steps_that_costs_more_than_the_lowered_budget_gives_no_furth
         assert ledger.verify() == []
 
 
+def close(site) -> None:
+    with site.ledger() as ledger:
+        ledger.restrict(None)
+
+
+@pytest.mark.parametrize(("end", "code"), [
+    (lambda site: (site.folder / "stop").touch(), "SITE_STOPPED"), (close, "COHORT_CLOSED"),
+])  # fmt: skip
+def test_what_was_begun_before_the_end_does_not_leave_after_it(table_site, monkeypatch, end, code: str) -> None:
+    site = table_site()
+    with_policy(site, stop_file="stop")
+    run_chain = clients.train.run_chain
+    monkeypatch.setattr("clients.train.run_chain", lambda *given, **keys: (end(site), run_chain(*given, **keys))[1])
+    assert refusal_of(site.train()) == (code, "")
+    assert list(read_audit_log(site.path))[-1]["charge"]["steps"] == 1
+    (site.folder / "stop").unlink(missing_ok=True)
+    assert refusal_of(site.train()) == (None if code == "SITE_STOPPED" else (code, ""))
+    assert [row.state for row in rows_of(site.ledger())] == ["done"]
+
+
 @pytest.mark.parametrize("counted", [20, "unlimited"])
 def test_a_closed_cohort_lets_no_public_sums_out(table_site, counted) -> None:
     site = table_site()
     with_policy(site, evaluation_release="public", max_evaluations=counted, max_evaluations_per_run=counted)
     assert refusal_of(evaluate(site)) is None
-    with site.ledger() as ledger:
-        ledger.restrict(None)
+    close(site)
     assert refusal_of(evaluate(site)) == ("COHORT_CLOSED", "")
 
 
@@ -221,6 +250,10 @@ def test_nothing_leaves_without_its_line(table_site) -> None:
         assert refusal_of(reply) == ("AUDIT_LOG_ERROR", "")
         assert "arrays" not in reply.content
     audit_log_path(site.path).rmdir()
+    (site.folder / "ledger").rename(site.folder / "elsewhere")
+    assert refusal_of(site.train()) == ("LEDGER_ERROR", "")
+    shutil.rmtree(site.folder / "ledger")
+    (site.folder / "elsewhere").rename(site.folder / "ledger")
     # What was paid for is sent when the log can be written again.
     assert refusal_of(site.train()) is None
     assert len(rows_of(site.ledger())) == 1
@@ -257,11 +290,12 @@ def test_statement_says_what_left_in_a_month(table_site, capsys) -> None:
     site.train()
     evaluate(site)
     site.train(round=2, steps=0)
+    decision(site.path, read_bundle(b"foreign"), b"foreign")
     console = Console(width=120)
     print_statement(site.path, "", console)
     said = capsys.readouterr().out
     for words in ("north", "abababababababab", "answered", "BAD_REQUEST steps", "train: 1 step; epsilon 0.000 before",
-                  "test: 1 step;", "of 8", "evaluations: 1, 1 in all"):  # fmt: skip
+                  "test: 1 step;", "of 8", "not approved, held", "evaluations: 1, 1 in all"):  # fmt: skip
         assert words in said, said
     print_statement(site.path, "2020-01", console)
     assert "No request came." in capsys.readouterr().out

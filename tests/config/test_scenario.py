@@ -9,43 +9,49 @@ from pydantic import ValidationError
 from fl_dpbayes.config.base import digest
 from fl_dpbayes.config.data import DataSpec
 from fl_dpbayes.config.errors import UserError
-from fl_dpbayes.config.scenario import load_scenario, read_scenario, shipped_scenarios, write_scenario
+from fl_dpbayes.config.scenario import Scenario, load_scenario, shipped_scenarios, write_scenario
 from fl_dpbayes.config.sources import BuiltIn
+from fl_dpbayes.config.validation_text import read_record
 from fl_dpbayes.data.simulation import plan_sites, run_identifier
 from tests.asking import refused
 
-WRONG = {
-    "privacy.epsilonn=2": ("unknown key 'privacy.epsilonn'", "did you mean 'epsilon'"),
-    "foo=1": ("unknown key 'foo'", "allowed here"),
-    "privacy.epsilon=-1": ("privacy.epsilon is -1", "greater than 0"),
-    "privacy.epsilon=much": ("privacy.epsilon is 'much'", "number"),
-    "privacy.temperature=": ("coupling 'floor' needs temperature",),
-    "sites.north.role=trainer": ("sites.north.role is 'trainer'", "'held_out'"),
-    "model.kind=transformer": ("model: kind 'transformer'", "'logistic'"),
-    "data.source.kind=cifar": ("data.source: kind 'cifar'", "'digits'"),
-    "training.burn_in=100000": ("burn_in 100000", "lower burn_in"),
-    "evaluation.release=noised": ("noise_multiplier must be given",),
-    "resources.min_sites=99": ("resources.min_sites is 99", "lower it"),
-    "sampler.step_size={kind=": ("not valid TOML",),
-    "privacy": ("write it as key.sub_key=value",),
-    "model.frozen_body={ seed = 0 }": ("model.frozen_body", "model.kind 'logistic' has none: remove it"),
-    "model={ kind = 'mlp', frozen_body = { weights = 'abc' } }": (
-        "model.frozen_body.weights: 'abc' is no SHA-256: give 64 lower-case hexadecimal digits (sha256sum FILE)",),
-    "aggregation.rule=predbayes": ("'aggregation.public' is missing", "--set aggregation.public.kind=synthetic"),
-    "aggregation={ rule = 'distillation', public = { kind = 'file', path = 'x.npz' } }": (
-        "'aggregation.public.statement' is missing", "a sentence of 10 to 500 characters"),
-    "seed.x=1": ("'seed' is a value, not a table",),
-}  # fmt: skip
+DROPOUT = ["sampler.kind=dp-mc-dropout", "aggregation.rule=mixture"]
 
 
-@pytest.mark.parametrize("assignment", WRONG)
-def test_wrong_key_or_value_is_named_in_one_line(assignment: str) -> None:
-    with pytest.raises(UserError) as caught:
-        load_scenario("digits", [assignment])
-    text = str(caught.value)
-    assert "\n" not in text
-    for expected in WRONG[assignment]:
-        assert expected in text
+@pytest.mark.parametrize(("overrides", "said"), [
+    (["privacy.epsilonn=2"], "unknown key 'privacy.epsilonn': did you mean 'epsilon'"),
+    (["foo=1"], "unknown key 'foo': allowed here"),
+    (["privacy.epsilon=-1"], "privacy.epsilon is -1: .*greater than 0"),
+    (["privacy.epsilon=much"], "privacy.epsilon is 'much': .*number"),
+    (["privacy.temperature="], "coupling 'floor' needs temperature"),
+    (["sites.north.role=trainer"], "sites.north.role is 'trainer': .*'held_out'"),
+    (["model.kind=transformer"], "model: kind 'transformer': .*'logistic'"),
+    (["training.burn_in=100000"], "burn_in 100000.*lower burn_in"),
+    (["evaluation.release=noised"], "noise_multiplier must be given"),
+    (["resources.min_sites=99"], "resources.min_sites is 99.*lower it"),
+    (["sampler.step_size={kind="], "not valid TOML"),
+    (["privacy"], "write it as key.sub_key=value"),
+    (["seed.x=1"], "'seed' is a value, not a table"),
+    (["model.frozen_body={ seed = 0 }"], "model.frozen_body: model.kind 'logistic' has none: remove it"),
+    (["model={ kind = 'mlp', frozen_body = { weights = 'abc' } }"],
+     r"model.frozen_body.weights: 'abc' is no SHA-256: give 64 lower-case hexadecimal digits \(sha256sum FILE\)"),
+    (["aggregation.rule=predbayes"], "'aggregation.public' is missing.*--set aggregation.public.kind=synthetic"),
+    (["aggregation={ rule = 'distillation', public = { kind = 'file', path = 'x.npz' } }"],
+     "'aggregation.public.statement' is missing.*a sentence of 10 to 500 characters"),
+    (["privacy.kind=none"], "choose 'sgld', or give a privacy budget"),
+    (["privacy.epsilon=2", "privacy.kind=none", "sampler.kind=sgld"], "unknown key 'privacy.epsilon'"),
+    (["privacy.kind=none", "privacy.nonsense=2", "sampler.kind=sgld"], "unknown key 'privacy.nonsense'"),
+    (["privacy.kind=[1]"], "kind"),
+    ([*DROPOUT, "model={kind='logistic'}"], "has none: choose"),
+    ([*DROPOUT, "model={kind='mlp', frozen_body={seed=1}}"], "are fixed: remove frozen_body"),
+    (["privacy.clipping=global"], "privacy.clipping is 'global': it must be a table.*kind = 'global'"),
+    (["training=3"], "training is 3: it must be a table; its keys are burn_in"),
+    (["model={kind='cnn', features={kind='scattering'}}"], "features: model.kind 'cnn' takes none: remove it"),
+])  # fmt: skip
+def test_wrong_key_or_value_is_named_in_one_line(overrides: list[str], said: str) -> None:
+    with pytest.raises(UserError, match=said) as raised:
+        load_scenario("digits", overrides)
+    assert "\n" not in str(raised.value)
 
 
 def test_example_for_a_missing_key_is_one() -> None:
@@ -94,34 +100,9 @@ def test_kind_set_on_the_command_line_drops_what_only_other_kinds_have() -> None
     assert scenario.partition.kind == "iid"
 
 
-DROPOUT = ["sampler.kind=dp-mc-dropout", "aggregation.rule=mixture"]
-
-
-@pytest.mark.parametrize(("overrides", "said"), [
-    (["privacy.kind=none"], "choose 'sgld', or give a privacy budget"),
-    (["privacy.epsilon=2", "privacy.kind=none", "sampler.kind=sgld"], "unknown key 'privacy.epsilon'"),
-    (["privacy.kind=none", "privacy.epsilon=2", "sampler.kind=sgld"], "unknown key 'privacy.epsilon'"),
-    (["privacy.kind=none", "privacy.nonsense=2", "sampler.kind=sgld"], "unknown key 'privacy.nonsense'"),
-    (["privacy.kind=[1]"], "kind"),
-    ([*DROPOUT, "model={kind='logistic'}"], "has none: choose"),
-    ([*DROPOUT, "model={kind='mlp', frozen_body={seed=1}}"], "are fixed: remove frozen_body"),
-    (["privacy.clipping=global"], "privacy.clipping is 'global': it must be a table.*kind = 'global'"),
-    (["training=3"], "training is 3: it must be a table; its keys are burn_in"),
-    (["model={kind='cnn', features={kind='scattering'}}"], "features: model.kind 'cnn' takes none: remove it"),
-])  # fmt: skip
-def test_what_does_not_fit_a_kind_is_named(overrides: list[str], said: str) -> None:
-    with pytest.raises(UserError, match=said) as raised:
-        load_scenario("digits", overrides)
-    assert "\n" not in str(raised.value)
-
-
 def test_too_few_samples_for_the_rule_are_found_before_the_run() -> None:
-    refused(
-        "needs 654 samples of each site for 650 parameters, training keeps 10",
-        plan_sites,
-        load_scenario("digits", ["aggregation.rule=product-full"]),
-        None,
-    )
+    full = load_scenario("digits", ["aggregation.rule=product-full"])
+    refused("needs 654 samples of each site for 650 parameters, training keeps 10", plan_sites, full, None)
     plan_sites(load_scenario("digits", ["aggregation.rule=product-diagonal"]), None)
 
 
@@ -134,11 +115,11 @@ def test_scenario_without_a_rule_gets_the_one_that_measured_best_where_states_ca
     content["model"] = {"kind": "mlp"}
     content["privacy"] |= {"coupling": "constant", "temperature": None}
     for section in ({}, {"site_weights": "uniform"}):
-        scenario = read_scenario(content | {"aggregation": section}, "test")
+        scenario = read_record(Scenario, content | {"aggregation": section}, "test")
         weights = section.get("site_weights", "units")
         assert (scenario.aggregation.rule, scenario.aggregation.site_weights) == (rule, weights)
     del content["aggregation"]
-    assert read_scenario(content, "test").aggregation.rule == rule
+    assert read_record(Scenario, content, "test").aggregation.rule == rule
 
 
 def test_every_shipped_scenario_is_valid_and_an_unknown_one_lists_them() -> None:

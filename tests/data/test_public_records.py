@@ -10,7 +10,6 @@ from PIL import Image
 
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.task import Task
-from fl_dpbayes.data import public_records
 from fl_dpbayes.data.public_records import read_public_records, synthetic_inputs
 from tests.asking import refused
 
@@ -137,7 +136,7 @@ def test_folder_of_images_with_and_without_labels(tmp_path):
 def test_folder_without_an_image_or_with_a_bad_or_huge_one_is_refused(tmp_path, monkeypatch):
     refused("hold no image", read, tmp_path)
     folder_of_images(tmp_path, per_class=1)
-    monkeypatch.setattr(public_records, "MAX_PICTURE_PIXELS", 15)
+    monkeypatch.setattr("fl_dpbayes.data.sources.images.MAX_PICTURE_PIXELS", 15)
     refused("has 16 pixels, allowed are 15", read, tmp_path)
     (tmp_path / "a" / "0.png").write_bytes(b"no picture")
     refused(r"0\.png cannot be read", read, tmp_path)

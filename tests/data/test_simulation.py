@@ -159,7 +159,7 @@ def test_natural_sites_are_the_data_sets_own(data_folder, tmp_path, deal, monkey
     dealt = deal(HOSPITALS, NATURAL, HEART)
     assert dealt.plan.source.folder == data_folder.resolve()
     assert [len(site.indices) for site in dealt.plan.sites] == [303, 130, 261, 46]
-    assert dealt.plan.unit == "patient"
+    assert dealt.plan.source.unit == "patient"
     held_out = dealt.load(tmp_path)[3]
     assert held_out.test.unit_count == 46
     assert held_out.test.labels.mean() == pytest.approx(45 / 46)

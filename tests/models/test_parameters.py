@@ -6,14 +6,7 @@ from torch import nn
 from fl_dpbayes.config.task import CNNModel, LogisticModel, MLPModel, Task
 from fl_dpbayes.models import parameters
 from fl_dpbayes.models.build import build_model
-from fl_dpbayes.models.parameters import (
-    arrays_to_vector,
-    load_vector,
-    logits_at,
-    parameter_shapes,
-    to_vector,
-    vector_to_arrays,
-)
+from fl_dpbayes.models.parameters import arrays_to_vector, load_vector, parameter_shapes, to_vector, vector_to_arrays
 
 
 @pytest.fixture
@@ -78,7 +71,7 @@ def test_gradient_is_that_of_finite_differences(model, monkeypatch):
         for name, array in vector_to_arrays(to_vector(module), module).items()
     }
     cotangent = generator.normal(size=(7, 3))
-    function = logits_at(module, inputs)
+    function = parameters.logits_at(module, inputs)
     logits, gradients_of = function(start)
     gradients = gradients_of(cotangent)
     step, direction = 1e-6, {name: generator.normal(size=array.shape) for name, array in start.items()}
@@ -87,7 +80,7 @@ def test_gradient_is_that_of_finite_differences(model, monkeypatch):
     numeric = (cotangent * (ahead - behind)).sum() / (2 * step)
     assert sum((gradients[name] * direction[name]).sum() for name in start) == pytest.approx(numeric, rel=1e-6)
     monkeypatch.setattr(parameters, "INPUTS_PER_PASS", 3)
-    again, gradients_again = logits_at(module, inputs)(start)
+    again, gradients_again = parameters.logits_at(module, inputs)(start)
     np.testing.assert_allclose(again, logits, atol=1e-12)
     for name, gradient in gradients_again(cotangent).items():
         np.testing.assert_allclose(gradient, gradients[name], atol=1e-12)

@@ -59,12 +59,6 @@ def test_directions_are_uncorrelated_within_a_character(projection) -> None:
     np.testing.assert_allclose(metric, np.eye(KEPT), atol=2e-3)
 
 
-def test_two_sites_compute_one_map(projection) -> None:
-    again = fit_projection(SMALL, SIDE, lambda pictures: scattered(pictures.numpy()), CPU)
-    torch.testing.assert_close(again.matrix, projection.matrix)
-    torch.testing.assert_close(again.mean, projection.mean)
-
-
 def test_feature_map_ends_with_the_projection_of_root_mean_square_one_whatever_the_batch(projection) -> None:
     features = ScatteringFeatures(angles=4, projection=SMALL)
     assert feature_shape(features, (1, SIDE, SIDE)) == (KEPT,)

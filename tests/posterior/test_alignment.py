@@ -67,17 +67,10 @@ WEIGHT_SPACE = {
 
 def test_mixture_and_predbayes_predictions_do_not_change(sites, swapped):
     one, other = (joined(given, WEIGHTS).in_memory() for given in (sites, swapped))
-    np.testing.assert_allclose(
-        predictive_probabilities(MODULE, other.arrays, other.weights, FEATURES),
-        predictive_probabilities(MODULE, one.arrays, one.weights, FEATURES),
-        atol=1e-6,
-    )
+    np.testing.assert_allclose(*predictions({"other": other, "one": one}), atol=1e-6)
+    ends = [product_and_mixture(predictions(given)) for given in (swapped, sites)]
     for beta in (0.0, 0.5, 1.0):
-        np.testing.assert_allclose(
-            between(product_and_mixture(predictions(swapped)), beta),
-            between(product_and_mixture(predictions(sites)), beta),
-            atol=1e-6,
-        )
+        np.testing.assert_allclose(*(between(each, beta) for each in ends), atol=1e-6)
 
 
 @pytest.mark.parametrize("rule", WEIGHT_SPACE)
@@ -86,11 +79,7 @@ def test_weight_space_rules_change_and_warn(sites, swapped, rule):
     aligned, mixed = combined(rule, sites, **settings), combined(rule, swapped, **settings)
     assert not [said for said in aligned.warnings if said.kind == "units-reordered"]
     assert [said for said in mixed.warnings if said.kind == "units-reordered"] == [REORDERED]
-    change = np.abs(
-        predictive_probabilities(MODULE, mixed.samples.arrays, mixed.samples.weights, FEATURES)
-        - predictive_probabilities(MODULE, aligned.samples.arrays, aligned.samples.weights, FEATURES)
-    )
-    assert change.max() > 1e-3
+    assert np.abs(np.diff(predictions({"mixed": mixed.samples, "aligned": aligned.samples}), axis=0)).max() > 1e-3
 
 
 def test_fedpa_warns(sites, swapped):
@@ -131,6 +120,6 @@ def test_states_of_a_round_are_compared_with_the_first_site():
     swapped |= {"momentum/" + NAMES[0]: np.random.default_rng(1).normal(size=START[NAMES[0]].shape)}
     assert state_warnings({"a": start, "b": start}) == ()
     assert state_warnings({"b": swapped, "c": start, "a": start}) == (REORDERED,)
-    assert state_warnings(
-        {site: without_prefix("parameters", s) for site, s in {"a": start, "b": swapped}.items()}
-    ) == (REORDERED,)
+    states = {"a": start, "b": swapped}
+    plain = {site: without_prefix("parameters", state) for site, state in states.items()}
+    assert state_warnings(plain) == (REORDERED,)

@@ -9,13 +9,9 @@ from tests.analytic_targets import assert_within_standard_errors
 
 
 def chain_of(draws, weights=None, temperatures=None):
-    count = len(draws)
-    samples = PosteriorSamples(
-        {"w": draws},
-        np.ones(count) if weights is None else weights,
-        np.ones(count) if temperatures is None else temperatures,
-    )
-    return next(iter(chains({"site": samples})))
+    ones = np.ones(len(draws))
+    given = (ones if values is None else values for values in (weights, temperatures))
+    return next(iter(chains({"site": PosteriorSamples({"w": draws}, *given)})))
 
 
 @pytest.mark.parametrize("form", [diagonal_gaussian, full_gaussian])

@@ -115,15 +115,10 @@ def test_thinning_keeps_total_weight_and_even_spacing_property(count, kept):
     assert thinned.arrays["w"][-1, 0] == count - 1
 
 
-@pytest.mark.parametrize(
-    ("weights", "temperatures", "message"),
-    [
-        ([1.0], [1.0, 1.0], "one entry per sample"),
-        ([-1.0, 2.0], [1.0, 1.0], "weights must be finite"),
-        ([1.0, 1.0], [1.0, np.inf], "temperatures must be finite"),
-        ([0.0, 0.0], [1.0, 1.0], "not all be 0"),
-    ],
-)
+@pytest.mark.parametrize(("weights", "temperatures", "message"), [
+    ([1.0], [1.0, 1.0], "one entry per sample"), ([-1.0, 2.0], [1.0, 1.0], "weights must be finite"),
+    ([1.0, 1.0], [1.0, np.inf], "temperatures must be finite"), ([0.0, 0.0], [1.0, 1.0], "not all be 0"),
+])  # fmt: skip
 def test_inconsistent_samples_are_refused(weights, temperatures, message):
     with pytest.raises(ValueError, match=message):
         PosteriorSamples({"w": np.zeros((2, 3), np.float32)}, np.array(weights), np.array(temperatures))

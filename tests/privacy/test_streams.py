@@ -34,18 +34,10 @@ def test_all_128_key_bits_vary():
 
 def test_streams_are_uncorrelated_within_and_across_purposes_rounds_sites_chains_and_restarts():
     size = 4096
-    contexts = [
-        f"site {site}, run 0, round {round_}, chain {chain}, first step {step}"
-        for site, round_, chain, step in itertools.product((0, 1), (1, 2), (0, 1), (0, 50))
-    ]
-    draws = np.array(
-        [
-            Streams.from_insecure_seed(seed, context).generator(purpose).standard_normal(size)
-            for seed in (3, 3 + 2**32)
-            for context in contexts
-            for purpose in ("noise", "batches")
-        ]
-    )
+    places = itertools.product((0, 1), (1, 2), (0, 1), (0, 50))
+    contexts = ["site {}, run 0, round {}, chain {}, first step {}".format(*place) for place in places]
+    streams = [Streams.from_insecure_seed(seed, context) for seed in (3, 3 + 2**32) for context in contexts]
+    draws = np.array([each.generator(use).standard_normal(size) for each in streams for use in ("noise", "batches")])
     assert len(draws) == 64
     correlations = np.corrcoef(draws)[np.triu_indices(len(draws), k=1)] * np.sqrt(size)
     assert np.abs(correlations).max() < 5

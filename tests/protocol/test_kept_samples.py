@@ -12,15 +12,11 @@ from fl_dpbayes.protocol.train import MAX_SAMPLES_PER_REPLY, TrainRequest
 
 
 def plan_of(steps: int, burn_in: int = 0, thinning: int = 1, clip_norm: float = 1.0) -> TrainingPlan:
+    sampler = SGLD(step_size=ConstantStepSize(initial=0.1), prior=FlatPrior())
     return TrainingPlan(
-        rounds=1,
-        steps_per_round=steps,
-        burn_in=burn_in,
-        thinning=thinning,
-        sampler=SGLD(step_size=ConstantStepSize(initial=0.1), prior=FlatPrior()),
+        rounds=1, steps_per_round=steps, burn_in=burn_in, thinning=thinning, sampler=sampler, chain_start="broadcast",
         privacy=PrivacyPlan(epsilon=1.0, delta=1e-5, sampling_rate=0.5, clip_norm=clip_norm),
-        chain_start="broadcast",
-    )
+    )  # fmt: skip
 
 
 def request_of(plan: TrainingPlan, first_step: int, steps: int) -> TrainRequest:

@@ -221,7 +221,7 @@ def write_study_folder(
     """Write a study's files; the mean error over seeds 1, 2, 3 and alphas is LAST or POSTERIOR at severity 0.
 
     `record`: changes of `study.json`. `noise`: how far apart seeds are, `last_noise` for the last iterate. `further`:
-    with subgroups, conformal sets, shift detection and known truth. `extra_axes`: axes that change nothing.
+    with subgroups, conformal sets and shift detection. `extra_axes`: axes that change nothing.
     """
     folder.mkdir(parents=True, exist_ok=True)
     axes = {"partition.alpha": list(alphas), **(extra_axes or {}), "seed": list(seeds)}
@@ -246,8 +246,7 @@ def write_study_folder(
                 row = {
                     "predictor": predictor, "n": 400, "samples": 1 if last else 20, "accuracy": 0.95 - rms,
                     "nll": 0.2 + 2 * rms, "ece": rms + 0.01, "ece_if_calibrated": 0.012, "rms_debiased": rms,
-                    "epistemic": 0.01 + 0.005 * at,
-                } | ({"rms_true": 0.9 * rms, "ece_true": 0.8 * rms} if further else {})  # fmt: skip
+                }  # fmt: skip
                 rows.append(place | row | {"rms_debiased_low": rms - 0.01, "rms_debiased_high": rms + 0.01} | run)
                 for attribute, value in (("sex", "female"), ("sex", "male"), ("age", "under 55")):
                     part = {"attribute": attribute, "value": value, "rms_debiased": rms + 0.02 * (value == "male")}

@@ -1,7 +1,5 @@
 import re
 
-from fl_dpbayes.config.summary import CalibrationRecord
-from fl_dpbayes.report.calibration_figures import MAX_PLACES, drawn_places
 from fl_dpbayes.report.figure_style import DrawnFigure
 from fl_dpbayes.report.page_tables import page_table
 from fl_dpbayes.report.run_files import read_epsilon_curves
@@ -43,16 +41,11 @@ def test_a_mean_over_sites_is_drawn_as_no_site(write_run, figures_of, summary, t
 
 
 def test_a_figure_without_data_is_left_out(write_run, figures_of, summary):
-    summary["calibration"], summary["reliability"] = [], []
     rows = [{"site": "valley", "round": 1, "epsilon": float("inf")}, {"site": "st-anne", "round": 1}]
-    assert figures_of(write_run(summary, rows)) == {}
-
-
-def test_empty_bins_have_no_point(write_run, figures_of, summary):
     for row in summary["reliability"]:
         for part in row["bins"]:
             part |= {"n": 0, "confidence": None, "accuracy": None, "band_low": None, "band_high": None}
-    assert not any("reliability" in name for name in figures_of(write_run(summary)))
+    assert figures_of(write_run(summary | {"calibration": []}, rows)) == {}
 
 
 def test_epsilon_curves_skip_rounds_without_a_statement(write_run, summary):
@@ -62,16 +55,6 @@ def test_epsilon_curves_skip_rounds_without_a_statement(write_run, summary):
     ]  # fmt: skip
     (curve,) = read_epsilon_curves(write_run(summary, rows))
     assert (curve.site, curve.rounds, curve.epsilons, curve.budget) == ("a", (1, 2), (1.0, 1.5), 2.0)
-
-
-def test_many_sites_are_cut_to_the_worst_and_pooled_ones_stay():
-    rows = [CalibrationRecord(site="pooled:train", role="train", predictor="last", ece=0.0, accuracy=1)]
-    for i in range(90):
-        rows.append(CalibrationRecord(site=f"s{i}", role="train", predictor="last", ece=i / 100, accuracy=i / 100))
-    places = drawn_places(rows, "ece")
-    assert len(places) == MAX_PLACES
-    assert places[:2] == ["pooled:train", f"s{90 - MAX_PLACES + 1}"]
-    assert drawn_places(rows, "accuracy")[:2] == ["pooled:train", "s0"]
 
 
 def test_inline_svg_has_its_own_identifiers(reported):

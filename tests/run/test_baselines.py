@@ -45,11 +45,9 @@ def test_baselines_are_what_the_page_says_they_are(sites):
     assert central.nll == round(log_loss(test_y, risk), 3)
     assert central.auroc == pytest.approx(roc_auc_score(test_y, risk), abs=2e-3)
     assert rows["majority", "held_out", ""].accuracy == pytest.approx(max(test_y.mean(), 1 - test_y.mean()), abs=6e-4)
-    assert rows["majority", "held_out", ""].nll == pytest.approx(
-        log_loss(test_y, np.full(len(test_y), y.mean())), abs=6e-4
-    )
     published = np.concatenate([site.test.published for site in sites if site.role == "held_out"])
-    assert rows["published", "held_out", ""].nll == pytest.approx(log_loss(test_y, published), abs=6e-4)
+    for name, risk in (("majority", np.full(len(test_y), y.mean())), ("published", published)):
+        assert rows[name, "held_out", ""].nll == pytest.approx(log_loss(test_y, risk), abs=6e-4)
     alone = [key[2] for key in rows if key[:2] == ("site_only", "held_out")]
     assert sorted(alone) == sorted(site.name for site in sites if site.role == "train")
 

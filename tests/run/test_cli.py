@@ -5,14 +5,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from fl_dpbayes import cli
-from tests.federations import SMALL
-
-SET_SMALL = [word for assignment in SMALL for word in ("--set", assignment)]
-
 
 SOLVE = "solve --epsilon 1 --delta 1e-5 --q .1 --steps 9"
 ACCOUNT = "account --delta 1e-5"
@@ -28,7 +23,6 @@ WRONG = {
     "simulate README.toml": "does not exist",
     "solve --epsilon -1 --delta 1e-5 --q 0.1 --steps 10": "epsilon",
     "solve --epsilon 1 --delta 1e-5 --q 2 --steps 9": "error: --q is 2",
-    "solve --epsilon 1 --delta 1e-5 --q .1 --sigma 1 --temperature 2": "--temperature is for --steps",
     f"{SOLVE} --clip-norm 0": "error: --clip-norm is 0",
     f"{SOLVE} --schedule {{initial=1}}": '(for example {kind="polynomial", initial=0.1, power=0.33}): schedule: kind',
     f'{SOLVE} --schedule {{kind="constant",initial=-1}}': "schedule.initial is -1",
@@ -114,29 +108,6 @@ def test_account_and_solve_print_json(command) -> None:
     assert 2 * 0.999 <= answer["epsilon"] <= 2
 
 
-@pytest.mark.slow
-def test_simulate_predict_and_evaluate_in_a_row(tmp_path: Path, command, refusal) -> None:
-    from sklearn.datasets import load_digits
-
-    out = tmp_path / "run"
-    status, printed, _ = command("simulate", "digits", "--engine", "inline", "--out", str(out), *SET_SMALL)
-    assert status == 0
-    assert "Privacy spent" in printed
-    assert "report.html" in printed
-    digits, data, table = load_digits(), tmp_path / "new.npz", tmp_path / "predictions.csv"
-    np.savez(data, features=digits.images[:50].astype(np.float32) / 16, labels=digits.target[:50])
-    status, *_ = command("predict", str(out), str(data), "--out", str(table))
-    assert status == 0
-    lines = table.read_text().splitlines()
-    assert len(lines) == 51
-    values = np.array([[float(cell) for cell in line.split(",")[2:12]] for line in lines[1:]])
-    np.testing.assert_allclose(values.sum(axis=1), 1, atol=1e-4)
-    status, printed, _ = command("evaluate", str(out), str(data), "--json")
-    assert status == 0
-    assert json.loads(printed)["n"] == 50
-    assert "does not exist: give a .csv, .parquet or .npz" in refusal("predict", str(out), str(tmp_path / "no.csv"))
-
-
 @pytest.mark.parametrize("asked", [["report"], ["predict", "x.csv"], ["evaluate", "x.csv"]])
 def test_result_of_a_run_that_was_cut_off_is_asked_of_resume(asked, tmp_path: Path, refusal) -> None:
     (tmp_path / "scenario.toml").write_text("")
@@ -150,17 +121,6 @@ def test_an_unknown_name_is_told_before_torch_or_flower_is_imported(asked: str) 
     code = f"import sys; from fl_dpbayes import cli; sys.argv = ['fl-dpbayes', '{asked}', 'nonsense']\n"
     code += "try: cli.main()\nexcept SystemExit as end: sys.exit(9 if {'torch', 'flwr'} & {*sys.modules} else end.code)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 2
-
-
-def test_solve_for_steps_finds_the_largest_number_that_fits(command) -> None:
-    from fl_dpbayes.privacy.events import GaussianEvent
-    from fl_dpbayes.privacy.pld.loss_distribution import pld_epsilon
-
-    status, printed, _ = command("solve", "--epsilon", "2", "--q", ".1", "--sigma", "2", "--delta", "1e-5", "--json")
-    assert status == 0
-    ((sigma, rate, steps),) = json.loads(printed)["history"]
-    assert pld_epsilon((GaussianEvent(sigma, rate, steps),), 1e-5) <= 2
-    assert pld_epsilon((GaussianEvent(sigma, rate, steps + 1),), 1e-5) > 2
 
 
 @pytest.mark.slow

@@ -138,6 +138,13 @@ def environment(tmp_path: Path):
     kill(processes_of(home))
 
 
+def flwr_run(project: Path, environment: dict[str, str], folder: Path, *options: str) -> str:
+    """What `flwr run` of a project says when it is typed in a folder."""
+    command = [FLWR, "run", str(project), "--stream", *options]
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
+    return done.stdout + done.stderr
+
+
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
     """Copy what git would hold: `flwr run` may edit the project file that it reads."""
@@ -155,9 +162,8 @@ def test_bundle_holds_the_code_and_the_scenarios_and_nothing_else(project: Path,
     (project / "runs").mkdir()
     (project / "runs" / "secret.json").write_text("{}")
     (project / "site.toml").write_text("")
-    subprocess.run(
-        [FLWR, "build", "--app", str(project)], cwd=project, env=environment, check=True, capture_output=True
-    )
+    build = [FLWR, "build", "--app", str(project)]
+    subprocess.run(build, cwd=project, env=environment, check=True, capture_output=True)
     (bundle,) = project.glob("*.fab")
     names = set(zipfile.ZipFile(bundle).namelist())
     kinds = [(folder, "*.py") for folder in ("fl_dpbayes", "clients", "server")]
@@ -170,11 +176,8 @@ def test_bundle_holds_the_code_and_the_scenarios_and_nothing_else(project: Path,
 @pytest.mark.slow
 def test_flwr_run_with_too_few_nodes_prints_the_right_line(project: Path, environment, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    done = subprocess.run(
-        [FLWR, "run", str(project), "--stream", "--run-config", f"output-dir={json.dumps(str(out))}"],
-        cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=200, check=False,
-    )  # fmt: skip
-    assert 'flwr run . --federation-config "num-supernodes=11"' in done.stdout + done.stderr
+    said = flwr_run(project, environment, tmp_path, "--run-config", f"output-dir={json.dumps(str(out))}")
+    assert 'flwr run . --federation-config "num-supernodes=11"' in said
     events = [json.loads(line) for line in (out / "events.jsonl").read_text().splitlines()]
     assert events[-1]["event"] == "failed"
 
@@ -183,11 +186,8 @@ def test_flwr_run_with_too_few_nodes_prints_the_right_line(project: Path, enviro
 def test_flwr_run_beside_own_clients_names_the_file(project: Path, environment, tmp_path: Path) -> None:
     (tmp_path / "clients").mkdir()
     (tmp_path / "clients" / "__init__.py").touch()
-    done = subprocess.run(
-        [FLWR, "run", str(project), "--stream", "--federation-config", "num-supernodes=11"],
-        cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=200, check=False,
-    )  # fmt: skip
-    assert f"{tmp_path}/clients/__init__.py is in the way" in done.stdout + done.stderr
+    said = flwr_run(project, environment, tmp_path, "--federation-config", "num-supernodes=11")
+    assert f"{tmp_path}/clients/__init__.py is in the way" in said
 
 
 @pytest.mark.slow
@@ -197,10 +197,7 @@ def test_flwr_run_of_the_bundle_runs_the_quickstart(project: Path, environment, 
     (tmp_path / "shorter.toml").write_text(shorter, encoding="utf-8")
     config = f"output-dir={json.dumps(str(out))} scenario={json.dumps(str(tmp_path / 'shorter.toml'))}"
     federation = "num-supernodes=11 client-resources-num-cpus=1"
-    subprocess.run(
-        [FLWR, "run", str(project), "--stream", "--run-config", config, "--federation-config", federation],
-        cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300, check=False,
-    )  # fmt: skip
+    flwr_run(project, environment, tmp_path, "--run-config", config, "--federation-config", federation)
     summary = json.loads((out / "summary.json").read_text())
     assert {site["name"] for site in summary["sites"]} > {"uk-134", "uk-74", "new-zealand-121"}
     assert {row["status"] for row in summary["privacy"]} == {"OK"}

@@ -28,11 +28,8 @@ def served(tmp_path: Path, data_folder: Path, monkeypatch) -> Path:
     server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=folder))
     threading.Thread(target=server.serve_forever, daemon=True).start()
     heart = fetch_data.SETS["heart"]
-    names = {path: Path(address).name for path, address in heart.files.items()}
-    files = {
-        path: f"http://127.0.0.1:{server.server_port}/{name}{'.gz' if 'va' in name else ''}"
-        for path, name in names.items()
-    }
+    names = {path: Path(path).name + ".gz" * ("va" in path) for path in heart.files}
+    files = {path: f"http://127.0.0.1:{server.server_port}/{name}" for path, name in names.items()}
     monkeypatch.setitem(fetch_data.SETS, "heart", heart._replace(files=files))
     yield folder
     server.shutdown()

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.run.test_engines import FLWR, ROOT, environment
+from tests.run.test_engines import ROOT, environment, flwr_run
 
 __all__ = ["environment"]
 PROJECT = ROOT / "docs" / "flower"
@@ -37,13 +37,9 @@ def test_flwr_run_of_the_example_project(environment: dict[str, str], tmp_path: 
     project = tmp_path / "mine"
     shutil.copytree(PROJECT, project, ignore=shutil.ignore_patterns("__pycache__"))
     place = tmp_path / "posterior.npz"
-    done = subprocess.run(
-        [FLWR, "run", str(project), "--stream", "--run-config", f"posterior={json.dumps(str(place))}",
-         "--federation-config", "num-supernodes=4"],
-        cwd=project, env=environment, capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
+    options = ["--run-config", f"posterior={json.dumps(str(place))}", "--federation-config", "num-supernodes=4"]
+    said = flwr_run(project, environment, project, *options)
     assert np.load(place)["weight"].shape == (3, 10, 64)
-    said = done.stdout + done.stderr
     assert float(re.findall(r"'accuracy': '([\d.e+-]+)'", said)[-1]) > 0.85
     # Each site's position went on from round to round, in the node's own state.
     assert [float(one) for one in re.findall(r"'steps-max': '([\d.e+-]+)'", said)] == [20, 40, 60, 80, 100]

@@ -22,9 +22,8 @@ def scenario(tmp_path: Path, command) -> Path:
     table["outcome"] = np.where(generator.random(180) < 1 / (1 + np.exp((67 - table["age"]) / 9)), "dead", "alive")
     table.to_csv(tmp_path / "t.csv", index=False, sep=";", decimal=",", encoding="cp1252")
     out = tmp_path / "mine.toml"
-    status, _, error = command(
-        "init", "--from", tmp_path / "t.csv", "--label", "outcome", "--site", "hospital", "--out", out
-    )
+    asked = ["--from", tmp_path / "t.csv", "--label", "outcome", "--site", "hospital", "--out", out]
+    status, _, error = command("init", *asked)
     assert status == 0, error
     return out
 
@@ -62,25 +61,22 @@ def test_a_mistake_is_one_line(scenario, command, tmp_path, monkeypatch, content
 
 @pytest.mark.slow
 def test_odd_features_and_budgets_are_told_at_the_start_and_a_left_budget_at_the_end(scenario, command) -> None:
-    short = ["--set", "training.rounds=2", "--set", "training.burn_in=0", "--engine", "inline"]
-    given = ["--set", "data.source.centers=[0]", "--set", "data.source.scales=[0.001]"]
-    status, said, _ = command("simulate", scenario, "--out", scenario.parent / "a", *short, *given)
-    said = " ".join(said.split())
-    assert status == 0
+    def said_of(name: str, *settings: str) -> str:
+        words = [word for one in ("training.rounds=2", "training.burn_in=0", *settings) for word in ("--set", one)]
+        status, said, _ = command("simulate", scenario, "--out", scenario.parent / name, "--engine", "inline", *words)
+        assert status == 0
+        return " ".join(said.split())
+
+    said = said_of("a", "data.source.centers=[0]", "data.source.scales=[0.001]")
     assert "feature 'age' is about 70,000 after centers and scales and should be about 1" in said
     assert "of a budget of 4.00: coupling 'floor' never adds less noise" in said
     assert "is far too small" not in said
-    weak = ["--set", "privacy.epsilon=.001"]
-    status, said, _ = command("simulate", scenario, "--out", scenario.parent / "b", *short, *weak)
-    said = " ".join(said.split())
+    said = said_of("b", "privacy.epsilon=.001")
     assert "feature 'age'" not in said
     assert "coupling 'floor' never" not in said
     found = re.search(r"epsilon 0.001 is far too small .* Epsilon (\d\.\d+) would do there", said)
     assert found, said
-    status, said, _ = command(
-        "simulate", scenario, "--out", scenario.parent / "c", *short, "--set", f"privacy.epsilon={found[1]}"
-    )
-    assert "temperature 1: the chain sampled at" not in said
+    assert "temperature 1: the chain sampled at" not in said_of("c", f"privacy.epsilon={found[1]}")
 
 
 @pytest.mark.slow
@@ -96,9 +92,7 @@ def test_an_interrupt_ends_with_status_130_and_says_what_is_kept_and_how_to_go_o
     started.send_signal(signal.SIGINT)
     _, error = started.communicate(timeout=90)
     assert started.returncode == 130, error
-    found = re.search(
-        r"stopped: (\d+) of 200 rounds (?:is|are) complete and kept, .* go on with  fl-dpbayes (.*)", error
-    )
+    found = re.search(r"stopped: (\d+) of 200 rounds (?:is|are) complete and kept, .* go on with  (.*)", error)
     assert found, error
-    assert f"simulate --resume {run}" in found[2]
+    assert f"fl-dpbayes simulate --resume {run}" in found[2]
     assert int(found[1]) < 200

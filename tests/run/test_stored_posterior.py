@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 import numpy as np
+import pandas
 import pytest
 from PIL import Image
 from rich.console import Console
@@ -19,8 +20,6 @@ from fl_dpbayes.data.simulation import run_identifier
 from fl_dpbayes.data.site import load_site
 from fl_dpbayes.run.new_records import read_new_records
 from fl_dpbayes.run.simulate import simulate
-from fl_dpbayes.run.stored_posterior import evaluate_records, predict_records
-from tests.asking import refused
 
 SHORT = ["training={rounds=2, steps_per_round=20, burn_in=20, thinning=10}", "privacy.sampling_rate=1.0",
          "simulation.insecure_seed=5"]  # fmt: skip
@@ -31,7 +30,7 @@ def run_of(folder: Path, *settings: str) -> Path:
 
 
 @pytest.mark.slow
-def test_every_site_is_measured_and_knows_its_truth_and_new_records_are_predicted_and_evaluated(tmp_path, capsys):
+def test_every_site_knows_its_truth_and_new_records_are_predicted_and_evaluated(tmp_path, command, refusal):
     run = run_of(tmp_path / "known-truth")
     summary = json.loads((run / "summary.json").read_text(encoding="utf-8"))
     roles = {site["name"]: site["role"] for site in summary["sites"]}
@@ -45,28 +44,19 @@ def test_every_site_is_measured_and_knows_its_truth_and_new_records_are_predicte
         spread = np.sqrt((test.truth[:, 1] * test.truth[:, 0]).sum())
         assert abs(test.labels.sum() - test.truth[:, 1].sum()) < 4 * spread
     records = load_source(Logistic2D(records=6, test_records=300, seed=9), "test")
-    np.savez(tmp_path / "new.npz", features=records.features, labels=records.labels)
-    predict_records(run, tmp_path / "new.npz", None, Console(quiet=True))
-    assert len(capsys.readouterr().out.splitlines()) == 301
-    evaluate_records(run, tmp_path / "new.npz", Console(quiet=True), as_json=True)
-    said = json.loads(capsys.readouterr().out)
+    new, page = archive(tmp_path, records.features, labels=records.labels), tmp_path / "page"
+    assert command("predict", run, new, "--out", tmp_path / "predicted.csv")[0] == 0
+    predicted = pandas.read_csv(tmp_path / "predicted.csv")
+    assert len(predicted) == 300
+    assert predicted[["probability_0", "probability_1"]].sum(axis=1).to_numpy() == pytest.approx(1, abs=1e-4)
+    said = json.loads(command("evaluate", run, new, "--json")[1])
     assert said["n"] == 300
-    arguments = (run, tmp_path / "new.npz", Console(width=100), None, ())
-    evaluate_records(*arguments, as_json=False, out=tmp_path / "page")
     accuracy = f"{100 * said['accuracy']:.1f}"
-    assert re.search(rf"Accuracy +{accuracy} ", capsys.readouterr().out)
-    page = (tmp_path / "page" / "report.html").read_text()
-    assert f"<td>{accuracy}" in page
-    assert "new (held out, n = 300" in page.replace("\N{NO-BREAK SPACE}", " ")
-    refused(r"--out .*page cannot be made", evaluate_records, *arguments, as_json=False, out=tmp_path / "page")
-
-
-@pytest.mark.slow
-def test_radiographs_take_the_points_place(tmp_path):
-    source = "data.source={kind='radiographs', records=600, test_records=60, side=16}"
-    run = run_of(tmp_path / "radiographs", source, "model.kind=cnn", "privacy.delta=1e-3")
-    summary = json.loads((run / "summary.json").read_text(encoding="utf-8"))
-    assert {row["site"] for row in summary["calibration"]} >= {f"site-{number}" for number in range(1, 7)}
+    assert re.search(rf"Accuracy +{accuracy} ", command("evaluate", run, new, "--out", page)[1])
+    text = (page / "report.html").read_text()
+    assert f"<td>{accuracy}" in text
+    assert "new (held out, n = 300" in text.replace("\N{NO-BREAK SPACE}", " ")
+    assert "page cannot be made" in refusal("evaluate", run, new, "--out", page)
 
 
 def test_a_seeded_run_is_named_by_its_source_and_another_kind_of_source_keeps_the_common_keys() -> None:

@@ -48,14 +48,10 @@ def run(plan, module, features, targets, noise_multipliers, loss=summed_cross_en
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "sampler",
-    [
-        SGLD(kind="sgld", step_size=SIZE, prior=PRIOR), SGD(kind="sgd", step_size=SIZE, prior=PRIOR, momentum=0.5),
-        SGHMC(kind="sghmc", step_size=SIZE, prior=PRIOR, friction=0.3),
-    ],
-    ids=lambda sampler: sampler.kind,
-)  # fmt: skip
+@pytest.mark.parametrize("sampler", [
+    SGLD(kind="sgld", step_size=SIZE, prior=PRIOR), SGD(kind="sgd", step_size=SIZE, prior=PRIOR, momentum=0.5),
+    SGHMC(kind="sghmc", step_size=SIZE, prior=PRIOR, friction=0.3),
+], ids=lambda sampler: sampler.kind)  # fmt: skip
 def test_chain_samples_the_posterior_at_the_planned_temperature_gaussian_target(sampler):
     target, temperature = regression(), 0.5
     # One output per chain: without a clip they share nothing but the records.
@@ -90,14 +86,10 @@ def record_gradients(vector, features, labels):
 
 @pytest.mark.parametrize("kind", ["dp-sgd", "dp-sgld"])
 @pytest.mark.parametrize("rate", [1.0, 0.3])
-@pytest.mark.parametrize(
-    ("prior", "penalty_gradient"),
-    [
-        (FlatPrior(), lambda w: 0 * w), (GaussianPrior(scale=0.5), lambda w: w / 0.25),
-        (LaplacePrior(scale=0.5), lambda w: np.sign(w) / 0.5),
-    ],
-    ids=["flat", "gaussian", "laplace"],
-)  # fmt: skip
+@pytest.mark.parametrize(("prior", "penalty_gradient"), [
+    (FlatPrior(), lambda w: 0 * w), (GaussianPrior(scale=0.5), lambda w: w / 0.25),
+    (LaplacePrior(scale=0.5), lambda w: np.sign(w) / 0.5),
+], ids=["flat", "gaussian", "laplace"])  # fmt: skip
 def test_theorem_1_of_zhang_same_path_from_the_same_noise(records, kind, rate, prior, penalty_gradient):
     features, labels = records
     units, clip_norm, steps = len(features), 0.7, 25
@@ -128,14 +120,10 @@ def test_theorem_1_of_zhang_same_path_from_the_same_noise(records, kind, rate, p
         np.testing.assert_allclose(result.samples[number], w, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    "sampler",
-    [
-        SGD(kind="dp-sgd", step_size=SIZE, momentum=0.9), Adam(kind="dp-adam", step_size=SIZE),
-        SGHMC(kind="dp-sghmc", step_size=SIZE, friction=0.2), SGLD(step_size=SIZE),
-    ],
-    ids=lambda sampler: sampler.kind,
-)  # fmt: skip
+@pytest.mark.parametrize("sampler", [
+    SGD(kind="dp-sgd", step_size=SIZE, momentum=0.9), Adam(kind="dp-adam", step_size=SIZE),
+    SGHMC(kind="dp-sghmc", step_size=SIZE, friction=0.2), SGLD(step_size=SIZE),
+], ids=lambda sampler: sampler.kind)  # fmt: skip
 def test_two_stretches_carry_the_momentum_and_equal_one(records, sampler):
     features, labels = records
     plan = plan_of(sampler, PrivacyPlan(epsilon=1.0, delta=1e-5, sampling_rate=0.5), steps=12, thinning=2, burn_in=2)

@@ -5,15 +5,8 @@ import pytest
 
 from fl_dpbayes.config.sampler import SGD, SGHMC, SGLD
 from fl_dpbayes.samplers.noise import noise_multipliers
-from tests.analytic_targets import (
-    CHAINS,
-    SIZE,
-    assert_within_four_standard_errors,
-    check_gaussian_target,
-    independent_chains,
-    logistic,
-    regression,
-)
+from tests import analytic_targets
+from tests.analytic_targets import CHAINS, SIZE, assert_within_four_standard_errors, independent_chains, regression
 
 SAMPLERS = pytest.mark.parametrize(
     "sampler",
@@ -45,13 +38,13 @@ def test_covariance_is_temperature_times_the_posterior_with_the_documented_corre
 @SAMPLERS
 @pytest.mark.parametrize("temperature", [0.5, 3.0])
 def test_langevin_coupling_samples_the_posterior_at_its_temperature_gaussian_target(sampler, temperature):
-    check_gaussian_target(sampler, temperature=temperature)
+    analytic_targets.check_gaussian_target(sampler, temperature=temperature)
 
 
 @SAMPLERS
 @pytest.mark.slow
 def test_langevin_coupling_samples_a_posterior_that_is_not_gaussian_logistic_grid(sampler):
-    target, step_size = logistic(), 0.15
+    target, step_size = analytic_targets.logistic(), 0.15
     sigma = target.scale(sampler.momentum_lost).langevin_noise(np.array([step_size]), 1.0)[0]
     positions = independent_chains(target, sampler, step_size, sigma, steps=200, seed=3)
     mean, covariance = target.moments()

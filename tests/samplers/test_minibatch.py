@@ -152,14 +152,10 @@ def test_regression_without_a_bound_gives_the_plain_gradient_limit(unit_index):
     assert found.clipped == 0
 
 
-STOCHASTIC = pytest.mark.parametrize(
-    ("stochastic", "loss"),
-    [
-        (lambda: DropoutModule(hidden_layers(), 0.4), summed_cross_entropy),
-        (lambda: VariationalModule(hidden_layers(), 3, 0.3), mean_over_draws(summed_cross_entropy)),
-    ],
-    ids=["masks", "weight_draws"],
-)
+STOCHASTIC = pytest.mark.parametrize(("stochastic", "loss"), [
+    (lambda: DropoutModule(hidden_layers(), 0.4), summed_cross_entropy),
+    (lambda: VariationalModule(hidden_layers(), 3, 0.3), mean_over_draws(summed_cross_entropy)),
+], ids=["masks", "weight_draws"])  # fmt: skip
 
 
 @STOCHASTIC

@@ -55,12 +55,9 @@ ENGINES = {
     "patients": (lambda: drawn(MLPModel(hidden=(5,))), {"each": 3}, 128),
     "pre-noise": (lambda: drawn(MLPModel(hidden=(5,))), {"pre_noise": 0.1}, 128),
     "masks": (lambda: DropoutModule(drawn(MLPModel(hidden=(5,))), 0.3), {}, 128),
-    "weight draws": (
-        lambda: VariationalModule(drawn(MLPModel(hidden=(5,))), 2),
-        {"loss": mean_over_draws(summed_cross_entropy)},
-        64,
-    ),
-}
+    "weight draws": (lambda: VariationalModule(drawn(MLPModel(hidden=(5,))), 2),
+                     {"loss": mean_over_draws(summed_cross_entropy)}, 64),
+}  # fmt: skip
 
 
 @pytest.fixture
@@ -109,9 +106,8 @@ def test_a_record_has_the_same_bits_at_every_place_beside_every_neighbour(name, 
             mine[place] = 0
             part, part_labels, _ = padded(rows, features[mine], labels[mine])
             part[[other for other in range(count) if other != place][: count // 3]] = float("nan")
-            results[count, place] = [
-                values[place] for layer in layers_of(name, part, part_labels) for values in layer.rows
-            ]
+            layers = layers_of(name, part, part_labels)
+            results[count, place] = [values[place] for layer in layers for values in layer.rows]
     alone = results[1, 0]
     assert all(torch.equal(*pair) for found in results.values() for pair in zip(found, alone, strict=True))
 

@@ -53,15 +53,10 @@ BY_HAND = [
     # v = 0.75 v - a d; w = w + v
     (hamiltonian(0.25), 1.9, {"parameters": 1.9 + 0.525, "momentum": 0.75 * -0.1 + 0.6}),
     # The first step moves by a d / (|d| + stability), bias correction undoing the decay.
-    (
-        adam(0.5, 0.75, 0.01),
-        2.0 - 0.1 / 1.01,
-        {
-            "parameters": 2.0 - 0.1 / 1.01
-            - 0.2 * (ADAM_FIRST / 0.75) / (math.sqrt(ADAM_SECOND / (1 - 0.75**2)) + 0.01),
-            "first_moment": ADAM_FIRST, "second_moment": ADAM_SECOND,
-        },
-    ),
+    (adam(0.5, 0.75, 0.01), 2.0 - 0.1 / 1.01, {
+        "parameters": 2.0 - 0.1 / 1.01 - 0.2 * (ADAM_FIRST / 0.75) / (math.sqrt(ADAM_SECOND / (1 - 0.75**2)) + 0.01),
+        "first_moment": ADAM_FIRST, "second_moment": ADAM_SECOND,
+    }),
 ]  # fmt: skip
 
 

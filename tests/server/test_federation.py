@@ -127,21 +127,6 @@ def test_policy_refuses_by_field_and_the_run_says_so(federation) -> None:
     assert any("POLICY_DENIED plan.privacy.epsilon" in warning for warning in run.warnings())
 
 
-@pytest.mark.slow
-def test_silent_site_and_error_reply_are_passed_over(federation) -> None:
-    run = federation("resources.round_timeout=0.2")
-    run.silence("south")
-    silent = run.grid.change
-    run.silence("east", error=5)
-    failing = run.grid.change
-    run.grid.change = lambda request, reply: silent(request, reply) and failing(request, reply)
-    run.run()
-    warnings = run.warnings()
-    assert any("south" in warning and "no reply in time" in warning for warning in warnings)
-    assert any("east" in warning and "error code 5" in warning for warning in warnings)
-    assert not any("secret" in warning for warning in warnings)
-
-
 def test_site_that_sends_no_evaluation_is_named_once_for_all(federation) -> None:
     run = federation("evaluation.release=none").run()
     summary = run.summary()

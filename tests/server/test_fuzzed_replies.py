@@ -22,12 +22,9 @@ pytestmark = pytest.mark.slow
 
 EXAMPLES = int(os.environ.get("FL_DPBAYES_FUZZ", "45"))
 FUZZ = settings(
-    max_examples=EXAMPLES,
-    deadline=None,
-    database=None,
-    derandomize="FL_DPBAYES_FUZZ" not in os.environ,
+    max_examples=EXAMPLES, deadline=None, database=None, derandomize="FL_DPBAYES_FUZZ" not in os.environ,
     suppress_health_check=list(HealthCheck),
-)
+)  # fmt: skip
 HOSTILE = "south"
 MOST_SECONDS, MOST_BYTES = 1.0, 64 * 2**20
 
@@ -129,8 +126,7 @@ RECORDS = named(record_value, record_number, record_keys, record_nesting, record
 
 
 def changed_array(array: Array, **changes: Any) -> Array:
-    parts = {"dtype": array.dtype, "shape": array.shape, "stype": array.stype, "data": array.data} | changes
-    return Array(**parts)
+    return Array(**{key: getattr(array, key) for key in ("dtype", "shape", "stype", "data")} | changes)
 
 
 def array_stype(draw, array):
@@ -154,10 +150,8 @@ HEADERS = [
     "{'descr': [('a', '<f4', (99999999,))], 'fortran_order': False, 'shape': (9,), }",
     "{'descr': '<f4', 'fortran_order': True, 'shape': (10, 64), }",
     "__import__('os').abort()",
-    "[" * 5000,
-    "x" * 60_000,
-    "",
-]
+    "[" * 5000, "x" * 60_000, "",
+]  # fmt: skip
 
 
 def array_header(draw, array):
@@ -275,15 +269,11 @@ def check_one(data, sites, stage: str) -> None:
 def check_others(stage: str, result: Any, with_all: Any) -> None:
     """What is used of the hostile site lies within the bounds of its stage and leaves the others' part as it was."""
 
-    def others(found: Any) -> Any:
-        match stage:
-            case "card":
-                return [member for member in found if member.card.name != HOSTILE]
-            case "evaluate":
-                return {key: part for key, part in found.items() if key[0] != HOSTILE}
-            case "recalibrate":
-                return {site: own for site, own in found[1].items() if site != HOSTILE}
-
+    others = {
+        "card": lambda found: [member for member in found if member.card.name != HOSTILE],
+        "evaluate": lambda found: {key: part for key, part in found.items() if key[0] != HOSTILE},
+        "recalibrate": lambda found: {site: own for site, own in found[1].items() if site != HOSTILE},
+    }.get(stage, lambda _: None)
     assert others(result) == others(with_all)
     if stage == "recalibrate":
         assert np.isfinite(result[0].parameters).all()

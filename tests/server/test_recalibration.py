@@ -115,16 +115,6 @@ def test_only_training_sites_are_asked_and_each_round_starts_from_the_average(fe
     assert starts[0] != starts[4] != starts[8]
 
 
-def test_with_scope_site_each_training_site_has_its_own_map_and_the_others_the_average(federation) -> None:
-    run = federation("recalibration={fraction=0.2, steps=12, method='vector', scope='site'}").run()
-    maps = run.summary()["recalibration"]
-    used = {site: run.asked("evaluate", site)[0]["recalibration"] for site in run.scenario.sites}
-    assert all(mapping["method"] == "vector" for mapping in used.values())
-    for site, mapping in used.items():
-        assert mapping["parameters"] == maps["sites"].get(site, maps["average"])
-    assert len({tuple(mapping["parameters"]) for mapping in used.values()}) == 5
-
-
 def test_site_without_budget_for_it_runs_a_prefix_and_the_run_goes_on(federation) -> None:
     run = federation(*RECALIBRATED, "recalibration.epsilon=4.0", "sites.north.epsilon=2.0").run()
     summary = run.summary()
@@ -219,19 +209,6 @@ def counts_of(run, site: str, stored) -> np.ndarray:
     thinned = stored.samples.thinned(run.scenario.evaluation.max_samples)
     predicted = predictive_probabilities(module, thinned.arrays, thinned.weights, part.features)
     return count(predicted, part.labels)
-
-
-def test_platt_scaling_is_fitted_paid_for_and_used(hospitals, tmp_path, capsys: pytest.CaptureFixture) -> None:
-    run = hospitals("recalibration={fraction=0.3, method='platt', steps=30, rounds=3}").run()
-    summary, rows = run.summary(), rows_of(run)
-    assert {site for site, predictor in rows if predictor == "recalibrated"} >= {"pooled:held_out", "elsewhere", "a"}
-    assert len(summary["recalibration"]["average"]) == 2
-    for row in summary["privacy"]:
-        assert 0.999 * 4 <= row["recalibration_epsilon"] <= 4
-    data = tmp_path / "new.csv"
-    pandas.DataFrame({"x": [0.0, 1.0], "y": [0.0, 2.0]}).to_csv(data, index=False)
-    predict_records(run.folder, data, tmp_path / "predictions.csv", Console(quiet=True))
-    assert "Platt scaling with scale" in " ".join(capsys.readouterr().err.split())
 
 
 @pytest.mark.parametrize("scope", ["federated", "site"])
@@ -413,10 +390,3 @@ def test_prevalence_or_section_that_makes_no_sense_is_refused(overrides: list[st
 def test_what_does_not_fit_the_classes_is_refused_before_anything_runs(federation, override: str, problem: str) -> None:
     with pytest.raises(UserError, match=problem):
         federation(override)
-
-
-def test_isotonic_map_of_top_labels_in_ten_classes(federation) -> None:
-    run = federation("recalibration={method='isotonic', fraction=0.2}").run()
-    rows = rows_of(run)
-    assert rows["pooled:held_out", "recalibrated"]["n"] == rows["pooled:held_out", "posterior"]["n"]
-    assert len(run.summary()["recalibration"]["average"]) == 30

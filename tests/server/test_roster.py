@@ -145,6 +145,7 @@ def test_silent_site_is_asked_no_more_after_some_rounds_in_a_row(federation, err
         "east": ["FAILED", "OK", "FAILED", "OK"], "west": ["OK"] * 4,
     }  # fmt: skip
     assert any("south gave no reply in 2 rounds in a row" in text for text in run.warnings())
+    assert not any("secret" in text for text in run.warnings())
     # It may have fallen silent in training only.
     assert "south" in {row["site"] for row in run.summary()["calibration"]}
 

@@ -12,7 +12,6 @@ from typing import Any
 from fl_dpbayes.config.errors import UserError
 
 PARTIAL = ".partial"
-FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
 @contextmanager
@@ -24,7 +23,8 @@ def written(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        remedy = "free space on its disk" if error.errno in FULL else "see to its disk and its permissions"
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        remedy = "free space on its disk" if full else "see to its disk and its permissions"
         raise UserError(f"{path} cannot be written ({error.strerror or error}): {remedy}") from error
 
 

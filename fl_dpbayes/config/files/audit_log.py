@@ -1,6 +1,6 @@
 """A site's audit log: a line of JSON for each request and each decision on it, kept at the site and never sent.
 
-It needs nothing but Python, so that a broken installation has its lines too. docs/audit-log.md lists the keys.
+It needs nothing but Python, so that a broken installation has its lines too. docs/steward.md lists the keys.
 """
 
 import fcntl
@@ -44,6 +44,9 @@ def record(site_file: str | Path, event: Mapping[str, Any]) -> None:
     path = audit_log_path(Path(site_file))
     line = json.dumps({"time": datetime.now(UTC).isoformat(timespec="seconds"), **event}, allow_nan=False) + "\n"
     try:
+        # A ledger that is not made yet is told by its own code.
+        if path.parent != Path(site_file).parent:
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         with _locked(path):
             if path.exists() and path.stat().st_size + len(line) > MOST_BYTES:
                 for number in range(FILES_KEPT - 1, 0, -1):

@@ -35,11 +35,6 @@ class Journal:
     def __init__(self, path: Path, mark: JournalMark) -> None:
         self._path, self._mark = path, mark
 
-    @property
-    def mark(self) -> JournalMark:
-        """The place after the last line that was appended."""
-        return self._mark
-
     def append(self, entries: Iterable[Entry]) -> JournalMark:
         """Append JSON objects, one a line, wait until they are on the disk, and return the place after them.
 

@@ -13,6 +13,14 @@ from fl_dpbayes.data.records import Records
 
 ONLY_IMAGES = (*get_args(ImageShift), "shortcut_marker")
 ONLY_TABLES = ("tilt", "missing_features")
+LOGIT_OFFSETS = (0.5, 1.0, 1.5, 2.0, 2.5)
+TILT_RATES = (0.25, 0.5, 1.0, 1.5, 2.0)
+MISSING_SHARES = (0.1, 0.2, 0.4, 0.6, 0.8)
+# Beyond two standard deviations all weigh alike: else one extreme record would leave a site with a handful of others.
+HIGHEST_STANDARD_SCORE = 2.0
+FLIP_RATES = (0.02, 0.05, 0.10, 0.20, 0.30)
+Floats = npt.NDArray[np.float64]
+Integers = npt.NDArray[np.int64]
 
 
 def apply_shift(records: Records, shift: Shift, generator: np.random.Generator) -> Records:
@@ -56,7 +64,7 @@ def apply_shift(records: Records, shift: Shift, generator: np.random.Generator) 
     return replace(records, features=features, truth=truth)
 
 
-def kept_indices(records: Records, shift: Shift, generator: np.random.Generator) -> npt.NDArray[np.int64]:
+def kept_indices(records: Records, shift: Shift, generator: np.random.Generator) -> Integers:
     """Say which records a shift keeps, before anything else is done to them.
 
     `shift`: of any kind; only `prevalence` and `tilt` drop records. `generator`: in the state in which
@@ -106,19 +114,9 @@ def _prevalence(records: Records, shift: Shift, generator: np.random.Generator) 
     return replace(kept, truth=subsampled_truth(kept.truth, shares))
 
 
-def _relabelled(records: Records, labels: npt.NDArray[np.int64], flips: npt.NDArray[np.float64]) -> Records:
+def _relabelled(records: Records, labels: Integers, flips: Floats) -> Records:
     truth = None if records.truth is None else flipped_truth(records.truth, flips)
     return replace(records, labels=labels, truth=truth)
-
-
-Floats = npt.NDArray[np.float64]
-Indices = npt.NDArray[np.int64]
-
-LOGIT_OFFSETS = (0.5, 1.0, 1.5, 2.0, 2.5)
-TILT_RATES = (0.25, 0.5, 1.0, 1.5, 2.0)
-MISSING_SHARES = (0.1, 0.2, 0.4, 0.6, 0.8)
-# Beyond two standard deviations all weigh alike: else one extreme record would leave a site with a handful of others.
-HIGHEST_STANDARD_SCORE = 2.0
 
 
 def prevalence_shares(classes: int, severity: int) -> Floats:
@@ -126,7 +124,7 @@ def prevalence_shares(classes: int, severity: int) -> Floats:
     return np.exp(-LOGIT_OFFSETS[severity - 1] * np.arange(classes) / (classes - 1))
 
 
-def prevalence_indices(labels: Indices, classes: int, severity: int, generator: np.random.Generator) -> Indices:
+def prevalence_indices(labels: Integers, classes: int, severity: int, generator: np.random.Generator) -> Integers:
     """Choose records without replacement so that high classes become rarer, as in screening after a referral clinic.
 
         p'(c) proportional to p(c) exp(-offset c / (classes - 1))
@@ -155,7 +153,7 @@ def subsampled_truth(truth: Floats, shares: Floats) -> Floats:
     return weighted / weighted.sum(axis=1, keepdims=True)
 
 
-def tilt_indices(values: npt.NDArray[np.float32], severity: int, generator: np.random.Generator) -> Indices:
+def tilt_indices(values: npt.NDArray[np.float32], severity: int, generator: np.random.Generator) -> Integers:
     """Choose records without replacement so that high values, (N,), of a feature become commoner.
 
         P(keep i) = exp(rate (min(z_i, c) - c)),  c = min(2, max z):  p'(x) proportional to p(x) exp(rate min(z, c))
@@ -185,12 +183,7 @@ def lose_features(features: npt.NDArray[np.float32], severity: int, generator: n
     return np.where(generator.random(features.shape) < MISSING_SHARES[severity - 1], np.float32(0), features)
 
 
-Labels = npt.NDArray[np.int64]
-
-FLIP_RATES = (0.02, 0.05, 0.10, 0.20, 0.30)
-
-
-def flip_labels(labels: Labels, classes: int, severity: int, generator: np.random.Generator) -> Labels:
+def flip_labels(labels: Integers, classes: int, severity: int, generator: np.random.Generator) -> Integers:
     """Replace each label with probability `rate` by one of the other classes, all equally likely.
 
     Labels flipped at one severity are flipped to the same class at every higher one. Source: symmetric label noise at
@@ -208,7 +201,7 @@ def symmetric_flips(classes: int, rate: float) -> Floats:
     return matrix
 
 
-def under_report(labels: Labels, severity: int, generator: np.random.Generator) -> Labels:
+def under_report(labels: Integers, severity: int, generator: np.random.Generator) -> Integers:
     """Record positives (any class above 0) as class 0 with probability `rate`; negatives stay.
 
     Positives missed at one severity are missed at every higher one. Source: one-sided label noise; Oakden-Rayner 2019
@@ -241,10 +234,10 @@ class BoundaryFlips:
     """How likely each record is taken for the other of the two classes that it is nearest to, all (N,)."""
 
     rates: Floats
-    nearest: Labels
-    second: Labels
+    nearest: Integers
+    second: Integers
 
-    def flip(self, labels: Labels, generator: np.random.Generator) -> Labels:
+    def flip(self, labels: Integers, generator: np.random.Generator) -> Integers:
         """Draw wrong labels: the nearest class instead of any other, the second instead of the nearest.
 
         One draw per record, so that those flipped at one severity are flipped at every higher one.
@@ -279,7 +272,7 @@ def boundary_flips(closeness: Floats, severity: int) -> BoundaryFlips:
     return BoundaryFlips(rates, order[:, 0], order[:, 1])
 
 
-def centroid_closeness(features: npt.NDArray[np.float32], labels: Labels, classes: int) -> Floats:
+def centroid_closeness(features: npt.NDArray[np.float32], labels: Integers, classes: int) -> Floats:
     """Return minus each record's distance to the mean record of each class, (N, C); -inf for a class without records.
 
     The means are the site's own and stay there.

@@ -6,8 +6,6 @@ from sklearn.datasets import load_digits
 from fl_dpbayes.config.sources import BuiltIn, OfficialPart
 from fl_dpbayes.data.records import Records
 
-MAX_PIXEL = 16.0
-
 
 def load(source: BuiltIn, part: OfficialPart) -> Records:
     """Load the digits, each its own privacy unit, grey levels 0 to 16 scaled to [0, 1].
@@ -16,5 +14,5 @@ def load(source: BuiltIn, part: OfficialPart) -> Records:
     """
     bunch = load_digits()
     labels = bunch.target.astype(np.int64)
-    features = (bunch.images / MAX_PIXEL).astype(np.float32)[:, None]
+    features = (bunch.images / 16.0).astype(np.float32)[:, None]
     return Records(features, labels, np.arange(len(labels)), None, source.task, "record")

@@ -1,18 +1,21 @@
 """UCI heart disease: 740 patients of four real hospitals, from the data folder."""
 
+from dataclasses import replace
+from pathlib import Path
+
 import numpy as np
 import pandas
 
 from fl_dpbayes.config.data_folder import check_rows, damaged, data_file
-from fl_dpbayes.config.sources import BuiltIn, OfficialPart
+from fl_dpbayes.config.sources import BuiltIn, OfficialPart, Table
 from fl_dpbayes.data.records import Records
+from fl_dpbayes.data.sources.table import framed_records
 
 ORIGIN = "https://archive.ics.uci.edu/dataset/45/heart+disease"
 COLUMNS = (
     "age", "sex", "cp", "trestbps", "chol", "fbs", "restecg", "thalach", "exang", "oldpeak", "slope", "ca", "thal",
     "num",
 )  # fmt: skip
-DROPPED = ["slope", "ca", "thal"]
 # Complete rows after the drop, SHA-256 over them sorted.
 HOSPITALS = {
     "cleveland": (303, "32fd17299120fdcfa177e72bbe3edf073ce7d8b9423035d882319e1526457ead"),
@@ -31,13 +34,8 @@ CENTERS_AND_SCALES = {
     "exang": (0.0, 1.0),  # 1 = angina on exercise
     "oldpeak": (1.0, 1.0),  # mm of ST depression; 1 mm is the usual threshold
 }
-CHEST_PAIN_TYPES = (1, 2, 3, 4)
-RESTING_ECG_RESULTS = (0, 1, 2)
-FEATURE_NAMES = (
-    *CENTERS_AND_SCALES,
-    *(f"cp={code}" for code in CHEST_PAIN_TYPES),
-    *(f"restecg={code}" for code in RESTING_ECG_RESULTS),
-)
+# Codes of chest pain and of the resting ECG.
+CATEGORIES = {"cp": ("1", "2", "3", "4"), "restecg": ("0", "1", "2")}
 
 
 def load(source: BuiltIn, part: OfficialPart) -> Records:
@@ -51,23 +49,18 @@ def load(source: BuiltIn, part: OfficialPart) -> Records:
     """
     tables = {hospital: _complete_rows(source, hospital) for hospital in HOSPITALS}
     table = pandas.concat(tables.values(), ignore_index=True)
-    columns = [(table[name] - center) / scale for name, (center, scale) in CENTERS_AND_SCALES.items()]
-    columns += [table["cp"] == code for code in CHEST_PAIN_TYPES]
-    columns += [table["restecg"] == code for code in RESTING_ECG_RESULTS]
+    centers, scales = zip(*CENTERS_AND_SCALES.values(), strict=True)
+    described = Table(
+        path=Path("heart-disease"), label="num", classes=2, features=tuple(CENTERS_AND_SCALES), centers=centers,
+        scales=scales, categories=CATEGORIES,
+    )  # fmt: skip
+    groups = {
+        "sex": np.where(table["sex"] == 1, "male", "female"),
+        "age": np.where(table["age"] < 55, "under 55", "55 and over"),
+    }
     hospitals = np.repeat(list(tables), [len(rows) for rows in tables.values()])
-    return Records(
-        features=np.stack([column.to_numpy(dtype=np.float32) for column in columns], axis=1),
-        labels=(table["num"] > 0).to_numpy(dtype=np.int64),
-        units=np.arange(len(table)),
-        natural_site=hospitals,
-        task=source.task,
-        unit="patient",
-        feature_names=FEATURE_NAMES,
-        groups={
-            "sex": np.where(table["sex"] == 1, "male", "female"),
-            "age": np.where(table["age"] < 55, "under 55", "55 and over"),
-        },
-    )
+    records = framed_records(table.assign(num=(table["num"] > 0).astype(int)), described)
+    return replace(records, natural_site=hospitals, unit=source.unit, groups=groups)
 
 
 def _complete_rows(source: BuiltIn, hospital: str) -> pandas.DataFrame:
@@ -76,7 +69,7 @@ def _complete_rows(source: BuiltIn, hospital: str) -> pandas.DataFrame:
         table = pandas.read_csv(path, header=None, names=list(COLUMNS), na_values="?", dtype=np.float64)
     except ValueError as error:
         raise damaged(path, str(error), ORIGIN) from None
-    table = table.drop(columns=DROPPED).dropna()
+    table = table.drop(columns=["slope", "ca", "thal"]).dropna()
     count, checksum = HOSPITALS[hospital]
     if len(table) != count:
         raise damaged(path, f"{len(table)} complete rows, not {count}", ORIGIN)

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 import pandas
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.sources import HuggingFace, OfficialPart, Table
 from fl_dpbayes.data.records import Records
-from fl_dpbayes.data.sources.images import grey_levels
+from fl_dpbayes.data.sources.images import UNREADABLE, grey_levels
 from fl_dpbayes.data.sources.table import framed_records
 
 if TYPE_CHECKING:
@@ -25,7 +25,6 @@ BATCH_ROWS = 1000
 # One gibibyte each.
 MAX_GREY_LEVELS = 2**30
 MAX_NUMBERS = 2**27
-MAX_PICTURE_PIXELS = 2**26
 ABSENT = (
     "check name, revision and config; without internet, download it beforehand (once, with internet, by this same "
     "source), or give source.path, a local folder with its Parquet files, instead of name"
@@ -127,8 +126,8 @@ def _tables(split: "Dataset | IterableDataset", source: HuggingFace) -> Iterator
             raise _error(source, f"it has no column {name!r}: its columns are {', '.join(features)}")
     label = features[source.label]
     if isinstance(label, ClassLabel) and label.num_classes != source.classes:
-        raise _error(source, f"column {source.label!r} has {label.num_classes} classes, source.classes is "
-                             f"{source.classes}: correct it")  # fmt: skip
+        has = f"column {source.label!r} has {label.num_classes} classes"
+        raise _error(source, f"{has}, source.classes is {source.classes}: correct it")
     split = split.select_columns(wanted)
     if source.image is not None:
         if not isinstance(features[source.image], ImageFeature):
@@ -150,10 +149,8 @@ def _images(column: "pyarrow.ChunkedArray", source: HuggingFace, first: int) -> 
                                  "(source.kind 'images') instead")  # fmt: skip
         try:
             with Image.open(io.BytesIO(value["bytes"])) as image:
-                if image.width * image.height > MAX_PICTURE_PIXELS:
-                    raise _error(source, f"the image in row {row} has more than {MAX_PICTURE_PIXELS} pixels")
                 images.append(grey_levels(image, height=height, width=width, channels=source.channels))
-        except (UnidentifiedImageError, OSError, Image.DecompressionBombError) as error:
+        except UNREADABLE as error:
             raise _error(source, f"the image in row {row} cannot be read: {error}") from None
     return images
 

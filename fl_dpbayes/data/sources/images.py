@@ -6,13 +6,16 @@ from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.sources import ImageFolder, OfficialPart
 from fl_dpbayes.data.records import Records
 from fl_dpbayes.data.sources.table import site_names
 
+MAX_PICTURE_PIXELS = 2**26
+# What a file that is no picture, or a huge one, ends in.
+UNREADABLE = (OSError, ValueError, Image.DecompressionBombError)
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".pgm", ".ppm", ".webp")
 
 
@@ -78,7 +81,7 @@ def image_pixels(path: Path, *, height: int, width: int, channels: int) -> npt.N
     try:
         with Image.open(path) as image:
             levels = grey_levels(image, height=height, width=width, channels=channels)
-    except (UnidentifiedImageError, OSError) as error:
+    except UNREADABLE as error:
         raise UserError(f"image {path} cannot be read: {error}") from None
     return levels.astype(np.float32) / np.float32(255)
 
@@ -86,8 +89,10 @@ def image_pixels(path: Path, *, height: int, width: int, channels: int) -> npt.N
 def grey_levels(image: Image.Image, *, height: int, width: int, channels: int) -> npt.NDArray[np.uint8]:
     """Return an image of any size and mode as grey levels 0 to 255, resized (bilinear, anti-aliased).
 
-    Uint8, (channels, height, width); `channels` is 1 (converted to grey) or 3.
+    Uint8, (channels, height, width); `channels` is 1 (converted to grey) or 3. Raises ValueError for a huge one.
     """
+    if (pixels := image.width * image.height) > MAX_PICTURE_PIXELS:
+        raise ValueError(f"it has {pixels} pixels, allowed are {MAX_PICTURE_PIXELS}: make it smaller")
     resized = image.convert("L" if channels == 1 else "RGB").resize((width, height), Image.Resampling.BILINEAR)
     levels = np.asarray(resized)
     return levels[None] if channels == 1 else np.ascontiguousarray(levels.transpose(2, 0, 1))

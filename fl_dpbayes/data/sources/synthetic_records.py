@@ -8,8 +8,7 @@ from fl_dpbayes.config.sources import OfficialPart, SyntheticSites
 from fl_dpbayes.config.task import Task
 from fl_dpbayes.data.records import Records
 
-# One stream for the hospitals, one for each part's patients.
-SITES_STREAM = 0
+# One stream for each part's patients; that of number 0 is the hospitals'.
 PART_STREAMS: dict[OfficialPart, int] = {"train": 1, "test": 2}
 
 
@@ -18,7 +17,7 @@ def site_effects(source: SyntheticSites, count: int) -> npt.NDArray[np.float64]:
 
     A site's row does not depend on how many sites follow it.
     """
-    generator = np.random.default_rng([source.seed, SITES_STREAM])
+    generator = np.random.default_rng([source.seed, 0])
     return source.heterogeneity * generator.standard_normal((source.sites, count))
 
 

@@ -18,7 +18,6 @@ from fl_dpbayes.protocol.evaluate import MAX_GROUPS
 
 MAX_VALUES = 10
 MISSING = "missing"
-SEPARATORS = ",;\t|"
 FILE = "file"
 FILL = "give the column a constant in source.missing, remove such rows, or fill them in without a look at other rows"
 
@@ -111,7 +110,7 @@ def _read_file(path: Path, texts: tuple[str, ...]) -> pandas.DataFrame:
         raise UserError(f"table {path} is empty: give a first line with the names of the columns")
     if "\0" in text:
         raise UserError(f"table {path} is no text: save it as CSV in UTF-8")
-    separator = max(SEPARATORS, key=header.count)
+    separator = max(",;\t|", key=header.count)
     decimal = "," if separator == ";" and re.search(r"\d,\d", text) else "."
     try:
         table = pandas.read_csv(io.StringIO(text), sep=separator, decimal=decimal, dtype=dict.fromkeys(texts, str))
@@ -144,11 +143,14 @@ def features_of(table: pandas.DataFrame, source: Table) -> npt.NDArray[np.float3
 
     Raises UserError if a value is missing without a constant for it, no finite number, or none of its categories.
     """
-    values = [_filled(table, source, name) for name in source.features]
+    filled = table.fillna(source.missing)
+    values = [_numbers(filled, source, name) for name in source.features]
     features = np.stack(values, axis=1) if values else np.empty((len(table), 0))
     features = (features - np.asarray(source.centers or 0.0)) / np.asarray(source.scales or 1.0)
     columns = [features, *(table[name].isna().to_numpy()[:, None] for name in source.missing)]
-    columns += [_indicators(table, source, name, values) for name, values in source.categories.items()]
+    for name, categories in source.categories.items():
+        places = _places(table, source, name, categories, f"source.categories, {name!r}")
+        columns.append(places[:, None] == np.arange(len(categories)))
     return np.concatenate(columns, axis=1).astype(np.float32)
 
 
@@ -179,22 +181,12 @@ def _read(source: Table) -> pandas.DataFrame:
     return table
 
 
-def _filled(table: pandas.DataFrame, source: Table, name: str) -> npt.NDArray[np.float64]:
-    constant = source.missing.get(name)
-    return _numbers(table if constant is None else table.fillna({name: constant}), source, name)
-
-
 def _numbers(table: pandas.DataFrame, source: Table, name: str) -> npt.NDArray[np.float64]:
     values = pandas.to_numeric(table[name], errors="coerce").to_numpy(dtype=np.float64, na_value=np.nan)
     bad = np.flatnonzero(~np.isfinite(values))
     if len(bad):
         raise _bad(table, source, name, bad, "missing, or no finite number", FILL)
     return values
-
-
-def _indicators(table: pandas.DataFrame, source: Table, name: str, values: tuple[str, ...]) -> npt.NDArray[np.bool_]:
-    places = _places(table, source, name, values, f"source.categories, {name!r}")
-    return places[:, None] == np.arange(len(values))
 
 
 def _places(table: pandas.DataFrame, source: Table, name: str, values: tuple[str, ...], key: str) -> npt.NDArray:

@@ -67,9 +67,7 @@ def posterior_aggregate(
     Raises ValueError if a draw leaves the range of float32.
     """
     if not (np.abs(draws) <= np.finfo(np.float32).max).all():
-        raise ValueError(
-            "the combined parameters leave the range of float32: a site's samples are out of all proportion"
-        )
+        raise ValueError("the combined parameters leave float32's range: a site's samples are out of all proportion")
     count = len(draws)
     samples = PosteriorSamples(unflatten(draws, shapes), np.ones(count), np.full(count, temperature))
     return Aggregate(samples, tuple(dict.fromkeys(warnings)))

@@ -33,10 +33,7 @@ def joined(site_samples: Mapping[str, AnySamples], site_weights: Mapping[str, fl
     total = sum(site_weights[site] for site in present)
     if not total > 0:
         raise ValueError("no site with a positive weight sent a sample")
-    return StoredSamples(
-        tuple(
-            replace(piece, weights=site_weights[site] / total * piece.weights / samples.weights.sum())
-            for site, samples in present.items()
-            for piece in samples.pieces
-        )
-    )
+    return StoredSamples(tuple(
+        replace(piece, weights=site_weights[site] / total * piece.weights / samples.weights.sum())
+        for site, samples in present.items() for piece in samples.pieces
+    ))  # fmt: skip

@@ -94,11 +94,8 @@ def best_beta(ends: Ends, labels: npt.NDArray[np.integer]) -> float:
 
 def temperature_warnings(site_samples: Mapping[str, AnySamples]) -> tuple[RunWarning, ...]:
     """Warn where sites predict at different temperatures, which neither a product nor a mixture corrects."""
-    means = [
-        float(np.average(samples.temperatures, weights=samples.weights))
-        for samples in site_samples.values()
-        if len(samples)
-    ]
+    present = filter(len, site_samples.values())
+    means = [float(np.average(samples.temperatures, weights=samples.weights)) for samples in present]
     if not means or max(means) - min(means) <= _EQUAL_TEMPERATURES * max(means):
         return ()
     return (warning("temperatures-differ", least=min(means), most=max(means)),)

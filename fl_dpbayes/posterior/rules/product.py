@@ -42,12 +42,10 @@ def combine(rule: Product, released: Released) -> Aggregate:
     ValueError if a site has too few samples, or the product is improper.
     """
     shapes, estimate, scale = sample_shapes(released.samples), ESTIMATES[rule.form], prior_scale(released.sampler)
-    factors, warnings = list[NaturalGaussian](), list[RunWarning]()
-    sites = 0
+    factors, warnings, sites = list[NaturalGaussian](), list[RunWarning](), 0
     for chain in map(at_unit_temperature, chains(released.samples)):
         factor, found = estimate(chain)
-        factors = [factors[0] + factor] if factors else [factor]
-        sites += 1
+        factors, sites = [factors[0] + factor] if factors else [factor], sites + 1
         warnings += [*chain.warnings, *found]
     # J factors that are already multiplied are one factor with J times the prior's share.
     joined = product(factors, prior_scale=scale, prior_share=sites * rule.prior_share(released.sites))

@@ -40,9 +40,7 @@ def create_cohort(place: LedgerPlace, cohort: Cohort, describe: Describe | None)
             if entries or not new:
                 check_witness(place, connection)
             if cohort.name in cohorts_of(entries):
-                raise UserError(
-                    f"ledger {place.path} holds cohort {cohort.name!r} already: nothing is made or overwritten"
-                )
+                raise UserError(f"ledger {place.path} holds {cohort.name!r} already: nothing is made or overwritten")
             settings = asdict(cohort) | ({"epsilon": "inf"} if math.isinf(cohort.epsilon) else {})
             orders = list(filter_orders(cohort.epsilon, cohort.delta))
             last = append_entry(connection, "cohort", {**name, "settings": settings, "orders": orders})

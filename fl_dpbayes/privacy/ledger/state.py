@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from itertools import accumulate, pairwise
+from itertools import accumulate, chain, pairwise
 from typing import Any, Literal, get_args
 
 from fl_dpbayes.config.plan import Adjacency
@@ -145,11 +145,8 @@ class LedgerState:
 
     def spent_in(self, part: Part) -> History:
         """Return every event reserved in a part."""
-        return tuple(
-            event
-            for each in self.reserved_in(part)
-            for event in slice_history(self.plan_of(each), each.first_step, each.steps)
-        )
+        slices = (slice_history(self.plan_of(each), each.first_step, each.steps) for each in self.reserved_in(part))
+        return tuple(chain.from_iterable(slices))
 
 
 def slice_history(plan: History, first_step: int, steps: int) -> History:
@@ -203,11 +200,10 @@ def _add(state: LedgerState, entry: Entry) -> None:
             state.closed |= content["epsilon"] is None
             state.lowered = min(state.lowered, content["epsilon"] or math.inf)
         case "taken over":
-            # An older ledger does not tell the durability: the weaker one is taken.
-            durability = content.get("durability", "normal")
             takeovers = _open_reservation(state, entry).takeovers + 1
-            changes = {"process": content["process"], "takeovers": takeovers, "durability": durability,
-                       "interrupted": False}  # fmt: skip
+            # An older ledger does not tell the durability: the weaker one is taken.
+            changes = {"process": content["process"], "takeovers": takeovers, "interrupted": False,
+                       "durability": content.get("durability", "normal")}  # fmt: skip
         case "done" | "failed":
             changes = {"state": content["kind"]}
         case "interrupted":

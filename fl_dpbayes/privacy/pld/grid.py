@@ -81,12 +81,6 @@ def discretise(level: GaussianEvent, adjacency: Adjacency, spacing: float, reach
     return _split(first, loss, p, centred, spacing), backwards
 
 
-def loss_span(level: GaussianEvent, adjacency: Adjacency, reach: float) -> float:
-    """Return the length of the interval of one step's losses for noise within `reach` standard deviations."""
-    lowest, highest = _ends(level, adjacency, reach)
-    return highest - lowest
-
-
 def _ends(level: GaussianEvent, adjacency: Adjacency, reach: float) -> tuple[float, float]:
     noise = reach * level.noise_multiplier
     lowest = -noise - (1.0 if adjacency == "replace_one" else 0.0)
@@ -162,7 +156,8 @@ class Grid:
         order, epsilon, width = best_tilt(levels, adjacency, delta, reach)
         overshoot = RELATIVE_OVERSHOOT * max(epsilon, SMALL_EPSILON)
         wanted = min(math.sqrt(12 * overshoot / (steps * (order + 1))), width / SMALLEST_GRID)
-        longest = max(loss_span(level, adjacency, reach) for level in levels)
+        # Of one step's losses, for noise within reach.
+        longest = max(highest - lowest for lowest, highest in (_ends(level, adjacency, reach) for level in levels))
         spacing = max(wanted, width / min(LARGEST_GRID, LARGEST_WORK // len(levels)), longest / LARGEST_GRID)
         return cls(spacing, next_fast_len(math.ceil(width / spacing), real=True), order, reach)
 

@@ -54,10 +54,8 @@ def composed(levels: History, adjacency: Adjacency, delta: float) -> tuple[Grid,
     empty = Direction(grid.order, np.ones(grid.size // 2 + 1, dtype=np.complex128), grid.size)
     directions = [empty] if adjacency == "replace_one" else [empty, empty]
     for level in levels:
-        losses = discretise(level, adjacency, grid.spacing, grid.reach)
-        directions = [
-            direction.after(loss, level.steps, grid.spacing) for direction, loss in zip(directions, losses, strict=True)
-        ]
+        pairs = zip(directions, discretise(level, adjacency, grid.spacing, grid.reach), strict=True)
+        directions = [direction.after(loss, level.steps, grid.spacing) for direction, loss in pairs]
     return grid, directions
 
 

@@ -6,23 +6,12 @@ from dataclasses import replace
 from itertools import groupby
 from typing import NamedTuple
 
+from fl_dpbayes.report.answer import SEEDED
 from fl_dpbayes.report.numbers import rounded_up
-from fl_dpbayes.report.study.comparisons import (
-    BASELINE,
-    UNSHIFTED,
-    Difference,
-    at_severity,
-    beside_baseline,
-    combinations,
-    compared_axes,
-    differences,
-    estimate,
-    method_rows,
-    setting_words,
-    shift_kinds,
-)
+from fl_dpbayes.report.study import comparisons as compared
+from fl_dpbayes.report.study.comparisons import BASELINE, Difference, at_severity, estimate, setting_words
 from fl_dpbayes.report.study.quantities import Estimate, Quantity, place_words, quantity
-from fl_dpbayes.report.study.results import PREDICTOR, SEVERITY, SHIFT, StudyResults, rows_at
+from fl_dpbayes.report.study.results import PREDICTOR, SEVERITY, SHIFT, UNSHIFTED, StudyResults, rows_at
 
 MUCH = 0.05  # of a calibration error: five percentage points
 MANY_DIFFERENCES = 5
@@ -46,7 +35,7 @@ class StudyAnswer(NamedTuple):
 
 def study_answer(study: StudyResults) -> StudyAnswer:
     """Say what a study found."""
-    found = differences(study, study.metric)
+    found = compared.differences(study, study.metric)
     # One paragraph for each axis; for each of its methods where settings are kept apart.
     paragraphs = groupby(found, lambda one: (one.axis, one.method if one.at else "", bool(one.at)))
     said = tuple(
@@ -64,14 +53,14 @@ def _apart(study: StudyResults, axis: str, method: str, found: list[Difference])
     """Say how a method differs from its baseline at each setting by itself."""
     measured = quantity(study.metric)
     baseline = "the baseline" if axis == BASELINE else _words(study, axis, found[0].baseline)
-    parts = "; ".join(
-        f"{_signed(measured, one.value)}{', no clear difference,' if _unclear(one.value) else ''} at {one.at}"
-        for one in found
-    )
-    words = _words(study, axis, method)
-    return (
-        f"{words[:1].upper()}{words[1:]} against {baseline} ({_pairs(found[0].value)} each): {measured.noun} {parts}."
-    )
+    unclear = (", no clear difference," if _unclear(one.value) else "" for one in found)
+    parts = (f"{_signed(measured, one.value)}{said} at {one.at}" for one, said in zip(found, unclear, strict=True))
+    start = _capital(f"{_words(study, axis, method)} against {baseline} ({_pairs(found[0].value)} each)")
+    return f"{start}: {measured.noun} {'; '.join(parts)}."
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
 
 
 def _signed(measured: Quantity, value: Estimate) -> str:
@@ -86,7 +75,7 @@ def _baseline_lead(study: StudyResults) -> str:
     measured = quantity(study.metric)
     parts = [
         f"{measured.estimate(one.value)}{f' at {words}' if (words := setting_words(study, one.at)) else ''}"
-        for one in beside_baseline(study, study.metric)
+        for one in compared.beside_baseline(study, study.metric)
         if one.method == study.baseline
     ]
     place = place_words(study.record.where) + _focus(study, PREDICTOR)
@@ -101,10 +90,10 @@ def _lead(study: StudyResults) -> str:
         return _baseline_lead(study)
     measured, known = quantity(study.metric), dict[str, Estimate]()
     place = place_words(study.record.where)
-    for axis in compared_axes(study)[:1]:
+    for axis in compared.compared_axes(study)[:1]:
         place += _focus(study, axis)
         for label in study.methods(axis):
-            if value := estimate(method_rows(study, study.in_focus(axis), axis, label), measured.key):
+            if value := estimate(compared.method_rows(study, study.in_focus(axis), axis, label), measured.key):
                 known[_words(study, axis, label)] = value
     if not known:
         return f"Nothing was measured by {measured.key} at {place}."
@@ -156,7 +145,7 @@ def _verdict(measured: Quantity, value: Estimate) -> str:
 
 def _shifts(study: StudyResults) -> str:
     measured, predictor, found = quantity(study.metric), study.main_predictor(), dict[tuple[str, int], Estimate]()
-    kinds = shift_kinds(study, study.results)
+    kinds = compared.shift_kinds(study, study.results)
     if not kinds or not measured.metric.better or predictor is None:
         return ""
     frame = rows_at(study.results, {PREDICTOR: predictor})
@@ -213,25 +202,18 @@ def _unspent(study: StudyResults) -> Iterator[str]:
     """Say where methods spent so much less than was asked that the budget asked does not compare them."""
     if ASKED not in study.record.separate or "epsilon" not in study.results.columns:
         return
-    for at in combinations(study, (ASKED, *(name for name in study.baseline if name != PREDICTOR))):
+    for at in compared.combinations(study, (ASKED, *(name for name in study.baseline if name != PREDICTOR))):
         spent = rows_at(study.results, at)["epsilon"].max(skipna=False)
         if spent < MOST_OF_IT * float(at[ASKED]):
-            method = (
-                setting_words(study, {name: label for name, label in at.items() if name != ASKED}) or "every method"
-            )
-            yield (
-                f"{method[:1].upper()}{method[1:]} spent at most ε {rounded_up(float(spent))} of the {at[ASKED]} "
-                "that it was allowed: what it lost there, it did not lose to that budget."
-            )
+            method = setting_words(study, {name: label for name, label in at.items() if name != ASKED})
+            text = f"{method or 'every method'} spent at most ε {rounded_up(float(spent))} of the {at[ASKED]} that it "
+            yield _capital(f"{text}was allowed: what it lost there, it did not lose to that budget.")
 
 
 def _cautions(study: StudyResults, found: list[Difference]) -> Iterator[str]:
     settings, cells = study.settings, study.record.cells
     if "insecure_seed" in (settings.get("simulation") or {}):
-        yield (
-            "Seeded: not private. The noise came from a seed that is written in a file; the epsilons are what the same "
-            "runs without it would cost."
-        )
+        yield SEEDED
     if missing := cells.all - cells.finished:
         yield f"{missing} cells are missing: means go over the settings of the seeds that have most of them."
     tried = settings.get("configurations_tried")

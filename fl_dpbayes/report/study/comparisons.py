@@ -10,11 +10,10 @@ from typing import NamedTuple
 import pandas as pd
 
 from fl_dpbayes.report.study.quantities import Estimate, axis_name, over_seeds
-from fl_dpbayes.report.study.results import PREDICTOR, SEED, SEVERITY, SHIFT, StudyResults, rows_at
+from fl_dpbayes.report.study.results import PREDICTOR, SEED, SEVERITY, SHIFT, UNSHIFTED, StudyResults, rows_at
 
 RECALIBRATION, RECALIBRATED = "recalibration", "recalibrated"
 BASELINE = "baseline"
-UNSHIFTED = 0
 Labels = Mapping[str, str]
 
 

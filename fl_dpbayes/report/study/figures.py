@@ -1,4 +1,4 @@
-"""A study's figures: methods by axis, places, shifts and their severity, uncertainty elsewhere."""
+"""A study's figures: methods by axis, places, shifts and their severity, uncertainty elsewhere, prediction sets."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -8,34 +8,20 @@ from typing import NamedTuple
 import pandas as pd
 
 from fl_dpbayes.report.figure_style import figure_name
+from fl_dpbayes.report.measure_tables import WEIGHTS
 from fl_dpbayes.report.numbers import decimal
-from fl_dpbayes.report.study.comparisons import (
-    RECALIBRATION,
-    UNSHIFTED,
-    at_severity,
-    compared_axes,
-    estimate,
-    method_rows,
-    shift_kinds,
-)
+from fl_dpbayes.report.study.comparisons import at_severity, compared_axes, estimate, method_rows, shift_kinds
 from fl_dpbayes.report.study.panels import Line, Mark, Panel, PanelFigure
 from fl_dpbayes.report.study.quantities import axis_name, place_words, quantity
-from fl_dpbayes.report.study.results import POOLED, PREDICTOR, SEED, SEVERITY, SHIFT, StudyResults, rows_at
-from fl_dpbayes.report.wording import ROLES
+from fl_dpbayes.report.study.results import POOLED, PREDICTOR, SEVERITY, SHIFT, UNSHIFTED, StudyResults, rows_at
+from fl_dpbayes.report.wording import ROLES, SITE_ROLES
 
 OVER_SEEDS = "line: 95% interval over seeds"
 OVER_SETTINGS, OVER_AXES = f"mean over settings; {OVER_SEEDS}", f"mean over the other axes; {OVER_SEEDS}"
-LEAST_RANGE = 0.02
 # More panels on one axis cannot be told apart.
 MOST_SHIFTS = 6
 SITES_PER_PANEL, MOST_SITES, MOST_PLACES = 6, 60, 8
-SHORT = {"train": "trains", "held_out": "held out", "shifted": "shifted"}
 MEASURES = {"epistemic": "epistemic uncertainty", "total": "total uncertainty"}
-WEIGHTS = {
-    "none": "as calibrated",
-    "label-shift": "weighted, by the site's own labels",
-    "label-shift-estimated": "weighted, by its predictions",
-}
 
 
 class Method(NamedTuple):
@@ -59,12 +45,11 @@ def study_figures(study: StudyResults) -> list[tuple[str, str, list[PanelFigure]
     where = f"At {place_words(study.record.where)}."
     promise = "Calibrated on the training sites' test records: the promise holds for sites like those only."
     sections = [
-        ("Methods", where, [*_axis_figures(study), *_heterogeneity_figures(study)]),
+        ("Methods", where, [*_axis_figures(study)]),
         ("Sites", "", [_sites_figure(study), _subgroup_figure(study)]),
         ("Shift", "Severity 0 is the same site's records as they are.", [*_shift_figures(study)]),
-        ("Uncertainty at new sites", "", [_detection_figure(study), _epistemic_figure(study)]),
+        ("Uncertainty at new sites", "", [_detection_figure(study)]),
         ("Conformal prediction sets", promise, [*_conformal_figures(study)]),
-        ("Estimates against known truth", "", [_truth_figure(study)]),
     ]
     kept = [(heading, note, [item for item in items if item.panels]) for heading, note, items in sections]
     return [section for section in kept if section[2]]
@@ -81,7 +66,7 @@ def _panel(
             lines.append(Line(method.key, method.words, marks, joined=joined))
     labels = {place.x: place.label for place in places}
     ticks = tuple(labels.get(x, str(x)) for x in range(max(labels, default=0) + 1))
-    return [Panel(title, "", tuple(lines), ticks)] if lines else []
+    return [Panel(title, tuple(lines), ticks)] if lines else []
 
 
 def _labelled(column: str, labels: Sequence[str]) -> list[Place]:
@@ -89,9 +74,8 @@ def _labelled(column: str, labels: Sequence[str]) -> list[Place]:
 
 
 def _methods_of(study: StudyResults, frame: pd.DataFrame, axis: str) -> list[Method]:
-    return [
-        Method(label, study.words(axis, label), method_rows(study, frame, axis, label)) for label in study.methods(axis)
-    ]
+    labels = study.methods(axis)
+    return [Method(label, study.words(axis, label), method_rows(study, frame, axis, label)) for label in labels]
 
 
 def _predictors_of(study: StudyResults, frame: pd.DataFrame) -> list[Method]:
@@ -102,16 +86,14 @@ def _named(column: str, words: dict[str, str], frame: pd.DataFrame) -> list[Meth
     return [Method(name, text, rows_at(frame, {column: name})) for name, text in words.items()]
 
 
-def _figure(
-    study: StudyResults, name: str, title: str, reading: str, panels: Sequence[Panel], grey: str = ""
-) -> PanelFigure:
+def _figure(study: StudyResults, name: str, title: str, reading: str, panels: Sequence[Panel]) -> PanelFigure:
     """Draw the study's main metric."""
     measured = quantity(study.metric)
     metric, share = measured.metric, measured.share
     return PanelFigure(
         name, f"{measured.short_name} {title}", "; ".join(part for part in (measured.unit, reading) if part),
         f"{metric.name}, points" if share else metric.name, tuple(panels), 100.0 if share else 1.0, 2 if share else 4,
-        from_zero=metric.calibration_error, grey=grey,
+        from_zero=metric.calibration_error,
     )  # fmt: skip
 
 
@@ -124,43 +106,6 @@ def _axis_figures(study: StudyResults) -> Iterator[PanelFigure]:
         panels = [panel for one in drawn for panel in one]
         panels = panels or _panel("all settings", methods, [Place(0, "all", lambda rows: rows)], study.metric)
         yield _figure(study, figure_name("methods", axis), f"by {axis_name(axis)}", OVER_AXES, panels)
-
-
-def _heterogeneity_figures(study: StudyResults) -> Iterator[PanelFigure]:
-    """The main metric against how much the sites' labels differ, one figure for each compared axis."""
-    axis = _heterogeneous_axis(study)
-    for compared in compared_axes(study) if axis is not None else ():
-        methods = _methods_of(study, study.headline, compared) if compared != axis else []
-        lines = (_against_heterogeneity(study, method, str(axis)) for method in methods)
-        panel = Panel("", "mean total variation between a site's labels and all", tuple(x for x in lines if x.marks))
-        name, title = figure_name("heterogeneity", compared), f"against heterogeneity, by {axis_name(compared)}"
-        yield _figure(study, name, title, "faint: single seeds", [panel] if panel.lines else [])
-
-
-def _against_heterogeneity(study: StudyResults, method: Method, axis: str) -> Line:
-    marks, scattered = [], []
-    for label in study.axes[axis]:
-        here = rows_at(method.rows, {axis: label})
-        value = estimate(here, study.metric)
-        if value is None:
-            continue
-        x = float(here["heterogeneity"].mean())
-        marks.append(Mark(x, f"{x:.3f} ({axis_name(axis)} {label})", value))
-        for _, one in here.groupby(SEED):
-            if single := estimate(one, study.metric):
-                scattered.append((float(one["heterogeneity"].mean()), single.mean))
-    marks.sort(key=lambda mark: mark.x)
-    return Line(method.key, method.words, tuple(marks), tuple(scattered))
-
-
-def _heterogeneous_axis(study: StudyResults) -> str | None:
-    """The axis along which the sites' labels differ most; None where they differ alike everywhere."""
-    frame, ranges = study.headline, dict[str | None, float]({None: LEAST_RANGE})
-    for axis, labels in study.axes.items() if "heterogeneity" in frame.columns else ():
-        means = frame.groupby(axis)["heterogeneity"].mean().dropna()
-        if len(labels) > 1 and len(means) > 1 and axis != RECALIBRATION:
-            ranges[axis] = float(means.max() - means.min())
-    return max(ranges, key=lambda name: ranges[name])
 
 
 def _sites_figure(study: StudyResults) -> PanelFigure:
@@ -178,10 +123,10 @@ def _sites_figure(study: StudyResults) -> PanelFigure:
     if sites and frame.groupby("site")["role"].nunique().gt(1).any():
         for site in sites:
             here = rows_at(frame, {"site": site})
-            roles = [place for place in _labelled("role", [*SHORT]) if len(place.select(here))]
-            add(site, here, [place._replace(x=x, label=SHORT[place.label]) for x, place in enumerate(roles)])
+            roles = [place for place in _labelled("role", [*SITE_ROLES]) if len(place.select(here))]
+            add(site, here, [place._replace(x=x, label=SITE_ROLES[place.label]) for x, place in enumerate(roles)])
     else:
-        for role in SHORT:
+        for role in SITE_ROLES:
             of_role = rows_at(frame, {"role": role})
             names = [site for site in sites if (of_role["site"] == site).any()]
             for first in range(0, len(names), SITES_PER_PANEL):
@@ -202,18 +147,9 @@ def _subgroup_figure(study: StudyResults) -> PanelFigure:
 
 def _shift_figures(study: StudyResults) -> Iterator[PanelFigure]:
     """The main metric by severity, a panel per kind of shift and a figure per compared axis."""
-    frame, of_ece = study.results, study.metric == "ece"
-
-    def level(kind: str) -> tuple[tuple[float, float], ...]:
-        found = [
-            (place.x, estimate(place.select(frame), "ece_if_calibrated")) for place in _severities(study, frame, kind)
-        ]
-        return tuple((x, one.mean) for x, one in found if one)
-
+    frame = study.results
     for axis in compared_axes(study):
         panels = _by_severity(study, frame, _methods_of(study, frame, axis), study.metric)
-        if of_ece:
-            panels = [replace(panel, level_line=level(panel.title)) for panel in panels]
         if len(panels) > MOST_SHIFTS:
             for method, words in {line.method: line.words for panel in panels for line in panel.lines}.items():
                 own = [replace(panel, lines=tuple(line for line in panel.lines if line.method == method))
@@ -222,16 +158,12 @@ def _shift_figures(study: StudyResults) -> Iterator[PanelFigure]:
                 yield replace(found, heat=True)
             continue
         title, reading = f"under shift, by {axis_name(axis)}", f"across: severity, 0 is unshifted; {OVER_SEEDS}"
-        grey = "if calibrated, at this n" if of_ece else ""
-        yield _figure(study, figure_name("shift", axis), title, reading, panels, grey)
+        yield _figure(study, figure_name("shift", axis), title, reading, panels)
 
 
 def _severities(study: StudyResults, frame: pd.DataFrame, kind: str) -> list[Place]:
     known = sorted({int(value) for value in rows_at(frame, {SHIFT: kind})[SEVERITY].dropna()})
-    return [
-        Place(severity, str(severity), partial(at_severity, study, kind=kind, severity=severity))
-        for severity in (UNSHIFTED, *known)
-    ]
+    return [Place(at, str(at), partial(at_severity, study, kind=kind, severity=at)) for at in (UNSHIFTED, *known)]
 
 
 def _by_severity(study: StudyResults, frame: pd.DataFrame, methods: Sequence[Method], column: str) -> list[Panel]:
@@ -246,9 +178,8 @@ def _by_severity_or_place(
     panels = _by_severity(study, frame, methods, column)
     sites = [site for site in dict.fromkeys(frame.get("site", ())) if not panels and not str(site).startswith(POOLED)]
     for first in range(0, len(sites), MOST_PLACES):
-        panels += _panel(
-            "each site", methods, _labelled("site", sites[first : first + MOST_PLACES]), column, joined=False
-        )
+        places = _labelled("site", sites[first : first + MOST_PLACES])
+        panels += _panel("each site", methods, places, column, joined=False)
     return tuple(panels)
 
 
@@ -262,16 +193,6 @@ def _detection_figure(study: StudyResults) -> PanelFigure:
     reading = f"AUROC against training sites' records; .5 is chance{known_to}"
     title = "Does uncertainty notice another site?"
     return PanelFigure("shift-detection", title, reading, "AUROC", panels, level=0.5, grey="chance")
-
-
-def _epistemic_figure(study: StudyResults) -> PanelFigure:
-    predictor, frame = study.main_predictor() or "", study.results
-    methods = _named(PREDICTOR, {predictor: study.words(PREDICTOR, predictor)}, frame)
-    return PanelFigure(
-        "epistemic", "Disagreement of the posterior's samples", f"thousandths of a nat; across: severity; {OVER_SEEDS}",
-        "Mean epistemic uncertainty, nats / 1000", tuple(_by_severity(study, frame, methods, "epistemic")), 1000.0, 2,
-        from_zero=True,
-    )  # fmt: skip
 
 
 def _conformal_figures(study: StudyResults) -> Iterator[PanelFigure]:
@@ -291,28 +212,4 @@ def _conformal_figures(study: StudyResults) -> Iterator[PanelFigure]:
     yield PanelFigure(
         "conformal-size", f"Size of {sets}", "mean number of classes in a set", "Classes in a set", size, 1.0, 2,
         from_zero=True,
-    )  # fmt: skip
-
-
-def _truth_figure(study: StudyResults) -> PanelFigure:
-    """Estimated calibration errors against the true ones, where records are made up and their truth is known."""
-    frame, panels = study.results, list[Panel]()
-    for key, truth, title in (("rms_debiased", "rms_true", "debiased RMS"), ("ece", "ece_true", "ECE (15 bins)")):
-        if not {key, truth} <= set(frame.columns):
-            continue
-        known = frame[frame[key].notna() & frame[truth].notna() & ~frame["site"].str.startswith("mean:")]
-        lines = []
-        for method in _predictors_of(study, known):
-            marks: list[Mark] = []
-            for site, here in method.rows.groupby("site", sort=False):
-                value, x = estimate(here, key), estimate(here, truth)
-                if value is not None and x is not None and len(marks) < MOST_SITES:
-                    marks.append(Mark(100 * x.mean, f"{site}: {100 * x.mean:.2f}", value))
-            pairs = zip(method.rows[truth], method.rows[key], strict=True)
-            scattered = tuple((100 * float(x), float(y)) for x, y in pairs)
-            lines.append(Line(method.key, method.words, tuple(marks), scattered, joined=False))
-        panels += [Panel(title, "true error, points", tuple(lines), diagonal=True)] if lines else []
-    return PanelFigure(
-        "truth", "Estimated against true calibration error", "points; faint: single runs; dashed: equal",
-        "Estimated error, points", tuple(panels), 100.0, 2, from_zero=True, grey="estimate = truth",
     )  # fmt: skip

@@ -1,7 +1,6 @@
 """Small multiples: panels of lines and points with intervals, and the same numbers as a table."""
 
 import math
-import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -10,16 +9,15 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from fl_dpbayes.report import figure_style as style
+from fl_dpbayes.report import figure_style as look
 from fl_dpbayes.report.calibration_figures import heat_figure
 from fl_dpbayes.report.study.quantities import Estimate
 
 MARKERS = ("o", "s", "D", "^", "v", "P", "X", "*")
-MOST_PANELS, MOST_SCATTERED = 16, 2_000
-PANEL_INCHES = 1.0
+MOST_PANELS = 16
 TICK_CHARACTERS = (50, 24, 15)  # that fit side by side below a panel, of one, two and three in a row
-TITLE_CHARACTERS, SUBTITLE_CHARACTERS, LINE_INCHES = 44, 58, 0.155
-ENTRY_CHARACTERS, MOST_TICK_CHARACTERS = 30, 14
+TITLE_CHARACTERS = (60, 26, 17)  # likewise, of its title
+ENTRY_CHARACTERS, MOST_ENTRY_CHARACTERS, MOST_TICK_CHARACTERS = 30, 62, 14
 
 
 class Mark(NamedTuple):
@@ -32,28 +30,21 @@ class Mark(NamedTuple):
 
 @dataclass(frozen=True)
 class Line:
-    """One method in one panel; `scattered` are single runs behind the line."""
+    """One method in one panel."""
 
     method: str
     words: str
     marks: tuple[Mark, ...]
-    scattered: tuple[tuple[float, float], ...] = ()
     joined: bool = True
 
 
 @dataclass(frozen=True)
 class Panel:
-    """One small picture; `ticks` names places on the horizontal axis, else they are numbers.
-
-    `level` is drawn as a grey line, `level_line` likewise through points, `diagonal` where both axes are equal.
-    """
+    """One small picture; `ticks` names places on the horizontal axis."""
 
     title: str
-    horizontal: str
     lines: tuple[Line, ...]
-    ticks: tuple[str, ...] = ()
-    level_line: tuple[tuple[float, float], ...] = ()
-    diagonal: bool = False
+    ticks: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -91,40 +82,21 @@ def draw_panels(content: PanelFigure) -> Figure:
         return heat_figure(values, content.title, content.subtitle)
     columns = 1 if len(panels) == 1 else 2 if len(panels) <= 6 else 3
     rows = math.ceil(len(panels) / columns)
-    entries = list(dict.fromkeys((line.method, line.words) for panel in panels for line in panel.lines))
-    methods = [method for method, _ in entries]
-    entries += [("", content.grey)] if content.grey else []
-    in_line = 2 if all(len(text) <= ENTRY_CHARACTERS for _, text in entries) else 1
-    lengths = [len(tick) for panel in panels if _tilted(panel, columns) for tick in panel.ticks]
-    longest = min(MOST_TICK_CHARACTERS, max(lengths, default=0))
-    below = 0.2 + (0.16 if any(panel.horizontal for panel in panels) else 0) + 0.036 * longest
-    panel_inches = 1.7 if columns == 1 else PANEL_INCHES
-    row_inches = panel_inches + below + 0.24
-    legend = style.LEGEND_INCHES * math.ceil(len(entries) / in_line) + 0.08
-    title = textwrap.wrap(content.title, TITLE_CHARACTERS)
-    subtitle = textwrap.wrap(content.subtitle, SUBTITLE_CHARACTERS)
-    heading = 0.14 + LINE_INCHES * (len(title) + len(subtitle))
-    height = heading + rows * row_inches + legend
-    figure = Figure(figsize=(style.WIDTH_INCHES, height))
-    figure.text(0, 1 - 0.02 / height, "\n".join(title), size=9, weight="bold", va="top")
-    below_title = 0.05 + LINE_INCHES * len(title)
-    figure.text(0, 1 - below_title / height, "\n".join(subtitle), size=7.5, color=style.MUTED, va="top")
-    left, gap = 0.105, 0.035 if columns == 3 else 0.06
-    width = (0.985 - left - gap * (columns - 1)) / columns
-    low, high = _limits(content, panels)
-    for number, panel in enumerate(panels):
-        row, column = divmod(number, columns)
-        bottom = height - heading - (row + 1) * row_inches + below
-        axes = figure.add_axes((left + column * (width + gap), bottom / height, width, panel_inches / height))
-        _draw_panel(axes, content, panel, methods, _tilted(panel, columns))
-        axes.set_ylim(low, high)
-        if column:
-            axes.tick_params(axis="y", labelleft=False)
-    for index, (method, text) in enumerate(entries):
-        colour, marker = _style(method, methods) if method else (style.MUTED, "")
-        key = style.legend_key(figure, divmod(index, in_line), _short(text, 66 // in_line), colour, legend - 0.06, 0.05)
-        key.plot([-1, 0, 1], [0, 0, 0], color=colour, linewidth=1.2, linestyle="-" if method else (0, (3, 1.5)))
-        key.plot(0, 0, marker, color=colour, markersize=4)
+    methods = list(dict.fromkeys(line.method for panel in panels for line in panel.lines))
+    entries = {line.words for panel in panels for line in panel.lines}
+    in_line = 2 if all(len(text) <= ENTRY_CHARACTERS for text in entries) else 1
+    ticks = [tick for panel in panels if _tilted(panel, columns) for tick in panel.ticks]
+    longest = min(MOST_TICK_CHARACTERS, max(map(len, ticks), default=0))
+    row_inches = (2.2 if columns == 1 else 1.55) + 0.036 * longest
+    legend_inches = look.LEGEND_INCHES * math.ceil((len(entries) + bool(content.grey)) / in_line)
+    figure = look.titled_figure(content.title, content.subtitle, rows * row_inches + legend_inches)
+    grid = list(figure.subplots(rows, columns, squeeze=False, sharey=True).flat)
+    for axes, panel in zip(grid, panels, strict=False):
+        _draw_panel(axes, content, panel, methods, columns)
+    for axes in grid[len(panels) :]:
+        axes.set_axis_off()
+    figure.axes[0].set_ylim(_limits(content, panels))
+    look.add_legend(figure, in_line)
     return figure
 
 
@@ -133,51 +105,37 @@ def _tilted(panel: Panel, columns: int) -> bool:
     return any(min(MOST_TICK_CHARACTERS, len(tick)) > space for tick in panel.ticks)
 
 
-def _draw_panel(axes: Axes, content: PanelFigure, panel: Panel, order: Sequence[str], tilted: bool) -> None:
-    grey: Any = {"color": style.MUTED, "linewidth": 0.9, "linestyle": (0, (4, 2))}
-    style.quiet_grid(axes, "y")
-    axes.set_title(_short(panel.title, 26 if axes.get_position().width > 0.35 else 17), color=style.INK)
-    axes.set_xlabel(panel.horizontal, labelpad=1)
+def _draw_panel(axes: Axes, content: PanelFigure, panel: Panel, order: Sequence[str], columns: int) -> None:
+    look.quiet_grid(axes, "y")
+    axes.set_title(look.short(panel.title, TITLE_CHARACTERS[columns - 1]), color=look.INK)
     if content.level is not None:
+        grey: Any = {"color": look.MUTED, "linewidth": 0.9, "linestyle": (0, (4, 2)), "label": content.grey}
         axes.axhline(content.scale * content.level, zorder=1, **grey)
-    if panel.level_line:
-        axes.plot(*_scaled(panel.level_line, content.scale), **grey)
-    if panel.diagonal:
-        axes.axline((0, 0), slope=1, **grey)
-    spread = 0.11 if panel.ticks and len(panel.lines) > 1 else 0.0
+    spread = 0.11 if len(panel.lines) > 1 else 0.0
     for line in panel.lines:
         colour, marker = _style(line.method, order)
         shift = spread * (order.index(line.method) - (len(order) - 1) / 2) * min(1.0, 5 / max(1, len(order)))
-        if few := line.scattered[:: max(1, math.ceil(len(line.scattered) / MOST_SCATTERED))]:
-            faint: Any = {"alpha": 0.3, "markersize": 2.6, "markeredgewidth": 0, "linestyle": ""}
-            axes.plot(*_scaled(few, content.scale), marker, color=colour, **faint)
         xs = [mark.x + shift for mark in line.marks]
-        ys = [content.scale * mark.value.mean for mark in line.marks]
-        if line.joined and len(xs) > 1:
-            axes.plot(xs, ys, color=colour, linewidth=1.2)
         for x, mark in zip(xs, line.marks, strict=True):
             if mark.value.ends is not None:
                 axes.plot([x, x], [content.scale * end for end in mark.value.ends], color=colour, linewidth=0.9)
-        axes.plot(xs, ys, marker, color=colour, markersize=3.2, linestyle="", zorder=3)
-    if panel.ticks:
-        axes.set_xlim(-0.5, len(panel.ticks) - 0.5)
-        axes.set_xticks(range(len(panel.ticks)), [_short(tick, MOST_TICK_CHARACTERS) for tick in panel.ticks])
-        if tilted:
-            axes.tick_params(axis="x", labelrotation=35, pad=1)
-            for label in axes.get_xticklabels():
-                label.set(ha="right", rotation_mode="anchor")
-    else:
-        axes.xaxis.set_major_locator(MaxNLocator(nbins=4))
+        shape: Any = {"marker": marker, "markersize": 3.2, "linewidth": 1.2, "linestyle": "-" if line.joined else ""}
+        ys = [content.scale * mark.value.mean for mark in line.marks]
+        axes.plot(xs, ys, color=colour, zorder=3, label=look.short(line.words, MOST_ENTRY_CHARACTERS), **shape)
+    axes.set_xlim(-0.5, len(panel.ticks) - 0.5)
+    axes.set_xticks(range(len(panel.ticks)), [look.short(tick, MOST_TICK_CHARACTERS) for tick in panel.ticks])
+    if _tilted(panel, columns):
+        axes.tick_params(axis="x", labelrotation=35, pad=1)
+        for label in axes.get_xticklabels():
+            label.set(ha="right", rotation_mode="anchor")
     axes.yaxis.set_major_locator(MaxNLocator(nbins=4))
 
 
 def _limits(content: PanelFigure, panels: Sequence[Panel]) -> tuple[float, float]:
     """Choose one range for all panels that shows every mean; an interval may be cut off where it is very wide."""
-    lines = [line for panel in panels for line in panel.lines]
-    values = [mark.value for line in lines for mark in line.marks]
+    values = [mark.value for panel in panels for line in panel.lines for mark in line.marks]
     ends = [end for value in values for end in value.ends or ()]
-    means = [value.mean for value in values] + [y for line in lines for _, y in line.scattered]
-    means += [y for panel in panels for _, y in panel.level_line] + ([] if content.level is None else [content.level])
+    means = [value.mean for value in values] + ([] if content.level is None else [content.level])
     low, high = min(means), max(means)
     space = max(high - low, 0.1 * abs(high), 1e-3)
     low = max(min([low, *ends]), low - space)
@@ -187,15 +145,7 @@ def _limits(content: PanelFigure, panels: Sequence[Panel]) -> tuple[float, float
 
 
 def _style(method: str, methods: Sequence[str]) -> tuple[str, str]:
-    if method in style.PREDICTOR_STYLES:
-        return style.PREDICTOR_STYLES[method].colour, style.PREDICTOR_STYLES[method].marker
+    if method in look.PREDICTOR_STYLES:
+        return look.PREDICTOR_STYLES[method]
     index = methods.index(method)
-    return style.CYCLE[index % len(style.CYCLE)], MARKERS[index % len(MARKERS)]
-
-
-def _scaled(points: Sequence[tuple[float, float]], scale: float) -> tuple[list[float], list[float]]:
-    return [x for x, _ in points], [scale * y for _, y in points]
-
-
-def _short(text: str, most: int) -> str:
-    return text if len(text) <= most else f"{text[: most - 1]}…"
+    return look.CYCLE[index % len(look.CYCLE)], MARKERS[index % len(MARKERS)]

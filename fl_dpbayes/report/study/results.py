@@ -17,7 +17,7 @@ from fl_dpbayes.config.summary import SummaryPart, Text, printable
 from fl_dpbayes.report.wording import POINT_PREDICTORS
 
 RECORD_FILE = "study.json"
-SHIFT, SEVERITY = "shift", "severity"
+SHIFT, SEVERITY, UNSHIFTED = "shift", "severity", 0
 POOLED = ("pooled:", "mean:")
 NUMBERS = ("severity", "n", "samples", "epsilon", "heterogeneity", "seconds", "warnings")
 

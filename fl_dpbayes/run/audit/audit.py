@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -20,6 +19,7 @@ from fl_dpbayes.config.kinds import import_apps
 from fl_dpbayes.config.scenario import Scenario
 from fl_dpbayes.data.simulation import plan_sites
 from fl_dpbayes.privacy.audit_statistics import Check, MembershipScore
+from fl_dpbayes.report.terminal_table import terminal_table
 from fl_dpbayes.run.audit.canaries import CONFIDENCE, CanaryAudit, attack_membership, audit_canaries
 from fl_dpbayes.run.audit.counts import audit_counts
 from fl_dpbayes.run.audit.noise import MOST_CHAINS as AUDITED_CHAINS
@@ -175,7 +175,7 @@ def _check_table(checks: Sequence[Check]) -> Table:
 
 
 def _table(title: str, *names: str) -> Table:
-    table = Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, pad_edge=False)
+    table = terminal_table(title)
     for name in names:
         table.add_column(name, justify="right" if name in ("value", "allowed", "epsilon") else "left")
     return table

@@ -142,12 +142,12 @@ def _langevin_plan(scenario: Scenario) -> TrainingPlan:
 
 def _records(included: npt.NDArray[np.bool_], silent: int, length: float) -> CanaryRecords:
     chosen, columns = np.flatnonzero(included), len(included) + 1
-    levels = np.zeros((len(chosen) + silent, columns), np.uint8)
-    levels[np.arange(len(chosen)), chosen] = 1
-    levels[len(chosen) :, -1] = 1
-    names = [f"unit-{number}" for number in range(len(levels))]
+    features = np.zeros((len(chosen) + silent, columns), np.float32)
+    features[np.arange(len(chosen)), chosen] = length
+    features[len(chosen) :, -1] = length
+    names = [f"unit-{number}" for number in range(len(features))]
     task = Task(input_shape=(columns,), classes=2)
-    return CanaryRecords(task, levels, np.ones(len(levels), np.int64), names, scale=1 / length)
+    return CanaryRecords(task, features, np.ones(len(features), np.int64), names)
 
 
 def _audited_steps(plan: TrainingPlan, sigmas: Array) -> int:

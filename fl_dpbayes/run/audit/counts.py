@@ -79,7 +79,7 @@ def audit_counts(scenario: Scenario, folder: Path, generator: np.random.Generato
     counted = [_isotonic_table(parts, run) for run in range(1, TABLES + 1)]
     top = {part: (float(p.max()), float(p.argmax() == parts.labels[part])) for part, p in parts.predictions.items()}
     binary = {part: (float(p[1]), float(parts.labels[part] == 1)) for part, p in parts.predictions.items()}
-    isotonic = binary if canary_site.canary_task(scenario).classes == 2 else top
+    isotonic = binary if scenario.data.source.task.classes == 2 else top
     return [
         *verdicts("isotonic recalibration", _table_questions(counted, isotonic, "recalibration"), FALSE_ALARM / 4),
         *verdicts("recalibration by descent", _descent_questions(parts), FALSE_ALARM / 4),
@@ -89,7 +89,7 @@ def audit_counts(scenario: Scenario, folder: Path, generator: np.random.Generato
 
 
 def _parts(scenario: Scenario, folder: Path, generator: np.random.Generator) -> Parts:
-    task = canary_site.canary_task(scenario)
+    task = scenario.data.source.task
     levels, _ = synthetic_records(task, generator, len(SHARES))
     vector, probabilities = _posterior(scenario, model_features(scenario, folder, levels), generator)
     # Right in the recalibration part and wrong elsewhere: the gradients of a descent then point against each other.
@@ -116,7 +116,7 @@ def _posterior(
     scenario: Scenario, features: npt.NDArray[np.float32], generator: np.random.Generator
 ) -> tuple[torch.Tensor, Array]:
     """Draw weights until the three kinds of records are predicted in three bins, of p_1 and of the largest p."""
-    task = canary_site.canary_task(scenario)
+    task = scenario.data.source.task
     module = build_model(scenario.model, task, seed=0)
     records = torch.from_numpy(features).double()
     for attempt in range(ATTEMPTS):

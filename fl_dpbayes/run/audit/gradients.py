@@ -14,7 +14,7 @@ from fl_dpbayes.config.site_file import SiteFile
 from fl_dpbayes.config.task import Model, Task
 from fl_dpbayes.data.site import SiteSplit
 from fl_dpbayes.models.build import build_model, model_shapes
-from fl_dpbayes.run.audit.canary_site import GREY_LEVELS, canary_task, whole_for_training, willing
+from fl_dpbayes.run.audit.canary_site import WHOLE, willing
 from fl_dpbayes.run.audit.reading import private_settings
 
 Array = npt.NDArray[np.float64]
@@ -45,14 +45,11 @@ def start_vector(model: Model, task: Task, generator: np.random.Generator, scale
 def model_features(scenario: Scenario, folder: Path, levels: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
     """Return what the scenario's trained layers see of records: themselves, or their public features."""
     from clients.model_inputs import model_inputs
-    from fl_dpbayes.config.sources import Table
 
-    features = levels.astype(np.float32) / np.float32(GREY_LEVELS)
-    count = len(features)
+    features, count = levels.astype(np.float32) / np.float32(255), len(levels)
     part = SiteSplit(features, np.zeros(count, np.int64), np.arange(count), count)
-    source = Table(path=folder, label="label", classes=2, features=("x",))
     site_file = SiteFile(
-        name="auditor", role="train", source=source, units=count, split=whole_for_training(), policy=willing(),
+        name="auditor", role="train", source=scenario.data.source, units=count, split=WHOLE, policy=willing(),
         device=scenario.resources.device, cache_folder=folder / "auditor-cache",
     )  # fmt: skip
     return model_inputs(site_file, scenario.model, part).features
@@ -60,7 +57,7 @@ def model_features(scenario: Scenario, folder: Path, levels: npt.NDArray[np.uint
 
 def unit_gradient(scenario: Scenario, folder: Path, start: Array, levels: npt.NDArray[np.uint8], label: int) -> Array:
     """Return the gradient of minus the log likelihood of one record, shape (d,), by plain autograd in float64."""
-    module = build_model(scenario.model, canary_task(scenario), seed=0).double()
+    module = build_model(scenario.model, scenario.data.source.task, seed=0).double()
     torch.nn.utils.vector_to_parameters(torch.from_numpy(start), module.parameters())
     features = torch.from_numpy(model_features(scenario, folder, levels[None])).double()
     loss = torch.nn.functional.cross_entropy(module(features), torch.tensor([label]), reduction="sum")
@@ -69,19 +66,15 @@ def unit_gradient(scenario: Scenario, folder: Path, start: Array, levels: npt.ND
 
 
 def reaching_start(
-    scenario: Scenario, folder: Path, generator: np.random.Generator, levels: npt.NDArray[np.uint8],
-    labels: npt.NDArray[np.int64],
-) -> Array:  # fmt: skip
-    """Draw start states until the records' gradients reach every tensor: hidden units may all be silent.
+    scenario: Scenario, folder: Path, generator: np.random.Generator, levels: npt.NDArray[np.uint8], label: int
+) -> Array:
+    """Draw start states until a record's gradient reaches every tensor: hidden units may all be silent.
 
     Raises UserError if no start is found, so that faults of some layer would be missed.
     """
     for _ in range(ATTEMPTS):
-        start = start_vector(scenario.model, canary_task(scenario), generator)
-        gradients = [
-            unit_gradient(scenario, folder, start, each, int(label)) for each, label in zip(levels, labels, strict=True)
-        ]
-        if all(np.min([tensor_lengths(each, scenario) for each in gradients], axis=0) > 0):
+        start = start_vector(scenario.model, scenario.data.source.task, generator)
+        if min(tensor_lengths(unit_gradient(scenario, folder, start, levels, label), scenario)) > 0:
             return start
     raise UserError("the audit found no start from which gradients reach every layer: is part of the model unused?")
 
@@ -118,13 +111,13 @@ def clipped(gradient: Array, scenario: Scenario, clip_norm: float, *, spread: bo
 
 def tensor_lengths(gradient: Array, scenario: Scenario) -> list[float]:
     """Return the length of the gradient's part for each tensor of the model."""
-    sizes = [math.prod(shape) for shape in model_shapes(scenario.model, canary_task(scenario)).values()]
+    sizes = [math.prod(shape) for shape in model_shapes(scenario.model, scenario.data.source.task).values()]
     return [float(np.linalg.norm(part)) for part in np.split(gradient, np.cumsum(sizes)[:-1])]
 
 
 def _layers(scenario: Scenario) -> list[int]:
     sizes: dict[str, int] = {}
-    for name, shape in model_shapes(scenario.model, canary_task(scenario)).items():
+    for name, shape in model_shapes(scenario.model, scenario.data.source.task).items():
         layer = name.rpartition(".")[0]
         sizes[layer] = sizes.get(layer, 0) + math.prod(shape)
     return list(sizes.values())

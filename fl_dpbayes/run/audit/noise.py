@@ -18,7 +18,7 @@ from fl_dpbayes.models.build import model_shapes
 from fl_dpbayes.models.parameters import vector_views
 from fl_dpbayes.privacy.audit_statistics import Check, Finding, Questions, correlation_tests, variance_test, verdicts
 from fl_dpbayes.privacy.planned_noise import solve_plan
-from fl_dpbayes.run.audit.canary_site import CanaryRecords, CanarySite, canary_task, write_canary_site
+from fl_dpbayes.run.audit.canary_site import CanaryRecords, CanarySite, write_canary_site
 from fl_dpbayes.run.audit.reading import Course, Reading, own_plan, read_stretch, with_step_size
 from fl_dpbayes.samplers.planned import planned_step_sizes
 
@@ -80,20 +80,20 @@ def still_plan(scenario: Scenario, units: int) -> TrainingPlan:
 
 
 def _silent_site(folder: Path, scenario: Scenario, plan: TrainingPlan) -> CanarySite:
-    task = canary_task(scenario)
+    task = scenario.data.source.task
     names = [f"unit-{number}" for number in range(UNITS)]
     records = CanaryRecords(task, np.zeros((UNITS, *task.input_shape), np.uint8), np.zeros(UNITS, np.int64), names)
     return write_canary_site(folder, scenario, records, UNITS, delta=plan.privacy.delta)
 
 
 def _size(scenario: Scenario) -> int:
-    return sum(math.prod(shape) for shape in model_shapes(scenario.model, canary_task(scenario)).values())
+    return sum(math.prod(shape) for shape in model_shapes(scenario.model, scenario.data.source.task).values())
 
 
 def _silent_start(scenario: Scenario, others: bool) -> dict[str, Array]:
     vector = np.full(_size(scenario), START)
     # The last parameter is the output layer's bias; every record is of class 0.
-    bias = vector[-canary_task(scenario).classes :]
+    bias = vector[-scenario.data.source.task.classes :]
     if others:
         bias[1:] = -SILENT_LOGIT
     else:
@@ -148,7 +148,7 @@ def _questions(readings: dict[str, Reading], scenario: Scenario) -> Questions:
 
 
 def _columns(scenario: Scenario) -> dict[str, npt.NDArray[np.int64]]:
-    shapes = model_shapes(scenario.model, canary_task(scenario))
+    shapes = model_shapes(scenario.model, scenario.data.source.task)
     views = vector_views(torch.arange(_size(scenario)), shapes)
     columns = {name: view.flatten().numpy() for name, view in views.items()}
     if "spread" in scenario.sampler.position:

@@ -21,7 +21,7 @@ from fl_dpbayes.models.dropout import DropoutModule
 from fl_dpbayes.models.variational import VariationalModule
 from fl_dpbayes.privacy.audit_statistics import Check, mean_test, verdicts
 from fl_dpbayes.run.audit import gradients
-from fl_dpbayes.run.audit.canary_site import CanaryRecords, canary_task, write_canary_site
+from fl_dpbayes.run.audit.canary_site import CanaryRecords, write_canary_site
 from fl_dpbayes.run.audit.reading import Course, loud_plan, own_plan, private_settings, read_all
 from fl_dpbayes.samplers.algorithm import build_algorithm
 from fl_dpbayes.samplers.gradients.loss import RecordLoss, summed_cross_entropy
@@ -170,10 +170,11 @@ def audit_alone(scenario: Scenario, folder: Path, generator: np.random.Generator
     C is chosen below the gradient's length in every tensor, so that clipping each apart gives a longer sum. Units of
     one record and of several are checked; `generator` draws the record and the start state.
     """
-    task = canary_task(scenario)
+    task = scenario.data.source.task
     levels, labels = gradients.synthetic_records(task, generator, 1)
-    start = gradients.reaching_start(scenario, folder, generator, levels, labels)
-    gradient = gradients.unit_gradient(scenario, folder, start, levels[0], int(labels[0]))
+    record = levels[0], int(labels[0])
+    start = gradients.reaching_start(scenario, folder, generator, *record)
+    gradient = gradients.unit_gradient(scenario, folder, start, *record)
     rule = private_settings(scenario).clipping
     lengths = gradients.tensor_lengths(gradient, scenario)
     length = float(np.linalg.norm(gradient)) if isinstance(rule, GlobalClipping) else min(lengths)
@@ -200,7 +201,7 @@ def audit_rounding(scenario: Scenario) -> list[Check]:
     They are tried on the scenario's own model, sampler and pre-noise, through the sum that sites compute; clipping is
     flat. The check is over units of one record and of several.
     """
-    task, moves = canary_task(scenario), {}
+    task, moves = scenario.data.source.task, {}
     for records in RECORDS_PER_UNIT:
         algorithm = build_algorithm(scenario.sampler, build_model(scenario.model, task, seed=0))
         moves[records] = worst_movement(

@@ -23,7 +23,7 @@ from fl_dpbayes.privacy.audit_statistics import (
     verdicts,
 )
 from fl_dpbayes.run.audit import gradients as auditor
-from fl_dpbayes.run.audit.canary_site import CanaryRecords, CanarySite, canary_task, write_canary_site
+from fl_dpbayes.run.audit.canary_site import CanaryRecords, CanarySite, write_canary_site
 from fl_dpbayes.run.audit.reading import Course, Reading, loud_plan, own_plan, read_all
 
 Array = npt.NDArray[np.float64]
@@ -86,13 +86,13 @@ def audit_sums(scenario: Scenario, folder: Path, generator: np.random.Generator)
 
 
 def _crowd(scenario: Scenario, folder: Path, generator: np.random.Generator, records: int) -> Crowd:
-    model, task, plan = scenario.model, canary_task(scenario), own_plan(scenario, pre_noise=0.0)
+    model, task, plan = scenario.model, scenario.data.source.task, own_plan(scenario, pre_noise=0.0)
     levels, labels = auditor.synthetic_records(task, generator, MOST_GROUPS)
     # Masks of hidden units are the site's own secret: from a zero start they reach no gradient.
     if plan.sampler.needs_hidden_units:
         start = auditor.start_vector(model, task, generator, 0.0)
     else:
-        start = auditor.reaching_start(scenario, folder, generator, levels[:1], labels[:1])
+        start = auditor.reaching_start(scenario, folder, generator, levels[0], int(labels[0]))
     each = [auditor.unit_gradient(scenario, folder, start, levels[g], int(labels[g])) for g in range(MOST_GROUPS)]
     gradients = np.stack([records * gradient for gradient in each])
     bayes = "spread" in plan.sampler.position

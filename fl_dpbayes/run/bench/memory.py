@@ -18,8 +18,9 @@ from fl_dpbayes.config.base import Config
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.kinds import import_apps
 from fl_dpbayes.config.record_schema import record_schema
-from fl_dpbayes.config.scenario import Scenario, read_scenario
+from fl_dpbayes.config.scenario import Scenario
 from fl_dpbayes.config.task import MLPModel, Task
+from fl_dpbayes.config.validation_text import read_record
 from fl_dpbayes.models.build import model_shapes
 from fl_dpbayes.protocol.card import SiteCard
 from fl_dpbayes.protocol.refusal import Refusal, RefusalCode
@@ -39,9 +40,8 @@ def bench_memory(console: Console, *, sites: int, samples: int, parameters: int,
     mixture is formed, thinned and sent for evaluation, chains are diagnosed, `posterior.safetensors` and the report
     are written. The files are deleted afterwards.
 
-    `sites`: number of training sites, >= 1. `samples`: samples of each site, >= 1. `folder`: where the bank and the
-    posterior lie meanwhile; None takes the system's folder for temporary files. Raises UserError if the folder is
-    none or its disk has too little space, or the run failed.
+    `samples`: of each site. `folder`: where the bank and the posterior lie meanwhile; None takes the system's folder
+    for temporary files. Raises UserError if the folder is none or its disk has too little space, or the run failed.
     """
     scenario = _scenario(sites, samples, parameters)
     count = sum(math.prod(shape) for shape in model_shapes(scenario.model, TASK).values())
@@ -51,10 +51,8 @@ def bench_memory(console: Console, *, sites: int, samples: int, parameters: int,
         raise UserError(f"--folder {place} is no folder: give one on a disk with much space")
     needed, free = 2 * sample_bytes + 4 * sites * count + 100 * MEBIBYTE, shutil.disk_usage(place).free
     if free < needed:
-        raise UserError(
-            f"{place} has {free // MEBIBYTE} MiB left, the bank and the posterior take {needed // MEBIBYTE} MiB: give "
-            "another --folder, or fewer --sites, --samples or --parameters"
-        )
+        said = f"{place} has {free // MEBIBYTE} MiB left, the bank and the posterior take {needed // MEBIBYTE} MiB"
+        raise UserError(f"{said}: give another --folder, or fewer --sites, --samples or --parameters")
     with tempfile.TemporaryDirectory(dir=place) as made, console.status(f"{sites} sites"):
         start = time.perf_counter()
         # One folder deeper: the server keeps the heads of ledgers beside its run folder.
@@ -165,7 +163,7 @@ def _scenario(sites: int, samples: int, parameters: int) -> Scenario:
         "training": {"rounds": 1, "steps_per_round": samples, "thinning": 1},
         "privacy": {"kind": "none", "sampling_rate": 1.0, "temperature": 1.0},
     }  # fmt: skip
-    return read_scenario(scenario, "the benchmark's scenario")
+    return read_record(Scenario, scenario, "the benchmark's scenario")
 
 
 if __name__ == "__main__":

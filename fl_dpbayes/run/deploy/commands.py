@@ -20,7 +20,7 @@ def provision(
     """Make a certificate authority, the server's certificate, and the files of the coordinator and the hospitals."""
     from fl_dpbayes.run.deploy.provision import provision as run
 
-    run(folder, [name.strip() for name in sites.split(",")], host, console, port)
+    run(folder, [name.strip() for name in sites.split(",")], host, port, console)
 
 
 FolderArgument = Annotated[Path, Argument(help="The run directory.")]

@@ -12,9 +12,10 @@ from rich.console import Console
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.files.atomic_file import write_atomically
 from fl_dpbayes.config.names import outside_text
-from fl_dpbayes.config.scenario import Scenario, apply_overrides, read_scenario, scenario_content, site_plan
+from fl_dpbayes.config.scenario import Scenario, apply_overrides, scenario_content, site_plan
 from fl_dpbayes.config.site_file import read_own_site_file
 from fl_dpbayes.config.sources import Source, Table
+from fl_dpbayes.config.validation_text import read_record
 from fl_dpbayes.data.sources.table import read_table
 from fl_dpbayes.run.deploy.provision import templates
 from fl_dpbayes.run.init_scenario import toml_value
@@ -99,7 +100,7 @@ def coordinators_scenario(given: str, data: Path, overrides: Sequence[str] = ())
         raise UserError(f"--scenario {given}: data.source is no table, images or arrays, of which a site has its own")
     source["path"] = str(data)
     content["data"]["source"] = {key: source[key] for key in source if key not in ("site_column", "site_pattern")}
-    scenario = read_scenario(content, f"scenario {given!r}")
+    scenario = read_record(Scenario, content, f"scenario {given!r}")
     if scenario.data.source.looked_at:
         raise UserError(
             f"--scenario {given}: its constants are 'from_records': what is computed from patients is a release. Ask "

@@ -8,7 +8,15 @@ from rich.console import Console
 
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.files.atomic_file import written
-from fl_dpbayes.config.site_file import read_own_site_file
+from fl_dpbayes.config.site_file import Connection, SiteFile, read_own_site_file
+
+
+def site_connection(site_file: Path) -> tuple[SiteFile, Connection]:
+    """Read a hospital's site file and its connection; UserError if it names none."""
+    record = read_own_site_file(site_file)
+    if record.connection is None:
+        raise UserError(f'site file {site_file} names no coordinator: add [connection] with superlink = "HOST:PORT"')
+    return record, record.connection
 
 
 def make_keys(site_file: Path, console: Console) -> None:
@@ -19,10 +27,7 @@ def make_keys(site_file: Path, console: Console) -> None:
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 
-    record = read_own_site_file(site_file)
-    connection = record.connection
-    if connection is None:
-        raise UserError(f'site file {site_file} names no coordinator: add [connection] with superlink = "HOST:PORT"')
+    record, connection = site_connection(site_file)
     key = ec.generate_private_key(ec.SECP384R1())
     public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
     public_file = connection.key.with_name(f"{record.name}.pub")
@@ -32,7 +37,7 @@ def make_keys(site_file: Path, console: Console) -> None:
         write_new(connection.secret, secrets.token_bytes(32), 0o640)
     console.print(
         f"made {connection.key} (stays here, for the node's user alone) and {connection.secret} (for the app's too)\n"
-        f"send {public_file} to the coordinator, and tell its text on another way: {public.decode()[-24:]}",
+        f"send {public_file} to the coordinator, and read its end out on the telephone: {public.decode()[-24:]}",
         markup=False, soft_wrap=True,
     )  # fmt: skip
 
@@ -46,4 +51,5 @@ def write_new(path: Path, content: bytes, mode: int) -> None:
         except FileExistsError:
             raise UserError(f"{path} is there already: move it away first, if it is to be made anew") from None
         with os.fdopen(descriptor, "wb") as file:
+            os.fchmod(descriptor, mode)
             file.write(content)

@@ -35,18 +35,12 @@ def create_ledger(site_file: Path, console: Console) -> None:
     record, settings = _read_site(site_file, read_own_site_file)
     # Made for good, so not with what every request is refused for.
     if record.role == "train" and not is_delta_allowed(record, "train", settings.delta):
-        raise UserError(
-            f"ledger.delta is {settings.delta:g}: it must be below {1 / most_units(record, 'train'):.6g}, one over the "
-            f"most units that units = {record.units} admits"
-        )
+        below = f"{1 / most_units(record, 'train'):.6g}, one over the most units that units = {record.units} admits"
+        raise UserError(f"ledger.delta is {settings.delta:g}: it must be below {below}")
     with _as_user_errors(settings), make_ledger(record, load_site(record)) as ledger:
-        console.print(
-            f"made cohort {settings.cohort} in ledger {settings.path}, second place {settings.witness}\n"
-            f"{_budget_line(ledger.cohort)}\n"
-            "Keep the two in different backups: a ledger that is put back alone is refused.",
-            markup=False,
-            soft_wrap=True,
-        )
+        made = f"made cohort {settings.cohort} in ledger {settings.path}, second place {settings.witness}"
+        keep = "Keep the two in different backups: a ledger that is put back alone is refused."
+        console.print(f"{made}\n{_budget_line(ledger.cohort)}\n{keep}", markup=False, soft_wrap=True)
 
 
 def repair_ledger(site_file: Path, console: Console) -> None:
@@ -80,8 +74,7 @@ def show_ledger(site_file: Path, console: Console) -> None:
         parts = [ledger.spent(part) for part in PARTS]
         console.print(_spent_table(parts))
         for spent in parts:
-            planned = planned_epsilon(ledger.state(), spent.part)
-            if planned is not None:
+            if (planned := planned_epsilon(ledger.state(), spent.part)) is not None:
                 console.print(_planned_line(spent, planned), markup=False)
         console.print(_reservation_table(ledger, console.width))
 
@@ -99,11 +92,9 @@ def verify_ledger(site_file: Path, console: Console) -> int:
     for problem in problems:
         console.print(problem, markup=False, soft_wrap=True)
     if not problems:
-        console.print(
-            f"The ledger is sound: {count(entries)} entries, each bound to the one before; budget kept. "
-            "(That no newer copy of both places exists shows only in a head that a server saw.)",
-            soft_wrap=True,
-        )
+        newer = "(That no newer copy of both places exists shows only in a head that a server saw.)"
+        said = f"The ledger is sound: {count(entries)} entries, each bound to the one before; budget kept."
+        console.print(f"{said} {newer}", soft_wrap=True)
     return 1 if problems else 0
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from fl_dpbayes.config.approvals import node_log
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.files.audit_log import audit_log_path, read_audit_log
 from fl_dpbayes.config.names import counted, outside_text
@@ -28,19 +29,24 @@ def print_statement(site_file: Path, month: str, console: Console) -> None:
         raise UserError(f"the month is {month[:20]!r}: write year and month, as 2026-11")
     record, log = read_site_file(site_file), audit_log_path(site_file)
     try:
-        lines = list(read_audit_log(site_file))
+        # The node's own process, best of another user, keeps its decisions on bundles in a log of its own.
+        lines = [*read_audit_log(site_file), *read_audit_log(node_log(site_file))]
     except OSError as error:
         raise UserError(f"the audit log {log} cannot be read: {error.strerror}") from None
     events = [line for line in lines if str(line.get("time", "")).startswith(month)]
     console.print(f"What left {record.name} in {month} (UTC), by {log}", markup=False, soft_wrap=True)
-    if lines and str(lines[0].get("time", ""))[:7] >= month:
-        console.print(f"The log begins on {str(lines[0].get('time'))[:19]}.", markup=False)
+    if (first := min((str(line.get("time", "")) for line in lines), default=""))[:7] >= month:
+        console.print(f"The log begins on {first[:19]}.", markup=False)
     rows, arrays, sent = (Counter[tuple[str, ...]]() for _ in range(3))
     for event in events:
         refusal, released = event.get("refusal") or {}, event.get("released") or {}
-        outcome = f"{refusal.get('code', '')} {refusal.get('field', '')}".strip() or event.get("decision", "")
-        texts = (str(event.get("run", "–"))[:16], event.get("message", ""), outcome)
-        key = tuple(outside_text(str(text), 60) for text in texts)
+        said = f"{refusal.get('code', '')} {refusal.get('field', '')}".strip()
+        texts = (
+            str(event.get("run", "–"))[:16],
+            event.get("message"),
+            said or event.get("reason") or event.get("decision"),
+        )
+        key = tuple(outside_text(str(text), most) for text, most in zip(texts, (16, 20, 60), strict=True))
         rows[key] += 1
         arrays[key] += released.get("arrays", 0)
         sent[key] += released.get("bytes", 0)
@@ -69,6 +75,5 @@ def print_statement(site_file: Path, month: str, console: Console) -> None:
                 f"{rounded_up(new.epsilon)} after, of {rounded_up(after.most().epsilon)}",
                 markup=False,
             )
-    measured = len(after.evaluations) - len(before.evaluations)
-    closed = "; the cohort is closed" if after.closed else ""
-    console.print(f"evaluations: {measured}, {len(after.evaluations)} in all{closed}", markup=False)
+    measured, closed = len(after.evaluations), "; the cohort is closed" if after.closed else ""
+    console.print(f"evaluations: {measured - len(before.evaluations)}, {measured} in all{closed}", markup=False)

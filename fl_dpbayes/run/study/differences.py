@@ -3,6 +3,7 @@
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import product
 from typing import Any
 
 import pandas as pd
@@ -30,9 +31,8 @@ def differences_table(study: Study, results: pd.DataFrame) -> pd.DataFrame:
     columns = ["compared", "method", "baseline", "metric", "over", *axes, *PLACE, PREDICTOR]
     columns += ["mean", "low", "high", "pairs"]
     # NaN is no key that could be found again.
-    rows = [
-        {name: None if value != value else value for name, value in row.items()} for row in results.to_dict("records")
-    ]
+    records = results.to_dict("records")
+    rows = [{name: None if value != value else value for name, value in row.items()} for row in records]
     rows = [row for row in rows if row["role"] != "train" or ":" in str(row["site"])]
     found = [
         difference
@@ -62,22 +62,17 @@ def _differences(
         if value is not None and math.isfinite(value):
             key = (tuple(row[name] for name in place), tuple(row[name] for name in others), row[SEED])
             values[key][row[compared]] = float(value)
-    found = []
-    for method in methods[1:]:
+    found, every = [], (EVERY_SETTING,) * len(others)
+    for method, over in product(methods[1:], ("setting", EVERY_SETTING)):
         baseline = methods[0]
-        by_setting: dict[tuple[Any, Any], list[float]] = defaultdict(list)
-        by_place: dict[Any, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
+        first = {"compared": compared, "method": method, "baseline": baseline, "metric": metric, "over": over}
+        by_seed: dict[Any, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
         for (where, setting, seed), both in values.items():
             if method in both and baseline in both:
-                by_setting[where, setting].append(both[method] - both[baseline])
-                by_place[where][seed].append(both[method] - both[baseline])
-        first = {"compared": compared, "method": method, "baseline": baseline, "metric": metric}
-        for (where, setting), differences in by_setting.items():
-            at = dict(zip([*place, *others], [*where, *setting], strict=True))
-            found.append(first | {"over": "setting"} | at | _interval([[each] for each in differences]))
-        for where, seeds in by_place.items():
-            at = dict(zip(place, where, strict=True)) | dict.fromkeys(others, EVERY_SETTING)
-            found.append(first | {"over": EVERY_SETTING} | at | _interval(seeds.values()))
+                at = (*where, *(setting if over == "setting" else every))
+                by_seed[at][seed].append(both[method] - both[baseline])
+        for at, seeds in by_seed.items():
+            found.append(first | dict(zip([*place, *others], at, strict=True)) | _interval(seeds.values()))
     return found
 
 

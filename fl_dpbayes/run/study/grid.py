@@ -12,9 +12,9 @@ from typing import Any
 
 import fl_dpbayes
 from fl_dpbayes.config.errors import UserError
-from fl_dpbayes.config.scenario import PATH_KEYS, Scenario, read_scenario, with_absolute_paths
+from fl_dpbayes.config.scenario import PATH_KEYS, Scenario, with_absolute_paths
 from fl_dpbayes.config.study_file import SEED, AxisValue, Study
-from fl_dpbayes.config.validation_text import SWITCHES, drop_keys_of_other_kinds
+from fl_dpbayes.config.validation_text import SWITCHES, drop_keys_of_other_kinds, read_record
 
 MAX_CELLS = 10_000
 DIGEST_CHARACTERS = 16
@@ -85,7 +85,7 @@ def _cell(study: Study, values: Sequence[AxisValue]) -> StudyCell:
     for key, value in sorted(settings, key=lambda item: len(item[0])):
         _set(content, key, value, {other for other, _ in settings}, origin)
     shift_labels = _add_shifted_sites(content, study)
-    scenario = with_absolute_paths(read_scenario(content, origin))
+    scenario = with_absolute_paths(read_record(Scenario, content, origin))
     return StudyCell(_digest(scenario), labels, scenario, shift_labels)
 
 

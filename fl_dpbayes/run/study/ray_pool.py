@@ -103,10 +103,8 @@ def _ray(workers: int, address: str | None) -> Iterator[None]:
                 ray.init(address, log_to_driver=False, configure_logging=False)
         except (OSError, ValueError, RuntimeError) as error:
             where = f"at {address!r}" if address else "on this machine"
-            raise UserError(
-                f"Ray cannot be reached or started {where} ({str(error).strip().splitlines()[0]}): check "
-                "--ray-address, or leave it out to run on this machine"
-            ) from None
+            said = f"Ray cannot be reached or started {where} ({str(error).strip().splitlines()[0]})"
+            raise UserError(f"{said}: check --ray-address, or leave it out to run on this machine") from None
         finally:
             ray_constants.ENABLE_RAY_CLUSTER = clusters
             if in_main_thread:

@@ -1,7 +1,6 @@
 """What a study prints at its end."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import pandas as pd
 from rich.console import Console
@@ -11,13 +10,12 @@ from fl_dpbayes.config.study_file import PREDICTOR, SEED, Study
 from fl_dpbayes.report.numbers import interval
 from fl_dpbayes.report.study.quantities import over_seeds, quantity
 from fl_dpbayes.report.terminal_table import TerminalColumn, fitted_table, folded, name_width
-from fl_dpbayes.run.study.differences import EVERY_SETTING
 
 MOST_ROWS = 60
 
 
-def show_study(study: Study, results: pd.DataFrame, differences: pd.DataFrame, console: Console) -> None:
-    """Print the first metric by axes, and the differences of the methods over all settings."""
+def show_study(study: Study, results: pd.DataFrame, console: Console) -> None:
+    """Print the first metric by axes."""
     if study.section.question:
         console.print(study.section.question, style="bold", markup=False)
     where, metric = study.section.where, study.section.metrics[0]
@@ -25,9 +23,6 @@ def show_study(study: Study, results: pd.DataFrame, differences: pd.DataFrame, c
         console.print(f"nothing was measured by {metric} at {where}", markup=False)
         return
     console.print(_metric_table(study, results[results["site"] == where], metric, console.width))
-    # A study with a baseline keeps settings apart, which the mean over all of them would hide.
-    if not differences.empty and not study.section.baseline:
-        console.print(_difference_table(differences[differences["site"] == where], where, console.width))
 
 
 def _metric_table(study: Study, results: pd.DataFrame, metric: str, width: int) -> Table:
@@ -57,26 +52,5 @@ def _bounds_column(results: pd.DataFrame, keys: Sequence[str], metric: str) -> l
     if not quantity(metric).metric.bounded or not set(ends) <= set(results.columns):
         return []
     means = results.groupby(list(keys), sort=False)[ends].mean().to_numpy()[:MOST_ROWS]
-    return [TerminalColumn("bounds", [_ends((low, high), metric) for low, high in means], number=False)]
-
-
-def _difference_table(differences: pd.DataFrame, where: str, width: int) -> Table:
-    rows: Sequence[Mapping[Any, Any]] = differences[differences["over"] == EVERY_SETTING].to_dict("records")
-    rows = rows[:MOST_ROWS]
-    names = [f"{row['method']} - {row['baseline']}" for row in rows]
-    predictors = ["" if row[PREDICTOR] != row[PREDICTOR] else str(row[PREDICTOR] or "") for row in rows]
-    columns = [
-        TerminalColumn("difference", [folded(name, 2 * name_width(width)) for name in names], number=False),
-        TerminalColumn("predictor", predictors, number=False),
-        TerminalColumn("metric", [row["metric"] for row in rows], number=False),
-        TerminalColumn("mean", [quantity(row["metric"]).value(row["mean"]) for row in rows]),
-        TerminalColumn("95% interval", [_ends((row["low"], row["high"]), row["metric"]) for row in rows], number=False),
-        TerminalColumn("seeds", [str(row["pairs"]) for row in rows], expendable=1),
-    ]
-    columns = [column for column in columns if any(column.cells) or not column.cells]
-    caption = "Paired over common seeds, shares in points; within a seed averaged over all settings of the other axes."
-    return fitted_table(f"Differences at {where}", columns, width, caption=caption)
-
-
-def _ends(ends: tuple[float, float], metric: str) -> str:
-    return "" if ends[0] != ends[0] else interval(ends, quantity(metric).value)
+    said = ["" if low != low else interval((low, high), quantity(metric).value) for low, high in means]
+    return [TerminalColumn("bounds", said, number=False)]

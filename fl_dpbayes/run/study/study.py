@@ -101,24 +101,18 @@ def resume_study(folder: Path, study: Study | None, data_dir: Path | None, worke
     folder = folder.resolve()
     file = folder / STUDY_FILE
     if not file.is_file():
-        raise UserError(
-            f"--resume {folder} holds no study: give the folder that it named as it began, or start it anew"
-        )
+        raise UserError(f"--resume {folder} holds no study: give the folder that it named as it began, or begin anew")
     own = load_study(str(file))
     if study is not None and not same_study(study, own):
         alone = f"go on with the folder's own by  fl-dpbayes study --resume {shlex.quote(str(folder))}  alone"
-        raise UserError(
-            f"{folder} holds a study with other settings than the one given: {alone}, or give another --out"
-        )
+        raise UserError(f"{folder} holds a study with other settings than the one given: {alone}, or another --out")
     cells = study_cells(own)
     (folder / CELLS_FOLDER).mkdir(exist_ok=True)
     with folder_lock(folder):
         listed = journal.listed_files(journal.read_journal(file := folder / journal.JOURNAL_FILE)[0])
         if STUDY_FILE not in listed:
             remedy = "put back a copy of it, or start the study anew with --out"
-            raise UserError(
-                f"{file} is missing or damaged, or an older version of fl-dpbayes began this study: {remedy}"
-            )
+            raise UserError(f"{file} is missing or damaged, or an older version began this study: {remedy}")
         journal.check_files(folder, listed)
         return _run_missing(own, cells, folder, data_dir, workers, console)
 
@@ -166,10 +160,8 @@ def _run(jobs: Sequence[CellJob], folder: Path, workers: int, address: str | Non
     from fl_dpbayes.run.study.ray_pool import run_on_ray
 
     errors: dict[str, str] = {}
-    columns = (
-        BarColumn(), MofNCompleteColumn(), TextColumn("cells, {task.description}, elapsed"), TimeElapsedColumn(),
-        TextColumn("left"), TimeRemainingColumn(),
-    )  # fmt: skip
+    said = TextColumn("cells, {task.description}, elapsed"), TimeElapsedColumn(), TextColumn("left")
+    columns = BarColumn(), MofNCompleteColumn(), *said, TimeRemainingColumn()
     shown = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
     with shown as progress, contextlib.closing(run_on_ray(jobs, workers, address)) as outcomes:
         task = progress.add_task("0 failed", total=len(jobs))
@@ -211,7 +203,7 @@ def _write_results(
         "failed": [{"cell": cell.digest, "labels": dict(cell.labels), "error": errors[cell.digest]} for cell in failed],
     }
     write_atomically(folder / RECORD_FILE, json.dumps(json_values(record), indent=2, ensure_ascii=False) + "\n")
-    show_study(study, results, differences, console)
+    show_study(study, results, console)
     if study.published:
         beside = paper_table(study, results)
         write_tables(beside, folder / "paper")
@@ -220,10 +212,8 @@ def _write_results(
         text = f"failed: {cell.title}: {errors[cell.digest]}"
         console.print(text, style="red", markup=False, highlight=False, soft_wrap=True)
     if failed:
-        console.print(
-            f"{counted(len(failed), 'cell')} of {len(cells)} failed: tracebacks are in {folder / CELLS_FOLDER}; once "
-            f"the cause is removed, go on with  fl-dpbayes study --resume {shlex.quote(str(folder))}",
-            style="red", markup=False, highlight=False, soft_wrap=True,
-        )  # fmt: skip
+        text = f"{counted(len(failed), 'cell')} of {len(cells)} failed: tracebacks are in {folder / CELLS_FOLDER}"
+        text += f"; once the cause is removed, go on with  fl-dpbayes study --resume {shlex.quote(str(folder))}"
+        console.print(text, style="red", markup=False, highlight=False, soft_wrap=True)
     console.print(f"tables: {folder / 'results.csv'}", soft_wrap=True, markup=False)
     console.print(f"report: {write_study_report(folder)}", soft_wrap=True, markup=False)

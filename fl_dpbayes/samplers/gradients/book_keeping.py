@@ -70,9 +70,7 @@ def per_layer_gradients(
 def _backward_to_outputs(
     module: nn.Module, features: torch.Tensor, targets: torch.Tensor, loss: RecordLoss
 ) -> tuple[list[nn.Module], list[torch.Tensor], tuple[torch.Tensor, ...]]:
-    layers = [
-        layer for layer in module.modules() if any(value.requires_grad for value in layer.parameters(recurse=False))
-    ]
+    layers = [each for each in module.modules() if any(p.requires_grad for p in each.parameters(recurse=False))]
     inputs: dict[nn.Module, torch.Tensor] = {}
     # An edge, unlike the output tensor, still means this layer's output after a later in-place activation.
     edges: dict[nn.Module, GradientEdge] = {}

@@ -88,12 +88,9 @@ def drawn_layers(
     if len(inputs) < len(layers):
         raise ValueError("a trainable layer was not used in the forward pass: use the vmap engine, or freeze it")
     gradients = torch.autograd.grad(value, [edges[layer] for layer in layers])
-    return [
-        variational_layers.drawn_layer(
-            layer, inputs[layer], gradient, slopes[_join(name, "weight")], slopes.get(_join(name, "bias"))
-        )
-        for name, layer, gradient in zip(names, layers, gradients, strict=True)
-    ]
+    drawn = [(slopes[_join(name, "weight")], slopes.get(_join(name, "bias"))) for name in names]
+    parts = zip(layers, gradients, drawn, strict=True)
+    return [variational_layers.drawn_layer(layer, inputs[layer], each, *own) for layer, each, own in parts]
 
 
 def _join(layer_name: str, parameter: str) -> str:

@@ -33,14 +33,10 @@ _PAIR_ELEMENTS = 2**21
 class DrawnLayer:
     """Per-example gradients of one layer in factored form, scaled so that no product leaves the range of float32.
 
-    Attributes:
-        inputs: a / input_scale, shape (S, N, G, L, p), entries in [-1, 1].
-        output_gradients: g / output_scale, shape (S, N, G, L, o), entries in [-1, 1].
-        input_scale: largest |a| of each record, shape (N,), float64.
-        output_scale: largest |g| of each record, shape (N,), float64.
-        weight_slopes: E of the weight, shape (S, G, o, p).
-        bias_slopes: E of the bias, shape (S, G, o), or None.
-        formed: scaled M and R, shape (N, G, o, p) each, or None for one position and group, where norms need neither.
+    `inputs`, `output_gradients`: a and g over their scales, shapes (S, N, G, L, p) and (S, N, G, L, o), entries in
+    [-1, 1]. `input_scale`, `output_scale`: largest |a| and |g| of each record, shape (N,), float64. `weight_slopes`,
+    `bias_slopes`: E of the weight, shape (S, G, o, p), and of the bias, shape (S, G, o), or None. `formed`: scaled M
+    and R, shape (N, G, o, p) each, or None for one position and group, where norms need neither.
     """
 
     inputs: torch.Tensor
@@ -152,10 +148,9 @@ def weighted_sums(
     if layer.bias_slopes is not None:
         gradients = layer.output_gradients.sum(dim=3).transpose(0, 1).flatten(1)
         for_mean, for_spread = (_coefficients(each, layer.output_scale) for each in (mean_factors, spread_factors))
-        by_draw = weighted_rows(for_mean, gradients).reshape(layer.bias_slopes.shape)
-        mean_parts.append(by_draw.sum(0))
-        by_draw = weighted_rows(for_spread, gradients).reshape(layer.bias_slopes.shape)
-        spread_parts.append((by_draw * layer.bias_slopes).sum(0))
+        mean_parts.append(weighted_rows(for_mean, gradients).view_as(layer.bias_slopes).sum(0))
+        by_spread = weighted_rows(for_spread, gradients).view_as(layer.bias_slopes)
+        spread_parts.append((by_spread * layer.bias_slopes).sum(0))
     return [part.flatten() for part in mean_parts], [part.flatten() for part in spread_parts]
 
 

@@ -1,5 +1,4 @@
 from fractions import Fraction
-from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -67,17 +66,6 @@ def test_closed_last_bin_and_documented_examples_golden():
     assert found == pytest.approx((several["l1"], several["max"]), abs=5e-5)
 
 
-def test_ece_agrees_with_its_definition():
-    generator = np.random.default_rng(5)
-    probabilities, labels = generator.dirichlet(np.ones(4), 500), generator.integers(0, 4, 500)
-    confidence, right = probabilities.max(axis=1), probabilities.argmax(axis=1) == labels
-    bins = [np.floor(15 * confidence) == k for k in range(15)]
-    gaps = [(b.mean(), abs(confidence[b].mean() - right[b].mean())) for b in bins if b.any()]
-    statistics = from_batch(probabilities, labels)
-    assert errors.ece(statistics) == pytest.approx(sum(share * gap for share, gap in gaps), abs=1e-12)
-    assert errors.mce(statistics) == pytest.approx(max(gap for _, gap in gaps), abs=1e-12)
-
-
 def test_ace_agrees_with_sorted_records():
     generator = np.random.default_rng(6)
     probabilities = generator.dirichlet(np.ones(3), 3000)
@@ -123,18 +111,6 @@ def test_pooled_error_property_at_most_the_weighted_mean_of_sites(first, second)
     a, b = random_statistics(first, 70), random_statistics(second + 20_000, 130)
     for metric in (errors.ece, errors.sce):
         assert metric(merge(a, b)) <= 0.35 * metric(a) + 0.65 * metric(b) + 1e-12
-
-
-@given(SEEDS)
-def test_finer_bins_property_never_lower_the_error(seed):
-    statistics = random_statistics(seed)
-    values = [errors.ece(statistics, bins) for bins in (1, 5, 15, 30, 240, 960)]
-    assert all(coarse <= fine + 1e-12 for coarse, fine in pairwise(values))
-    overall = abs(statistics.top_label[:, 1].sum() - statistics.correct) / statistics.count
-    assert values[0] == pytest.approx(overall, abs=1e-12)
-    assert errors.ece_equal_mass(statistics) >= overall - 1e-12
-    table = statistics.class_wise[1].sum(axis=0)
-    assert errors.sce(statistics) >= abs(table[1] - table[2]) / statistics.count / 3 - 1e-12
 
 
 @given(SEEDS)

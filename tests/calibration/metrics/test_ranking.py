@@ -9,7 +9,6 @@ from scipy.special import expit, softmax
 from sklearn.metrics import roc_auc_score
 
 from fl_dpbayes.calibration.bins import CELLS, FINE_BINS, FIRST_CELL, bin_index, cell_index, equal_mass
-from fl_dpbayes.calibration.federation.rows import separation
 from fl_dpbayes.calibration.metrics import ranking
 from fl_dpbayes.calibration.metrics.errors import ece_equal_mass
 from fl_dpbayes.calibration.metrics.ranking import accuracy_at_coverage, aurc, aurc_excess
@@ -81,20 +80,6 @@ def test_bounds_property_hold_the_area_of_the_records(records):
     assert (exact.bounds.low, exact.bounds.high) == (exact.value, exact.value)
 
 
-@given(st.lists(st.tuples(st.floats(0, 1), st.integers(0, 1)), min_size=2, max_size=40))
-def test_exact_area_property_is_that_of_sorted_probabilities(records):
-    p, labels = map(np.array, zip(*records, strict=True))
-    # Above one half 1 - p is exact, below it p is kept and 1 - p may join neighbours, which p tells apart.
-    probabilities = np.column_stack([1 - p, p])
-    exact, area = ranking.exact_auroc(probabilities, labels), ranking.auroc(from_batch(probabilities, labels))
-    if labels.min() == labels.max():
-        assert exact is None
-        return
-    by_pairs = area_by_pairs(p[labels == 0], p[labels == 1])
-    assert exact.value == pytest.approx(by_pairs, abs=1e-12)
-    assert area.bounds.low - 1e-12 <= by_pairs <= area.bounds.high + 1e-12
-
-
 def test_many_classes_exact_is_the_macro_average_within_the_bounds():
     generator = np.random.default_rng(3)
     labels = generator.integers(0, 4, 500)
@@ -122,31 +107,6 @@ def test_equal_mass_of_a_sure_model_agrees_with_sorted_records():
     direct = np.mean([abs(expit(sure[part]).mean() - right[part].mean()) for part in parts])
     # The surest are right most often, so gaps of ranges differ but do not cancel.
     assert ece_equal_mass(statistics) == pytest.approx(direct, abs=14 * 10 / 1500)
-
-
-def test_error_on_the_surest_records_follows_their_order():
-    sure = np.linspace(10, 60, 400)
-    right = np.arange(400) >= 40  # the 40 least sure are wrong
-    statistics = from_batch(of_log_odds(sure), right.astype(np.int64))
-    assert accuracy_at_coverage(statistics, 0.8).bounds.low == 1
-    area = aurc(statistics)
-    exact = np.mean(np.cumsum(1 - right[::-1]) / np.arange(1, 401))
-    assert area.bounds.low - 1e-12 <= exact <= area.bounds.high + 1e-12
-    assert area.bounds.high - area.bounds.low < 0.002
-
-
-def test_small_uncertainties_are_told_apart():
-    generator = np.random.default_rng(7)
-    calm, new = np.exp(generator.normal(-12, 1, 800)), np.exp(generator.normal(-10.5, 1, 800))
-    counts = []
-    for epistemic in (calm, new):
-        aleatoric = np.full(800, 0.1)
-        parts = {"epistemic": epistemic, "aleatoric": aleatoric, "total": aleatoric + epistemic}
-        counts.append(from_batch(np.full((800, 2), 0.5), np.zeros(800), **parts).uncertainty[0])
-    found, exact = separation(*counts), area_by_pairs(calm, new)
-    assert exact == pytest.approx(0.85, abs=0.03)
-    assert found.bounds.low <= exact <= found.bounds.high
-    assert found.bounds.high - found.bounds.low < 0.03
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=50))

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from sklearn.metrics import log_loss
 
 from fl_dpbayes.calibration.bins import coarsen
-from fl_dpbayes.calibration.intervals import NORMAL_QUANTILE, wilson_interval
 from fl_dpbayes.calibration.metrics import ranking, scores
 from fl_dpbayes.calibration.metrics.scores import brier_interval, nll_interval
 from fl_dpbayes.calibration.statistics import empty, from_batch
@@ -89,27 +88,6 @@ def test_covers_ten_classes(score):
     p = np.random.default_rng(22).dirichlet(np.full(10, 0.6), 400_000)
     truth = {"nll": float(-(p * np.log(p)).sum(axis=1).mean()), "brier": float(1 - (p**2).sum(axis=1).mean())}[score]
     assert share_held(score, draw, truth, 400, 400, 23) > 0.93 - 3 * math.sqrt(0.93 * 0.07 / 400)
-
-
-def test_equal_confidences_give_the_interval_of_a_proportion(monkeypatch):
-    # Of records all as confident the loss is one of two values. Wilson's variance bends down away from the mean, which
-    # makes his interval shorter by a share of z^2 / n.
-    monkeypatch.setattr(scores, "QUANTILE", NORMAL_QUANTILE)
-    monkeypatch.setattr(scores, "PSEUDO_RECORDS", 0.0)
-    n, wrong, p = 10_000, 2_000, 0.7
-    found = brier_interval(top_label(np.full(n, p), np.arange(n) >= wrong))
-    of_right, of_wrong = 2 * (1 - p) ** 2, 2 * p**2
-    expected = [of_right + (of_wrong - of_right) * end for end in wilson_interval(wrong, n)]
-    half = (expected[1] - expected[0]) / 2
-    assert found == pytest.approx(expected, abs=half * NORMAL_QUANTILE**2 / n)
-
-
-def test_without_a_wrong_answer_the_upper_end_allows_for_one():
-    n, p = 200, 0.97
-    low, high = nll_interval(top_label(np.full(n, p), np.ones(n, bool)))
-    mean = -math.log(p)
-    assert 0 <= low <= mean
-    assert high > mean + -math.log(1 - p) / n
 
 
 def test_no_nll_interval_where_one_answer_could_change_too_much_limit():

@@ -13,23 +13,15 @@ from tests.asking import refused
 ENTRIES = [{"round": number, "text": "a\nb\u2028é"} for number in range(4)]
 
 
-def journal_of(path: Path) -> Journal:
-    journal = Journal(path, JournalMark())
-    for entry in ENTRIES:
-        journal.append([entry])
-    return journal
-
-
 def test_entries_come_back_and_the_file_only_grows(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
     assert read_journal(path) == ([], JournalMark())
     journal, before = Journal(path, JournalMark()), b""
     for entry in ENTRIES:
-        journal.append([entry])
+        mark = journal.append([entry])
         assert path.read_bytes().startswith(before)
         before = path.read_bytes()
-    assert read_journal(path) == (ENTRIES, journal.mark)
-    assert read_journal(path, journal.mark) == (ENTRIES, journal.mark)
+    assert read_journal(path) == read_journal(path, mark) == (ENTRIES, mark)
     together = Journal(tmp_path / "together", JournalMark())
     together.append(ENTRIES)
     assert (tmp_path / "together").read_bytes() == before
@@ -37,8 +29,8 @@ def test_entries_come_back_and_the_file_only_grows(tmp_path: Path) -> None:
 
 def test_what_a_mark_does_not_reach_is_left_out_and_then_overwritten(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
-    journal = journal_of(path)
-    mark = journal.mark
+    journal = Journal(path, JournalMark())
+    mark = journal.append(ENTRIES)
     journal.append([{"cut": "off"}])
     with path.open("ab") as file:
         file.write(bytes(30) + b'\n{"sha256":"')
@@ -51,7 +43,7 @@ def test_what_a_mark_does_not_reach_is_left_out_and_then_overwritten(tmp_path: P
 
 def test_every_changed_byte_and_every_lost_line_is_found(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
-    mark = journal_of(path).mark
+    mark = Journal(path, JournalMark()).append(ENTRIES)
     content = path.read_bytes()
     for place in range(len(content)):
         path.write_bytes(content[:place] + bytes([content[place] ^ 1 << place % 8]) + content[place + 1 :])

@@ -171,21 +171,19 @@ def test_the_sick_are_marked_at_the_stated_rate():
 
 
 @pytest.mark.parametrize("side", [8, 28, 224])
-def test_markers_tell_more_of_the_label_at_every_step(side):
+def test_markers_are_drawn_on_the_marked_films_alike_at_every_step(side):
     records = load_source(BuiltIn(kind="digits"), "train").subset(np.arange(400 if side < 224 else 100))
     if side > 8:
         task = Task(input_shape=(1, side, side), classes=10)
         records = replace(records, features=np.zeros((len(records), *task.input_shape), np.float32), task=task)
-    letters, gaps = [], [0.0]
+    letters = []
     for severity in range(1, 6):
         result = apply_shift(records, Shift(kind="shortcut_marker", severity=severity), np.random.default_rng(0))
         marked = (result.features != records.features).any(axis=(1, 2, 3))
         np.testing.assert_array_equal(marked, films_marked(records.labels, severity, np.random.default_rng(0)))
-        gaps.append(marked[records.labels > 0].mean() - marked[records.labels == 0].mean())
         assert 0 <= result.features.min() <= result.features.max() <= 1
         np.testing.assert_array_equal(result.labels, records.labels)
         letters.append((marked, result.features))
-    assert (np.diff(gaps) > 0).all(), gaps
     for (marked, first), (other, second) in pairwise(letters):
         both = marked & other
         np.testing.assert_array_equal(first[both], second[both])

@@ -25,15 +25,11 @@ def table(count=500, classes=2, truth=False):
     )  # fmt: skip
 
 
-def test_prevalence_keeps_a_nested_subset_in_order():
+def test_prevalence_keeps_the_stated_share_of_each_class():
     labels = np.repeat(np.arange(5), 1000)
-    before = np.arange(len(labels))
     for severity, offset in enumerate(apply.LOGIT_OFFSETS, start=1):
         kept = apply.prevalence_indices(labels, 5, severity, np.random.default_rng(4))
-        assert (np.diff(kept) > 0).all()
-        assert set(kept) < set(before)
         assert np.array_equal(np.bincount(labels[kept]), np.round(1000 * np.exp(-offset * np.arange(5) / 4)))
-        before = kept
 
 
 def test_prevalence_moves_the_known_log_odds_of_two_classes():
@@ -67,21 +63,6 @@ def test_tilt_weighs_exponentially(severity):
     assert abs(len(kept) / len(values) - share) < 4 * np.sqrt(share * (1 - share) / len(values))
 
 
-def test_tilts_are_nested_and_raise_the_mean():
-    records = table()
-    before, means = np.arange(len(records)), [records.features[:, 1].mean()]
-    for severity in range(1, 6):
-        shift = Shift(kind="tilt", feature="age", severity=severity)
-        kept = apply.kept_indices(records, shift, np.random.default_rng(0))
-        assert (np.diff(kept) > 0).all()
-        assert set(kept) < set(before)
-        shifted = apply.apply_shift(records, shift, np.random.default_rng(0))
-        np.testing.assert_array_equal(shifted.features, records.features[kept])
-        means.append(shifted.features[:, 1].mean())
-        before = kept
-    assert (np.diff(means) > 0).all()
-
-
 def test_a_tilt_makes_one_sex_commoner():
     # 7,000 men of 10,000; the odds grow by exp(rate / standard deviation).
     male = (np.arange(10_000) % 10 < 7).astype(np.float32)
@@ -93,15 +74,24 @@ def test_a_tilt_makes_one_sex_commoner():
     assert abs(kept.mean() - share) < 4 * np.sqrt(share * (1 - share) ** 2 / 7000)
 
 
-def test_groups_and_truth_go_with_their_records():
+@pytest.mark.parametrize("keys", [{"kind": "prevalence"}, {"kind": "tilt", "feature": "age"}])
+def test_kept_records_are_nested_in_order_and_keep_groups_and_truth(keys):
     records = table(truth=True)
-    for shift in (Shift(kind="prevalence"), Shift(kind="tilt", feature="dose")):
-        kept = apply.kept_indices(records, shift, np.random.default_rng(1))
-        shifted = apply.apply_shift(records, shift, np.random.default_rng(1))
+    before, means = np.arange(len(records)), [records.features[:, 1].mean()]
+    for severity in range(1, 6):
+        shift = Shift(severity=severity, **keys)
+        kept = apply.kept_indices(records, shift, np.random.default_rng(0))
+        assert (np.diff(kept) > 0).all()
+        assert set(kept) < set(before)
+        shifted, before = apply.apply_shift(records, shift, np.random.default_rng(0)), kept
+        np.testing.assert_array_equal(shifted.features, records.features[kept])
         np.testing.assert_array_equal(shifted.groups["sex"], records.groups["sex"][kept])
         np.testing.assert_array_equal(shifted.units, kept)
         assert shifted.truth.shape == (len(kept), 2)
-    np.testing.assert_array_equal(shifted.truth, records.truth[kept])
+        means.append(shifted.features[:, 1].mean())
+        if "feature" in keys:
+            np.testing.assert_array_equal(shifted.truth, records.truth[kept])
+            assert means[-1] > means[-2]
 
 
 def test_features_are_lost_at_the_stated_share_and_stay_lost():
@@ -155,7 +145,6 @@ NEEDS_TABLE = r"needs a table.*'gamma'.*'prevalence', 'label_flip'"
 @pytest.mark.parametrize(("records", "shift", "message"), [
     (ROWS, Shift(kind="tilt", feature="weight"), "shift.feature is 'weight'.*choose one of dose, age"),
     (ROWS, Shift(kind="shortcut_marker"), "'shortcut_marker' needs images.*'tilt', 'missing_features'"),
-    (ROWS, Shift(kind="blur"), r"'blur' needs images.*'prevalence'"),
     (DIGITS, Shift(kind="tilt", feature="age"), NEEDS_TABLE),
     (DIGITS, Shift(kind="missing_features"), NEEDS_TABLE),
     (CONSTANT, Shift(kind="tilt", feature="dose"), r"shift\.feature.*all have the same value"),

@@ -101,19 +101,14 @@ def test_heart_reads_question_marks_and_refuses_a_changed_value(data_folder, tmp
     va.write_text(va.read_text().replace("NaN", "?"))
     assert len(load_source(BuiltIn(kind="heart", folder=tmp_path), "train")) == 740
     va.write_text(va.read_text().replace("63,1,4,140,260", "63,1,4,140,261"))
-    refused(
-        r"processed\.va\.data is damaged or another file", load_source, BuiltIn(kind="heart", folder=tmp_path), "train"
-    )
+    damaged = BuiltIn(kind="heart", folder=tmp_path)
+    refused(r"processed\.va\.data is damaged or another file", load_source, damaged, "train")
 
 
 @pytest.mark.parametrize("kind", ["mnist", "pneumonia", "heart"])
 def test_a_missing_file_says_where_to_get_it(kind, tmp_path, monkeypatch):
-    refused(
-        r"does not exist: get it by .*data fetch  or from .*--data-dir",
-        load_source,
-        BuiltIn(kind=kind, folder=tmp_path),
-        "train",
-    )
+    source = BuiltIn(kind=kind, folder=tmp_path)
+    refused(r"does not exist: get it by .*data fetch  or from .*--data-dir", load_source, source, "train")
     monkeypatch.delenv("FL_DPBAYES_DATA", raising=False)
     refused(r"--data-dir DIR or set FL_DPBAYES_DATA", load_source, BuiltIn(kind=kind), "train")
     monkeypatch.setenv("FL_DPBAYES_DATA", str(tmp_path))

@@ -145,23 +145,17 @@ def test_a_data_set_of_the_hub_is_used_offline_if_it_is_here_and_of_that_commit(
     builder.download_and_prepare(str(cache / "owner___scans" / "default" / "0.0.0" / COMMIT))
     records = load_source(source, "train")
     np.testing.assert_array_equal(records.features, pictures(40, seed=40)[0][:, None] / np.float32(255))
-    refused(
-        f"of commit {COMMIT}, not of revision {COMMIT[::-1]}",
-        load_source,
-        images(None, path=None, name="owner/scans", revision=COMMIT[::-1]),
-        "train",
-    )
+    other = source.model_copy(update={"revision": COMMIT[::-1]})
+    refused(f"of commit {COMMIT}, not of revision {COMMIT[::-1]}", load_source, other, "train")
 
 
 @pytest.mark.parametrize(("changes", "message"), [
     ({"path": None}, "either name"),
-    ({"name": "owner/scans", "revision": COMMIT}, "either name"),
     ({"path": None, "name": "owner/scans"}, "revision is the commit"),
     ({"path": None, "name": "owner/scans", "revision": "main"}, "revision"),
     ({"revision": COMMIT}, "revision is the commit"),
     ({"path": None, "name": "../scans/x", "revision": COMMIT}, "name"),
     ({"height": None}, "height and width"),
-    ({"features": ["a"]}, "height and width"),
     ({"centers": [1.0]}, "centers has 1 values for 0 numeric features"),
     ({"features": ["a"], "height": None, "width": None, "scales": [0.0]}, "not above 0"),
     ({"splits": {"train": "train[:10]"}}, "splits"),
@@ -187,5 +181,5 @@ def test_a_row_that_names_a_file_of_this_machine_and_a_broken_or_a_huge_picture_
     good = {"bytes": (tmp_path / "secret.png").read_bytes(), "path": None}
     broken = write_rows(tmp_path / "broken", [good, {"bytes": b"no picture", "path": None}])
     refused("image in row 2 cannot be read", load_source, broken, "train")
-    monkeypatch.setattr(huggingface, "MAX_PICTURE_PIXELS", 119)
-    refused("image in row 1 has more than 119 pixels", load_source, broken, "train")
+    monkeypatch.setattr("fl_dpbayes.data.sources.images.MAX_PICTURE_PIXELS", 119)
+    refused("image in row 1 cannot be read: it has 120 pixels, allowed are 119", load_source, broken, "train")

@@ -52,18 +52,10 @@ def test_a_bad_value_names_its_column(tmp_path, table, column, values, message):
 @pytest.mark.parametrize("missing", ["age", "sick", "patient"])
 def test_an_absent_column_is_named(tmp_path, table, missing):
     table.drop(columns=missing).to_csv(tmp_path / "t.csv", index=False)
-    refused(
-        f"has no column '{missing}': its columns are .*bp",
-        load_source,
-        source(tmp_path / "t.csv", unit_column="patient"),
-        "train",
-    )
-    refused(
-        "has no column 'ward'",
-        load_source,
-        source(tmp_path / "t.csv", features=("bp",), label="bp", group_columns=("ward",)),
-        "train",
-    )
+    whole = source(tmp_path / "t.csv", unit_column="patient")
+    refused(f"has no column '{missing}': its columns are .*bp", load_source, whole, "train")
+    ward = source(tmp_path / "t.csv", features=("bp",), label="bp", group_columns=("ward",))
+    refused("has no column 'ward'", load_source, ward, "train")
 
 
 @pytest.mark.parametrize(("name", "content", "message"), [
@@ -175,15 +167,7 @@ def test_several_files_are_one_table_and_their_names_may_be_the_sites(tmp_path, 
     records = load_source(spec, "train")
     assert records.natural_site.tolist() == ["St.-Mary", "St.-Mary", "nord", "nord"]
     assert records.units.tolist() == ["007", "7", "007", "b"]
-    refused(
-        "line 2 of nord.csv, column 'age': missing",
-        load_source,
-        written(paths[1], table.assign(age=None), spec),
-        "train",
-    )
-    refused("only one has a column 'age'", load_source, written(paths[1], table.drop(columns="age"), spec), "train")
-
-
-def written(path, table, spec):
-    table.to_csv(path, index=False)
-    return spec
+    table.assign(age=None).to_csv(paths[1], index=False)
+    refused("line 2 of nord.csv, column 'age': missing", load_source, spec, "train")
+    table.drop(columns="age").to_csv(paths[1], index=False)
+    refused("only one has a column 'age'", load_source, spec, "train")

@@ -149,15 +149,6 @@ def test_a_run_that_skipped_its_noisy_steps_never_reports_more_than_the_budget(p
         assert (spent.method, spent.steps, spent.epsilon) == ("pld", 50, stock)
 
 
-def test_ledger_outlives_its_process_state(path):
-    with open_ledger(path, COHORT, "full") as ledger:
-        complete(ledger, spending(1), b"kept")
-        head = ledger.head()
-    with Ledger.open_existing(place_of(path, "full"), COHORT.name) as ledger:
-        assert (ledger.head(), ledger.cohort) == (head, COHORT)
-        assert ledger.reserve(spending(1), echoed_head=head) == StoredReply(b"kept")
-
-
 def test_a_cohort_keeps_its_budget(path):
     open_ledger(path, COHORT).close()
     for field, value in (

@@ -116,3 +116,10 @@ def test_images_are_told_by_number_and_never_by_name(made, command) -> None:
     assert re.search(r"FAIL  images: image 1 of 9 in alphabetical order: its path names no patient", shown), shown
     assert re.search(r"FAIL  images: image \d of 9 in alphabetical order: it cannot be read", shown), shown
     assert CANARY not in shown
+
+
+def test_first_line_that_is_a_patient_is_not_quoted(made, command) -> None:
+    (made.parent / "more.csv").write_text(f"{CANARY},1,2,now,dead\n{CANARY},1,2,now,dead\n")
+    made.write_text(made.read_text().replace('path = "patients.csv"', 'path = ["patients.csv", "more.csv"]'))
+    status, shown, _ = command("site", "check", made, "--only", "data")
+    assert (status, CANARY in shown, "FAIL  data: it cannot be read" in shown) == (1, False, True), shown

@@ -129,9 +129,8 @@ def test_ledger_is_made_once_by_a_command(hospital):
 
 def test_second_cohort_of_the_same_patients_is_refused(hospital):
     told(create_ledger, hospital())
-    for changes in (
-        {}, {"key": "1" * 32}, {"name": "copy", "patients": [*range(1, 150), 500]}, {"patients": range(140)},
-    ):  # fmt: skip
+    moved = {"name": "copy", "patients": [*range(1, 150), 500]}
+    for changes in ({}, {"key": "1" * 32}, moved, {"patients": range(140)}):
         renamed = hospital(cohort="2027", **changes)
         refused(r"% of these units are in cohort '2026'.*ledger.cohort", create_ledger, renamed)
         refused("no cohort '2027'", show_ledger, renamed)

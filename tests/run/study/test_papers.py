@@ -89,9 +89,7 @@ def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, here: list[str]) -> li
 
 
 @pytest.mark.slow
-def test_the_command_runs_what_is_missing_and_shows_the_paper_beside(
-    tmp_path: Path, command, refusal, tiny: list[str]
-) -> None:
+def test_the_command_runs_what_is_missing_and_shows_the_paper_beside(tmp_path, command, refusal, tiny) -> None:
     run = ["reproduce", "tiny", "--out", tmp_path / "out"]
     status, printed, _ = command(*run, "--seeds", 2)
     assert status == 0

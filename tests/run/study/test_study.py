@@ -6,8 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pandas as pd
@@ -15,6 +13,7 @@ import pytest
 
 from fl_dpbayes.config.files.folder_lock import folder_lock
 from fl_dpbayes.run.flower_processes import descendants
+from tests.run.test_engines import alive, wait_for
 
 STUDY = """
 scenario = "digits"
@@ -132,13 +131,6 @@ def listening(driver: int) -> set[str]:
     return {line[1].partition(":")[0] for line in lines if line[3] == "0A" and f"socket:[{line[9]}]" in sockets}
 
 
-def wait_for(condition: Callable[[], object]) -> None:
-    end = time.monotonic() + WAIT_SECONDS
-    while not condition():
-        assert time.monotonic() < end, "nothing happened"
-        time.sleep(0.1)
-
-
 @pytest.mark.slow
 def test_a_killed_worker_and_a_killed_driver_cost_only_their_cells_and_nobody_else_reaches_ray(tmp_path: Path) -> None:
     out = tmp_path / "out"
@@ -178,9 +170,5 @@ def test_a_killed_worker_and_a_killed_driver_cost_only_their_cells_and_nobody_el
     assert not (out / "work").exists()
     assert len(pd.read_parquet(out / "results.parquet")["cell"].unique()) == 3
     # Ray's processes of the killed driver end of themselves.
-    wait_for(lambda: not any(alive(process, started) for process, started in below.items()))
-
-
-def alive(process: int, started: int) -> bool:
-    fields = read(f"/proc/{process}/stat").rpartition(")")[2].split()
-    return bool(fields) and int(fields[19]) == started and fields[0] != "Z"
+    wait_for(lambda: not alive({*below}))
+    assert not alive({*below})

@@ -175,9 +175,3 @@ def test_every_shipped_study_is_valid() -> None:
         assert study.name == name
         assert study.section.question
         assert len(study_cells(study)) >= 10
-
-
-def test_a_focus_a_baseline_and_what_is_kept_apart_are_values_and_axes() -> None:
-    section = {"baseline": {"partition.alpha": 0.5, "predictor": "last"}, "separate": ["privacy.epsilon"]}
-    found = study(axes=TWO, study={"focus": {"partition.alpha": 0.5}, **section}).section
-    assert (found.focus, found.separate) == ({"partition.alpha": 0.5}, ("privacy.epsilon",))

@@ -70,6 +70,11 @@ def made() -> tuple[Study, list[FinishedCell]]:
     return study, cells
 
 
+def shown(study: Study, results: pd.DataFrame) -> str:
+    show_study(study, results, Console(width=200, file=(file := io.StringIO())))
+    return file.getvalue()
+
+
 def test_results_have_one_tidy_row_per_cell_place_and_predictor(tmp_path: Path, made) -> None:
     study, cells = made
     write_tables(result_table(study, cells), tmp_path / "results")
@@ -135,9 +140,7 @@ def test_bounds_of_an_area_stand_beside_it_and_are_printed(made) -> None:
     ends = ["low", "high", "interval_low", "interval_high"]
     assert detection[ends].drop_duplicates().to_numpy().tolist() == [[0.4, 0.6, 0.3, 0.7]]
     study = replace(study, section=study.section.model_copy(update={"metrics": ("auroc",)}))
-    console = Console(width=200, file=io.StringIO())
-    show_study(study, whole, pd.DataFrame(), console)
-    assert "[0.600, 0.800]" in console.file.getvalue()
+    assert "[0.600, 0.800]" in shown(study, whole)
 
 
 def test_shares_are_printed_in_points_and_no_error_below_zero(made) -> None:
@@ -145,9 +148,7 @@ def test_shares_are_printed_in_points_and_no_error_below_zero(made) -> None:
     study = replace(study, section=study.section.model_copy(update={"metrics": ("ece",)}))
     results = result_table(study, cells)
     results["ece"] = results["seed"].map({1: 0.001, 2: 0.02, 3: 0.04})
-    console = Console(width=200, file=io.StringIO())
-    show_study(study, results, pd.DataFrame(), console)
-    said = console.file.getvalue()
+    said = shown(study, results)
     assert "percentage points, at" in said
     assert re.search(r" 2\.0 +\[0\.0, 6\.9\]", said), said
 

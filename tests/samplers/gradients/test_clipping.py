@@ -24,12 +24,9 @@ def only_factor(norm, clip_norm, clipping=FLAT):
 
 @settings(max_examples=200)
 @given(
-    norms=st.lists(NORMS, min_size=1, max_size=5),
-    clip_norm=CLIP_NORMS,
-    kind=st.sampled_from([FLAT, GlobalClipping, AutomaticClipping, PerLayerClipping()]),
-    ratio=st.floats(1, 1e6),
-    stability=st.floats(1e-6, 1e3),
-)
+    norms=st.lists(NORMS, min_size=1, max_size=5), clip_norm=CLIP_NORMS, ratio=st.floats(1, 1e6),
+    kind=st.sampled_from([FLAT, GlobalClipping, AutomaticClipping, PerLayerClipping()]), stability=st.floats(1e-6, 1e3),
+)  # fmt: skip
 def test_each_rule_is_its_formula_and_never_exceeds_the_bound_property(norms, clip_norm, kind, ratio, stability):
     settings = {GlobalClipping: {"bound": clip_norm * ratio}, AutomaticClipping: {"stability": stability}}
     clipping = kind(**settings[kind]) if kind in settings else kind
@@ -74,16 +71,11 @@ def test_rules_that_scale_to_the_bound_refuse_an_infinite_one():
 ROWS = torch.tensor([[3.0, 4.0], [0.3, 0.4], [math.nan, 1.0], [math.inf, 0.0]])
 
 
-@pytest.mark.parametrize(
-    ("clipping", "total", "reduced"),
-    [
-        (FLAT, [0.9, 1.2], 3),
-        (GlobalClipping(bound=10.0), [0.33, 0.44], 4),
-        (GlobalClipping(bound=2.0), [0.15, 0.2], 4),
-        (AutomaticClipping(stability=0.5), [3 / 5.5 + 0.3, 4 / 5.5 + 0.4], 4),
-        (PerLayerClipping(), [1 / math.sqrt(2) + 0.3, 1 / math.sqrt(2) + 0.4], 3),
-    ],
-)
+@pytest.mark.parametrize(("clipping", "total", "reduced"), [
+    (FLAT, [0.9, 1.2], 3), (GlobalClipping(bound=10.0), [0.33, 0.44], 4), (GlobalClipping(bound=2.0), [0.15, 0.2], 4),
+    (AutomaticClipping(stability=0.5), [3 / 5.5 + 0.3, 4 / 5.5 + 0.4], 4),
+    (PerLayerClipping(), [1 / math.sqrt(2) + 0.3, 1 / math.sqrt(2) + 0.4], 3),
+])  # fmt: skip
 def test_sum_of_hand_made_rows(clipping, total, reduced):
     found = sum_clipped(ROWS, 1.0, clipping, [1, 1])
     torch.testing.assert_close(found.total, torch.tensor(total, dtype=torch.float64), rtol=2e-6, atol=0)

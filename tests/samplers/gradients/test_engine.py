@@ -125,16 +125,13 @@ def convolutions(*layers):
     return nn.Sequential(nn.Conv2d(1, 4, 3), *layers, nn.Flatten(), nn.Linear(144, 3))
 
 
-@pytest.mark.parametrize(
-    ("kind", "base", "shape"),
-    [
-        *(("plain", kind, (4,)) for kind in (Twice, ReadElsewhere, Tied)),
-        *(("draws", kind, (4,)) for kind in (Twice, ReadElsewhere, Unused)),
-        *((kind, lambda: convolutions(nn.GroupNorm(2, 4)), (1, 8, 8)) for kind in KINDS),
-        ("plain", lambda: convolutions(nn.Conv2d(4, 4, 3, padding="same")), (1, 8, 8)),
-        ("plain", lambda: convolutions(nn.Conv2d(4, 4, 3, padding=1, padding_mode="circular")), (1, 8, 8)),
-    ],
-)
+@pytest.mark.parametrize(("kind", "base", "shape"), [
+    *(("plain", kind, (4,)) for kind in (Twice, ReadElsewhere, Tied)),
+    *(("draws", kind, (4,)) for kind in (Twice, ReadElsewhere, Unused)),
+    *((kind, lambda: convolutions(nn.GroupNorm(2, 4)), (1, 8, 8)) for kind in KINDS),
+    ("plain", lambda: convolutions(nn.Conv2d(4, 4, 3, padding="same")), (1, 8, 8)),
+    ("plain", lambda: convolutions(nn.Conv2d(4, 4, 3, padding=1, padding_mode="circular")), (1, 8, 8)),
+])  # fmt: skip
 def test_shared_weights_and_other_layers_fall_back_to_vmap_and_are_right(kind, base, shape):
     module, loss = of_kind(kind, base())
     engine = gradient_engine(module, shape)

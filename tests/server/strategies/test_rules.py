@@ -201,7 +201,7 @@ def test_averaged_temperature_is_that_of_the_weighting_or_none(federation, setti
         assert any(text in warning for warning in summary["warnings"]) == (text == said)
     stored = run.posterior().temperatures
     caption = str(privacy_table(parse_summary(summary)).caption)
-    assert "temp.: Langevin temperature of the noise alone, 1 is the posterior" in caption
+    assert "emperature: of the noise alone, 1 is the posterior" in caption
     assert "the clipped share stays at each site" in caption
     if said == UNKNOWN:
         assert summary["averaged_temperature"] is None
