@@ -18,7 +18,7 @@ from fl_dpbayes.config.site_file import SiteFile, write_site_file
 
 BIN = Path(sys.executable).parent
 REPOSITORY = Path(__file__).parents[2]
-WAIT_SECONDS = 90.0
+WAIT_SECONDS = 240.0
 
 
 def free_port() -> int:
@@ -61,7 +61,7 @@ class RealFederation:
             "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
         }  # fmt: skip
 
-    def cli(self, *words: object, program: str = "fl-dpbayes", status: int = 0, seconds: float = 120) -> str:
+    def cli(self, *words: object, program: str = "fl-dpbayes", status: int = 0, seconds: float = 400) -> str:
         """Run a command to its end and return what it printed."""
         command = [str(BIN / program), *map(str, words)]
         done = subprocess.run(

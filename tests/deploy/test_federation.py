@@ -143,7 +143,7 @@ class Story(RealFederation):
         """Start a `deploy` command beside the test."""
         self.start("follow", "fl-dpbayes", "deploy", *words)
 
-    def followed(self, status: int, seconds: float = 200) -> str:
+    def followed(self, status: int, seconds: float = 400) -> str:
         """Wait for that command, and return what it said."""
         assert self.processes["follow"].wait(seconds) == status, self.log("follow")[-3000:]
         return self.log("follow")
@@ -155,7 +155,7 @@ class Story(RealFederation):
         return pipe
 
     def let_go(self, pipe: Path) -> None:
-        subprocess.run(["timeout", "60", "cat", pipe], check=True, capture_output=True)
+        subprocess.run(["timeout", "120", "cat", pipe], check=True, capture_output=True)
 
     def wait_reserved(self, site: str, run: str, number: int) -> None:
         wait_for(
@@ -246,7 +246,7 @@ def test_swapped_features_are_refused_before_anything_is_paid(story: Story) -> N
     file.write_text(text.replace('"a",\n    "b"', '"b",\n    "a"'))
     assert file.read_text() != text
     story.scenario("swapped")
-    failed = story.cli("deploy", "run", "swapped.toml", "--out", "swapped", status=1, seconds=300)
+    failed = story.cli("deploy", "run", "swapped.toml", "--out", "swapped", status=1)
     assert "south has other features than the scenario" in failed
     assert "no privacy was spent" in failed
     assert [ledger_state(each) for each in story.files.values()] == before
@@ -256,7 +256,7 @@ def test_swapped_features_are_refused_before_anything_is_paid(story: Story) -> N
 def test_reply_after_the_timeout_is_kept_and_costs_nothing_again(story: Story) -> None:
     run = story.scenario("late", timeout=40)
     pipe = story.hold("south", run, 1)
-    said = story.cli("deploy", "run", "late.toml", "--out", "late", status=1, seconds=300)
+    said = story.cli("deploy", "run", "late.toml", "--out", "late", status=1)
     assert "2 of 3" in said, said
     story.let_go(pipe)
     paid = wait_for(lambda: story.done("south", run))
@@ -307,7 +307,7 @@ def test_foreign_bundle_gets_a_code_and_starts_no_process_and_approval_needs_no_
 
 def test_run_whose_serverapp_died_goes_on_as_if_unbroken(story: Story) -> None:
     assert "deploy resume" in story.followed(1)
-    story.cli("deploy", "resume", "late", seconds=300)
+    story.cli("deploy", "resume", "late")
     story.check_equals_simulation("late")
 
 
