@@ -19,6 +19,7 @@ from rich.console import Console
 from safetensors.numpy import load_file
 
 from fl_dpbayes.config.approvals import approve
+from fl_dpbayes.config.files.atomic_file import PARTIAL
 from fl_dpbayes.config.site_file import LedgerSettings, Policy, SiteFile, read_site_file, write_site_file
 from fl_dpbayes.data.simulation import run_identifier
 from fl_dpbayes.privacy.ledger.state import LedgerState
@@ -134,6 +135,11 @@ class Story(RealFederation):
         ledger = LedgerSettings.model_validate(record.ledger.model_dump() | places)
         return record.model_copy(update={"connection": None, "snapshot": None, "trace_folder": None, "ledger": ledger})
 
+    def start_sites(self, *names: str) -> None:
+        for name in names or SITES:
+            if f"node-{name}" not in self.processes:
+                self.start_site(self.files[name])
+
     def scenario(self, name: str, least: int = 3, timeout: int = 120) -> str:
         """Write a scenario; return the run's identifier."""
         (self.folder / f"{name}.toml").write_text(SCENARIO.format(name=name, least=least, timeout=timeout))
@@ -151,7 +157,7 @@ class Story(RealFederation):
     def hold(self, site: str, run: str, number: int) -> Path:
         """Make a site's training of a round wait between its reservation and its reply."""
         (self.folder / site / "trace").mkdir(exist_ok=True)
-        os.mkfifo(pipe := self.folder / site / "trace" / f"{run}-{number}.csv.partial")
+        os.mkfifo(pipe := self.folder / site / "trace" / f".{run}-{number}.csv{PARTIAL}")
         return pipe
 
     def let_go(self, pipe: Path) -> None:
@@ -223,8 +229,7 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
 
 
 def test_late_site_is_waited_for_and_the_run_equals_its_simulation(story: Story) -> None:
-    for name in ("north", "west", "visitor"):
-        story.start_site(story.files[name])
+    story.start_sites("north", "west", "visitor")
     story.scenario("plain")
     story.follow("run", "plain.toml", "--out", "plain")
     wait_for(lambda: "waiting for south" in story.log("follow"))
@@ -254,6 +259,7 @@ def test_swapped_features_are_refused_before_anything_is_paid(story: Story) -> N
 
 
 def test_reply_after_the_timeout_is_kept_and_costs_nothing_again(story: Story) -> None:
+    story.start_sites()
     run = story.scenario("late", timeout=40)
     pipe = story.hold("south", run, 1)
     said = story.cli("deploy", "run", "late.toml", "--out", "late", status=1)
@@ -271,6 +277,7 @@ def test_reply_after_the_timeout_is_kept_and_costs_nothing_again(story: Story) -
 
 
 def test_foreign_bundle_gets_a_code_and_starts_no_process_and_approval_needs_no_restart(story: Story) -> None:
+    story.start_sites()
     mark, output = story.folder / "foreign-code-ran", story.folder / "replies.json"
     foreign = app_folder(story.folder / "foreign", "foreign", "foreign:app", FOREIGN.format(mark=str(mark)))
     thin = app_folder(story.folder / "thin", "thin", "clients.app:app")
@@ -312,6 +319,7 @@ def test_run_whose_serverapp_died_goes_on_as_if_unbroken(story: Story) -> None:
 
 
 def test_node_and_superlink_die_and_come_back_and_a_spent_budget_ends_one_site(story: Story) -> None:
+    story.start_sites()
     run = story.scenario("killed", least=2)
     pipe = story.hold("north", run, 1)
     story.follow("run", "killed.toml", "--out", "killed")
