@@ -350,11 +350,12 @@ def test_node_and_superlink_die_and_come_back_and_a_spent_budget_ends_one_site(s
 
 def test_unknown_key_and_wrong_authority_bring_no_node_up(story: Story) -> None:
     stranger, fooled = (story.add_site(story.record(name)) for name in ("stranger", "fooled"))
+    (story.folder / "other").mkdir()
     other = RealFederation(story.folder / "other", ["fooled"])
     shutil.copy(other.kit / "hospital" / "ca.crt", fooled.parent)
     for file in (stranger, fooled):
         story.start_site(file, wait=False)
-    assert "CERTIFICATE" in story.cli("site", "check", fooled, "--only", "connection", status=1)
+    assert "FAIL  CA: " in story.cli("site", "check", fooled, "--only", "connection", status=1)
     wait_for(lambda: story.processes["node-stranger"].poll() is not None)
     assert "SuperNode ID" not in story.log("node-stranger") + story.log("node-fooled")
 

@@ -225,7 +225,7 @@ def test_every_message_has_the_round_s_time_to_live_and_a_silent_site_costs_no_m
     assert {message.metadata.message_type for message in run.grid.requests} == {
         "query", "train", "train.recalibrate", "evaluate",
     }  # fmt: skip
-    assert {message.metadata.ttl for message in run.grid.requests} == {0.6}
+    assert {message.metadata.ttl for message in run.grid.requests} == {0.6 + PULL_SECONDS}
     waits = [times[-1] - times[0] for times in pulled.values()]
     assert 0.4 < max(waits) < 1.6
     assert sorted(waits)[-2] == 0
