@@ -118,12 +118,8 @@ def _outputs(module: nn.Module, records: Tensor, named: str, classes: int | None
             f"{named} fails on records of shape {shape}: {said}; it must take (N, *input_shape) of any finite values "
             "(clamp an index at both ends), branch on none (use torch.where), and return logits (N, classes)"
         ) from None
-    if (
-        not isinstance(found, Tensor)
-        or found.ndim != 2
-        or classes not in (None, found.shape[1])
-        or len(found) != shape[0]
-    ):
+    fits = isinstance(found, Tensor) and found.ndim == 2 and len(found) == shape[0]
+    if not fits or classes not in (None, found.shape[1]):
         what = f"shape {list(found.shape)}" if isinstance(found, Tensor) else f"a {type(found).__name__}"
         expected = [len(records), classes or "classes"]
         problem = f"{named} returns {what} for records of shape {shape}"
