@@ -26,6 +26,10 @@ from fl_dpbayes.models.backbone import stored_state
 from fl_dpbayes.models.module_checks import check_records_apart
 from fl_dpbayes.models.parameters import Shapes, parameter_shapes
 
+ON_META = (
+    "on torch's device 'meta', before it is built: make its numbers by torch on its default device (of an array: "
+    "torch.tensor(array)) and read none there, or give them by model.weights"
+)
 _provided: ContextVar[Mapping[str, tuple[nn.Module, object]] | None] = ContextVar("provided", default=None)
 
 
@@ -97,13 +101,9 @@ def unbuilt_size(model: ModuleModel) -> float:
     Infinite where the factory fails there or has numbers from elsewhere, since nothing bounds these before it is built.
     """
     try:
-        with torch.device("meta"):
-            module = _made(model, model.seed)
+        return _unbuilt_size(model)
     except UserError:
         return math.inf
-    values = [*module.parameters(), *module.buffers()]
-    counted = model.factory.startswith(PROVIDED) or all(value.is_meta for value in values)
-    return sum(value.numel() for value in values) if counted else math.inf
 
 
 def checked_shapes(model: ModuleModel, input_shape: tuple[int, ...], classes: int) -> Shapes:
@@ -113,11 +113,8 @@ def checked_shapes(model: ModuleModel, input_shape: tuple[int, ...], classes: in
     if it mixes records, changes from call to call, or does not return (N, classes).
     """
     named = f"model.factory {model.factory!r}: the module"
-    if not model.factory.startswith(PROVIDED) and math.isinf(unbuilt_size(model)):
-        raise UserError(
-            f"{named} cannot be counted on torch's device 'meta' before it is built: make its numbers by torch on its "
-            "default device (of an array: torch.tensor(array)) and read none there, or give them by model.weights"
-        )
+    if math.isinf(_unbuilt_size(model)):
+        raise UserError(f"{named} cannot be counted {ON_META}")
     module, again = (own_module(model.model_copy(update={"weights": None}), model.seed) for _ in range(2))
     for (name, value), other in zip(module.named_buffers(), again.buffers(), strict=True):
         if not torch.equal(value, other):
@@ -127,6 +124,14 @@ def checked_shapes(model: ModuleModel, input_shape: tuple[int, ...], classes: in
             )
     check_records_apart(module, input_shape, named, classes)
     return parameter_shapes(module)
+
+
+def _unbuilt_size(model: ModuleModel) -> float:
+    with torch.device("meta"):
+        module = _made(model, model.seed)
+    values = [*module.parameters(), *module.buffers()]
+    counted = model.factory.startswith(PROVIDED) or all(value.is_meta for value in values)
+    return sum(value.numel() for value in values) if counted else math.inf
 
 
 def _made(model: ModuleModel, seed: int) -> nn.Module:
@@ -147,6 +152,7 @@ def _made(model: ModuleModel, seed: int) -> nn.Module:
     except Exception as error:
         raise UserError(
             f"model.factory {model.factory!r} fails with model.settings {str(model.settings)[:200]}: {_said(error)}"
+            + (f" (this was {ON_META})" if "meta" in str(error) else "")
         ) from None
     if not isinstance(made, nn.Module):
         raise UserError(f"model.factory {model.factory!r} returns a {type(made).__name__}, not a torch.nn.Module")

@@ -41,7 +41,11 @@ def print_statement(site_file: Path, month: str, console: Console) -> None:
     for event in events:
         refusal, released = event.get("refusal") or {}, event.get("released") or {}
         said = f"{refusal.get('code', '')} {refusal.get('field', '')}".strip()
-        texts = (event.get("run", "–"), event.get("message"), said or event.get("reason") or event.get("decision"))
+        texts = (
+            str(event.get("run", "–"))[:16],
+            event.get("message"),
+            said or event.get("reason") or event.get("decision"),
+        )
         key = tuple(outside_text(str(text), most) for text, most in zip(texts, (16, 20, 60), strict=True))
         rows[key] += 1
         arrays[key] += released.get("arrays", 0)
