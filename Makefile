@@ -15,7 +15,7 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
 	@touch $@
 
-.PHONY: help simulate test quick lint docs clean
+.PHONY: help simulate test quick lint docs lock wheelhouse clean
 
 help: ## Show what can be made.
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
@@ -36,6 +36,20 @@ quick: $(VENV)/.installed-dev ## The tests that take under two minutes.
 
 docs: $(VENV)/.installed-dev ## The pages of docs/ as a site, in site/; a warning is an error.
 	$(BIN)/python -m mkdocs build --strict
+
+lock: $(VENV)/.installed ## Pin every package with its hashes in deploy/constraints.txt.
+	$(BIN)/uv pip compile pyproject.toml --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
+	  --no-annotate --no-header --quiet --output-file deploy/constraints.txt
+
+WHEELHOUSE := wheelhouse
+LOCK := deploy/constraints.txt
+wheelhouse: $(VENV)/.installed ## All that a site installs, in wheelhouse/; no index is needed there.
+	rm -rf $(WHEELHOUSE)
+	$(BIN)/python -m pip download --quiet --require-hashes --only-binary :all: -r $(LOCK) -d $(WHEELHOUSE)
+	$(BIN)/python -m pip wheel --quiet --no-deps . -w $(WHEELHOUSE)
+	cp $(LOCK) $(WHEELHOUSE)/constraints.txt
+	cd $(WHEELHOUSE) && echo "fl-dpbayes==$$(echo fl_dpbayes-*.whl | cut -d - -f 2)" \
+	  "--hash=sha256:$$(sha256sum fl_dpbayes-*.whl | cut -c 1-64)" >> constraints.txt
 
 clean: ## Remove the virtual environment.
 	rm -rf $(VENV)

@@ -1,57 +1,54 @@
-"""The Flower ClientApp: a site's side of every message."""
+"""The Flower ClientApp: a site's side of every message.
 
-from collections.abc import Callable
+Flower sends the text of an exception to the server, that of a failed import too: all but Flower is imported within the
+guard.
+"""
 
-import torch
-from flwr.app import Context, Message, MetricRecord
+from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-import clients
-from clients.evaluate import evaluate_predictors
-from clients.messages import Handler, guarded, read_request, reply_message
-from clients.own_site import card_of, site_file_of
-from clients.pay import SentArrays
-from clients.policy import check_code
-from clients.recalibrate import recalibrate_posterior
-from clients.train import train_chain
-from fl_dpbayes.config.base import Config
-from fl_dpbayes.config.kinds import check_origin
-from fl_dpbayes.config.site_file import SiteFile
-from fl_dpbayes.privacy.check_statement import reply_metrics
-from fl_dpbayes.privacy.planned_noise import planned_stretch
-from fl_dpbayes.protocol.evaluate import EvaluateRequest
-from fl_dpbayes.protocol.recalibrate import RecalibrateRequest
-from fl_dpbayes.protocol.train import TrainReply, TrainRequest
-from fl_dpbayes.protocol.wire import MessageT
+from clients.guard import Noted, guarded
 
 app = ClientApp()
 
 
 @app.query()
 @guarded
-def query(message: Message, context: Context) -> Message:
+def query(message: Message, context: Context, noted: Noted) -> Message:
     """Say who the site is and in which role it takes part."""
-    check_origin(clients)
-    return reply_message(message, card_of(site_file_of(message, context)), {})
+    from clients.answer import show_card
+
+    return show_card(message, context, noted)
 
 
-def _answer(kind: type[MessageT], work: Callable[[SiteFile, MessageT, Message], tuple[Config, SentArrays]]) -> Handler:
-    @guarded
-    def handler(message: Message, context: Context) -> Message:
-        site_file = site_file_of(message, context)
-        torch.set_num_threads(site_file.threads)
-        request = read_request(message, kind)
-        check_code(site_file, request)
-        reply, arrays = work(site_file, request, message)
-        answer = reply_message(message, reply, arrays)
-        if isinstance(request, TrainRequest) and isinstance(reply, TrainReply):
-            stretch = planned_stretch(request.plan, reply.privacy.units, reply.first_step, reply.steps)
-            answer.content["metrics"] = MetricRecord({**reply_metrics(reply, stretch)})
-        return answer
+@app.train()
+@guarded
+def train(message: Message, context: Context, noted: Noted) -> Message:
+    """Run a stretch of the site's private chain."""
+    from clients.answer import answer
+    from clients.train import train_chain
+    from fl_dpbayes.protocol.train import TrainRequest
 
-    return handler
+    return answer((message, context), TrainRequest, train_chain, noted)
 
 
-app.train()(_answer(TrainRequest, train_chain))
-app.train("recalibrate")(_answer(RecalibrateRequest, recalibrate_posterior))
-app.evaluate()(_answer(EvaluateRequest, evaluate_predictors))
+@app.train("recalibrate")
+@guarded
+def recalibrate(message: Message, context: Context, noted: Noted) -> Message:
+    """Run a stretch of the private fit of a recalibration map."""
+    from clients.answer import answer
+    from clients.recalibrate import recalibrate_posterior
+    from fl_dpbayes.protocol.recalibrate import RecalibrateRequest
+
+    return answer((message, context), RecalibrateRequest, recalibrate_posterior, noted)
+
+
+@app.evaluate()
+@guarded
+def evaluate(message: Message, context: Context, noted: Noted) -> Message:
+    """Measure predictors on the site's test records."""
+    from clients.answer import answer
+    from clients.evaluate import evaluate_predictors
+    from fl_dpbayes.protocol.evaluate import EvaluateRequest
+
+    return answer((message, context), EvaluateRequest, evaluate_predictors, noted)

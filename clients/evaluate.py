@@ -1,6 +1,8 @@
 """A site's answer to an evaluation request: what it counts of all its test records, and of each subgroup of them."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -11,19 +13,19 @@ from flwr.app import Message
 from clients.messages import RefusedError, read_predictors
 from clients.model_inputs import capped_units, model_inputs
 from clients.own_site import compute_device, site_streams
-from clients.pay import SentArrays, pay, spending_of
+from clients.pay import Answer, SentArrays, pay, spending_of
 from fl_dpbayes.calibration.bins import REPORT_BINS, in_fixed_pieces, on_grid
 from fl_dpbayes.calibration.prior_shift import estimated_prevalence, with_prevalence
 from fl_dpbayes.calibration.recalibration.maps import recalibrate
 from fl_dpbayes.calibration.release import noised_table
 from fl_dpbayes.calibration.statistics import CalibrationStatistics, empty, from_batch, to_arrays
-from fl_dpbayes.config.site_file import SiteFile
+from fl_dpbayes.config.site_file import Policy, SiteFile
 from fl_dpbayes.data.site import Site, SiteSplit, is_delta_allowed, load_site
-from fl_dpbayes.data.site_ledger import open_ledger
+from fl_dpbayes.data.site_ledger import ledger_place, open_ledger
 from fl_dpbayes.models.build import build_model
 from fl_dpbayes.posterior.predictive import predict
 from fl_dpbayes.privacy.events import GaussianEvent
-from fl_dpbayes.privacy.ledger.ledger import Reserved
+from fl_dpbayes.privacy.ledger.ledger import Ledger, Refused, Reserved
 from fl_dpbayes.protocol.arrays import Arrays, prefixed, without_prefix
 from fl_dpbayes.protocol.evaluate import (
     PRIOR_CORRECTED,
@@ -37,12 +39,11 @@ from fl_dpbayes.protocol.evaluate import (
 from fl_dpbayes.protocol.refusal import RefusalCode
 from fl_dpbayes.protocol.wire import request_digest
 
+OTHER_GROUP = "other"
 Statistics = dict[str, CalibrationStatistics]
 
 
-def evaluate_predictors(
-    site_file: SiteFile, request: EvaluateRequest, message: Message
-) -> tuple[EvaluateReply, SentArrays]:
+def evaluate_predictors(site_file: SiteFile, request: EvaluateRequest, message: Message) -> Answer:
     """Measure each predictor on the site's test records, and let out what the site's policy allows.
 
     `site_file`: the site; its policy says whether sums leave exactly (public test data), noised, or not at all.
@@ -63,17 +64,19 @@ def evaluate_predictors(
     if release == "noised":
         capped = capped_units(test, site_file.policy.max_test_records_per_unit)
         return release_noised(site_file, site, request, lambda: _measure(site_file, capped, request, arrays))
-    groups, left_out = measured_groups(test.groups, request)
+    charge = _count_evaluation(site_file, site, request)
+    groups, left_out = measured_groups(declared_groups(test, site_file.policy), request)
     tables: SentArrays = {}
     for name, statistics in _measure(site_file, test, request, arrays, groups).items():
         tables |= prefixed(name, to_arrays(statistics))
     whose = {"run": request.run, "round": request.round, "request": request_digest(request), "release": "public"}
-    return EvaluateReply.model_validate(whose | {"groups": groups, "groups_left_out": left_out}), tables
+    reply = EvaluateReply.model_validate(whose | {"groups": groups, "groups_left_out": left_out})
+    return Answer(reply, tables, charge)
 
 
 def release_noised(
     site_file: SiteFile, site: Site, request: EvaluateRequest, measure: Callable[[], Statistics]
-) -> tuple[EvaluateReply, SentArrays]:
+) -> Answer:
     """Release one coarse noised table per predictor, paid for in the ledger's account of the test part.
 
     Each table is one full-batch Gaussian event; the test part is disjoint from the training part, so it has a budget of
@@ -88,6 +91,7 @@ def release_noised(
         raise RefusedError(RefusalCode.POLICY_DENIED, "noise_multiplier")
     if request.delta != settings.delta or not is_delta_allowed(site_file, "test", request.delta):
         raise RefusedError(RefusalCode.POLICY_DENIED, "delta")
+    counted = _count_evaluation(site_file, site, request)
     tables = len(request.measured)
     spending = spending_of(request, "test", f"evaluate {request.round}", (GaussianEvent(sigma, 1.0, tables),), tables)
     with open_ledger(site_file, site) as ledger:
@@ -104,7 +108,8 @@ def release_noised(
                 arrays |= prefixed(predictor, {"noised": table.sums})
             return {"release": "noised", "noise_std": table.noise_std}, arrays
 
-        return pay(ledger, spending, request, EvaluateReply, (site_file, site), work)
+        paid = pay(ledger, spending, request, EvaluateReply, (site_file, site), work)
+        return replace(paid, charge=counted | paid.charge)
 
 
 def _measure(
@@ -134,6 +139,52 @@ def _prior_corrected(
     declared = site_file.prevalence
     target = declared if isinstance(declared, tuple) else estimated_prevalence(probabilities, trained)
     return in_fixed_pieces(partial(with_prevalence, trained=trained, target=target), probabilities)
+
+
+def _count_evaluation(site_file: SiteFile, site: Site, request: EvaluateRequest) -> dict[str, Any]:
+    """Count an evaluation in the ledger, before anything is measured; returns the audit log's words.
+
+    Raises RefusedError EVALUATIONS_EXHAUSTED where the policy's number is reached, COHORT_CLOSED.
+    """
+    policy, settings = site_file.policy, site_file.ledger
+    if not policy.counts_evaluations:
+        if settings is not None:
+            with Ledger.open_existing(ledger_place(settings), settings.cohort) as ledger:
+                if ledger.state().closed:
+                    raise RefusedError(RefusalCode.COHORT_CLOSED)
+        return {}
+    with open_ledger(site_file, site) as ledger:
+        limits = policy.max_evaluations_per_run, policy.max_evaluations
+        per_run, life = (math.inf if limit == "unlimited" else limit for limit in limits)
+        counted = ledger.count_evaluation(request.run, request_digest(request), per_run, life)
+    if isinstance(counted, Refused):
+        raise RefusedError(counted.code, counted.field)
+    return {"evaluation": counted}
+
+
+def declared_groups(part: SiteSplit, policy: Policy) -> dict[str, npt.NDArray]:
+    """Join the values of attributes that the policy does not name, or that too few units have, to OTHER_GROUP.
+
+    If that were too few units in turn, the smallest group joins it: else what is left out would follow from the rest.
+    Returns attribute -> subgroup of each record, (N,) text, for the attributes that the policy names.
+    """
+    found: dict[str, npt.NDArray] = {}
+    for attribute in (name for name in part.groups if name in policy.groups):
+        values = np.where(
+            np.isin(part.groups[attribute], policy.groups[attribute]), part.groups[attribute], OTHER_GROUP
+        )
+        while True:
+            sizes = {str(value): len(np.unique(part.unit_index[values == value])) for value in np.unique(values)}
+            others = sizes.pop(OTHER_GROUP, None)
+            small = [value for value, size in sizes.items() if size < policy.least_group_units]
+            if not small and others is not None and others < policy.least_group_units and sizes:
+                small = [min(sizes, key=lambda value: sizes[value])]
+            if not small:
+                break
+            values = np.where(np.isin(values, small), OTHER_GROUP, values)
+        if sizes:
+            found[attribute] = values
+    return found
 
 
 def measured_groups(groups: Mapping[str, npt.NDArray], request: EvaluateRequest) -> tuple[tuple[Group, ...], int]:

@@ -1,24 +1,23 @@
-"""A site's side of a message: requests in, and out a reply or a refusal with a fixed code, whatever went wrong.
-
-Flower sends the text of an exception to the server, and that text may quote a record. So no exception leaves here.
-"""
+"""A site's side of a message: what is read of a request, what a reply is made of, and which code a failure has."""
 
 import logging
-from collections.abc import Callable, Mapping
-from functools import wraps
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
 from fl_dpbayes.config.base import Config
 from fl_dpbayes.config.errors import UserError
+from fl_dpbayes.config.files.audit_log import AuditLogError
 from fl_dpbayes.config.names import outside_text
 from fl_dpbayes.config.task import Model, Task
 from fl_dpbayes.models.build import model_shapes
 from fl_dpbayes.models.parameters import Shapes
 from fl_dpbayes.models.rows import RowsDependError
-from fl_dpbayes.privacy.ledger.ledger import LedgerError
+from fl_dpbayes.privacy.ledger.file import LedgerPlaceError
+from fl_dpbayes.privacy.ledger.ledger import CohortChangedError, LedgerError
 from fl_dpbayes.protocol.arrays import Arrays, prefixed, read_sent_arrays, without_prefix
 from fl_dpbayes.protocol.evaluate import PredictorName, Weights
 from fl_dpbayes.protocol.refusal import Refusal, RefusalCode
@@ -26,13 +25,15 @@ from fl_dpbayes.protocol.train import TrainRequest
 from fl_dpbayes.protocol.wire import MessageT, arrays_digest, read_header, write_header
 from fl_dpbayes.samplers.chain import ChainDivergedError
 
-Handler = Callable[[Message, Context], Message]
-# What the server learns of an error, by its type; of any other it learns INTERNAL.
+# What the server learns of an error, by its type, the first that fits; of any other it learns INTERNAL.
 CODES = {
     LedgerError: RefusalCode.LEDGER_ERROR,
     ChainDivergedError: RefusalCode.DIVERGED,
     RowsDependError: RefusalCode.NOT_REPEATABLE,
+    CohortChangedError: RefusalCode.COHORT_CHANGED,
+    LedgerPlaceError: RefusalCode.LEDGER_ERROR,
     UserError: RefusalCode.DATA_INVALID,
+    AuditLogError: RefusalCode.AUDIT_LOG_ERROR,
 }
 logger = logging.getLogger("fl_dpbayes.site")
 
@@ -40,36 +41,36 @@ logger = logging.getLogger("fl_dpbayes.site")
 class RefusedError(Exception):
     """Ends the handling of a message with a refusal, which is all that the server learns.
 
-    `refusal`: the code and the request's field.
+    `refusal`: the code and the request's field. `detail`: what the site's own log says beside them.
     """
 
-    def __init__(self, code: RefusalCode, field: str = "") -> None:
+    def __init__(self, code: RefusalCode, field: str = "", detail: str = "") -> None:
         self.refusal = Refusal(code=code, field=outside_text(field))
-        super().__init__(self.refusal.describe())
+        super().__init__(f"{self.refusal.describe()}{': ' if detail else ''}{detail}")
 
 
-def guarded(handler: Handler) -> Handler:
-    """Wrap a handler so that every failure becomes a refusal; details go to the site's own log.
+class ChargedError(Exception):
+    """Work that failed after its steps were paid for; its cause is what happened, `charge` what the audit log says."""
 
-    The wrapped handler raises nothing but KeyboardInterrupt.
-    """
+    def __init__(self, charge: dict[str, Any]) -> None:
+        super().__init__("work failed that was paid for")
+        self.charge = charge
 
-    @wraps(handler)
-    def answer(message: Message, context: Context) -> Message:
-        try:
-            return handler(message, context)
-        except RefusedError as error:
-            logger.info("refused: %s", error)
-            refusal = error.refusal
-        except tuple(CODES) as error:
-            logger.error("%s%s", "ledger: " if isinstance(error, LedgerError) else "", error)
-            refusal = Refusal(code=next(code for kind, code in CODES.items() if isinstance(error, kind)))
-        except (Exception, SystemExit):
-            logger.exception("a handler failed")
-            refusal = Refusal(code=RefusalCode.INTERNAL)
-        return Message(RecordDict({"config": ConfigRecord({"refusal": write_header(refusal)})}), reply_to=message)
 
-    return answer
+def refusal_of(error: BaseException, noted: dict[str, Any]) -> Refusal:
+    """Find what the server learns of a failure; its details go to the site's own log, a charge to `noted`."""
+    if isinstance(error, ChargedError):
+        noted["charge"] = error.charge
+        error = error.__cause__ or error
+    if isinstance(error, RefusedError):
+        logger.info("refused: %s", error)
+        return error.refusal
+    for kind, code in CODES.items():
+        if isinstance(error, kind):
+            logger.error("%s%s", "ledger: " if kind is LedgerError else "", error)
+            return Refusal(code=code)
+    logger.error("a handler failed", exc_info=error)
+    return Refusal(code=RefusalCode.INSTALLATION_BROKEN if isinstance(error, ImportError) else RefusalCode.INTERNAL)
 
 
 def read_request(message: Message, kind: type[MessageT]) -> MessageT:

@@ -1,11 +1,14 @@
 """What a node knows of its own site before it reads a record: its file, its card, its device, its randomness."""
 
+import os
 from pathlib import Path
 
 import torch
 from flwr.app import ConfigRecord, Context, Message
 
+from clients.guard import own_site_file
 from clients.messages import RefusedError
+from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.installed_code import installed_code
 from fl_dpbayes.config.site_file import SiteFile, read_own_site_file, read_site_file
 from fl_dpbayes.config.task import check_prevalence_classes
@@ -21,11 +24,15 @@ def site_file_of(message: Message, context: Context) -> SiteFile:
 
     A hospital names its file in the node's own config (`site-file`), which no message can change. A node of Flower's
     simulation has no such key but a partition number; only there does the message say in which folder the virtual sites
-    lie. Raises RefusedError SITE_NOT_CONFIGURED if the node has neither. Raises UserError if the file is not valid.
+    lie. Raises RefusedError SITE_NOT_CONFIGURED if the node has neither, SITE_FILE_MISSING or SITE_FILE_INVALID if the
+    named file is not there or not valid.
     """
-    own = context.node_config.get("site-file")
-    if own:
-        return read_own_site_file(Path(str(own)))
+    if own := own_site_file(context):
+        try:
+            return read_own_site_file(Path(own))
+        except UserError as error:
+            code = RefusalCode.SITE_FILE_INVALID if os.path.isfile(own) else RefusalCode.SITE_FILE_MISSING
+            raise RefusedError(code, detail=str(error)) from None
     partition = context.node_config.get("partition-id")
     folder = message.content.config_records.get("config", ConfigRecord()).get("simulation-folder")
     if partition is None or not isinstance(folder, str) or not folder:

@@ -3,12 +3,13 @@
 import json
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy.typing as npt
 from safetensors.numpy import load, save
 
-from clients.messages import RefusedError
+from clients.messages import ChargedError, RefusedError
 from fl_dpbayes.config.base import Config, digest
 from fl_dpbayes.config.site_file import SiteFile
 from fl_dpbayes.data.site import Site
@@ -17,11 +18,21 @@ from fl_dpbayes.privacy.ledger.ledger import Ledger, Refused, Reserved, StoredRe
 from fl_dpbayes.privacy.ledger.state import Part, Spending
 from fl_dpbayes.protocol.evaluate import EvaluateRequest
 from fl_dpbayes.protocol.recalibrate import RecalibrateRequest
+from fl_dpbayes.protocol.refusal import RefusalCode
 from fl_dpbayes.protocol.train import PrivacyStatement, TrainRequest
 from fl_dpbayes.protocol.wire import MessageT, request_digest
 
 SentArrays = dict[str, npt.NDArray]
 Request = TrainRequest | RecalibrateRequest | EvaluateRequest
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What leaves a site, and what it cost: the audit log's words."""
+
+    reply: Config
+    arrays: SentArrays
+    charge: dict[str, Any]
 
 
 def spending_of(request: Request, part: Part, purpose: str, plan: History, steps: int) -> Spending:
@@ -38,12 +49,13 @@ def pay(
     kind: type[MessageT],
     own: tuple[SiteFile, Site],
     work: Callable[[Reserved], tuple[dict[str, Any], SentArrays]],
-) -> tuple[MessageT, SentArrays]:
+) -> Answer:
     """Reserve what a request asks to spend, do the work, and store its reply; the same request gets that reply again.
 
     `kind`: of the reply. `own`: the site. `work` returns what is of this kind alone in the reply, and its arrays.
-    Raises RefusedError what the ledger refuses, by code and field.
+    Raises RefusedError what the ledger refuses, by code and field; ChargedError if the work failed.
     """
+    charge = {"part": spending.part, "steps": 0}
     match ledger.reserve(spending, request.ledger_head):
         case StoredReply(body):
             reply, arrays = unpack_reply(body, kind)
@@ -55,11 +67,15 @@ def pay(
                 fields, arrays = work(reserved)
                 reply = kind.model_validate(_stated(ledger, spending, request, own, reserved) | fields)
                 head = ledger.commit(reserved.reservation, pack_reply(reply, arrays))
-            except Exception:
+            except Exception as error:
                 # An interrupt is no failure of the work: like a kill it leaves the reservation open, to be taken over.
                 ledger.fail(reserved.reservation)
-                raise
-    return reply.model_copy(update={"ledger_head": head}), arrays
+                raise ChargedError(charge | {"steps": reserved.steps}) from error
+            spent = reply.model_dump(include={"privacy": {"epsilon"}})["privacy"]
+            charge |= {"steps": reserved.steps, "epsilon_so_far": spent["epsilon"]}
+            if ledger.state().closed:
+                raise ChargedError(charge) from RefusedError(RefusalCode.COHORT_CLOSED)
+    return Answer(reply.model_copy(update={"ledger_head": head}), arrays, charge)
 
 
 def pack_reply(reply: Config, arrays: SentArrays) -> bytes:

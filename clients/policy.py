@@ -1,9 +1,13 @@
 """Does the site's own policy allow what a request asks for? A request is refused by field, never altered."""
 
 import math
+import os
 from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
 
 from clients.messages import RefusedError
+from fl_dpbayes.config.approvals import hold, read_approvals
 from fl_dpbayes.config.base import Config
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.plan import NoPrivacyPlan, TrainingPlan
@@ -17,6 +21,43 @@ from fl_dpbayes.models.parameters import Shapes
 from fl_dpbayes.protocol.recalibrate import RecalibrateRequest
 from fl_dpbayes.protocol.refusal import RefusalCode
 from fl_dpbayes.protocol.train import MAX_REPLY_BYTES, TrainRequest, reply_bytes
+from fl_dpbayes.protocol.wire import plan_digest, plan_text
+
+
+def check_standing(site_file: SiteFile) -> None:
+    """Check that the site answers requests at all: RefusedError SITE_STOPPED or POLICY_EXPIRED."""
+    policy = site_file.policy
+    if policy.stop_file is not None:
+        try:
+            os.lstat(policy.stop_file)
+        except FileNotFoundError:
+            pass
+        except OSError:
+            # Where it cannot be seen whether a stop was asked for, it is taken to be.
+            raise RefusedError(RefusalCode.SITE_STOPPED) from None
+        else:
+            raise RefusedError(RefusalCode.SITE_STOPPED)
+    if policy.expires is not None and datetime.now(UTC).date() > policy.expires:
+        raise RefusedError(RefusalCode.POLICY_EXPIRED)
+
+
+def check_plan(site_file: SiteFile, path: str, request: Config) -> None:
+    """Check that a request's plan was approved, where the policy asks for that; another is held for the steward.
+
+    `path`: of a hospital's site file, beside which approvals lie. Raises RefusedError PLAN_NOT_APPROVED.
+    """
+    approved = site_file.policy.approved_plans
+    if approved is None:
+        return
+    digest = plan_digest(request)
+    try:
+        known = {*approved, *(read_approvals(Path(path)).plans if path else ())}
+    except UserError as error:
+        raise RefusedError(RefusalCode.SITE_FILE_INVALID, detail=str(error)) from None
+    if digest not in known:
+        if path:
+            hold(Path(path), "plans", digest, plan_text(request).encode())
+        raise RefusedError(RefusalCode.PLAN_NOT_APPROVED, "plan")
 
 
 def check_code(site_file: SiteFile, request: Config) -> None:
@@ -33,6 +74,8 @@ def check_code(site_file: SiteFile, request: Config) -> None:
         "model.factory": isinstance(model, ModuleModel) and model.factory not in allowed,
         "plan.sampler.kind": sampler is not None and bool(sampler.implemented_by) and sampler.kind not in allowed,
     })  # fmt: skip
+    models = site_file.policy.models
+    _deny({"model.kind": models is not None and model is not None and model.kind not in models})
     # Its settings could ask for more memory than there is.
     _deny({"model": isinstance(model, ModuleModel) and unbuilt_size(model) > site_file.policy.max_parameters})
 
@@ -55,6 +98,7 @@ def check_training_policy(site_file: SiteFile, request: TrainRequest) -> Shapes:
         "plan.privacy.epsilon": privacy.epsilon > policy.max_run_epsilon,
         "plan.privacy.clip_norm": privacy.clip_norm is not None and privacy.clip_norm > policy.max_clip_norm,
         "plan.rounds": request.plan.total_steps > policy.max_steps,
+        "plan.thinning": request.plan.kept_before(request.plan.total_steps) > policy.max_samples,
     })  # fmt: skip
     try:
         shapes = model_shapes(request.model, request.task)

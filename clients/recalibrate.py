@@ -10,7 +10,7 @@ from flwr.app import Message
 from clients.messages import RefusedError, read_predictors
 from clients.model_inputs import capped_units, model_inputs
 from clients.own_site import compute_device, site_streams
-from clients.pay import SentArrays, pay, spending_of
+from clients.pay import Answer, SentArrays, pay, spending_of
 from clients.policy import check_recalibration_policy
 from fl_dpbayes.calibration.recalibration.descent import Stretch, private_fit
 from fl_dpbayes.calibration.recalibration.maps import method_code
@@ -36,9 +36,7 @@ PREDICTOR: PredictorName = "posterior"
 PURPOSE = "recalibrate"
 
 
-def recalibrate_posterior(
-    site_file: SiteFile, request: RecalibrateRequest, message: Message
-) -> tuple[RecalibrateReply, SentArrays]:
+def recalibrate_posterior(site_file: SiteFile, request: RecalibrateRequest, message: Message) -> Answer:
     """Run the requested stretch of the private fit on the site's recalibration part, as far as its budget admits.
 
     The part is disjoint from those for training and testing, so it has a budget of its own. Returns the reply, and the

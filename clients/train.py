@@ -13,7 +13,7 @@ from torch import nn
 from clients.messages import RefusedError, read_start
 from clients.model_inputs import model_inputs
 from clients.own_site import compute_device, site_streams
-from clients.pay import SentArrays, pay, spending_of
+from clients.pay import Answer, SentArrays, pay, spending_of
 from clients.policy import check_training_policy
 from fl_dpbayes.config.base import digest
 from fl_dpbayes.config.errors import UserError
@@ -43,7 +43,7 @@ TRACED_RECORDS_SEED = 0
 log = logging.getLogger("fl_dpbayes")
 
 
-def train_chain(site_file: SiteFile, request: TrainRequest, message: Message) -> tuple[TrainReply, SentArrays]:
+def train_chain(site_file: SiteFile, request: TrainRequest, message: Message) -> Answer:
     """Run the requested stretch of the site's chain, as far as its budget admits, and release its samples.
 
     The steps are reserved in the ledger before the first of them, and the reply is stored before it is sent: the same

@@ -16,6 +16,8 @@ from typer.models import ArgumentInfo
 
 from fl_dpbayes import __version__
 from fl_dpbayes.config.errors import Stopped, UserError
+from fl_dpbayes.run.deploy.commands import deploy, provision
+from fl_dpbayes.run.site.commands import site
 
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich",
@@ -315,51 +317,9 @@ def reproduce(
     raise typer.Exit(0 if finished else 1)
 
 
-site = typer.Typer(help="What a hospital does at its own site.", no_args_is_help=True)
-ledger = typer.Typer(help="Make a site's privacy ledger, look into it, repair its second place.", no_args_is_help=True)
 app.add_typer(site, name="site")
-site.add_typer(ledger, name="ledger")
-SiteFileArgument = Annotated[Path, Argument(help="The site file.")]
-
-
-@ledger.command("create", epilog="Example: fl-dpbayes site ledger create north.toml")
-def ledger_create(site_file: SiteFileArgument) -> None:
-    """Make a site's ledger, once, before its first request; nothing is overwritten."""
-    from fl_dpbayes.run.site_ledger import create_ledger
-
-    create_ledger(site_file, console)
-
-
-@ledger.command("repair", epilog="Example: fl-dpbayes site ledger repair north.toml")
-def ledger_repair(site_file: SiteFileArgument) -> None:
-    """Make a lost second place anew, or accept that the ledger was moved; a ledger that is behind stays refused."""
-    from fl_dpbayes.run.site_ledger import repair_ledger
-
-    repair_ledger(site_file, console)
-
-
-@ledger.command("show", epilog="Example: fl-dpbayes site ledger show runs/quickstart-1/sites/00-north.toml")
-def ledger_show(site_file: SiteFileArgument) -> None:
-    """Show what a site has spent, reservation by reservation."""
-    from fl_dpbayes.run.site_ledger import show_ledger
-
-    show_ledger(site_file, console)
-
-
-@ledger.command("verify", epilog="Example: fl-dpbayes site ledger verify runs/quickstart-1/sites/00-north.toml")
-def ledger_verify(site_file: SiteFileArgument) -> None:
-    """Check a ledger's hash chain and sums; status 1 if it does not hold."""
-    from fl_dpbayes.run.site_ledger import verify_ledger
-
-    raise typer.Exit(verify_ledger(site_file, console))
-
-
-@ledger.command("export", epilog="Example: fl-dpbayes site ledger export site.toml > ledger.json")
-def ledger_export(site_file: SiteFileArgument) -> None:
-    """Print a ledger as JSON, for an auditor."""
-    from fl_dpbayes.run.site_ledger import export_ledger
-
-    print(json.dumps(export_ledger(site_file), indent=2))
+app.add_typer(deploy, name="deploy")
+app.command(epilog="Example: fl-dpbayes provision federation --sites north,south --host fl.example.org")(provision)
 
 
 def commands() -> click.Command:

@@ -13,11 +13,13 @@ from flwr.common.constant import ErrorCode
 from fl_dpbayes.config.base import Config
 from fl_dpbayes.config.names import outside_text
 from fl_dpbayes.protocol.arrays import read_sent_arrays
-from fl_dpbayes.protocol.refusal import Refusal
+from fl_dpbayes.protocol.refusal import Refusal, RefusalCode
 from fl_dpbayes.protocol.wire import MessageT, read_header, write_header
 
 # What the grid answers in a site's place when a message's time to live is over.
 EXPIRED = (ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE)
+# What a node answers that does not let the run's app bundle in (`fl-dpbayes site start`).
+BUNDLE_REFUSED = ErrorCode.INVALID_FAB
 UNREADABLE = "it cannot be read"
 
 
@@ -78,6 +80,8 @@ def read_reply(reply: Message, kind: type[MessageT], node_id: int) -> MessageT |
     Raises ValueError if the reply is an error, comes from another node (an error that the grid itself made may), or
     carries no valid record.
     """
+    if reply.has_error() and reply.error.code == BUNDLE_REFUSED:
+        return Refusal(code=RefusalCode.BUNDLE_NOT_APPROVED)
     if reply.has_error():
         raise ValueError(f"error code {reply.error.code}")
     if reply.metadata.src_node_id != node_id:

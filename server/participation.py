@@ -13,7 +13,8 @@ from server.exchange import NO_REPLY, Answer
 from server.roster import NO_NODE, Member, Roster
 
 # With these a site says that it will not train again in this run.
-_CODES = ("BUDGET_EXHAUSTED", "POLICY_DENIED", "ROLE_DENIED", "PLAN_CHANGED", "NOT_REPEATABLE")
+_CODES = ("BUDGET_EXHAUSTED", "POLICY_DENIED", "ROLE_DENIED", "PLAN_CHANGED", "NOT_REPEATABLE", "POLICY_EXPIRED",
+          "COHORT_CLOSED")  # fmt: skip
 FINAL_REFUSALS = frozenset(map(RefusalCode, _CODES))
 
 

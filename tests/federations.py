@@ -208,18 +208,23 @@ class TableSite:
         if isinstance(place, dict) and not any((self.folder / place[key]).exists() for key in ("path", "witness")):
             create_ledger(read_site_file(self.path)).close()
 
-    def answer(self, kind: str, record: dict | None = None, arrays: Arrays | None = None) -> Message:
-        """Send a message to the node, as Flower does; a hostile server validates nothing."""
-        from clients.app import app
-
+    def message(self, kind: str, record: dict | None = None, arrays: Arrays | None = None) -> Message:
+        """Write a message to the node, as Flower does; a hostile server validates nothing."""
         content = RecordDict({"config": ConfigRecord({} if record is None else {"record": json.dumps(record)})})
         if arrays:
             made = {name: sent if isinstance(sent, Array) else Array(sent) for name, sent in arrays.items()}
             content["arrays"] = ArrayRecord(made)
         message = Message(content, dst_node_id=1, message_type=kind)
         message.metadata.__dict__["_message_id"] = "1"
+        return message
+
+    def answer(self, kind: str, record: dict | None = None, arrays: Arrays | None = None) -> Message:
+        """Send a message to the node."""
+        from clients.app import app
+
         node = {"site-file": str(self.path)}
-        return app(message, Context(run_id=1, node_id=1, node_config=node, state=RecordDict(), run_config={}))
+        context = Context(run_id=1, node_id=1, node_config=node, state=RecordDict(), run_config={})
+        return app(self.message(kind, record, arrays), context)
 
     def train(self, **changes: object) -> Message:
         """Ask for a round; `plan` and `privacy` are changes of the plan and its privacy, `arrays` sent beside."""

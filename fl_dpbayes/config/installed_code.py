@@ -47,15 +47,21 @@ def installed_code(name: str) -> InstalledCode | None:
         return None
     if spec is None:
         return None
-    places = [Path(place) for place in spec.submodule_search_locations or [spec.origin or ""]]
+    places = tuple(map(Path, spec.submodule_search_locations or [spec.origin or ""]))
+    owner = next(iter(packages_distributions().get(top, ())), "")
+    version = distribution(owner).version if owner else ""
+    return InstalledCode(name=name, distribution=owner, version=version, digest=source_digest(places))
+
+
+@lru_cache(maxsize=256)
+def source_digest(places: tuple[Path, ...]) -> str:
+    """Return the SHA-256 over the .py files of folders, or of modules, by their paths in order."""
     found = {(path, place) for place in places for path in (place.rglob("*.py") if place.is_dir() else [place])}
     known = hashlib.sha256()
     for shown, path in sorted((path.relative_to(place.parent).as_posix(), path) for path, place in found):
         content = path.read_bytes() if path.is_file() else b""
         known.update(f"{shown}\n{len(content)}\n".encode() + content)
-    owner = next(iter(packages_distributions().get(top, ())), "")
-    version = distribution(owner).version if owner else ""
-    return InstalledCode(name=name, distribution=owner, version=version, digest=known.hexdigest())
+    return known.hexdigest()
 
 
 @lru_cache(maxsize=1)

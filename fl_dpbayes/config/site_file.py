@@ -1,22 +1,25 @@
 """The file that makes a site: written by a hospital, or by a simulation for each virtual site."""
 
 import math
+from datetime import date
 from pathlib import Path
 from typing import Annotated, Literal
 
 import tomli_w
 from pydantic import AfterValidator, Field, PositiveFloat, PositiveInt, ValidationInfo
 
+from fl_dpbayes.config.approvals import Digest
 from fl_dpbayes.config.base import Config
 from fl_dpbayes.config.data import Shift
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.files.atomic_file import written
-from fl_dpbayes.config.names import EvaluationRelease, Role, SiteName
+from fl_dpbayes.config.names import EvaluationRelease, GroupText, Role, SiteName
 from fl_dpbayes.config.plan import Adjacency, Probability
 from fl_dpbayes.config.sources import OfficialPart, Source
 from fl_dpbayes.config.task import SitePrevalence, check_noised_estimate
 from fl_dpbayes.config.validation_text import read_record, read_toml
 
+Count = PositiveInt | Literal["unlimited"]
 PositiveOrInfinite = Annotated[float, Field(gt=0, allow_inf_nan=True)]
 
 
@@ -76,7 +79,16 @@ class Policy(Config):
     network whose weights torchvision fetches. `max_test_records_per_unit` caps what one patient can add to a noised
     evaluation table, or to the counts of isotonic recalibration; further records of that unit are left out of it.
     `allowed_code`: installed code beside this package that a request may name, with any settings: factories of own
-    modules, `package.module:function`, and the kinds of samplers that installed packages register.
+    modules, `package.module:function`, and the kinds of samplers that installed packages register. `models`: the
+    kinds that are allowed, all where it is left out. `max_samples` bounds the posterior samples of one run's plan.
+
+    `expires`: the last day (UTC) on which requests are answered. `stop_file`: while there is such a file none is.
+    `approved_plans`: digests of the plans that may run, beside those that `fl-dpbayes site approve` allowed; where it
+    is left out, all that the other keys allow.
+
+    `max_evaluations_per_run` and `max_evaluations` count in the ledger; the same request again counts once.
+    `unlimited` does not count, for simulation. `groups`: attribute -> those of its values by which sums over public
+    test records may leave; all others are "other", and so is a subgroup of fewer than `least_group_units` units.
     """
 
     max_run_epsilon: PositiveOrInfinite
@@ -89,6 +101,39 @@ class Policy(Config):
     min_evaluation_noise_multiplier: PositiveFloat = 1.0
     max_test_records_per_unit: PositiveInt = 1
     allowed_code: Annotated[tuple[Annotated[str, Field(min_length=1, max_length=200)], ...], Field(max_length=100)] = ()
+    models: tuple[Literal["logistic", "mlp", "cnn", "module"], ...] | None = None
+    max_samples: PositiveInt = 10_000
+    expires: date | None = None
+    stop_file: PlacedPath | None = None
+    approved_plans: tuple[Digest, ...] | None = None
+    max_evaluations_per_run: Count = 20
+    max_evaluations: Count = 200
+    groups: dict[GroupText, Annotated[tuple[GroupText, ...], Field(min_length=1)]] = Field(default_factory=dict)
+    least_group_units: PositiveInt = 10
+
+    @property
+    def counts_evaluations(self) -> bool:
+        """Whether the ledger counts them."""
+        return not self.max_evaluations_per_run == self.max_evaluations == "unlimited"
+
+
+class Connection(Config):
+    """How a site's node reaches the coordinator, for `fl-dpbayes site start`; a simulation has none.
+
+    `superlink`: the coordinator's host:port. `ca`: the certificate that its server's is checked against. `key`: the
+    node's own private key, made by `fl-dpbayes site keys`. The process that holds the key listens on `port` of this
+    machine only; with `isolation` "process" another process, best of another user, runs the app (`fl-dpbayes site
+    app`) and proves by `secret` that it may. `bundles`: SHA-256 of app bundles that may run, beside those approved by
+    `fl-dpbayes site approve`.
+    """
+
+    superlink: Annotated[str, Field(pattern=r"^[A-Za-z0-9.\-]{1,253}:[0-9]{1,5}$")]
+    ca: PlacedPath = Path("ca.crt")
+    key: PlacedPath = Path("node.key")
+    port: Annotated[int, Field(ge=1, le=65535)] = 9094
+    isolation: Literal["process", "subprocess"] = "process"
+    secret: PlacedPath = Path("node.secret")
+    bundles: Annotated[tuple[Digest, ...], Field(max_length=100)] = ()
 
 
 class SiteFile(Config):
@@ -121,6 +166,7 @@ class SiteFile(Config):
     backbone_folder: PlacedPath | None = None
     trace_folder: PlacedPath | None = None
     prevalence: SitePrevalence | None = None
+    connection: Connection | None = None
 
     def _check_keys(self) -> None:
         budgets = {"policy.max_run_epsilon": self.policy.max_run_epsilon}
@@ -129,6 +175,8 @@ class SiteFile(Config):
         for key, epsilon in budgets.items():
             if math.isinf(epsilon) and not self.policy.allow_non_private:
                 raise ValueError(f"{key} is infinite: give a budget; only policy.allow_non_private goes without one")
+        if self.policy.evaluation_release == "public" and self.policy.counts_evaluations and self.ledger is None:
+            raise ValueError("policy.evaluation_release is 'public': evaluations are counted in a ledger, name one")
         check_noised_estimate("prevalence", self.prevalence, self.policy.evaluation_release)
 
 

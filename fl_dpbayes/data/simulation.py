@@ -175,6 +175,7 @@ def _site_file(
     trains, run_epsilon = site.spec.role == "train", _run_epsilon(scenario)
     test, recalibration = scenario.kept_fractions if trains else (1.0, 0.0)
     fit = recalibration_plan(scenario.recalibration, privacy).steps if scenario.recalibration else 0
+    steps = max(training.chains * training.rounds * training.steps_per_round, fit)
     return SiteFile(
         name=site.name,
         role=site.spec.role,
@@ -197,7 +198,12 @@ def _site_file(
             max_run_epsilon=run_epsilon,
             allow_non_private=privacy.kind == "none",
             allow_downloads=True,
-            max_steps=max(training.chains * training.rounds * training.steps_per_round, fit),
+            max_steps=steps,
+            max_samples=steps,
+            max_evaluations_per_run="unlimited",
+            max_evaluations="unlimited",
+            groups=plan.groups,
+            least_group_units=1,
             evaluation_release=scenario.evaluation.release,
             min_evaluation_noise_multiplier=scenario.evaluation.noise_multiplier or 1.0,
             allowed_code=scenario.named_code,

@@ -11,7 +11,7 @@ from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.site_file import LedgerSettings, SiteFile, read_site_file
 from fl_dpbayes.data.site import Site, SiteSplit
 from fl_dpbayes.privacy.ledger.cohort_creation import unit_sketch
-from fl_dpbayes.privacy.ledger.file import LedgerError
+from fl_dpbayes.privacy.ledger.file import LedgerError, LedgerPlaceError
 from fl_dpbayes.privacy.ledger.ledger import Ledger
 from fl_dpbayes.privacy.ledger.state import Cohort, DataVersion
 from fl_dpbayes.privacy.ledger.witness import LedgerPlace
@@ -25,7 +25,7 @@ def ledger_place(settings: LedgerSettings) -> LedgerPlace:
     """Say where a ledger and its second place lie; UserError if links or `..` lead both into one folder."""
     if settings.path.resolve().parent == settings.witness.resolve().parent:
         led = f"ledger.witness {settings.witness} leads to the folder of the ledger {settings.path}"
-        raise UserError(f"{led}: name a file in another folder, best on another disk")
+        raise LedgerPlaceError(f"{led}: name a file in another folder, best on another disk")
     return LedgerPlace(settings.path, settings.witness, settings.durability)
 
 

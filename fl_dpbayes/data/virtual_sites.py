@@ -63,8 +63,8 @@ class SitePlan:
 
     `label_total_variation` is the mean total variation distance between a training site's label frequencies and the
     pooled ones, before any shift; `feature_total_variation` that of the score by which feature skew divides, None for
-    other partitions. `weights_folder`: where the sites look for frozen weights. `warnings`: what the records gave cause
-    for.
+    other partitions. `weights_folder`: where the sites look for frozen weights. `groups`: attribute -> the values that
+    subgroups have. `warnings`: what the records gave cause for.
     """
 
     source: Source
@@ -72,6 +72,7 @@ class SitePlan:
     sites: tuple[PlannedSite, ...]
     label_total_variation: float
     weights_folder: Path | None
+    groups: dict[str, tuple[str, ...]]
     feature_total_variation: float | None = None
     warnings: tuple[RunWarning, ...] = ()
 
@@ -114,6 +115,10 @@ def dealt_sites(scenario: Scenario, data_dir: Path | None) -> SitePlan:
         ),
         label_total_variation=label_total_variation(records.labels, train),
         weights_folder=backbone_folder(source.folder if isinstance(source, BuiltIn) else data_dir),
+        groups={
+            name: tuple(map(str, np.unique(np.concatenate([pool.records.groups[name] for pool in pools.values()]))))
+            for name in records.groups
+        },
         feature_total_variation=None if scores is None else feature_total_variation(scores, train),
         warnings=tuple(magnitude_warnings(records, source)),
     )

@@ -90,3 +90,17 @@ def arrays_digest(arrays: Mapping[str, npt.NDArray]) -> str:
 def request_digest(request: Message) -> str:
     """Return the digest of all of a request but the ledger head that it echoes, which may differ on a resend."""
     return digest(request.model_copy(update={"ledger_head": None}))
+
+
+def plan_text(request: Message) -> str:
+    """Write what a person approves of a request, as canonical JSON: what is the same in all its rounds and runs.
+
+    That is its kind, task and model, and the plan, or an evaluation's noise; not which run it is, nor its arrays.
+    """
+    stated = request.model_dump(mode="json", include={"task", "model", "plan", "noise_multiplier", "delta"})
+    return json.dumps({"kind": type(request).__name__} | stated, sort_keys=True, separators=(",", ":"))
+
+
+def plan_digest(request: Message) -> str:
+    """Return the SHA-256 of `plan_text`, by which `fl-dpbayes site approve` names it."""
+    return hashlib.sha256(plan_text(request).encode()).hexdigest()

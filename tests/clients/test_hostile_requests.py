@@ -52,6 +52,7 @@ def test_what_fails_on_one_record_tells_nothing_of_it(table_site, asked: dict, f
 
 
 def test_evaluations_cannot_be_averaged_for_free(site) -> None:
+    site.write(ROWS, policy={"max_run_epsilon": 4.0, "evaluation_release": "noised", "max_evaluations_per_run": 99})
     answers = [refusal_of(evaluate(site, round=number)) for number in range(1, 40)]
     paid = answers.index(("BUDGET_EXHAUSTED", ""))
     assert answers == [None] * paid + [("BUDGET_EXHAUSTED", "")] * (39 - paid)

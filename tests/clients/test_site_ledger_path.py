@@ -157,7 +157,7 @@ def test_repeated_round_after_a_crash_draws_other_noise(site, monkeypatch) -> No
 def test_network_file_system_is_refused_without_a_step(site, monkeypatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(ledger_file, "network_file_system", lambda path, mounts: "nfs4")
-        assert refusal_of(round_of(site, 1)) == ("DATA_INVALID", "")
+        assert refusal_of(round_of(site, 1)) == ("LEDGER_ERROR", "")
     assert steps_of(site) == (0, 0)
 
 
@@ -166,7 +166,7 @@ def test_restated_budget_of_a_cohort_is_refused(site, change: dict) -> None:
     head_of(round_of(site, 1))
     site.write(ROWS, ledger=LEDGER | change)
     adjacency = change.get("adjacency", "add_or_remove_one")
-    assert refusal_of(site.train(run="cd" * 16, privacy={"adjacency": adjacency})) == ("DATA_INVALID", "")
+    assert refusal_of(site.train(run="cd" * 16, privacy={"adjacency": adjacency})) == ("COHORT_CHANGED", "")
     assert steps_of(site) == (1, 0)
 
 
@@ -179,7 +179,7 @@ def test_units_never_move_between_the_parts_of_a_cohort(site, change: dict) -> N
     # A unit that was in both parts would have both budgets spent on it.
     head_of(round_of(site, 1))
     site.write(ROWS, **change)
-    assert refusal_of(evaluated(site, None)) == ("DATA_INVALID", "")
+    assert refusal_of(evaluated(site, None)) == ("COHORT_CHANGED", "")
     assert steps_of(site) == (1, 0)
 
 

@@ -87,6 +87,10 @@ def error(reply: Message) -> None:
     reply.__dict__["_content"], reply.__dict__["_error"] = None, Error(2, TERMINAL * 1000)
 
 
+def bundle_refused(reply: Message) -> None:
+    reply.__dict__["_content"], reply.__dict__["_error"] = None, Error(7, TERMINAL)
+
+
 def less_noise_stated(privacy) -> None:
     """State twice the noise that was planned, and exactly what that would cost."""
     privacy["history"] = [[2 * sigma, rate, steps] for sigma, rate, steps in privacy["history"]]
@@ -154,6 +158,7 @@ FAULTS = [
     (with_text(lambda text: '{"run":' * 5000 + "1" + "}" * 5000), "more than 1000 keys"),
     (with_refusal(TERMINAL), "BAD_REQUEST"),
     (with_refusal("[/red]"), "BAD_REQUEST [/red]"),
+    (bundle_refused, "BUNDLE_NOT_APPROVED"),
     (error, "error code 2"),
 ]
 RECALIBRATION_FAULTS = {
@@ -170,7 +175,13 @@ EVALUATION_FAULTS = {
 
 
 def status_of(reason: str) -> str:
-    return "REFUSED" if reason.startswith("BAD_REQUEST") else "FAILED" if reason == "error code 2" else "REJECTED"
+    return (
+        "REFUSED"
+        if reason.startswith(("BAD_REQUEST", "BUNDLE"))
+        else "FAILED"
+        if reason == "error code 2"
+        else "REJECTED"
+    )
 
 
 def test_each_bad_reply_is_rejected_with_its_reason_and_the_others_go_on(federation, monkeypatch) -> None:

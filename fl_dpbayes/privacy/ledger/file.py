@@ -40,6 +40,10 @@ class LedgerError(Exception):
     """The ledger could not be read or written, or is damaged; nothing may be released without it."""
 
 
+class LedgerPlaceError(UserError):
+    """A ledger, or its second place, may not lie where the site file says."""
+
+
 @dataclass(frozen=True)
 class Entry:
     """One change of a ledger, at position 1, 2, 3, ...; `kind` and `time` are always in its content.
@@ -173,7 +177,7 @@ def _refuse_network(path: Path) -> None:
     mounts = Path("/proc/self/mounts")
     kind = network_file_system(path, mounts.read_text()) if mounts.exists() else None
     if kind is not None:
-        raise UserError(f"ledger {path} lies on a network file system ({kind}), whose locks are not safe: "
+        raise LedgerPlaceError(f"ledger {path} lies on a network file system ({kind}), whose locks are not safe: "
                         "set ledger.path in the site file to a local disk")  # fmt: skip
 
 

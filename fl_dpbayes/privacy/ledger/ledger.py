@@ -16,7 +16,7 @@ from typing import Any
 
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.privacy.events import write_history
-from fl_dpbayes.privacy.filter import admitted_steps, choose_rule
+from fl_dpbayes.privacy.filter import admitted_steps, choose_rule, filter_epsilon
 from fl_dpbayes.privacy.ledger.account import Spent, ledger_problems, reply_body, spent
 from fl_dpbayes.privacy.ledger.cohort_creation import Describe, create_cohort, require_other_units
 from fl_dpbayes.privacy.ledger.file import (
@@ -44,6 +44,10 @@ from fl_dpbayes.privacy.ledger.state import (
 from fl_dpbayes.privacy.ledger.takeover import is_worked_on, may_take_over, this_process
 from fl_dpbayes.privacy.ledger.witness import LedgerPlace, advance_witness, check_witness
 from fl_dpbayes.protocol.refusal import RefusalCode
+
+
+class CohortChangedError(UserError):
+    """A cohort is stated otherwise than when it was made."""
 
 
 @dataclass(frozen=True)
@@ -161,11 +165,46 @@ class Ledger:
             state = read_state(entries, self.cohort.name)
             if echoed_head is not None and echoed_head not in {entry.head for entry in entries}:
                 return Refused(RefusalCode.LEDGER_ROLLED_BACK, "ledger_head")
+            if state.closed:
+                return Refused(RefusalCode.COHORT_CLOSED)
             plan = state.plans.get((spending.part, spending.run, spending.purpose))
             if plan is not None and plan != StoredPlan(spending.plan_digest, spending.plan):
                 return Refused(RefusalCode.PLAN_CHANGED, "plan")
             answer = self._answer_again(state, spending)
             return answer if answer is not None else self._reserve_new(state, spending)
+
+    def count_evaluation(self, run: str, request_digest: str, per_run: float, life: float) -> int | Refused:
+        """Count an evaluation of a run, once for each request, if fewer than the limits were counted before.
+
+        Returns how many of the cohort have been counted, or the refusal. Raises LedgerError as `reserve`.
+        """
+        with self._change() as entries:
+            state = read_state(entries, self.cohort.name)
+            if state.closed:
+                return Refused(RefusalCode.COHORT_CLOSED)
+            if (run, request_digest) not in state.evaluations:
+                of_run = sum(counted == run for counted, _ in state.evaluations)
+                if of_run >= per_run or len(state.evaluations) >= life:
+                    return Refused(RefusalCode.EVALUATIONS_EXHAUSTED)
+                self._append("evaluation", {"run": run, "request_digest": request_digest})
+                return len(state.evaluations) + 1
+            return len(state.evaluations)
+
+    def restrict(self, epsilon: float | None) -> None:
+        """Lower what each part may ever spend, for good, or close the cohort to every request (None).
+
+        Raises UserError if `epsilon` is not below what may be spent now, or the cohort is closed. Raises LedgerError
+        as `reserve`.
+        """
+        with self._change() as entries:
+            state = read_state(entries, self.cohort.name)
+            if state.closed:
+                raise UserError(f"cohort {self.cohort.name!r} is closed: nothing is spent on it any more")
+            most = state.most().epsilon
+            if epsilon is not None and not 0 < epsilon < most:
+                raise UserError(f"epsilon {epsilon:g} is not between 0 and {most:g}, what each part may spend now: "
+                                "a budget is lowered for good and never raised")  # fmt: skip
+            self._append("restricted", {"epsilon": epsilon})
 
     def commit(self, reservation: int, reply: bytes) -> str:
         """Store the whole reply to a reserved request, and return the new head; only then may it be sent.
@@ -274,9 +313,13 @@ class Ledger:
         return None
 
     def _reserve_new(self, state: LedgerState, spending: Spending) -> Reserved | Refused:
-        part, budget = spending.part, state.budget()
+        part, budget = spending.part, state.most()
         rule = state.rules.get(part) or choose_rule(spending.plan, budget)
         requested = slice_history(spending.plan, spending.first_step, spending.steps)
+        # A stock of steps was bought as a whole, for what it costs together.
+        whole = rule.name == "fixed schedule" and budget != state.budget()
+        if whole and filter_epsilon(rule, requested, budget) > budget.epsilon:
+            return Refused(RefusalCode.BUDGET_EXHAUSTED)
         steps = admitted_steps(rule, state.spent_in(part), requested, budget)
         if steps == 0:
             return Refused(RefusalCode.BUDGET_EXHAUSTED)
@@ -315,7 +358,7 @@ def _require_same(made: Cohort, stated: Cohort, path: Path) -> None:
     for field in dataclasses.fields(Cohort):
         before, now = getattr(made, field.name), getattr(stated, field.name)
         if before != now:
-            raise UserError(
+            raise CohortChangedError(
                 f"cohort {made.name!r} in ledger {path} was made with {field.name} {before!r}, not {now!r}: "
                 f"it is fixed for good, so put {before!r} back"
             )

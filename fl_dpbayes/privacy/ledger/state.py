@@ -1,5 +1,6 @@
 """What the entries of a ledger add up to for one cohort: plans, rules and reservations."""
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, chain, pairwise
@@ -121,11 +122,18 @@ class LedgerState:
     rules: dict[str, SpendingRule] = field(default_factory=dict)
     reservations: dict[int, Reservation] = field(default_factory=dict)
     reply_digests: dict[int, str] = field(default_factory=dict)
+    evaluations: set[tuple[str, str]] = field(default_factory=set)
+    lowered: float = math.inf
+    closed: bool = False
 
     def budget(self) -> Budget:
-        """Return the budget of each part."""
+        """Return the budget of each part that the cohort was made with."""
         assert self.cohort is not None
         return Budget(self.cohort.epsilon, self.cohort.delta, self.cohort.adjacency, self.orders)
+
+    def most(self) -> Budget:
+        """Return what each part may spend from now on: the budget, or less where a command lowered it."""
+        return replace(self.budget(), epsilon=min(self.budget().epsilon, self.lowered))
 
     def plan_of(self, reservation: Reservation) -> History:
         """Return the events of the whole run that a reservation belongs to."""
@@ -186,6 +194,11 @@ def _add(state: LedgerState, entry: Entry) -> None:
         case "reserved":
             stated = {key: value for key, value in content.items() if key not in ("kind", "cohort")}
             state.reservations[entry.position] = Reservation(identity=entry.position, **stated)
+        case "evaluation":
+            state.evaluations.add((content["run"], content["request_digest"]))
+        case "restricted":
+            state.closed |= content["epsilon"] is None
+            state.lowered = min(state.lowered, content["epsilon"] or math.inf)
         case "taken over":
             takeovers = _open_reservation(state, entry).takeovers + 1
             # An older ledger does not tell the durability: the weaker one is taken.

@@ -112,6 +112,9 @@ def test_hostile_names_are_refused(groups) -> None:
         EvaluateReply.model_validate({**REPLY, "groups": groups})
 
 
+POLICY = {"max_run_epsilon": 4.0, "groups": {"sick": ["0", "1"]}}
+
+
 @pytest.mark.parametrize("release", ["public", "noised", "none"])
 def test_nothing_about_subgroups_leaves_unless_test_data_are_public(table_site, release) -> None:
     site = table_site()
@@ -120,7 +123,7 @@ def test_nothing_about_subgroups_leaves_unless_test_data_are_public(table_site, 
         "kind": "table", "path": "patients.csv", "label": "sick", "classes": 2, "features": ["x", "y"],
         "unit_column": "patient", "group_columns": ["sick"],
     }  # fmt: skip
-    site.write(rows, role="held_out", source=source, policy={"max_run_epsilon": 4.0, "evaluation_release": release})
+    site.write(rows, role="held_out", source=source, policy=POLICY | {"evaluation_release": release})
     reply = evaluate(site)
     if release == "none":
         assert refusal_of(reply)[0] == "NOT_SENT"

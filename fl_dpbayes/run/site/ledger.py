@@ -1,5 +1,6 @@
 """What `fl-dpbayes site ledger` makes, shows, checks, repairs and exports."""
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
@@ -51,10 +52,22 @@ def repair_ledger(site_file: Path, console: Console) -> None:
     console.print(text if repaired else "the second place is sound: nothing to repair", markup=False, soft_wrap=True)
 
 
+def restrict_ledger(site_file: Path, epsilon: float | None, console: Console) -> None:
+    """Lower what each part of a site's cohort may spend from now on, or close the cohort (None); for good."""
+    with ledger_of(site_file) as ledger:
+        ledger.restrict(epsilon)
+        said = "is closed to every request" if epsilon is None else f"may spend epsilon {epsilon:g} in each part"
+        console.print(f"cohort {ledger.cohort.name} {said}, for good", markup=False, soft_wrap=True)
+
+
 def show_ledger(site_file: Path, console: Console) -> None:
     """Print what a site's cohort has spent, and its reservations."""
-    with _ledger_of(site_file) as ledger:
+    with ledger_of(site_file) as ledger:
         console.print(_budget_line(ledger.cohort), markup=False)
+        state = ledger.state()
+        if state.closed or state.lowered < math.inf:
+            most = "It is closed." if state.closed else f"Lowered to epsilon {rounded_up(state.lowered)}."
+            console.print(most, markup=False)
         for entry in ledger.entries():
             if entry.content["kind"] == RENEWED:
                 console.print(f"The second place was made anew on {entry.content['time'][:19]} (UTC).", markup=False)
@@ -69,7 +82,7 @@ def show_ledger(site_file: Path, console: Console) -> None:
 def verify_ledger(site_file: Path, console: Console) -> int:
     """Check a site's ledger and print what is wrong."""
     try:
-        with _ledger_of(site_file) as ledger:
+        with ledger_of(site_file) as ledger:
             problems = ledger.verify()
             entries = 0 if problems else len(ledger.entries())
     except UserError as error:
@@ -92,7 +105,7 @@ def export_ledger(site_file: Path) -> dict[str, Any]:
     is the SHA-256 of the previous head, a line feed, and `content` as JSON with sorted keys and no blanks. Raises
     UserError if the site has no ledger yet, or it cannot be read.
     """
-    with _ledger_of(site_file) as ledger:
+    with ledger_of(site_file) as ledger:
         values = json_values({
             "cohort": asdict(ledger.cohort), "head": ledger.head(), "problems": ledger.verify(),
             "parts": [_spent_values(ledger.spent(part)) for part in PARTS],
@@ -103,7 +116,8 @@ def export_ledger(site_file: Path) -> dict[str, Any]:
 
 
 @contextmanager
-def _ledger_of(site_file: Path) -> Iterator[Ledger]:
+def ledger_of(site_file: Path) -> Iterator[Ledger]:
+    """Open the ledger that a site file names, to look into it; UserError if there is none or it cannot be read."""
     _, settings = _read_site(site_file)
     with _as_user_errors(settings), Ledger.open_existing(ledger_place(settings), settings.cohort) as ledger:
         yield ledger

@@ -15,7 +15,7 @@ from fl_dpbayes.privacy.events import GaussianEvent
 from fl_dpbayes.privacy.ledger.state import Cohort
 from fl_dpbayes.privacy.pld.loss_distribution import pld_epsilon
 from fl_dpbayes.report.numbers import rounded_up
-from fl_dpbayes.run.site_ledger import create_ledger, export_ledger, repair_ledger, show_ledger, verify_ledger
+from fl_dpbayes.run.site.ledger import create_ledger, export_ledger, repair_ledger, show_ledger, verify_ledger
 from tests.ledgers import complete, execute, open_ledger, spending
 
 

@@ -1,0 +1,80 @@
+"""From a message to its answer: what every request is checked for, and what the audit log says of it."""
+
+import hashlib
+from collections.abc import Callable
+
+import torch
+from flwr.app import Context, Message, MetricRecord
+
+import clients
+from clients.guard import Noted, own_site_file
+from clients.messages import read_request, reply_message
+from clients.own_site import card_of, site_file_of
+from clients.pay import Answer, Request
+from clients.policy import check_code, check_plan, check_standing
+from fl_dpbayes.config.base import Config
+from fl_dpbayes.config.installed_code import source_digest
+from fl_dpbayes.config.kinds import HOME, check_origin
+from fl_dpbayes.config.site_file import SiteFile
+from fl_dpbayes.privacy.check_statement import reply_metrics
+from fl_dpbayes.privacy.planned_noise import planned_stretch
+from fl_dpbayes.protocol.arrays import Arrays
+from fl_dpbayes.protocol.train import TrainReply, TrainRequest
+from fl_dpbayes.protocol.wire import MessageT, arrays_digest, plan_digest, request_digest, write_header
+
+
+def show_card(message: Message, context: Context, noted: Noted) -> Message:
+    """Say who the site is and in which role it takes part."""
+    check_origin(clients)
+    site_file = site_file_of(message, context)
+    noted["site"] = site_file.name
+    check_standing(site_file)
+    card = card_of(site_file)
+    if own_site_file(context):
+        noted["released"] = _release(card, {})
+    return reply_message(message, card, {})
+
+
+def answer(
+    asked: tuple[Message, Context],
+    kind: type[MessageT],
+    work: Callable[[SiteFile, MessageT, Message], Answer],
+    noted: Noted,
+) -> Message:
+    """Answer a request, if the site's policy stands and allows the code and the plan that it names.
+
+    `asked`: the message, and the context of the node. `noted`: gets what the audit log says of it.
+    """
+    message, context = asked
+    site_file = site_file_of(message, context)
+    noted["site"] = site_file.name
+    check_standing(site_file)
+    torch.set_num_threads(site_file.threads)
+    request = read_request(message, kind)
+    assert isinstance(request, Request)
+    if own := own_site_file(context):
+        noted |= {"run": request.run, "round": request.round, "request": request_digest(request)}
+        noted |= {"plan": plan_digest(request), "code": source_digest((HOME / "clients", HOME / "fl_dpbayes"))}
+    check_code(site_file, request)
+    check_plan(site_file, own, request)
+    done = work(site_file, request, message)
+    noted["charge"] = done.charge
+    # A stop holds for what was begun before it: the reply stays in the ledger, and is sent when the stop is lifted.
+    check_standing(site_file)
+    answered = reply_message(message, done.reply, done.arrays)
+    if isinstance(request, TrainRequest) and isinstance(done.reply, TrainReply):
+        stretch = planned_stretch(request.plan, done.reply.privacy.units, done.reply.first_step, done.reply.steps)
+        answered.content["metrics"] = MetricRecord({**reply_metrics(done.reply, stretch)})
+    if own:
+        noted["released"] = _release(done.reply, done.arrays)
+    return answered
+
+
+def _release(reply: Config, arrays: Arrays) -> dict[str, str | int]:
+    # Without the ledger's head, which is another one when the same reply is sent again.
+    content = reply.model_copy(update={"ledger_head": None}) if "ledger_head" in type(reply).model_fields else reply
+    return {
+        "digest": hashlib.sha256((write_header(content) + arrays_digest(arrays)).encode()).hexdigest(),
+        "arrays": len(arrays),
+        "bytes": sum(array.nbytes for array in arrays.values()),
+    }

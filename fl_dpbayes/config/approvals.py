@@ -1,0 +1,94 @@
+"""What a site's steward has approved, and what waits for a look: a file and a folder beside the site file.
+
+Both are read at every message, so that an approval holds without a restart. Only `fl-dpbayes site approve` writes the
+file; the folder is written by what meets something unknown, and cannot fill a disk.
+"""
+
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tomli_w
+from pydantic import Field
+
+from fl_dpbayes.config.base import Config
+from fl_dpbayes.config.files.atomic_file import replaced, write_atomically
+from fl_dpbayes.config.validation_text import read_record, read_toml
+
+Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+Kind = Literal["bundles", "plans"]
+SUFFIXES: dict[Kind, str] = {"bundles": ".fab", "plans": ".json"}
+MOST_HELD, MOST_HELD_BYTES = 20, 4 * 2**20
+
+
+class Approvals(Config):
+    """SHA-256 of the app bundles that may run, and digests of the plans that may."""
+
+    bundles: Annotated[tuple[Digest, ...], Field(max_length=1000)] = ()
+    plans: Annotated[tuple[Digest, ...], Field(max_length=1000)] = ()
+
+
+def approvals_file(site_file: Path) -> Path:
+    """Return where a site's approvals are kept: `north.approved.toml` beside `north.toml`."""
+    return site_file.with_suffix(".approved.toml")
+
+
+def read_approvals(site_file: Path) -> Approvals:
+    """Read a site's approvals; where there is no file, nothing is approved. UserError if it is not valid."""
+    path = approvals_file(site_file)
+    return read_record(Approvals, read_toml(path, "approvals") if path.exists() else {}, f"approvals {path}")
+
+
+def approve(site_file: Path, kind: Kind, digest: str) -> None:
+    """Add a bundle or plan to a site's approvals, and remove what was held of it.
+
+    Raises UserError if the file is not valid, full, or cannot be written.
+    """
+    values, path = read_approvals(site_file).model_dump(mode="json"), approvals_file(site_file)
+    values[kind] = sorted({*values[kind], digest})
+    read_record(Approvals, values, f"approvals {path}")
+    write_atomically(path, tomli_w.dumps(values))
+    # Who runs Flower reads it; nobody but who approves writes it.
+    path.chmod(0o644)
+    with suppress(OSError):
+        (held_folder(site_file, kind) / f"{digest}{SUFFIXES[kind]}").unlink()
+
+
+def held_folder(site_file: Path, kind: Kind) -> Path:
+    """Return where unknown bundles or plans are held: `north.held/bundles` beside `north.toml`.
+
+    A folder each: under process isolation another user writes the one than the other.
+    """
+    return site_file.with_suffix(".held") / kind
+
+
+def node_log(site_file: Path) -> Path:
+    """Return the name under which the audit log of decisions on bundles is kept, by the node's user."""
+    return held_folder(site_file, "bundles") / "node"
+
+
+def hold(site_file: Path, kind: Kind, digest: str, content: bytes) -> bool:
+    """Keep what is unknown for the steward's look, if it is small enough and few wait; say whether it is there.
+
+    What is held stays: who sends more cannot push it out.
+    """
+    path = held_folder(site_file, kind) / f"{digest}{SUFFIXES[kind]}"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.exists():
+            return True
+        if len(content) > MOST_HELD_BYTES or sum(1 for _ in held(site_file, kind)) >= MOST_HELD:
+            return False
+        with replaced(path) as partial:
+            partial.write_bytes(content)
+    except OSError:
+        return False
+    return True
+
+
+def held(site_file: Path, *kinds: Kind) -> Iterator[tuple[Kind, str, Path]]:
+    """Yield kind, digest and file of all that waits for the steward's look, or of these kinds."""
+    for kind in kinds or SUFFIXES:
+        files = held_folder(site_file, kind).glob(f"[!.]*{SUFFIXES[kind]}")
+        yield from ((kind, path.stem, path) for path in sorted(files))

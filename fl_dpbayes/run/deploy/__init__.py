@@ -1,0 +1,1 @@
+"""What a coordinator does for a federation of real sites."""

@@ -1,0 +1,113 @@
+"""`fl-dpbayes provision`: a certificate authority, the server's certificate, and the files of both ends."""
+
+import hashlib
+import re
+import secrets
+import tomllib
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from fl_dpbayes.config.errors import UserError
+from fl_dpbayes.config.files.atomic_file import write_atomically
+from fl_dpbayes.config.names import site_name
+from fl_dpbayes.run.site.keys import write_new
+
+CA_DAYS, SERVER_DAYS = 3650, 397
+
+
+def provision(folder: Path, sites: Sequence[str], host: str, port: int, console: Console) -> None:
+    """Write `coordinator/` and `hospital/` below a folder; where there is one, only the server's certificate is new.
+
+    `host`: the name or address by which hospitals reach the coordinator. `port`: where the SuperLink listens on the
+    coordinator's own machine. Raises UserError if a name is not one, or a file cannot be written.
+    """
+    if len(set(sites)) < len(sites) or not all(name and site_name(name) == name for name in sites):
+        raise UserError(
+            f"--sites is {','.join(sites)}: give names of A-Z, a-z, 0-9, '.', '_', '-', each once, as a,b,c"
+        )
+    if not re.fullmatch(r"[A-Za-z0-9.-]{1,253}", host):
+        raise UserError(f"--host is {host}: give the name or address by which hospitals reach the coordinator")
+    ours, theirs = folder / "coordinator", folder / "hospital"
+    old = (ours / "ca.crt").exists()
+    if old and not (ours / "ca.key").exists():
+        raise UserError(f"{ours / 'ca.key'} is not there: put it back while the server's certificate is renewed")
+    _write_certificates(ours, host)
+    if old:
+        console.print(f"renewed server.pem in {ours} for {SERVER_DAYS} days; all else stays", markup=False)
+        return
+    from fl_dpbayes.run.site.node import own_bundle
+
+    register = [f"flwr supernode register keys/{site}.pub remote --name {site}" for site in sites]
+    filled = {"@HOST@": host, "@PORT@": str(port), "@REGISTER@": "\n".join(register),
+              "@BUNDLE@": hashlib.sha256(own_bundle()).hexdigest()}  # fmt: skip
+    for place in (ours, theirs):
+        for name, text in templates(place.name).items():
+            whole = re.sub("|".join(filled), lambda found: filled[found[0]], text.lstrip("\n"))
+            write_new(place / name, whole.encode(), 0o644)
+    write_new(ours / "server.secret", secrets.token_bytes(32), 0o640)
+    write_new(theirs / "ca.crt", (ours / "ca.crt").read_bytes(), 0o644)
+    (ours / "keys").mkdir()
+    console.print(
+        f"made {ours} (keep ca.key off this machine) and {theirs} (send it to every hospital; it holds no secret)\n"
+        f"each hospital sends NAME.pub: put it into {ours / 'keys'}, then run register.sh",
+        markup=False, soft_wrap=True,
+    )  # fmt: skip
+
+
+def templates(name: str) -> dict[str, str]:
+    """Return name -> text of the files that one end gets, with marks for what is filled in."""
+    package = Path(__file__).parents[2]
+    folder = package / "deploy" if (package / "deploy").is_dir() else package.parent / "deploy"
+    return tomllib.loads((folder / f"{name}.toml").read_text(encoding="utf-8"))
+
+
+def _write_certificates(folder: Path, host: str) -> None:
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, load_pem_private_key
+
+    def key(name: str) -> Any:
+        if not (folder / name).exists():
+            made = ec.generate_private_key(ec.SECP384R1())
+            write_new(folder / name, made.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()), 0o600)
+        return load_pem_private_key((folder / name).read_bytes(), None)
+
+    def certificate(name: str, public: Any, days: int, authority: bool, *extensions: x509.ExtensionType) -> str:
+        now, usage = datetime.now(UTC), dict.fromkeys(
+            ("content_commitment", "key_encipherment", "data_encipherment", "key_agreement", "encipher_only",
+             "decipher_only"), False
+        )  # fmt: skip
+        builder = x509.CertificateBuilder(issuer, x509.Name.from_rfc4514_string(f"CN={name}"), public)
+        # A clock that is a little behind must not find the certificate in the future.
+        builder = builder.not_valid_before(now - timedelta(days=1)).not_valid_after(now + timedelta(days=days))
+        rights = x509.KeyUsage(
+            digital_signature=not authority, key_cert_sign=authority, crl_sign=authority, **usage
+        )  # fmt: skip
+        builder = builder.add_extension(x509.BasicConstraints(authority, 0 if authority else None), critical=True)
+        builder = builder.add_extension(rights, critical=True).serial_number(x509.random_serial_number())
+        for extension in (
+            x509.SubjectKeyIdentifier.from_public_key(public),
+            x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key()), *extensions,
+        ):  # fmt: skip
+            builder = builder.add_extension(extension, critical=False)
+        return builder.sign(ca_key, hashes.SHA384()).public_bytes(Encoding.PEM).decode()
+
+    ca_name = "fl-dpbayes certificate authority"
+    issuer, ca_key, server_key = x509.Name.from_rfc4514_string(f"CN={ca_name}"), key("ca.key"), key("server.key")
+    if not (folder / "ca.crt").exists():
+        write_atomically(folder / "ca.crt", certificate(ca_name, ca_key.public_key(), CA_DAYS, True))
+    local: list[x509.GeneralName] = [x509.DNSName("localhost"), x509.IPAddress(ip_address("127.0.0.1"))]
+    try:
+        named: x509.GeneralName = x509.IPAddress(ip_address(host))
+    except ValueError:
+        named = x509.DNSName(host)
+    names = x509.SubjectAlternativeName([*local, *({named} - set(local))])
+    purpose = x509.ExtendedKeyUsage([x509.ExtendedKeyUsageOID.SERVER_AUTH])
+    pem = certificate(host[:64], server_key.public_key(), SERVER_DAYS, False, names, purpose)
+    write_atomically(folder / "server.pem", pem)

@@ -1,0 +1,1 @@
+"""What a hospital does at its own site."""

@@ -1,0 +1,68 @@
+"""`fl-dpbayes site approve`: shows the steward what waits, and lets it run from the next message on."""
+
+import hashlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+from rich.console import Console
+
+from fl_dpbayes.config.approvals import MOST_HELD_BYTES, Kind, approvals_file, approve, held, read_approvals
+from fl_dpbayes.config.errors import UserError
+from fl_dpbayes.config.names import outside_text
+from fl_dpbayes.config.site_file import read_own_site_file
+from fl_dpbayes.run.site.bundle import read_bundle
+from fl_dpbayes.run.site.node import own_bundle
+
+LEAST_DIGITS = 8
+MOST_LINES, MOST_CHARACTERS = 2000, 2000
+
+
+def show_waiting(site_file: Path, console: Console) -> None:
+    """List what waits for approval, what is approved, and the bundle of the version installed here."""
+    read_own_site_file(site_file)
+    lines = [f"waits: {kind[:-1]} {outside_text(digest)}" for kind, digest, _ in held(site_file)]
+    lines += [f"approved: {kind[:-1]} {digest}" for kind, digests in read_approvals(site_file) for digest in digests]
+    lines.append(f"bundle of the version installed here: {hashlib.sha256(own_bundle()).hexdigest()}")
+    console.print("\n".join(lines), markup=False, highlight=False, soft_wrap=True)
+
+
+def approve_digest(site_file: Path, digest: str, console: Console, confirm: Callable[[str], bool]) -> None:
+    """Show a bundle or plan that waits, ask, and approve it; its first 8 digits or more name it.
+
+    The bundle of the version installed here need not wait. Raises UserError if nothing waits under the digest, it is
+    not what its name says, or no site would run it.
+    """
+    read_own_site_file(site_file)
+    own = own_bundle()
+    waiting: list[tuple[Kind, str, bytes]] = [("bundles", hashlib.sha256(own).hexdigest(), own)]
+    for kind, name, path in held(site_file):
+        with path.open("rb") as file:
+            waiting.append((kind, name, file.read(MOST_HELD_BYTES + 1)))
+    found = {item[1]: item for item in waiting if len(digest) >= LEAST_DIGITS and item[1].startswith(digest.lower())}
+    if len(found) != 1:
+        raise UserError(f"{len(found)} wait under {digest}: `fl-dpbayes site approve {site_file}` lists what does")
+    ((kind, whole, content),) = found.values()
+    text, problem = _plan(whole, content)
+    if kind == "bundles":
+        bundle = read_bundle(content)
+        text, problem = bundle.described(), bundle.problem or ("" if bundle.sha256 == whole else "it was changed")
+    console.print(text, markup=False, highlight=False, soft_wrap=True)
+    if problem or not confirm(f"approve this {kind[:-1]}?"):
+        raise UserError(f"not approved{': ' if problem else ''}{problem}")
+    approve(site_file, kind, whole)
+    console.print(f"approved, from the next message on: {approvals_file(site_file)}", markup=False, soft_wrap=True)
+
+
+def _plan(digest: str, content: bytes) -> tuple[str, str]:
+    """Return a plan as a person reads it, and what is wrong with it."""
+    try:
+        plan = json.loads(content)
+        canonical = json.dumps(plan, sort_keys=True, separators=(",", ":"))
+        lines = json.dumps(plan, indent=2, ensure_ascii=False).splitlines()
+    except (ValueError, RecursionError):
+        return f"plan {digest}", "it cannot be read as JSON"
+    unfit = len(lines) > MOST_LINES or max(map(len, lines)) > MOST_CHARACTERS
+    unfit = unfit or hashlib.sha256(canonical.encode()).hexdigest() != digest
+    shown = "\n".join(outside_text(line, MOST_CHARACTERS) for line in lines[:MOST_LINES])
+    return f"plan {digest}\n{shown}", "it was changed, or is too long to be shown" if unfit else ""

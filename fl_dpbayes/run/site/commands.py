@@ -1,0 +1,123 @@
+"""The commands `fl-dpbayes site ...`: what a hospital does at its own site; heavy imports wait until one is used."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from typer import Argument, Option
+
+console = Console()
+site = typer.Typer(help="What a hospital does at its own site.", no_args_is_help=True)
+ledger = typer.Typer(help="Make a site's privacy ledger, look into it, repair its second place.", no_args_is_help=True)
+site.add_typer(ledger, name="ledger")
+SiteFileArgument = Annotated[Path, Argument(help="The site file.")]
+
+
+@site.command(epilog="Example: fl-dpbayes site keys north.toml")
+def keys(site_file: SiteFileArgument) -> None:
+    """Make the node's key here, once; only the public part goes to the coordinator."""
+    from fl_dpbayes.run.site.keys import make_keys
+
+    make_keys(site_file, console)
+
+
+@site.command(epilog="Example: fl-dpbayes site start north.toml")
+def start(site_file: SiteFileArgument) -> None:
+    """Start the site's node: only approved bundles run, and a Flower that does not ask starts no node."""
+    from fl_dpbayes.run.site.node import start_node
+
+    start_node(site_file)
+
+
+@site.command(epilog="Example: fl-dpbayes site app north.toml")
+def app(site_file: SiteFileArgument) -> None:
+    """Start the process that runs the app for the site's node, best as another user; it never sees the node's key."""
+    from fl_dpbayes.run.site.node import start_app
+
+    start_app(site_file)
+
+
+@site.command(epilog="Example: fl-dpbayes site approve north.toml 4dc41f8a")
+def approve(
+    site_file: SiteFileArgument,
+    digest: Annotated[str | None, Argument(help="Of a bundle or plan, 8 digits or more; without: what waits.")] = None,
+    yes: Annotated[bool, Option("--yes", help="Do not ask.")] = False,
+) -> None:
+    """Show what a bundle or plan holds and let it run; the node goes on, and asks anew at every message."""
+    from fl_dpbayes.run.site.approve import approve_digest, show_waiting
+
+    if digest is None:
+        show_waiting(site_file, console)
+    else:
+        approve_digest(site_file, digest, console, lambda question: yes or typer.confirm(question))
+
+
+@ledger.command("create", epilog="Example: fl-dpbayes site ledger create north.toml")
+def ledger_create(site_file: SiteFileArgument) -> None:
+    """Make a site's ledger, once, before its first request; nothing is overwritten."""
+    from fl_dpbayes.run.site.ledger import create_ledger
+
+    create_ledger(site_file, console)
+
+
+@ledger.command("repair", epilog="Example: fl-dpbayes site ledger repair north.toml")
+def ledger_repair(site_file: SiteFileArgument) -> None:
+    """Make a lost second place anew, or accept that the ledger was moved; a ledger that is behind stays refused."""
+    from fl_dpbayes.run.site.ledger import repair_ledger
+
+    repair_ledger(site_file, console)
+
+
+@ledger.command("show", epilog="Example: fl-dpbayes site ledger show runs/quickstart-1/sites/00-north.toml")
+def ledger_show(site_file: SiteFileArgument) -> None:
+    """Show what a site has spent, reservation by reservation."""
+    from fl_dpbayes.run.site.ledger import show_ledger
+
+    show_ledger(site_file, console)
+
+
+@ledger.command("lower", epilog="Example: fl-dpbayes site ledger lower north.toml 2.5")
+def ledger_lower(
+    site_file: SiteFileArgument, epsilon: Annotated[float, Argument(help="Of each part, from now on.")]
+) -> None:
+    """Lower the epsilon that a cohort may ever spend; for good, and no request raises it."""
+    from fl_dpbayes.run.site.ledger import restrict_ledger
+
+    restrict_ledger(site_file, epsilon, console)
+
+
+@ledger.command("close", epilog="Example: fl-dpbayes site ledger close north.toml")
+def ledger_close(site_file: SiteFileArgument) -> None:
+    """Close a cohort, for good: no request on its records is answered again, not even with a stored reply."""
+    from fl_dpbayes.run.site.ledger import restrict_ledger
+
+    restrict_ledger(site_file, None, console)
+
+
+@ledger.command("verify", epilog="Example: fl-dpbayes site ledger verify runs/quickstart-1/sites/00-north.toml")
+def ledger_verify(site_file: SiteFileArgument) -> None:
+    """Check a ledger's hash chain and sums; status 1 if it does not hold."""
+    from fl_dpbayes.run.site.ledger import verify_ledger
+
+    raise typer.Exit(verify_ledger(site_file, console))
+
+
+@ledger.command("export", epilog="Example: fl-dpbayes site ledger export site.toml > ledger.json")
+def ledger_export(site_file: SiteFileArgument) -> None:
+    """Print a ledger as JSON, for an auditor."""
+    from fl_dpbayes.run.site.ledger import export_ledger
+
+    print(json.dumps(export_ledger(site_file), indent=2))
+
+
+@site.command("statement", epilog="Example: fl-dpbayes site statement north.toml --month 2026-11")
+def statement(
+    site_file: SiteFileArgument,
+    month: Annotated[str, typer.Option(help="Year and month, UTC; this one unless given.")] = "",
+) -> None:
+    """Say what was asked and what left in a month, what was refused and why, and what it cost."""
+    from fl_dpbayes.run.site.statement import print_statement
+
+    print_statement(site_file, month, console)

@@ -1,0 +1,79 @@
+"""`fl-dpbayes site statement`: what left a site in a month, for a person; from its audit log and its ledger."""
+
+import re
+from collections import Counter
+from datetime import UTC, datetime
+from pathlib import Path
+
+from rich.console import Console
+
+from fl_dpbayes.config.approvals import node_log
+from fl_dpbayes.config.errors import UserError
+from fl_dpbayes.config.files.audit_log import audit_log_path, read_audit_log
+from fl_dpbayes.config.names import counted, outside_text
+from fl_dpbayes.config.site_file import read_site_file
+from fl_dpbayes.privacy.ledger.account import spent
+from fl_dpbayes.privacy.ledger.state import PARTS, read_state
+from fl_dpbayes.report.numbers import count, rounded_up
+from fl_dpbayes.report.terminal_table import TerminalColumn, fitted_table
+from fl_dpbayes.run.site.ledger import ledger_of
+
+
+def print_statement(site_file: Path, month: str, console: Console) -> None:
+    """Print what was asked and answered in a month (`2026-11`, UTC; empty: this one), and what it cost.
+
+    Raises UserError if the month, the site file or the ledger cannot be read.
+    """
+    month = month or datetime.now(UTC).strftime("%Y-%m")
+    if not re.fullmatch(r"\d{4}-(0[1-9]|1[0-2])", month):
+        raise UserError(f"the month is {month[:20]!r}: write year and month, as 2026-11")
+    record, log = read_site_file(site_file), audit_log_path(site_file)
+    try:
+        # The node's own process, best of another user, keeps its decisions on bundles in a log of its own.
+        lines = [*read_audit_log(site_file), *read_audit_log(node_log(site_file))]
+    except OSError as error:
+        raise UserError(f"the audit log {log} cannot be read: {error.strerror}") from None
+    events = [line for line in lines if str(line.get("time", "")).startswith(month)]
+    console.print(f"What left {record.name} in {month} (UTC), by {log}", markup=False, soft_wrap=True)
+    if (first := min((str(line.get("time", "")) for line in lines), default=""))[:7] >= month:
+        console.print(f"The log begins on {first[:19]}.", markup=False)
+    rows, arrays, sent = (Counter[tuple[str, ...]]() for _ in range(3))
+    for event in events:
+        refusal, released = event.get("refusal") or {}, event.get("released") or {}
+        said = f"{refusal.get('code', '')} {refusal.get('field', '')}".strip()
+        texts = (
+            str(event.get("run", "–"))[:16],
+            event.get("message"),
+            said or event.get("reason") or event.get("decision"),
+        )
+        key = tuple(outside_text(str(text), most) for text, most in zip(texts, (16, 20, 60), strict=True))
+        rows[key] += 1
+        arrays[key] += released.get("arrays", 0)
+        sent[key] += released.get("bytes", 0)
+    keys, headers = sorted(rows), ("run", "request", "answer")
+    columns = [
+        *(TerminalColumn(name, [key[place] for key in keys], number=False) for place, name in enumerate(headers)),
+        TerminalColumn("times", [count(rows[key]) for key in keys]),
+        TerminalColumn("arrays sent", [count(arrays[key]) for key in keys]),
+        TerminalColumn("bytes sent", [count(sent[key]) for key in keys], expendable=1),
+    ]
+    console.print(fitted_table("Requests", columns, console.width) if keys else "No request came.")
+    if record.ledger is None:
+        return
+    with ledger_of(site_file) as ledger:
+        entries, name = ledger.entries(), ledger.cohort.name
+    before = read_state([entry for entry in entries if entry.content["time"][:7] < month], name)
+    after = read_state([entry for entry in entries if entry.content["time"][:7] <= month], name)
+    if after.cohort is None:
+        return
+    for part in PARTS:
+        old, new = spent(before, part) if before.cohort else None, spent(after, part)
+        steps, epsilon = (old.steps, old.epsilon) if old else (0, 0.0)
+        if new.steps > steps:
+            console.print(
+                f"{part}: {counted(new.steps - steps, 'step')}; epsilon {rounded_up(epsilon)} before, "
+                f"{rounded_up(new.epsilon)} after, of {rounded_up(after.most().epsilon)}",
+                markup=False,
+            )
+    measured, closed = len(after.evaluations), "; the cohort is closed" if after.closed else ""
+    console.print(f"evaluations: {measured - len(before.evaluations)}, {measured} in all{closed}", markup=False)

@@ -1,0 +1,153 @@
+"""A ServerApp that looks for canaries in all that a hospital's node sends: replies, arrays, reasons of errors."""
+
+import json
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+from unittest.mock import Mock
+
+import pytest
+import torch
+from flwr.app import Context, Message, RecordDict
+from flwr.serverapp import ServerApp
+
+from fl_dpbayes.config.files.audit_log import read_audit_log
+from fl_dpbayes.run.inline_engine import InlineGrid
+from tests.asking import ROWS, refusal_of
+
+ROOT = Path(__file__).parents[2]
+CANARY = "Gundel-Gaukeley"
+GROUPS = [f"{CANARY} ward" if number < 12 else ("east", "west")[number % 2] for number in range(len(ROWS))]
+SOURCE = {
+    "kind": "table", "path": "patients.csv", "label": "sick", "classes": 2, "features": ["x", "y"],
+    "unit_column": "patient", "group_columns": ["ward"],
+}  # fmt: skip
+POLICY = {"max_run_epsilon": 4.0, "evaluation_release": "public", "groups": {"ward": ["east", "west"]},
+          "least_group_units": 2}  # fmt: skip
+
+
+def seen_by_a_hostile_server(site) -> tuple[str, list[tuple[str, str] | None]]:
+    """Everything that a server gets when it asks for all it can, as text, and what was refused."""
+    from clients.app import app
+
+    requests: list[Message] = []
+    replies: list[Message] = []
+    server = ServerApp()
+
+    @server.main()
+    def main(grid, context) -> None:
+        replies.extend(grid.send_and_receive(requests))
+
+    site.answer = lambda kind, record=None, arrays=None: requests.append(site.message(kind, record, arrays))
+    from tests.asking import evaluate
+
+    site.answer("query")
+    site.train()
+    evaluate(site)
+    site.answer("train.recalibrate", {"nonsense": 1})
+    del site.answer
+    grid = InlineGrid(app, 1)
+    grid._contexts[1] = Context(1, 1, {"site-file": str(site.path)}, RecordDict(), {})
+    server(grid, Context(1, 0, {}, RecordDict(), {}))
+    text = ""
+    for reply in replies:
+        text += f"{reply.metadata}{reply.error.reason if reply.has_error() else ''}"
+        content = reply.content if reply.has_content() else RecordDict()
+        text += "".join(str(dict(record)) for record in content.config_records.values())
+        arrays = (array for record in content.array_records.values() for array in record.values())
+        text += "".join(array.data.decode("latin-1") for array in arrays)
+    return text, [refusal_of(reply) for reply in replies]
+
+
+PLACE = {"path": "ledger/north.sqlite", "witness": "witness/north.json"}
+# Place -> code, what is written otherwise, and what is put into a file later.
+PLANTED: dict[str, tuple] = {
+    "group": ("", {}),
+    "patient id": ("", {"rows": [(f"{CANARY} {row[0]}", *row[1:]) for row in ROWS]}),
+    "cell": ("DATA_INVALID", {}, "patients.csv", repr(ROWS[7][1]), CANARY),
+    "path of the data": ("DATA_INVALID", {"source": SOURCE | {"path": f"{CANARY}.csv"}}),
+    "policy": ("SITE_FILE_INVALID", {}, "site.toml", "[policy]", f'[policy]\n{CANARY} = "{CANARY}"'),
+    "path of the site file": ("SITE_FILE_MISSING", {}),
+    "cohort": ("COHORT_CHANGED", {"ledger": PLACE | {"cohort": CANARY, "epsilon": 8.0, "delta": 1e-3}},
+               "site.toml", "epsilon = 8.0", "epsilon = 9.0"),
+    "import error": ("INSTALLATION_BROKEN", ImportError(CANARY)),
+    "memory error": ("INTERNAL", MemoryError(CANARY)),
+    "CUDA error": ("INTERNAL", torch.cuda.OutOfMemoryError(f"CUDA out of memory: {CANARY}")),
+    "exit": ("INTERNAL", SystemExit(CANARY)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("place", PLANTED)
+def test_no_canary_reaches_a_hostile_server(table_site, monkeypatch, place: str) -> None:
+    code, changes, *later = PLANTED[place]
+    site = table_site()
+    if isinstance(changes, BaseException):
+        for name in ("clients.train.load_site", "clients.evaluate.load_site", "clients.answer.card_of"):
+            monkeypatch.setattr(name, Mock(side_effect=changes))
+        changes = {}
+    site.write(**{"rows": ROWS, "source": SOURCE, "policy": POLICY} | changes)
+    table = site.folder / "patients.csv"
+    table.write_text("\n".join(map(",".join, zip(table.read_text().splitlines(), ["ward", *GROUPS], strict=True))))
+    if later:
+        file, old, new = later
+        (site.folder / file).write_text((site.folder / file).read_text().replace(old, new))
+    if place == "path of the site file":
+        site.path = site.path.with_name(f"{CANARY}.toml")
+    text, refusals = seen_by_a_hostile_server(site)
+    assert CANARY not in text
+    if code:
+        assert {refusal for refusal in refusals if refusal} - {("BAD_REQUEST", "run")} == {(code, "")}
+    else:
+        assert refusals == [None, None, None, ("BAD_REQUEST", "run")]
+        assert all(f'["ward","{value}"]' in text for value in ("east", "other", "west"))
+    decisions = [line["decision"] for line in read_audit_log(site.path)]
+    assert decisions == ["refused" if refusal else "answered" for refusal in refusals]
+
+
+BROKEN = """
+import json, sys
+from importlib.abc import MetaPathFinder
+
+class Broken(MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name == sys.argv[2]:
+            raise ImportError(sys.argv[3])
+
+sys.meta_path.insert(0, Broken())
+from flwr.app import Context, Message, RecordDict
+from flwr.supercore.object_ref import load_app
+from flwr.clientapp.client_app import LoadClientAppError
+from flwr.supercore.task_identity import TaskIdentity
+TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
+app = load_app("clients.app:app", LoadClientAppError, sys.argv[1])
+for kind in ("query", "train", "train.recalibrate", "evaluate"):
+    message = Message(RecordDict(), dst_node_id=1, message_type=kind)
+    message.metadata.__dict__["_message_id"] = "1"
+    reply = app(message, Context(1, 1, {"site-file": sys.argv[4]}, RecordDict(), {}))
+    print(json.dumps(dict(reply.content["config"])))
+"""
+
+
+@pytest.mark.parametrize("module", ["torch", "pydantic", "fl_dpbayes.config.site_file", "clients.answer"])
+def test_import_that_fails_is_a_code_and_a_line_of_the_log(table_site, module: str) -> None:
+    site = table_site()
+    site.write(ROWS)
+    done = subprocess.run(
+        [sys.executable, "-c", BROKEN, str(ROOT), module, CANARY, str(site.path)], cwd=ROOT, capture_output=True,
+        text=True, check=True, env=os.environ | {"PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    refusals = [json.loads(json.loads(line)["refusal"]) for line in done.stdout.splitlines()]
+    assert refusals == [{"code": "INSTALLATION_BROKEN", "field": ""}] * 4
+    assert CANARY not in done.stdout
+    assert [line["refusal"]["code"] for line in read_audit_log(site.path)] == ["INSTALLATION_BROKEN"] * 4
+
+
+def test_importing_the_app_costs_under_two_cpu_seconds_and_loads_no_torch() -> None:
+    asked = "import sys, clients.app; print(sorted({'torch', 'scipy', 'sklearn', 'pydantic'} & set(sys.modules)))"
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    done = subprocess.run([sys.executable, "-c", asked], cwd=ROOT, capture_output=True, text=True, check=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert done.stdout == "[]\n"
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 2.0

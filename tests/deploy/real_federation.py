@@ -1,0 +1,156 @@
+"""A federation of real processes on this machine: TLS, node authentication, process isolation at both ends."""
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import tomli_w
+
+from fl_dpbayes.config.site_file import SiteFile, write_site_file
+
+BIN = Path(sys.executable).parent
+REPOSITORY = Path(__file__).parents[2]
+WAIT_SECONDS = 90.0
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return int(probe.getsockname()[1])
+
+
+def wait_for(what: Callable[[], object], seconds: float = WAIT_SECONDS) -> object:
+    """Wait until something is true, and return it."""
+    deadline = time.monotonic() + seconds
+    while not (found := what()):
+        assert time.monotonic() < deadline, f"not within {seconds} s"
+        time.sleep(0.2)
+    return found
+
+
+class RealFederation:
+    """The coordinator's folder, its processes and the sites' ones, each with a log `<name>.log` in the folder."""
+
+    def __init__(self, folder: Path, names: Sequence[str]) -> None:
+        self.folder, self.names = folder, list(names)
+        self.port = free_port()
+        self.processes: dict[str, subprocess.Popen] = {}
+        self.cli("provision", self.kit, "--sites", ",".join(names), "--host", "localhost", "--port", self.port)
+        (folder / "home").mkdir()
+        text = (self.kit / "coordinator" / "config.toml").read_text()
+        (folder / "home" / "config.toml").write_text(
+            text.replace("/etc/fl-dpbayes", str((self.kit / "coordinator").resolve()))
+        )
+
+    @property
+    def kit(self) -> Path:
+        return self.folder / "kit"
+
+    def environment(self, home: str = "home") -> dict[str, str]:
+        return os.environ | {
+            "FLWR_HOME": str(self.folder / home), "FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1",
+            "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1", "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1",
+            "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2", "PYTHONPATH": str(REPOSITORY),
+            "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
+        }  # fmt: skip
+
+    def cli(self, *words: object, program: str = "fl-dpbayes", status: int = 0) -> str:
+        """Run a command to its end and return what it printed."""
+        command = [str(BIN / program), *map(str, words)]
+        done = subprocess.run(
+            command, env=self.environment(), cwd=self.folder, capture_output=True, text=True, timeout=120, check=False
+        )
+        assert done.returncode == status, done.stdout + done.stderr
+        return done.stdout + done.stderr
+
+    def start(self, name: str, *words: object, home: str = "home") -> None:
+        """Start a process that stays."""
+        with (self.folder / f"{name}.log").open("ab") as log:
+            self.processes[name] = subprocess.Popen(
+                [str(BIN / str(words[0])), *map(str, words[1:])], env=self.environment(home), cwd=self.folder,
+                stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True,
+            )  # fmt: skip
+
+    def log(self, name: str) -> str:
+        path = self.folder / f"{name}.log"
+        return path.read_text(errors="replace") if path.exists() else ""
+
+    def kill(self, *names: str) -> None:
+        """End processes at once, with what they started."""
+        for name in names:
+            process = self.processes.pop(name)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+    def start_coordinator(self) -> None:
+        """Start SuperLink and the process that runs ServerApps."""
+        keys, secret = self.kit / "coordinator", self.kit / "coordinator" / "server.secret"
+        self.start(
+            "superlink", "flower-superlink", "--ssl-ca-certfile", keys / "ca.crt", "--ssl-certfile",
+            keys / "server.pem", "--ssl-keyfile", keys / "server.key", "--enable-supernode-auth", "--host", "127.0.0.1",
+            "--port", self.port, "--database", self.folder / "state.db", "--disable-runtime-dependency-installation",
+            "--isolation", "process", "--superexec-auth-secret-file", secret,
+        )  # fmt: skip
+        wait_for(lambda: self.listens(self.port))
+        self.start(
+            "serverapp", "flower-superexec", "--root-certificates", keys / "ca.crt", "--runtime-api-address",
+            f"localhost:{self.port}", "--superexec-auth-secret-file", secret, home="home-server",
+        )  # fmt: skip
+
+    def add_site(self, record: SiteFile, superlink: str = "") -> Path:
+        """Write a site's file with its connection, make its key, and register it."""
+        folder = self.folder / record.name
+        folder.mkdir(exist_ok=True)
+        path = folder / "site.toml"
+        shutil.copy(self.kit / "hospital" / "ca.crt", folder)
+        write_site_file(record, path)
+        connection = {"superlink": superlink or f"localhost:{self.port}", "port": free_port()}
+        with path.open("a") as file:
+            file.write("\n" + tomli_w.dumps({"connection": connection}))
+        self.cli("site", "keys", path)
+        return path
+
+    def register(self, site_file: Path, name: str) -> None:
+        shutil.copy(site_file.parent / f"{name}.pub", self.kit / "coordinator" / "keys")
+        script = (self.kit / "coordinator" / "register.sh").read_text()
+        (line,) = (line for line in script.splitlines() if line.endswith(f"--name {name}"))
+        words = line.replace("keys/", f"{self.kit / 'coordinator' / 'keys'}/").split()
+        self.cli(*words[1:], program=words[0])
+
+    def start_site(self, site_file: Path, *, wait: bool = True) -> None:
+        """Start a site's two processes, `node-<name>` and `app-<name>`."""
+        name = site_file.parent.name
+        before = self.log(f"node-{name}").count("SuperNode ID")
+        self.start(f"node-{name}", "fl-dpbayes", "site", "start", site_file, home="unused")
+        self.start(f"app-{name}", "fl-dpbayes", "site", "app", site_file, home="unused")
+        if wait:
+            wait_for(lambda: self.log(f"node-{name}").count("SuperNode ID") > before)
+
+    def run(self, app: Path, **config: str) -> str:
+        """Run an app to its end; return the status."""
+        given = " ".join(f"{key}={json.dumps(value)}" for key, value in config.items())
+        answer = self.cli("run", app, "remote", "--format", "json", "--run-config", given, program="flwr")
+        run_id = json.loads(answer[answer.index("{") :])["run-id"]
+        return str(wait_for(lambda: self._ended(str(run_id)), 240))
+
+    def _ended(self, run_id: str) -> str:
+        time.sleep(1)
+        answer = self.cli("ls", "remote", "--run-id", run_id, "--format", "json", program="flwr")
+        status = str(json.loads(answer[answer.index("{") :])["runs"][0]["status"])
+        return status if status.startswith("finished") else ""
+
+    def end(self) -> None:
+        self.kill(*self.processes)
+
+    @staticmethod
+    def listens(port: int) -> bool:
+        with socket.socket() as probe:
+            return probe.connect_ex(("127.0.0.1", port)) == 0

@@ -1,0 +1,177 @@
+"""The gate by itself: which bundles pass, what is held, and that no node starts where Flower goes round it."""
+
+import hashlib
+import io
+import warnings
+import zipfile
+from contextlib import contextmanager
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+from flwr.supercore.fab import Fab
+from flwr.supernode import start_client_internal as flower
+from rich.console import Console
+
+from fl_dpbayes.config.approvals import MOST_HELD, approvals_file, approve, held, hold, node_log, read_approvals
+from fl_dpbayes.config.errors import UserError
+from fl_dpbayes.config.files.audit_log import read_audit_log
+from fl_dpbayes.config.site_file import Connection, write_site_file
+from fl_dpbayes.run.site import node
+from fl_dpbayes.run.site.approve import approve_digest, show_waiting
+from fl_dpbayes.run.site.bundle import decision, read_bundle
+from tests.deploy.sites import site_record
+
+PROJECT = zipfile.ZipFile(io.BytesIO(node.own_bundle())).read("pyproject.toml").decode()
+
+
+@pytest.fixture
+def site_file(tmp_path, monkeypatch):
+    monkeypatch.setattr(flower, "_init_connection", flower._init_connection)
+    monkeypatch.setattr("os.environ", dict(node.os.environ))
+    record = site_record(tmp_path, "north").model_copy(update={"connection": Connection(superlink="localhost:1")})
+    write_site_file(record, tmp_path / "north.toml")
+    for name, mode in (("node.key", 0o600), ("node.secret", 0o640), ("ca.crt", 0o644)):
+        (tmp_path / name).touch(mode)
+    return tmp_path / "north.toml"
+
+
+def zipped(*files: tuple[str, str], project: str = PROJECT) -> bytes:
+    buffer = io.BytesIO()
+    with warnings.catch_warnings(action="ignore"), zipfile.ZipFile(buffer, "w") as archive:
+        for name, text in (("pyproject.toml", project), (".info/CONTENT", ""), *files):
+            archive.writestr(name, text)
+    return buffer.getvalue()
+
+
+def passed(site_file, content: bytes, **told: str) -> Fab:
+    """What Flower gets, when the SuperLink sends a bundle and tells this of it."""
+    bundle = read_bundle(content)
+    run = {"fab_hash": bundle.sha256, "fab_id": bundle.app, "fab_version": bundle.version}
+    run = SimpleNamespace(**run | {"primary_task_type": "flwr-serverapp"} | told)
+
+    @contextmanager
+    def connect():
+        yield 1, None, None, lambda _: run, lambda *_: Fab(told.get("hash_str", bundle.sha256), content, {}), None
+
+    gate = node.Gate(lambda *given: decision(site_file, *given))
+    with gate.around(connect)() as (_, _, _, get_run, get_fab, _):
+        get_run(7)
+        fab = get_fab(run.fab_hash, 7)
+    # Flower's own check is the second lock.
+    assert bool(fab.verifications and flower._verify_fab(fab, gate.trusted)) == bool(fab.content)
+    return fab
+
+
+CODE = ("extra.py", "print()")
+NEVER = {
+    "code": zipped(CODE), "two project files": zipped(("pyproject.toml", PROJECT)), "no archive": b"PK",
+    "another app": zipped(project=PROJECT.replace("clients.app:app", "os:system")),
+    "an agent": zipped(project=PROJECT.replace("clientapp =", 'agentapp = "clients.app:app"\nclientapp =')),
+    "no version": zipped(project=PROJECT.replace("version", "vision")), "a bomb": zipped(project="#" * 10**6),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", NEVER)
+def test_what_no_approval_lets_through(site_file, what) -> None:
+    approve(site_file, "bundles", hashlib.sha256(NEVER[what]).hexdigest())
+    assert passed(site_file, NEVER[what]).content == b""
+
+
+def test_only_an_approved_bundle_passes_and_every_decision_is_a_line(site_file) -> None:
+    thin = zipped()
+    sha256 = hashlib.sha256(thin).hexdigest()
+    assert passed(site_file, thin).content == b""
+    assert [digest for _, digest, _ in held(site_file)] == [sha256]
+    approve(site_file, "bundles", sha256)
+    assert passed(site_file, thin).content == thin
+    assert list(held(site_file)) == []
+    # What the SuperLink says of it must be so: an app is looked up by that.
+    for told in ({"fab_id": "a/b"}, {"fab_version": "../../x"}, {"fab_hash": "0" * 64}, {"hash_str": "0" * 64},
+                 {"primary_task_type": "flwr-agentapp"}):  # fmt: skip
+        assert passed(site_file, thin, **told).content == b"", told
+    approvals_file(site_file).write_text("bundles = 3")
+    assert passed(site_file, thin).content == b""
+    lines = list(read_audit_log(node_log(site_file)))
+    assert [line["decision"] for line in lines] == ["refused", "runs", *["refused"] * 6]
+    assert {line["bundle"] for line in lines} == {sha256}
+
+
+def test_held_bundles_cannot_fill_a_disk_and_the_first_stay(site_file) -> None:
+    passed(site_file, zipped(("big.py", "#" * 5 * 2**20)))
+    assert list(held(site_file)) == []
+    for number in range(MOST_HELD + 3):
+        passed(site_file, zipped(project=PROJECT + f"# {number}"))
+    assert len(list(held(site_file))) == MOST_HELD
+    assert "folder is full" in list(read_audit_log(node_log(site_file)))[-1]["reason"]
+
+
+def test_steward_sees_a_plan_before_it_is_approved(site_file) -> None:
+    text = '{"kind":"TrainRequest","plan":{"epsilon":2.0}}'
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    console = Console(file=io.StringIO(), width=200)
+    assert hold(site_file, "plans", digest, text.encode())
+    assert hold(site_file, "plans", "0" * 64, text.encode())
+    with pytest.raises(UserError, match="not approved"):
+        approve_digest(site_file, digest[:8], console, lambda _: False)
+    for unfit in ("00000000", digest[:7], "f" * 64):
+        with pytest.raises(UserError, match=r"changed|0 wait under"):
+            approve_digest(site_file, unfit, console, lambda _: True)
+    assert read_approvals(site_file).plans == ()
+    approve_digest(site_file, digest[:8], console, lambda _: True)
+    assert read_approvals(site_file).plans == (digest,)
+    show_waiting(site_file, console)
+    shown = console.file.getvalue()
+    assert '"epsilon": 2.0' in shown
+    assert f"waits: plan {'0' * 64}\napproved: plan {digest}\n" in shown
+    # The bundle of the installed version need not wait.
+    approve_digest(site_file, hashlib.sha256(node.own_bundle()).hexdigest(), console, lambda _: True)
+    assert passed(site_file, node.own_bundle()).content == node.own_bundle()
+
+
+def no_gate(monkeypatch) -> None:
+    monkeypatch.setattr(node, "install", lambda gate: None)
+
+
+def open_gate(monkeypatch) -> None:
+    monkeypatch.setattr(node, "read_bundle", lambda content: replace(read_bundle(content), problem=""))
+
+
+def broken_flower(monkeypatch) -> None:
+    monkeypatch.delattr(flower, "_verify_fab")
+
+
+def flower_that_trusts_all(monkeypatch) -> None:
+    pull = flower._pull_and_store_message
+    monkeypatch.setattr(flower, "_pull_and_store_message", lambda **given: pull(**given | {"trusted_entities": None}))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [(no_gate, "did not ask"), (open_gate, "let a foreign"), (broken_flower, "cannot be tried"),
+     (flower_that_trusts_all, "cannot be tried")],
+)  # fmt: skip
+def test_node_does_not_start_where_flower_goes_round_the_gate(site_file, monkeypatch, change, said) -> None:
+    change(monkeypatch)
+    with pytest.raises(UserError, match=f"does not start: .*{said}"):
+        node.start_node(site_file)
+
+
+def test_node_does_not_start_where_the_place_of_the_gate_is_gone(site_file, monkeypatch) -> None:
+    monkeypatch.delattr(flower, "_init_connection")
+    with pytest.raises(UserError, match="no place where a site decides"):
+        node.start_node(site_file)
+
+
+@pytest.mark.parametrize(("name", "mode"), [("node.key", 0o640), ("node.secret", 0o644)])
+def test_node_does_not_start_with_a_key_that_others_read(site_file, name, mode) -> None:
+    (site_file.parent / name).chmod(mode)
+    with pytest.raises(UserError, match=f"{name} can be read by others"):
+        node.start_node(site_file)
+
+
+def test_gate_holds_in_the_installed_flower(site_file) -> None:
+    gate = node.Gate(lambda *_: "closed")
+    node.install(gate)
+    node.try_gate(gate)
+    assert gate.decide(None, b"", "") == "closed"
