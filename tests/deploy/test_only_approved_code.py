@@ -76,7 +76,7 @@ def test_foreign_bundle_gets_a_code_and_starts_no_process_and_approval_needs_no_
             assert "flwr-clientapp" not in federation.log(f"app-{name}")
         # One hospital approves, and what it had refused stays refused at the other.
         waiting = federation.cli("site", "approve", files["north"])
-        held = {path.stem: path for path in (tmp_path / "north" / "site.held" / "bundles").iterdir()}
+        held = {path.stem: path for path in (tmp_path / "north" / "site.held" / "bundles").glob("*.fab")}
         assert len(held) == 2
         assert all(f"waits: bundle {digest}" in waiting for digest in held)
         by_code = {b"foreign.py" in path.read_bytes(): digest for digest, path in held.items()}
