@@ -22,7 +22,7 @@ from server.checkpoint import BEGUN, Checkpoint, check_run_files, prepared_files
 from server.grid import OrderedGrid
 from server.ledger_heads import HEADS_FILE
 from server.registered_nodes import allowed_nodes, unlisted_nodes
-from server.roster import Federation, Roster, call_roster, connected_nodes
+from server.roster import Federation, Roster, call_roster, check_enough, connected_nodes
 from server.run_record import RunRecord
 from server.strategies.fald import FALDStrategy
 from server.strategies.fedpa import FedPAStrategy
@@ -110,6 +110,7 @@ def _roster(grid: Grid, scenario: Scenario, simulation_folder: str, checkpoint: 
     answered = call_roster(grid, node_ids, scenario, simulation_folder)
     if not simulation_folder:
         answered = replace(answered, left_out=(*unlisted_nodes(grid, scenario.sites), *answered.left_out))
+        check_enough(answered, scenario)
     return answered if checkpoint is None else checkpoint.roster_of(answered, scenario.resources.min_sites)
 
 

@@ -184,6 +184,18 @@ def with_newcomers(grid: Grid, federation: Federation) -> Roster:
     )  # fmt: skip
 
 
+def check_enough(roster: Roster, scenario: Scenario) -> None:
+    """Check before any site pays that as many joined as the run starts with; UserError says why others did not."""
+    needed, joined = scenario.resources.start_nodes or len(scenario.sites), {each.card.name for each in roster.members}
+    if len(joined) < needed:
+        absent = ", ".join(name for name in scenario.sites if name not in joined)
+        why = "; ".join(map(sentence, roster.left_out)) or "no answer came"
+        raise UserError(
+            f"{len(joined)} of {len(scenario.sites)} sites joined, the run starts with {needed}; {absent} did not "
+            f"({why}): mend that, or lower resources.start_nodes; no privacy was spent"
+        )
+
+
 def _cards(
     grid: Grid, node_ids: Sequence[int], taken: Mapping[str, str], scenario: Scenario, simulation_folder: str,
     timeout: float,
