@@ -81,7 +81,8 @@ def run_chain(
         gradient = noisy_gradient(
             clipped.total, noise=noise.to(device), noise_multiplier=float(chain.noise_multipliers[number]),
             noise_unit=plan.privacy.noise_unit, expected_batch_size=chain.scale.expected_batch_size,
-            data_free_gradient=algorithm.data_free_gradient(plan.prior, position, plan.prior_share), units=chain.units,
+            units=chain.units,
+            data_free_gradient=algorithm.data_free_gradient(plan.sampler.prior, position, plan.prior_share),
         )  # fmt: skip
         state = algorithm.step(state, gradient, float(chain.step_sizes[number]))
         if plan.is_kept(number):
@@ -92,7 +93,8 @@ def run_chain(
     # A parameter that is not finite stays so; a weight draw may leave float32's range where the state has not.
     if not all(np.isfinite(vector).all() for vector in [*last.values(), *(sample.numpy() for sample in kept)]):
         raise ChainDivergedError(
-            f"the chain is not finite after step {steps[-1]}: lower step_size.initial (now {plan.step_size.initial})"
+            f"the chain is not finite after step {steps[-1]}: "
+            f"lower step_size.initial (now {plan.sampler.step_size.initial})"
         )
     kept_steps = tuple(number for number in steps if plan.is_kept(number))
     stretch = slice(steps.start, steps.stop)

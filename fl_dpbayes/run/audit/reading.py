@@ -146,7 +146,7 @@ def read_stretch(course: Course, start: Mapping[str, Array], round_number: int, 
     sizes = planned_step_sizes(plan)[first_step : first_step + reply.steps]
     algorithm, position = build_algorithm(sampler, module), _position(before, sampler)
     coefficients = _coefficients(algorithm, sampler, sizes)
-    data_free = algorithm.data_free_gradient(plan.prior, position, plan.prior_share).numpy()
+    data_free = algorithm.data_free_gradient(plan.sampler.prior, position, plan.prior_share).numpy()
     pull = data_free * (coefficients.sum() / course.site.file.units)
     if sampler.rescales:
         moved, resolution = after["first_moment"].double().numpy(), np.zeros(size)
