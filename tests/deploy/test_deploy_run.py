@@ -55,6 +55,8 @@ def test_late_site_is_waited_for_and_the_page_names_who_joined(tmp_path: Path) -
         bundle = re.search("[0-9a-f]{64}", (federation.kit / "hospital" / "README.md").read_text())[0]
         for name, file in files.items():
             federation.register(file, name)
+            # The records are checked; the ledger that check asks for is made then.
+            federation.cli("site", "check", file, "--only", "data", status=1)
             federation.cli("site", "ledger", "create", file)
             federation.cli("site", "approve", file, bundle, "--yes")
         federation.start_site(files["north"])
