@@ -112,5 +112,5 @@ def test_full_covariances_need_samples_of_the_last_layer_only_and_its_file_is_a_
 
 def test_membership_attack_predicts_on_what_the_last_layer_reads(federation, tmp_path: Path) -> None:
     run = federation(MLP, *FOUR)
-    score = attack_membership(run.scenario, plan_sites(run.scenario, None), tmp_path / "attack", lambda: None)
+    score = attack_membership(run.scenario, plan_sites(run.scenario, None), tmp_path / "attack")
     assert 0 < score.area < 1

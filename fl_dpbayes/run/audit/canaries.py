@@ -5,7 +5,6 @@ attacker sees and why canaries do not touch each other.
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -192,9 +191,7 @@ def _scores(reply: TrainReply, states: Array, plan: TrainingPlan, canaries: int,
 LEAST_PROBABILITY = 1e-300
 
 
-def attack_membership(
-    scenario: Scenario, planned: SitePlan, folder: Path, on_round: Callable[[], None]
-) -> MembershipScore:
+def attack_membership(scenario: Scenario, planned: SitePlan, folder: Path) -> MembershipScore:
     """Train the scenario's first training site through the whole plan and attack the posterior that it releases.
 
     Members are its training units, others its test units; a unit's loss is the sum over its records of -log of the
@@ -221,7 +218,6 @@ def attack_membership(
         if kept := [float(sizes[step]) for step in stretch if plan.is_kept(step)]:
             samples.append(without_prefix("samples", arrays))
             weights += kept
-        on_round()
         if reply.status == "PARTIAL":
             break
     if not samples:

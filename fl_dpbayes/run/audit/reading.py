@@ -34,10 +34,7 @@ ADAM_STEP = 1e-5
 
 
 def private_settings(scenario: Scenario) -> PrivacyPlan:
-    """Return a scenario's privacy settings.
-
-    Raises UserError if the scenario has none, so that there is nothing to audit.
-    """
+    """Return a scenario's privacy settings; raises UserError if it has none, so that there is nothing to audit."""
     if not isinstance(scenario.privacy, PrivacyPlan):
         raise UserError("privacy.kind is 'none': the scenario promises no privacy, so there is nothing to audit")
     return scenario.privacy
