@@ -8,8 +8,6 @@ import numpy as np
 from fl_dpbayes.calibration.bins import CONFIDENCE, COUNT, Floats
 from fl_dpbayes.calibration.intervals import LEVEL, Measured, draw_calibrated, ece_if_calibrated, wilson_interval
 from fl_dpbayes.calibration.metrics.errors import mean_absolute_gap
-from fl_dpbayes.calibration.metrics.ranking import COVERAGES, accuracy_at_coverage
-from fl_dpbayes.calibration.metrics.scores import decompose_brier
 from fl_dpbayes.calibration.metrics.two_classes import decision_curve
 from fl_dpbayes.calibration.release import NoisedTable
 from fl_dpbayes.calibration.rms_interval import debiased_mean_square_gap, rms_interval
@@ -41,13 +39,8 @@ def summarise(statistics: CalibrationStatistics, generator: np.random.Generator)
     values |= {f"{key}_bounds": found.bounds for key, found in measured.items() if found.bounds}
     if reference := ece_if_calibrated(statistics, generator):
         values["ece_if_calibrated"], values["ece_if_calibrated_high"] = reference
-    if terms := decompose_brier(statistics):
-        values["brier_terms"] = terms._asdict()
     if curve := decision_curve(statistics):
         values["net_benefit"] = curve
-    kept = {str(share): ranked for share in COVERAGES if (ranked := accuracy_at_coverage(statistics, share))}
-    values["accuracy_at_coverage"] = {share: ranked.value for share, ranked in kept.items()}
-    values["accuracy_at_coverage_bounds"] = {share: ranked.bounds for share, ranked in kept.items()}
     values |= {"n": int(statistics.count), "nll_clipped": int(statistics.nll_clipped)}
     intervals = {key: found.interval for key, found in measured.items() if found.interval}
     return CalibrationValues.model_validate({**values, "intervals": intervals})

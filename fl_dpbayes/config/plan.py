@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from fl_dpbayes.config.base import Config, by_default
-from fl_dpbayes.config.sampler import Prior, Sampler, StepSizeSchedule
+from fl_dpbayes.config.sampler import Sampler
 
 
 # Every rule bounds a unit's contribution by the clip norm C in the Euclidean norm over all parameters, whatever the
@@ -164,16 +164,6 @@ class TrainingPlan(Config):
     prior_share: Annotated[float, Field(gt=0, le=1)] = 1.0
     privacy: AnyPrivacyPlan
     chain_start: ChainStart
-
-    @property
-    def step_size(self) -> StepSizeSchedule:
-        """The schedule of each chain's step sizes."""
-        return self.sampler.step_size
-
-    @property
-    def prior(self) -> Prior:
-        """The prior p(w)."""
-        return self.sampler.prior
 
     @property
     def chain_steps(self) -> int:

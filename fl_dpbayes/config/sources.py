@@ -7,7 +7,7 @@ import re
 from abc import abstractmethod
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, NamedTuple, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
 from pydantic import AfterValidator, Field, PositiveFloat, PositiveInt
 
@@ -75,31 +75,40 @@ class SourceConfig(Config):
 
 
 class _Known(NamedTuple):
-    shape: tuple[int, ...]
-    classes: int
+    task: Task
     parts: tuple[OfficialPart, ...]
     origin: str
     unit: str = "record"
     class_names: tuple[str, ...] = ()
 
 
+def _task(*shape: int, classes: int = 2) -> Task:
+    return Task(input_shape=shape, classes=classes)
+
+
 _KNOWN = {
-    "digits": _Known((1, 8, 8), 10, ("train",), "handwritten digits of scikit-learn (Alpaydin and Kaynak, UCI 1998)"),
-    "mnist": _Known((1, 28, 28), 10, ("train", "test"), "MNIST digits (LeCun et al. 1998), CC BY-SA 3.0"),
+    "digits": _Known(
+        _task(1, 8, 8, classes=10), ("train",), "handwritten digits of scikit-learn (Alpaydin and Kaynak, UCI 1998)"
+    ),
+    "mnist": _Known(_task(1, 28, 28, classes=10), ("train", "test"), "MNIST digits (LeCun et al. 1998), CC BY-SA 3.0"),
     "pneumonia": _Known(
-        (1, 28, 28), 2, ("train", "validation", "test"),
+        _task(1, 28, 28), ("train", "validation", "test"),
         "PneumoniaMNIST, chest radiographs of children (Kermany et al. 2018; Yang et al. 2023), CC BY 4.0",
         class_names=("normal", "pneumonia"),
     ),
     "heart": _Known(
-        (15,), 2, ("train",), "UCI heart disease of four hospitals (Detrano et al. 1989), CC BY 4.0", "patient",
+        _task(15), ("train",), "UCI heart disease of four hospitals (Detrano et al. 1989), CC BY 4.0", "patient",
         ("no heart disease", "heart disease"),
     ),
     "stroke": _Known(
-        (25,), 2, ("train",), "International Stroke Trial (Sandercock et al., Trials 12:101, 2011), ODC-By 1.0",
+        _task(25), ("train",), "International Stroke Trial (Sandercock et al., Trials 12:101, 2011), ODC-By 1.0",
         "patient", ("independent", "dead or dependent"),
     ),
 }  # fmt: skip
+
+
+def _known(name: str) -> Any:
+    return property(lambda source: getattr(_KNOWN[source.kind], name))
 
 
 class BuiltIn(SourceConfig):
@@ -107,31 +116,7 @@ class BuiltIn(SourceConfig):
 
     kind: Literal["digits", "mnist", "pneumonia", "heart", "stroke"]
     folder: Path | None = None
-
-    @property
-    def task(self) -> Task:
-        """A picture of so many pixels, or so many numbers of a patient."""
-        return Task(input_shape=_KNOWN[self.kind].shape, classes=_KNOWN[self.kind].classes)
-
-    @property
-    def parts(self) -> tuple[OfficialPart, ...]:
-        """Those of the data set."""
-        return _KNOWN[self.kind].parts
-
-    @property
-    def origin(self) -> str:
-        """Its authors and licence."""
-        return _KNOWN[self.kind].origin
-
-    @property
-    def unit(self) -> str:
-        """A patient where the data set has one record of each."""
-        return _KNOWN[self.kind].unit
-
-    @property
-    def class_names(self) -> tuple[str, ...]:
-        """What the classes mean; none where they are digits."""
-        return _KNOWN[self.kind].class_names
+    task, parts, origin, unit, class_names = map(_known, _Known._fields)
 
     def located(self, data_dir: Path | None) -> Self:
         """Find it in `data_dir`, else in its own folder or the environment's."""

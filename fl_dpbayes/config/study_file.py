@@ -353,14 +353,11 @@ def _check_values(key: str, chosen: Mapping[str, Any], known: Mapping[str, Seque
 def _find(name_or_path: str) -> Path:
     path, folder = Path(name_or_path), scenario_folder()
     if path.suffix == ".toml":
-        if not path.is_file():
-            raise UserError(f"study file {name_or_path} does not exist")
         return path
     if name_or_path in shipped_papers():
         return folder / PAPERS / f"{name_or_path}.toml"
     name = name_or_path if name_or_path.startswith(STUDY_PREFIX) else f"{STUDY_PREFIX}{name_or_path}"
     if name not in shipped_studies():
         choice = ", ".join((*shipped_studies(), *shipped_papers()))
-        either = f"choose one of {choice}, or " if choice else ""
-        raise UserError(f"no study {name_or_path!r}: {either}give the path of a .toml file")
+        raise UserError(f"no study {name_or_path!r}: choose one of {choice}, or give the path of a .toml file")
     return folder / f"{name}.toml"

@@ -120,14 +120,9 @@ class NetBenefitRecord(SummaryPart):
 # What stands beside a metric.
 _BESIDE: dict[str, dict[str, Any]] = {
     "nll": {"nll_clipped": int | None},
-    "brier": {"brier_terms": dict[str, Number] | None},
     "ece_binary": {"ece_if_calibrated": Number, "ece_if_calibrated_high": Number},
     "auroc": {"auroc_bounds": Interval},
-    "aurc_excess": {
-        "aurc_bounds": Interval,
-        "accuracy_at_coverage": dict[str, Number] | None,
-        "accuracy_at_coverage_bounds": dict[str, Interval] | None,
-    },
+    "aurc_excess": {"aurc_bounds": Interval},
     "calibration_slope": {"net_benefit": tuple[NetBenefitRecord, ...] | None},
 }
 
@@ -149,12 +144,10 @@ class CalibrationValues(_Measured):
     """Every metric of `config.metrics` of one predictor on one set of `n` records; undefined values are None.
 
     `n` is rounded where records were counted with noise. `nll_clipped`: records whose p_label was below the floor.
-    `brier_terms`: over 15 bins, reliability - resolution + uncertainty + within_variance - within_covariance.
     `ece_if_calibrated`: mean ECE of a calibrated model with the same confidences at this n, `..._high` its 95 %
     quantile. `auroc_bounds`, `aurc_bounds`: what they can be at least and at most, whatever the order within cells; no
-    interval. `accuracy_at_coverage`: accuracy on the most confident records, by the share of records kept ("0.8"), with
-    such bounds. `net_benefit`: decision curve at steps of .05; two classes only. `intervals`: 95 % intervals of the
-    metrics that have one that covers; `nll` has none where one more wrong answer could change too much.
+    interval. `net_benefit`: decision curve at steps of .05; two classes only. `intervals`: 95 % intervals of metrics
+    that have one that covers; `nll` has none where one more wrong answer could change too much.
     """
 
     n: int | None = None

@@ -69,11 +69,6 @@ def magnitude_warnings(records: Records, source: Source) -> list[RunWarning]:
     ]
 
 
-def load_source(source: Source, part: OfficialPart) -> Records:
-    """Load one official part of a source with float32 features, pixels in [0, 1]; else as `load_unscaled`."""
-    return load_unscaled(source, part).scaled()
-
-
 def load_unscaled(source: Source, part: OfficialPart) -> Records:
     """Load one official part of a source as its files hold it, in their order: pixels may still be whole numbers.
 

@@ -74,10 +74,8 @@ def backbone(features: BackboneFeatures, folder: Path | None) -> Backbone:
         halves = {name: value.float() for name, value in body.items() if value.is_floating_point()}
         network.load_state_dict(body | halves, strict=True, assign=True)
     except (RuntimeError, AttributeError, TypeError) as error:
-        raise UserError(
-            f"{origin} does not hold the weights of {features.architecture}: {str(error)[:300]}; give a file of that "
-            "architecture, or correct model.features.architecture"
-        ) from None
+        said = f"{origin} does not hold the weights of {features.architecture}: {str(error)[:300]}"
+        raise UserError(f"{said}; give a file of that architecture, or correct model.features.architecture") from None
     return Backbone(network, features.image_size)
 
 
@@ -88,10 +86,8 @@ def _downloaded_state(features: BackboneFeatures) -> tuple[dict[str, Tensor], st
     try:
         return weights.get_state_dict(progress=False, check_hash=True), weights.url
     except (URLError, OSError, RuntimeError) as error:
-        raise UserError(
-            f"{weights.url} cannot be downloaded: {error}; put the file in a folder, name that folder as "
-            "backbone_folder, and give model.features.weights its SHA-256"
-        ) from None
+        said = f"{weights.url} cannot be downloaded: {error}; put the file in a folder, name that folder"
+        raise UserError(f"{said} as backbone_folder, and give model.features.weights its SHA-256") from None
 
 
 def stored_weights(digest: str, folder: Path | None, key: str) -> Path:

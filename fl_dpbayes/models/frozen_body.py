@@ -55,10 +55,8 @@ def frozen_body(
     layers, width = body_layers(model, input_shape)
     records = records_per_pass(model, input_shape)
     if not records:
-        raise UserError(
-            f"a layer of model.frozen_body holds more than {MAX_ACTIVATIONS} numbers for one record of shape "
-            f"{list(input_shape)}: choose fewer channels or hidden units"
-        )
+        said = f"a layer of model.frozen_body holds more than {MAX_ACTIVATIONS} numbers for one record"
+        raise UserError(f"{said} of shape {list(input_shape)}: choose fewer channels or hidden units")
     if body.weights is None:
         layers = build_body(model, input_shape, body.seed)
     else:
@@ -75,10 +73,8 @@ def _load(layers: nn.Sequential, state: dict[str, Tensor], origin: str) -> None:
         values = {name: value.float() for name, value in network if not name.startswith(last_layer)}
         layers.load_state_dict(values, strict=True, assign=True)
     except (RuntimeError, AttributeError, TypeError) as error:
-        raise UserError(
-            f"{origin} does not hold this body: {str(error)[:300]}; give weights of the same architecture on records "
-            "of the same shape, or correct model.frozen_body.weights"
-        ) from None
+        said = f"{origin} does not hold this body: {str(error)[:300]}; give weights of the same architecture"
+        raise UserError(f"{said} on records of the same shape, or correct model.frozen_body.weights") from None
     if not all(torch.isfinite(value).all() for value in layers.parameters()):
         raise UserError(f"{origin} holds a weight that is not a finite number: give other weights")
 

@@ -101,10 +101,8 @@ def check_records_apart(
             # What branches on a value, even on one that is not met here, cannot be mapped over records.
             alone = vmap(lambda record, drawn=drawn: _outputs(drawn, record[None], named, classes)[0])(part)
             if ((together - alone).abs().amax(dim=1) > _MIXES * alone.abs().amax(dim=1)).any():
-                raise UserError(
-                    f"{named} gives a record other logits when other records are beside it, so clipping per record "
-                    "bounds nothing: compute each row by itself"
-                )
+                said = f"{named} gives a record other logits when other records are beside it"
+                raise UserError(f"{said}, so clipping per record bounds nothing: compute each row by itself")
         check_unmoved(module, input_shape, named)
     return classes
 
@@ -120,18 +118,12 @@ def _outputs(module: nn.Module, records: Tensor, named: str, classes: int | None
             f"{named} fails on records of shape {shape}: {said}; it must take (N, *input_shape) of any finite values "
             "(clamp an index at both ends), branch on none (use torch.where), and return logits (N, classes)"
         ) from None
-    if (
-        not isinstance(found, Tensor)
-        or found.ndim != 2
-        or classes not in (None, found.shape[1])
-        or len(found) != shape[0]
-    ):
+    fits = isinstance(found, Tensor) and found.ndim == 2 and len(found) == shape[0]
+    if not fits or classes not in (None, found.shape[1]):
         what = f"shape {list(found.shape)}" if isinstance(found, Tensor) else f"a {type(found).__name__}"
         expected = [len(records), classes or "classes"]
-        raise UserError(
-            f"{named} returns {what} for records of shape {shape}: it must return logits of shape {expected}, one row "
-            "per record"
-        )
+        problem = f"{named} returns {what} for records of shape {shape}"
+        raise UserError(f"{problem}: it must return logits of shape {expected}, one row per record")
     return found
 
 

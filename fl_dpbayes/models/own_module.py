@@ -118,10 +118,8 @@ def checked_shapes(model: ModuleModel, input_shape: tuple[int, ...], classes: in
     module, again = (own_module(model.model_copy(update={"weights": None}), model.seed) for _ in range(2))
     for (name, value), other in zip(module.named_buffers(), again.buffers(), strict=True):
         if not torch.equal(value, other):
-            raise UserError(
-                f"{named} has another {name!r} each time it is made: draw what is not trained by torch's generator, "
-                "which is seeded, or give it by model.weights"
-            )
+            said = f"{named} has another {name!r} each time it is made: draw what is not trained by torch's generator"
+            raise UserError(f"{said}, which is seeded, or give it by model.weights")
     check_records_apart(module, input_shape, named, classes)
     return parameter_shapes(module)
 
@@ -163,23 +161,17 @@ def _imported(name: str) -> Any:
     """Import a factory, which is nothing but a class of modules, or a plain function of the very package it names."""
     place, _, attribute = name.partition(":")
     if (top := place.partition(".")[0]) in foundations():
-        raise UserError(
-            f"model.factory {name!r} is refused, as {top!r} belongs to Python, to this package or to what it needs: "
-            "write a function in a package of your own that returns the module, and name that"
-        )
+        said = f"model.factory {name!r} is refused, as {top!r} belongs to Python, to this package or to what it needs"
+        raise UserError(f"{said}: write a function in a package of your own that returns the module, and name that")
     try:
         found: Any = reduce(getattr, attribute.split("."), import_module(place))
     except Exception as error:
-        raise UserError(
-            f"model.factory {name!r} cannot be imported: {_said(error)}; install the package that has it (or "
-            "set PYTHONPATH to its folder) here and at every site, or correct the name"
-        ) from None
+        said = f"model.factory {name!r} cannot be imported: {_said(error)}; install the package that has it (or set"
+        raise UserError(f"{said} PYTHONPATH to its folder) here and at every site, or correct the name") from None
     own = isinstance(found, FunctionType) and str(found.__module__).partition(".")[0] == top
     if not own and not (isinstance(found, type) and issubclass(found, nn.Module)):
-        raise UserError(
-            f"model.factory {name!r} is refused: name a subclass of torch.nn.Module, or a plain function that {top!r} "
-            "itself defines"
-        )
+        said = f"model.factory {name!r} is refused"
+        raise UserError(f"{said}: name a subclass of torch.nn.Module, or a plain function that {top!r} itself defines")
     return found
 
 

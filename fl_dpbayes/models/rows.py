@@ -88,10 +88,8 @@ def checked_rows(key: Hashable, rows: int, stand_alone: Callable[[int], bool]) -
         tried = (rows, 2 * rows, 4 * rows) if rows > 1 else ()
         found = next(filter(stand_alone, (*tried, 1)), None)
         if found is None:
-            raise RowsDependError(
-                "this model gives one record different results when it is computed twice on this device: use another "
-                "device, or a model without such operations"
-            )
+            problem = "this model gives one record different results when it is computed twice on this device"
+            raise RowsDependError(f"{problem}: use another device, or a model without such operations")
         if found == 1 < rows:
             said = "rows of a pass depend on each other on this device (tried %d, %d and %d): records are computed"
             logger.warning(said + " one by one, which is slow", *tried)

@@ -71,10 +71,8 @@ def floored(gaussian: NaturalGaussian, floor: float) -> tuple[NaturalGaussian, i
     values, vectors = (precision, None) if precision.ndim == 1 else np.linalg.eigh(precision)
     raised, values = int((values < floor * (1 - _ROUNDING)).sum()), np.maximum(values, floor)
     if not (values > 0).all():
-        raise ValueError(
-            f"the product's precision is not positive in {int((values <= 0).sum())} directions and the prior is flat: "
-            "send more samples per site, or use a Gaussian prior"
-        )
+        said = f"the product's precision is not positive in {int((values <= 0).sum())} directions and the prior is flat"
+        raise ValueError(f"{said}: send more samples per site, or use a Gaussian prior")
     if not raised:
         return gaussian, 0
     corrected = values if vectors is None else (vectors * values) @ vectors.T

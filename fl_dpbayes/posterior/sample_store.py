@@ -13,8 +13,8 @@ from fl_dpbayes.config.files.array_file import write_arrays
 from fl_dpbayes.config.files.atomic_file import PARTIAL, replaced_atomically, written
 from fl_dpbayes.config.files.journal import Entry, check_files, check_no_others, file_entry, listed_files
 from fl_dpbayes.posterior.sample_file import open_samples, write_samples
-from fl_dpbayes.posterior.samples import PerSite, PosteriorSamples, SamplePiece, StoredSamples
-from fl_dpbayes.protocol.arrays import Arrays, without_prefix
+from fl_dpbayes.posterior.samples import PerSite, PosteriorSamples, SamplePiece, StoredSamples, point_of
+from fl_dpbayes.protocol.arrays import Arrays
 
 _NAME = re.compile(r"(?:chain|last)-\d{4,}-round-\d{6,}\.safetensors")
 
@@ -133,7 +133,6 @@ def _round_of(path: Path) -> int:
 
 def _point(path: Path) -> SamplePiece:
     def row(_: npt.NDArray[np.intp]) -> Arrays:
-        parameters = without_prefix("parameters", load_file(path))
-        return {name: array[np.newaxis] for name, array in parameters.items()}
+        return point_of(load_file(path)).arrays
 
     return SamplePiece(weights=np.ones(1), temperatures=np.zeros(1), rows=row)

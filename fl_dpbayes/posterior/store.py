@@ -106,11 +106,9 @@ def load_posterior(path: Path, allowed_code: Collection[str] = ()) -> StoredPost
     except (*DAMAGED, UserError, RuntimeError) as error:
         # RuntimeError is how torch refuses a model whose size does not fit its integers.
         reason = str(error)
-    raise UserError(
-        f"{path} is not a posterior file of this version: {reason}. Put back a copy of it, or write it again with  "
-        f"fl-dpbayes simulate --resume {shlex.quote(str(path.parent))}  (for one of an older version, run its scenario "
-        "again)"
-    )
+    said = f"{path} is not a posterior file of this version: {reason}. Put back a copy of it, or write it again with  "
+    said += f"fl-dpbayes simulate --resume {shlex.quote(str(path.parent))}"
+    raise UserError(f"{said}  (for one of an older version, run its scenario again)")
 
 
 def _check_code(model: Model, path: Path, allowed: Collection[str]) -> None:

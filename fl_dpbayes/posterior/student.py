@@ -70,10 +70,8 @@ def prepare_student(public: PublicInputs, task: Task, model: Model, *, labelled:
 def _check_size(count: int, shape: tuple[int, ...]) -> None:
     each = int(np.prod(shape))
     if count * each > MAX_VALUES:
-        raise UserError(
-            f"aggregation.public.count is {count}: at {each} numbers for each input at most {MAX_VALUES // each} fit "
-            "into the server's memory: lower it"
-        )
+        said = f"aggregation.public.count is {count}: at {each} numbers for each input at most"
+        raise UserError(f"{said} {MAX_VALUES // each} fit into the server's memory: lower it")
 
 
 @dataclass(frozen=True)

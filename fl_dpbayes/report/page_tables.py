@@ -168,16 +168,14 @@ _FURTHER = {
 
 
 def all_metrics_table(rows: Sequence[CalibrationRecord]) -> PageTable:
-    """Show every metric of the given rows; binary ECE and accuracy at a coverage where any row has them."""
+    """Show every metric of the given rows; binary ECE where any row has it."""
     binary = any(row.ece_binary is not None for row in rows)
     further = {name: found for name, found in _FURTHER.items() if binary or found[0] != "ece_binary"}
-    coverages = sorted({share for row in rows for share in row.accuracy_at_coverage or {}})
     cells: list[Cells] = []
     for row in in_reading_order(rows):
         values = (write(getattr(row, key)) for key, write in further.values())
-        kept = (points((row.accuracy_at_coverage or {}).get(share)) for share in coverages)
-        cells.append((*main_cells(row), *values, *kept))
-    return page_table((*MAIN, *further, *(f"Accuracy at coverage {share}" for share in coverages)), once(cells), (0, 1))
+        cells.append((*main_cells(row), *values))
+    return page_table((*MAIN, *further), once(cells), (0, 1))
 
 
 def main_cells(row: CalibrationRecord) -> Cells:

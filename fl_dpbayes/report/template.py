@@ -111,7 +111,7 @@ NLL has no interval where one more wrong answer could change it too much: few re
 (equal-mass bins) and SCE (equal-width bins) average the error over classes; MCE is the worst bin and depends on few
 records. Epistemic is the disagreement of the posterior's samples, aleatoric the uncertainty that they share.</p>
 <p>AURC is the error rate among the most confident records, averaged over how many of them are kept; its excess is what
-a perfect ranking would save. Accuracy at coverage 0.8 is that of the most confident 80%.</p>
+a perfect ranking would save.</p>
 </details>
 {% if reliability %}
 <h3>Reliability</h3>

@@ -82,9 +82,8 @@ def simulate(data: SiteRecords | str | Path, settings: Mapping[str, Any] | None 
         raise UserError(f"engine is {engine!r}: choose 'inline' or 'flower'")
     if isinstance(model, nn.Module) and engine == "flower":
         factory = "name a factory of an installed package, ModuleModel(factory='package.module:function')"
-        raise UserError(
-            f"model is an object, and engine 'flower' runs sites in other processes: use 'inline', or {factory}"
-        )
+        said = "model is an object, and engine 'flower' runs sites in other processes"
+        raise UserError(f"{said}: use 'inline', or {factory}")
     with ExitStack() as stack:
         content = _content(data, parts)
         if isinstance(model, nn.Module):

@@ -247,9 +247,7 @@ def _source(table: pandas.DataFrame, label: str, columns: tuple[str, str | None]
     classes = class_texts(table[label], f"--label {label}")
     lines = [f"label = {toml_value(label)}", f"classes = {len(classes)}", f"site_column = {toml_value(site)}"]
     if classes != [str(number) for number in range(len(classes))]:
-        lines.append(
-            f"class_names = {toml_value(classes)}   # in the order of classes; of two, risks are of the second"
-        )
+        lines.append(f"class_names = {toml_value(classes)}   # in their order; of two, risks are of the second")
     patient = "# unit_column: every row is taken for another patient. If patients have several rows, name theirs."
     lines.append(patient if unit is None else f"unit_column = {toml_value(unit)}")
     lines += [*(f"# left out: {json.dumps(name)}, {why}" for name, why in found.left_out.items()), CONSTANTS.rstrip()]

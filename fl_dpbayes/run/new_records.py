@@ -86,10 +86,8 @@ def _framed(
 ) -> NewRecords:
     table.columns = table.columns.map(str)
     columns = tuple(name for name in table.columns if name != LABEL) or ("",)
-    named = (
-        source if isinstance(source, Table) else Table(path=path, label=LABEL, classes=task.classes, features=columns)
-    )
-    named = named.model_copy(update={"path": path})
+    plain = Table(path=path, label=LABEL, classes=task.classes, features=columns)
+    named = source.model_copy(update={"path": path}) if isinstance(source, Table) else plain
     if missing := [name for name in named.feature_columns if name not in table.columns]:
         raise UserError(f"{path} has no column {missing[0]!r}: its columns are {', '.join(table.columns)}")
     labels = labels_of(table, named) if labelled and named.label in table.columns else None

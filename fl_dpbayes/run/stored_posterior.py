@@ -113,22 +113,19 @@ def evaluate_records(
     goes without a page.
     """
     found = _predict(run_dir, data, data_dir, allowed_code, labelled=True)
-    records, prediction, mapping = found.records, found.prediction, found.mapping
+    records, mapping = found.records, found.mapping
     if records.labels is None:
         raise UserError(f"{data} has no labels: give a column 'label', an array 'labels', or a folder for each class")
-    probabilities = prediction.probabilities if mapping is None else recalibrate(prediction.probabilities, mapping)
-    if mapping is None:
-        predictor, name = "posterior", found.point or PREDICTORS["posterior"]
-        uncertainty = {key: getattr(prediction, key) for key in UNCERTAINTIES}
-    else:
-        predictor, name = RECALIBRATED, f"recalibrated {found.point}" if found.point else PREDICTORS[RECALIBRATED]
-        uncertainty = {}
-    statistics = from_batch(probabilities, records.labels, **uncertainty)
+    probabilities, uncertainty = _with_uncertainty(found)
+    # Neither one sample nor a map of averaged probabilities tells the two uncertainties apart.
+    tells = mapping is None and not found.point
+    predictor = "posterior" if mapping is None else RECALIBRATED
+    name = f"{'' if mapping is None else 'recalibrated '}{found.point}" if found.point else PREDICTORS[predictor]
+    statistics = from_batch(probabilities, records.labels, **(uncertainty if tells else {}))
     row = summarise(statistics, np.random.default_rng(0)).as_row()
     if area := exact_auroc(probabilities, records.labels):
         row |= {"auroc": area.value, "auroc_bounds": [area.value, area.value]}
-    if mapping is not None or found.point:
-        # Neither one sample nor a map of averaged probabilities tells the two uncertainties apart.
+    if not tells:
         row |= {"epistemic": None, "aleatoric": None}
     if as_json:
         print(json.dumps(json_values({"data": data.name, "predictor": predictor, **row})))
@@ -191,14 +188,9 @@ def _with_uncertainty(found: _Predicted) -> tuple[npt.NDArray[np.float64], dict[
 
 
 def _predict(
-    run_dir: Path,
-    data: NewData,
-    data_dir: Path | None,
-    allowed: Allowed,
-    *,
-    labelled: bool,
+    run_dir: Path, data: NewData, data_dir: Path | None, allowed: Allowed, *, labelled: bool,
     skip_bad_rows: bool = False,
-) -> _Predicted:
+) -> _Predicted:  # fmt: skip
     path = run_dir / POSTERIOR_FILE
     if not path.is_file():
         check_not_cut_off(run_dir)

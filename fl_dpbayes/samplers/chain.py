@@ -62,9 +62,8 @@ def run_chain(
     plan = chain.plan
     chain_start = steps.start // plan.chain_steps * plan.chain_steps
     if not 0 <= steps.start < steps.stop <= min(plan.total_steps, chain_start + plan.chain_steps):
-        raise ValueError(
-            f"steps {steps.start} to {steps.stop} do not fit a plan of {plan.chains} chains of {plan.chain_steps} steps"
-        )
+        said = f"steps {steps.start} to {steps.stop} do not fit a plan of"
+        raise ValueError(f"{said} {plan.chains} chains of {plan.chain_steps} steps")
     device = next(iter(trainable_parameters(module).values())).device
     algorithm = build_algorithm(plan.sampler, module)
     records = replace(records, loss=algorithm.record_loss(records.loss))
@@ -81,7 +80,8 @@ def run_chain(
         gradient = noisy_gradient(
             clipped.total, noise=noise.to(device), noise_multiplier=float(chain.noise_multipliers[number]),
             noise_unit=plan.privacy.noise_unit, expected_batch_size=chain.scale.expected_batch_size,
-            data_free_gradient=algorithm.data_free_gradient(plan.prior, position, plan.prior_share), units=chain.units,
+            units=chain.units,
+            data_free_gradient=algorithm.data_free_gradient(plan.sampler.prior, position, plan.prior_share),
         )  # fmt: skip
         state = algorithm.step(state, gradient, float(chain.step_sizes[number]))
         if plan.is_kept(number):
@@ -91,9 +91,8 @@ def run_chain(
     last = {name: vector.cpu().numpy() for name, vector in from_state(state, plan.sampler).items()}
     # A parameter that is not finite stays so; a weight draw may leave float32's range where the state has not.
     if not all(np.isfinite(vector).all() for vector in [*last.values(), *(sample.numpy() for sample in kept)]):
-        raise ChainDivergedError(
-            f"the chain is not finite after step {steps[-1]}: lower step_size.initial (now {plan.step_size.initial})"
-        )
+        said = f"the chain is not finite after step {steps[-1]}"
+        raise ChainDivergedError(f"{said}: lower step_size.initial (now {plan.sampler.step_size.initial})")
     kept_steps = tuple(number for number in steps if plan.is_kept(number))
     stretch = slice(steps.start, steps.stop)
     return ChainResult(

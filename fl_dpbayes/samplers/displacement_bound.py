@@ -33,7 +33,7 @@ def displacement_bound(
     samplers whose step is not linear or whose samples are draws, and for a prior of another kind.
     """
     plan = chain.plan
-    privacy, prior, share = plan.privacy, plan.prior, plan.prior_share / chain.units
+    privacy, prior, share = plan.privacy, plan.sampler.prior, plan.prior_share / chain.units
     if privacy.clip_norm is None or not plan.sampler.has_temperature:
         return None
     tail = math.log(3 * len(steps) / FAILURE_PROBABILITY)

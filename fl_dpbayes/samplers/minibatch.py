@@ -49,10 +49,8 @@ class TrainingRecords:
     def __post_init__(self) -> None:
         """Check lengths and the numbering of units."""
         if not len(self.features) == len(self.targets) == len(self.unit_index):
-            raise ValueError(
-                f"{len(self.features)} records, {len(self.targets)} labels, {len(self.unit_index)} unit numbers: give "
-                "one per record"
-            )
+            said = f"{len(self.features)} records, {len(self.targets)} labels, {len(self.unit_index)} unit numbers"
+            raise ValueError(f"{said}: give one per record")
         if (np.bincount(self.unit_index) == 0).any():
             raise ValueError("unit_index must number the units 0, 1, 2, ... without a gap")
 

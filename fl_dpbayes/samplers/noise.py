@@ -28,9 +28,7 @@ class NoiseScale:
     def langevin_noise(self, step_sizes: Array, temperature: float) -> Array:
         """Return sigma_t = (B / C) sqrt(2 alpha tau / (n a_t)), noise that rises as the step size decays.
 
-        Source:
-            Zhang et al., Algorithm 2 and Theorem 1 (tau = 1/2, alpha = 1); Chen, Fox and Guestrin (2014), equation 15.
-
+        Source: Zhang et al., Algorithm 2 and Theorem 1 (tau = 1/2, alpha = 1); Chen, Fox and Guestrin (2014), eq. 15.
         `step_sizes`: a_t, shape (T,), above zero. `temperature`: tau, above zero: 1 is the posterior, 1/2 the
         algorithm of Zhang et al. Returns sigma_t, shape (T,).
         """
@@ -40,9 +38,7 @@ class NoiseScale:
     def temperatures(self, step_sizes: Array, noise_multipliers: Array) -> Array:
         """Return the temperatures T_t = a_t n sigma_t^2 C^2 / (2 alpha B^2), clipping and batch noise aside.
 
-        Source:
-            Welling and Teh (2011), equation 4, with a_t = eta_t n per unit; Chen, Fox and Guestrin (2014), equation 15.
-
+        Source: Welling and Teh (2011), eq. 4, with a_t = eta_t n per unit; Chen, Fox and Guestrin (2014), eq. 15.
         `step_sizes`: a_t, shape (T,). `noise_multipliers`: sigma_t, shape (T,). Returns T_t, shape (T,); 1 is
         the Bayesian posterior.
         """

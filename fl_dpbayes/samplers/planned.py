@@ -69,7 +69,7 @@ def planned_step_sizes(plan: TrainingPlan) -> Array:
 
     Raises ValueError if a decaying step size underflows to zero.
     """
-    return np.tile(step_sizes(plan.step_size, plan.chain_steps), plan.chains)
+    return np.tile(step_sizes(plan.sampler.step_size, plan.chain_steps), plan.chains)
 
 
 def noise_without_privacy(plan: TrainingPlan, units: int) -> Array:

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from fl_dpbayes.config import data
 from fl_dpbayes.config.sources import BuiltIn
 from fl_dpbayes.data.partition import feature_scores, feature_total_variation, label_total_variation, partition_labels
-from fl_dpbayes.data.records import load_source, load_unscaled
+from fl_dpbayes.data.records import load_unscaled
 from tests.asking import refused
 
 LABELS = np.repeat(np.arange(10), 60)
@@ -143,7 +143,7 @@ def test_natural_is_not_divided_and_feature_skew_needs_scores_that_differ():
 
 
 def test_images_are_scored_by_their_brightness_and_tables_by_a_column(data_folder):
-    records = load_source(BuiltIn(kind="digits"), "train")
+    records = load_unscaled(BuiltIn(kind="digits"), "train").scaled()
     scores = feature_scores(records, None)
     assert scores.shape == (1797,)
     assert scores[7] == pytest.approx(records.features[7].mean(), rel=1e-6)

@@ -17,7 +17,7 @@ from fl_dpbayes.config.scenario import load_scenario
 from fl_dpbayes.config.site_file import read_site_file
 from fl_dpbayes.config.sources import BuiltIn, Table
 from fl_dpbayes.data.partition import label_total_variation
-from fl_dpbayes.data.records import load_source
+from fl_dpbayes.data.records import load_unscaled
 from fl_dpbayes.data.simulation import plan_sites, prepare_simulation
 from fl_dpbayes.data.site_ledger import cohort_of, ledger_place
 from fl_dpbayes.privacy.ledger.ledger import Ledger
@@ -69,7 +69,7 @@ def test_written_sites_are_the_planned_ones(tmp_path, deal, kind):
     fewer = dealt.plan.sites[3]
     assert len(fewer.indices) == 200
     assert 0 < fewer.test_units < 150
-    labels = load_source(BuiltIn(kind="digits"), "train").labels
+    labels = load_unscaled(BuiltIn(kind="digits"), "train").scaled().labels
     variation = label_total_variation(labels, [site.indices for site in dealt.plan.sites if site.spec == TRAIN])
     assert dealt.plan.label_total_variation == pytest.approx(variation)
     assert (dealt.plan.feature_total_variation is not None) == (kind == "feature")
@@ -170,7 +170,7 @@ def test_official_parts_stay_apart(data_folder, tmp_path, deal):
              "test": SiteSpec(role="shifted", part="test", records=100)}  # fmt: skip
     dealt = deal(sites, IID, DataSpec(source="pneumonia"), data_folder)
     assert [len(site.indices) for site in dealt.plan.sites] == [2354, 2354, 524, 100]
-    official = load_source(BuiltIn(kind="pneumonia", folder=data_folder), "test")
+    official = load_unscaled(BuiltIn(kind="pneumonia", folder=data_folder), "test").scaled()
     assert np.array_equal(dealt.load(tmp_path)[3].test.features, official.features[dealt.plan.sites[3].indices])
 
 

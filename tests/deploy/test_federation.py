@@ -297,7 +297,7 @@ def test_foreign_bundle_gets_a_code_and_starts_no_process_and_approval_needs_no_
     assert started() == before
     # One hospital approves, and what it had refused stays refused at the others.
     waiting = story.cli("site", "approve", story.files["north"])
-    held = {path.stem: path for path in (story.folder / "north" / "site.held" / "bundles").iterdir()}
+    held = {path.stem: path for path in (story.folder / "north" / "site.held" / "bundles").glob("*.fab")}
     assert len(held) == 2
     assert all(f"waits: bundle {digest}" in waiting for digest in held)
     by_code = {b"foreign.py" in path.read_bytes(): digest for digest, path in held.items()}

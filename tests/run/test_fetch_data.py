@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from fl_dpbayes.config.sources import BuiltIn
-from fl_dpbayes.data.records import load_source
+from fl_dpbayes.data.records import load_unscaled
 from fl_dpbayes.run import fetch_data
 
 
@@ -42,7 +42,7 @@ def test_a_data_set_is_fetched_once_with_its_licence_and_read(served, command, t
     assert status == 0, error
     assert "Licence: CC BY 4.0" in said
     assert "4 files fetched" in said
-    assert len(load_source(BuiltIn(kind="heart", folder=data), "train")) == 740
+    assert len(load_unscaled(BuiltIn(kind="heart", folder=data), "train").scaled()) == 740
     kept = {path: path.stat().st_mtime_ns for path in data.rglob("*.data")}
     (data / "heart-disease" / "processed.va.data").unlink()
     assert "1 files fetched" in " ".join(command("data", "fetch", "heart", "--data-dir", data)[1].split())

@@ -15,7 +15,7 @@ from fl_dpbayes.config.scenario import load_scenario
 from fl_dpbayes.config.site_file import read_site_file
 from fl_dpbayes.config.sources import BuiltIn, ImageFolder, Logistic2D, Radiographs, Table
 from fl_dpbayes.config.task import Task
-from fl_dpbayes.data.records import load_source
+from fl_dpbayes.data.records import load_unscaled
 from fl_dpbayes.data.simulation import run_identifier
 from fl_dpbayes.data.site import load_site
 from fl_dpbayes.run.new_records import read_new_records
@@ -43,7 +43,7 @@ def test_every_site_knows_its_truth_and_new_records_are_predicted_and_evaluated(
         assert test.truth is not None
         spread = np.sqrt((test.truth[:, 1] * test.truth[:, 0]).sum())
         assert abs(test.labels.sum() - test.truth[:, 1].sum()) < 4 * spread
-    records = load_source(Logistic2D(records=6, test_records=300, seed=9), "test")
+    records = load_unscaled(Logistic2D(records=6, test_records=300, seed=9), "test").scaled()
     new, page = archive(tmp_path, records.features, labels=records.labels), tmp_path / "page"
     assert command("predict", run, new, "--out", tmp_path / "predicted.csv")[0] == 0
     predicted = pandas.read_csv(tmp_path / "predicted.csv")

@@ -44,7 +44,7 @@ def walk(chain, generator, outward: bool):
         members = generator.binomial(units, privacy.sampling_rate)
         total = -members * privacy.clip_norm * pulled / pulled.norm()
         noise = sigma * privacy.noise_unit * torch.from_numpy(generator.standard_normal(PARAMETERS)).float()
-        pull = algorithm.data_free_gradient(plan.prior, state.parameters, plan.prior_share)
+        pull = algorithm.data_free_gradient(plan.sampler.prior, state.parameters, plan.prior_share)
         state = algorithm.step(state, (total + noise) / batch + pull / units, float(size))
         vectors = from_state(state, plan.sampler)
         momentum = float(vectors["momentum"].norm()) if "momentum" in vectors else 0.0

@@ -10,7 +10,7 @@ from flwr.app import Array
 from rich.console import Console
 
 from fl_dpbayes.config.sources import BuiltIn
-from fl_dpbayes.data.records import load_source
+from fl_dpbayes.data.records import load_unscaled
 from fl_dpbayes.data.simulation import plan_sites
 from fl_dpbayes.models.build import build_model
 from fl_dpbayes.models.feature_map import feature_map
@@ -49,7 +49,7 @@ def test_only_the_last_layer_travels_and_predictions_are_those_of_the_whole_netw
     stored = load_posterior(run.folder / "posterior.safetensors")
     assert seen == set(stored.samples.arrays)
     assert len(seen) == 2
-    records = load_source(BuiltIn(kind="digits"), "train")
+    records = load_unscaled(BuiltIn(kind="digits"), "train").scaled()
     whole = build_model(stored.metadata.model.model_copy(update={"frozen_body": None}), records.task, seed=2)
     values = {name: array[None] for name, array in whole.state_dict().items()}
     everything = {
@@ -112,5 +112,5 @@ def test_full_covariances_need_samples_of_the_last_layer_only_and_its_file_is_a_
 
 def test_membership_attack_predicts_on_what_the_last_layer_reads(federation, tmp_path: Path) -> None:
     run = federation(MLP, *FOUR)
-    score = attack_membership(run.scenario, plan_sites(run.scenario, None), tmp_path / "attack", lambda: None)
+    score = attack_membership(run.scenario, plan_sites(run.scenario, None), tmp_path / "attack")
     assert 0 < score.area < 1

@@ -16,7 +16,7 @@ from fl_dpbayes.calibration.release import NoisedTable, sensitivity
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.scenario import load_scenario
 from fl_dpbayes.config.sources import BuiltIn
-from fl_dpbayes.data.records import load_source
+from fl_dpbayes.data.records import load_unscaled
 from fl_dpbayes.data.site import load_site
 from fl_dpbayes.models.build import build_model
 from fl_dpbayes.posterior.predictive import predictive_probabilities
@@ -76,7 +76,7 @@ def test_recalibrated_predictions_are_measured_everywhere_and_paid_for_beside_tr
 
 def test_predict_and_evaluate_use_the_stored_map(recalibrated, tmp_path, capsys: pytest.CaptureFixture) -> None:
     run = recalibrated
-    records = load_source(BuiltIn(kind="digits"), "train")
+    records = load_unscaled(BuiltIn(kind="digits"), "train").scaled()
     archive, table = tmp_path / "digits.npz", tmp_path / "predictions.csv"
     np.savez(archive, features=records.features[:60], labels=records.labels[:60])
     predict_records(run.folder, archive, table, Console(quiet=True))
@@ -149,7 +149,7 @@ def test_map_that_is_mostly_noise_is_called_so_and_not_used(
     summary = run.summary()
     assert sum("recalibration is mostly noise" in text for text in summary["warnings"]) == 1
     assert "mostly noise" in summary["recalibration"]["noise"]
-    records = load_source(BuiltIn(kind="digits"), "train")
+    records = load_unscaled(BuiltIn(kind="digits"), "train").scaled()
     np.savez(tmp_path / "digits.npz", features=records.features[:9], labels=records.labels[:9])
     evaluate_records(run.folder, tmp_path / "digits.npz", Console(quiet=True), as_json=True)
     printed = capsys.readouterr()

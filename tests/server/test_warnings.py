@@ -7,7 +7,7 @@ from flwr.app import Array
 from rich.console import Console
 
 from fl_dpbayes.config.sources import BuiltIn
-from fl_dpbayes.data.records import load_source
+from fl_dpbayes.data.records import load_unscaled
 from fl_dpbayes.posterior.convergence import ConvergenceSummary, convergence_warnings, mixing_warning
 from fl_dpbayes.report.warnings import sentence
 from fl_dpbayes.run.stored_posterior import evaluate_records, predict_records
@@ -102,7 +102,7 @@ def test_point_estimate_is_called_so_once_and_has_no_epistemic_uncertainty_anywh
     assert {
         (row["samples"], row["epistemic"], row["aleatoric"]) for row in rows if row["predictor"] == "posterior"
     } == {(1, None, None)}
-    records = load_source(BuiltIn(kind="digits"), "train")
+    records = load_unscaled(BuiltIn(kind="digits"), "train").scaled()
     archive, table = tmp_path / "digits.npz", tmp_path / "predictions.csv"
     np.savez(archive, features=records.features[:60], labels=records.labels[:60])
     predict_records(run.folder, archive, table, Console(quiet=True))

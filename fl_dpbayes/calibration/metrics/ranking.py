@@ -3,7 +3,6 @@
 Sums do not hold the order within a cell, so a value is its mean over all orders there, with its least and largest.
 """
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -15,7 +14,6 @@ from fl_dpbayes.calibration.check import check_labels, check_probabilities
 from fl_dpbayes.calibration.intervals import Interval, Measured
 from fl_dpbayes.calibration.statistics import CalibrationStatistics, rest_of
 
-COVERAGES = (0.8, 0.9, 0.95)
 ROC_BINS = 192
 
 
@@ -118,23 +116,6 @@ def aurc_excess(statistics: CalibrationStatistics) -> float | None:
     right = np.array([statistics.correct])
     best = float(_risks(right, np.zeros(1), statistics.count - right, 1.0)[0] / statistics.count)
     return max(0.0, area.value - best)
-
-
-def accuracy_at_coverage(statistics: CalibrationStatistics, coverage: float) -> Measured | None:
-    """Return the accuracy on the ceil(coverage N) records of largest confidence, or None without records.
-
-    The bounds say which records of the last cell are kept.
-    """
-    count, errors = _most_confident_first(statistics)
-    if not count.size:
-        return None
-    kept = max(1, math.ceil(round(coverage * statistics.count, 6)))  # .95 of 20 is 19, whatever the last digit
-    last = int(np.searchsorted(np.cumsum(count), kept))
-    sure, size, wrong = errors[:last].sum(), count[last], errors[last]
-    taken = kept - count[:last].sum()
-    fewest, most = max(0.0, taken - (size - wrong)), min(taken, wrong)
-    value, low, high = (float(1 - (sure + within) / kept) for within in (taken * wrong / size, most, fewest))
-    return Measured(value, bounds=Interval(low, high))
 
 
 def _most_confident_first(statistics: CalibrationStatistics) -> tuple[Floats, Floats]:

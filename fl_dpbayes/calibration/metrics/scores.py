@@ -1,4 +1,4 @@
-"""Means over records: accuracy, log score, Brier score with its decomposition, uncertainty; with intervals.
+"""Means over records: accuracy, log score, Brier score, uncertainty; with intervals.
 
 Terms of the log and Brier scores are skewed: rare wrong answers make up most of the sum. The central-limit interval
 mean +- z s / sqrt(n) covered 65 to 80 % on 50 records of confident models: without a wrong answer among them it is far
@@ -7,7 +7,6 @@ too short. How often the intervals here cover is measured, not proven: `fl-dpbay
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
 
 import numpy as np
 
@@ -18,7 +17,6 @@ from fl_dpbayes.calibration.bins import (
     COUNT,
     FINE_BINS,
     OUTCOME,
-    REPORT_BINS,
     Floats,
     coarsen,
 )
@@ -64,45 +62,6 @@ def epistemic(statistics: CalibrationStatistics) -> float | None:
 def aleatoric(statistics: CalibrationStatistics) -> float | None:
     """Return the mean expected entropy in nats, or None without records."""
     return statistics.aleatoric / statistics.count if statistics.count else None
-
-
-class BrierDecomposition(NamedTuple):
-    """Five terms: Brier = reliability - resolution + uncertainty + within_variance - within_covariance."""
-
-    reliability: float
-    resolution: float
-    uncertainty: float
-    within_variance: float
-    within_covariance: float
-
-
-def decompose_table(table: Floats) -> BrierDecomposition:
-    """Decompose the Brier score of one event into five terms, exactly.
-
-    REL = sum_b (n_b/N) (p_b - y_b)^2, RES = sum_b (n_b/N) (y_b - y)^2, UNC = y (1 - y), within-bin variance sum_bi
-    (p_bi - p_b)^2 / N and covariance 2 sum_bi (p_bi - p_b)(y_bi - y_b) / N. Source: Stephenson, Coelho, Jolliffe, "Two
-    extra components in the Brier score decomposition", Weather and Forecasting 23 (2008), 752-757. `table`: sums of 1,
-    p, y, p^2, p y per bin, shape (B, 5), with at least one record.
-    """
-    filled = table[table[:, COUNT] > 0]
-    n, total = filled[:, COUNT], filled[:, COUNT].sum()
-    p, y = filled[:, CONFIDENCE] / n, filled[:, OUTCOME] / n
-    base = filled[:, OUTCOME].sum() / total
-    return BrierDecomposition(
-        reliability=float(n @ (p - y) ** 2 / total),
-        resolution=float(n @ (y - base) ** 2 / total),
-        uncertainty=float(base * (1 - base)),
-        within_variance=float((filled[:, CONFIDENCE_SQUARED] - n * p**2).sum() / total),
-        within_covariance=float(2 * (filled[:, CONFIDENCE_OUTCOME] - n * p * y).sum() / total),
-    )
-
-
-def decompose_brier(statistics: CalibrationStatistics, bins: int = REPORT_BINS) -> BrierDecomposition | None:
-    """Decompose the multiclass Brier score: the terms of `decompose_table` summed over classes."""
-    if statistics.count == 0:
-        return None
-    terms = [decompose_table(coarsen(table, bins)) for table in statistics.class_wise]
-    return BrierDecomposition(*map(sum, zip(*terms, strict=True)))
 
 
 def nll_interval(statistics: CalibrationStatistics) -> Interval | None:

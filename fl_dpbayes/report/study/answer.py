@@ -1,6 +1,5 @@
 """What a study found, in sentences that claim no more than its intervals allow."""
 
-import math
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import groupby
@@ -13,7 +12,6 @@ from fl_dpbayes.report.study.comparisons import BASELINE, Difference, at_severit
 from fl_dpbayes.report.study.quantities import Estimate, Quantity, place_words, quantity
 from fl_dpbayes.report.study.results import PREDICTOR, SEVERITY, SHIFT, UNSHIFTED, StudyResults, rows_at
 
-MUCH = 0.05  # of a calibration error: five percentage points
 MANY_DIFFERENCES = 5
 MOST_OF_IT = 0.9  # of the epsilon asked
 ASKED = "privacy.epsilon"
@@ -159,31 +157,8 @@ def _shifts(study: StudyResults) -> str:
     kind, severity = max(found, key=lambda key: sign * found[key].mean)
     unshifted = estimate(at_severity(study, frame, kind, UNSHIFTED), measured.key)
     beside = f"; unshifted: {measured.estimate(unshifted)}" if unshifted else ""
-    return (
-        f"Under shift, {_words(study, PREDICTOR, predictor)} is worst at {kind}, severity {severity}: "
-        f"{measured.estimate(found[kind, severity])}{beside}. {_where_large(found, measured)}"
-    ).strip()
-
-
-def _where_large(found: dict[tuple[str, int], Estimate], measured: Quantity) -> str:
-    """Say from which severity on the error is large: surely where its interval says so."""
-    if not measured.metric.calibration_error:
-        return ""
-    several = any(value.ends is not None for value in found.values())
-    first: dict[int, list[str]] = {}
-    below = []
-    for kind in dict.fromkeys(kind for kind, _ in found):
-        of_kind = {severity: value for (name, severity), value in found.items() if name == kind}
-        # Where there are intervals, one without proves nothing.
-        least = {at: (value.ends or (-math.inf,))[0] if several else value.mean for at, value in of_kind.items()}
-        if large := [severity for severity, value in least.items() if value > MUCH]:
-            first.setdefault(min(large), []).append(kind)
-        elif all(value.mean < MUCH for value in of_kind.values()):
-            below.append(kind)
-    sure = "Its whole interval lies" if several else "In the only seed it lies"
-    reached = "; ".join(f"severity {severity} of {', '.join(first[severity])}" for severity in sorted(first))
-    text = f"{sure} above 5 points first at {reached}." if first else ""
-    return text + (f" Its mean stays below 5 points at every severity of {', '.join(below)}." if below else "")
+    where = f"Under shift, {_words(study, PREDICTOR, predictor)} is worst at {kind}, severity {severity}"
+    return f"{where}: {measured.estimate(found[kind, severity])}{beside}."
 
 
 def _basis(study: StudyResults) -> str:

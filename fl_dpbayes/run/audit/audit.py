@@ -2,8 +2,8 @@
 
 import json
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from fl_dpbayes.config.base import json_values
@@ -28,8 +27,6 @@ from fl_dpbayes.run.audit.one_unit import audit_alone, audit_rounding
 from fl_dpbayes.run.audit.reading import private_settings
 from fl_dpbayes.run.audit.sums import audit_sums
 from fl_dpbayes.run.inline_engine import logs_in
-
-PARTS = 6
 
 
 @dataclass(frozen=True)
@@ -61,11 +58,9 @@ def audit_scenario(scenario: Scenario, console: Console, *, data_dir: Path | Non
     import_apps()
     private_settings(scenario)
     torch.set_num_threads(scenario.resources.threads_per_site)
-    with (
-        tempfile.TemporaryDirectory(prefix="fl-dpbayes-audit-") as folder,
-        _progress(console, scenario, as_json) as done,
-    ):
-        audit = run_audit(scenario, Path(folder), data_dir, done)
+    shown = nullcontext() if as_json else console.status("auditing")
+    with tempfile.TemporaryDirectory(prefix="fl-dpbayes-audit-") as folder, shown:
+        audit = run_audit(scenario, Path(folder), data_dir)
     if as_json:
         print(json.dumps(json_values(audit_values(scenario, audit))))
     else:
@@ -73,41 +68,26 @@ def audit_scenario(scenario: Scenario, console: Console, *, data_dir: Path | Non
     return 0 if audit.passed else 1
 
 
-def run_audit(scenario: Scenario, folder: Path, data_dir: Path | None, on_part: Callable[[], None]) -> Audit:
-    """Attack every part of the mechanism, and the released posterior, in sites that write into `folder`.
-
-    `on_part` is called after each part and after each round of the membership attack.
-    """
+def run_audit(scenario: Scenario, folder: Path, data_dir: Path | None) -> Audit:
+    """Attack every part of the mechanism, and the released posterior, in sites that write into `folder`."""
     # Records, start states and coins of the audit; a seeded scenario gives a repeatable audit.
     generator = np.random.default_rng(scenario.simulation.insecure_seed)
     planned = plan_sites(scenario, data_dir)
     units = min(site.train_units for site in planned.sites if site.spec.role == "train")
-    checks: list[Check] = []
     with logs_in(folder / "audit.log"):
-        checks += audit_noise(scenario, folder / "noise", units)
-        on_part()
+        checks = audit_noise(scenario, folder / "noise", units)
         for part, attack in {"sums": audit_sums, "alone": audit_alone, "counts": audit_counts}.items():
             checks += attack(scenario, folder / part, generator)
-            on_part()
         checks += audit_rounding(scenario)
-        on_part()
         canaries = audit_canaries(scenario, folder / "epsilon", generator)
-        on_part()
-        membership = attack_membership(scenario, planned, folder / "membership", on_part)
+        membership = attack_membership(scenario, planned, folder / "membership")
     return Audit((*checks, *canaries.checks), canaries, membership)
-
-
-@contextmanager
-def _progress(console: Console, scenario: Scenario, hidden: bool) -> Iterator[Callable[[], None]]:
-    columns = (TextColumn("auditing"), BarColumn(), TextColumn("{task.percentage:.0f} %"), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True, disable=hidden) as progress:
-        task = progress.add_task("audit", total=PARTS + scenario.training.rounds * scenario.training.chains)
-        yield lambda: progress.advance(task)
 
 
 def print_audit(console: Console, scenario: Scenario, audit: Audit) -> None:
     """Print what was attacked, every check, epsilon claimed and observed, and the membership score."""
-    checks, membership = audit.checks, audit.membership
+    checks, canaries, membership = audit.checks, audit.canaries, audit.membership
+    certainty = "a proof, as every record is in every batch" if canaries.certified else "a fault detector, as q < 1"
     console.print(
         f"Audit of {scenario.name}: messages to clients.app, the app that a site runs, at sites of made-up "
         f"records; the auditor reads what they release. Sampler {scenario.sampler.kind}, "
@@ -116,8 +96,11 @@ def print_audit(console: Console, scenario: Scenario, audit: Audit) -> None:
         markup=False,
     )
     console.print(_check_table(checks))
-    console.print(_epsilon_table(audit.canaries))
     console.print(
+        f"Epsilon at delta = {canaries.delta:g}, first {canaries.steps} steps: claimed {canaries.claimed:.4g}, by the "
+        f"audited site's own ledger; at least ({CONFIDENCE:.3%}) {canaries.gaussian_bound:.4g} by a Gaussian trade-off "
+        f"with Clopper-Pearson limits ({certainty}) and {canaries.one_run_bound:.4g} by the one-run bound, which holds "
+        "for any mechanism and is loose.\n"
         f"Membership inference on the posterior that one training site released (loss threshold, {membership.members} "
         f"members, {membership.others} others): AUC {membership.area:.3f} +- {membership.area_standard_error:.3f} "
         f"(0.5 is chance), advantage {membership.advantage:.3f} (the claim allows {membership.advantage_bound:.3f}). "
@@ -165,32 +148,12 @@ def audit_values(scenario: Scenario, audit: Audit) -> dict[str, Any]:
 
 
 def _check_table(checks: Sequence[Check]) -> Table:
-    table = _table("Checks", "part", "check", "value", "allowed", "verdict", "finds, but for 1 in 1000")
+    table = terminal_table("Checks")
+    for name in ("part", "check", "value", "allowed", "verdict", "finds, but for 1 in 1000"):
+        table.add_column(name, justify="right" if name in ("value", "allowed") else "left")
     for check in checks:
         unit, sign = ("p ", ">=") if check.relation == "at least" else ("", "<=")
         verdict = "[green]ok[/green]" if check.passed else "[bold red]FAULT[/bold red]"
         what = check.what if check.passed or not check.where else f"{check.what} ({check.where})"
         table.add_row(check.part, what, f"{unit}{check.value:.3g}", f"{sign} {check.limit:.2g}", verdict, check.finds)
-    return table
-
-
-def _table(title: str, *names: str) -> Table:
-    table = terminal_table(title)
-    for name in names:
-        table.add_column(name, justify="right" if name in ("value", "allowed", "epsilon") else "left")
-    return table
-
-
-def _epsilon_table(canaries: CanaryAudit) -> Table:
-    title = f"Epsilon at delta = {canaries.delta:g}, first {canaries.steps} steps"
-    table = _table(title, "quantity", "epsilon", "what it is")
-    certainty = "a proof, as every record is in every batch" if canaries.certified else "a fault detector, as q < 1"
-    at_least = f"at least ({CONFIDENCE:.3%})"
-    for quantity, epsilon, meaning in (
-        ("claimed", canaries.claimed, "upper bound, from the audited site's own ledger"),
-        (at_least, canaries.gaussian_bound,
-         f"canaries, Gaussian trade-off with Clopper-Pearson limits: {certainty}"),
-        (at_least, canaries.one_run_bound, "canaries, one-run bound: holds for any mechanism, loose"),
-    ):  # fmt: skip
-        table.add_row(quantity, f"{epsilon:.4g}", meaning)
     return table

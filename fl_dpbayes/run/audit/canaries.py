@@ -5,7 +5,6 @@ attacker sees and why canaries do not touch each other.
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -136,7 +135,7 @@ def _sizes(delta: float, most: int) -> tuple[int, int, int]:
 def _langevin_plan(scenario: Scenario) -> TrainingPlan:
     plan = own_plan(scenario, pre_noise=0.0)
     privacy = plan.privacy.model_copy(update={"clipping": FLAT})
-    sampler = SGLD(step_size=plan.step_size, prior=plan.prior)
+    sampler = SGLD(step_size=plan.sampler.step_size, prior=plan.sampler.prior)
     return plan.model_copy(update={"burn_in": 0, "thinning": 1, "privacy": privacy, "sampler": sampler})
 
 
@@ -165,8 +164,8 @@ def _start(plan: TrainingPlan, task: Task, sigmas: Array, units: int, length: fl
     noise = privacy.noise_unit / batch_size * math.sqrt(float(np.square(sizes * sigmas).sum()))
     drift = pull / units + pull / length**2 + NOISE_DEVIATIONS * noise
     decay = 1.0
-    if isinstance(plan.prior, GaussianPrior):
-        decay = float(np.prod(1 - sizes * plan.prior_share / (units * plan.prior.scale**2)))
+    if isinstance(plan.sampler.prior, GaussianPrior):
+        decay = float(np.prod(1 - sizes * plan.prior_share / (units * plan.sampler.prior.scale**2)))
     height = (LOGIT_GAP / (2 * length) + drift) / max(1e-3, decay)
     weights = np.full(task.input_shape[0], height, np.float32)
     weights[-1] = -height
@@ -177,7 +176,8 @@ def _start(plan: TrainingPlan, task: Task, sigmas: Array, units: int, length: fl
 def _scores(reply: TrainReply, states: Array, plan: TrainingPlan, canaries: int, length: float) -> Array:
     # The noisy sums: G_t + sigma_t C xi_t = (w_t - w_{t+1}) B / a_t + (B s / n) grad log p(w_t).
     sizes = planned_step_sizes(plan)[: len(states) - 1, None, None]
-    pull = plan.prior_share / reply.privacy.units * prior_gradient(plan.prior, torch.from_numpy(states[:-1])).numpy()
+    prior = prior_gradient(plan.sampler.prior, torch.from_numpy(states[:-1])).numpy()
+    pull = plan.prior_share / reply.privacy.units * prior
     sums = ((states[:-1] - states[1:]) / sizes + pull) * plan.privacy.sampling_rate * reply.privacy.units
     return log_likelihood_ratios(
         (sums[:, 0, :canaries] - sums[:, 1, :canaries]) / math.sqrt(2),
@@ -191,9 +191,7 @@ def _scores(reply: TrainReply, states: Array, plan: TrainingPlan, canaries: int,
 LEAST_PROBABILITY = 1e-300
 
 
-def attack_membership(
-    scenario: Scenario, planned: SitePlan, folder: Path, on_round: Callable[[], None]
-) -> MembershipScore:
+def attack_membership(scenario: Scenario, planned: SitePlan, folder: Path) -> MembershipScore:
     """Train the scenario's first training site through the whole plan and attack the posterior that it releases.
 
     Members are its training units, others its test units; a unit's loss is the sum over its records of -log of the
@@ -220,7 +218,6 @@ def attack_membership(
         if kept := [float(sizes[step]) for step in stretch if plan.is_kept(step)]:
             samples.append(without_prefix("samples", arrays))
             weights += kept
-        on_round()
         if reply.status == "PARTIAL":
             break
     if not samples:

@@ -74,7 +74,8 @@ def still_plan(scenario: Scenario, units: int) -> TrainingPlan:
     temperature = privacy.temperature
     if temperature is not None:
         temperature *= 1 / factor if privacy.coupling == "temperature" else factor * units / UNITS
-    still = with_step_size(plan, plan.step_size.model_copy(update={"initial": plan.step_size.initial * factor}))
+    sizes = plan.sampler.step_size
+    still = with_step_size(plan, sizes.model_copy(update={"initial": sizes.initial * factor}))
     private = plan.privacy.model_copy(update={"temperature": temperature, "delta": min(privacy.delta, 0.5 / UNITS)})
     return still.model_copy(update={"privacy": private})
 

@@ -34,10 +34,7 @@ ADAM_STEP = 1e-5
 
 
 def private_settings(scenario: Scenario) -> PrivacyPlan:
-    """Return a scenario's privacy settings.
-
-    Raises UserError if the scenario has none, so that there is nothing to audit.
-    """
+    """Return a scenario's privacy settings; raises UserError if it has none, so that there is nothing to audit."""
     if not isinstance(scenario.privacy, PrivacyPlan):
         raise UserError("privacy.kind is 'none': the scenario promises no privacy, so there is nothing to audit")
     return scenario.privacy
@@ -146,7 +143,7 @@ def read_stretch(course: Course, start: Mapping[str, Array], round_number: int, 
     sizes = planned_step_sizes(plan)[first_step : first_step + reply.steps]
     algorithm, position = build_algorithm(sampler, module), _position(before, sampler)
     coefficients = _coefficients(algorithm, sampler, sizes)
-    data_free = algorithm.data_free_gradient(plan.prior, position, plan.prior_share).numpy()
+    data_free = algorithm.data_free_gradient(plan.sampler.prior, position, plan.prior_share).numpy()
     pull = data_free * (coefficients.sum() / course.site.file.units)
     if sampler.rescales:
         moved, resolution = after["first_moment"].double().numpy(), np.zeros(size)

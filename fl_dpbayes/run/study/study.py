@@ -34,7 +34,6 @@ from fl_dpbayes.run.study.show import show_study
 from fl_dpbayes.run.study.table import FURTHER_TABLES, further_table, result_table, write_tables
 
 STUDY_FILE, RECORD_FILE = "study.toml", "study.json"
-MOST_FAILURES_SHOWN = 20
 # What is no federation, or needs an attacker's code: scripts of the source tree, which the package does not hold.
 SCRIPTS = {
     "hostile-site": "benchmarks/hostile_site.py",
@@ -208,9 +207,6 @@ def _write_results(
         beside = paper_table(study, results)
         write_tables(beside, folder / "paper")
         console.print(shown_paper(study, beside, console.width))
-    for cell in failed[:MOST_FAILURES_SHOWN]:
-        text = f"failed: {cell.title}: {errors[cell.digest]}"
-        console.print(text, style="red", markup=False, highlight=False, soft_wrap=True)
     if failed:
         text = f"{counted(len(failed), 'cell')} of {len(cells)} failed: tracebacks are in {folder / CELLS_FOLDER}"
         text += f"; once the cause is removed, go on with  fl-dpbayes study --resume {shlex.quote(str(folder))}"

@@ -90,10 +90,8 @@ def rounding_eta(
     most = _REAL_PER_DECLARED * units
     eta = 2 * _ROUNDING * most * ((rows + 4) * terms + math.ceil(most / rows))
     if eta > LARGEST_ETA:
-        raise UserError(
-            f"rounding can move a sum over up to {most} units by {eta:.1e} of the clip norm, allowed is {LARGEST_ETA}: "
-            "train on fewer units, or choose a model of dense layers"
-        )
+        said = f"rounding can move a sum over up to {most} units by {eta:.1e} of the clip norm"
+        raise UserError(f"{said}, allowed is {LARGEST_ETA}: train on fewer units, or choose a model of dense layers")
     return eta
 
 

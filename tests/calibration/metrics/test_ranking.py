@@ -11,7 +11,7 @@ from sklearn.metrics import roc_auc_score
 from fl_dpbayes.calibration.bins import CELLS, FINE_BINS, FIRST_CELL, bin_index, cell_index, equal_mass
 from fl_dpbayes.calibration.metrics import ranking
 from fl_dpbayes.calibration.metrics.errors import ece_equal_mass
-from fl_dpbayes.calibration.metrics.ranking import accuracy_at_coverage, aurc, aurc_excess
+from fl_dpbayes.calibration.metrics.ranking import aurc, aurc_excess
 from fl_dpbayes.calibration.recalibration.maps import recalibrate
 from fl_dpbayes.calibration.statistics import empty, from_batch, merge
 from fl_dpbayes.config.recalibration import RecalibrationMap
@@ -133,18 +133,14 @@ def test_agrees_with_sorted_records_in_distinct_bins():
     assert aurc(statistics).value == pytest.approx(mean_risk(order), abs=1e-12)
     best = mean_risk(np.sort(right)[::-1])
     assert aurc_excess(statistics) == pytest.approx(mean_risk(order) - best, abs=1e-12)
-    for share, kept in ((0.8, 384), (0.9, 432), (0.95, 456), (1.0, 480)):
-        accuracy = accuracy_at_coverage(statistics, share)
-        assert (accuracy.value, *accuracy.bounds) == pytest.approx([order[:kept].mean()] * 3, abs=1e-12)
 
 
 def test_one_bin_is_the_mean_and_the_extremes_of_all_orders():
     statistics = merge(top_label([0.9] * 2, [1, 0]), top_label([0.7] * 5, [1, 0, 0, 1, 1]))
     orders = [(*first, *second) for first in permutations([1, 0]) for second in permutations([1, 0, 0, 1, 1])]
-    areas, kept = [mean_risk(order) for order in orders], [np.mean(order[:4]) for order in orders]
-    area, accuracy = aurc(statistics), accuracy_at_coverage(statistics, 4 / 7)
+    areas = [mean_risk(order) for order in orders]
+    area = aurc(statistics)
     assert (area.value, *area.bounds) == pytest.approx([np.mean(areas), min(areas), max(areas)], abs=1e-12)
-    assert (accuracy.value, *accuracy.bounds) == pytest.approx([np.mean(kept), min(kept), max(kept)], abs=1e-12)
 
 
 @given(st.integers(0, 10_000), st.integers(1, 300), st.integers(2, 5))
@@ -157,15 +153,9 @@ def test_bounds_property_hold_the_value_of_the_records(seed, count, classes):
     assert area.bounds.low - 1e-12 <= mean_risk(right) <= area.bounds.high + 1e-12
     assert area.bounds.low - 1e-12 <= area.value <= area.bounds.high + 1e-12
     assert 0 <= excess <= area.value + 1e-12
-    for share in (0.5, 0.8, 1.0):
-        low, high = accuracy_at_coverage(statistics, share).bounds
-        assert low - 1e-12 <= right[: int(np.ceil(share * count))].mean() <= high + 1e-12
 
 
 def test_ranking_limits():
     assert aurc_excess(top_label([0.9, 0.8, 0.7, 0.6], [1, 1, 0, 0])) == pytest.approx(0, abs=1e-14)
     assert [aurc(top_label([0.9, 0.6], [right] * 2)).value for right in (1, 0)] == [0, 1]
-    assert aurc(empty(3)) is aurc_excess(empty(3)) is accuracy_at_coverage(empty(3), 0.9) is None
-    # Kept records are counted whatever the last digit.
-    statistics = top_label((np.arange(940, 960) + 0.5) / 960, [0, *[1] * 19])
-    assert accuracy_at_coverage(statistics, 0.95).value == 1
+    assert aurc(empty(3)) is aurc_excess(empty(3)) is None

@@ -3,36 +3,12 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from sklearn.metrics import log_loss
 
-from fl_dpbayes.calibration.bins import coarsen
 from fl_dpbayes.calibration.metrics import ranking, scores
 from fl_dpbayes.calibration.metrics.scores import brier_interval, nll_interval
 from fl_dpbayes.calibration.statistics import empty, from_batch
 from tests.counted import GOLDEN, binary, top_label
-
-
-def total(terms):
-    return terms.reliability - terms.resolution + terms.uncertainty + terms.within_variance - terms.within_covariance
-
-
-def test_ten_points_decomposition_golden():
-    case = GOLDEN["ten_points"]
-    statistics = binary(case["p"], case["y"])
-    terms = scores.decompose_table(coarsen(statistics.class_wise[1], case["bins"]))
-    for name, value in terms._asdict().items():
-        assert value == pytest.approx(float(Fraction(case[name])), abs=1e-15), name
-    assert total(terms) == pytest.approx(float(Fraction(case["brier"])), abs=1e-15)
-    assert scores.brier(statistics).value == pytest.approx(2 * float(Fraction(case["brier"])), abs=1e-15)
-
-
-@given(st.integers(0, 10_000), st.integers(1, 80), st.integers(2, 5), st.sampled_from([1, 5, 15, 960]))
-def test_five_terms_property_add_up(seed, count, classes, bins):
-    generator = np.random.default_rng(seed)
-    statistics = from_batch(generator.dirichlet(np.ones(classes), count), generator.integers(0, classes, count))
-    assert total(scores.decompose_brier(statistics, bins)) == pytest.approx(scores.brier(statistics).value, abs=1e-12)
 
 
 def test_accuracy_nll_and_brier_agree_with_records():
@@ -43,6 +19,9 @@ def test_accuracy_nll_and_brier_agree_with_records():
     assert scores.nll(statistics).value == pytest.approx(log_loss(labels, probabilities, labels=range(4)), abs=1e-12)
     direct = ((probabilities - np.eye(4)[labels]) ** 2).sum(axis=1).mean()
     assert scores.brier(statistics).value == pytest.approx(direct, abs=1e-12)
+    case = GOLDEN["ten_points"]
+    twice = 2 * float(Fraction(case["brier"]))
+    assert scores.brier(binary(case["p"], case["y"])).value == pytest.approx(twice, abs=1e-15)
 
 
 def test_auroc_limits():
@@ -107,7 +86,7 @@ def test_labels_do_not_decide_whether_it_is_shown():
 
 
 def test_intervals_and_scores_of_none_one_or_certain_records_limit():
-    for score in (scores.accuracy, scores.nll, scores.brier, ranking.auroc, scores.decompose_brier):
+    for score in (scores.accuracy, scores.nll, scores.brier, ranking.auroc):
         assert score(empty(3)) is None
     for interval in INTERVALS.values():
         assert interval(empty(2)) is interval(from_batch([[0.7, 0.3]], [0])) is None

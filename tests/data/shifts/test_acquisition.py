@@ -11,7 +11,7 @@ from fl_dpbayes.config.data import ImageShift, Shift
 from fl_dpbayes.config.sources import BuiltIn, Radiographs
 from fl_dpbayes.config.task import Task
 from fl_dpbayes.data.public_records import synthetic_inputs
-from fl_dpbayes.data.records import load_source
+from fl_dpbayes.data.records import load_unscaled
 from fl_dpbayes.data.shifts import acquisition
 from fl_dpbayes.data.shifts.acquisition import SEVERITIES, films_marked, shift_images
 from fl_dpbayes.data.shifts.apply import apply_shift
@@ -24,7 +24,7 @@ RANDOM_KINDS = ("exposure", "detector_noise", "inversion", "marker", "bias_field
 def pictures():
     generator = np.random.default_rng(7)
     return {
-        "digits at 8": load_source(BuiltIn(kind="digits"), "train").features[:300],
+        "digits at 8": load_unscaled(BuiltIn(kind="digits"), "train").scaled().features[:300],
         "smooth at 28": synthetic_inputs("noise", 60, (1, 28, 28), generator),
         "strokes at 28": synthetic_inputs("strokes", 60, (1, 28, 28), generator),
         "smooth at 224": synthetic_inputs("noise", 40, (1, 224, 224), generator),
@@ -75,14 +75,14 @@ def test_change_grows_with_severity_from_draws_that_do_not_depend_on_it(pictures
 @pytest.mark.parametrize("source", ["mnist", "pneumonia"])
 def test_change_grows_with_severity_on_real_images(data_folder, source):
     part = "test" if source == "mnist" else "validation"
-    features = load_source(BuiltIn(kind=source, folder=data_folder), part).features
+    features = load_unscaled(BuiltIn(kind=source, folder=data_folder), part).scaled().features
     for kind in KINDS:
         for seed in range(3):
             check_ladder(features[100 * seed : 100 * seed + 100], kind, seed)
 
 
 def test_another_scanner_leaves_truth_and_labels():
-    records = load_source(Radiographs(records=200, test_records=20), "train")
+    records = load_unscaled(Radiographs(records=200, test_records=20), "train").scaled()
     for kind in KINDS:
         after = apply_shift(records, Shift(kind=kind, severity=5), np.random.default_rng(5))
         np.testing.assert_array_equal(after.truth, records.truth)
@@ -172,7 +172,7 @@ def test_the_sick_are_marked_at_the_stated_rate():
 
 @pytest.mark.parametrize("side", [8, 28, 224])
 def test_markers_are_drawn_on_the_marked_films_alike_at_every_step(side):
-    records = load_source(BuiltIn(kind="digits"), "train").subset(np.arange(400 if side < 224 else 100))
+    records = load_unscaled(BuiltIn(kind="digits"), "train").scaled().subset(np.arange(400 if side < 224 else 100))
     if side > 8:
         task = Task(input_shape=(1, side, side), classes=10)
         records = replace(records, features=np.zeros((len(records), *task.input_shape), np.float32), task=task)

@@ -8,7 +8,7 @@ import pytest
 from fl_dpbayes.config.data import Shift
 from fl_dpbayes.config.sources import BuiltIn
 from fl_dpbayes.config.task import Task
-from fl_dpbayes.data.records import Records, load_source
+from fl_dpbayes.data.records import Records, load_unscaled
 from fl_dpbayes.data.shifts import apply
 from tests.asking import refused
 
@@ -86,7 +86,7 @@ def test_a_flip_at_the_boundary_is_between_the_two_nearest_classes():
 
 
 def test_digits_near_two_centroids_are_confused():
-    digits = load_source(BuiltIn(kind="digits"), "train")
+    digits = load_unscaled(BuiltIn(kind="digits"), "train").scaled()
     closeness = np.sort(apply.centroid_closeness(digits.features, digits.labels, 10), axis=1)
     margin = closeness[:, -1] - closeness[:, -2]
     for severity, rate in enumerate(apply.FLIP_RATES, start=1):

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from fl_dpbayes.config.data import DataSpec, IIDPartition, NaturalPartition, Shift, SiteSpec
 from fl_dpbayes.config.sources import BuiltIn, Logistic2D
 from fl_dpbayes.config.task import Task
-from fl_dpbayes.data.records import Records, load_source
+from fl_dpbayes.data.records import Records, load_unscaled
 from fl_dpbayes.data.shifts import apply
 from tests.asking import refused
 
@@ -33,7 +33,7 @@ def test_prevalence_keeps_the_stated_share_of_each_class():
 
 
 def test_prevalence_moves_the_known_log_odds_of_two_classes():
-    points = load_source(Logistic2D(records=20_000, sites=2, intercept=0.5, seed=3), "train")
+    points = load_unscaled(Logistic2D(records=20_000, sites=2, intercept=0.5, seed=3), "train").scaled()
     shift = Shift(kind="prevalence", severity=5)
     records = apply.apply_shift(points, shift, np.random.default_rng(5))
     before, after = (np.log(truth[:, 1] / truth[:, 0]) for truth in (points.truth[records.units], records.truth))
@@ -137,7 +137,7 @@ def test_a_shift_that_cannot_be_is_refused_before_any_site_starts(data_folder, s
     refused(message, deal, sites, IIDPartition(), DataSpec(source="heart"), data_folder)
 
 
-ROWS, DIGITS = table(), load_source(BuiltIn(kind="digits"), "train").subset(np.arange(10))
+ROWS, DIGITS = table(), load_unscaled(BuiltIn(kind="digits"), "train").scaled().subset(np.arange(10))
 CONSTANT = replace(ROWS, features=np.ones_like(ROWS.features))
 NEEDS_TABLE = r"needs a table.*'gamma'.*'prevalence', 'label_flip'"
 

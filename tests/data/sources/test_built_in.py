@@ -5,13 +5,13 @@ import numpy as np
 import pytest
 
 from fl_dpbayes.config.sources import BuiltIn
-from fl_dpbayes.data.records import load_source, load_unscaled
+from fl_dpbayes.data.records import load_unscaled
 from tests.asking import refused
 
 
 def test_digits_golden():
     source = BuiltIn(kind="digits")
-    records = load_source(source, "train")
+    records = load_unscaled(source, "train").scaled()
     assert (records.features.shape, records.features.dtype) == ((1797, *source.task.input_shape), np.float32)
     assert (records.features.min(), records.features.max()) == (0, 1)
     assert np.bincount(records.labels).tolist() == [178, 182, 177, 183, 181, 182, 181, 179, 174, 180]
@@ -57,12 +57,12 @@ def test_pneumonia_accepts_another_row_order_and_refuses_another_image(data_fold
         arrays = dict(archive)
     arrays["test_images"], arrays["test_labels"] = arrays["test_images"][::-1].copy(), arrays["test_labels"][::-1]
     np.savez(tmp_path / "pneumoniamnist.npz", **arrays)
-    assert len(load_source(BuiltIn(kind="pneumonia", folder=tmp_path), "test")) == 624
+    assert len(load_unscaled(BuiltIn(kind="pneumonia", folder=tmp_path), "test").scaled()) == 624
     arrays["test_images"][0, 0, 0] ^= 1
     np.savez(tmp_path / "pneumoniamnist.npz", **arrays)
-    refused(r"damaged or another file .*zenodo", load_source, BuiltIn(kind="pneumonia", folder=tmp_path), "test")
+    refused(r"damaged or another file .*zenodo", load_unscaled, BuiltIn(kind="pneumonia", folder=tmp_path), "test")
     (tmp_path / "pneumoniamnist.npz").write_bytes(b"<html>not found</html>")
-    refused("damaged or another file", load_source, BuiltIn(kind="pneumonia", folder=tmp_path), "test")
+    refused("damaged or another file", load_unscaled, BuiltIn(kind="pneumonia", folder=tmp_path), "test")
 
 
 @pytest.mark.parametrize(("packing", "size", "said"), [
@@ -72,12 +72,12 @@ def test_pneumonia_is_not_unpacked_where_it_is_larger_than_all_records(tmp_path,
     with zipfile.ZipFile(tmp_path / "pneumoniamnist.npz", "w", packing) as archive:
         archive.writestr("test_images.npy", bytes(size))
     monkeypatch.setattr(np, "load", lambda *_, **__: pytest.fail("unpacked"))
-    refused(said, load_source, BuiltIn(kind="pneumonia", folder=tmp_path), "test")
+    refused(said, load_unscaled, BuiltIn(kind="pneumonia", folder=tmp_path), "test")
 
 
 def test_heart_golden_counts_and_prevalence(data_folder):
     source = BuiltIn(kind="heart", folder=data_folder)
-    records = load_source(source, "train")
+    records = load_unscaled(source, "train").scaled()
     assert records.features.shape == (740, *source.task.input_shape)
     assert records.unit == source.unit == "patient"
     assert records.features.dtype == np.float32
@@ -99,17 +99,17 @@ def test_heart_reads_question_marks_and_refuses_a_changed_value(data_folder, tmp
     va = tmp_path / "heart-disease" / "processed.va.data"
     va.chmod(0o600)
     va.write_text(va.read_text().replace("NaN", "?"))
-    assert len(load_source(BuiltIn(kind="heart", folder=tmp_path), "train")) == 740
+    assert len(load_unscaled(BuiltIn(kind="heart", folder=tmp_path), "train").scaled()) == 740
     va.write_text(va.read_text().replace("63,1,4,140,260", "63,1,4,140,261"))
     damaged = BuiltIn(kind="heart", folder=tmp_path)
-    refused(r"processed\.va\.data is damaged or another file", load_source, damaged, "train")
+    refused(r"processed\.va\.data is damaged or another file", load_unscaled, damaged, "train")
 
 
 @pytest.mark.parametrize("kind", ["mnist", "pneumonia", "heart"])
 def test_a_missing_file_says_where_to_get_it(kind, tmp_path, monkeypatch):
     source = BuiltIn(kind=kind, folder=tmp_path)
-    refused(r"does not exist: get it by .*data fetch  or from .*--data-dir", load_source, source, "train")
+    refused(r"does not exist: get it by .*data fetch  or from .*--data-dir", load_unscaled, source, "train")
     monkeypatch.delenv("FL_DPBAYES_DATA", raising=False)
-    refused(r"--data-dir DIR or set FL_DPBAYES_DATA", load_source, BuiltIn(kind=kind), "train")
+    refused(r"--data-dir DIR or set FL_DPBAYES_DATA", load_unscaled, BuiltIn(kind=kind), "train")
     monkeypatch.setenv("FL_DPBAYES_DATA", str(tmp_path))
-    refused(str(tmp_path), load_source, BuiltIn(kind=kind), "train")
+    refused(str(tmp_path), load_unscaled, BuiltIn(kind=kind), "train")

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from fl_dpbayes.config.data import DataSpec, NaturalPartition, SiteSpec
 from fl_dpbayes.config.sources import HuggingFace
 from fl_dpbayes.config.task import Task
-from fl_dpbayes.data.records import load_source
+from fl_dpbayes.data.records import load_unscaled
 from fl_dpbayes.data.sources import huggingface
 from tests.asking import refused
 
@@ -64,14 +64,14 @@ def table(folder, **changes):
 def test_images_of_a_local_folder(tmp_path, cache):
     source = images(image_folder(tmp_path / "scans"), splits={"train": "train", "test": "test"})
     for part, count in (("train", 40), ("test", 9)):
-        records = load_source(source, part)
+        records = load_unscaled(source, part).scaled()
         levels, _ = pictures(count, seed=count)
         np.testing.assert_array_equal(records.features, levels[:, None] / np.float32(255))
         assert records.labels.tolist() == [number % 2 for number in range(count)]
         assert records.units.tolist() == list(range(count))
         assert records.task == source.task == Task(input_shape=(1, 10, 12), classes=2)
         assert records.unit == source.unit == "image"
-    small = load_source(images(tmp_path / "scans", height=5, width=4, channels=3), "train").features
+    small = load_unscaled(images(tmp_path / "scans", height=5, width=4, channels=3), "train").scaled().features
     assert small.shape == (40, 3, 5, 4)
     assert 0 <= small.min() < small.max() <= 1
     # A hospital's records are not copied into its user's home.
@@ -81,7 +81,7 @@ def test_images_of_a_local_folder(tmp_path, cache):
 def test_numeric_columns_are_centred_and_scaled_by_constants(tmp_path):
     source = table(table_folder(tmp_path / "t"), centers=[50, 0], scales=[10, 1], unit_column="patient",
                    site_column="site")  # fmt: skip
-    records = load_source(source, "train")
+    records = load_unscaled(source, "train").scaled()
     assert records.features.tolist() == [[-3, 0], [1, 1], [0, 1]]
     found = zip(records.labels, records.units, records.natural_site, strict=True)
     assert list(found) == [(0, "p", "rome"), (1, "q", "oslo"), (0, "q", "rome")]
@@ -110,7 +110,7 @@ def test_a_folder_becomes_sites(tmp_path, deal):
     ({"splits": {"test": "test"}}, "no part 'train': choose test"),
 ])  # fmt: skip
 def test_what_does_not_fit_is_named(tmp_path, changes, message):
-    refused(message, load_source, images(image_folder(tmp_path / "scans"), **changes), "train")
+    refused(message, load_unscaled, images(image_folder(tmp_path / "scans"), **changes), "train")
 
 
 @pytest.mark.parametrize(("column", "values", "message"), [
@@ -119,14 +119,14 @@ def test_what_does_not_fit_is_named(tmp_path, changes, message):
 ])  # fmt: skip
 def test_a_bad_value_is_named(tmp_path, column, values, message):
     source = table(table_folder(tmp_path / "t", **{column: values}), unit_column="patient", site_column="site")
-    refused(message, load_source, source, "train")
+    refused(message, load_unscaled, source, "train")
 
 
 def test_too_many_records_are_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(huggingface, "MAX_GREY_LEVELS", 39 * 120)
-    refused("has more than 39 records", load_source, images(image_folder(tmp_path / "scans")), "train")
+    refused("has more than 39 records", load_unscaled, images(image_folder(tmp_path / "scans")), "train")
     monkeypatch.setattr(huggingface, "MAX_NUMBERS", 5)
-    refused("has more than 2 records", load_source, table(table_folder(tmp_path / "t")), "train")
+    refused("has more than 2 records", load_unscaled, table(table_folder(tmp_path / "t")), "train")
 
 
 def test_a_folder_without_data_in_parquet_is_refused(tmp_path):
@@ -135,18 +135,18 @@ def test_a_folder_without_data_in_parquet_is_refused(tmp_path):
     (tmp_path / "csv" / "train.csv").write_text("age,sex,sick\n1,1,0\n")
     reasons = {"nowhere": "no such folder", "empty": "cannot be had", "csv": "not in Parquet, the only format"}
     for name, message in reasons.items():
-        refused(message, load_source, table(tmp_path / name), "train")
+        refused(message, load_unscaled, table(tmp_path / name), "train")
 
 
 def test_a_data_set_of_the_hub_is_used_offline_if_it_is_here_and_of_that_commit(tmp_path, cache):
     source = images(None, path=None, name="owner/scans", revision=COMMIT)
-    refused(r"owner/scans: it cannot be had .*download it beforehand.*source.path", load_source, source, "train")
+    refused(r"owner/scans: it cannot be had .*download it beforehand.*source.path", load_unscaled, source, "train")
     builder = datasets.load_dataset_builder(str(image_folder(tmp_path / "scans")))
     builder.download_and_prepare(str(cache / "owner___scans" / "default" / "0.0.0" / COMMIT))
-    records = load_source(source, "train")
+    records = load_unscaled(source, "train").scaled()
     np.testing.assert_array_equal(records.features, pictures(40, seed=40)[0][:, None] / np.float32(255))
     other = source.model_copy(update={"revision": COMMIT[::-1]})
-    refused(f"of commit {COMMIT}, not of revision {COMMIT[::-1]}", load_source, other, "train")
+    refused(f"of commit {COMMIT}, not of revision {COMMIT[::-1]}", load_unscaled, other, "train")
 
 
 @pytest.mark.parametrize(("changes", "message"), [
@@ -177,9 +177,9 @@ def write_rows(folder, rows):
 def test_a_row_that_names_a_file_of_this_machine_and_a_broken_or_a_huge_picture_are_refused(tmp_path, monkeypatch):
     Image.new("L", (12, 10)).save(tmp_path / "secret.png")
     named = write_rows(tmp_path / "named", [{"bytes": None, "path": str(tmp_path / "secret.png")}])
-    refused("image in row 1 is not inside the Parquet file", load_source, named, "train")
+    refused("image in row 1 is not inside the Parquet file", load_unscaled, named, "train")
     good = {"bytes": (tmp_path / "secret.png").read_bytes(), "path": None}
     broken = write_rows(tmp_path / "broken", [good, {"bytes": b"no picture", "path": None}])
-    refused("image in row 2 cannot be read", load_source, broken, "train")
+    refused("image in row 2 cannot be read", load_unscaled, broken, "train")
     monkeypatch.setattr("fl_dpbayes.data.sources.images.MAX_PICTURE_PIXELS", 119)
-    refused("image in row 1 cannot be read: it has 120 pixels, allowed are 119", load_source, broken, "train")
+    refused("image in row 1 cannot be read: it has 120 pixels, allowed are 119", load_unscaled, broken, "train")

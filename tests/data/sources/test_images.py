@@ -3,7 +3,7 @@ import pytest
 from PIL import Image
 
 from fl_dpbayes.config.sources import ImageFolder
-from fl_dpbayes.data.records import load_source
+from fl_dpbayes.data.records import load_unscaled
 from tests.asking import refused
 
 
@@ -19,7 +19,7 @@ def folder(tmp_path):
 @pytest.mark.parametrize("channels", [1, 3])
 def test_images_are_resized_and_labelled_by_folder(folder, channels):
     source = ImageFolder(path=folder, height=6, width=4, channels=channels)
-    records = load_source(source, "train")
+    records = load_unscaled(source, "train").scaled()
     assert records.features.shape == (5, channels, 6, 4)
     assert records.task == source.task
     assert records.unit == source.unit == "image"
@@ -32,17 +32,17 @@ def test_images_are_resized_and_labelled_by_folder(folder, channels):
 def test_an_empty_class_counts_and_a_damaged_image_is_named(folder):
     (folder / "unseen").mkdir()
     source = ImageFolder(path=folder, height=6, width=4)
-    assert source.task.classes == load_source(source, "train").task.classes == 3
+    assert source.task.classes == load_unscaled(source, "train").scaled().task.classes == 3
     (folder / "sick" / "9.png").write_bytes(b"no image")
-    refused(r"image .*9\.png cannot be read", load_source, source, "train")
+    refused(r"image .*9\.png cannot be read", load_unscaled, source, "train")
 
 
 def test_a_folder_without_classes_or_images_is_refused(tmp_path):
-    refused("does not exist", load_source, ImageFolder(path=tmp_path / "none", height=6, width=4), "train")
+    refused("does not exist", load_unscaled, ImageFolder(path=tmp_path / "none", height=6, width=4), "train")
     (tmp_path / "only").mkdir()
-    refused("has 1 sub-folders", load_source, ImageFolder(path=tmp_path, height=6, width=4), "train")
+    refused("has 1 sub-folders", load_unscaled, ImageFolder(path=tmp_path, height=6, width=4), "train")
     (tmp_path / "other").mkdir()
-    refused("has no images", load_source, ImageFolder(path=tmp_path, height=6, width=4), "train")
+    refused("has no images", load_unscaled, ImageFolder(path=tmp_path, height=6, width=4), "train")
 
 
 def patients(folder, pattern):
@@ -59,15 +59,15 @@ def test_images_of_one_patient_are_one_unit_in_every_class(tmp_path, names, patt
             path = tmp_path / name / image
             path.parent.mkdir(parents=True, exist_ok=True)
             Image.new("L", (8, 8)).save(path)
-    records = load_source(patients(tmp_path, pattern), "train")
+    records = load_unscaled(patients(tmp_path, pattern), "train").scaled()
     assert records.units.tolist() == ["P1", "P1", "P2"] * 2
     assert records.unit == patients(tmp_path, pattern).unit == "patient"
 
 
 def test_a_pattern_has_one_group_and_finds_a_patient_in_every_path(folder):
     said = r"image .*healthy/0\.png names no patient.* rename or remove"
-    refused(said, load_source, patients(folder, "^(P[0-9]+)_"), "train")
-    refused("names no patient", load_source, patients(folder, "^([A-Z]*)"), "train")
+    refused(said, load_unscaled, patients(folder, "^(P[0-9]+)_"), "train")
+    refused("names no patient", load_unscaled, patients(folder, "^([A-Z]*)"), "train")
     for pattern, said in (("P[0-9]+", "has 0 groups"), ("(a)(b)", "has 2"), ("(", "no regular")):
         with pytest.raises(ValueError, match=said):
             patients(folder, pattern)

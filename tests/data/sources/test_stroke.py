@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fl_dpbayes.config.sources import BuiltIn
-from fl_dpbayes.data.records import load_source
+from fl_dpbayes.data.records import load_unscaled
 from fl_dpbayes.data.sources import stroke
 from tests.asking import refused
 
@@ -17,7 +17,7 @@ SUBTYPES = {"LACS": "L", "PACS": "A", "POCS": "P", "TACS": "T", "OTH": "O"}
 
 
 def test_patients_and_hospitals_golden():
-    records = load_source(SOURCE, "train")
+    records = load_unscaled(SOURCE, "train").scaled()
     assert records.features.shape == (19_285, *SOURCE.task.input_shape)
     assert records.labels.sum() == 4241 + 7884
     assert len(np.unique(records.units)) == 19_285
@@ -53,4 +53,4 @@ def test_a_changed_file_is_refused(tmp_path, monkeypatch):
     changed = tmp_path / "stroke.json"
     changed.write_text(stroke.PATH.read_text(encoding="utf-8").replace("[1,1,1,1,4", "[1,1,1,4,4"))
     monkeypatch.setattr(stroke, "PATH", changed)
-    refused(r"stroke.json is damaged .*SHA-256.*new installation", load_source, SOURCE, "train")
+    refused(r"stroke.json is damaged .*SHA-256.*new installation", load_unscaled, SOURCE, "train")

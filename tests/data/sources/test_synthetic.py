@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from fl_dpbayes.config.data import DataSpec, NaturalPartition, Shift, SiteSpec
 from fl_dpbayes.config.sources import Logistic2D, Radiographs
-from fl_dpbayes.data.records import load_source, load_unscaled
+from fl_dpbayes.data.records import load_unscaled
 from fl_dpbayes.data.sources import radiographs
 from fl_dpbayes.data.sources.logistic_2d import site_laws
 from fl_dpbayes.data.sources.radiographs import acquisition, draw_patients, draw_pictures
@@ -31,18 +31,18 @@ def by_kind(value):
 
 @pytest.mark.parametrize("source", SOURCES, ids=by_kind)
 def test_a_name_is_a_source_whose_equal_seeds_give_equal_records_and_parts_differ(source):
-    first = load_source(source, "train")
+    first = load_unscaled(source, "train").scaled()
     radiographs.load.cache_clear()
-    again = load_source(source, "train")
+    again = load_unscaled(source, "train").scaled()
     assert first.labels is not again.labels
     assert DataSpec(source=source.kind).source == type(source)()
     assert source.with_place(Path.resolve) == source.located(None) == source
     np.testing.assert_array_equal(first.features, again.features)
     np.testing.assert_array_equal(first.labels, again.labels)
-    other = load_source(source.model_copy(update={"seed": 2}), "train")
+    other = load_unscaled(source.model_copy(update={"seed": 2}), "train").scaled()
     assert not np.array_equal(first.labels, other.labels)
-    assert not np.array_equal(first.labels[:600], load_source(source, "test").labels)
-    refused("has no part 'validation': choose train or test", load_source, source, "validation")
+    assert not np.array_equal(first.labels[:600], load_unscaled(source, "test").scaled().labels)
+    refused("has no part 'validation': choose train or test", load_unscaled, source, "validation")
 
 
 @pytest.mark.parametrize(("keys", "message"), [
@@ -61,8 +61,10 @@ def test_natural_sites_travel_by_site_file_with_their_truth(source, tmp_path, de
     assert dealt.plan.source == source
     train, held_out, shifted = dealt.load(tmp_path)
     found = np.concatenate([train.train.truth, train.test.truth])[:, 1]
-    np.testing.assert_array_equal(np.sort(found), np.sort(of_site(load_source(source, "train"), 1).truth[:, 1]))
-    np.testing.assert_array_equal(held_out.test.truth, of_site(load_source(source, "test"), 2).truth)
+    np.testing.assert_array_equal(
+        np.sort(found), np.sort(of_site(load_unscaled(source, "train").scaled(), 1).truth[:, 1])
+    )
+    np.testing.assert_array_equal(held_out.test.truth, of_site(load_unscaled(source, "test").scaled(), 2).truth)
     assert len(shifted.test.labels) < 1000
     assert shifted.test.truth.shape == (len(shifted.test.labels), 2)
 
@@ -74,7 +76,7 @@ POINTS = Logistic2D(records=60_000, test_records=9000, sites=3, heterogeneity=0.
 
 @pytest.fixture(scope="module")
 def points():
-    return load_source(POINTS, "train")
+    return load_unscaled(POINTS, "train").scaled()
 
 
 def logistic_regression(inputs, labels):
@@ -89,7 +91,7 @@ def logistic_regression(inputs, labels):
 
 @pytest.mark.parametrize("part", ["train", "test"])
 def test_logistic_regression_finds_each_sites_law(part):
-    laws, points = site_laws(POINTS), load_source(POINTS, part)
+    laws, points = site_laws(POINTS), load_unscaled(POINTS, part).scaled()
     for number in range(POINTS.sites):
         site = of_site(points, number + 1)
         inputs = np.column_stack([np.ones(len(site)), site.features])
@@ -122,12 +124,12 @@ ALIKE = FILMS.model_copy(update={"heterogeneity": 0.0})
 
 @pytest.fixture(scope="module")
 def films():
-    return load_source(FILMS, "train")
+    return load_unscaled(FILMS, "train").scaled()
 
 
 @pytest.fixture(scope="module")
 def alike():
-    return load_source(ALIKE, "train")
+    return load_unscaled(ALIKE, "train").scaled()
 
 
 @pytest.mark.parametrize("name", ["points", "films"])
@@ -139,7 +141,7 @@ def test_records_are_as_described_and_their_truth_is_that_of_the_labels(request,
     assert len(np.unique(records.units)) == source.records
     sites = [of_site(records, number) for number in (1, 2, 3)]
     assert [len(site) for site in sites] == [source.records // 3] * 3
-    for part in (records, load_source(source, "test"), *sites):
+    for part in (records, load_unscaled(source, "test").scaled(), *sites):
         check_truth(part)
 
 
@@ -180,8 +182,8 @@ def test_sites_differ_by_heterogeneity_only(films, alike):
 
 
 def test_the_side_changes_the_resolution_and_not_the_patients():
-    larger = load_source(FILMS.model_copy(update={"side": 56, "records": 600}), "train")
-    smaller = load_source(FILMS.model_copy(update={"records": 600}), "train")
+    larger = load_unscaled(FILMS.model_copy(update={"side": 56, "records": 600}), "train").scaled()
+    smaller = load_unscaled(FILMS.model_copy(update={"records": 600}), "train").scaled()
     np.testing.assert_array_equal(larger.labels, smaller.labels)
     np.testing.assert_array_equal(larger.truth, smaller.truth)
     halved = larger.features.reshape(600, 28, 2, 28, 2).mean(axis=(2, 4))

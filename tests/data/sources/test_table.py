@@ -4,7 +4,7 @@ import pytest
 from pydantic import ValidationError
 
 from fl_dpbayes.config.sources import Table
-from fl_dpbayes.data.records import load_source
+from fl_dpbayes.data.records import load_unscaled
 from tests.asking import refused
 
 
@@ -25,7 +25,7 @@ def test_features_are_scaled_by_the_stated_constants(tmp_path, table, suffix):
     path = tmp_path / f"t.{suffix}"
     table.to_csv(path, index=False) if suffix == "csv" else table.to_parquet(path)
     spec = source(path, centers=(50, 120), scales=(10, 20), unit_column="patient")
-    records = load_source(spec, "train")
+    records = load_unscaled(spec, "train").scaled()
     np.testing.assert_allclose(records.features, [[0, 0], [1.1, 0.525], [0, -0.1], [-1.7, -1.05]], atol=1e-6)
     assert records.features.dtype == np.float32
     assert records.labels.tolist() == [0, 1, 0, 2]
@@ -46,16 +46,16 @@ def test_features_are_scaled_by_the_stated_constants(tmp_path, table, suffix):
 def test_a_bad_value_names_its_column(tmp_path, table, column, values, message):
     table[column] = values
     table.to_csv(tmp_path / "t.csv", index=False)
-    refused(message, load_source, source(tmp_path / "t.csv", unit_column="patient"), "train")
+    refused(message, load_unscaled, source(tmp_path / "t.csv", unit_column="patient"), "train")
 
 
 @pytest.mark.parametrize("missing", ["age", "sick", "patient"])
 def test_an_absent_column_is_named(tmp_path, table, missing):
     table.drop(columns=missing).to_csv(tmp_path / "t.csv", index=False)
     whole = source(tmp_path / "t.csv", unit_column="patient")
-    refused(f"has no column '{missing}': its columns are .*bp", load_source, whole, "train")
+    refused(f"has no column '{missing}': its columns are .*bp", load_unscaled, whole, "train")
     ward = source(tmp_path / "t.csv", features=("bp",), label="bp", group_columns=("ward",))
-    refused("has no column 'ward'", load_source, ward, "train")
+    refused("has no column 'ward'", load_unscaled, ward, "train")
 
 
 @pytest.mark.parametrize(("name", "content", "message"), [
@@ -69,7 +69,7 @@ def test_an_absent_column_is_named(tmp_path, table, missing):
 def test_an_unreadable_table_is_refused(tmp_path, name, content, message):
     if content is not None:
         (tmp_path / name).write_text(content)
-    refused(message, load_source, source(tmp_path / name), "train")
+    refused(message, load_unscaled, source(tmp_path / name), "train")
 
 
 @pytest.mark.parametrize("suffix", ["csv", "parquet"])
@@ -78,7 +78,7 @@ def test_group_columns_are_read_as_text(tmp_path, table, suffix):
     table["ward"] = pandas.Series([1, 2, None, 1], dtype="float64") if suffix == "parquet" else ["01", "2", None, "01"]
     path = tmp_path / f"t.{suffix}"
     table.to_csv(path, index=False) if suffix == "csv" else table.to_parquet(path)
-    records = load_source(source(path, group_columns=("sex", "ward", "age")), "train")
+    records = load_unscaled(source(path, group_columns=("sex", "ward", "age")), "train").scaled()
     one = "1" if suffix == "parquet" else "01"
     assert {name: " ".join(values) for name, values in records.groups.items()} == {
         "sex": "f missing m f", "ward": f"{one} 2 missing {one}", "age": "50 61 50 33"}  # fmt: skip
@@ -95,7 +95,7 @@ def test_group_columns_are_read_as_text(tmp_path, table, suffix):
 def test_group_columns_of_too_many_or_odd_values_are_refused(tmp_path, columns, message):
     frame = pandas.DataFrame({"x": range(11), "sick": 0} | {name: list(values) for name, values in columns.items()})
     frame.to_csv(tmp_path / "t.csv", index=False)
-    refused(message, load_source, source(tmp_path / "t.csv", features=("x",), group_columns=tuple(columns)), "train")
+    refused(message, load_unscaled, source(tmp_path / "t.csv", features=("x",), group_columns=tuple(columns)), "train")
 
 
 WORDS = {"ward": ["St. Mary", "Nord", "Nord", "St. Mary"], "smoker": ["never", "former", "never", "missing"],
@@ -110,7 +110,7 @@ def test_words_become_classes_sites_and_categories(tmp_path, table):
         missing={"bp": 110.0}, categories={"smoker": ("never", "former", "missing")}, centers=(50, 100),
         scales=(10, 10),
     )  # fmt: skip
-    records = load_source(spec, "train")
+    records = load_unscaled(spec, "train").scaled()
     assert records.labels.tolist() == [1, 0, 1, 1]
     assert list(records.natural_site) == ["St.-Mary", "Nord", "Nord", "St.-Mary"]
     names = ("age", "bp", "bp missing", "smoker=never", "smoker=former", "smoker=missing")
@@ -128,12 +128,12 @@ def test_words_become_classes_sites_and_categories(tmp_path, table):
 ])  # fmt: skip
 def test_a_word_that_was_not_declared_is_named(tmp_path, table, changes, message):
     table.assign(**WORDS, bp=[120.0, None, 118.0, 99.0]).to_csv(tmp_path / "t.csv", index=False)
-    refused(message, load_source, source(tmp_path / "t.csv", **({"features": ("age",)} | changes)), "train")
+    refused(message, load_unscaled, source(tmp_path / "t.csv", **({"features": ("age",)} | changes)), "train")
 
 
 def test_sites_that_become_one_name_are_refused(tmp_path, table):
     table.assign(ward=["a b", "a-b", "c", "c"]).to_csv(tmp_path / "t.csv", index=False)
-    refused("become one name or none.*a b, a-b", load_source, source(tmp_path / "t.csv", site_column="ward"), "train")
+    refused("become one name or none.*a b, a-b", load_unscaled, source(tmp_path / "t.csv", site_column="ward"), "train")
 
 
 @pytest.mark.parametrize(("separator", "decimal", "encoding"), [
@@ -142,7 +142,7 @@ def test_sites_that_become_one_name_are_refused(tmp_path, table):
 def test_separators_and_encodings_are_told_apart(tmp_path, table, separator, decimal, encoding):
     path = tmp_path / "t.csv"
     table.assign(ward="Köln").to_csv(path, index=False, sep=separator, decimal=decimal, encoding=encoding)
-    records = load_source(source(path, group_columns=("ward",)), "train")
+    records = load_unscaled(source(path, group_columns=("ward",)), "train").scaled()
     np.testing.assert_array_equal(records.features, table[["age", "bp"]].to_numpy(dtype=np.float32))
     assert set(records.groups["ward"]) == {"Köln"}
     # Without a column of units each row is one.
@@ -164,10 +164,10 @@ def test_several_files_are_one_table_and_their_names_may_be_the_sites(tmp_path, 
     for path, rows in zip(paths, (table[:2], table[2:]), strict=True):
         rows.to_csv(path, index=False)
     spec = source(paths, site_column="file", unit_column="patient")
-    records = load_source(spec, "train")
+    records = load_unscaled(spec, "train").scaled()
     assert records.natural_site.tolist() == ["St.-Mary", "St.-Mary", "nord", "nord"]
     assert records.units.tolist() == ["007", "7", "007", "b"]
     table.assign(age=None).to_csv(paths[1], index=False)
-    refused("line 2 of nord.csv, column 'age': missing", load_source, spec, "train")
+    refused("line 2 of nord.csv, column 'age': missing", load_unscaled, spec, "train")
     table.drop(columns="age").to_csv(paths[1], index=False)
-    refused("only one has a column 'age'", load_source, spec, "train")
+    refused("only one has a column 'age'", load_unscaled, spec, "train")

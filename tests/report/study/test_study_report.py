@@ -60,16 +60,14 @@ def test_one_seed_gives_no_interval_and_says_so(study) -> None:
     basis = "the last iterate (one seed × 2 settings, hence no interval)"
     assert answer.differences == (f"Compared with {basis}: the average of posterior samples -3.3 points.",)
     assert "There is one seed: no interval can be given" in answer.basis
-    assert "In the only seed it lies above 5 points first at" in answer.shifts
     assert "[" not in answer.lead + "".join(answer.differences) + answer.shifts
 
 
-def test_the_worst_shift_is_named_and_where_the_error_is_surely_large(study) -> None:
-    # Means at rotation: 3.1 + 2 severity, half an interval 1.0; gamma: 3.1 + 1.2 severity; noise: 3.1 + .1 severity.
+def test_the_worst_shift_is_named(study) -> None:
+    # Means at rotation: 3.1 + 2 severity, half an interval 1.0; less at gamma and noise.
     assert study_answer(study(shifts=True)).shifts == (
         "Under shift, the average of posterior samples is worst at rotation, severity 5: 13.1 points [12.1, 14.1]; "
-        "unshifted: 3.1 points [2.1, 4.1]. Its whole interval lies above 5 points first at severity 2 of rotation; "
-        "severity 3 of gamma. Its mean stays below 5 points at every severity of detector_noise."
+        "unshifted: 3.1 points [2.1, 4.1]."
     )
 
 

@@ -118,7 +118,7 @@ def prior_inside_the_clip(patch: pytest.MonkeyPatch) -> None:
         def clipped_sum(module, features, labels, *, clip_norm, **rest):
             share = plan.prior_share / units
             gradients = per_example_gradients(module, features, labels)
-            return sum_clipped(gradients - share * prior_gradient(plan.prior, to_vector(module)), clip_norm)
+            return sum_clipped(gradients - share * prior_gradient(plan.sampler.prior, to_vector(module)), clip_norm)
 
         patch.setattr(minibatch, "gradient_engine", lambda *_: engine.GradientEngine("vmap", clipped_sum))
         patch.setattr(algorithm, "prior_gradient", lambda prior, vector: torch.zeros_like(vector))

@@ -40,7 +40,7 @@ def test_a_failed_cell_does_not_stop_the_rest_and_is_run_again(tmp_path: Path, c
     path = study_file(tmp_path, "sites.away.records = [5000, 150]\nseed = [1]")
     status, printed, _ = command("study", path, "--out", out)
     assert status == 1
-    assert "failed: sites.away.records 5000, seed 1: sites.away.records is 5000, but 1797" in printed
+    assert "sites.away.records 5000, seed 1: failed: sites.away.records is 5000, but 1797" in printed
     assert f"fl-dpbayes study --resume {out}" in printed
     table = pd.read_csv(out / "results.csv")
     assert set(table["sites.away.records"]) == {150}

@@ -13,7 +13,7 @@ from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.scenario import load_scenario
 from fl_dpbayes.config.sources import BuiltIn
 from fl_dpbayes.config.summary import parse_summary
-from fl_dpbayes.data.records import load_source
+from fl_dpbayes.data.records import load_unscaled
 from fl_dpbayes.posterior.rules import fedpa
 from fl_dpbayes.posterior.samples import PosteriorSamples
 from fl_dpbayes.privacy.planned_noise import planned_stretch
@@ -49,7 +49,7 @@ def test_rule_gives_a_posterior_that_predicts(federation, rule: str, tmp_path: P
     summary = run.summary()
     assert summary["aggregation"] == rule
     assert len(run.posterior()) == RULES[rule]
-    records = load_source(BuiltIn(kind="digits"), "train")
+    records = load_unscaled(BuiltIn(kind="digits"), "train").scaled()
     archive, table = tmp_path / "digits.npz", tmp_path / "predictions.csv"
     np.savez(archive, features=records.features)
     predict_records(run.folder, archive, table, Console(quiet=True))
