@@ -11,6 +11,7 @@ from fl_dpbayes.data.simulation import plan_sites
 from fl_dpbayes.posterior.sample_store import PosteriorBank
 from fl_dpbayes.protocol.card import MAX_UNITS
 from fl_dpbayes.protocol.wire import arrays_digest
+from server.messages import PULL_SECONDS
 
 # Every test here is a whole run or several.
 pytestmark = pytest.mark.slow
