@@ -13,6 +13,7 @@ from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.files.audit_log import AuditLogError
 from fl_dpbayes.config.names import outside_text
 from fl_dpbayes.config.task import Model, Task
+from fl_dpbayes.data.snapshot import DataChangedError, DataUncheckedError
 from fl_dpbayes.models.build import model_shapes
 from fl_dpbayes.models.parameters import Shapes
 from fl_dpbayes.models.rows import RowsDependError
@@ -32,6 +33,8 @@ CODES = {
     RowsDependError: RefusalCode.NOT_REPEATABLE,
     CohortChangedError: RefusalCode.COHORT_CHANGED,
     LedgerPlaceError: RefusalCode.LEDGER_ERROR,
+    DataChangedError: RefusalCode.DATA_CHANGED,
+    DataUncheckedError: RefusalCode.DATA_UNCHECKED,
     UserError: RefusalCode.DATA_INVALID,
     AuditLogError: RefusalCode.AUDIT_LOG_ERROR,
 }

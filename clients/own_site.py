@@ -10,6 +10,7 @@ from clients.guard import own_site_file
 from clients.messages import RefusedError
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.installed_code import installed_code
+from fl_dpbayes.config.record_schema import record_schema
 from fl_dpbayes.config.site_file import SiteFile, read_own_site_file, read_site_file
 from fl_dpbayes.config.task import check_prevalence_classes
 from fl_dpbayes.data.site import shift_label
@@ -55,6 +56,7 @@ def card_of(site_file: SiteFile) -> SiteCard:
         name=site_file.name,
         role=site_file.role,
         task=task,
+        data_schema=record_schema(site_file.source),
         units=site_file.units,
         unit=site_file.source.unit,
         shift=shift_label(site_file.shift),

@@ -15,7 +15,7 @@ from typer import Argument, Option
 from typer.models import ArgumentInfo
 
 from fl_dpbayes import __version__
-from fl_dpbayes.config.errors import Stopped, UserError
+from fl_dpbayes.config.errors import FailedError, Stopped, UserError
 from fl_dpbayes.run.deploy.commands import deploy, provision
 from fl_dpbayes.run.site.commands import site
 
@@ -360,7 +360,7 @@ def main() -> None:
     except Stopped as stop:
         _fail(f"stopped: {stop}", INTERRUPTED)
     except UserError as error:
-        _fail(f"error: {error}", 2)
+        _fail(f"error: {error}", 1 if isinstance(error, FailedError) else 2)
     except Exception as error:
         name = type(error).__name__
         _fail(f"error: an internal fault ({name}: {error}); please report it with the command you gave", 1)

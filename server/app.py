@@ -11,11 +11,13 @@ from flwr.serverapp import Grid, ServerApp
 
 import server
 from fl_dpbayes.config.errors import UserError
+from fl_dpbayes.config.files.folder_lock import folder_lock
 from fl_dpbayes.config.kinds import check_origin
 from fl_dpbayes.config.scenario import load_scenario
 from fl_dpbayes.data.simulation import SITES_FOLDER, plan_sites, prepare_simulation
 from server.federation import run_federation
 from server.grid import check_workers_folder, replace_dead_actors
+from server.registered_nodes import wait_for_sites
 from server.run_record import EventLog
 
 app = ServerApp()
@@ -26,8 +28,8 @@ def main(grid: Grid, context: Context) -> None:
     """Run the scenario that the run config names, and write its run directory.
 
     Run config: `scenario` (a shipped name or a path), `output-dir` (empty: `runs/<scenario>-<time>`), `data-dir`; and
-    `report`, by which a study leaves out the drawing.
-    A folder that already holds site files is used as it is, and a run in it that was cut off is resumed.
+    `report`, by which a study leaves out the drawing. `wait`: seconds to wait for real sites; 0 makes simulated ones. A
+    folder that already holds simulated sites' files is used as it is, and a run in it that was cut off is resumed.
     """
     check_origin(server)
     check_workers_folder(grid)
@@ -36,13 +38,20 @@ def main(grid: Grid, context: Context) -> None:
     given = str(context.run_config.get("output-dir", ""))
     run_folder = Path(given or f"runs/{scenario.name}-{datetime.now(UTC):%Y%m%d-%H%M%S}").resolve()
     run_folder.mkdir(parents=True, exist_ok=True)
+    wait = float(context.run_config.get("wait", 0))
+    report = bool(context.run_config.get("report", True))
     try:
-        if not (run_folder / SITES_FOLDER).is_dir():
-            data_dir = str(context.run_config.get("data-dir", ""))
-            plan = plan_sites(scenario, Path(data_dir) if data_dir else None)
-            prepare_simulation(scenario, plan, run_folder)
-        report = bool(context.run_config.get("report", True))
-        run_federation(grid, scenario, run_folder, str(run_folder / SITES_FOLDER), report=report)
+        if wait:
+            with folder_lock(run_folder):
+                events = EventLog(run_folder)
+                wait_for_sites(grid, scenario, wait, lambda missing: events.write("waiting", missing=missing))
+                run_federation(grid, scenario, run_folder, "", report=report)
+        else:
+            if not (run_folder / SITES_FOLDER).is_dir():
+                data_dir = str(context.run_config.get("data-dir", ""))
+                plan = plan_sites(scenario, Path(data_dir) if data_dir else None)
+                prepare_simulation(scenario, plan, run_folder)
+            run_federation(grid, scenario, run_folder, str(run_folder / SITES_FOLDER), report=report)
     except UserError as error:
         # On a full disk this one cannot be written either.
         with contextlib.suppress(UserError):

@@ -1,6 +1,7 @@
 """One whole run on the server: roster, rounds, evaluation, record."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
@@ -20,7 +21,8 @@ from fl_dpbayes.report.warnings import sentence
 from server.checkpoint import BEGUN, Checkpoint, check_run_files, prepared_files, read_checkpoint, read_run_journal
 from server.grid import OrderedGrid
 from server.ledger_heads import HEADS_FILE
-from server.roster import Federation, Roster, call_roster, connected_nodes
+from server.registered_nodes import allowed_nodes, unlisted_nodes
+from server.roster import Federation, Roster, call_roster, check_enough, connected_nodes
 from server.run_record import RunRecord
 from server.strategies.fald import FALDStrategy
 from server.strategies.fedpa import FedPAStrategy
@@ -89,7 +91,10 @@ def run_federation(
 
 
 def _roster(grid: Grid, scenario: Scenario, simulation_folder: str, checkpoint: Checkpoint | None) -> Roster:
-    if checkpoint is None:
+    if not simulation_folder:
+        # Real sites were waited for by name, as many as the run starts with.
+        node_ids = allowed_nodes(grid, scenario.sites, only_registered=True)
+    elif checkpoint is None:
         expected = scenario.resources.start_nodes or len(scenario.sites)
         node_ids = connected_nodes(grid, expected, SETTLED_SECONDS)
         if len(node_ids) < expected:
@@ -97,13 +102,16 @@ def _roster(grid: Grid, scenario: Scenario, simulation_folder: str, checkpoint: 
                 f"{len(node_ids)} nodes are connected but the run waits for {expected}: start it with  "
                 f'flwr run . --federation-config "num-supernodes={expected}"  (or use  fl-dpbayes simulate)'
             )
-        return call_roster(grid, node_ids, scenario, simulation_folder)
-    expected = len(checkpoint.cards)
-    node_ids = connected_nodes(grid, expected)
-    if not node_ids:
-        raise UserError(f"none of the run's {expected} nodes is connected: start them again, then resume once more")
+    else:
+        expected = len(checkpoint.cards)
+        node_ids = connected_nodes(grid, expected)
+        if not node_ids:
+            raise UserError(f"none of the run's {expected} nodes is connected: start them again, then resume once more")
     answered = call_roster(grid, node_ids, scenario, simulation_folder)
-    return checkpoint.roster_of(answered, scenario.resources.min_sites)
+    if not simulation_folder:
+        answered = replace(answered, left_out=(*unlisted_nodes(grid, scenario.sites), *answered.left_out))
+        check_enough(answered, scenario)
+    return answered if checkpoint is None else checkpoint.roster_of(answered, scenario.resources.min_sites)
 
 
 def _write(federation: Federation, strategy: PosteriorStrategy, record: RunRecord, *, report: bool) -> Exception | None:

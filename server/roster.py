@@ -13,12 +13,15 @@ from flwr.serverapp import Grid
 
 from fl_dpbayes.config.errors import RunWarning, UserError, warning
 from fl_dpbayes.config.installed_code import installed_code
+from fl_dpbayes.config.names import outside_text
+from fl_dpbayes.config.record_schema import RecordSchema, record_schema
 from fl_dpbayes.config.scenario import Scenario
 from fl_dpbayes.config.task import Task
 from fl_dpbayes.protocol.card import SiteCard
 from fl_dpbayes.protocol.refusal import Refusal
 from fl_dpbayes.report.warnings import sentence
 from server.messages import EXPIRED, RejectedError, read_reply, rejecting, request_message
+from server.registered_nodes import allowed_nodes, registered_names
 
 # Flower gives no node this id.
 NO_NODE = 0
@@ -138,7 +141,7 @@ def with_newcomers(grid: Grid, federation: Federation) -> Roster:
     """
     roster, scenario = federation.roster, federation.scenario
     nodes_may_change = scenario.resources.nodes_may_change
-    connected = set(grid.get_node_ids())
+    connected = set(allowed_nodes(grid, scenario.sites, only_registered=not federation.simulation_folder))
     given_up = {node for node, count in roster.silences.items() if count >= scenario.resources.silent_rounds}
     newcomers = sorted(connected - roster.asked - given_up)
     known = {member.card.name: member for member in roster.members}
@@ -169,7 +172,7 @@ def with_newcomers(grid: Grid, federation: Federation) -> Roster:
                 first_nodes[name] = member.node_id
         elif name in vacant:
             left_out.append(warning("card-changed", name))
-        elif member.card.task == roster.task:
+        elif _shared(member) == _shared(roster.members[0]):
             joined[name] = member
         else:
             left_out.append(_differs(member, roster.task))
@@ -179,6 +182,18 @@ def with_newcomers(grid: Grid, federation: Federation) -> Roster:
         roster.asked | answered, {**roster.silences, **silent},
         frozenset(member.node_id for member in members.values()) - connected - {NO_NODE}, first_nodes,
     )  # fmt: skip
+
+
+def check_enough(roster: Roster, scenario: Scenario) -> None:
+    """Check before any site pays that as many joined as the run starts with; UserError says why others did not."""
+    needed, joined = scenario.resources.start_nodes or len(scenario.sites), {each.card.name for each in roster.members}
+    if len(joined) < needed:
+        absent = ", ".join(name for name in scenario.sites if name not in joined)
+        why = "; ".join(map(sentence, roster.left_out)) or "no answer came"
+        raise UserError(
+            f"{len(joined)} of {len(scenario.sites)} sites joined, the run starts with {needed}; {absent} did not "
+            f"({why}): mend that, or lower resources.start_nodes; no privacy was spent"
+        )
 
 
 def _cards(
@@ -198,6 +213,7 @@ def _cards(
     left_out: list[RunWarning] = []
     answered: set[int] = set()
     waiting: dict[str, int] | None = None
+    names, schema = registered_names(grid) if requests else {}, _scenarios_schema(scenario)
     for reply in grid.send_and_receive(requests, timeout=timeout):
         # Message ids exist only once the grid has pushed the requests.
         if waiting is None:
@@ -213,7 +229,9 @@ def _cards(
                 raise ValueError(card.describe())
             if reason := taken.get(card.name, _taken(card.name) if card.name in members else ""):
                 raise ValueError(reason)
-            if reason := _other_code(card, scenario.named_code):
+            if names.get(node_id, card.name) != card.name:
+                raise ValueError(f"its site file calls it {card.name}: give it the name under which its key is known")
+            if reason := _other_code(card, scenario.named_code) or _other_schema(card, schema):
                 raise ValueError(reason)
             if card.role == "train" and card.units < least_units:
                 raise ValueError(
@@ -221,7 +239,8 @@ def _cards(
                     f"needs {least_units}, so that a batch holds one on average"
                 )
         except (RejectedError, ValueError) as error:
-            left_out.append(warning("no-card", reason=str(error)))
+            whose = f"{outside_text(names[node_id])}: " if node_id in names else ""
+            left_out.append(warning("no-card", reason=f"{whose}{error}"))
             continue
         members[card.name] = Member(node_id, card)
     return members, left_out, answered
@@ -237,9 +256,32 @@ def _agreeing(members: dict[str, Member], left_out: list[RunWarning], order: Seq
             + ("; ".join(map(sentence, left_out)) or "give at least one site the role 'train'")
         )
     # The first of the commonest: one site's word must not leave out all others.
-    task = Counter(member.card.task for member in trainers).most_common(1)[0][0]
-    agreeing = tuple(member for member in ordered if member.card.task == task)
-    return Roster(agreeing, (*left_out, *(_differs(member, task) for member in ordered if member not in agreeing)))
+    shared = Counter(map(_shared, trainers)).most_common(1)[0][0]
+    left_out += [_differs(member, shared[0]) for member in ordered if _shared(member) != shared]
+    return Roster(tuple(member for member in ordered if _shared(member) == shared), tuple(left_out))
+
+
+def _shared(member: Member) -> tuple[Task, RecordSchema]:
+    return member.card.task, member.card.data_schema
+
+
+def _scenarios_schema(scenario: Scenario) -> RecordSchema | None:
+    try:
+        return record_schema(scenario.data.source)
+    except UserError:
+        # An image folder that only the sites have: they must agree with each other.
+        return None
+
+
+def _other_schema(card: SiteCard, schema: RecordSchema | None) -> str:
+    """Say in what a site's records are not what the scenario says; an empty text if they are."""
+    parts = schema.differences(card.data_schema) if schema is not None else []
+    if not parts:
+        return ""
+    return (
+        f"{card.name} has other {' and '.join(parts)} than the scenario (names and their order, centers, scales, "
+        "missing, class names): take over the source of the coordinator's scenario in its site file"
+    )
 
 
 def _other_code(card: SiteCard, names: Sequence[str]) -> str:

@@ -20,6 +20,10 @@ class UserError(Told):
     """
 
 
+class FailedError(UserError):
+    """Work that was begun and did not come to its end; the command line ends with status 1."""
+
+
 class Stopped(Told):
     """A run that the person at the keyboard stopped; the text says what was kept and how to go on.
 

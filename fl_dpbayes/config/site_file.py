@@ -146,7 +146,9 @@ class SiteFile(Config):
     request may name by their SHA-256. `trace_folder`, where given, gets a table `<run>-<round>.csv` of each training
     round: log posterior and clipped share along the chain. These are computed from records without noise, as
     confidential as these, and never sent. `prevalence` declares the shares of the classes here, which are then public,
-    or is `estimated`: from predictions, at the site, and never sent.
+    or is `estimated`: from predictions, at the site, and never sent. `snapshot`: the file that `fl-dpbayes site check`
+    writes and requests read in place of the source; one that changed since is refused until it is checked again. With a
+    connection it is `<name>.records.npz` beside the ledger unless it says otherwise.
     """
 
     name: SiteName
@@ -166,7 +168,16 @@ class SiteFile(Config):
     backbone_folder: PlacedPath | None = None
     trace_folder: PlacedPath | None = None
     prevalence: SitePrevalence | None = None
+    snapshot: PlacedPath | None = None
     connection: Connection | None = None
+
+    @property
+    def records_file(self) -> Path | None:
+        """Where requests find checked records; a site with a connection reads nothing else."""
+        if self.snapshot is not None or self.connection is None:
+            return self.snapshot
+        folder = self.cache_folder if self.ledger is None else self.ledger.path.parent
+        return folder / f"{self.name}.records.npz"
 
     def _check_keys(self) -> None:
         budgets = {"policy.max_run_epsilon": self.policy.max_run_epsilon}

@@ -16,6 +16,7 @@ from fl_dpbayes.config.site_file import Selection, SiteFile
 from fl_dpbayes.config.task import Task, check_prevalence_classes
 from fl_dpbayes.data.records import Records, load_unscaled, magnitude_warnings
 from fl_dpbayes.data.shifts.apply import apply_shift
+from fl_dpbayes.data.snapshot import read_snapshot
 from fl_dpbayes.privacy.ledger.state import Part
 from fl_dpbayes.privacy.splits import in_recalibration_part, in_test_part
 
@@ -124,12 +125,28 @@ class Site:
 def load_site(site_file: SiteFile) -> Site:
     """Build a site from its file, whose paths are absolute.
 
-    The records keep the order of their source, so that a restart finds each at the same place. Raises UserError if
-    records are missing, damaged or not as described, or their number is far from the declared one.
+    The records keep the order of their source, so that a restart finds each at the same place; they come from the
+    snapshot that the file names, if it names one. Raises UserError if records are missing, damaged or not as described,
+    or their number is far from the declared one; DataChangedError, DataUncheckedError as `read_snapshot`.
     """
-    records = _select(load_unscaled(site_file.source, site_file.selection.part), site_file.selection).scaled()
+    return site_of(site_file, read_records(site_file) if site_file.records_file is None else read_snapshot(site_file))
+
+
+def read_records(site_file: SiteFile) -> Records:
+    """Read the site's records from its source: those that it selects, scaled and shifted; UserError as `load_site`."""
+    return prepared(site_file, load_unscaled(site_file.source, site_file.selection.part))
+
+
+def prepared(site_file: SiteFile, records: Records) -> Records:
+    """Select the site's records of its source's, scale and shift them."""
+    records = _select(records, site_file.selection).scaled()
     if site_file.shift is not None:
         records = apply_shift(records, site_file.shift, np.random.default_rng(site_file.shift_seed))
+    return records
+
+
+def site_of(site_file: SiteFile, records: Records) -> Site:
+    """Check the site's records and divide them into its parts; UserError as `load_site`."""
     _check_records(records)
     for found in magnitude_warnings(records, site_file.source):
         # To the site's own log: what it says is computed from records.

@@ -7,6 +7,7 @@ from pydantic import Field
 from fl_dpbayes.config.base import Message
 from fl_dpbayes.config.installed_code import InstalledCode
 from fl_dpbayes.config.names import EvaluationRelease, OutsideText, Role, SiteName
+from fl_dpbayes.config.record_schema import RecordSchema
 from fl_dpbayes.config.task import SitePrevalence, Task
 
 # More than all patients there are: beyond it a size is a mistake or a claim to all the weight.
@@ -17,13 +18,15 @@ class SiteCard(Message):
     """Answer to a query: who the site is, its role, its declared size and what it lets out.
 
     `prevalence`: the declared shares of its classes; `estimated` says that the site estimates them and keeps them.
-    `code`: what is installed here of the code that its policy allows.
+    `code`: what is installed here of the code that its policy allows. `data_schema`: what its records have in common
+    with those of the other sites.
     """
 
     protocol: Literal[1] = 1
     name: SiteName
     role: Role
     task: Task
+    data_schema: RecordSchema
     units: Annotated[int, Field(ge=0, le=MAX_UNITS)]
     unit: OutsideText
     shift: OutsideText = ""

@@ -13,6 +13,7 @@ from rich.console import Console
 from torch import nn
 
 from fl_dpbayes.config.errors import UserError
+from fl_dpbayes.config.files.folder_lock import folder_lock
 from fl_dpbayes.config.names import counted
 from fl_dpbayes.config.plan import AnyPrivacyPlan, NoPrivacyPlan
 from fl_dpbayes.config.rule import Rule
@@ -23,7 +24,6 @@ from fl_dpbayes.config.validation_text import read_record
 from fl_dpbayes.data.simulation import plan_sites
 from fl_dpbayes.models.own_module import provided
 from fl_dpbayes.run.finished_run import Run
-from fl_dpbayes.run.folder_lock import folder_lock
 from fl_dpbayes.run.frames import SiteRecords
 from fl_dpbayes.run.init_scenario import LEAST_UNITS, TEMPLATE, proposed_clip_norm, proposed_delta, toml_value
 from fl_dpbayes.run.simulate import check_machine, new_folder, run_planned

@@ -4,12 +4,13 @@ import contextlib
 import logging
 import threading
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
+from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
 
 # Flower lets only a process that has an identity build messages, and has no public way to give one; this private name
@@ -27,9 +28,13 @@ CLIENT_APP_RAISED = 2  # Flower's error code for an exception in a ClientApp
 
 
 class LocalGrid(Grid):
-    """Nodes 1 .. K without a network: a request waits here until its reply is pulled, and is answered then."""
+    """Nodes 1 .. K without a network: a request waits here until its reply is pulled, and is answered then.
+
+    `names`: node -> the name under which it is registered; none in a simulation.
+    """
 
     def __init__(self, nodes: int) -> None:
+        self.names: Mapping[int, str] = {}
         self._nodes: Iterable[int] = range(1, nodes + 1)
         self._waiting: dict[str, Message] = {}
         self._pushed = 0
@@ -57,6 +62,10 @@ class LocalGrid(Grid):
     def get_node_ids(self) -> Iterable[int]:
         """Return the node ids."""
         return list(self._nodes)
+
+    def get_nodes(self) -> Iterable[NodeInfo]:
+        """Return ids and names."""
+        return [NodeInfo(node_id=node, name=self.names.get(node, "")) for node in self.get_node_ids()]
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Accept requests and give each an id."""

@@ -21,6 +21,7 @@ from torch.utils.data import Dataset
 from fl_dpbayes.config.base import digest
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.files.atomic_file import read_sealed_json, write_sealed_json
+from fl_dpbayes.config.files.folder_lock import folder_lock
 from fl_dpbayes.config.plan import PrivacyPlan, TrainingPlan
 from fl_dpbayes.config.sampler import SGLD, ConstantStepSize
 from fl_dpbayes.config.validation_text import read_record
@@ -35,7 +36,6 @@ from fl_dpbayes.privacy.planned_noise import planned_chain, planned_stretch
 from fl_dpbayes.privacy.pld.loss_distribution import pld_epsilon
 from fl_dpbayes.privacy.streams import Streams
 from fl_dpbayes.protocol.arrays import Arrays, SentArray, read_sent_arrays
-from fl_dpbayes.run.folder_lock import folder_lock
 from fl_dpbayes.samplers.chain import ChainDivergedError, run_chain
 from fl_dpbayes.samplers.minibatch import TrainingRecords
 from fl_dpbayes.samplers.state_vectors import initial_vectors

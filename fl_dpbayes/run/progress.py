@@ -1,7 +1,9 @@
 """The live display of a run: round, sites, epsilon spent, time left, from the events that the server writes."""
 
+import contextvars
 import io
 import json
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -16,6 +18,7 @@ from rich.text import Text
 
 EVENTS_FILE = "events.jsonl"
 POLL_SECONDS = 0.2
+STOP_SECONDS = 60.0
 
 
 class EventReader:
@@ -44,6 +47,7 @@ class Display:
 
     def __init__(self, console: Console, rounds: int) -> None:
         self._console, self._rounds, self._trainers = console, rounds, 0
+        self._live = console.is_terminal or console.is_jupyter
         self._sites: dict[str, tuple[str, str, str]] = {}
         self._bar = Progress(
             TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("replies elapsed"),
@@ -54,6 +58,11 @@ class Display:
     def show(self, event: dict[str, Any]) -> None:
         """Take in one event."""
         match event["event"]:
+            case "waiting":
+                text = f"waiting for {', '.join(event['missing'])}"
+                self._bar.update(self._task, description=text)
+                if not self._live:
+                    self._console.print(text, markup=False)
             case "roster":
                 roles = dict(event["sites"])
                 self._sites = {name: (role, "waiting", "") for name, role in roles.items()}
@@ -71,7 +80,7 @@ class Display:
                 spent = f"{epsilon:.3f} of {budget:g}" if epsilon is not None and budget else ""
                 self._set(event["site"], f"{event['status']} {event['detail']}".strip(), spent)
                 self._bar.advance(self._task)
-                if not self._console.is_terminal and not self._console.is_jupyter:
+                if not self._live:
                     place = f"round {event['round']}/{self._rounds}  {event['site']}"
                     self._console.print(f"{place}  {event['status']}  {event['detail'] or spent}", markup=False)
             case "evaluated":
@@ -80,11 +89,15 @@ class Display:
 
     def render(self) -> Group:
         """Return what the terminal shows now."""
+        return Group(self._bar, self.table())
+
+    def table(self) -> Table:
+        """Return the sites, with what each did last and has spent."""
         table = Table("site", "role", "state", "epsilon spent", box=None, padding=(0, 2), header_style="bold")
         for name, (role, state, spent) in self._sites.items():
             # As plain text: a state may hold what a site sent, and square brackets are markup to rich.
             table.add_row(*map(Text, (name, role, state, spent)))
-        return Group(self._bar, table)
+        return table
 
     def _ask(self, event: dict[str, Any], state: str, **progress: Any) -> None:
         self._bar.update(self._task, **progress)
@@ -117,6 +130,33 @@ def follow(reader: EventReader, rounds: int, console: Console, is_running: Calla
                 display.show(event)
             refresh()
             time.sleep(POLL_SECONDS if running else 0)
+
+
+def run_and_follow(
+    work: Callable[[threading.Event], None], reader: EventReader, rounds: int, console: Console
+) -> BaseException | None:
+    """Work in a thread and show the run's events meanwhile; return what the work raised, or None.
+
+    An interrupt sets the event that `work` is given, waits for it and is raised again.
+    """
+    failures, stop = list[BaseException](), threading.Event()
+
+    def run() -> None:
+        try:
+            work(stop)
+        except BaseException as error:
+            failures.append(error)
+
+    # With its context: a module object that was given to this run is in it.
+    thread = threading.Thread(target=contextvars.copy_context().run, args=(run,), daemon=True)
+    thread.start()
+    try:
+        follow(reader, rounds, console, thread.is_alive)
+    except KeyboardInterrupt:
+        stop.set()
+        thread.join(STOP_SECONDS)
+        raise
+    return failures[0] if failures else None
 
 
 @contextmanager

@@ -7,6 +7,7 @@ from rich.console import Console
 from fl_dpbayes.config.base import digest
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.files.array_file import check_seal
+from fl_dpbayes.config.files.folder_lock import folder_lock
 from fl_dpbayes.config.files.journal import check_files, listed_files
 from fl_dpbayes.config.kinds import import_apps
 from fl_dpbayes.config.scenario import Scenario, load_scenario
@@ -14,7 +15,6 @@ from fl_dpbayes.data.simulation import SCENARIO_FILE, SITES_FOLDER, plan_sites, 
 from fl_dpbayes.posterior.store import POSTERIOR_FILE
 from fl_dpbayes.report.run_files import read_summary
 from fl_dpbayes.run.flower_engine import end_interrupted
-from fl_dpbayes.run.folder_lock import folder_lock
 from fl_dpbayes.run.progress import EVENTS_FILE, EventReader, end_of_events
 from fl_dpbayes.run.simulate import check_machine, run_prepared, show_run
 

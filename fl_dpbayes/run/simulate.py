@@ -1,11 +1,9 @@
 """The work behind `fl-dpbayes simulate`: prepare, run on an engine, show."""
 
-import contextvars
 import json
 import shlex
 import shutil
 import threading
-from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -14,7 +12,8 @@ import pandas
 import torch
 from rich.console import Console
 
-from fl_dpbayes.config.errors import Stopped, UserError
+from fl_dpbayes.config.errors import FailedError, Stopped, UserError
+from fl_dpbayes.config.files.folder_lock import folder_lock
 from fl_dpbayes.config.kinds import import_apps
 from fl_dpbayes.config.names import counted
 from fl_dpbayes.config.scenario import Resources, Scenario
@@ -24,12 +23,10 @@ from fl_dpbayes.report.run_files import read_summary
 from fl_dpbayes.report.tables import calibration_table, privacy_table
 from fl_dpbayes.run.baselines import write_baselines
 from fl_dpbayes.run.flower_engine import run_flower
-from fl_dpbayes.run.folder_lock import folder_lock
 from fl_dpbayes.run.inline_engine import run_inline
-from fl_dpbayes.run.progress import EVENTS_FILE, EventReader, end_of_events, follow
+from fl_dpbayes.run.progress import EVENTS_FILE, EventReader, end_of_events, run_and_follow
 from fl_dpbayes.run.weak_budget import weak_budget
 
-STOP_SECONDS = 60.0
 FULL_BYTES = 2**16
 
 
@@ -78,14 +75,14 @@ def run_prepared(scenario: Scenario, engine: str, folder: Path, console: Console
     resume += "" if engine == "flower" else f" --engine {engine}"
     try:
         rounds = scenario.training.rounds * scenario.training.chains
-        failure = _run_and_follow(work, EventReader(events, start), rounds, console)
+        failure = run_and_follow(work, EventReader(events, start), rounds, console)
     except KeyboardInterrupt:
         from server.checkpoint import read_checkpoint
 
         done = found[0].round if (found := read_checkpoint(folder)) else 0
         kept = f"{done} of {counted(rounds, 'round')} {'is' if done == 1 else 'are'} complete and kept, with their cost"
         raise Stopped(f"{kept}, in {folder}; go on with  {resume}") from None
-    _raise_failure(failure, EventReader(events, start), folder, resume)
+    raise_failure(failure, EventReader(events, start), folder, resume)
 
 
 def check_machine(resources: Resources) -> None:
@@ -130,30 +127,8 @@ def _clipped_shares(run_folder: Path) -> dict[str, float]:
     return shares
 
 
-def _run_and_follow(
-    work: Callable[[threading.Event], None], reader: EventReader, rounds: int, console: Console
-) -> BaseException | None:
-    failures, stop = list[BaseException](), threading.Event()
-
-    def run() -> None:
-        try:
-            work(stop)
-        except BaseException as error:
-            failures.append(error)
-
-    # With its context: a module object that was given to this run is in it.
-    thread = threading.Thread(target=contextvars.copy_context().run, args=(run,), daemon=True)
-    thread.start()
-    try:
-        follow(reader, rounds, console, thread.is_alive)
-    except KeyboardInterrupt:
-        stop.set()
-        thread.join(STOP_SECONDS)
-        raise
-    return failures[0] if failures else None
-
-
-def _raise_failure(failure: BaseException | None, reader: EventReader, folder: Path, resume: str) -> None:
+def raise_failure(failure: BaseException | None, reader: EventReader, folder: Path, resume: str) -> None:
+    """Raise why a run did not come to its end, if it did not: its last word, or what ended it."""
     events = reader.new_events()
     reasons = [str(event["reason"]) for event in events if event["event"] == "failed"]
     # What a full disk did to a site, or to the word of the process that failed, shows here only.
@@ -163,11 +138,11 @@ def _raise_failure(failure: BaseException | None, reader: EventReader, folder: P
         reasons = [str(failure)]
     if reasons:
         kept = f"what was computed until then, and the logs, are in {folder}"
-        raise UserError(f"the run stopped: {reasons[-1]} ({kept}; once the cause is removed, go on with  {resume})")
+        raise FailedError(f"the run stopped: {reasons[-1]} ({kept}; once the cause is removed, go on with  {resume})")
     if failure is not None:
         raise failure
     if not any(event["event"] == "finished" for event in events):
-        raise UserError(f"the run ended without a result: see the logs in {folder}")
+        raise FailedError(f"the run ended without a result: see the logs in {folder}")
 
 
 def new_folder(given: Path | None, name: str, inside: str = SITES_FOLDER) -> Path:

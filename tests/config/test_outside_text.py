@@ -42,7 +42,8 @@ def test_refusal_card_and_unknown_key_carry_no_control_character() -> None:
         read_header(Refusal, json.dumps({"code": "BAD_REQUEST", "field": HOSTILE}))
     field = read_header(Refusal, json.dumps({"code": "BAD_REQUEST", "field": text})).describe()
     card = {"name": "a", "role": "train", "task": {"input_shape": [2], "classes": 2}, "units": 40, "unit": text,
-            "shift": text, "evaluation_release": "none", "seeded": False}  # fmt: skip
+            "shift": text, "evaluation_release": "none", "seeded": False,
+            "data_schema": dict.fromkeys(("features", "constants", "labels"), "0" * 64)}  # fmt: skip
     read = read_header(SiteCard, json.dumps(card))
     for shown in (field, read.unit, read.shift):
         assert shown.isprintable()

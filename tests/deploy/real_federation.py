@@ -61,12 +61,13 @@ class RealFederation:
             "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
         }  # fmt: skip
 
-    def cli(self, *words: object, program: str = "fl-dpbayes", status: int = 0) -> str:
+    def cli(self, *words: object, program: str = "fl-dpbayes", status: int = 0, seconds: float = 120) -> str:
         """Run a command to its end and return what it printed."""
         command = [str(BIN / program), *map(str, words)]
         done = subprocess.run(
-            command, env=self.environment(), cwd=self.folder, capture_output=True, text=True, timeout=120, check=False
-        )
+            command, env=self.environment(), cwd=self.folder, capture_output=True, text=True, timeout=seconds,
+            check=False,
+        )  # fmt: skip
         assert done.returncode == status, done.stdout + done.stderr
         return done.stdout + done.stderr
 

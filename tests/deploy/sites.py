@@ -21,5 +21,7 @@ def site_record(folder: Path, name: str) -> SiteFile:
     return SiteFile(
         name=name, role="train", source=source, units=48, split=Split(key="0" * 32),
         policy=Policy(max_run_epsilon=3.0),
-        ledger=LedgerSettings(path=Path("ledger.db"), witness=Path("witness"), cohort=name, epsilon=6, delta=1e-3),
+        ledger=LedgerSettings(
+            path=Path("ledger.db"), witness=Path("witness/w.json"), cohort=name, epsilon=6, delta=1e-3
+        ),
     )  # fmt: skip

@@ -11,8 +11,8 @@ from torch.utils.data import TensorDataset
 
 import fl_dpbayes as fl
 from fl_dpbayes.config.errors import UserError
+from fl_dpbayes.config.files.folder_lock import folder_lock
 from fl_dpbayes.config.sampler import SGLD, ConstantStepSize
-from fl_dpbayes.run.folder_lock import folder_lock
 from fl_dpbayes.samplers.chain import ChainDivergedError
 from tests.models.test_own_module import ActNorm
 

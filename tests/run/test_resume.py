@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fl_dpbayes.run.folder_lock import folder_lock
+from fl_dpbayes.config.files.folder_lock import folder_lock
 
 KILLS = 12
 # Commands are forked from one interpreter that has imported everything, so that kills fall into work, not into imports.

@@ -13,7 +13,8 @@ from rich.console import Console
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.scenario import load_scenario
 from fl_dpbayes.report.run_files import write_summary
-from fl_dpbayes.run import flower_engine
+from fl_dpbayes.run import flower_command
+from fl_dpbayes.run.flower_command import FlowerCommand
 from fl_dpbayes.run.inline_engine import logs_in
 from fl_dpbayes.run.progress import Display, EventReader
 from fl_dpbayes.run.simulate import show_run, simulate
@@ -46,11 +47,13 @@ def test_tables_warnings_and_the_clipped_share_of_simulated_sites_are_shown(tmp_
 
 
 EVENTS = [
-    {"event": "roster", "sites": [["north", "train"], ["island", "held_out"]]},
+    {"event": "roster", "sites": [["north", "train"], ["island", "held_out"]], "left_out": []},
     {"event": "train", "round": 1, "rounds": 2, "sites": ["north"]},
     {"event": "site", "round": 1, "site": "north", "status": "OK", "detail": "", "epsilon": 0.5, "budget": 2.0},
-    {"event": "evaluate", "sites": ["north", "island"]}, {"event": "evaluated", "site": "island", "problem": ""},
-]  # fmt: skip
+    {"event": "evaluate", "round": 2, "rounds": 2, "sites": ["north", "island"]},
+    {"event": "evaluated", "site": "island", "problem": ""},
+    {"event": "finished"},
+]
 
 
 def test_display_renders_before_and_after_every_event_in_a_terminal() -> None:
@@ -90,12 +93,12 @@ class Stop(threading.Event):
 @pytest.fixture
 def questions(monkeypatch: pytest.MonkeyPatch):
     asked, answer = [], {"runs": [{"status": "finished:completed"}]}
-    monkeypatch.setattr(flower_engine, "_flwr", lambda environment, what, *_: asked.append(what) or answer)
+    monkeypatch.setattr(FlowerCommand, "ask", lambda self, what, *_: asked.append(what) or answer)
     return asked
 
 
 def wait(events: Path, stop: Stop) -> dict:
-    return flower_engine._final_status({}, "1", EventReader(events), stop)
+    return FlowerCommand(Path(), {}, "own")._final_status("1", EventReader(events), stop)
 
 
 @pytest.mark.parametrize("last", ["finished", "failed"])
@@ -111,9 +114,11 @@ def test_flower_is_asked_once_the_run_is_over(tmp_path: Path, questions, last: s
     assert (stop.looks, questions) == (20, ["ls"])
 
 
-def test_run_that_dies_without_a_word_is_noticed_and_a_stopped_one_asks_nothing(tmp_path, questions, monkeypatch):
+def test_run_that_dies_without_a_word_is_noticed_and_a_stopped_one_asks_nothing(
+    tmp_path: Path, questions, monkeypatch
+) -> None:
     clock, stop = iter(range(0, 1000, 4)), Stop()
-    monkeypatch.setattr(flower_engine.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(flower_command.time, "monotonic", lambda: next(clock))
     wait(tmp_path / "events.jsonl", stop)
     assert (stop.looks, questions) == (4, ["ls"])
     stop.set()

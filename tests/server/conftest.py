@@ -92,6 +92,9 @@ class Answering:
     def __init__(self, answer: Callable[[Message], list[Message]]) -> None:
         self.answer = answer
 
+    def get_nodes(self):
+        return []
+
     def send_and_receive(self, messages, *, timeout=None):
         return replies_to(messages, self.answer)
 

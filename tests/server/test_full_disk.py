@@ -77,7 +77,8 @@ def test_every_write_may_fail_once(tmp_path: Path, capsys, monkeypatch: pytest.M
     monkeypatch.setattr("io.open", disk.open)
     status, said = command(capsys, monkeypatch, *new, str(folder))
     while status and len(disk.failed) < MOST_FAILURES:
-        assert (status, said.count("\n")) == (2, 1), (disk.failed, said)
+        # A full disk before the run begins is a mistake to mend (2), and one later ends it (1).
+        assert (status in (1, 2), said.count("\n")) == (True, 1), (disk.failed, said)
         assert "cannot be written (No space left on device): free space on its disk" in said
         assert str(folder) in said
         disk.arm()

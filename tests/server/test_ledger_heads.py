@@ -21,6 +21,7 @@ def keep_heads(path, heads) -> None:
 def hospitals(federation):
     """A federation whose nodes name their own site files, as hospitals do, so that no run makes their ledgers."""
     prepared = federation("simulation.cohort_epsilon=20", name="hospitals")
+    prepared.grid.names = dict(enumerate(prepared.scenario.sites, 1))
     for number, path in enumerate(sorted((prepared.folder / SITES_FOLDER).glob("*.toml"))):
         prepared.grid._contexts[number + 1].node_config["site-file"] = str(path)
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 from flwr.app import ArrayRecord, Context, RecordDict
+from flwr.app import Message as FlowerMessage
 
 from fl_dpbayes.config import sources
 from fl_dpbayes.config.base import Message
@@ -106,6 +107,16 @@ def ask(
 
     Raises UserError if the site refuses.
     """
+    answer = answer_of(site.path, message_type, request, arrays)
+    config = answer.content.config_records["config"]
+    if "refusal" in config:
+        raise UserError(f"the audited site {site.file.name!r} did not {message_type}: {config['refusal']!s}")
+    received = answer.content.array_records.get("arrays", ArrayRecord())
+    return read_header(reply, config["record"]), {name: array.numpy() for name, array in received.items()}
+
+
+def answer_of(site_file: Path, message_type: str, request: Message | None, arrays: Arrays) -> FlowerMessage:
+    """Send a site's app, in this process, what a server would send; return what it would get."""
     from clients.app import app
     from server.messages import encoded, request_message
 
@@ -115,9 +126,4 @@ def ask(
             simulation_folder="",
         )  # fmt: skip
         message.metadata.__dict__["_message_id"] = "audit"
-        answer = app(message, Context(1, 1, {"site-file": str(site.path)}, state=RecordDict(), run_config={}))
-    config = answer.content.config_records["config"]
-    if "refusal" in config:
-        raise UserError(f"the audited site {site.file.name!r} did not {message_type}: {config['refusal']!s}")
-    received = answer.content.array_records.get("arrays", ArrayRecord())
-    return read_header(reply, config["record"]), {name: array.numpy() for name, array in received.items()}
+        return app(message, Context(1, 1, {"site-file": str(site_file)}, state=RecordDict(), run_config={}))

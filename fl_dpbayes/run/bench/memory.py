@@ -17,6 +17,7 @@ from rich.table import Table
 from fl_dpbayes.config.base import Config
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.kinds import import_apps
+from fl_dpbayes.config.record_schema import record_schema
 from fl_dpbayes.config.scenario import Scenario
 from fl_dpbayes.config.task import MLPModel, Task
 from fl_dpbayes.config.validation_text import read_record
@@ -84,7 +85,7 @@ def serve(run_folder: Path, sites: int, samples: int, parameters: int) -> dict[s
 
     scenario, before = _scenario(sites, samples, parameters), _peak_bytes()
     with task_identity(), logs_in(run_folder / "flower.log"):
-        run_federation(SyntheticGrid(sites, scenario.seed), scenario, run_folder, "")
+        run_federation(SyntheticGrid(scenario), scenario, run_folder, "")
     return {"before": before, "peak": _peak_bytes()}
 
 
@@ -94,9 +95,11 @@ class SyntheticGrid(LocalGrid):
     Of a request only its header is kept, as on a server whose messages leave the process.
     """
 
-    def __init__(self, sites: int, seed: int) -> None:
-        super().__init__(sites)
-        self._generator = np.random.default_rng(seed)
+    def __init__(self, scenario: Scenario) -> None:
+        super().__init__(len(scenario.sites))
+        self.names = dict(enumerate(scenario.sites, 1))
+        self._schema = record_schema(scenario.data.source)
+        self._generator = np.random.default_rng(scenario.seed)
 
     def kept(self, message: Message) -> Message:
         """Return the header alone."""
@@ -109,8 +112,8 @@ class SyntheticGrid(LocalGrid):
         reply: Config = Refusal(code=RefusalCode.NOT_SENT)
         if asked.metadata.message_type == "query":
             reply = SiteCard(
-                name=f"site-{asked.metadata.dst_node_id:04d}", role="train", task=TASK, units=UNITS, unit="record",
-                evaluation_release="none", seeded=True,
+                name=self.names[asked.metadata.dst_node_id], role="train", task=TASK, units=UNITS, unit="record",
+                data_schema=self._schema, evaluation_release="none", seeded=True,
             )  # fmt: skip
         elif asked.metadata.message_type == "train":
             request = read_header(TrainRequest, asked.content.config_records["config"]["record"])

@@ -21,3 +21,38 @@ def provision(
     from fl_dpbayes.run.deploy.provision import provision as run
 
     run(folder, [name.strip() for name in sites.split(",")], host, port, console)
+
+
+FolderArgument = Annotated[Path, Argument(help="The run directory.")]
+
+
+@deploy.command("run", epilog="Example: fl-dpbayes deploy run stroke.toml --out runs/stroke-1")
+def deploy_run(
+    scenario: Annotated[
+        str, Argument(help="Its sites are nodes registered under these names; its data are only a schema.")
+    ],
+    out: Annotated[Path | None, Option(help="The run directory; must be absent or empty.")] = None,
+    assignments: Annotated[list[str] | None, Option("--set", help="Change a value: key.sub_key=value.")] = None,
+    superlink: Annotated[str, Option(help="The SuperLink's name in $FLWR_HOME/config.toml.")] = "remote",
+    wait: Annotated[float, Option(min=1, help="Seconds to wait for the sites that are missing.")] = 600.0,
+) -> None:
+    """Run a scenario at real sites and follow it; an interrupt ends the following, not the run."""
+    from fl_dpbayes.run.deploy.deploy import deploy_run as run
+
+    run(scenario, assignments or [], out, superlink, wait, console)
+
+
+@deploy.command("status", epilog="Example: fl-dpbayes deploy status runs/stroke-1")
+def deploy_status(folder: FolderArgument) -> None:
+    """Say who joined, who did not and why, and how far each site is."""
+    from fl_dpbayes.run.deploy.deploy import deploy_status as status
+
+    status(folder, console)
+
+
+@deploy.command("resume", epilog="Example: fl-dpbayes deploy resume runs/stroke-1")
+def deploy_resume(folder: FolderArgument) -> None:
+    """Go on after the last complete round, or follow a run under way; what was answered is not charged again."""
+    from fl_dpbayes.run.deploy.deploy import deploy_resume as resume
+
+    resume(folder, console)

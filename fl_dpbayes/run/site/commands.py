@@ -4,7 +4,9 @@ import json
 from pathlib import Path
 from typing import Annotated
 
+import click
 import typer
+from click import Choice
 from rich.console import Console
 from typer import Argument, Option
 
@@ -13,6 +15,57 @@ site = typer.Typer(help="What a hospital does at its own site.", no_args_is_help
 ledger = typer.Typer(help="Make a site's privacy ledger, look into it, repair its second place.", no_args_is_help=True)
 site.add_typer(ledger, name="ledger")
 SiteFileArgument = Annotated[Path, Argument(help="The site file.")]
+
+
+@site.command("init", epilog="Example: fl-dpbayes site init north.toml --scenario trial.toml --data patients.csv")
+def site_init(
+    out: Annotated[Path, Argument(help="The site file to write.")] = Path("site.toml"),
+    scenario: Annotated[str | None, Option(help="The coordinator's scenario file.")] = None,
+    data: Annotated[str | None, Option(help="File or folder of this site's records.")] = None,
+    name: Annotated[str | None, Option(help="The site's name, as the coordinator has it.")] = None,
+    unit: Annotated[str | None, Option("--unit", "--patient", help="The column of patients; empty: none.")] = None,
+    units: Annotated[str | None, Option(help="A round number of patients that train here; public.")] = None,
+    epsilon: Annotated[str | None, Option(help="The most epsilon that all runs may ever spend.")] = None,
+    witness: Annotated[str | None, Option(help="The ledger's second place, best on another disk.")] = None,
+    evaluation: Annotated[str | None, Option(help="How test results may leave: none, noised or public.")] = None,
+    superlink: Annotated[str | None, Option(help="The coordinator's server, host:port; empty: later.")] = None,
+    yes: Annotated[bool, Option("--yes", help="Take what is proposed where no option answers.")] = False,
+) -> None:
+    """Ask what a site must say, write its commented file, check its records, and make snapshot and ledger."""
+    from fl_dpbayes.run.site.init_site import Question, init_site
+
+    given = click.get_current_context().params
+
+    def ask(question: Question) -> str:
+        if (answer := given[question.option]) is not None:
+            return str(answer)
+        if yes and question.proposed is not None:
+            return question.proposed
+        return str(typer.prompt(question.words, default=question.proposed))
+
+    raise typer.Exit(init_site(out, ask, console))
+
+
+@site.command("check", epilog="Example: fl-dpbayes site check north.toml")
+def site_check(
+    site_file: SiteFileArgument,
+    only: Annotated[str | None, Option(click_type=Choice(["data", "connection"]), help="Check just this.")] = None,
+) -> None:
+    """Look at a site's data, write the snapshot that runs read, try the way to the server; status 1 on a FAIL."""
+    from fl_dpbayes.run.site.check import check_site
+
+    raise typer.Exit(check_site(site_file, console, only))
+
+
+@site.command("dry-run", epilog="Example: fl-dpbayes site dry-run north.toml --scenario trial.toml")
+def site_dry_run(
+    site_file: SiteFileArgument,
+    scenario: Annotated[str, Option(help="The coordinator's scenario file, whose plan is tried.")],
+) -> None:
+    """Answer one full round on made-up records under the site's policy; the ledger and the records are not touched."""
+    from fl_dpbayes.run.site.dry_run import dry_run
+
+    raise typer.Exit(dry_run(site_file, scenario, console))
 
 
 @site.command(epilog="Example: fl-dpbayes site keys north.toml")

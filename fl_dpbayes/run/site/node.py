@@ -27,17 +27,12 @@ import tomli_w
 
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.site_file import Connection
-from fl_dpbayes.run.flower_engine import APP_PROJECT
+from fl_dpbayes.run.flower_command import APP_PROJECT, ENVIRONMENT
 from fl_dpbayes.run.site.bundle import PROJECT, Bundle, decision, logger, read_bundle
 from fl_dpbayes.run.site.keys import site_connection
 
 SIGNER, LOOPBACK = "this-site", "127.0.0.1"
 SERVER_APP = "flwr-serverapp"
-# Neither telemetry nor a question for updates leaves a hospital, and no package is fetched for a bundle.
-ENVIRONMENT = {
-    "FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1",
-    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1", "PYTHONUNBUFFERED": "1",
-}  # fmt: skip
 
 
 class Gate:

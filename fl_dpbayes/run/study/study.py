@@ -19,12 +19,12 @@ from fl_dpbayes.config.base import digest, json_values
 from fl_dpbayes.config.errors import Stopped, UserError
 from fl_dpbayes.config.files import journal
 from fl_dpbayes.config.files.atomic_file import write_atomically
+from fl_dpbayes.config.files.folder_lock import folder_lock
 from fl_dpbayes.config.names import counted
 from fl_dpbayes.config.study_file import Study, load_study, same_study, shipped_papers, write_study
 from fl_dpbayes.data.records import load_unscaled
 from fl_dpbayes.report.numbers import duration
 from fl_dpbayes.report.study.page import write_study_report
-from fl_dpbayes.run.folder_lock import folder_lock
 from fl_dpbayes.run.simulate import check_machine, new_folder
 from fl_dpbayes.run.study.cell import CELLS_FOLDER, WORK_FOLDER, CellJob, cell_file, finished_cell, keep_outcome
 from fl_dpbayes.run.study.differences import differences_table

@@ -9,6 +9,7 @@ from clients.evaluate import count_predictions, measured_groups
 from fl_dpbayes.calibration.federation.evaluation import Evaluation, Place
 from fl_dpbayes.calibration.federation.subgroups import read_subgroups, subgroup_sets
 from fl_dpbayes.calibration.statistics import from_batch, merge, to_arrays
+from fl_dpbayes.config.record_schema import RecordSchema
 from fl_dpbayes.config.task import Task
 from fl_dpbayes.data.site import SiteSplit
 from fl_dpbayes.protocol.arrays import prefixed
@@ -18,6 +19,7 @@ from tests.asking import evaluate, record_of, refusal_of
 
 CARD = SiteCard(
     name="north", role="held_out", task=Task(input_shape=(2,), classes=2), units=8, unit="patient",
+    data_schema=RecordSchema(features="0" * 64, constants="0" * 64, labels="0" * 64),
     evaluation_release="public", seeded=False,
 )  # fmt: skip
 SEX = np.array(["female", "male", "male", "female", "male", "male"])

@@ -11,8 +11,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from fl_dpbayes.config.files.folder_lock import folder_lock
 from fl_dpbayes.run.flower_processes import descendants
-from fl_dpbayes.run.folder_lock import folder_lock
 from tests.run.test_engines import alive, wait_for
 
 STUDY = """

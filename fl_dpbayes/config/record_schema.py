@@ -1,0 +1,48 @@
+"""What the records of all sites must have in common: the schema, as digests that a site's card carries."""
+
+import hashlib
+import json
+from typing import Annotated
+
+from pydantic import Field
+
+from fl_dpbayes.config.base import Config
+from fl_dpbayes.config.sources import Source
+
+# Where a source lies and whose its records are; sites may differ in these.
+_OF_THE_SITE = {
+    "path", "folder", "name", "revision", "config", "splits", "constants", "site_column", "unit_column",
+    "group_columns", "site_pattern", "patient_pattern",
+}  # fmt: skip
+_CONSTANTS = ("centers", "scales", "missing")
+_LABELS = ("label", "classes", "class_names")
+PartDigest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+
+
+class RecordSchema(Config):
+    """Digests of what a source makes of its records: the features in their order, constants, and labels in theirs."""
+
+    features: PartDigest
+    constants: PartDigest
+    labels: PartDigest
+
+    def differences(self, other: "RecordSchema") -> list[str]:
+        """Name the parts in which another schema differs."""
+        return [name for name in type(self).model_fields if getattr(self, name) != getattr(other, name)]
+
+
+def record_schema(source: Source) -> RecordSchema:
+    """Return the schema of a source; nothing is read but the names of an image folder's sub-folders.
+
+    Raises UserError if these are not here.
+    """
+    task = source.task
+    told = source.model_dump(mode="json", exclude=_OF_THE_SITE)
+    constants = {key: told.pop(key) for key in _CONSTANTS if key in told}
+    labels = {key: told.pop(key) for key in _LABELS if key in told} | {"classes": task.classes}
+    labels["class_names"] = getattr(source, "class_names", ())
+    features = {"shape": task.input_shape, **told}
+    parts = {"features": features, "constants": constants, "labels": labels}
+    # Lists keep their order; keys of a table, as of missing values and categories, are in the order of the features.
+    texts = {name: json.dumps(part, separators=(",", ":")) for name, part in parts.items()}
+    return RecordSchema(**{name: hashlib.sha256(text.encode()).hexdigest() for name, text in texts.items()})

@@ -1,0 +1,170 @@
+"""The work behind `fl-dpbayes deploy run`, `status` and `resume`: a run at real sites, through a SuperLink."""
+
+import json
+import os
+import shlex
+import tempfile
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from fl_dpbayes.config.base import Config
+from fl_dpbayes.config.errors import Stopped, UserError
+from fl_dpbayes.config.files.atomic_file import write_atomically
+from fl_dpbayes.config.files.folder_lock import folder_lock
+from fl_dpbayes.config.files.journal import (
+    JOURNAL_FILE,
+    Journal,
+    JournalMark,
+    check_files,
+    file_entry,
+    listed_files,
+    read_journal,
+)
+from fl_dpbayes.config.kinds import import_apps
+from fl_dpbayes.config.names import counted
+from fl_dpbayes.config.scenario import Scenario, load_scenario, write_scenario
+from fl_dpbayes.config.validation_text import read_record
+from fl_dpbayes.data.simulation import SCENARIO_FILE
+from fl_dpbayes.run.flower_command import ENVIRONMENT, FlowerCommand, write_app
+from fl_dpbayes.run.progress import EVENTS_FILE, Display, EventReader, end_of_events, run_and_follow
+from fl_dpbayes.run.simulate import new_folder, raise_failure, show_run
+from fl_dpbayes.run.site.init_site import coordinators_scenario
+
+DEPLOYMENT_FILE, LOG_FILE = "deployment.json", "flower.log"
+AT_EACH_SITE = Path("at-each-site")
+
+
+class Deployment(Config):
+    """Where a run was submitted: the SuperLink's name in Flower's configuration, and the numbers it had there."""
+
+    superlink: str
+    wait: float
+    runs: tuple[str, ...] = ()
+
+
+def deploy_run(
+    given: str, overrides: Sequence[str], folder: Path | None, superlink: str, wait: float, console: Console
+) -> Path:
+    """Run a scenario at real sites and write its run directory.
+
+    The scenario's sites are nodes that are registered under their names; of its records only the schema is used.
+    `superlink`: its name in Flower's configuration. `wait`: seconds to wait for as many sites as the run starts
+    with. Raises UserError if the scenario is not for real sites, FailedError if it failed; what was computed is then in
+    the run directory. Raises Stopped after an interrupt; the run itself goes on.
+    """
+    import_apps()
+    scenario = coordinators_scenario(given, AT_EACH_SITE, overrides)
+    if odd := [name for name, site in scenario.sites.items() if site.shift or site.records_of]:
+        raise UserError(
+            f"sites.{odd[0]}: shift and records_of are for simulated sites, remove them: a real one is as it is"
+        )
+    run_folder = new_folder(folder, scenario.name, inside="")
+    write_scenario(scenario, run_folder / SCENARIO_FILE)
+    Journal(run_folder / JOURNAL_FILE, JournalMark()).append([file_entry(SCENARIO_FILE, run_folder / SCENARIO_FILE)])
+    _submit_and_follow(scenario, run_folder, Deployment(superlink=superlink, wait=wait), console)
+    return run_folder
+
+
+def deploy_resume(folder: Path, console: Console) -> None:
+    """Go on with a deployed run after its last complete round, or follow it where it is still under way.
+
+    A site that has answered a request sends its stored reply, at no new charge. Raises UserError if the folder holds no
+    deployed run, FailedError if the run fails again.
+    """
+    folder, deployment, scenario = _opened(folder)
+    if (folder / "summary.json").is_file() and _last_event(folder, "finished"):
+        console.print(f"the run in {folder} is finished: nothing is left to do", soft_wrap=True, markup=False)
+        show_run(folder, console)
+    elif deployment.runs and not _status(deployment).startswith("finished"):
+        console.print("the run is still under way: following it", markup=False)
+        _follow(scenario, folder, deployment, console)
+    else:
+        # A ServerApp that outlived its SuperLink may still write here.
+        with folder_lock(folder):
+            end_of_events(folder / EVENTS_FILE)
+        _submit_and_follow(scenario, folder, deployment, console)
+
+
+def deploy_status(folder: Path, console: Console) -> None:
+    """Print how far a deployed run is: who joined, who did not and why, each site's state and epsilon."""
+    folder, deployment, scenario = _opened(folder)
+    events = EventReader(folder / EVENTS_FILE).new_events()
+    rosters = [event for event in events if event["event"] == "roster"]
+    rounds = scenario.training.rounds * scenario.training.chains
+    done = max((event["round"] for event in events if event["event"] == "site"), default=0)
+    console.print(f"{scenario.name}: {_status(deployment)}; round {done} of {counted(rounds, 'round')}", markup=False)
+    if not rosters:
+        waits = [event for event in events if event["event"] == "waiting"]
+        console.print("no site has been asked yet" + (f"; missing: {', '.join(waits[-1]['missing'])}" if waits else ""))
+        return
+    joined = {name for name, _ in rosters[-1]["sites"]}
+    for line in rosters[-1]["left_out"]:
+        console.print(f"left out: {line}", markup=False)
+    if absent := [name for name in scenario.sites if name not in joined]:
+        console.print(f"not there: {', '.join(absent)}", markup=False)
+    display = Display(Console(quiet=True), rounds)
+    for event in events:
+        display.show(event)
+    console.print(display.table())
+    if failed := [event for event in events if event["event"] == "failed"]:
+        resume = f"fl-dpbayes deploy resume {shlex.quote(str(folder))}"
+        console.print(f"stopped: {failed[-1]['reason']}; go on with  {resume}", markup=False, soft_wrap=True)
+
+
+def _submit_and_follow(scenario: Scenario, folder: Path, deployment: Deployment, console: Console) -> None:
+    given = {"scenario": str(folder / SCENARIO_FILE), "output-dir": str(folder), "wait": deployment.wait}
+    with tempfile.TemporaryDirectory(prefix="fl-dpbayes-") as made:
+        run = _flower(deployment).submit(write_app(Path(made, "app")), given, {})
+    deployment = deployment.model_copy(update={"runs": (*deployment.runs, run)})
+    write_atomically(folder / DEPLOYMENT_FILE, deployment.model_dump_json(indent=2) + "\n")
+    console.print(
+        f"{scenario.name}: run {run} at {deployment.superlink!r}, writing {folder}", soft_wrap=True, markup=False
+    )
+    _follow(scenario, folder, deployment, console)
+
+
+def _follow(scenario: Scenario, folder: Path, deployment: Deployment, console: Console) -> None:
+    events, start, name = folder / EVENTS_FILE, end_of_events(folder / EVENTS_FILE), shlex.quote(str(folder))
+    run, resume = deployment.runs[-1], f"fl-dpbayes deploy resume {name}"
+
+    def work(stop: threading.Event) -> None:
+        _flower(deployment).wait(run, folder / LOG_FILE, EventReader(events, start), stop)
+
+    try:
+        rounds = scenario.training.rounds * scenario.training.chains
+        failure = run_and_follow(work, EventReader(events, start), rounds, console)
+    except KeyboardInterrupt:
+        stop = f"flwr stop {run} {deployment.superlink}"
+        raise Stopped(
+            f"no longer following, and the run goes on. Look:  fl-dpbayes deploy status {name}  Follow:  {resume}  "
+            f"End it:  {stop}"
+        ) from None
+    raise_failure(failure, EventReader(events, start), folder, resume)
+    show_run(folder, console)
+
+
+def _flower(deployment: Deployment) -> FlowerCommand:
+    return FlowerCommand(Path.cwd(), os.environ | ENVIRONMENT, deployment.superlink)
+
+
+def _status(deployment: Deployment) -> str:
+    return str(_flower(deployment).status(deployment.runs[-1])["status"]) if deployment.runs else "not submitted"
+
+
+def _last_event(folder: Path, name: str) -> bool:
+    events = EventReader(folder / EVENTS_FILE).new_events()
+    return bool(events) and events[-1]["event"] == name
+
+
+def _opened(folder: Path) -> tuple[Path, Deployment, Scenario]:
+    folder = folder.resolve()
+    file = folder / DEPLOYMENT_FILE
+    if not file.is_file():
+        raise UserError(f"{folder} holds no deployed run: give the folder that  fl-dpbayes deploy run  named")
+    entries, _ = read_journal(folder / JOURNAL_FILE, None)
+    check_files(folder, {name: entry for name, entry in listed_files(entries).items() if name == SCENARIO_FILE})
+    deployment = read_record(Deployment, json.loads(file.read_text(encoding="utf-8")), str(file))
+    return folder, deployment, load_scenario(str(folder / SCENARIO_FILE))

@@ -1,0 +1,103 @@
+"""What `fl-dpbayes site check` does: looks at a site's data, writes their snapshot, and tries the way to the server."""
+
+import math
+import re
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from rich.console import Console
+
+from fl_dpbayes.config.errors import UserError
+from fl_dpbayes.config.site_file import SiteFile, read_own_site_file
+from fl_dpbayes.data.records import Records
+from fl_dpbayes.data.site import Site, is_delta_allowed, most_units, prepared, site_of
+from fl_dpbayes.data.site_ledger import ledger_place
+from fl_dpbayes.data.snapshot import source_files, write_snapshot
+from fl_dpbayes.privacy.ledger.file import LedgerError
+from fl_dpbayes.privacy.ledger.ledger import Ledger
+from fl_dpbayes.run.site.check_connection import connection_findings
+from fl_dpbayes.run.site.check_records import check_records
+from fl_dpbayes.run.site.findings import Finding, failed, passed, show, skipped
+
+MEBIBYTE = 2**20
+# Of a process that trains: its libraries; and how often it holds the records, at most.
+LIBRARIES_MEBIBYTES, COPIES = 700, 4
+
+
+def check_site(path: Path, console: Console, only: str | None = None) -> int:
+    """Look at a site's data and at the way to its server, or `only` at "data" or "connection"; print what was found.
+
+    Returns the exit status: 1 if something must be corrected. Raises UserError if the site file cannot be used.
+    """
+    site_file = read_own_site_file(path)
+    status = 0
+    if only != "connection":
+        status |= show(data_findings(site_file), console) | show(_ledger_findings(site_file), console)
+    if only != "data":
+        status |= show(connection_findings(site_file), console)
+    done = "this site is ready" if not status else "correct what says FAIL, then check again"
+    console.print(done, markup=False, style="bold")
+    return status
+
+
+def data_findings(site_file: SiteFile) -> Iterator[Finding]:
+    """Read a site's data once, say what is wrong with them, and write their snapshot where nothing is."""
+    try:
+        files = source_files(site_file)
+        found, loaded = check_records(site_file)
+        yield from found
+        if loaded is None:
+            yield skipped("snapshot", "not written: the data must be put right first")
+            return
+        records = prepared(site_file, loaded)
+        site = site_of(site_file, records)
+        yield from _part_findings(site_file, records, site)
+        content = write_snapshot(site_file, records, files)
+        said = f"{site_file.records_file}, of data with SHA-256 {content[:16]}; runs read it until the data change"
+        yield passed("snapshot", said)
+    except UserError as error:
+        yield failed("data", str(error), "no snapshot was written")
+
+
+def _part_findings(site_file: SiteFile, records: Records, site: Site) -> Iterator[Finding]:
+    parts = {"training": site.train, "testing": site.test, "recalibration": site.recalibration}
+    held = {name: part for name, part in parts.items() if part is not None}
+    sizes = ", ".join(f"{part.unit_count} for {name}" for name, part in held.items())
+    yield passed("data", f"{len(records)} records of {site.task.input_shape} and {site.task.classes} classes")
+    names = [set() if part.unit_names is None else set(part.unit_names.tolist()) for part in held.values()]
+    if sum(map(len, names)) == len(set.union(*names)):
+        yield passed("patients", f"no {site.unit} is in two parts: {sizes}")
+    else:
+        yield failed("patients", f"a {site.unit} is in two parts", "please report this: it cannot be")
+    settings = site_file.ledger
+    if settings is not None and site.role == "train" and not is_delta_allowed(site_file, "train", settings.delta):
+        below = f"below {1 / most_units(site_file, 'train'):.3g}, one over the most units that may be here"
+        yield failed("delta", f"ledger.delta is {settings.delta:g}", f"it must be {below}: agree on a smaller one")
+    need, free = LIBRARIES_MEBIBYTES + COPIES * records.features.nbytes // MEBIBYTE, _free_mebibytes()
+    said = f"a request takes about {need:,} MiB, and {free:,} MiB are free"
+    enough = passed("memory", said)
+    yield enough if need <= free else failed("memory", said, "get more memory, or stop what else runs here")
+
+
+def _ledger_findings(site_file: SiteFile) -> Iterator[Finding]:
+    settings = site_file.ledger
+    if settings is None:
+        return
+    try:
+        with Ledger.open_existing(ledger_place(settings), settings.cohort) as ledger:
+            problems = ledger.verify()
+    except (LedgerError, UserError) as error:
+        problems = [str(error)]
+    if problems:
+        yield failed("ledger", problems[0], "new? make it:  fl-dpbayes site ledger create SITE_FILE")
+    else:
+        yield passed("ledger", f"cohort {settings.cohort!r}, sound, and its second place agrees")
+
+
+def _free_mebibytes() -> float:
+    """Return what memory a new process may have, or infinity where the system does not say so."""
+    with suppress(OSError):
+        found = re.search(r"MemAvailable:\s+(\d+)", Path("/proc/meminfo").read_text(encoding="ascii"))
+        return int(found[1]) // 1024 if found else math.inf
+    return math.inf

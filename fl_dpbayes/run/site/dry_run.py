@@ -1,0 +1,132 @@
+"""A full round at a site on made-up records: its policy decides, a throw-away ledger pays, and nothing is sent."""
+
+import shutil
+import tempfile
+import time
+import uuid
+from pathlib import Path
+
+import numpy as np
+import pandas
+from rich.console import Console
+
+from fl_dpbayes.config.approvals import approvals_file
+from fl_dpbayes.config.base import Message
+from fl_dpbayes.config.errors import UserError
+from fl_dpbayes.config.record_schema import record_schema
+from fl_dpbayes.config.scenario import Scenario, site_plan
+from fl_dpbayes.config.site_file import Selection, SiteFile, read_own_site_file, write_site_file
+from fl_dpbayes.config.sources import Arrays as ArraysSource
+from fl_dpbayes.config.sources import Source, Table
+from fl_dpbayes.data.site_ledger import create_ledger
+from fl_dpbayes.models.build import build_model
+from fl_dpbayes.models.parameters import to_vector
+from fl_dpbayes.privacy.splits import unit_scores
+from fl_dpbayes.protocol.arrays import Arrays, prefixed
+from fl_dpbayes.protocol.evaluate import EvaluateRequest
+from fl_dpbayes.protocol.refusal import Refusal, RefusalCode
+from fl_dpbayes.protocol.train import TrainReply, TrainRequest
+from fl_dpbayes.protocol.wire import arrays_digest, read_header
+from fl_dpbayes.report.numbers import rounded_up
+from fl_dpbayes.run.audit.canary_site import answer_of
+from fl_dpbayes.run.site.findings import Finding, failed, passed, show
+from fl_dpbayes.run.site.init_site import coordinators_scenario
+from fl_dpbayes.samplers.state_vectors import initial_vectors, state_arrays
+
+MOST_UNITS = 5000
+
+
+def dry_run(path: Path, given: str, console: Console) -> int:
+    """Let a site answer the first round of a coordinator's scenario, on made-up records of its schema.
+
+    Records, snapshot and ledger are not opened. Returns the exit status: 1 if a request was refused. Raises UserError
+    if site file or scenario cannot be used.
+    """
+    own = read_own_site_file(path)
+    place = getattr(own.source, "path", None)
+    if place is None or own.ledger is None:
+        raise UserError(f"site file {path}: a site with a ledger and records of its own can try a round, this has none")
+    scenario = coordinators_scenario(given, place if isinstance(place, Path) else place[0])
+    if other := record_schema(scenario.data.source).differences(record_schema(own.source)):
+        raise UserError(f"site file {path}: {', '.join(other)} not as in {given}: take over what it says")
+    with tempfile.TemporaryDirectory(prefix="fl-dpbayes-") as made:
+        made_up = _made_up_site(own, path, Path(made))
+        status = show([_asked(made_up, kind, *asked) for kind, asked in _requests(scenario, own).items()], console)
+    console.print("on made-up records; your ledger and your records were not touched", markup=False)
+    return status
+
+
+def _made_up_site(own: SiteFile, path: Path, folder: Path) -> Path:
+    """Write a site like this one, of as many made-up units, and its ledger; return its site file."""
+    units, generator = min(own.units, MOST_UNITS), np.random.default_rng(0)
+    names = [f"unit-{number}" for number in range(20 * units + 100)]
+    scores, trains = unit_scores(names, bytes.fromhex(own.split.key)), own.role == "train"
+    kept = own.split.test_fraction + own.split.recalibration_fraction if trains else 0.0
+    names = names[: int(np.searchsorted(np.cumsum(scores >= kept), units)) + 1]
+    assert own.ledger is not None
+    ledger = own.ledger.model_copy(update={"path": folder / "ledger" / "l", "witness": folder / "witness" / "w"})
+    changes = {"source": _made_up_records(own, names, folder, generator), "units": units, "ledger": ledger,
+               "selection": Selection(), "shift": None, "snapshot": None, "connection": None, "trace_folder": None,
+               "cache_folder": folder / "cache"}  # fmt: skip
+    write_site_file(file := own.model_copy(update=changes), folder / path.name)
+    if approvals_file(path).exists():
+        shutil.copy(approvals_file(path), folder)
+    create_ledger(file).close()
+    return folder / path.name
+
+
+def _made_up_records(own: SiteFile, names: list[str], folder: Path, generator: np.random.Generator) -> Source:
+    source, task, count = own.source, own.source.task, len(names)
+    labels = generator.integers(0, task.classes, count)
+    if not isinstance(source, Table):
+        features = generator.random((count, *task.input_shape), np.float32)
+        np.savez(folder / "records.npz", features=features, labels=labels, units=np.array(names))
+        return ArraysSource(path=folder / "records.npz", input_shape=task.input_shape, classes=task.classes)
+    size = len(source.features)
+    values = generator.standard_normal((count, size)) * (source.scales or 1.0) + (source.centers or 0.0)
+    table = pandas.DataFrame(values, columns=list(source.features))
+    for name, texts in source.categories.items():
+        table[name] = generator.choice(texts, count)
+    table[source.label] = np.array(source.class_names)[labels] if source.class_names else labels
+    for name in filter(None, (*source.group_columns, source.site_column)):
+        table[name] = table.get(name, "made-up")
+    if source.unit_column is not None:
+        table[source.unit_column] = names
+    table.to_csv(folder / "records.csv", index=False)
+    return source.model_copy(update={"path": folder / "records.csv"})
+
+
+def _requests(scenario: Scenario, own: SiteFile) -> dict[str, tuple[Message | None, Arrays]]:
+    """Build what a server would ask this site in the first round."""
+    plan = site_plan(scenario, sum(site.role == "train" for site in scenario.sites.values()))
+    whose = {"run": uuid.uuid4().hex, "round": 1, "task": own.source.task, "model": scenario.model}
+    module = build_model(scenario.model, own.source.task, scenario.seed, own.backbone_folder)
+    start = state_arrays(initial_vectors(scenario.sampler, to_vector(module)), module)
+    steps = {"first_step": 0, "steps": plan.steps_per_round, "start": arrays_digest(start), "plan": plan}
+    last = {name: values.detach().numpy()[None] for name, values in module.named_parameters()}
+    asked: dict[str, tuple[Message | None, Arrays]] = {"query": (None, {})}
+    if own.role == "train":
+        asked["train"] = TrainRequest.model_validate(whose | steps), prefixed("start", start)
+    evaluation: dict[str, object] = {"predictors": {"last": (1.0,)}, "arrays": arrays_digest(prefixed("last", last))}
+    evaluation |= {"delta": scenario.privacy.delta, "noise_multiplier": scenario.evaluation.noise_multiplier}
+    asked["evaluate"] = EvaluateRequest.model_validate(whose | evaluation), prefixed("last", last)
+    return asked
+
+
+def _asked(site_file: Path, kind: str, request: Message | None, arrays: Arrays) -> Finding:
+    start = time.perf_counter()
+    content = answer_of(site_file, kind, request, arrays).content
+    config, took = content.config_records["config"], f"{time.perf_counter() - start:.1f} s"
+    if "refusal" in config:
+        refusal = read_header(Refusal, config["refusal"])
+        if refusal.code is RefusalCode.NOT_SENT:
+            return passed(kind, "nothing would be sent: policy.evaluation_release is 'none'")
+        return failed(kind, f"refused, {refusal.describe()}", "agree with the coordinator, or change the site file")
+    size = sum(len(array.data) for record in content.array_records.values() for array in record.values())
+    said = f"answered in {took}, {size:,} bytes of arrays would be sent"
+    if kind == "train":
+        reply = read_header(TrainReply, config["record"])
+        numbers = (reply.privacy.epsilon, reply.privacy.budget)
+        cost, budget = ("infinite" if number is None else rounded_up(number) for number in numbers)
+        said += f"; {reply.steps} steps, epsilon {cost} of {budget}"
+    return passed(kind, said)

@@ -1,0 +1,111 @@
+"""`fl-dpbayes site init` writes a file that works as written; `dry-run` tries a round and changes nothing."""
+
+import io
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from fl_dpbayes.config.site_file import read_own_site_file
+from fl_dpbayes.data.site import load_site
+from tests.run.site.conftest import files_in
+
+
+def test_answers_at_the_keyboard_and_options_give_the_same_file(made, command, monkeypatch) -> None:
+    folder = made.parent
+    # Scenario, data, name, then what is proposed, and the server.
+    typed = ["trial.toml", "patients.csv", "north", "", "", "", "second/north.json", "noised", "server.example:443"]
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr("sys.stdin", io.StringIO("\n".join(typed) + "\n"))
+    (folder / "ledger").rename(folder / "before")
+    status, shown, error = command("site", "init", "asked.toml")
+    assert (status, error) == (0, ""), shown
+    assert "The column of patients (empty: each row is one) [patient]" in shown
+    asked, given = (tomllib.loads(path.read_text()) for path in (folder / "asked.toml", made))
+    assert asked.pop("connection") == {"superlink": "server.example:443", "ca": "ca.crt", "key": "node.key"}
+    assert asked["split"].pop("key") != given["split"].pop("key")
+    asked["ledger"]["witness"], asked["policy"]["evaluation_release"] = "witness/north.json", "none"
+    assert asked == given
+    assert (given["units"], given["ledger"]["epsilon"], given["policy"]["max_run_epsilon"]) == (160, 2, 2.0)
+    assert [folder.joinpath(path).is_file() for path in ("ledger/north.sqlite", "second/north.json")] == [True, True]
+    assert "site_column" not in given["source"]
+
+
+def test_file_that_it_writes_loads_from_its_snapshot_and_every_key_has_a_comment(made, monkeypatch) -> None:
+    monkeypatch.setattr("fl_dpbayes.data.site.load_unscaled", None)
+    assert load_site(read_own_site_file(made)).unit == "patient"
+    tables = re.findall(r"^\[\w+\](.*)$", made.read_text(), re.M)
+    assert len(tables) == 4
+    assert all("#" in said for said in tables)
+
+
+REFUSED = [
+    ("trial.toml", 'label = "outcome"', 'label = "outcome"\nconstants = "from_records"', "is a release. Ask the coord"),
+    ("patients.csv", "pressure", "presure", "no column is called 'pressure': rename 'presure'"),
+    ("trial.toml", "sites.north", "sites.east", "the scenario's sites are east, south"),
+    ("trial.toml", 'kind = "table"', 'kind = "digits"', "data.source is no table, images or arrays"),
+]
+
+
+@pytest.mark.parametrize(("file", "old", "new", "said"), REFUSED, ids=[case[3][:12] for case in REFUSED])
+def test_what_no_site_may_be_made_of_is_refused_and_writes_nothing(trial, refusal, file, old, new, said) -> None:
+    path = trial / file
+    path.write_text(path.read_text().replace(old, new))
+    before = files_in(trial)
+    given = ("--scenario", trial / "trial.toml", "--data", trial / "patients.csv", "--name", "north", "--yes")
+    assert re.search(said, refusal("site", "init", trial / "north.toml", *given))
+    assert files_in(trial) == before
+
+
+def test_no_word_of_the_coordinator_becomes_a_key_of_the_site(trial, command) -> None:
+    scenario, table = trial / "trial.toml", trial / "patients.csv"
+    scenario.write_text(scenario.read_text().replace('"patient"', '"patient\\n[policy.groups]\\nsex = [1]\\n#"'))
+    table.write_text(table.read_text().replace("patient", '"patient\n[policy.groups]\nsex = [1]\n#"', 1))
+    given = ("--scenario", scenario, "--data", table, "--name", "north", "--yes")
+    status, shown, error = command("site", "init", trial / "north.toml", *given)
+    assert (status, error) == (0, ""), shown
+
+
+def test_nothing_is_overwritten_and_broken_data_make_no_ledger(trial, made, command, refusal) -> None:
+    assert "exists already" in refusal("site", "init", made)
+    table = trial / "patients.csv"
+    table.write_text(table.read_text().replace("now", "4711"))
+    given = ("--scenario", trial / "trial.toml", "--data", table, "--name", "south", "--yes")
+    status, shown, _ = command("site", "init", trial / "south.toml", *given)
+    assert (status, "4711" in shown, (trial / "ledger" / "south.sqlite").exists()) == (1, False, False), shown
+    assert "put the data right, then:  fl-dpbayes site check" in shown
+
+
+def dry_run(command, made: Path, **changes: str) -> tuple[int, str]:
+    """Try a round with lines of the site file replaced."""
+    text = made.read_text()
+    for old, new in changes.items():
+        text = re.sub(rf"^{old} = .*$", f"{old} = {new}", text, flags=re.M)
+    made.write_text(text)
+    before = files_in(made.parent)
+    status, shown, error = command("site", "dry-run", made, "--scenario", made.parent / "trial.toml")
+    assert files_in(made.parent) == before
+    return status, shown + error
+
+
+def test_dry_run_answers_a_full_round_and_leaves_every_byte_as_it_was(made, command) -> None:
+    # Neither table nor snapshot is there: its records are made up.
+    for path in ("patients.csv", "ledger/north.records.npz"):
+        (made.parent / path).unlink()
+    status, shown = dry_run(command, made, evaluation_release='"noised"')
+    assert status == 0, shown
+    assert re.search(r"PASS  train: .* 5 steps, epsilon [01]\.\d+ of 2\.00", shown), shown
+    assert re.search(r"PASS  evaluate: answered in .*, [1-9]\d* bytes", shown), shown
+
+
+def test_dry_run_is_under_the_site_s_own_policy(made, command) -> None:
+    status, shown = dry_run(command, made)
+    assert (status, "nothing would be sent: policy.evaluation_release is 'none'" in shown) == (0, True)
+    status, shown = dry_run(command, made, max_run_epsilon="1.0")
+    assert (status, "FAIL  train: refused, POLICY_DENIED plan.privacy.epsilon" in shown) == (1, True), shown
+
+
+def test_dry_run_finds_a_site_file_of_other_constants(made, command) -> None:
+    status, shown = dry_run(command, made, centers="[60.0, 140.0]")
+    assert (status, "not as in" in shown) == (2, True)
