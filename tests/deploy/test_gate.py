@@ -141,6 +141,10 @@ def broken_flower(monkeypatch) -> None:
     monkeypatch.delattr(flower, "_verify_fab")
 
 
+def no_place(monkeypatch) -> None:
+    monkeypatch.delattr(flower, "_init_connection")
+
+
 def flower_that_trusts_all(monkeypatch) -> None:
     pull = flower._pull_and_store_message
     monkeypatch.setattr(flower, "_pull_and_store_message", lambda **given: pull(**given | {"trusted_entities": None}))
@@ -148,18 +152,12 @@ def flower_that_trusts_all(monkeypatch) -> None:
 
 @pytest.mark.parametrize(
     ("change", "said"),
-    [(no_gate, "did not ask"), (open_gate, "let a foreign"), (broken_flower, "cannot be tried"),
+    [(no_gate, "did not ask"), (open_gate, "let a foreign"), (no_place, "no place"), (broken_flower, "cannot be tried"),
      (flower_that_trusts_all, "cannot be tried")],
 )  # fmt: skip
 def test_node_does_not_start_where_flower_goes_round_the_gate(site_file, monkeypatch, change, said) -> None:
     change(monkeypatch)
     with pytest.raises(UserError, match=f"does not start: .*{said}"):
-        node.start_node(site_file)
-
-
-def test_node_does_not_start_where_the_place_of_the_gate_is_gone(site_file, monkeypatch) -> None:
-    monkeypatch.delattr(flower, "_init_connection")
-    with pytest.raises(UserError, match="no place where a site decides"):
         node.start_node(site_file)
 
 
