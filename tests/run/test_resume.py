@@ -134,7 +134,7 @@ def test_finished_run_is_shown_and_stopped_one_names_its_command(tmp_path: Path,
     monkeypatch.setattr("server.federation.write_report", lambda folder: None)
     folder = tmp_path / "a run"
     with monkeypatch.context() as patch:
-        patch.setattr("fl_dpbayes.run.simulate.follow", stop)
+        patch.setattr("fl_dpbayes.run.progress.follow", stop)
         status, _, error = command("simulate", "digits", *SMALL, *OWN, "--out", folder)
     assert (status, "Traceback" in error) == (130, False)
     assert f"fl-dpbayes simulate --resume '{folder}' --engine inline" in error
@@ -153,7 +153,7 @@ def test_finished_run_is_shown_and_stopped_one_names_its_command(tmp_path: Path,
 
 
 def test_interrupt_says_in_one_line_what_was_kept_and_how_to_go_on(tmp_path: Path, monkeypatch, command) -> None:
-    monkeypatch.setattr("fl_dpbayes.run.simulate._run_and_follow", stop)
+    monkeypatch.setattr("fl_dpbayes.run.simulate.run_and_follow", stop)
     status, _, error = command("simulate", "digits", "--engine", "inline", "--out", tmp_path / "kept")
     (line,) = error.strip().splitlines()
     assert (status, line[:9]) == (130, "stopped: ")

@@ -83,7 +83,10 @@ def write_canary_site(
 
 def willing(**changes: object) -> Policy:
     """Return a policy that allows whatever the scenario asks for, with changes."""
-    policy = Policy(max_run_epsilon=UNLIMITED, max_clip_norm=UNLIMITED, max_steps=10**6, allow_downloads=True)
+    policy = Policy(
+        max_run_epsilon=UNLIMITED, max_clip_norm=UNLIMITED, max_steps=10**6, max_samples=10**6, allow_downloads=True,
+        max_evaluations_per_run="unlimited", max_evaluations="unlimited",
+    )  # fmt: skip
     return policy.model_copy(update=changes)
 
 

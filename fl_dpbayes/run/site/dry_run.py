@@ -59,7 +59,9 @@ def dry_run(path: Path, given: str, console: Console) -> int:
 def _made_up_site(own: SiteFile, path: Path, folder: Path) -> Path:
     """Write a site like this one, of as many made-up units, and its ledger; return its site file."""
     units, generator = min(own.units, MOST_UNITS), np.random.default_rng(0)
-    names = [f"unit-{number}" for number in range(20 * units + 100)]
+    # Without a column of patients a row's number is its unit's name.
+    unnamed = isinstance(own.source, Table) and own.source.unit_column is None
+    names: list[str | int] = [number if unnamed else f"unit-{number}" for number in range(20 * units + 100)]
     scores, trains = unit_scores(names, bytes.fromhex(own.split.key)), own.role == "train"
     kept = own.split.test_fraction + own.split.recalibration_fraction if trains else 0.0
     names = names[: int(np.searchsorted(np.cumsum(scores >= kept), units)) + 1]
@@ -75,7 +77,7 @@ def _made_up_site(own: SiteFile, path: Path, folder: Path) -> Path:
     return folder / path.name
 
 
-def _made_up_records(own: SiteFile, names: list[str], folder: Path, generator: np.random.Generator) -> Source:
+def _made_up_records(own: SiteFile, names: list[str | int], folder: Path, generator: np.random.Generator) -> Source:
     source, task, count = own.source, own.source.task, len(names)
     labels = generator.integers(0, task.classes, count)
     if not isinstance(source, Table):

@@ -106,6 +106,13 @@ def test_dry_run_is_under_the_site_s_own_policy(made, command) -> None:
     assert (status, "FAIL  train: refused, POLICY_DENIED plan.privacy.epsilon" in shown) == (1, True), shown
 
 
+def test_dry_run_of_a_small_site_without_a_column_of_patients(made, command) -> None:
+    made.write_text(made.read_text().replace('unit_column = "patient"\n', ""))
+    for units in (5, 11):
+        status, shown = dry_run(command, made, units=str(units))
+        assert (status, "PASS  train" in shown) == (0, True), shown
+
+
 def test_dry_run_finds_a_site_file_of_other_constants(made, command) -> None:
     status, shown = dry_run(command, made, centers="[60.0, 140.0]")
     assert (status, "not as in" in shown) == (2, True)
