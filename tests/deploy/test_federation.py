@@ -356,7 +356,8 @@ def test_unknown_key_and_wrong_authority_bring_no_node_up(story: Story) -> None:
     for file in (stranger, fooled):
         story.start_site(file, wait=False)
     assert "FAIL  CA: " in story.cli("site", "check", fooled, "--only", "connection", status=1)
-    wait_for(lambda: story.processes["node-stranger"].poll() is not None)
+    wait_for(lambda: story.ended("node-stranger") and story.ended("node-fooled"))
+    assert "CERTIFICATE_VERIFY_FAILED" in story.log("node-fooled")
     assert "SuperNode ID" not in story.log("node-stranger") + story.log("node-fooled")
 
 
