@@ -15,10 +15,10 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
 	@touch $@
 
-.PHONY: help simulate test quick lint docs lock wheelhouse clean
+.PHONY: help simulate test test-deploy quick lint docs lock wheelhouse clean
 
 help: ## Show what can be made.
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
 
 simulate: $(VENV)/.installed ## Run the quickstart scenario through Flower's simulation.
 	$(BIN)/fl-dpbayes simulate quickstart
@@ -30,6 +30,10 @@ lint: $(VENV)/.installed-dev ## Style, docstrings and types.
 
 test: lint ## Lint, then every test.
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+	$(MAKE) test-deploy
+
+test-deploy: $(VENV)/.installed-dev ## A federation of real processes on this machine, with all that goes wrong.
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 0 -m deploy tests/deploy
 
 quick: $(VENV)/.installed-dev ## The tests that take under two minutes.
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow"

@@ -16,6 +16,8 @@ from fl_dpbayes.protocol.arrays import read_sent_arrays
 from fl_dpbayes.protocol.refusal import Refusal, RefusalCode
 from fl_dpbayes.protocol.wire import MessageT, read_header, write_header
 
+# Replies are pulled in the order of the requests: those behind a silent site's when its time is over.
+PULL_SECONDS = 60.0
 # What the grid answers in a site's place when a message's time to live is over.
 EXPIRED = (ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE)
 # What a node answers that does not let the run's app bundle in (`fl-dpbayes site start`).
@@ -60,8 +62,9 @@ def request_message(
     """Build the message that carries a request and its encoded arrays to a node; None asks but who the site is.
 
     `message_type`: Flower's `query`, `train` or `evaluate`, perhaps with a name after a dot. `round_number`: used as
-    Flower's group. `time_to_live`: seconds after which the message is dropped. `simulation_folder`: where a virtual
-    site finds its site file; empty in deployment, and never read by a node that has a site file of its own.
+    Flower's group. `time_to_live`: seconds for which it is waited for; Flower drops request and reply a minute later,
+    so that what came in time can still be pulled. `simulation_folder`: where a virtual site finds its site file; empty
+    in deployment, and never read by a node that has a site file of its own.
     """
     config = ConfigRecord({"simulation-folder": simulation_folder})
     if record is not None:
@@ -70,8 +73,9 @@ def request_message(
     if arrays is not None:
         content["arrays"] = arrays
     return Message(
-        content=content, dst_node_id=node_id, message_type=message_type, ttl=time_to_live, group_id=str(round_number)
-    )
+        content=content, dst_node_id=node_id, message_type=message_type, ttl=time_to_live + PULL_SECONDS,
+        group_id=str(round_number),
+    )  # fmt: skip
 
 
 def read_reply(reply: Message, kind: type[MessageT], node_id: int) -> MessageT | Refusal:

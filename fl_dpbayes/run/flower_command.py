@@ -56,11 +56,15 @@ def write_app(folder: Path) -> Path:
 
 @dataclass(frozen=True)
 class FlowerCommand:
-    """The command `flwr` in a folder and an environment, for one of the SuperLinks that its configuration names."""
+    """The command `flwr` in a folder and an environment, for one of the SuperLinks that its configuration names.
+
+    `patience`: seconds for which a SuperLink that does not answer is waited for while a run is followed.
+    """
 
     folder: Path
     environment: Mapping[str, str]
     superlink: str
+    patience: float = 0.0
 
     def ask(self, verb: str, *arguments: str) -> dict[str, Any]:
         """Return what a command answers; UserError with the end of what it said if that is no JSON."""
@@ -113,14 +117,19 @@ class FlowerCommand:
     def _final_status(self, run: str, events: EventReader, stop: threading.Event) -> dict[str, str]:
         # Asking Flower starts a process that takes a core for more than a second. The run's own events say when it is
         # over; Flower is asked then, and now and then in case the ServerApp died without a last word.
-        over, next_question = False, time.monotonic() + ASK_SECONDS
+        over, next_question, heard = False, time.monotonic() + ASK_SECONDS, time.monotonic()
         while True:
             if stop.wait(LOOK_SECONDS):
                 raise UserError("the run was stopped")
             over = over or any(event["event"] in ("finished", "failed") for event in events.new_events())
             if not over and time.monotonic() < next_question:
                 continue
-            status = self.status(run)
+            next_question = time.monotonic() + ASK_SECONDS
+            try:
+                status, heard = self.status(run), time.monotonic()
+            except UserError:
+                if time.monotonic() - heard > self.patience:
+                    raise
+                continue
             if str(status["status"]).startswith("finished"):
                 return status
-            next_question = time.monotonic() + ASK_SECONDS

@@ -18,7 +18,7 @@ from fl_dpbayes.config.site_file import SiteFile, write_site_file
 
 BIN = Path(sys.executable).parent
 REPOSITORY = Path(__file__).parents[2]
-WAIT_SECONDS = 90.0
+WAIT_SECONDS = 240.0
 
 
 def free_port() -> int:
@@ -61,15 +61,15 @@ class RealFederation:
             "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
         }  # fmt: skip
 
-    def cli(self, *words: object, program: str = "fl-dpbayes", status: int = 0, seconds: float = 120) -> str:
+    def cli(self, *words: object, program: str = "fl-dpbayes", status: int = 0, seconds: float = 400) -> str:
         """Run a command to its end and return what it printed."""
         command = [str(BIN / program), *map(str, words)]
         done = subprocess.run(
-            command, env=self.environment(), cwd=self.folder, capture_output=True, text=True, timeout=seconds,
-            check=False,
+            command, env=self.environment(), cwd=self.folder, timeout=seconds, check=False, text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         )  # fmt: skip
-        assert done.returncode == status, done.stdout + done.stderr
-        return done.stdout + done.stderr
+        assert done.returncode == status, done.stdout
+        return done.stdout
 
     def start(self, name: str, *words: object, home: str = "home") -> None:
         """Start a process that stays."""
@@ -93,17 +93,24 @@ class RealFederation:
 
     def start_coordinator(self) -> None:
         """Start SuperLink and the process that runs ServerApps."""
-        keys, secret = self.kit / "coordinator", self.kit / "coordinator" / "server.secret"
+        self.start_superlink()
+        self.start_serverapp()
+
+    def start_superlink(self) -> None:
+        keys = self.kit / "coordinator"
         self.start(
             "superlink", "flower-superlink", "--ssl-ca-certfile", keys / "ca.crt", "--ssl-certfile",
             keys / "server.pem", "--ssl-keyfile", keys / "server.key", "--enable-supernode-auth", "--host", "127.0.0.1",
             "--port", self.port, "--database", self.folder / "state.db", "--disable-runtime-dependency-installation",
-            "--isolation", "process", "--superexec-auth-secret-file", secret,
+            "--isolation", "process", "--superexec-auth-secret-file", keys / "server.secret",
         )  # fmt: skip
         wait_for(lambda: self.listens(self.port))
+
+    def start_serverapp(self) -> None:
+        keys = self.kit / "coordinator"
         self.start(
             "serverapp", "flower-superexec", "--root-certificates", keys / "ca.crt", "--runtime-api-address",
-            f"localhost:{self.port}", "--superexec-auth-secret-file", secret, home="home-server",
+            f"localhost:{self.port}", "--superexec-auth-secret-file", keys / "server.secret", home="home-server",
         )  # fmt: skip
 
     def add_site(self, record: SiteFile, superlink: str = "") -> Path:

@@ -1,6 +1,7 @@
 """A whole run in this process: roles, records, budgets, results, and sites that do not answer."""
 
 import json
+import time
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from fl_dpbayes.config.summary import parse_summary
 from fl_dpbayes.report.page import write_report
 from server.grid import OrderedGrid
 from server.ledger_heads import HEADS_FILE
+from server.messages import request_message
 from server.strategies.strategy import PosteriorStrategy
 
 
@@ -144,6 +146,20 @@ def test_replies_are_folded_in_the_order_of_requests(federation) -> None:
     requests = [Message(content, dst_node_id=number, message_type="query") for number in (3, 1, 2)]
     replies = list(grid.send_and_receive(requests, timeout=5))
     assert [reply.metadata.src_node_id for reply in replies] == [3, 1, 2]
+
+
+def test_reply_that_came_in_time_is_pulled_behind_a_silent_site(federation) -> None:
+    grid, ask = federation().grid, {"message_type": "query", "round_number": 0, "time_to_live": 0.2}
+    requests = [request_message(None, None, node_id=node, simulation_folder="", **ask) for node in (1, 2)]
+    pull, (silent, other) = grid.pull_messages, (request.metadata for request in requests)
+
+    def pulled(message_ids):
+        # As Flower does it: what answers a message whose time is over is gone.
+        over = time.time() > other.created_at + other.ttl
+        return [] if silent.message_id in message_ids or over else pull(message_ids)
+
+    grid.pull_messages = pulled
+    assert [reply.metadata.src_node_id for reply in OrderedGrid(grid).send_and_receive(requests, timeout=0.2)] == [2]
 
 
 def test_fewer_nodes_than_sites_gives_the_right_command(federation, monkeypatch: pytest.MonkeyPatch) -> None:

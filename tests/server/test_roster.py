@@ -11,6 +11,7 @@ from fl_dpbayes.data.simulation import plan_sites
 from fl_dpbayes.posterior.sample_store import PosteriorBank
 from fl_dpbayes.protocol.card import MAX_UNITS
 from fl_dpbayes.protocol.wire import arrays_digest
+from server.messages import PULL_SECONDS
 
 # Every test here is a whole run or several.
 pytestmark = pytest.mark.slow
@@ -225,7 +226,7 @@ def test_every_message_has_the_round_s_time_to_live_and_a_silent_site_costs_no_m
     assert {message.metadata.message_type for message in run.grid.requests} == {
         "query", "train", "train.recalibrate", "evaluate",
     }  # fmt: skip
-    assert {message.metadata.ttl for message in run.grid.requests} == {0.6}
+    assert {message.metadata.ttl for message in run.grid.requests} == {0.6 + PULL_SECONDS}
     waits = [times[-1] - times[0] for times in pulled.values()]
     assert 0.4 < max(waits) < 1.6
     assert sorted(waits)[-2] == 0

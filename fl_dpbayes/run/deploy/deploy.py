@@ -35,6 +35,8 @@ from fl_dpbayes.run.site.init_site import coordinators_scenario
 
 DEPLOYMENT_FILE, LOG_FILE = "deployment.json", "flower.log"
 AT_EACH_SITE = Path("at-each-site")
+# A SuperLink that was killed is started again, and the run goes on.
+PATIENCE_SECONDS = 180.0
 
 
 class Deployment(Config):
@@ -147,7 +149,7 @@ def _follow(scenario: Scenario, folder: Path, deployment: Deployment, console: C
 
 
 def _flower(deployment: Deployment) -> FlowerCommand:
-    return FlowerCommand(Path.cwd(), os.environ | ENVIRONMENT, deployment.superlink)
+    return FlowerCommand(Path.cwd(), os.environ | ENVIRONMENT, deployment.superlink, PATIENCE_SECONDS)
 
 
 def _status(deployment: Deployment) -> str:
