@@ -274,7 +274,6 @@ def _error(row: CalibrationRecord, unit: str = "") -> str:
 
 
 def _first(rows: Mapping[str, CalibrationRecord]) -> dict[str, CalibrationRecord]:
-    """Keep the predictor that is read first."""
     name = next((name for name in ("posterior", "last", *rows) if name in rows), "")
     return {name: rows[name]} if rows else {}
 
@@ -313,7 +312,6 @@ def _difference(posterior: CalibrationRecord, last: CalibrationRecord) -> str:
 
 
 def _privacy(run: Summary) -> str:
-    """Say the largest epsilon, and every delta it holds at."""
     rows = [row for row in run.privacy if row.steps]
     if not rows:
         return "No privacy cost is recorded: no site trained."

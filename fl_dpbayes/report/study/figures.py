@@ -87,7 +87,6 @@ def _named(column: str, words: dict[str, str], frame: pd.DataFrame) -> list[Meth
 
 
 def _figure(study: StudyResults, name: str, title: str, reading: str, panels: Sequence[Panel]) -> PanelFigure:
-    """Draw the study's main metric."""
     measured = quantity(study.metric)
     metric, share = measured.metric, measured.share
     return PanelFigure(
@@ -167,7 +166,6 @@ def _severities(study: StudyResults, frame: pd.DataFrame, kind: str) -> list[Pla
 
 
 def _by_severity(study: StudyResults, frame: pd.DataFrame, methods: Sequence[Method], column: str) -> list[Panel]:
-    """Make a panel for each kind of shift."""
     places = {kind: _severities(study, frame, kind) for kind in shift_kinds(study, frame)}
     return [panel for kind in places for panel in _panel(kind, methods, places[kind], column)]
 
