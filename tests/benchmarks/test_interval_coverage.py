@@ -41,6 +41,7 @@ def faults(law: str, n: int, noise: float, replicates: int) -> list[str]:
 @pytest.mark.parametrize(
     ("law", "n", "noise"), [("top of 2, uniform", 200, 0.0), ("95 % above .95", 50, 0.0), ("Beta(8, 1)", 624, 5.0)]
 )
+@pytest.mark.slow
 def test_it_covers_on_some_models(law: str, n: int, noise: float) -> None:
     assert faults(law, n, noise, 100) == []
 

@@ -130,6 +130,7 @@ for kind in ("query", "train", "train.recalibrate", "evaluate"):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("module", ["torch", "pydantic", "fl_dpbayes.config.site_file", "clients.answer"])
 def test_import_that_fails_is_a_code_and_a_line_of_the_log(table_site, module: str) -> None:
     site = table_site()

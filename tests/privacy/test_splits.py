@@ -11,6 +11,7 @@ KEY = "00112233445566778899aabbccddeeff"
 units_strategy = st.lists(st.one_of(st.text(max_size=8), st.binary(max_size=8), st.integers()), min_size=1, max_size=30)
 
 
+@pytest.mark.slow
 @settings(deadline=None, derandomize=True, max_examples=60)
 @given(units=units_strategy, place=st.integers(0, 30), extra=st.text(max_size=8))
 def test_adding_one_patient_moves_no_other_property(units, place, extra):

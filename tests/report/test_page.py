@@ -185,6 +185,7 @@ def test_a_seed_the_privacy_unit_and_the_cost_of_noised_test_results_are_said(wr
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_equal_runs_give_equal_pages(reported, write_run, summary):
     assert write_report(write_run(summary)).read_bytes() == reported.read_bytes()
 

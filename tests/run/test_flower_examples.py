@@ -25,6 +25,7 @@ def test_the_page_shows_the_project_and_each_example_is_short() -> None:
         assert len(text.splitlines()) < 40
 
 
+@pytest.mark.slow
 def test_strategies_and_chain_import_neither_of_our_apps() -> None:
     code = "import sys, fl_dpbayes as fl; fl.strategies.FALD, fl.PrivateChain; "
     code += "print({'server', 'clients'} & {*sys.modules})"

@@ -108,6 +108,7 @@ def test_it_is_a_classifier_as_scikit_learn_has_them(run) -> None:
     assert run.predict_proba(FRAME[COLUMNS].to_numpy())[:, 1] == pytest.approx(probabilities[:, 1])
 
 
+@pytest.mark.slow
 def test_figures_page_and_what_it_does_not_overwrite(run, tmp_path) -> None:
     axes = matplotlib.pyplot.subplots()[1]
     assert run.plot_reliability("St. Mary", ax=axes) is axes
@@ -130,6 +131,7 @@ def test_it_is_read_back_with_its_module_only_and_is_known_as_finished_without(r
         fl.load_run(run.folder).predict_proba(FRAME)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*ArviZ is undergoing:FutureWarning")
 def test_chains_go_to_arviz_by_site_or_averaged(run, tmp_path, monkeypatch) -> None:
     averaged = run.posterior.to_arviz().posterior

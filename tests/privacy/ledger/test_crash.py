@@ -243,6 +243,7 @@ def _run(code, *arguments):
     return json.loads(finished.stdout)
 
 
+@pytest.mark.slow
 def test_processes_on_one_ledger_never_pass_the_budget_together(tmp_path):
     result = _run(RACE, tmp_path)
     assert sum(result["admitted"]) == result["recorded"] == 40
