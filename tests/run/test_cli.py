@@ -74,6 +74,11 @@ def test_out_folder_that_is_not_empty_is_left_alone(tmp_path: Path, refusal) -> 
     assert [path.name for path in tmp_path.iterdir()] == ["precious"]
 
 
+def test_damaged_file_of_a_deployed_run_is_named(tmp_path: Path, refusal) -> None:
+    (tmp_path / "deployment.json").write_text("{broken")
+    assert "deployment.json is damaged" in refusal("deploy", "status", str(tmp_path))
+
+
 def test_internal_fault_shows_no_traceback(monkeypatch, command) -> None:
     monkeypatch.setattr("fl_dpbayes.config.scenario.load_scenario", lambda *arguments: 1 / 0)
     status, _, error = command("simulate", "digits")

@@ -1,6 +1,5 @@
 """The work behind `fl-dpbayes deploy run`, `status` and `resume`: a run at real sites, through a SuperLink."""
 
-import json
 import os
 import shlex
 import tempfile
@@ -8,6 +7,7 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
+from pydantic import ValidationError
 from rich.console import Console
 
 from fl_dpbayes.config.base import Config
@@ -26,7 +26,6 @@ from fl_dpbayes.config.files.journal import (
 from fl_dpbayes.config.kinds import import_apps
 from fl_dpbayes.config.names import counted
 from fl_dpbayes.config.scenario import Scenario, load_scenario, write_scenario
-from fl_dpbayes.config.validation_text import read_record
 from fl_dpbayes.data.simulation import SCENARIO_FILE
 from fl_dpbayes.run.flower_command import ENVIRONMENT, FlowerCommand, write_app
 from fl_dpbayes.run.progress import EVENTS_FILE, Display, EventReader, end_of_events, run_and_follow
@@ -168,5 +167,8 @@ def _opened(folder: Path) -> tuple[Path, Deployment, Scenario]:
         raise UserError(f"{folder} holds no deployed run: give the folder that  fl-dpbayes deploy run  named")
     entries, _ = read_journal(folder / JOURNAL_FILE, None)
     check_files(folder, {name: entry for name, entry in listed_files(entries).items() if name == SCENARIO_FILE})
-    deployment = read_record(Deployment, json.loads(file.read_text(encoding="utf-8")), str(file))
+    try:
+        deployment = Deployment.model_validate_json(file.read_bytes())
+    except ValidationError:
+        raise UserError(f"{file} is damaged: put back a copy of it, or start a new run") from None
     return folder, deployment, load_scenario(str(folder / SCENARIO_FILE))
