@@ -174,8 +174,8 @@ def _trial(gate: Gate) -> str:
 
         get_fab, get_object = lambda fab_hash, number: Fab(fab_hash, bundles[number], {}), lambda _, key: objects[key]
         connection = nullcontext((1, receive, send, get_run, get_fab, get_object, print, confirm))
-        stood_in = {"http_request_response": lambda *_: connection, "register_signal_handlers": lambda **_: None}
-        with patch.multiple(flower, **stood_in):
+        stood_in: dict[str, Any] = {"http_request_response": lambda *_: connection}
+        with patch.multiple(flower, **stood_in, register_signal_handlers=lambda **_: None):
             loop(
                 state_factory=NodeStateFactory(objectstore_factory=ObjectStoreFactory()), server_address="127.0.0.1:1",
                 node_config={}, insecure=True, isolation="process", trusted_entities=gate.trusted,
