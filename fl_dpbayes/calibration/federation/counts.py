@@ -6,7 +6,7 @@ from functools import reduce
 
 import numpy as np
 
-from fl_dpbayes.calibration.bins import COUNT
+from fl_dpbayes.calibration.bins import COUNT, Floats
 from fl_dpbayes.calibration.recalibration.isotonic import LARGEST_DEVIATION
 from fl_dpbayes.calibration.release import SENT_COLUMNS, NoisedTable, merge_noised, sensitivity
 from fl_dpbayes.calibration.statistics import CalibrationStatistics
@@ -17,7 +17,6 @@ from fl_dpbayes.config.recalibration import ISOTONIC_BINS, AnyRecalibrationPlan,
 from fl_dpbayes.config.summary import CalibrationValues
 from fl_dpbayes.data.site import MAX_DECLARATION_ERROR
 from fl_dpbayes.privacy.planned_noise import solve_multiplier
-from fl_dpbayes.protocol.arrays import Arrays
 from fl_dpbayes.protocol.card import SiteCard
 from fl_dpbayes.protocol.recalibrate import RecalibrateReply
 
@@ -67,7 +66,9 @@ def check_counts(card: SiteCard, measured: Iterable[Statistics]) -> None:
             raise ValueError(f"it counts {count:.4g} test records; {card.units} units give at most {most:.4g}")
 
 
-def checked_counts(arrays: Arrays, answer: RecalibrateReply, card: SiteCard, noise_multiplier: float) -> NoisedTable:
+def checked_counts(
+    arrays: Mapping[str, Floats], answer: RecalibrateReply, card: SiteCard, noise_multiplier: float
+) -> NoisedTable:
     """Check the counts for recalibration that a site sent, as COUNT_ARRAYS has them.
 
     Raises ValueError if there are none, they are more than the site's size allows, or their noise does not follow from

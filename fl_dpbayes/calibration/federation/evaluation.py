@@ -103,11 +103,9 @@ class Evaluation:
         counts = {name: len(weights) for name, weights in request.predictors.items()}
         self._samples = counts | dict.fromkeys(MAPPED, counts.get("posterior", 0))
         measured: dict[str, Statistics] = {}
-        for predictor in request.measured:
-            sums, noise = without_prefix(predictor, arrays), record.noise_std
-            measured[predictor] = (
-                from_arrays(sums, self.classes) if noise is None else NoisedTable(sums["noised"], noise)
-            )
+        for name in request.measured:
+            sums, noise = without_prefix(name, arrays), record.noise_std
+            measured[name] = from_arrays(sums, self.classes) if noise is None else NoisedTable(sums["noised"], noise)
         check_counts(card, measured.values())
         whole = {name: found for name, found in measured.items() if isinstance(found, CalibrationStatistics)}
         self._subgroups += read_subgroups(card, record.groups, arrays, whole)
