@@ -69,7 +69,8 @@ def shift_images(images: Images, kind: ImageShift, severity: int, generator: np.
     count, _, height, width = images.shape
     side = min(height, width)
     value = SEVERITIES[kind][8 if side < SMALL_BELOW else 28 if side < MIDDLE_BELOW else 224][severity - 1]
-    pixels = torch.from_numpy(images)
+    # A copy: what is kept of a source is read-only.
+    pixels = torch.tensor(images)
     match kind:
         case "gamma" | "gamma_dark":
             shifted = functional.adjust_gamma(pixels, value)
