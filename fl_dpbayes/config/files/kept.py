@@ -71,10 +71,9 @@ class Kept:
             return found
         digests = {path: _digest(path) for path, state in states.items() if _is_fresh(state)}
         value = load()
-        if states == {path: _state(path) for path in states}:
-            self._keep(
-                key, _Entry(value, size(value), states, digests, weakref.ref(of) if of is not None else _nothing)
-            )
+        # What changes meanwhile has another state at the next look.
+        made_of = _nothing if of is None else weakref.ref(of)
+        self._keep(key, _Entry(value, size(value), states, digests, made_of))
         return value
 
     def _keep(self, key: Hashable, entry: _Entry) -> None:
