@@ -25,7 +25,7 @@ def result_table(study: Study, cells: Sequence[FinishedCell]) -> pd.DataFrame:
     intervals, and of the whole run the largest `epsilon` of a site, `heterogeneity`, `seconds` and the number of
     `warnings`.
     """
-    rows = []
+    rows = list[Row]()
     for cell in cells:
         summary = parse_summary(cell.summary)
         spent = [row.largest_epsilon for row in summary.privacy if row.largest_epsilon is not None]
