@@ -32,9 +32,7 @@ def run_flower(run_folder: Path, sites: int, resources: Resources, stop: threadi
 
     Flower's own simulation leaves a server behind, reads its size from nowhere and reports success when the ServerApp
     failed; here the server is a child of this process, its size comes from the scenario, and the status is read back.
-
-    `run_folder`: holds `scenario.toml` and `sites/`; Flower's log goes to `flower.log` in it. Raises UserError if
-    Flower could not start, or the run did not complete; the text says where to read on.
+    Raises UserError if Flower could not start, or the run did not complete; the text says where to read on.
     """
     home = Path(tempfile.mkdtemp(prefix=HOME_PREFIX))
     (run_folder / HOME_FILE).write_text(str(home), encoding="utf-8")

@@ -102,10 +102,8 @@ def init_scenario(
 ) -> None:
     """Write a commented scenario for CSV or Parquet tables, or a folder of images, after a look on this machine.
 
-    `label`: the column of classes; None for images, whose sub-folders they are. `columns`: those of sites and of
-    privacy units (None: each row is one); of images the patterns that find them in paths. `out`: the file; None: the
-    first one's name with `.toml`, in the working directory. Raises UserError if the data or a column cannot be used, or
-    the file exists.
+    `columns`: those of sites and of privacy units (None: each row is one); of images the patterns that find them in
+    paths. Raises UserError if the data or a column cannot be used, or the file exists.
     """
     out = Path(f"{data[0].stem}.toml") if out is None else out
     if out.exists():

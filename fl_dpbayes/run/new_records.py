@@ -45,9 +45,8 @@ def read_new_records(
     Tables (.csv, .parquet): the columns that the run's own table names, centred and scaled as there; else every column
     but `label`, in order, one per input. Archives (.npz): `features` (N, *input_shape) and, if known, `labels`.
     Folders: images, in one folder per class where labels are known (alphabetical order). From Python also a DataFrame,
-    as a table, or an array (N, *input_shape), whose columns are those of the run's own table in their order.
-
-    Raises UserError if the file is absent, unreadable, or does not fit the task; or if a pixel lies outside [0, 1].
+    as a table, or an array (N, *input_shape), whose columns are those of the run's own table in their order. Raises
+    UserError if the file is absent, unreadable, or does not fit the task; or if a pixel lies outside [0, 1].
     """
     path = Path(data) if isinstance(data, Path | str) else Path("given here")
     named = source.model_copy(update={"path": path}) if isinstance(source, Table) else None

@@ -22,10 +22,7 @@ def differences_table(study: Study, results: pd.DataFrame) -> pd.DataFrame:
     A difference is `method - baseline` of one metric at one seed, everything else equal. `over` is `setting` for one
     setting of the other axes, whose interval is Student's t over seeds; and `all` for the mean over these settings, as
     `over_seeds` takes it, since the differences of a seed share records, start and draws. Where a figure is undefined
-    or its cell failed, the pair is left out.
-
-    Returns one row per method, metric, place, predictor and setting: `mean`, `low`, `high` and the number of
-    `pairs` (seeds); the ends are undefined for a single pair.
+    or its cell failed, the pair is left out; the ends are undefined for a single pair.
     """
     axes = [axis.name for axis in study.axes if axis.name != SEED]
     columns = ["compared", "method", "baseline", "metric", "over", *axes, *PLACE, PREDICTOR]

@@ -74,10 +74,8 @@ def reproduce(
 ) -> bool:  # fmt: skip
     """Run what is missing of a paper's table, a study of `scenarios/papers`, in `folder` or `runs/reproduce/NAME`.
 
-    `full` asks for the paper's own size, `seeds` for so many repetitions (None: as its file says).
-
-    Raises UserError if there is no such table, or it is a script of `benchmarks/`, or as for a study. Raises
-    Stopped if an interrupt ended it.
+    `full` asks for the paper's own size, `seeds` for so many repetitions (None: as its file says). Raises UserError if
+    there is no such table, or it is a script of `benchmarks/`, or as for a study.
     """
     if script := SCRIPTS.get(name):
         raise UserError(f"{name} is no study: run its script in the source tree:  python {script} --help")
