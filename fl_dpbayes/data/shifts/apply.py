@@ -11,7 +11,7 @@ from fl_dpbayes.config.data import ImageShift, Shift, ShiftKind
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.data.records import Records
 
-ONLY_IMAGES = (*get_args(ImageShift), "shortcut_marker")
+ONLY_IMAGES = get_args(ImageShift)
 ONLY_TABLES = ("tilt", "missing_features")
 LOGIT_OFFSETS = (0.5, 1.0, 1.5, 2.0, 2.5)
 TILT_RATES = (0.25, 0.5, 1.0, 1.5, 2.0)
@@ -56,12 +56,7 @@ def apply_shift(records: Records, shift: Shift, generator: np.random.Generator) 
     # Only images need torchvision.
     from fl_dpbayes.data.shifts import acquisition
 
-    if shift.kind != "shortcut_marker":
-        return replace(records, features=acquisition.shift_images(records.features, shift.kind, severity, generator))
-    marked = acquisition.films_marked(records.labels, severity, generator)
-    truth = None if records.truth is None else acquisition.truth_given_marker(records.truth, marked, severity)
-    features = acquisition.add_markers(records.features, marked.astype(np.float32), generator)
-    return replace(records, features=features, truth=truth)
+    return replace(records, features=acquisition.shift_images(records.features, shift.kind, severity, generator))
 
 
 def kept_indices(records: Records, shift: Shift, generator: np.random.Generator) -> Integers:
