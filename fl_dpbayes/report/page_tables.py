@@ -7,8 +7,8 @@ from itertools import compress
 
 from fl_dpbayes.config.names import PREDICTORS
 from fl_dpbayes.config.summary import CalibrationRecord, EvaluationPrivacyRecord, PrivacyRecord, Summary
-from fl_dpbayes.report.answer import median_rows, one_outcome
 from fl_dpbayes.report import numbers
+from fl_dpbayes.report.answer import median_rows, one_outcome
 from fl_dpbayes.report.numbers import UNDEFINED, count, decimal, interval, points, probability, rounded_up, significant
 from fl_dpbayes.report.run_files import EpsilonCurve
 from fl_dpbayes.report.wording import ROLES, SITE_ROLES, event, in_reading_order, place_name, predictor_name, tempered
