@@ -174,7 +174,7 @@ def main_cells(row: CalibrationRecord) -> Cells:
     accuracy = points(row.accuracy), interval(row.intervals.get("accuracy"), points)
     nll = decimal(row.nll), interval(row.intervals.get("nll"), decimal)
     area = decimal(row.auroc), interval(row.auroc_bounds, decimal)
-    return place_name(row), predictor_name(row), records(row.n), error_cell(row), ece, accuracy, nll, area
+    return place_name(row.site), predictor_name(row), records(row.n), error_cell(row), ece, accuracy, nll, area
 
 
 def _site_table(run: Summary) -> PageTable:

@@ -106,7 +106,9 @@ def _prevalence(records: Records, shift: Shift, generator: np.random.Generator) 
     # Records are kept whole, so the realised shares are the truth of those left; of an absent class there is none.
     planned = prevalence_shares(classes, shift.severity)
     shares = np.divide(after, before, out=planned, where=before > 0)
-    return replace(kept, truth=subsampled_truth(kept.truth, shares))
+    # Saerens, Latinne and Decaestecker, Neural Computation 14, 2002, equation 2.4.
+    weighted = kept.truth * shares
+    return replace(kept, truth=weighted / weighted.sum(axis=1, keepdims=True))
 
 
 def _relabelled(records: Records, labels: Integers, flips: Floats) -> Records:
@@ -130,22 +132,9 @@ def prevalence_indices(labels: Integers, classes: int, severity: int, generator:
     """
     order = np.argsort(generator.random(len(labels)))
     shares = prevalence_shares(classes, severity)
-    kept = []
-    for label in range(classes):
-        members = order[labels[order] == label]
-        kept.append(members[: round(len(members) * shares[label])])
+    members = [order[labels[order] == label] for label in range(classes)]
+    kept = [some[: round(len(some) * share)] for some, share in zip(members, shares, strict=True)]
     return np.sort(np.concatenate(kept)).astype(np.int64)
-
-
-def subsampled_truth(truth: Floats, shares: Floats) -> Floats:
-    """Return the probabilities of labels, (N, C), among the records kept, where `shares` k, (C,), of a class are kept.
-
-        t'(c) = t(c) k(c) / sum_j t(j) k(j)
-
-    Source: Saerens, Latinne and Decaestecker, Neural Computation 14, 2002, equation 2.4.
-    """
-    weighted = truth * shares
-    return weighted / weighted.sum(axis=1, keepdims=True)
 
 
 def tilt_indices(values: npt.NDArray[np.float32], severity: int, generator: np.random.Generator) -> Integers:
