@@ -63,20 +63,17 @@ def check_plan(site_file: SiteFile, path: str, request: Config) -> None:
 def check_code(site_file: SiteFile, request: Config) -> None:
     """Check, before anything is imported, that a request names no code that the policy does not list.
 
-    Nor, before it is built, a module of more numbers than `max_parameters`.
-
-    Raises RefusedError POLICY_DENIED with the field.
+    Nor, before it is built, a module of more numbers than `max_parameters`: its settings could ask for more memory than
+    there is. Raises RefusedError POLICY_DENIED with the field.
     """
     model, plan = getattr(request, "model", None), getattr(request, "plan", None)
-    allowed = site_file.policy.allowed_code
+    allowed, models = site_file.policy.allowed_code, site_file.policy.models
     sampler = plan.sampler if isinstance(plan, TrainingPlan) else None
     _deny({
         "model.factory": isinstance(model, ModuleModel) and model.factory not in allowed,
         "plan.sampler.kind": sampler is not None and bool(sampler.implemented_by) and sampler.kind not in allowed,
+        "model.kind": models is not None and model is not None and model.kind not in models,
     })  # fmt: skip
-    models = site_file.policy.models
-    _deny({"model.kind": models is not None and model is not None and model.kind not in models})
-    # Its settings could ask for more memory than there is.
     _deny({"model": isinstance(model, ModuleModel) and unbuilt_size(model) > site_file.policy.max_parameters})
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 import numpy.typing as npt
 
-from fl_dpbayes.calibration.bins import CONFIDENCE, CONFIDENCE_OUTCOME, COUNT, OUTCOME, Floats
+from fl_dpbayes.calibration.bins import CONFIDENCE, COUNT, OUTCOME, PRODUCT, Floats
 from fl_dpbayes.calibration.statistics import CalibrationStatistics
 
 ROUNDING = 1e-9
@@ -18,16 +18,11 @@ def with_prevalence(probabilities: Floats, trained: npt.ArrayLike, target: npt.A
 
     `probabilities`: shape (N, C), rows that sum to 1. `trained`: prevalences at training, C numbers above 0. Those
     of private records are public knowledge or paid for. `target`: prevalences where the predictions are used, C
-    numbers of 0 or more. Returns shape (N, C), rows that sum to 1. Raises ValueError if a prevalence is out of
-    range, or their number is not C.
+    numbers of 0 or more. Returns shape (N, C), rows that sum to 1.
     """
-    before, after = np.asarray(trained, np.float64), np.asarray(target, np.float64)
-    classes = probabilities.shape[1]
-    if before.shape != (classes,) or after.shape != (classes,) or not (before > 0).all() or not (after >= 0).all():
-        raise ValueError(f"give {classes} prevalences each, those at training above 0: got {before} and {after}")
-    weighted = probabilities * (after / before)
+    weighted = probabilities * (np.asarray(target, np.float64) / np.asarray(trained, np.float64))
     totals = weighted.sum(axis=1, keepdims=True)
-    return np.divide(weighted, totals, out=np.full_like(weighted, 1 / classes), where=totals > 0)
+    return np.divide(weighted, totals, out=np.full_like(weighted, 1 / probabilities.shape[1]), where=totals > 0)
 
 
 def estimated_prevalence(probabilities: Floats, trained: npt.ArrayLike) -> Floats:
@@ -73,8 +68,8 @@ def prevalence_from_means(source: CalibrationStatistics, target: CalibrationStat
     positives, negatives = sums[OUTCOME], sums[COUNT] - sums[OUTCOME]
     if positives == 0 or negatives == 0:
         return None
-    of_positives = sums[CONFIDENCE_OUTCOME] / positives
-    of_negatives = (sums[CONFIDENCE] - sums[CONFIDENCE_OUTCOME]) / negatives
+    of_positives = sums[PRODUCT] / positives
+    of_negatives = (sums[CONFIDENCE] - sums[PRODUCT]) / negatives
     if of_positives - of_negatives <= ROUNDING:
         return None
     mean = target.class_wise[1, :, CONFIDENCE].sum() / target.count

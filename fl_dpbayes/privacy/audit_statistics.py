@@ -14,7 +14,6 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import betainc, betaincinv, ndtri
 from scipy.stats import beta, binom, chi2, norm
-from sklearn.metrics import roc_auc_score, roc_curve
 
 from fl_dpbayes.privacy.gdp import gdp_epsilon
 
@@ -248,40 +247,3 @@ def _chance_of_right_guesses(right: int, guesses: int, canaries: int, epsilon: f
         return exceeded
     below = np.cumsum(binom.pmf(np.arange(right - 1, -1, -1), guesses, accuracy))
     return min(1.0, exceeded + 2 * canaries * delta * float((below / np.arange(1, right + 1)).max()))
-
-
-@dataclass(frozen=True)
-class MembershipScore:
-    """How well the loss tells members, units that were trained on, from others.
-
-    `area`: probability that a member's loss lies below another's; 0.5 is chance. `advantage`: largest true-positive
-    minus false-positive rate over all thresholds, in [0, 1]; chosen on the same losses, so biased upwards.
-    `advantage_bound`: the largest that the claimed epsilon and delta allow.
-    """
-
-    members: int
-    others: int
-    area: float
-    area_standard_error: float
-    advantage: float
-    advantage_bound: float
-
-
-def loss_threshold_attack(member_losses: Array, other_losses: Array, epsilon: float, delta: float) -> MembershipScore:
-    """Score the attack "a unit was trained on if its loss lies below a threshold".
-
-    Under (epsilon, delta) no attack has more advantage than (e^epsilon - 1 + 2 delta) / (e^epsilon + 1). There is at
-    least one unit of each kind, all of one population. The claimed epsilon may be infinite.
-    Source: Yeom et al. (2018) for the attack; Kairouz, Oh and Viswanath (2015), theorem 2.1, for the bound; Hanley and
-    McNeil (1982) for the standard error.
-    """
-    members, others = len(member_losses), len(other_losses)
-    labels = np.concatenate([np.ones(members), np.zeros(others)])
-    scores = -np.concatenate([member_losses, other_losses])
-    false_positive, true_positive, _ = roc_curve(labels, scores)
-    area = float(roc_auc_score(labels, scores))
-    pair, mirrored = area / (2 - area) - area**2, 2 * area**2 / (1 + area) - area**2
-    variance = area * (1 - area) + (members - 1) * pair + (others - 1) * mirrored
-    error = math.sqrt(max(0.0, variance) / (members * others))
-    bound = min(1.0, math.tanh(epsilon / 2) + 2 * delta / (1 + math.exp(min(epsilon, 700.0))))
-    return MembershipScore(members, others, area, error, float((true_positive - false_positive).max()), bound)

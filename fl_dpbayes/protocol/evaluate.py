@@ -12,6 +12,7 @@ from fl_dpbayes.protocol.train import Digest, PrivacyStatement, StageReply, Stag
 PredictorName = Literal["last", "posterior"]
 RECALIBRATED = "recalibrated"
 PRIOR_CORRECTED = "prior_corrected"
+MAPPED = (RECALIBRATED, PRIOR_CORRECTED)  # each is the posterior's predictions, mapped
 MAX_GROUPS = 20
 # Of one reply; the server keeps those of every site. Without it 20 subgroups of 100 classes would take 230 MiB.
 MAX_SUBGROUP_BYTES = 32 * 2**20

@@ -50,9 +50,3 @@ def test_estimate_is_the_maximum_of_the_likelihood() -> None:
     likelihood = np.log(np.outer(probabilities[:, 0], 1 - grid) * 2 + np.outer(probabilities[:, 1], grid) * 2).sum(0)
     assert estimated_prevalence(probabilities, [0.5, 0.5])[1] == pytest.approx(grid[likelihood.argmax()], abs=1e-4)
     np.testing.assert_array_equal(estimated_prevalence(np.zeros((0, 2)), [0.3, 0.7]), [0.3, 0.7])  # without records
-
-
-@pytest.mark.parametrize(("trained", "target"), [([0.0, 1.0], [0.5, 0.5]), ([1.0], [1.0]), ([0.5, 0.5], [-0.1, 1.1])])
-def test_impossible_prevalence_is_refused(trained: list[float], target: list[float]) -> None:
-    with pytest.raises(ValueError, match="prevalences"):
-        with_prevalence(np.array([[0.5, 0.5]]), trained, target)

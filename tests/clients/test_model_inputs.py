@@ -9,15 +9,7 @@ from clients.model_inputs import model_inputs
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.site_file import Policy, SiteFile, Split
 from fl_dpbayes.config.sources import BuiltIn
-from fl_dpbayes.config.task import (
-    BackboneFeatures,
-    CNNModel,
-    FrozenBody,
-    LogisticModel,
-    MLPModel,
-    ModuleModel,
-    ScatteringFeatures,
-)
+from fl_dpbayes.config.task import BackboneFeatures, CNNModel, FrozenBody, LogisticModel, MLPModel, ScatteringFeatures
 from fl_dpbayes.data.site import SiteSplit, load_site
 from fl_dpbayes.models import feature_map as feature_map_module
 from fl_dpbayes.models.build import build_model, model_input_shape
@@ -80,8 +72,6 @@ def test_site_computes_a_body_once_and_keeps_others_apart(site_file, monkeypatch
     (MLPModel(hidden=(40,)), Refusal(code=RefusalCode.POLICY_DENIED, field="model.frozen_body")),
     (MLPModel(hidden=(8192,) * 8), Refusal(code=RefusalCode.POLICY_DENIED, field="model.frozen_body")),
     (CNNModel(channels=(4, 4, 4, 4)), Refusal(code=RefusalCode.BAD_REQUEST, field="model")),
-    (ModuleModel(factory="tests.server.test_own_code:flat", settings={"inputs": 64, "classes": 40},
-                 trainable=("1.bias",)), Refusal(code=RefusalCode.POLICY_DENIED, field="model")),
 ])  # fmt: skip
 def test_site_refuses_a_body_that_is_too_large_or_does_not_fit(site_file, model, refusal) -> None:
     frozen = model.model_copy(update={"frozen_body": FrozenBody()})

@@ -17,9 +17,9 @@ from fl_dpbayes.config.base import json_values
 from fl_dpbayes.config.kinds import import_apps
 from fl_dpbayes.config.scenario import Scenario
 from fl_dpbayes.data.simulation import plan_sites
-from fl_dpbayes.privacy.audit_statistics import Check, MembershipScore
+from fl_dpbayes.privacy.audit_statistics import Check
 from fl_dpbayes.report.terminal_table import terminal_table
-from fl_dpbayes.run.audit.canaries import CONFIDENCE, CanaryAudit, attack_membership, audit_canaries
+from fl_dpbayes.run.audit.canaries import CONFIDENCE, CanaryAudit, audit_canaries
 from fl_dpbayes.run.audit.counts import audit_counts
 from fl_dpbayes.run.audit.noise import MOST_CHAINS as AUDITED_CHAINS
 from fl_dpbayes.run.audit.noise import audit_noise
@@ -31,14 +31,10 @@ from fl_dpbayes.run.inline_engine import logs_in
 
 @dataclass(frozen=True)
 class Audit:
-    """What an audit found: checks of every part, the claimed epsilon and its lower bounds, and the membership score.
-
-    The score, of the loss-threshold attack on the released posterior, is reported and not judged.
-    """
+    """What an audit found: checks of every part, the claimed epsilon and its lower bounds."""
 
     checks: tuple[Check, ...]
     canaries: CanaryAudit
-    membership: MembershipScore
 
     @property
     def passed(self) -> bool:
@@ -69,24 +65,22 @@ def audit_scenario(scenario: Scenario, console: Console, *, data_dir: Path | Non
 
 
 def run_audit(scenario: Scenario, folder: Path, data_dir: Path | None) -> Audit:
-    """Attack every part of the mechanism, and the released posterior, in sites that write into `folder`."""
+    """Attack every part of the mechanism in sites that write into `folder`."""
     # Records, start states and coins of the audit; a seeded scenario gives a repeatable audit.
     generator = np.random.default_rng(scenario.simulation.insecure_seed)
-    planned = plan_sites(scenario, data_dir)
-    units = min(site.train_units for site in planned.sites if site.spec.role == "train")
+    units = min(site.train_units for site in plan_sites(scenario, data_dir).sites if site.spec.role == "train")
     with logs_in(folder / "audit.log"):
         checks = audit_noise(scenario, folder / "noise", units)
         for part, attack in {"sums": audit_sums, "alone": audit_alone, "counts": audit_counts}.items():
             checks += attack(scenario, folder / part, generator)
         checks += audit_rounding(scenario)
         canaries = audit_canaries(scenario, folder / "epsilon", generator)
-        membership = attack_membership(scenario, planned, folder / "membership")
-    return Audit((*checks, *canaries.checks), canaries, membership)
+    return Audit((*checks, *canaries.checks), canaries)
 
 
 def print_audit(console: Console, scenario: Scenario, audit: Audit) -> None:
-    """Print what was attacked, every check, epsilon claimed and observed, and the membership score."""
-    checks, canaries, membership = audit.checks, audit.canaries, audit.membership
+    """Print what was attacked, every check, and epsilon claimed and observed."""
+    checks, canaries = audit.checks, audit.canaries
     certainty = "a proof, as every record is in every batch" if canaries.certified else "a fault detector, as q < 1"
     console.print(
         f"Audit of {scenario.name}: messages to clients.app, the app that a site runs, at sites of made-up "
@@ -100,11 +94,7 @@ def print_audit(console: Console, scenario: Scenario, audit: Audit) -> None:
         f"Epsilon at delta = {canaries.delta:g}, first {canaries.steps} steps: claimed {canaries.claimed:.4g}, by the "
         f"audited site's own ledger; at least ({CONFIDENCE:.3%}) {canaries.gaussian_bound:.4g} by a Gaussian trade-off "
         f"with Clopper-Pearson limits ({certainty}) and {canaries.one_run_bound:.4g} by the one-run bound, which holds "
-        "for any mechanism and is loose.\n"
-        f"Membership inference on the posterior that one training site released (loss threshold, {membership.members} "
-        f"members, {membership.others} others): AUC {membership.area:.3f} +- {membership.area_standard_error:.3f} "
-        f"(0.5 is chance), advantage {membership.advantage:.3f} (the claim allows {membership.advantage_bound:.3f}). "
-        "Reported, not judged.",
+        "for any mechanism and is loose.",
         markup=False,
     )
     console.print("Not looked at:\n" + "\n".join(f"- {each}" for each in not_looked_at(scenario)), markup=False)
@@ -139,11 +129,10 @@ def not_looked_at(scenario: Scenario) -> list[str]:
 
 
 def audit_values(scenario: Scenario, audit: Audit) -> dict[str, Any]:
-    """Return an audit's values: `passed`, `checks`, `epsilon`, `membership` and `not_looked_at`."""
+    """Return an audit's values: `passed`, `checks`, `epsilon` and `not_looked_at`."""
     return {
         "passed": audit.passed, "checks": [asdict(check) | {"passed": check.passed} for check in audit.checks],
-        "epsilon": asdict(audit.canaries) | {"confidence": CONFIDENCE}, "membership": asdict(audit.membership),
-        "not_looked_at": not_looked_at(scenario),
+        "epsilon": asdict(audit.canaries) | {"confidence": CONFIDENCE}, "not_looked_at": not_looked_at(scenario),
     }  # fmt: skip
 
 

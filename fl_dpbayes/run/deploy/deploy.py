@@ -12,17 +12,9 @@ from rich.console import Console
 
 from fl_dpbayes.config.base import Config
 from fl_dpbayes.config.errors import Stopped, UserError
+from fl_dpbayes.config.files import journal
 from fl_dpbayes.config.files.atomic_file import write_atomically
 from fl_dpbayes.config.files.folder_lock import folder_lock
-from fl_dpbayes.config.files.journal import (
-    JOURNAL_FILE,
-    Journal,
-    JournalMark,
-    check_files,
-    file_entry,
-    listed_files,
-    read_journal,
-)
 from fl_dpbayes.config.kinds import import_apps
 from fl_dpbayes.config.names import counted
 from fl_dpbayes.config.scenario import Scenario, load_scenario, write_scenario
@@ -59,12 +51,12 @@ def deploy_run(
     import_apps()
     scenario = coordinators_scenario(given, AT_EACH_SITE, overrides)
     if odd := [name for name, site in scenario.sites.items() if site.shift or site.records_of]:
-        raise UserError(
-            f"sites.{odd[0]}: shift and records_of are for simulated sites, remove them: a real one is as it is"
-        )
+        said = "shift and records_of are for simulated sites, remove them: a real one is as it is"
+        raise UserError(f"sites.{odd[0]}: {said}")
     run_folder = new_folder(folder, scenario.name, inside="")
     write_scenario(scenario, run_folder / SCENARIO_FILE)
-    Journal(run_folder / JOURNAL_FILE, JournalMark()).append([file_entry(SCENARIO_FILE, run_folder / SCENARIO_FILE)])
+    begun = journal.Journal(run_folder / journal.JOURNAL_FILE, journal.JournalMark())
+    begun.append([journal.file_entry(SCENARIO_FILE, run_folder / SCENARIO_FILE)])
     _submit_and_follow(scenario, run_folder, Deployment(superlink=superlink, wait=wait), console)
     return run_folder
 
@@ -76,7 +68,8 @@ def deploy_resume(folder: Path, console: Console) -> None:
     deployed run, FailedError if the run fails again.
     """
     folder, deployment, scenario = _opened(folder)
-    if (folder / "summary.json").is_file() and _last_event(folder, "finished"):
+    events = EventReader(folder / EVENTS_FILE).new_events()
+    if (folder / "summary.json").is_file() and events and events[-1]["event"] == "finished":
         console.print(f"the run in {folder} is finished: nothing is left to do", soft_wrap=True, markup=False)
         show_run(folder, console)
     elif deployment.runs and not _status(deployment).startswith("finished"):
@@ -121,9 +114,8 @@ def _submit_and_follow(scenario: Scenario, folder: Path, deployment: Deployment,
         run = _flower(deployment).submit(write_app(Path(made, "app")), given, {})
     deployment = deployment.model_copy(update={"runs": (*deployment.runs, run)})
     write_atomically(folder / DEPLOYMENT_FILE, deployment.model_dump_json(indent=2) + "\n")
-    console.print(
-        f"{scenario.name}: run {run} at {deployment.superlink!r}, writing {folder}", soft_wrap=True, markup=False
-    )
+    said = f"run {run} at {deployment.superlink!r}, writing {folder}"
+    console.print(f"{scenario.name}: {said}", soft_wrap=True, markup=False)
     _follow(scenario, folder, deployment, console)
 
 
@@ -138,11 +130,9 @@ def _follow(scenario: Scenario, folder: Path, deployment: Deployment, console: C
         rounds = scenario.training.rounds * scenario.training.chains
         failure = run_and_follow(work, EventReader(events, start), rounds, console)
     except KeyboardInterrupt:
-        stop = f"flwr stop {run} {deployment.superlink}"
-        raise Stopped(
-            f"no longer following, and the run goes on. Look:  fl-dpbayes deploy status {name}  Follow:  {resume}  "
-            f"End it:  {stop}"
-        ) from None
+        choices = f"Follow:  {resume}  End it:  flwr stop {run} {deployment.superlink}"
+        said = f"no longer following, and the run goes on. Look:  fl-dpbayes deploy status {name}  {choices}"
+        raise Stopped(said) from None
     raise_failure(failure, EventReader(events, start), folder, resume)
     show_run(folder, console)
 
@@ -155,18 +145,13 @@ def _status(deployment: Deployment) -> str:
     return str(_flower(deployment).status(deployment.runs[-1])["status"]) if deployment.runs else "not submitted"
 
 
-def _last_event(folder: Path, name: str) -> bool:
-    events = EventReader(folder / EVENTS_FILE).new_events()
-    return bool(events) and events[-1]["event"] == name
-
-
 def _opened(folder: Path) -> tuple[Path, Deployment, Scenario]:
     folder = folder.resolve()
     file = folder / DEPLOYMENT_FILE
     if not file.is_file():
         raise UserError(f"{folder} holds no deployed run: give the folder that  fl-dpbayes deploy run  named")
-    entries, _ = read_journal(folder / JOURNAL_FILE, None)
-    check_files(folder, {name: entry for name, entry in listed_files(entries).items() if name == SCENARIO_FILE})
+    listed = journal.listed_files(journal.read_journal(folder / journal.JOURNAL_FILE, None)[0])
+    journal.check_files(folder, {name: entry for name, entry in listed.items() if name == SCENARIO_FILE})
     try:
         deployment = Deployment.model_validate_json(file.read_bytes())
     except ValidationError:

@@ -17,11 +17,12 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from importlib.metadata import version
 from pathlib import Path
 from stat import S_IMODE
 from typing import Any, NoReturn
+from unittest.mock import patch
 
 import tomli_w
 
@@ -60,14 +61,14 @@ class Gate:
             with connect(*args, **kwargs) as (node_id, receive, send, get_run, get_fab, *others):
                 runs: dict[int, Any] = {}
 
-                def checked_run(run_id: int) -> Any:
+                def noted_run(run_id: int) -> Any:
                     runs.clear()
                     return runs.setdefault(run_id, get_run(run_id))
 
-                def checked_fab(fab_hash: str, run_id: int) -> Any:
+                def passed_fab(fab_hash: str, run_id: int) -> Any:
                     return self._passed(get_fab(fab_hash, run_id), runs.get(run_id))
 
-                yield (node_id, receive, send, checked_run, checked_fab, *others)
+                yield (node_id, receive, send, noted_run, passed_fab, *others)
 
         return connection
 
@@ -123,12 +124,9 @@ def try_gate(gate: Gate) -> None:
     cannot be tried.
     """
     decide, gate.decide = gate.decide, lambda bundle, _, mismatch: mismatch or bundle.problem
-    loggers = {each: each.level for each in (logging.getLogger("flwr"), logger)}
-    for each in loggers:
-        each.setLevel(logging.CRITICAL)
+    logging.disable(logging.ERROR)
     found = _trial(gate)
-    for each, level in loggers.items():
-        each.setLevel(level)
+    logging.disable(logging.NOTSET)
     gate.decide, gate.seen = decide, []
     if found:
         raise _unfit(found)
@@ -136,8 +134,7 @@ def try_gate(gate: Gate) -> None:
 
 def _trial(gate: Gate) -> str:
     """Say what is wrong with Flower's loop, in which run 1 has a foreign bundle and run 2 an approved one."""
-    answers: list[tuple[str, int]] = []
-    taken: list[int] = []
+    answers, taken, objects = list[tuple[str, int]](), list[int](), dict[str, bytes]()
     try:
         from flwr.app import Message, RecordDict
         from flwr.app.metadata import Metadata
@@ -153,7 +150,6 @@ def _trial(gate: Gate) -> str:
         flower: Any = start_client_internal
         bundles = {1: own_bundle({"foreign.py": b""}), 2: own_bundle()}
         waiting = iter(bundles)
-        objects: dict[str, bytes] = {}
 
         def receive() -> Any:
             if (number := next(waiting, 0)) == 0:
@@ -176,20 +172,14 @@ def _trial(gate: Gate) -> str:
             taken.append(number)
             raise _Over
 
-        @contextmanager
-        def connect(*_: Any) -> Iterator[tuple[Any, ...]]:
-            yield (1, receive, send, get_run, lambda fab_hash, number: Fab(fab_hash, bundles[number], {}),
-                   lambda _, key: objects[key], print, confirm)  # fmt: skip
-
-        kept = flower.http_request_response, flower.register_signal_handlers
-        flower.http_request_response, flower.register_signal_handlers = connect, lambda **_: None
-        try:
+        get_fab, get_object = lambda fab_hash, number: Fab(fab_hash, bundles[number], {}), lambda _, key: objects[key]
+        connection = nullcontext((1, receive, send, get_run, get_fab, get_object, print, confirm))
+        stood_in: dict[str, Any] = {"http_request_response": lambda *_: connection}
+        with patch.multiple(flower, **stood_in, register_signal_handlers=lambda **_: None):
             loop(
                 state_factory=NodeStateFactory(objectstore_factory=ObjectStoreFactory()), server_address="127.0.0.1:1",
                 node_config={}, insecure=True, isolation="process", trusted_entities=gate.trusted,
             )  # fmt: skip
-        finally:
-            flower.http_request_response, flower.register_signal_handlers = kept
     except _Over:
         if 1 in taken:
             return "it let a foreign bundle through"
@@ -257,13 +247,12 @@ def start_app(site_file: Path) -> NoReturn:
 
 
 def _check_secrets(connection: Connection) -> None:
-    secrets = [(connection.ca, 0, ""), (connection.key, 0o077, "600")]
-    secrets += [(connection.secret, 0o007, "640")] if connection.isolation == "process" else []
-    for path, forbidden, mode in secrets:
+    modes = {connection.ca: 0o777, connection.key: 0o700}
+    for path, allowed in (modes | ({connection.secret: 0o770} if connection.isolation == "process" else {})).items():
         if not path.is_file():
             raise UserError(f"{path} does not exist: ca.crt is the coordinator's, `fl-dpbayes site keys` makes keys")
-        if S_IMODE(path.stat().st_mode) & forbidden:
-            raise UserError(f"{path} can be read by others than it may: chmod {mode} {path}")
+        if S_IMODE(path.stat().st_mode) & ~allowed & 0o777:
+            raise UserError(f"{path} can be read by others than it may: chmod {allowed & 0o640:o} {path}")
 
 
 def _prepare_home() -> Path:

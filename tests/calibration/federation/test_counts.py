@@ -49,8 +49,8 @@ def test_noised_sums_are_bounded_too(cells: dict[tuple[int, int], float], compla
 def test_noise_that_is_stated_too_large_is_no_excuse() -> None:
     for records in (1, 1000):
         check_noise(4.0 * sensitivity(records), 4.0)
-    for factor, said in ((3.9, "below"), (4001.0, "above")):
-        with pytest.raises(ValueError, match=said):
+    for factor in (3.9, 4001.0):
+        with pytest.raises(ValueError, match="states noise"):
             check_noise(factor * sensitivity(), 4.0)
 
 

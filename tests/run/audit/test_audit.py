@@ -37,7 +37,7 @@ def test_sound_scenario_passes_and_says_what_it_did_not_look_at(capsys) -> None:
     assert audit_scenario(scenario, Console(width=200)) == 0
     text = " ".join(capsys.readouterr().out.split())
     for words in (
-        "clients.app", "claimed", "at least (99.999%)", "Membership inference", "units of 3 records",
+        "clients.app", "claimed", "at least (99.999%)", "units of 3 records",
         "isotonic recalibration", "noised evaluation", "finds, but for 1 in 1000", "Not looked at:",
         "the account itself", "pre-noise where sums are read", "passed: all 28 checks",
     ):  # fmt: skip
@@ -59,7 +59,6 @@ def test_planted_fault_ends_with_status_1_and_names_its_checks(monkeypatch, caps
     epsilon = found["epsilon"]
     assert epsilon["gaussian_bound"] > epsilon["claimed"]
     assert epsilon["certified"] is True
-    assert found["membership"]["advantage_bound"] == pytest.approx(math.tanh(2), abs=0.01)
     assert found["not_looked_at"]
 
 
