@@ -3,8 +3,9 @@
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from itertools import groupby
+from dataclasses import dataclass, replace
+from itertools import accumulate, groupby, pairwise
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -64,6 +65,16 @@ def joined(history: Iterable[GaussianEvent]) -> History:
     return tuple(GaussianEvent(*kind, sum(event.steps for event in group)) for kind, group in kinds)
 
 
+def slice_history(history: History, first_step: int, steps: int) -> History:
+    """Cut `steps` steps out of a history, from `first_step` on."""
+    ends = [0, *accumulate(event.steps for event in history)]
+    return tuple(
+        replace(event, steps=min(end, first_step + steps) - max(start, first_step))
+        for event, (start, end) in zip(history, pairwise(ends), strict=True)
+        if start < first_step + steps and first_step < end
+    )
+
+
 def read_history(rows: Sequence[Sequence[float]]) -> History:
     """Read the history format `[[noise_multiplier, sampling_rate, steps], ...]`, one event per row.
 
@@ -74,9 +85,8 @@ def read_history(rows: Sequence[Sequence[float]]) -> History:
         if not isinstance(row, (list, tuple)) or len(row) != 3:
             raise ValueError(f"row {position} is {row!r}: expected [noise_multiplier, sampling_rate, steps]")
         sigma, rate, steps = row
-        if isinstance(steps, float) and steps.is_integer():
-            steps = int(steps)
-        events.append(GaussianEvent(float(sigma), float(rate), steps))  # type: ignore[arg-type]
+        whole: Any = int(steps) if isinstance(steps, float) and steps.is_integer() else steps
+        events.append(GaussianEvent(float(sigma), float(rate), whole))
     return tuple(events)
 
 

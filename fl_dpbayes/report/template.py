@@ -18,11 +18,8 @@ BEGIN = """\
 {%- endfor %}
 </tbody></table></div>
 {%- endmacro -%}
-{%- macro further(content, summary, caption) -%}
-{% if content.rows %}
-<details><summary>{{ summary }}</summary>
-{{ table(content, caption) }}</details>
-{% endif %}
+{%- macro further(content, summary) -%}
+{% if content.rows %}<details><summary>{{ summary }}</summary>{{ table(content, summary) }}</details>{% endif %}
 {%- endmacro -%}
 {%- macro calibrated() -%}
 <p>A model is calibrated if, among the records to which it gives a probability of 80%, it is right for 80%. The
@@ -124,14 +121,13 @@ Risks are of {{ event }}. {% endif %} With fewer than 1,500 records, bins hold a
 <h3>Site by site</h3>
 <div class="figures">{% for item in sites_figures %}{{ figure(item) }}{% endfor %}</div>
 {% endif %}
-{{ further(all_metrics, "All metrics at every site", "Calibration at every site") -}}
+{{ further(all_metrics, "All metrics at every site") -}}
 {% if subgroups.rows %}
 <h2 id="subgroups">Subgroups</h2>
 {{ table(subgroups, "Calibration of each subgroup") }}
 <p class="note">Errors in percentage points, [95% interval]; in parentheses, the ECE of a perfectly calibrated model on
 as many records{% if headline %}; {{ headline }}{% endif %}.</p>
-{{ further(further_subgroups, "Subgroups at every site, by every predictor",
-"Calibration of each subgroup at every site, by every predictor") -}}
+{{ further(further_subgroups, "Subgroups at every site, by every predictor") -}}
 <details class="guide"><summary>How to read this</summary>
 <p>A model can be right on average and wrong for women, or for the old. Compare the intervals of two subgroups, not
 their values: a small subgroup has a wide interval, and of twenty 95% intervals one misses by chance alone.</p>
@@ -143,9 +139,9 @@ their values: a small subgroup has a wide interval, and of twenty 95% intervals 
 <p class="note">An alarm from a risk of {{ threshold }}% on: the multiple of 5% nearest to how often the event happens
 among the training sites' test records (50% where that is not known); no threshold is right for every use. [95%
 interval].</p>{% endif %}
-{{ further(further_operating, "The same at every site, by every predictor", "Decisions at every site") -}}
+{{ further(further_operating, "The same at every site, by every predictor") -}}
 {% if clinical.rows %}{{ table(clinical, "Calibration intercept and slope") }}{% endif %}
-{{ further(further_clinical, "Intercept and slope at every site", "Calibration intercept and slope at every site") -}}
+{{ further(further_clinical, "Intercept and slope at every site") -}}
 {% if net_benefit or roc %}
 <p class="note">Curves from sums that left without noise. The band of a ROC curve holds all that these sums allow.</p>
 <div class="figures">{% for item in roc + net_benefit %}{{ figure(item) }}{% endfor %}</div>
@@ -167,8 +163,7 @@ thresholds at which its curve lies above both "treat all" and "treat none".</p>
 {% if calibrated_on %}<p class="note">Asked for: {{ level }}. Sets calibrated on
 {{ calibrated_on }}. Coverage with its 95% interval; size is the mean number of classes in a set
 {%- if headline %}; {{ headline }}{% endif %}.</p>{% endif %}
-{{ further(further_conformal, "Prediction sets at every site, by every predictor",
-"Prediction sets at every site, by every predictor") -}}
+{{ further(further_conformal, "Prediction sets at every site, by every predictor") -}}
 <details class="guide"><summary>How to read this</summary>
 <p>Instead of one class, a conformal prediction set names all that are plausible, as many as it takes to hold the right
 one as often as was asked. That is promised only for records like those that the sets were calibrated on. "Too low"
@@ -198,7 +193,7 @@ posterior's samples; total adds the uncertainty that they share.</p>
 <h2 id="truth">Against the known truth</h2>
 {{ table(truth, "Estimated and true calibration errors") }}
 <p class="note">Errors in percentage points, [95% interval].</p>
-{{ further(further_truth, "Truth at every site", "Estimated and true calibration errors at every site") -}}
+{{ further(further_truth, "Truth at every site") -}}
 <details class="guide"><summary>How to read this</summary>
 <p>These records are made up, so the probability of each class is known. The true errors are computed from it, without
 the chance that lies in the labels, which the estimates had to live with. About 95 of 100 intervals should hold the

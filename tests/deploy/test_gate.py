@@ -129,34 +129,20 @@ def test_steward_sees_a_plan_before_it_is_approved(site_file) -> None:
     assert passed(site_file, node.own_bundle()).content == node.own_bundle()
 
 
-def no_gate(monkeypatch) -> None:
-    monkeypatch.setattr(node, "install", lambda gate: None)
+PULL = flower._pull_and_store_message
+ROUND = {  # what of Flower or of the gate is another -> what is said
+    "no gate": (node, "install", lambda gate: None, "did not ask"),
+    "open gate": (node, "read_bundle", lambda content: replace(read_bundle(content), problem=""), "let a foreign"),
+    "no place": (flower, "_init_connection", None, "no place"),
+    "broken Flower": (flower, "_verify_fab", None, "cannot be tried"),
+    "Flower that trusts all": (flower, "_pull_and_store_message",
+                               lambda **given: PULL(**given | {"trusted_entities": None}), "cannot be tried"),
+}  # fmt: skip
 
 
-def open_gate(monkeypatch) -> None:
-    monkeypatch.setattr(node, "read_bundle", lambda content: replace(read_bundle(content), problem=""))
-
-
-def broken_flower(monkeypatch) -> None:
-    monkeypatch.delattr(flower, "_verify_fab")
-
-
-def no_place(monkeypatch) -> None:
-    monkeypatch.delattr(flower, "_init_connection")
-
-
-def flower_that_trusts_all(monkeypatch) -> None:
-    pull = flower._pull_and_store_message
-    monkeypatch.setattr(flower, "_pull_and_store_message", lambda **given: pull(**given | {"trusted_entities": None}))
-
-
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [(no_gate, "did not ask"), (open_gate, "let a foreign"), (no_place, "no place"), (broken_flower, "cannot be tried"),
-     (flower_that_trusts_all, "cannot be tried")],
-)  # fmt: skip
-def test_node_does_not_start_where_flower_goes_round_the_gate(site_file, monkeypatch, change, said) -> None:
-    change(monkeypatch)
+@pytest.mark.parametrize(("place", "name", "other", "said"), ROUND.values(), ids=ROUND)
+def test_node_does_not_start_where_flower_goes_round_the_gate(site_file, monkeypatch, place, name, other, said) -> None:
+    monkeypatch.setattr(place, name, other) if other else monkeypatch.delattr(place, name)
     with pytest.raises(UserError, match=f"does not start: .*{said}"):
         node.start_node(site_file)
 

@@ -26,12 +26,10 @@ def test_nginx_lets_hospitals_reach_the_fleet_api_and_nothing_else(tmp_path) -> 
     ours = federation.kit / "coordinator"
     text = (ours / "nginx.conf").read_text().replace("/etc/fl-dpbayes", str(ours)).replace("443 ssl", f"{port} ssl")
     temporary = "".join(f"{kind}_temp_path {tmp_path}/{kind};" for kind in ("client_body", "proxy"))
-    (tmp_path / "nginx.conf").write_text(
-        f"pid {tmp_path}/nginx.pid; error_log {tmp_path}/nginx.error; events {{}} "
-        f"http {{ access_log off; {temporary} {text} }}"
-    )
+    files = f"pid {tmp_path}/nginx.pid; error_log {tmp_path}/nginx.error;"
+    (tmp_path / "nginx.conf").write_text(f"{files} events {{}} http {{ access_log off; {temporary} {text} }}")
     try:
-        federation.start_coordinator()
+        federation.start_superlink()
         federation.start("nginx", NGINX, "-c", tmp_path / "nginx.conf", "-g", "daemon off;")
         wait_for(lambda: federation.listens(port))
         # A node gets through: it is up, which takes an answer of the Fleet API.

@@ -15,32 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from fl_dpbayes.config.errors import UserError
-from fl_dpbayes.privacy.events import write_history
+from fl_dpbayes.privacy.events import slice_history, write_history
 from fl_dpbayes.privacy.filter import admitted_steps, choose_rule, filter_epsilon
+from fl_dpbayes.privacy.ledger import file as ledger_file
 from fl_dpbayes.privacy.ledger.account import Spent, ledger_problems, reply_body, spent
 from fl_dpbayes.privacy.ledger.cohort_creation import Describe, create_cohort, require_other_units
-from fl_dpbayes.privacy.ledger.file import (
-    HOW_TO_MAKE,
-    Entry,
-    LedgerError,
-    append_entry,
-    ledger_errors,
-    ledger_key,
-    open_ledger_file,
-    read_chain,
-    transaction,
-)
-from fl_dpbayes.privacy.ledger.state import (
-    Cohort,
-    LedgerState,
-    Part,
-    Reservation,
-    Spending,
-    StoredPlan,
-    cohorts_of,
-    read_state,
-    slice_history,
-)
+from fl_dpbayes.privacy.ledger.file import Entry, LedgerError, append_entry, ledger_errors, read_chain, transaction
+from fl_dpbayes.privacy.ledger.state import Cohort, LedgerState, Part, Reservation, Spending, StoredPlan, read_state
 from fl_dpbayes.privacy.ledger.takeover import is_worked_on, may_take_over, this_process
 from fl_dpbayes.privacy.ledger.witness import LedgerPlace, advance_witness, check_witness
 from fl_dpbayes.protocol.refusal import RefusalCode
@@ -115,7 +96,7 @@ class Ledger:
         Its second place is checked when something is to change, and by `verify`. Raises LedgerError if there is no such
         ledger or cohort, or the file cannot be read or is damaged.
         """
-        connection = open_ledger_file(place.path, place.durability, create=False)
+        connection = ledger_file.open_ledger_file(place.path, place.durability, create=False)
         try:
             with ledger_errors():
                 entries = read_chain(connection)
@@ -124,10 +105,10 @@ class Ledger:
                 # An emptied ledger holds no cohort either, and must not be taken for a site that is new.
                 with transaction(connection):
                     check_witness(place, connection)
-                held = ", ".join(map(repr, cohorts_of(entries))) or "none"
+                held = ", ".join(map(repr, ledger_file.cohorts_of(entries))) or "none"
                 raise LedgerError(
                     f"ledger {place.path} holds no cohort {name!r} (it holds: {held}): put ledger.cohort in the site "
-                    f"file back; a cohort of other patients is made once, with  {HOW_TO_MAKE}"
+                    f"file back; a cohort of other patients is made once, with  {ledger_file.HOW_TO_MAKE}"
                 )
         except BaseException:
             connection.close()
@@ -240,7 +221,7 @@ class Ledger:
         Raises LedgerError if another cohort of this ledger has these records, or the ledger cannot be written.
         """
         with ledger_errors():
-            version = describe(ledger_key(self._connection))
+            version = describe(ledger_file.ledger_key(self._connection))
             if version in self.state().data_versions[-1:]:
                 return
         with self._change() as entries:

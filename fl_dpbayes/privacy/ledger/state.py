@@ -3,11 +3,11 @@
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from itertools import accumulate, chain, pairwise
+from itertools import chain
 from typing import Any, Literal, get_args
 
 from fl_dpbayes.config.plan import Adjacency
-from fl_dpbayes.privacy.events import History, read_history
+from fl_dpbayes.privacy.events import History, read_history, slice_history
 from fl_dpbayes.privacy.filter import Budget, SpendingRule
 from fl_dpbayes.privacy.ledger.file import Durability, Entry, LedgerError
 
@@ -147,21 +147,6 @@ class LedgerState:
         """Return every event reserved in a part."""
         slices = (slice_history(self.plan_of(each), each.first_step, each.steps) for each in self.reserved_in(part))
         return tuple(chain.from_iterable(slices))
-
-
-def slice_history(plan: History, first_step: int, steps: int) -> History:
-    """Cut `steps` steps out of a plan, from `first_step` on."""
-    ends = [0, *accumulate(event.steps for event in plan)]
-    return tuple(
-        replace(event, steps=min(end, first_step + steps) - max(start, first_step))
-        for event, (start, end) in zip(plan, pairwise(ends), strict=True)
-        if start < first_step + steps and first_step < end
-    )
-
-
-def cohorts_of(entries: Iterable[Entry]) -> list[str]:
-    """Name the cohorts of a chain, in the order in which they were made."""
-    return [entry.content["cohort"] for entry in entries if entry.content["kind"] == "cohort"]
 
 
 def read_state(entries: Iterable[Entry], cohort: str) -> LedgerState:

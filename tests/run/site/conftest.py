@@ -8,6 +8,11 @@ import pytest
 
 SCENARIO = """
 name = "trial"
+model = { kind = "logistic" }
+training = { rounds = 2, steps_per_round = 5, thinning = 1 }
+privacy = { epsilon = 2.0, delta = 1e-3, sampling_rate = 0.5 }
+aggregation = { rule = "fald" }
+evaluation = { release = "noised", noise_multiplier = 2.0 }
 [data.source]
 kind = "table"
 path = "none.csv"
@@ -25,25 +30,10 @@ categories = { smoker = ["never", "now"] }
 role = "train"
 [sites.south]
 role = "train"
-[model]
-kind = "logistic"
 [sampler]
 kind = "dp-sgld"
 step_size = { kind = "constant", initial = 0.2 }
 prior = { kind = "gaussian", scale = 1.0 }
-[training]
-rounds = 2
-steps_per_round = 5
-thinning = 1
-[privacy]
-epsilon = 2.0
-delta = 1e-3
-sampling_rate = 0.5
-[aggregation]
-rule = "fald"
-[evaluation]
-release = "noised"
-noise_multiplier = 2.0
 """
 
 
