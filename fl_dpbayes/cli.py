@@ -323,22 +323,16 @@ app.command(epilog="Example: fl-dpbayes provision federation --sites north,south
 
 
 def commands() -> click.Command:
-    """Build the commands, with the help of their arguments.
-
-    Arguments of click 8.5 and newer have a help of their own, which clears the one that typer set.
-    """
-    return _with_help(typer.main.get_command(app))
-
-
-def _with_help(command: click.Command) -> click.Command:
-    for child in getattr(command, "commands", {}).values():
-        _with_help(child)
-    hints = get_type_hints(command.callback, include_extras=True) if command.callback else {}
-    for parameter in command.params:
-        for given in getattr(hints.get(parameter.name or ""), "__metadata__", ()):
-            if isinstance(given, ArgumentInfo):
-                parameter.help = given.help  # type: ignore[attr-defined]
-    return command
+    """Build the commands with the help of their arguments, which click 8.5 and newer clears after typer set it."""
+    found = [typer.main.get_command(app)]
+    for command in found:
+        found += getattr(command, "commands", {}).values()
+        hints = get_type_hints(command.callback, include_extras=True) if command.callback else {}
+        for parameter in command.params:
+            for given in getattr(hints.get(parameter.name or ""), "__metadata__", ()):
+                if isinstance(given, ArgumentInfo):
+                    parameter.help = given.help  # type: ignore[attr-defined]
+    return found[0]
 
 
 def _interrupt(*_: object) -> None:

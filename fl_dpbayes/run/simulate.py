@@ -33,9 +33,8 @@ FULL_BYTES = 2**16
 def simulate(scenario: Scenario, engine: str, run_folder: Path | None, data_dir: Path | None, console: Console) -> Path:
     """Run a scenario and write its run directory.
 
-    `engine`: `flower` (Ray, several processes) or `inline` (this process). `run_folder`: the run directory, absent
-    or empty; None: `runs/<scenario>-<time>`. Raises UserError if the scenario cannot run, or its run failed; what
-    was computed is then in the run directory. Raises Stopped if an interrupt ended it.
+    `run_folder`: absent or empty. Raises UserError if the scenario cannot run, or its run failed; what was computed is
+    then in the run directory. Raises Stopped if an interrupt ended it.
     """
     check_machine(scenario.resources)
     plan = plan_sites(scenario, data_dir)

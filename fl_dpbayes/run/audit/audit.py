@@ -45,11 +45,8 @@ class Audit:
 def audit_scenario(scenario: Scenario, console: Console, *, data_dir: Path | None = None, as_json: bool = False) -> int:
     """Audit the private training of a scenario and print what was found.
 
-    The auditor sends messages to the app that a site runs, at sites of made-up records, and reads what comes back. A
-    scenario with `simulation.insecure_seed` is audited repeatably, any other with the operating system's entropy.
-
-    Returns exit status: 0 if every check passed, 1 if not. Raises UserError if data are missing, or a site does not
-    train.
+    A scenario with `simulation.insecure_seed` is audited repeatably, any other with the operating system's entropy.
+    Returns exit status 1 if a check failed, else 0. Raises UserError if data are missing, or a site does not train.
     """
     import_apps()
     private_settings(scenario)

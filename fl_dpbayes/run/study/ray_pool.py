@@ -32,10 +32,8 @@ VARIABLES = {
 def run_on_ray(jobs: Sequence[CellJob], workers: int, address: str | None) -> Generator[CellOutcome, None, None]:
     """Run every job once, `workers` at a time, and yield each outcome as soon as it is there.
 
-    A job whose process dies is an outcome with an error. Leaving the iterator ends all that was started. At `address`
-    is an existing Ray cluster, whose machines have this package and the data; None starts Ray here.
-
-    Raises UserError if there is no cluster at the address, or the cells ask for GPUs that are not there.
+    A job whose process dies is an outcome with an error. Leaving the iterator ends all that was started. Raises
+    UserError if there is no cluster at `address` (None: here), or the cells ask for GPUs that are not there.
     """
     with _ray(workers, address):
         _check_gpus(jobs)
