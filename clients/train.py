@@ -22,9 +22,8 @@ from fl_dpbayes.data.site import Site, load_site
 from fl_dpbayes.data.site_ledger import open_ledger
 from fl_dpbayes.models.build import build_model
 from fl_dpbayes.models.parameters import vector_to_arrays
-from fl_dpbayes.privacy.events import History, history_of_steps, joined
+from fl_dpbayes.privacy.events import History, history_of_steps, joined, slice_history
 from fl_dpbayes.privacy.ledger.ledger import Ledger, Reserved
-from fl_dpbayes.privacy.ledger.state import slice_history
 from fl_dpbayes.privacy.planned_noise import chain_of_history, largest_prefix, solve_plan
 from fl_dpbayes.protocol.arrays import Arrays, prefixed
 from fl_dpbayes.protocol.refusal import RefusalCode

@@ -74,9 +74,8 @@ def _history_in(path: Path) -> History:
 def solved(options: dict[str, Any], schedule: str, steps: int, units: int) -> SolvedNoise:
     """Solve the free parameter of a coupling for a target epsilon.
 
-    `options`: fields of a `PrivacyPlan`; `temperature` is tau of `floor`, None: 1, the other couplings take none.
-    `steps`: number of steps, >= 1. `units`: n >= 1. Raises UserError if a value is out of range, or the target
-    cannot be met.
+    `options`: fields of a `PrivacyPlan`; `temperature` is tau of `floor`, None: 1. Raises UserError if a value is out
+    of range, or the target cannot be met.
     """
     temperature, coupling = options["temperature"], options["coupling"]
     _require("--steps", steps, 1, MAX_STEPS)

@@ -22,10 +22,8 @@ from fl_dpbayes.run.simulate import check_machine, run_prepared, show_run
 def resume_run(folder: Path, scenario: Scenario | None, engine: str, data_dir: Path | None, console: Console) -> Path:
     """Go on with a run after its last complete round; one that is finished, and whose results are whole, is shown.
 
-    `scenario`: what the caller takes the run's scenario to be; None: whatever it is. `engine`: `flower` or
-    `inline`; not necessarily the one that the run began on. Raises UserError if the folder holds no run or that of
-    another scenario, a file that the run goes on from is missing or damaged, another process works on it, or the
-    run failed.
+    `scenario`: what the caller takes the run's scenario to be. Raises UserError if the folder holds no run or that of
+    another scenario, a file is missing or damaged, another process works on it, or the run failed.
     """
     import_apps()
     from server.checkpoint import check_run_files, read_checkpoint, read_run_journal

@@ -177,7 +177,7 @@ def test_what_is_not_said_is_proposed_and_marked() -> None:
 
 MISTAKES = {
     "the frame has no such column, its columns are hospital": lambda: sites(label="sik"),
-    "1 of 400 rows have no value there": lambda: sites(FRAME.assign(sick=FRAME["sick"].where(FRAME.index != "row 0"))),
+    "1 of 400 rows have no value": lambda: sites(FRAME.assign(sick=FRAME["sick"].where(FRAME.index != "row 0"))),
     "row 4, column 'age': missing, or no": lambda: sites(FRAME.assign(age=FRAME["age"].where(FRAME.index != "row 3"))),
     "'note' has 400 values of text": lambda: sites(features=["note"], centers=None, scales=None),
     "which is the label, site or unit": lambda: sites(features=["sick"]),

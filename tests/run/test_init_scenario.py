@@ -73,9 +73,9 @@ def test_center_is_within_a_scale_of_the_median() -> None:
 
 
 @pytest.mark.parametrize(("changes", "said"), [
-    ({"label": "outcom"}, "--label outcom: .* has no such column, its columns are id, hospital"),
+    ({"label": "outcom"}, "--label is 'outcom': .* has no such column, its columns are id, hospital"),
     ({"label": "note"}, "--label note: it has 120 values, a class needs 2 to 20"),
-    ({"label": "creatinine"}, "--label creatinine: 14 of 120 rows have no value"),
+    ({"label": "creatinine"}, "--label is 'creatinine': 14 of 120 rows have no value"),
     ({"site": "id"}, "no site has 20 rows or units"),
     ({"from": "absent.csv"}, "table absent.csv does not exist"),
     ({"out": "patients.csv"}, "patients.csv exists already"),

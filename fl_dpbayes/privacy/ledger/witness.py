@@ -15,15 +15,8 @@ from pathlib import Path
 
 from fl_dpbayes.config.files.atomic_file import replaced
 from fl_dpbayes.config.names import outside_text
-from fl_dpbayes.privacy.ledger.file import (
-    Durability,
-    LedgerError,
-    append_entry,
-    ledger_errors,
-    open_ledger_file,
-    read_chain,
-    transaction,
-)
+from fl_dpbayes.privacy.ledger import file as ledger_file
+from fl_dpbayes.privacy.ledger.file import Durability, LedgerError, ledger_errors, transaction
 
 FORMAT = 1
 MOST_BYTES = 65_536
@@ -124,15 +117,15 @@ def repair_witness(place: LedgerPlace) -> bool:
     of the repair: from then on only the server's head tells whether the ledger was the newest. Raises LedgerError if
     the ledger is missing or damaged, or is behind its second place, or that is unreadable.
     """
-    with closing(open_ledger_file(place.path, place.durability, create=False)) as connection:
+    with closing(ledger_file.open_ledger_file(place.path, place.durability, create=False)) as connection:
         with transaction(connection):
-            read_chain(connection)
+            ledger_file.read_chain(connection)
             if place.witness.exists():
                 seen = read_witness(place)
                 _require_not_behind(place, connection, seen)
                 if seen.ledger == _seen_from(place):
                     return False
-            entry = append_entry(connection, RENEWED, {"cohort": ""})
+            entry = ledger_file.append_entry(connection, RENEWED, {"cohort": ""})
         with transaction(connection):
             write_witness(place, entry.position, entry.head)
         return True

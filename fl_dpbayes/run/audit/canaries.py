@@ -83,9 +83,8 @@ def audit_canaries(
     canaries, units, silent = _sizes(plan.privacy.delta, most)
     included = generator.random(canaries) < 0.5
     length = STRENGTH * max(1.0, plan.privacy.noise_unit)
-    site = write_canary_site(
-        folder / "canaries", scenario, _records(included, silent, length), units, delta=plan.privacy.delta
-    )
+    records = _records(included, silent, length)
+    site = write_canary_site(folder / "canaries", scenario, records, units, delta=plan.privacy.delta)
     sigmas = solve_plan(plan, units).noise_multipliers
     steps = _audited_steps(plan, sigmas)
     start = _start(plan, site.task, sigmas[:steps], units, length)

@@ -36,12 +36,9 @@ UNITS = 1000
 def bench_memory(console: Console, *, sites: int, samples: int, parameters: int, folder: Path | None) -> None:
     """Run the server over made-up sites in a process of its own, and print its greatest resident memory.
 
-    The sites answer at once with random samples. Everything else is as in a run: replies are checked and banked, the
-    mixture is formed, thinned and sent for evaluation, chains are diagnosed, `posterior.safetensors` and the report
-    are written. The files are deleted afterwards.
-
-    `samples`: of each site. `folder`: where the bank and the posterior lie meanwhile; None takes the system's folder
-    for temporary files. Raises UserError if the folder is none or its disk has too little space, or the run failed.
+    The sites answer at once with random samples; everything else is as in a run. The files are deleted afterwards.
+    `samples`: of each site. `folder`: where the bank and the posterior lie meanwhile. Raises UserError if it is none or
+    its disk has too little space, or the run failed.
     """
     scenario = _scenario(sites, samples, parameters)
     count = sum(math.prod(shape) for shape in model_shapes(scenario.model, TASK).values())

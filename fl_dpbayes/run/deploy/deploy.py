@@ -43,10 +43,9 @@ def deploy_run(
 ) -> Path:
     """Run a scenario at real sites and write its run directory.
 
-    The scenario's sites are nodes that are registered under their names; of its records only the schema is used.
-    `superlink`: its name in Flower's configuration. `wait`: seconds to wait for as many sites as the run starts
-    with. Raises UserError if the scenario is not for real sites, FailedError if it failed; what was computed is then in
-    the run directory. Raises Stopped after an interrupt; the run itself goes on.
+    Of its records only the schema is used. `superlink`: its name in Flower's configuration. `wait`: seconds. Raises
+    UserError if the scenario is not for real sites, FailedError if it failed; what was computed is then in the run
+    directory. Raises Stopped after an interrupt; the run itself goes on.
     """
     import_apps()
     scenario = coordinators_scenario(given, AT_EACH_SITE, overrides)

@@ -43,15 +43,17 @@ def approve_digest(site_file: Path, digest: str, console: Console, confirm: Call
     if len(found) != 1:
         raise UserError(f"{len(found)} wait under {digest}: `fl-dpbayes site approve {site_file}` lists what does")
     ((kind, whole, content),) = found.values()
-    text, problem = _plan(whole, content)
-    if kind == "bundles":
-        bundle = read_bundle(content)
-        text, problem = bundle.described(), bundle.problem or ("" if bundle.sha256 == whole else "it was changed")
+    text, problem = (_plan if kind == "plans" else _bundle)(whole, content)
     console.print(text, markup=False, highlight=False, soft_wrap=True)
     if problem or not confirm(f"approve this {kind[:-1]}?"):
         raise UserError(f"not approved{': ' if problem else ''}{problem}")
     approve(site_file, kind, whole)
     console.print(f"approved, from the next message on: {approvals_file(site_file)}", markup=False, soft_wrap=True)
+
+
+def _bundle(digest: str, content: bytes) -> tuple[str, str]:
+    bundle = read_bundle(content)
+    return bundle.described(), bundle.problem or ("" if bundle.sha256 == digest else "it was changed")
 
 
 def _plan(digest: str, content: bytes) -> tuple[str, str]:

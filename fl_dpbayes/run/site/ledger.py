@@ -102,9 +102,8 @@ def ledger_problems(site_file: Path) -> tuple[list[str], int]:
 def export_ledger(site_file: Path) -> dict[str, Any]:
     """Write a site's ledger as JSON values, for an auditor.
 
-    Returns `cohort`, `head`, `problems`, `parts` (spend of each) and `entries`: the file's whole chain. Each head
-    is the SHA-256 of the previous head, a line feed, and `content` as JSON with sorted keys and no blanks. Raises
-    UserError if the site has no ledger yet, or it cannot be read.
+    `parts`: spend of each; `entries`: the file's whole chain. Each head is the SHA-256 of the previous head, a line
+    feed, and `content` as JSON with sorted keys and no blanks. Raises UserError if there is none, or it cannot be read.
     """
     with ledger_of(site_file) as ledger:
         whole = {"cohort": asdict(ledger.cohort), "head": ledger.head(), "problems": ledger.verify()}

@@ -41,9 +41,8 @@ class StudyCell:
 def study_cells(study: Study) -> list[StudyCell]:
     """Expand the grid and validate every cell.
 
-    Cells that share their records follow each other, so that features which are computed once stay in the cache.
-
-    Raises UserError if there are too many cells, one is no valid scenario, or two are the same.
+    Cells that share their records follow each other, so that features which are computed once stay in the cache. Raises
+    UserError if there are too many cells, one is no valid scenario, or two are the same.
     """
     count = prod(len(axis.values) for axis in study.axes)
     if count > MAX_CELLS:
