@@ -62,11 +62,7 @@ class Kept:
         object that the value was made of; another one counts as a change.
         """
         states = {path: _state(path) for path in files}
-        with self._lock:
-            entry = self._entries.get(key)
-            if entry is not None:
-                self._entries.move_to_end(key)
-        if entry is not None and entry.holds(states, of):
+        if (entry := self._found(key, states, of)) is not None:
             found: T = entry.value
             return found
         digests = {path: _digest(path) for path, state in states.items() if _is_fresh(state)}
@@ -75,6 +71,22 @@ class Kept:
         made_of = _nothing if of is None else weakref.ref(of)
         self._keep(key, _Entry(value, size(value), states, digests, made_of))
         return value
+
+    def put(self, key: Hashable, value: object, size: int, files: Iterable[Path]) -> None:
+        """Keep a value of so many bytes with files that hold it now, because this process has just written them."""
+        self._keep(key, _Entry(value, size, {path: _state(path) for path in files}, {}, _nothing))
+
+    def look(self, key: Hashable, files: Iterable[Path]) -> Any:
+        """Return what was put, None if there is nothing or a file has changed since."""
+        entry = self._found(key, {path: _state(path) for path in files}, None)
+        return None if entry is None else entry.value
+
+    def _found(self, key: Hashable, states: dict[Path, State], of: object) -> _Entry | None:
+        with self._lock:
+            entry = self._entries.get(key)
+            if entry is not None:
+                self._entries.move_to_end(key)
+        return entry if entry is not None and entry.holds(states, of) else None
 
     def _keep(self, key: Hashable, entry: _Entry) -> None:
         with self._lock:
