@@ -101,13 +101,10 @@ def test_subgroups_are_pooled_over_the_sites_that_have_them() -> None:
 REPLY = {"run": "cd" * 16, "round": 1, "request": "0" * 64, "release": "public"}
 
 
-@pytest.mark.parametrize(
-    "groups",
-    [
-        [["sex", "x" * 61]], [["sex", ""]], [["sex", "a\u202eb"]], [["sex", "a\nb"]], [["sex"]],
-        [["a", str(number)] for number in range(21)], [["sex", "male"], ["sex", "male"]],
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("groups", [
+    [["sex", "x" * 61]], [["sex", ""]], [["sex", "a\u202eb"]], [["sex", "a\nb"]], [["sex"]],
+    [["a", str(number)] for number in range(21)], [["sex", "male"], ["sex", "male"]],
+])  # fmt: skip
 def test_hostile_names_are_refused(groups) -> None:
     EvaluateReply.model_validate({**REPLY, "groups": [["sex", "male"]]})
     with pytest.raises(ValidationError):
