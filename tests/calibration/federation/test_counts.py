@@ -8,16 +8,8 @@ from fl_dpbayes.calibration.bins import REPORT_BINS, coarsen
 from fl_dpbayes.calibration.federation.counts import check_counts, check_noise, decisive_sites, dominating_site
 from fl_dpbayes.calibration.release import SENT_COLUMNS, NoisedTable, sensitivity
 from fl_dpbayes.calibration.statistics import from_batch
-from fl_dpbayes.config.record_schema import RecordSchema
-from fl_dpbayes.config.task import Task
-from fl_dpbayes.protocol.card import SiteCard
 from fl_dpbayes.report.warnings import sentence
-
-CARD = SiteCard(
-    name="site", role="held_out", task=Task(input_shape=(2,), classes=2), units=8, unit="patient",
-    data_schema=RecordSchema(features="0" * 64, constants="0" * 64, labels="0" * 64),
-    evaluation_release="noised", seeded=False,
-)  # fmt: skip
+from tests.counted import CARD
 
 
 def exact(count: int):
