@@ -106,7 +106,7 @@ def _requests(scenario: Scenario, own: SiteFile) -> dict[str, tuple[Message | No
     start = state_arrays(initial_vectors(scenario.sampler, to_vector(module)), module)
     steps = {"first_step": 0, "steps": plan.steps_per_round, "start": arrays_digest(start), "plan": plan}
     last = {name: values.detach().numpy()[None] for name, values in module.named_parameters()}
-    asked: dict[str, tuple[Message | None, Arrays]] = {"query": (None, {})}
+    asked = dict[str, tuple[Message | None, Arrays]](query=(None, {}))
     if own.role == "train":
         asked["train"] = TrainRequest.model_validate(whose | steps), prefixed("start", start)
     evaluation: dict[str, object] = {"predictors": {"last": (1.0,)}, "arrays": arrays_digest(prefixed("last", last))}
