@@ -107,8 +107,7 @@ class Run:
 
     def predict(self, new: NewData) -> npt.NDArray:
         """Return the most probable class of each new record, (N,)."""
-        probabilities = self.predict_proba(new)
-        return self.classes_[probabilities[:, : len(self.classes_)].argmax(axis=1)]
+        return self.classes_[self.predict_proba(new)[:, : len(self.classes_)].argmax(axis=1)]
 
     def fit(self, *_: Any) -> "Run":
         """Return the run, which is fitted, as scikit-learn's FrozenEstimator does."""

@@ -110,8 +110,7 @@ def test_run_goes_on_when_the_process_of_one_site_is_killed_and_leaves_none_behi
     wait_for(lambda: not alive(family), seconds=3)
     assert not alive(family)
     assert min(usable_sites(folder)) >= 3, "only the message that the dead process held may be lost"
-    resume = simulate("--resume", folder, "--engine", "inline")
-    subprocess.run(resume, check=True, capture_output=True, timeout=300)
+    subprocess.run(simulate("--resume", folder, "--engine", "inline"), check=True, capture_output=True, timeout=300)
     summary = json.loads((folder / "summary.json").read_text())
     assert [row["site"] for row in summary["privacy"] if row["status"].startswith("FAILED")], summary["warnings"]
     assert usable_sites(folder)[-1] == 4
@@ -178,8 +177,7 @@ def test_flwr_run_with_too_few_nodes_prints_the_right_line(project: Path, enviro
     out = tmp_path / "out"
     said = flwr_run(project, environment, tmp_path, "--run-config", f"output-dir={json.dumps(str(out))}")
     assert 'flwr run . --federation-config "num-supernodes=11"' in said
-    events = [json.loads(line) for line in (out / "events.jsonl").read_text().splitlines()]
-    assert events[-1]["event"] == "failed"
+    assert json.loads((out / "events.jsonl").read_text().splitlines()[-1])["event"] == "failed"
 
 
 @pytest.mark.slow

@@ -120,8 +120,7 @@ def test_a_folder_of_images_becomes_a_scenario_with_patients_and_sites_found_in_
     scenario = load_scenario(str(out))
     assert set(scenario.sites) == {"North-Clinic", "Sud", "west"}
     assert scenario.data.source.class_names == ("sick", "well")
-    plan = plan_sites(scenario, None)
-    assert sum(site.train_units + site.test_units for site in plan.sites) == 90
+    assert sum(site.train_units + site.test_units for site in plan_sites(scenario, None).sites) == 90
     assert "no regular expression" in command("init", *words[1:3], "--site", "(", "--out", tmp_path / "b.toml")[2]
     assert "names no site: site_pattern" in command(*words[:4], "^(X.*)/", "--out", tmp_path / "b.toml")[2]
     assert "its sub-folders are the labels" in command(*words, "--label", "y", "--out", tmp_path / "b.toml")[2]

@@ -41,8 +41,7 @@ def bench_memory(console: Console, *, sites: int, samples: int, parameters: int,
     `samples`: of each site. `folder`: where the bank and the posterior lie meanwhile. Raises UserError if it is none or
     its disk has too little space, or the run failed.
     """
-    scenario = _scenario(sites, samples, parameters)
-    count = sum(math.prod(shape) for shape in model_shapes(scenario.model, TASK).values())
+    count = sum(math.prod(shape) for shape in model_shapes(_scenario(sites, samples, parameters).model, TASK).values())
     sample_bytes = 4 * sites * samples * count
     place = folder or Path(tempfile.gettempdir())
     if not place.is_dir():

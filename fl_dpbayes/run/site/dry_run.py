@@ -84,8 +84,7 @@ def _made_up_records(own: SiteFile, names: list[str | int], folder: Path, genera
         features = generator.random((count, *task.input_shape), np.float32)
         np.savez(folder / "records.npz", features=features, labels=labels, units=np.array(names))
         return ArraysSource(path=folder / "records.npz", input_shape=task.input_shape, classes=task.classes)
-    size = len(source.features)
-    values = generator.standard_normal((count, size)) * (source.scales or 1.0) + (source.centers or 0.0)
+    values = generator.standard_normal((count, len(source.features))) * (source.scales or 1.0) + (source.centers or 0.0)
     table = pandas.DataFrame(values, columns=list(source.features))
     for name, texts in source.categories.items():
         table[name] = generator.choice(texts, count)

@@ -53,8 +53,7 @@ def test_every_published_value_names_a_cell_and_a_place_that_exist(name: str, fu
 
 def test_a_study_may_vary_a_shipped_scenario() -> None:
     (cell,) = study_cells(load_study("federated-mnist"))
-    shipped = load_scenario("mnist-iid")
-    assert cell.scenario == shipped.model_copy(update={"name": "federated-mnist", "seed": 1})
+    assert cell.scenario == load_scenario("mnist-iid").model_copy(update={"name": "federated-mnist", "seed": 1})
 
 
 def test_a_value_stands_beside_the_mean_over_seeds_of_what_it_leaves_open() -> None:

@@ -45,8 +45,7 @@ def test_a_failed_cell_does_not_stop_the_rest_and_is_run_again(tmp_path: Path, c
     table = pd.read_csv(out / "results.csv")
     assert set(table["sites.away.records"]) == {150}
     assert {"pooled:held_out", "away", "north", "south"} <= set(table["site"])
-    record = json.loads((out / "study.json").read_text())
-    assert record["cells"] == {"all": 2, "finished": 1, "failed": 1}
+    assert json.loads((out / "study.json").read_text())["cells"] == {"all": 2, "finished": 1, "failed": 1}
     (error,) = (out / "cells").glob("*.error.txt")
     assert "Traceback" in error.read_text()
     here.clear()

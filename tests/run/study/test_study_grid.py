@@ -65,8 +65,7 @@ def test_a_seed_axis_moves_the_insecure_seed_only_where_the_file_has_one() -> No
 def test_a_variant_changes_several_keys_at_once() -> None:
     north = {"sites.north": {"role": "held_out", "records": 100}}
     east = {"sites": {"east": {"role": "held_out", "records": 100}}}
-    cells = cells_of(variants={"left_out": {"north": north, "east": east}})
-    for cell in cells:
+    for cell in cells_of(variants={"left_out": {"north": north, "east": east}}):
         left_out = cell.scenario.sites[cell.labels["left_out"]]
         assert (left_out.role, left_out.records) == ("held_out", 100)
         assert sum(site.role == "train" for site in cell.scenario.sites.values()) == 3
