@@ -47,9 +47,8 @@ def test_sound_scenario_passes_and_says_what_it_did_not_look_at(capsys) -> None:
 @pytest.mark.slow
 def test_planted_fault_ends_with_status_1_and_names_its_checks(monkeypatch, capsys) -> None:
     original = chain.noisy_gradient
-    monkeypatch.setattr(
-        chain, "noisy_gradient", lambda total, **rest: original(total, **rest | {"noise": rest["noise"] / 2})
-    )
+    halved = lambda total, **rest: original(total, **rest | {"noise": rest["noise"] / 2})  # noqa: E731
+    monkeypatch.setattr(chain, "noisy_gradient", halved)
     assert audit_scenario(small(), Console(width=160), as_json=True) == 1
     found = json.loads(capsys.readouterr().out)
     assert not found["passed"]
