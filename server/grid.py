@@ -1,5 +1,6 @@
 """Flower's grid, with replies one by one in the order of the requests, and without dead processes in a simulation."""
 
+import math
 import time
 from collections.abc import Iterable, Iterator
 from importlib.machinery import PathFinder
@@ -41,15 +42,13 @@ class OrderedGrid:
         `timeout`: seconds for the whole exchange; None waits for ever.
         """
         pushed: list[tuple[str, Message]] = []
-        deadline = None if timeout is None else time.monotonic() + timeout
+        deadline = math.inf if timeout is None else time.monotonic() + timeout
         for request in messages:
-            unreadable = Error(ErrorCode.UNKNOWN, "")
-            pushed += [
-                (number, Message(unreadable, reply_to=request)) for number in self._grid.push_messages([request])
-            ]
+            for number in self._grid.push_messages([request]):
+                pushed.append((number, Message(Error(ErrorCode.UNKNOWN, ""), reply_to=request)))
         for message_id, spare in pushed:
             replies = self._pulled(message_id, spare) if message_id else []
-            while message_id and not replies and (deadline is None or time.monotonic() < deadline):
+            while message_id and not replies and time.monotonic() < deadline:
                 time.sleep(POLL_SECONDS)
                 replies = self._pulled(message_id, spare)
             while replies:

@@ -1,6 +1,7 @@
 """What a run did: rounds, privacy and warnings, appended after every round so that nothing computed is lost."""
 
 import json
+import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import takewhile
@@ -39,15 +40,12 @@ class EventLog:
 
 
 def cost_cells(statement: PrivacyStatement) -> dict[str, Any]:
-    """Return what a site stated of its spending, as cells of `privacy.csv`."""
-    return {
-        "steps": statement.steps, "epsilon": float("inf") if statement.epsilon is None else statement.epsilon,
-        "epsilon_method": statement.epsilon_method, "delta": statement.delta,
-        "mu": float("inf") if statement.mu is None else statement.mu, "mu_kind": statement.mu_kind,
-        "adjacency": statement.adjacency,
-        "noise_multiplier_first": statement.history[0][0] if statement.history else None,
-        "noise_multiplier_last": statement.history[-1][0] if statement.history else None,
-        "budget": float("inf") if statement.budget is None else statement.budget,
+    """Return what a site stated of its spending, as cells of `privacy.csv`; null is infinite."""
+    names = ("steps", "epsilon", "epsilon_method", "delta", "mu", "mu_kind", "adjacency", "budget")
+    stated = {name: getattr(statement, name) for name in names}
+    noises: Sequence[float | None] = [sigma for sigma, *_ in statement.history] or [None]
+    return {name: math.inf if value is None else value for name, value in stated.items()} | {
+        "noise_multiplier_first": noises[0], "noise_multiplier_last": noises[-1],
     }  # fmt: skip
 
 
@@ -70,8 +68,6 @@ class _OutcomeEntry(Config):
 
 
 class _RoundEntry(Config):
-    """A training round as the journal keeps it."""
-
     round: int
     seconds: float
     bytes_down: int
@@ -120,8 +116,7 @@ class RunRecord:
             elif "resumed" in entry:
                 self.resumed_after.append(entry["resumed"])
         self._kept_warnings = len(self.warnings)
-        for one in own:
-            self.warn(one)
+        self.warn(*own)
         self.resumed_after.append(round_number)
         self._new.append({"resumed": round_number})
         for stage, taken in seconds.items():
@@ -159,10 +154,8 @@ class RunRecord:
         """
         if not answers:
             return
-        entry = _RoundEntry(
-            round=round_number, seconds=round(time.monotonic() - self._started, 3), bytes_down=bytes_down,
-            outcomes=tuple(map(self._entry, answers)),
-        )  # fmt: skip
+        seconds, outcomes = round(time.monotonic() - self._started, 3), tuple(map(self._entry, answers))
+        entry = _RoundEntry(round=round_number, seconds=seconds, bytes_down=bytes_down, outcomes=outcomes)
         self._new.append({"round": entry.model_dump(mode="json")})
         bad = [answer for answer in answers if not answer.usable]
         self.warn(*(warning("not-usable", a.site, round=round_number, status=a.status, detail=a.detail) for a in bad))
@@ -170,13 +163,13 @@ class RunRecord:
         self._take(entry)
         if first:
             self._write_tables()
-            return
-        append_csv(self.run_folder / PRIVACY_FILE, self.privacy_rows[known:], PRIVACY_COLUMNS)
-        append_csv(self.run_folder / ROUNDS_FILE, self.round_rows[-1:], ROUND_COLUMNS)
+        else:
+            append_csv(self.run_folder / PRIVACY_FILE, self.privacy_rows[known:], PRIVACY_COLUMNS)
+            append_csv(self.run_folder / ROUNDS_FILE, self.round_rows[-1:], ROUND_COLUMNS)
 
     def add_costs(self, spent: Mapping[str, Mapping[str, PrivacyStatement]]) -> None:
         """Add to `privacy.csv` rows without a round: purpose -> site -> what it paid beside training."""
-        rows: list[dict[str, Any]] = [
+        rows = [
             {"site": site, "status": "OK", "purpose": purpose} | cost_cells(statement)
             for purpose, statements in spent.items()
             for site, statement in statements.items()
@@ -218,9 +211,8 @@ class RunRecord:
                 temperature=(stretch.step_weight, stretch.temperature, *stretch.temperature_range),
                 privacy=privacy.model_dump(mode="json", exclude={"history"}), kept=kept, history=privacy.history[kept:],
             )  # fmt: skip
-        return _OutcomeEntry(
-            site=answer.site, status=answer.status, detail=answer.detail, bytes_up=answer.bytes_up, reply=reply
-        )
+        said = {name: getattr(answer, name) for name in ("site", "status", "detail", "bytes_up")}
+        return _OutcomeEntry(**said, reply=reply)
 
     def _take(self, entry: _RoundEntry) -> None:
         """Add a round, new or read back, to what is known."""
@@ -238,13 +230,11 @@ class RunRecord:
     def _add_privacy(self, round_number: int, outcome: _OutcomeEntry) -> None:
         row: dict[str, Any] = {"site": outcome.site, "round": round_number, "purpose": "training"}
         row |= {"status": outcome.status, "reason": outcome.detail}
-        reply = outcome.reply
-        if reply is not None:
+        if (reply := outcome.reply) is not None:
             before = self.statements[outcome.site].history[: reply.kept] if reply.kept else ()
             stated: dict[str, Any] = {**reply.privacy, "history": (*before, *reply.history)}
             # It was validated when it came.
-            statement = PrivacyStatement.model_construct(**stated)
-            self.statements[outcome.site] = statement
+            self.statements[outcome.site] = statement = PrivacyStatement.model_construct(**stated)
             row |= cost_cells(statement) | {"temperature": reply.temperature[1] if self._tempered else None}
         self.privacy_rows.append(row)
 

@@ -49,8 +49,8 @@ def cell_index(confidence: npt.ArrayLike, rest: npt.ArrayLike) -> npt.NDArray[np
     """Place confidences in cells: fine bins of p, those near 0 divided by p and those near 1 by the rest.
 
     The order of cells is that of the log odds log(p / rest): 1 - p alone could not tell 1 - 1e-20 from 1 - 1e-30.
-    `confidence`: p, any shape, each in [0, 1]. `rest`: the probability of everything else, of the same shape; 1 - p but
-    for rounding. Returns indices in [0, CELLS - 1]; all of a fine bin lie in [FIRST_CELL[k], FIRST_CELL[k + 1] - 1].
+    `confidence`: p in [0, 1]. `rest`: the probability of everything else, of the same shape. Returns indices in [0,
+    CELLS - 1]; all of a fine bin lie in [FIRST_CELL[k], FIRST_CELL[k + 1] - 1].
     """
     fine = bin_index(confidence, FINE_BINS)
     from_below = np.searchsorted(END_EDGES, confidence, side="right")
@@ -100,8 +100,7 @@ def equal_mass(table: Floats, ranges: int) -> Floats:
     Cell k goes to range min(floor(R * (n_0 + ... + n_{k-1} + n_k / 2) / N), R - 1); a cell is never split, so masses
     are equal up to the content of one cell, and a range may be empty.
     """
-    count = table[:, COUNT]
-    total = count.sum()
+    count, total = table[:, COUNT], table[:, COUNT].sum()
     joined = np.zeros((ranges, table.shape[1]))
     if total > 0:
         middle = np.cumsum(count) - count / 2

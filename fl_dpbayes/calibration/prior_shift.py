@@ -14,11 +14,9 @@ def with_prevalence(probabilities: Floats, trained: npt.ArrayLike, target: npt.A
     """Move predictions from the prevalence that they were trained at to another.
 
     p'(y | x) is proportional to p(y | x) target_y / trained_y, exact where only the prevalence differs, p(x | y) being
-    the same (Saerens, Latinne and Decaestecker 2002, eq. 4).
-
-    `probabilities`: shape (N, C), rows that sum to 1. `trained`: prevalences at training, C numbers above 0. Those
-    of private records are public knowledge or paid for. `target`: prevalences where the predictions are used, C
-    numbers of 0 or more. Returns shape (N, C), rows that sum to 1.
+    the same (Saerens, Latinne and Decaestecker 2002, eq. 4). `probabilities`: shape (N, C), rows that sum to 1.
+    `trained`: C numbers above 0; those of private records are public knowledge or paid for. `target`: C numbers of 0 or
+    more. Returns shape (N, C), rows that sum to 1.
     """
     weighted = probabilities * (np.asarray(target, np.float64) / np.asarray(trained, np.float64))
     totals = weighted.sum(axis=1, keepdims=True)
@@ -32,10 +30,8 @@ def estimated_prevalence(probabilities: Floats, trained: npt.ArrayLike) -> Float
 
     (Saerens, Latinne and Decaestecker 2002, eq. 9-10). Expectation maximisation of a concave likelihood, so no other
     maximum can hold it. It needs no label, but predictions that are calibrated at training, and equal p(x | y) there
-    and here. The estimate depends on every record: it is as confidential as they are.
-
-    `probabilities`: shape (N, C), rows that sum to 1. `trained`: prevalences at training, C numbers above 0.
-    Returns C numbers of 0 or more that sum to 1; `trained` where there is no record.
+    and here. The estimate depends on every record: it is as confidential as they are. Returns C numbers of 0 or more
+    that sum to 1; `trained` where there is no record.
     """
     estimate = np.asarray(trained, np.float64) / np.sum(trained)
     for _ in range(EM_STEPS if len(probabilities) else 0):
@@ -54,12 +50,9 @@ def prevalence_from_means(source: CalibrationStatistics, target: CalibrationStat
     """Estimate the target's class shares from its mean prediction, its labels unused (soft black-box shift estimation).
 
     pi_1 = (m - m_0) / (m_1 - m_0), cut to [0, 1]: m is the target's mean p(y = 1), m_c the source's mean over records
-    of class c. It is right where only the prevalence differs. Two classes only: with more, the equations need means of
-    each class's probability over each label, and the sums hold those of a record's own label alone. A site, which has
-    its records, estimates with `estimated_prevalence`; the server has sums.
-
-    Source: Lipton, Wang, Smola, "Detecting and correcting for label shift with black box predictors", ICML 2018.
-    Returns (1 - pi_1, pi_1), or None for more than two classes, one class in the source, or predictions that do not
+    of class c. It is right where only the prevalence differs. Source: Lipton, Wang, Smola, "Detecting and correcting
+    for label shift with black box predictors", ICML 2018. Returns (1 - pi_1, pi_1), or None for more than two classes
+    (the sums hold a class's probability over its own label alone), one class in the source, or predictions that do not
     tell its classes apart (m_1 <= m_0).
     """
     if source.classes != 2:

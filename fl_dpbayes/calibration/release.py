@@ -1,7 +1,7 @@
 """A private release of calibration sums: one coarse table under the Gaussian mechanism."""
 
 import math
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -23,13 +23,8 @@ def sensitivity(max_records_per_unit: int = 1) -> float:
     return max_records_per_unit * math.sqrt(SENT_COLUMNS)
 
 
-@dataclass(frozen=True, eq=False)
-class NoisedTable:
-    """A top-label table with Gaussian noise.
-
-    `sums`: noisy sums of 1, p and y per equal-width bin, shape (B, 3); any real numbers. `noise_std`: standard
-    deviation of the independent noise on each sum.
-    """
+class NoisedTable(NamedTuple):
+    """Noisy sums of 1, p and y per equal-width bin, shape (B, 3), and the standard deviation of each sum's noise."""
 
     sums: Floats
     noise_std: float

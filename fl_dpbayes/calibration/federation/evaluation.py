@@ -81,8 +81,7 @@ class Evaluation:
         """Check and keep a site's statistics for every predictor that was asked for.
 
         `read` takes names and shapes, and returns the arrays that came beside the record, float64, or raises. Raises
-        ValueError if arrays are missing, of another shape, contradict each other, or count more records than the site's
-        size allows; nothing is then kept.
+        ValueError if sums contradict each other or count more records than the site's size allows; none is then kept.
         """
         if len(record.groups) > most_groups(len(request.measured) * self._exact_bytes):
             raise ValueError(f"it measured {len(record.groups)} subgroups, whose tables are too large for a reply")
@@ -119,7 +118,7 @@ class Evaluation:
         """Summarise pooled roles first, then the means over the sites of each, then sites; all have answered.
 
         Returns the summary's `calibration` rows, and its `reliability` rows (exact sums only): pooled roles, then each
-        site's posterior, or last iterate where there is none, in a federation of at most 24 measured sites.
+        site's first read predictor where few sites were measured.
         """
         few = len({place.site for place in self.places}) <= MAX_RELIABILITY_SITES
         shown = [*self._pooled, *(place for place in self.places if few and place.predictor == self._headline)]
