@@ -114,7 +114,7 @@ a perfect ranking would save.</p>
 <h3>Reliability</h3>
 <p class="note">Grey band: where 95% of a calibrated model's points would lie.
 A filled point lies outside it. {% if run.reliability and run.reliability[0].risk %}
-Risks are of {{ event }}. {% endif %} With fewer than 1,500 records, bins hold about equally many.</p>
+Risks are of {{ words.event(run) }}. {% endif %} With fewer than 1,500 records, bins hold about equally many.</p>
 <div class="figures">{% for item in reliability %}{{ figure(item) }}{% endfor %}</div>
 {% endif %}
 {% if sites_figures %}
@@ -213,8 +213,8 @@ truth. The plain ECE lies above it where records are few: it takes chance for er
 {% if epsilon %}{{ figure(epsilon[0]) }}{% endif %}
 <div>
 {% if run.private %}
-<p class="note">Two data sets are neighbours if they differ by {{ adjacency }}. ε and μ are rounded up.
-{{ small_delta }}</p>
+<p class="note">Two data sets are neighbours if they differ by {{ words.neighbours(run) }}. ε and μ are rounded up.
+{{ words.account_notes(run) }}</p>
 <p class="note">ε after a round holds if the run's end was fixed beforehand. If the server ended it for what it saw,
 the whole plan's ε holds, and always the budget.</p>
 {% if run.chains > 1 %}<p class="note">{{ run.chains }} chains per site: their costs add up to this one account.</p>
@@ -222,15 +222,16 @@ the whole plan's ε holds, and always the budget.</p>
 {% else %}
 <p class="note">Not private: ε is infinite. What the sites released may show any of their records.</p>
 {% endif %}
-{% if temperatures %}<p class="note">Temperature is the mean over steps, weighted by step size, with its range:
-{{ temperatures | join("; ") }}.</p>
+{% if words.tempered(run) %}<p class="note">Temperature is the mean over steps, weighted by step size, with its range:
+{{ words.temperature_notes(run) | join("; ") }}.</p>
 {% endif %}
 {% if run.private and run.privacy | selectattr("recalibration_epsilon", "number") | list %}
 <p class="note">Recalibration used units that
 were kept from training: each unit pays one of the two ε, so at most the larger.</p>{% endif %}
 {% if run.evaluation_privacy %}<p class="note">Rows of status evaluation: what noised test results cost, on units that
 did not train.</p>{% endif %}
-{% if approximate_mu %}<p class="note">μ marked clt is a central-limit approximation and no upper bound; the ε beside it
+{% if run.private and run.privacy | selectattr("mu_kind", "eq", "clt") | list %}
+<p class="note">μ marked clt is a central-limit approximation and no upper bound; the ε beside it
 does not come from it.</p>{% endif %}
 </div></div>
 
@@ -247,8 +248,8 @@ does not come from it.</p>{% endif %}
 <h2 id="limits">Limits</h2>
 <details class="guide" open><summary>What these numbers do not say</summary>
 {% if run.private %}
-<p>Each ε bounds what the site's releases tell about {{ adjacency }}; a person with records at several sites, or more
-records than one unit holds, is protected less. δ is the probability with which the bound may fail.</p>
+<p>Each ε bounds what the site's releases tell about {{ words.neighbours(run) }}; a person with records at several
+sites, or more records than one unit holds, is protected less. δ is the probability with which the bound may fail.</p>
 {% endif %}
 <p>
 {%- if not run.configurations_tried %}How many configurations were tried is not recorded.

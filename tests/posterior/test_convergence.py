@@ -6,18 +6,14 @@ import pytest
 from scipy.signal import lfilter
 
 from fl_dpbayes.config.plan import PrivacyPlan
-from fl_dpbayes.posterior.convergence import (
-    ConvergenceSummary,
-    mixing_warning,
-    summarise_convergence,
-    temperature_warnings,
-)
+from fl_dpbayes.posterior import convergence
+from fl_dpbayes.posterior.convergence import ConvergenceSummary, summarise_convergence
 from fl_dpbayes.posterior.diagnostics import effective_sample_size, rank_normalised, split_r_hat
 from fl_dpbayes.report.warnings import sentence
 
 
 def said_of(summary, *, hot=False):
-    found = mixing_warning(summary, hot=hot)
+    found = convergence.mixing_warning(summary, hot=hot)
     return sentence(found) if found else ""
 
 
@@ -29,9 +25,8 @@ def autoregressive(coefficient, *, chains=1, draws=100, dimensions=300, seed=0):
 
 
 def summarise(samples, chains=1):
-    return summarise_convergence(
-        samples, np.repeat(np.arange(chains), len(samples) // chains), np.random.default_rng(0)
-    )
+    of_chain = np.repeat(np.arange(chains), len(samples) // chains)
+    return summarise_convergence(samples, of_chain, np.random.default_rng(0))
 
 
 def test_single_parameter_has_the_figures_of_its_diagnostics():
@@ -113,8 +108,8 @@ def test_chains_are_compared_over_their_last_samples_and_a_stump_is_left_out():
 def test_hotter_chain_is_told_with_how_much_wider_it_is():
     private = PrivacyPlan(epsilon=1.0, delta=1e-5, sampling_rate=0.1, coupling="floor", temperature=0.5)
     scenario = SimpleNamespace(privacy=private, sampler=SimpleNamespace(levers={}))
-    assert temperature_warnings(scenario, {"a": 0.52, "b": 0.2, "c": None}) == []
-    (found,) = temperature_warnings(scenario, {"a": 0.52, "b": 8.0})
+    assert convergence.temperature_warnings(scenario, {"a": 0.52, "b": 0.2, "c": None}) == []
+    (found,) = convergence.temperature_warnings(scenario, {"a": 0.52, "b": 8.0})
     text = sentence(found)
     assert "more noise than temperature 0.5: the chain sampled at 8," in text
     assert "about 4 times too wide" in text

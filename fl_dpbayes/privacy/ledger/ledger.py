@@ -75,9 +75,8 @@ class Ledger:
     def open(cls, place: LedgerPlace, cohort: Cohort) -> "Ledger":
         """Open the ledger of a cohort that was made before, its budget stated as it was then.
 
-        Raises UserError if the cohort was made with another budget, or the file may not serve as a ledger.
-        Raises LedgerError if ledger or cohort was not made, or the ledger is not the one that its second place
-        knows, cannot be read or written, or is damaged.
+        Raises UserError if the cohort was made with another budget, or the file may not serve as a ledger. Raises
+        LedgerError as `open_existing`, or if the ledger is not the one that its second place knows.
         """
         ledger = cls.open_existing(place, cohort.name)
         try:
@@ -135,12 +134,10 @@ class Ledger:
         """Set steps aside for a request, before any of them runs.
 
         A run has one plan, and no later round may ask for a step of an earlier one: so a run never releases more than
-        its plan, which a site's policy bounds, however much budget the cohort has left.
-
-        `echoed_head`: the last head that the server says it saw; None if it saw none. Returns the reservation
-        (of the longest prefix that the budget admits, or the one that a dead process left open for this very
-        request); or the stored reply, if this very request was completed before; or the refusal. Raises
-        LedgerError if the ledger cannot be read or written, or is damaged: nothing may run.
+        its plan, which a site's policy bounds, however much budget the cohort has left. `echoed_head`: the last head
+        that the server says it saw. Returns the reservation (of the longest prefix that the budget admits, or the one
+        that a dead process left open for this very request); or the stored reply, if this very request was completed
+        before; or the refusal. Raises LedgerError if the ledger cannot be read or written, or is damaged.
         """
         with self._change() as entries:
             state = read_state(entries, self.cohort.name)
@@ -193,23 +190,21 @@ class Ledger:
         Raises LedgerError if it cannot be written, or the reservation is not open or not held by this process.
         """
         digest = hashlib.sha256(reply).hexdigest()
-        with self._change():
-            self._require_held(reservation)
+        with self._end_of(reservation):
             self._connection.execute("INSERT INTO reply VALUES (?, ?)", (reservation, reply))
-            head = self._append("done", {"reservation": reservation, "reply_digest": digest}).head
-        self._held.discard(reservation)
-        return head
+            return self._append("done", {"reservation": reservation, "reply_digest": digest}).head
 
     def fail(self, reservation: int) -> str:
-        """Note that a reserved request came to nothing, and return the new head; its steps stay spent.
+        """Note that a reserved request came to nothing, its steps staying spent; returns and raises as `commit`."""
+        with self._end_of(reservation):
+            return self._append("failed", {"reservation": reservation}).head
 
-        Raises LedgerError if it cannot be written, or the reservation is not open or not held by this process.
-        """
+    @contextmanager
+    def _end_of(self, reservation: int) -> Iterator[None]:
         with self._change():
             self._require_held(reservation)
-            head = self._append("failed", {"reservation": reservation}).head
+            yield
         self._held.discard(reservation)
-        return head
 
     def planned(self, part: Part, run: str, purpose: str) -> StoredPlan | None:
         """Return a run's plan as its first request fixed it, so that its noise is solved only once."""

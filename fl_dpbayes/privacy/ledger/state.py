@@ -20,9 +20,9 @@ ReservationState = Literal["reserved", "done", "failed"]
 class Cohort:
     """Whose records a budget protects, and how much may ever be spent on each part; fixed when its ledger is made.
 
-    `name`: as in the site file; a corrected record does not make another cohort. `unit`: what one unit of privacy
-    is, such as "patient". `epsilon`: the budget of each part, > 0. `split`: what tells the rule that puts each unit
-    in its part from any other; a unit that moved to another part would have both budgets spent on it.
+    A corrected record does not make another cohort. `unit`: such as "patient". `epsilon`: the budget of each part.
+    `split`: what tells the rule that puts each unit in its part from any other; a unit that moved to another part would
+    have both budgets spent on it.
     """
 
     name: str
@@ -67,11 +67,10 @@ class Spending:
 class Reservation:
     """Steps that were set aside for a request before they ran; they count whatever became of them.
 
-    `identity`: position of its entry in the chain. `time`: ISO 8601. `part` to `first_step`: as in `Spending`.
-    `steps`: how many were admitted. `process`: which process works on it, or did last. `state`: `reserved` until the
-    reply is stored (`done`) or the work is given up (`failed`). `takeovers`: how often a process went on with what a
-    dead one had left open. `durability`: of that process's changes to the ledger; where none was noted, the weaker
-    one. `interrupted`: whether an interrupt ended the work in that process, which may live on.
+    `identity`: position of its entry in the chain. `time`: ISO 8601. `steps`: how many were admitted. `process`: which
+    process works on it, or did last. `state`: `reserved` until the reply is stored (`done`) or the work is given up
+    (`failed`). `takeovers`: how often a process went on with what a dead one had left open. `durability`: of that
+    process's changes to the ledger. `interrupted`: an interrupt ended the work in that process, which may live on.
     """
 
     identity: int

@@ -49,10 +49,9 @@ def patients(folder, pattern):
     return ImageFolder(path=folder, height=6, width=4, patient_pattern=pattern)
 
 
-@pytest.mark.parametrize(
-    ("names", "pattern"),
-    [(("P1_a.png", "P1_b.png", "P2_a.png"), "^(P[0-9]+)_"), (("P1/a.png", "P1/b.png", "P2/a.png"), "^([^/]+)/")],
-)
+@pytest.mark.parametrize(("names", "pattern"), [
+    (("P1_a.png", "P1_b.png", "P2_a.png"), "^(P[0-9]+)_"), (("P1/a.png", "P1/b.png", "P2/a.png"), "^([^/]+)/"),
+])  # fmt: skip
 def test_images_of_one_patient_are_one_unit_in_every_class(tmp_path, names, pattern):
     for name in ("healthy", "sick"):
         for image in names:
