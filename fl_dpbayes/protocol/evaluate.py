@@ -72,9 +72,8 @@ class EvaluateReply(StageReply):
     """Additive calibration statistics `<predictor>/<table>`, and `group-<i>/<predictor>/<table>` of subgroup i.
 
     `groups` are subgroups of the test records, attribute and value; sums over them leave only with public test data.
-    `groups_left_out` counts those whose tables would have been too large.
-    `release` says how the sums left: exactly (test data that the site declared public) or with Gaussian noise that
-    its ledger paid for; `noise_std` is then the standard deviation on each sum.
+    `groups_left_out` counts those whose tables would have been too large. `release` says how the sums left: exactly
+    (public test data) or with Gaussian noise that the ledger paid for, of standard deviation `noise_std` on each sum.
     """
 
     release: Literal["public", "noised"]

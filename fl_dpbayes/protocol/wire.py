@@ -31,10 +31,9 @@ def write_header(record: Message) -> str:
 def read_header(kind: type[MessageT], text: object) -> MessageT:
     """Read and validate the JSON text of a message.
 
-    Anything may come: its size, and the number of its keys and values, are bounded before it is parsed.
-
-    Raises ValueError if it is not text, too long, or not a valid record; the message names the first bad field and
-    never repeats what came, but for the name of an unknown key, cut short and printable.
+    Anything may come: its size, and the number of its keys and values, are bounded before it is parsed. Raises
+    ValueError if it is not text, too long, or not a valid record; the message names the first bad field and never
+    repeats what came, but for the name of an unknown key, cut short and printable.
     """
     if not isinstance(text, str):
         raise ValueError("the header is not text")

@@ -70,12 +70,6 @@ def test_unknown_option_and_choice_are_refused_by_name(refusal) -> None:
     assert "spark" in refusal("simulate", "digits", "--engine", "spark")
 
 
-def test_out_folder_that_is_not_empty_is_left_alone(tmp_path: Path, refusal) -> None:
-    (tmp_path / "precious").write_text("x")
-    assert "is not empty" in refusal("simulate", "digits", "--out", str(tmp_path))
-    assert [path.name for path in tmp_path.iterdir()] == ["precious"]
-
-
 def test_damaged_file_of_a_deployed_run_is_named(tmp_path: Path, refusal) -> None:
     (tmp_path / "deployment.json").write_text("{broken")
     assert "deployment.json is damaged" in refusal("deploy", "status", str(tmp_path))
@@ -126,12 +120,26 @@ def test_every_command_has_help_with_an_example_and_describes_every_argument(com
 
 
 def test_account_and_solve_print_json(command) -> None:
-    _, printed, _ = command("account", "--sigma", "1", "--q", "1", "--steps", "1", "--delta", "1e-5", "--json")
+    _, printed, _ = command(*f"{ACCOUNT} --sigma 1 --q 1 --steps 1 --json".split())
     assert json.loads(printed)["epsilon"]["gdp"] == pytest.approx(4.377178095681137, abs=1e-9)
-    _, printed, _ = command("solve", "--epsilon", "2", "--q", ".1", "--steps", "50", "--delta", "1e-5", "--json")
-    answer = json.loads(printed)
-    assert answer.keys() >= {"noise_multiplier", "epsilon", "delta", "history"}
-    assert 2 * 0.999 <= answer["epsilon"] <= 2
+    _, printed, _ = command(*f"{ACCOUNT} --sigma 0 --q 1 --steps 1 --json".split())
+    infinite = {"delta": 1e-5, "adjacency": "add_or_remove_one", "mu": "inf", "mu_kind": "exact"}
+    assert json.loads(printed) == infinite | {"epsilon": {"pld": "inf", "rdp": "inf", "gdp": "inf"}}
+    answer = json.loads(command(*SOLVE.split(), "--json")[1])
+    assert answer.keys() == {"noise_multiplier", "epsilon", "delta", "history"}
+    assert 0.999 <= answer["epsilon"] <= 1
+    assert answer["history"] == [[answer["noise_multiplier"], 0.1, 9]]
+    found = json.loads(command(*SOLVE.split(), "--coupling", "langevin", "--json")[1])
+    assert found.keys() == {"temperature", "epsilon", "delta", "history"}
+    assert f"{answer['noise_multiplier']:.6g}" in command(*SOLVE.split())[1]
+
+
+def test_account_table_says_how_far_the_limit_under_reports(command) -> None:
+    text = " ".join(command(*f"{ACCOUNT} --sigma 1 --q .01 --steps 1000".split())[1].split())
+    said = ("1.82827", "GDP (clt)", "it under-reports against PLD by 11.5 %", "adding or removing one unit")
+    assert [words for words in said if words not in text] == []
+    exact = command(*f"{ACCOUNT} --sigma 5 --q 1 --steps 50 --adjacency replace_one".split())[1]
+    assert [words in exact for words in ("GDP (exact)", "replacing one unit", "under-reports")] == [True, True, False]
 
 
 @pytest.mark.parametrize("asked", [["report"], ["predict", "x.csv"], ["evaluate", "x.csv"]])

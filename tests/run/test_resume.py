@@ -150,12 +150,3 @@ def test_finished_run_is_shown_and_stopped_one_names_its_command(tmp_path: Path,
     assert (status, "is finished: nothing is left to do" in output) == (0, True)
     assert "Privacy spent" in output
     assert (folder / "events.jsonl").read_bytes() == before
-
-
-def test_interrupt_says_in_one_line_what_was_kept_and_how_to_go_on(tmp_path: Path, monkeypatch, command) -> None:
-    monkeypatch.setattr("fl_dpbayes.run.simulate.run_and_follow", stop)
-    status, _, error = command("simulate", "digits", "--engine", "inline", "--out", tmp_path / "kept")
-    (line,) = error.strip().splitlines()
-    assert (status, line[:9]) == (130, "stopped: ")
-    assert str(tmp_path / "kept") in line
-    assert "0 of 10 rounds" in line

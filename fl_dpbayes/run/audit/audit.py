@@ -4,7 +4,7 @@ import json
 import tempfile
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -29,19 +29,6 @@ from fl_dpbayes.run.audit.sums import audit_sums
 from fl_dpbayes.run.inline_engine import logs_in
 
 
-@dataclass(frozen=True)
-class Audit:
-    """What an audit found: checks of every part, the claimed epsilon and its lower bounds."""
-
-    checks: tuple[Check, ...]
-    canaries: CanaryAudit
-
-    @property
-    def passed(self) -> bool:
-        """Whether every check passed."""
-        return all(check.passed for check in self.checks)
-
-
 def audit_scenario(scenario: Scenario, console: Console, *, data_dir: Path | None = None, as_json: bool = False) -> int:
     """Audit the private training of a scenario and print what was found.
 
@@ -53,15 +40,15 @@ def audit_scenario(scenario: Scenario, console: Console, *, data_dir: Path | Non
     torch.set_num_threads(scenario.resources.threads_per_site)
     shown = nullcontext() if as_json else console.status("auditing")
     with tempfile.TemporaryDirectory(prefix="fl-dpbayes-audit-") as folder, shown:
-        audit = run_audit(scenario, Path(folder), data_dir)
+        found = run_audit(scenario, Path(folder), data_dir)
     if as_json:
-        print(json.dumps(json_values(audit_values(scenario, audit))))
+        print(json.dumps(json_values(audit_values(scenario, *found))))
     else:
-        print_audit(console, scenario, audit)
-    return 0 if audit.passed else 1
+        print_audit(console, scenario, *found)
+    return 0 if all(check.passed for check in found[0]) else 1
 
 
-def run_audit(scenario: Scenario, folder: Path, data_dir: Path | None) -> Audit:
+def run_audit(scenario: Scenario, folder: Path, data_dir: Path | None) -> tuple[list[Check], CanaryAudit]:
     """Attack every part of the mechanism in sites that write into `folder`."""
     # Records, start states and coins of the audit; a seeded scenario gives a repeatable audit.
     generator = np.random.default_rng(scenario.simulation.insecure_seed)
@@ -72,12 +59,11 @@ def run_audit(scenario: Scenario, folder: Path, data_dir: Path | None) -> Audit:
             checks += attack(scenario, folder / part, generator)
         checks += audit_rounding(scenario)
         canaries = audit_canaries(scenario, folder / "epsilon", generator)
-    return Audit((*checks, *canaries.checks), canaries)
+    return [*checks, *canaries.checks], canaries
 
 
-def print_audit(console: Console, scenario: Scenario, audit: Audit) -> None:
+def print_audit(console: Console, scenario: Scenario, checks: Sequence[Check], canaries: CanaryAudit) -> None:
     """Print what was attacked, every check, and epsilon claimed and observed."""
-    checks, canaries = audit.checks, audit.canaries
     certainty = "a proof, as every record is in every batch" if canaries.certified else "a fault detector, as q < 1"
     console.print(
         f"Audit of {scenario.name}: messages to clients.app, the app that a site runs, at sites of made-up "
@@ -125,11 +111,12 @@ def not_looked_at(scenario: Scenario) -> list[str]:
     return left
 
 
-def audit_values(scenario: Scenario, audit: Audit) -> dict[str, Any]:
+def audit_values(scenario: Scenario, checks: Sequence[Check], canaries: CanaryAudit) -> dict[str, Any]:
     """Return an audit's values: `passed`, `checks`, `epsilon` and `not_looked_at`."""
+    rows = [asdict(check) | {"passed": check.passed} for check in checks]
     return {
-        "passed": audit.passed, "checks": [asdict(check) | {"passed": check.passed} for check in audit.checks],
-        "epsilon": asdict(audit.canaries) | {"confidence": CONFIDENCE}, "not_looked_at": not_looked_at(scenario),
+        "passed": all(check.passed for check in checks), "checks": rows,
+        "epsilon": asdict(canaries) | {"confidence": CONFIDENCE}, "not_looked_at": not_looked_at(scenario),
     }  # fmt: skip
 
 

@@ -2,13 +2,11 @@
 
 import contextlib
 import os
-import shutil
 import signal
 import socket
 import tempfile
 import threading
 from collections.abc import Generator, Iterator, Sequence
-from pathlib import Path
 
 import ray
 from ray._private import ray_constants
@@ -82,7 +80,7 @@ def _ray(workers: int, address: str | None) -> Iterator[None]:
     in_main_thread = threading.current_thread() is threading.main_thread()
     before = signal.getsignal(signal.SIGTERM)
     # Ray leaves logs and sockets of every session in its folder.
-    folder = Path(tempfile.mkdtemp(prefix="fl-dpbayes-"))
+    folder = tempfile.TemporaryDirectory(prefix="fl-dpbayes-", ignore_cleanup_errors=True)
     clusters, own = ray_constants.ENABLE_RAY_CLUSTER, {name: os.environ.get(name) for name in VARIABLES}
     os.environ.update(VARIABLES)
     try:
@@ -94,7 +92,7 @@ def _ray(workers: int, address: str | None) -> Iterator[None]:
                 ray_constants.ENABLE_RAY_CLUSTER = False
                 ray.init(
                     "local", num_cpus=workers, object_store_memory=OBJECT_STORE_BYTES, include_dashboard=False,
-                    log_to_driver=False, configure_logging=False, _temp_dir=str(folder),
+                    log_to_driver=False, configure_logging=False, _temp_dir=folder.name,
                 )  # fmt: skip
             else:
                 _check_listening(address)
@@ -111,7 +109,7 @@ def _ray(workers: int, address: str | None) -> Iterator[None]:
         yield
     finally:
         ray.shutdown()
-        shutil.rmtree(folder, ignore_errors=True)
+        folder.cleanup()
         # Whoever runs a study from a notebook goes on with an environment of their own.
         for name in VARIABLES:
             os.environ.pop(name)

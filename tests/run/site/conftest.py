@@ -50,11 +50,16 @@ def trial(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def init_words(folder: Path, name: str = "north") -> list[object]:
+    """What is typed to make a site file of the table."""
+    given = ["--scenario", folder / "trial.toml", "--data", folder / "patients.csv", "--name", name, "--yes"]
+    return ["site", "init", folder / f"{name}.toml", *given]
+
+
 @pytest.fixture
 def made(trial: Path, command) -> Path:
     """Let `site init` write the site file of the table, its snapshot and its ledger."""
-    given = ("--scenario", trial / "trial.toml", "--data", trial / "patients.csv", "--name", "north", "--yes")
-    status, said, error = command("site", "init", trial / "north.toml", *given)
+    status, said, error = command(*init_words(trial))
     assert (status, error) == (0, ""), said
     return trial / "north.toml"
 
