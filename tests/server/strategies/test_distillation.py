@@ -106,16 +106,12 @@ def test_synthetic_inputs_need_no_record_and_are_warned_about(federation) -> Non
     assert "300 made-up inputs (strokes), no record" in write_report(run.folder).read_text()
 
 
-@pytest.mark.parametrize(
-    ("arrays", "rule", "said"),
-    [
-        (None, "rule='distillation'", "does not exist"),
-        ({"features": np.zeros((4, 63))}, "rule='distillation'", "give at least one row of 64 numbers"),
-        ({"features": np.zeros((4, 64))}, "rule='predbayes', beta='fitted'", "no array 'labels'"),
-        ({"features": np.zeros((4, 64), object)}, "rule='distillation'", "not of plain numbers"),
-    ],
-    ids=["absent", "shape", "labels", "pickle"],
-)
+@pytest.mark.parametrize(("arrays", "rule", "said"), [
+    (None, "rule='distillation'", "does not exist"),
+    ({"features": np.zeros((4, 63))}, "rule='distillation'", "give at least one row of 64 numbers"),
+    ({"features": np.zeros((4, 64))}, "rule='predbayes', beta='fitted'", "no array 'labels'"),
+    ({"features": np.zeros((4, 64), object)}, "rule='distillation'", "not of plain numbers"),
+], ids=["absent", "shape", "labels", "pickle"])  # fmt: skip
 def test_public_file_that_does_not_fit_is_refused_before_any_budget_is_spent(
     federation, tmp_path: Path, arrays, rule: str, said: str
 ) -> None:
