@@ -55,6 +55,8 @@ class EvaluateRequest(StageRequest):
 
     def _check_keys(self) -> None:
         shares, mapping = self.trained_prevalence, self.recalibration
+        if not all(map(any, self.predictors.values())):
+            raise ValueError("predictors needs a weight above 0 for each")
         if shares is not None and ("posterior" not in self.predictors or len(shares) != self.task.classes):
             raise ValueError("trained_prevalence needs the predictor 'posterior' and one share for each class")
         if mapping is None:

@@ -84,7 +84,7 @@ def test_huge_model_costs_no_step_and_no_memory(site, model: dict, shape: list[i
 @pytest.mark.parametrize(("changes", "field"), [
     ({"run": "../../../etc/passwd"}, "run"),
     ({"run": "ab" * 16 + "\n"}, "run"),
-    ({"round": 0}, "round"),
+    *(({"round": number}, "round") for number in (0, 10**6 + 1)),
     ({"first_step": -1}, "first_step"),
     ({"steps": 2, "first_step": 7}, "TrainRequest"),
     # Across two chains.
@@ -93,6 +93,7 @@ def test_huge_model_costs_no_step_and_no_memory(site, model: dict, shape: list[i
     ({"units": 10**9}, "units"),
     ({"plan": {"units": 10**9}}, "plan.units"),
     ({"plan": {"rounds": 10**6, "steps_per_round": 10**6}}, "plan"),
+    ({"plan": {"sampler": {"kind": "dp-sgld", "step_size": 1e31}}}, "plan.sampler.step_size.initial"),
     ({"privacy": {"epsilon": float("inf")}}, "plan.privacy.epsilon"),
     ({"privacy": {"noise_multiplier": float("nan")}}, "plan.privacy.noise_multiplier"),
     ({"privacy": {"sampling_rate": 1.5}}, "plan.privacy.sampling_rate"),

@@ -54,6 +54,8 @@ KEYS = {
     "expires": ({"expires": str(TODAY - timedelta(days=1))}, {"expires": str(TODAY)}, trains({}), "POLICY_EXPIRED"),
     "stop_file": ({"stop_file": "patients.csv"}, {"stop_file": "stop"}, trains({}), "SITE_STOPPED"),
     "stop_file not seen": ({"stop_file": "patients.csv/stop"}, None, lambda site: site.answer("query"), "SITE_STOPPED"),
+    "no disk for it": ({"stop_file": "no disk/stop"}, None, lambda site: site.answer("query"), "SITE_STOPPED"),
+    "max_parameters": ({"max_parameters": 5}, {"max_parameters": 6}, evaluations(1), "POLICY_DENIED model"),
     "approved_plans": ({"approved_plans": ["0" * 64]}, {}, trains({}), "PLAN_NOT_APPROVED plan"),
     "models": ({"models": ["logistic"]}, {"models": ["mlp"]}, trains(MLP), "POLICY_DENIED model.kind"),
     "allowed_code": ({}, None, trains({"model": {"kind": "module", "factory": "a:b"}}), "POLICY_DENIED model.factory"),
@@ -85,6 +87,16 @@ def test_each_key_of_the_policy_is_enforced_and_its_refusal_is_a_line_of_the_log
         assert refusal_of(ask(site)) != (code, field)
 
 
+def test_the_same_sums_of_other_records_are_another_evaluation(table_site) -> None:
+    site = table_site()
+    keys = {"policy": {"max_run_epsilon": 4.0, "evaluation_release": "public", "max_evaluations": 1}}
+    site.write(ROWS, **keys)
+    assert refusal_of(evaluate(site)) is None
+    assert refusal_of(evaluate(site)) is None
+    site.write([*ROWS, ("new", 1.0, 1.0, 1)], **keys)
+    assert refusal_of(evaluate(site)) == ("EVALUATIONS_EXHAUSTED", "")
+
+
 def test_evaluations_stay_counted_when_the_ledger_is_opened_anew_and_no_request_resets_them(table_site) -> None:
     site = table_site()
     with_policy(site, evaluation_release="public", max_evaluations=2)
@@ -110,7 +122,8 @@ def test_a_plan_approved_at_the_site_runs_from_the_next_message_on_and_another_d
     with_policy(site, approved_plans=[])
     assert refusal_of(site.train()) == ("PLAN_NOT_APPROVED", "plan")
     digest = list(read_audit_log(site.path))[-1]["plan"]
-    said = command("site", "approve", site.path, digest[:12], "--yes")
+    assert "nothing waits" in command("site", "approve", site.path, digest[:12], "--yes")
+    said = command("site", "approve", site.path, digest, "--yes")
     assert said.startswith("0 ")
     assert '"clip_norm": 0.5' in said
     assert refusal_of(site.train()) is None
@@ -256,12 +269,13 @@ def test_the_audit_log_is_rotated_and_a_line_that_was_cut_off_is_passed_over(tmp
         record(site_file, {"number": number, "text": "\x1b" * 5})
     names = ["north.audit.1.jsonl", "north.audit.2.jsonl", "north.audit.jsonl"]
     assert sorted(path.name for path in tmp_path.glob("*.jsonl")) == names
-    with audit_log_path(site_file).open("a") as file:
-        file.write('{"number": 12, "te')
+    with audit_log_path(site_file).open("ab") as file:
+        file.write(b'\n{"number": \xff12, "te')
+    record(site_file, {"number": 13})
     numbers = [line["number"] for line in read_audit_log(site_file)]
-    assert numbers == list(range(numbers[0], 12))
+    assert numbers == [*range(numbers[0], 12), 13]
     assert numbers[0] > 0
-    assert all("\x1b" not in path.read_text() for path in tmp_path.glob("*.jsonl"))
+    assert all(b"\x1b" not in path.read_bytes() for path in tmp_path.glob("*.jsonl"))
 
 
 def test_a_simulated_site_writes_no_audit_log_and_counts_no_evaluation(federation) -> None:
