@@ -1,5 +1,6 @@
 """A site's answer to an evaluation request: what it counts of all its test records, and of each subgroup of them."""
 
+import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -153,7 +154,10 @@ def _count_evaluation(site_file: SiteFile, site: Site, request: EvaluateRequest)
     with open_ledger(site_file, site) as ledger:
         limits = policy.max_evaluations_per_run, policy.max_evaluations
         per_run, life = (math.inf if limit == "unlimited" else limit for limit in limits)
-        counted = ledger.count_evaluation(request.run, request_digest(request), per_run, life)
+        # The same sums of other records are another evaluation: their difference is that of the records.
+        records = ledger.state().data_versions[-1].fingerprint
+        asked = hashlib.sha256(f"{request_digest(request)} {records}".encode()).hexdigest()
+        counted = ledger.count_evaluation(request.run, asked, per_run, life)
     if isinstance(counted, Refused):
         raise RefusedError(counted.code, counted.field)
     return {"evaluation": counted}

@@ -55,10 +55,7 @@ def _kept(read: Callable[[Path], SiteFile], path: Path) -> SiteFile:
 
 
 def card_of(site_file: SiteFile) -> SiteCard:
-    """Write a site's card from its file alone, without reading a record.
-
-    Raises UserError if the declared prevalence does not fit the number of classes.
-    """
+    """Write a site's card from its file alone; UserError if the declared prevalence does not fit the classes."""
     task = site_file.source.task
     check_prevalence_classes("prevalence", site_file.prevalence, task.classes)
     return SiteCard(

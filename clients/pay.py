@@ -89,10 +89,7 @@ def unpack_reply(body: bytes, kind: type[MessageT]) -> tuple[MessageT, SentArray
 def _stated(
     ledger: Ledger, spending: Spending, request: Request, own: tuple[SiteFile, Site], reserved: Reserved
 ) -> dict[str, Any]:
-    """Write what every paid reply states: whose it is, how far it went, and what the part has spent by the ledger.
-
-    The parts of a cohort are disjoint, so each has the whole budget. Infinite values are None.
-    """
+    """Write what every paid reply states: whose it is, how far it went, and what the part has spent by the ledger."""
     site_file, site = own
     spent, cohort = ledger.spent(spending.part), ledger.cohort
     privacy = PrivacyStatement(

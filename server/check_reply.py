@@ -127,10 +127,7 @@ def _norm(arrays: Iterable[npt.NDArray]) -> float:
 
 
 def check_reply_size(plan: TrainingPlan, federation: Federation) -> None:
-    """Check that no round's reply is larger than a message may be; rounds are the chunks in which samples travel.
-
-    Raises UserError with the largest reply's size and the remedies.
-    """
+    """Check that no round's reply is larger than a message may be, or raise UserError with its size and remedies."""
     largest = _largest_reply(plan, federation.parameters)
     if largest > MAX_REPLY_BYTES:
         raise UserError(

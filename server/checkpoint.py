@@ -59,10 +59,8 @@ class Checkpoint(Config):
         """Return the run's roster at the nodes that answered when it was taken up again.
 
         The members are as they were; those that are missing have no node, and may come back before any later round. Who
-        was left out stays out, and who is new may join before the next round.
-
-        Raises UserError if fewer than `min_sites` training sites of the run are there, or one declares
-        something else.
+        was left out stays out, and who is new may join before the next round. Raises UserError if fewer than
+        `min_sites` training sites of the run are there, or one declares something else.
         """
         present = {member.card.name: member for member in answered.members}
         members = tuple(present.pop(card.name, Member(NO_NODE, card)) for card in self.cards)
@@ -84,20 +82,14 @@ class Checkpoint(Config):
 
 
 def write_checkpoint(folder: Path, checkpoint: Checkpoint, state: Arrays) -> None:
-    """Replace a run's checkpoint by what is known, and the server state, after a round.
-
-    Raises UserError if it cannot be written.
-    """
+    """Replace a run's checkpoint by what is known, and the server state, after a round; UserError if that fails."""
     with replaced_atomically(folder / CHECKPOINT_FILE) as partial:
         write_arrays(partial, state, sealable({_KEY: checkpoint.model_dump_json()}))
         seal(partial)
 
 
 def read_checkpoint(folder: Path) -> tuple[Checkpoint, Arrays] | None:
-    """Read what was written last; None if the run never came to asking its sites for anything.
-
-    Raises UserError if the file is damaged.
-    """
+    """Read what was written last; None if the run never came to asking its sites; UserError if it is damaged."""
     path = folder / CHECKPOINT_FILE
     if not path.is_file():
         return None

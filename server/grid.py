@@ -80,8 +80,7 @@ def replace_dead_actors(grid: Grid) -> None:
     """Make the simulation's pool of Ray actors put a new actor in the place of a dead one.
 
     Flower 1.41 returns a dead actor to its pool, where it fails every message at once and so, being always idle, takes
-    most of them: one killed process would cost most sites all their rounds. This wraps one method of that pool, which
-    lives in this process; nothing is done with the grid of a deployment.
+    most of them: one killed process would cost most sites all their rounds.
     """
     if not isinstance(grid, InMemoryGrid):
         return

@@ -48,10 +48,9 @@ class Member:
 class Roster:
     """The sites of a run in a fixed order, and what is known of the nodes.
 
-    `members`: the sites. `left_out`: a warning of each node that did not join. `asked`: nodes that have said who
-    they are, or that they do not say it; none is asked again. `silences`: node -> how often in a row it was asked
-    and gave no answer. `away`: nodes of members that were not connected when the roster was last called.
-    `first_nodes`: site -> the node that it had first, which keeps its name.
+    `left_out`: a warning of each node that did not join. `asked`: nodes that have answered; none is asked again.
+    `silences`: node -> how often in a row it gave no answer. `away`: nodes of members that were not connected when the
+    roster was last called. `first_nodes`: site -> the node that it had first, which keeps its name.
     """
 
     members: tuple[Member, ...]
@@ -120,11 +119,10 @@ def connected_nodes(grid: Grid, expected: int, settled: float | None = None) -> 
 
 
 def call_roster(grid: Grid, node_ids: Sequence[int], scenario: Scenario, simulation_folder: str) -> Roster:
-    """Ask every node for its card.
+    """Ask every node for its card; members are in the scenario's order, others after these alphabetically.
 
-    Returns the members, as the scenario orders them, others after these alphabetically; a node that did not answer,
-    repeats a name, declares too few units or has another task than most is left out. Raises UserError if no site
-    that trains answered.
+    A node that did not answer, repeats a name, declares too few units or has another task than most is left out. Raises
+    UserError if no site that trains answered.
     """
     timeout = scenario.resources.round_timeout
     members, left_out, answered = _cards(grid, node_ids, {}, scenario, simulation_folder, timeout)

@@ -30,10 +30,7 @@ class EventLog:
         self._path = run_folder / EVENTS_FILE
 
     def write(self, event: str, **details: Any) -> None:
-        """Append an event with its time (seconds since the epoch) as one line of JSON.
-
-        Raises UserError if it cannot be written.
-        """
+        """Append an event with its time (seconds since the epoch) as one line of JSON; UserError if that fails."""
         line = json.dumps({"event": event, "time": time.time(), **details})
         with written(self._path), self._path.open("a", encoding="utf-8") as file:
             file.write(line + "\n")
@@ -75,10 +72,7 @@ class _RoundEntry(Config):
 
 
 class RunRecord:
-    """Collects a run's rows; what a round adds is appended to the journal, to `privacy.csv` and to `rounds.csv`.
-
-    `tempered` says whether the run's sampler has a temperature.
-    """
+    """Collects a run's rows; what a round adds is appended to the journal, to `privacy.csv` and to `rounds.csv`."""
 
     def __init__(self, run_folder: Path, journal: Journal, *, tempered: bool = True) -> None:
         self.run_folder, self.journal, self.events = run_folder, journal, EventLog(run_folder)
@@ -103,10 +97,7 @@ class RunRecord:
         return entries
 
     def restore(self, entries: Iterable[Entry], seconds: Mapping[str, float], round_number: int) -> None:
-        """Go on from a run's journal after a round, with the seconds of each stage until then; times add up.
-
-        Raises UserError if a table cannot be written.
-        """
+        """Go on from a run's journal after a round, with the seconds of each stage until then; times add up."""
         own, self.warnings = self.warnings, []
         for entry in entries:
             if "round" in entry:
@@ -148,10 +139,7 @@ class RunRecord:
         self.warnings += [one for one in dict.fromkeys(found) if one not in self.warnings]
 
     def add_round(self, round_number: int, answers: Sequence[Answer[CheckedReply]], *, bytes_down: int) -> None:
-        """Keep one training round and add it to the tables.
-
-        Raises UserError if a table cannot be written.
-        """
+        """Keep one training round and add it to the tables; UserError if one cannot be written."""
         if not answers:
             return
         seconds, outcomes = round(time.monotonic() - self._started, 3), tuple(map(self._entry, answers))

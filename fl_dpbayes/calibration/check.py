@@ -14,15 +14,10 @@ MEASURES = ("epistemic", "total")  # the rows of the histograms of uncertainty
 
 
 def check_probabilities(probabilities: npt.ArrayLike) -> Floats:
-    """Return probabilities (N, C >= 2), rows that sum to 1 within 1e-6, as float64; rounding above 1 is cut.
-
-    Raises ValueError if they are of another shape, NaN, outside [0, 1], or rows do not sum to 1.
-    """
+    """Return probabilities (N, C >= 2), rows that sum to 1 within 1e-6, rounding above 1 cut, or raise ValueError."""
     probability = np.asarray(probabilities, np.float64)
     if probability.ndim != 2 or probability.shape[1] < 2:
-        raise ValueError(
-            f"probabilities have shape {probability.shape}: expected (records, classes), 2 or more classes"
-        )
+        raise ValueError(f"probabilities have shape {probability.shape}: expected (records, 2 or more classes)")
     if np.isnan(probability).any():
         raise ValueError("a probability is NaN: the predictor has diverged")
     if probability.size and (probability.min() < 0 or probability.max() > 1 + ROUNDING):
@@ -38,10 +33,7 @@ def check_probabilities(probabilities: npt.ArrayLike) -> Floats:
 
 
 def check_labels(labels: npt.ArrayLike, count: int, classes: int) -> npt.NDArray[np.int64]:
-    """Return labels (N,), integers or whole floats 0 .. C - 1, as int64.
-
-    Raises ValueError if their number differs from N or one is not a class.
-    """
+    """Return labels (N,), integers or whole floats 0 .. C - 1, as int64, or raise ValueError."""
     label = np.asarray(labels)
     if label.shape != (count,):
         raise ValueError(f"labels have shape {label.shape}: expected ({count},), one per row of probabilities")

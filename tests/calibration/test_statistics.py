@@ -56,16 +56,12 @@ def test_merge_property_associative_commutative_neutral_equal_to_pooled_in_any_o
     assert pooled.truth_count == pooled.count
 
 
-@pytest.mark.parametrize(
-    ("probabilities", "labels", "right"),
-    [
-        (np.array([[0.5, 0.5], [1.0, 0.0], [0.0, 1.0], [0.9, 0.1]]) * (1 - 9e-7), [0, 0, 1, 1], 3),
-        pytest.param(np.full((3, 1000), 1e-3), [0, 1, 999], 1, marks=pytest.mark.slow),
-        (np.column_stack([expit(-SURE), expit(SURE)]) * (1 - 9e-7), SURE > 0, len(SURE)),
-        (np.column_stack([expit(-20 * SURE), expit(20 * SURE)]), SURE > 0, len(SURE)),
-    ],
-    ids=["rows that sum to one only roughly", "a thousand classes", "nearly sure", "sure"],
-)
+@pytest.mark.parametrize(("probabilities", "labels", "right"), [
+    (np.array([[0.5, 0.5], [1.0, 0.0], [0.0, 1.0], [0.9, 0.1]]) * (1 - 9e-7), [0, 0, 1, 1], 3),
+    pytest.param(np.full((3, 1000), 1e-3), [0, 1, 999], 1, marks=pytest.mark.slow),
+    (np.column_stack([expit(-SURE), expit(SURE)]) * (1 - 9e-7), SURE > 0, len(SURE)),
+    (np.column_stack([expit(-20 * SURE), expit(20 * SURE)]), SURE > 0, len(SURE)),
+], ids=["rows that sum to one only roughly", "a thousand classes", "nearly sure", "sure"])  # fmt: skip
 def test_round_trip_limit(probabilities, labels, right):
     statistics = from_batch(probabilities, labels)
     read = from_arrays(to_arrays(statistics), probabilities.shape[1])
@@ -118,16 +114,13 @@ def test_truth_is_that_of_the_predicted_class():
 HALVES = [[0.5, 0.5]]
 
 
-@pytest.mark.parametrize(
-    ("probabilities", "labels", "parts", "complaint"),
-    [
-        ([[0.5, math.nan]], [0], {}, "NaN"), ([[1.2, -0.2]], [0], {}, "softmax"), ([[0.2, 0.9]], [0], {}, "to 1.1"),
-        ([0.2, 0.8], [0, 1], {}, "shape"), ([[1.0]], [0], {}, "2 or more classes"), (HALVES, [0, 1], {}, "one per row"),
-        *((HALVES, [label], {}, "not a class") for label in (2, -1, 0.5)),
-        (HALVES, [0], {"truth": [[0.5, 0.6]]}, "sums to 1.1"), (HALVES, [0], {"truth": [[0.2, 0.3, 0.5]]}, "expected"),
-        (HALVES, [0], {"truth": [[1.2, -0.2]]}, "must lie"), (HALVES, [0], {"truth": [0.5]}, "shape"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("probabilities", "labels", "parts", "complaint"), [
+    ([[0.5, math.nan]], [0], {}, "NaN"), ([[1.2, -0.2]], [0], {}, "softmax"), ([[0.2, 0.9]], [0], {}, "to 1.1"),
+    ([0.2, 0.8], [0, 1], {}, "shape"), ([[1.0]], [0], {}, "2 or more classes"), (HALVES, [0, 1], {}, "one per row"),
+    *((HALVES, [label], {}, "not a class") for label in (2, -1, 0.5)),
+    (HALVES, [0], {"truth": [[0.5, 0.6]]}, "sums to 1.1"), (HALVES, [0], {"truth": [[0.2, 0.3, 0.5]]}, "expected"),
+    (HALVES, [0], {"truth": [[1.2, -0.2]]}, "must lie"), (HALVES, [0], {"truth": [0.5]}, "shape"),
+])  # fmt: skip
 def test_bad_predictions_and_truths_are_refused(probabilities, labels, parts, complaint):
     with pytest.raises(ValueError, match=complaint):
         from_batch(probabilities, labels, **parts)

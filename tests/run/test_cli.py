@@ -3,11 +3,13 @@
 import json
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
 
 from fl_dpbayes import cli
+from fl_dpbayes.config.errors import UserError
 
 SOLVE = "solve --epsilon 1 --delta 1e-5 --q .1 --steps 9"
 ACCOUNT = "account --delta 1e-5"
@@ -71,6 +73,25 @@ def test_unknown_option_and_choice_are_refused_by_name(refusal) -> None:
 def test_damaged_file_of_a_deployed_run_is_named(tmp_path: Path, refusal) -> None:
     (tmp_path / "deployment.json").write_text("{broken")
     assert "deployment.json is damaged" in refusal("deploy", "status", str(tmp_path))
+
+
+def test_deployed_run_whose_submission_failed_or_was_stopped_is_gone_on_with(tmp_path, command, monkeypatch) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "deployment.md").read_text()
+    scenario, run = tmp_path / "stroke.toml", tmp_path / "run"
+    scenario.write_text(textwrap.dedent(page.partition("<<'END'\n")[2].partition("   END\n")[0]))
+    answers = iter([UserError("nobody answers"), KeyboardInterrupt()])
+
+    def submit(*_: object) -> str:
+        raise next(answers)
+
+    monkeypatch.setattr("fl_dpbayes.run.flower_command.FlowerCommand.submit", submit)
+    for words, expected, said in (
+        (("run", scenario, "--out", run), 1, "nobody answers; once the cause is removed, go on with"),
+        (("resume", run), 130, "may be under way: go on with"),
+    ):
+        status, _, error = command("deploy", *words)
+        assert (status, f"{said}  fl-dpbayes deploy resume {run}" in " ".join(error.split("\n"))) == (expected, True)
+    assert "not submitted" in command("deploy", "status", run)[1]
 
 
 def test_internal_fault_shows_no_traceback(monkeypatch, command) -> None:

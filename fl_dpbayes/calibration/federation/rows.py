@@ -133,9 +133,7 @@ def _place_rows(source: CalibrationStatistics, target: CalibrationStatistics) ->
     rows = []
     for name, first in thresholds.items():
         if quality := measure_sets(target, first):
-            row: dict[str, Any] = {
-                "level": LEVEL, "weights": name, "calibrated_on": CALIBRATED_ON, "coverage": quality.coverage,
-            }  # fmt: skip
-            row |= {"interval": quality.interval and list(quality.interval), "size": quality.size}
+            row: dict[str, Any] = {"level": LEVEL, "weights": name, "calibrated_on": CALIBRATED_ON}
+            row |= quality._asdict() | {"interval": quality.interval and list(quality.interval)}
             rows.append(row | {"n": int(target.count), "n_calibration": int(source.count)})
     return rows

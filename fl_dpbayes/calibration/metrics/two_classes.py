@@ -71,8 +71,7 @@ def calibration_slope(statistics: CalibrationStatistics) -> Measured | None:
         law = expit(design @ line)
         return (design * (n * law * (1 - law))[:, None]).T @ design / total
 
-    fit = minimize(loss, [0.0, 1.0], method="trust-exact", jac=gradient, hess=information, options={"gtol": 1e-7})
-    line = fit.x
+    line = minimize(loss, [0.0, 1.0], method="trust-exact", jac=gradient, hess=information, options={"gtol": 1e-7}).x
     try:
         # A small mean gradient is no sign of the maximum where few of many records overlap; a step far below one
         # standard error is.

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from rich.console import Console
 
 from fl_dpbayes.config.base import Config
-from fl_dpbayes.config.errors import Stopped, UserError
+from fl_dpbayes.config.errors import FailedError, Stopped, UserError
 from fl_dpbayes.config.files import journal
 from fl_dpbayes.config.files.atomic_file import write_atomically
 from fl_dpbayes.config.files.folder_lock import folder_lock
@@ -103,24 +103,40 @@ def deploy_status(folder: Path, console: Console) -> None:
         display.show(event)
     console.print(display.table())
     if failed := [event for event in events if event["event"] == "failed"]:
-        resume = f"fl-dpbayes deploy resume {shlex.quote(str(folder))}"
-        console.print(f"stopped: {failed[-1]['reason']}; go on with  {resume}", markup=False, soft_wrap=True)
+        said = f"stopped: {failed[-1]['reason']}; go on with  {_resume(folder)}"
+        console.print(said, markup=False, soft_wrap=True)
 
 
 def _submit_and_follow(scenario: Scenario, folder: Path, deployment: Deployment, console: Console) -> None:
+    # Before the run is submitted: a folder whose run nobody noted can then be gone on with.
+    _note(folder, deployment)
     given = {"scenario": str(folder / SCENARIO_FILE), "output-dir": str(folder), "wait": deployment.wait}
-    with tempfile.TemporaryDirectory(prefix="fl-dpbayes-") as made:
-        run = _flower(deployment).submit(write_app(Path(made, "app")), given, {})
+    go_on = f"go on with  {_resume(folder)}"
+    try:
+        with tempfile.TemporaryDirectory(prefix="fl-dpbayes-") as made:
+            run = _flower(deployment).submit(write_app(Path(made, "app")), given, {})
+    except UserError as error:
+        raise FailedError(f"{error}; once the cause is removed, {go_on}") from None
+    except KeyboardInterrupt:
+        raise Stopped(f"stopped while the run was submitted, and it may be under way: {go_on}") from None
     deployment = deployment.model_copy(update={"runs": (*deployment.runs, run)})
-    write_atomically(folder / DEPLOYMENT_FILE, deployment.model_dump_json(indent=2) + "\n")
+    _note(folder, deployment)
     said = f"run {run} at {deployment.superlink!r}, writing {folder}"
     console.print(f"{scenario.name}: {said}", soft_wrap=True, markup=False)
     _follow(scenario, folder, deployment, console)
 
 
+def _note(folder: Path, deployment: Deployment) -> None:
+    write_atomically(folder / DEPLOYMENT_FILE, deployment.model_dump_json(indent=2) + "\n")
+
+
+def _resume(folder: Path) -> str:
+    return f"fl-dpbayes deploy resume {shlex.quote(str(folder))}"
+
+
 def _follow(scenario: Scenario, folder: Path, deployment: Deployment, console: Console) -> None:
     events, start, name = folder / EVENTS_FILE, end_of_events(folder / EVENTS_FILE), shlex.quote(str(folder))
-    run, resume = deployment.runs[-1], f"fl-dpbayes deploy resume {name}"
+    run, resume = deployment.runs[-1], _resume(folder)
 
     def work(stop: threading.Event) -> None:
         _flower(deployment).wait(run, folder / LOG_FILE, EventReader(events, start), stop)

@@ -85,10 +85,10 @@ def app(site_file: SiteFileArgument) -> None:
     start_app(site_file)
 
 
-@site.command(epilog="Example: fl-dpbayes site approve north.toml 4dc41f8a")
+@site.command(epilog="Example: fl-dpbayes site approve north.toml DIGEST")
 def approve(
     site_file: SiteFileArgument,
-    digest: Annotated[str | None, Argument(help="Of a bundle or plan, 8 digits or more; without: what waits.")] = None,
+    digest: Annotated[str | None, Argument(help="Of a bundle or plan, whole; without: what waits.")] = None,
     yes: Annotated[bool, Option("--yes", help="Do not ask.")] = False,
 ) -> None:
     """Show what a bundle or plan holds and let it run; the node goes on, and asks anew at every message."""

@@ -50,8 +50,7 @@ class Gate:
         self.decide = decide
         self.seen: list[str] = []
         self._key = Ed25519PrivateKey.generate()
-        public = self._key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
-        self.trusted = {SIGNER: public.decode()}
+        self.trusted = {SIGNER: self._key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).decode()}
 
     def around(self, connect: Callable[..., Any]) -> Callable[..., Any]:
         """Put the gate around Flower's connection, a context manager that yields its callbacks."""
@@ -200,8 +199,7 @@ def own_bundle(more: Mapping[str, bytes] = {}) -> bytes:
     with warnings.catch_warnings():
         # Of a library that Flower calls by a name it has given up.
         warnings.simplefilter("ignore", DeprecationWarning)
-        project = APP_PROJECT.format(version=version("fl-dpbayes")).encode()
-        return build_fab_from_files({PROJECT: project, **more})[0]
+        return build_fab_from_files({PROJECT: APP_PROJECT.format(version=version("fl-dpbayes")).encode(), **more})[0]
 
 
 def start_node(site_file: Path) -> NoReturn:
@@ -224,8 +222,9 @@ def start_node(site_file: Path) -> NoReturn:
     options = {
         "root-certificates": connection.ca, "superlink": connection.superlink,
         "auth-supernode-private-key": connection.key, "host": LOOPBACK, "port": connection.port,
-        "isolation": connection.isolation, "trusted-entities": trusted, "node-config": node,
-    } | ({"superexec-auth-secret-file": connection.secret} if connection.isolation == "process" else {})  # fmt: skip
+        "isolation": "process", "superexec-auth-secret-file": connection.secret, "trusted-entities": trusted,
+        "node-config": node,
+    }  # fmt: skip
     sys.argv = ["flower-supernode", *(str(word) for name, value in options.items() for word in (f"--{name}", value))]
     from flwr.supernode.cli.flower_supernode import flower_supernode
 
@@ -234,21 +233,18 @@ def start_node(site_file: Path) -> NoReturn:
 
 
 def start_app(site_file: Path) -> NoReturn:
-    """Become the process that runs the app for a site's node, under process isolation; best as another user.
+    """Become the process that runs the app for a site's node; best as another user.
 
     It takes bundles from the node on this machine alone. Raises UserError if the site file names no connection.
     """
     _, connection = site_connection(site_file)
-    if connection.isolation != "process":
-        raise UserError(f"site file {site_file}: connection.isolation is 'subprocess', so the node runs the app itself")
     _prepare_home()
     command = ["flower-superexec", "--insecure", "--runtime-api-address", f"{LOOPBACK}:{connection.port}"]
     os.execvp(command[0], [*command, "--superexec-auth-secret-file", str(connection.secret)])
 
 
 def _check_secrets(connection: Connection) -> None:
-    modes = {connection.ca: 0o777, connection.key: 0o700}
-    for path, allowed in (modes | ({connection.secret: 0o770} if connection.isolation == "process" else {})).items():
+    for path, allowed in {connection.ca: 0o777, connection.key: 0o700, connection.secret: 0o770}.items():
         if not path.is_file():
             raise UserError(f"{path} does not exist: ca.crt is the coordinator's, `fl-dpbayes site keys` makes keys")
         if S_IMODE(path.stat().st_mode) & ~allowed & 0o777:
@@ -256,9 +252,10 @@ def _check_secrets(connection: Connection) -> None:
 
 
 def _prepare_home() -> Path:
-    """Give Flower an empty folder of its own: it runs again what it finds installed there, without a look."""
+    """Give Flower an empty folder of its own, in which it finds nothing to run, and no proxy on the way to the node."""
     home = Path(tempfile.mkdtemp(prefix="fl-dpbayes-node-"))
     atexit.register(shutil.rmtree, home, ignore_errors=True)
     programs = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
-    os.environ.update(ENVIRONMENT, FLWR_HOME=str(home), PATH=programs)
+    direct = ",".join(filter(None, (os.environ.get("NO_PROXY"), os.environ.get("no_proxy"), LOOPBACK)))
+    os.environ.update(ENVIRONMENT, FLWR_HOME=str(home), PATH=programs, NO_PROXY=direct, no_proxy=direct)
     return home

@@ -37,16 +37,15 @@ def test_an_empty_class_counts_and_a_damaged_image_is_named(folder):
     refused(r"image .*9\.png cannot be read", load_unscaled, source, "train")
 
 
-def test_a_folder_without_classes_or_images_is_refused(tmp_path):
-    refused("does not exist", load_unscaled, ImageFolder(path=tmp_path / "none", height=6, width=4), "train")
-    (tmp_path / "only").mkdir()
-    refused("has 1 sub-folders", load_unscaled, ImageFolder(path=tmp_path, height=6, width=4), "train")
-    (tmp_path / "other").mkdir()
-    refused("has no images", load_unscaled, ImageFolder(path=tmp_path, height=6, width=4), "train")
-
-
-def patients(folder, pattern):
+def patients(folder, pattern=None):
     return ImageFolder(path=folder, height=6, width=4, patient_pattern=pattern)
+
+
+def test_a_folder_without_classes_or_images_is_refused(tmp_path):
+    refused("does not exist", load_unscaled, patients(tmp_path / "none"), "train")
+    for name, said in (("only", "has 1 sub-folders"), ("other", "has no images")):
+        (tmp_path / name).mkdir()
+        refused(said, load_unscaled, patients(tmp_path), "train")
 
 
 @pytest.mark.parametrize(("names", "pattern"), [
