@@ -51,8 +51,7 @@ def data_findings(site_file: SiteFile) -> Iterator[Finding]:
             yield skipped("snapshot", "not written: the data must be put right first")
             return
         records = prepared(site_file, loaded)
-        site = site_of(site_file, records)
-        yield from _part_findings(site_file, records, site)
+        yield from _part_findings(site_file, records, site_of(site_file, records))
         content = write_snapshot(site_file, records, files)
         said = f"{site_file.records_file}, of data with SHA-256 {content[:16]}; runs read it until the data change"
         yield passed("snapshot", said)
@@ -77,8 +76,7 @@ def _part_findings(site_file: SiteFile, records: Records, site: Site) -> Iterato
 
 
 def _ledger_findings(path: Path, cohort: str) -> Iterator[Finding]:
-    problems, _ = ledger_problems(path)
-    if problems:
+    if problems := ledger_problems(path)[0]:
         yield failed("ledger", problems[0], "new? make it:  fl-dpbayes site ledger create SITE_FILE")
     else:
         yield passed("ledger", f"cohort {cohort!r}, sound, and its second place agrees")

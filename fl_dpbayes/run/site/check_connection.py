@@ -131,11 +131,9 @@ def _server_findings(server: HTTPSConnection, key: Key | None) -> Iterator[Findi
 
 
 def _asked(server: HTTPSConnection, body: bytes, headers: dict[str, str]) -> tuple[int, float, bytes]:
-    """Post a request; return the status, the server's time, and the first of its answer."""
     try:
         server.request("POST", ACTIVATE, body, {"Content-Type": "application/protobuf", **headers})
         answer = server.getresponse()
-        date = parsedate_to_datetime(answer.getheader("Date", "")).timestamp()
-        return answer.status, date, answer.read(2**16)
+        return answer.status, parsedate_to_datetime(answer.getheader("Date", "")).timestamp(), answer.read(2**16)
     finally:
         server.close()
