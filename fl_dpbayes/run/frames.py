@@ -156,7 +156,7 @@ def sites_from_arrays(
     if not fits:
         raise UserError("features are no (N, *shape) finite numbers: give a row per record, with no value missing")
     columns = {"labels": labels, "sites": sites} | ({} if units is None else {"units": units})
-    texts: dict[str, npt.NDArray] = {}
+    texts = dict[str, npt.NDArray]()
     for name, given in columns.items():
         column = pandas.Series(np.asarray(given).ravel() if np.ndim(given) == 1 else [])
         if len(column) != len(values) or column.isna().any():
@@ -214,7 +214,6 @@ def _taken(table: pandas.DataFrame, source: Table) -> list[str]:
 
 
 def _constants(given: Constants | None, key: str, features: Sequence[str], proposed: dict[str, float]) -> list[float]:
-    """Return a constant of each numeric feature: the one that was given, or else proposed."""
     if given is not None and not isinstance(given, Mapping | pandas.Series):
         if len(given) != len(features):
             said = f"{key} has {len(given)} values for {len(features)} features"

@@ -62,9 +62,9 @@ def _made_up_site(own: SiteFile, path: Path, folder: Path) -> Path:
     # Without a column of patients a row's number is its unit's name.
     unnamed = isinstance(own.source, Table) and own.source.unit_column is None
     names: list[str | int] = [number if unnamed else f"unit-{number}" for number in range(20 * units + 100)]
-    scores, trains = unit_scores(names, bytes.fromhex(own.split.key)), own.role == "train"
-    kept = own.split.test_fraction + own.split.recalibration_fraction if trains else 0.0
-    names = names[: int(np.searchsorted(np.cumsum(scores >= kept), units)) + 1]
+    kept = own.split.test_fraction + own.split.recalibration_fraction if own.role == "train" else 0.0
+    trains = unit_scores(names, bytes.fromhex(own.split.key)) >= kept
+    names = names[: int(np.searchsorted(np.cumsum(trains), units)) + 1]
     assert own.ledger is not None
     ledger = own.ledger.model_copy(update={"path": folder / "ledger" / "l", "witness": folder / "witness" / "w"})
     changes = {"source": _made_up_records(own, names, folder, generator), "units": units, "ledger": ledger,
@@ -98,7 +98,6 @@ def _made_up_records(own: SiteFile, names: list[str | int], folder: Path, genera
 
 
 def _requests(scenario: Scenario, own: SiteFile) -> dict[str, tuple[Message | None, Arrays]]:
-    """Build what a server would ask this site in the first round."""
     plan = site_plan(scenario, sum(site.role == "train" for site in scenario.sites.values()))
     whose = {"run": uuid.uuid4().hex, "round": 1, "task": own.source.task, "model": scenario.model}
     module = build_model(scenario.model, own.source.task, scenario.seed, own.backbone_folder)
