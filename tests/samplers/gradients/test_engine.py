@@ -15,7 +15,8 @@ from fl_dpbayes.config.task import CNNModel, LogisticModel, MLPModel, Task
 from fl_dpbayes.models.build import build_model
 from fl_dpbayes.models.dropout import DropoutModule
 from fl_dpbayes.models.variational import VariationalModule
-from fl_dpbayes.samplers.gradients import book_keeping, engine, variational, vmap
+from fl_dpbayes.samplers.gradients import book_keeping, variational, vmap
+from fl_dpbayes.samplers.gradients import engine as engines
 from fl_dpbayes.samplers.gradients.engine import gradient_engine
 from fl_dpbayes.samplers.gradients.loss import mean_over_draws, summed_cross_entropy
 from fl_dpbayes.samplers.gradients.stochastic import resampled
@@ -187,9 +188,9 @@ def test_half_precision_module_is_clipped_in_float64(engine, dtype):
 
 
 def test_an_engine_is_probed_once_for_a_structure_whatever_the_parameters(monkeypatch):
-    probes, plain = [], engine._agrees_with_autograd
-    monkeypatch.setattr(engine, "KEPT", Kept())
-    monkeypatch.setattr(engine, "_agrees_with_autograd", lambda *asked: probes.append(asked) or plain(*asked))
+    probes, plain = [], engines._agrees_with_autograd
+    monkeypatch.setattr(engines, "KEPT", Kept())
+    monkeypatch.setattr(engines, "_agrees_with_autograd", lambda *asked: probes.append(asked) or plain(*asked))
     chosen = [
         gradient_engine(nn.Sequential(nn.Linear(3, width), activation()), (3,)).name
         for width, activation in [(2, nn.Tanh), (2, nn.Tanh), (4, nn.Tanh), (4, nn.ReLU), (4, nn.ReLU)]
