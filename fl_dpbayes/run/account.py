@@ -126,8 +126,7 @@ def account_table(found: Account) -> Table:
 def solve_json(found: SolvedNoise) -> JSONValue:
     """Write solved noise as JSON values; the coupling `floor` has both parameters, infinite is the string "inf"."""
     free = {key: value for key in ("noise_multiplier", "temperature") if (value := getattr(found, key)) is not None}
-    costs = {"epsilon": found.epsilon, "delta": found.delta, "history": write_history(found.history)}
-    return json_values(free | costs)
+    return json_values(free | {"epsilon": found.epsilon, "delta": found.delta, "history": write_history(found.history)})
 
 
 def solve_table(found: SolvedNoise) -> Table:

@@ -30,10 +30,10 @@ def resume_run(folder: Path, scenario: Scenario | None, engine: str, data_dir: P
 
     folder = folder.resolve()
     file = folder / SCENARIO_FILE
-    if not file.is_file() and (folder / SITES_FOLDER).is_dir():
-        raise UserError(f"--resume {folder} has no scenario.toml: put it back, as the run goes on with what it says")
     if not file.is_file():
-        raise UserError(f"--resume {folder} holds no run: give the folder that it named as it began, or start it anew")
+        lost = "has no scenario.toml: put it back, as the run goes on with what it says"
+        none = "holds no run: give the folder that it named as it began, or start it anew"
+        raise UserError(f"--resume {folder} {lost if (folder / SITES_FOLDER).is_dir() else none}")
     with folder_lock(folder):
         end_interrupted(folder)
         found = read_checkpoint(folder)

@@ -57,40 +57,29 @@ def test_request_with_the_same_round_but_other_content_is_refused(first) -> None
 
 MISFITS = {
     "train": [
-        ({"plan__thinning": 1}, "PLAN_CHANGED", "plan"),
+        ({"plan__thinning": 1}, "PLAN_CHANGED", "plan"), ({"start": "0" * 64}, "BAD_REQUEST", "start"),
         ({"plan__privacy__delta": 0.004}, "POLICY_DENIED", "plan.privacy.delta"),
         ({"plan__privacy__epsilon": 400.0}, "POLICY_DENIED", "plan.privacy.epsilon"),
         ({"plan__privacy__adjacency": "replace_one"}, "POLICY_DENIED", "plan.privacy.adjacency"),
         ({"plan__privacy__clip_norm": 1e9}, "POLICY_DENIED", "plan.privacy.clip_norm"),
-        ({"insecure_seed": 3}, "BAD_REQUEST", "insecure_seed"),
-        ({"task__classes": 7}, "BAD_REQUEST", "arrays"),
-        ({"start": "0" * 64}, "BAD_REQUEST", "start"),
+        ({"insecure_seed": 3}, "BAD_REQUEST", "insecure_seed"), ({"task__classes": 7}, "BAD_REQUEST", "arrays"),
         ({"ledger_head": "0" * 64, "round": 3}, "LEDGER_ROLLED_BACK", "ledger_head"),
-        ({"record": "{"}, "BAD_REQUEST", None),
-        ({"arrays": {"start/parameters/1.bias": None}}, "BAD_REQUEST", "arrays"),
-        ({"arrays": {"start/parameters/1.bias": np.nan}}, "BAD_REQUEST", "arrays"),
-        ({"number": 4}, "ROLE_DENIED", ""),
+        ({"record": "{"}, "BAD_REQUEST", None), ({"number": 4}, "ROLE_DENIED", ""),
+        *(({"arrays": {"start/parameters/1.bias": value}}, "BAD_REQUEST", "arrays") for value in (None, np.nan)),
     ],
     "train.recalibrate": [
-        ({"plan__step_size": 0.5}, "PLAN_CHANGED", "plan"),
-        ({"start": [0.5]}, "REQUEST_CHANGED", "round"),
-        ({"round": 2}, "POLICY_DENIED", "first_step"),
-        ({"plan__delta": 0.004}, "POLICY_DENIED", "plan.delta"),
-        ({"plan__epsilon": 400.0}, "POLICY_DENIED", "plan.epsilon"),
-        ({"plan__epsilon": None}, "POLICY_DENIED", "plan.epsilon"),
+        ({"plan__step_size": 0.5}, "PLAN_CHANGED", "plan"), ({"start": [0.5]}, "REQUEST_CHANGED", "round"),
+        ({"round": 2}, "POLICY_DENIED", "first_step"), ({"plan__delta": 0.004}, "POLICY_DENIED", "plan.delta"),
+        *(({"plan__epsilon": epsilon}, "POLICY_DENIED", "plan.epsilon") for epsilon in (400.0, None)),
         ({"plan__adjacency": "replace_one"}, "POLICY_DENIED", "plan.adjacency"),
         ({"plan__clip_norm": 1e9}, "POLICY_DENIED", "plan.clip_norm"),
-        ({"plan__steps": 9000}, "POLICY_DENIED", "plan.steps"),
-        ({"start": [0.0, 0.0]}, "BAD_REQUEST", None),
-        ({"start": [11.0]}, "BAD_REQUEST", "start.0"),
-        ({"steps": 13}, "BAD_REQUEST", None),
-        ({"arrays": {"posterior/1.bias": np.nan}}, "BAD_REQUEST", "arrays"),
-        ({"arrays": {"posterior/1.bias": 1.0}}, "BAD_REQUEST", "arrays"),
-        ({"ledger_head": "0" * 64}, "LEDGER_ROLLED_BACK", "ledger_head"),
-        ({"number": 4}, "ROLE_DENIED", ""),
+        ({"plan__steps": 9000}, "POLICY_DENIED", "plan.steps"), ({"start": [0.0, 0.0]}, "BAD_REQUEST", None),
+        ({"start": [11.0]}, "BAD_REQUEST", "start.0"), ({"steps": 13}, "BAD_REQUEST", None),
+        *(({"arrays": {"posterior/1.bias": value}}, "BAD_REQUEST", "arrays") for value in (np.nan, 1.0)),
+        ({"ledger_head": "0" * 64}, "LEDGER_ROLLED_BACK", "ledger_head"), ({"number": 4}, "ROLE_DENIED", ""),
     ],
     "evaluate": [({"noise_multiplier": 0.5}, "POLICY_DENIED", "noise_multiplier")],
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -285,8 +285,7 @@ def test_foreign_bundle_gets_a_code_and_starts_no_process_and_approval_needs_no_
     shown = story.cli("site", "approve", story.files["north"], by_code[False], "--yes")
     assert "elsewhere/thin" in shown
     assert "foreign.py" not in shown
-    cards = ask(thin)
-    assert sorted("record" in reply for reply in cards) == [False, False, True]
+    assert sorted("record" in reply for reply in ask(thin)) == [False, False, True]
     assert [after - old for after, old in zip(started(), before, strict=True)] == [1, 0, 0]
     assert all(story.processes[f"node-{name}"].poll() is None for name in SITES)
 
@@ -329,8 +328,7 @@ def test_node_and_superlink_die_and_come_back_and_a_spent_budget_ends_one_site(s
 def test_unknown_key_and_wrong_authority_bring_no_node_up(story: Story) -> None:
     stranger, fooled = (story.add_site(story.record(name)) for name in ("stranger", "fooled"))
     (story.folder / "other").mkdir()
-    other = RealFederation(story.folder / "other", ["fooled"])
-    shutil.copy(other.kit / "hospital" / "ca.crt", fooled.parent)
+    shutil.copy(RealFederation(story.folder / "other", ["fooled"]).kit / "hospital" / "ca.crt", fooled.parent)
     for file in (stranger, fooled):
         story.start_site(file, wait=False)
     assert "FAIL  CA: " in story.cli("site", "check", fooled, "--only", "connection", status=1)

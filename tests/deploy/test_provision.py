@@ -72,8 +72,7 @@ def test_provision_renews_the_certificate_and_overwrites_nothing_else(tmp_path) 
     provision(tmp_path, ["north"], "10.0.0.7", 8443, Console(quiet=True))
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     provision(tmp_path, ["north"], "10.0.0.7", 8443, Console(quiet=True))
-    changed = {path.name for path, content in before.items() if path.read_bytes() != content}
-    assert changed == {"server.pem"}
+    assert {path.name for path, content in before.items() if path.read_bytes() != content} == {"server.pem"}
     modes = {path.name: path.stat().st_mode & 0o777 for path in before}
     assert (modes["ca.key"], modes["server.key"], modes["server.secret"]) == (0o600, 0o600, 0o640)
     for sites, host in ((["a", "a"], "host"), (["a b"], "host"), (["a"], "host;x")):

@@ -105,8 +105,7 @@ def test_it_is_a_classifier_as_scikit_learn_has_them(run) -> None:
     assert roc_auc_score(FRAME["sick"], probabilities[:, 1]) > 0.85
     assert log_loss(FRAME["sick"], probabilities[run.classes_]) < 0.6
     assert set(run.predict(FRAME)) == {"no", "yes"}
-    display = CalibrationDisplay.from_estimator(run, FRAME, FRAME["sick"])
-    assert display.y_prob == pytest.approx(probabilities["yes"])
+    assert CalibrationDisplay.from_estimator(run, FRAME, FRAME["sick"]).y_prob == pytest.approx(probabilities["yes"])
     # An array has the same columns in the same order and units.
     assert run.predict_proba(FRAME[COLUMNS].to_numpy())[:, 1] == pytest.approx(probabilities[:, 1])
 
@@ -118,8 +117,7 @@ def test_figures_page_and_what_it_does_not_overwrite(run, tmp_path) -> None:
     assert "St.-Mary" in axes.get_title()
     matplotlib.pyplot.close("all")
     assert "<iframe sandbox srcdoc=" in run._repr_html_()
-    page = run.report(tmp_path / "report.html")
-    assert run.report(page).read_text() == (run.folder / "report.html").read_text()
+    assert run.report(run.report(tmp_path / "report.html")).read_text() == (run.folder / "report.html").read_text()
     (tmp_path / "mine.html").write_text("<!DOCTYPE html>")
     with pytest.raises(fl.UserError, match="is no page of a run"):
         run.report(tmp_path / "mine.html")
@@ -128,8 +126,7 @@ def test_figures_page_and_what_it_does_not_overwrite(run, tmp_path) -> None:
 def test_it_is_read_back_with_its_module_only_and_is_known_as_finished_without(run, command) -> None:
     status, said, _ = command("simulate", "--resume", run.folder)
     assert (status, "is finished: nothing is left to do" in said) == (0, True)
-    before = run.predict_proba(FRAME)
-    assert fl.load_run(run.folder, model=MyNet()).predict_proba(FRAME).equals(before)
+    assert fl.load_run(run.folder, model=MyNet()).predict_proba(FRAME).equals(run.predict_proba(FRAME))
     with pytest.raises(fl.UserError, match="is a module object"):
         fl.load_run(run.folder).predict_proba(FRAME)
 

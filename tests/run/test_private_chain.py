@@ -37,8 +37,7 @@ def test_a_module_and_a_dataset_become_a_private_posterior_in_one_call() -> None
     assert release.privacy.steps == 200
     assert 1.99 < release.privacy.epsilon <= 2
     # Records as lists, as many as they have features: neither is taken for the other.
-    square = [([0.0] * 3, 1)] * 3
-    assert fl.private_chain(module, square, fl.Privacy(epsilon=4, delta=0.1)).privacy.units == 3
+    assert fl.private_chain(module, [([0.0] * 3, 1)] * 3, fl.Privacy(epsilon=4, delta=0.1)).privacy.units == 3
     posterior = fl.private_chain(module, (FEATURES, LABELS), fl.Privacy(epsilon=4, delta=1e-3))
     assert posterior.temperature == pytest.approx(1)
     again = fl.private_chain(module, (FEATURES, LABELS), PRIVACY)

@@ -103,9 +103,7 @@ def test_flower_is_asked_once_the_run_is_over(tmp_path: Path, questions, last: s
     assert (stop.looks, questions) == (20, ["ls"])
 
 
-def test_run_that_dies_without_a_word_is_noticed_and_a_stopped_one_asks_nothing(
-    tmp_path: Path, questions, monkeypatch
-) -> None:
+def test_run_that_dies_is_noticed_and_a_stopped_one_asks_nothing(tmp_path: Path, questions, monkeypatch) -> None:
     stop = Stop()
     monkeypatch.setattr(flower_command.time, "monotonic", lambda: 4 * stop.looks)
     wait(tmp_path / "events.jsonl", stop)

@@ -81,8 +81,7 @@ def print_audit(console: Console, scenario: Scenario, checks: Sequence[Check], c
         markup=False,
     )
     console.print("Not looked at:\n" + "\n".join(f"- {each}" for each in not_looked_at(scenario)), markup=False)
-    failed = sum(not check.passed for check in checks)
-    if failed:
+    if failed := sum(not check.passed for check in checks):
         console.print(f"FAILED: {failed} of {len(checks)} checks. Do not release from this code.", style="bold red")
     else:
         console.print(f"passed: all {len(checks)} checks", style="green")

@@ -131,8 +131,7 @@ def _records(included: npt.NDArray[np.bool_], silent: int, length: float) -> Can
     features[np.arange(len(chosen)), chosen] = length
     features[len(chosen) :, -1] = length
     names = [f"unit-{number}" for number in range(len(features))]
-    task = Task(input_shape=(columns,), classes=2)
-    return CanaryRecords(task, features, np.ones(len(features), np.int64), names)
+    return CanaryRecords(Task(input_shape=(columns,), classes=2), features, np.ones(len(features), np.int64), names)
 
 
 def _audited_steps(plan: TrainingPlan, sigmas: Array) -> int:

@@ -133,8 +133,7 @@ def _posterior(
 
 def _apart(values: Array) -> bool:
     places = values * BINS
-    edges = np.abs(places - np.round(places))
-    return len(set(np.floor(places))) == len(values) and bool(edges.min() > 0.02)
+    return len(set(np.floor(places))) == len(values) and bool(np.abs(places - np.round(places)).min() > 0.02)
 
 
 def _request(parts: Parts, run: int) -> dict[str, Any]:

@@ -64,8 +64,7 @@ def worst_movement(
                 some = TrainingRecords(shown, told, np.repeat(np.arange(size), records_per_unit), loss)
                 streams = ChainStreams(*map(np.random.default_rng, (0, 3, 1, 2)))
                 totals[size] = BatchGradient(module, some, privacy, max(sizes), streams)().total.double()
-            moves = [float((totals[n + 1] - totals[n]).norm()) for n in sizes]
-            largest = max(largest, *moves)
+            largest = max(largest, *[float((totals[n + 1] - totals[n]).norm()) for n in sizes])
     return largest
 
 

@@ -146,8 +146,7 @@ def _sampling(crowd: Crowd, counted: list[list[Count]]) -> Questions:
     excess, group_excess = (statistics.count_kurtosis(float(n), accounted) for n in (crowd.sizes.sum(), crowd.sizes[0]))
 
     def covariance(row: Count) -> Array:
-        share = float(np.square(row.reading.weights).sum())
-        return share * np.diag(chance) + row.reading.noise_std**2 * spread
+        return float(np.square(row.reading.weights).sum()) * np.diag(chance) + row.reading.noise_std**2 * spread
 
     deviations = [row.counts - crowd.sizes * accounted for row in rows]
     variances = [float(covariance(row).sum()) for row in rows]

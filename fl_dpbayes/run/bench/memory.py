@@ -26,6 +26,7 @@ from fl_dpbayes.protocol.card import SiteCard
 from fl_dpbayes.protocol.refusal import Refusal, RefusalCode
 from fl_dpbayes.protocol.train import PrivacyStatement, TrainReply, TrainRequest
 from fl_dpbayes.protocol.wire import read_header, request_digest, write_header
+from fl_dpbayes.report.run_files import stored_summary
 from fl_dpbayes.run.inline_engine import LocalGrid, logs_in, task_identity
 
 TASK = Task(input_shape=(64,), classes=10)
@@ -40,8 +41,7 @@ def bench_memory(console: Console, *, sites: int, samples: int, parameters: int,
     `samples`: of each site. `folder`: where the bank and the posterior lie meanwhile. Raises UserError if it is none or
     its disk has too little space, or the run failed.
     """
-    scenario = _scenario(sites, samples, parameters)
-    count = sum(math.prod(shape) for shape in model_shapes(scenario.model, TASK).values())
+    count = sum(math.prod(shape) for shape in model_shapes(_scenario(sites, samples, parameters).model, TASK).values())
     sample_bytes = 4 * sites * samples * count
     place = folder or Path(tempfile.gettempdir())
     if not place.is_dir():
@@ -62,7 +62,7 @@ def bench_memory(console: Console, *, sites: int, samples: int, parameters: int,
         if done.returncode:
             raise UserError(f"the measured process failed: {done.stderr.strip()[-500:]}")
         measured = json.loads(done.stdout.splitlines()[-1])
-        stages = json.loads((run_folder / "summary.json").read_text(encoding="utf-8"))["seconds"]
+        stages = stored_summary(run_folder)["seconds"]
         stored = (run_folder / "posterior.safetensors").stat().st_size
     table = Table(title=f"server memory: {sites} sites x {samples} samples x {count} parameters", show_header=False)
     sizes = {"samples of all sites": sample_bytes, "samples of one site": sample_bytes / sites,

@@ -51,8 +51,7 @@ def data_findings(site_file: SiteFile) -> Iterator[Finding]:
             yield skipped("snapshot", "not written: the data must be put right first")
             return
         records = prepared(site_file, loaded)
-        site = site_of(site_file, records)
-        yield from _part_findings(site_file, records, site)
+        yield from _part_findings(site_file, records, site_of(site_file, records))
         content = write_snapshot(site_file, records, files)
         said = f"{site_file.records_file}, of data with SHA-256 {content[:16]}; runs read it until the data change"
         yield passed("snapshot", said)

@@ -135,7 +135,6 @@ def _asked(server: HTTPSConnection, body: bytes, headers: dict[str, str]) -> tup
     try:
         server.request("POST", ACTIVATE, body, {"Content-Type": "application/protobuf", **headers})
         answer = server.getresponse()
-        date = parsedate_to_datetime(answer.getheader("Date", "")).timestamp()
-        return answer.status, date, answer.read(2**16)
+        return answer.status, parsedate_to_datetime(answer.getheader("Date", "")).timestamp(), answer.read(2**16)
     finally:
         server.close()

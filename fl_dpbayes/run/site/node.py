@@ -50,8 +50,7 @@ class Gate:
         self.decide = decide
         self.seen: list[str] = []
         self._key = Ed25519PrivateKey.generate()
-        public = self._key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
-        self.trusted = {SIGNER: public.decode()}
+        self.trusted = {SIGNER: self._key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).decode()}
 
     def around(self, connect: Callable[..., Any]) -> Callable[..., Any]:
         """Put the gate around Flower's connection, a context manager that yields its callbacks."""
@@ -200,8 +199,7 @@ def own_bundle(more: Mapping[str, bytes] = {}) -> bytes:
     with warnings.catch_warnings():
         # Of a library that Flower calls by a name it has given up.
         warnings.simplefilter("ignore", DeprecationWarning)
-        project = APP_PROJECT.format(version=version("fl-dpbayes")).encode()
-        return build_fab_from_files({PROJECT: project, **more})[0]
+        return build_fab_from_files({PROJECT: APP_PROJECT.format(version=version("fl-dpbayes")).encode(), **more})[0]
 
 
 def start_node(site_file: Path) -> NoReturn:

@@ -67,10 +67,8 @@ def _digest(scenario: Scenario) -> str:
 
 def _without_places(value: Any) -> Any:
     if isinstance(value, dict):
-        return {
-            key: Path(item).name if key in PATH_KEYS and isinstance(item, str) else _without_places(item)
-            for key, item in value.items()
-        }
+        names = {key: Path(item).name for key, item in value.items() if key in PATH_KEYS and isinstance(item, str)}
+        return {key: _without_places(item) for key, item in value.items()} | names
     return [_without_places(item) for item in value] if isinstance(value, list) else value
 
 

@@ -42,8 +42,7 @@ def run_on_ray(jobs: Sequence[CellJob], workers: int, address: str | None) -> Ge
         while waiting or running:
             while waiting and len(running) < at_once:
                 job = waiting.pop()
-                gpus = job.cell.scenario.resources.gpus_per_site
-                running[task.options(num_cpus=1, num_gpus=gpus).remote(job)] = job
+                running[task.options(num_cpus=1, num_gpus=job.cell.scenario.resources.gpus_per_site).remote(job)] = job
             # Short, so that an interrupt is met soon.
             done, _ = ray.wait(list(running), num_returns=1, timeout=POLL_SECONDS)
             for reference in done:

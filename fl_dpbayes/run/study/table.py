@@ -49,11 +49,8 @@ def write_tables(frame: pd.DataFrame, path: Path) -> None:
 
 def _rows(cell: FinishedCell, name: str) -> list[Row]:
     labels = cell.cell.shift_labels
-    shifts = {
-        site: (labels.get(site, spec.shift.kind), spec.shift.severity)
-        for site, spec in cell.cell.scenario.sites.items()
-        if spec.shift is not None
-    }
+    kinds = {site: spec.shift for site, spec in cell.cell.scenario.sites.items() if spec.shift is not None}
+    shifts = {site: (labels.get(site, shift.kind), shift.severity) for site, shift in kinds.items()}
     axes = {axis: label for axis, label in cell.cell.labels.items() if axis != SEED}
     first = {"cell": cell.cell.digest, **axes, "seed": cell.cell.scenario.seed}
     rows = []

@@ -133,10 +133,8 @@ def shuffled_epochs(poisson: Callable) -> Callable:
 
 def one_batch_for_the_whole_stretch(patch: pytest.MonkeyPatch) -> None:
     drawn: dict = {}
-    forgetful = changed(
-        minibatch.BatchGradient, "__init__", lambda sound: lambda *given: drawn.clear() or sound(*given)
-    )
-    forgetful(patch)
+    begun = minibatch.BatchGradient, "__init__"
+    changed(*begun, lambda sound: lambda *given: drawn.clear() or sound(*given))(patch)
     change_batches(lambda poisson: lambda *given: drawn.setdefault("batch", poisson(*given)))(patch)
 
 

@@ -81,9 +81,8 @@ def test_patients_in_two_parts_are_found(made, command) -> None:
 def test_sound_data_pass_and_say_what_a_request_takes(made, command, monkeypatch) -> None:
     status, shown, error = command("site", "check", made, "--only", "data")
     assert (status, error) == (0, "")
-    assert re.findall(r"^(\w+)  (\w+):", shown, re.M) == [
-        ("PASS", name) for name in ("data", "patients", "memory", "snapshot", "ledger")
-    ]
+    looked_at = ("data", "patients", "memory", "snapshot", "ledger")
+    assert re.findall(r"^(\w+)  (\w+):", shown, re.M) == [("PASS", name) for name in looked_at]
     monkeypatch.setattr("fl_dpbayes.run.site.check._free_mebibytes", lambda: 100)
     assert re.search(r"FAIL  memory: .* 100 MiB are free", command("site", "check", made, "--only", "data")[1])
 

@@ -104,9 +104,8 @@ def only_failure(found: dict[str, Finding]) -> tuple[str, str]:
 
 
 def test_each_step_passes_and_no_node_is_activated(server, try_way) -> None:
-    assert {what: one.status for what, one in try_way().items()} == dict.fromkeys(
-        ["key", "CA file", "name", "port", "CA", "certificate", "clock", "registration"], "PASS"
-    )
+    steps = ("key", "CA file", "name", "port", "CA", "certificate", "clock", "registration")
+    assert {what: one.status for what, one in try_way().items()} == dict.fromkeys(steps, "PASS")
     server.state.activate_node.assert_not_called()
 
 
