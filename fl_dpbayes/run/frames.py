@@ -214,7 +214,6 @@ def _taken(table: pandas.DataFrame, source: Table) -> list[str]:
 
 
 def _constants(given: Constants | None, key: str, features: Sequence[str], proposed: dict[str, float]) -> list[float]:
-    """Return a constant of each numeric feature: the one that was given, or else proposed."""
     if given is not None and not isinstance(given, Mapping | pandas.Series):
         if len(given) != len(features):
             said = f"{key} has {len(given)} values for {len(features)} features"

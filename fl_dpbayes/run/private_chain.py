@@ -188,7 +188,6 @@ class PrivateChain:
         return pld_epsilon(history, self._plan.privacy.delta, self._plan.privacy.adjacency)
 
     def _reserved(self) -> int:
-        """Write down that the next stretch is spent, and return its first step."""
         if not isinstance(self._position, Path):
             return self._first_reserved(self._position)
         with folder_lock(self._position.parent):

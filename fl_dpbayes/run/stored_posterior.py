@@ -146,7 +146,6 @@ def _summary(found: "_Predicted", data: Path, predictor: str, statistics: Calibr
 
 
 def _metric_table(row: dict[str, Any], name: str) -> Table:
-    """Show accuracy and calibration errors in points of percent, as everywhere else."""
     table = terminal_table(f"{name.capitalize()} on {row['n']} records")
     table.caption = "accuracy in %, calibration errors in percentage points"
     for column in ("metric", "value", "95% interval"):

@@ -203,14 +203,10 @@ GROUPS = {"a": 30, "b": 20, "c": 4, "d": 9}
 
 
 @pytest.mark.parametrize(("declared", "least", "expected"), [
-    ("abcd", 1, {"a": 30, "b": 20, "c": 4, "d": 9}),
-    ("ab", 10, {"a": 30, "b": 20, "other": 13}),
-    ("abcd", 10, {"a": 30, "b": 20, "other": 13}),
+    ("abcd", 1, GROUPS), ("x", 1, None), ("", 1, None), ("ab", 14, {"a": 30, "other": 33}),
+    *((declared, 10, {"a": 30, "b": 20, "other": 13}) for declared in ("ab", "abcd")),
     # Four would be left out, and follow from the rest: the smallest group joins them.
     ("abd", 5, {"a": 30, "b": 20, "other": 13}),
-    ("ab", 14, {"a": 30, "other": 33}),
-    ("x", 1, None),
-    ("", 1, None),
 ])  # fmt: skip
 def test_values_that_are_not_declared_or_too_rare_are_other(declared: str, least: int, expected) -> None:
     values, units = np.repeat(list(GROUPS), [2 * size for size in GROUPS.values()]), np.repeat(np.arange(63), 2)

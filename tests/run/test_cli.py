@@ -65,11 +65,6 @@ def test_bad_history_is_named_with_its_file(content: str, expected: str, tmp_pat
     assert f"{path} :" not in error
 
 
-def test_unknown_option_and_choice_are_refused_by_name(refusal) -> None:
-    assert "--engin" in refusal("simulate", "digits", "--engin", "x")
-    assert "spark" in refusal("simulate", "digits", "--engine", "spark")
-
-
 def test_damaged_file_of_a_deployed_run_is_named(tmp_path: Path, refusal) -> None:
     (tmp_path / "deployment.json").write_text("{broken")
     assert "deployment.json is damaged" in refusal("deploy", "status", str(tmp_path))
@@ -97,9 +92,7 @@ def test_deployed_run_whose_submission_failed_or_was_stopped_is_gone_on_with(tmp
 def test_internal_fault_shows_no_traceback(monkeypatch, command) -> None:
     monkeypatch.setattr("fl_dpbayes.config.scenario.load_scenario", lambda *arguments: 1 / 0)
     status, _, error = command("simulate", "digits")
-    assert status == 1
-    assert "Traceback" not in error
-    assert "ZeroDivisionError" in error
+    assert (status, "Traceback" in error, "ZeroDivisionError" in error) == (1, False, True)
 
 
 def commands_of(group, prefix=()):

@@ -33,8 +33,7 @@ def test_a_module_and_a_dataset_become_a_private_posterior_in_one_call() -> None
     assert (release.predict_proba(FEATURES).argmax(axis=1) == LABELS.numpy()).mean() > 0.9
     assert release.samples.arrays["weight"].shape == (20, 2, 3)
     assert torch.equal(module.weight, before)
-    assert release.privacy.units == 400
-    assert release.privacy.steps == 200
+    assert (release.privacy.units, release.privacy.steps) == (400, 200)
     assert 1.99 < release.privacy.epsilon <= 2
     # Records as lists, as many as they have features: neither is taken for the other.
     assert fl.private_chain(module, [([0.0] * 3, 1)] * 3, fl.Privacy(epsilon=4, delta=0.1)).privacy.units == 3

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -40,12 +39,15 @@ def audit_scenario(scenario: Scenario, console: Console, *, data_dir: Path | Non
     torch.set_num_threads(scenario.resources.threads_per_site)
     shown = nullcontext() if as_json else console.status("auditing")
     with tempfile.TemporaryDirectory(prefix="fl-dpbayes-audit-") as folder, shown:
-        found = run_audit(scenario, Path(folder), data_dir)
+        checks, canaries = run_audit(scenario, Path(folder), data_dir)
+    passed = all(check.passed for check in checks)
     if as_json:
-        print(json.dumps(json_values(audit_values(scenario, *found))))
+        left, rows = not_looked_at(scenario), [asdict(check) | {"passed": check.passed} for check in checks]
+        epsilon = asdict(canaries) | {"confidence": CONFIDENCE}
+        print(json.dumps(json_values({"passed": passed, "checks": rows, "epsilon": epsilon, "not_looked_at": left})))
     else:
-        print_audit(console, scenario, *found)
-    return 0 if all(check.passed for check in found[0]) else 1
+        print_audit(console, scenario, checks, canaries)
+    return 0 if passed else 1
 
 
 def run_audit(scenario: Scenario, folder: Path, data_dir: Path | None) -> tuple[list[Check], CanaryAudit]:
@@ -108,15 +110,6 @@ def not_looked_at(scenario: Scenario) -> list[str]:
     elif len(scenario.sampler.state_vectors) > 1:
         left.append("what a released state holds beside the vector that sums are read from: momentum, or Adam's others")
     return left
-
-
-def audit_values(scenario: Scenario, checks: Sequence[Check], canaries: CanaryAudit) -> dict[str, Any]:
-    """Return an audit's values: `passed`, `checks`, `epsilon` and `not_looked_at`."""
-    rows = [asdict(check) | {"passed": check.passed} for check in checks]
-    return {
-        "passed": all(check.passed for check in checks), "checks": rows,
-        "epsilon": asdict(canaries) | {"confidence": CONFIDENCE}, "not_looked_at": not_looked_at(scenario),
-    }  # fmt: skip
 
 
 def _check_table(checks: Sequence[Check]) -> Table:

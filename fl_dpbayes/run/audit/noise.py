@@ -103,7 +103,6 @@ def _silent_start(scenario: Scenario, others: bool) -> dict[str, Array]:
 
 
 def _stretches(plan: TrainingPlan, size: int) -> Iterator[tuple[str, int, int]]:
-    """Say which steps are asked for: label, first step, number."""
     length = plan.chain_steps
     edges = [0, length // 3, 2 * length // 3, length]
     singles = min(MOST_SINGLES, max(LEAST_SINGLES, math.ceil(NUMBERS / size)))

@@ -115,7 +115,6 @@ def _independent(shares: Array) -> list[int]:
 
 
 def _counts(crowd: Crowd, scenario: Scenario, rate: float, run: int, lengths: tuple[int, ...]) -> list[list[Count]]:
-    """Return the counts of requests of each length."""
     inverse = np.linalg.pinv(crowd.shares)
     found: list[list[Count]] = []
     for number, length in enumerate(lengths):

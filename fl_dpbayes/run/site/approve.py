@@ -56,7 +56,6 @@ def _bundle(digest: str, content: bytes) -> tuple[str, str]:
 
 
 def _plan(digest: str, content: bytes) -> tuple[str, str]:
-    """Return a plan as a person reads it, and what is wrong with it."""
     try:
         plan = json.loads(content)
         canonical = json.dumps(plan, sort_keys=True, separators=(",", ":"))

@@ -76,8 +76,7 @@ def _part_findings(site_file: SiteFile, records: Records, site: Site) -> Iterato
 
 
 def _ledger_findings(path: Path, cohort: str) -> Iterator[Finding]:
-    problems, _ = ledger_problems(path)
-    if problems:
+    if problems := ledger_problems(path)[0]:
         yield failed("ledger", problems[0], "new? make it:  fl-dpbayes site ledger create SITE_FILE")
     else:
         yield passed("ledger", f"cohort {cohort!r}, sound, and its second place agrees")

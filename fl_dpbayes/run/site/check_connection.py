@@ -131,7 +131,6 @@ def _server_findings(server: HTTPSConnection, key: Key | None) -> Iterator[Findi
 
 
 def _asked(server: HTTPSConnection, body: bytes, headers: dict[str, str]) -> tuple[int, float, bytes]:
-    """Post a request; return the status, the server's time, and the first of its answer."""
     try:
         server.request("POST", ACTIVATE, body, {"Content-Type": "application/protobuf", **headers})
         answer = server.getresponse()

@@ -98,7 +98,6 @@ def _made_up_records(own: SiteFile, names: list[str | int], folder: Path, genera
 
 
 def _requests(scenario: Scenario, own: SiteFile) -> dict[str, tuple[Message | None, Arrays]]:
-    """Build what a server would ask this site in the first round."""
     plan = site_plan(scenario, sum(site.role == "train" for site in scenario.sites.values()))
     whose = {"run": uuid.uuid4().hex, "round": 1, "task": own.source.task, "model": scenario.model}
     module = build_model(scenario.model, own.source.task, scenario.seed, own.backbone_folder)

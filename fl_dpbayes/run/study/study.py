@@ -150,7 +150,6 @@ def _run_missing(
 
 
 def _run(jobs: Sequence[CellJob], folder: Path, workers: int, address: str | None, console: Console) -> dict[str, str]:
-    """Run jobs, write each outcome at once, and return the errors by digest."""
     cells = {job.cell.digest: job.cell for job in jobs}
     # Ray takes a fifth of a second, which a study that is only shown need not pay.
     from fl_dpbayes.run.study.ray_pool import run_on_ray

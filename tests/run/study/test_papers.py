@@ -86,18 +86,15 @@ def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, here: list[str]) -> li
 def test_the_command_runs_what_is_missing_and_shows_the_paper_beside(tmp_path, command, refusal, tiny) -> None:
     run = ["reproduce", "tiny", "--out", tmp_path / "out"]
     status, printed, _ = command(*run, "--seeds", 2)
-    assert status == 0
-    assert tiny == ["seed 1, algorithm DP-SGD, C = 1", "seed 2, algorithm DP-SGD, C = 1"]
-    assert "Beside the paper: A closer look" in printed
-    assert "8.0000" in printed
+    assert (status, tiny) == (0, [f"seed {seed}, algorithm DP-SGD, C = 1" for seed in (1, 2)])
+    assert [words in printed for words in ("Beside the paper: A closer look", "8.0000")] == [True, True]
     (row,) = pd.read_csv(tmp_path / "out" / "paper.csv").to_dict("records")
     assert row["measured"] == pytest.approx(8.0, abs=0.01)
     assert row["seeds"] == 2
     assert "Paper: A closer look" in json.loads((tmp_path / "out" / "study.json").read_text())["notes"][0]
     assert "What the paper prints beside what was measured" in (tmp_path / "out" / "report.html").read_text()
     tiny.clear()
-    assert command(*run, "--seeds", 2)[0] == 0
-    assert tiny == []
+    assert (command(*run, "--seeds", 2)[0], tiny) == (0, [])
     assert "other settings" in refusal(*run, "--full")
 
 

@@ -50,8 +50,7 @@ def test_a_failed_cell_does_not_stop_the_rest_and_is_run_again(tmp_path: Path, c
     (error,) = (out / "cells").glob("*.error.txt")
     assert "Traceback" in error.read_text()
     here.clear()
-    assert command("study", "--resume", out)[0] == 1
-    assert here == ["sites.away.records 5000, seed 1"]
+    assert (command("study", "--resume", out)[0], here) == (1, ["sites.away.records 5000, seed 1"])
 
 
 def test_wrong_folders_are_refused(tmp_path: Path, refusal, here: list[str]) -> None:
