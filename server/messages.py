@@ -23,11 +23,8 @@ EXPIRED = (ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE)
 # What a node answers that does not let the run's app bundle in (`fl-dpbayes site start`).
 BUNDLE_REFUSED = ErrorCode.INVALID_FAB
 UNREADABLE = "it cannot be read"
-# What is said of Flower's own errors; whatever text comes with one is the other side's.
-ERRORS = {
-    ErrorCode.UNKNOWN: "its reply could not be put together", ErrorCode.CLIENT_APP_CRASHED: "its app was killed",
-    ErrorCode.LOAD_CLIENT_APP_EXCEPTION: "its app could not be loaded", ErrorCode.NODE_UNAVAILABLE: "its node is gone",
-}  # fmt: skip
+# Flower's own errors (`ErrorCode`) in words; whatever text comes with one is the other side's.
+ERRORS = {1: "its app cannot be loaded", 5: "its node is gone", 8: "its app was killed"}
 
 
 class RejectedError(Exception):

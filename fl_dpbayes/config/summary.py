@@ -369,8 +369,7 @@ class Summary(SummaryPart):
     @property
     def trained(self) -> list[SiteRecord]:
         """The sites of which the run has steps."""
-        stepped = {row.site for row in self.privacy if row.steps}
-        return [site for site in self.sites if site.name in stepped]
+        return [site for site in self.sites if site.name in {row.site for row in self.privacy if row.steps}]
 
     @property
     def places(self) -> list[CalibrationRecord]:

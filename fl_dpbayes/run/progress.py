@@ -65,9 +65,9 @@ class Display:
                 if not self._live:
                     self._console.print(text, markup=False)
             case "roster":
-                roles, spent = dict(event["sites"]), {name: row[2] for name, row in self._sites.items()}
+                roles, paid = dict(event["sites"]), {name: row[2] for name, row in self._sites.items()}
                 # A run that is resumed calls them again, and what was spent stays spent.
-                self._sites = {name: (role, "waiting", spent.get(name, "")) for name, role in roles.items()}
+                self._sites = {name: (role, "waiting", paid.get(name, "")) for name, role in roles.items()}
                 self._trainers = sum(role == "train" for role in roles.values())
                 self._bar.update(self._task, total=self._rounds * self._trainers + len(roles))
             case "train":

@@ -126,8 +126,7 @@ class TrainingRounds(Strategy):
         over = all(self.participation.has_finished(member.card.name) for member in self.federation.roster.training)
         good = {answer.site: answer.checked for answer in answers if answer.checked is not None}
         if not good and over:
-            # No checkpoint: on resume this round is asked for again.
-            log(INFO, "every training site has refused for good: no further step is taken")
+            log(INFO, "no training site goes on: no further step is taken, and on resume this round is asked for again")
             return None, None
         minimum = self.federation.scenario.resources.min_sites
         if len(good) < minimum and not over:
@@ -163,11 +162,9 @@ class TrainingRounds(Strategy):
         """Go on after a checkpoint of this run: its rounds are passed over, and its state comes as initial arrays."""
         self.done_rounds = checkpoint.round
         self.heads.restore(checkpoint.ledger_heads)
-        known = checkpoint.participation
-        if not self.federation.simulation_folder:
-            # A steward may have changed a policy since; a site that refuses again is charged nothing.
-            known = known.model_copy(update={"finished": ()})
-        self.participation.restore(known)
+        # At real sites a steward may have changed the policy since; a site that refuses again is charged nothing.
+        forgotten = {} if self.federation.simulation_folder else {"finished": ()}
+        self.participation.restore(checkpoint.participation.model_copy(update=forgotten))
         self.record.restore(entries, checkpoint.seconds, checkpoint.round)
         missing = [member.card.name for member in self.federation.roster.members if not member.has_node]
         self.record.warn(*(warning("missing", name) for name in missing))

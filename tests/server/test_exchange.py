@@ -82,7 +82,7 @@ def other_node(reply: Message) -> None:
 
 
 def error(reply: Message) -> None:
-    reply.__dict__["_content"], reply.__dict__["_error"] = None, Error(2, TERMINAL * 1000)
+    reply.__dict__["_content"], reply.__dict__["_error"] = None, Error(5, TERMINAL * 1000)
 
 
 def bundle_refused(reply: Message) -> None:
@@ -151,7 +151,7 @@ FAULTS = [
     (with_refusal(TERMINAL), "BAD_REQUEST"),
     (with_refusal("[/red]"), "BAD_REQUEST [/red]"),
     (bundle_refused, "BUNDLE_NOT_APPROVED"),
-    (error, "error code 2"),
+    (error, "error code 5: its node is gone"),
 ]
 RECALIBRATION_FAULTS = {
     "north": (with_record(lambda record: record.update(parameters=[1e9])), "rejected: parameters"),
@@ -169,7 +169,7 @@ EVALUATION_FAULTS = {
 def status_of(reason: str) -> str:
     if reason.startswith(("BAD_REQUEST", "BUNDLE")):
         return "REFUSED"
-    return "FAILED" if reason == "error code 2" else "REJECTED"
+    return "FAILED" if reason.startswith("error code") else "REJECTED"
 
 
 def test_each_bad_reply_is_rejected_with_its_reason_and_the_others_go_on(federation, monkeypatch) -> None:
