@@ -368,6 +368,11 @@ class Summary(SummaryPart):
         return {name: json_values(value) for name, value in self.model_dump(exclude_unset=True).items()}
 
     @property
+    def trained(self) -> list[SiteRecord]:
+        """The sites of which the run has steps."""
+        return [site for site in self.sites if site.name in {row.site for row in self.privacy if row.steps}]
+
+    @property
     def places(self) -> list[CalibrationRecord]:
         """The calibration rows that were measured on records: sites and pools of them, no means of rows."""
         return [row for row in self.calibration if row.over != "mean"]
