@@ -255,17 +255,23 @@ def audit(
 
 @app.command(epilog="Example: fl-dpbayes bench accounting\n\nExample: fl-dpbayes bench memory --sites 50 --samples 20")
 def bench(
-    name: Annotated[str, Argument(click_type=Choice(["accounting", "memory"]), help="Which benchmark.")],
-    sites: Annotated[int, Option(min=1, max=9999, help="memory: number of sites.")] = 20,
+    name: Annotated[str, Argument(click_type=Choice(["accounting", "memory", "simulation"]), help="Which benchmark.")],
+    sites: Annotated[int, Option(min=1, max=10_000, help="memory, simulation: number of sites.")] = 20,
     samples: Annotated[int, Option(min=1, max=1000, help="memory: samples of each site.")] = 20,
     parameters: Annotated[int, Option(min=100, max=50_000_000, help="memory: parameters, about.")] = 100_000,
-    folder: Annotated[Path | None, Option(help="memory: where its files lie meanwhile; default: /tmp.")] = None,
+    folder: Annotated[Path | None, Option(help="Where files lie meanwhile; default: /tmp.")] = None,
+    rounds: Annotated[int, Option(min=1, max=1000, help="simulation: rounds of a step.")] = 5,
+    engine: Annotated[str, Option(click_type=Choice(["inline", "flower"]), help="simulation: the engine.")] = "inline",
 ) -> None:
-    """Measure the speed of the accounting, or the server's memory."""
+    """Measure the speed of the accounting, the server's memory, or how a simulation grows with its sites."""
     if name == "accounting":
         from fl_dpbayes.run.bench.accounting import bench_accounting
 
         bench_accounting(console)
+    elif name == "simulation":
+        from fl_dpbayes.run.bench.simulation import bench_simulation
+
+        bench_simulation(console, sites=sites, rounds=rounds, engine=engine, folder=folder)
     else:
         from fl_dpbayes.run.bench.memory import bench_memory
 
