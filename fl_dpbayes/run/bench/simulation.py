@@ -6,7 +6,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -56,7 +56,7 @@ def bench_simulation(console: Console, *, sites: int, rounds: int, engine: str, 
     for name in list(found[0])[1:]:
         table.add_row(name, *(f"{row[name]:.3g}" for row in found))
     console.print(table)
-    console.print_json(data=found)
+    console.print(json.dumps(found), soft_wrap=True, markup=False, highlight=False)
 
 
 def measured(folder: Path, sites: int, rounds: int, engine: str) -> dict[str, float]:
@@ -88,7 +88,7 @@ class StageClock:
     """CPU seconds of this thread by stage, each without those of the stages called within it."""
 
     def __init__(self) -> None:
-        self.seconds: Counter[str] = Counter()
+        self.seconds: defaultdict[str, float] = defaultdict(float)
         self._inner = [0.0]
 
     def timed(self, stage: str, plain: Callable[..., Any]) -> Callable[..., Any]:

@@ -60,7 +60,7 @@ def test_missing_peer_is_told_in_one_line(monkeypatch: pytest.MonkeyPatch) -> No
 def test_every_second_of_a_simulation_is_some_stages(tmp_path):
     console = Console(width=200, file=io.StringIO(), record=True)
     bench_simulation(console, sites=12, rounds=2, engine="inline", folder=tmp_path)
-    ten, twelve = json.loads(console.export_text()[console.export_text().index("[\n") :])
+    ten, twelve = json.loads(console.export_text().splitlines()[-1])
     assert [ten["sites"], twelve["sites"]] == [10, 12]
     assert all(twelve[f"{stage}, CPU s"] > 0 for stage in (*STAGES, "server"))
     assert sum(twelve[f"{stage}, CPU s"] for stage in (*STAGES, "server")) < twelve["run, s"] + 0.5
