@@ -231,7 +231,7 @@ def test_swapped_features_are_refused_before_anything_is_paid(story: Story) -> N
     assert file.read_text() != text
     story.scenario("swapped")
     failed = story.cli("deploy", "run", "swapped.toml", "--out", "swapped", status=1)
-    assert "south has other features than the scenario" in failed
+    assert "did not join: south has other features than the scenario" in failed
     assert "no privacy was spent" in failed
     assert [ledger_state(each) for each in story.files.values()] == before
     file.write_text(text)
