@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from fl_dpbayes.config.plan import AnyPrivacyPlan
+from fl_dpbayes.models.dropout import DropoutModule
 from fl_dpbayes.models.parameters import trainable_parameters
 from fl_dpbayes.models.rows import failing_rows
 from fl_dpbayes.samplers.gradients.clipping import ClippedSum, add_up, sum_clipped, with_pre_noise
@@ -73,8 +74,11 @@ class BatchGradient:
         self._records_of_unit = np.bincount(records.unit_index)
         order = np.argsort(records.unit_index, kind="stable")
         like = next(iter(trainable_parameters(module).values()))
-        self._features = torch.from_numpy(records.features[order]).to(device=like.device, dtype=like.dtype)
-        self._targets = torch.from_numpy(records.targets[order]).to(like.device)
+        # A record of zeros at the end pads batches.
+        features, targets = (np.concatenate([each[order], np.zeros_like(each, shape=(1, *each.shape[1:]))])
+                             for each in (records.features, records.targets))  # fmt: skip
+        self._features = torch.from_numpy(features).to(device=like.device, dtype=like.dtype)
+        self._targets = torch.from_numpy(targets).to(like.device)
         self._unit_of_record = records.unit_index[order]
         self._module, self._loss, self._privacy, self._streams = module, records.loss, privacy, streams
         self._record_is_unit = bool((self._records_of_unit == 1).all())
@@ -96,13 +100,16 @@ class BatchGradient:
         """
         units = poisson_units(self._streams.sampling, len(self._records_of_unit), self._privacy.sampling_rate)
         rows = units if self._record_is_unit else np.flatnonzero(np.isin(self._unit_of_record, units))
-        chosen = torch.from_numpy(rows).to(self._features.device)
+        padding = 0 if self._materialises or isinstance(self._module, DropoutModule) else -len(rows) % self._rows
+        chosen = torch.from_numpy(np.pad(rows, (0, padding), constant_values=len(self._targets) - 1))
+        chosen = chosen.to(self._features.device)
         targets = self._targets[chosen]
         module, features = resampled(self._module, self._features[chosen], self._streams.model)
         counts = self._records_of_unit[units]
         try:
             return self._sum(module, features, targets, counts)
         except Exception:
+            features, targets = features[: len(rows)], targets[: len(rows)]
             one = np.ones(1, np.int64)
             failing = failing_rows(lambda part: self._sum(module, part[:1], targets[:1], one), features)
             owners = np.repeat(np.arange(len(counts)), counts)
@@ -117,7 +124,7 @@ class BatchGradient:
             return self._materialised_sum(module, features, targets, counts)
         return self._clipped_sum(
             module, features, targets, clip_norm=self._clip_norm, clipping=self._privacy.clipping, loss=self._loss,
-            rows=self._rows,
+            rows=self._rows, count=len(counts) if len(features) > len(counts) else None,
         )  # fmt: skip
 
     def _materialised_sum(

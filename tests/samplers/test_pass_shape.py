@@ -64,7 +64,7 @@ ENGINES = {
 def passes(monkeypatch):
     """Numbers of rows of all passes over records."""
     seen = []
-    originals = {book_keeping: "per_layer_gradients", variational: "drawn_layers", vmap: "per_example_gradients"}
+    originals = {book_keeping: "per_layer_gradients", variational: "drawn_layers", vmap: "per_example_blocks"}
     for module, name in originals.items():
 
         def watched(original, model, features, *rest):

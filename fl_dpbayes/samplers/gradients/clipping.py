@@ -9,11 +9,10 @@ import numpy as np
 import torch
 
 from fl_dpbayes.config.plan import FLAT, AutomaticClipping, Clipping, FlatClipping, GlobalClipping, PerLayerClipping
+from fl_dpbayes.samplers.gradients.contribution import LayerGradients, formed_gradients, used_rows
 
 # More than the rounding of any norm: it keeps a clipped gradient within C.
 _ROUNDING_MARGIN = 1e-6
-# Columns of materialised gradients that are held in float64 at a time.
-_COLUMNS = 2**16
 
 
 @dataclass(frozen=True)
@@ -31,11 +30,12 @@ class ClippedSum:
 
 def add_up(size: int, device: torch.device, sums: Iterable[ClippedSum]) -> ClippedSum:
     """Add the clipped sums of disjoint parts of a batch, one after the other; none for an empty batch of d zeros."""
-    total = torch.zeros(size, dtype=torch.float64, device=device)
-    clipped = units = 0
+    total, clipped, units = None, 0, 0
     for each in sums:
-        total += each.total
+        total = each.total if total is None else total.add_(each.total)
         clipped, units = clipped + each.clipped, units + each.units
+    if total is None:
+        total = torch.zeros(size, dtype=torch.float64, device=device)
     return ClippedSum(total, clipped, units)
 
 
@@ -73,9 +73,21 @@ def clip_factors(layer_norms: Sequence[torch.Tensor], clip_norm: float, clipping
     return [_usable(factors, finite)] * len(layer_norms)
 
 
-def count_reduced(factors: Sequence[torch.Tensor]) -> int:
-    """Count the units that lost some of their gradient in some layer: those with a factor below 1 (global: all)."""
-    return int((reduce(torch.minimum, factors) < 1).sum())
+def clip_and_sum(
+    layers: Sequence[LayerGradients], clip_norm: float, clipping: Clipping, real: torch.Tensor
+) -> ClippedSum:  # fmt: skip
+    """Clip the gradients of one pass, layer by layer, and sum them; what is not finite contributes zero.
+
+    `layers`: in the order of the flat vector, of N rows each. `real`: which rows are units and not padding, (N,), bool.
+    """
+    factors = clip_factors([layer.norms for layer in layers], clip_norm, clipping)
+    masked = {id(each): each * real for each in factors}
+    least = reduce(torch.minimum, masked.values())
+    used, units = used_rows(least), int(real.sum())
+    total = least.new_empty(sum(layer.size for layer in layers))
+    for layer, own, out in zip(layers, factors, total.split([layer.size for layer in layers]), strict=True):
+        layer.weighted_sum(masked[id(own)], used, out)
+    return ClippedSum(total, int((least < 1).sum()) - len(real) + units, units)
 
 
 def sum_clipped(
@@ -91,10 +103,7 @@ def sum_clipped(
     if real is None:
         real = torch.ones(len(gradients), dtype=torch.bool, device=gradients.device)
     blocks = gradients.split(list(layer_sizes), dim=1) if isinstance(clipping, PerLayerClipping) else (gradients,)
-    norms = [torch.linalg.vector_norm(block, dim=1, dtype=torch.float64) for block in blocks]
-    factors = clip_factors(norms, clip_norm, clipping)
-    total = torch.cat([weighted_rows(each * real, block) for each, block in zip(factors, blocks, strict=True)])
-    return ClippedSum(total, count_reduced([each[real] for each in factors]), int(real.sum()))
+    return clip_and_sum([formed_gradients([block]) for block in blocks], clip_norm, clipping, real)
 
 
 def with_pre_noise(gradients: torch.Tensor, scale: float, generator: np.random.Generator) -> torch.Tensor:
@@ -105,16 +114,6 @@ def with_pre_noise(gradients: torch.Tensor, scale: float, generator: np.random.G
     """
     noise = torch.from_numpy(generator.standard_normal(gradients.shape, dtype=np.float32))
     return gradients + scale * noise.to(gradients.device)
-
-
-def weighted_rows(factors: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    """Return sum_i c_i r_i, shape (d,), float64.
-
-    A row with c_i = 0 is left out whatever it holds (0 times infinity is NaN).
-    """
-    kept = (factors > 0)[:, None]
-    parts = rows.split(_COLUMNS, dim=1)
-    return torch.cat([factors @ torch.where(kept, part, 0.0).double() for part in parts])
 
 
 def _usable(factors: torch.Tensor, finite: torch.Tensor) -> torch.Tensor:

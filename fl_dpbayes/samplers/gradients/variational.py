@@ -4,7 +4,7 @@ The draws are rows of one batch, S N rows for N records, and each layer applies 
 backward pass to the layers' outputs then gives all that norms and clipped sums need (variational_layers.py).
 """
 
-from functools import partial
+from functools import partial, reduce
 
 import torch
 from torch import nn
@@ -14,7 +14,8 @@ from fl_dpbayes.config.plan import FLAT, Clipping
 from fl_dpbayes.models.rows import ROWS, pieces
 from fl_dpbayes.models.variational import VariationalModule
 from fl_dpbayes.samplers.gradients import book_keeping, variational_layers
-from fl_dpbayes.samplers.gradients.clipping import ClippedSum, add_up, clip_factors, count_reduced
+from fl_dpbayes.samplers.gradients.clipping import ClippedSum, add_up, clip_factors
+from fl_dpbayes.samplers.gradients.layer_gradients import has_shortcut
 from fl_dpbayes.samplers.gradients.loss import RecordLoss, mean_over_draws, summed_cross_entropy
 
 _MEAN_CROSS_ENTROPY = mean_over_draws(summed_cross_entropy)
@@ -22,12 +23,15 @@ _MEAN_CROSS_ENTROPY = mean_over_draws(summed_cross_entropy)
 
 def is_supported(module: nn.Module) -> bool:
     """Say whether this is a variational module in which book-keeping can treat every trainable layer."""
-    return isinstance(module, VariationalModule) and book_keeping.is_supported(module.mean)
+    if not isinstance(module, VariationalModule) or not book_keeping.is_supported(module.mean):
+        return False
+    layers = book_keeping.trained_layers(module.mean)
+    return all(type(layer) in (nn.Linear, nn.Conv2d) and has_shortcut(layer) for layer in layers)
 
 
 def clipped_sum(
     module: nn.Module, features: torch.Tensor, targets: torch.Tensor, *, clip_norm: float, clipping: Clipping = FLAT,
-    loss: RecordLoss = _MEAN_CROSS_ENTROPY, rows: int = ROWS,
+    loss: RecordLoss = _MEAN_CROSS_ENTROPY, rows: int = ROWS, count: int | None = None,
 ) -> ClippedSum:  # fmt: skip
     """Sum clipped gradients by mean and spread together, as `book_keeping.clipped_sum`, means first.
 
@@ -44,10 +48,11 @@ def clipped_sum(
         pairs = zip(layers, factors[: len(layers)], factors[len(layers) :], strict=True)
         mean_parts, spread_parts = zip(*(variational_layers.weighted_sums(*each) for each in pairs), strict=True)
         parts = [values for layer_parts in mean_parts + spread_parts for values in layer_parts]
-        return ClippedSum(torch.cat(parts), count_reduced([each[real] for each in factors]), int(real.sum()))
+        least = reduce(torch.minimum, factors)[real]
+        return ClippedSum(torch.cat(parts), int((least < 1).sum()), len(least))
 
     size = 2 * sum(module.mean.get_parameter(name).numel() for name in module.shapes)
-    return add_up(size, features.device, (piece_sum(*piece) for piece in pieces(rows, features, targets)))
+    return add_up(size, features.device, (piece_sum(*piece) for piece in pieces(rows, features, targets, count=count)))
 
 
 def drawn_layers(

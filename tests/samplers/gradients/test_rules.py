@@ -13,7 +13,7 @@ from fl_dpbayes.config.plan import FLAT, AutomaticClipping, GlobalClipping, PerL
 from fl_dpbayes.samplers.gradients import book_keeping, vmap
 from fl_dpbayes.samplers.gradients.clipping import clip_factors, sum_clipped
 from fl_dpbayes.samplers.gradients.engine import gradient_engine
-from fl_dpbayes.samplers.gradients.layer_gradients import layer_gradients, weighted_sum
+from fl_dpbayes.samplers.gradients.layer_gradients import layer_gradients
 from fl_dpbayes.samplers.gradients.loss import summed_cross_entropy, summed_gaussian_negative_log_likelihood
 from fl_dpbayes.samplers.gradients.vmap import layer_sizes, per_unit_gradients
 from tests.samplers.gradients import one_by_one
@@ -196,7 +196,7 @@ def test_positions_that_cancel_keep_within_the_bound_property(
     g = g + 10.0**difference * torch.randn(1, outputs, 2, 2, generator=generator)
     found = layer_gradients(layer, a * 10.0**inputs, g * 10.0**upstream)
     (factors,) = clip_factors([found.norms], clip_norm, rule(kind, clip_norm))
-    contribution = torch.cat(weighted_sum(found, factors))
+    contribution = one_by_one.contribution(found, factors)
     assert float(contribution.double().norm()) <= clip_norm
 
 
@@ -208,7 +208,7 @@ def test_bias_gradients_that_cancel_keep_within_the_bound(outputs):
         g = 10**upstream * torch.randn(1, outputs, 1, 1, generator=generator) * torch.tensor([[1.0, -1.0], [1.0, -1.0]])
         g = g + 1e-2 * torch.randn(1, outputs, 2, 2, generator=generator)
         found = layer_gradients(layer, torch.zeros(1, 8, 2, 2), g)
-        contribution = torch.cat(weighted_sum(found, *clip_factors([found.norms], 1e-3, FLAT)))
+        contribution = one_by_one.contribution(found, *clip_factors([found.norms], 1e-3, FLAT))
         norms.append(float(contribution.double().norm()))
     assert 0.99e-3 <= max(norms) <= 1e-3
 
@@ -219,6 +219,6 @@ def test_products_that_underflow_between_positions_keep_within_the_bound(exponen
     for inputs in range(10, 20):
         a, g = torch.full((1, 64, 2, 2), 10.0**inputs), torch.full((1, 64, 2, 2), 10.0**exponent)
         found = layer_gradients(layer, a, g)
-        assert found.weights is None
-        contribution = torch.cat(weighted_sum(found, *clip_factors([found.norms], 1e-6, FLAT)))
+        assert found.product is not None
+        contribution = one_by_one.contribution(found, *clip_factors([found.norms], 1e-6, FLAT))
         assert float(contribution.double().norm()) <= 1e-6
