@@ -13,6 +13,7 @@ import math
 import os
 import pickle
 from collections.abc import Callable, Hashable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -36,14 +37,18 @@ logger = logging.getLogger("fl_dpbayes.site")
 _known: dict[Hashable, int] = {}
 
 
-def pieces(rows: int, *tensors: Tensor, count: int | None = None) -> Iterator[tuple[Tensor, ...]]:
-    """Cut tensors (N, ...) alike into pieces of exactly P rows, each as `padded` returns it; no piece for N = 0.
+def pieces(rows: int, *tensors: Tensor, count: int | None = None) -> Iterator[tuple[Any, ...]]:
+    """Cut tensors (N, ...) alike into pieces of exactly P rows, the last padded by zeros; none for N = 0.
 
     `count`: how many rows are records, where the others pad them to a multiple of P already; nothing is copied then.
+    Yields pieces, and how many of their first rows are records.
     """
     for start in range(0, len(tensors[0]) if count is None else count, rows):
         parts = tuple(tensor[start : start + rows] for tensor in tensors)
-        yield padded(rows, *parts) if count is None else (*parts, _first(count - start, parts[0]))
+        if count is None:
+            yield *padded(rows, *parts)[:-1], len(parts[0])
+        else:
+            yield *parts, min(rows, count - start)
 
 
 def padded(rows: int, *tensors: Tensor) -> tuple[Tensor, ...]:
@@ -54,11 +59,7 @@ def padded(rows: int, *tensors: Tensor) -> tuple[Tensor, ...]:
     buffers = [tensor.new_zeros((rows, *tensor.shape[1:])) for tensor in tensors]
     for buffer, tensor in zip(buffers, tensors, strict=True):
         buffer[: len(tensor)] = tensor
-    return *buffers, _first(len(tensors[0]), buffers[0])
-
-
-def _first(count: int, rows: Tensor) -> Tensor:
-    return torch.arange(len(rows), device=rows.device) < count
+    return *buffers, torch.arange(rows, device=tensors[0].device) < len(tensors[0])
 
 
 def training_rows(module: nn.Module, expected_batch_size: float) -> int:
@@ -68,7 +69,7 @@ def training_rows(module: nn.Module, expected_batch_size: float) -> int:
     B = q n is the expected batch size, a public constant; never the size of a batch that was drawn.
     """
     convolves, size = _convolves(module), sum(value.numel() for value in trainable_parameters(module).values())
-    choices = (16, 32, ROWS) if convolves else range(ROWS, MOST_ROWS + 1, ROWS)
+    choices = (16, 32, ROWS) if convolves else range(ROWS, MOST_ROWS + 1, ROWS // 2)
     beside = 8 if convolves else 32 + 2**20 / max(1, size)
 
     def cost(rows: int) -> float:

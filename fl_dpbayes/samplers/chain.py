@@ -8,12 +8,15 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from fl_dpbayes.models.parameters import load_vector, trainable_parameters
+from fl_dpbayes.models.parameters import trainable_parameters, vector_loader
 from fl_dpbayes.samplers.algorithm import build_algorithm
+from fl_dpbayes.samplers.gaussian import normal_vectors
 from fl_dpbayes.samplers.gradients.clipping import ClippedSum
 from fl_dpbayes.samplers.minibatch import BatchGradient, TrainingRecords
 from fl_dpbayes.samplers.planned import ChainStreams, PlannedChain
 from fl_dpbayes.samplers.state_vectors import ChainState, Vectors, from_state, to_state
+
+_PART = 2**16
 
 
 class ChainDivergedError(ArithmeticError):
@@ -70,13 +73,13 @@ def run_chain(
     batch_gradient = BatchGradient(algorithm.module, records, plan.privacy, chain.units, streams)
     state = to_state(start, plan.sampler, steps.start - chain_start, device)
     kept: list[torch.Tensor] = []
-    for number in steps:
+    load = vector_loader(algorithm.module)
+    # Drawn on the host, so the path is the same on every device.
+    noises = normal_vectors(streams.noise, state.parameters.numel(), len(steps))
+    for number, noise in zip(steps, noises, strict=True):
         position = state.parameters
-        load_vector(algorithm.module, position)
+        load(position)
         clipped = batch_gradient()
-        # Drawn on the host: a numpy Philox generator keeps its whole 128-bit key (torch's keep 32 or 64 bits of a
-        # seed), and the path is the same on every device.
-        noise = torch.from_numpy(streams.noise.standard_normal(position.numel(), dtype=np.float32))
         gradient = noisy_gradient(
             clipped.total, noise=noise.to(device), noise_multiplier=float(chain.noise_multipliers[number]),
             noise_unit=plan.privacy.noise_unit, expected_batch_size=chain.scale.expected_batch_size,
@@ -116,5 +119,10 @@ def noisy_gradient(
     of privacy units. Privacy follows from (sigma, q) alone: the prior and whatever is done with d, shape (d,), float32,
     are post-processing. Source: Abadi et al. 2016, Algorithm 1; Welling and Teh 2011, eq. 4.
     """
-    noised = torch.add(clipped_sum, noise, alpha=noise_multiplier * noise_unit)
-    return noised.float().div_(expected_batch_size).add_(data_free_gradient, alpha=1 / units)
+    gradient = torch.empty_like(noise)
+    # Part by part, so that float64 stays in a processor's cache.
+    parts = (values.split(_PART) for values in (gradient, clipped_sum, noise, data_free_gradient))
+    for place, total, drawn, pull in zip(*parts, strict=True):
+        place.copy_(torch.add(total, drawn, alpha=noise_multiplier * noise_unit))
+        place.div_(expected_batch_size).add_(pull, alpha=1 / units)
+    return gradient

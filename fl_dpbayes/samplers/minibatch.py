@@ -101,10 +101,10 @@ class BatchGradient:
         units = poisson_units(self._streams.sampling, len(self._records_of_unit), self._privacy.sampling_rate)
         rows = units if self._record_is_unit else np.flatnonzero(np.isin(self._unit_of_record, units))
         padding = 0 if self._materialises or isinstance(self._module, DropoutModule) else -len(rows) % self._rows
-        chosen = torch.from_numpy(np.pad(rows, (0, padding), constant_values=len(self._targets) - 1))
-        chosen = chosen.to(self._features.device)
-        targets = self._targets[chosen]
-        module, features = resampled(self._module, self._features[chosen], self._streams.model)
+        filled = np.append(rows, np.full(padding, len(self._targets) - 1)) if padding else rows
+        chosen = torch.from_numpy(filled).to(self._features.device)
+        targets, features = (each.index_select(0, chosen) for each in (self._targets, self._features))
+        module, features = resampled(self._module, features, self._streams.model)
         counts = self._records_of_unit[units]
         try:
             return self._sum(module, features, targets, counts)
@@ -141,7 +141,6 @@ class BatchGradient:
             if self._privacy.pre_noise > 0:
                 own = gradients[: len(group)]
                 own[:] = with_pre_noise(own, self._privacy.pre_noise, self._streams.pre_noise)
-            real = torch.arange(rows, device=features.device) < len(group)
-            return sum_clipped(gradients, self._clip_norm, self._privacy.clipping, sizes, real)
+            return sum_clipped(gradients, self._clip_norm, self._privacy.clipping, sizes, len(group))
 
-        return add_up(sum(sizes), features.device, map(group_sum, range(0, len(counts), rows)))
+        return add_up(module, features.device, map(group_sum, range(0, len(counts), rows)))

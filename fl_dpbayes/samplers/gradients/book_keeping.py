@@ -42,11 +42,12 @@ def clipped_sum(
     `pieces`. Raises ValueError if a layer was used more than once, or not at all.
     """
 
-    def piece_sum(part: torch.Tensor, part_targets: torch.Tensor, real: torch.Tensor) -> ClippedSum:
-        return clip_and_sum(per_layer_gradients(module, part, part_targets, loss), clip_norm, clipping, real)
+    def piece_sum(part: torch.Tensor, part_targets: torch.Tensor, number: int) -> ClippedSum:
+        return clip_and_sum(per_layer_gradients(module, part, part_targets, loss), clip_norm, clipping, number)
 
-    size = sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad)
-    return add_up(size, features.device, (piece_sum(*piece) for piece in pieces(rows, features, targets, count=count)))
+    return add_up(
+        module, features.device, (piece_sum(*piece) for piece in pieces(rows, features, targets, count=count))
+    )
 
 
 def per_layer_gradients(

@@ -7,8 +7,10 @@ from functools import reduce
 
 import numpy as np
 import torch
+from torch import nn
 
 from fl_dpbayes.config.plan import FLAT, AutomaticClipping, Clipping, FlatClipping, GlobalClipping, PerLayerClipping
+from fl_dpbayes.models.parameters import trainable_parameters
 from fl_dpbayes.samplers.gradients.contribution import LayerGradients, formed_gradients, used_rows
 
 # More than the rounding of any norm: it keeps a clipped gradient within C.
@@ -28,13 +30,14 @@ class ClippedSum:
     units: int
 
 
-def add_up(size: int, device: torch.device, sums: Iterable[ClippedSum]) -> ClippedSum:
-    """Add the clipped sums of disjoint parts of a batch, one after the other; none for an empty batch of d zeros."""
+def add_up(module: nn.Module, device: torch.device, sums: Iterable[ClippedSum]) -> ClippedSum:
+    """Add the clipped sums of disjoint parts of a batch, one after the other; zeros for an empty batch."""
     total, clipped, units = None, 0, 0
     for each in sums:
         total = each.total if total is None else total.add_(each.total)
         clipped, units = clipped + each.clipped, units + each.units
     if total is None:
+        size = sum(parameter.numel() for parameter in trainable_parameters(module).values())
         total = torch.zeros(size, dtype=torch.float64, device=device)
     return ClippedSum(total, clipped, units)
 
@@ -74,36 +77,39 @@ def clip_factors(layer_norms: Sequence[torch.Tensor], clip_norm: float, clipping
 
 
 def clip_and_sum(
-    layers: Sequence[LayerGradients], clip_norm: float, clipping: Clipping, real: torch.Tensor
+    layers: Sequence[LayerGradients], clip_norm: float, clipping: Clipping, count: int
 ) -> ClippedSum:  # fmt: skip
     """Clip the gradients of one pass, layer by layer, and sum them; what is not finite contributes zero.
 
-    `layers`: in the order of the flat vector, of N rows each. `real`: which rows are units and not padding, (N,), bool.
+    `layers`: in the order of the flat vector, of N rows each. `count`: how many of the first are units, not padding.
     """
     factors = clip_factors([layer.norms for layer in layers], clip_norm, clipping)
-    masked = {id(each): each * real for each in factors}
-    least = reduce(torch.minimum, masked.values())
-    used, units = used_rows(least), int(real.sum())
-    total = least.new_empty(sum(layer.size for layer in layers))
-    for layer, own, out in zip(layers, factors, total.split([layer.size for layer in layers]), strict=True):
-        layer.weighted_sum(masked[id(own)], used, out)
-    return ClippedSum(total, int((least < 1).sum()) - len(real) + units, units)
+    least = least_factors(factors)[:count]
+    used, sizes = used_rows(least), [layer.size for layer in layers]
+    total = least.new_empty(sum(sizes))
+    for layer, own, out in zip(layers, factors, total.split(sizes), strict=True):
+        layer.weighted_sum(own, used, out)
+    return ClippedSum(total, int((least < 1).sum()), count)
+
+
+def least_factors(factors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return the least factor of each unit over layers, (N,): below 1 where it lost some of its gradient."""
+    return reduce(torch.minimum, {id(each): each for each in factors}.values())
 
 
 def sum_clipped(
     gradients: torch.Tensor, clip_norm: float, clipping: Clipping = FLAT, layer_sizes: Sequence[int] = (),
-    real: torch.Tensor | None = None,
+    count: int | None = None,
 ) -> ClippedSum:  # fmt: skip
     """Clip materialised gradients and sum them; a gradient that is not finite contributes zero.
 
     `gradients`: one row per unit, shape (N, d), float32. `clip_norm`: C > 0, may be infinite for `flat` and
     `per-layer`. `layer_sizes`: number of columns of each layer, from left to right, adding up to d; needed by
-    `per-layer`. `real`: which rows are units and not padding, shape (N,), bool; all of them if None.
+    `per-layer`. `count`: how many of the first rows are units and not padding; all of them if None.
     """
-    if real is None:
-        real = torch.ones(len(gradients), dtype=torch.bool, device=gradients.device)
     blocks = gradients.split(list(layer_sizes), dim=1) if isinstance(clipping, PerLayerClipping) else (gradients,)
-    return clip_and_sum([formed_gradients([block]) for block in blocks], clip_norm, clipping, real)
+    layers = [formed_gradients([block]) for block in blocks]
+    return clip_and_sum(layers, clip_norm, clipping, len(gradients) if count is None else count)
 
 
 def with_pre_noise(gradients: torch.Tensor, scale: float, generator: np.random.Generator) -> torch.Tensor:
@@ -117,4 +123,4 @@ def with_pre_noise(gradients: torch.Tensor, scale: float, generator: np.random.G
 
 
 def _usable(factors: torch.Tensor, finite: torch.Tensor) -> torch.Tensor:
-    return torch.where(finite & factors.isfinite(), factors, 0.0)
+    return torch.where(finite, factors, 0.0)

@@ -21,15 +21,16 @@ class LayerGradients:
     """Per-example gradients of one layer, the first parameter's as a product where it need not be formed.
 
     `norms`: norm of all of the layer's gradient, shape (N,), float64. `formed`: gradients of the parameters in their
-    order, without the first if it is a product, each of shape (N, size). `product`: a, shape (N, groups, L, p), or of
-    an Embedding the indices, shape (N, L), int64; and g, shape (N, groups, L, o), float64. `entries`: numbers of
-    entries of a product's parameter.
+    order, without what the product is for, each of shape (N, size). `product`: a, shape (N, groups, L, p), or of an
+    Embedding the indices, shape (N, L), int64; and g, shape (N, groups, L, o), float64. `entries`: number of entries
+    of the product's parameter. `bias`: whether g of a single position is also the gradient of a bias.
     """
 
     norms: Tensor
     formed: tuple[Tensor, ...]
     product: tuple[Tensor, Tensor] | None = None
     entries: int = 0
+    bias: bool = False
 
     @property
     def rows(self) -> list[Tensor]:
@@ -45,21 +46,27 @@ class LayerGradients:
     @property
     def size(self) -> int:
         """Number of entries of the layer's parameters."""
-        return self.entries + sum(values.shape[1] for values in self.formed)
+        outputs = self.product[1].shape[3] if self.product is not None and self.bias else 0
+        return self.entries + outputs + sum(values.shape[1] for values in self.formed)
 
     def weighted_sum(self, factors: Tensor, used: Rows, out: Tensor) -> None:
         """Write sum_i c_i of the gradients of the rows in use, factors c_i of shape (N,), to `out`, (size,), float64.
 
         A row that is not used is left out whatever its gradient holds (0 times infinity is NaN).
         """
-        first, *others = out.split([self.entries, *(values.shape[1] for values in self.formed)])
+        start = self.entries
         if self.product is not None:
             a, g = (values[used] for values in self.product)
-            _product_sum(a, g * factors[used][:, None, None, None], first)
-        # A bias is not summed from g: where positions cancel, the rounding of their weighted sum can exceed what their
-        # norm foretold.
-        for values, part in zip(self.formed, others, strict=True):
-            weighted_rows(factors, values, used, part)
+            g = g * factors[used].view(-1, 1, 1, 1)
+            _product_sum(a, g, out[:start])
+            if self.bias:
+                torch.sum(g, dim=(0, 1, 2), out=out[start : start + g.shape[3]])
+                start += g.shape[3]
+        # A bias of several positions is not summed from g: where they cancel, the rounding of their weighted sum can
+        # exceed what their norm foretold.
+        for values in self.formed:
+            weighted_rows(factors, values, used, out[start : start + values.shape[1]])
+            start += values.shape[1]
 
 
 def formed_gradients(parameters: Sequence[Tensor]) -> LayerGradients:
@@ -84,19 +91,19 @@ def weighted_rows(factors: Tensor, rows: Tensor, used: Rows | None = None, out: 
     if out is None:
         out = factors.new_empty(rows.shape[1])
     width = max(1, _ENTRIES // max(1, len(rows)))
-    for part, place in zip(rows.split(width, dim=1), out.split(width), strict=True):
-        torch.mv(part.double().mT, factors, out=place)
+    for first in range(0, rows.shape[1], width):
+        torch.mv(rows[:, first : first + width].double().mT, factors, out=out[first : first + width])
     return out
 
 
 def row_norms(values: Tensor) -> Tensor:
     """Return the Euclidean norm of each row, shape (N,), float64."""
     values = values.flatten(1)
-    norms = values.new_empty(len(values), dtype=torch.float64)
-    count = 2 ** int(math.log2(max(1, _ENTRIES // max(1, values.shape[1]))))
-    for part, place in zip(values.split(count), norms.split(count), strict=True):
-        torch.linalg.vector_norm(part.double(), dim=1, out=place)
-    return norms
+    if values.dtype == torch.float64 or values.numel() <= _ENTRIES:
+        return torch.linalg.vector_norm(values.double(), dim=1)
+    # A power of two, so that the parts of a pass are alike.
+    count = 2 ** int(math.log2(max(1, _ENTRIES // values.shape[1])))
+    return torch.cat([torch.linalg.vector_norm(part.double(), dim=1) for part in values.split(count)])
 
 
 def _product_sum(a: Tensor, g: Tensor, out: Tensor) -> None:
@@ -104,5 +111,8 @@ def _product_sum(a: Tensor, g: Tensor, out: Tensor) -> None:
         out.zero_().view(-1, g.shape[3]).index_add_(0, a.flatten(), g.flatten(0, 2))
         return
     groups, p, o = a.shape[1], a.shape[3], g.shape[3]
+    if groups == 1:
+        torch.mm(g.reshape(-1, o).mT, a.reshape(-1, p), out=out.view(o, p))
+        return
     left, right = (values.transpose(0, 1).reshape(groups, -1, values.shape[3]) for values in (g, a))
     torch.bmm(left.mT, right, out=out.view(groups, o, p))

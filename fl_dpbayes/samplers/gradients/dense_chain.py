@@ -5,8 +5,6 @@ from torch import Tensor, nn
 
 from fl_dpbayes.samplers.gradients.loss import RecordLoss, output_gradients
 
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-
 
 def dense_chain(module: nn.Module) -> list[tuple[nn.Linear, bool]] | None:
     """Return a module's Linear layers, each with whether a ReLU follows, or None if it is more than their chain.
@@ -14,12 +12,14 @@ def dense_chain(module: nn.Module) -> list[tuple[nn.Linear, bool]] | None:
     A chain is a Sequential: perhaps a Flatten, then trained Linear layers in float32, each perhaps with a ReLU, the
     last without. Nobody else's code runs in it.
     """
-    if type(module) is not nn.Sequential or any(getattr(part, kind) for part in module.modules() for kind in _HOOKS):
+    if type(module) is not nn.Sequential or _is_hooked(module):
         return None
     chain: list[tuple[nn.Linear, bool]] = []
     for number, layer in enumerate(module):
+        if _is_hooked(layer):
+            return None
         if type(layer) is nn.Linear and layer.weight.dtype == torch.float32:
-            if not all(value.requires_grad for value in layer.parameters()):
+            if not (layer.weight.requires_grad and (layer.bias is None or layer.bias.requires_grad)):
                 return None
             chain.append((layer, False))
         elif type(layer) is nn.ReLU and chain and not chain[-1][1]:
@@ -27,6 +27,11 @@ def dense_chain(module: nn.Module) -> list[tuple[nn.Linear, bool]] | None:
         elif type(layer) is not nn.Flatten or number or (layer.start_dim, layer.end_dim) != (1, -1):
             return None
     return chain if chain and not chain[-1][1] and len({layer for layer, _ in chain}) == len(chain) else None
+
+
+def _is_hooked(layer: nn.Module) -> bool:
+    hooks = layer._forward_hooks, layer._forward_pre_hooks, layer._backward_hooks, layer._backward_pre_hooks
+    return any(hooks)
 
 
 @torch.no_grad()

@@ -59,15 +59,18 @@ def positions(layer: nn.Module, inputs: Tensor, output_gradients: Tensor) -> tup
 
 def _products(layer: nn.Module, a: Tensor, g: Tensor) -> LayerGradients:
     groups, length, p, o = *a.shape[1:], g.shape[3]
+    if groups == length == 1:
+        a, g = a.double(), g.double()
+        # |W_i|^2 + |b_i|^2 = |g|^2 (|a|^2 + 1)
+        norms, inputs = row_norms(g), row_norms(a)
+        norms *= inputs if layer.bias is None else inputs.square_().add_(1).sqrt_()
+        return LayerGradients(norms, (), (a, g), o * p, layer.bias is not None)
     bias = () if layer.bias is None else (g.sum(dim=2, dtype=torch.float64).flatten(1),)
-    single = length == 1 and groups == 1
-    if not single and (_FORMED_ENTRY - length) * o * p < 2 * length**2 * (o + p):
+    if (_FORMED_ENTRY - length) * o * p < 2 * length**2 * (o + p):
         return formed_gradients([(g.mT @ a).flatten(1), *bias])
     a, g = a.double(), g.double()
-    norms = row_norms(a) * row_norms(g) if single else _gram_norm(a @ a.mT, g)
-    if bias:
-        norms = torch.hypot(norms, row_norms(bias[0]))
-    return LayerGradients(norms, bias, (a, g), groups * o * p)
+    norms = _gram_norm(a @ a.mT, g)
+    return LayerGradients(torch.hypot(norms, row_norms(bias[0])) if bias else norms, bias, (a, g), groups * o * p)
 
 
 def _normalisation(layer: nn.LayerNorm | nn.GroupNorm, inputs: Tensor, g: Tensor) -> LayerGradients:

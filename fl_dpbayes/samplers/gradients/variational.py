@@ -4,7 +4,7 @@ The draws are rows of one batch, S N rows for N records, and each layer applies 
 backward pass to the layers' outputs then gives all that norms and clipped sums need (variational_layers.py).
 """
 
-from functools import partial, reduce
+from functools import partial
 
 import torch
 from torch import nn
@@ -14,7 +14,7 @@ from fl_dpbayes.config.plan import FLAT, Clipping
 from fl_dpbayes.models.rows import ROWS, pieces
 from fl_dpbayes.models.variational import VariationalModule
 from fl_dpbayes.samplers.gradients import book_keeping, variational_layers
-from fl_dpbayes.samplers.gradients.clipping import ClippedSum, add_up, clip_factors
+from fl_dpbayes.samplers.gradients.clipping import ClippedSum, add_up, clip_factors, least_factors
 from fl_dpbayes.samplers.gradients.layer_gradients import has_shortcut
 from fl_dpbayes.samplers.gradients.loss import RecordLoss, mean_over_draws, summed_cross_entropy
 
@@ -41,18 +41,19 @@ def clipped_sum(
     """
     assert isinstance(module, VariationalModule)
 
-    def piece_sum(part: torch.Tensor, part_targets: torch.Tensor, real: torch.Tensor) -> ClippedSum:
+    def piece_sum(part: torch.Tensor, part_targets: torch.Tensor, number: int) -> ClippedSum:
         layers = drawn_layers(module, part, part_targets, loss)
         by_mean, by_spread = zip(*(variational_layers.norms(layer) for layer in layers), strict=True)
+        real = torch.arange(len(part), device=part.device) < number
         factors = [each * real for each in clip_factors([*by_mean, *by_spread], clip_norm, clipping)]
         pairs = zip(layers, factors[: len(layers)], factors[len(layers) :], strict=True)
         mean_parts, spread_parts = zip(*(variational_layers.weighted_sums(*each) for each in pairs), strict=True)
         parts = [values for layer_parts in mean_parts + spread_parts for values in layer_parts]
-        least = reduce(torch.minimum, factors)[real]
-        return ClippedSum(torch.cat(parts), int((least < 1).sum()), len(least))
+        return ClippedSum(torch.cat(parts), int((least_factors(factors)[:number] < 1).sum()), number)
 
-    size = 2 * sum(module.mean.get_parameter(name).numel() for name in module.shapes)
-    return add_up(size, features.device, (piece_sum(*piece) for piece in pieces(rows, features, targets, count=count)))
+    return add_up(
+        module, features.device, (piece_sum(*piece) for piece in pieces(rows, features, targets, count=count))
+    )
 
 
 def drawn_layers(

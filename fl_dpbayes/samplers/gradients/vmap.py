@@ -70,8 +70,8 @@ def per_unit_gradients(
     """
     # What padding has for a gradient goes to a unit of its own, after the others.
     gradients = features.new_zeros((units + 1, sum(layer_sizes(module))), dtype=torch.float32)
-    for part, part_targets, part_index, real in pieces(rows, features, targets, unit_index):
-        owners = torch.where(real, part_index, units)
+    for part, part_targets, owners, number in pieces(rows, features, targets, unit_index):
+        owners[number:] = units
         gradients.index_add_(0, owners, per_example_gradients(module, part, part_targets, loss))
     return gradients[:units]
 
@@ -105,9 +105,10 @@ def clipped_sum(
 ) -> ClippedSum:  # fmt: skip
     """Sum clipped gradients as `book_keeping.clipped_sum`, materialising gradients."""
 
-    def piece_sum(part: torch.Tensor, part_targets: torch.Tensor, real: torch.Tensor) -> ClippedSum:
+    def piece_sum(part: torch.Tensor, part_targets: torch.Tensor, number: int) -> ClippedSum:
         blocks = by_layer(per_example_blocks(module, part, part_targets, loss))
-        return clip_and_sum([formed_gradients(layer) for layer in blocks], clip_norm, clipping, real)
+        return clip_and_sum([formed_gradients(layer) for layer in blocks], clip_norm, clipping, number)
 
-    size = sum(parameter.numel() for parameter in trainable_parameters(module).values())
-    return add_up(size, features.device, (piece_sum(*piece) for piece in pieces(rows, features, targets, count=count)))
+    return add_up(
+        module, features.device, (piece_sum(*piece) for piece in pieces(rows, features, targets, count=count))
+    )
