@@ -34,4 +34,4 @@ def prior_gradient(prior: Prior, vector: torch.Tensor) -> torch.Tensor:
         case LaplacePrior():
             return -vector.sign() / prior.scale
         case FlatPrior():
-            return vector.new_zeros(()).expand_as(vector)
+            return torch.zeros_like(vector)

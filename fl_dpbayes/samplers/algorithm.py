@@ -22,7 +22,7 @@ from fl_dpbayes.samplers.state_vectors import ChainState
 
 def prior_energy_gradient(prior: Prior, position: torch.Tensor, prior_share: float) -> torch.Tensor:
     """Return -s grad log p(w), shape (d,)."""
-    return prior_gradient(prior, position).mul(-prior_share)
+    return prior_gradient(prior, position).mul_(-prior_share)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,6 @@ from torch import nn
 
 from fl_dpbayes.models.parameters import trainable_parameters, vector_loader
 from fl_dpbayes.samplers.algorithm import build_algorithm
-from fl_dpbayes.samplers.gaussian import normal_vectors
 from fl_dpbayes.samplers.gradients.clipping import ClippedSum
 from fl_dpbayes.samplers.minibatch import BatchGradient, TrainingRecords
 from fl_dpbayes.samplers.planned import ChainStreams, PlannedChain
@@ -74,12 +73,13 @@ def run_chain(
     state = to_state(start, plan.sampler, steps.start - chain_start, device)
     kept: list[torch.Tensor] = []
     load = vector_loader(algorithm.module)
-    # Drawn on the host, so the path is the same on every device.
-    noises = normal_vectors(streams.noise, state.parameters.numel(), len(steps))
-    for number, noise in zip(steps, noises, strict=True):
+    for number in steps:
         position = state.parameters
         load(position)
         clipped = batch_gradient()
+        # Drawn on the host: a numpy Philox generator keeps its whole 128-bit key (torch's keep 32 or 64 bits of a
+        # seed), and the path is the same on every device.
+        noise = torch.from_numpy(streams.noise.standard_normal(position.numel(), dtype=np.float32))
         gradient = noisy_gradient(
             clipped.total, noise=noise.to(device), noise_multiplier=float(chain.noise_multipliers[number]),
             noise_unit=plan.privacy.noise_unit, expected_batch_size=chain.scale.expected_batch_size,

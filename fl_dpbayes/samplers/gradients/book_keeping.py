@@ -1,5 +1,6 @@
 """The clipped sum by book-keeping: one forward pass, one backward pass to layer outputs, no per-example gradient."""
 
+from itertools import starmap
 from typing import Any
 
 import torch
@@ -45,9 +46,7 @@ def clipped_sum(
     def piece_sum(part: torch.Tensor, part_targets: torch.Tensor, number: int) -> ClippedSum:
         return clip_and_sum(per_layer_gradients(module, part, part_targets, loss), clip_norm, clipping, number)
 
-    return add_up(
-        module, features.device, (piece_sum(*piece) for piece in pieces(rows, features, targets, count=count))
-    )
+    return add_up(module, features.device, starmap(piece_sum, pieces(rows, features, targets, count=count)))
 
 
 def per_layer_gradients(

@@ -22,8 +22,8 @@ class LayerGradients:
 
     `norms`: norm of all of the layer's gradient, shape (N,), float64. `formed`: gradients of the parameters in their
     order, without what the product is for, each of shape (N, size). `product`: a, shape (N, groups, L, p), or of an
-    Embedding the indices, shape (N, L), int64; and g, shape (N, groups, L, o), float64. `entries`: number of entries
-    of the product's parameter. `bias`: whether g of a single position is also the gradient of a bias.
+    Embedding the indices, shape (N, L), int64; and g, shape (N, groups, L, o). `entries`: number of entries of the
+    product's parameter. `bias`: whether g of a single position is also the gradient of a bias.
     """
 
     norms: Tensor
@@ -57,7 +57,7 @@ class LayerGradients:
         start = self.entries
         if self.product is not None:
             a, g = (values[used] for values in self.product)
-            g = g * factors[used].view(-1, 1, 1, 1)
+            g = g * factors[used].view(-1, 1, 1, 1)  # float64 from here on
             _product_sum(a, g, out[:start])
             if self.bias:
                 torch.sum(g, dim=(0, 1, 2), out=out[start : start + g.shape[3]])
@@ -111,8 +111,5 @@ def _product_sum(a: Tensor, g: Tensor, out: Tensor) -> None:
         out.zero_().view(-1, g.shape[3]).index_add_(0, a.flatten(), g.flatten(0, 2))
         return
     groups, p, o = a.shape[1], a.shape[3], g.shape[3]
-    if groups == 1:
-        torch.mm(g.reshape(-1, o).mT, a.reshape(-1, p), out=out.view(o, p))
-        return
     left, right = (values.transpose(0, 1).reshape(groups, -1, values.shape[3]) for values in (g, a))
-    torch.bmm(left.mT, right, out=out.view(groups, o, p))
+    torch.bmm(left.mT, right.double(), out=out.view(groups, o, p))

@@ -60,7 +60,6 @@ def positions(layer: nn.Module, inputs: Tensor, output_gradients: Tensor) -> tup
 def _products(layer: nn.Module, a: Tensor, g: Tensor) -> LayerGradients:
     groups, length, p, o = *a.shape[1:], g.shape[3]
     if groups == length == 1:
-        a, g = a.double(), g.double()
         # |W_i|^2 + |b_i|^2 = |g|^2 (|a|^2 + 1)
         norms, inputs = row_norms(g), row_norms(a)
         norms *= inputs if layer.bias is None else inputs.square_().add_(1).sqrt_()

@@ -5,6 +5,7 @@ backward pass to the layers' outputs then gives all that norms and clipped sums 
 """
 
 from functools import partial
+from itertools import starmap
 
 import torch
 from torch import nn
@@ -51,9 +52,7 @@ def clipped_sum(
         parts = [values for layer_parts in mean_parts + spread_parts for values in layer_parts]
         return ClippedSum(torch.cat(parts), int((least_factors(factors)[:number] < 1).sum()), number)
 
-    return add_up(
-        module, features.device, (piece_sum(*piece) for piece in pieces(rows, features, targets, count=count))
-    )
+    return add_up(module, features.device, starmap(piece_sum, pieces(rows, features, targets, count=count)))
 
 
 def drawn_layers(

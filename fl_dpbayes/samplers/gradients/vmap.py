@@ -1,5 +1,7 @@
 """Gradients of any module without cross-example operations, by `torch.func`: of records, units, and clipped sums."""
 
+from itertools import starmap
+
 import torch
 from torch import nn
 from torch.func import functional_call, grad, vjp, vmap
@@ -109,6 +111,4 @@ def clipped_sum(
         blocks = by_layer(per_example_blocks(module, part, part_targets, loss))
         return clip_and_sum([formed_gradients(layer) for layer in blocks], clip_norm, clipping, number)
 
-    return add_up(
-        module, features.device, (piece_sum(*piece) for piece in pieces(rows, features, targets, count=count))
-    )
+    return add_up(module, features.device, starmap(piece_sum, pieces(rows, features, targets, count=count)))
