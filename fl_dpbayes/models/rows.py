@@ -25,7 +25,8 @@ from fl_dpbayes.models.parameters import trainable_parameters
 # (features (P, ...), targets (P,)) -> what a pass computes of each row, tensors whose first axis is the rows'.
 RowResults = Callable[[Tensor, Tensor], Sequence[Tensor]]
 
-# Kernels treat their last rows apart; at multiples of 64 there are no such rows.
+# Kernels treat their last rows apart; at multiples of 64 there are no such rows, at those of 16 and 32 there seldom
+# are.
 ROWS = 64
 MOST_ROWS = 1280
 PREDICTION_ROWS = 256
@@ -63,20 +64,22 @@ def padded(rows: int, *tensors: Tensor) -> tuple[Tensor, ...]:
 
 
 def training_rows(module: nn.Module, expected_batch_size: float) -> int:
-    """Choose P for gradients: the one at which a batch of q n units on average costs least.
+    """Choose P for gradients: the number at which the passes of a batch of B = q n units on average cost least.
 
-    That is E[passes] (P + rows that a pass costs beside its own), at most 1280 rows, with convolutions 16 to 64.
-    B = q n is the expected batch size, a public constant; never the size of a batch that was drawn.
+    A pass costs P rows and what its calls cost beside them, counted in rows of the model. P is 64 to 1280 in steps of
+    32; 16, 32 or 64 where a row is dear, in convolutions and where layers are normalised. B is a public constant; never
+    the size of a batch that was drawn.
     """
-    convolves, size = _convolves(module), sum(value.numel() for value in trainable_parameters(module).values())
-    choices = (16, 32, ROWS) if convolves else range(ROWS, MOST_ROWS + 1, ROWS // 2)
-    beside = 8 if convolves else 32 + 2**20 / max(1, size)
+    dear = any(isinstance(layer, nn.Conv2d | nn.LayerNorm | nn.GroupNorm) for layer in module.modules())
+    size = sum(value.numel() for value in trainable_parameters(module).values())
+    choices = (ROWS // 4, ROWS // 2, ROWS) if dear else range(ROWS, MOST_ROWS + 1, ROWS // 2)
+    beside = 8 if dear else 32 + 2**20 / max(1, size)
+    spread = math.sqrt(2 * expected_batch_size)
 
     def cost(rows: int) -> float:
-        starts = range(0, math.ceil(expected_batch_size + 8 * math.sqrt(expected_batch_size)), rows)
         # The size of a Poisson batch is nearly normal; pass k + 1 is needed if it exceeds k P.
-        scale = math.sqrt(2 * expected_batch_size)
-        return (rows + beside) * sum(math.erfc((start - expected_batch_size) / scale) / 2 for start in starts)
+        starts = range(0, math.ceil(expected_batch_size + 6 * spread), rows)
+        return (rows + beside) * sum(math.erfc((start - expected_batch_size) / spread) / 2 for start in starts)
 
     return min(choices, key=cost)
 

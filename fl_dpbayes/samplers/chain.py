@@ -123,6 +123,6 @@ def noisy_gradient(
     # Part by part, so that float64 stays in a processor's cache.
     parts = (values.split(_PART) for values in (gradient, clipped_sum, noise, data_free_gradient))
     for place, total, drawn, pull in zip(*parts, strict=True):
-        place.copy_(torch.add(total, drawn, alpha=noise_multiplier * noise_unit))
+        place.copy_(torch.add(total, drawn.double(), alpha=noise_multiplier * noise_unit))
         place.div_(expected_batch_size).add_(pull, alpha=1 / units)
     return gradient

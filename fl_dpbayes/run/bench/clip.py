@@ -95,7 +95,7 @@ CASES = {
     "CNN 5x5, 16-32": Case(CNNModel(channels=(16, 32), hidden=64, kernel_size=5), IMAGE, 256),
     "transformer block": Case(_Block, (16, 64), 64),
     "CNN with GroupNorm": Case(_group_norm_cnn, IMAGE, 256),
-    "ResNet-18 with GroupNorm": Case(_resnet, (3, 32, 32), 16),
+    "ResNet-18 with GroupNorm": Case(_resnet, (3, 32, 32), 32),
 }
 
 
