@@ -11,7 +11,7 @@ from clients.guard import Noted, own_site_file
 from clients.messages import read_request, reply_message
 from clients.own_site import card_of, site_file_of
 from clients.pay import Answer, Request
-from clients.policy import check_code, check_plan, check_standing
+from clients.policy import check_code, check_plan, check_size, check_standing
 from fl_dpbayes.config.base import Config
 from fl_dpbayes.config.installed_code import source_digest
 from fl_dpbayes.config.kinds import HOME, check_origin
@@ -57,6 +57,7 @@ def answer(
         noted |= {"plan": plan_digest(request), "code": source_digest((HOME / "clients", HOME / "fl_dpbayes"))}
     check_code(site_file, request)
     check_plan(site_file, own, request)
+    check_size(site_file, request)
     done = work(site_file, request, message)
     noted["charge"] = done.charge
     # A stop holds for what was begun before it: the reply stays in the ledger, and is sent when the stop is lifted.

@@ -1,5 +1,6 @@
 """A site's answer to an evaluation request: what it counts of all its test records, and of each subgroup of them."""
 
+import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -46,10 +47,9 @@ Statistics = dict[str, CalibrationStatistics]
 def evaluate_predictors(site_file: SiteFile, request: EvaluateRequest, message: Message) -> Answer:
     """Measure each predictor on the site's test records, and let out what the site's policy allows.
 
-    `site_file`: the site; its policy says whether sums leave exactly (public test data), noised, or not at all.
-    Returns the reply and its arrays `<predictor>/<table>`, with subgroups also `group-<i>/<predictor>/<table>`.
-    Raises RefusedError NOT_SENT where the policy lets nothing out; BAD_REQUEST if arrays do not fit; what the
-    ledger refuses.
+    That is exact sums (of public test data), noised ones, or nothing. Returns the reply and its arrays
+    `<predictor>/<table>`, with subgroups also `group-<i>/<predictor>/<table>`. Raises RefusedError NOT_SENT where the
+    policy lets nothing out; BAD_REQUEST if arrays do not fit; what the ledger refuses.
     """
     release = site_file.policy.evaluation_release
     if release == "none":
@@ -80,9 +80,8 @@ def release_noised(
     """Release one coarse noised table per predictor, paid for in the ledger's account of the test part.
 
     Each table is one full-batch Gaussian event; the test part is disjoint from the training part, so it has a budget of
-    its own. `site`: its records; every unit counts at most `policy.max_test_records_per_unit` of them. Returns the
-    reply and its arrays `<predictor>/noised`. Raises RefusedError POLICY_DENIED with the field, or what the ledger
-    refuses.
+    its own. Every unit counts at most `policy.max_test_records_per_unit` of its records. Returns the reply and its
+    arrays `<predictor>/noised`. Raises RefusedError POLICY_DENIED with the field, or what the ledger refuses.
     """
     settings, policy, sigma = site_file.ledger, site_file.policy, request.noise_multiplier
     if settings is None:
@@ -101,10 +100,9 @@ def release_noised(
             if reserved.steps < tables:
                 raise RefusedError(RefusalCode.BUDGET_EXHAUSTED)
             streams = site_streams(site_file, request.run, request.round, "evaluate")
-            arrays: SentArrays = {}
+            arrays, most = SentArrays(), policy.max_test_records_per_unit
             for predictor, statistics in measure().items():
-                generator, most = streams.generator(predictor), policy.max_test_records_per_unit
-                table = noised_table(statistics, REPORT_BINS, sigma, generator, most)
+                table = noised_table(statistics, REPORT_BINS, sigma, streams.generator(predictor), most)
                 arrays |= prefixed(predictor, {"noised": table.sums})
             return {"release": "noised", "noise_std": table.noise_std}, arrays
 
@@ -156,7 +154,10 @@ def _count_evaluation(site_file: SiteFile, site: Site, request: EvaluateRequest)
     with open_ledger(site_file, site) as ledger:
         limits = policy.max_evaluations_per_run, policy.max_evaluations
         per_run, life = (math.inf if limit == "unlimited" else limit for limit in limits)
-        counted = ledger.count_evaluation(request.run, request_digest(request), per_run, life)
+        # The same sums of other records are another evaluation: their difference is that of the records.
+        records = ledger.state().data_versions[-1].fingerprint
+        asked = hashlib.sha256(f"{request_digest(request)} {records}".encode()).hexdigest()
+        counted = ledger.count_evaluation(request.run, asked, per_run, life)
     if isinstance(counted, Refused):
         raise RefusedError(counted.code, counted.field)
     return {"evaluation": counted}
@@ -170,9 +171,8 @@ def declared_groups(part: SiteSplit, policy: Policy) -> dict[str, npt.NDArray]:
     """
     found: dict[str, npt.NDArray] = {}
     for attribute in (name for name in part.groups if name in policy.groups):
-        values = np.where(
-            np.isin(part.groups[attribute], policy.groups[attribute]), part.groups[attribute], OTHER_GROUP
-        )
+        values = part.groups[attribute]
+        values = np.where(np.isin(values, policy.groups[attribute]), values, OTHER_GROUP)
         while True:
             sizes = {str(value): len(np.unique(part.unit_index[values == value])) for value in np.unique(values)}
             others = sizes.pop(OTHER_GROUP, None)
@@ -195,8 +195,7 @@ def measured_groups(groups: Mapping[str, npt.NDArray], request: EvaluateRequest)
     """
     tables = to_arrays(empty(request.task.classes)).values()
     most = most_groups(len(request.measured) * sum(table.nbytes for table in tables))
-    chosen: list[Group] = []
-    left_out = 0
+    chosen, left_out = list[Group](), 0
     for attribute, values in groups.items():
         found = [(attribute, str(value)) for value in np.unique(values)]
         if len(chosen) + len(found) <= most:
@@ -211,9 +210,8 @@ def count_predictions(
 ) -> Statistics:
     """Count the predictions for a part's records, and for those of each subgroup.
 
-    `probabilities`: class probabilities, (N, C). `uncertainty`: epistemic, aleatoric and total uncertainty of each
-    record, (N,), nats, or none of them. Returns `<predictor>` -> statistics of all records, `group-<i>/<predictor>`
-    -> those of subgroup i.
+    `probabilities`: (N, C). `uncertainty`: as `statistics.from_batch` takes it. Returns `<predictor>` -> statistics of
+    all records, `group-<i>/<predictor>` -> those of subgroup i.
     """
 
     def counted(chosen: slice | npt.NDArray[np.bool_]) -> CalibrationStatistics:

@@ -86,10 +86,7 @@ def read_request(message: Message, kind: type[MessageT]) -> MessageT:
 
 
 def _read_arrays(message: Message, shapes: dict[str, tuple[int, ...]]) -> dict[str, npt.NDArray[np.float32]]:
-    """Decode the float32 arrays of a request, exactly those of the given names and shapes.
-
-    Raises RefusedError BAD_REQUEST, before any array of unexpected size is decoded.
-    """
+    """Decode exactly the float32 arrays of these names and shapes; RefusedError BAD_REQUEST at a difference."""
     record = message.content.array_records.get("arrays", ArrayRecord())
     try:
         return read_sent_arrays(record, {name: (shape, np.dtype(np.float32)) for name, shape in shapes.items()})
@@ -98,10 +95,7 @@ def _read_arrays(message: Message, shapes: dict[str, tuple[int, ...]]) -> dict[s
 
 
 def read_start(request: TrainRequest, message: Message, shapes: Shapes) -> Arrays:
-    """Decode and check a training request's arrays `start/<name>`.
-
-    Returns the start state `<vector>/<name>`. Raises RefusedError BAD_REQUEST with the field that does not fit.
-    """
+    """Return a training request's start state `<vector>/<name>`; RefusedError BAD_REQUEST with the bad field."""
     arrays = _read_arrays(message, prefixed("start", request.plan.sampler.state_shapes(shapes)))
     start = without_prefix("start", arrays)
     if arrays_digest(start) != request.start:
@@ -114,8 +108,8 @@ def read_predictors(
 ) -> Arrays:
     """Read the posterior samples of all predictors and check them against the request.
 
-    `task`: shape of a record and number of classes. `predictors`: name -> one weight per sample. Returns arrays
-    `<predictor>/<name>` of shape (M, *shape). Raises RefusedError BAD_REQUEST if names, shapes or digest differ.
+    Returns arrays `<predictor>/<name>` of shape (M, *shape). Raises RefusedError BAD_REQUEST if names, shapes or digest
+    differ.
     """
     parameter_shapes = model_shapes(model, task)
     shapes: dict[str, tuple[int, ...]] = {}

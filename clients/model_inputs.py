@@ -9,12 +9,11 @@ from clients.messages import RefusedError
 from clients.own_site import compute_device
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.site_file import SiteFile
-from fl_dpbayes.config.task import BackboneFeatures, Features, FrozenBody, Model, ModuleModel
+from fl_dpbayes.config.task import BackboneFeatures, Features, FrozenBody, Model
 from fl_dpbayes.data.feature_cache import cached_features
 from fl_dpbayes.data.site import SiteSplit
 from fl_dpbayes.models.feature_map import feature_map, feature_shape
 from fl_dpbayes.models.frozen_body import body_size, frozen_body, records_per_pass
-from fl_dpbayes.models.own_module import fixed_size
 from fl_dpbayes.protocol.refusal import RefusalCode
 
 
@@ -24,11 +23,9 @@ def model_inputs(site_file: SiteFile, model: Model, part: SiteSplit) -> SiteSpli
     To be called before the ledger reserves anything: features that the site cannot compute then cost no budget. Returns
     the part, its features of shape (N, D) where the model has features or a frozen body. Raises RefusedError
     BAD_REQUEST if records of this shape have no such features; POLICY_DENIED if they would be computed by weights from
-    the internet and the site's policy does not allow that, or by a larger body or module than it allows. Raises
-    UserError if the site has not got the weights of backbone or body. Raises OSError if the cache cannot be written.
+    the internet and the site's policy does not allow that, or by a larger body than it allows. Raises UserError if the
+    site has not got the weights of backbone or body. Raises OSError if the cache cannot be written.
     """
-    if isinstance(model, ModuleModel) and fixed_size(model) > site_file.policy.max_parameters:
-        raise RefusedError(RefusalCode.POLICY_DENIED, "model")
     if model.features is not None:
         part = _with_features(site_file, model.features, part)
     if model.frozen_body is not None:

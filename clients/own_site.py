@@ -46,25 +46,16 @@ def site_file_of(message: Message, context: Context) -> SiteFile:
 
 
 def card_of(site_file: SiteFile) -> SiteCard:
-    """Write a site's card from its file alone, without reading a record.
-
-    Raises UserError if the declared prevalence does not fit the number of classes.
-    """
+    """Write a site's card from its file alone; UserError if the declared prevalence does not fit the classes."""
     task = site_file.source.task
     check_prevalence_classes("prevalence", site_file.prevalence, task.classes)
     return SiteCard(
-        name=site_file.name,
-        role=site_file.role,
-        task=task,
-        data_schema=record_schema(site_file.source),
-        units=site_file.units,
-        unit=site_file.source.unit,
-        shift=shift_label(site_file.shift),
-        evaluation_release=site_file.policy.evaluation_release,
-        prevalence=site_file.prevalence,
+        name=site_file.name, role=site_file.role, task=task, data_schema=record_schema(site_file.source),
+        units=site_file.units, unit=site_file.source.unit, shift=shift_label(site_file.shift),
+        evaluation_release=site_file.policy.evaluation_release, prevalence=site_file.prevalence,
         seeded=site_file.insecure_seed is not None,
         code=tuple(code for name in site_file.policy.allowed_code if (code := installed_code(name)) is not None),
-    )
+    )  # fmt: skip
 
 
 def compute_device(site_file: SiteFile) -> torch.device:

@@ -43,13 +43,9 @@ def spending_of(request: Request, part: Part, purpose: str, plan: History, steps
 
 
 def pay(
-    ledger: Ledger,
-    spending: Spending,
-    request: Request,
-    kind: type[MessageT],
-    own: tuple[SiteFile, Site],
+    ledger: Ledger, spending: Spending, request: Request, kind: type[MessageT], own: tuple[SiteFile, Site],
     work: Callable[[Reserved], tuple[dict[str, Any], SentArrays]],
-) -> Answer:
+) -> Answer:  # fmt: skip
     """Reserve what a request asks to spend, do the work, and store its reply; the same request gets that reply again.
 
     `kind`: of the reply. `own`: the site. `work` returns what is of this kind alone in the reply, and its arrays.
@@ -93,27 +89,17 @@ def unpack_reply(body: bytes, kind: type[MessageT]) -> tuple[MessageT, SentArray
 def _stated(
     ledger: Ledger, spending: Spending, request: Request, own: tuple[SiteFile, Site], reserved: Reserved
 ) -> dict[str, Any]:
-    """Write what every paid reply states: whose it is, how far it went, and what the part has spent by the ledger.
-
-    The parts of a cohort are disjoint, so each has the whole budget. Infinite values are None.
-    """
+    """Write what every paid reply states: whose it is, how far it went, and what the part has spent by the ledger."""
     site_file, site = own
     spent, cohort = ledger.spent(spending.part), ledger.cohort
     privacy = PrivacyStatement(
-        cohort=cohort.name,
-        unit=cohort.unit,
+        cohort=cohort.name, unit=cohort.unit, adjacency=cohort.adjacency, delta=cohort.delta,
         units=site.recalibration_units if spending.part == "recalibration" else site.units,
-        adjacency=cohort.adjacency,
-        delta=cohort.delta,
-        epsilon=_finite(spent.epsilon),
-        epsilon_method=spent.method,
-        mu=_finite(spent.mu.mu),
-        mu_kind=spent.mu.kind,
-        steps=spent.steps,
-        budget=_finite(cohort.epsilon),
+        epsilon=_finite(spent.epsilon), epsilon_method=spent.method, mu=_finite(spent.mu.mu), mu_kind=spent.mu.kind,
+        steps=spent.steps, budget=_finite(cohort.epsilon),
         history=tuple((sigma, rate, int(steps)) for sigma, rate, steps in write_history(joined(spent.history))),
         seeded=site_file.insecure_seed is not None,
-    )
+    )  # fmt: skip
     stated = {"run": spending.run, "round": spending.round, "request": spending.request_digest, "privacy": privacy}
     if not isinstance(request, EvaluateRequest):
         status = "OK" if reserved.steps == request.steps else "PARTIAL"

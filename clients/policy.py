@@ -20,7 +20,7 @@ from fl_dpbayes.models.own_module import unbuilt_size
 from fl_dpbayes.models.parameters import Shapes
 from fl_dpbayes.protocol.recalibrate import RecalibrateRequest
 from fl_dpbayes.protocol.refusal import RefusalCode
-from fl_dpbayes.protocol.train import MAX_REPLY_BYTES, TrainRequest, reply_bytes
+from fl_dpbayes.protocol.train import MAX_REPLY_BYTES, StageRequest, TrainRequest, reply_bytes
 from fl_dpbayes.protocol.wire import plan_digest, plan_text
 
 
@@ -30,11 +30,10 @@ def check_standing(site_file: SiteFile) -> None:
     if policy.stop_file is not None:
         try:
             os.lstat(policy.stop_file)
-        except FileNotFoundError:
-            pass
-        except OSError:
-            # Where it cannot be seen whether a stop was asked for, it is taken to be.
-            raise RefusedError(RefusalCode.SITE_STOPPED) from None
+        except OSError as error:
+            # Where it cannot be seen whether a stop was asked for, as on a disk that is not there, it is taken to be.
+            if not (isinstance(error, FileNotFoundError) and policy.stop_file.parent.is_dir()):
+                raise RefusedError(RefusalCode.SITE_STOPPED) from None
         else:
             raise RefusedError(RefusalCode.SITE_STOPPED)
     if policy.expires is not None and datetime.now(UTC).date() > policy.expires:
@@ -55,29 +54,36 @@ def check_plan(site_file: SiteFile, path: str, request: Config) -> None:
     except UserError as error:
         raise RefusedError(RefusalCode.SITE_FILE_INVALID, detail=str(error)) from None
     if digest not in known:
-        if path:
-            hold(Path(path), "plans", digest, plan_text(request).encode())
-        raise RefusedError(RefusalCode.PLAN_NOT_APPROVED, "plan")
+        kept = bool(path) and hold(Path(path), "plans", digest, plan_text(request).encode())
+        said = "waits for a look" if kept else "was not kept: delete held plans that nobody will approve"
+        raise RefusedError(RefusalCode.PLAN_NOT_APPROVED, "plan", f"plan {digest} {said}")
 
 
 def check_code(site_file: SiteFile, request: Config) -> None:
     """Check, before anything is imported, that a request names no code that the policy does not list.
 
-    Nor, before it is built, a module of more numbers than `max_parameters`.
-
-    Raises RefusedError POLICY_DENIED with the field.
+    Nor, before it is built, a module of more numbers than `max_parameters`: its settings could ask for more memory than
+    there is. Raises RefusedError POLICY_DENIED with the field.
     """
     model, plan = getattr(request, "model", None), getattr(request, "plan", None)
-    allowed = site_file.policy.allowed_code
+    allowed, models = site_file.policy.allowed_code, site_file.policy.models
     sampler = plan.sampler if isinstance(plan, TrainingPlan) else None
     _deny({
         "model.factory": isinstance(model, ModuleModel) and model.factory not in allowed,
         "plan.sampler.kind": sampler is not None and bool(sampler.implemented_by) and sampler.kind not in allowed,
+        "model.kind": models is not None and model is not None and model.kind not in models,
     })  # fmt: skip
-    models = site_file.policy.models
-    _deny({"model.kind": models is not None and model is not None and model.kind not in models})
-    # Its settings could ask for more memory than there is.
     _deny({"model": isinstance(model, ModuleModel) and unbuilt_size(model) > site_file.policy.max_parameters})
+
+
+def check_size(site_file: SiteFile, request: StageRequest) -> None:
+    """Check the number of a model's trained numbers; RefusedError BAD_REQUEST if the model cannot be built."""
+    try:
+        shapes = model_shapes(request.model, request.task).values()
+    except UserError:
+        raise RefusedError(RefusalCode.BAD_REQUEST, "model") from None
+    draws = request.plan.sampler.weight_draws if isinstance(request, TrainRequest) else 1
+    _deny({"model": draws * sum(map(math.prod, shapes)) > site_file.policy.max_parameters})
 
 
 def check_training_policy(site_file: SiteFile, request: TrainRequest) -> Shapes:
@@ -100,12 +106,8 @@ def check_training_policy(site_file: SiteFile, request: TrainRequest) -> Shapes:
         "plan.rounds": request.plan.total_steps > policy.max_steps,
         "plan.thinning": request.plan.kept_before(request.plan.total_steps) > policy.max_samples,
     })  # fmt: skip
-    try:
-        shapes = model_shapes(request.model, request.task)
-    except UserError:
-        raise RefusedError(RefusalCode.BAD_REQUEST, "model") from None
-    parameters = sum(math.prod(shape) for shape in shapes.values())
-    _deny({"model": request.plan.sampler.weight_draws * parameters > policy.max_parameters})
+    shapes = model_shapes(request.model, request.task)
+    parameters = sum(map(math.prod, shapes.values()))
     # Found before a step is paid for: what is too large for the ledger to store could not be released.
     if reply_bytes(request.plan, request.first_step, request.steps, parameters) > MAX_REPLY_BYTES:
         raise RefusedError(RefusalCode.BAD_REQUEST, "plan.thinning")

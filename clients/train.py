@@ -22,9 +22,8 @@ from fl_dpbayes.data.site import Site, load_site
 from fl_dpbayes.data.site_ledger import open_ledger
 from fl_dpbayes.models.build import build_model
 from fl_dpbayes.models.parameters import vector_to_arrays
-from fl_dpbayes.privacy.events import History, history_of_steps, joined
+from fl_dpbayes.privacy.events import History, history_of_steps, joined, slice_history
 from fl_dpbayes.privacy.ledger.ledger import Ledger, Reserved
-from fl_dpbayes.privacy.ledger.state import slice_history
 from fl_dpbayes.privacy.planned_noise import chain_of_history, largest_prefix, solve_plan
 from fl_dpbayes.protocol.arrays import Arrays, prefixed
 from fl_dpbayes.protocol.refusal import RefusalCode
@@ -46,10 +45,9 @@ log = logging.getLogger("fl_dpbayes")
 def train_chain(site_file: SiteFile, request: TrainRequest, message: Message) -> Answer:
     """Run the requested stretch of the site's chain, as far as its budget admits, and release its samples.
 
-    The steps are reserved in the ledger before the first of them, and the reply is stored before it is sent: the same
-    request again gets the stored reply. `message`: the Flower message that carries the start state `start/<name>`.
-    Returns the reply, and its arrays `samples/<name>` and `last/<name>`. Raises RefusedError with the code and the
-    request's field. Raises LedgerError if the ledger cannot be used; nothing was then released.
+    `message`: carries the start state `start/<name>`. Returns the reply, and its arrays `samples/<name>` and
+    `last/<name>`. Raises RefusedError with the code and the request's field. Raises LedgerError if the ledger cannot
+    be used; nothing was then released.
     """
     shapes = check_training_policy(site_file, request)
     start = read_start(request, message, shapes)
@@ -104,23 +102,15 @@ def _check_statement_fits(ledger: Ledger, history: History, first_step: int) -> 
 
 
 def _run(
-    site_file: SiteFile,
-    request: TrainRequest,
-    records: TrainingRecords,
-    chain: PlannedChain,
-    steps: range,
+    site_file: SiteFile, request: TrainRequest, records: TrainingRecords, chain: PlannedChain, steps: range,
     start: Arrays,
-) -> Arrays:
+) -> Arrays:  # fmt: skip
     device, module = compute_device(site_file), build_model(request.model, request.task, 0, site_file.backbone_folder)
     with local_trace(site_file, request, records, module) as trace:
+        streams = site_streams(site_file, request.run, request.round, str(request.first_step)).of_chain()
+        began = state_vectors(start, request.plan.sampler, module)
         result = run_chain(
-            module.to(device),
-            records,
-            chain=chain,
-            steps=steps,
-            start=state_vectors(start, request.plan.sampler, module),
-            streams=site_streams(site_file, request.run, request.round, str(request.first_step)).of_chain(),
-            on_step=trace,
+            module.to(device), records, chain=chain, steps=steps, start=began, streams=streams, on_step=trace
         )
     last = {name: torch.from_numpy(vector) for name, vector in result.last.items()}
     arrays = prefixed("last", state_arrays(last, module))
@@ -143,8 +133,7 @@ def local_trace(
         yield None
         return
     generator = np.random.default_rng(TRACED_RECORDS_SEED)
-    likelihood = log_likelihood_estimate(module, records, MOST_TRACED_RECORDS, generator)
-    trace = LocalTrace(request.plan, likelihood)
+    trace = LocalTrace(request.plan, log_likelihood_estimate(module, records, MOST_TRACED_RECORDS, generator))
     try:
         yield trace
     finally:

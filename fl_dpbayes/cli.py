@@ -29,12 +29,8 @@ errors = Console(stderr=True)
 
 Engine = Annotated[str, Option(click_type=Choice(["flower", "inline"]), help="flower: Ray's processes; inline: here.")]
 DataDir = Annotated[Path | None, Option(help="Data folder; default: the variable FL_DPBAYES_DATA.")]
-AllowCode = Annotated[
-    list[str] | None, Option(metavar="PACKAGE.MODULE:FUNCTION", help="Import this factory if it made the run's model.")
-]
-Assignments = Annotated[
-    list[str] | None, Option("--set", help="Override a key: privacy.epsilon=2 (no value removes it); may be repeated.")
-]
+AllowCode = Annotated[list[str] | None, Option(metavar="PACKAGE.MODULE:FUNCTION", help="Import the model's factory.")]
+Assignments = Annotated[list[str] | None, Option("--set", help="Change a key: privacy.epsilon=2; no value removes it.")]
 Resume = Annotated[Path | None, Option(metavar="DIR", help="Go on with the run, or the study, of this folder.")]
 Delta = Annotated[float, Option(help="Delta, in (0, 1).")]
 AsJson = Annotated[bool, Option("--json", help="Print JSON instead of a table.")]
@@ -123,12 +119,10 @@ def study(
 @app.command(epilog="Example: fl-dpbayes init --from patients.csv --label died --site hospital --unit patient")
 def init(
     data: Annotated[list[Path], Option("--from", help="CSV or Parquet tables of the same columns; or images.")],
-    site: Annotated[
-        str, Option(help="The column of hospitals ('file': each is one). Images: a pattern for paths, as '^([^/]+)/'.")
-    ],
+    site: Annotated[str, Option(help="The column of hospitals, or 'file'; images: a pattern, as '^([^/]+)/'.")],
     label: Annotated[str | None, Option(help="The column of what is to be predicted; not for images.")] = None,
     unit: Annotated[
-        str | None, Option("--unit", "--patient", help="The column of patients; images: a pattern, as '/(P[0-9]+)_'.")
+        str | None, Option("--unit", "--patient", help="Patients' column, or pattern '/(P[0-9]+)_'.")
     ] = None,
     out: Annotated[Path | None, Option(help="The file to write; default: the data's name with .toml.")] = None,
 ) -> None:
@@ -330,22 +324,16 @@ app.command(epilog="Example: fl-dpbayes provision federation --sites north,south
 
 
 def commands() -> click.Command:
-    """Build the commands, with the help of their arguments.
-
-    Arguments of click 8.5 and newer have a help of their own, which clears the one that typer set.
-    """
-    return _with_help(typer.main.get_command(app))
-
-
-def _with_help(command: click.Command) -> click.Command:
-    for child in getattr(command, "commands", {}).values():
-        _with_help(child)
-    hints = get_type_hints(command.callback, include_extras=True) if command.callback else {}
-    for parameter in command.params:
-        for given in getattr(hints.get(parameter.name or ""), "__metadata__", ()):
-            if isinstance(given, ArgumentInfo):
-                parameter.help = given.help  # type: ignore[attr-defined]
-    return command
+    """Build the commands with the help of their arguments, which click 8.5 and newer clears after typer set it."""
+    found = [typer.main.get_command(app)]
+    for command in found:
+        found += getattr(command, "commands", {}).values()
+        hints = get_type_hints(command.callback, include_extras=True) if command.callback else {}
+        for parameter in command.params:
+            for given in getattr(hints.get(parameter.name or ""), "__metadata__", ()):
+                if isinstance(given, ArgumentInfo):
+                    parameter.help = given.help  # type: ignore[attr-defined]
+    return found[0]
 
 
 def _interrupt(*_: object) -> None:

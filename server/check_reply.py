@@ -49,9 +49,7 @@ def check_train_reply(
 ) -> CheckedReply:  # fmt: skip
     """Check a reply that answers its request, and decode its arrays.
 
-    `shapes` are those of the model's parameters, `previous` is the last accepted statement of the site's spending in
-    this run. Samples get the weights and temperatures that the plan gives them.
-
+    `shapes`: of the model's parameters. `previous`: the last accepted statement of the site's spending in this run.
     Raises ValueError naming the first difference; nothing of the reply may then be used.
     """
     if record.privacy.units != card.units or record.privacy.adjacency != request.plan.privacy.adjacency:
@@ -79,9 +77,7 @@ def check_displacement(reply: CheckedReply, request: TrainRequest, units: int, s
     """Reject samples and states that lie farther from the start than clipping and the planned noise let a chain get.
 
     Everything in the bound is public: the request, its start, and the units that the site declares. An honest chain
-    stays within it but for one stretch in 10^12.
-
-    Raises ValueError naming how far the state lies and how far a chain can get.
+    stays within it but for one stretch in 10^12. Raises ValueError naming how far the state lies.
     """
     steps = reply.last_step + 1 - request.first_step
     bound = displacements(request, units, start, steps)
@@ -100,9 +96,9 @@ def check_displacement(reply: CheckedReply, request: TrainRequest, units: int, s
 def displacements(request: TrainRequest, units: int, start: Arrays, steps: int) -> npt.NDArray[np.float64] | None:
     """Bound how far from its start an honest site can be after each of the request's first `steps` steps.
 
-    `units`: number of privacy units that the site declares, above zero. Returns shape (steps, 2): the greatest
-    distance of the parameters, and the greatest norm of the momentum. None where there is no such bound
-    (`displacement_bound`), or no noise fits the site's budget.
+    `units`: what the site declares, above zero. Returns shape (steps, 2): the greatest distance of the parameters, and
+    the greatest norm of the momentum. None where there is no such bound (`displacement_bound`), or no noise fits the
+    site's budget.
     """
     plan, began = request.plan, {name: without_prefix(name, start) for name in ("parameters", "momentum")}
     try:
@@ -117,10 +113,8 @@ def displacements(request: TrainRequest, units: int, start: Arrays, steps: int) 
         parameters=sum(array.size for array in began["parameters"].values()), start_norm=norms[0],
         start_momentum=norms[1],
     )  # fmt: skip
-    if bound is None:
-        return None
     # Each of the steps rounds every value once or twice, however short it is.
-    return bound + 4 * steps * SINGLE_PRECISION * (norms + np.array([bound[-1, 0], 0.0]))
+    return None if bound is None else bound + 4 * steps * SINGLE_PRECISION * (norms + np.array([bound[-1, 0], 0.0]))
 
 
 def _check(what: str, distance: float, bound: float) -> None:
@@ -133,10 +127,7 @@ def _norm(arrays: Iterable[npt.NDArray]) -> float:
 
 
 def check_reply_size(plan: TrainingPlan, federation: Federation) -> None:
-    """Check that no round's reply is larger than a message may be; rounds are the chunks in which samples travel.
-
-    Raises UserError with the largest reply's size and the remedies.
-    """
+    """Check that no round's reply is larger than a message may be, or raise UserError with its size and remedies."""
     largest = _largest_reply(plan, federation.parameters)
     if largest > MAX_REPLY_BYTES:
         raise UserError(
@@ -149,9 +140,7 @@ def check_reply_size(plan: TrainingPlan, federation: Federation) -> None:
 def check_disk_space(plan: TrainingPlan, federation: Federation, sites: int) -> None:
     """Check that the disk holds what a round of so many sites adds to the run directory, and to simulated ledgers.
 
-    Asked before it, so that no privacy is spent in vain.
-
-    Raises UserError with the folder, the space that is left and the space that it takes.
+    Asked before it, so that no privacy is spent in vain. Raises UserError with the folder and both sizes.
     """
     needed = (2 * sites + 1) * (_largest_reply(plan, federation.parameters) + ROUND_BYTES)
     free = shutil.disk_usage(federation.run_folder).free

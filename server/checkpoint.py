@@ -59,21 +59,15 @@ class Checkpoint(Config):
         """Return the run's roster at the nodes that answered when it was taken up again.
 
         The members are as they were; those that are missing have no node, and may come back before any later round. Who
-        was left out stays out, and who is new may join before the next round.
-
-        Raises UserError if fewer than `min_sites` training sites of the run are there, or one declares
-        something else.
+        was left out stays out, and who is new may join before the next round. Raises UserError if fewer than
+        `min_sites` training sites of the run are there, or one declares something else.
         """
         present = {member.card.name: member for member in answered.members}
-        members = []
-        for card in self.cards:
-            member = present.get(card.name, Member(NO_NODE, card))
+        members = tuple(present.pop(card.name, Member(NO_NODE, card)) for card in self.cards)
+        for member, card in zip(members, self.cards, strict=True):
             if member.card != card:
-                raise UserError(
-                    f"site {card.name!r} declares something else than when this run began: put its site file back, or "
-                    "start a new run"
-                )
-            members.append(member)
+                said = f"site {card.name!r} declares something else than when this run began"
+                raise UserError(f"{said}: put its site file back, or start a new run")
         training = [member for member in members if member.card.role == "train"]
         missing = [member.card.name for member in training if not member.has_node]
         if len(training) - len(missing) < min_sites:
@@ -83,26 +77,19 @@ class Checkpoint(Config):
                 f"{min_sites}; missing are {', '.join(missing)}{f' ({reasons})' if reasons else ''}: nothing is lost; "
                 "start them again, then resume once more"
             )
-        ours = {card.name for card in self.cards}
-        new = {member.node_id for name, member in present.items() if name not in ours}
-        return replace(answered, members=tuple(members), left_out=self.left_out, asked=answered.asked - new)
+        new = {member.node_id for member in present.values()}
+        return replace(answered, members=members, left_out=self.left_out, asked=answered.asked - new)
 
 
 def write_checkpoint(folder: Path, checkpoint: Checkpoint, state: Arrays) -> None:
-    """Replace a run's checkpoint by what is known, and the server state, after a round.
-
-    Raises UserError if it cannot be written.
-    """
+    """Replace a run's checkpoint by what is known, and the server state, after a round; UserError if that fails."""
     with replaced_atomically(folder / CHECKPOINT_FILE) as partial:
         write_arrays(partial, state, sealable({_KEY: checkpoint.model_dump_json()}))
         seal(partial)
 
 
 def read_checkpoint(folder: Path) -> tuple[Checkpoint, Arrays] | None:
-    """Read what was written last; None if the run never came to asking its sites for anything.
-
-    Raises UserError if the file is damaged.
-    """
+    """Read what was written last; None if the run never came to asking its sites; UserError if it is damaged."""
     path = folder / CHECKPOINT_FILE
     if not path.is_file():
         return None
@@ -139,9 +126,8 @@ def check_run_files(folder: Path, entries: Sequence[journals.Entry], checkpoint:
 
     Raises UserError naming the first file that is missing, damaged or not of the run.
     """
-    listed = {
-        name: entry for name, entry in journals.listed_files(entries).items() if not name.startswith(f"{BANK_FOLDER}/")
-    }
+    files = journals.listed_files(entries).items()
+    listed = {name: entry for name, entry in files if not name.startswith(f"{BANK_FOLDER}/")}
     journals.check_files(folder, listed)
     journals.check_no_others(folder, f"{SITES_FOLDER}/*.toml", listed)
     PosteriorBank(folder / BANK_FOLDER).check(entries, checkpoint.round)

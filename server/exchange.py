@@ -77,8 +77,8 @@ class Exchange(Generic[RequestT, ReplyT]):
     ) -> Iterator[Answer[CheckedT]]:  # fmt: skip
         """Take replies one by one, in their order; yield the answer of each site that was asked, silent ones last.
 
-        `check` makes of a reply that answers its request what the stage uses, and rejects it by a ValueError. `dropped`
-        is called for a reply to no open request.
+        `check` makes of an answer what the stage uses, or rejects it by a ValueError. `dropped` is called for a reply
+        to no open request.
         """
         for reply in replies:
             self._read_message_ids()
@@ -127,10 +127,7 @@ class Exchange(Generic[RequestT, ReplyT]):
 
 
 def check_steps(record: StepsReply, request: TrainRequest | RecalibrateRequest) -> None:
-    """Check that a reply's steps are the request's, or a prefix of them where it says so.
-
-    Raises ValueError if they are not.
-    """
+    """Check that a reply's steps are the request's, or a prefix of them where it says so, or raise ValueError."""
     if record.first_step != request.first_step or record.steps > request.steps:
         raise ValueError(f"it ran steps {record.first_step}+{record.steps}, not {request.first_step}+{request.steps}")
     if (record.status == "OK") != (record.steps == request.steps):

@@ -1,5 +1,6 @@
 """Flower's grid, with replies one by one in the order of the requests, and without dead processes in a simulation."""
 
+import math
 import time
 from collections.abc import Iterable, Iterator
 from importlib.machinery import PathFinder
@@ -41,15 +42,13 @@ class OrderedGrid:
         `timeout`: seconds for the whole exchange; None waits for ever.
         """
         pushed: list[tuple[str, Message]] = []
-        deadline = None if timeout is None else time.monotonic() + timeout
+        deadline = math.inf if timeout is None else time.monotonic() + timeout
         for request in messages:
-            unreadable = Error(ErrorCode.UNKNOWN, "")
-            pushed += [
-                (number, Message(unreadable, reply_to=request)) for number in self._grid.push_messages([request])
-            ]
+            for number in self._grid.push_messages([request]):
+                pushed.append((number, Message(Error(ErrorCode.UNKNOWN, ""), reply_to=request)))
         for message_id, spare in pushed:
             replies = self._pulled(message_id, spare) if message_id else []
-            while message_id and not replies and (deadline is None or time.monotonic() < deadline):
+            while message_id and not replies and time.monotonic() < deadline:
                 time.sleep(POLL_SECONDS)
                 replies = self._pulled(message_id, spare)
             while replies:
@@ -81,8 +80,7 @@ def replace_dead_actors(grid: Grid) -> None:
     """Make the simulation's pool of Ray actors put a new actor in the place of a dead one.
 
     Flower 1.41 returns a dead actor to its pool, where it fails every message at once and so, being always idle, takes
-    most of them: one killed process would cost most sites all their rounds. This wraps one method of that pool, which
-    lives in this process; nothing is done with the grid of a deployment.
+    most of them: one killed process would cost most sites all their rounds.
     """
     if not isinstance(grid, InMemoryGrid):
         return

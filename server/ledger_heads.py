@@ -29,10 +29,7 @@ class KnownHeads(Config):
 
 
 def read_heads(path: Path | None) -> dict[str, str]:
-    """Read the heads that earlier runs saw, by site; none if there is no file or no path.
-
-    Raises UserError if the file is not what `LedgerHeads.keep` writes.
-    """
+    """Read the heads that earlier runs saw, by site, if any; UserError if the file is not what `keep` writes."""
     # A link that leads nowhere is a lost file, and not one that never was.
     if path is None or not (path.exists() or path.is_symlink()):
         return {}
@@ -47,10 +44,7 @@ def read_heads(path: Path | None) -> dict[str, str]:
 
 
 class LedgerHeads:
-    """Site -> last head of its ledger's chain that was seen, in this run or an earlier one.
-
-    `path`: keeps them across runs; None where the ledgers are made for the run.
-    """
+    """Site -> last head of its ledger's chain that was seen; `path` keeps them across runs, where given."""
 
     def __init__(self, path: Path | None) -> None:
         # A link stays one.

@@ -34,9 +34,7 @@ def rejecting() -> Iterator[None]:
     """Turn whatever goes wrong while one reply is read into its rejection: its site is left out, and the run goes on.
 
     Checks raise a ValueError that names what is wrong. Nothing else should come, but what a site sends must not choose
-    which of our mistakes ends the run of all others.
-
-    Raises RejectedError with the reason.
+    which of our mistakes ends the run of all others. Raises RejectedError with the reason.
     """
     try:
         yield
@@ -48,10 +46,7 @@ def rejecting() -> Iterator[None]:
 
 
 def encoded(arrays: dict[str, npt.NDArray]) -> ArrayRecord:
-    """Encode the arrays of a request, which requests to several sites may share.
-
-    Each is taken out as it is encoded, so that memory need not hold it twice.
-    """
+    """Encode the arrays of a request, each taken out as it is encoded, so that memory need not hold it twice."""
     return ArrayRecord({name: Array(np.ascontiguousarray(arrays.pop(name))) for name in list(arrays)})
 
 
@@ -61,10 +56,9 @@ def request_message(
 ) -> Message:  # fmt: skip
     """Build the message that carries a request and its encoded arrays to a node; None asks but who the site is.
 
-    `message_type`: Flower's `query`, `train` or `evaluate`, perhaps with a name after a dot. `round_number`: used as
-    Flower's group. `time_to_live`: seconds for which it is waited for; Flower drops request and reply a minute later,
-    so that what came in time can still be pulled. `simulation_folder`: where a virtual site finds its site file; empty
-    in deployment, and never read by a node that has a site file of its own.
+    `round_number`: used as Flower's group. `time_to_live`: seconds for which it is waited for; Flower drops request and
+    reply a minute later, so that what came in time can still be pulled. `simulation_folder`: where a virtual site finds
+    its site file; empty in deployment, and never read by a node that has a site file of its own.
     """
     config = ConfigRecord({"simulation-folder": simulation_folder})
     if record is not None:

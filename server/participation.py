@@ -50,13 +50,9 @@ class Participation:
 
     def asked(self, roster: Roster) -> list[Member]:
         """Return the members that get a training request."""
-        return [
-            member
-            for member in roster.training
-            if member.has_node
-            and not self.has_finished(member.card.name)
-            and self._silent.get(member.card.name, 0) < self._silent_rounds
-        ]
+        given_up = {name for name, rounds in self._silent.items() if rounds >= self._silent_rounds}
+        out = given_up | self._finished
+        return [member for member in roster.training if member.has_node and member.card.name not in out]
 
     def admit(self, server_round: int, before: Roster, after: Roster) -> list[RunWarning]:
         """Note who has come since the roster of the last round, before that of this one."""
@@ -95,9 +91,8 @@ class Participation:
         """Return the first step of the plan that a site runs in a round.
 
         A chain of a site's own has its burn-in before it whenever it starts, so a site that joins runs the schedule
-        from its beginning and ends it early; its noise was solved for all of it. Averaged chains go on where they are.
-        A step that a site may have run is never asked for again (its ledger would refuse it): a round that it missed
-        is a gap in its schedule.
+        from its beginning and ends it early. Averaged chains go on where they are. A step that a site may have run is
+        never asked for again (its ledger would refuse it): a round that it missed is a gap in its schedule.
         """
         chain, number = divmod(server_round - 1, plan.rounds)
         joined_in, late = divmod(self._joined.get(site, 1) - 1, plan.rounds)

@@ -41,10 +41,9 @@ Scope = Literal["federated", "site"]
 class Recalibration:
     """What came of it.
 
-    `scope`: whether every site uses the average, or each that trained its own. `average`: the sites' map: the mean,
-    each site weighed by its declared units; of counts the map of their sum. `own`: site -> its own map.
-    `statements`: site -> what its recalibration part has spent. `noise`: set where privacy noise alone moves the
-    parameters too far, or hides the counts.
+    `scope`: whether every site uses the average, or each that trained its own. `average`: the mean of the sites' maps,
+    weighed by their declared units; of counts the map of their sum. `statements`: what each recalibration part has
+    spent. `noise`: set where privacy noise alone moves the parameters too far, or hides the counts.
     """
 
     scope: Scope
@@ -61,12 +60,10 @@ class Recalibration:
 def recalibrate_sites(
     grid: Grid, federation: Federation, posterior: PosteriorSamples, heads: LedgerHeads, record: RunRecord
 ) -> Recalibration | None:
-    """Fit the map at the training sites.
+    """Fit the map at the training sites; None if the scenario asks for none or no site answered.
 
     Every round starts from the average of the last one, so rounds of one step each are one descent on all sites'
     records together. `heads` of the sites' ledgers are brought up to date.
-
-    Returns the maps of the posterior's predictions, or None if the scenario asks for none or no site answered.
     """
     scenario = federation.scenario
     if scenario.recalibration is None:
@@ -131,10 +128,7 @@ class _Fit:
             yield exchange.request(request, arrays, member)
 
     def take(self, reply: Message, answer: RecalibrateReply, request: RecalibrateRequest, member: Member) -> None:
-        """Check and keep what a site has fitted.
-
-        Raises ValueError if it is not what was asked for; nothing of it is then kept.
-        """
+        """Check and keep what a site has fitted, or raise ValueError if it is not what was asked for."""
         name, card = member.card.name, member.card
         check_steps(answer, request)
         if len(answer.parameters or ()) != len(request.start or ()):

@@ -48,10 +48,9 @@ class Member:
 class Roster:
     """The sites of a run in a fixed order, and what is known of the nodes.
 
-    `members`: the sites. `left_out`: a warning of each node that did not join. `asked`: nodes that have said who
-    they are, or that they do not say it; none is asked again. `silences`: node -> how often in a row it was asked
-    and gave no answer. `away`: nodes of members that were not connected when the roster was last called.
-    `first_nodes`: site -> the node that it had first, which keeps its name.
+    `left_out`: a warning of each node that did not join. `asked`: nodes that have answered; none is asked again.
+    `silences`: node -> how often in a row it gave no answer. `away`: nodes of members that were not connected when the
+    roster was last called. `first_nodes`: site -> the node that it had first, which keeps its name.
     """
 
     members: tuple[Member, ...]
@@ -120,11 +119,10 @@ def connected_nodes(grid: Grid, expected: int, settled: float | None = None) -> 
 
 
 def call_roster(grid: Grid, node_ids: Sequence[int], scenario: Scenario, simulation_folder: str) -> Roster:
-    """Ask every node for its card.
+    """Ask every node for its card; members are in the scenario's order, others after these alphabetically.
 
-    Returns the members, as the scenario orders them, others after these alphabetically; a node that did not answer,
-    repeats a name, declares too few units or has another task than most is left out. Raises UserError if no site
-    that trains answered.
+    A node that did not answer, repeats a name, declares too few units or has another task than most is left out. Raises
+    UserError if no site that trains answered.
     """
     timeout = scenario.resources.round_timeout
     members, left_out, answered = _cards(grid, node_ids, {}, scenario, simulation_folder, timeout)
@@ -144,34 +142,26 @@ def with_newcomers(grid: Grid, federation: Federation) -> Roster:
     connected = set(allowed_nodes(grid, scenario.sites, only_registered=not federation.simulation_folder))
     given_up = {node for node, count in roster.silences.items() if count >= scenario.resources.silent_rounds}
     newcomers = sorted(connected - roster.asked - given_up)
-    known = {member.card.name: member for member in roster.members}
-    first_nodes = {name: roster.first_nodes.get(name, member.node_id) for name, member in known.items()}
-    members = {
-        name: Member(first_nodes[name], member.card) if first_nodes[name] in connected else member
-        for name, member in known.items()
-    }
-    vacant = {
-        name
-        for name, member in members.items()
-        if not member.has_node or (nodes_may_change and member.node_id not in connected)
-    }
-    taken = {
-        name: _taken(name)
-        if member.node_id in connected
-        else f"{name} has a node of its own, which is gone: start that again, or set resources.nodes_may_change"
-        for name, member in members.items()
-        if name not in vacant
-    }
+    members = {member.card.name: member for member in roster.members}
+    first_nodes = {name: roster.first_nodes.get(name, member.node_id) for name, member in members.items()}
+    taken = {}
+    for name, member in members.items():
+        if first_nodes[name] in connected:
+            members[name] = replace(member, node_id=first_nodes[name])
+        if members[name].node_id in connected:
+            taken[name] = _taken(name)
+        elif member.has_node and not nodes_may_change:
+            gone = f"{name} has a node of its own, which is gone"
+            taken[name] = f"{gone}: start that again, or set resources.nodes_may_change"
     timeout = min(CARD_SECONDS, scenario.resources.round_timeout)
     cards, left_out, answered = _cards(grid, newcomers, taken, scenario, federation.simulation_folder, timeout)
     joined = {}
     for name, member in cards.items():
-        if name in vacant and member.card == known[name].card:
-            members[name] = member
-            if first_nodes[name] == NO_NODE:
-                first_nodes[name] = member.node_id
-        elif name in vacant:
+        if name in members and member.card != members[name].card:
             left_out.append(warning("card-changed", name))
+        elif name in members:
+            members[name] = member
+            first_nodes[name] = first_nodes[name] or member.node_id
         elif _shared(member) == _shared(roster.members[0]):
             joined[name] = member
         else:
@@ -209,9 +199,7 @@ def _cards(
     # they are scaled by 1/(q n), so a claim to one unit would be a licence to go anywhere. 1/q of a decimal q may lie a
     # rounding above a whole number.
     least_units = math.ceil(1 / scenario.privacy.sampling_rate - 1e-9)
-    members: dict[str, Member] = {}
-    left_out: list[RunWarning] = []
-    answered: set[int] = set()
+    members, left_out, answered = dict[str, Member](), list[RunWarning](), set[int]()
     waiting: dict[str, int] | None = None
     names, schema = registered_names(grid) if requests else {}, _scenarios_schema(scenario)
     for reply in grid.send_and_receive(requests, timeout=timeout):
@@ -251,10 +239,8 @@ def _agreeing(members: dict[str, Member], left_out: list[RunWarning], order: Seq
     ordered = [members[name] for name in names]
     trainers = [member for member in ordered if member.card.role == "train"]
     if not trainers:
-        raise UserError(
-            "no site that trains answered: "
-            + ("; ".join(map(sentence, left_out)) or "give at least one site the role 'train'")
-        )
+        why = "; ".join(map(sentence, left_out)) or "give at least one site the role 'train'"
+        raise UserError(f"no site that trains answered: {why}")
     # The first of the commonest: one site's word must not leave out all others.
     shared = Counter(map(_shared, trainers)).most_common(1)[0][0]
     left_out += [_differs(member, shared[0]) for member in ordered if _shared(member) != shared]
@@ -276,12 +262,9 @@ def _scenarios_schema(scenario: Scenario) -> RecordSchema | None:
 def _other_schema(card: SiteCard, schema: RecordSchema | None) -> str:
     """Say in what a site's records are not what the scenario says; an empty text if they are."""
     parts = schema.differences(card.data_schema) if schema is not None else []
-    if not parts:
-        return ""
-    return (
-        f"{card.name} has other {' and '.join(parts)} than the scenario (names and their order, centers, scales, "
-        "missing, class names): take over the source of the coordinator's scenario in its site file"
-    )
+    said = f"{card.name} has other {' and '.join(parts)} than the scenario (names and their order, centers, scales, "
+    remedy = "missing, class names): take over the source of the coordinator's scenario in its site file"
+    return said + remedy if parts else ""
 
 
 def _other_code(card: SiteCard, names: Sequence[str]) -> str:
@@ -293,14 +276,11 @@ def _other_code(card: SiteCard, names: Sequence[str]) -> str:
             # A module object of this process, which only its own simulated sites can have.
             continue
         if found is None:
-            return (
-                f"{card.name} does not allow {name!r} (policy.allowed_code of its site file), or has not installed it"
-            )
+            said = f"{card.name} does not allow {name!r} (policy.allowed_code of its site file)"
+            return f"{said}, or has not installed it"
         if found.digest != ours.digest:
-            return (
-                f"{card.name} has other code for {name!r}: {found.described()}, the server {ours.described()}: install "
-                "the same version at both"
-            )
+            said = f"{card.name} has other code for {name!r}: {found.described()}, the server {ours.described()}"
+            return f"{said}: install the same version at both"
     return ""
 
 

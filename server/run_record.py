@@ -1,6 +1,7 @@
 """What a run did: rounds, privacy and warnings, appended after every round so that nothing computed is lost."""
 
 import json
+import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import takewhile
@@ -29,25 +30,19 @@ class EventLog:
         self._path = run_folder / EVENTS_FILE
 
     def write(self, event: str, **details: Any) -> None:
-        """Append an event with its time (seconds since the epoch) as one line of JSON.
-
-        Raises UserError if it cannot be written.
-        """
+        """Append an event with its time (seconds since the epoch) as one line of JSON; UserError if that fails."""
         line = json.dumps({"event": event, "time": time.time(), **details})
         with written(self._path), self._path.open("a", encoding="utf-8") as file:
             file.write(line + "\n")
 
 
 def cost_cells(statement: PrivacyStatement) -> dict[str, Any]:
-    """Return what a site stated of its spending, as cells of `privacy.csv`."""
-    return {
-        "steps": statement.steps, "epsilon": float("inf") if statement.epsilon is None else statement.epsilon,
-        "epsilon_method": statement.epsilon_method, "delta": statement.delta,
-        "mu": float("inf") if statement.mu is None else statement.mu, "mu_kind": statement.mu_kind,
-        "adjacency": statement.adjacency,
-        "noise_multiplier_first": statement.history[0][0] if statement.history else None,
-        "noise_multiplier_last": statement.history[-1][0] if statement.history else None,
-        "budget": float("inf") if statement.budget is None else statement.budget,
+    """Return what a site stated of its spending, as cells of `privacy.csv`; null is infinite."""
+    names = ("steps", "epsilon", "epsilon_method", "delta", "mu", "mu_kind", "adjacency", "budget")
+    stated = {name: getattr(statement, name) for name in names}
+    noises: Sequence[float | None] = [sigma for sigma, *_ in statement.history] or [None]
+    return {name: math.inf if value is None else value for name, value in stated.items()} | {
+        "noise_multiplier_first": noises[0], "noise_multiplier_last": noises[-1],
     }  # fmt: skip
 
 
@@ -70,8 +65,6 @@ class _OutcomeEntry(Config):
 
 
 class _RoundEntry(Config):
-    """A training round as the journal keeps it."""
-
     round: int
     seconds: float
     bytes_down: int
@@ -79,10 +72,7 @@ class _RoundEntry(Config):
 
 
 class RunRecord:
-    """Collects a run's rows; what a round adds is appended to the journal, to `privacy.csv` and to `rounds.csv`.
-
-    `tempered` says whether the run's sampler has a temperature.
-    """
+    """Collects a run's rows; what a round adds is appended to the journal, to `privacy.csv` and to `rounds.csv`."""
 
     def __init__(self, run_folder: Path, journal: Journal, *, tempered: bool = True) -> None:
         self.run_folder, self.journal, self.events = run_folder, journal, EventLog(run_folder)
@@ -107,10 +97,7 @@ class RunRecord:
         return entries
 
     def restore(self, entries: Iterable[Entry], seconds: Mapping[str, float], round_number: int) -> None:
-        """Go on from a run's journal after a round, with the seconds of each stage until then; times add up.
-
-        Raises UserError if a table cannot be written.
-        """
+        """Go on from a run's journal after a round, with the seconds of each stage until then; times add up."""
         own, self.warnings = self.warnings, []
         for entry in entries:
             if "round" in entry:
@@ -120,8 +107,7 @@ class RunRecord:
             elif "resumed" in entry:
                 self.resumed_after.append(entry["resumed"])
         self._kept_warnings = len(self.warnings)
-        for one in own:
-            self.warn(one)
+        self.warn(*own)
         self.resumed_after.append(round_number)
         self._new.append({"resumed": round_number})
         for stage, taken in seconds.items():
@@ -153,16 +139,11 @@ class RunRecord:
         self.warnings += [one for one in dict.fromkeys(found) if one not in self.warnings]
 
     def add_round(self, round_number: int, answers: Sequence[Answer[CheckedReply]], *, bytes_down: int) -> None:
-        """Keep one training round and add it to the tables.
-
-        Raises UserError if a table cannot be written.
-        """
+        """Keep one training round and add it to the tables; UserError if one cannot be written."""
         if not answers:
             return
-        entry = _RoundEntry(
-            round=round_number, seconds=round(time.monotonic() - self._started, 3), bytes_down=bytes_down,
-            outcomes=tuple(map(self._entry, answers)),
-        )  # fmt: skip
+        seconds, outcomes = round(time.monotonic() - self._started, 3), tuple(map(self._entry, answers))
+        entry = _RoundEntry(round=round_number, seconds=seconds, bytes_down=bytes_down, outcomes=outcomes)
         self._new.append({"round": entry.model_dump(mode="json")})
         bad = [answer for answer in answers if not answer.usable]
         self.warn(*(warning("not-usable", a.site, round=round_number, status=a.status, detail=a.detail) for a in bad))
@@ -170,13 +151,13 @@ class RunRecord:
         self._take(entry)
         if first:
             self._write_tables()
-            return
-        append_csv(self.run_folder / PRIVACY_FILE, self.privacy_rows[known:], PRIVACY_COLUMNS)
-        append_csv(self.run_folder / ROUNDS_FILE, self.round_rows[-1:], ROUND_COLUMNS)
+        else:
+            append_csv(self.run_folder / PRIVACY_FILE, self.privacy_rows[known:], PRIVACY_COLUMNS)
+            append_csv(self.run_folder / ROUNDS_FILE, self.round_rows[-1:], ROUND_COLUMNS)
 
     def add_costs(self, spent: Mapping[str, Mapping[str, PrivacyStatement]]) -> None:
         """Add to `privacy.csv` rows without a round: purpose -> site -> what it paid beside training."""
-        rows: list[dict[str, Any]] = [
+        rows = [
             {"site": site, "status": "OK", "purpose": purpose} | cost_cells(statement)
             for purpose, statements in spent.items()
             for site, statement in statements.items()
@@ -218,9 +199,8 @@ class RunRecord:
                 temperature=(stretch.step_weight, stretch.temperature, *stretch.temperature_range),
                 privacy=privacy.model_dump(mode="json", exclude={"history"}), kept=kept, history=privacy.history[kept:],
             )  # fmt: skip
-        return _OutcomeEntry(
-            site=answer.site, status=answer.status, detail=answer.detail, bytes_up=answer.bytes_up, reply=reply
-        )
+        said = {name: getattr(answer, name) for name in ("site", "status", "detail", "bytes_up")}
+        return _OutcomeEntry(**said, reply=reply)
 
     def _take(self, entry: _RoundEntry) -> None:
         """Add a round, new or read back, to what is known."""
@@ -238,13 +218,11 @@ class RunRecord:
     def _add_privacy(self, round_number: int, outcome: _OutcomeEntry) -> None:
         row: dict[str, Any] = {"site": outcome.site, "round": round_number, "purpose": "training"}
         row |= {"status": outcome.status, "reason": outcome.detail}
-        reply = outcome.reply
-        if reply is not None:
+        if (reply := outcome.reply) is not None:
             before = self.statements[outcome.site].history[: reply.kept] if reply.kept else ()
             stated: dict[str, Any] = {**reply.privacy, "history": (*before, *reply.history)}
             # It was validated when it came.
-            statement = PrivacyStatement.model_construct(**stated)
-            self.statements[outcome.site] = statement
+            self.statements[outcome.site] = statement = PrivacyStatement.model_construct(**stated)
             row |= cost_cells(statement) | {"temperature": reply.temperature[1] if self._tempered else None}
         self.privacy_rows.append(row)
 

@@ -122,8 +122,7 @@ def _privacy(site: str, record: RunRecord, recalibration: Recalibration | None) 
     row: dict[str, Any] = {"site": site, "status": record.status(site), "temperature": mean, "temperature_range": span}
     if recalibration is not None and site in recalibration.statements:
         # Of a part of its own, so beside the training's epsilon and not on top of it.
-        epsilon = recalibration.statements[site].epsilon
-        row["recalibration_epsilon"] = float("inf") if epsilon is None else epsilon
+        row["recalibration_epsilon"] = cost_cells(recalibration.statements[site])["epsilon"]
     if statement is not None:
         used = sum(outcome.reply is not None for outcome in record.outcomes.get(site, {}).values())
         row |= cost_cells(statement) | {"history": statement.history, "rounds": used, "unit": statement.unit}
@@ -140,9 +139,8 @@ def _recalibration(recalibration: Recalibration | None) -> dict[str, Any] | None
 
 def _paid_evaluation(site: str, statement: PrivacyStatement) -> dict[str, str]:
     epsilon = "inf" if statement.epsilon is None else f"{math.ceil(statement.epsilon * 1000) / 1000:.3f}"
-    budget = float("inf") if statement.budget is None else statement.budget
-    item = f"test records of {site}: epsilon {epsilon} of {budget:g} at delta {statement.delta:g}"
-    return {"item": item, "how": PAID}
+    spent = f"epsilon {epsilon} of {cost_cells(statement)['budget']:g} at delta {statement.delta:g}"
+    return {"item": f"test records of {site}: {spent}", "how": PAID}
 
 
 def _releases(federation: Federation, recalibration: Recalibration | None) -> list[dict[str, str]]:

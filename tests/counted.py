@@ -11,7 +11,15 @@ from fl_dpbayes.calibration.recalibration.descent import log_probabilities, reco
 from fl_dpbayes.calibration.recalibration.maps import method_code
 from fl_dpbayes.calibration.statistics import CalibrationStatistics, from_batch
 from fl_dpbayes.config.recalibration import PARAMETER_BOUND, RecalibrationMap, parameter_count
+from fl_dpbayes.config.record_schema import RecordSchema
+from fl_dpbayes.config.task import Task
+from fl_dpbayes.protocol.card import SiteCard
 
+CARD = SiteCard(
+    name="north", role="held_out", task=Task(input_shape=(2,), classes=2), units=8, unit="patient",
+    data_schema=RecordSchema(features="0" * 64, constants="0" * 64, labels="0" * 64),
+    evaluation_release="public", seeded=False,
+)  # fmt: skip
 GOLDEN = json.loads((Path(__file__).parent / "golden" / "calibration.json").read_text())
 
 

@@ -114,12 +114,9 @@ class Federation:
         return [record_of(message) for message in self.requests(kind, site)]
 
     def spoil(
-        self,
-        change: Callable[[Message], Message | None],
-        kinds: Collection[str] = ("train",),
-        sites: Collection[str] = ("south",),
-        rounds: Collection[int] | None = None,
-    ) -> None:
+        self, change: Callable[[Message], Message | None], kinds: Collection[str] = ("train",),
+        sites: Collection[str] = ("south",), rounds: Collection[int] | None = None,
+    ) -> None:  # fmt: skip
         """Let `change` make something else of what these sites answer, in these rounds or in all."""
 
         def changed(request: Message, reply: Message) -> Message | None:

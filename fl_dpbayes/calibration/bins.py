@@ -19,8 +19,7 @@ REPORT_BINS = 15
 ENDS = 16  # at 16/960 a bin is as wide in log odds as a cell
 CELL_GROWTH = 1.01  # cells are as wide as 1 % of their log odds, so a temperature on top changes little
 LARGEST_LOG_ODDS = 700.0  # float64 holds no probability below exp(-708) at full precision
-COUNT, CONFIDENCE, OUTCOME, CONFIDENCE_SQUARED, CONFIDENCE_OUTCOME = range(5)
-COLUMNS = 5
+COUNT, CONFIDENCE, OUTCOME, SQUARE, PRODUCT = range(COLUMNS := 5)
 # A sum of up to 2^23 multiples of 2^-30 in [0, 1] is exact in float64.
 GRID = 2.0**30
 ROWS_PER_PIECE = 1024
@@ -42,14 +41,16 @@ _MIDDLE = np.arange(len(END_EDGES), CELLS - len(END_EDGES))
 # The first cell of each fine bin, and CELLS at the end.
 FIRST_CELL = np.concatenate([_LOWER, _MIDDLE, CELLS - np.append(len(END_EDGES), _LOWER[::-1])])
 FINE_BIN_OF_CELL = np.repeat(np.arange(FINE_BINS), np.diff(FIRST_CELL))
+# Ends of the fine bin of each cell: its own are finer than rows that sum to 1 within 1e-6 can keep to.
+LOW, HIGH = FINE_BIN_OF_CELL / FINE_BINS, (FINE_BIN_OF_CELL + 1) / FINE_BINS
 
 
 def cell_index(confidence: npt.ArrayLike, rest: npt.ArrayLike) -> npt.NDArray[np.int64]:
     """Place confidences in cells: fine bins of p, those near 0 divided by p and those near 1 by the rest.
 
     The order of cells is that of the log odds log(p / rest): 1 - p alone could not tell 1 - 1e-20 from 1 - 1e-30.
-    `confidence`: p, any shape, each in [0, 1]. `rest`: the probability of everything else, of the same shape; 1 - p but
-    for rounding. Returns indices in [0, CELLS - 1]; all of a fine bin lie in [FIRST_CELL[k], FIRST_CELL[k + 1] - 1].
+    `confidence`: p in [0, 1]. `rest`: the probability of everything else, of the same shape. Returns indices in [0,
+    CELLS - 1]; all of a fine bin lie in [FIRST_CELL[k], FIRST_CELL[k + 1] - 1].
     """
     fine = bin_index(confidence, FINE_BINS)
     from_below = np.searchsorted(END_EDGES, confidence, side="right")
@@ -71,11 +72,9 @@ def in_fixed_pieces(function: Callable[..., npt.NDArray], *arrays: npt.NDArray) 
 
     What vectorised code computes for a row could differ in its last bits with the row's place among others, and the
     last bit of a probability decides on which side of a bin's edge it lies (docs/sensitivity.md). `function`: arrays of
-    shapes (1024, ...) -> shape (1024, ...), row by row. `arrays`: each of shape (N, ...), cut alike. Returns shape (N,
-    ...).
+    shapes (1024, ...) -> shape (1024, ...), row by row. `arrays`: each of shape (N, ...), cut alike.
     """
-    count = len(arrays[0])
-    found = []
+    count, found = len(arrays[0]), []
     # Where there is no record, a piece of padding alone says what shape a row has.
     for start in range(0, max(1, count), ROWS_PER_PIECE):
         buffers = [np.zeros((ROWS_PER_PIECE, *array.shape[1:]), array.dtype) for array in arrays]
@@ -89,13 +88,9 @@ def in_fixed_pieces(function: Callable[..., npt.NDArray], *arrays: npt.NDArray) 
 def coarsen(table: Floats, bins: int) -> Floats:
     """Sum the cells of a table, shape (..., CELLS, columns), into B equal-width bins, shape (..., B, columns).
 
-    Records are never binned again: 11/15 lies in another of 15 bins when it is placed directly than by way of 300.
-    Raises ValueError if B does not divide FINE_BINS.
+    Records are never binned again: 11/15 lies in another of 15 bins when it is placed directly than by way of 300. B
+    divides FINE_BINS.
     """
-    if bins < 1 or FINE_BINS % bins:
-        raise ValueError(
-            f"bins is {bins}: it must divide the {FINE_BINS} bins that were counted, for example 10, 15 or 20"
-        )
     return np.add.reduceat(table, FIRST_CELL[: -1 : FINE_BINS // bins], axis=-2)
 
 
@@ -105,8 +100,7 @@ def equal_mass(table: Floats, ranges: int) -> Floats:
     Cell k goes to range min(floor(R * (n_0 + ... + n_{k-1} + n_k / 2) / N), R - 1); a cell is never split, so masses
     are equal up to the content of one cell, and a range may be empty.
     """
-    count = table[:, COUNT]
-    total = count.sum()
+    count, total = table[:, COUNT], table[:, COUNT].sum()
     joined = np.zeros((ranges, table.shape[1]))
     if total > 0:
         middle = np.cumsum(count) - count / 2

@@ -5,36 +5,19 @@ from collections.abc import Mapping
 import numpy as np
 import numpy.typing as npt
 
-from fl_dpbayes.calibration.bins import (
-    CONFIDENCE,
-    CONFIDENCE_OUTCOME,
-    CONFIDENCE_SQUARED,
-    COUNT,
-    FINE_BIN_OF_CELL,
-    FINE_BINS,
-    FIRST_CELL,
-    OUTCOME,
-    Floats,
-)
+from fl_dpbayes.calibration.bins import CONFIDENCE, COUNT, HIGH, LOW, OUTCOME, PRODUCT, SQUARE, Floats
 
 SUM_TOLERANCE = 1e-6
 ROUNDING = 1e-9
 MAX_RECORDS = 1e12
 MEASURES = ("epistemic", "total")  # the rows of the histograms of uncertainty
-# Ends of the fine bin of each cell: its own are finer than rows that sum to 1 within 1e-6 can keep to.
-LOW, HIGH = FINE_BIN_OF_CELL / FINE_BINS, (FINE_BIN_OF_CELL + 1) / FINE_BINS
 
 
 def check_probabilities(probabilities: npt.ArrayLike) -> Floats:
-    """Return probabilities (N, C >= 2), rows that sum to 1 within 1e-6, as float64; rounding above 1 is cut.
-
-    Raises ValueError if they are of another shape, NaN, outside [0, 1], or rows do not sum to 1.
-    """
+    """Return probabilities (N, C >= 2), rows that sum to 1 within 1e-6, rounding above 1 cut, or raise ValueError."""
     probability = np.asarray(probabilities, np.float64)
     if probability.ndim != 2 or probability.shape[1] < 2:
-        raise ValueError(
-            f"probabilities have shape {probability.shape}: expected (records, classes), 2 or more classes"
-        )
+        raise ValueError(f"probabilities have shape {probability.shape}: expected (records, 2 or more classes)")
     if np.isnan(probability).any():
         raise ValueError("a probability is NaN: the predictor has diverged")
     if probability.size and (probability.min() < 0 or probability.max() > 1 + ROUNDING):
@@ -50,10 +33,7 @@ def check_probabilities(probabilities: npt.ArrayLike) -> Floats:
 
 
 def check_labels(labels: npt.ArrayLike, count: int, classes: int) -> npt.NDArray[np.int64]:
-    """Return labels (N,), integers or whole floats 0 .. C - 1, as int64.
-
-    Raises ValueError if their number differs from N or one is not a class.
-    """
+    """Return labels (N,), integers or whole floats 0 .. C - 1, as int64, or raise ValueError."""
     label = np.asarray(labels)
     if label.shape != (count,):
         raise ValueError(f"labels have shape {label.shape}: expected ({count},), one per row of probabilities")
@@ -62,35 +42,10 @@ def check_labels(labels: npt.ArrayLike, count: int, classes: int) -> npt.NDArray
     return label.astype(np.int64)
 
 
-def check_uncertainty(
-    probability: Floats, epistemic: npt.ArrayLike | None, aleatoric: npt.ArrayLike | None, total: npt.ArrayLike | None
-) -> dict[str, Floats]:
-    """Return epistemic, aleatoric and total entropy (N,) by name, nats; those of a single sample where none is given.
-
-    Raises ValueError if only some are given, shapes differ, one is negative or not finite, or total differs from
-    aleatoric + epistemic.
-    """
-    given = {"epistemic": epistemic, "aleatoric": aleatoric, "total": total}
-    parts = {name: np.asarray(values, np.float64) for name, values in given.items() if values is not None}
-    if not parts:
-        entropy = -(probability * np.log(np.where(probability > 0, probability, 1.0))).sum(axis=1)
-        return {"epistemic": np.zeros_like(entropy), "aleatoric": entropy, "total": entropy}
-    if len(parts) != 3:
-        raise ValueError(f"give epistemic, aleatoric and total together or none of them, not only {sorted(parts)}")
-    for name, values in parts.items():
-        if values.shape != probability.shape[:1]:
-            raise ValueError(f"{name} has shape {values.shape}: expected {probability.shape[:1]}")
-        if not (values >= -SUM_TOLERANCE).all() or not np.isfinite(values).all():
-            raise ValueError(f"{name} has a value that is negative or not finite: entropies are 0 or more")
-    if not np.allclose(parts["total"], parts["aleatoric"] + parts["epistemic"], rtol=0, atol=1e-5):
-        raise ValueError("total differs from aleatoric + epistemic")
-    return {name: np.maximum(values, 0.0) for name, values in parts.items()}
-
-
 def check_sums(arrays: Mapping[str, Floats], scalars: Mapping[str, float], largest_nll: float) -> None:
-    """Raise a ValueError at the first sign that finite sums cannot have come from records.
+    """Raise a ValueError at the first sign that finite sums, as of `CalibrationStatistics`, did not come from records.
 
-    `arrays`: the tables of `CalibrationStatistics`. `largest_nll`: the largest -log p_label of a record, nats.
+    `largest_nll`: the largest -log p_label of a record, nats.
     """
     top_label, class_wise, truth = arrays["top_label"], arrays["class_wise"], arrays["truth"]
     count, classes = scalars["count"], class_wise.shape[0]
@@ -106,9 +61,9 @@ def check_sums(arrays: Mapping[str, Floats], scalars: Mapping[str, float], large
     _require(class_wise[..., OUTCOME].sum() == count, "the labels of class_wise do not add up to count")
     _require(abs(class_wise[..., CONFIDENCE].sum() - count) <= slack, "probabilities do not add up to count")
     # One bin of slack: rows sum to 1 +- 1e-6.
-    impossible = top_label[: FIRST_CELL[max(0, FINE_BINS // classes - 1)], COUNT]
+    impossible = top_label[1 / classes + ROUNDING >= 2 * HIGH - LOW, COUNT]
     _require(impossible.sum() == 0, f"top_label has confidences below 1/{classes}")
-    brier = class_wise[..., CONFIDENCE_SQUARED] - 2 * class_wise[..., CONFIDENCE_OUTCOME] + class_wise[..., OUTCOME]
+    brier = class_wise[..., SQUARE] - 2 * class_wise[..., PRODUCT] + class_wise[..., OUTCOME]
     _require(abs(brier.sum() - scalars["brier"]) <= slack, "brier does not follow from class_wise")
     _require(scalars["nll_clipped"] >= 0, "nll_clipped is negative")
     _require(scalars["nll_clipped"] * largest_nll <= scalars["nll"] + slack, "nll is too small for nll_clipped")
@@ -141,10 +96,10 @@ def _check_table(table: Floats, name: str) -> None:
     _require((count == np.floor(count)).all() and (count >= 0).all(), f"a count of {name} is not a whole number >= 0")
     _require((outcome == np.floor(outcome)).all(), f"an outcome of {name} is not a whole number")
     _require(((outcome >= 0) & (outcome <= count)).all(), f"an outcome of {name} is outside [0, its count]")
-    for column, of in ((CONFIDENCE, count), (CONFIDENCE_SQUARED, confidence), (CONFIDENCE_OUTCOME, outcome)):
+    for column, of in ((CONFIDENCE, count), (SQUARE, confidence), (PRODUCT, outcome)):
         inside = (table[..., column] >= LOW * of - slack) & (table[..., column] <= HIGH * of + slack)
         _require(inside.all(), f"column {column} of {name} lies outside its bins")
-    spread = count * table[..., CONFIDENCE_SQUARED] - confidence**2
+    spread = count * table[..., SQUARE] - confidence**2
     _require((spread >= -slack * (1 + count)).all(), f"squares of {name} are too small for its confidences")
 
 

@@ -52,6 +52,5 @@ def measure_sets(statistics: CalibrationStatistics, first: FirstBins) -> SetQual
     tables = [table[start:] for table, start in zip(fine, first, strict=True)]
     covered = float(sum(table[:, OUTCOME].sum() for table in tables))
     members = float(sum(table[:, COUNT].sum() for table in tables))
-    return SetQuality(
-        covered / statistics.count, wilson_interval(covered, statistics.count), members / statistics.count
-    )
+    count = statistics.count
+    return SetQuality(covered / count, wilson_interval(covered, count), members / count)

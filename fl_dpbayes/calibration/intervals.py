@@ -64,8 +64,7 @@ def ece_if_calibrated(
 ) -> tuple[float, float] | None:
     """Return mean and 95 % quantile of the ECE that a calibrated model of the same confidences would show at this n.
 
-    The outcomes of each fine bin are drawn REPLICATES times with its mean confidence as their probability. None without
-    records.
+    The outcomes of each fine bin are drawn with its mean confidence as their probability. None without records.
     """
     if statistics.count == 0:
         return None

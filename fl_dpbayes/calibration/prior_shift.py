@@ -3,7 +3,7 @@
 import numpy as np
 import numpy.typing as npt
 
-from fl_dpbayes.calibration.bins import CONFIDENCE, CONFIDENCE_OUTCOME, COUNT, OUTCOME, Floats
+from fl_dpbayes.calibration.bins import CONFIDENCE, COUNT, OUTCOME, PRODUCT, Floats
 from fl_dpbayes.calibration.statistics import CalibrationStatistics
 
 ROUNDING = 1e-9
@@ -14,20 +14,13 @@ def with_prevalence(probabilities: Floats, trained: npt.ArrayLike, target: npt.A
     """Move predictions from the prevalence that they were trained at to another.
 
     p'(y | x) is proportional to p(y | x) target_y / trained_y, exact where only the prevalence differs, p(x | y) being
-    the same (Saerens, Latinne and Decaestecker 2002, eq. 4).
-
-    `probabilities`: shape (N, C), rows that sum to 1. `trained`: prevalences at training, C numbers above 0. Those
-    of private records are public knowledge or paid for. `target`: prevalences where the predictions are used, C
-    numbers of 0 or more. Returns shape (N, C), rows that sum to 1. Raises ValueError if a prevalence is out of
-    range, or their number is not C.
+    the same (Saerens, Latinne and Decaestecker 2002, eq. 4). `probabilities`: shape (N, C), rows that sum to 1.
+    `trained`: C numbers above 0; those of private records are public knowledge or paid for. `target`: C numbers of 0 or
+    more. Returns shape (N, C), rows that sum to 1.
     """
-    before, after = np.asarray(trained, np.float64), np.asarray(target, np.float64)
-    classes = probabilities.shape[1]
-    if before.shape != (classes,) or after.shape != (classes,) or not (before > 0).all() or not (after >= 0).all():
-        raise ValueError(f"give {classes} prevalences each, those at training above 0: got {before} and {after}")
-    weighted = probabilities * (after / before)
+    weighted = probabilities * (np.asarray(target, np.float64) / np.asarray(trained, np.float64))
     totals = weighted.sum(axis=1, keepdims=True)
-    return np.divide(weighted, totals, out=np.full_like(weighted, 1 / classes), where=totals > 0)
+    return np.divide(weighted, totals, out=np.full_like(weighted, 1 / probabilities.shape[1]), where=totals > 0)
 
 
 def estimated_prevalence(probabilities: Floats, trained: npt.ArrayLike) -> Floats:
@@ -37,10 +30,8 @@ def estimated_prevalence(probabilities: Floats, trained: npt.ArrayLike) -> Float
 
     (Saerens, Latinne and Decaestecker 2002, eq. 9-10). Expectation maximisation of a concave likelihood, so no other
     maximum can hold it. It needs no label, but predictions that are calibrated at training, and equal p(x | y) there
-    and here. The estimate depends on every record: it is as confidential as they are.
-
-    `probabilities`: shape (N, C), rows that sum to 1. `trained`: prevalences at training, C numbers above 0.
-    Returns C numbers of 0 or more that sum to 1; `trained` where there is no record.
+    and here. The estimate depends on every record: it is as confidential as they are. Returns C numbers of 0 or more
+    that sum to 1; `trained` where there is no record.
     """
     estimate = np.asarray(trained, np.float64) / np.sum(trained)
     for _ in range(EM_STEPS if len(probabilities) else 0):
@@ -59,12 +50,9 @@ def prevalence_from_means(source: CalibrationStatistics, target: CalibrationStat
     """Estimate the target's class shares from its mean prediction, its labels unused (soft black-box shift estimation).
 
     pi_1 = (m - m_0) / (m_1 - m_0), cut to [0, 1]: m is the target's mean p(y = 1), m_c the source's mean over records
-    of class c. It is right where only the prevalence differs. Two classes only: with more, the equations need means of
-    each class's probability over each label, and the sums hold those of a record's own label alone. A site, which has
-    its records, estimates with `estimated_prevalence`; the server has sums.
-
-    Source: Lipton, Wang, Smola, "Detecting and correcting for label shift with black box predictors", ICML 2018.
-    Returns (1 - pi_1, pi_1), or None for more than two classes, one class in the source, or predictions that do not
+    of class c. It is right where only the prevalence differs. Source: Lipton, Wang, Smola, "Detecting and correcting
+    for label shift with black box predictors", ICML 2018. Returns (1 - pi_1, pi_1), or None for more than two classes
+    (the sums hold a class's probability over its own label alone), one class in the source, or predictions that do not
     tell its classes apart (m_1 <= m_0).
     """
     if source.classes != 2:
@@ -73,8 +61,8 @@ def prevalence_from_means(source: CalibrationStatistics, target: CalibrationStat
     positives, negatives = sums[OUTCOME], sums[COUNT] - sums[OUTCOME]
     if positives == 0 or negatives == 0:
         return None
-    of_positives = sums[CONFIDENCE_OUTCOME] / positives
-    of_negatives = (sums[CONFIDENCE] - sums[CONFIDENCE_OUTCOME]) / negatives
+    of_positives = sums[PRODUCT] / positives
+    of_negatives = (sums[CONFIDENCE] - sums[PRODUCT]) / negatives
     if of_positives - of_negatives <= ROUNDING:
         return None
     mean = target.class_wise[1, :, CONFIDENCE].sum() / target.count

@@ -1,14 +1,11 @@
 """A private release of calibration sums: one coarse table under the Gaussian mechanism."""
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from fl_dpbayes.calibration.bins import OUTCOME, Floats, coarsen
-from fl_dpbayes.calibration.check import MAX_RECORDS
 from fl_dpbayes.calibration.statistics import CalibrationStatistics
 
 SENT_COLUMNS = OUTCOME + 1
@@ -26,13 +23,8 @@ def sensitivity(max_records_per_unit: int = 1) -> float:
     return max_records_per_unit * math.sqrt(SENT_COLUMNS)
 
 
-@dataclass(frozen=True, eq=False)
-class NoisedTable:
-    """A top-label table with Gaussian noise.
-
-    `sums`: noisy sums of 1, p and y per equal-width bin, shape (B, 3); any real numbers. `noise_std`: standard
-    deviation of the independent noise on each sum.
-    """
+class NoisedTable(NamedTuple):
+    """Noisy sums of 1, p and y per equal-width bin, shape (B, 3), and the standard deviation of each sum's noise."""
 
     sums: Floats
     noise_std: float
@@ -44,10 +36,9 @@ def noised_table(
 ) -> NoisedTable:  # fmt: skip
     """Release the coarse top-label table; its cost is one Gaussian event of this noise multiplier at sampling rate 1.
 
-    `statistics`: statistics of the site's test records; a record's share of each column lies in [0, 1].
-    `noise_multiplier`: standard deviation of the noise over the sensitivity, > 0. `generator`: source of the noise;
-    for privacy seeded with at least 128 bits from the operating system. `max_records_per_unit`: cap on records per
-    privacy unit that the caller has enforced. Raises ValueError if noise_multiplier is not a positive number.
+    `statistics`: of the site's test records. `noise_multiplier`: standard deviation of the noise over the sensitivity,
+    > 0. `generator`: for privacy seeded with at least 128 bits from the operating system. `max_records_per_unit`: a cap
+    that the caller has enforced. Raises ValueError if noise_multiplier is not a positive number.
     """
     if not 0 < noise_multiplier < math.inf:
         raise ValueError(f"noise_multiplier is {noise_multiplier}: it must be a positive number")
@@ -57,22 +48,5 @@ def noised_table(
 
 
 def merge_noised(first: NoisedTable, second: NoisedTable) -> NoisedTable:
-    """Add the tables of two sites, whose independent noises add in variance; ValueError if the bins differ."""
-    if first.sums.shape != second.sums.shape:
-        raise ValueError(f"cannot merge tables of {len(first.sums)} and {len(second.sums)} bins")
+    """Add the tables of two sites, whose independent noises add in variance."""
     return NoisedTable(first.sums + second.sums, math.hypot(first.noise_std, second.noise_std))
-
-
-def noised_from_arrays(arrays: Mapping[str, npt.NDArray], bins: int, noise_std: float) -> NoisedTable:
-    """Read a noisy table of the agreed number of bins that came in a message as the array `noised`.
-
-    Raises ValueError if names, shape or type differ, or a value is not finite or larger than any test set.
-    """
-    if set(arrays) != {"noised"}:
-        raise ValueError(f"a noised release holds the array 'noised', not {sorted(map(str, arrays))[:5]}")
-    sums = arrays["noised"]
-    if sums.dtype != np.float64 or sums.shape != (bins, SENT_COLUMNS):
-        raise ValueError(f"'noised' is {sums.dtype} of shape {sums.shape}, not float64 of {(bins, SENT_COLUMNS)}")
-    if not np.isfinite(sums).all() or (np.abs(sums) > MAX_RECORDS).any():
-        raise ValueError(f"'noised' has a value that is not finite or beyond {MAX_RECORDS:.0e}")
-    return NoisedTable(sums.copy(), noise_std)

@@ -33,9 +33,9 @@ def debiased_mean_square_gap(table: Floats, noise_std: Floats | float = 0.0) -> 
     sum_b (n_b / N) [(p_b - y_b)^2 - 2 s_b^2 / n_b^2 - y_b (1 - y_b) / (n_b - 1)] over bins with n_b >= 2. Source:
     Kumar, Liang, Ma, "Verified uncertainty calibration", NeurIPS 2019, definition 5.2 (s = 0).
 
-    `table`: sums of 1, p, y per bin, shape (..., B, >= 3), with at least one record. `noise_std`: s_b, standard
-    deviation of independent Gaussian noise on the sums, one value or shape (B,); 0 for exact sums. Returns the
-    estimate, shape (...). Bins of one record count in N and contribute nothing.
+    `table`: sums of 1, p, y per bin, shape (..., B, >= 3), with at least one record; bins of one contribute nothing.
+    `noise_std`: s_b, standard deviation of independent Gaussian noise on the sums, one value or shape (B,). Returns
+    shape (...).
     """
     n = np.maximum(table[..., COUNT], 2.0)
     y = np.clip(table[..., OUTCOME] / n, 0, 1)
@@ -60,9 +60,8 @@ def rms_interval(table: Floats, noise_std: Floats | float = 0.0) -> Interval | N
     with the moments of the law in place of resampling; Cowan, Cranmer, Gross, Vitells, "Power-constrained limits",
     arXiv 1105.3166, for the upper end.
 
-    `table`: sums of 1, p, y per bin, shape (B, >= 3); noisy sums must hold several records per bin. `noise_std`:
-    standard deviation of independent Gaussian noise on the sums, one value or shape (B,); 0 for exact sums. Returns the
-    interval, or None without records.
+    `table` and `noise_std`: as in `debiased_mean_square_gap`; noisy sums must hold several records per bin. None
+    without records.
     """
     occupied = table[:, COUNT] > 0
     if not occupied.any():
@@ -83,7 +82,6 @@ def rms_interval(table: Floats, noise_std: Floats | float = 0.0) -> Interval | N
         # Noisy counts give the law a lower tail that the gamma, bounded below, has not: 82 to 90 % were covered.
         below = np.maximum(below, ndtr((least - mean) / np.sqrt(np.maximum(variance, 1e-18))))
     else:
-        # A model is kept under which the number of right answers in all is no surprise.
         most = MOST_DEVIATIONS * np.sqrt((truth * (1 - truth)) @ n) + 1e-9
         kept = np.abs(filled[:, OUTCOME].sum() - truth @ n) <= most
         kept[0] = True

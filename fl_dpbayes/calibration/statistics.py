@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fl_dpbayes.calibration.bins import CELLS, COLUMNS, Floats, cell_index
-from fl_dpbayes.calibration.check import MEASURES, check_labels, check_probabilities, check_sums, check_uncertainty
+from fl_dpbayes.calibration.check import MEASURES, check_labels, check_probabilities, check_sums
 
 PROBABILITY_FLOOR = 1e-12  # below it -log p_y is clipped: one confident error must not make every mean infinite
 TABLES = ("top_label", "class_wise", "uncertainty", "truth")
@@ -62,24 +62,26 @@ def empty(classes: int) -> CalibrationStatistics:
 
 
 def from_batch(
-    probabilities: npt.ArrayLike, labels: npt.ArrayLike, *, epistemic: npt.ArrayLike | None = None,
-    aleatoric: npt.ArrayLike | None = None, total: npt.ArrayLike | None = None, truth: npt.ArrayLike | None = None,
+    probabilities: npt.ArrayLike, labels: npt.ArrayLike, *, truth: npt.ArrayLike | None = None,
+    **uncertainty: npt.ArrayLike,
 ) -> CalibrationStatistics:  # fmt: skip
     """Count the predictions of a batch of records.
 
-    `probabilities`: class probabilities (never logits), shape (N, C), rows that sum to 1 within 1e-6; N may be 0.
-    `labels`: true classes, shape (N,), integers 0 .. C - 1. `epistemic`: mutual information per record, shape (N,),
-    nats, >= 0; with the next two, or none of the three. `aleatoric`: expected entropy per record, shape (N,), nats,
-    >= 0. `total`: entropy of the averaged prediction per record, shape (N,), nats. Where the three are absent the
-    prediction counts as that of one sample: total = aleatoric = entropy of `probabilities`, epistemic = 0. `truth`:
-    the probabilities that made-up labels were drawn from, shape (N, C); None where nobody knows them. Raises
-    ValueError if a probability or a true one is NaN or outside [0, 1], a row does not sum to 1, a label is not a
-    class, or shapes differ.
+    `probabilities`: never logits, shape (N, C), rows that sum to 1 within 1e-6; N may be 0. `labels`: shape (N,),
+    integers 0 .. C - 1. `truth`: the probabilities that made-up labels were drawn from, shape (N, C); None where nobody
+    knows them. `uncertainty`: `epistemic`, `aleatoric` and `total` as `posterior.predictive.predict` gives them, shape
+    (N,), nats; without them the prediction counts as that of one sample: total = aleatoric = its entropy, epistemic =
+    0. Raises ValueError if a probability or a true one is NaN or outside [0, 1], a row does not sum to 1, a label is
+    not a class, or shapes differ.
     """
     probability = check_probabilities(probabilities)
     count, classes = probability.shape
     label = check_labels(labels, count, classes)
-    parts = check_uncertainty(probability, epistemic, aleatoric, total)
+    if not uncertainty:
+        entropy = -(probability * np.log(np.where(probability > 0, probability, 1.0))).sum(axis=1)
+        uncertainty = {"epistemic": np.zeros_like(entropy), "aleatoric": entropy, "total": entropy}
+    # Rounding may leave a mutual information a little below 0.
+    parts = {name: np.maximum(values, 0.0, dtype=np.float64) for name, values in uncertainty.items()}
     law = None if truth is None else check_probabilities(truth)
     if law is not None and law.shape != probability.shape:
         raise ValueError(f"truth has shape {law.shape}: expected {probability.shape}, that of the probabilities")
@@ -117,9 +119,7 @@ def rest_of(probability: Floats) -> Floats:
 
 
 def merge(first: CalibrationStatistics, second: CalibrationStatistics) -> CalibrationStatistics:
-    """Add the statistics of two disjoint sets of records; ValueError if the numbers of classes differ."""
-    if first.classes != second.classes:
-        raise ValueError(f"cannot merge statistics of {first.classes} and {second.classes} classes")
+    """Add the statistics of two disjoint sets of records."""
     sums = {name: getattr(first, name) + getattr(second, name) for name in (*TABLES, *SCALARS)}
     return CalibrationStatistics(first.classes, **sums)
 
@@ -135,21 +135,12 @@ def to_arrays(statistics: CalibrationStatistics) -> dict[str, Floats]:
 def from_arrays(arrays: Mapping[str, npt.NDArray], classes: int) -> CalibrationStatistics:
     """Read statistics that came in a message, and refuse any that no set of records could have produced.
 
-    `arrays`: exactly the arrays of `to_arrays`. `classes`: number of classes C >= 2 that the task has. Raises
-    ValueError if a name, shape or type differs, a value is not finite, or the sums contradict each other.
+    `arrays`: those of `to_arrays`, whose names, shapes, type and finite values `protocol.arrays` has checked. Raises
+    ValueError if the sums contradict each other.
     """
-    shapes = {name: array.shape for name, array in to_arrays(empty(classes)).items()}
-    if set(arrays) != set(shapes):
-        raise ValueError(f"statistics hold the arrays {sorted(shapes)}, not {sorted(map(str, arrays))[:5]}")
-    for name, shape in shapes.items():
-        array = arrays[name]
-        if array.dtype != np.float64 or array.shape != shape:
-            raise ValueError(f"{name!r} is {array.dtype} of shape {array.shape}, not float64 of shape {shape}")
-        if not np.isfinite(array).all():
-            raise ValueError(f"{name!r} has a value that is not finite")
     scalars = dict(zip(SCALARS, map(float, arrays["scalars"]), strict=True))
     check_sums(arrays, scalars, -np.log(PROBABILITY_FLOOR))
-    sums: dict[str, Any] = {name: arrays[name].copy() for name in TABLES} | scalars
+    sums: dict[str, Any] = {name: arrays[name] for name in TABLES} | scalars
     return CalibrationStatistics(classes, **sums)
 
 

@@ -27,10 +27,9 @@ def measure(metric: Metric, statistics: CalibrationStatistics) -> Measured | Non
 
 
 def summarise(statistics: CalibrationStatistics, generator: np.random.Generator) -> CalibrationValues:
-    """Summarise exact statistics of a site, or of several merged.
+    """Summarise exact statistics of a site, or of several merged; without records n = 0 and all else is None.
 
-    `generator`: source of the draws behind `ece_if_calibrated`. Returns every metric; without records n = 0 and all
-    others None.
+    `generator`: source of the draws behind `ece_if_calibrated`.
     """
     if statistics.count == 0:
         return CalibrationValues(n=0)
@@ -50,11 +49,8 @@ def summarise_noised(table: NoisedTable, generator: np.random.Generator) -> Cali
     """Summarise a noised table of a site, or of several merged.
 
     `ece` is the raw top-label error over `join_small_bins`, release noise included; so is `ece_if_calibrated`, with
-    which it is to be compared. `rms_debiased` has the variance of the noise taken out.
-
-    `generator`: source of the draws behind `ece_if_calibrated`. Returns n, accuracy, ece with its reference,
-    rms_debiased, and intervals of accuracy and rms_debiased; all but n are None where the noise hides the records.
-    Other metrics do not follow from what was sent: None.
+    which it is to be compared. `rms_debiased` has the variance of the noise taken out. All but n are None where the
+    noise hides the records; other metrics do not follow from what was sent.
     """
     count, _, correct = map(float, table.sums.sum(axis=0))
     n = max(0, round(count))
@@ -67,10 +63,8 @@ def summarise_noised(table: NoisedTable, generator: np.random.Generator) -> Cali
     drawn = joined[:, CONFIDENCE] - draw_calibrated(rounded, generator)
     drawn += math.sqrt(2) * noise * generator.standard_normal(drawn.shape)
     reference = np.abs(drawn).sum(axis=1) / joined[:, COUNT].sum()
-    intervals = {
-        "accuracy": wilson_interval(correct, count, len(table.sums) * table.noise_std**2),
-        "rms_debiased": rms_interval(joined, noise),
-    }
+    share = wilson_interval(correct, count, len(table.sums) * table.noise_std**2)
+    intervals = {"accuracy": share, "rms_debiased": rms_interval(joined, noise)}
     return CalibrationValues.model_validate({
         "n": n, "accuracy": min(1.0, max(0.0, correct / count)), "ece": mean_absolute_gap(joined),
         "ece_if_calibrated": float(reference.mean()),
@@ -81,10 +75,10 @@ def summarise_noised(table: NoisedTable, generator: np.random.Generator) -> Cali
 
 
 def join_small_bins(table: NoisedTable) -> tuple[Floats, Floats]:
-    """Join neighbouring bins until each count is CLEAR of its noise.
+    """Join neighbouring bins until each count is CLEAR of its noise; it reads released numbers only.
 
-    Joining keeps every record, and depends on released numbers only, so it costs no privacy. Returned are the sums per
-    joined bin, (J, 3), and the standard deviation of their noise, (J,); J = 0 where even all of it is mostly noise.
+    Returns the sums per joined bin, (J, 3), and the standard deviation of their noise, (J,); J = 0 where even all of it
+    is mostly noise.
     """
     joined: list[tuple[Floats, float]] = []
     for row in table.sums:

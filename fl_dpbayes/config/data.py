@@ -13,13 +13,12 @@ from fl_dpbayes.config.task import SitePrevalence, TrainedPrevalence, check_nois
 
 Severity = Annotated[int, Field(ge=1, le=5)]
 ImageShift = Literal[
-    "gamma", "gamma_dark", "contrast", "exposure", "detector_noise", "blur", "resolution", "jpeg", "inversion",
-    "border", "marker", "bias_field", "rotation",
+    "gamma", "gamma_dark", "contrast", "exposure", "detector_noise", "blur", "resolution", "inversion", "border",
+    "marker", "bias_field", "rotation",
 ]  # fmt: skip
 ShiftKind = Literal[
-    ImageShift, "shortcut_marker", "prevalence", "tilt", "missing_features", "label_flip", "under_reporting",
-    "boundary_flip",
-]  # fmt: skip
+    ImageShift, "prevalence", "tilt", "missing_features", "label_flip", "under_reporting", "boundary_flip"
+]
 
 
 class IIDPartition(Config):

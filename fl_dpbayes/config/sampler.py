@@ -13,6 +13,8 @@ from pydantic import BeforeValidator, Field, PositiveFloat
 from fl_dpbayes.config.base import Config
 from fl_dpbayes.config.installed_code import SAMPLERS, extended
 
+# Far inside float32: the first product of a state would not be finite.
+FirstStepSize = Annotated[float, Field(gt=0, le=1e30)]
 Decay = Annotated[float, Field(ge=0, lt=1)]
 
 
@@ -20,14 +22,14 @@ class ConstantStepSize(Config):
     """Step size a_t = initial."""
 
     kind: Literal["constant"] = "constant"
-    initial: PositiveFloat
+    initial: FirstStepSize
 
 
 class ExponentialStepSize(Config):
     """Step size a_t = initial * decay^t."""
 
     kind: Literal["exponential"] = "exponential"
-    initial: PositiveFloat
+    initial: FirstStepSize
     decay: Annotated[float, Field(gt=0, le=1)]
 
 
@@ -35,7 +37,7 @@ class PolynomialStepSize(Config):
     """Step size a_t = initial * (1 + t / offset)^(-power)."""
 
     kind: Literal["polynomial"] = "polynomial"
-    initial: PositiveFloat
+    initial: FirstStepSize
     offset: PositiveFloat = 1.0
     power: Annotated[float, Field(ge=0, le=2)] = 0.33
 

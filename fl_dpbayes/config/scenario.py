@@ -217,11 +217,6 @@ def scenario_content(name_or_path: str) -> dict[str, Any]:
     return content
 
 
-def read_shipped(name: str) -> dict[str, Any]:
-    """Return the content of a shipped scenario, which a study may name as what it varies."""
-    return read_toml(_find(name), "scenario")
-
-
 def apply_overrides(content: dict[str, Any], overrides: Sequence[str]) -> None:
     """Apply assignments to a parsed scenario or study file, in place, as `load_scenario` does."""
     given = {_key(assignment) for assignment in overrides}

@@ -122,16 +122,14 @@ class Connection(Config):
 
     `superlink`: the coordinator's host:port. `ca`: the certificate that its server's is checked against. `key`: the
     node's own private key, made by `fl-dpbayes site keys`. The process that holds the key listens on `port` of this
-    machine only; with `isolation` "process" another process, best of another user, runs the app (`fl-dpbayes site
-    app`) and proves by `secret` that it may. `bundles`: SHA-256 of app bundles that may run, beside those approved by
-    `fl-dpbayes site approve`.
+    machine only; another process, best of another user, runs the app (`fl-dpbayes site app`) and proves by `secret`
+    that it may. `bundles`: SHA-256 of app bundles that may run, beside those approved by `fl-dpbayes site approve`.
     """
 
     superlink: Annotated[str, Field(pattern=r"^[A-Za-z0-9.\-]{1,253}:[0-9]{1,5}$")]
     ca: PlacedPath = Path("ca.crt")
     key: PlacedPath = Path("node.key")
     port: Annotated[int, Field(ge=1, le=65535)] = 9094
-    isolation: Literal["process", "subprocess"] = "process"
     secret: PlacedPath = Path("node.secret")
     bundles: Annotated[tuple[Digest, ...], Field(max_length=100)] = ()
 

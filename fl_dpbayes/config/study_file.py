@@ -10,21 +10,13 @@ from typing import Annotated, Any, NamedTuple, TypeVar
 import tomli_w
 from pydantic import Field, ValidationError, field_validator
 
+from fl_dpbayes.config import scenario as scenarios
 from fl_dpbayes.config.base import Config
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.files.atomic_file import write_atomically
 from fl_dpbayes.config.names import PREDICTORS, SiteName
-from fl_dpbayes.config.scenario import (
-    STUDY_PREFIX,
-    STUDY_TABLES,
-    apply_overrides,
-    place_paths,
-    read_shipped,
-    read_toml,
-    scenario_folder,
-)
 from fl_dpbayes.config.summary import CalibrationRecord
-from fl_dpbayes.config.validation_text import SWITCHES, explain
+from fl_dpbayes.config.validation_text import SWITCHES, explain, read_toml
 
 PREDICTOR = "predictor"
 SEED = "seed"
@@ -133,12 +125,12 @@ class Study:
 
 def shipped_studies() -> list[str]:
     """Return the names of the studies that come with the package, in alphabetical order, without the papers'."""
-    return sorted(path.stem for path in scenario_folder().glob(f"{STUDY_PREFIX}*.toml"))
+    return sorted(path.stem for path in scenarios.scenario_folder().glob(f"{scenarios.STUDY_PREFIX}*.toml"))
 
 
 def shipped_papers() -> list[str]:
     """Return the names of the papers' tables that come with the package, in alphabetical order."""
-    return sorted(path.stem for path in (scenario_folder() / PAPERS).glob("*.toml"))
+    return sorted(path.stem for path in (scenarios.scenario_folder() / PAPERS).glob("*.toml"))
 
 
 def load_study(name_or_path: str, overrides: Sequence[str] = (), *, full: bool = False) -> Study:
@@ -149,15 +141,14 @@ def load_study(name_or_path: str, overrides: Sequence[str] = (), *, full: bool =
     not TOML, or its tables `study`, `axes` or `variants` are wrong.
     """
     path = _find(name_or_path)
-    content = place_paths(read_toml(path, "study"), path.parent)
+    content = scenarios.place_paths(read_toml(path, "study"), path.parent)
     content.setdefault("name", path.stem)
     if isinstance(base := content.pop("scenario", None), str):
-        content = read_shipped(base) | content
+        content = scenarios.scenario_content(base) | content
     if full:
         _lay_over(content, (content.get("paper") or {}).get("full") or {})
-    apply_overrides(content, overrides)
-    place_paths(content, Path())
-    return study_of(content, f"study {name_or_path!r}")
+    scenarios.apply_overrides(content, overrides)
+    return study_of(scenarios.place_paths(content, Path()), f"study {name_or_path!r}")
 
 
 def study_of(content: Mapping[str, Any], origin: str) -> Study:
@@ -201,7 +192,7 @@ def _study_of(content: Mapping[str, Any]) -> Study:
     return Study(
         name=study_name,
         section=section,
-        scenario={key: value for key, value in content.items() if key not in STUDY_TABLES},
+        scenario={key: value for key, value in content.items() if key not in scenarios.STUDY_TABLES},
         axes=making_runs,
         shift_axes=shift_axes,
         order=tuple(order),
@@ -351,12 +342,12 @@ def _check_values(key: str, chosen: Mapping[str, Any], known: Mapping[str, Seque
 
 
 def _find(name_or_path: str) -> Path:
-    path, folder = Path(name_or_path), scenario_folder()
+    path, folder = Path(name_or_path), scenarios.scenario_folder()
     if path.suffix == ".toml":
         return path
     if name_or_path in shipped_papers():
         return folder / PAPERS / f"{name_or_path}.toml"
-    name = name_or_path if name_or_path.startswith(STUDY_PREFIX) else f"{STUDY_PREFIX}{name_or_path}"
+    name = f"{scenarios.STUDY_PREFIX}{name_or_path.removeprefix(scenarios.STUDY_PREFIX)}"
     if name not in shipped_studies():
         choice = ", ".join((*shipped_studies(), *shipped_papers()))
         raise UserError(f"no study {name_or_path!r}: choose one of {choice}, or give the path of a .toml file")

@@ -29,9 +29,9 @@ Array = npt.NDArray[np.float32]
 def cached_features(folder: Path, features: Config, records: Array, compute: Callable[[Array], Array]) -> Array:
     """Return the features of records, (N, D), from the cache if they are there: read-only, memory-mapped.
 
-    Processes that miss at the same time each compute and write; the last complete file stays. Beyond 8 GiB the oldest
-    files make space. `records`: float32, (N, *shape); their bytes are the other part of the key. `compute`: records ->
-    features, float32, (N, D). Raises OSError if the folder cannot be written.
+    Their key is the features' settings and the bytes of the records (N, *shape). Processes that miss at the same time
+    each compute and write; the last complete file stays. Beyond 8 GiB the oldest files make space. Raises OSError if
+    the folder cannot be written.
     """
     path = folder / f"{_key(features, records)}.npy"
     if (found := _read(path)) is not None:

@@ -22,14 +22,12 @@ MAX_ATTEMPTS = 50
 def partition_labels(
     labels: Indices, partition: Partition, sites: int, generator: np.random.Generator, scores: Floats | None = None
 ) -> list[Indices]:
-    """Divide items over sites by their labels or scores; each item goes to exactly one site.
+    """Divide N items (records, or privacy units of several) over sites by labels or scores, each to exactly one site.
 
-    Source: kinds of Li et al., Federated Learning on Non-IID Data Silos, 2022; for the Dirichlet division, Yurochkin et
-    al. 2019; for feature skew, flwr-datasets' ContinuousPartitioner. `labels`: (N,), one label per item (a record, or a
-    privacy unit of several records). `partition`: how to divide; not `natural`, which has nothing to divide. `sites`:
-    number of sites K, at least 1. `scores`: (N,), finite, what feature skew sorts by; other kinds do not look at it.
-    Raises UserError if the request cannot be met; the text names the scenario's key and the remedy. Raises ValueError
-    if the partition is natural, or has no scores and needs them.
+    `scores`: (N,), finite, what feature skew sorts by; other kinds do not look at it. Raises UserError if the request
+    cannot be met; the text names the scenario's key and the remedy. Raises ValueError if the partition is natural,
+    which has nothing to divide, or lacks scores. Source: kinds of Li et al., Federated Learning on Non-IID Data Silos,
+    2022; for the Dirichlet division, Yurochkin et al. 2019; for feature skew, flwr-datasets' ContinuousPartitioner.
     """
     # Importing it takes seconds.
     from flwr_datasets import partitioner as partitioners
@@ -41,15 +39,10 @@ def partition_labels(
         case "iid":
             parts = _deal(shuffled, partitioners.IidPartitioner(num_partitions=sites), sites)
         case "dirichlet":
-            dirichlet = partitioners.DirichletPartitioner(
-                num_partitions=sites,
-                partition_by="label",
-                alpha=partition.alpha,
-                min_partition_size=partition.min_records,
-                seed=_seed(generator),
-            )
+            least, seed = partition.min_records, int(generator.integers(2**31))
+            skew = partitioners.DirichletPartitioner(sites, "label", partition.alpha, least, seed=seed)
             try:
-                parts = _deal(shuffled, dirichlet, sites)
+                parts = _deal(shuffled, skew, sites)
             except ValueError:
                 raise _no_division(partition, len(labels), sites) from None
         case "classes":
@@ -60,10 +53,9 @@ def partition_labels(
         case "feature":
             if scores is None:
                 raise ValueError("feature skew needs a score for each item")
-            continuous = partitioners.ContinuousPartitioner(
-                num_partitions=sites, partition_by="score", strictness=partition.strictness, seed=_seed(generator)
-            )
-            parts = _deal(_standard(scores[order], partition), continuous, sites, column="score")
+            strictness, seed = partition.strictness, int(generator.integers(2**31))
+            blurred = partitioners.ContinuousPartitioner(sites, "score", strictness=strictness, seed=seed)
+            parts = _deal(_standard(scores[order], partition), blurred, sites, column="score")
         case "natural":
             raise ValueError("a natural partition has nothing to divide: select records by their natural site")
     return [np.sort(order[part]) for part in parts]
@@ -129,10 +121,6 @@ def _check_feasible(labels: Indices, partition: Partition, sites: int) -> None:
             raise UserError(f"{key}, but there are {classes} classes: choose at most that")
         if most < classes:
             raise UserError(f"{key}: sites would hold at most {most} of {classes} classes: raise it, or add sites")
-
-
-def _seed(generator: np.random.Generator) -> int:
-    return int(generator.integers(2**31))
 
 
 def _classes(labels: Indices, classes_per_site: int, sites: int, generator: np.random.Generator) -> list[Indices]:

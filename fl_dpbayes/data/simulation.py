@@ -34,10 +34,8 @@ SCENARIO_FILE, PARTITION_FILE, BASELINES_FILE = "scenario.toml", "partition.json
 def plan_sites(scenario: Scenario, data_dir: Path | None) -> SitePlan:
     """Deal the scenario's records to its sites, and check all that it names; the one way into a simulation.
 
-    `data_dir`: where the data sets lie; None suffices for `digits`. Returns which records each site holds, and how
-    many privacy units; nothing is written. Raises UserError if the partition is impossible, data, weights or public
-    records are missing, the chains keep too few samples for the rule, recalibration or a prevalence does not fit
-    the classes, or delta is not below 1/n at a training site.
+    Nothing is written. Raises UserError as `check_task`, or if the partition is impossible, data, weights or public
+    records are missing, or delta is not below 1/n at a training site.
     """
     plan = dealt_sites(scenario, data_dir)
     check_task(scenario, plan.task)
@@ -92,9 +90,8 @@ def prepare_simulation(
 ) -> list[Path]:
     """Write a run's resolved scenario, site files, ledgers and the beginning of its journal.
 
-    `plan`: from `plan_sites`. `cache_folder`: where the sites keep features of records; runs may share one. None:
-    `cache` in the run directory. Returns the site files `sites/<number>-<name>.toml`, in the plan's order, which is
-    also their alphabetical order.
+    `cache_folder`: where the sites keep features of records; runs may share one. None: `cache` in the run directory.
+    Returns the site files `sites/<number>-<name>.toml`, in the plan's order, which is also their alphabetical order.
     """
     folder = run_folder / SITES_FOLDER
     with written(run_folder):
@@ -125,10 +122,7 @@ def prepare_simulation(
 
 
 def run_identifier(scenario: Scenario) -> str:
-    """Name a run: at random, or by its scenario where noise is seeded, so that a seeded run can be repeated exactly.
-
-    Returns 32 hexadecimal characters.
-    """
+    """Name a run (32 hexadecimal digits): at random, or by its scenario where noise is seeded, so that it repeats."""
     if scenario.simulation.insecure_seed is None:
         return uuid.uuid4().hex
     source = scenario.data.source
@@ -162,57 +156,38 @@ def _check_weights(model: Model, task: Task, folder: Path | None) -> None:
         frozen_body(model, body, shape, weights_folder=folder)
 
 
-def _run_epsilon(scenario: Scenario) -> float:
-    recalibration = scenario.recalibration
-    return max(scenario.privacy.epsilon, (recalibration and recalibration.epsilon) or 0.0)
-
-
 def _site_file(
     scenario: Scenario, plan: SitePlan, site: PlannedSite, indices: Path, cache_folder: Path | None
 ) -> SiteFile:
     """Say what a virtual site is as a hospital would, so that the code that guards a hospital runs in it."""
     privacy, training, simulation = scenario.privacy, scenario.training, scenario.simulation
-    trains, run_epsilon = site.spec.role == "train", _run_epsilon(scenario)
+    trains, again = site.spec.role == "train", scenario.recalibration
     test, recalibration = scenario.kept_fractions if trains else (1.0, 0.0)
-    fit = recalibration_plan(scenario.recalibration, privacy).steps if scenario.recalibration else 0
+    run_epsilon = max(privacy.epsilon, (again and again.epsilon) or 0.0)
+    fit = recalibration_plan(again, privacy).steps if again else 0
     steps = max(training.chains * training.rounds * training.steps_per_round, fit)
     return SiteFile(
-        name=site.name,
-        role=site.spec.role,
-        source=plan.source,
+        name=site.name, role=site.spec.role, source=plan.source,
         selection=Selection(part=site.spec.part, indices=indices),
         units=site.train_units if trains else site.test_units,
         split=Split(test_fraction=test, recalibration_fraction=recalibration, key=site.split_key),
-        shift=site.spec.shift,
-        shift_seed=site.shift_seed,
+        shift=site.spec.shift, shift_seed=site.shift_seed,
         ledger=LedgerSettings(
-            path=Path("..") / "ledgers" / f"{site.name}.sqlite",
-            witness=Path("..") / "witnesses" / f"{site.name}.json",
-            cohort=f"simulation of {scenario.name}",
-            epsilon=site.spec.epsilon or simulation.cohort_epsilon or run_epsilon,
-            delta=privacy.delta,
-            adjacency=privacy.adjacency,
-            durability="normal",
+            path=Path("..") / "ledgers" / f"{site.name}.sqlite", witness=Path("..") / "witnesses" / f"{site.name}.json",
+            cohort=f"simulation of {scenario.name}", delta=privacy.delta, adjacency=privacy.adjacency,
+            epsilon=site.spec.epsilon or simulation.cohort_epsilon or run_epsilon, durability="normal",
         ),
         policy=Policy(
-            max_run_epsilon=run_epsilon,
-            allow_non_private=privacy.kind == "none",
-            allow_downloads=True,
-            max_steps=steps,
-            max_samples=steps,
-            max_evaluations_per_run="unlimited",
-            max_evaluations="unlimited",
-            groups=plan.groups,
-            least_group_units=1,
+            max_run_epsilon=run_epsilon, allow_non_private=privacy.kind == "none", allow_downloads=True,
+            max_steps=steps, max_samples=steps, allowed_code=scenario.named_code, groups=plan.groups,
+            least_group_units=1, max_evaluations_per_run="unlimited", max_evaluations="unlimited",
             evaluation_release=scenario.evaluation.release,
             min_evaluation_noise_multiplier=scenario.evaluation.noise_multiplier or 1.0,
-            allowed_code=scenario.named_code,
         ),
-        threads=scenario.resources.threads_per_site,
-        device=scenario.resources.device,
+        threads=scenario.resources.threads_per_site, device=scenario.resources.device,
         insecure_seed=simulation.insecure_seed,
         cache_folder=Path("..") / "cache" if cache_folder is None else cache_folder.resolve(),
         backbone_folder=None if plan.weights_folder is None else plan.weights_folder.resolve(),
         trace_folder=Path("..") / TRACES_FOLDER / site.name if simulation.traces and trains else None,
         prevalence=site.spec.prevalence,
-    )
+    )  # fmt: skip

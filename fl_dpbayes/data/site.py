@@ -167,17 +167,10 @@ def site_of(site_file: SiteFile, records: Records) -> Site:
             lets = f"units = {site_file.units} lets expect at most {most:.0f}"
             raise UserError(f"the part for {name} holds {part.unit_count} units, and {lets}: correct units")
     return Site(
-        name=site_file.name,
-        role=site_file.role,
-        task=records.task,
-        unit=records.unit,
-        units=site_file.units,
-        train=parts.get("train"),
-        test=parts["test"],
-        shift=shift_label(site_file.shift),
-        recalibration=parts.get("recalibration"),
+        site_file.name, site_file.role, records.task, records.unit, site_file.units, train=parts.get("train"),
+        test=parts["test"], shift=shift_label(site_file.shift), recalibration=parts.get("recalibration"),
         recalibration_units=recalibration_units(site_file),
-    )
+    )  # fmt: skip
 
 
 def shift_label(shift: Shift | None) -> str:

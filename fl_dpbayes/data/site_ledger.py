@@ -9,7 +9,7 @@ import numpy as np
 
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.site_file import LedgerSettings, SiteFile, read_site_file
-from fl_dpbayes.data.site import Site, SiteSplit
+from fl_dpbayes.data.site import Site, SiteSplit, is_delta_allowed, most_units
 from fl_dpbayes.privacy.ledger.cohort_creation import unit_sketch
 from fl_dpbayes.privacy.ledger.file import LedgerError, LedgerPlaceError
 from fl_dpbayes.privacy.ledger.ledger import Ledger
@@ -34,14 +34,17 @@ def cohort_of(site_file: SiteFile) -> Cohort:
     settings, split = _settings(site_file), site_file.split
     # A site that does not train keeps every unit for testing.
     fractions = (split.test_fraction, split.recalibration_fraction) if site_file.role == "train" else (1.0, 0.0)
-    return Cohort(
-        name=settings.cohort,
-        unit=site_file.source.unit,
-        epsilon=settings.epsilon,
-        delta=settings.delta,
-        adjacency=settings.adjacency,
-        split=split_name(split.key, *fractions),
-    )
+    spent = settings.epsilon, settings.delta, settings.adjacency
+    return Cohort(settings.cohort, site_file.source.unit, *spent, split=split_name(split.key, *fractions))
+
+
+def delta_problem(site_file: SiteFile) -> str:
+    """Say why every request would be refused for the ledger's delta; empty where it would not."""
+    settings = site_file.ledger
+    if settings is None or site_file.role != "train" or is_delta_allowed(site_file, "train", settings.delta):
+        return ""
+    below = f"{1 / most_units(site_file, 'train'):.6g}, one over the most units that units = {site_file.units} admits"
+    return f"ledger.delta is {settings.delta:g}: it must be below {below}"
 
 
 def create_ledger(site_file: SiteFile, site: Site | None = None) -> Ledger:
@@ -96,16 +99,13 @@ def data_version(site: Site, key: bytes) -> DataVersion:
     a sketch of their units: by name where the source names them (a patient column), else by content. Source: RFC 7693
     for keyed BLAKE2b.
     """
-    whole = hashlib.blake2b(key=key, digest_size=16, person=b"data version")
-    units: list[str] = []
-    for part in (site.train, site.test, site.recalibration):
-        if part is not None:
-            features, labels = np.ascontiguousarray(part.features), np.ascontiguousarray(part.labels)
-            records = [_hash(row.tobytes() + label.tobytes(), key) for row, label in zip(features, labels, strict=True)]
-            whole.update(f"{part.features.dtype.str}{part.features.shape}{part.labels.dtype.str}".encode())
-            whole.update("".join(records).encode())
-            whole.update(part.unit_index.tobytes())
-            units += records if site.unit in UNNAMED_UNITS else _named(part, records, key)
+    whole, units = hashlib.blake2b(key=key, digest_size=16, person=b"data version"), list[str]()
+    for part in filter(None, (site.train, site.test, site.recalibration)):
+        rows = zip(np.ascontiguousarray(part.features), np.ascontiguousarray(part.labels), strict=True)
+        records = [_hash(row.tobytes() + label.tobytes(), key) for row, label in rows]
+        whole.update(f"{part.features.dtype.str}{part.features.shape}{part.labels.dtype.str}".encode())
+        whole.update("".join(records).encode() + part.unit_index.tobytes())
+        units += records if site.unit in UNNAMED_UNITS else _named(part, records, key)
     return DataVersion(whole.hexdigest(), unit_sketch(units))
 
 

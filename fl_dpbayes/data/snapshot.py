@@ -63,18 +63,17 @@ def write_snapshot(site_file: SiteFile, records: Records, files: list[tuple[str,
         raise DataChangedError(f"the data changed while they were read: {CHECK}")
     arrays = {name: values for name in COLUMNS if (values := getattr(records, name)) is not None}
     arrays |= {f"group{number}": values for number, values in enumerate(records.groups.values())}
-    header = {
-        "version": VERSION, "described": described(site_file), "files": files, "sha256": hasher.hexdigest(),
-        "unit": records.unit, "feature_names": records.feature_names, "groups": list(records.groups),
-        "arrays": list(arrays),
-    }  # fmt: skip
+    header = {"version": VERSION, "described": described(site_file), "files": files, "sha256": hasher.hexdigest()}
+    header |= {"unit": records.unit, "feature_names": records.feature_names, "groups": list(records.groups)}
     if objects := [name for name, values in arrays.items() if values.dtype.hasobject]:
         raise UserError(f"the source gives {objects[0]} as Python objects, which no snapshot can hold: give text")
     with replaced_atomically(path) as partial:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         partial.unlink(missing_ok=True)
         with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-            np.savez(file, header=np.frombuffer(json.dumps(header).encode(), np.uint8), **arrays)
+            np.savez(
+                file, header=np.frombuffer(json.dumps(header | {"arrays": list(arrays)}).encode(), np.uint8), **arrays
+            )
     return hasher.hexdigest()
 
 
@@ -99,11 +98,8 @@ def read_snapshot(site_file: SiteFile) -> Records:
     except DAMAGED:
         raise DataUncheckedError(f"snapshot {path} is damaged, or cannot be read: {CHECK}") from None
     groups = {name: arrays.pop(f"group{number}") for number, name in enumerate(header["groups"])}
-    names = tuple(header["feature_names"])
-    return Records(
-        **dict.fromkeys(COLUMNS) | arrays, natural_site=None, task=site_file.source.task, unit=header["unit"],
-        groups=groups, feature_names=names,
-    )  # fmt: skip
+    more = {"groups": groups, "feature_names": tuple(header["feature_names"]), "unit": header["unit"]}
+    return Records(**dict.fromkeys(COLUMNS) | arrays | more, natural_site=None, task=site_file.source.task)
 
 
 def described(site_file: SiteFile) -> str:

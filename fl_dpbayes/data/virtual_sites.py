@@ -83,9 +83,8 @@ def dealt_sites(scenario: Scenario, data_dir: Path | None) -> SitePlan:
     Held-out and shifted sites draw disjoint sets of privacy units from their official part first; the partition divides
     what is left of the part `train` over the training sites. A unit of several records goes to one site, by the label
     of its first record. A site with `records_of` gets the records and the shift's draws of the site that it names.
-    Every draw follows from the scenario's seed and from names. `data_dir`: folder of the built-in data sets; None for
-    the source's own or the environment's (FL_DPBAYES_DATA). Raises UserError if the records do not suffice or a name is
-    not one of the data set's own sites; the text names the scenario's key and the remedy.
+    Every draw follows from the scenario's seed and from names. `data_dir`: as of `BuiltIn.located`. Raises UserError if
+    the records do not suffice or a name is not one of the data set's own sites; the text names key and remedy.
     """
     data, seed = scenario.data, scenario.seed
     source = data.source.located(data_dir)
@@ -105,23 +104,19 @@ def dealt_sites(scenario: Scenario, data_dir: Path | None) -> SitePlan:
             chosen |= _divided_sites(members, pool, scenario, scores)
     chosen |= {name: chosen[spec.records_of] for name, spec in sites.items() if spec.records_of is not None}
     train = [chosen[name] for name, spec in sites.items() if spec.role == "train"]
-    records = pools["train"].records
+    records, fractions = pools["train"].records, scenario.kept_fractions
+    planned = [
+        _planned_site(name, spec, pools[spec.part].records, chosen[name], seed, fractions)
+        for name, spec in sites.items()
+    ]
+    groups = {name: np.concatenate([pool.records.groups[name] for pool in pools.values()]) for name in records.groups}
     return SitePlan(
-        source=source,
-        task=records.task,
-        sites=tuple(
-            _planned_site(name, spec, pools[spec.part].records, chosen[name], seed, scenario.kept_fractions)
-            for name, spec in sites.items()
-        ),
-        label_total_variation=label_total_variation(records.labels, train),
+        source, records.task, tuple(planned), label_total_variation(records.labels, train),
         weights_folder=backbone_folder(source.folder if isinstance(source, BuiltIn) else data_dir),
-        groups={
-            name: tuple(map(str, np.unique(np.concatenate([pool.records.groups[name] for pool in pools.values()]))))
-            for name in records.groups
-        },
+        groups={name: tuple(map(str, np.unique(values))) for name, values in groups.items()},
         feature_total_variation=None if scores is None else feature_total_variation(scores, train),
         warnings=tuple(magnitude_warnings(records, source)),
-    )
+    )  # fmt: skip
 
 
 def _pool(records: Records, part: OfficialPart, seed: int, most: int | None) -> Pool:
@@ -160,13 +155,9 @@ def _divided_sites(
     if trainers:
         rest = np.sort(pool.order)
         first = np.array([pool.of_unit[unit][0] for unit in rest], dtype=np.int64)
-        dealt = partition_labels(
-            pool.records.labels[first],
-            scenario.partition,
-            len(trainers),
-            _generator(scenario.seed, "partition"),
-            None if scores is None else scores[first],
-        )
+        labels, scored = pool.records.labels[first], None if scores is None else scores[first]
+        generator = _generator(scenario.seed, "partition")
+        dealt = partition_labels(labels, scenario.partition, len(trainers), generator, scored)
         chosen |= {name: pool.records_of(rest[share]) for name, share in zip(trainers, dealt, strict=True)}
     return chosen
 

@@ -90,11 +90,6 @@ def own_module(model: ModuleModel, seed: int, weights_folder: Path | None = None
     return module.float()
 
 
-def fixed_size(model: ModuleModel) -> int:
-    """Count the numbers of a module that are not trained, buffers included; whatever its file of weights holds."""
-    return sum(value.numel() for value in own_module(model.model_copy(update={"weights": None}), model.seed).buffers())
-
-
 def unbuilt_size(model: ModuleModel) -> float:
     """Count a module's numbers, trained or not, on torch's device `meta`, where they take no memory.
 

@@ -17,15 +17,13 @@ _WORTH_REORDERING = 0.5
 
 
 def unaligned_units(first: Vector, second: Vector, shapes: Mapping[str, tuple[int, ...]]) -> tuple[str, ...]:
-    """Name the weight arrays whose hidden units match better in another order.
+    """Name the weight arrays whose hidden units match better in another order, of two vectors (d,) of one model.
 
     A unit is a row of an array (units, ...) with at least two axes. An array is named if the best assignment pi makes
     sum_i |a_i - b_pi(i)|^2 less than half of sum_i |a_i - b_i|^2. The last module's rows (that of the highest number)
-    are outputs, whose order the task fixes: two noisy rows of opposite signs would else look swapped.
+    are outputs, whose order the task fixes: two noisy rows of opposite signs would else look swapped. `shapes` are
+    those of the parameters by name, in the order of the vectors.
     Source: Ainsworth et al. 2023, "Git Re-Basin", section 3.2 (matching of weights); Yurochkin et al. 2019.
-
-    `first`: parameters, shape (d,). `second`: parameters of the same model, shape (d,). `shapes`: parameter name ->
-    shape, in the order of the vectors.
     """
     named, start, outputs = list[str](), 0, _last_module(shapes)
     if not all(re.fullmatch(r"(\d+\.)+(weight|bias)", name) for name in shapes):
@@ -44,28 +42,22 @@ def unaligned_units(first: Vector, second: Vector, shapes: Mapping[str, tuple[in
 def alignment_warnings(
     reference: tuple[str, Vector], other: tuple[str, Vector], shapes: Mapping[str, tuple[int, ...]]
 ) -> tuple[RunWarning, ...]:
-    """Warn, once per weight array, where a site's hidden units match another's better in another order.
-
-    Both are given by name and parameters (d,), with the shapes of these in order.
-    """
+    """Warn, once per weight array, where a site's `unaligned_units` are not those of another; both by name."""
     (first, vector), (site, compared) = reference, other
-    return tuple(
-        warning("units-reordered", array=name, other=site, first=first)
-        for name in unaligned_units(vector, compared, shapes)
-    )
+    named = unaligned_units(vector, compared, shapes)
+    return tuple(warning("units-reordered", array=name, other=site, first=first) for name in named)
 
 
 def state_warnings(states: Mapping[str, Arrays]) -> tuple[RunWarning, ...]:
     """Warn of each site whose state has its hidden units in another order than the first site's by name.
 
-    `states`: site -> arrays of its parameters, or of a chain's state, of which `parameters/<name>` is compared;
-    looked at one by one.
+    Of a chain's state `parameters/<name>` is compared. States are looked at one by one: they may lie on disk, and be
+    many.
     """
     sites = sorted(states)
     reference = _parameters(states[sites[0]])
     shapes = {name: array.shape for name, array in reference.items()}
     first = (sites[0], _vector(reference))
-    # One site after the other: the states may lie on disk, and be many.
     others = ((site, _vector(_parameters(states[site]))) for site in sites[1:])
     return tuple(found for other in others for found in alignment_warnings(first, other, shapes))
 

@@ -20,14 +20,11 @@ from fl_dpbayes.protocol.arrays import Arrays
 
 
 def average_states(states: Mapping[str, Arrays], site_weights: Mapping[str, float]) -> Arrays:
-    """Average the sites' states, w = sum_k w_k w_k' / sum_k w_k.
+    """Average the sites' float32 states, one by one in their order in float64, w = sum_k w_k w_k' / sum_k w_k.
 
-    Source: Deng et al. 2021, "On convergence of federated averaging Langevin dynamics", Algorithm 1; Plassier et al.
-    2022.
-
-    `states`: site -> parameter arrays, equal names and shapes, float32; looked at one by one. `site_weights`: site
-    -> w_k >= 0; renormalised over the sites present. Returns the averaged arrays, float32; the sum is taken in
-    float64 in the order of `states`. Raises ValueError if there is no state, or all weights are 0.
+    `site_weights` w_k >= 0 are renormalised over the sites present. Raises ValueError if there is no state, or all
+    weights are 0. Source: Deng et al. 2021, "On convergence of federated averaging Langevin dynamics", Algorithm 1;
+    Plassier et al. 2022.
     """
     total = sum(site_weights[site] for site in states)
     if not states or total <= 0:
@@ -50,12 +47,10 @@ def coordinate_median(states: Mapping[str, Arrays]) -> Arrays:
 
 
 def trimmed_mean(states: Mapping[str, Arrays], trimmed: int) -> Arrays:
-    """Return, of each parameter, the mean over sites without the `trimmed` least and the `trimmed` greatest values.
+    """Return, of each parameter, the float64 mean over sites without the `trimmed` least and greatest values, float32.
 
+    It bears so many bad sites, 0 or more, below half of all.
     Source: Yin et al. 2018, "Byzantine-robust distributed learning: towards optimal statistical rates", Definition 2.
-
-    `states`: site -> parameter arrays, equal names and shapes. `trimmed`: how many bad sites it must bear, b >= 0,
-    below half of the sites. Returns parameter arrays, float32; the mean is taken in float64.
     """
     return {
         name: np.sort(stack, axis=0)[trimmed : len(stack) - trimmed].mean(axis=0, dtype=np.float64).astype(np.float32)
@@ -77,9 +72,8 @@ def move_factors(
     in v_k m_k at sites of every size where v_k is proportional to n_k.
     Source: Sun et al. 2019, "Can you really backdoor federated learning?" (norm thresholding, there to a fixed norm).
 
-    `states`: site -> what it sent, w_k, at least one; looked at one by one. `start`: what all of them were sent,
-    w_0. `site_weights`: site -> v_k >= 0. `bound`: c, at least 1. Returns site -> factor in [0, 1), of those that
-    are to be shortened by `shortened`.
+    `states`: site -> w_k, at least one; looked at one by one. `start`: w_0. `site_weights`: v_k >= 0. `bound`: c, at
+    least 1. Returns site -> factor in [0, 1), of those that are to be shortened.
     """
     parts = {site: site_weights[site] * distance(state, start) for site, state in states.items()}
     longest = bound * sorted(parts.values())[(len(parts) - 1) // 2] if len(parts) > 2 else math.inf
@@ -90,10 +84,8 @@ def shortened(state: Arrays, start: Arrays, factor: float) -> Arrays:
     """Shorten the move to a state w, w_0 + f (w - w_0), float32; at f = 1 it is returned as it is."""
     if factor == 1:
         return state
-    return {
-        name: (start[name] + factor * (state[name].astype(np.float64) - start[name])).astype(np.float32)
-        for name in start
-    }
+    moves = {name: factor * (state[name].astype(np.float64) - start[name]) for name in start}
+    return {name: (start[name] + move).astype(np.float32) for name, move in moves.items()}
 
 
 class Average(NamedTuple):
@@ -107,12 +99,10 @@ class Average(NamedTuple):
 def average_of_states(
     states: Mapping[str, Arrays], start: Arrays, rule: AveragingRule, site_weights: Mapping[str, float]
 ) -> Average:
-    """Average states by a rule's settings.
+    """Average one state or more by a rule's settings, with what is to be said of the sites.
 
-    The weighted average and the bound on moves look at one state at a time; the robust ones hold one array of all
-    sites. `states`: site -> state, at least one. `site_weights`: site -> w_k, for a bound on moves and for the average
-    that is not robust. Returns the average, with a warning for each site whose hidden units are in another order or
-    whose move was shortened, and for sites too few to trim.
+    The weighted average and the bound on moves, which alone use the weights, look at one state at a time; the robust
+    averages hold one array of all sites.
     """
     warnings, factors = list(state_warnings(states)), dict[str, float]()
     if rule.move_bound != "none":

@@ -21,11 +21,10 @@ Shapes = dict[str, tuple[int, ...]]
 
 @dataclass(frozen=True)
 class Chain:
-    """One site's draws.
+    """One site's draws (M, d), M >= 1, their weights (M,), which sum to 1, and temperatures (M,), >= 0.
 
-    `site`: name of the site. `draws`: shape (M, d), M >= 1. `weights`: weight of each draw, summing to 1, shape
-    (M,). `temperatures`: temperature of each draw, >= 0, shape (M,). `shapes`: parameter name -> shape, in the
-    order of the columns. `warnings`: what a rule that averages weights should say about this site.
+    `shapes`: parameter name -> shape, in the order of the columns. `warnings`: what a rule that averages weights should
+    say about this site.
     """
 
     site: str
@@ -50,10 +49,9 @@ class Chain:
 
 
 def chains(site_samples: Mapping[str, AnySamples]) -> Iterator[Chain]:
-    """Yield the chain of each site that sent a sample, in the order of names.
+    """Yield the chain of each site that sent a sample, in the order of names, with its alignment warnings.
 
-    Each warns where its hidden units match those of the first site better in another order. Raises ValueError if no
-    site sent a sample, or names or shapes differ between sites.
+    Raises ValueError if no site sent a sample, or names or shapes differ between sites.
     """
     shapes = sample_shapes(site_samples)
     reference: tuple[str, npt.NDArray[np.float64]] | None = None
@@ -112,10 +110,8 @@ def unflatten(draws: npt.NDArray[np.float64], shapes: Mapping[str, tuple[int, ..
     """Split a matrix (M, d) into float32 arrays (M, *shape), the inverse of joining them."""
     ends = np.cumsum([math.prod(shape) for shape in shapes.values()])
     parts = np.split(draws, ends[:-1], axis=1)
-    return {
-        name: part.astype(np.float32).reshape((len(draws), *shape))
-        for (name, shape), part in zip(shapes.items(), parts, strict=True)
-    }
+    named = zip(shapes.items(), parts, strict=True)
+    return {name: part.astype(np.float32).reshape((len(draws), *shape)) for (name, shape), part in named}
 
 
 def state_of(vector: npt.NDArray[np.float64], shapes: Mapping[str, tuple[int, ...]]) -> Arrays:

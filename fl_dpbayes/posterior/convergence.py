@@ -57,9 +57,8 @@ def summarise_convergence(
     """Summarise how well one site's chains have mixed.
 
     Chains are cut to their last L samples, L the length of the shortest; a chain with fewer than half the samples of
-    the longest (one that the budget cut off) is left out. `samples`: released samples in the order in which each chain
-    made them, each of shape (d,), finite; M >= 0 of them, such as a matrix (M, d), are looked at one by one. `chains`:
-    number of the chain to which each belongs, shape (M,).
+    the longest (one that the budget cut off) is left out. `samples`: (d,) each, in the order in which each chain made
+    them; M >= 0 are looked at one by one. `chains`: number of the chain to which each belongs, shape (M,).
     """
     quantities = _quantities(samples, generator)
     rows = _equal_chains(chains)
@@ -125,12 +124,10 @@ def convergence_rows(
         return []
     rows = []
     for name in names:
-        samples = bank.stored(name)
-        if samples is None:
-            continue
-        chains = bank.sample_chains(name)
-        found = summarise_convergence(_vectors(samples), chains, np.random.default_rng(QUANTITIES_SEED))
-        rows.append({"site": name, **asdict(found), "warning": mixing_warning(found, hot=hot)})
+        if (samples := bank.stored(name)) is not None:
+            generator = np.random.default_rng(QUANTITIES_SEED)
+            found = summarise_convergence(_vectors(samples), bank.sample_chains(name), generator)
+            rows.append({"site": name, **asdict(found), "warning": mixing_warning(found, hot=hot)})
     return rows
 
 
@@ -147,8 +144,7 @@ def convergence_warnings(rows: list[dict[str, Any]]) -> list[RunWarning]:
     """
     said = {row["site"]: row["warning"] for row in rows if row["warning"]}
     few = [row["site"] for row in rows if row["site"] in said and row["samples_per_chain"] < ENOUGH_SAMPLES_PER_CHAIN]
-    unknown = [site for site in few if said[site].kind == "few-samples"]
-    apart = [site for site in few if said[site].kind == "not-mixed"]
+    unknown, apart = ([site for site in few if said[site].kind == kind] for kind in ("few-samples", "not-mixed"))
     if unknown and apart:
         one = warning("few-samples", **dict(said[unknown[0]].values), apart=", ".join(apart))
         said |= dict.fromkeys((*unknown, *apart), one)
@@ -190,11 +186,8 @@ def temperature_warnings(scenario: Scenario, means: Mapping[str, float | None]) 
     if not isinstance(privacy, PrivacyPlan) or privacy.coupling != "floor" or privacy.temperature is None:
         return []
     hot = {site: mean for site, mean in means.items() if mean is not None and mean > HOT * privacy.temperature}
-    if not hot:
-        return []
-    site = max(hot, key=lambda site: hot[site])
-    chain = {"planned": privacy.temperature, "mean": hot[site], **scenario.sampler.levers}
-    return [warning("hot", site=site, sites=len(hot), **chain)]
+    chain = {"planned": privacy.temperature, "mean": max(hot.values(), default=0.0), **scenario.sampler.levers}
+    return [warning("hot", site=max(hot, key=hot.__getitem__), sites=len(hot), **chain)] if hot else []
 
 
 def _equal_chains(chains: npt.NDArray[np.integer]) -> npt.NDArray[np.intp]:

@@ -26,8 +26,8 @@ def split_r_hat(draws: Draws) -> float:
     """Return the potential scale reduction of chains that are each cut in halves.
 
     R = sqrt(((N - 1) / N W + B / N) / W), B and W the between- and within-chain variances (eqs. 1-4). Near 1 where the
-    halves agree; the paper asks for less than 1.01 on `rank_normalised` draws. `draws`: at least four draws per chain,
-    shape (chains, draws). Returns R-hat >= 0; NaN if every draw is the same.
+    halves agree; the paper asks for less than 1.01 on `rank_normalised` draws, (chains, draws), of which there are four
+    or more per chain. NaN if every draw is the same.
     """
     halves = _split(draws)
     count = halves.shape[1]
@@ -42,8 +42,7 @@ def effective_sample_size(draws: Draws) -> float:
     """Return how many independent draws would estimate the mean as well.
 
     S / (1 + 2 sum_t rho_t), S the number of draws, rho_t the autocorrelation over all split chains (eqs. 10-13), the
-    sum cut by Geyer's initial monotone sequence. `draws`: at least four draws per chain, shape (chains, draws). Returns
-    effective sample size, at most S log10(S); NaN if every draw is the same.
+    sum cut by Geyer's initial monotone sequence; at most S log10(S). NaN if every draw is the same.
     """
     halves = _split(draws)
     chains, count = halves.shape

@@ -16,11 +16,7 @@ _ROUNDING = 1e-9
 
 @dataclass(frozen=True)
 class NaturalGaussian:
-    """A Gaussian factor, proper or not.
-
-    `precision`: L, shape (d,) if diagonal, else (d, d) and symmetric; a factor may have one that is not positive.
-    `precision_mean`: h = L m, shape (d,).
-    """
+    """A Gaussian factor, whose precision L need not be positive; h = L m, (d,)."""
 
     precision: Array
     precision_mean: Array
@@ -51,14 +47,9 @@ class NaturalGaussian:
 
 def centred_prior(scale: float, like: NaturalGaussian) -> NaturalGaussian:
     """Return the prior N(0, scale^2 I) with a precision of the form of `like`; an infinite scale is the flat prior."""
-    precision = np.full(len(like.precision_mean), prior_precision(scale))
+    precision = np.full(len(like.precision_mean), 1 / scale**2)
     own_form = precision if like.precision.ndim == 1 else np.diag(precision)
     return NaturalGaussian(own_form, np.zeros_like(like.precision_mean))
-
-
-def prior_precision(scale: float) -> float:
-    """Return 1 / scale^2, 0 for the flat prior (infinite scale)."""
-    return 1 / scale**2
 
 
 def floored(gaussian: NaturalGaussian, floor: float) -> tuple[NaturalGaussian, int]:

@@ -36,8 +36,6 @@ def effective_draws(chain: Chain) -> float:
     3 standard errors: of a few coordinates ESS is so uncertain that min(1, .) alone would take a fifth from
     independent draws.
     Source: Kish 1965, "Survey sampling"; Vehtari et al. 2021 for the autocorrelation.
-
-    Returns effective number, in (0, M] for M draws.
     """
     size = float(1 / np.square(chain.weights).sum())
     count, parameters = chain.draws.shape
@@ -74,11 +72,8 @@ def _correlated(standardised: npt.NDArray[np.float64]) -> bool:
 def diagonal_gaussian(chain: Chain) -> tuple[NaturalGaussian, tuple[RunWarning, ...]]:
     """Estimate N(m, diag v) from a chain, its precision (n - 3) / (n - 1) / v.
 
-    v = sum_t v_t (w_t - m)^2 / (1 - sum_t v_t^2) is unbiased; n is the effective number of draws.
-    Source: The mean of the inverse chi-squared distribution.
-
-    Returns the Gaussian with precision (d,), and warnings. Raises ValueError if there are fewer than 5 draws, or a
-    parameter does not vary.
+    v = sum_t v_t (w_t - m)^2 / (1 - sum_t v_t^2) is unbiased; n is the effective number of draws. By the mean of the
+    inverse chi-squared distribution. Raises ValueError if there are fewer than 5 draws, or a parameter does not vary.
     """
     factor, warnings = _unbiased_factor(chain, 1)
     mean = chain.mean
@@ -95,11 +90,9 @@ def diagonal_gaussian(chain: Chain) -> tuple[NaturalGaussian, tuple[RunWarning, 
 def full_gaussian(chain: Chain) -> tuple[NaturalGaussian, tuple[RunWarning, ...]]:
     """Estimate N(m, S) from a chain, its precision (n - d - 2) / (n - 1) S^-1.
 
-    S = sum_t v_t (w_t - m)(w_t - m)^T / (1 - sum_t v_t^2) is unbiased; n is the effective number of draws.
-    Source: The mean of the inverse Wishart distribution.
-
-    Returns the Gaussian with precision (d, d), and warnings. Raises ValueError if there are fewer than d + 4 draws,
-    their covariance is singular, or a parameter varies so little that the others' precisions are lost in its rounding.
+    S = sum_t v_t (w_t - m)(w_t - m)^T / (1 - sum_t v_t^2) is unbiased; n is the effective number of draws. By the mean
+    of the inverse Wishart distribution. Raises ValueError if there are fewer than d + 4 draws, their covariance is
+    singular, or a parameter varies so little that the others' precisions are lost in its rounding.
     """
     factor, warnings = _unbiased_factor(chain, chain.draws.shape[1])
     mean = chain.mean
@@ -171,8 +164,7 @@ def mean_error(factors: Iterable[tuple[NaturalGaussian, float]], combined: Natur
     d times p = 1.
     Source: von Rosen 1988, "Moments for the inverted Wishart distribution", for the covariance of L_k.
 
-    `combined`: the product, of the same form, its precision positive. Returns e >= 0, in standard deviations of the
-    product, root mean square over parameters.
+    `combined`: the product, its precision positive. Returns e in standard deviations of the product.
     """
     mean, total, parameters = combined.mean, 0.0, len(combined.precision_mean)
     solver = None if combined.precision.ndim == 1 else cho_factor(combined.precision, lower=True)

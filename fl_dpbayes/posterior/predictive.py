@@ -18,11 +18,11 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Prediction:
-    """Class probabilities of records and how uncertain they are, entropies in nats.
+    """Class probabilities of records and how uncertain they are, entropies in nats, (N,).
 
-    `probabilities`: p(y | x) averaged over the posterior, shape (N, classes), float64. `total`: entropy of the
-    averaged probabilities, shape (N,). `aleatoric`: averaged entropy of the single samples' probabilities, shape
-    (N,). `epistemic`: total - aleatoric, the mutual information of label and parameters, >= 0, shape (N,).
+    `probabilities`: p(y | x) averaged over the posterior, (N, classes). `total`: entropy of these. `aleatoric`:
+    averaged entropy of the single samples' probabilities. `epistemic`: total - aleatoric, the mutual information of
+    label and parameters, >= 0.
     """
 
     probabilities: Floats
@@ -43,11 +43,10 @@ def predict(
     pass has one number of rows, at which a record's prediction does not depend on other records, to the last bit
     (docs/sensitivity.md).
 
-    `module`: the model; it gives the architecture and is moved to `device`, its parameters are not changed.
-    `samples`: parameter name -> shape (M, *shape), M >= 1. `weights`: >= 0, not all zero, shape (M,). `features`:
-    shape (N, *shape), float32. Raises ValueError if the weights do not fit the samples, are negative or sum to
-    zero. Raises RowsDependError if a single row does not give the same bits twice, UserError if a call
-    leaves something of the records in the module.
+    `module` gives the architecture and is moved to `device`; its parameters are not changed. `samples`: parameter name
+    -> (M, *shape), M >= 1. `weights`: (M,), >= 0, not all zero. `features`: (N, *shape). Raises ValueError if the
+    weights do not fit the samples. Raises RowsDependError if a single row does not give the same bits twice, UserError
+    if a call leaves something of the records in the module.
     """
     shares = np.asarray(weights, np.float64)
     counts = {len(array) for array in samples.values()}

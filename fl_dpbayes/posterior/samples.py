@@ -15,12 +15,11 @@ ValueT = TypeVar("ValueT")
 
 @dataclass(frozen=True)
 class PosteriorSamples:
-    """Weighted samples of a model's parameters.
+    """Weighted samples of a model's parameters, by name float32 (M, *shape).
 
-    `arrays`: parameter name -> samples, shape (M, *shape), float32. `weights`: weight of each sample, >= 0, not all
-    zero unless M = 0, shape (M,), float64; need not sum to one. `temperatures`: instantaneous temperature T_t at
-    which each was drawn, >= 0, shape (M,), float64. Raises ValueError if lengths differ, or a weight or temperature
-    is negative or not finite.
+    `weights`: (M,), >= 0, not all zero unless M = 0; need not sum to one. `temperatures`: (M,), >= 0, the instantaneous
+    T_t at which each was drawn. Raises ValueError if lengths differ, or a weight or temperature is negative or not
+    finite.
     """
 
     arrays: Arrays
@@ -67,11 +66,7 @@ class PosteriorSamples:
 
 @dataclass(frozen=True)
 class SamplePiece:
-    """Consecutive samples that are read together, such as those of one file.
-
-    `weights`: weight of each sample, >= 0, shape (M,). `temperatures`: temperature of each sample, >= 0, shape
-    (M,). `rows`: reads the samples with the given numbers, each in [0, M), ascending: name -> shape (rows, *shape).
-    """
+    """Consecutive samples that are read together, as those of one file; `rows` reads those of ascending numbers."""
 
     weights: npt.NDArray[np.float64]
     temperatures: npt.NDArray[np.float64]

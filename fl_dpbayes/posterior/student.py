@@ -97,10 +97,9 @@ def distil(
     Source: Hinton et al. 2015, "Distilling the knowledge in a neural network"; Bhatt et al. 2024, "Federated learning
     with uncertainty via distilled predictive distributions".
 
-    `function`: parameters -> logits (N, classes) at the public or synthetic inputs, and the map of a cotangent (N,
-    classes) to gradients by parameter name (their vector-Jacobian product). Parameters come as float32. `start`:
-    parameter name -> initial value, in the order of the model. `teacher_probabilities`: p(y|x_i), shape (N,
-    classes), N >= 1, rows summing to 1. `max_iterations`: bound on L-BFGS iterations, >= 1.
+    `function`: float32 parameters -> logits (N, classes) at the inputs, and the map of a cotangent (N, classes) to
+    gradients by parameter name (their vector-Jacobian product). `start`: parameter name -> initial value, in the order
+    of the model. `teacher_probabilities`: p(y|x_i), (N, classes), N >= 1.
     """
     shapes = {name: tuple(array.shape) for name, array in start.items()}
     entropy = -xlogy(teacher_probabilities, teacher_probabilities).sum(axis=1).mean()

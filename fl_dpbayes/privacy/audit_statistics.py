@@ -14,7 +14,6 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import betainc, betaincinv, ndtri
 from scipy.stats import beta, binom, chi2, norm
-from sklearn.metrics import roc_auc_score, roc_curve
 
 from fl_dpbayes.privacy.gdp import gdp_epsilon
 
@@ -50,10 +49,9 @@ def variance_test(total: float, degrees: float, where: str, *, kurtosis: float =
 
         X = sum z^2 ~ c chi^2_nu,   c = (2 + k) / 2,   nu = degrees / c
 
-    exact for Gaussian z (k = 0); for z of excess kurtosis k the law with the same mean and variance. `degrees`: number
-    of squares, above zero. `kurtosis`: mean excess kurtosis of the z, 0 or more. Returns the finding; its effect is the
-    largest ratio of standard deviations below 1 that is found: sqrt(q(level / 2) / q(1 - MISS)), q the quantiles of
-    chi^2_nu.
+    exact for Gaussian z (k = 0); for z of mean excess kurtosis k the law with the same mean and variance. `degrees`:
+    number of squares, above zero. Its effect is the largest ratio of standard deviations below 1 that is found,
+    sqrt(q(level / 2) / q(1 - MISS)), q the quantiles of chi^2_nu.
     """
     scale = 1 + kurtosis / 2
     nu = degrees / scale
@@ -84,8 +82,8 @@ def mean_test(
 
         p = 2 P(N(0, 1) > (|difference| - slack) / deviation);   one-sided P(N(0, 1) > (difference - slack) / deviation)
 
-    `deviation`: its standard deviation at a sound site, above zero. Returns the finding; it finds a difference of
-    (z(level) + z(MISS)) deviation + 2 slack.
+    `deviation`: its standard deviation at a sound site. It finds a difference of (z(level) + z(MISS)) deviation +
+    2 slack.
     """
     sides = 1 if one_sided else 2
     size = difference if one_sided else abs(difference)
@@ -103,9 +101,8 @@ def correlation_tests(vectors: Mapping[str, Array]) -> list[Finding]:
 
         r^2 = <z, z'>^2 / (|z|^2 |z'|^2) ~ Beta(1/2, (d - 1) / 2)
 
-    `vectors`: label -> noise, all of one shape (d,), d >= 2; those without any are left to the test of the
-    variance. Returns one finding for each pair; it finds a correlation of r(level) + z(MISS) / sqrt(d), at most 1:
-    a repetition is always found.
+    `vectors`: label -> noise (d,), d >= 2; those without any are left to the test of the variance. It finds a
+    correlation of r(level) + z(MISS) / sqrt(d), at most 1: a repetition is always found.
     """
     labels = [label for label, vector in vectors.items() if vector.any()]
     if not labels or len(vectors[labels[0]]) < 2:
@@ -128,9 +125,8 @@ def correlation_tests(vectors: Mapping[str, Array]) -> list[Finding]:
 class Check:
     """One verdict of an audit: the part of the mechanism that was attacked, and what was checked, in words.
 
-    `value`: what was found: a probability, or a bound. `limit`: what it must be at most or at least. `where`: what
-    the value was found on, where it is the worst of several. `finds`: which fault it misses at most once in a
-    thousand audits.
+    `value`: the probability or bound that was found, `where` if it is the worst of several. `finds`: which fault it
+    misses at most once in a thousand audits.
     """
 
     part: str
@@ -174,10 +170,9 @@ def log_likelihood_ratios(projections: Array, *, signal: float, noise_std: Array
 
     where u_ti ~ N(0, nu_t^2) if canary i was left out of the sum of step t, and N(s, nu_t^2) if it is in it.
 
-    `projections`: u_ti, the noisy sum of each step along each canary's own direction, shape (T, m). `signal`: s >
-    0, length of a canary's clipped gradient along its direction. `noise_std`: nu_t = sigma_t C, the claimed
-    standard deviation, shape (T,), above zero. `sampling_rate`: q in (0, 1]. Returns scores, shape (m,); by the
-    lemma of Neyman and Pearson no other score separates better.
+    `projections`: u_ti, (T, m), the noisy sum of each step along each canary's own direction. `signal`: s > 0, length
+    of a canary's clipped gradient along it. `noise_std`: nu_t = sigma_t C, (T,), as claimed. `sampling_rate`: q in
+    (0, 1]. Returns scores (m,); by the lemma of Neyman and Pearson no other separates better.
     """
     exponents = (2 * projections * signal - signal**2) / (2 * np.square(noise_std)[:, None])
     absent = math.log1p(-sampling_rate) if sampling_rate < 1 else -math.inf
@@ -196,9 +191,8 @@ def gaussian_epsilon_bound(
     faults: it extends the curve of one point to small delta as if it were Gaussian.
     Source: Nasr et al. (2023), Tight auditing of differentially private machine learning, section 4.
 
-    `scores`: one per canary, higher where it seems to be in, shape (m,). `included`: which canaries were in, shape
-    (m,). `delta`: in (0, 1). `confidence`: in (0, 1). Returns a value that the true epsilon exceeds with the stated
-    confidence; 0 where the test is no better than chance.
+    `scores`: one per canary, (m,), higher where it seems to be in. `included`: which canaries were in, (m,). Returns a
+    value that the true epsilon exceeds with the stated confidence; 0 where the test is no better than chance.
     """
     guessed = scores > threshold
     tail = (1 - confidence) / 2
@@ -220,9 +214,8 @@ def one_run_epsilon_bound(
 
     Source: Steinke, Nasr and Jagielski (2023), Privacy auditing with one (1) training run, theorem 3.1 and appendix D.
 
-    `scores`: one per canary, shape (m,). `included`: which canaries were in, each by a fair coin of its own, shape
-    (m,). `guesses`: r, chosen before the scores were seen, even, at most m. `delta`: in (0, 1). `confidence`: in
-    (0, 1). Returns a value that the true epsilon exceeds with the stated confidence, 0 or more.
+    `scores`, `included`, result: as of `gaussian_epsilon_bound`, each canary in by a fair coin of its own. `guesses`:
+    r, chosen before the scores were seen, even, at most m.
     """
     order, half = np.argsort(scores, kind="stable"), guesses // 2
     right = int(included[order[len(order) - half :]].sum() + (~included[order[:half]]).sum())
@@ -248,40 +241,3 @@ def _chance_of_right_guesses(right: int, guesses: int, canaries: int, epsilon: f
         return exceeded
     below = np.cumsum(binom.pmf(np.arange(right - 1, -1, -1), guesses, accuracy))
     return min(1.0, exceeded + 2 * canaries * delta * float((below / np.arange(1, right + 1)).max()))
-
-
-@dataclass(frozen=True)
-class MembershipScore:
-    """How well the loss tells members, units that were trained on, from others.
-
-    `area`: probability that a member's loss lies below another's; 0.5 is chance. `advantage`: largest true-positive
-    minus false-positive rate over all thresholds, in [0, 1]; chosen on the same losses, so biased upwards.
-    `advantage_bound`: the largest that the claimed epsilon and delta allow.
-    """
-
-    members: int
-    others: int
-    area: float
-    area_standard_error: float
-    advantage: float
-    advantage_bound: float
-
-
-def loss_threshold_attack(member_losses: Array, other_losses: Array, epsilon: float, delta: float) -> MembershipScore:
-    """Score the attack "a unit was trained on if its loss lies below a threshold".
-
-    Under (epsilon, delta) no attack has more advantage than (e^epsilon - 1 + 2 delta) / (e^epsilon + 1). There is at
-    least one unit of each kind, all of one population. The claimed epsilon may be infinite.
-    Source: Yeom et al. (2018) for the attack; Kairouz, Oh and Viswanath (2015), theorem 2.1, for the bound; Hanley and
-    McNeil (1982) for the standard error.
-    """
-    members, others = len(member_losses), len(other_losses)
-    labels = np.concatenate([np.ones(members), np.zeros(others)])
-    scores = -np.concatenate([member_losses, other_losses])
-    false_positive, true_positive, _ = roc_curve(labels, scores)
-    area = float(roc_auc_score(labels, scores))
-    pair, mirrored = area / (2 - area) - area**2, 2 * area**2 / (1 + area) - area**2
-    variance = area * (1 - area) + (members - 1) * pair + (others - 1) * mirrored
-    error = math.sqrt(max(0.0, variance) / (members * others))
-    bound = min(1.0, math.tanh(epsilon / 2) + 2 * delta / (1 + math.exp(min(epsilon, 700.0))))
-    return MembershipScore(members, others, area, error, float((true_positive - false_positive).max()), bound)

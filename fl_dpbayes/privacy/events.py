@@ -3,8 +3,9 @@
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from itertools import groupby
+from dataclasses import dataclass, replace
+from itertools import accumulate, groupby, pairwise
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,12 +19,11 @@ LEAST_NOISE, MOST_NOISE = 1e-150, 1e100
 
 @dataclass(frozen=True)
 class GaussianEvent:
-    """Steps of the Poisson-subsampled Gaussian mechanism with equal noise.
+    """Steps, 0 or more, of the Poisson-subsampled Gaussian mechanism with equal noise.
 
     `noise_multiplier`: standard deviation of the noise on the sum of clipped gradients, over the clip norm; >= 0
     (0: no noise, epsilon is infinite). `sampling_rate`: probability with which each privacy unit joins a batch, in
-    [0, 1] (0: nothing was used). `steps`: how many such steps, >= 0. Raises ValueError if a value lies outside its
-    range or is not a number.
+    [0, 1] (0: nothing was used). Raises ValueError if a value lies outside its range or is not a number.
     """
 
     noise_multiplier: float
@@ -64,6 +64,16 @@ def joined(history: Iterable[GaussianEvent]) -> History:
     return tuple(GaussianEvent(*kind, sum(event.steps for event in group)) for kind, group in kinds)
 
 
+def slice_history(history: History, first_step: int, steps: int) -> History:
+    """Cut `steps` steps out of a history, from `first_step` on."""
+    ends = [0, *accumulate(event.steps for event in history)]
+    return tuple(
+        replace(event, steps=min(end, first_step + steps) - max(start, first_step))
+        for event, (start, end) in zip(history, pairwise(ends), strict=True)
+        if start < first_step + steps and first_step < end
+    )
+
+
 def read_history(rows: Sequence[Sequence[float]]) -> History:
     """Read the history format `[[noise_multiplier, sampling_rate, steps], ...]`, one event per row.
 
@@ -74,9 +84,8 @@ def read_history(rows: Sequence[Sequence[float]]) -> History:
         if not isinstance(row, (list, tuple)) or len(row) != 3:
             raise ValueError(f"row {position} is {row!r}: expected [noise_multiplier, sampling_rate, steps]")
         sigma, rate, steps = row
-        if isinstance(steps, float) and steps.is_integer():
-            steps = int(steps)
-        events.append(GaussianEvent(float(sigma), float(rate), steps))  # type: ignore[arg-type]
+        whole: Any = int(steps) if isinstance(steps, float) and steps.is_integer() else steps
+        events.append(GaussianEvent(float(sigma), float(rate), whole))
     return tuple(events)
 
 
@@ -95,11 +104,9 @@ def levels_of(history: History) -> History:
 
         q = 1:  N(0, sigma_1^2), ..., N(0, sigma_T^2) together cost one release with 1/sigma^2 = sum 1/sigma_t^2
 
-    Sorted, so that histories that differ only in order or grouping give the same levels.
+    Of a history with noise in every step (see `has_noise`). Sorted, so that histories that differ only in order or
+    grouping give the same levels, distinct in noise and rate, at most `MOST_LEVELS` per rate.
     Source: Dong, Roth and Su (2022), corollary 3.3, for the joining of Gaussian releases.
-
-    `history`: what was done, with noise in every step (see `has_noise`). Returns events with distinct
-    (noise_multiplier, sampling_rate), at most `MOST_LEVELS` per sampling rate.
     """
     steps: dict[tuple[float, float], int] = Counter()
     for event in history:

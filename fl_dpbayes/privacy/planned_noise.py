@@ -27,10 +27,10 @@ LEAST_NOISE, MOST_NOISE = 1e-3, 1e6
 
 @dataclass(frozen=True)
 class SolvedNoise:
-    """The noise of every planned step, and what it costs by its privacy-loss distribution.
+    """The noise sigma_t of every planned step, (T,), and what it costs by its privacy-loss distribution.
 
-    `noise_multipliers`: sigma_t, shape (T,). `noise_multiplier`: sigma of the couplings `constant` and `floor`; 0
-    where `floor` never needs its floor. `temperature`: tau of the couplings `temperature`, `langevin` and `floor`.
+    `noise_multiplier`: sigma of the couplings `constant` and `floor`; 0 where `floor` never needs its floor.
+    `temperature`: tau of the couplings `temperature`, `langevin` and `floor`.
     """
 
     noise_multipliers: Array
@@ -64,9 +64,9 @@ def solve_noise(plan: PrivacyPlan, step_sizes: Array, units: int, *, friction: f
     it, it is used as it is, whatever it costs. Solved, the whole plan costs at most its epsilon and at least 99.9 % of
     it, except that a `floor` whose Langevin noise alone meets the budget has sigma 0 and may cost less.
 
-    `step_sizes`: a_t of the whole plan, shape (T,), above zero. `units`: n, number of privacy units that the site
-    declares, above zero. `friction`: alpha of Hamiltonian dynamics in (0, 1], which the Langevin noise follows.
-    Raises UserError if no noise multiplier between 0.001 and a million meets the budget to 0.1 %.
+    `step_sizes`: a_t of the whole plan, (T,). `units`: n, as the site declares. `friction`: alpha of Hamiltonian
+    dynamics in (0, 1], which the Langevin noise follows. Raises UserError if no noise multiplier between 0.001 and a
+    million meets the budget to 0.1 %.
     """
     scale = NoiseScale(plan.clip_norm, plan.sampling_rate * units, units, friction)
 
@@ -198,9 +198,8 @@ def chain_of_history(plan: TrainingPlan, units: int, history: History) -> Planne
 
 def _history(chain: PlannedChain, first: int, end: int) -> History:
     """Return a stretch of the plan as the events that a ledger holds; without privacy they have no noise."""
-    none = isinstance(chain.plan.privacy, NoPrivacyPlan)
-    sigmas = np.zeros(end - first) if none else chain.noise_multipliers[first:end]
-    return history_of_steps(sigmas, chain.plan.privacy.sampling_rate)
+    privacy, sigmas = chain.plan.privacy, chain.noise_multipliers[first:end]
+    return history_of_steps(0 * sigmas if isinstance(privacy, NoPrivacyPlan) else sigmas, privacy.sampling_rate)
 
 
 @dataclass(frozen=True)

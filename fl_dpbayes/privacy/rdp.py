@@ -21,11 +21,9 @@ def renyi_divergences(
 ) -> Array:
     """Return an upper bound on the Renyi divergence of a whole history at each order.
 
-    The value of a history is the sum of the values of its events, in whatever order they come (see `levels_of`).
+    The value of a history, sum_t D_alpha, is infinite where a step had no noise, and does not depend on the order of
+    events (see `levels_of`). Raises ValueError if an order alpha is not above 1.
     Source: Mironov (2017), proposition 1.
-
-    `orders`: alpha, each above 1. Returns sum_t D_alpha, shape (len(orders),), 0 or more; infinite where a step had
-    no noise. Raises ValueError if an order is not above 1.
     """
     alpha = np.asarray(orders, dtype=np.float64)
     if not np.all(alpha > 1):
@@ -40,13 +38,11 @@ def renyi_divergences(
 
 
 def rdp_epsilon(history: History, delta: float, adjacency: Adjacency = "add_or_remove_one") -> float:
-    """Return the epsilon that Renyi accounting proves at delta in (0, 1), over `ORDERS`.
+    """Return the epsilon that Renyi accounting proves at delta in (0, 1), over `ORDERS`; it may be infinite.
 
         epsilon = min_alpha  D_alpha + log(1 - 1/alpha) - log(alpha delta) / (alpha - 1)
 
     Source: Canonne, Kamath and Steinke (2020), proposition 12.
-
-    Returns epsilon, an upper bound, 0 or more, may be infinite; 0 for an empty history.
     """
     divergences = renyi_divergences(history, ORDERS, adjacency)
     if not divergences.any():

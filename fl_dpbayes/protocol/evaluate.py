@@ -12,6 +12,7 @@ from fl_dpbayes.protocol.train import Digest, PrivacyStatement, StageReply, Stag
 PredictorName = Literal["last", "posterior"]
 RECALIBRATED = "recalibrated"
 PRIOR_CORRECTED = "prior_corrected"
+MAPPED = (RECALIBRATED, PRIOR_CORRECTED)  # each is the posterior's predictions, mapped
 MAX_GROUPS = 20
 # Of one reply; the server keeps those of every site. Without it 20 subgroups of 100 classes would take 230 MiB.
 MAX_SUBGROUP_BYTES = 32 * 2**20
@@ -54,6 +55,8 @@ class EvaluateRequest(StageRequest):
 
     def _check_keys(self) -> None:
         shares, mapping = self.trained_prevalence, self.recalibration
+        if not all(map(any, self.predictors.values())):
+            raise ValueError("predictors needs a weight above 0 for each")
         if shares is not None and ("posterior" not in self.predictors or len(shares) != self.task.classes):
             raise ValueError("trained_prevalence needs the predictor 'posterior' and one share for each class")
         if mapping is None:
@@ -69,9 +72,8 @@ class EvaluateReply(StageReply):
     """Additive calibration statistics `<predictor>/<table>`, and `group-<i>/<predictor>/<table>` of subgroup i.
 
     `groups` are subgroups of the test records, attribute and value; sums over them leave only with public test data.
-    `groups_left_out` counts those whose tables would have been too large.
-    `release` says how the sums left: exactly (test data that the site declared public) or with Gaussian noise that
-    its ledger paid for; `noise_std` is then the standard deviation on each sum.
+    `groups_left_out` counts those whose tables would have been too large. `release` says how the sums left: exactly
+    (public test data) or with Gaussian noise that the ledger paid for, of standard deviation `noise_std` on each sum.
     """
 
     release: Literal["public", "noised"]

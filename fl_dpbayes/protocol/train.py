@@ -14,6 +14,8 @@ Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 NonNegative = Annotated[float, Field(ge=0)]
 Rate = Annotated[float, Field(ge=0, le=1)]
 StepCount = Annotated[int, Field(ge=0, le=10**12)]
+# A number without end would fill a site's log.
+RoundNumber = Annotated[int, Field(ge=1, le=1_000_000)]
 MAX_SAMPLES_PER_REPLY = 1000
 # Kinds of step in a cohort's whole history; where noise changes in every step, as many steps.
 MAX_HISTORY = 20_000
@@ -25,7 +27,7 @@ class StageRequest(Message):
     """What every request says; `ledger_head` echoes the last head of the site's ledger that the server saw."""
 
     run: RunId
-    round: PositiveInt
+    round: RoundNumber
     task: Task
     model: Model
     ledger_head: Digest | None = None
@@ -36,7 +38,7 @@ class StageReply(Message):
 
     protocol: Literal[1] = 1
     run: RunId
-    round: PositiveInt
+    round: RoundNumber
     request: Digest
     ledger_head: Digest | None = None
 

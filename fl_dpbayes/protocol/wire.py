@@ -31,10 +31,9 @@ def write_header(record: Message) -> str:
 def read_header(kind: type[MessageT], text: object) -> MessageT:
     """Read and validate the JSON text of a message.
 
-    Anything may come: its size, and the number of its keys and values, are bounded before it is parsed.
-
-    Raises ValueError if it is not text, too long, or not a valid record; the message names the first bad field and
-    never repeats what came, but for the name of an unknown key, cut short and printable.
+    Anything may come: its size, and the number of its keys and values, are bounded before it is parsed. Raises
+    ValueError if it is not text, too long, or not a valid record; the message names the first bad field and never
+    repeats what came, but for the name of an unknown key, cut short and printable.
     """
     if not isinstance(text, str):
         raise ValueError("the header is not text")
@@ -95,9 +94,11 @@ def request_digest(request: Message) -> str:
 def plan_text(request: Message) -> str:
     """Write what a person approves of a request, as canonical JSON: what is the same in all its rounds and runs.
 
-    That is its kind, task and model, and the plan, or an evaluation's noise; not which run it is, nor its arrays.
+    That is its kind, task and model, and the plan, or an evaluation's noise and what it measures; not which run it is,
+    nor its arrays.
     """
     stated = request.model_dump(mode="json", include={"task", "model", "plan", "noise_multiplier", "delta"})
+    stated |= {"measured": measured} if (measured := getattr(request, "measured", None)) else {}
     return json.dumps({"kind": type(request).__name__} | stated, sort_keys=True, separators=(",", ":"))
 
 

@@ -7,11 +7,11 @@ import itertools
 import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from fl_dpbayes.config.names import PREDICTORS
-from fl_dpbayes.config.summary import CalibrationRecord, Interval, PrivacyRecord, Role, SiteRecord, Summary
-from fl_dpbayes.report.numbers import count, decimal, interval, points, probability, rounded_up, significant
+from fl_dpbayes.config.names import PREDICTORS, counted
+from fl_dpbayes.config.summary import CalibrationRecord, PrivacyRecord, Role, SiteRecord, Summary
+from fl_dpbayes.report.numbers import count, decimal, interval, known, points, probability, rounded_up, significant
 from fl_dpbayes.report.wording import ROLES, SITE_ROLES, event, neighbours, predictor_name
 
 # With three sites or more the middle one is no worse than an honest one, whatever one of them made up.
@@ -52,15 +52,17 @@ def _median(rows: Sequence[CalibrationRecord]) -> CalibrationRecord:
     first = rows[0]
     names = CalibrationRecord.model_fields.keys() - {"samples"}
     values = {name: [getattr(row, name) for row in rows] for name in names}
-    numbers = {k: statistics.median(v) for k, v in values.items() if all(isinstance(value, float) for value in v)}
+    numbers: dict[str, Any] = {
+        k: statistics.median(v) for k, v in values.items() if all(isinstance(value, float) for value in v)
+    }
     intervals = {}
     for metric in first.intervals:
         found = [row.intervals.get(metric) or (None,) for row in rows]
         if not any(None in ends for ends in found):
             intervals[metric] = tuple(map(statistics.median, zip(*found, strict=True)))
+    numbers |= {"n": int(statistics.median(row.n or 0 for row in rows)), "intervals": intervals}
     key = {"site": f"median:{first.role}", "role": first.role, "predictor": first.predictor, "samples": first.samples}
-    middle = int(statistics.median(row.n or 0 for row in rows))
-    return CalibrationRecord.model_validate({**key, **numbers, "n": middle, "intervals": intervals})
+    return CalibrationRecord.model_validate(key | numbers)
 
 
 def headline_role(run: Summary) -> Role:
@@ -123,11 +125,13 @@ def _who(run: Summary, role: Role) -> str:
     trained = [site for site in run.sites if site.role == "train"]
     tested = [site for site in run.sites if site.role == role and site.test_n and site.shares]
     units = _units(trained)
-    text = f"Trained by {_hospitals(len(trained))} on {count(sum(site.n or 0 for site in trained))} {units}"
+    text = f"Trained by {counted(len(trained), 'hospital')} on {count(sum(site.n or 0 for site in trained))} {units}"
     if not tested:
         return f"{text}."
     whom = units if all(site.n == site.test_n for site in tested) else "records"
-    text += f"; tested on {count(sum(site.test_n or 0 for site in tested))} {whom} of {_hospitals(len(tested))} "
+    text += (
+        f"; tested on {count(sum(site.test_n or 0 for site in tested))} {whom} of {counted(len(tested), 'hospital')} "
+    )
     text += "that did not train" if role != "train" else "that trained, kept from training"
     shares = [100 * site.shares[1] for site in tested if site.shares and len(site.shares) == 2]
     if len(shares) != len(tested):
@@ -135,10 +139,6 @@ def _who(run: Summary, role: Role) -> str:
     mean = statistics.fmean(shares, [site.test_n or 0 for site in tested])
     span = f", {min(shares):.0f}% to {max(shares):.0f}% from hospital to hospital" if len(shares) > 1 else ""
     return f"{text}. In {mean:.0f}% of these the outcome is {event(run)!r}{span}."
-
-
-def _hospitals(number: int) -> str:
-    return "one hospital" if number == 1 else f"{count(number)} hospitals"
 
 
 def _units(sites: Sequence[SiteRecord]) -> str:
@@ -166,7 +166,7 @@ def _advice(run: Summary, role: Role) -> str:
     first = next(iter(_first(headline_rows(run, role)).values()), None)
     ends = [found for _, found in _intercepts(run)]
     wrong = sum(low > 0 or high < 0 for low, high in ends)
-    if first is None or one_outcome(first) or not (found := _known(first.intervals.get("rms_debiased"))):
+    if first is None or one_outcome(first) or not (found := known(first.intervals.get("rms_debiased"))):
         return "What to do: measure the risks on patients of each hospital before anyone relies on them there."
     if wrong:
         where = f"at {wrong} of {len(ends)} hospitals that did not train the level of risk is wrong"
@@ -184,7 +184,7 @@ def _intercepts(run: Summary) -> list[tuple[CalibrationRecord, tuple[float, floa
     """Return the headline predictor's rows of single sites that did not train, each with its intercept's interval."""
     predictor = headline_predictor(run)
     rows = [row for row in run.places if not row.over and row.role != "train" and row.predictor == predictor]
-    return [(row, known) for row in rows if (known := _known(row.intervals.get("calibration_intercept")))]
+    return [(row, ends) for row in rows if (ends := known(row.intervals.get("calibration_intercept")))]
 
 
 def _sites_of_one_outcome(run: Summary) -> Iterator[str]:
@@ -248,11 +248,6 @@ def _cautions(run: Summary) -> Iterator[str]:
         yield f"{run.configurations_tried} configurations were tried on these records; choosing between them {said}"
 
 
-def _known(ends: Interval) -> tuple[float, float] | None:
-    """Return an interval of which both ends are known."""
-    return None if ends is None or ends[0] is None or ends[1] is None else (ends[0], ends[1])
-
-
 def one_outcome(row: CalibrationRecord) -> bool:
     """Say whether all records of a row had the same outcome, of which no level of risk can be told; False if noised."""
     return row.over in ("", "pooled") and row.auroc is None and row.nll is not None
@@ -267,7 +262,7 @@ def off_by(row: CalibrationRecord) -> str:
 
 def _error(row: CalibrationRecord, unit: str = "") -> str:
     """Say an error with its interval; an estimate that is cut at 0 says less than its interval, which stands alone."""
-    ends = _known(row.intervals.get("rms_debiased"))
+    ends = known(row.intervals.get("rms_debiased"))
     if not row.rms_debiased:
         return f"between {points(ends[0])} and {points(ends[1])}{unit}" if ends else "an unknown amount"
     return f"{points(row.rms_debiased)}{unit} {interval(ends, points)}".strip()
@@ -300,7 +295,7 @@ def _comparison(role: Role, rows: Mapping[str, CalibrationRecord], noise: str) -
 
 
 def _difference(posterior: CalibrationRecord, last: CalibrationRecord) -> str:
-    first, second = (_known(row.intervals.get("rms_debiased")) for row in (posterior, last))
+    first, second = (known(row.intervals.get("rms_debiased")) for row in (posterior, last))
     if not first or not second:
         return "Without intervals, whether they differ is open."
     if first[1] < second[0]:

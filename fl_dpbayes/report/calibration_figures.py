@@ -14,6 +14,7 @@ from fl_dpbayes.config.names import PREDICTORS
 from fl_dpbayes.config.summary import CalibrationRecord, ReliabilityRecord
 from fl_dpbayes.report import figure_style as look
 from fl_dpbayes.report.figure_style import BAND, INK, MUTED, predictor_style
+from fl_dpbayes.report.numbers import known
 from fl_dpbayes.report.wording import place_name, predictor_name
 
 PREDICTOR_INCHES = 0.1
@@ -89,7 +90,7 @@ def heat_figure(values: Mapping[tuple[str, str], float], title: str, subtitle: s
 
 def sites_figure(rows: Sequence[CalibrationRecord], metric: str, title: str) -> Figure | None:
     """Draw one metric for every predictor at the first places; the table of all metrics has the others."""
-    names = {row.site: place_name(row) for row in rows if getattr(row, metric) is not None}
+    names = {row.site: place_name(row.site) for row in rows if getattr(row, metric) is not None}
     if not (places := list(names)[:MAX_PLACES]):
         return None
     predictors = [name for name in PREDICTORS if any(row.predictor == name for row in rows)]
@@ -122,8 +123,7 @@ def _draw_row(axes: Axes, row: CalibrationRecord, metric: str, vertical: float) 
     if (value := getattr(row, metric)) is None:
         return
     scale, style = 100 if METRICS[metric].unit == "share" else 1, predictor_style(row.predictor)
-    ends = row.intervals.get(metric)
-    if ends is not None and ends[0] is not None and ends[1] is not None:
+    if ends := known(row.intervals.get(metric)):
         axes.plot([scale * ends[0], scale * ends[1]], [vertical, vertical], color=style.colour, linewidth=1.4)
     shape: Any = {"color": style.colour, "markersize": 4, "linestyle": "", "zorder": 3}
     axes.plot(scale * value, vertical, style.marker, label=predictor_name(row), **shape)

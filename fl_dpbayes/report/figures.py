@@ -12,9 +12,9 @@ from fl_dpbayes.report.answer import headline_predictor
 from fl_dpbayes.report.calibration_figures import heat_figure, reliability_figure, sites_figure
 from fl_dpbayes.report.curve_figures import epsilon_figure, net_benefit_figure, roc_figure
 from fl_dpbayes.report.figure_style import DrawnFigure, drawn_figure, figure_name, save_figures
-from fl_dpbayes.report.measure_tables import net_benefit_table, reliability_table
+from fl_dpbayes.report.measure_tables import net_benefit_table
 from fl_dpbayes.report.numbers import UNDEFINED, count, decimal, interval, points, probability
-from fl_dpbayes.report.page_tables import epsilon_table, error_cell, once, page_table
+from fl_dpbayes.report.page_tables import PageTable, epsilon_table, error_cell, once, page_table
 from fl_dpbayes.report.run_files import EpsilonCurve
 from fl_dpbayes.report.wording import ROLES, in_reading_order, predictor_name
 
@@ -67,12 +67,9 @@ def _roc_curves(run: Summary) -> list[list[ReliabilityRecord]]:
 def _draw_roc(run: Summary, rows: Sequence[ReliabilityRecord]) -> DrawnFigure | None:
     title, name = f"{ROLES[rows[0].role].capitalize()}, ROC", figure_name("roc", rows[0].role)
     areas = {row.predictor: row for row in run.calibration if row.site == rows[0].site}
-    said = [
-        f"{decimal(found.auroc)} {interval(found.auroc_bounds, decimal)}"
-        for row in rows
-        if (found := areas.get(row.predictor))
-    ]
-    subtitle = f"AUROC [bounds]: {'; '.join(said)}"
+    drawn = (found for row in rows if (found := areas.get(row.predictor)))
+    said = "; ".join(f"{decimal(found.auroc)} {interval(found.auroc_bounds, decimal)}" for found in drawn)
+    subtitle = f"AUROC [bounds]: {said}"
     cells = [(predictor_name(row), points(x), points(y)) for row in rows for x, y in row.roc]
     table = page_table(("Predictor", "False alarms, %", "Sensitivity, %"), once(cells))
     return drawn_figure(name, f"{title}. {subtitle}.", table, lambda: roc_figure(rows, title, subtitle))
@@ -85,8 +82,18 @@ def _draw_reliability(run: Summary, row: ReliabilityRecord) -> DrawnFigure | Non
     if error != UNDEFINED:
         subtitle = f"{subtitle}; off by {error} points {ends}".rstrip()
     description = f"Reliability diagram. {title}; n = {subtitle}."
-    name, table = figure_name("reliability", row.role, row.predictor), reliability_table(row)
+    name, table = figure_name("reliability", row.role, row.predictor), _reliability_table(row)
     return drawn_figure(name, description, table, lambda: reliability_figure(row, title, f"n = {subtitle}"))
+
+
+def _reliability_table(row: ReliabilityRecord) -> PageTable:
+    names = ("Risk %", "Mean risk %", "Observed %") if row.risk else ("Confidence %", "Mean confidence %", "Accuracy %")
+    cells = []
+    for part in filter(lambda part: part.n, row.bins):
+        band = interval((part.band_low, part.band_high), points) or UNDEFINED
+        between = f"{points(part.low)} to {points(part.high)}"
+        cells.append((between, count(part.n), points(part.confidence), points(part.accuracy), band))
+    return page_table((names[0], "Records", *names[1:], "Band if calibrated"), cells)
 
 
 def _draw_epsilon(run: Summary, curves: Sequence[EpsilonCurve]) -> DrawnFigure | None:

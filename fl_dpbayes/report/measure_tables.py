@@ -8,18 +8,11 @@ from typing import Any, TypeVar
 
 from fl_dpbayes.calibration.intervals import wilson_interval
 from fl_dpbayes.config.names import PREDICTORS
-from fl_dpbayes.config.summary import (
-    CalibrationRecord,
-    ConformalRecord,
-    ReliabilityRecord,
-    ShiftDetectionRecord,
-    SubgroupRecord,
-    Summary,
-)
+from fl_dpbayes.config.summary import CalibrationRecord, ConformalRecord, ShiftDetectionRecord, SubgroupRecord, Summary
 from fl_dpbayes.report.answer import headline_predictor
-from fl_dpbayes.report.numbers import UNDEFINED, count, decimal, interval, points
+from fl_dpbayes.report.numbers import UNDEFINED, count, decimal, interval, known, points
 from fl_dpbayes.report.page_tables import Cell, Cells, PageTable, main_cells, once, page_table, records
-from fl_dpbayes.report.wording import POINT_PREDICTORS, ROLES, in_reading_order, pool_name, predictor_name
+from fl_dpbayes.report.wording import POINT_PREDICTORS, ROLES, in_reading_order, place_name, predictor_name
 
 _two = partial(decimal, places=2)
 WEIGHTS = {
@@ -93,7 +86,7 @@ def _conformal_table(run: Summary, rows: Sequence[ConformalRecord]) -> PageTable
     roles, cells = list(ROLES), []
     for row in sorted(rows, key=lambda row: (row.site != f"pooled:{row.role}", roles.index(row.role), row.site)):
         names = POINT_PREDICTORS if row.predictor in single else PREDICTORS
-        where = pool_name(row.site), names.get(row.predictor, row.predictor), WEIGHTS.get(row.weights, row.weights)
+        where = place_name(row.site), names.get(row.predictor, row.predictor), WEIGHTS.get(row.weights, row.weights)
         coverage = points(row.coverage), interval(row.interval, points)
         cells.append((*where, coverage, _against_level(row), decimal(row.size, 2), records(row.n)))
     columns = ("Where", "Predictor", "Weights", "Coverage, %", "Against what was asked", "Mean size", "n")
@@ -133,7 +126,7 @@ def _shift_detection_table(run: Summary) -> PageTable:
         if any(row.auroc is not None for row in measures.values()):
             areas = map(_area, (measures.get("epistemic"), measures.get("total")))
             shift = (sites[site].shift.replace("_", " ") or "none") if site in sites else ""
-            cells.append((pool_name(site), shift, *areas, records(next(iter(measures.values())).n)))
+            cells.append((place_name(site), shift, *areas, records(next(iter(measures.values())).n)))
     columns = ("Where", "Shift", "AUROC of epistemic", "AUROC of total", "n")
     return _table(columns, cells, {0, 1})
 
@@ -182,17 +175,6 @@ def _operating_table(run: Summary, rows: Sequence[CalibrationRecord]) -> PageTab
     return _table(("Where", "Predictor", "n", "Sensitivity, %", "Specificity, %", "PPV, %", "NPV, %"), cells, {0, 1})
 
 
-def reliability_table(row: ReliabilityRecord) -> PageTable:
-    """Show the bins of one reliability diagram that hold a record."""
-    names = ("Risk %", "Mean risk %", "Observed %") if row.risk else ("Confidence %", "Mean confidence %", "Accuracy %")
-    cells = []
-    for part in filter(lambda part: part.n, row.bins):
-        band = interval((part.band_low, part.band_high), points) or UNDEFINED
-        between = f"{points(part.low)} to {points(part.high)}"
-        cells.append((between, count(part.n), points(part.confidence), points(part.accuracy), band))
-    return page_table((names[0], "Records", *names[1:], "Band if calibrated"), cells)
-
-
 def _table(columns: tuple[str, ...], cells: Sequence[Cells], words: Set[int]) -> PageTable:
     """Make a table without a first cell that repeats the one above it, and without a column of predictors all alike."""
     if "Predictor" in columns and len({row[columns.index("Predictor")] for row in cells}) == 1:
@@ -203,18 +185,14 @@ def _table(columns: tuple[str, ...], cells: Sequence[Cells], words: Set[int]) ->
 
 
 def _against_level(row: ConformalRecord) -> str:
-    if row.interval is None or row.interval[0] is None or row.interval[1] is None:
+    if (ends := known(row.interval)) is None:
         return ""
-    if row.interval[1] < row.level:
-        return "too low"
-    return "above" if row.interval[0] > row.level else "no clear difference"
+    return "too low" if ends[1] < row.level else "above" if ends[0] > row.level else "no clear difference"
 
 
 def _inside(row: CalibrationRecord) -> str:
-    ends = row.intervals.get("rms_debiased")
-    if ends is None or ends[0] is None or ends[1] is None or row.rms_true is None:
-        return UNDEFINED
-    return "yes" if ends[0] <= row.rms_true <= ends[1] else "no"
+    ends = known(row.intervals.get("rms_debiased"))
+    return UNDEFINED if ends is None or row.rms_true is None else "yes" if ends[0] <= row.rms_true <= ends[1] else "no"
 
 
 def _signed(value: float | None) -> str:

@@ -71,11 +71,14 @@ def count(value: int | None) -> str:
     return UNDEFINED if value is None else f"{value:,}"
 
 
+def known(ends: tuple[float | None, float | None] | None) -> tuple[float, float] | None:
+    """Return an interval of which both ends are known."""
+    return None if ends is None or ends[0] is None or ends[1] is None else (ends[0], ends[1])
+
+
 def interval(ends: tuple[float | None, float | None] | None, write: Callable[[float | None], str]) -> str:
     """Write an interval as "[low, high]", or nothing where it is undefined."""
-    if ends is None or ends[0] is None or ends[1] is None:
-        return ""
-    return f"[{write(ends[0])}, {write(ends[1])}]"
+    return f"[{write(ends[0])}, {write(ends[1])}]" if (ends := known(ends)) else ""
 
 
 @_signed

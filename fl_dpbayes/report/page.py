@@ -8,6 +8,7 @@ from markupsafe import Markup
 
 from fl_dpbayes.config.files.atomic_file import write_atomically
 from fl_dpbayes.config.names import PREDICTORS
+from fl_dpbayes.report import wording
 from fl_dpbayes.report.answer import answer
 from fl_dpbayes.report.figures import draw_figures
 from fl_dpbayes.report.measure_tables import measure_tables
@@ -16,7 +17,6 @@ from fl_dpbayes.report.page_tables import FEW, facts, run_tables
 from fl_dpbayes.report.run_files import read_epsilon_curves, read_summary
 from fl_dpbayes.report.stylesheet import STYLESHEET
 from fl_dpbayes.report.template import CONTENTS, RUN
-from fl_dpbayes.report.wording import account_notes, event, neighbours, temperature_notes
 
 PAGE = "report.html"
 
@@ -34,14 +34,10 @@ def write_report(run_dir: Path | str) -> Path:
         title=f"{run.scenario}: privacy and calibration",
         run=run,
         answer=answer(run),
-        adjacency=neighbours(run),
-        small_delta=account_notes(run),
-        approximate_mu=run.private and any(row.mu_kind == "clt" for row in run.privacy),
-        temperatures=temperature_notes(run),
+        words=wording,
         facts=facts(run),
         few=FEW,
         card=model_card(run),
-        event=event(run),
         missing={PREDICTORS.get(k, k): why for k, why in run.baselines.missing.items()} if run.baselines else {},
         **run_tables(run),
         **draw_figures(folder, run, read_epsilon_curves(folder)),

@@ -7,19 +7,9 @@ from itertools import compress
 
 from fl_dpbayes.config.names import PREDICTORS
 from fl_dpbayes.config.summary import CalibrationRecord, EvaluationPrivacyRecord, PrivacyRecord, Summary
+from fl_dpbayes.report import numbers
 from fl_dpbayes.report.answer import median_rows, one_outcome
-from fl_dpbayes.report.numbers import (
-    UNDEFINED,
-    count,
-    data_size,
-    decimal,
-    duration,
-    interval,
-    points,
-    probability,
-    rounded_up,
-    significant,
-)
+from fl_dpbayes.report.numbers import UNDEFINED, count, decimal, interval, points, probability, rounded_up, significant
 from fl_dpbayes.report.run_files import EpsilonCurve
 from fl_dpbayes.report.wording import ROLES, SITE_ROLES, event, in_reading_order, place_name, predictor_name, tempered
 
@@ -184,7 +174,7 @@ def main_cells(row: CalibrationRecord) -> Cells:
     accuracy = points(row.accuracy), interval(row.intervals.get("accuracy"), points)
     nll = decimal(row.nll), interval(row.intervals.get("nll"), decimal)
     area = decimal(row.auroc), interval(row.auroc_bounds, decimal)
-    return place_name(row), predictor_name(row), records(row.n), error_cell(row), ece, accuracy, nll, area
+    return place_name(row.site), predictor_name(row), records(row.n), error_cell(row), ece, accuracy, nll, area
 
 
 def _site_table(run: Summary) -> PageTable:
@@ -227,10 +217,10 @@ def epsilon_table(curves: Sequence[EpsilonCurve]) -> PageTable:
 
 def _cost_table(run: Summary) -> PageTable:
     rows = [
-        (f"Bytes sent {way} all sites", data_size(sum(sent) if sent else None), data_size(max(sent, default=None)))
+        (f"Bytes sent {way} all sites", *map(numbers.data_size, (sum(sent) if sent else None, max(sent, default=None))))
         for way, sent in (("by", run.bytes.up), ("to", run.bytes.down))
     ]
-    rows += [(f"Time: {stage}", duration(seconds), "") for stage, seconds in run.seconds.items()]
+    rows += [(f"Time: {stage}", numbers.duration(seconds), "") for stage, seconds in run.seconds.items()]
     return page_table(("", "Total", "Largest round"), rows)
 
 
@@ -240,7 +230,7 @@ def facts(run: Summary) -> Mapping[str, str]:
         "Scenario": run.scenario,
         "Data": run.data,
         "Finished": run.finished,
-        "Duration": duration(sum(filter(None, run.seconds.values()))) if run.seconds else "",
+        "Duration": numbers.duration(sum(filter(None, run.seconds.values()))) if run.seconds else "",
         "Aggregation": run.aggregation,
         **_aggregation_inputs(run),
         "Resumed": ", ".join(f"after round {number}" if number else "before round 1" for number in run.resumed_after),

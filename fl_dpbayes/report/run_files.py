@@ -11,14 +11,7 @@ from pydantic import ValidationError
 
 from fl_dpbayes.config.base import json_values
 from fl_dpbayes.config.errors import UserError
-from fl_dpbayes.config.files.atomic_file import (
-    DamagedError,
-    check_beside,
-    read_sealed_json,
-    write_atomically,
-    write_sealed_json,
-    written,
-)
+from fl_dpbayes.config.files import atomic_file
 from fl_dpbayes.config.metrics import METRICS
 from fl_dpbayes.config.summary import CalibrationRecord, Summary, parse_summary
 
@@ -46,7 +39,7 @@ def write_summary(summary: Mapping[str, object], run_dir: Path | str) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / SUMMARY_FILE
     content = {key: json_values(value) for key, value in summary.items()}
-    write_sealed_json(path, content, indent=2, beside=[PRIVACY_FILE])
+    atomic_file.write_sealed_json(path, content, indent=2, beside=[PRIVACY_FILE])
     return path
 
 
@@ -57,13 +50,13 @@ def write_csv(path: Path | str, rows: Iterable[Mapping[str, object]], columns: S
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, _csv_lines(rows, columns, header=True))
+    atomic_file.write_atomically(path, _csv_lines(rows, columns, header=True))
     return path
 
 
 def append_csv(path: Path, rows: Iterable[Mapping[str, object]], columns: Sequence[str]) -> None:
     """Append rows to a table of `write_csv`; what it holds is not written again. Raises UserError if it cannot be."""
-    with written(path), path.open("a", encoding="utf-8", newline="") as file:
+    with atomic_file.written(path), path.open("a", encoding="utf-8", newline="") as file:
         file.write(_csv_lines(rows, columns, header=False))
 
 
@@ -98,8 +91,11 @@ def calibration_csv_row(row: CalibrationRecord) -> dict[str, object]:
 def check_not_cut_off(run_dir: Path | str) -> None:
     """Say how to go on with a run of which the result is missing."""
     if any((Path(run_dir) / name).is_file() for name in ("scenario.toml", "checkpoint.safetensors")):
-        command = f"fl-dpbayes simulate --resume {shlex.quote(str(run_dir))}"
-        raise UserError(f"the run in {run_dir} is not finished: go on with  {command}")
+        raise UserError(f"the run in {run_dir} is not finished: go on with  {_resume(run_dir)}")
+
+
+def _resume(run_dir: Path | str) -> str:
+    return f"fl-dpbayes simulate --resume {shlex.quote(str(run_dir))}"
 
 
 def read_summary(run_dir: Path | str) -> Summary:
@@ -121,26 +117,19 @@ def stored_summary(run_dir: Path | str) -> dict[str, Any]:
         )
     read = path
     try:
-        summary = read_sealed_json(path)
+        summary = atomic_file.read_sealed_json(path)
         parse_summary(summary)
         read = path.with_name(PRIVACY_FILE)
-        check_beside(path, summary, PRIVACY_FILE)
+        atomic_file.check_beside(path, summary, PRIVACY_FILE)
         return summary
     except ValidationError as error:
         first = error.errors(include_input=False, include_url=False)[0]
         reason = f"{'.'.join(str(part) for part in first['loc'])}: {first['msg']}"
-    except DamagedError as error:
-        reason = str(error)
-    except OSError as error:
-        reason = error.strerror or str(error)
-    raise UserError(f"{read} is not as a run writes it: {reason}. {write_again(run_dir)}")
-
-
-def write_again(run_dir: Path | str) -> str:
-    """Say how the files that a run writes at its end come back."""
-    return (
-        f"Put back a copy of it, or write it again with  fl-dpbayes simulate --resume {shlex.quote(str(run_dir))}  "
-        "(for a folder of an older version, run the scenario again)"
+    except (atomic_file.DamagedError, OSError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+    raise UserError(
+        f"{read} is not as a run writes it: {reason}. Put back a copy of it, or write it again with  "
+        f"{_resume(run_dir)}  (for a folder of an older version, run the scenario again)"
     )
 
 
@@ -165,8 +154,7 @@ def read_epsilon_curves(run_dir: Path | str) -> list[EpsilonCurve]:
                 budgets[row["site"]] = float(row["budget"]) if row.get("budget") else None
     except (ValueError, TypeError, KeyError, csv.Error) as error:
         reason = f"it has no column {error}" if isinstance(error, KeyError) else error
-        raise UserError(
-            f"{path} is damaged ({reason}): remove it to report without epsilon per round, or run again"
-        ) from None
+        remedy = "remove it to report without epsilon per round, or run again"
+        raise UserError(f"{path} is damaged ({reason}): {remedy}") from None
     ordered = {site: dict(sorted(spent.items())) for site, spent in points.items()}
     return [EpsilonCurve(site, tuple(of), tuple(of.values()), budgets[site]) for site, of in ordered.items()]

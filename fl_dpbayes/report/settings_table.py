@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fl_dpbayes.config.base import Config
-from fl_dpbayes.config.names import counted, ordinal
+from fl_dpbayes.config.names import counted
 from fl_dpbayes.config.plan import PrivacyPlan
 from fl_dpbayes.config.recalibration import ISOTONIC_BINS, recalibration_plan
 from fl_dpbayes.config.rule import PublicFile
@@ -70,8 +70,8 @@ def _text(value: Any) -> str:
 
 def _length(scenario: Scenario) -> str:
     training = scenario.training
-    which = "state" if training.thinning == 1 else f"{ordinal(training.thinning)} state"
-    kept = f"burn-in {counted(training.burn_in, 'step')}, then every {which}"
+    which = "every state" if training.thinning == 1 else f"one state in {training.thinning}"
+    kept = f"burn-in {counted(training.burn_in, 'step')}, then {which}"
     each = f"{counted(training.rounds, 'round')} x {counted(training.steps_per_round, 'step')}"
     if training.chains == 1:
         return f"1 chain per site: {each}; {kept}"

@@ -18,11 +18,8 @@ BEGIN = """\
 {%- endfor %}
 </tbody></table></div>
 {%- endmacro -%}
-{%- macro further(content, summary, caption) -%}
-{% if content.rows %}
-<details><summary>{{ summary }}</summary>
-{{ table(content, caption) }}</details>
-{% endif %}
+{%- macro further(content, summary) -%}
+{% if content.rows %}<details><summary>{{ summary }}</summary>{{ table(content, summary) }}</details>{% endif %}
 {%- endmacro -%}
 {%- macro calibrated() -%}
 <p>A model is calibrated if, among the records to which it gives a probability of 80%, it is right for 80%. The
@@ -117,21 +114,20 @@ a perfect ranking would save.</p>
 <h3>Reliability</h3>
 <p class="note">Grey band: where 95% of a calibrated model's points would lie.
 A filled point lies outside it. {% if run.reliability and run.reliability[0].risk %}
-Risks are of {{ event }}. {% endif %} With fewer than 1,500 records, bins hold about equally many.</p>
+Risks are of {{ words.event(run) }}. {% endif %} With fewer than 1,500 records, bins hold about equally many.</p>
 <div class="figures">{% for item in reliability %}{{ figure(item) }}{% endfor %}</div>
 {% endif %}
 {% if sites_figures %}
 <h3>Site by site</h3>
 <div class="figures">{% for item in sites_figures %}{{ figure(item) }}{% endfor %}</div>
 {% endif %}
-{{ further(all_metrics, "All metrics at every site", "Calibration at every site") -}}
+{{ further(all_metrics, "All metrics at every site") -}}
 {% if subgroups.rows %}
 <h2 id="subgroups">Subgroups</h2>
 {{ table(subgroups, "Calibration of each subgroup") }}
 <p class="note">Errors in percentage points, [95% interval]; in parentheses, the ECE of a perfectly calibrated model on
 as many records{% if headline %}; {{ headline }}{% endif %}.</p>
-{{ further(further_subgroups, "Subgroups at every site, by every predictor",
-"Calibration of each subgroup at every site, by every predictor") -}}
+{{ further(further_subgroups, "Subgroups at every site, by every predictor") -}}
 <details class="guide"><summary>How to read this</summary>
 <p>A model can be right on average and wrong for women, or for the old. Compare the intervals of two subgroups, not
 their values: a small subgroup has a wide interval, and of twenty 95% intervals one misses by chance alone.</p>
@@ -143,9 +139,9 @@ their values: a small subgroup has a wide interval, and of twenty 95% intervals 
 <p class="note">An alarm from a risk of {{ threshold }}% on: the multiple of 5% nearest to how often the event happens
 among the training sites' test records (50% where that is not known); no threshold is right for every use. [95%
 interval].</p>{% endif %}
-{{ further(further_operating, "The same at every site, by every predictor", "Decisions at every site") -}}
+{{ further(further_operating, "The same at every site, by every predictor") -}}
 {% if clinical.rows %}{{ table(clinical, "Calibration intercept and slope") }}{% endif %}
-{{ further(further_clinical, "Intercept and slope at every site", "Calibration intercept and slope at every site") -}}
+{{ further(further_clinical, "Intercept and slope at every site") -}}
 {% if net_benefit or roc %}
 <p class="note">Curves from sums that left without noise. The band of a ROC curve holds all that these sums allow.</p>
 <div class="figures">{% for item in roc + net_benefit %}{{ figure(item) }}{% endfor %}</div>
@@ -167,8 +163,7 @@ thresholds at which its curve lies above both "treat all" and "treat none".</p>
 {% if calibrated_on %}<p class="note">Asked for: {{ level }}. Sets calibrated on
 {{ calibrated_on }}. Coverage with its 95% interval; size is the mean number of classes in a set
 {%- if headline %}; {{ headline }}{% endif %}.</p>{% endif %}
-{{ further(further_conformal, "Prediction sets at every site, by every predictor",
-"Prediction sets at every site, by every predictor") -}}
+{{ further(further_conformal, "Prediction sets at every site, by every predictor") -}}
 <details class="guide"><summary>How to read this</summary>
 <p>Instead of one class, a conformal prediction set names all that are plausible, as many as it takes to hold the right
 one as often as was asked. That is promised only for records like those that the sets were calibrated on. "Too low"
@@ -198,7 +193,7 @@ posterior's samples; total adds the uncertainty that they share.</p>
 <h2 id="truth">Against the known truth</h2>
 {{ table(truth, "Estimated and true calibration errors") }}
 <p class="note">Errors in percentage points, [95% interval].</p>
-{{ further(further_truth, "Truth at every site", "Estimated and true calibration errors at every site") -}}
+{{ further(further_truth, "Truth at every site") -}}
 <details class="guide"><summary>How to read this</summary>
 <p>These records are made up, so the probability of each class is known. The true errors are computed from it, without
 the chance that lies in the labels, which the estimates had to live with. About 95 of 100 intervals should hold the
@@ -218,8 +213,8 @@ truth. The plain ECE lies above it where records are few: it takes chance for er
 {% if epsilon %}{{ figure(epsilon[0]) }}{% endif %}
 <div>
 {% if run.private %}
-<p class="note">Two data sets are neighbours if they differ by {{ adjacency }}. ε and μ are rounded up.
-{{ small_delta }}</p>
+<p class="note">Two data sets are neighbours if they differ by {{ words.neighbours(run) }}. ε and μ are rounded up.
+{{ words.account_notes(run) }}</p>
 <p class="note">ε after a round holds if the run's end was fixed beforehand. If the server ended it for what it saw,
 the whole plan's ε holds, and always the budget.</p>
 {% if run.chains > 1 %}<p class="note">{{ run.chains }} chains per site: their costs add up to this one account.</p>
@@ -227,15 +222,16 @@ the whole plan's ε holds, and always the budget.</p>
 {% else %}
 <p class="note">Not private: ε is infinite. What the sites released may show any of their records.</p>
 {% endif %}
-{% if temperatures %}<p class="note">Temperature is the mean over steps, weighted by step size, with its range:
-{{ temperatures | join("; ") }}.</p>
+{% if words.tempered(run) %}<p class="note">Temperature is the mean over steps, weighted by step size, with its range:
+{{ words.temperature_notes(run) | join("; ") }}.</p>
 {% endif %}
 {% if run.private and run.privacy | selectattr("recalibration_epsilon", "number") | list %}
 <p class="note">Recalibration used units that
 were kept from training: each unit pays one of the two ε, so at most the larger.</p>{% endif %}
 {% if run.evaluation_privacy %}<p class="note">Rows of status evaluation: what noised test results cost, on units that
 did not train.</p>{% endif %}
-{% if approximate_mu %}<p class="note">μ marked clt is a central-limit approximation and no upper bound; the ε beside it
+{% if run.private and run.privacy | selectattr("mu_kind", "eq", "clt") | list %}
+<p class="note">μ marked clt is a central-limit approximation and no upper bound; the ε beside it
 does not come from it.</p>{% endif %}
 </div></div>
 
@@ -252,8 +248,8 @@ does not come from it.</p>{% endif %}
 <h2 id="limits">Limits</h2>
 <details class="guide" open><summary>What these numbers do not say</summary>
 {% if run.private %}
-<p>Each ε bounds what the site's releases tell about {{ adjacency }}; a person with records at several sites, or more
-records than one unit holds, is protected less. δ is the probability with which the bound may fail.</p>
+<p>Each ε bounds what the site's releases tell about {{ words.neighbours(run) }}; a person with records at several
+sites, or more records than one unit holds, is protected less. δ is the probability with which the bound may fail.</p>
 {% endif %}
 <p>
 {%- if not run.configurations_tried %}How many configurations were tried is not recorded.

@@ -77,15 +77,11 @@ def temperature_notes(run: Summary) -> list[str]:
     return notes
 
 
-def place_name(row: CalibrationRecord) -> str:
-    """Name where a row was measured."""
-    return f"{'all' if row.over == 'pooled' else f'{row.over} of'} {ROLES[row.role]}" if row.over else row.site
-
-
-def pool_name(site: str) -> str:
-    """Name a place of a row that holds no calibration: `pooled:<role>` is all sites of that role."""
-    role = site.removeprefix("pooled:")
-    return f"all {ROLES[role]}" if site != role and role in ROLES else site
+def place_name(site: str) -> str:
+    """Name a place of a row: `pooled:<role>` is all sites of that role."""
+    kind, _, role = site.partition(":")
+    known = role in ROLES and kind in ("pooled", "mean", "median")
+    return f"{'all' if kind == 'pooled' else f'{kind} of'} {ROLES[role]}" if known else site
 
 
 def in_reading_order(rows: Sequence[CalibrationRecord]) -> list[CalibrationRecord]:

@@ -74,9 +74,8 @@ def _history_in(path: Path) -> History:
 def solved(options: dict[str, Any], schedule: str, steps: int, units: int) -> SolvedNoise:
     """Solve the free parameter of a coupling for a target epsilon.
 
-    `options`: fields of a `PrivacyPlan`; `temperature` is tau of `floor`, None: 1, the other couplings take none.
-    `steps`: number of steps, >= 1. `units`: n >= 1. Raises UserError if a value is out of range, or the target
-    cannot be met.
+    `options`: fields of a `PrivacyPlan`; `temperature` is tau of `floor`, None: 1. Raises UserError if a value is out
+    of range, or the target cannot be met.
     """
     temperature, coupling = options["temperature"], options["coupling"]
     _require("--steps", steps, 1, MAX_STEPS)
@@ -127,8 +126,7 @@ def account_table(found: Account) -> Table:
 def solve_json(found: SolvedNoise) -> JSONValue:
     """Write solved noise as JSON values; the coupling `floor` has both parameters, infinite is the string "inf"."""
     free = {key: value for key in ("noise_multiplier", "temperature") if (value := getattr(found, key)) is not None}
-    costs = {"epsilon": found.epsilon, "delta": found.delta, "history": write_history(found.history)}
-    return json_values(free | costs)
+    return json_values(free | {"epsilon": found.epsilon, "delta": found.delta, "history": write_history(found.history)})
 
 
 def solve_table(found: SolvedNoise) -> Table:

@@ -53,8 +53,8 @@ class Run:
     @property
     def privacy(self) -> pandas.DataFrame:
         """What the run cost each site: epsilon, delta, budget, steps, temperature."""
-        rows = (row.model_dump(exclude={"history", "temperature_range"}) for row in self.summary.privacy)
-        return pandas.DataFrame(rows)
+        hidden = {"history", "temperature_range"}
+        return pandas.DataFrame(row.model_dump(exclude=hidden) for row in self.summary.privacy)
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -107,8 +107,7 @@ class Run:
 
     def predict(self, new: NewData) -> npt.NDArray:
         """Return the most probable class of each new record, (N,)."""
-        probabilities = self.predict_proba(new)
-        return self.classes_[probabilities[:, : len(self.classes_)].argmax(axis=1)]
+        return self.classes_[self.predict_proba(new)[:, : len(self.classes_)].argmax(axis=1)]
 
     def fit(self, *_: Any) -> "Run":
         """Return the run, which is fitted, as scikit-learn's FrozenEstimator does."""
@@ -117,10 +116,7 @@ class Run:
     def __sklearn_tags__(self) -> Any:
         from sklearn.utils import ClassifierTags, Tags, TargetTags
 
-        return Tags(
-            estimator_type="classifier", target_tags=TargetTags(required=True), classifier_tags=ClassifierTags(),
-            requires_fit=False,
-        )  # fmt: skip
+        return Tags("classifier", TargetTags(required=True), classifier_tags=ClassifierTags(), requires_fit=False)
 
     def plot_reliability(self, site: str, predictor: str | None = None, ax: Axes | None = None) -> Axes:
         """Draw observed against predicted risk at a site, or accuracy against confidence where classes are many.

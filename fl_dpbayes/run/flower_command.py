@@ -68,10 +68,7 @@ class FlowerCommand:
 
     def ask(self, verb: str, *arguments: str) -> dict[str, Any]:
         """Return what a command answers; UserError with the end of what it said if that is no JSON."""
-        command = ["flwr", verb, *arguments, "--format", "json"]
-        done = subprocess.run(
-            command, env=dict(self.environment), cwd=self.folder, capture_output=True, text=True, check=False
-        )
+        done = self._run(verb, *arguments, "--format", "json", capture_output=True, text=True)
         start = done.stdout.find("{")
         if start < 0:
             raise UserError(f"`flwr {verb}` failed: {(done.stdout + done.stderr).strip()[-500:]}")
@@ -93,24 +90,21 @@ class FlowerCommand:
         """Return a run's `status` and `status-details`; UserError if the SuperLink does not know it."""
         answer = self.ask("ls", self.superlink, "--run-id", run)
         if not answer.get("runs"):
-            raise UserError(
-                f"the SuperLink {self.superlink!r} knows no run {run}: {answer.get('error-message', answer)}"
-            )
+            said = answer.get("error-message", answer)
+            raise UserError(f"the SuperLink {self.superlink!r} knows no run {run}: {said}")
         found: dict[str, str] = answer["runs"][0]
         return found
 
-    def write_log(self, run: str, log_file: Path) -> None:
-        """Append the log of a run's ServerApp to a file."""
-        with log_file.open("ab") as log:
-            show = ["flwr", "log", run, self.superlink, "--show"]
-            subprocess.run(show, env=dict(self.environment), cwd=self.folder, stdout=log, stderr=log, check=False)
+    def _run(self, *words: str, **streams: Any) -> subprocess.CompletedProcess:
+        return subprocess.run(["flwr", *words], env=dict(self.environment), cwd=self.folder, check=False, **streams)
 
     def wait(self, run: str, log_file: Path, events: EventReader, stop: threading.Event) -> None:
         """Wait until a run is over, and keep its log; UserError if it did not complete, or was stopped here."""
         try:
             status = self._final_status(run, events, stop)
         finally:
-            self.write_log(run, log_file)
+            with log_file.open("ab") as log:
+                self._run("log", run, self.superlink, "--show", stdout=log, stderr=log)
         if status["status"] != "finished:completed":
             raise UserError(f"the run ended as {status['status']} ({status.get('status-details', '')}): see {log_file}")
 
@@ -118,9 +112,7 @@ class FlowerCommand:
         # Asking Flower starts a process that takes a core for more than a second. The run's own events say when it is
         # over; Flower is asked then, and now and then in case the ServerApp died without a last word.
         over, next_question, heard = False, time.monotonic() + ASK_SECONDS, time.monotonic()
-        while True:
-            if stop.wait(LOOK_SECONDS):
-                raise UserError("the run was stopped")
+        while not stop.wait(LOOK_SECONDS):
             over = over or any(event["event"] in ("finished", "failed") for event in events.new_events())
             if not over and time.monotonic() < next_question:
                 continue
@@ -133,3 +125,4 @@ class FlowerCommand:
                 continue
             if str(status["status"]).startswith("finished"):
                 return status
+        raise UserError("the run was stopped")

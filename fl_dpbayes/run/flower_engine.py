@@ -13,6 +13,7 @@ from contextlib import closing, contextmanager, suppress
 from http import HTTPStatus
 from http.client import HTTPConnection
 from pathlib import Path
+from typing import Any
 
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.scenario import Resources
@@ -23,8 +24,6 @@ from fl_dpbayes.run.progress import EVENTS_FILE, EventReader, end_of_events
 START_SECONDS = 60.0
 LOG_FILE = "flower.log"
 HOME_FILE = "flower-home"
-HOME = "FLWR_HOME"
-Environment = dict[str, str]
 HOME_PREFIX = "fl-dpbayes-"
 
 
@@ -33,9 +32,7 @@ def run_flower(run_folder: Path, sites: int, resources: Resources, stop: threadi
 
     Flower's own simulation leaves a server behind, reads its size from nowhere and reports success when the ServerApp
     failed; here the server is a child of this process, its size comes from the scenario, and the status is read back.
-
-    `run_folder`: holds `scenario.toml` and `sites/`; Flower's log goes to `flower.log` in it. Raises UserError if
-    Flower could not start, or the run did not complete; the text says where to read on.
+    Raises UserError if Flower could not start, or the run did not complete; the text says where to read on.
     """
     home = Path(tempfile.mkdtemp(prefix=HOME_PREFIX))
     (run_folder / HOME_FILE).write_text(str(home), encoding="utf-8")
@@ -66,15 +63,14 @@ def end_interrupted(run_folder: Path) -> None:
     home = Path(note.read_text(encoding="utf-8"))
     # The note lies in a folder that others may have written.
     if home.parent == Path(tempfile.gettempdir()) and home.name.startswith(HOME_PREFIX):
-        left = {number for first in processes_of(home) for number in (first, *descendants(first))}
-        kill(left)
+        kill({number for first in processes_of(home) for number in (first, *descendants(first))})
         # What was started meanwhile.
         kill(processes_of(home))
         shutil.rmtree(home, ignore_errors=True)
     note.unlink()
 
 
-def _environment(home: Path, resources: Resources) -> Environment:
+def _environment(home: Path, resources: Resources) -> dict[str, str]:
     # Ray of its own listens on the loopback address only: it runs the code of whoever reaches its ports.
     address = resources.ray_address
     ray = {"RAY_ADDRESS": address} if address else {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
@@ -93,15 +89,8 @@ def _superlink(home: Path, port: int, environment: Mapping[str, str], log_file: 
     command = ["flower-superlink", "--insecure", "--simulation", "--isolation", "subprocess"]
     command += ["--host", "127.0.0.1", "--port", str(port), "--database", str(home / "state.db")]
     with log_file.open("ab") as log:
-        process = subprocess.Popen(
-            command,
-            env=dict(environment),
-            cwd=home,
-            stdout=log,
-            stderr=log,
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,
-        )
+        streams: Any = {"stdout": log, "stderr": log, "stdin": subprocess.DEVNULL}
+        process = subprocess.Popen(command, env=dict(environment), cwd=home, start_new_session=True, **streams)
     try:
         _wait_until_healthy(process, port, log_file)
         yield

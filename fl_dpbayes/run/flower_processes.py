@@ -23,8 +23,7 @@ def end(process: subprocess.Popen, home: Path) -> None:
 def descendants(ancestor: int) -> dict[int, int]:
     """Return the processes below `ancestor` with their start times, which tell a reused number apart."""
     known = {int(entry.name): _parent_and_start(int(entry.name)) for entry in Path("/proc").glob("[0-9]*")}
-    found: dict[int, int] = {}
-    generation = {ancestor}
+    found, generation = dict[int, int](), {ancestor}
     while generation:
         generation = {number for number, (parent, _) in known.items() if parent in generation and number not in found}
         found |= {number: known[number][1] for number in generation}
@@ -49,8 +48,7 @@ def processes_of(home: Path) -> set[int]:
     found = set()
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            if f"FLWR_HOME={home}\0".encode() in (entry / "environ").read_bytes():
-                found.add(int(entry.name))
+            found |= {int(entry.name)} if f"FLWR_HOME={home}\0".encode() in (entry / "environ").read_bytes() else set()
     return found
 
 

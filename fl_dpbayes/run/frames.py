@@ -17,7 +17,13 @@ from fl_dpbayes.config.validation_text import read_record
 from fl_dpbayes.data.records import magnitude_warnings
 from fl_dpbayes.data.sources.table import BadRows, column_texts, framed_records, site_names
 from fl_dpbayes.report.warnings import sentence
-from fl_dpbayes.run.init_scenario import MOST_CATEGORIES, ProposedFeatures, class_texts, proposed_features
+from fl_dpbayes.run.init_scenario import (
+    MOST_CATEGORIES,
+    ProposedFeatures,
+    check_columns,
+    class_texts,
+    proposed_features,
+)
 
 Constants = Mapping[str, float] | Sequence[float]
 FRAME = Path("given here")
@@ -88,14 +94,11 @@ def sites_from_frame(
     if not len(frame) or not frame.columns.is_unique:
         raise UserError("the frame has no rows, or two columns of one name: give some records of each site")
     keys = {"label": label, "site": site} | ({} if unit is None else {"unit": unit})
-    for key, name in keys.items() | {("features", name) for name in features or ()}:
-        if name not in frame.columns:
-            there = ", ".join(map(str, frame.columns))
-            raise UserError(f"{key} is {name!r}: the frame has no such column, its columns are {there}")
-        if key == "features" and name in keys.values():
-            raise UserError(f"{key} has {name!r}, which is the label, site or unit: remove it from features")
-        if key in keys and (empty := int(frame[name].isna().sum())):
-            raise UserError(f"{key} {name!r}: {empty} of {len(frame)} rows have no value there: fill in or remove them")
+    check_columns(frame, keys, "the frame")
+    if absent := [name for name in features or () if name not in frame.columns]:
+        raise UserError(f"features has {absent[0]!r}: the frame's columns are {', '.join(map(str, frame.columns))}")
+    if twice := set(features or ()) & set(keys.values()):
+        raise UserError(f"features has {min(twice)!r}, which is the label, site or unit: remove it from features")
     used = frame.drop(columns=list(keys.values())) if features is None else frame[list(dict.fromkeys(features))]
     found = proposed_features(used) if features is None else _chosen_features(used)
     classes, names = _classes(frame[label], f"label {label!r}")
@@ -211,7 +214,6 @@ def _taken(table: pandas.DataFrame, source: Table) -> list[str]:
 
 
 def _constants(given: Constants | None, key: str, features: Sequence[str], proposed: dict[str, float]) -> list[float]:
-    """Return a constant of each numeric feature: the one that was given, or else proposed."""
     if given is not None and not isinstance(given, Mapping | pandas.Series):
         if len(given) != len(features):
             said = f"{key} has {len(given)} values for {len(features)} features"

@@ -108,7 +108,6 @@ def simulate(data: SiteRecords | str | Path, settings: Mapping[str, Any] | None 
 
 
 def _content(data: SiteRecords | str | Path, parts: Parts) -> dict[str, Any]:
-    """Return the scenario's content with every part that was given."""
     content = _of_records(data) if isinstance(data, SiteRecords) else scenario_content(str(data))
     has_temperature = getattr(parts.get("sampler"), "has_temperature", True)
     for key, section in (("sampler", "sampler"), ("privacy", "privacy"), ("rule", "aggregation"), ("model", "model")):
@@ -146,7 +145,6 @@ def _content(data: SiteRecords | str | Path, parts: Parts) -> dict[str, Any]:
 
 
 def _of_records(data: SiteRecords) -> dict[str, Any]:
-    """Return what `init` proposes for records like these."""
     keys = dict.fromkeys(("file", "source", "sites", "unit"), "")
     content = tomllib.loads(TEMPLATE.format(
         **keys, name='"own"', description='""', path='""', delta=proposed_delta(max(data.sizes.values())),

@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -102,10 +102,8 @@ def init_scenario(
 ) -> None:
     """Write a commented scenario for CSV or Parquet tables, or a folder of images, after a look on this machine.
 
-    `label`: the column of classes; None for images, whose sub-folders they are. `columns`: those of sites and of
-    privacy units (None: each row is one); of images the patterns that find them in paths. `out`: the file; None: the
-    first one's name with `.toml`, in the working directory. Raises UserError if the data or a column cannot be used, or
-    the file exists.
+    `columns`: those of sites and of privacy units (None: each row is one); of images the patterns that find them in
+    paths. Raises UserError if the data or a column cannot be used, or the file exists.
     """
     out = Path(f"{data[0].stem}.toml") if out is None else out
     if out.exists():
@@ -149,12 +147,7 @@ def _of_images(data: Path, patterns: tuple[str, str | None], out: Path) -> tuple
 def _of_table(data: Path | tuple[Path, ...], label: str, columns: tuple[str, str | None], out: Path) -> tuple[str, str]:
     (site, unit), named = columns, [name for name in (label, *columns) if name is not None]
     table = read_table(data, tuple(named))
-    for option, name in (("--label", label), ("--site", site), ("--unit", unit)):
-        if name is not None and name not in table.columns:
-            there = ", ".join(map(str, table.columns))
-            raise UserError(f"{option} {name}: {data} has no such column, its columns are {there}")
-        if name is not None and (empty := int(table[name].isna().sum())):
-            raise UserError(f"{option} {name}: {empty} of {len(table)} rows have no value: fill in or remove them")
+    check_columns(table, {"--label": label, "--site": site} | ({} if unit is None else {"--unit": unit}), str(data))
     found = proposed_features(table.drop(columns=named))
     # As text, in the letters that a simulation will meet.
     words = read_table(data, tuple(found.categories))
@@ -262,6 +255,16 @@ def _source(table: pandas.DataFrame, label: str, columns: tuple[str, str | None]
         lines.append("# One feature for each value; a value that is not named here is refused.")
         lines.append(f"categories = {toml_value(found.categories)}")
     return lines
+
+
+def check_columns(table: pandas.DataFrame, names: Mapping[str, str], where: str) -> None:
+    """Raise UserError if one of the columns that are named by options or arguments is absent or has gaps."""
+    for said, name in names.items():
+        if name not in table.columns:
+            there = ", ".join(map(str, table.columns))
+            raise UserError(f"{said} is {name!r}: {where} has no such column, its columns are {there}")
+        if empty := int(table[name].isna().sum()):
+            raise UserError(f"{said} is {name!r}: {empty} of {len(table)} rows have no value: fill in or remove them")
 
 
 def class_texts(column: pandas.Series, where: str) -> list[str]:

@@ -132,16 +132,15 @@ def logs_in(path: Path) -> Iterator[None]:
     """Send what Flower and the virtual sites log to a file while the context lasts, not across a progress display."""
     with written(path):
         handler = _QuietFile(path, encoding="utf-8")
-    loggers = [logging.getLogger(name) for name in LOGGERS]
-    before = [(logger.handlers[:], logger.propagate) for logger in loggers]
+    before = [(logger, logger.handlers[:], logger.propagate) for logger in map(logging.getLogger, LOGGERS)]
     try:
-        for logger in loggers:
+        for logger, *_ in before:
             logger.handlers[:] = [handler]
             # Opacus, imported on the first use of some samplers, gives the root logger a handler on the terminal.
             logger.propagate = False
         yield
     finally:
-        for logger, (handlers, propagate) in zip(loggers, before, strict=True):
+        for logger, handlers, propagate in before:
             logger.handlers[:], logger.propagate = handlers, propagate
         with contextlib.suppress(OSError):
             handler.close()

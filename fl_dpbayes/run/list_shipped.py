@@ -2,7 +2,7 @@
 
 from rich.console import Console
 
-from fl_dpbayes.config.scenario import STUDY_PREFIX, read_shipped, shipped_scenarios
+from fl_dpbayes.config.scenario import STUDY_PREFIX, scenario_content, shipped_scenarios
 from fl_dpbayes.config.study_file import load_study, shipped_papers, shipped_studies
 from fl_dpbayes.report.terminal_table import TerminalColumn, fitted_table, folded
 from fl_dpbayes.run.fetch_data import SETS, SHIPPED
@@ -11,7 +11,7 @@ from fl_dpbayes.run.study.study import SCRIPTS
 
 def list_shipped(console: Console) -> None:
     """Print the names of scenarios, studies, papers' tables and data sets, and the command for each."""
-    scenarios = {name: str(read_shipped(name).get("description", "")) for name in shipped_scenarios()}
+    scenarios = {name: str(scenario_content(name).get("description", "")) for name in shipped_scenarios()}
     studies = {name: str(load_study(name).scenario.get("description", "")) for name in shipped_studies()}
     studies = {name.removeprefix(STUDY_PREFIX): text for name, text in studies.items()}
     papers = {name: load_study(name).paper.source for name in shipped_papers()}  # type: ignore[union-attr]

@@ -45,49 +45,42 @@ def read_new_records(
     Tables (.csv, .parquet): the columns that the run's own table names, centred and scaled as there; else every column
     but `label`, in order, one per input. Archives (.npz): `features` (N, *input_shape) and, if known, `labels`.
     Folders: images, in one folder per class where labels are known (alphabetical order). From Python also a DataFrame,
-    as a table, or an array (N, *input_shape), whose columns are those of the run's own table in their order.
-
-    Raises UserError if the file is absent, unreadable, or does not fit the task; or if a pixel lies outside [0, 1].
+    as a table, or an array (N, *input_shape), whose columns are those of the run's own table in their order. Raises
+    UserError if the file is absent, unreadable, or does not fit the task; or if a pixel lies outside [0, 1].
     """
-    if not isinstance(data, Path | str | pandas.DataFrame):
-        data = np.asarray(data)
-    if isinstance(data, np.ndarray) and isinstance(source, Table) and data.shape[1:] == (len(source.feature_columns),):
-        data = pandas.DataFrame(data, columns=list(source.feature_columns))
-    path = Path("given here") if isinstance(data, pandas.DataFrame | np.ndarray) else Path(data)
+    path = Path(data) if isinstance(data, Path | str) else Path("given here")
+    named = source.model_copy(update={"path": path}) if isinstance(source, Table) else None
+    if isinstance(source, HuggingFace) and source.columns:
+        named = Table(path=path, **source.model_dump(include={"label", "classes", "features", "centers", "scales"}))
+    table: pandas.DataFrame | None = None
     if isinstance(data, pandas.DataFrame):
-        frame = data.reset_index(drop=True)
-        records = _framed(frame, path, task, source, labelled=labelled, skip_bad_rows=skip_bad_rows)
-    elif isinstance(data, np.ndarray):
+        table = data.reset_index(drop=True)
+    elif not isinstance(data, Path | str):
+        data = np.asarray(data)
         records = NewRecords(data.astype(np.float32), None, list(map(str, range(len(data)))))
+        if named is not None and data.shape[1:] == (len(named.feature_columns),):
+            table = pandas.DataFrame(data, columns=list(named.feature_columns))
     elif not path.exists():
         raise UserError(f"{path} does not exist: {FORMS}")
     elif path.is_dir():
         records = _images(path, task, labelled=labelled)
     elif path.suffix in (".csv", ".parquet"):
-        records = _table(path, task, source, labelled=labelled, skip_bad_rows=skip_bad_rows)
+        table = read_table(path, () if named is None else named.text_columns)
     elif path.suffix == ".npz":
         records = _archive(path, labelled=labelled)
     else:
         raise UserError(f"{path}: {FORMS}")
+    if table is not None:
+        records = _framed(table, path, task, named, labelled=labelled, skip_bad_rows=skip_bad_rows)
     return _checked(records, task, source, path)
 
 
-def _table(path: Path, task: Task, source: object, *, labelled: bool, skip_bad_rows: bool) -> NewRecords:
-    named = source if isinstance(source, Table) else None
-    if isinstance(source, HuggingFace) and source.columns:
-        keys = source.model_dump(include={"label", "classes", "features", "centers", "scales"})
-        named = Table(path=path, **keys)
-    table = read_table(path, () if named is None else named.text_columns)
-    return _framed(table, path, task, named, labelled=labelled, skip_bad_rows=skip_bad_rows)
-
-
 def _framed(
-    table: pandas.DataFrame, path: Path, task: Task, source: object, *, labelled: bool, skip_bad_rows: bool
+    table: pandas.DataFrame, path: Path, task: Task, source: Table | None, *, labelled: bool, skip_bad_rows: bool
 ) -> NewRecords:
     table.columns = table.columns.map(str)
     columns = tuple(name for name in table.columns if name != LABEL) or ("",)
-    plain = Table(path=path, label=LABEL, classes=task.classes, features=columns)
-    named = source.model_copy(update={"path": path}) if isinstance(source, Table) else plain
+    named = source or Table(path=path, label=LABEL, classes=task.classes, features=columns)
     if missing := [name for name in named.feature_columns if name not in table.columns]:
         raise UserError(f"{path} has no column {missing[0]!r}: its columns are {', '.join(table.columns)}")
     labels = labels_of(table, named) if labelled and named.label in table.columns else None
@@ -146,8 +139,8 @@ def _images(folder: Path, task: Task, *, labelled: bool) -> NewRecords:
 
 def _checked(records: NewRecords, task: Task, source: object, path: Path) -> NewRecords:
     features, labels = records.features, records.labels
-    inputs, size = int(np.prod(task.input_shape)), features[0].size if len(features) else 0
-    if size != inputs:
+    size = features[0].size if len(features) else 0
+    if size != (inputs := int(np.prod(task.input_shape))):
         takes = f"the run's model takes {inputs} values per record, of shape {task.input_shape}"
         raise UserError(f"{path} has {len(features)} records of {size} values: {takes}")
     if not np.isfinite(features).all():

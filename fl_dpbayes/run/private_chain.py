@@ -106,15 +106,14 @@ class PrivateChain:
 
         `module`: no layer may mix the records of a batch; it is not changed. `data`: a torch Dataset of (features,
         label), or the two as tensors or arrays, labels 0 .. classes - 1. `units`: the privacy unit of each record, such
-        as a patient's number, shape (N,); None: each record is one. `declared`: n, a public number of units, right to
-        a fifth of the real one; None counts them, and their number is then public. `position`: where the steps that are
+        as a patient's number, shape (N,); None: each record is one. `declared`: n, a public number of units, right to a
+        fifth of the real one; None counts them, and their number is then public. `position`: where the steps that are
         spent are written before they are taken: a file in a folder of its own, or a mapping that outlives this object,
         such as a ConfigRecord of a node's `context.state`. `plan`: fields of `TrainingPlan`: rounds (1),
         steps_per_round (200), burn_in (half), thinning (5), sampler (DP-SGLD at step size 0.1), and prior_share, 1/K
-        where K sites share the prior.
-
-        Raises UserError if module, data, plan and position do not fit each other, or no noise meets the budget, and
-        RuntimeError if the data cannot be read. The text of an error holds nothing of the records.
+        where K sites share the prior. Raises UserError if module, data, plan and position do not fit each other, or no
+        noise meets the budget, and RuntimeError if the data cannot be read. The text of an error holds nothing of the
+        records.
         """
         if not isinstance(privacy, PrivacyPlan):
             raise UserError(f"privacy is {type(privacy).__name__}: a private chain needs a budget, fl.Privacy(...)")
@@ -189,7 +188,6 @@ class PrivateChain:
         return pld_epsilon(history, self._plan.privacy.delta, self._plan.privacy.adjacency)
 
     def _reserved(self) -> int:
-        """Write down that the next stretch is spent, and return its first step."""
         if not isinstance(self._position, Path):
             return self._first_reserved(self._position)
         with folder_lock(self._position.parent):

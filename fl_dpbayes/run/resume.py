@@ -22,20 +22,18 @@ from fl_dpbayes.run.simulate import check_machine, run_prepared, show_run
 def resume_run(folder: Path, scenario: Scenario | None, engine: str, data_dir: Path | None, console: Console) -> Path:
     """Go on with a run after its last complete round; one that is finished, and whose results are whole, is shown.
 
-    `scenario`: what the caller takes the run's scenario to be; None: whatever it is. `engine`: `flower` or
-    `inline`; not necessarily the one that the run began on. Raises UserError if the folder holds no run or that of
-    another scenario, a file that the run goes on from is missing or damaged, another process works on it, or the
-    run failed.
+    `scenario`: what the caller takes the run's scenario to be. Raises UserError if the folder holds no run or that of
+    another scenario, a file is missing or damaged, another process works on it, or the run failed.
     """
     import_apps()
     from server.checkpoint import check_run_files, read_checkpoint, read_run_journal
 
     folder = folder.resolve()
     file = folder / SCENARIO_FILE
-    if not file.is_file() and (folder / SITES_FOLDER).is_dir():
-        raise UserError(f"--resume {folder} has no scenario.toml: put it back, as the run goes on with what it says")
     if not file.is_file():
-        raise UserError(f"--resume {folder} holds no run: give the folder that it named as it began, or start it anew")
+        lost = "has no scenario.toml: put it back, as the run goes on with what it says"
+        none = "holds no run: give the folder that it named as it began, or start it anew"
+        raise UserError(f"--resume {folder} {lost if (folder / SITES_FOLDER).is_dir() else none}")
     with folder_lock(folder):
         end_interrupted(folder)
         found = read_checkpoint(folder)

@@ -41,10 +41,9 @@ class RunPosterior:
         """Return the chains as `arviz.InferenceData`: variables (chain, draw, *shape), weights and temperatures.
 
         Chains are the sites', by name (`north`, or `north 1`, `north 2` where each ran several), where the rule keeps
-        them; of a rule that averages the sites in every round they are the averaged ones. Chains of unequal length
-        lose their first draws. ArviZ counts draws alike: `sample_stats.weights` says where the run does not.
-
-        Raises UserError if ArviZ is not installed, or a file of a chain is damaged.
+        them; of a rule that averages the sites in every round they are the averaged ones. Chains of unequal length lose
+        their first draws. ArviZ counts draws alike: `sample_stats.weights` says where the run does not. Raises
+        UserError if ArviZ is not installed, or a file of a chain is damaged.
         """
         try:
             import arviz

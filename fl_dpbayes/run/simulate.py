@@ -7,8 +7,6 @@ import threading
 from datetime import UTC, datetime
 from pathlib import Path
 
-import numpy as np
-import pandas
 import torch
 from rich.console import Console
 
@@ -17,7 +15,7 @@ from fl_dpbayes.config.files.folder_lock import folder_lock
 from fl_dpbayes.config.kinds import import_apps
 from fl_dpbayes.config.names import counted
 from fl_dpbayes.config.scenario import Resources, Scenario
-from fl_dpbayes.data.simulation import PARTITION_FILE, SITES_FOLDER, TRACES_FOLDER, plan_sites, prepare_simulation
+from fl_dpbayes.data.simulation import PARTITION_FILE, SITES_FOLDER, plan_sites, prepare_simulation
 from fl_dpbayes.data.virtual_sites import SitePlan
 from fl_dpbayes.report.run_files import read_summary
 from fl_dpbayes.report.tables import calibration_table, privacy_table
@@ -33,9 +31,8 @@ FULL_BYTES = 2**16
 def simulate(scenario: Scenario, engine: str, run_folder: Path | None, data_dir: Path | None, console: Console) -> Path:
     """Run a scenario and write its run directory.
 
-    `engine`: `flower` (Ray, several processes) or `inline` (this process). `run_folder`: the run directory, absent
-    or empty; None: `runs/<scenario>-<time>`. Raises UserError if the scenario cannot run, or its run failed; what
-    was computed is then in the run directory. Raises Stopped if an interrupt ended it.
+    `run_folder`: absent or empty. Raises UserError if the scenario cannot run, or its run failed; what was computed is
+    then in the run directory. Raises Stopped if an interrupt ended it.
     """
     check_machine(scenario.resources)
     plan = plan_sites(scenario, data_dir)
@@ -101,10 +98,6 @@ def show_run(run_folder: Path, console: Console) -> None:
     """Print the privacy and calibration tables of a run, its warnings, and where its report is."""
     summary = read_summary(run_folder)
     console.print(privacy_table(summary, console.width))
-    if shares := _clipped_shares(run_folder):
-        each = ", ".join(f"{site} {100 * share:.0f} %" for site, share in shares.items())
-        text = "clipped gradients, from the simulated sites' own traces, which no reply carries: "
-        console.print(text + each, markup=False, highlight=False)
     if summary.calibration:
         console.print()
         console.print(calibration_table(summary, console.width))
@@ -113,18 +106,6 @@ def show_run(run_folder: Path, console: Console) -> None:
     for warning in summary.warnings:
         console.print(f"warning: {warning}", style="yellow", markup=False)
     console.print(f"report: {run_folder / 'report.html'}", soft_wrap=True, markup=False)
-
-
-def _clipped_shares(run_folder: Path) -> dict[str, float]:
-    """Return site -> share of unit gradients that the clip reduced, over the traced steps of each simulated site."""
-    shares = {}
-    for folder in sorted((run_folder / TRACES_FOLDER).glob("*/")):
-        if paths := sorted(folder.glob("*.csv")):
-            rows = pandas.concat(map(pandas.read_csv, paths))
-            rows = rows[rows["units"] > 0]  # an empty batch has no share
-            if len(rows):
-                shares[folder.name] = float(np.average(rows["clipped_fraction"], weights=rows["units"]))
-    return shares
 
 
 def raise_failure(failure: BaseException | None, reader: EventReader, folder: Path, resume: str) -> None:

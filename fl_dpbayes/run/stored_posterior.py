@@ -56,16 +56,10 @@ def predict_records(
 ) -> None:  # fmt: skip
     """Write class probabilities and uncertainty for new records as CSV, one row for each, in their order.
 
-    Columns: `line` (of a CSV), `row` or `record`, its privacy unit where the table has that column, predicted class,
-    one probability per class, total, aleatoric and epistemic uncertainty in nats. Where the run recalibrated its
-    posterior (and not mostly by noise), the probabilities are the recalibrated ones and the total uncertainty is
-    theirs; a map of averaged probabilities does not tell aleatoric from epistemic, and neither does a point estimate,
-    so these cells are then empty.
-
-    `data`: see `read_new_records`. `out`: the CSV file; None prints it. `data_dir`: where frozen weights lie in
-    `backbones`; None: the run's own or the environment's. `allowed_code`: as `load_posterior` has it. `skip_bad_rows`:
-    rows with a value that is missing or not allowed keep their place, with empty cells, and are named on the error
-    stream; else the first one ends it. Raises UserError if run or data cannot be read or do not fit, or `out` exists.
+    Where the run recalibrated its posterior (and not mostly by noise), the probabilities are the recalibrated ones and
+    the total uncertainty, in nats, is theirs; neither a map of averaged probabilities nor a point estimate tells
+    aleatoric from epistemic, so these cells are then empty. Rows left out by `skip_bad_rows` keep their place, with
+    empty cells. Raises UserError if run or data cannot be read or do not fit, or `out` exists.
     """
     if out is not None and out.exists():
         raise UserError(f"--out {out} exists already: give another name, nothing is overwritten")
@@ -152,7 +146,6 @@ def _summary(found: "_Predicted", data: Path, predictor: str, statistics: Calibr
 
 
 def _metric_table(row: dict[str, Any], name: str) -> Table:
-    """Show accuracy and calibration errors in points of percent, as everywhere else."""
     table = terminal_table(f"{name.capitalize()} on {row['n']} records")
     table.caption = "accuracy in %, calibration errors in percentage points"
     for column in ("metric", "value", "95% interval"):

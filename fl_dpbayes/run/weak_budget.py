@@ -26,8 +26,7 @@ def weak_budget(scenario: Scenario, units: dict[str, int]) -> str:
     reached, wanted = float(np.average(chain.temperatures, weights=chain.step_sizes)), privacy.temperature or 1.0
     if privacy.coupling != "floor" or reached <= TOO_HOT * wanted:
         return ""
-    enough = privacy.model_copy(update={"epsilon": AMPLE})
-    friction = plan.sampler.momentum_lost
+    enough, friction = privacy.model_copy(update={"epsilon": AMPLE}), plan.sampler.momentum_lost
     needed = solve_noise(enough, planned_step_sizes(plan), units[name], friction=friction).epsilon
     return (
         f"privacy.epsilon {privacy.epsilon:g} is far too small for the {units[name]:,} units of {name}: noise makes "

@@ -108,10 +108,7 @@ class TrainingRounds(Strategy):
         self.record.begin(stage, round=server_round, rounds=self.plan.total_rounds, sites=names)
 
     def next_state(self, round_number: int, arrays: Arrays, replies: Mapping[str, CheckedReply]) -> Arrays:
-        """Return the server state after a round: as it was, unless the rule makes something of the replies by site.
-
-        Their arrays are in the bank.
-        """
+        """Return the server state after a round: as it was, unless the rule makes something of the banked replies."""
         return arrays
 
     def aggregate_train(

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from fl_dpbayes.calibration.bins import FINE_BINS, bin_index, coarsen, equal_mass
+from fl_dpbayes.calibration.bins import FINE_BINS, bin_index, equal_mass
 
 
 def test_edges_open_a_bin_and_the_last_bin_is_closed_golden():
@@ -14,11 +14,6 @@ def test_coarse_bins_agree_with_direct_binning_on_edges(bins):
     for edges in (np.arange(bins + 1) / bins, np.arange(101) / 100):
         by_fine_bin = bin_index(edges, FINE_BINS) // (FINE_BINS // bins)
         assert (by_fine_bin == bin_index(edges, bins)).all()
-
-
-def test_bins_that_do_not_divide_are_refused():
-    with pytest.raises(ValueError, match="divide"):
-        coarsen(np.zeros((FINE_BINS, 5)), 7)
 
 
 def test_equal_mass_ranges_hold_equal_counts_and_never_split_a_bin():

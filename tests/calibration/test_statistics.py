@@ -56,16 +56,12 @@ def test_merge_property_associative_commutative_neutral_equal_to_pooled_in_any_o
     assert pooled.truth_count == pooled.count
 
 
-@pytest.mark.parametrize(
-    ("probabilities", "labels", "right"),
-    [
-        (np.array([[0.5, 0.5], [1.0, 0.0], [0.0, 1.0], [0.9, 0.1]]) * (1 - 9e-7), [0, 0, 1, 1], 3),
-        pytest.param(np.full((3, 1000), 1e-3), [0, 1, 999], 1, marks=pytest.mark.slow),
-        (np.column_stack([expit(-SURE), expit(SURE)]) * (1 - 9e-7), SURE > 0, len(SURE)),
-        (np.column_stack([expit(-20 * SURE), expit(20 * SURE)]), SURE > 0, len(SURE)),
-    ],
-    ids=["rows that sum to one only roughly", "a thousand classes", "nearly sure", "sure"],
-)
+@pytest.mark.parametrize(("probabilities", "labels", "right"), [
+    (np.array([[0.5, 0.5], [1.0, 0.0], [0.0, 1.0], [0.9, 0.1]]) * (1 - 9e-7), [0, 0, 1, 1], 3),
+    pytest.param(np.full((3, 1000), 1e-3), [0, 1, 999], 1, marks=pytest.mark.slow),
+    (np.column_stack([expit(-SURE), expit(SURE)]) * (1 - 9e-7), SURE > 0, len(SURE)),
+    (np.column_stack([expit(-20 * SURE), expit(20 * SURE)]), SURE > 0, len(SURE)),
+], ids=["rows that sum to one only roughly", "a thousand classes", "nearly sure", "sure"])  # fmt: skip
 def test_round_trip_limit(probabilities, labels, right):
     statistics = from_batch(probabilities, labels)
     read = from_arrays(to_arrays(statistics), probabilities.shape[1])
@@ -118,30 +114,16 @@ def test_truth_is_that_of_the_predicted_class():
 HALVES = [[0.5, 0.5]]
 
 
-@pytest.mark.parametrize(
-    ("probabilities", "labels", "parts", "complaint"),
-    [
-        ([[0.5, math.nan]], [0], {}, "NaN"), ([[1.2, -0.2]], [0], {}, "softmax"), ([[0.2, 0.9]], [0], {}, "to 1.1"),
-        ([0.2, 0.8], [0, 1], {}, "shape"), ([[1.0]], [0], {}, "2 or more classes"), (HALVES, [0, 1], {}, "one per row"),
-        *((HALVES, [label], {}, "not a class") for label in (2, -1, 0.5)),
-        (HALVES, [0], {"truth": [[0.5, 0.6]]}, "sums to 1.1"), (HALVES, [0], {"truth": [[0.2, 0.3, 0.5]]}, "expected"),
-        (HALVES, [0], {"truth": [[1.2, -0.2]]}, "must lie"), (HALVES, [0], {"truth": [0.5]}, "shape"),
-        (HALVES, [0], {"epistemic": [0.1]}, "together"),
-        (HALVES, [0], {"epistemic": [0.1], "aleatoric": [0.1], "total": [0.5]}, "differs"),
-        (HALVES, [0], {"epistemic": [-0.1], "aleatoric": [0.2], "total": [0.1]}, "negative"),
-        (HALVES, [0], {"epistemic": [0.1, 0.1], "aleatoric": [0.2], "total": [0.1]}, "shape"),
-    ],
-)  # fmt: skip
-def test_bad_predictions_truths_and_uncertainties_are_refused(probabilities, labels, parts, complaint):
+@pytest.mark.parametrize(("probabilities", "labels", "parts", "complaint"), [
+    ([[0.5, math.nan]], [0], {}, "NaN"), ([[1.2, -0.2]], [0], {}, "softmax"), ([[0.2, 0.9]], [0], {}, "to 1.1"),
+    ([0.2, 0.8], [0, 1], {}, "shape"), ([[1.0]], [0], {}, "2 or more classes"), (HALVES, [0, 1], {}, "one per row"),
+    *((HALVES, [label], {}, "not a class") for label in (2, -1, 0.5)),
+    (HALVES, [0], {"truth": [[0.5, 0.6]]}, "sums to 1.1"), (HALVES, [0], {"truth": [[0.2, 0.3, 0.5]]}, "expected"),
+    (HALVES, [0], {"truth": [[1.2, -0.2]]}, "must lie"), (HALVES, [0], {"truth": [0.5]}, "shape"),
+])  # fmt: skip
+def test_bad_predictions_and_truths_are_refused(probabilities, labels, parts, complaint):
     with pytest.raises(ValueError, match=complaint):
         from_batch(probabilities, labels, **parts)
-
-
-def test_other_classes_are_refused():
-    with pytest.raises(ValueError, match="2 and 3 classes"):
-        merge(empty(2), empty(3))
-    with pytest.raises(ValueError, match="shape"):
-        from_arrays(to_arrays(empty(3)), 4)
 
 
 # More than the tables hold, a fraction, losses below 0 and above the clip, squares that no losses give, more clipped
@@ -153,13 +135,12 @@ OF_SCALARS = [
     ("epistemic", 0.1), ("aleatoric", -1e6), *(("truth_count", change) for change in (1, -51, -0.5, -50)),
 ]  # fmt: skip
 # Counts of one cell, of one class, negative; sums outside of their bin; outcomes above the count; uncertain records
-# that are more than all, halves, or fewer than none; truth above the count or negative; not finite.
+# that are more than all, halves, or fewer than none; truth above the count or negative.
 OF_CELLS = [
     ("top_label", (CELLS - 1, 0), 1), ("top_label", (CELLS - 1, 0), -1e3), ("class_wise", (1, 0, 0), 1),
     ("top_label", (CELLS - 1, 1), 1), ("class_wise", (0, 10, 3), 5), ("class_wise", (1, 10, 4), 5),
     ("top_label", (700, 2), 5), ("uncertainty", (0, 0), 1), ("uncertainty", (1, slice(500, 502)), 0.5),
     ("uncertainty", (0, slice(0, 2)), np.array([1, -1])), ("truth", 900, 60), ("truth", 900, -60),
-    ("class_wise", (1, 0, 0), np.nan),
 ]  # fmt: skip
 
 
@@ -170,7 +151,7 @@ OF_CELLS = [
 def test_forged_sums_are_refused(table, place, change):
     arrays = to_arrays(counted(with_parts(3, 50, 3), slice(None)))
     arrays[table][place] += change
-    with pytest.raises(ValueError, match=r"cannot come from records|not finite"):
+    with pytest.raises(ValueError, match="cannot come from records"):
         from_arrays(arrays, 3)
 
 
@@ -188,14 +169,3 @@ def test_top_label_confidence_below_chance_is_refused():
     arrays["top_label"][FIRST_CELL[576]] = 0
     with pytest.raises(ValueError, match="below 1/2"):
         from_arrays(arrays, 2)
-
-
-@pytest.mark.parametrize(
-    ("name", "array"),
-    [("extra", np.zeros(3)), ("top_label", np.zeros((3, 5))), ("scalars", None)]
-    + [("scalars", np.zeros(len(SCALARS), kind)) for kind in (np.float32, object)],
-)
-def test_other_names_shapes_and_types_are_refused(name, array):
-    arrays = to_arrays(counted(with_parts(3, 50, 3), slice(None))) | {name: array}
-    with pytest.raises(ValueError, match=r"statistics hold|float64"):
-        from_arrays({name: array for name, array in arrays.items() if array is not None}, 3)

@@ -1,8 +1,7 @@
-"""A ServerApp that looks for canaries in all that a hospital's node sends: replies, arrays, reasons of errors."""
+"""What a hostile ServerApp gets of a hospital's node, replies, arrays and reasons of errors: no canary is in it."""
 
 import json
 import os
-import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -11,11 +10,10 @@ from unittest.mock import Mock
 import pytest
 import torch
 from flwr.app import Context, Message, RecordDict
-from flwr.serverapp import ServerApp
 
 from fl_dpbayes.config.files.audit_log import read_audit_log
 from fl_dpbayes.run.inline_engine import InlineGrid
-from tests.asking import ROWS, refusal_of
+from tests.asking import ROWS, evaluate, refusal_of
 
 ROOT = Path(__file__).parents[2]
 CANARY = "Gundel-Gaukeley"
@@ -33,16 +31,7 @@ def seen_by_a_hostile_server(site) -> tuple[str, list[tuple[str, str] | None]]:
     from clients.app import app
 
     requests: list[Message] = []
-    replies: list[Message] = []
-    server = ServerApp()
-
-    @server.main()
-    def main(grid, context) -> None:
-        replies.extend(grid.send_and_receive(requests))
-
     site.answer = lambda kind, record=None, arrays=None: requests.append(site.message(kind, record, arrays))
-    from tests.asking import evaluate
-
     site.answer("query")
     site.train()
     evaluate(site)
@@ -50,7 +39,7 @@ def seen_by_a_hostile_server(site) -> tuple[str, list[tuple[str, str] | None]]:
     del site.answer
     grid = InlineGrid(app, 1)
     grid._contexts[1] = Context(1, 1, {"site-file": str(site.path)}, RecordDict(), {})
-    server(grid, Context(1, 0, {}, RecordDict(), {}))
+    replies = list(grid.send_and_receive(requests))
     text = ""
     for reply in replies:
         text += f"{reply.metadata}{reply.error.reason if reply.has_error() else ''}"
@@ -145,10 +134,9 @@ def test_import_that_fails_is_a_code_and_a_line_of_the_log(table_site, module: s
     assert [line["refusal"]["code"] for line in read_audit_log(site.path)] == ["INSTALLATION_BROKEN"] * 4
 
 
+@pytest.mark.slow
 def test_importing_the_app_costs_under_two_cpu_seconds_and_loads_no_torch() -> None:
-    asked = "import sys, clients.app; print(sorted({'torch', 'scipy', 'sklearn', 'pydantic'} & set(sys.modules)))"
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    asked = "import sys, time, clients.app; print(sorted({'torch', 'scipy', 'sklearn', 'pydantic'} & set(sys.modules)))"
+    asked += "; print(time.process_time() < 2)"
     done = subprocess.run([sys.executable, "-c", asked], cwd=ROOT, capture_output=True, text=True, check=True)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    assert done.stdout == "[]\n"
-    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 2.0
+    assert done.stdout == "[]\nTrue\n"

@@ -53,14 +53,12 @@ def evaluations(count: int, **changes):
 KEYS = {
     "expires": ({"expires": str(TODAY - timedelta(days=1))}, {"expires": str(TODAY)}, trains({}), "POLICY_EXPIRED"),
     "stop_file": ({"stop_file": "patients.csv"}, {"stop_file": "stop"}, trains({}), "SITE_STOPPED"),
-    "stop_file that cannot be seen": (
-        {"stop_file": "patients.csv/stop"}, {"stop_file": "stop"}, lambda site: site.answer("query"), "SITE_STOPPED",
-    ),
+    "stop_file not seen": ({"stop_file": "patients.csv/stop"}, None, lambda site: site.answer("query"), "SITE_STOPPED"),
+    "no disk for it": ({"stop_file": "no disk/stop"}, None, lambda site: site.answer("query"), "SITE_STOPPED"),
+    "max_parameters": ({"max_parameters": 5}, {"max_parameters": 6}, evaluations(1), "POLICY_DENIED model"),
     "approved_plans": ({"approved_plans": ["0" * 64]}, {}, trains({}), "PLAN_NOT_APPROVED plan"),
     "models": ({"models": ["logistic"]}, {"models": ["mlp"]}, trains(MLP), "POLICY_DENIED model.kind"),
-    "allowed_code": (
-        {}, None, trains({"model": {"kind": "module", "factory": "os:getcwd"}}), "POLICY_DENIED model.factory",
-    ),
+    "allowed_code": ({}, None, trains({"model": {"kind": "module", "factory": "a:b"}}), "POLICY_DENIED model.factory"),
     "max_samples": ({"max_samples": 7}, {"max_samples": 8}, trains({}), "POLICY_DENIED plan.thinning"),
     "max_run_epsilon": ({"max_run_epsilon": 3.9}, {}, trains({}), "POLICY_DENIED plan.privacy.epsilon"),
     "max_evaluations_per_run": (
@@ -89,27 +87,33 @@ def test_each_key_of_the_policy_is_enforced_and_its_refusal_is_a_line_of_the_log
         assert refusal_of(ask(site)) != (code, field)
 
 
+def test_the_same_sums_of_other_records_are_another_evaluation(table_site) -> None:
+    site = table_site()
+    keys = {"policy": {"max_run_epsilon": 4.0, "evaluation_release": "public", "max_evaluations": 1}}
+    site.write(ROWS, **keys)
+    assert refusal_of(evaluate(site)) is None
+    assert refusal_of(evaluate(site)) is None
+    site.write([*ROWS, ("new", 1.0, 1.0, 1)], **keys)
+    assert refusal_of(evaluate(site)) == ("EVALUATIONS_EXHAUSTED", "")
+
+
 def test_evaluations_stay_counted_when_the_ledger_is_opened_anew_and_no_request_resets_them(table_site) -> None:
     site = table_site()
     with_policy(site, evaluation_release="public", max_evaluations=2)
-    assert [refusal_of(evaluate(site, run=f"{number:02x}" * 16)) for number in range(3)] == [
-        None, None, ("EVALUATIONS_EXHAUSTED", ""),
-    ]  # fmt: skip
+    answers = [refusal_of(evaluate(site, run=f"{number:02x}" * 16)) for number in range(3)]
+    assert answers == [None, None, ("EVALUATIONS_EXHAUSTED", "")]
     assert refusal_of(evaluate(site, run="00" * 16)) is None
     with site.ledger() as ledger:
         assert len(ledger.state().evaluations) == 2
         assert ledger.verify() == []
-    assert [line["charge"] for line in read_audit_log(site.path) if "charge" in line] == [
-        {"evaluation": 1}, {"evaluation": 2}, {"evaluation": 2},
-    ]  # fmt: skip
+    charges = [line["charge"]["evaluation"] for line in read_audit_log(site.path) if "charge" in line]
+    assert charges == [1, 2, 2]
 
 
 def test_public_sums_are_counted_so_a_site_without_a_ledger_has_none(table_site) -> None:
     assert Policy(max_run_epsilon=1.0).evaluation_release == "none"
-    site = table_site()
-    site.write(
-        ROWS, ledger=None, role="held_out", units=50, policy={"max_run_epsilon": 4, "evaluation_release": "public"}
-    )
+    site, policy = table_site(), {"max_run_epsilon": 4, "evaluation_release": "public"}
+    site.write(ROWS, ledger=None, role="held_out", units=50, policy=policy)
     assert refusal_of(evaluate(site)) == ("SITE_FILE_INVALID", "")
 
 
@@ -118,7 +122,8 @@ def test_a_plan_approved_at_the_site_runs_from_the_next_message_on_and_another_d
     with_policy(site, approved_plans=[])
     assert refusal_of(site.train()) == ("PLAN_NOT_APPROVED", "plan")
     digest = list(read_audit_log(site.path))[-1]["plan"]
-    said = command("site", "approve", site.path, digest[:12], "--yes")
+    assert "nothing waits" in command("site", "approve", site.path, digest[:12], "--yes")
+    said = command("site", "approve", site.path, digest, "--yes")
     assert said.startswith("0 ")
     assert '"clip_norm": 0.5' in said
     assert refusal_of(site.train()) is None
@@ -208,11 +213,8 @@ GROUPS = {"a": 30, "b": 20, "c": 4, "d": 9}
     ("", 1, None),
 ])  # fmt: skip
 def test_values_that_are_not_declared_or_too_rare_are_other(declared: str, least: int, expected) -> None:
-    values = np.repeat(list(GROUPS), [2 * size for size in GROUPS.values()])
-    units = np.repeat(np.arange(len(values) // 2), 2)
-    part = SiteSplit(
-        np.zeros((len(values), 1)), np.zeros(len(values)), units, 63, groups={"ward": values, "name": values}
-    )
+    values, units = np.repeat(list(GROUPS), [2 * size for size in GROUPS.values()]), np.repeat(np.arange(63), 2)
+    part = SiteSplit(np.zeros((126, 1)), np.zeros(126), units, 63, groups={"ward": values, "name": values})
     groups = {"ward": tuple(declared)} if declared else {}
     found = declared_groups(part, Policy(max_run_epsilon=1.0, groups=groups, least_group_units=least))
     if expected is None:
@@ -265,15 +267,15 @@ def test_the_audit_log_is_rotated_and_a_line_that_was_cut_off_is_passed_over(tmp
     site_file = tmp_path / "north.toml"
     for number in range(12):
         record(site_file, {"number": number, "text": "\x1b" * 5})
-    assert sorted(path.name for path in tmp_path.glob("*.jsonl")) == [
-        "north.audit.1.jsonl", "north.audit.2.jsonl", "north.audit.jsonl",
-    ]  # fmt: skip
-    with audit_log_path(site_file).open("a") as file:
-        file.write('{"number": 12, "te')
+    names = ["north.audit.1.jsonl", "north.audit.2.jsonl", "north.audit.jsonl"]
+    assert sorted(path.name for path in tmp_path.glob("*.jsonl")) == names
+    with audit_log_path(site_file).open("ab") as file:
+        file.write(b'\n{"number": \xff12, "te')
+    record(site_file, {"number": 13})
     numbers = [line["number"] for line in read_audit_log(site_file)]
-    assert numbers == list(range(numbers[0], 12))
+    assert numbers == [*range(numbers[0], 12), 13]
     assert numbers[0] > 0
-    assert all("\x1b" not in path.read_text() for path in tmp_path.glob("*.jsonl"))
+    assert all(b"\x1b" not in path.read_bytes() for path in tmp_path.glob("*.jsonl"))
 
 
 def test_a_simulated_site_writes_no_audit_log_and_counts_no_evaluation(federation) -> None:

@@ -63,25 +63,20 @@ def keys(count: int) -> str:
 
 # Made where a test asks for one: some are tens of megabytes.
 HEADERS = {
-    "15 MB key": lambda: json.dumps({"x" * 15_000_000: 1}),
-    "4 MB key": lambda: json.dumps({"x" * 4_000_000: 1}),
-    "400,000 keys": lambda: keys(400_000),
-    "all keys that fit": lambda: keys(990),
+    "15 MB key": lambda: json.dumps({"x" * 15_000_000: 1}), "4 MB key": lambda: json.dumps({"x" * 4_000_000: 1}),
+    "400,000 keys": lambda: keys(400_000), "all keys that fit": lambda: keys(990),
     "history of 600,000 rows": lambda: json.dumps({"privacy": {"history": [[1.0, 0.1, 1]] * 600_000}}),
     "history of 33,000 rows": lambda: json.dumps({"privacy": {"history": [[1.5, 0.1, 1]] * 33_000}}),
     "33,000 bad rows": lambda: json.dumps({"privacy": {"history": [["a", "b", "c"]] * 33_000}}),
     "99,000 bad steps": lambda: json.dumps({"sample_steps": [""] * 99_000}),
     "99,000 empty lists": lambda: json.dumps({"sample_steps": [[]] * 99_000}),
-    "nested": lambda: "[" * 100_000,
-    "nested tables": lambda: '{"a":' * 900 + "1" + "}" * 900,
+    "nested": lambda: "[" * 100_000, "nested tables": lambda: '{"a":' * 900 + "1" + "}" * 900,
     "long number": lambda: '{"steps": 1' + "0" * 4_000_000 + "}",
     "long fraction": lambda: '{"step_weight": 0.' + "1" * 4_000_000 + "}",
     "key twice": lambda: '{"steps": 1, "steps": 2}',
     "long text": lambda: json.dumps({"status": "x" * 4_000_000}),
-    "row of two": lambda: '{"privacy": {"history": [[1.0, 0.1]]}}',
-    "list": lambda: "[1]",
-    "text": lambda: '"text"',
-}
+    "row of two": lambda: '{"privacy": {"history": [[1.0, 0.1]]}}', "list": lambda: "[1]", "text": lambda: '"text"',
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", HEADERS)

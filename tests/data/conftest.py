@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fl_dpbayes.config.data import DataSpec, DirichletPartition, Partition, SiteSpec
+from fl_dpbayes.config.data import DataSpec, DirichletPartition
 from fl_dpbayes.config.scenario import Scenario, load_scenario
 from fl_dpbayes.config.site_file import SiteFile, read_site_file
 from fl_dpbayes.data.records import Records
@@ -34,15 +34,10 @@ def deal() -> Callable[..., Dealt]:
     """Deal records to the sites of a scenario that is `digits` but for them."""
     base = load_scenario("digits", ["privacy.delta=1e-6"])
 
-    def dealt(
-        sites: dict[str, SiteSpec],
-        partition: Partition | None = None,
-        data: DataSpec | None = None,
-        data_dir: Path | None = None,
-        **changes: object,
-    ) -> Dealt:
-        chosen = {"partition": partition or DirichletPartition(alpha=1.0), "data": data or DataSpec(source="digits")}
-        scenario = base.model_copy(update={"sites": sites, **chosen, **changes})
+    digits = DataSpec(source="digits")
+
+    def dealt(sites, partition=DirichletPartition(alpha=1.0), data=digits, data_dir=None, **changes):  # noqa: B008
+        scenario = base.model_copy(update={"sites": sites, "partition": partition, "data": data, **changes})
         return Dealt(scenario, plan_sites(scenario, data_dir))
 
     return dealt

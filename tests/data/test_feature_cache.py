@@ -60,14 +60,15 @@ def pickled() -> bytes:
     return file.getvalue()
 
 
+def bit(content: bytes, place: int) -> bytes:
+    return content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :]
+
+
 DAMAGED = {
-    "truncated": lambda content: content[:-40],
-    "empty": lambda _: b"",
+    "truncated": lambda content: content[:-40], "empty": lambda _: b"", "pickle": lambda _: pickled(),
     "no array": lambda _: b"something else entirely, longer than a checksum of thirty-two bytes",
-    "bit": lambda content: content[:-100] + bytes([content[-100] ^ 1]) + content[-99:],
-    "bit of the header": lambda content: content[:20] + bytes([content[20] ^ 1]) + content[21:],
-    "pickle": lambda _: pickled(),
-}
+    "bit": lambda content: bit(content, -100), "bit of the header": lambda content: bit(content, 20),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("how", DAMAGED)

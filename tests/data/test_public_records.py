@@ -43,13 +43,9 @@ def test_archive_is_read_flat_or_shaped_and_cut_to_the_first_records(tmp_path):
 @pytest.mark.parametrize(("arrays", "said"), [
     ({"inputs": GOOD}, "no array 'features': the archive has inputs"),
     ({"features": GOOD[:, :3]}, r"shape \(3, 3\) of type float64: give at least one row of 4 numbers"),
-    ({"features": GOOD[:0]}, "at least one row"),
-    ({"features": GOOD[0]}, "at least one row"),
-    ({"features": GOOD.astype("U4")}, "not of plain numbers"),
-    ({"features": GOOD.astype(complex)}, "not of plain numbers"),
-    ({"features": GOOD.astype(object)}, "not of plain numbers"),
-    ({"features": GOOD * np.nan}, "not a finite number"),
-    ({"features": GOOD * 1e300}, "not a finite number"),
+    ({"features": GOOD[:0]}, "at least one row"), ({"features": GOOD[0]}, "at least one row"),
+    *(({"features": GOOD.astype(kind)}, "not of plain numbers") for kind in ("U4", complex, object)),
+    ({"features": GOOD * np.nan}, "not a finite number"), ({"features": GOOD * 1e300}, "not a finite number"),
     ({"features": GOOD * 16}, r"pixels from 0 to 16: .* divide by the largest grey level"),
 ], ids=["name", "shape", "empty", "flat", "text", "complex", "pickle", "nan", "overflow", "unscaled"])  # fmt: skip
 def test_wrong_archive_is_refused_in_one_line(tmp_path, arrays, said):
@@ -59,11 +55,8 @@ def test_wrong_archive_is_refused_in_one_line(tmp_path, arrays, said):
 
 
 @pytest.mark.parametrize(("labels", "said"), [
-    (None, "no array 'labels'"),
-    (np.array([0, 1]), r"shape \(2,\)"),
-    (np.array([0.0, 1.0, 2.0]), "type float64"),
-    (np.array([0, 1, 3]), "whole numbers from 0 to 2"),
-    (np.array([0, 1, -1]), "whole numbers from 0 to 2"),
+    (None, "no array 'labels'"), (np.array([0, 1]), r"shape \(2,\)"), (np.array([0.0, 1.0, 2.0]), "type float64"),
+    (np.array([0, 1, 3]), "whole numbers from 0 to 2"), (np.array([0, 1, -1]), "whole numbers from 0 to 2"),
     (np.array([{}, {}, {}], dtype=object), "not of plain numbers"),
 ], ids=["absent", "count", "type", "high", "low", "pickle"])  # fmt: skip
 def test_labels_matter_only_where_asked_for(tmp_path, labels, said):

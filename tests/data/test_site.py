@@ -80,11 +80,8 @@ def test_a_natural_site_is_selected_by_name(data_folder):
 
 
 @pytest.mark.parametrize(("indices", "message"), [
-    ([0, 1797], r"holds 0 to 1797, allowed are 0 to 1796"),
-    ([-1, 3], r"holds -1 to 3"),
-    ([4, 4], "holds a record twice"),
-    ([0.5, 1.5], "one row of whole numbers"),
-    ([[1], [2]], "one row of whole numbers"),
+    ([0, 1797], r"holds 0 to 1797, allowed are 0 to 1796"), ([-1, 3], r"holds -1 to 3"),
+    ([0.5, 1.5], "one row of whole numbers"), ([[1], [2]], "one row of whole numbers"), ([4, 4], "a record twice"),
     (np.array([], dtype=int), "the site has no records"),
     (np.array([{"a": "pickle"}], dtype=object), "is not a NumPy array file"),
 ])  # fmt: skip

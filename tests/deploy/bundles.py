@@ -2,24 +2,8 @@
 
 from pathlib import Path
 
-PROJECT = """\
-[project]
-name = "{name}"
-version = "1.0"
-license = "Apache-2.0"
-dependencies = []
+from fl_dpbayes.run.flower_command import APP_PROJECT
 
-[tool.flwr.app]
-publisher = "elsewhere"
-
-[tool.flwr.app.components]
-serverapp = "tests.deploy.probe:app"
-clientapp = "{client}"
-
-[tool.flwr.app.config]
-nodes = 0
-output = ""
-"""
 FOREIGN = """\
 from pathlib import Path
 from flwr.app import ConfigRecord, Message, RecordDict
@@ -37,8 +21,12 @@ def query(message, context):
 
 
 def app_folder(folder: Path, name: str, client: str, code: str = "") -> Path:
+    project = APP_PROJECT.format(version="1.0").partition("scenario =")[0] + 'nodes = 0\noutput = ""\n'
+    for ours, theirs in (("fl-dpbayes-run", name), ('"fl-dpbayes"', '"elsewhere"'), ("clients.app:app", client),
+                         ("server.app:app", "tests.deploy.probe:app")):  # fmt: skip
+        project = project.replace(ours, theirs)
     folder.mkdir()
-    (folder / "pyproject.toml").write_text(PROJECT.format(name=name, client=client))
+    (folder / "pyproject.toml").write_text(project)
     if code:
         (folder / "foreign.py").write_text(code)
     return folder

@@ -15,6 +15,7 @@ from pathlib import Path
 import tomli_w
 
 from fl_dpbayes.config.site_file import SiteFile, write_site_file
+from fl_dpbayes.run.flower_command import ENVIRONMENT
 
 BIN = Path(sys.executable).parent
 REPOSITORY = Path(__file__).parents[2]
@@ -45,20 +46,17 @@ class RealFederation:
         self.cli("provision", self.kit, "--sites", ",".join(names), "--host", "localhost", "--port", self.port)
         (folder / "home").mkdir()
         text = (self.kit / "coordinator" / "config.toml").read_text()
-        (folder / "home" / "config.toml").write_text(
-            text.replace("/etc/fl-dpbayes", str((self.kit / "coordinator").resolve()))
-        )
+        text = text.replace("/etc/fl-dpbayes", str((self.kit / "coordinator").resolve()))
+        (folder / "home" / "config.toml").write_text(text)
 
     @property
     def kit(self) -> Path:
         return self.folder / "kit"
 
     def environment(self, home: str = "home") -> dict[str, str]:
-        return os.environ | {
-            "FLWR_HOME": str(self.folder / home), "FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1",
-            "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1", "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1",
-            "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2", "PYTHONPATH": str(REPOSITORY),
-            "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
+        return os.environ | ENVIRONMENT | {
+            "FLWR_HOME": str(self.folder / home), "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2", "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": str(REPOSITORY), "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
         }  # fmt: skip
 
     def cli(self, *words: object, program: str = "fl-dpbayes", status: int = 0, seconds: float = 400) -> str:
@@ -90,11 +88,6 @@ class RealFederation:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-
-    def start_coordinator(self) -> None:
-        """Start SuperLink and the process that runs ServerApps."""
-        self.start_superlink()
-        self.start_serverapp()
 
     def start_superlink(self) -> None:
         keys = self.kit / "coordinator"

@@ -40,6 +40,12 @@ CELL, GROUP, PATIENT, PLACE = "canary-cell", "canary-ward", "canary-patient", "c
 BUDGETS = {"north": 9.0, "south": 9.0, "west": 3.7}
 SCENARIO = """\
 name = "{name}"
+model = {{ kind = "logistic" }}
+sampler = {{ kind = "dp-sgd", step_size = {{ kind = "constant", initial = 0.3 }} }}
+training = {{ rounds = 2, steps_per_round = 5, thinning = 5 }}
+privacy = {{ epsilon = 2.0, delta = 1e-3, clip_norm = 1.0, sampling_rate = 0.5 }}
+aggregation = {{ rule = "fald" }}
+evaluation = {{ release = "public" }}
 [simulation]
 insecure_seed = 7
 [data]
@@ -53,30 +59,10 @@ centers = [0.0, 0.0]
 scales = [1.0, 1.0]
 unit_column = "patient"
 group_columns = ["ward"]
-[sites.north]
-role = "train"
-[sites.south]
-role = "train"
-[sites.west]
-role = "train"
-[model]
-kind = "logistic"
-[sampler]
-kind = "dp-sgd"
-step_size = {{ kind = "constant", initial = 0.3 }}
-[training]
-rounds = 2
-steps_per_round = 5
-thinning = 5
-[privacy]
-epsilon = 2.0
-delta = 1e-3
-clip_norm = 1.0
-sampling_rate = 0.5
-[aggregation]
-rule = "fald"
-[evaluation]
-release = "public"
+[sites]
+north = {{ role = "train" }}
+south = {{ role = "train" }}
+west = {{ role = "train" }}
 [resources]
 min_sites = {least}
 round_timeout = {timeout}
@@ -92,7 +78,8 @@ class Story(RealFederation):
 
     def set_up(self) -> None:
         """Start the coordinator's processes; make, check, register and simulate the sites."""
-        self.start_coordinator()
+        self.start_superlink()
+        self.start_serverapp()
         folder, quiet = self.folder, Console(file=StringIO())
         bundle = (self.kit / "hospital" / "connection.toml").read_text().split('bundles = ["')[1][:64]
         (folder / "sim" / "sites").mkdir(parents=True)
@@ -114,19 +101,12 @@ class Story(RealFederation):
         place = self.folder / name / PLACE / "patients.csv"
         place.parent.mkdir()
         place.write_text("\n".join([f"{lines[0]},patient,ward,note", *rows]) + "\n")
-        source = record.source.model_copy(
-            update={"path": Path(PLACE, place.name), "unit_column": "patient", "group_columns": ("ward",)}
-        )
-        ledger = record.ledger.model_copy(update={"epsilon": BUDGETS.get(name, 6.0)})
-        policy = Policy(max_run_epsilon=3.0, evaluation_release="public", groups={"ward": ("A",)})
-        changes = {
-            "source": source,
-            "ledger": ledger,
-            "policy": policy,
-            "insecure_seed": 7,
-            "trace_folder": Path("trace"),
-        }
-        return record.model_copy(update=changes)
+        columns = {"path": Path(PLACE, place.name), "unit_column": "patient", "group_columns": ("ward",)}
+        return record.model_copy(update={
+            "source": record.source.model_copy(update=columns), "insecure_seed": 7, "trace_folder": Path("trace"),
+            "ledger": record.ledger.model_copy(update={"epsilon": BUDGETS.get(name, 6.0)}),
+            "policy": Policy(max_run_epsilon=3.0, evaluation_release="public", groups={"ward": ("A",)}),
+        })  # fmt: skip
 
     def simulated(self, file: Path) -> SiteFile:
         """The same site without connection, with a ledger of its own."""
@@ -164,12 +144,11 @@ class Story(RealFederation):
         subprocess.run(["timeout", "120", "cat", pipe], check=True, capture_output=True)
 
     def wait_reserved(self, site: str, run: str, number: int) -> None:
-        wait_for(
-            lambda: any(
-                (each.run, each.round, each.state) == (run, number, "reserved")
-                for each in ledger_state(self.files[site]).reservations.values()
-            )
-        )
+        def reserved() -> bool:
+            found = ledger_state(self.files[site]).reservations.values()
+            return (run, number, "reserved") in {(each.run, each.round, each.state) for each in found}
+
+        wait_for(reserved)
 
     def ended(self, process: str) -> str:
         return "" if self.processes[process].poll() is None else "ended"
@@ -306,8 +285,7 @@ def test_foreign_bundle_gets_a_code_and_starts_no_process_and_approval_needs_no_
     shown = story.cli("site", "approve", story.files["north"], by_code[False], "--yes")
     assert "elsewhere/thin" in shown
     assert "foreign.py" not in shown
-    cards = ask(thin)
-    assert sorted("record" in reply for reply in cards) == [False, False, True]
+    assert sorted("record" in reply for reply in ask(thin)) == [False, False, True]
     assert [after - old for after, old in zip(started(), before, strict=True)] == [1, 0, 0]
     assert all(story.processes[f"node-{name}"].poll() is None for name in SITES)
 
@@ -350,8 +328,7 @@ def test_node_and_superlink_die_and_come_back_and_a_spent_budget_ends_one_site(s
 def test_unknown_key_and_wrong_authority_bring_no_node_up(story: Story) -> None:
     stranger, fooled = (story.add_site(story.record(name)) for name in ("stranger", "fooled"))
     (story.folder / "other").mkdir()
-    other = RealFederation(story.folder / "other", ["fooled"])
-    shutil.copy(other.kit / "hospital" / "ca.crt", fooled.parent)
+    shutil.copy(RealFederation(story.folder / "other", ["fooled"]).kit / "hospital" / "ca.crt", fooled.parent)
     for file in (stranger, fooled):
         story.start_site(file, wait=False)
     assert "FAIL  CA: " in story.cli("site", "check", fooled, "--only", "connection", status=1)

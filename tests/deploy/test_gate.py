@@ -2,12 +2,14 @@
 
 import hashlib
 import io
+import re
 import warnings
 import zipfile
 from contextlib import contextmanager
 from dataclasses import replace
 from types import SimpleNamespace
 
+import httpx
 import pytest
 from flwr.supercore.fab import Fab
 from flwr.supernode import start_client_internal as flower
@@ -19,7 +21,7 @@ from fl_dpbayes.config.files.audit_log import read_audit_log
 from fl_dpbayes.config.site_file import Connection, write_site_file
 from fl_dpbayes.run.site import node
 from fl_dpbayes.run.site.approve import approve_digest, show_waiting
-from fl_dpbayes.run.site.bundle import decision, read_bundle
+from fl_dpbayes.run.site.bundle import decision, own_list, read_bundle
 from tests.deploy.sites import site_record
 
 PROJECT = zipfile.ZipFile(io.BytesIO(node.own_bundle())).read("pyproject.toml").decode()
@@ -36,10 +38,10 @@ def site_file(tmp_path, monkeypatch):
     return tmp_path / "north.toml"
 
 
-def zipped(*files: tuple[str, str], project: str = PROJECT) -> bytes:
-    buffer = io.BytesIO()
+def zipped(*files: tuple[str, str], project: str = PROJECT, listed: str | None = None) -> bytes:
+    buffer, listed = io.BytesIO(), own_list(project.encode()) if listed is None else listed
     with warnings.catch_warnings(action="ignore"), zipfile.ZipFile(buffer, "w") as archive:
-        for name, text in (("pyproject.toml", project), (".info/CONTENT", ""), *files):
+        for name, text in (("pyproject.toml", project), (".info/CONTENT", listed), *files):
             archive.writestr(name, text)
     return buffer.getvalue()
 
@@ -69,6 +71,8 @@ NEVER = {
     "another app": zipped(project=PROJECT.replace("clients.app:app", "os:system")),
     "an agent": zipped(project=PROJECT.replace("clientapp =", 'agentapp = "clients.app:app"\nclientapp =')),
     "no version": zipped(project=PROJECT.replace("version", "vision")), "a bomb": zipped(project="#" * 10**6),
+    "a list of files of the site": zipped(listed=f"../../patients.csv,{'0' * 64},8"),
+    "a version that is a path": zipped(project=re.sub('version = "[^"]*"', 'version = "1/../../x"', PROJECT)),
 }  # fmt: skip
 
 
@@ -113,12 +117,12 @@ def test_steward_sees_a_plan_before_it_is_approved(site_file) -> None:
     assert hold(site_file, "plans", digest, text.encode())
     assert hold(site_file, "plans", "0" * 64, text.encode())
     with pytest.raises(UserError, match="not approved"):
-        approve_digest(site_file, digest[:8], console, lambda _: False)
-    for unfit in ("00000000", digest[:7], "f" * 64):
-        with pytest.raises(UserError, match=r"changed|0 wait under"):
+        approve_digest(site_file, digest, console, lambda _: False)
+    for unfit in ("0" * 64, digest[:63], "f" * 64):
+        with pytest.raises(UserError, match=r"changed|nothing waits under"):
             approve_digest(site_file, unfit, console, lambda _: True)
     assert read_approvals(site_file).plans == ()
-    approve_digest(site_file, digest[:8], console, lambda _: True)
+    approve_digest(site_file, digest, console, lambda _: True)
     assert read_approvals(site_file).plans == (digest,)
     show_waiting(site_file, console)
     shown = console.file.getvalue()
@@ -129,36 +133,29 @@ def test_steward_sees_a_plan_before_it_is_approved(site_file) -> None:
     assert passed(site_file, node.own_bundle()).content == node.own_bundle()
 
 
-def no_gate(monkeypatch) -> None:
-    monkeypatch.setattr(node, "install", lambda gate: None)
+PULL = flower._pull_and_store_message
+ROUND = {  # what of Flower or of the gate is another -> what is said
+    "no gate": (node, "install", lambda gate: None, "did not ask"),
+    "open gate": (node, "read_bundle", lambda content: replace(read_bundle(content), problem=""), "let a foreign"),
+    "no place": (flower, "_init_connection", None, "no place"),
+    "broken Flower": (flower, "_verify_fab", None, "cannot be tried"),
+    "Flower that trusts all": (flower, "_pull_and_store_message",
+                               lambda **given: PULL(**given | {"trusted_entities": None}), "cannot be tried"),
+}  # fmt: skip
 
 
-def open_gate(monkeypatch) -> None:
-    monkeypatch.setattr(node, "read_bundle", lambda content: replace(read_bundle(content), problem=""))
-
-
-def broken_flower(monkeypatch) -> None:
-    monkeypatch.delattr(flower, "_verify_fab")
-
-
-def no_place(monkeypatch) -> None:
-    monkeypatch.delattr(flower, "_init_connection")
-
-
-def flower_that_trusts_all(monkeypatch) -> None:
-    pull = flower._pull_and_store_message
-    monkeypatch.setattr(flower, "_pull_and_store_message", lambda **given: pull(**given | {"trusted_entities": None}))
-
-
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [(no_gate, "did not ask"), (open_gate, "let a foreign"), (no_place, "no place"), (broken_flower, "cannot be tried"),
-     (flower_that_trusts_all, "cannot be tried")],
-)  # fmt: skip
-def test_node_does_not_start_where_flower_goes_round_the_gate(site_file, monkeypatch, change, said) -> None:
-    change(monkeypatch)
+@pytest.mark.parametrize(("place", "name", "other", "said"), ROUND.values(), ids=ROUND)
+def test_node_does_not_start_where_flower_goes_round_the_gate(site_file, monkeypatch, place, name, other, said) -> None:
+    monkeypatch.setattr(place, name, other) if other else monkeypatch.delattr(place, name)
     with pytest.raises(UserError, match=f"does not start: .*{said}"):
         node.start_node(site_file)
+
+
+def test_no_proxy_stands_between_node_and_app(monkeypatch) -> None:
+    monkeypatch.setattr("os.environ", {"HTTP_PROXY": "http://203.0.113.1:1", "no_proxy": "intranet"})
+    node._prepare_home()
+    proxies = httpx._utils.get_environment_proxies()
+    assert {proxies["all://127.0.0.1"], proxies["all://*intranet"]} == {None}
 
 
 @pytest.mark.parametrize(("name", "mode"), [("node.key", 0o640), ("node.secret", 0o644)])

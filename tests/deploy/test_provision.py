@@ -26,12 +26,10 @@ def test_nginx_lets_hospitals_reach_the_fleet_api_and_nothing_else(tmp_path) -> 
     ours = federation.kit / "coordinator"
     text = (ours / "nginx.conf").read_text().replace("/etc/fl-dpbayes", str(ours)).replace("443 ssl", f"{port} ssl")
     temporary = "".join(f"{kind}_temp_path {tmp_path}/{kind};" for kind in ("client_body", "proxy"))
-    (tmp_path / "nginx.conf").write_text(
-        f"pid {tmp_path}/nginx.pid; error_log {tmp_path}/nginx.error; events {{}} "
-        f"http {{ access_log off; {temporary} {text} }}"
-    )
+    files = f"pid {tmp_path}/nginx.pid; error_log {tmp_path}/nginx.error;"
+    (tmp_path / "nginx.conf").write_text(f"{files} events {{}} http {{ access_log off; {temporary} {text} }}")
     try:
-        federation.start_coordinator()
+        federation.start_superlink()
         federation.start("nginx", NGINX, "-c", tmp_path / "nginx.conf", "-g", "daemon off;")
         wait_for(lambda: federation.listens(port))
         # A node gets through: it is up, which takes an answer of the Fleet API.
@@ -74,8 +72,7 @@ def test_provision_renews_the_certificate_and_overwrites_nothing_else(tmp_path) 
     provision(tmp_path, ["north"], "10.0.0.7", 8443, Console(quiet=True))
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     provision(tmp_path, ["north"], "10.0.0.7", 8443, Console(quiet=True))
-    changed = {path.name for path, content in before.items() if path.read_bytes() != content}
-    assert changed == {"server.pem"}
+    assert {path.name for path, content in before.items() if path.read_bytes() != content} == {"server.pem"}
     modes = {path.name: path.stat().st_mode & 0o777 for path in before}
     assert (modes["ca.key"], modes["server.key"], modes["server.secret"]) == (0o600, 0o600, 0o640)
     for sites, host in ((["a", "a"], "host"), (["a b"], "host"), (["a"], "host;x")):

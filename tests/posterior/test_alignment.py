@@ -18,29 +18,25 @@ from tests.analytic_targets import combined
 
 HIDDEN = 12
 MODULE = build_model(MLPModel(hidden=(HIDDEN,)), Task(input_shape=(5,), classes=3), seed=0)
-NAMES = list(vector_to_arrays(to_vector(MODULE), MODULE))
+START = vector_to_arrays(to_vector(MODULE), MODULE)
+NAMES = list(START)
 FEATURES = np.random.default_rng(9).normal(size=(40, 5)).astype(np.float32)
 REORDERED = warning("units-reordered", array=NAMES[0], other="b", first="a")
 WEIGHTS = {"a": 0.2, "b": 0.3, "c": 0.5}
 
 
 def site_samples(seed, spread=0.1):
-    start = vector_to_arrays(to_vector(MODULE), MODULE)
     generator = np.random.default_rng(seed)
-    arrays = {
-        name: (value + generator.normal(scale=spread, size=(12, *value.shape))).astype(np.float32)
-        for name, value in start.items()
-    }
+    drawn = {name: value + generator.normal(scale=spread, size=(12, *value.shape)) for name, value in START.items()}
+    arrays = {name: array.astype(np.float32) for name, array in drawn.items()}
     return PosteriorSamples(arrays, np.ones(12), np.ones(12))
 
 
 def permuted(samples):
     order = np.random.default_rng(7).permutation(HIDDEN)
     first, bias, second, last = NAMES
-    arrays = {
-        first: samples.arrays[first][:, order], bias: samples.arrays[bias][:, order],
-        second: samples.arrays[second][:, :, order], last: samples.arrays[last],
-    }  # fmt: skip
+    arrays = {name: samples.arrays[name][:, order] for name in (first, bias)}
+    arrays |= {second: samples.arrays[second][:, :, order], last: samples.arrays[last]}
     return PosteriorSamples(arrays, samples.weights, samples.temperatures)
 
 
@@ -58,7 +54,6 @@ def predictions(samples):
     return np.stack([predictive_probabilities(MODULE, s.arrays, s.weights, FEATURES) for s in samples.values()])
 
 
-START = vector_to_arrays(to_vector(MODULE), MODULE)
 WEIGHT_SPACE = {
     "fedavg": {"move_bound": "none"}, "fedbe": {"draws": 2}, "consensus-diagonal": {"draws": 12},
     "consensus-uniform": {"draws": 12}, "product-diagonal": {"draws": 12},

@@ -6,18 +6,14 @@ import pytest
 from scipy.signal import lfilter
 
 from fl_dpbayes.config.plan import PrivacyPlan
-from fl_dpbayes.posterior.convergence import (
-    ConvergenceSummary,
-    mixing_warning,
-    summarise_convergence,
-    temperature_warnings,
-)
+from fl_dpbayes.posterior import convergence
+from fl_dpbayes.posterior.convergence import ConvergenceSummary, summarise_convergence
 from fl_dpbayes.posterior.diagnostics import effective_sample_size, rank_normalised, split_r_hat
 from fl_dpbayes.report.warnings import sentence
 
 
 def said_of(summary, *, hot=False):
-    found = mixing_warning(summary, hot=hot)
+    found = convergence.mixing_warning(summary, hot=hot)
     return sentence(found) if found else ""
 
 
@@ -29,9 +25,8 @@ def autoregressive(coefficient, *, chains=1, draws=100, dimensions=300, seed=0):
 
 
 def summarise(samples, chains=1):
-    return summarise_convergence(
-        samples, np.repeat(np.arange(chains), len(samples) // chains), np.random.default_rng(0)
-    )
+    of_chain = np.repeat(np.arange(chains), len(samples) // chains)
+    return summarise_convergence(samples, of_chain, np.random.default_rng(0))
 
 
 def test_single_parameter_has_the_figures_of_its_diagnostics():
@@ -56,21 +51,17 @@ def test_drift_is_seen_even_in_few_samples():
     assert said_of(summarise(samples)).startswith("The sampler has not mixed: the chain's first and second half")
 
 
-def test_chains_apart_are_seen():
-    samples = autoregressive(0.0, chains=2, draws=60)
-    samples[60:] += 3
-    text = said_of(summarise(samples, 2))
-    assert text.startswith("The sampler has not mixed: the chains disagree in")
-    assert f"{summarise(samples, 2).r_hat_max:.2f}" in text
-
-
-def test_some_parameters_apart_are_a_doubt():
+def test_chains_apart_are_seen_and_some_parameters_apart_are_a_doubt():
     samples = autoregressive(0.0, chains=2, draws=60, dimensions=40)
     samples[60:, :8] += 3
     summary = summarise(samples, 2)
     assert summary.r_hat_median < 1.1
     assert 0.05 < summary.r_hat_above_1_1 < 0.5
     assert said_of(summary).startswith("The sampler may not have mixed")
+    samples[60:, 8:] += 3
+    text = said_of(summarise(samples, 2))
+    assert text.startswith("The sampler has not mixed: the chains disagree in")
+    assert f"{summarise(samples, 2).r_hat_max:.2f}" in text
 
 
 def test_one_moving_parameter_reaches_a_projection():
@@ -113,8 +104,8 @@ def test_chains_are_compared_over_their_last_samples_and_a_stump_is_left_out():
 def test_hotter_chain_is_told_with_how_much_wider_it_is():
     private = PrivacyPlan(epsilon=1.0, delta=1e-5, sampling_rate=0.1, coupling="floor", temperature=0.5)
     scenario = SimpleNamespace(privacy=private, sampler=SimpleNamespace(levers={}))
-    assert temperature_warnings(scenario, {"a": 0.52, "b": 0.2, "c": None}) == []
-    (found,) = temperature_warnings(scenario, {"a": 0.52, "b": 8.0})
+    assert convergence.temperature_warnings(scenario, {"a": 0.52, "b": 0.2, "c": None}) == []
+    (found,) = convergence.temperature_warnings(scenario, {"a": 0.52, "b": 8.0})
     text = sentence(found)
     assert "more noise than temperature 0.5: the chain sampled at 8," in text
     assert "about 4 times too wide" in text

@@ -13,10 +13,8 @@ from fl_dpbayes.posterior.predictive import predict
 
 TASK = Task(input_shape=(2,), classes=2)
 # One feature (2 ln 3 for the first record) and two opposite samples: probabilities 0.9 and 0.1.
-OPPOSITE = {
-    "1.weight": np.array([[[1, 0], [0, 0]], [[-1, 0], [0, 0]]], np.float32),
-    "1.bias": np.zeros((2, 2), np.float32),
-}
+FIRST = np.array([[[1, 0], [0, 0]], [[-1, 0], [0, 0]]], np.float32)
+OPPOSITE = {"1.weight": FIRST, "1.bias": np.zeros((2, 2), np.float32)}
 FEATURES = np.array([[2 * math.log(3), 0], [0, 5]], np.float32)
 
 

@@ -12,11 +12,8 @@ from fl_dpbayes.posterior.samples import PosteriorSamples, SamplePiece, StoredSa
 
 
 def samples_of(count, seed):
-    generator = np.random.default_rng(seed)
-    arrays = {
-        "w": generator.standard_normal((count, 2, 3)).astype(np.float32),
-        "b": generator.standard_normal((count, 2)).astype(np.float32),
-    }
+    generator, shapes = np.random.default_rng(seed), {"w": (count, 2, 3), "b": (count, 2)}
+    arrays = {name: generator.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
     return PosteriorSamples(arrays, 0.1 + generator.random(count), generator.random(count))
 
 

@@ -120,13 +120,10 @@ def test_any_flipped_bit_is_refused_and_so_is_what_is_no_whole_file(tmp_path):
             load_posterior(path)
 
 
-def test_file_of_an_older_version_is_named_as_one(tmp_path):
+def test_file_of_an_older_version_and_a_missing_one_are_named(tmp_path):
     path = tmp_path / "p.safetensors"
     write_arrays(path, tensors_of(samples_of()), {"fl_dpbayes": json.dumps(META | {"format": 1})})
     with pytest.raises(UserError, match=r"no checksum: an older version .* run its scenario again"):
         load_posterior(path)
-
-
-def test_missing_file_is_named(tmp_path):
     with pytest.raises(UserError, match="does not exist"):
         load_posterior(tmp_path / "nothing.safetensors")

@@ -24,15 +24,12 @@ EARLIER = (GaussianEvent(2.0, 0.05, 300),)
 
 def stated(of_history, epsilon=None, method="pld", budget=8.0, **changes) -> PrivacyStatement:
     found = account(of_history, DELTA)
-    return PrivacyStatement.model_validate(
-        {
-            "cohort": "north", "unit": "patient", "units": 50, "adjacency": "add_or_remove_one", "delta": DELTA,
-            "epsilon": found.epsilon_pld if epsilon is None else epsilon, "epsilon_method": method, "mu": found.mu,
-            "mu_kind": found.mu_kind, "steps": sum(event.steps for event in of_history), "budget": budget,
-            "history": write_history(of_history), "seeded": False,
-        }
-        | changes
-    )  # fmt: skip
+    return PrivacyStatement.model_validate({
+        "cohort": "north", "unit": "patient", "units": 50, "adjacency": "add_or_remove_one", "delta": DELTA,
+        "epsilon": found.epsilon_pld if epsilon is None else epsilon, "epsilon_method": method, "mu": found.mu,
+        "mu_kind": found.mu_kind, "steps": sum(event.steps for event in of_history), "budget": budget,
+        "history": write_history(of_history), "seeded": False, **changes,
+    })  # fmt: skip
 
 
 def test_statement_of_a_single_run_is_its_account_and_nothing_else() -> None:

@@ -45,10 +45,8 @@ def reliability_row(site, role, predictor, overconfidence):
         part, middle = {"low": low, "high": high, "n": n}, (low + high) / 2
         if n:
             accuracy = min(1.0, max(0.0, middle - overconfidence + generator.normal(0, 0.02)))
-            band = {
-                "band_low": max(0.0, middle - 0.85 / math.sqrt(n)),
-                "band_high": min(1.0, middle + 0.85 / math.sqrt(n)),
-            }
+            half = 0.85 / math.sqrt(n)
+            band = {"band_low": max(0.0, middle - half), "band_high": min(1.0, middle + half)}
             part |= {"confidence": middle, "accuracy": accuracy, **band}
         bins.append(part)
     return {"site": site, "role": role, "predictor": predictor, "bins": bins}
@@ -271,11 +269,8 @@ def write_study_folder(
         "cells": {"all": len(cells), "finished": len(cells)}, "seconds": 123.0, "versions": {"fl-dpbayes": "0.1.0"},
     } | (record or {})  # fmt: skip
     (folder / "study.json").write_text(json.dumps(content))
-    settings = {
-        "study": {"shifted_copy_of": site},
-        "privacy": {"epsilon": 4.0, "delta": 1e-4},
-        "data": {"source": "digits"},
-    }
+    privacy = {"epsilon": 4.0, "delta": 1e-4}
+    settings = {"study": {"shifted_copy_of": site}, "privacy": privacy, "data": {"source": "digits"}}
     (folder / "study.toml").write_text(tomli_w.dumps(settings))
     return folder
 

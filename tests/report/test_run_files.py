@@ -10,14 +10,8 @@ from hypothesis import strategies as st
 from fl_dpbayes.config.base import json_values
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.summary import Summary, parse_summary
-from fl_dpbayes.report.run_files import (
-    CALIBRATION_COLUMNS,
-    calibration_csv_row,
-    read_csv,
-    read_summary,
-    write_csv,
-    write_summary,
-)
+from fl_dpbayes.report import run_files
+from fl_dpbayes.report.run_files import read_csv, read_summary, write_csv, write_summary
 
 # Of the keys of a run's own `summary.json`.
 ORDER = [
@@ -81,17 +75,12 @@ def test_write_summary_keeps_the_old_file_when_it_fails(summary, tmp_path):
     assert (tmp_path / "summary.json").read_text(encoding="utf-8") == before
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (None, "is not a run directory"),
-        ("{", "cannot be read as JSON"),
-        ("[1]", "expected a JSON object"),
-        ('{"scenario": "a"}', "summary.json is not as a run writes it: it has no checksum: an older version"),
-        ({"scenario": "a"}, "summary.json is not as a run writes it: seed"),
-        ({"calibration": [{"n": "many"}]}, r"calibration\.0"),
-    ],
-)
+@pytest.mark.parametrize(("content", "message"), [
+    (None, "is not a run directory"), ("{", "cannot be read as JSON"), ("[1]", "expected a JSON object"),
+    ('{"scenario": "a"}', "summary.json is not as a run writes it: it has no checksum: an older version"),
+    ({"scenario": "a"}, "summary.json is not as a run writes it: seed"),
+    ({"calibration": [{"n": "many"}]}, r"calibration\.0"),
+])  # fmt: skip
 def test_read_summary_names_what_is_wrong(content, message, tmp_path, summary):
     if isinstance(content, str):
         (tmp_path / "summary.json").write_text(content, encoding="utf-8")
@@ -131,8 +120,8 @@ def test_csv_round_trip_with_undefined_and_infinite(tmp_path):
 
 
 def test_calibration_csv_row_flattens_intervals(summary):
-    row = calibration_csv_row(parse_summary(summary).calibration[0])
-    assert set(row) == set(CALIBRATION_COLUMNS)
+    row = run_files.calibration_csv_row(parse_summary(summary).calibration[0])
+    assert set(row) == set(run_files.CALIBRATION_COLUMNS)
     ends = summary["calibration"][0]["intervals"]["rms_debiased"]
     assert [row["rms_debiased_low"], row["rms_debiased_high"]] == ends
     assert row["mce_low"] is None

@@ -1,6 +1,5 @@
 """What the report says was run."""
 
-from fl_dpbayes.config.names import ordinal
 from fl_dpbayes.config.scenario import load_scenario
 from fl_dpbayes.report.settings_table import settings_table
 
@@ -52,7 +51,3 @@ def test_public_records_are_named_without_their_folder_and_counted_as_used() -> 
     assert "secret" not in said
     made_up = "aggregation={rule='predbayes', public={kind='synthetic', pattern='strokes', count=40}}"
     assert settings(made_up)["Aggregation"].startswith("predbayes, on 40 made-up inputs (strokes, seed 0)")
-
-
-def test_places_in_a_row() -> None:
-    assert list(map(ordinal, (1, 2, 3, 4, 12, 22, 113))) == ["1st", "2nd", "3rd", "4th", "12th", "22nd", "113th"]

@@ -3,11 +3,13 @@
 import json
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
 
 from fl_dpbayes import cli
+from fl_dpbayes.config.errors import UserError
 
 SOLVE = "solve --epsilon 1 --delta 1e-5 --q .1 --steps 9"
 ACCOUNT = "account --delta 1e-5"
@@ -63,28 +65,34 @@ def test_bad_history_is_named_with_its_file(content: str, expected: str, tmp_pat
     assert f"{path} :" not in error
 
 
-def test_unknown_option_and_choice_are_refused_by_name(refusal) -> None:
-    assert "--engin" in refusal("simulate", "digits", "--engin", "x")
-    assert "spark" in refusal("simulate", "digits", "--engine", "spark")
-
-
-def test_out_folder_that_is_not_empty_is_left_alone(tmp_path: Path, refusal) -> None:
-    (tmp_path / "precious").write_text("x")
-    assert "is not empty" in refusal("simulate", "digits", "--out", str(tmp_path))
-    assert [path.name for path in tmp_path.iterdir()] == ["precious"]
-
-
 def test_damaged_file_of_a_deployed_run_is_named(tmp_path: Path, refusal) -> None:
     (tmp_path / "deployment.json").write_text("{broken")
     assert "deployment.json is damaged" in refusal("deploy", "status", str(tmp_path))
 
 
+def test_deployed_run_whose_submission_failed_or_was_stopped_is_gone_on_with(tmp_path, command, monkeypatch) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "deployment.md").read_text()
+    scenario, run = tmp_path / "stroke.toml", tmp_path / "run"
+    scenario.write_text(textwrap.dedent(page.partition("<<'END'\n")[2].partition("   END\n")[0]))
+    answers = iter([UserError("nobody answers"), KeyboardInterrupt()])
+
+    def submit(*_: object) -> str:
+        raise next(answers)
+
+    monkeypatch.setattr("fl_dpbayes.run.flower_command.FlowerCommand.submit", submit)
+    for words, expected, said in (
+        (("run", scenario, "--out", run), 1, "nobody answers; once the cause is removed, go on with"),
+        (("resume", run), 130, "may be under way: go on with"),
+    ):
+        status, _, error = command("deploy", *words)
+        assert (status, f"{said}  fl-dpbayes deploy resume {run}" in " ".join(error.split("\n"))) == (expected, True)
+    assert "not submitted" in command("deploy", "status", run)[1]
+
+
 def test_internal_fault_shows_no_traceback(monkeypatch, command) -> None:
     monkeypatch.setattr("fl_dpbayes.config.scenario.load_scenario", lambda *arguments: 1 / 0)
     status, _, error = command("simulate", "digits")
-    assert status == 1
-    assert "Traceback" not in error
-    assert "ZeroDivisionError" in error
+    assert (status, "Traceback" in error, "ZeroDivisionError" in error) == (1, False, True)
 
 
 def commands_of(group, prefix=()):
@@ -105,12 +113,26 @@ def test_every_command_has_help_with_an_example_and_describes_every_argument(com
 
 
 def test_account_and_solve_print_json(command) -> None:
-    _, printed, _ = command("account", "--sigma", "1", "--q", "1", "--steps", "1", "--delta", "1e-5", "--json")
+    _, printed, _ = command(*f"{ACCOUNT} --sigma 1 --q 1 --steps 1 --json".split())
     assert json.loads(printed)["epsilon"]["gdp"] == pytest.approx(4.377178095681137, abs=1e-9)
-    _, printed, _ = command("solve", "--epsilon", "2", "--q", ".1", "--steps", "50", "--delta", "1e-5", "--json")
-    answer = json.loads(printed)
-    assert answer.keys() >= {"noise_multiplier", "epsilon", "delta", "history"}
-    assert 2 * 0.999 <= answer["epsilon"] <= 2
+    _, printed, _ = command(*f"{ACCOUNT} --sigma 0 --q 1 --steps 1 --json".split())
+    infinite = {"delta": 1e-5, "adjacency": "add_or_remove_one", "mu": "inf", "mu_kind": "exact"}
+    assert json.loads(printed) == infinite | {"epsilon": {"pld": "inf", "rdp": "inf", "gdp": "inf"}}
+    answer = json.loads(command(*SOLVE.split(), "--json")[1])
+    assert answer.keys() == {"noise_multiplier", "epsilon", "delta", "history"}
+    assert 0.999 <= answer["epsilon"] <= 1
+    assert answer["history"] == [[answer["noise_multiplier"], 0.1, 9]]
+    found = json.loads(command(*SOLVE.split(), "--coupling", "langevin", "--json")[1])
+    assert found.keys() == {"temperature", "epsilon", "delta", "history"}
+    assert f"{answer['noise_multiplier']:.6g}" in command(*SOLVE.split())[1]
+
+
+def test_account_table_says_how_far_the_limit_under_reports(command) -> None:
+    text = " ".join(command(*f"{ACCOUNT} --sigma 1 --q .01 --steps 1000".split())[1].split())
+    said = ("1.82827", "GDP (clt)", "it under-reports against PLD by 11.5 %", "adding or removing one unit")
+    assert [words for words in said if words not in text] == []
+    exact = command(*f"{ACCOUNT} --sigma 5 --q 1 --steps 50 --adjacency replace_one".split())[1]
+    assert [words in exact for words in ("GDP (exact)", "replacing one unit", "under-reports")] == [True, True, False]
 
 
 @pytest.mark.parametrize("asked", [["report"], ["predict", "x.csv"], ["evaluate", "x.csv"]])

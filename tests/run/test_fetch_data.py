@@ -4,7 +4,7 @@ import gzip
 import shutil
 import threading
 from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from http.server import HTTPServer, SimpleHTTPRequestHandler
 from pathlib import Path
 
 import pytest
@@ -25,7 +25,7 @@ def served(tmp_path: Path, data_folder: Path, monkeypatch) -> Path:
     folder = tmp_path / "served"
     shutil.copytree(data_folder / "heart-disease", folder)
     (folder / "processed.va.data.gz").write_bytes(gzip.compress((folder / "processed.va.data").read_bytes()))
-    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=folder))
+    server = HTTPServer(("127.0.0.1", 0), partial(Quiet, directory=folder))
     threading.Thread(target=server.serve_forever, daemon=True).start()
     heart = fetch_data.SETS["heart"]
     names = {path: Path(path).name + ".gz" * ("va" in path) for path in heart.files}

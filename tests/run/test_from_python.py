@@ -3,8 +3,9 @@
 import doctest
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import matplotlib
 import numpy as np
@@ -57,12 +58,15 @@ def sites(frame: pandas.DataFrame = FRAME, **changes: object) -> SiteRecords:
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> fl.Run:
-    return fl.simulate(
-        sites(unit="patient"), {"training.thinning": 5}, model=MyNet(), sampler=fl.DPSGLD(step_size=0.3),
-        privacy=fl.Privacy(**PRIVACY), held_out=["St. Mary"], rounds=6, rule=fl.FALD(), quiet=True,
-        out=tmp_path_factory.mktemp("frame") / "run",
-    )  # fmt: skip
+def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[fl.Run]:
+    with pytest.MonkeyPatch.context() as patch:
+        # Its figures take longer than the run.
+        patch.setattr("server.federation.write_report", lambda folder: None)
+        yield fl.simulate(
+            sites(unit="patient"), {"training.thinning": 5}, model=MyNet(), sampler=fl.DPSGLD(step_size=0.3),
+            privacy=fl.Privacy(**PRIVACY), held_out=["St. Mary"], rounds=6, rule=fl.FALD(), quiet=True,
+            out=tmp_path_factory.mktemp("frame") / "run",
+        )  # fmt: skip
 
 
 def test_import_is_lazy_and_every_name_is_there() -> None:
@@ -81,14 +85,13 @@ def test_constants_that_are_a_statistic_of_the_records_are_not_public(key, taken
 
 
 def test_the_run_is_what_was_asked_for(run) -> None:
-    assert set(run.privacy["site"]) == {"west", "north", "south"}
+    assert (set(run.privacy["site"]), set(run.privacy["unit"])) == ({"west", "north", "south"}, {"patient"})
     assert (run.privacy["epsilon"] <= 4).all()
-    assert set(run.privacy["unit"]) == {"patient"}
     assert set(run.calibration.query("role == 'held_out'")["site"]) == {"St.-Mary", "pooled:held_out"}
-    scenario = run.scenario
-    assert (scenario.training.rounds, scenario.training.burn_in, scenario.training.thinning) == (6, 60, 5)
-    assert (scenario.privacy.epsilon, scenario.privacy.sampling_rate, scenario.privacy.temperature) == (4, 0.5, 1.0)
-    assert scenario.sampler.step_size.initial == 0.3
+    training, privacy = run.scenario.training, run.scenario.privacy
+    assert (training.rounds, training.burn_in, training.thinning) == (6, 60, 5)
+    assert (privacy.epsilon, privacy.sampling_rate, privacy.temperature) == (4, 0.5, 1.0)
+    assert run.scenario.sampler.step_size.initial == 0.3
     assert (run.folder / "records.parquet").is_file()
 
 
@@ -102,8 +105,7 @@ def test_it_is_a_classifier_as_scikit_learn_has_them(run) -> None:
     assert roc_auc_score(FRAME["sick"], probabilities[:, 1]) > 0.85
     assert log_loss(FRAME["sick"], probabilities[run.classes_]) < 0.6
     assert set(run.predict(FRAME)) == {"no", "yes"}
-    display = CalibrationDisplay.from_estimator(run, FRAME, FRAME["sick"])
-    assert display.y_prob == pytest.approx(probabilities["yes"])
+    assert CalibrationDisplay.from_estimator(run, FRAME, FRAME["sick"]).y_prob == pytest.approx(probabilities["yes"])
     # An array has the same columns in the same order and units.
     assert run.predict_proba(FRAME[COLUMNS].to_numpy())[:, 1] == pytest.approx(probabilities[:, 1])
 
@@ -115,18 +117,15 @@ def test_figures_page_and_what_it_does_not_overwrite(run, tmp_path) -> None:
     assert "St.-Mary" in axes.get_title()
     matplotlib.pyplot.close("all")
     assert "<iframe sandbox srcdoc=" in run._repr_html_()
-    page = run.report(tmp_path / "report.html")
-    assert run.report(page).read_text() == (run.folder / "report.html").read_text()
+    assert run.report(run.report(tmp_path / "report.html")).read_text() == (run.folder / "report.html").read_text()
     (tmp_path / "mine.html").write_text("<!DOCTYPE html>")
     with pytest.raises(fl.UserError, match="is no page of a run"):
         run.report(tmp_path / "mine.html")
 
 
 def test_it_is_read_back_with_its_module_only_and_is_known_as_finished_without(run, command) -> None:
-    status, said, _ = command("simulate", "--resume", run.folder)
-    assert (status, "is finished: nothing is left to do" in said) == (0, True)
-    before = run.predict_proba(FRAME)
-    assert fl.load_run(run.folder, model=MyNet()).predict_proba(FRAME).equals(before)
+    assert "is finished: nothing is left to do" in command("simulate", "--resume", run.folder)[1]
+    assert fl.load_run(run.folder, model=MyNet()).predict_proba(FRAME).equals(run.predict_proba(FRAME))
     with pytest.raises(fl.UserError, match="is a module object"):
         fl.load_run(run.folder).predict_proba(FRAME)
 
@@ -142,10 +141,8 @@ def test_chains_go_to_arviz_by_site_or_averaged(run, tmp_path, monkeypatch) -> N
     mixed = fl.simulate(arrays, settings, rule=fl.Mixture(), rounds=2, quiet=True, out=tmp_path / "run")
     assert mixed.classes_.tolist() == ["no", "yes"]
     assert mixed.predict_proba(FRAME[COLUMNS] / 100)[:, 1].shape == (len(FRAME),)
-    chains = mixed.posterior.to_arviz()
-    assert set(chains.posterior["chain"].to_numpy()) == {
-        f"{site} {number}" for site in ("St.-Mary", "north", "south", "west") for number in (1, 2)
-    }  # fmt: skip
+    chains, names = mixed.posterior.to_arviz(), ("St.-Mary", "north", "south", "west")
+    assert set(chains.posterior["chain"].to_numpy()) == {f"{site} {number}" for site in names for number in (1, 2)}
     weights = chains.posterior["1.weight"].to_numpy().reshape(-1, 2, 2)
     assert np.allclose(np.sort(weights, axis=0), np.sort(mixed.posterior.samples.arrays["1.weight"], axis=0))
     next((mixed.folder / "bank").glob("*/chain-*")).write_bytes(b"damaged")
@@ -162,14 +159,12 @@ def test_docstrings_show_what_happens() -> None:
 
 
 def test_what_is_not_said_is_proposed_and_marked() -> None:
-    found = fl.sites_from_frame(FRAME.assign(age=FRAME["age"].where(FRAME["age"] < 75)), site="hospital", label="sick")
-    assert found.source.constants == "from_records"
-    assert found.source.categories == {"ward": ("a", "b")}
+    keys = {"site": "hospital", "label": "sick"}
+    found = fl.sites_from_frame(FRAME.assign(age=FRAME["age"].where(FRAME["age"] < 75)), **keys)
+    assert (found.source.constants, found.source.categories) == ("from_records", {"ward": ("a", "b")})
     assert "age" in found.source.missing
     assert "left out: note, 400 values of text" in repr(found)
-    assert sites().source.constants == "public"
-    numbers = fl.sites_from_frame(FRAME[["hospital", "sick", "age"]], site="hospital", label="sick")
-    assert numbers.source.constants == "from_records"
+    assert fl.sites_from_frame(FRAME[["hospital", "sick", "age"]], **keys).source.constants == "from_records"
     ordered = FRAME.assign(sick=pandas.Categorical(FRAME["sick"], ["yes", "no"]))
     assert sites(ordered).source.class_names == ("yes", "no")
     with pytest.warns(UserWarning, match="feature 'age' is about 60 after"):
@@ -178,10 +173,8 @@ def test_what_is_not_said_is_proposed_and_marked() -> None:
 
 MISTAKES = {
     "the frame has no such column, its columns are hospital": lambda: sites(label="sik"),
-    "1 of 400 rows have no value there": lambda: sites(FRAME.assign(sick=FRAME["sick"].where(FRAME.index != "row 0"))),
-    "row 4, column 'age': missing, or no finite number": lambda: sites(
-        FRAME.assign(age=FRAME["age"].where(FRAME.index != "row 3"))
-    ),
+    "1 of 400 rows have no value": lambda: sites(FRAME.assign(sick=FRAME["sick"].where(FRAME.index != "row 0"))),
+    "row 4, column 'age': missing, or no": lambda: sites(FRAME.assign(age=FRAME["age"].where(FRAME.index != "row 3"))),
     "'note' has 400 values of text": lambda: sites(features=["note"], centers=None, scales=None),
     "which is the label, site or unit": lambda: sites(features=["sick"]),
     "centers has 1 values for 2 features": lambda: sites(centers=[1]),
@@ -195,8 +188,7 @@ MISTAKES = {
     "^setting 'name.x=1': 'name' is a value": lambda: fl.simulate("digits", {"name.x": 1}),
     "give an object such as fl.DPSGLD": lambda: fl.simulate(sites(), sampler=fl.DPSGLD),
     "did you mean 'privacy'": lambda: fl.simulate(sites(), {"privcy.epsilon": 2}),
-    "needs 20: name it in held_out": lambda: fl.simulate(sites(FRAME[(FRAME["hospital"] != "west")
-                                                                     | (FRAME["patient"] < 20)])),
+    "needs 20: name it in held_out": lambda: fl.simulate(sites(FRAME.query("hospital != 'west' or patient < 20"))),
     "give one for each of the 3 records": lambda: fl.sites_from_arrays(np.ones((3, 2)), [0, 1], ["a", "b", "c"]),
     "is not a run directory": lambda: fl.load_run("nowhere"),
 }  # fmt: skip
@@ -213,11 +205,8 @@ def test_a_mistake_is_told_in_one_sentence_and_leaves_nothing(said, tmp_path, mo
 
 def test_a_notebook_shows_progress_in_one_output(tmp_path, monkeypatch) -> None:
     shown = []
-
-    class Handle:
-        update = staticmethod(shown.append)
-
-    monkeypatch.setattr("IPython.display.display", lambda page, display_id: shown.append(page) or Handle())
+    handle = SimpleNamespace(update=shown.append)
+    monkeypatch.setattr("IPython.display.display", lambda page, display_id: shown.append(page) or handle)
     (tmp_path / "events").write_text('{"event": "roster", "sites": {"north": "train"}}\n')
     follow(EventReader(tmp_path / "events"), 3, Console(force_jupyter=True), lambda: False)
     assert "north" in shown[-1].data

@@ -30,11 +30,7 @@ def scenario(tmp_path: Path, command) -> Path:
 
 # What the table holds instead, what is set, and what is said.
 MISTAKES = [
-    ("", [], "t.csv is empty: give a first line with the names of the columns"),
-    (COLUMNS, [], "t.csv has no rows"),
-    ("a\0b", [], "is no text: save it as CSV in UTF-8"),
     (f"{COLUMNS}\nNord;1;dead;\n", [], "lines have more cells than the first has names"),
-    (f"{COLUMNS}\nNord;1;dead\nNord;1;2;3\n", [], "line 3 has 4 cells, and those before 3"),
     (f"{COLUMNS}\nNord;1;dead\n\nNord;;dead\n", [], "line 4, column 'age': missing, or no finite number"),
     (f"{COLUMNS}\nNord;1;dead\nNord;1;ill\n", [], "line 3, column 'outcome': 'ill', which is not declared"),
     (f"{COLUMNS}\nNord;1;dead\n", ["data.source.class_names="], "column 'outcome': text.*for example \\['dead'\\]"),

@@ -33,12 +33,10 @@ def test_a_module_and_a_dataset_become_a_private_posterior_in_one_call() -> None
     assert (release.predict_proba(FEATURES).argmax(axis=1) == LABELS.numpy()).mean() > 0.9
     assert release.samples.arrays["weight"].shape == (20, 2, 3)
     assert torch.equal(module.weight, before)
-    assert release.privacy.units == 400
-    assert release.privacy.steps == 200
+    assert (release.privacy.units, release.privacy.steps) == (400, 200)
     assert 1.99 < release.privacy.epsilon <= 2
     # Records as lists, as many as they have features: neither is taken for the other.
-    square = [([0.0] * 3, 1)] * 3
-    assert fl.private_chain(module, square, fl.Privacy(epsilon=4, delta=0.1)).privacy.units == 3
+    assert fl.private_chain(module, [([0.0] * 3, 1)] * 3, fl.Privacy(epsilon=4, delta=0.1)).privacy.units == 3
     posterior = fl.private_chain(module, (FEATURES, LABELS), fl.Privacy(epsilon=4, delta=1e-3))
     assert posterior.temperature == pytest.approx(1)
     again = fl.private_chain(module, (FEATURES, LABELS), PRIVACY)
@@ -92,21 +90,19 @@ def test_what_fails_is_spent_and_says_nothing_of_the_records(monkeypatch: pytest
     assert position["steps"] == 4
 
 
-@pytest.mark.parametrize(
-    ("module", "changed", "said"),
-    [
-        (nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)), {}, "GroupNorm"),
-        (ActNorm(3, 2), {}, "keeps something of the records"),
-        (nn.Linear(3, 1), {}, "a label must name one"),
-        (nn.Linear(3, 2), {"privacy": fl.Privacy(epsilon=2, delta=0.01)}, "below 1 / 400"),
-        (nn.Linear(3, 2), {"privacy": fl.Privacy(epsilon=2, delta=0.0022), "declared": 390}, "below 1 / 487.5"),
-        (nn.Linear(3, 2), {"declared": 300}, r"^300 units: there .* and the declared number right to a fifth$"),
-        (nn.Linear(3, 2), {"units": np.zeros(3)}, "one for each record"),
-        (nn.Linear(3, 2), {"privacy": fl.Privacy(epsilon=0.1, delta=1e-3, noise_multiplier=0.5)}, "give more noise"),
-        # Its noise is not in units of a clip norm, so no finite epsilon holds.
-        (nn.Linear(3, 2), {"privacy": fl.NoPrivacy(noise_standard_deviation=5)}, "needs a budget"),
-    ],
-)
-def test_what_does_not_fit_is_refused_before_a_step(module: nn.Module, changed: dict[str, Any], said: str) -> None:
+REFUSED: dict[str, dict[str, Any]] = {
+    "GroupNorm": {"module": nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))},
+    "keeps something of the records": {"module": ActNorm(3, 2)}, "a label must name one": {"module": nn.Linear(3, 1)},
+    "below 1 / 400": {"privacy": fl.Privacy(epsilon=2, delta=0.01)}, "one for each record": {"units": np.zeros(3)},
+    "below 1 / 487.5": {"privacy": fl.Privacy(epsilon=2, delta=0.0022), "declared": 390},
+    r"^300 units: there .* and the declared number right to a fifth$": {"declared": 300},
+    "give more noise": {"privacy": fl.Privacy(epsilon=0.1, delta=1e-3, noise_multiplier=0.5)},
+    # Its noise is not in units of a clip norm, so no finite epsilon holds.
+    "needs a budget": {"privacy": fl.NoPrivacy(noise_standard_deviation=5)},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("said", REFUSED)
+def test_what_does_not_fit_is_refused_before_a_step(said: str) -> None:
     with pytest.raises(UserError, match=said):
-        fl.PrivateChain(module, (FEATURES, LABELS), **({"privacy": PRIVACY} | changed))
+        fl.PrivateChain(**{"module": nn.Linear(3, 2), "data": (FEATURES, LABELS), "privacy": PRIVACY} | REFUSED[said])

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -114,10 +115,6 @@ SMALL = [
 OWN = ["--set", "model={kind='module', factory='tests.server.test_own_code:flat', settings={inputs=64, classes=10}}"]
 
 
-def stop(*_: object, **__: object) -> None:
-    raise KeyboardInterrupt
-
-
 def test_what_cannot_be_resumed_is_said(tmp_path: Path, refusal) -> None:
     resume = ["simulate", "--resume", tmp_path]
     assert "give a SCENARIO" in refusal("simulate")
@@ -134,7 +131,7 @@ def test_finished_run_is_shown_and_stopped_one_names_its_command(tmp_path: Path,
     monkeypatch.setattr("server.federation.write_report", lambda folder: None)
     folder = tmp_path / "a run"
     with monkeypatch.context() as patch:
-        patch.setattr("fl_dpbayes.run.progress.follow", stop)
+        patch.setattr("fl_dpbayes.run.progress.follow", Mock(side_effect=KeyboardInterrupt))
         status, _, error = command("simulate", "digits", *SMALL, *OWN, "--out", folder)
     assert (status, "Traceback" in error) == (130, False)
     assert f"fl-dpbayes simulate --resume '{folder}' --engine inline" in error
@@ -150,12 +147,3 @@ def test_finished_run_is_shown_and_stopped_one_names_its_command(tmp_path: Path,
     assert (status, "is finished: nothing is left to do" in output) == (0, True)
     assert "Privacy spent" in output
     assert (folder / "events.jsonl").read_bytes() == before
-
-
-def test_interrupt_says_in_one_line_what_was_kept_and_how_to_go_on(tmp_path: Path, monkeypatch, command) -> None:
-    monkeypatch.setattr("fl_dpbayes.run.simulate.run_and_follow", stop)
-    status, _, error = command("simulate", "digits", "--engine", "inline", "--out", tmp_path / "kept")
-    (line,) = error.strip().splitlines()
-    assert (status, line[:9]) == (130, "stopped: ")
-    assert str(tmp_path / "kept") in line
-    assert "0 of 10 rounds" in line

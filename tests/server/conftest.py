@@ -43,12 +43,9 @@ COMMON = [
 ]  # fmt: skip
 SCENARIOS = {
     "exact": ["aggregation.rule=fald", "recalibration={fraction=0.2, steps=2}"],
-    "noised": [
-        "aggregation.rule=mixture",
-        "recalibration={fraction=0.2, method='isotonic'}",
-        "evaluation={release='noised', noise_multiplier=2.0}",
-    ],
-}
+    "noised": ["aggregation.rule=mixture", "recalibration={fraction=0.2, method='isotonic'}",
+               "evaluation={release='noised', noise_multiplier=2.0}"],
+}  # fmt: skip
 
 
 def table_of_patients(folder: Path) -> tuple[Path, np.ndarray, list[str]]:
@@ -65,6 +62,13 @@ def table_of_patients(folder: Path) -> tuple[Path, np.ndarray, list[str]]:
         "privacy.epsilon=20",
     ]  # fmt: skip
     return patients, labels, settings
+
+
+def name_nodes(run) -> None:
+    """Let nodes name site files of their own, as hospitals do, and be registered under the sites' names."""
+    run.grid.names = dict(enumerate(run.scenario.sites, 1))
+    for number, path in enumerate(sorted((run.folder / SITES_FOLDER).glob("*.toml")), 1):
+        run.grid._contexts[number].node_config["site-file"] = str(path)
 
 
 def predictions(run, features: np.ndarray) -> np.ndarray:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
+from safetensors.numpy import load_file, save_file
 
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.scenario import load_scenario
@@ -16,6 +17,7 @@ from fl_dpbayes.data.site_ledger import prepare_simulated_ledger
 from fl_dpbayes.run.inline_engine import run_inline
 from fl_dpbayes.run.resume import resume_run
 from server.checkpoint import read_checkpoint, write_checkpoint
+from server.strategies.strategy import PosteriorStrategy
 from tests.server.conftest import Cut, command
 
 OVERRIDES = [
@@ -50,8 +52,6 @@ def runs(tmp_path_factory: pytest.TempPathFactory):
 
 
 def cut_after_round(patch: pytest.MonkeyPatch, number: int) -> None:
-    from server.strategies.strategy import PosteriorStrategy
-
     save = PosteriorStrategy.save
 
     def save_and_die(self: PosteriorStrategy, round_number: int, state) -> None:
@@ -124,16 +124,13 @@ def test_every_bit_of_the_small_ones_counts(cut: Path) -> None:
         (cut / name).write_bytes(content)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "bank/north/chain-0000-round-000001 (copy).safetensors",
-        "bank/held-out/chain-0000-round-000001.safetensors",
-        "bank/north/last-0001-round-000001.safetensors",
-        "bank/north/notes.txt",
-        "sites/00-other.toml",
-    ],
-)
+STRAY = (
+    "bank/north/chain-0000-round-000001 (copy).safetensors", "bank/held-out/chain-0000-round-000001.safetensors",
+    "bank/north/last-0001-round-000001.safetensors", "bank/north/notes.txt", "sites/00-other.toml",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", STRAY)
 def test_stray_file_where_files_are_looked_up_is_refused(cut: Path, name: str) -> None:
     (cut / name).parent.mkdir(exist_ok=True)
     shutil.copy(cut / (SAMPLES if name.startswith("bank") else "sites/00-north.toml"), cut / name)
@@ -157,16 +154,6 @@ def test_what_a_resume_does_not_read_changes_nothing(runs: Path, tmp_path: Path)
         assert_ends_as(folder, runs / "unbroken")
 
 
-@pytest.mark.slow
-def test_file_that_is_put_back_lets_the_run_go_on(runs: Path, cut: Path) -> None:
-    content = (cut / LAST).read_bytes()
-    (cut / LAST).unlink()
-    refusal(cut)
-    (cut / LAST).write_bytes(content)
-    resume(cut)
-    assert_ends_as(cut, runs / "unbroken")
-
-
 def test_run_whose_checkpoint_and_journal_are_gone_is_not_begun_again(cut: Path) -> None:
     (cut / "checkpoint.safetensors").unlink()
     (cut / "journal.jsonl").unlink()
@@ -174,29 +161,20 @@ def test_run_whose_checkpoint_and_journal_are_gone_is_not_begun_again(cut: Path)
 
 
 def test_run_of_an_older_version_is_named_as_one(cut: Path) -> None:
-    from safetensors.numpy import load_file, save_file
-
+    # Its sites hold the digest of a plan that was written otherwise.
+    checkpoint, state = read_checkpoint(cut)
+    write_checkpoint(cut, checkpoint.model_copy(update={"format": 2}), state)
+    assert "cannot be read (an older version of fl-dpbayes wrote it)" in refusal(cut)
     path = cut / "checkpoint.safetensors"
     save_file(load_file(path), path, {"checkpoint": '{"format": 1}'})
     assert "no checksum: an older version of fl-dpbayes wrote it" in refusal(cut)
 
 
-def test_run_whose_sites_hold_the_plan_of_an_older_version_is_not_gone_on_with(cut: Path) -> None:
-    checkpoint, state = read_checkpoint(cut)
-    write_checkpoint(cut, checkpoint.model_copy(update={"format": 2}), state)
-    assert "cannot be read (an older version of fl-dpbayes wrote it)" in refusal(cut)
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "damage"),
-    [
-        ("posterior.safetensors", "flipped bit"),
-        ("posterior.safetensors", "missing"),
-        ("summary.json", "truncated"),
-        ("privacy.csv", "flipped bit"),
-    ],
-)
+@pytest.mark.parametrize(("name", "damage"), [
+    ("posterior.safetensors", "flipped bit"), ("posterior.safetensors", "missing"), ("summary.json", "truncated"),
+    ("privacy.csv", "flipped bit"),
+])  # fmt: skip
 def test_damaged_result_of_a_finished_run_is_refused_and_written_again(
     runs: Path, tmp_path: Path, name: str, damage: str, capsys, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -113,15 +113,11 @@ def combined(rule, samples):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "rule",
-    [
-        Product(rule="product-full", draws=10_000),
-        Product(rule="product-full", prior="divided", draws=10_000),
-        Consensus(rule="consensus-full", draws=10_000),
-    ],
-    ids=["fractional", "divided", "consensus"],
-)
+@pytest.mark.parametrize("rule", [
+    Product(rule="product-full", draws=10_000),
+    Product(rule="product-full", prior="divided", draws=10_000),
+    Consensus(rule="consensus-full", draws=10_000),
+], ids=["fractional", "divided", "consensus"])  # fmt: skip
 def test_rule_of_added_precisions_lands_on_the_pooled_posterior(rule):
     share = rule.prior_share(len(SITES))
     precision, mean = predicted(share, STEP_SIZE)

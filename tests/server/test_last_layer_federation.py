@@ -11,12 +11,10 @@ from rich.console import Console
 
 from fl_dpbayes.config.sources import BuiltIn
 from fl_dpbayes.data.records import load_unscaled
-from fl_dpbayes.data.simulation import plan_sites
 from fl_dpbayes.models.build import build_model
 from fl_dpbayes.models.feature_map import feature_map
 from fl_dpbayes.posterior.predictive import predictive_probabilities
 from fl_dpbayes.posterior.store import load_posterior
-from fl_dpbayes.run.audit.canaries import attack_membership
 from fl_dpbayes.run.stored_posterior import predict_records
 from tests.server.conftest import table_of_patients
 
@@ -108,9 +106,3 @@ def test_full_covariances_need_samples_of_the_last_layer_only_and_its_file_is_a_
     assert run.posterior().arrays["3.weight"].shape == (100, 2, 8)
     predict_records(run.folder, patients, tmp_path / "predictions.csv", Console(quiet=True))
     assert (pandas.read_csv(tmp_path / "predictions.csv")["predicted"] == labels).mean() > 0.85
-
-
-def test_membership_attack_predicts_on_what_the_last_layer_reads(federation, tmp_path: Path) -> None:
-    run = federation(MLP, *FOUR)
-    score = attack_membership(run.scenario, plan_sites(run.scenario, None), tmp_path / "attack")
-    assert 0 < score.area < 1

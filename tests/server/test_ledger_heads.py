@@ -6,9 +6,9 @@ import pytest
 
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.files.atomic_file import write_sealed_json
-from fl_dpbayes.data.simulation import SITES_FOLDER
 from server.federation import run_federation
 from server.ledger_heads import HEADS_FILE, MOST_SITES, LedgerHeads, read_heads
+from tests.server.conftest import name_nodes
 
 
 def keep_heads(path, heads) -> None:
@@ -19,11 +19,9 @@ def keep_heads(path, heads) -> None:
 
 @pytest.fixture
 def hospitals(federation):
-    """A federation whose nodes name their own site files, as hospitals do, so that no run makes their ledgers."""
+    """Real sites, whose ledgers no run makes."""
     prepared = federation("simulation.cohort_epsilon=20", name="hospitals")
-    prepared.grid.names = dict(enumerate(prepared.scenario.sites, 1))
-    for number, path in enumerate(sorted((prepared.folder / SITES_FOLDER).glob("*.toml"))):
-        prepared.grid._contexts[number + 1].node_config["site-file"] = str(path)
+    name_nodes(prepared)
 
     def run(name: str) -> None:
         folder = prepared.folder.parent / "runs" / name

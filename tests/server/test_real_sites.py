@@ -5,20 +5,17 @@ import pytest
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.record_schema import record_schema
 from fl_dpbayes.config.sources import Table
-from fl_dpbayes.data.simulation import SITES_FOLDER
 from fl_dpbayes.report.warnings import sentence
 from server import registered_nodes
 from server.federation import run_federation
 from server.registered_nodes import allowed_nodes, unlisted_nodes, wait_for_sites
+from tests.server.conftest import name_nodes
 
 
 @pytest.fixture
 def hospitals(federation):
-    """A prepared federation whose nodes name site files of their own and are registered under the sites' names."""
     prepared = federation()
-    prepared.grid.names = dict(enumerate(prepared.scenario.sites, 1))
-    for number, path in enumerate(sorted((prepared.folder / SITES_FOLDER).glob("*.toml")), 1):
-        prepared.grid._contexts[number].node_config["site-file"] = str(path)
+    name_nodes(prepared)
     prepared.real = prepared.folder.parent / "real"
     prepared.real.mkdir()
     return prepared

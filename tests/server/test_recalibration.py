@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pandas
 import pytest
-from flwr.app import Array, ArrayRecord, ConfigRecord
+from flwr.app import Array
 from rich.console import Console
 from scipy.special import entr
 
@@ -26,6 +26,7 @@ from fl_dpbayes.privacy.events import GaussianEvent
 from fl_dpbayes.privacy.planned_noise import solve_multiplier
 from fl_dpbayes.report.page import write_report
 from fl_dpbayes.run.stored_posterior import evaluate_records, predict_records
+from tests.asking import ask, changed, record_of, refusal_of
 from tests.server.conftest import predictions
 
 # Every test here is a whole run or several.
@@ -39,8 +40,7 @@ def recalibrated(federations):
     run = federations(*RECALIBRATED)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("server.federation.write_report", write_report)
-        run.run()
-    return run
+        return run.run()
 
 
 def test_recalibrated_predictions_are_measured_everywhere_and_paid_for_beside_training(recalibrated) -> None:
@@ -233,7 +233,7 @@ def test_isotonic_map_of_exact_counts_is_that_of_the_pool(hospitals, scope: str)
     assert summary["recalibration"]["noise"] == ""
 
 
-def test_isotonic_counts_are_one_paid_event_and_their_map_is_used(isotonic, tmp_path, capsys) -> None:
+def test_isotonic_counts_are_one_paid_event_and_their_map_is_used(isotonic) -> None:
     run, _ = isotonic
     summary, rows = run.summary(), rows_of(run)
     sigma = solve_multiplier(4.0, 1e-3, 1.0, 1)
@@ -253,12 +253,6 @@ def test_isotonic_counts_are_one_paid_event_and_their_map_is_used(isotonic, tmp_
     assert "recalibrated posterior" in page
     assert "isotonic, one map over all sites" in page
     assert "on units kept from training, 15 merged bins" in page
-    data = tmp_path / "new.csv"
-    pandas.DataFrame({"x": [0.0, 1.0], "y": [0.0, 2.0], "sick": [0, 1]}).to_csv(data, index=False)
-    evaluate_records(run.folder, data, Console(quiet=True), as_json=True)
-    printed = capsys.readouterr()
-    assert json.loads(printed.out)["predictor"] == "recalibrated"
-    assert "isotonic map on 15 merged bins" in " ".join(printed.err.split())
 
 
 def test_counts_carry_the_noise_that_they_state(isotonic) -> None:
@@ -266,7 +260,7 @@ def test_counts_carry_the_noise_that_they_state(isotonic) -> None:
     stored = load_posterior(run.folder / "posterior.safetensors")
     noise = []
     for site, reply in kept.items():
-        stated = json.loads(reply.content["config"]["record"])["noise_std"]
+        stated = record_of(reply)["noise_std"]
         assert stated == pytest.approx(solve_multiplier(4.0, 1e-3, 1.0, 1) * sensitivity())
         noise.append((reply.content["arrays"]["noised"].numpy() - counts_of(run, site, stored)).ravel() / stated)
     values = np.concatenate(noise)
@@ -287,11 +281,10 @@ def test_hostile_counts_are_rejected_and_the_other_site_answers_alone(hospitals,
     run = hospitals(ISOTONIC)
 
     def hostile(reply):
-        record = json.loads(reply.content["config"]["record"])
-        table = reply.content["arrays"]["noised"].numpy().copy()
+        record, table = record_of(reply), reply.content["arrays"]["noised"].numpy().copy()
         HOSTILE[said](record, table)
-        reply.content["config"] = ConfigRecord({"record": json.dumps(record)})
-        reply.content["arrays"] = ArrayRecord({"noised": Array(table)})
+        reply.content["config"]["record"] = json.dumps(record)
+        reply.content["arrays"]["noised"] = Array(table)
         return reply
 
     run.spoil(hostile, ("train.recalibrate",), ("b",))
@@ -333,11 +326,6 @@ def test_prediction_is_corrected_where_prevalence_is_known_or_estimated(hospital
         assert items["prevalence of the classes: the training population, elsewhere"] == "public by declaration"
 
 
-def test_pooled_row_is_shown_only_where_every_site_of_the_role_is_corrected(hospitals) -> None:
-    run = hospitals(*DECLARED, f"sites.a.prevalence={TRAINED}").run()
-    assert {site for site, predictor in rows_of(run) if predictor == "prior_corrected"} == {"a"}
-
-
 def test_corrected_table_is_paid_for_where_results_are_noised(hospitals) -> None:
     noised = ["evaluation={release='noised', noise_multiplier=5.0}", *DECLARED]
     run = hospitals(*noised, f"sites.elsewhere.prevalence={ELSEWHERE}").run()
@@ -350,43 +338,32 @@ def test_corrected_table_is_paid_for_where_results_are_noised(hospitals) -> None
 
 def test_site_without_a_prevalence_refuses_to_correct_for_one(hospitals) -> None:
     run = hospitals().run()
-    message = run.requests("evaluate")[0]
-    record = json.loads(message.content["config"]["record"]) | {"trained_prevalence": TRAINED}
-    message.content["config"] = ConfigRecord({**message.content["config"], "record": json.dumps(record)})
-    (identifier,) = run.grid.push_messages([message])
-    (reply,) = run.grid.pull_messages([identifier])
-    refusal = json.loads(reply.content["config"]["refusal"])
-    assert (refusal["code"], refusal["field"]) == ("BAD_REQUEST", "trained_prevalence")
+    request = changed(run.requests("evaluate")[0], trained_prevalence=TRAINED)
+    assert refusal_of(ask(request)) == ("BAD_REQUEST", "trained_prevalence")
 
 
-@pytest.mark.parametrize(
-    ("overrides", "problem"),
-    [
-        (["sites.held-out.prevalence=[0.1,0.9]"], r"data\.prevalence is not: declare there"),
-        (["sites.held-out.prevalence=estimated"], r"data\.prevalence is not: declare there"),
-        (["data.prevalence=[0.5,0.6]"], "sum to 1.1: they must sum to 1"),
-        (["data.prevalence=[0.0,1.0]"], "has share 0"),
-        (["data.prevalence=[5e-324,1.0]"], "has share"),
-        (["data.prevalence=[0.5,0.5]", "sites.held-out.prevalence=estimated",
-          "evaluation={release='noised', noise_multiplier=2.0}"], "does not cover: declare numbers"),
-        (["recalibration={rounds=7}"], "must divide steps"),
-        (["recalibration={scope='site', rounds=2}"], "nothing is averaged"),
-        (["recalibration={fraction=0.9}"], "leaves nothing to train on"),
-        (["recalibration={method='beta'}"], "recalibration: method 'beta'"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("overrides", "problem"), [
+    (["sites.held-out.prevalence=[0.1,0.9]"], r"data\.prevalence is not: declare there"),
+    (["sites.held-out.prevalence=estimated"], r"data\.prevalence is not: declare there"),
+    (["data.prevalence=[0.5,0.6]"], "sum to 1.1: they must sum to 1"),
+    (["data.prevalence=[0.0,1.0]"], "has share 0"),
+    (["data.prevalence=[5e-324,1.0]"], "has share"),
+    (["data.prevalence=[0.5,0.5]", "sites.held-out.prevalence=estimated",
+      "evaluation={release='noised', noise_multiplier=2.0}"], "does not cover: declare numbers"),
+    (["recalibration={rounds=7}"], "must divide steps"),
+    (["recalibration={scope='site', rounds=2}"], "nothing is averaged"),
+    (["recalibration={fraction=0.9}"], "leaves nothing to train on"),
+    (["recalibration={method='beta'}"], "recalibration: method 'beta'"),
+])  # fmt: skip
 def test_prevalence_or_section_that_makes_no_sense_is_refused(overrides: list[str], problem: str) -> None:
     with pytest.raises(UserError, match=problem):
         load_scenario("digits", overrides)
 
 
-@pytest.mark.parametrize(
-    ("override", "problem"),
-    [
-        ("data.prevalence=[0.5,0.5]", r"data\.prevalence has 2 shares, the records have 10 classes"),
-        ("recalibration={method='platt'}", "method 'platt' is for two classes, here are 10: .*'vector'"),
-    ],
-)
+@pytest.mark.parametrize(("override", "problem"), [
+    ("data.prevalence=[0.5,0.5]", r"data\.prevalence has 2 shares, the records have 10 classes"),
+    ("recalibration={method='platt'}", "method 'platt' is for two classes, here are 10: .*'vector'"),
+])  # fmt: skip
 def test_what_does_not_fit_the_classes_is_refused_before_anything_runs(federation, override: str, problem: str) -> None:
     with pytest.raises(UserError, match=problem):
         federation(override)

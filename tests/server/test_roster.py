@@ -9,6 +9,7 @@ from flwr.common.constant import ErrorCode
 
 from fl_dpbayes.data.simulation import plan_sites
 from fl_dpbayes.posterior.sample_store import PosteriorBank
+from fl_dpbayes.protocol.arrays import without_prefix
 from fl_dpbayes.protocol.card import MAX_UNITS
 from fl_dpbayes.protocol.wire import arrays_digest
 from server.messages import PULL_SECONDS
@@ -37,12 +38,9 @@ def connect(run, nodes_before_round) -> None:
 
 def with_second_south(run) -> None:
     """Add node 8, which shows the card of node 2."""
-    run.grid._contexts[8] = Context(
-        run_id=1, node_id=8, node_config=dict(run.grid._contexts[2].node_config), state=RecordDict(), run_config={}
-    )
-    run.site_of = lambda message: list(run.scenario.sites)[
-        1 if message.metadata.dst_node_id == 8 else message.metadata.dst_node_id - 1
-    ]
+    run.grid._contexts[8] = Context(1, 8, dict(run.grid._contexts[2].node_config), RecordDict(), {})
+    nodes = dict(enumerate(run.scenario.sites, 1)) | {8: "south"}
+    run.site_of = lambda message: nodes[message.metadata.dst_node_id]
 
 
 def south_nodes(run) -> dict[int, int]:
@@ -109,12 +107,8 @@ def test_site_that_misses_a_round_goes_on_from_its_own_last_state_at_the_round_s
 
     def change(request: Message, reply: Message) -> Message | None:
         if request.metadata.message_type == "train" and run.site_of(request) == "south":
-            arrays = {
-                name.removeprefix("last/"): array.numpy()
-                for name, array in reply.content["arrays"].items()
-                if name.startswith("last/")
-            }
-            last[int(request.metadata.group_id)] = arrays_digest(arrays)
+            arrays = {name: array.numpy() for name, array in reply.content["arrays"].items()}
+            last[int(request.metadata.group_id)] = arrays_digest(without_prefix("last", arrays))
             return None if request.metadata.group_id == "2" else reply
         return reply
 
@@ -155,24 +149,20 @@ GONE, SECOND, BOTH = EVERY - {2}, EVERY - {2} | {8}, EVERY | {8}
 MAY_CHANGE = "resources.nodes_may_change=true"
 
 
-@pytest.mark.parametrize(
-    ("more", "connected", "is_silent", "asked", "statuses", "said"),
-    [
-        ([MAY_CHANGE, "resources.silent_rounds=1"], {1: EVERY, 2: EVERY, 3: SECOND, 4: SECOND}, True,
-         {1: 2, 2: 2, 3: 8, 4: 8}, ["OK", "FAILED", "OK", "OK"], "round 3: south came back on another node"),
-        # The first node has its name again when it is back.
-        ([MAY_CHANGE], {1: EVERY, 2: GONE, 3: SECOND, 4: BOTH}, False,
-         {1: 2, 2: 2, 3: 8, 4: 2}, ["OK"] * 4, "round 4: south came back on another node"),
-        # Else a node that shows a gone site's card does not take its place, whether that comes back or not.
-        ([], {1: EVERY, 2: SECOND, 3: BOTH, 4: BOTH}, False,
-         {1: 2, 2: 2, 3: 2, 4: 2}, ["OK"] * 4, "set resources.nodes_may_change"),
-        ([], {1: EVERY, 2: SECOND, 3: SECOND, 4: BOTH}, False,
-         {1: 2, 2: 2, 3: 2, 4: 2}, ["OK"] * 4, "set resources.nodes_may_change"),
-        (["resources.silent_rounds=1"], {1: EVERY, 2: EVERY, 3: GONE, 4: EVERY}, True,
-         {1: 2, 2: 2, 4: 2}, ["OK", "FAILED", "NOT ASKED", "OK"], "round 4: south came back"),
-    ],
-    ids=["elsewhere", "back on the first", "another meanwhile", "another for good", "given up and back"],
-)  # fmt: skip
+@pytest.mark.parametrize(("more", "connected", "is_silent", "asked", "statuses", "said"), [
+    ([MAY_CHANGE, "resources.silent_rounds=1"], {1: EVERY, 2: EVERY, 3: SECOND, 4: SECOND}, True,
+     {1: 2, 2: 2, 3: 8, 4: 8}, ["OK", "FAILED", "OK", "OK"], "round 3: south came back on another node"),
+    # The first node has its name again when it is back.
+    ([MAY_CHANGE], {1: EVERY, 2: GONE, 3: SECOND, 4: BOTH}, False,
+     {1: 2, 2: 2, 3: 8, 4: 2}, ["OK"] * 4, "round 4: south came back on another node"),
+    # Else a node that shows a gone site's card does not take its place, whether that comes back or not.
+    ([], {1: EVERY, 2: SECOND, 3: BOTH, 4: BOTH}, False,
+     {1: 2, 2: 2, 3: 2, 4: 2}, ["OK"] * 4, "set resources.nodes_may_change"),
+    ([], {1: EVERY, 2: SECOND, 3: SECOND, 4: BOTH}, False,
+     {1: 2, 2: 2, 3: 2, 4: 2}, ["OK"] * 4, "set resources.nodes_may_change"),
+    (["resources.silent_rounds=1"], {1: EVERY, 2: EVERY, 3: GONE, 4: EVERY}, True,
+     {1: 2, 2: 2, 4: 2}, ["OK", "FAILED", "NOT ASKED", "OK"], "round 4: south came back"),
+], ids=["elsewhere", "back on the first", "another meanwhile", "another for good", "given up and back"])  # fmt: skip
 def test_site_keeps_its_node_unless_the_rules_let_another_with_its_card_take_its_place(
     federation, more, connected, is_silent: bool, asked: dict[int, int], statuses: list[str], said: str
 ) -> None:

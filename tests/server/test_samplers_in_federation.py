@@ -89,14 +89,11 @@ def test_averaged_chain_of_momentum_keeps_only_parameters_as_samples(federation)
     assert set(run.posterior().arrays) == {"1.weight", "1.bias", "3.weight", "3.bias"}
 
 
-@pytest.mark.parametrize(
-    ("overrides", "said"),
-    [
-        (["sampler.kind=sgd"], "choose 'dp-sgd'"),
-        (["privacy.clipping.kind=global", "privacy.clipping.bound=0.01"], "clipping.bound is 0.01"),
-        (['privacy={ kind = "none", sampling_rate = 0.5, epsilon = 1.0 }', "sampler.kind=sgd"], "unknown key"),
-    ],
-)
+@pytest.mark.parametrize(("overrides", "said"), [
+    (["sampler.kind=sgd"], "choose 'dp-sgd'"),
+    (["privacy.clipping.kind=global", "privacy.clipping.bound=0.01"], "clipping.bound is 0.01"),
+    (['privacy={ kind = "none", sampling_rate = 0.5, epsilon = 1.0 }', "sampler.kind=sgd"], "unknown key"),
+])  # fmt: skip
 def test_contradicting_settings_are_refused_in_words(overrides: list[str], said: str) -> None:
     with pytest.raises(UserError, match=said):
         load_scenario("digits", overrides)

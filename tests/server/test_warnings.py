@@ -61,13 +61,10 @@ def reorder_hidden_units(run) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("rule", "burn_in", "said"),
-    [
-        ("'fald', robust='median', site_weights='uniform'", 2, True), ("'fedavg'", 2, True), ("'fedpa'", 2, True),
-        ("'fedpa'", 12, True), ("'mixture'", 2, False),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("rule", "burn_in", "said"), [
+    ("'fald', robust='median', site_weights='uniform'", 2, True), ("'fedavg'", 2, True), ("'fedpa'", 2, True),
+    ("'fedpa'", 12, True), ("'mixture'", 2, False),
+])  # fmt: skip
 def test_rule_on_weights_says_whose_hidden_units_are_in_another_order(
     federation, any_distance, rule, burn_in, said
 ) -> None:

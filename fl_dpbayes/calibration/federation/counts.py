@@ -6,9 +6,9 @@ from functools import reduce
 
 import numpy as np
 
-from fl_dpbayes.calibration.bins import COUNT
+from fl_dpbayes.calibration.bins import COUNT, Floats
 from fl_dpbayes.calibration.recalibration.isotonic import LARGEST_DEVIATION
-from fl_dpbayes.calibration.release import SENT_COLUMNS, NoisedTable, merge_noised, noised_from_arrays, sensitivity
+from fl_dpbayes.calibration.release import SENT_COLUMNS, NoisedTable, merge_noised, sensitivity
 from fl_dpbayes.calibration.statistics import CalibrationStatistics
 from fl_dpbayes.calibration.summarise import summarise_noised
 from fl_dpbayes.config.errors import RunWarning, UserError, warning
@@ -17,7 +17,6 @@ from fl_dpbayes.config.recalibration import ISOTONIC_BINS, AnyRecalibrationPlan,
 from fl_dpbayes.config.summary import CalibrationValues
 from fl_dpbayes.data.site import MAX_DECLARATION_ERROR
 from fl_dpbayes.privacy.planned_noise import solve_multiplier
-from fl_dpbayes.protocol.arrays import Arrays
 from fl_dpbayes.protocol.card import SiteCard
 from fl_dpbayes.protocol.recalibrate import RecalibrateReply
 
@@ -42,14 +41,9 @@ def check_noise(noise_std: float, noise_multiplier: float) -> None:
 
     It may be as large as the most records of one unit call for.
     """
-    least = noise_multiplier * sensitivity()
-    if noise_std < least:
-        raise ValueError(f"it states noise of {noise_std:.3g}, below the {least:.3g} that was asked for")
-    most = noise_multiplier * sensitivity(MAX_RECORDS_PER_UNIT)
-    if noise_std > most * (1 + 1e-9):
-        raise ValueError(
-            f"it states noise of {noise_std:.3g}, above the {most:.3g} for {MAX_RECORDS_PER_UNIT} records of one unit"
-        )
+    least, most = (noise_multiplier * sensitivity(records) for records in (1, MAX_RECORDS_PER_UNIT))
+    if not least <= noise_std <= most * (1 + 1e-9):
+        raise ValueError(f"it states noise of {noise_std:.3g}, not the {least:.3g} to {most:.3g} that was asked for")
 
 
 def check_counts(card: SiteCard, measured: Iterable[Statistics]) -> None:
@@ -72,16 +66,18 @@ def check_counts(card: SiteCard, measured: Iterable[Statistics]) -> None:
             raise ValueError(f"it counts {count:.4g} test records; {card.units} units give at most {most:.4g}")
 
 
-def checked_counts(arrays: Arrays, answer: RecalibrateReply, card: SiteCard, noise_multiplier: float) -> NoisedTable:
-    """Read the counts for recalibration that a site sent, of COUNT_ARRAYS.
+def checked_counts(
+    arrays: Mapping[str, Floats], answer: RecalibrateReply, card: SiteCard, noise_multiplier: float
+) -> NoisedTable:
+    """Check the counts for recalibration that a site sent, as COUNT_ARRAYS has them.
 
-    Raises ValueError if they are missing, of another shape, not finite, more than the site's size allows, or their
-    noise does not follow from the plan's noise multiplier.
+    Raises ValueError if there are none, they are more than the site's size allows, or their noise does not follow from
+    the plan's noise multiplier.
     """
     if answer.noise_std is None:
         raise ValueError("it sent parameters, not counts")
     check_noise(answer.noise_std, noise_multiplier)
-    table = noised_from_arrays(arrays, ISOTONIC_BINS, answer.noise_std)
+    table = NoisedTable(arrays["noised"], answer.noise_std)
     check_counts(card, [table])
     return table
 

@@ -1,5 +1,6 @@
 """Calibration at every site from additive statistics: per site, and pooled per role."""
 
+import math
 from collections.abc import Callable, Collection, Mapping
 from functools import cached_property, reduce
 from typing import Any, NamedTuple
@@ -21,7 +22,7 @@ from fl_dpbayes.calibration.federation.subgroups import Subgroup, read_subgroups
 from fl_dpbayes.calibration.metrics.errors import reliability_bins
 from fl_dpbayes.calibration.metrics.ranking import roc_points
 from fl_dpbayes.calibration.prior_shift import prevalence
-from fl_dpbayes.calibration.release import SENT_COLUMNS, NoisedTable, merge_noised, noised_from_arrays
+from fl_dpbayes.calibration.release import SENT_COLUMNS, NoisedTable, merge_noised
 from fl_dpbayes.calibration.statistics import CalibrationStatistics, empty, from_arrays, merge, to_arrays
 from fl_dpbayes.calibration.summarise import summarise, summarise_noised
 from fl_dpbayes.config.errors import RunWarning, warning
@@ -31,9 +32,8 @@ from fl_dpbayes.privacy.events import GaussianEvent
 from fl_dpbayes.protocol.arrays import prefixed, without_prefix
 from fl_dpbayes.protocol.card import SiteCard
 from fl_dpbayes.protocol.evaluate import (
+    MAPPED,
     MAX_GROUPS,
-    PRIOR_CORRECTED,
-    RECALIBRATED,
     EvaluateReply,
     EvaluateRequest,
     most_groups,
@@ -63,8 +63,8 @@ class Evaluation:
 
     def __init__(self, classes: int, roles_sharing_records: Collection[Role] = (), seed: int = 0) -> None:
         """Collect for so many classes."""
-        self.classes, self._seed = classes, seed
-        self._unpooled, self._pooled_roles = roles_sharing_records, [r for r in ROLES if r not in roles_sharing_records]
+        self.classes, self._seed, self._unpooled = classes, seed, roles_sharing_records
+        self._pooled_roles = [role for role in ROLES if role not in roles_sharing_records]
         self.places: list[Place] = []
         self._subgroups: list[Subgroup] = []
         self._left_out: dict[str, int] = {}
@@ -81,8 +81,7 @@ class Evaluation:
         """Check and keep a site's statistics for every predictor that was asked for.
 
         `read` takes names and shapes, and returns the arrays that came beside the record, float64, or raises. Raises
-        ValueError if arrays are missing, of another shape, contradict each other, or count more records than the site's
-        size allows; nothing is then kept.
+        ValueError if sums contradict each other or count more records than the site's size allows; none is then kept.
         """
         if len(record.groups) > most_groups(len(request.measured) * self._exact_bytes):
             raise ValueError(f"it measured {len(record.groups)} subgroups, whose tables are too large for a reply")
@@ -100,17 +99,12 @@ class Evaluation:
         for key in (f"{prefix}{predictor}" for prefix in prefixes for predictor in request.measured):
             shapes |= prefixed(key, one)
         arrays = read(shapes)
-        # Recalibrated and prior-corrected predictors are the posterior, mapped.
         counts = {name: len(weights) for name, weights in request.predictors.items()}
-        self._samples = counts | dict.fromkeys((RECALIBRATED, PRIOR_CORRECTED), counts.get("posterior", 0))
+        self._samples = counts | dict.fromkeys(MAPPED, counts.get("posterior", 0))
         measured: dict[str, Statistics] = {}
-        for predictor in request.measured:
-            tables = without_prefix(predictor, arrays)
-            measured[predictor] = (
-                from_arrays(tables, self.classes)
-                if record.noise_std is None
-                else noised_from_arrays(tables, REPORT_BINS, record.noise_std)
-            )
+        for name in request.measured:
+            sums, noise = without_prefix(name, arrays), record.noise_std
+            measured[name] = from_arrays(sums, self.classes) if noise is None else NoisedTable(sums["noised"], noise)
         check_counts(card, measured.values())
         whole = {name: found for name, found in measured.items() if isinstance(found, CalibrationStatistics)}
         self._subgroups += read_subgroups(card, record.groups, arrays, whole)
@@ -124,7 +118,7 @@ class Evaluation:
         """Summarise pooled roles first, then the means over the sites of each, then sites; all have answered.
 
         Returns the summary's `calibration` rows, and its `reliability` rows (exact sums only): pooled roles, then each
-        site's posterior, or last iterate where there is none, in a federation of at most 24 measured sites.
+        site's first read predictor where few sites were measured.
         """
         few = len({place.site for place in self.places}) <= MAX_RELIABILITY_SITES
         shown = [*self._pooled, *(place for place in self.places if few and place.predictor == self._headline)]
@@ -182,14 +176,11 @@ class Evaluation:
     def _key(self, name: str, role: str, predictor: str) -> dict[str, Any]:
         return {"site": name, "role": role, "predictor": predictor, "samples": self._samples[predictor]}
 
-    def _row(self, key: dict[str, Any], statistics: Statistics) -> dict[str, Any]:
-        generator = np.random.default_rng(self._seed)
-        if isinstance(statistics, NoisedTable):
-            found = summarise_noised(statistics, generator)
-        else:
-            found = summarise(statistics, generator)
+    def _row(self, key: dict[str, Any], sums: Statistics) -> dict[str, Any]:
+        draws = np.random.default_rng(self._seed)
+        found = summarise_noised(sums, draws) if isinstance(sums, NoisedTable) else summarise(sums, draws)
         row = {**key, **found.as_row()}
-        if key["predictor"] in (RECALIBRATED, PRIOR_CORRECTED) or key["samples"] == 1:
+        if key["predictor"] in MAPPED or key["samples"] == 1:
             # One sample has nothing to disagree with, which is not agreement; and a map acts on averaged
             # probabilities, which no longer tell the two uncertainties apart.
             row |= {"epistemic": None, "aleatoric": None}
@@ -209,8 +200,7 @@ class Evaluation:
                 continue
             counts: dict[str, float] = {}
             for place in members:
-                count = record_count(place.statistics)
-                counts[place.site] = max(count, counts.get(place.site, count))
+                counts[place.site] = max(record_count(place.statistics), counts.get(place.site, -math.inf))
             if counts and (dominating := dominating_site(role, counts)):
                 found.append(dominating)
             first_read = {p.site: _coarse(p.statistics) for p in members if p.predictor == self._headline}

@@ -22,10 +22,9 @@ NOT_AVERAGED = ("site", "role", "predictor", "samples", "n", "ece_if_calibrated_
 def mean_rows(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Average the rows of each role with two or more sites, of each predictor that was measured at all of them.
 
-    Errors of opposite sign at two sites cancel where their records are pooled, and do not here. Returns one row for
-    each role and predictor: `n` is the total, a metric the unweighted mean over the sites, None where it is undefined
-    at one of them or no real number; bounds [low, high] are averaged end by end, so that they hold for the mean. There
-    are no intervals.
+    Errors of opposite sign at two sites cancel where their records are pooled, and do not here. `n` is the total, a
+    metric the unweighted mean over the sites, None where it is undefined at one of them or no real number; bounds [low,
+    high] are averaged end by end, so that they hold for the mean. There are no intervals.
     """
     averaged = []
     for role, predictor in dict.fromkeys((row["role"], row["predictor"]) for row in rows):
@@ -57,9 +56,8 @@ def shift_detection_rows(
 ) -> list[dict[str, Any]]:
     """Compare the uncertainty of each place's test records with that of the training sites' test records.
 
-    `reference`: the training sites' test records, pooled; None where no such site sent exact sums. `places`:
-    held-out and shifted sites and their pools with their statistics, None where they were noised. Returns two rows
-    for each place, by epistemic and by total uncertainty; what is undefined is None.
+    `reference`: the latter, pooled; None where no such site sent exact sums. `places`: held-out and shifted sites and
+    their pools, None where sums were noised. Returns two rows for each place, by epistemic and by total uncertainty.
     """
     rows = []
     for site, statistics in places:
@@ -88,8 +86,7 @@ def separation(reference: Floats, shifted: Floats) -> Measured | None:
     McNeil or DeLong, which miss too often where one group's numbers spread far more than the other's. None where a
     group has no records.
 
-    Source: Birnbaum and Klose, "Bounds for the variance of the Mann-Whitney statistic", Annals of Mathematical
-        Statistics 28 (1957), 933-945; Wilson, JASA 22 (1927).
+    Source: Birnbaum and Klose, Annals of Mathematical Statistics 28 (1957), 933-945; Wilson, JASA 22 (1927).
     """
     first, second = float(reference.sum()), float(shifted.sum())
     if first == 0 or second == 0:
@@ -136,9 +133,7 @@ def _place_rows(source: CalibrationStatistics, target: CalibrationStatistics) ->
     rows = []
     for name, first in thresholds.items():
         if quality := measure_sets(target, first):
-            row: dict[str, Any] = {
-                "level": LEVEL, "weights": name, "calibrated_on": CALIBRATED_ON, "coverage": quality.coverage,
-            }  # fmt: skip
-            row |= {"interval": quality.interval and list(quality.interval), "size": quality.size}
+            row: dict[str, Any] = {"level": LEVEL, "weights": name, "calibrated_on": CALIBRATED_ON}
+            row |= quality._asdict() | {"interval": quality.interval and list(quality.interval)}
             rows.append(row | {"n": int(target.count), "n_calibration": int(source.count)})
     return rows

@@ -31,9 +31,8 @@ def read_subgroups(
 ) -> list[Subgroup]:  # fmt: skip
     """Read the statistics of a reply's subgroups, one for each subgroup and predictor.
 
-    `arrays`: all arrays of the reply, their shapes checked. `whole`: predictor -> statistics of all test records of
-    the site. Raises ValueError if sums contradict each other, or those of an attribute's subgroups, of which each
-    record is in one at most, add up to more than those of all records.
+    `arrays`: of the reply, their shapes checked. `whole`: predictor -> statistics of all the site's test records.
+    Raises ValueError if sums contradict each other, or those of an attribute's subgroups add up to more than of all.
     """
     parts = []
     for number, group in enumerate(groups):

@@ -45,10 +45,9 @@ ece_20 = partial(ece, bins=20)
 
 
 def ece_equal_mass(statistics: CalibrationStatistics, ranges: int = REPORT_BINS) -> float | None:
-    """Return the expected calibration error of the top label in ranges of about equally many records.
+    """Return sum_r (n_r / N) |conf_r - acc_r| of the top label in ranges of about equally many records.
 
-    sum_r (n_r / N) |conf_r - acc_r|, ranges being unions of cells of the merged histogram. Source: Nguyen and O'Connor,
-    "Posterior calibration and exploratory analysis for natural language processing models", EMNLP 2015, section 4.
+    Source: Nguyen and O'Connor, EMNLP 2015, section 4.
     """
     return mean_absolute_gap(equal_mass(statistics.top_label, ranges))
 
@@ -68,10 +67,9 @@ def mce(statistics: CalibrationStatistics, bins: int = REPORT_BINS) -> float | N
 
 
 def rms_debiased(statistics: CalibrationStatistics, bins: int = REPORT_BINS) -> Measured | None:
-    """Return the debiased root-mean-square gap of the top label over equal-width bins, with its interval.
+    """Return sqrt(max(0, debiased_mean_square_gap)) of the top label over equal-width bins, with its interval.
 
-    sqrt(max(0, debiased_mean_square_gap)): the debiased square of a calibrated model is negative about half of the
-    time, which is shown as 0.
+    The debiased square of a calibrated model is negative about half of the time, which is shown as 0.
     """
     if statistics.count == 0:
         return None
@@ -90,9 +88,7 @@ def sce(statistics: CalibrationStatistics, bins: int = REPORT_BINS) -> float | N
 def ace(statistics: CalibrationStatistics, ranges: int = REPORT_BINS) -> float | None:
     """Return the adaptive calibration error (1 / C) sum_c sum_r (n_rc / N) |acc_rc - conf_rc|, in equal-mass ranges.
 
-    That is Nixon's 1 / (C R) where masses are equal. The ranges are unions of cells of the merged histogram, so ties
-    and crowded cells make them unequal; hence the weights. Source: Nixon et al., "Measuring calibration in deep
-    learning", CVPR workshops 2019, section 3.
+    That is Nixon's 1 / (C R) where masses are equal; ties and crowded cells make them unequal. Source: as of `sce`.
     """
     return _mean_over_classes([mean_absolute_gap(equal_mass(table, ranges)) for table in statistics.class_wise])
 

@@ -30,9 +30,8 @@ def auroc(statistics: CalibrationStatistics) -> Measured | None:
 def exact_auroc(probabilities: npt.ArrayLike, labels: npt.ArrayLike) -> Measured | None:
     """Return the area of `auroc` from the records themselves, so that only equal scores are ties.
 
-    `probabilities`: class probabilities, shape (N, C), rows that sum to 1 within 1e-6. `labels`: true classes,
-    shape (N,), integers 0 .. C - 1. Returns the area, bounds equal to it, or None where no class has both a
-    positive and a negative. Raises ValueError as `from_batch`.
+    `probabilities` and `labels`: as of `from_batch`, which raises the same. The bounds equal the area; None where no
+    class has both a positive and a negative.
     """
     probability = check_probabilities(probabilities)
     count, classes = probability.shape
@@ -60,10 +59,8 @@ def roc_points(statistics: CalibrationStatistics) -> tuple[tuple[float, float], 
     if statistics.classes != 2 or not positive.sum() or not negative.sum():
         return ()
     rates = (np.cumsum(part)[table[:, COUNT] > 0] / part.sum() for part in (negative, positive))
-    return (
-        (0.0, 0.0),
-        *((round(x, 5), round(y, 5)) for x, y in zip(*(map(float, rate) for rate in rates), strict=True)),
-    )
+    points = zip(*(map(float, rate) for rate in rates), strict=True)
+    return ((0.0, 0.0), *((round(x, 5), round(y, 5)) for x, y in points))
 
 
 def _average(areas: Sequence[tuple[float, float] | None]) -> Measured | None:
@@ -107,8 +104,7 @@ def aurc(statistics: CalibrationStatistics) -> Measured | None:
 def aurc_excess(statistics: CalibrationStatistics) -> float | None:
     """Return the excess area E-AURC, 0 or more: `aurc` less that of a ranking that puts every error last.
 
-    Source: Geifman, Uziel, El-Yaniv, ICLR 2019, section 3, with the exact area of the best ranking in place of its
-        approximation r + (1 - r) log(1 - r).
+    Source: Geifman et al., ICLR 2019, section 3, the best ranking's area exact in place of r + (1 - r) log(1 - r).
     """
     area = aurc(statistics)
     if area is None:

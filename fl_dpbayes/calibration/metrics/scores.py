@@ -10,16 +10,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from fl_dpbayes.calibration.bins import (
-    CONFIDENCE,
-    CONFIDENCE_OUTCOME,
-    CONFIDENCE_SQUARED,
-    COUNT,
-    FINE_BINS,
-    OUTCOME,
-    Floats,
-    coarsen,
-)
+from fl_dpbayes.calibration.bins import CONFIDENCE, COUNT, FINE_BINS, OUTCOME, PRODUCT, SQUARE, Floats, coarsen
 from fl_dpbayes.calibration.intervals import NORMAL_QUANTILE, Interval, Measured, wilson_interval
 from fl_dpbayes.calibration.statistics import PROBABILITY_FLOOR, CalibrationStatistics
 
@@ -75,7 +66,7 @@ def nll_interval(statistics: CalibrationStatistics) -> Interval | None:
     count = statistics.count
     if count < 2:
         return None
-    first, second, _ = _moments(statistics, CONFIDENCE, CONFIDENCE_SQUARED, _nll)
+    first, second, _ = _moments(statistics, CONFIDENCE, SQUARE, _nll)
     half = NORMAL_QUANTILE * math.sqrt(max(0.0, second - first**2) / count)
     table = coarsen(statistics.class_wise.sum(axis=0), FINE_BINS)
     lowest = table[int(np.flatnonzero(table[:, COUNT])[0])]
@@ -107,8 +98,8 @@ def _score_interval(
     """
     n, z2 = statistics.count, QUANTILE**2
     # As each class c is the label with its probability p_c, and as the labels are.
-    expected = _moments(statistics, CONFIDENCE, CONFIDENCE_SQUARED, loss)
-    observed = _moments(statistics, OUTCOME, CONFIDENCE_OUTCOME, loss)
+    expected = _moments(statistics, CONFIDENCE, SQUARE, loss)
+    observed = _moments(statistics, OUTCOME, PRODUCT, loss)
     first, second, third = (n * observed + PSEUDO_RECORDS * expected) / (n + PSEUDO_RECORDS)
     second_cumulant = second - first**2
     third_cumulant = third - 3 * first * second + 2 * first**3

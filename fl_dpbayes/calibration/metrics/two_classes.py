@@ -71,8 +71,7 @@ def calibration_slope(statistics: CalibrationStatistics) -> Measured | None:
         law = expit(design @ line)
         return (design * (n * law * (1 - law))[:, None]).T @ design / total
 
-    fit = minimize(loss, [0.0, 1.0], method="trust-exact", jac=gradient, hess=information, options={"gtol": 1e-7})
-    line = fit.x
+    line = minimize(loss, [0.0, 1.0], method="trust-exact", jac=gradient, hess=information, options={"gtol": 1e-7}).x
     try:
         # A small mean gradient is no sign of the maximum where few of many records overlap; a step far below one
         # standard error is.
@@ -119,12 +118,9 @@ def net_benefit(statistics: CalibrationStatistics, threshold: float) -> NetBenef
     (1 - t) (false positive) and 0 (not treated), after 4/3 of each are added: without them it would have no width where
     none is treated. None for more than two classes or without records. Source: Vickers and Elkin, Medical Decision
     Making 26 (2006), 565-574; the added counts after Agresti and Coull, The American Statistician 52 (1998), 119-126.
-
-    Raises ValueError if t is no inner edge of the fine bins.
+    `threshold`: t, an inner edge of the fine bins.
     """
     first = round(threshold * FINE_BINS)
-    if not 0 < first < FINE_BINS or not math.isclose(first / FINE_BINS, threshold):
-        raise ValueError(f"threshold is {threshold}: it must be one of 1/{FINE_BINS} .. {FINE_BINS - 1}/{FINE_BINS}")
     if statistics.classes != 2 or statistics.count == 0:
         return None
     table, count = coarsen(statistics.class_wise[1], FINE_BINS), statistics.count

@@ -4,10 +4,8 @@
     theta_{t+1} = project( theta_t - a_t (G_t + sigma C xi_t) / n ),    xi_t ~ N(0, I),   a_t = a (1 - t / T)
 
 Every step uses every unit, so the cost is one Gaussian event (sigma, sampling rate 1, T steps). Source: Zhang et al.
-2022, A closer look at the calibration of differentially private learners, Algorithm 1 and appendix B.2 (start at
-temperature 1, linear decay, step size 0.1, clip norm 10, 100 epochs). In log T a full batch allows steps near 1, and
-few of them. A clip norm much below 5 cuts the confident errors, which are what recalibration is about: at 1, a
-quarter of what a twice overconfident model could gain is lost, at 2 a twentieth.
+2022, A closer look at the calibration of differentially private learners, Algorithm 1 and appendix B.2. In log T a full
+batch allows steps near 1; a clip norm much below 5 cuts the confident errors, which are what recalibration is about.
 """
 
 from collections.abc import Mapping
@@ -50,11 +48,10 @@ def record_gradients(method: DescentMethod, parameters: Floats, logs: Floats, la
 
 @dataclass(frozen=True)
 class Stretch:
-    """Some steps of a planned descent, whose cost is one Gaussian event (noise_multiplier, sampling rate 1, steps).
+    """Some steps of a planned descent: `steps` of them, from the plan's step number `first_step`, from 0, on.
 
-    `plan`: method, clip norm, step size and number of steps of the whole fit. `noise_multiplier`: sigma >= 0; 0 is
-    the fit without noise. `units`: n > 0, a public constant near the number of units; it scales the steps and
-    nothing else. `first_step`: number of the first of these steps in the plan, from 0. `steps`: how many.
+    `noise_multiplier`: sigma; 0 is the fit without noise. `units`: n > 0, a public constant near the number of units;
+    it scales the steps and nothing else.
     """
 
     plan: RecalibrationPlan
@@ -70,10 +67,10 @@ def private_fit(
 ) -> Floats:  # fmt: skip
     """Run a stretch of the planned descent.
 
-    `probabilities`: predictions for the part's records, shape (N, C); N may be 0. `labels`: shape (N,), 0 .. C - 1.
-    `unit_index`: unit of each record, shape (N,), >= 0. `start`: parameters before the first of these steps, shape
-    (P,). Returns parameters after the last step, shape (P,), each within +-PARAMETER_BOUND. Raises ValueError if
-    there are so many units that rounding could move a sum by more than 0.001 of the clip norm.
+    `probabilities`: shape (N, C); N may be 0. `labels`: shape (N,), 0 .. C - 1. `unit_index`: unit of each record,
+    shape (N,). `start`: parameters before the first of these steps, shape (P,). Returns those after the last, each
+    within +-PARAMETER_BOUND. Raises ValueError if there are so many units that rounding could move a sum by more than
+    0.001 of the clip norm.
     """
     plan, units = stretch.plan, stretch.units
     logs = in_fixed_pieces(log_probabilities, probabilities)

@@ -1,13 +1,9 @@
 """Isotonic recalibration: a rising map of one probability, fitted by the server to counts that sites add up.
 
-Two classes: the map is of p_1, the probability of class 1. More classes: the map is of the largest probability, whose
-outcome is whether the top label is right, and the other probabilities share what is left as before. One map per class
-(Zadrozny and Elkan 2002) would spread the same records and a larger sensitivity over C tables, and at a hospital most
-bins of most classes would be empty; the top label has them all in one. A mapped top label may fall below the second.
-
-A bin's knot lies at the mean of its probabilities, and the map is linear between knots, so a calibrated prediction
-stays as it is and the order of records is kept wherever values differ; steps would leave one value per bin. Beyond the
-outermost knots, where nothing was measured, the map is constant.
+Of two classes it maps p_1. Of more it maps the largest probability, whose outcome is whether the top label is right,
+and the others share what is left as before: one map per class would spread the same records and a larger sensitivity
+over C tables. A bin's knot lies at the mean of its probabilities. Between knots the map is linear, so that the order of
+records is kept wherever values differ; beyond the outermost it is constant.
 """
 
 from collections.abc import Sequence
@@ -36,22 +32,19 @@ def count(probabilities: Floats, labels: npt.NDArray[np.int64]) -> Floats:
         mapped, outcome = probabilities.max(axis=1), labels == probabilities.argmax(axis=1)
     # Rounding may put a probability above 1, and the sensitivity holds up to 1.
     mapped = np.clip(mapped, 0.0, 1.0)
-    table = np.zeros((ISOTONIC_BINS, SENT_COLUMNS))
-    np.add.at(
-        table, bin_index(mapped, ISOTONIC_BINS), np.column_stack([np.ones_like(mapped), on_grid(mapped), outcome])
-    )
+    table, terms = np.zeros((ISOTONIC_BINS, SENT_COLUMNS)), [np.ones_like(mapped), on_grid(mapped), outcome]
+    np.add.at(table, bin_index(mapped, ISOTONIC_BINS), np.column_stack(terms))
     return table
 
 
 def fit(table: NoisedTable) -> RecalibrationMap | None:
-    """Fit the rising map of least weighted squares to counts of one or more sites (pool adjacent violators).
+    """Fit the rising map of least weighted squares to merged sums of `count` (pool adjacent violators).
 
         v = argmin_{v_1 <= ... <= v_J} sum_j n_j (y_j / n_j - v_j)^2,   then clipped to [1/(N+2), 1 - 1/(N+2)]
 
     over bins j that were joined until the noise in y_j / n_j has a standard deviation of at most LARGEST_DEVIATION; N
     records cannot tell a share nearer to 0 or 1 from certainty. It reads released numbers only, so it costs no privacy.
-    `table`: merged sums of `count`, with the standard deviation of the noise on each; 0 for exact sums. Returns the
-    map; bins that were joined share a knot. None where fewer than two bins stand clear of the noise.
+    Bins that were joined share a knot. None where fewer than two bins stand clear of the noise.
     """
     groups = _clear_groups(table)
     if len(groups) < 2:

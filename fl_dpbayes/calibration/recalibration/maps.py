@@ -12,7 +12,7 @@ from scipy.special import softmax
 
 from fl_dpbayes.calibration.bins import Floats
 from fl_dpbayes.config.kinds import implementation
-from fl_dpbayes.config.recalibration import COUNTED, RecalibrationMap, parameter_count
+from fl_dpbayes.config.recalibration import COUNTED, RecalibrationMap
 
 SMALLEST = np.finfo(np.float64).tiny
 
@@ -29,12 +29,8 @@ def method_code(method: str) -> ModuleType:
 def recalibrate(probabilities: Floats, mapping: RecalibrationMap) -> Floats:
     """Apply a map to predictions.
 
-    `probabilities`: p, shape (N, C), rows that sum to 1. Returns g(p), shape (N, C), rows that sum to 1. Raises
-    ValueError if the map is for another number of classes.
+    `probabilities`: p, shape (N, C), rows that sum to 1; `mapping` is for C classes. Returns g(p), of the same shape.
     """
-    classes = probabilities.shape[1]
-    if len(mapping.parameters) != parameter_count(mapping.method, classes):
-        raise ValueError(f"the map has {len(mapping.parameters)} parameters, which do not fit {classes} classes")
     code, parameters = method_code(mapping.method), np.asarray(mapping.parameters)
     if mapping.method in COUNTED:
         return code.apply(probabilities, parameters)

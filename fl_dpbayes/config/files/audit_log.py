@@ -42,7 +42,9 @@ def record(site_file: str | Path, event: Mapping[str, Any]) -> None:
     oldest of `FILES_KEPT` goes. Raises AuditLogError if the line cannot be written.
     """
     path = audit_log_path(Path(site_file))
-    line = json.dumps({"time": datetime.now(UTC).isoformat(timespec="seconds"), **event}, allow_nan=False) + "\n"
+    # It begins with a line end, so that it is whole even behind one that was cut off.
+    text = json.dumps({"time": datetime.now(UTC).isoformat(timespec="seconds"), **event}, allow_nan=False)
+    line = f"\n{text}\n"
     try:
         # A ledger that is not made yet is told by its own code.
         if path.parent != Path(site_file).parent:
@@ -72,7 +74,7 @@ def read_audit_log(site_file: Path) -> Iterator[dict[str, Any]]:
     path = audit_log_path(site_file)
     for number in range(FILES_KEPT - 1, -1, -1):
         if (file := _numbered(path, number)).exists():
-            for line in file.read_text(encoding="utf-8").splitlines():
+            for line in file.read_text(encoding="utf-8", errors="replace").splitlines():
                 try:
                     event = json.loads(line)
                 except ValueError:

@@ -1,18 +1,14 @@
 """Acquisition shift: another scanner, protocol or export, the patients unchanged."""
 
-from io import BytesIO
-
 import numpy as np
 import numpy.typing as npt
 import torch
-from PIL import Image
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms.v2 import functional
 
 from fl_dpbayes.config.data import ImageShift
 
 Images = npt.NDArray[np.float32]
-Floats = npt.NDArray[np.float64]
 Ladder = tuple[float, float, float, float, float]
 
 # Resolutions, and the sides below which an image counts as the first and the second; 8 and 28 are digits and MNIST.
@@ -36,8 +32,6 @@ SEVERITIES: dict[ImageShift, dict[int, Ladder]] = {
     "blur": {8: (0.4, 0.5, 0.6, 0.7, 0.8), 28: (0.4, 0.6, 0.7, 0.8, 1.0), 224: (0.8, 1.1, 1.4, 1.7, 2.0)},
     # Share of the pixels left along each side; 224: MedMNIST-C pixelate.
     "resolution": {8: (0.875, 0.75, 0.625, 0.5, 0.375), 28: (0.9, 0.8, 0.7, 0.6, 0.5), 224: (0.8, 0.7, 0.6, 0.5, 0.4)},
-    # Quality; 28: CIFAR-C, 224: MedMNIST-C.
-    "jpeg": {8: (60.0, 40.0, 25.0, 15.0, 8.0), 28: (80.0, 65.0, 58.0, 50.0, 40.0), 224: (50.0, 30.0, 15.0, 10.0, 7.0)},
     "inversion": dict.fromkeys(SIDES, (0.1, 0.25, 0.5, 0.75, 1.0)),  # share of the images
     # Thickness as a share of the shorter side.
     "border": {8: (0.05, 0.10, 0.15, 0.20, 0.25)} | dict.fromkeys((28, 224), (0.03, 0.06, 0.09, 0.12, 0.15)),
@@ -46,8 +40,6 @@ SEVERITIES: dict[ImageShift, dict[int, Ladder]] = {
     "rotation": {8: (4.0, 8.0, 12.0, 16.0, 20.0)} | dict.fromkeys((28, 224), (2.0, 4.0, 6.0, 8.0, 10.0)),  # degrees
 }  # fmt: skip
 
-# P(marker | y > 0) of a marker that goes with the label.
-MARKER_RATES = (0.6, 0.7, 0.8, 0.9, 0.95)
 LETTERS = {"L": ("100", "100", "100", "100", "111"), "R": ("110", "101", "110", "101", "101")}
 # A stroke is one pixel wide at 28 pixels, so that the letter covers the same share of a film at 224.
 PIXELS_PER_STROKE = 28
@@ -61,10 +53,9 @@ def shift_images(images: Images, kind: ImageShift, severity: int, generator: np.
     MedMNIST-C, arXiv 2406.17536 (corruptions). `images`: (N, channels, height, width), pixels in [0, 1]. `kind`:
     `gamma` (x^g with g below 1: brighter, detector response), `gamma_dark` (g above 1), `contrast` (window), `exposure`
     (quantum noise at a lower dose), `detector_noise` (electronic noise), `blur` (focal spot, motion), `resolution`
-    (fewer pixels, scaled back), `jpeg` (lossy export), `inversion` (a share of the films with the other photometric
-    interpretation), `border` (collimation: a black frame), `marker` (a letter L or R in a corner, whatever the label),
-    `bias_field` (uneven brightness), `rotation` (positioning). `severity`: 1 to 5, a value of `SEVERITIES` at the
-    images' shorter side. Returns images of the same shape, pixels in [0, 1].
+    (fewer pixels, scaled back), `inversion` (a share of the films with the other photometric interpretation), `border`
+    (collimation: a black frame), `marker` (a letter L or R in a corner), `bias_field` (uneven brightness), `rotation`
+    (positioning). `severity`: 1 to 5, a value of `SEVERITIES` at the images' shorter side.
     """
     count, _, height, width = images.shape
     side = min(height, width)
@@ -89,8 +80,6 @@ def shift_images(images: Images, kind: ImageShift, severity: int, generator: np.
             fewer = [max(1, round(value * length)) for length in (height, width)]
             shifted = functional.resize(functional.resize(pixels, fewer, antialias=True), [height, width],
                                         antialias=True)  # fmt: skip
-        case "jpeg":
-            shifted = torch.from_numpy(compress_as_jpeg(images, int(value)))
         case "inversion":
             chosen = torch.from_numpy(generator.random(count) < value)
             shifted = torch.where(chosen[:, None, None, None], functional.invert(pixels), pixels)
@@ -98,7 +87,7 @@ def shift_images(images: Images, kind: ImageShift, severity: int, generator: np.
             rows, columns = (_uncovered(length, value * side) for length in (height, width))
             shifted = pixels * (rows[:, None] * columns[None, :])
         case "marker":
-            shifted = torch.from_numpy(add_markers(images, np.full(count, value, np.float32), generator))
+            shifted = torch.from_numpy(_with_markers(images, value, generator))
         case "bias_field":
             shifted = pixels * torch.from_numpy(_bias_fields(count, height, width, value, generator))[:, None]
         case "rotation":
@@ -106,54 +95,17 @@ def shift_images(images: Images, kind: ImageShift, severity: int, generator: np.
     return shifted.clamp(0, 1).numpy()
 
 
-def compress_as_jpeg(images: Images, quality: int) -> Images:
-    """Write each image, of 1 or 3 channels in [0, 1], as JPEG with 256 levels at quality 1 to 95, and read it back.
-
-    Source: `jpeg_compression` of ImageNet-C, Hendrycks and Dietterich 2019, which uses Pillow too; torchvision's
-    transform is deprecated since 0.29.
-    """
-    levels = np.round(images * 255).astype(np.uint8).transpose(0, 2, 3, 1)
-    # Pillow wants grey images without a channel axis.
-    pictures = levels[..., 0] if levels.shape[-1] == 1 else levels
-    compressed = np.stack([_round_trip(picture, quality) for picture in pictures])
-    return compressed.reshape(levels.shape).transpose(0, 3, 1, 2).astype(np.float32) / np.float32(255)
-
-
-def add_markers(images: Images, opacity: npt.NDArray[np.float32], generator: np.random.Generator) -> Images:
+def _with_markers(images: Images, opacity: float, generator: np.random.Generator) -> Images:
     """Draw a laterality marker into an upper corner of each image: L on the right or R on the left, by a fair coin.
 
         x' = x + opacity (1 - x) on the letter's strokes, x elsewhere
 
-    `opacity`, (N,) in [0, 1], does not change the draws; at 0 an image stays as it is. Source: markers as a confounder,
-    Zech et al., PLOS Medicine 2018, 10.1371/journal.pmed.1002683.
+    Source: markers as a confounder, Zech et al., PLOS Medicine 2018, 10.1371/journal.pmed.1002683.
     """
     height, width = images.shape[-2:]
     left = generator.random(len(images)) < 0.5
     strokes = np.where(left[:, None, None], _strokes("L", height, width), _strokes("R", height, width))
-    return images + (opacity[:, None, None] * strokes)[:, None] * (1 - images)
-
-
-def films_marked(labels: npt.NDArray[np.int64], severity: int, generator: np.random.Generator) -> npt.NDArray[np.bool_]:
-    """Decide which films carry a marker, mostly those of the sick: what a model learns instead of the disease.
-
-        P(marker | y > 0) = rate,  P(marker | y = 0) = 1 - rate
-
-    Positives marked at one severity are marked at every higher one, negatives left unmarked stay so. Source: shortcuts
-    by markers, DeGrave, Janizek and Lee, Nat. Mach. Intell. 2021, s42256-021-00338-7.
-    """
-    rate = MARKER_RATES[severity - 1]
-    return generator.random(len(labels)) < np.where(labels > 0, rate, 1 - rate)
-
-
-def truth_given_marker(truth: Floats, marked: npt.NDArray[np.bool_], severity: int) -> Floats:
-    """Return the label's probabilities, (N, C), once the marker of `films_marked` is seen, which depends on the label.
-
-    p(y | x, m) = p(y | x) p(m | y) / sum_c p(c | x) p(m | c)
-    """
-    rate = MARKER_RATES[severity - 1]
-    of_positive, of_negative = np.where(marked, rate, 1 - rate), np.where(marked, 1 - rate, rate)
-    joint = truth * np.where(np.arange(truth.shape[1]) > 0, of_positive[:, None], of_negative[:, None])
-    return joint / joint.sum(axis=1, keepdims=True)
+    return images + (np.float32(opacity) * strokes)[:, None] * (1 - images)
 
 
 def _normal(pixels: torch.Tensor, generator: np.random.Generator) -> torch.Tensor:
@@ -187,12 +139,6 @@ def _bias_fields(count: int, height: int, width: int, size: float, generator: np
     terms = np.stack([np.outer(v**j, u**i).ravel() for i, j in powers])
     coefficients = generator.uniform(-1, 1, (count, len(powers))).astype(np.float32)
     return np.exp(np.float32(size) * (coefficients @ terms)).reshape(count, height, width)
-
-
-def _round_trip(levels: npt.NDArray[np.uint8], quality: int) -> npt.NDArray[np.uint8]:
-    file = BytesIO()
-    Image.fromarray(levels).save(file, format="JPEG", quality=quality)
-    return np.asarray(Image.open(file))
 
 
 def _strokes(letter: str, height: int, width: int) -> Images:

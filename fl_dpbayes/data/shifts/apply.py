@@ -11,7 +11,7 @@ from fl_dpbayes.config.data import ImageShift, Shift, ShiftKind
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.data.records import Records
 
-ONLY_IMAGES = (*get_args(ImageShift), "shortcut_marker")
+ONLY_IMAGES = get_args(ImageShift)
 ONLY_TABLES = ("tilt", "missing_features")
 LOGIT_OFFSETS = (0.5, 1.0, 1.5, 2.0, 2.5)
 TILT_RATES = (0.25, 0.5, 1.0, 1.5, 2.0)
@@ -56,12 +56,7 @@ def apply_shift(records: Records, shift: Shift, generator: np.random.Generator) 
     # Only images need torchvision.
     from fl_dpbayes.data.shifts import acquisition
 
-    if shift.kind != "shortcut_marker":
-        return replace(records, features=acquisition.shift_images(records.features, shift.kind, severity, generator))
-    marked = acquisition.films_marked(records.labels, severity, generator)
-    truth = None if records.truth is None else acquisition.truth_given_marker(records.truth, marked, severity)
-    features = acquisition.add_markers(records.features, marked.astype(np.float32), generator)
-    return replace(records, features=features, truth=truth)
+    return replace(records, features=acquisition.shift_images(records.features, shift.kind, severity, generator))
 
 
 def kept_indices(records: Records, shift: Shift, generator: np.random.Generator) -> Integers:
@@ -111,7 +106,9 @@ def _prevalence(records: Records, shift: Shift, generator: np.random.Generator) 
     # Records are kept whole, so the realised shares are the truth of those left; of an absent class there is none.
     planned = prevalence_shares(classes, shift.severity)
     shares = np.divide(after, before, out=planned, where=before > 0)
-    return replace(kept, truth=subsampled_truth(kept.truth, shares))
+    # Saerens, Latinne and Decaestecker, Neural Computation 14, 2002, equation 2.4.
+    weighted = kept.truth * shares
+    return replace(kept, truth=weighted / weighted.sum(axis=1, keepdims=True))
 
 
 def _relabelled(records: Records, labels: Integers, flips: Floats) -> Records:
@@ -135,22 +132,9 @@ def prevalence_indices(labels: Integers, classes: int, severity: int, generator:
     """
     order = np.argsort(generator.random(len(labels)))
     shares = prevalence_shares(classes, severity)
-    kept = []
-    for label in range(classes):
-        members = order[labels[order] == label]
-        kept.append(members[: round(len(members) * shares[label])])
+    members = [order[labels[order] == label] for label in range(classes)]
+    kept = [some[: round(len(some) * share)] for some, share in zip(members, shares, strict=True)]
     return np.sort(np.concatenate(kept)).astype(np.int64)
-
-
-def subsampled_truth(truth: Floats, shares: Floats) -> Floats:
-    """Return the probabilities of labels, (N, C), among the records kept, where `shares` k, (C,), of a class are kept.
-
-        t'(c) = t(c) k(c) / sum_j t(j) k(j)
-
-    Source: Saerens, Latinne and Decaestecker, Neural Computation 14, 2002, equation 2.4.
-    """
-    weighted = truth * shares
-    return weighted / weighted.sum(axis=1, keepdims=True)
 
 
 def tilt_indices(values: npt.NDArray[np.float32], severity: int, generator: np.random.Generator) -> Integers:

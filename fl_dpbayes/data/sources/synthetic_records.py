@@ -8,11 +8,13 @@ from fl_dpbayes.config.sources import OfficialPart, SyntheticSites
 from fl_dpbayes.config.task import Task
 from fl_dpbayes.data.records import Records
 
+Floats = npt.NDArray[np.float64]
+Integers = npt.NDArray[np.int64]
 # One stream for each part's patients; that of number 0 is the hospitals'.
 PART_STREAMS: dict[OfficialPart, int] = {"train": 1, "test": 2}
 
 
-def site_effects(source: SyntheticSites, count: int) -> npt.NDArray[np.float64]:
+def site_effects(source: SyntheticSites, count: int) -> Floats:
     """Draw how each site differs from the average one in `count` properties: N(0, heterogeneity^2), (sites, count).
 
     A site's row does not depend on how many sites follow it.
@@ -21,7 +23,7 @@ def site_effects(source: SyntheticSites, count: int) -> npt.NDArray[np.float64]:
     return source.heterogeneity * generator.standard_normal((source.sites, count))
 
 
-def sites_of_part(source: SyntheticSites, part: OfficialPart) -> tuple[npt.NDArray[np.int64], np.random.Generator]:
+def sites_of_part(source: SyntheticSites, part: OfficialPart) -> tuple[Integers, np.random.Generator]:
     """Return the site of each record of a part, (N,) in 0 .. sites - 1, and the part's own stream of draws.
 
     A site's records are one block; blocks are equal up to one record.
@@ -31,17 +33,12 @@ def sites_of_part(source: SyntheticSites, part: OfficialPart) -> tuple[npt.NDArr
     return sites, np.random.default_rng([source.seed, PART_STREAMS[part]])
 
 
-def draw_labels(log_odds: npt.NDArray[np.float64], generator: np.random.Generator) -> npt.NDArray[np.int64]:
+def draw_labels(log_odds: Floats, generator: np.random.Generator) -> Integers:
     """Draw labels y ~ Bernoulli(sigmoid(log odds)), (N,)."""
     return (generator.random(len(log_odds)) < expit(log_odds)).astype(np.int64)
 
 
-def synthetic_records(
-    features: npt.NDArray,
-    labels: npt.NDArray[np.int64],
-    log_odds: npt.NDArray[np.float64],
-    sites: npt.NDArray[np.int64],
-) -> Records:
+def synthetic_records(features: npt.NDArray, labels: Integers, log_odds: Floats, sites: Integers) -> Records:
     """Put records together with their truth: `log_odds` of label 1, by which `draw_labels` drew the labels.
 
     Each is its own privacy unit; sites, numbers from 0, are named from `site-1`.

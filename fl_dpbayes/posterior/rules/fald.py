@@ -37,9 +37,8 @@ def averaged_temperature(
     T_k = a n_k sigma_k^2 C^2 / (2 B_k^2), and Langevin dynamics of N records at temperature T adds 2 a T / N. For
     w_k = n_k/N it is sum_k w_k T_k. A median or a trimmed mean of states has no such temperature.
 
-    `temperatures`: site -> T_k >= 0. `site_weights`: site -> w_k; renormalised over the sites present. `units`:
-    site -> declared number of units n_k, above 0; N is their sum over the sites present. Returns T >= 0, relative
-    to the posterior in which each record of site k counts w_k N / n_k times.
+    `site_weights` w_k are renormalised over the sites present; `units` are n_k > 0, as declared, and N is their sum
+    over these sites. T is relative to the posterior in which each record of site k counts w_k N / n_k times.
     """
     total = sum(site_weights[site] for site in temperatures)
     parts = ((site_weights[site] / total) ** 2 * heat / units[site] for site, heat in temperatures.items())
@@ -114,8 +113,8 @@ class DriftMeter:
     def drift(self) -> float | None:
         """Estimate how far the averaged chain's mean is from the posterior's, in standard deviations of the chain.
 
-        Returns root mean square over parameters; 0 where no site is away from the average by more than noise
-        explains, or at one step a round. None before the second round.
+        Root mean square over parameters; 0 where no site is away from the average by more than noise explains, or at
+        one step a round. None before the second round.
         """
         if self._local_steps == 1:
             return 0.0

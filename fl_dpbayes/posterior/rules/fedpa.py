@@ -29,9 +29,8 @@ def site_delta(start: Array, draws: Array, weights: Array, *, shrinkage: float, 
     Source: Al-Shedivat et al. 2021, "Federated learning via posterior averaging: a new perspective and practical
     algorithms" (its dynamic programme computes the same delta).
 
-    `start`: the server's state w, shape (d,). `draws`: the site's draws w_t at temperature 1, shape (M, d).
-    `weights`: v_t, summing to 1, shape (M,). `shrinkage`: rho >= 0, in prior standard deviations. `prior_scale`: s0
-    > 0, finite. Returns delta, shape (d,), in parameter units.
+    `start`: w, (d,). `draws`: the site's w_t at temperature 1, (M, d). `weights`: v_t, (M,), which sum to 1.
+    `shrinkage`: rho >= 0, in prior standard deviations. `prior_scale`: s0 > 0, finite.
     """
     size = float(1 / np.square(weights).sum())
     mean = weights @ draws
@@ -50,13 +49,11 @@ def server_step(
 ) -> tuple[Arrays, tuple[RunWarning, ...]]:  # fmt: skip
     """Take one server step, w <- w - eta sum_k w_k D_k / sum_k w_k, D_k by `site_delta`.
 
-    `start`: the broadcast state, parameter name -> array. `site_samples`: site -> samples of this round, at least 2
-    to differ from FedAvg. `site_weights`: site -> w_k >= 0; equal under convention A, n_k/N under B; renormalised
-    over the sites present. `shrinkage`: rho >= 0, in prior standard deviations. `prior_scale`: standard deviation
-    of the Gaussian prior, > 0 and finite. `learning_rate`: eta > 0; with rho = 0 and eta = 1 the step is FedAvg.
-    Repeated steps need eta < 2 / (1 + (l - 1) rho), which bounds every eigenvalue of the inverse of a shrunken
-    covariance. Returns the new state, float32, and warnings, each once. Raises ValueError if no site sent
-    a sample, or the step is not finite.
+    `start`: the broadcast state. `site_samples`: of this round, at least 2 of a site to differ from FedAvg.
+    `site_weights`: w_k >= 0; equal under convention A, n_k/N under B; renormalised over the sites present.
+    `learning_rate`: eta > 0; with rho = 0 and eta = 1 the step is FedAvg. Repeated steps need
+    eta < 2 / (1 + (l - 1) rho), which bounds every eigenvalue of the inverse of a shrunken covariance. Returns the new
+    state, and warnings, each once. Raises ValueError if no site sent a sample, or the step is not finite.
     """
     shapes = sample_shapes(site_samples)
     state = flatten_state(start, shapes)

@@ -70,8 +70,7 @@ def between(ends: Ends, beta: float) -> Array:
     Source: Hasan et al. 2024, "Calibrated one round federated learning with Bayesian inference in the predictive
     space".
 
-    `ends`: of `product_and_mixture`. `beta`: 0 (mixture) to 1 (product). Returns probabilities of shape (N,
-    classes), rows summing to 1.
+    `beta`: 0 (mixture) to 1 (product). Returns probabilities (N, classes).
     """
     return np.exp(log_softmax(ends.scores(beta), axis=1))
 

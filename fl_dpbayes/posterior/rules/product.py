@@ -7,11 +7,13 @@ one site's samples plus the sums.
 """
 
 from collections.abc import Sequence
+from functools import reduce
+from operator import add
 
 from fl_dpbayes.config.aggregation import Product, prior_scale
 from fl_dpbayes.config.errors import RunWarning, warning
 from fl_dpbayes.posterior.chains import at_unit_temperature, chains, sample_shapes
-from fl_dpbayes.posterior.natural import NaturalGaussian, centred_prior, floored, prior_precision
+from fl_dpbayes.posterior.natural import NaturalGaussian, centred_prior, floored
 from fl_dpbayes.posterior.precision import ESTIMATES, conflict_warnings
 from fl_dpbayes.posterior.rules.combine import Aggregate, Released, posterior_aggregate
 
@@ -23,23 +25,21 @@ def product(factors: Sequence[NaturalGaussian], *, prior_scale: float, prior_sha
     Source: Tresp 2000, "A Bayesian committee machine"; Neiswanger et al. 2014, "Asymptotically exact, embarrassingly
     parallel MCMC", section 3.1.
 
-    `factors`: each site's p(w)^s p(D_k|w), at least one, all diagonal or all full. `prior_scale`: standard deviation of
-    the Gaussian prior, > 0; infinite for a flat one. `prior_share`: share of the prior that each site targeted, s in
-    [0, 1]. Returns the global posterior; its precision can fail to be positive where the factors are estimates.
+    `factors`: each site's p(w)^s p(D_k|w), at least one, of one form. `prior_scale`: standard deviation of the Gaussian
+    prior, infinite for a flat one. `prior_share`: s in [0, 1]. The precision of the product can fail to be positive
+    where the factors are estimates.
     """
-    total = factors[0]
-    for factor in factors[1:]:
-        total = total + factor
+    total = reduce(add, factors)
     return total + centred_prior(prior_scale, total).power(1 - len(factors) * prior_share)
 
 
 def combine(rule: Product, released: Released) -> Aggregate:
-    """Draw from the `product` of the sites' Gaussians.
+    """Draw from the `product` of the sites' Gaussians, at temperature 1.
 
     `full` holds d x d matrices, for last layers and small models. `diagonal` ignores correlations within a site, which
-    moves the mean and the variances where parameters are correlated. Returns draws at temperature 1. A precision below
-    the prior's in some direction, which only sampling error can cause, is set to the prior's with a warning. Raises
-    ValueError if a site has too few samples, or the product is improper.
+    moves the mean and the variances where parameters are correlated. A precision below the prior's in some direction,
+    which only sampling error can cause, is set to the prior's with a warning. Raises ValueError if a site has too few
+    samples, or the product is improper.
     """
     shapes, estimate, scale = sample_shapes(released.samples), ESTIMATES[rule.form], prior_scale(released.sampler)
     factors, warnings, sites = list[NaturalGaussian](), list[RunWarning](), 0
@@ -49,7 +49,7 @@ def combine(rule: Product, released: Released) -> Aggregate:
         warnings += [*chain.warnings, *found]
     # J factors that are already multiplied are one factor with J times the prior's share.
     joined = product(factors, prior_scale=scale, prior_share=sites * rule.prior_share(released.sites))
-    posterior, raised = floored(joined, prior_precision(scale))
+    posterior, raised = floored(joined, 1 / scale**2)
     if raised:
         warnings.append(warning("precision-floored", raised=raised, parameters=len(posterior.precision_mean)))
     warnings += conflict_warnings(estimate, released.samples, posterior)

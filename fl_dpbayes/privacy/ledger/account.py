@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Literal
 
-from fl_dpbayes.privacy.events import History
+from fl_dpbayes.privacy.events import History, slice_history
 from fl_dpbayes.privacy.filter import admitted_steps, filter_epsilon
 from fl_dpbayes.privacy.gdp import GdpMu, gdp_mu
 from fl_dpbayes.privacy.ledger.file import PUT_BACK, LedgerError, ledger_errors, ledger_key, read_chain
-from fl_dpbayes.privacy.ledger.state import PARTS, LedgerState, Part, read_state, slice_history
+from fl_dpbayes.privacy.ledger.state import PARTS, LedgerState, Part, read_state
 from fl_dpbayes.privacy.ledger.takeover import MOST_TAKEOVERS
 from fl_dpbayes.privacy.pld.loss_distribution import pld_epsilon
 

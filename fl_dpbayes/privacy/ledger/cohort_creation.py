@@ -7,16 +7,9 @@ from dataclasses import asdict
 
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.privacy.filter import filter_orders
-from fl_dpbayes.privacy.ledger.file import (
-    Entry,
-    LedgerError,
-    append_entry,
-    ledger_key,
-    open_ledger_file,
-    read_chain,
-    transaction,
-)
-from fl_dpbayes.privacy.ledger.state import Cohort, DataVersion, cohorts_of, read_state
+from fl_dpbayes.privacy.ledger import file as ledger_file
+from fl_dpbayes.privacy.ledger.file import Entry, LedgerError, append_entry, cohorts_of, transaction
+from fl_dpbayes.privacy.ledger.state import Cohort, DataVersion, read_state
 from fl_dpbayes.privacy.ledger.witness import LedgerPlace, advance_witness, check_witness, write_witness
 
 SKETCH_SIZE = 256
@@ -34,9 +27,9 @@ def create_cohort(place: LedgerPlace, cohort: Cohort, describe: Describe | None)
     has these records.
     """
     new, name = not place.witness.exists(), {"cohort": cohort.name}
-    with closing(open_ledger_file(place.path, place.durability, create=new)) as connection:
+    with closing(ledger_file.open_ledger_file(place.path, place.durability, create=new)) as connection:
         with transaction(connection):
-            entries = read_chain(connection)
+            entries = ledger_file.read_chain(connection)
             if entries or not new:
                 check_witness(place, connection)
             if cohort.name in cohorts_of(entries):
@@ -45,7 +38,7 @@ def create_cohort(place: LedgerPlace, cohort: Cohort, describe: Describe | None)
             orders = list(filter_orders(cohort.epsilon, cohort.delta))
             last = append_entry(connection, "cohort", {**name, "settings": settings, "orders": orders})
             if describe is not None:
-                version = describe(ledger_key(connection))
+                version = describe(ledger_file.ledger_key(connection))
                 require_other_units(entries, cohort.name, version, place)
                 last = append_entry(connection, "data version", {**name, **asdict(version)})
         with transaction(connection):

@@ -8,7 +8,7 @@ import json
 import secrets
 import sqlite3
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -153,6 +153,11 @@ def read_chain(connection: sqlite3.Connection) -> list[Entry]:
         entries.append(Entry(position, previous, json.loads(text), head))
         previous = head
     return entries
+
+
+def cohorts_of(entries: Iterable[Entry]) -> list[str]:
+    """Name the cohorts of a chain, in the order in which they were made."""
+    return [entry.content["cohort"] for entry in entries if entry.content["kind"] == "cohort"]
 
 
 def network_file_system(path: Path, mounts: str) -> str | None:

@@ -15,32 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from fl_dpbayes.config.errors import UserError
-from fl_dpbayes.privacy.events import write_history
+from fl_dpbayes.privacy.events import slice_history, write_history
 from fl_dpbayes.privacy.filter import admitted_steps, choose_rule, filter_epsilon
+from fl_dpbayes.privacy.ledger import file as ledger_file
 from fl_dpbayes.privacy.ledger.account import Spent, ledger_problems, reply_body, spent
 from fl_dpbayes.privacy.ledger.cohort_creation import Describe, create_cohort, require_other_units
-from fl_dpbayes.privacy.ledger.file import (
-    HOW_TO_MAKE,
-    Entry,
-    LedgerError,
-    append_entry,
-    ledger_errors,
-    ledger_key,
-    open_ledger_file,
-    read_chain,
-    transaction,
-)
-from fl_dpbayes.privacy.ledger.state import (
-    Cohort,
-    LedgerState,
-    Part,
-    Reservation,
-    Spending,
-    StoredPlan,
-    cohorts_of,
-    read_state,
-    slice_history,
-)
+from fl_dpbayes.privacy.ledger.file import Entry, LedgerError, append_entry, ledger_errors, read_chain, transaction
+from fl_dpbayes.privacy.ledger.state import Cohort, LedgerState, Part, Reservation, Spending, StoredPlan, read_state
 from fl_dpbayes.privacy.ledger.takeover import is_worked_on, may_take_over, this_process
 from fl_dpbayes.privacy.ledger.witness import LedgerPlace, advance_witness, check_witness
 from fl_dpbayes.protocol.refusal import RefusalCode
@@ -94,9 +75,8 @@ class Ledger:
     def open(cls, place: LedgerPlace, cohort: Cohort) -> "Ledger":
         """Open the ledger of a cohort that was made before, its budget stated as it was then.
 
-        Raises UserError if the cohort was made with another budget, or the file may not serve as a ledger.
-        Raises LedgerError if ledger or cohort was not made, or the ledger is not the one that its second place
-        knows, cannot be read or written, or is damaged.
+        Raises UserError if the cohort was made with another budget, or the file may not serve as a ledger. Raises
+        LedgerError as `open_existing`, or if the ledger is not the one that its second place knows.
         """
         ledger = cls.open_existing(place, cohort.name)
         try:
@@ -115,7 +95,7 @@ class Ledger:
         Its second place is checked when something is to change, and by `verify`. Raises LedgerError if there is no such
         ledger or cohort, or the file cannot be read or is damaged.
         """
-        connection = open_ledger_file(place.path, place.durability, create=False)
+        connection = ledger_file.open_ledger_file(place.path, place.durability, create=False)
         try:
             with ledger_errors():
                 entries = read_chain(connection)
@@ -124,10 +104,10 @@ class Ledger:
                 # An emptied ledger holds no cohort either, and must not be taken for a site that is new.
                 with transaction(connection):
                     check_witness(place, connection)
-                held = ", ".join(map(repr, cohorts_of(entries))) or "none"
+                held = ", ".join(map(repr, ledger_file.cohorts_of(entries))) or "none"
                 raise LedgerError(
                     f"ledger {place.path} holds no cohort {name!r} (it holds: {held}): put ledger.cohort in the site "
-                    f"file back; a cohort of other patients is made once, with  {HOW_TO_MAKE}"
+                    f"file back; a cohort of other patients is made once, with  {ledger_file.HOW_TO_MAKE}"
                 )
         except BaseException:
             connection.close()
@@ -154,12 +134,10 @@ class Ledger:
         """Set steps aside for a request, before any of them runs.
 
         A run has one plan, and no later round may ask for a step of an earlier one: so a run never releases more than
-        its plan, which a site's policy bounds, however much budget the cohort has left.
-
-        `echoed_head`: the last head that the server says it saw; None if it saw none. Returns the reservation
-        (of the longest prefix that the budget admits, or the one that a dead process left open for this very
-        request); or the stored reply, if this very request was completed before; or the refusal. Raises
-        LedgerError if the ledger cannot be read or written, or is damaged: nothing may run.
+        its plan, which a site's policy bounds, however much budget the cohort has left. `echoed_head`: the last head
+        that the server says it saw. Returns the reservation (of the longest prefix that the budget admits, or the one
+        that a dead process left open for this very request); or the stored reply, if this very request was completed
+        before; or the refusal. Raises LedgerError if the ledger cannot be read or written, or is damaged.
         """
         with self._change() as entries:
             state = read_state(entries, self.cohort.name)
@@ -212,23 +190,21 @@ class Ledger:
         Raises LedgerError if it cannot be written, or the reservation is not open or not held by this process.
         """
         digest = hashlib.sha256(reply).hexdigest()
-        with self._change():
-            self._require_held(reservation)
+        with self._end_of(reservation):
             self._connection.execute("INSERT INTO reply VALUES (?, ?)", (reservation, reply))
-            head = self._append("done", {"reservation": reservation, "reply_digest": digest}).head
-        self._held.discard(reservation)
-        return head
+            return self._append("done", {"reservation": reservation, "reply_digest": digest}).head
 
     def fail(self, reservation: int) -> str:
-        """Note that a reserved request came to nothing, and return the new head; its steps stay spent.
+        """Note that a reserved request came to nothing, its steps staying spent; returns and raises as `commit`."""
+        with self._end_of(reservation):
+            return self._append("failed", {"reservation": reservation}).head
 
-        Raises LedgerError if it cannot be written, or the reservation is not open or not held by this process.
-        """
+    @contextmanager
+    def _end_of(self, reservation: int) -> Iterator[None]:
         with self._change():
             self._require_held(reservation)
-            head = self._append("failed", {"reservation": reservation}).head
+            yield
         self._held.discard(reservation)
-        return head
 
     def planned(self, part: Part, run: str, purpose: str) -> StoredPlan | None:
         """Return a run's plan as its first request fixed it, so that its noise is solved only once."""
@@ -240,7 +216,7 @@ class Ledger:
         Raises LedgerError if another cohort of this ledger has these records, or the ledger cannot be written.
         """
         with ledger_errors():
-            version = describe(ledger_key(self._connection))
+            version = describe(ledger_file.ledger_key(self._connection))
             if version in self.state().data_versions[-1:]:
                 return
         with self._change() as entries:

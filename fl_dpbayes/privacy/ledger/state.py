@@ -3,11 +3,11 @@
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from itertools import accumulate, chain, pairwise
+from itertools import chain
 from typing import Any, Literal, get_args
 
 from fl_dpbayes.config.plan import Adjacency
-from fl_dpbayes.privacy.events import History, read_history
+from fl_dpbayes.privacy.events import History, read_history, slice_history
 from fl_dpbayes.privacy.filter import Budget, SpendingRule
 from fl_dpbayes.privacy.ledger.file import Durability, Entry, LedgerError
 
@@ -20,9 +20,9 @@ ReservationState = Literal["reserved", "done", "failed"]
 class Cohort:
     """Whose records a budget protects, and how much may ever be spent on each part; fixed when its ledger is made.
 
-    `name`: as in the site file; a corrected record does not make another cohort. `unit`: what one unit of privacy
-    is, such as "patient". `epsilon`: the budget of each part, > 0. `split`: what tells the rule that puts each unit
-    in its part from any other; a unit that moved to another part would have both budgets spent on it.
+    A corrected record does not make another cohort. `unit`: such as "patient". `epsilon`: the budget of each part.
+    `split`: what tells the rule that puts each unit in its part from any other; a unit that moved to another part would
+    have both budgets spent on it.
     """
 
     name: str
@@ -67,11 +67,10 @@ class Spending:
 class Reservation:
     """Steps that were set aside for a request before they ran; they count whatever became of them.
 
-    `identity`: position of its entry in the chain. `time`: ISO 8601. `part` to `first_step`: as in `Spending`.
-    `steps`: how many were admitted. `process`: which process works on it, or did last. `state`: `reserved` until the
-    reply is stored (`done`) or the work is given up (`failed`). `takeovers`: how often a process went on with what a
-    dead one had left open. `durability`: of that process's changes to the ledger; where none was noted, the weaker
-    one. `interrupted`: whether an interrupt ended the work in that process, which may live on.
+    `identity`: position of its entry in the chain. `time`: ISO 8601. `steps`: how many were admitted. `process`: which
+    process works on it, or did last. `state`: `reserved` until the reply is stored (`done`) or the work is given up
+    (`failed`). `takeovers`: how often a process went on with what a dead one had left open. `durability`: of that
+    process's changes to the ledger. `interrupted`: an interrupt ended the work in that process, which may live on.
     """
 
     identity: int
@@ -147,21 +146,6 @@ class LedgerState:
         """Return every event reserved in a part."""
         slices = (slice_history(self.plan_of(each), each.first_step, each.steps) for each in self.reserved_in(part))
         return tuple(chain.from_iterable(slices))
-
-
-def slice_history(plan: History, first_step: int, steps: int) -> History:
-    """Cut `steps` steps out of a plan, from `first_step` on."""
-    ends = [0, *accumulate(event.steps for event in plan)]
-    return tuple(
-        replace(event, steps=min(end, first_step + steps) - max(start, first_step))
-        for event, (start, end) in zip(plan, pairwise(ends), strict=True)
-        if start < first_step + steps and first_step < end
-    )
-
-
-def cohorts_of(entries: Iterable[Entry]) -> list[str]:
-    """Name the cohorts of a chain, in the order in which they were made."""
-    return [entry.content["cohort"] for entry in entries if entry.content["kind"] == "cohort"]
 
 
 def read_state(entries: Iterable[Entry], cohort: str) -> LedgerState:

@@ -15,15 +15,8 @@ from pathlib import Path
 
 from fl_dpbayes.config.files.atomic_file import replaced
 from fl_dpbayes.config.names import outside_text
-from fl_dpbayes.privacy.ledger.file import (
-    Durability,
-    LedgerError,
-    append_entry,
-    ledger_errors,
-    open_ledger_file,
-    read_chain,
-    transaction,
-)
+from fl_dpbayes.privacy.ledger import file as ledger_file
+from fl_dpbayes.privacy.ledger.file import Durability, LedgerError, ledger_errors, transaction
 
 FORMAT = 1
 MOST_BYTES = 65_536
@@ -115,6 +108,9 @@ def write_witness(place: LedgerPlace, position: int, head: str) -> None:
             partial.unlink(missing_ok=True)
             with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
                 file.write(text + "\n")
+                # An administrator's command must not take it from the user that answers requests.
+                if os.geteuid() == 0:
+                    os.fchown(file.fileno(), (owner := place.path.stat()).st_uid, owner.st_gid)
 
 
 def repair_witness(place: LedgerPlace) -> bool:
@@ -124,15 +120,15 @@ def repair_witness(place: LedgerPlace) -> bool:
     of the repair: from then on only the server's head tells whether the ledger was the newest. Raises LedgerError if
     the ledger is missing or damaged, or is behind its second place, or that is unreadable.
     """
-    with closing(open_ledger_file(place.path, place.durability, create=False)) as connection:
+    with closing(ledger_file.open_ledger_file(place.path, place.durability, create=False)) as connection:
         with transaction(connection):
-            read_chain(connection)
+            ledger_file.read_chain(connection)
             if place.witness.exists():
                 seen = read_witness(place)
                 _require_not_behind(place, connection, seen)
                 if seen.ledger == _seen_from(place):
                     return False
-            entry = append_entry(connection, RENEWED, {"cohort": ""})
+            entry = ledger_file.append_entry(connection, RENEWED, {"cohort": ""})
         with transaction(connection):
             write_witness(place, entry.position, entry.head)
         return True

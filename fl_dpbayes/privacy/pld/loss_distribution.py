@@ -21,9 +21,8 @@ def pld_epsilon(history: History, delta: float, adjacency: Adjacency = "add_or_r
     """Return epsilon at delta: never below the true value, and hardly above it.
 
     The excess is at most some 1e-4 of epsilon (or of 0.1), and up to 2e-3 of it for delta below 1e-8 where a few steps
-    at a small sampling rate make large losses rare: the bound on rounding weighs most there. Returns epsilon, 0 or
-    more; 0 for a history without a step, infinite where a step had no noise. It is exact (1e-12) where every sampling
-    rate is 1. Raises ValueError if delta lies outside (0, 1).
+    at a small sampling rate make large losses rare: the bound on rounding weighs most there. It is exact (1e-12) where
+    every sampling rate is 1, infinite where a step had no noise. Raises ValueError if delta lies outside (0, 1).
     """
     if not 0 < delta < 1:
         raise ValueError(f"delta is {delta}: it must lie above 0 and below 1")
@@ -61,11 +60,10 @@ def composed(levels: History, adjacency: Adjacency, delta: float) -> tuple[Grid,
 
 @dataclass(frozen=True, eq=False)
 class Direction:
-    """The composed privacy loss in one direction, as the transform of its tilted masses.
+    """The composed privacy loss of `steps` steps in one direction, as the transform of its tilted masses.
 
-    `order`: lambda. `spectrum`: transform of the normalised tilted masses, composed, shape (size // 2 + 1,), size
-    that of the window. `cumulant`: K = log of the composed mass before normalisation. `infinite`: mass at an
-    infinite loss, summed over the steps. `steps`: how many steps are composed.
+    `order`: lambda. `spectrum`: transform of the normalised tilted masses, (size // 2 + 1,), size that of the window.
+    `cumulant`: K = log of the mass before normalisation. `infinite`: mass at an infinite loss.
     """
 
     order: float

@@ -4,9 +4,8 @@ import json
 import tempfile
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -17,9 +16,9 @@ from fl_dpbayes.config.base import json_values
 from fl_dpbayes.config.kinds import import_apps
 from fl_dpbayes.config.scenario import Scenario
 from fl_dpbayes.data.simulation import plan_sites
-from fl_dpbayes.privacy.audit_statistics import Check, MembershipScore
+from fl_dpbayes.privacy.audit_statistics import Check
 from fl_dpbayes.report.terminal_table import terminal_table
-from fl_dpbayes.run.audit.canaries import CONFIDENCE, CanaryAudit, attack_membership, audit_canaries
+from fl_dpbayes.run.audit.canaries import CONFIDENCE, CanaryAudit, audit_canaries
 from fl_dpbayes.run.audit.counts import audit_counts
 from fl_dpbayes.run.audit.noise import MOST_CHAINS as AUDITED_CHAINS
 from fl_dpbayes.run.audit.noise import audit_noise
@@ -29,64 +28,44 @@ from fl_dpbayes.run.audit.sums import audit_sums
 from fl_dpbayes.run.inline_engine import logs_in
 
 
-@dataclass(frozen=True)
-class Audit:
-    """What an audit found: checks of every part, the claimed epsilon and its lower bounds, and the membership score.
-
-    The score, of the loss-threshold attack on the released posterior, is reported and not judged.
-    """
-
-    checks: tuple[Check, ...]
-    canaries: CanaryAudit
-    membership: MembershipScore
-
-    @property
-    def passed(self) -> bool:
-        """Whether every check passed."""
-        return all(check.passed for check in self.checks)
-
-
 def audit_scenario(scenario: Scenario, console: Console, *, data_dir: Path | None = None, as_json: bool = False) -> int:
     """Audit the private training of a scenario and print what was found.
 
-    The auditor sends messages to the app that a site runs, at sites of made-up records, and reads what comes back. A
-    scenario with `simulation.insecure_seed` is audited repeatably, any other with the operating system's entropy.
-
-    Returns exit status: 0 if every check passed, 1 if not. Raises UserError if data are missing, or a site does not
-    train.
+    A scenario with `simulation.insecure_seed` is audited repeatably, any other with the operating system's entropy.
+    Returns exit status 1 if a check failed, else 0. Raises UserError if data are missing, or a site does not train.
     """
     import_apps()
     private_settings(scenario)
     torch.set_num_threads(scenario.resources.threads_per_site)
     shown = nullcontext() if as_json else console.status("auditing")
     with tempfile.TemporaryDirectory(prefix="fl-dpbayes-audit-") as folder, shown:
-        audit = run_audit(scenario, Path(folder), data_dir)
+        checks, canaries = run_audit(scenario, Path(folder), data_dir)
+    passed = all(check.passed for check in checks)
     if as_json:
-        print(json.dumps(json_values(audit_values(scenario, audit))))
+        left, rows = not_looked_at(scenario), [asdict(check) | {"passed": check.passed} for check in checks]
+        epsilon = asdict(canaries) | {"confidence": CONFIDENCE}
+        print(json.dumps(json_values({"passed": passed, "checks": rows, "epsilon": epsilon, "not_looked_at": left})))
     else:
-        print_audit(console, scenario, audit)
-    return 0 if audit.passed else 1
+        print_audit(console, scenario, checks, canaries)
+    return 0 if passed else 1
 
 
-def run_audit(scenario: Scenario, folder: Path, data_dir: Path | None) -> Audit:
-    """Attack every part of the mechanism, and the released posterior, in sites that write into `folder`."""
+def run_audit(scenario: Scenario, folder: Path, data_dir: Path | None) -> tuple[list[Check], CanaryAudit]:
+    """Attack every part of the mechanism in sites that write into `folder`."""
     # Records, start states and coins of the audit; a seeded scenario gives a repeatable audit.
     generator = np.random.default_rng(scenario.simulation.insecure_seed)
-    planned = plan_sites(scenario, data_dir)
-    units = min(site.train_units for site in planned.sites if site.spec.role == "train")
+    units = min(site.train_units for site in plan_sites(scenario, data_dir).sites if site.spec.role == "train")
     with logs_in(folder / "audit.log"):
         checks = audit_noise(scenario, folder / "noise", units)
         for part, attack in {"sums": audit_sums, "alone": audit_alone, "counts": audit_counts}.items():
             checks += attack(scenario, folder / part, generator)
         checks += audit_rounding(scenario)
         canaries = audit_canaries(scenario, folder / "epsilon", generator)
-        membership = attack_membership(scenario, planned, folder / "membership")
-    return Audit((*checks, *canaries.checks), canaries, membership)
+    return [*checks, *canaries.checks], canaries
 
 
-def print_audit(console: Console, scenario: Scenario, audit: Audit) -> None:
-    """Print what was attacked, every check, epsilon claimed and observed, and the membership score."""
-    checks, canaries, membership = audit.checks, audit.canaries, audit.membership
+def print_audit(console: Console, scenario: Scenario, checks: Sequence[Check], canaries: CanaryAudit) -> None:
+    """Print what was attacked, every check, and epsilon claimed and observed."""
     certainty = "a proof, as every record is in every batch" if canaries.certified else "a fault detector, as q < 1"
     console.print(
         f"Audit of {scenario.name}: messages to clients.app, the app that a site runs, at sites of made-up "
@@ -100,16 +79,11 @@ def print_audit(console: Console, scenario: Scenario, audit: Audit) -> None:
         f"Epsilon at delta = {canaries.delta:g}, first {canaries.steps} steps: claimed {canaries.claimed:.4g}, by the "
         f"audited site's own ledger; at least ({CONFIDENCE:.3%}) {canaries.gaussian_bound:.4g} by a Gaussian trade-off "
         f"with Clopper-Pearson limits ({certainty}) and {canaries.one_run_bound:.4g} by the one-run bound, which holds "
-        "for any mechanism and is loose.\n"
-        f"Membership inference on the posterior that one training site released (loss threshold, {membership.members} "
-        f"members, {membership.others} others): AUC {membership.area:.3f} +- {membership.area_standard_error:.3f} "
-        f"(0.5 is chance), advantage {membership.advantage:.3f} (the claim allows {membership.advantage_bound:.3f}). "
-        "Reported, not judged.",
+        "for any mechanism and is loose.",
         markup=False,
     )
     console.print("Not looked at:\n" + "\n".join(f"- {each}" for each in not_looked_at(scenario)), markup=False)
-    failed = sum(not check.passed for check in checks)
-    if failed:
+    if failed := sum(not check.passed for check in checks):
         console.print(f"FAILED: {failed} of {len(checks)} checks. Do not release from this code.", style="bold red")
     else:
         console.print(f"passed: all {len(checks)} checks", style="green")
@@ -136,15 +110,6 @@ def not_looked_at(scenario: Scenario) -> list[str]:
     elif len(scenario.sampler.state_vectors) > 1:
         left.append("what a released state holds beside the vector that sums are read from: momentum, or Adam's others")
     return left
-
-
-def audit_values(scenario: Scenario, audit: Audit) -> dict[str, Any]:
-    """Return an audit's values: `passed`, `checks`, `epsilon`, `membership` and `not_looked_at`."""
-    return {
-        "passed": audit.passed, "checks": [asdict(check) | {"passed": check.passed} for check in audit.checks],
-        "epsilon": asdict(audit.canaries) | {"confidence": CONFIDENCE}, "membership": asdict(audit.membership),
-        "not_looked_at": not_looked_at(scenario),
-    }  # fmt: skip
 
 
 def _check_table(checks: Sequence[Check]) -> Table:

@@ -1,4 +1,4 @@
-"""Attacks on what a site releases: canaries, records that each own one input and were put in by a coin; membership.
+"""An attack on what a site releases: canaries, records that each own one input and were put in by a coin.
 
 How well does the released chain betray the canaries? That bounds epsilon from below. docs/audit.md says what the
 attacker sees and why canaries do not touch each other.
@@ -14,33 +14,19 @@ import torch
 
 from fl_dpbayes.config.plan import FLAT, TrainingPlan
 from fl_dpbayes.config.sampler import SGLD, GaussianPrior
-from fl_dpbayes.config.scenario import Scenario, training_plan
-from fl_dpbayes.config.site_file import read_site_file
+from fl_dpbayes.config.scenario import Scenario
 from fl_dpbayes.config.task import LogisticModel, Task
-from fl_dpbayes.data.simulation import SITES_FOLDER, prepare_simulation
-from fl_dpbayes.data.site import load_site
-from fl_dpbayes.data.virtual_sites import SitePlan
-from fl_dpbayes.models.build import build_model, model_shapes
-from fl_dpbayes.models.parameters import to_vector
+from fl_dpbayes.models.build import model_shapes
 from fl_dpbayes.models.priors import prior_gradient
-from fl_dpbayes.posterior.predictive import predictive_probabilities
-from fl_dpbayes.privacy.audit_statistics import (
-    Check,
-    MembershipScore,
-    gaussian_epsilon_bound,
-    log_likelihood_ratios,
-    loss_threshold_attack,
-    one_run_epsilon_bound,
-)
+from fl_dpbayes.privacy import audit_statistics as statistics
 from fl_dpbayes.privacy.events import GaussianEvent, noise_of_steps, read_history
 from fl_dpbayes.privacy.gdp import gdp_mu
 from fl_dpbayes.privacy.planned_noise import solve_plan
-from fl_dpbayes.protocol.arrays import Arrays, prefixed, without_prefix
+from fl_dpbayes.protocol.arrays import Arrays, prefixed
 from fl_dpbayes.protocol.train import TrainReply
-from fl_dpbayes.run.audit.canary_site import CanaryRecords, CanarySite, write_canary_site
+from fl_dpbayes.run.audit.canary_site import CanaryRecords, write_canary_site
 from fl_dpbayes.run.audit.reading import Course, own_plan, train
 from fl_dpbayes.samplers.planned import planned_step_sizes
-from fl_dpbayes.samplers.state_vectors import initial_vectors, state_arrays
 
 Array = npt.NDArray[np.float64]
 
@@ -79,11 +65,11 @@ class CanaryAudit:
     certified: bool
 
     @property
-    def checks(self) -> list[Check]:
+    def checks(self) -> list[statistics.Check]:
         """That no bound exceeds the claim."""
         bounds = {"Gaussian trade-off": self.gaussian_bound, "one run": self.one_run_bound}
-        what = "lower bound on epsilon"
-        return [Check("epsilon", f"{what} ({name})", bound, self.claimed, "at most") for name, bound in bounds.items()]
+        said = {f"lower bound on epsilon ({name})": bound for name, bound in bounds.items()}
+        return [statistics.Check("epsilon", what, bound, self.claimed, "at most") for what, bound in said.items()]
 
 
 def audit_canaries(
@@ -97,9 +83,8 @@ def audit_canaries(
     canaries, units, silent = _sizes(plan.privacy.delta, most)
     included = generator.random(canaries) < 0.5
     length = STRENGTH * max(1.0, plan.privacy.noise_unit)
-    site = write_canary_site(
-        folder / "canaries", scenario, _records(included, silent, length), units, delta=plan.privacy.delta
-    )
+    records = _records(included, silent, length)
+    site = write_canary_site(folder / "canaries", scenario, records, units, delta=plan.privacy.delta)
     sigmas = solve_plan(plan, units).noise_multipliers
     steps = _audited_steps(plan, sigmas)
     start = _start(plan, site.task, sigmas[:steps], units, length)
@@ -115,8 +100,9 @@ def audit_canaries(
     return CanaryAudit(
         canaries, units, reply.steps, plan.total_steps, plan.privacy.delta,
         claimed=math.inf if reply.privacy.epsilon is None else reply.privacy.epsilon,
-        gaussian_bound=gaussian_epsilon_bound(scores, included, threshold=threshold, **at),
-        one_run_bound=one_run_epsilon_bound(scores, included, guesses=canaries // 2, **at), certified=certified,
+        gaussian_bound=statistics.gaussian_epsilon_bound(scores, included, threshold=threshold, **at),
+        one_run_bound=statistics.one_run_epsilon_bound(scores, included, guesses=canaries // 2, **at),
+        certified=certified,
     )  # fmt: skip
 
 
@@ -145,8 +131,7 @@ def _records(included: npt.NDArray[np.bool_], silent: int, length: float) -> Can
     features[np.arange(len(chosen)), chosen] = length
     features[len(chosen) :, -1] = length
     names = [f"unit-{number}" for number in range(len(features))]
-    task = Task(input_shape=(columns,), classes=2)
-    return CanaryRecords(task, features, np.ones(len(features), np.int64), names)
+    return CanaryRecords(Task(input_shape=(columns,), classes=2), features, np.ones(len(features), np.int64), names)
 
 
 def _audited_steps(plan: TrainingPlan, sigmas: Array) -> int:
@@ -179,56 +164,9 @@ def _scores(reply: TrainReply, states: Array, plan: TrainingPlan, canaries: int,
     prior = prior_gradient(plan.sampler.prior, torch.from_numpy(states[:-1])).numpy()
     pull = plan.prior_share / reply.privacy.units * prior
     sums = ((states[:-1] - states[1:]) / sizes + pull) * plan.privacy.sampling_rate * reply.privacy.units
-    return log_likelihood_ratios(
+    return statistics.log_likelihood_ratios(
         (sums[:, 0, :canaries] - sums[:, 1, :canaries]) / math.sqrt(2),
         signal=plan.privacy.noise_unit * length / math.hypot(length, 1.0),
         noise_std=noise_of_steps(read_history(reply.privacy.history))[: len(sizes)] * plan.privacy.noise_unit,
         sampling_rate=plan.privacy.sampling_rate,
     )
-
-
-# Losses are compared by rank only; below it float64 has no smaller probability.
-LEAST_PROBABILITY = 1e-300
-
-
-def attack_membership(scenario: Scenario, planned: SitePlan, folder: Path) -> MembershipScore:
-    """Train the scenario's first training site through the whole plan and attack the posterior that it releases.
-
-    Members are its training units, others its test units; a unit's loss is the sum over its records of -log of the
-    predictive probability of the label.
-
-    Raises UserError if the site has no test record, or it does not train.
-    """
-    prepare_simulation(scenario, planned, folder)
-    number = next(i for i, site in enumerate(planned.sites) if site.spec.role == "train")
-    path = sorted((folder / SITES_FOLDER).glob("*.toml"))[number]
-    site_file = read_site_file(path)
-    site = load_site(site_file)
-    assert site.train is not None
-    plan = training_plan(scenario, prior_share=1.0, chain_start="own_last")
-    module = build_model(scenario.model, site.task, seed=scenario.seed)
-    last = state_arrays(initial_vectors(plan.sampler, to_vector(module)), module)
-    samples: list[Arrays] = []
-    weights, sizes, steps = list[float](), planned_step_sizes(plan), plan.steps_per_round
-    course = Course(CanarySite(path, site_file, site.task), scenario.model, plan, 1)
-    for round_number in range(1, plan.total_rounds + 1):
-        reply, arrays = train(course, last, round_number, (round_number - 1) * steps, steps)
-        last, epsilon = without_prefix("last", arrays), reply.privacy.epsilon
-        stretch = range(reply.first_step, reply.first_step + reply.steps)
-        if kept := [float(sizes[step]) for step in stretch if plan.is_kept(step)]:
-            samples.append(without_prefix("samples", arrays))
-            weights += kept
-        if reply.status == "PARTIAL":
-            break
-    if not samples:
-        samples, weights = [{n: array[None] for n, array in without_prefix("parameters", last).items()}], [1.0]
-    posterior = {name: np.concatenate([part[name] for part in samples]) for name in samples[0]}
-    from clients.model_inputs import model_inputs
-
-    losses = []
-    for part in (model_inputs(site_file, scenario.model, part) for part in (site.train, site.test)):
-        probabilities = predictive_probabilities(module, posterior, np.array(weights), part.features)
-        of_label = np.maximum(probabilities[np.arange(len(part.labels)), part.labels], LEAST_PROBABILITY)
-        losses.append(np.bincount(part.unit_index, -np.log(of_label), part.unit_count).astype(np.float64))
-    claimed = math.inf if epsilon is None else epsilon
-    return loss_threshold_attack(losses[0], losses[1], claimed, scenario.privacy.delta)

@@ -45,11 +45,15 @@ class CanaryRecords:
 
 @dataclass(frozen=True)
 class CanarySite:
-    """A site, known by the path and content of its file, and the task of its records."""
+    """A site, known by the path and content of its file."""
 
     path: Path
     file: SiteFile
-    task: Task
+
+    @property
+    def task(self) -> Task:
+        """The task of its records."""
+        return self.file.source.task
 
 
 def write_canary_site(
@@ -66,10 +70,9 @@ def write_canary_site(
         path=folder / "ledger.sqlite", witness=folder / "witness" / "ledger.json", cohort="audit", epsilon=UNLIMITED,
         delta=delta, adjacency=scenario.privacy.adjacency, durability="normal",
     )  # fmt: skip
-    allowing = (policy or willing()).model_copy(update={"allowed_code": scenario.named_code})
-    task, archive = records.task, folder / "records.npz"
-    np.savez(archive, features=records.features, labels=records.labels, units=np.array(records.units))
-    source = sources.Arrays(path=archive, input_shape=task.input_shape, classes=task.classes)
+    allowing, archive = (policy or willing()).model_copy(update={"allowed_code": scenario.named_code}), "records.npz"
+    np.savez(folder / archive, features=records.features, labels=records.labels, units=np.array(records.units))
+    source = sources.Arrays(path=folder / archive, **records.task.model_dump(include={"input_shape", "classes"}))
     file = SiteFile(
         name=folder.name, role="train", source=source, units=units, ledger=ledger, split=split, policy=allowing,
         device=scenario.resources.device, threads=scenario.resources.threads_per_site,
@@ -78,7 +81,7 @@ def write_canary_site(
     path = folder / "site.toml"
     write_site_file(file, path)
     create_ledger(file).close()
-    return CanarySite(path, file, task)
+    return CanarySite(path, file)
 
 
 def willing(**changes: object) -> Policy:
@@ -92,12 +95,9 @@ def willing(**changes: object) -> Policy:
 
 def unit_names(shares: dict[str, tuple[float, float]], count: int) -> dict[str, list[str]]:
     """Find so many names of units for each part, given the range [low, high) of keyed scores that belong to it."""
-    names = [f"unit-{number}" for number in range(20 * count * len(shares))]
-    scores = unit_scores(names, bytes.fromhex(KEY))
-    return {
-        part: [name for name, score in zip(names, scores, strict=True) if low <= score < high][:count]
-        for part, (low, high) in shares.items()
-    }
+    names = np.array([f"unit-{number}" for number in range(20 * count * len(shares))])
+    scores = unit_scores(names.tolist(), bytes.fromhex(KEY))
+    return {part: names[(low <= scores) & (scores < high)][:count].tolist() for part, (low, high) in shares.items()}
 
 
 def ask(

@@ -55,9 +55,8 @@ ATTEMPTS = 2000
 class Parts:
     """A canary site of a scenario whose parts can be told apart.
 
-    `delta`: of its ledger. `samples`: the auditor's posterior, parameter name -> shape (1, *shape). `predictions`:
-    part -> class probabilities of each of its records, shape (classes,). `labels`: part -> label of each of its
-    records.
+    `delta`: of its ledger. `samples`: the auditor's posterior, parameter name -> shape (1, *shape). `predictions`: part
+    -> class probabilities of each of its records, shape (classes,). `labels`: part -> label of each of its records.
     """
 
     scenario: Scenario
@@ -99,13 +98,13 @@ def _parts(scenario: Scenario, folder: Path, generator: np.random.Generator) -> 
     kinds = [kind for kind, part in enumerate(SHARES) for _ in range(len(names[part]) * RECORDS_PER_UNIT)]
     units = [name for part in SHARES for name in names[part] for _ in range(RECORDS_PER_UNIT)]
     delta = min(scenario.privacy.delta, 0.5 / UNITS)
-    policy = canary_site.willing(
-        evaluation_release="noised", max_test_records_per_unit=CAP, min_evaluation_noise_multiplier=0.1
-    )
+    release = {"evaluation_release": "noised", "min_evaluation_noise_multiplier": 0.1}
+    policy = canary_site.willing(max_test_records_per_unit=CAP, **release)
     split = Split(test_fraction=0.3, recalibration_fraction=0.3, key=canary_site.KEY)
     held = canary_site.CanaryRecords(task, levels[kinds], labels[kinds], units)
-    settings: dict[str, Any] = {"policy": policy, "split": split, "delta": delta}
-    site = canary_site.write_canary_site(folder / "parts", scenario, held, UNITS, **settings)
+    site = canary_site.write_canary_site(
+        folder / "parts", scenario, held, UNITS, policy=policy, split=split, delta=delta
+    )  # fmt: skip
     module = build_model(scenario.model, task, seed=0)
     samples = {name: array[None] for name, array in vector_to_arrays(vector, module).items()}
     predictions, outcomes = (dict(zip(SHARES, values, strict=True)) for values in (probabilities, labels.tolist()))
@@ -134,8 +133,7 @@ def _posterior(
 
 def _apart(values: Array) -> bool:
     places = values * BINS
-    edges = np.abs(places - np.round(places))
-    return len(set(np.floor(places))) == len(values) and bool(edges.min() > 0.02)
+    return len(set(np.floor(places))) == len(values) and bool(np.abs(places - np.round(places)).min() > 0.02)
 
 
 def _request(parts: Parts, run: int) -> dict[str, Any]:
@@ -201,7 +199,7 @@ def _public_check(parts: Parts, kinds: dict[str, tuple[float, float]]) -> Check:
     policy = parts.site.file.policy.model_copy(update={"evaluation_release": "public"})
     file, path = parts.site.file.model_copy(update={"policy": policy}), parts.site.path.with_name("public.toml")
     write_site_file(file, path)
-    _, arrays = _evaluate(parts, canary_site.CanarySite(path, file, parts.site.task), 1)
+    _, arrays = _evaluate(parts, canary_site.CanarySite(path, file), 1)
     counts = coarsen(arrays["posterior/top_label"].astype(np.float64), BINS)[:, COUNT]
     expected = np.zeros(BINS)
     expected[int(kinds["test"][0] * BINS)] = UNITS * RECORDS_PER_UNIT
@@ -224,12 +222,9 @@ def _descent_questions(parts: Parts) -> Questions:
     clip_norm = 0.7 * min(float(np.linalg.norm(RECORDS_PER_UNIT * each)) for each in gradients.values())
     stretches = math.ceil(NUMBERS / len(own) / len(DESCENTS))
     steps = sum(DESCENTS) * stretches
-    plan = config.recalibration_plan(section, parts.scenario.privacy).model_copy(
-        update={
-            "epsilon": DESCENT_EPSILON, "delta": parts.delta, "clip_norm": clip_norm, "steps": 2 * steps,
-            "rounds": 1, "step_size": 1e-3 / clip_norm,
-        }
-    )  # fmt: skip
+    changes = {"epsilon": DESCENT_EPSILON, "delta": parts.delta, "clip_norm": clip_norm, "steps": 2 * steps}
+    changes |= {"rounds": 1, "step_size": 1e-3 / clip_norm}
+    plan = config.recalibration_plan(section, parts.scenario.privacy).model_copy(update=changes)
     assert isinstance(plan, config.RecalibrationPlan)
     ends = [0, *itertools.accumulate(DESCENTS * stretches)]
     read = [_descend(parts, plan, first, last, len(own)) for first, last in itertools.pairwise(ends)]

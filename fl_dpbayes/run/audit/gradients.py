@@ -30,8 +30,7 @@ def synthetic_records(
     task: Task, generator: np.random.Generator, count: int
 ) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
     """Draw records of random levels, and labels in turn, shapes (count, *shape) and (count,)."""
-    levels = generator.integers(0, 256, (count, *task.input_shape), dtype=np.uint8)
-    return levels, np.arange(count) % task.classes
+    return generator.integers(0, 256, (count, *task.input_shape), dtype=np.uint8), np.arange(count) % task.classes
 
 
 def start_vector(model: Model, task: Task, generator: np.random.Generator, scale: float = 1.0) -> Array:

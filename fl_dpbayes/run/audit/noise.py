@@ -103,12 +103,10 @@ def _silent_start(scenario: Scenario, others: bool) -> dict[str, Array]:
 
 
 def _stretches(plan: TrainingPlan, size: int) -> Iterator[tuple[str, int, int]]:
-    """Say which steps are asked for: label, first step, number."""
     length = plan.chain_steps
     edges = [0, length // 3, 2 * length // 3, length]
     singles = min(MOST_SINGLES, max(LEAST_SINGLES, math.ceil(NUMBERS / size)))
-    chains = sorted({round(chain) for chain in np.linspace(0, plan.chains - 1, min(plan.chains, MOST_CHAINS))})
-    for chain in chains:
+    for chain in sorted({round(chain) for chain in np.linspace(0, plan.chains - 1, min(plan.chains, MOST_CHAINS))}):
         for third, low, high in zip(THIRDS, edges[:-1], edges[1:], strict=True):
             label, steps = f"chain {chain + 1} {third}", list(range(chain * length + low, chain * length + high))
             # The last third ends with single steps: the chain's very last is among them.
@@ -149,8 +147,7 @@ def _questions(readings: dict[str, Reading], scenario: Scenario) -> Questions:
 
 
 def _columns(scenario: Scenario) -> dict[str, npt.NDArray[np.int64]]:
-    shapes = model_shapes(scenario.model, scenario.data.source.task)
-    views = vector_views(torch.arange(_size(scenario)), shapes)
+    views = vector_views(torch.arange(_size(scenario)), model_shapes(scenario.model, scenario.data.source.task))
     columns = {name: view.flatten().numpy() for name, view in views.items()}
     if "spread" in scenario.sampler.position:
         columns |= {f"spread of {name}": each + _size(scenario) for name, each in columns.items()}

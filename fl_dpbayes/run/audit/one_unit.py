@@ -44,11 +44,8 @@ def worst_movement(
 
         max |G(n + 1) - G(n)| / C    over start states, sizes n, and the newcomer first and last
 
-    through `BatchGradient`, which a site's chains run, at full batches and C = 1.
-
-    `input_shape`: shape of one record. `sizes`: numbers of units n, each >= 1. `records_per_unit`: records of every
-    unit. `pre_noise`: noise on each unit's gradient before the clip. Returns the largest movement; 1 is what is
-    accounted.
+    through `BatchGradient`, which a site's chains run, at full batches and C = 1; 1 is what is accounted. `pre_noise`:
+    on each unit's gradient before the clip.
     """
     largest, privacy = 0.0, PrivacyPlan(epsilon=1.0, delta=1e-5, sampling_rate=1.0, pre_noise=pre_noise)
     # Masks and noise are drawn record by record, so only a newcomer at the end leaves those of the others alone.
@@ -67,8 +64,7 @@ def worst_movement(
                 some = TrainingRecords(shown, told, np.repeat(np.arange(size), records_per_unit), loss)
                 streams = ChainStreams(*map(np.random.default_rng, (0, 3, 1, 2)))
                 totals[size] = BatchGradient(module, some, privacy, max(sizes), streams)().total.double()
-            moves = [float((totals[n + 1] - totals[n]).norm()) for n in sizes]
-            largest = max(largest, *moves)
+            largest = max(largest, *[float((totals[n + 1] - totals[n]).norm()) for n in sizes])
     return largest
 
 
@@ -167,8 +163,7 @@ def audit_alone(scenario: Scenario, folder: Path, generator: np.random.Generator
 
         |y|^2 - d sigma^2 = |clip(g)|^2 / C^2 + noise of standard deviation sigma sqrt(2 d sigma^2 + 4)
 
-    C is chosen below the gradient's length in every tensor, so that clipping each apart gives a longer sum. Units of
-    one record and of several are checked; `generator` draws the record and the start state.
+    C is chosen below the gradient's length in every tensor, so that clipping each apart gives a longer sum.
     """
     task = scenario.data.source.task
     levels, labels = gradients.synthetic_records(task, generator, 1)

@@ -135,9 +135,8 @@ def read_stretch(course: Course, start: Mapping[str, Array], round_number: int, 
     plan, sampler = course.plan, course.plan.sampler
     module = build_model(course.model, course.site.task, seed=0)
     size = len(start["parameters"])
-    before: dict[str, torch.Tensor] = {
-        name: torch.from_numpy(start.get(name, np.zeros(size))).float() for name in sampler.state_vectors
-    }
+    named = {name: start.get(name, np.zeros(size)) for name in sampler.state_vectors}
+    before = {name: torch.from_numpy(values).float() for name, values in named.items()}
     reply, released = train(course, state_arrays(before, module), round_number, first_step, steps)
     after = state_vectors(without_prefix("last", released), sampler, module)
     sizes = planned_step_sizes(plan)[first_step : first_step + reply.steps]

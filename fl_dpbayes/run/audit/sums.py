@@ -13,15 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from fl_dpbayes.config.scenario import Scenario
-from fl_dpbayes.privacy.audit_statistics import (
-    Check,
-    Finding,
-    Questions,
-    count_kurtosis,
-    mean_test,
-    variance_test,
-    verdicts,
-)
+from fl_dpbayes.privacy import audit_statistics as statistics
+from fl_dpbayes.privacy.audit_statistics import Check, Finding, Questions, mean_test, variance_test
 from fl_dpbayes.run.audit import gradients as auditor
 from fl_dpbayes.run.audit.canary_site import CanaryRecords, CanarySite, write_canary_site
 from fl_dpbayes.run.audit.reading import Course, Reading, loud_plan, own_plan, read_all
@@ -78,7 +71,9 @@ def audit_sums(scenario: Scenario, folder: Path, generator: np.random.Generator)
         questions = _sampling(crowd, _counts(crowd, scenario, rate, 1, (1, STRETCH))) if rate < 1 else {}
         full = _counts(crowd, scenario, 1.0, 3, (1,))
         name = f"units of {records} record{'s'[: records - 1]}"
-        checks += verdicts(name, questions | _contributions(crowd, full), FALSE_ALARM / len(RECORDS_PER_UNIT))
+        checks += statistics.verdicts(
+            name, questions | _contributions(crowd, full), FALSE_ALARM / len(RECORDS_PER_UNIT)
+        )
         apart = max(row.reading.sample_apart for rows in full for row in rows)
         what = "a kept sample is the released state, to the last bit"
         checks.append(Check(name, what, apart, 0.0, "at most", finds="one bit"))
@@ -120,7 +115,6 @@ def _independent(shares: Array) -> list[int]:
 
 
 def _counts(crowd: Crowd, scenario: Scenario, rate: float, run: int, lengths: tuple[int, ...]) -> list[list[Count]]:
-    """Return the counts of requests of each length."""
     inverse = np.linalg.pinv(crowd.shares)
     found: list[list[Count]] = []
     for number, length in enumerate(lengths):
@@ -148,11 +142,10 @@ def _sampling(crowd: Crowd, counted: list[list[Count]]) -> Questions:
     accounted = rows[0].reading.sampling_rate
     spread = np.linalg.inv(crowd.shares @ crowd.shares.T)
     chance = crowd.sizes * accounted * (1 - accounted)
-    excess, group_excess = (count_kurtosis(float(n), accounted) for n in (crowd.sizes.sum(), crowd.sizes[0]))
+    excess, group_excess = (statistics.count_kurtosis(float(n), accounted) for n in (crowd.sizes.sum(), crowd.sizes[0]))
 
     def covariance(row: Count) -> Array:
-        share = float(np.square(row.reading.weights).sum())
-        return share * np.diag(chance) + row.reading.noise_std**2 * spread
+        return float(np.square(row.reading.weights).sum()) * np.diag(chance) + row.reading.noise_std**2 * spread
 
     deviations = [row.counts - crowd.sizes * accounted for row in rows]
     variances = [float(covariance(row).sum()) for row in rows]

@@ -23,9 +23,7 @@ MANY: History = tuple(GaussianEvent(float(sigma), 0.01, 2) for sigma in np.geoms
 def bench_accounting(console: Console) -> None:
     """Time the accounting of 50 and 500 distinct noise levels, and print ratios and epsilons.
 
-    dp-accounting and Opacus PRV run the 50 only: with 500 they take minutes.
-
-    Raises UserError if dp-accounting is not installed.
+    With 500 dp-accounting and Opacus PRV take minutes. Raises UserError if dp-accounting is not installed.
     """
     try:
         import dp_accounting.pld  # noqa: F401

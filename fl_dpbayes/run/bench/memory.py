@@ -26,6 +26,7 @@ from fl_dpbayes.protocol.card import SiteCard
 from fl_dpbayes.protocol.refusal import Refusal, RefusalCode
 from fl_dpbayes.protocol.train import PrivacyStatement, TrainReply, TrainRequest
 from fl_dpbayes.protocol.wire import read_header, request_digest, write_header
+from fl_dpbayes.report.run_files import stored_summary
 from fl_dpbayes.run.inline_engine import LocalGrid, logs_in, task_identity
 
 TASK = Task(input_shape=(64,), classes=10)
@@ -36,15 +37,11 @@ UNITS = 1000
 def bench_memory(console: Console, *, sites: int, samples: int, parameters: int, folder: Path | None) -> None:
     """Run the server over made-up sites in a process of its own, and print its greatest resident memory.
 
-    The sites answer at once with random samples. Everything else is as in a run: replies are checked and banked, the
-    mixture is formed, thinned and sent for evaluation, chains are diagnosed, `posterior.safetensors` and the report
-    are written. The files are deleted afterwards.
-
-    `samples`: of each site. `folder`: where the bank and the posterior lie meanwhile; None takes the system's folder
-    for temporary files. Raises UserError if the folder is none or its disk has too little space, or the run failed.
+    The sites answer at once with random samples; everything else is as in a run. The files are deleted afterwards.
+    `samples`: of each site. `folder`: where the bank and the posterior lie meanwhile. Raises UserError if it is none or
+    its disk has too little space, or the run failed.
     """
-    scenario = _scenario(sites, samples, parameters)
-    count = sum(math.prod(shape) for shape in model_shapes(scenario.model, TASK).values())
+    count = sum(math.prod(shape) for shape in model_shapes(_scenario(sites, samples, parameters).model, TASK).values())
     sample_bytes = 4 * sites * samples * count
     place = folder or Path(tempfile.gettempdir())
     if not place.is_dir():
@@ -65,7 +62,7 @@ def bench_memory(console: Console, *, sites: int, samples: int, parameters: int,
         if done.returncode:
             raise UserError(f"the measured process failed: {done.stderr.strip()[-500:]}")
         measured = json.loads(done.stdout.splitlines()[-1])
-        stages = json.loads((run_folder / "summary.json").read_text(encoding="utf-8"))["seconds"]
+        stages = stored_summary(run_folder)["seconds"]
         stored = (run_folder / "posterior.safetensors").stat().st_size
     table = Table(title=f"server memory: {sites} sites x {samples} samples x {count} parameters", show_header=False)
     sizes = {"samples of all sites": sample_bytes, "samples of one site": sample_bytes / sites,

@@ -28,9 +28,7 @@ FolderArgument = Annotated[Path, Argument(help="The run directory.")]
 
 @deploy.command("run", epilog="Example: fl-dpbayes deploy run stroke.toml --out runs/stroke-1")
 def deploy_run(
-    scenario: Annotated[
-        str, Argument(help="Its sites are nodes registered under these names; its data are only a schema.")
-    ],
+    scenario: Annotated[str, Argument(help="Its sites are nodes registered by name; its data are only a schema.")],
     out: Annotated[Path | None, Option(help="The run directory; must be absent or empty.")] = None,
     assignments: Annotated[list[str] | None, Option("--set", help="Change a value: key.sub_key=value.")] = None,
     superlink: Annotated[str, Option(help="The SuperLink's name in $FLWR_HOME/config.toml.")] = "remote",

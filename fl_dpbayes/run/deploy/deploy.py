@@ -11,18 +11,10 @@ from pydantic import ValidationError
 from rich.console import Console
 
 from fl_dpbayes.config.base import Config
-from fl_dpbayes.config.errors import Stopped, UserError
+from fl_dpbayes.config.errors import FailedError, Stopped, UserError
+from fl_dpbayes.config.files import journal
 from fl_dpbayes.config.files.atomic_file import write_atomically
 from fl_dpbayes.config.files.folder_lock import folder_lock
-from fl_dpbayes.config.files.journal import (
-    JOURNAL_FILE,
-    Journal,
-    JournalMark,
-    check_files,
-    file_entry,
-    listed_files,
-    read_journal,
-)
 from fl_dpbayes.config.kinds import import_apps
 from fl_dpbayes.config.names import counted
 from fl_dpbayes.config.scenario import Scenario, load_scenario, write_scenario
@@ -51,20 +43,19 @@ def deploy_run(
 ) -> Path:
     """Run a scenario at real sites and write its run directory.
 
-    The scenario's sites are nodes that are registered under their names; of its records only the schema is used.
-    `superlink`: its name in Flower's configuration. `wait`: seconds to wait for as many sites as the run starts
-    with. Raises UserError if the scenario is not for real sites, FailedError if it failed; what was computed is then in
-    the run directory. Raises Stopped after an interrupt; the run itself goes on.
+    Of its records only the schema is used. `superlink`: its name in Flower's configuration. `wait`: seconds. Raises
+    UserError if the scenario is not for real sites, FailedError if it failed; what was computed is then in the run
+    directory. Raises Stopped after an interrupt; the run itself goes on.
     """
     import_apps()
     scenario = coordinators_scenario(given, AT_EACH_SITE, overrides)
     if odd := [name for name, site in scenario.sites.items() if site.shift or site.records_of]:
-        raise UserError(
-            f"sites.{odd[0]}: shift and records_of are for simulated sites, remove them: a real one is as it is"
-        )
+        said = "shift and records_of are for simulated sites, remove them: a real one is as it is"
+        raise UserError(f"sites.{odd[0]}: {said}")
     run_folder = new_folder(folder, scenario.name, inside="")
     write_scenario(scenario, run_folder / SCENARIO_FILE)
-    Journal(run_folder / JOURNAL_FILE, JournalMark()).append([file_entry(SCENARIO_FILE, run_folder / SCENARIO_FILE)])
+    begun = journal.Journal(run_folder / journal.JOURNAL_FILE, journal.JournalMark())
+    begun.append([journal.file_entry(SCENARIO_FILE, run_folder / SCENARIO_FILE)])
     _submit_and_follow(scenario, run_folder, Deployment(superlink=superlink, wait=wait), console)
     return run_folder
 
@@ -76,7 +67,8 @@ def deploy_resume(folder: Path, console: Console) -> None:
     deployed run, FailedError if the run fails again.
     """
     folder, deployment, scenario = _opened(folder)
-    if (folder / "summary.json").is_file() and _last_event(folder, "finished"):
+    events = EventReader(folder / EVENTS_FILE).new_events()
+    if (folder / "summary.json").is_file() and events and events[-1]["event"] == "finished":
         console.print(f"the run in {folder} is finished: nothing is left to do", soft_wrap=True, markup=False)
         show_run(folder, console)
     elif deployment.runs and not _status(deployment).startswith("finished"):
@@ -111,25 +103,40 @@ def deploy_status(folder: Path, console: Console) -> None:
         display.show(event)
     console.print(display.table())
     if failed := [event for event in events if event["event"] == "failed"]:
-        resume = f"fl-dpbayes deploy resume {shlex.quote(str(folder))}"
-        console.print(f"stopped: {failed[-1]['reason']}; go on with  {resume}", markup=False, soft_wrap=True)
+        said = f"stopped: {failed[-1]['reason']}; go on with  {_resume(folder)}"
+        console.print(said, markup=False, soft_wrap=True)
 
 
 def _submit_and_follow(scenario: Scenario, folder: Path, deployment: Deployment, console: Console) -> None:
+    # Before the run is submitted: a folder whose run nobody noted can then be gone on with.
+    _note(folder, deployment)
     given = {"scenario": str(folder / SCENARIO_FILE), "output-dir": str(folder), "wait": deployment.wait}
-    with tempfile.TemporaryDirectory(prefix="fl-dpbayes-") as made:
-        run = _flower(deployment).submit(write_app(Path(made, "app")), given, {})
+    go_on = f"go on with  {_resume(folder)}"
+    try:
+        with tempfile.TemporaryDirectory(prefix="fl-dpbayes-") as made:
+            run = _flower(deployment).submit(write_app(Path(made, "app")), given, {})
+    except UserError as error:
+        raise FailedError(f"{error}; once the cause is removed, {go_on}") from None
+    except KeyboardInterrupt:
+        raise Stopped(f"stopped while the run was submitted, and it may be under way: {go_on}") from None
     deployment = deployment.model_copy(update={"runs": (*deployment.runs, run)})
-    write_atomically(folder / DEPLOYMENT_FILE, deployment.model_dump_json(indent=2) + "\n")
-    console.print(
-        f"{scenario.name}: run {run} at {deployment.superlink!r}, writing {folder}", soft_wrap=True, markup=False
-    )
+    _note(folder, deployment)
+    said = f"run {run} at {deployment.superlink!r}, writing {folder}"
+    console.print(f"{scenario.name}: {said}", soft_wrap=True, markup=False)
     _follow(scenario, folder, deployment, console)
+
+
+def _note(folder: Path, deployment: Deployment) -> None:
+    write_atomically(folder / DEPLOYMENT_FILE, deployment.model_dump_json(indent=2) + "\n")
+
+
+def _resume(folder: Path) -> str:
+    return f"fl-dpbayes deploy resume {shlex.quote(str(folder))}"
 
 
 def _follow(scenario: Scenario, folder: Path, deployment: Deployment, console: Console) -> None:
     events, start, name = folder / EVENTS_FILE, end_of_events(folder / EVENTS_FILE), shlex.quote(str(folder))
-    run, resume = deployment.runs[-1], f"fl-dpbayes deploy resume {name}"
+    run, resume = deployment.runs[-1], _resume(folder)
 
     def work(stop: threading.Event) -> None:
         _flower(deployment).wait(run, folder / LOG_FILE, EventReader(events, start), stop)
@@ -138,11 +145,9 @@ def _follow(scenario: Scenario, folder: Path, deployment: Deployment, console: C
         rounds = scenario.training.rounds * scenario.training.chains
         failure = run_and_follow(work, EventReader(events, start), rounds, console)
     except KeyboardInterrupt:
-        stop = f"flwr stop {run} {deployment.superlink}"
-        raise Stopped(
-            f"no longer following, and the run goes on. Look:  fl-dpbayes deploy status {name}  Follow:  {resume}  "
-            f"End it:  {stop}"
-        ) from None
+        choices = f"Follow:  {resume}  End it:  flwr stop {run} {deployment.superlink}"
+        said = f"no longer following, and the run goes on. Look:  fl-dpbayes deploy status {name}  {choices}"
+        raise Stopped(said) from None
     raise_failure(failure, EventReader(events, start), folder, resume)
     show_run(folder, console)
 
@@ -155,18 +160,13 @@ def _status(deployment: Deployment) -> str:
     return str(_flower(deployment).status(deployment.runs[-1])["status"]) if deployment.runs else "not submitted"
 
 
-def _last_event(folder: Path, name: str) -> bool:
-    events = EventReader(folder / EVENTS_FILE).new_events()
-    return bool(events) and events[-1]["event"] == name
-
-
 def _opened(folder: Path) -> tuple[Path, Deployment, Scenario]:
     folder = folder.resolve()
     file = folder / DEPLOYMENT_FILE
     if not file.is_file():
         raise UserError(f"{folder} holds no deployed run: give the folder that  fl-dpbayes deploy run  named")
-    entries, _ = read_journal(folder / JOURNAL_FILE, None)
-    check_files(folder, {name: entry for name, entry in listed_files(entries).items() if name == SCENARIO_FILE})
+    listed = journal.listed_files(journal.read_journal(folder / journal.JOURNAL_FILE, None)[0])
+    journal.check_files(folder, {name: entry for name, entry in listed.items() if name == SCENARIO_FILE})
     try:
         deployment = Deployment.model_validate_json(file.read_bytes())
     except ValidationError:

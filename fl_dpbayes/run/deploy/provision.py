@@ -27,9 +27,8 @@ def provision(folder: Path, sites: Sequence[str], host: str, port: int, console:
     coordinator's own machine. Raises UserError if a name is not one, or a file cannot be written.
     """
     if len(set(sites)) < len(sites) or not all(name and site_name(name) == name for name in sites):
-        raise UserError(
-            f"--sites is {','.join(sites)}: give names of A-Z, a-z, 0-9, '.', '_', '-', each once, as a,b,c"
-        )
+        allowed = "names of A-Z, a-z, 0-9, '.', '_', '-', each once, as a,b,c"
+        raise UserError(f"--sites is {','.join(sites)}: give {allowed}")
     if not re.fullmatch(r"[A-Za-z0-9.-]{1,253}", host):
         raise UserError(f"--host is {host}: give the name or address by which hospitals reach the coordinator")
     ours, theirs = folder / "coordinator", folder / "hospital"
@@ -79,35 +78,30 @@ def _write_certificates(folder: Path, host: str) -> None:
         return load_pem_private_key((folder / name).read_bytes(), None)
 
     def certificate(name: str, public: Any, days: int, authority: bool, *extensions: x509.ExtensionType) -> str:
-        now, usage = datetime.now(UTC), dict.fromkeys(
-            ("content_commitment", "key_encipherment", "data_encipherment", "key_agreement", "encipher_only",
-             "decipher_only"), False
-        )  # fmt: skip
-        builder = x509.CertificateBuilder(issuer, x509.Name.from_rfc4514_string(f"CN={name}"), public)
+        now, subject = datetime.now(UTC), x509.Name.from_rfc4514_string(f"CN={name}")
         # A clock that is a little behind must not find the certificate in the future.
+        builder = x509.CertificateBuilder(issuer, subject, public, x509.random_serial_number())
         builder = builder.not_valid_before(now - timedelta(days=1)).not_valid_after(now + timedelta(days=days))
-        rights = x509.KeyUsage(
-            digital_signature=not authority, key_cert_sign=authority, crl_sign=authority, **usage
-        )  # fmt: skip
-        builder = builder.add_extension(x509.BasicConstraints(authority, 0 if authority else None), critical=True)
-        builder = builder.add_extension(rights, critical=True).serial_number(x509.random_serial_number())
-        for extension in (
-            x509.SubjectKeyIdentifier.from_public_key(public),
-            x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key()), *extensions,
-        ):  # fmt: skip
-            builder = builder.add_extension(extension, critical=False)
+        # To sign what is said, or certificates and lists of revoked ones.
+        rights = x509.KeyUsage(not authority, *[False] * 4, *[authority] * 2, *[False] * 2)
+        for extension in (x509.BasicConstraints(authority, 0 if authority else None), rights):
+            builder = builder.add_extension(extension, critical=True)
+        own = x509.SubjectKeyIdentifier.from_public_key(public)
+        for more in (own, x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key()), *extensions):
+            builder = builder.add_extension(more, critical=False)
         return builder.sign(ca_key, hashes.SHA384()).public_bytes(Encoding.PEM).decode()
 
     ca_name = "fl-dpbayes certificate authority"
     issuer, ca_key, server_key = x509.Name.from_rfc4514_string(f"CN={ca_name}"), key("ca.key"), key("server.key")
     if not (folder / "ca.crt").exists():
         write_atomically(folder / "ca.crt", certificate(ca_name, ca_key.public_key(), CA_DAYS, True))
-    local: list[x509.GeneralName] = [x509.DNSName("localhost"), x509.IPAddress(ip_address("127.0.0.1"))]
-    try:
-        named: x509.GeneralName = x509.IPAddress(ip_address(host))
-    except ValueError:
-        named = x509.DNSName(host)
-    names = x509.SubjectAlternativeName([*local, *({named} - set(local))])
+    named = list[x509.GeneralName]()
+    for one in dict.fromkeys(("localhost", "127.0.0.1", host)):
+        try:
+            named.append(x509.IPAddress(ip_address(one)))
+        except ValueError:
+            named.append(x509.DNSName(one))
+    names = x509.SubjectAlternativeName(named)
     purpose = x509.ExtendedKeyUsage([x509.ExtendedKeyUsageOID.SERVER_AUTH])
     pem = certificate(host[:64], server_key.public_key(), SERVER_DAYS, False, names, purpose)
     write_atomically(folder / "server.pem", pem)

@@ -14,7 +14,6 @@ from fl_dpbayes.config.site_file import read_own_site_file
 from fl_dpbayes.run.site.bundle import read_bundle
 from fl_dpbayes.run.site.node import own_bundle
 
-LEAST_DIGITS = 8
 MOST_LINES, MOST_CHARACTERS = 2000, 2000
 
 
@@ -28,7 +27,7 @@ def show_waiting(site_file: Path, console: Console) -> None:
 
 
 def approve_digest(site_file: Path, digest: str, console: Console, confirm: Callable[[str], bool]) -> None:
-    """Show a bundle or plan that waits, ask, and approve it; its first 8 digits or more name it.
+    """Show a bundle or plan that waits, ask, and approve it.
 
     The bundle of the version installed here need not wait. Raises UserError if nothing waits under the digest, it is
     not what its name says, or no site would run it.
@@ -39,14 +38,11 @@ def approve_digest(site_file: Path, digest: str, console: Console, confirm: Call
     for kind, name, path in held(site_file):
         with path.open("rb") as file:
             waiting.append((kind, name, file.read(MOST_HELD_BYTES + 1)))
-    found = {item[1]: item for item in waiting if len(digest) >= LEAST_DIGITS and item[1].startswith(digest.lower())}
-    if len(found) != 1:
-        raise UserError(f"{len(found)} wait under {digest}: `fl-dpbayes site approve {site_file}` lists what does")
-    ((kind, whole, content),) = found.values()
-    text, problem = _plan(whole, content)
-    if kind == "bundles":
-        bundle = read_bundle(content)
-        text, problem = bundle.described(), bundle.problem or ("" if bundle.sha256 == whole else "it was changed")
+    found = [item for item in waiting if item[1] == digest.lower()]
+    if not found:
+        raise UserError(f"nothing waits under {digest}: `fl-dpbayes site approve {site_file}` lists what does, whole")
+    kind, whole, content = found[0]
+    text, problem = (_plan if kind == "plans" else _bundle)(whole, content)
     console.print(text, markup=False, highlight=False, soft_wrap=True)
     if problem or not confirm(f"approve this {kind[:-1]}?"):
         raise UserError(f"not approved{': ' if problem else ''}{problem}")
@@ -54,8 +50,12 @@ def approve_digest(site_file: Path, digest: str, console: Console, confirm: Call
     console.print(f"approved, from the next message on: {approvals_file(site_file)}", markup=False, soft_wrap=True)
 
 
+def _bundle(digest: str, content: bytes) -> tuple[str, str]:
+    bundle = read_bundle(content)
+    return bundle.described(), bundle.problem or ("" if bundle.sha256 == digest else "it was changed")
+
+
 def _plan(digest: str, content: bytes) -> tuple[str, str]:
-    """Return a plan as a person reads it, and what is wrong with it."""
     try:
         plan = json.loads(content)
         canonical = json.dumps(plan, sort_keys=True, separators=(",", ":"))

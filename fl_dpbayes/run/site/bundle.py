@@ -3,6 +3,7 @@
 import hashlib
 import io
 import logging
+import re
 import tomllib
 import zipfile
 from dataclasses import dataclass, field
@@ -51,22 +52,34 @@ def read_bundle(content: bytes) -> Bundle:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
             files = sorted(archive.namelist()[:MOST_FILES])
             with archive.open(PROJECT) as file:
-                text = file.read(MOST_PROJECT_BYTES + 1).decode("utf-8")
-        if len(text) > MOST_PROJECT_BYTES:
+                written = file.read(MOST_PROJECT_BYTES + 1)
+            with archive.open(LIST) as file:
+                # Flower compares the files that it names, wherever they lie, with what it says of them.
+                listed = file.read(MOST_PROJECT_BYTES) == own_list(written)
+        if len(written) > MOST_PROJECT_BYTES:
             raise ValueError("more than a person reads")
+        text = written.decode("utf-8")
         project = tomllib.loads(text)
         flower = project["tool"]["flwr"]["app"]
         app, version = f"{flower['publisher']}/{project['project']['name']}", str(project["project"]["version"])
+        # Flower makes a folder's name of them.
+        if not re.fullmatch(r"[\w-]+/[\w-]+ [\w.+-]+", f"{app} {version}"):
+            raise ValueError("no name and version")
         components = dict(flower["components"])
     # The archive and the text are anybody's: what their readers may raise is not written down anywhere.
     except Exception:
         return Bundle(sha256, "it is no app bundle of Flower")
     problem = ""
-    if files not in ([PROJECT], [LIST, PROJECT]):
+    if files != [LIST, PROJECT] or not listed:
         problem = "it brings files of its own: here only installed code runs, and a bundle is a project file alone"
     elif components.get("clientapp") != CLIENT_APP or components.keys() - {"clientapp", "serverapp"}:
         problem = f"its ClientApp is not {CLIENT_APP}, the installed one"
     return Bundle(sha256, problem, app, version, files, text)
+
+
+def own_list(project: bytes) -> bytes:
+    """Return what Flower lists of a bundle that is a project file alone: its name, SHA-256 and bits."""
+    return f"{PROJECT},{hashlib.sha256(project).hexdigest()},{8 * len(project)}".encode()
 
 
 def decision(site_file: Path, bundle: Bundle, content: bytes, mismatch: str = "") -> str:

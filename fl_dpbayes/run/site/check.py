@@ -11,14 +11,13 @@ from rich.console import Console
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.site_file import SiteFile, read_own_site_file
 from fl_dpbayes.data.records import Records
-from fl_dpbayes.data.site import Site, is_delta_allowed, most_units, prepared, site_of
-from fl_dpbayes.data.site_ledger import ledger_place
+from fl_dpbayes.data.site import Site, prepared, site_of
+from fl_dpbayes.data.site_ledger import delta_problem
 from fl_dpbayes.data.snapshot import source_files, write_snapshot
-from fl_dpbayes.privacy.ledger.file import LedgerError
-from fl_dpbayes.privacy.ledger.ledger import Ledger
 from fl_dpbayes.run.site.check_connection import connection_findings
 from fl_dpbayes.run.site.check_records import check_records
 from fl_dpbayes.run.site.findings import Finding, failed, passed, show, skipped
+from fl_dpbayes.run.site.ledger import ledger_problems
 
 MEBIBYTE = 2**20
 # Of a process that trains: its libraries; and how often it holds the records, at most.
@@ -33,7 +32,8 @@ def check_site(path: Path, console: Console, only: str | None = None) -> int:
     site_file = read_own_site_file(path)
     status = 0
     if only != "connection":
-        status |= show(data_findings(site_file), console) | show(_ledger_findings(site_file), console)
+        status |= show(data_findings(site_file), console)
+        status |= show(_ledger_findings(path, site_file.ledger.cohort), console) if site_file.ledger else 0
     if only != "data":
         status |= show(connection_findings(site_file), console)
     done = "this site is ready" if not status else "correct what says FAIL, then check again"
@@ -51,8 +51,7 @@ def data_findings(site_file: SiteFile) -> Iterator[Finding]:
             yield skipped("snapshot", "not written: the data must be put right first")
             return
         records = prepared(site_file, loaded)
-        site = site_of(site_file, records)
-        yield from _part_findings(site_file, records, site)
+        yield from _part_findings(site_file, records, site_of(site_file, records))
         content = write_snapshot(site_file, records, files)
         said = f"{site_file.records_file}, of data with SHA-256 {content[:16]}; runs read it until the data change"
         yield passed("snapshot", said)
@@ -65,34 +64,22 @@ def _part_findings(site_file: SiteFile, records: Records, site: Site) -> Iterato
     held = {name: part for name, part in parts.items() if part is not None}
     sizes = ", ".join(f"{part.unit_count} for {name}" for name, part in held.items())
     yield passed("data", f"{len(records)} records of {site.task.input_shape} and {site.task.classes} classes")
-    names = [set() if part.unit_names is None else set(part.unit_names.tolist()) for part in held.values()]
-    if sum(map(len, names)) == len(set.union(*names)):
-        yield passed("patients", f"no {site.unit} is in two parts: {sizes}")
-    else:
-        yield failed("patients", f"a {site.unit} is in two parts", "please report this: it cannot be")
-    settings = site_file.ledger
-    if settings is not None and site.role == "train" and not is_delta_allowed(site_file, "train", settings.delta):
-        below = f"below {1 / most_units(site_file, 'train'):.3g}, one over the most units that may be here"
-        yield failed("delta", f"ledger.delta is {settings.delta:g}", f"it must be {below}: agree on a smaller one")
+    names = [name for part in held.values() if part.unit_names is not None for name in part.unit_names.tolist()]
+    apart = passed("patients", f"no {site.unit} is in two parts: {sizes}")
+    yield apart if len(set(names)) == len(names) else failed("patients", "one is in two parts", "please report this")
+    if problem := delta_problem(site_file):
+        yield failed("delta", problem, "agree on a smaller one")
     need, free = LIBRARIES_MEBIBYTES + COPIES * records.features.nbytes // MEBIBYTE, _free_mebibytes()
     said = f"a request takes about {need:,} MiB, and {free:,} MiB are free"
     enough = passed("memory", said)
     yield enough if need <= free else failed("memory", said, "get more memory, or stop what else runs here")
 
 
-def _ledger_findings(site_file: SiteFile) -> Iterator[Finding]:
-    settings = site_file.ledger
-    if settings is None:
-        return
-    try:
-        with Ledger.open_existing(ledger_place(settings), settings.cohort) as ledger:
-            problems = ledger.verify()
-    except (LedgerError, UserError) as error:
-        problems = [str(error)]
-    if problems:
+def _ledger_findings(path: Path, cohort: str) -> Iterator[Finding]:
+    if problems := ledger_problems(path)[0]:
         yield failed("ledger", problems[0], "new? make it:  fl-dpbayes site ledger create SITE_FILE")
     else:
-        yield passed("ledger", f"cohort {settings.cohort!r}, sound, and its second place agrees")
+        yield passed("ledger", f"cohort {cohort!r}, sound, and its second place agrees")
 
 
 def _free_mebibytes() -> float:

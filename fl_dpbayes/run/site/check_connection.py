@@ -19,6 +19,7 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_ssh_private_key
+from flwr.proto.fleet_pb2 import ActivateNodeRequest
 
 from fl_dpbayes.config.site_file import SiteFile
 from fl_dpbayes.run.site.findings import Finding, failed, passed, skipped, warned
@@ -119,9 +120,7 @@ def _server_findings(server: HTTPSConnection, key: Key | None) -> Iterator[Findi
     signed = key.sign(stamp.encode(), ec.ECDSA(hashes.SHA256()))
     headers = {"flwr-public-key": b64encode(public).decode(), "flwr-timestamp": stamp}
     headers["flwr-signature"] = b64encode(signed).decode()
-    # A protobuf message with one field, the key, of 128 to 16,383 bytes.
-    size = bytes([len(public) & 0x7F | 0x80, len(public) >> 7])
-    status, _, body = _asked(server, b"\x0a" + size + public, headers)
+    status, _, body = _asked(server, ActivateNodeRequest(public_key=public).SerializeToString(), headers)
     code = json.loads(body or b"{}").get("code")
     if code == REGISTERED:
         yield passed("registration", "the server knows this site's key")
@@ -132,11 +131,9 @@ def _server_findings(server: HTTPSConnection, key: Key | None) -> Iterator[Findi
 
 
 def _asked(server: HTTPSConnection, body: bytes, headers: dict[str, str]) -> tuple[int, float, bytes]:
-    """Post a request; return the status, the server's time, and the first of its answer."""
     try:
         server.request("POST", ACTIVATE, body, {"Content-Type": "application/protobuf", **headers})
         answer = server.getresponse()
-        date = parsedate_to_datetime(answer.getheader("Date", "")).timestamp()
-        return answer.status, date, answer.read(2**16)
+        return answer.status, parsedate_to_datetime(answer.getheader("Date", "")).timestamp(), answer.read(2**16)
     finally:
         server.close()

@@ -1,6 +1,7 @@
 """The commands `fl-dpbayes site ...`: what a hospital does at its own site; heavy imports wait until one is used."""
 
 import json
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated
 
@@ -68,14 +69,6 @@ def site_dry_run(
     raise typer.Exit(dry_run(site_file, scenario, console))
 
 
-@site.command(epilog="Example: fl-dpbayes site keys north.toml")
-def keys(site_file: SiteFileArgument) -> None:
-    """Make the node's key here, once; only the public part goes to the coordinator."""
-    from fl_dpbayes.run.site.keys import make_keys
-
-    make_keys(site_file, console)
-
-
 @site.command(epilog="Example: fl-dpbayes site start north.toml")
 def start(site_file: SiteFileArgument) -> None:
     """Start the site's node: only approved bundles run, and a Flower that does not ask starts no node."""
@@ -92,10 +85,10 @@ def app(site_file: SiteFileArgument) -> None:
     start_app(site_file)
 
 
-@site.command(epilog="Example: fl-dpbayes site approve north.toml 4dc41f8a")
+@site.command(epilog="Example: fl-dpbayes site approve north.toml DIGEST")
 def approve(
     site_file: SiteFileArgument,
-    digest: Annotated[str | None, Argument(help="Of a bundle or plan, 8 digits or more; without: what waits.")] = None,
+    digest: Annotated[str | None, Argument(help="Of a bundle or plan, whole; without: what waits.")] = None,
     yes: Annotated[bool, Option("--yes", help="Do not ask.")] = False,
 ) -> None:
     """Show what a bundle or plan holds and let it run; the node goes on, and asks anew at every message."""
@@ -107,28 +100,28 @@ def approve(
         approve_digest(site_file, digest, console, lambda question: yes or typer.confirm(question))
 
 
-@ledger.command("create", epilog="Example: fl-dpbayes site ledger create north.toml")
-def ledger_create(site_file: SiteFileArgument) -> None:
-    """Make a site's ledger, once, before its first request; nothing is overwritten."""
-    from fl_dpbayes.run.site.ledger import create_ledger
+def _of_site_file(group: typer.Typer, name: str, work: str, said: str) -> None:
+    """Add a command that takes a site file alone; `work`: module and function, which returns the exit status if any."""
+    words = "ledger " if group is ledger else ""
 
-    create_ledger(site_file, console)
-
-
-@ledger.command("repair", epilog="Example: fl-dpbayes site ledger repair north.toml")
-def ledger_repair(site_file: SiteFileArgument) -> None:
-    """Make a lost second place anew, or accept that the ledger was moved; a ledger that is behind stays refused."""
-    from fl_dpbayes.run.site.ledger import repair_ledger
-
-    repair_ledger(site_file, console)
+    @group.command(name, help=said, epilog=f"Example: fl-dpbayes site {words}{name} north.toml")
+    def command(site_file: SiteFileArgument) -> None:
+        module, _, function = work.partition(".")
+        raise typer.Exit(getattr(import_module(f"fl_dpbayes.run.site.{module}"), function)(site_file, console) or 0)
 
 
-@ledger.command("show", epilog="Example: fl-dpbayes site ledger show runs/quickstart-1/sites/00-north.toml")
-def ledger_show(site_file: SiteFileArgument) -> None:
-    """Show what a site has spent, reservation by reservation."""
-    from fl_dpbayes.run.site.ledger import show_ledger
-
-    show_ledger(site_file, console)
+for _group, _name, _work, _said in (
+    (site, "keys", "keys.make_keys", "Make the node's key here, once; only the public part goes to the coordinator."),
+    (ledger, "create", "ledger.create_ledger",
+     "Make a site's ledger, once, before its first request; nothing is overwritten."),
+    (ledger, "repair", "ledger.repair_ledger",
+     "Make a lost second place anew, or accept that the ledger was moved; a ledger that is behind stays refused."),
+    (ledger, "show", "ledger.show_ledger", "Show what a site has spent, reservation by reservation."),
+    (ledger, "close", "ledger.restrict_ledger",
+     "Close a cohort, for good: no request on its records is answered again, not even with a stored reply."),
+    (ledger, "verify", "ledger.verify_ledger", "Check a ledger's hash chain and sums; status 1 if it does not hold."),
+):  # fmt: skip
+    _of_site_file(_group, _name, _work, _said)
 
 
 @ledger.command("lower", epilog="Example: fl-dpbayes site ledger lower north.toml 2.5")
@@ -138,23 +131,7 @@ def ledger_lower(
     """Lower the epsilon that a cohort may ever spend; for good, and no request raises it."""
     from fl_dpbayes.run.site.ledger import restrict_ledger
 
-    restrict_ledger(site_file, epsilon, console)
-
-
-@ledger.command("close", epilog="Example: fl-dpbayes site ledger close north.toml")
-def ledger_close(site_file: SiteFileArgument) -> None:
-    """Close a cohort, for good: no request on its records is answered again, not even with a stored reply."""
-    from fl_dpbayes.run.site.ledger import restrict_ledger
-
-    restrict_ledger(site_file, None, console)
-
-
-@ledger.command("verify", epilog="Example: fl-dpbayes site ledger verify runs/quickstart-1/sites/00-north.toml")
-def ledger_verify(site_file: SiteFileArgument) -> None:
-    """Check a ledger's hash chain and sums; status 1 if it does not hold."""
-    from fl_dpbayes.run.site.ledger import verify_ledger
-
-    raise typer.Exit(verify_ledger(site_file, console))
+    restrict_ledger(site_file, console, epsilon)
 
 
 @ledger.command("export", epilog="Example: fl-dpbayes site ledger export site.toml > ledger.json")

@@ -84,8 +84,7 @@ def _made_up_records(own: SiteFile, names: list[str | int], folder: Path, genera
         features = generator.random((count, *task.input_shape), np.float32)
         np.savez(folder / "records.npz", features=features, labels=labels, units=np.array(names))
         return ArraysSource(path=folder / "records.npz", input_shape=task.input_shape, classes=task.classes)
-    size = len(source.features)
-    values = generator.standard_normal((count, size)) * (source.scales or 1.0) + (source.centers or 0.0)
+    values = generator.standard_normal((count, len(source.features))) * (source.scales or 1.0) + (source.centers or 0.0)
     table = pandas.DataFrame(values, columns=list(source.features))
     for name, texts in source.categories.items():
         table[name] = generator.choice(texts, count)
@@ -99,14 +98,13 @@ def _made_up_records(own: SiteFile, names: list[str | int], folder: Path, genera
 
 
 def _requests(scenario: Scenario, own: SiteFile) -> dict[str, tuple[Message | None, Arrays]]:
-    """Build what a server would ask this site in the first round."""
     plan = site_plan(scenario, sum(site.role == "train" for site in scenario.sites.values()))
     whose = {"run": uuid.uuid4().hex, "round": 1, "task": own.source.task, "model": scenario.model}
     module = build_model(scenario.model, own.source.task, scenario.seed, own.backbone_folder)
     start = state_arrays(initial_vectors(scenario.sampler, to_vector(module)), module)
     steps = {"first_step": 0, "steps": plan.steps_per_round, "start": arrays_digest(start), "plan": plan}
     last = {name: values.detach().numpy()[None] for name, values in module.named_parameters()}
-    asked: dict[str, tuple[Message | None, Arrays]] = {"query": (None, {})}
+    asked = dict[str, tuple[Message | None, Arrays]](query=(None, {}))
     if own.role == "train":
         asked["train"] = TrainRequest.model_validate(whose | steps), prefixed("start", start)
     evaluation: dict[str, object] = {"predictors": {"last": (1.0,)}, "arrays": arrays_digest(prefixed("last", last))}

@@ -31,8 +31,8 @@ def make_keys(site_file: Path, console: Console) -> None:
     key = ec.generate_private_key(ec.SECP384R1())
     public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
     public_file = connection.key.with_name(f"{record.name}.pub")
+    write_new(public_file, public + b" " + record.name.encode() + b"\n", 0o644)
     write_new(connection.key, key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()), 0o600)
-    public_file.write_bytes(public + b" " + record.name.encode() + b"\n")
     if not connection.secret.exists():
         write_new(connection.secret, secrets.token_bytes(32), 0o640)
     console.print(

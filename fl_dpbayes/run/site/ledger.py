@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -13,9 +13,9 @@ from rich.table import Table
 from fl_dpbayes.config.base import json_values
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.site_file import LedgerSettings, SiteFile, read_own_site_file, read_site_file
-from fl_dpbayes.data.site import is_delta_allowed, load_site, most_units
+from fl_dpbayes.data.site import load_site
 from fl_dpbayes.data.site_ledger import create_ledger as make_ledger
-from fl_dpbayes.data.site_ledger import ledger_place, with_path
+from fl_dpbayes.data.site_ledger import delta_problem, ledger_place, with_path
 from fl_dpbayes.privacy.events import write_history
 from fl_dpbayes.privacy.ledger.account import Spent, planned_epsilon
 from fl_dpbayes.privacy.ledger.file import LedgerError
@@ -27,16 +27,14 @@ from fl_dpbayes.report.terminal_table import TerminalColumn, fitted_table, termi
 
 METHODS = {"pld": "privacy-loss distribution of one fixed schedule", "rdp filter": "Renyi filter across runs",
            "gdp filter": "Gaussian filter across runs"}  # fmt: skip
-SQLITE_HEADER = b"SQLite format 3\0"
 
 
 def create_ledger(site_file: Path, console: Console) -> None:
     """Make a site's ledger and its second place, or a further cohort in it; nothing is overwritten."""
     record, settings = _read_site(site_file, read_own_site_file)
     # Made for good, so not with what every request is refused for.
-    if record.role == "train" and not is_delta_allowed(record, "train", settings.delta):
-        below = f"{1 / most_units(record, 'train'):.6g}, one over the most units that units = {record.units} admits"
-        raise UserError(f"ledger.delta is {settings.delta:g}: it must be below {below}")
+    if problem := delta_problem(record):
+        raise UserError(problem)
     with _as_user_errors(settings), make_ledger(record, load_site(record)) as ledger:
         made = f"made cohort {settings.cohort} in ledger {settings.path}, second place {settings.witness}"
         keep = "Keep the two in different backups: a ledger that is put back alone is refused."
@@ -52,7 +50,7 @@ def repair_ledger(site_file: Path, console: Console) -> None:
     console.print(text if repaired else "the second place is sound: nothing to repair", markup=False, soft_wrap=True)
 
 
-def restrict_ledger(site_file: Path, epsilon: float | None, console: Console) -> None:
+def restrict_ledger(site_file: Path, console: Console, epsilon: float | None = None) -> None:
     """Lower what each part of a site's cohort may spend from now on, or close the cohort (None); for good."""
     with ledger_of(site_file) as ledger:
         ledger.restrict(epsilon)
@@ -66,53 +64,54 @@ def show_ledger(site_file: Path, console: Console) -> None:
         console.print(_budget_line(ledger.cohort), markup=False)
         state = ledger.state()
         if state.closed or state.lowered < math.inf:
-            most = "It is closed." if state.closed else f"Lowered to epsilon {rounded_up(state.lowered)}."
-            console.print(most, markup=False)
+            console.print("It is closed." if state.closed else f"Lowered to epsilon {rounded_up(state.lowered)}.")
         for entry in ledger.entries():
             if entry.content["kind"] == RENEWED:
                 console.print(f"The second place was made anew on {entry.content['time'][:19]} (UTC).", markup=False)
         parts = [ledger.spent(part) for part in PARTS]
         console.print(_spent_table(parts))
         for spent in parts:
-            if (planned := planned_epsilon(ledger.state(), spent.part)) is not None:
-                console.print(_planned_line(spent, planned), markup=False)
+            if (planned := planned_epsilon(state, spent.part)) is not None:
+                ends = f"holds for these {spent.steps} steps if where they end was fixed beforehand; if the server ends"
+                said = f"epsilon {rounded_up(spent.epsilon)} {ends} the run because of what it saw, its whole plan's"
+                console.print(f"{spent.part}: {said}, {rounded_up(planned)}, does, or the budget.", markup=False)
         console.print(_reservation_table(ledger, console.width))
 
 
 def verify_ledger(site_file: Path, console: Console) -> int:
     """Check a site's ledger and print what is wrong."""
+    problems, entries = ledger_problems(site_file)
+    newer = "(That no newer copy of both places exists shows only in a head that a server saw.)"
+    said = f"The ledger is sound: {count(entries)} entries, each bound to the one before; budget kept. {newer}"
+    console.print("\n".join(problems) or said, markup=False, soft_wrap=True)
+    return 1 if problems else 0
+
+
+def ledger_problems(site_file: Path) -> tuple[list[str], int]:
+    """Return what is wrong with a site's ledger, and the number of entries of one that is sound."""
     try:
         with ledger_of(site_file) as ledger:
             problems = ledger.verify()
-            entries = 0 if problems else len(ledger.entries())
+            return problems, 0 if problems else len(ledger.entries())
     except UserError as error:
         if not isinstance(error.__cause__, LedgerError):
             raise
-        problems = [str(error)]
-    for problem in problems:
-        console.print(problem, markup=False, soft_wrap=True)
-    if not problems:
-        newer = "(That no newer copy of both places exists shows only in a head that a server saw.)"
-        said = f"The ledger is sound: {count(entries)} entries, each bound to the one before; budget kept."
-        console.print(f"{said} {newer}", soft_wrap=True)
-    return 1 if problems else 0
+        return [str(error)], 0
 
 
 def export_ledger(site_file: Path) -> dict[str, Any]:
     """Write a site's ledger as JSON values, for an auditor.
 
-    Returns `cohort`, `head`, `problems`, `parts` (spend of each) and `entries`: the file's whole chain. Each head
-    is the SHA-256 of the previous head, a line feed, and `content` as JSON with sorted keys and no blanks. Raises
-    UserError if the site has no ledger yet, or it cannot be read.
+    `parts`: spend of each; `entries`: the file's whole chain. Each head is the SHA-256 of the previous head, a line
+    feed, and `content` as JSON with sorted keys and no blanks. Raises UserError if there is none, or it cannot be read.
     """
     with ledger_of(site_file) as ledger:
-        values = json_values({
-            "cohort": asdict(ledger.cohort), "head": ledger.head(), "problems": ledger.verify(),
-            "parts": [_spent_values(ledger.spent(part)) for part in PARTS],
-            "entries": [asdict(entry) for entry in ledger.entries()],
-        })  # fmt: skip
-    assert isinstance(values, dict)
-    return values
+        whole = {"cohort": asdict(ledger.cohort), "head": ledger.head(), "problems": ledger.verify()}
+        parts = [_spent_values(ledger.spent(part)) for part in PARTS]
+        return {
+            name: json_values(value)
+            for name, value in (whole | {"parts": parts, "entries": list(map(asdict, ledger.entries()))}).items()
+        }
 
 
 @contextmanager
@@ -132,9 +131,6 @@ def _as_user_errors(settings: LedgerSettings) -> Iterator[None]:
 
 
 def _read_site(site_file: Path, read: Callable[[Path], SiteFile] = read_site_file) -> tuple[SiteFile, LedgerSettings]:
-    with suppress(OSError), site_file.open("rb") as file:
-        if file.read(len(SQLITE_HEADER)) == SQLITE_HEADER:
-            raise UserError(f"{site_file} is a ledger: give the site file that names it, as RUN_DIR/sites/02-east.toml")
     record = read(site_file)
     if record.ledger is None:
         raise UserError(f"site file {site_file} names no ledger: only sites that train have one")
@@ -171,14 +167,6 @@ def _reservation_table(ledger: Ledger, width: int) -> Table:
         TerminalColumn("state", [row.state for row in rows], number=False),
     ]
     return fitted_table("Reservations (each counts, whatever became of it)", columns, width)
-
-
-def _planned_line(spent: Spent, planned: float) -> str:
-    return (
-        f"{spent.part}: epsilon {rounded_up(spent.epsilon)} holds for these {spent.steps} steps if where they end was "
-        "fixed beforehand; if the server ends the run because of what it saw, its whole plan's, "
-        f"{rounded_up(planned)}, does, or the budget."
-    )
 
 
 def _spent_values(spent: Spent) -> dict[str, Any]:

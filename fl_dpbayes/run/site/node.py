@@ -17,11 +17,12 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from importlib.metadata import version
 from pathlib import Path
 from stat import S_IMODE
 from typing import Any, NoReturn
+from unittest.mock import patch
 
 import tomli_w
 
@@ -49,8 +50,7 @@ class Gate:
         self.decide = decide
         self.seen: list[str] = []
         self._key = Ed25519PrivateKey.generate()
-        public = self._key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
-        self.trusted = {SIGNER: public.decode()}
+        self.trusted = {SIGNER: self._key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).decode()}
 
     def around(self, connect: Callable[..., Any]) -> Callable[..., Any]:
         """Put the gate around Flower's connection, a context manager that yields its callbacks."""
@@ -60,14 +60,14 @@ class Gate:
             with connect(*args, **kwargs) as (node_id, receive, send, get_run, get_fab, *others):
                 runs: dict[int, Any] = {}
 
-                def checked_run(run_id: int) -> Any:
+                def noted_run(run_id: int) -> Any:
                     runs.clear()
                     return runs.setdefault(run_id, get_run(run_id))
 
-                def checked_fab(fab_hash: str, run_id: int) -> Any:
+                def passed_fab(fab_hash: str, run_id: int) -> Any:
                     return self._passed(get_fab(fab_hash, run_id), runs.get(run_id))
 
-                yield (node_id, receive, send, checked_run, checked_fab, *others)
+                yield (node_id, receive, send, noted_run, passed_fab, *others)
 
         return connection
 
@@ -123,12 +123,9 @@ def try_gate(gate: Gate) -> None:
     cannot be tried.
     """
     decide, gate.decide = gate.decide, lambda bundle, _, mismatch: mismatch or bundle.problem
-    loggers = {each: each.level for each in (logging.getLogger("flwr"), logger)}
-    for each in loggers:
-        each.setLevel(logging.CRITICAL)
+    logging.disable(logging.ERROR)
     found = _trial(gate)
-    for each, level in loggers.items():
-        each.setLevel(level)
+    logging.disable(logging.NOTSET)
     gate.decide, gate.seen = decide, []
     if found:
         raise _unfit(found)
@@ -136,8 +133,7 @@ def try_gate(gate: Gate) -> None:
 
 def _trial(gate: Gate) -> str:
     """Say what is wrong with Flower's loop, in which run 1 has a foreign bundle and run 2 an approved one."""
-    answers: list[tuple[str, int]] = []
-    taken: list[int] = []
+    answers, taken, objects = list[tuple[str, int]](), list[int](), dict[str, bytes]()
     try:
         from flwr.app import Message, RecordDict
         from flwr.app.metadata import Metadata
@@ -153,7 +149,6 @@ def _trial(gate: Gate) -> str:
         flower: Any = start_client_internal
         bundles = {1: own_bundle({"foreign.py": b""}), 2: own_bundle()}
         waiting = iter(bundles)
-        objects: dict[str, bytes] = {}
 
         def receive() -> Any:
             if (number := next(waiting, 0)) == 0:
@@ -176,20 +171,14 @@ def _trial(gate: Gate) -> str:
             taken.append(number)
             raise _Over
 
-        @contextmanager
-        def connect(*_: Any) -> Iterator[tuple[Any, ...]]:
-            yield (1, receive, send, get_run, lambda fab_hash, number: Fab(fab_hash, bundles[number], {}),
-                   lambda _, key: objects[key], print, confirm)  # fmt: skip
-
-        kept = flower.http_request_response, flower.register_signal_handlers
-        flower.http_request_response, flower.register_signal_handlers = connect, lambda **_: None
-        try:
+        get_fab, get_object = lambda fab_hash, number: Fab(fab_hash, bundles[number], {}), lambda _, key: objects[key]
+        connection = nullcontext((1, receive, send, get_run, get_fab, get_object, print, confirm))
+        stood_in: dict[str, Any] = {"http_request_response": lambda *_: connection}
+        with patch.multiple(flower, **stood_in, register_signal_handlers=lambda **_: None):
             loop(
                 state_factory=NodeStateFactory(objectstore_factory=ObjectStoreFactory()), server_address="127.0.0.1:1",
                 node_config={}, insecure=True, isolation="process", trusted_entities=gate.trusted,
             )  # fmt: skip
-        finally:
-            flower.http_request_response, flower.register_signal_handlers = kept
     except _Over:
         if 1 in taken:
             return "it let a foreign bundle through"
@@ -210,8 +199,7 @@ def own_bundle(more: Mapping[str, bytes] = {}) -> bytes:
     with warnings.catch_warnings():
         # Of a library that Flower calls by a name it has given up.
         warnings.simplefilter("ignore", DeprecationWarning)
-        project = APP_PROJECT.format(version=version("fl-dpbayes")).encode()
-        return build_fab_from_files({PROJECT: project, **more})[0]
+        return build_fab_from_files({PROJECT: APP_PROJECT.format(version=version("fl-dpbayes")).encode(), **more})[0]
 
 
 def start_node(site_file: Path) -> NoReturn:
@@ -234,8 +222,9 @@ def start_node(site_file: Path) -> NoReturn:
     options = {
         "root-certificates": connection.ca, "superlink": connection.superlink,
         "auth-supernode-private-key": connection.key, "host": LOOPBACK, "port": connection.port,
-        "isolation": connection.isolation, "trusted-entities": trusted, "node-config": node,
-    } | ({"superexec-auth-secret-file": connection.secret} if connection.isolation == "process" else {})  # fmt: skip
+        "isolation": "process", "superexec-auth-secret-file": connection.secret, "trusted-entities": trusted,
+        "node-config": node,
+    }  # fmt: skip
     sys.argv = ["flower-supernode", *(str(word) for name, value in options.items() for word in (f"--{name}", value))]
     from flwr.supernode.cli.flower_supernode import flower_supernode
 
@@ -244,32 +233,29 @@ def start_node(site_file: Path) -> NoReturn:
 
 
 def start_app(site_file: Path) -> NoReturn:
-    """Become the process that runs the app for a site's node, under process isolation; best as another user.
+    """Become the process that runs the app for a site's node; best as another user.
 
     It takes bundles from the node on this machine alone. Raises UserError if the site file names no connection.
     """
     _, connection = site_connection(site_file)
-    if connection.isolation != "process":
-        raise UserError(f"site file {site_file}: connection.isolation is 'subprocess', so the node runs the app itself")
     _prepare_home()
     command = ["flower-superexec", "--insecure", "--runtime-api-address", f"{LOOPBACK}:{connection.port}"]
     os.execvp(command[0], [*command, "--superexec-auth-secret-file", str(connection.secret)])
 
 
 def _check_secrets(connection: Connection) -> None:
-    secrets = [(connection.ca, 0, ""), (connection.key, 0o077, "600")]
-    secrets += [(connection.secret, 0o007, "640")] if connection.isolation == "process" else []
-    for path, forbidden, mode in secrets:
+    for path, allowed in {connection.ca: 0o777, connection.key: 0o700, connection.secret: 0o770}.items():
         if not path.is_file():
             raise UserError(f"{path} does not exist: ca.crt is the coordinator's, `fl-dpbayes site keys` makes keys")
-        if S_IMODE(path.stat().st_mode) & forbidden:
-            raise UserError(f"{path} can be read by others than it may: chmod {mode} {path}")
+        if S_IMODE(path.stat().st_mode) & ~allowed & 0o777:
+            raise UserError(f"{path} can be read by others than it may: chmod {allowed & 0o640:o} {path}")
 
 
 def _prepare_home() -> Path:
-    """Give Flower an empty folder of its own: it runs again what it finds installed there, without a look."""
+    """Give Flower an empty folder of its own, in which it finds nothing to run, and no proxy on the way to the node."""
     home = Path(tempfile.mkdtemp(prefix="fl-dpbayes-node-"))
     atexit.register(shutil.rmtree, home, ignore_errors=True)
     programs = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
-    os.environ.update(ENVIRONMENT, FLWR_HOME=str(home), PATH=programs)
+    direct = ",".join(filter(None, (os.environ.get("NO_PROXY"), os.environ.get("no_proxy"), LOOPBACK)))
+    os.environ.update(ENVIRONMENT, FLWR_HOME=str(home), PATH=programs, NO_PROXY=direct, no_proxy=direct)
     return home

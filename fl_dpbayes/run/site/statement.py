@@ -1,7 +1,7 @@
 """`fl-dpbayes site statement`: what left a site in a month, for a person; from its audit log and its ledger."""
 
 import re
-from collections import Counter
+from collections import defaultdict
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -37,27 +37,22 @@ def print_statement(site_file: Path, month: str, console: Console) -> None:
     console.print(f"What left {record.name} in {month} (UTC), by {log}", markup=False, soft_wrap=True)
     if (first := min((str(line.get("time", "")) for line in lines), default=""))[:7] >= month:
         console.print(f"The log begins on {first[:19]}.", markup=False)
-    rows, arrays, sent = (Counter[tuple[str, ...]]() for _ in range(3))
+    sums = defaultdict[tuple[str, ...], list[int]](lambda: [0, 0, 0])
     for event in events:
         refusal, released = event.get("refusal") or {}, event.get("released") or {}
         said = f"{refusal.get('code', '')} {refusal.get('field', '')}".strip()
-        texts = (
-            str(event.get("run", "–"))[:16],
-            event.get("message"),
-            said or event.get("reason") or event.get("decision"),
-        )
+        answer = said or event.get("reason") or event.get("decision")
+        texts = str(event.get("run", "–"))[:16], event.get("message"), answer
         key = tuple(outside_text(str(text), most) for text, most in zip(texts, (16, 20, 60), strict=True))
-        rows[key] += 1
-        arrays[key] += released.get("arrays", 0)
-        sent[key] += released.get("bytes", 0)
-    keys, headers = sorted(rows), ("run", "request", "answer")
+        more = (1, released.get("arrays", 0), released.get("bytes", 0))
+        sums[key] = [one + other for one, other in zip(sums[key], more, strict=True)]
+    rows = [(*key, *map(count, sums[key])) for key in sorted(sums)]
+    texts, numbers = ("run", "request", "answer"), ("times", "arrays sent", "bytes sent")
     columns = [
-        *(TerminalColumn(name, [key[place] for key in keys], number=False) for place, name in enumerate(headers)),
-        TerminalColumn("times", [count(rows[key]) for key in keys]),
-        TerminalColumn("arrays sent", [count(arrays[key]) for key in keys]),
-        TerminalColumn("bytes sent", [count(sent[key]) for key in keys], expendable=1),
+        TerminalColumn(name, [row[at] for row in rows], number=name in numbers, expendable=int(name == "bytes sent"))
+        for at, name in enumerate(texts + numbers)
     ]
-    console.print(fitted_table("Requests", columns, console.width) if keys else "No request came.")
+    console.print(fitted_table("Requests", columns, console.width) if rows else "No request came.")
     if record.ledger is None:
         return
     with ledger_of(site_file) as ledger:
@@ -70,10 +65,8 @@ def print_statement(site_file: Path, month: str, console: Console) -> None:
         old, new = spent(before, part) if before.cohort else None, spent(after, part)
         steps, epsilon = (old.steps, old.epsilon) if old else (0, 0.0)
         if new.steps > steps:
-            console.print(
-                f"{part}: {counted(new.steps - steps, 'step')}; epsilon {rounded_up(epsilon)} before, "
-                f"{rounded_up(new.epsilon)} after, of {rounded_up(after.most().epsilon)}",
-                markup=False,
-            )
+            least, now, most = map(rounded_up, (epsilon, new.epsilon, after.most().epsilon))
+            said = f"{counted(new.steps - steps, 'step')}; epsilon {least} before, {now} after, of {most}"
+            console.print(f"{part}: {said}", markup=False)
     measured, closed = len(after.evaluations), "; the cohort is closed" if after.closed else ""
     console.print(f"evaluations: {measured - len(before.evaluations)}, {measured} in all{closed}", markup=False)

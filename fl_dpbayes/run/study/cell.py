@@ -58,8 +58,7 @@ def run_cell(job: CellJob) -> CellOutcome:
     try:
         # What a killed worker left is not gone on with: its ledgers hold reservations that no summary shows.
         shutil.rmtree(work, ignore_errors=True)
-        plan = plan_sites(scenario, job.data_dir)
-        prepare_simulation(scenario, plan, work, cache_folder=job.folder / CACHE_FOLDER)
+        prepare_simulation(scenario, plan_sites(scenario, job.data_dir), work, cache_folder=job.folder / CACHE_FOLDER)
         run_inline(work, len(scenario.sites), threading.Event(), report=job.keep_run)
         summary = stored_summary(work)
         if job.keep_run:

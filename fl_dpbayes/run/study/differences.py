@@ -22,10 +22,7 @@ def differences_table(study: Study, results: pd.DataFrame) -> pd.DataFrame:
     A difference is `method - baseline` of one metric at one seed, everything else equal. `over` is `setting` for one
     setting of the other axes, whose interval is Student's t over seeds; and `all` for the mean over these settings, as
     `over_seeds` takes it, since the differences of a seed share records, start and draws. Where a figure is undefined
-    or its cell failed, the pair is left out.
-
-    Returns one row per method, metric, place, predictor and setting: `mean`, `low`, `high` and the number of
-    `pairs` (seeds); the ends are undefined for a single pair.
+    or its cell failed, the pair is left out; the ends are undefined for a single pair.
     """
     axes = [axis.name for axis in study.axes if axis.name != SEED]
     columns = ["compared", "method", "baseline", "metric", "over", *axes, *PLACE, PREDICTOR]
@@ -34,12 +31,9 @@ def differences_table(study: Study, results: pd.DataFrame) -> pd.DataFrame:
     records = results.to_dict("records")
     rows = [{name: None if value != value else value for name, value in row.items()} for row in records]
     rows = [row for row in rows if row["role"] != "train" or ":" in str(row["site"])]
-    found = [
-        difference
-        for compared in study.section.compare
-        for metric in study.section.metrics
-        for difference in _differences(rows, compared, methods_of(study, compared, rows), metric, axes)
-    ]
+    found = list[dict[str, Any]]()
+    for compared, metric in product(study.section.compare, study.section.metrics):
+        found += _differences(rows, compared, methods_of(study, compared, rows), metric, axes)
     return pd.DataFrame(found, columns=columns)
 
 
@@ -72,10 +66,7 @@ def _differences(
                 at = (*where, *(setting if over == "setting" else every))
                 by_seed[at][seed].append(both[method] - both[baseline])
         for at, seeds in by_seed.items():
-            found.append(first | dict(zip([*place, *others], at, strict=True)) | _interval(seeds.values()))
+            if (one := over_seeds(seeds.values())) is not None:
+                ends = {"mean": one.mean, "low": one.low, "high": one.high, "pairs": one.seeds}
+                found.append(first | dict(zip([*place, *others], at, strict=True)) | ends)
     return found
-
-
-def _interval(by_seed: Iterable[Sequence[float]]) -> dict[str, Any]:
-    over = over_seeds(by_seed)
-    return {} if over is None else {"mean": over.mean, "low": over.low, "high": over.high, "pairs": over.seeds}

@@ -41,9 +41,8 @@ class StudyCell:
 def study_cells(study: Study) -> list[StudyCell]:
     """Expand the grid and validate every cell.
 
-    Cells that share their records follow each other, so that features which are computed once stay in the cache.
-
-    Raises UserError if there are too many cells, one is no valid scenario, or two are the same.
+    Cells that share their records follow each other, so that features which are computed once stay in the cache. Raises
+    UserError if there are too many cells, one is no valid scenario, or two are the same.
     """
     count = prod(len(axis.values) for axis in study.axes)
     if count > MAX_CELLS:
@@ -68,10 +67,8 @@ def _digest(scenario: Scenario) -> str:
 
 def _without_places(value: Any) -> Any:
     if isinstance(value, dict):
-        return {
-            key: Path(item).name if key in PATH_KEYS and isinstance(item, str) else _without_places(item)
-            for key, item in value.items()
-        }
+        names = {key: Path(item).name for key, item in value.items() if key in PATH_KEYS and isinstance(item, str)}
+        return {key: _without_places(item) for key, item in value.items()} | names
     return [_without_places(item) for item in value] if isinstance(value, list) else value
 
 

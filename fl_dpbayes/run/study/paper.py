@@ -18,8 +18,7 @@ _four = partial(decimal, places=4)
 def paper_table(study: Study, results: pd.DataFrame) -> pd.DataFrame:
     """Set each published value beside the mean of ours over seeds, within a seed over the axes that it leaves open.
 
-    Returns a row per value: its labels, `column`, `paper`, `measured`, `low` and `high` (95 %, Student's t),
-    `seeds`.
+    Returns a row per value: its labels, `column`, `paper`, `measured`, `low` and `high` (95 %, Student's t), `seeds`.
     """
     rows = []
     for labels, column, value in study.published:

@@ -2,13 +2,11 @@
 
 import contextlib
 import os
-import shutil
 import signal
 import socket
 import tempfile
 import threading
 from collections.abc import Generator, Iterator, Sequence
-from pathlib import Path
 
 import ray
 from ray._private import ray_constants
@@ -32,10 +30,8 @@ VARIABLES = {
 def run_on_ray(jobs: Sequence[CellJob], workers: int, address: str | None) -> Generator[CellOutcome, None, None]:
     """Run every job once, `workers` at a time, and yield each outcome as soon as it is there.
 
-    A job whose process dies is an outcome with an error. Leaving the iterator ends all that was started. At `address`
-    is an existing Ray cluster, whose machines have this package and the data; None starts Ray here.
-
-    Raises UserError if there is no cluster at the address, or the cells ask for GPUs that are not there.
+    A job whose process dies is an outcome with an error. Leaving the iterator ends all that was started. Raises
+    UserError if there is no cluster at `address` (None: here), or the cells ask for GPUs that are not there.
     """
     with _ray(workers, address):
         _check_gpus(jobs)
@@ -46,8 +42,7 @@ def run_on_ray(jobs: Sequence[CellJob], workers: int, address: str | None) -> Ge
         while waiting or running:
             while waiting and len(running) < at_once:
                 job = waiting.pop()
-                gpus = job.cell.scenario.resources.gpus_per_site
-                running[task.options(num_cpus=1, num_gpus=gpus).remote(job)] = job
+                running[task.options(num_cpus=1, num_gpus=job.cell.scenario.resources.gpus_per_site).remote(job)] = job
             # Short, so that an interrupt is met soon.
             done, _ = ray.wait(list(running), num_returns=1, timeout=POLL_SECONDS)
             for reference in done:
@@ -84,7 +79,7 @@ def _ray(workers: int, address: str | None) -> Iterator[None]:
     in_main_thread = threading.current_thread() is threading.main_thread()
     before = signal.getsignal(signal.SIGTERM)
     # Ray leaves logs and sockets of every session in its folder.
-    folder = Path(tempfile.mkdtemp(prefix="fl-dpbayes-"))
+    folder = tempfile.TemporaryDirectory(prefix="fl-dpbayes-", ignore_cleanup_errors=True)
     clusters, own = ray_constants.ENABLE_RAY_CLUSTER, {name: os.environ.get(name) for name in VARIABLES}
     os.environ.update(VARIABLES)
     try:
@@ -96,7 +91,7 @@ def _ray(workers: int, address: str | None) -> Iterator[None]:
                 ray_constants.ENABLE_RAY_CLUSTER = False
                 ray.init(
                     "local", num_cpus=workers, object_store_memory=OBJECT_STORE_BYTES, include_dashboard=False,
-                    log_to_driver=False, configure_logging=False, _temp_dir=str(folder),
+                    log_to_driver=False, configure_logging=False, _temp_dir=folder.name,
                 )  # fmt: skip
             else:
                 _check_listening(address)
@@ -113,7 +108,7 @@ def _ray(workers: int, address: str | None) -> Iterator[None]:
         yield
     finally:
         ray.shutdown()
-        shutil.rmtree(folder, ignore_errors=True)
+        folder.cleanup()
         # Whoever runs a study from a notebook goes on with an environment of their own.
         for name in VARIABLES:
             os.environ.pop(name)

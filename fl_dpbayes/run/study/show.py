@@ -26,19 +26,17 @@ def show_study(study: Study, results: pd.DataFrame, console: Console) -> None:
 
 
 def _metric_table(study: Study, results: pd.DataFrame, metric: str, width: int) -> Table:
-    axes = [axis.name for axis in study.axes if axis.name != SEED]
-    groups = results.groupby([*axes, PREDICTOR], sort=False)[metric]
+    names = [*(axis.name for axis in study.axes if axis.name != SEED), PREDICTOR]
+    groups = results.groupby(names, sort=False)[metric]
     rows = [(key, [[float(value)] for value in values.dropna()]) for key, values in groups]
     shown, means = rows[:MOST_ROWS], [over_seeds(values) for _, values in rows[:MOST_ROWS]]
     said = quantity(metric)
+    texts = {name: [folded(str(key[at]), name_width(width)) for key, _ in shown] for at, name in enumerate(names)}
     columns = [
-        *(
-            TerminalColumn(name, [folded(str(key[at]), name_width(width)) for key, _ in shown], number=False)
-            for at, name in enumerate([*axes, PREDICTOR])
-        ),
+        *(TerminalColumn(name, cells, number=False) for name, cells in texts.items()),
         TerminalColumn(metric, [said.value(one.mean if one else None) for one in means]),
         TerminalColumn("95% interval", [said.ends(one) for one in means], number=False, expendable=2),
-        *_bounds_column(results, [*axes, PREDICTOR], metric),
+        *_bounds_column(results, names, metric),
         TerminalColumn("seeds", [str(len(values)) for _, values in shown], expendable=1),
     ]
     rest = f" {len(rows) - len(shown)} more rows are in results.csv." if len(rows) > len(shown) else ""

@@ -36,9 +36,8 @@ from fl_dpbayes.run.study.table import FURTHER_TABLES, further_table, result_tab
 STUDY_FILE, RECORD_FILE = "study.toml", "study.json"
 # What is no federation, or needs an attacker's code: scripts of the source tree, which the package does not hold.
 SCRIPTS = {
-    "hostile-site": "benchmarks/hostile_site.py",
-    "interval-coverage": "benchmarks/interval_coverage.py",
-    "zhang-regression": "benchmarks/zhang_regression.py",
+    name: f"benchmarks/{name.replace('-', '_')}.py"
+    for name in ("hostile-site", "interval-coverage", "zhang-regression")
 }
 
 
@@ -75,10 +74,8 @@ def reproduce(
 ) -> bool:  # fmt: skip
     """Run what is missing of a paper's table, a study of `scenarios/papers`, in `folder` or `runs/reproduce/NAME`.
 
-    `full` asks for the paper's own size, `seeds` for so many repetitions (None: as its file says).
-
-    Raises UserError if there is no such table, or it is a script of `benchmarks/`, or as for a study. Raises
-    Stopped if an interrupt ended it.
+    `full` asks for the paper's own size, `seeds` for so many repetitions (None: as its file says). Raises UserError if
+    there is no such table, or it is a script of `benchmarks/`, or as for a study.
     """
     if script := SCRIPTS.get(name):
         raise UserError(f"{name} is no study: run its script in the source tree:  python {script} --help")
@@ -153,7 +150,6 @@ def _run_missing(
 
 
 def _run(jobs: Sequence[CellJob], folder: Path, workers: int, address: str | None, console: Console) -> dict[str, str]:
-    """Run jobs, write each outcome at once, and return the errors by digest."""
     cells = {job.cell.digest: job.cell for job in jobs}
     # Ray takes a fifth of a second, which a study that is only shown need not pay.
     from fl_dpbayes.run.study.ray_pool import run_on_ray
@@ -179,28 +175,25 @@ def _write_results(
     study: Study, cells: Sequence[StudyCell], errors: Mapping[str, str], folder: Path, console: Console
 ) -> None:
     finished = [found for cell in cells if (found := finished_cell(folder, cell)) is not None]
-    results = result_table(study, finished)
-    differences = differences_table(study, results)
-    write_tables(results, folder / "results")
+    write_tables(results := result_table(study, finished), folder / "results")
     if study.section.compare:
-        write_tables(differences, folder / "differences")
+        write_tables(differences_table(study, results), folder / "differences")
     for name in FURTHER_TABLES:
         table = further_table(study, finished, name)
         if not table.empty:
             write_tables(table, folder / name)
     failed = [cell for cell in cells if cell.digest in errors]
     packages = {name: importlib.metadata.version(name) for name in ("torch", "numpy", "scipy", "scikit-learn")}
+    section = {"question", "compare", "metrics", "where", "focus", "baseline", "separate"}
     record = {
-        "study": study.name,
-        "question": study.section.question,
+        "study": study.name, **study.section.model_dump(include=section),
         "axes": {axis.name: [value.label for value in axis.values] for axis in (*study.axes, *study.shift_axes)},
-        **study.section.model_dump(include={"compare", "metrics", "where", "focus", "baseline", "separate"}),
         "cells": {"all": len(cells), "finished": len(finished), "failed": len(failed)},
         "seconds": sum(cell.seconds for cell in finished),
         "notes": [f"Paper: {study.paper.source}.", *study.paper.notes] if study.paper else [],
         "versions": {"fl-dpbayes": fl_dpbayes.__version__, "python": platform.python_version(), **packages},
         "failed": [{"cell": cell.digest, "labels": dict(cell.labels), "error": errors[cell.digest]} for cell in failed],
-    }
+    }  # fmt: skip
     write_atomically(folder / RECORD_FILE, json.dumps(json_values(record), indent=2, ensure_ascii=False) + "\n")
     show_study(study, results, console)
     if study.published:

@@ -21,11 +21,10 @@ Row = dict[str, Any]
 def result_table(study: Study, cells: Sequence[FinishedCell]) -> pd.DataFrame:
     """Gather what every cell measured: one row per cell, place (site, `pooled:<role>`, `mean:<role>`) and predictor.
 
-    Columns: `cell`, the axes, `seed`, the place, every number of the summary's calibration row, the ends of its
-    intervals, and of the whole run the largest `epsilon` of a site, `heterogeneity`, `seconds` and the number of
-    `warnings`.
+    Beside every number of the summary's calibration rows, with the ends of their intervals, of the whole run the
+    largest `epsilon` of a site, `heterogeneity`, `seconds` and the number of `warnings`.
     """
-    rows = []
+    rows = list[Row]()
     for cell in cells:
         summary = parse_summary(cell.summary)
         spent = [row.largest_epsilon for row in summary.privacy if row.largest_epsilon is not None]
@@ -50,11 +49,8 @@ def write_tables(frame: pd.DataFrame, path: Path) -> None:
 
 def _rows(cell: FinishedCell, name: str) -> list[Row]:
     labels = cell.cell.shift_labels
-    shifts = {
-        site: (labels.get(site, spec.shift.kind), spec.shift.severity)
-        for site, spec in cell.cell.scenario.sites.items()
-        if spec.shift is not None
-    }
+    kinds = {site: spec.shift for site, spec in cell.cell.scenario.sites.items() if spec.shift is not None}
+    shifts = {site: (labels.get(site, shift.kind), shift.severity) for site, shift in kinds.items()}
     axes = {axis: label for axis, label in cell.cell.labels.items() if axis != SEED}
     first = {"cell": cell.cell.digest, **axes, "seed": cell.cell.scenario.seed}
     rows = []

@@ -30,13 +30,10 @@ def test_mean_counts_each_site_the_same() -> None:
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("values", "mean"),
-    [
-        ({"auroc_bounds": ([0.4, 0.6], [0.6, 1.0])}, pytest.approx([0.5, 0.8])),
-        ({"auroc_bounds": ([0.4, 0.6], None)}, None), ({"auroc": (None, 0.5)}, None),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("values", "mean"), [
+    ({"auroc_bounds": ([0.4, 0.6], [0.6, 1.0])}, pytest.approx([0.5, 0.8])),
+    ({"auroc_bounds": ([0.4, 0.6], None)}, None), ({"auroc": (None, 0.5)}, None),
+])  # fmt: skip
 def test_bounds_are_averaged_end_by_end_and_what_is_undefined_at_one_site_has_no_mean(values, mean) -> None:
     ((name, pair),) = values.items()
     assert mean_rows([row(site, **{name: value}) for site, value in zip("ab", pair, strict=True)])[0][name] == mean

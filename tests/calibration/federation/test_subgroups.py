@@ -9,19 +9,12 @@ from clients.evaluate import count_predictions, measured_groups
 from fl_dpbayes.calibration.federation.evaluation import Evaluation, Place
 from fl_dpbayes.calibration.federation.subgroups import read_subgroups, subgroup_sets
 from fl_dpbayes.calibration.statistics import from_batch, merge, to_arrays
-from fl_dpbayes.config.record_schema import RecordSchema
 from fl_dpbayes.config.task import Task
 from fl_dpbayes.data.site import SiteSplit
-from fl_dpbayes.protocol.arrays import prefixed
-from fl_dpbayes.protocol.card import SiteCard
 from fl_dpbayes.protocol.evaluate import EvaluateReply, EvaluateRequest
 from tests.asking import evaluate, record_of, refusal_of
+from tests.counted import CARD
 
-CARD = SiteCard(
-    name="north", role="held_out", task=Task(input_shape=(2,), classes=2), units=8, unit="patient",
-    data_schema=RecordSchema(features="0" * 64, constants="0" * 64, labels="0" * 64),
-    evaluation_release="public", seeded=False,
-)  # fmt: skip
 SEX = np.array(["female", "male", "male", "female", "male", "male"])
 PREDICTED = np.array([[0.9, 0.1], [0.2, 0.8], [0.6, 0.4], [0.3, 0.7], [0.5, 0.5], [1.0, 0.0]])
 LABELS = np.array([0, 1, 1, 0, 0, 0])
@@ -59,12 +52,9 @@ def test_attributes_that_do_not_fit_into_a_reply_are_left_out_whole() -> None:
     assert measured_groups({"sex": SEX}, request(classes=1000)) == ((), 2)
 
 
-def arrays_of(groups, counted) -> dict:
-    return {
-        name: array
-        for key, statistics in counted.items()
-        for name, array in prefixed(key, to_arrays(statistics)).items()
-    }
+def arrays_of(counted) -> dict:
+    tables = {key: to_arrays(statistics) for key, statistics in counted.items()}
+    return {f"{key}/{name}": array for key, of_one in tables.items() for name, array in of_one.items()}
 
 
 def test_more_records_in_subgroups_than_in_all_are_refused() -> None:
@@ -72,11 +62,11 @@ def test_more_records_in_subgroups_than_in_all_are_refused() -> None:
     people = {"sex": SEX, "age": np.full(6, "old")}
     counted = count_predictions("last", part(groups=people), groups, PREDICTED)
     whole = {"last": counted["last"]}
-    assert len(read_subgroups(CARD, groups, arrays_of(groups, counted), whole)) == 3
+    assert len(read_subgroups(CARD, groups, arrays_of(counted), whole)) == 3
     twice = counted | {"group-0/last": counted["group-1/last"]}
     with pytest.raises(ValueError, match="subgroups of 'sex' add up to more"):
-        read_subgroups(CARD, groups, arrays_of(groups, twice), whole)
-    forged = arrays_of(groups, counted)
+        read_subgroups(CARD, groups, arrays_of(twice), whole)
+    forged = arrays_of(counted)
     forged["group-2/last/truth"] = forged["group-2/last/truth"] + 5
     with pytest.raises(ValueError, match="cannot come from records"):
         read_subgroups(CARD, groups, forged, whole)
@@ -88,7 +78,7 @@ def test_subgroups_are_pooled_over_the_sites_that_have_them() -> None:
         groups, _ = measured_groups({"sex": people}, request())
         counted = count_predictions("last", part(groups={"sex": people}), groups, PREDICTED)
         card = CARD.model_copy(update={"name": name})
-        parts += read_subgroups(card, groups, arrays_of(groups, counted), {"last": counted["last"]})
+        parts += read_subgroups(card, groups, arrays_of(counted), {"last": counted["last"]})
     found = [
         (name, group[1], int(part.count)) for name, _, _, group, part in subgroup_sets(parts, ("held_out", "train"))
     ]
@@ -101,13 +91,10 @@ def test_subgroups_are_pooled_over_the_sites_that_have_them() -> None:
 REPLY = {"run": "cd" * 16, "round": 1, "request": "0" * 64, "release": "public"}
 
 
-@pytest.mark.parametrize(
-    "groups",
-    [
-        [["sex", "x" * 61]], [["sex", ""]], [["sex", "a\u202eb"]], [["sex", "a\nb"]], [["sex"]],
-        [["a", str(number)] for number in range(21)], [["sex", "male"], ["sex", "male"]],
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("groups", [
+    [["sex", "x" * 61]], [["sex", ""]], [["sex", "a\u202eb"]], [["sex", "a\nb"]], [["sex"]],
+    [["a", str(number)] for number in range(21)], [["sex", "male"], ["sex", "male"]],
+])  # fmt: skip
 def test_hostile_names_are_refused(groups) -> None:
     EvaluateReply.model_validate({**REPLY, "groups": [["sex", "male"]]})
     with pytest.raises(ValidationError):

@@ -152,13 +152,10 @@ def test_certain_top_label_leaves_the_others_equal_shares() -> None:
 RISING = np.linspace(0, 1, ISOTONIC_BINS).tolist()
 
 
-@pytest.mark.parametrize(
-    "knots",
-    [
-        RISING, [*RISING, *RISING, 1.0], [*RISING[::-1], *RISING], [*RISING, *RISING[::-1]],
-        [-0.5, *RISING[1:], *RISING], [*RISING, *RISING[:-1], 1.5], [*RISING, *RISING[:-1], float("nan")],
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("knots", [
+    RISING, [*RISING, *RISING, 1.0], [*RISING[::-1], *RISING], [*RISING, *RISING[::-1]],
+    [-0.5, *RISING[1:], *RISING], [*RISING, *RISING[:-1], 1.5], [*RISING, *RISING[:-1], float("nan")],
+])  # fmt: skip
 def test_hostile_map_is_refused(knots: list[float]) -> None:
     with pytest.raises(ValueError, match=r"isotonic map|finite"):
         RecalibrationMap(method="isotonic", parameters=tuple(knots))

@@ -1,7 +1,5 @@
 """Acquisition shifts: more change at every step of severity, from the same draws, at every resolution."""
 
-from dataclasses import replace
-from itertools import pairwise, product
 from typing import get_args
 
 import numpy as np
@@ -9,11 +7,9 @@ import pytest
 
 from fl_dpbayes.config.data import ImageShift, Shift
 from fl_dpbayes.config.sources import BuiltIn, Radiographs
-from fl_dpbayes.config.task import Task
 from fl_dpbayes.data.public_records import synthetic_inputs
 from fl_dpbayes.data.records import load_unscaled
-from fl_dpbayes.data.shifts import acquisition
-from fl_dpbayes.data.shifts.acquisition import SEVERITIES, films_marked, shift_images
+from fl_dpbayes.data.shifts.acquisition import SEVERITIES, shift_images
 from fl_dpbayes.data.shifts.apply import apply_shift
 
 KINDS = get_args(ImageShift)
@@ -65,20 +61,11 @@ def test_change_grows_with_severity_from_draws_that_do_not_depend_on_it(pictures
     first, again, other = (at(images, kind, 3, seed) for seed in (1, 1, 2))
     np.testing.assert_array_equal(first, again)
     assert np.array_equal(first, other) == (kind not in RANDOM_KINDS)
-    for shape in ((1, 3, 8, 8), (2, 3, 128, 120)):
+    for shape in ((1, 3, 8, 8), (2, 3, 128, 120), *((3, 1, side, side) for side in (1, 2, 4))):
         images = np.random.default_rng(0).random(shape, dtype=np.float32)
         result = at(images, kind, 5, 1)
         assert result.shape == shape
-        assert not np.array_equal(result, images) or kind == "inversion"
-
-
-@pytest.mark.parametrize("source", ["mnist", "pneumonia"])
-def test_change_grows_with_severity_on_real_images(data_folder, source):
-    part = "test" if source == "mnist" else "validation"
-    features = load_unscaled(BuiltIn(kind=source, folder=data_folder), part).scaled().features
-    for kind in KINDS:
-        for seed in range(3):
-            check_ladder(features[100 * seed : 100 * seed + 100], kind, seed)
+        assert not np.array_equal(result, images) or kind == "inversion" or shape[-1] < 8
 
 
 def test_another_scanner_leaves_truth_and_labels():
@@ -139,51 +126,6 @@ def test_a_letter_stands_in_a_corner_on_either_side():
     expected_r = [[1, 1, 0], [1, 0, 1], [1, 1, 0], [1, 0, 1], [1, 0, 1]]
     np.testing.assert_array_equal(full[left][0, 0, 1:6, 1:4], expected_r)
     assert not full[:, :, 7:].any()
-    # It covers the same share at 224 as at 28, and nothing where its opacity is zero.
+    # It covers the same share at 224 as at 28.
     small, large = (at(np.zeros((1, 1, side, side), np.float32), "marker", 5).mean() for side in (28, 224))
     assert small == pytest.approx(large, rel=1e-6)
-    images = np.random.default_rng(0).random((2, 1, 28, 28), dtype=np.float32)
-    result = acquisition.add_markers(images, np.array([0, 1], dtype=np.float32), np.random.default_rng(0))
-    np.testing.assert_array_equal(result[0], images[0])
-    assert result[1].max() == 1
-
-
-def test_tiny_images_are_shifted_too_and_jpeg_at_high_quality_is_nearly_the_image(pictures):
-    for side, kind in product((1, 2, 4), ("marker", "bias_field", "resolution", "jpeg")):
-        images = np.random.default_rng(0).random((3, 1, side, side), dtype=np.float32)
-        assert at(images, kind, 5).shape == images.shape
-    # 1/255 for rounding to 256 levels, about two more for a quality of 95 on smooth pictures.
-    images = pictures["smooth at 28"]
-    assert np.abs(acquisition.compress_as_jpeg(images, 95) - images).mean() < 3 / 255
-
-
-def test_the_sick_are_marked_at_the_stated_rate():
-    labels = np.arange(30_000) % 3
-    films = [films_marked(labels, severity, np.random.default_rng(0)) for severity in range(1, 6)]
-    for rate, marked in zip(acquisition.MARKER_RATES, films, strict=True):
-        error = np.sqrt(rate * (1 - rate) / 10_000)
-        assert abs(marked[labels > 0].mean() - rate) < 4 * error / np.sqrt(2)
-        assert abs(marked[labels == 0].mean() - (1 - rate)) < 4 * error
-    for fewer, more in pairwise(films):
-        assert (fewer[labels > 0] <= more[labels > 0]).all()
-        assert (fewer[labels == 0] >= more[labels == 0]).all()
-        assert (fewer != more).any()
-
-
-@pytest.mark.parametrize("side", [8, 28, 224])
-def test_markers_are_drawn_on_the_marked_films_alike_at_every_step(side):
-    records = load_unscaled(BuiltIn(kind="digits"), "train").scaled().subset(np.arange(400 if side < 224 else 100))
-    if side > 8:
-        task = Task(input_shape=(1, side, side), classes=10)
-        records = replace(records, features=np.zeros((len(records), *task.input_shape), np.float32), task=task)
-    letters = []
-    for severity in range(1, 6):
-        result = apply_shift(records, Shift(kind="shortcut_marker", severity=severity), np.random.default_rng(0))
-        marked = (result.features != records.features).any(axis=(1, 2, 3))
-        np.testing.assert_array_equal(marked, films_marked(records.labels, severity, np.random.default_rng(0)))
-        assert 0 <= result.features.min() <= result.features.max() <= 1
-        np.testing.assert_array_equal(result.labels, records.labels)
-        letters.append((marked, result.features))
-    for (marked, first), (other, second) in pairwise(letters):
-        both = marked & other
-        np.testing.assert_array_equal(first[both], second[both])

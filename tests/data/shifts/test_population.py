@@ -63,17 +63,6 @@ def test_tilt_weighs_exponentially(severity):
     assert abs(len(kept) / len(values) - share) < 4 * np.sqrt(share * (1 - share) / len(values))
 
 
-def test_a_tilt_makes_one_sex_commoner():
-    # 7,000 men of 10,000; the odds grow by exp(rate / standard deviation).
-    male = (np.arange(10_000) % 10 < 7).astype(np.float32)
-    kept = male[apply.tilt_indices(male, 2, np.random.default_rng(0))]
-    odds = 7 / 3 * np.exp(apply.TILT_RATES[1] / np.sqrt(0.21))
-    share = odds / (1 + odds)
-    # Every man stays, so only the number of women varies.
-    assert kept.sum() == 7000
-    assert abs(kept.mean() - share) < 4 * np.sqrt(share * (1 - share) ** 2 / 7000)
-
-
 @pytest.mark.parametrize("keys", [{"kind": "prevalence"}, {"kind": "tilt", "feature": "age"}])
 def test_kept_records_are_nested_in_order_and_keep_groups_and_truth(keys):
     records = table(truth=True)
@@ -144,7 +133,7 @@ NEEDS_TABLE = r"needs a table.*'gamma'.*'prevalence', 'label_flip'"
 
 @pytest.mark.parametrize(("records", "shift", "message"), [
     (ROWS, Shift(kind="tilt", feature="weight"), "shift.feature is 'weight'.*choose one of dose, age"),
-    (ROWS, Shift(kind="shortcut_marker"), "'shortcut_marker' needs images.*'tilt', 'missing_features'"),
+    (ROWS, Shift(kind="marker"), "'marker' needs images.*'tilt', 'missing_features'"),
     (DIGITS, Shift(kind="tilt", feature="age"), NEEDS_TABLE),
     (DIGITS, Shift(kind="missing_features"), NEEDS_TABLE),
     (CONSTANT, Shift(kind="tilt", feature="dose"), r"shift\.feature.*all have the same value"),

@@ -37,22 +37,20 @@ def test_an_empty_class_counts_and_a_damaged_image_is_named(folder):
     refused(r"image .*9\.png cannot be read", load_unscaled, source, "train")
 
 
-def test_a_folder_without_classes_or_images_is_refused(tmp_path):
-    refused("does not exist", load_unscaled, ImageFolder(path=tmp_path / "none", height=6, width=4), "train")
-    (tmp_path / "only").mkdir()
-    refused("has 1 sub-folders", load_unscaled, ImageFolder(path=tmp_path, height=6, width=4), "train")
-    (tmp_path / "other").mkdir()
-    refused("has no images", load_unscaled, ImageFolder(path=tmp_path, height=6, width=4), "train")
-
-
-def patients(folder, pattern):
+def patients(folder, pattern=None):
     return ImageFolder(path=folder, height=6, width=4, patient_pattern=pattern)
 
 
-@pytest.mark.parametrize(
-    ("names", "pattern"),
-    [(("P1_a.png", "P1_b.png", "P2_a.png"), "^(P[0-9]+)_"), (("P1/a.png", "P1/b.png", "P2/a.png"), "^([^/]+)/")],
-)
+def test_a_folder_without_classes_or_images_is_refused(tmp_path):
+    refused("does not exist", load_unscaled, patients(tmp_path / "none"), "train")
+    for name, said in (("only", "has 1 sub-folders"), ("other", "has no images")):
+        (tmp_path / name).mkdir()
+        refused(said, load_unscaled, patients(tmp_path), "train")
+
+
+@pytest.mark.parametrize(("names", "pattern"), [
+    (("P1_a.png", "P1_b.png", "P2_a.png"), "^(P[0-9]+)_"), (("P1/a.png", "P1/b.png", "P2/a.png"), "^([^/]+)/"),
+])  # fmt: skip
 def test_images_of_one_patient_are_one_unit_in_every_class(tmp_path, names, pattern):
     for name in ("healthy", "sick"):
         for image in names:

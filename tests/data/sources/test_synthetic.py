@@ -25,11 +25,7 @@ def of_site(records, number):
     return records.subset(records.natural_site == f"site-{number}")
 
 
-def by_kind(value):
-    return value.kind
-
-
-@pytest.mark.parametrize("source", SOURCES, ids=by_kind)
+@pytest.mark.parametrize("source", SOURCES, ids=lambda source: source.kind)
 def test_a_name_is_a_source_whose_equal_seeds_give_equal_records_and_parts_differ(source):
     first = load_unscaled(source, "train").scaled()
     radiographs.load.cache_clear()
@@ -55,7 +51,7 @@ def test_bounds(keys, message):
         DataSpec(source=keys)
 
 
-@pytest.mark.parametrize("source", SOURCES, ids=by_kind)
+@pytest.mark.parametrize("source", SOURCES, ids=lambda source: source.kind)
 def test_natural_sites_travel_by_site_file_with_their_truth(source, tmp_path, deal):
     dealt = deal(SITES, NaturalPartition(), DataSpec(source=source))
     assert dealt.plan.source == source

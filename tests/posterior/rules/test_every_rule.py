@@ -7,9 +7,8 @@ from fl_dpbayes.posterior.averages import average_states
 from fl_dpbayes.posterior.rules.combine import Aggregate
 from fl_dpbayes.posterior.rules.fald import averaged_temperature
 from fl_dpbayes.posterior.rules.fedpa import server_step
-from fl_dpbayes.posterior.rules.mixture import joined
 from fl_dpbayes.posterior.samples import PosteriorSamples
-from tests.analytic_targets import as_samples, assert_within_standard_errors, combined, exact_samples, random_samples
+from tests.analytic_targets import as_samples, combined, exact_samples
 
 SCALE, DIMENSION, SITES, MANY = 1.5, 3, "abcd", 20_000
 EQUAL = dict.fromkeys(SITES, 1.0)
@@ -131,21 +130,3 @@ def test_temperature_of_averaged_chains_golden() -> None:
     assert averaged_temperature(heat, {"a": 3.0, "b": 1.0}, units) == pytest.approx(3.0)
     # N (w_a^2 T_a / n_a + w_b^2 T_b / n_b) = 40 (2 / 30 + 6 / 10) / 4
     assert averaged_temperature(heat, {"a": 1.0, "b": 1.0}, units) == pytest.approx(20 / 3)
-
-
-def test_width_is_the_law_of_total_variance_and_not_the_posteriors(linear_gaussian):
-    generator = np.random.default_rng(0)
-    weights = dict(zip(linear_gaussian.sites, (0.1, 0.2, 0.3, 0.4), strict=True))
-    moments = {s: linear_gaussian.moments(s, 1.0) for s in linear_gaussian.sites}
-    centre = sum(weights[s] * mean for s, (mean, _) in moments.items())
-    total = sum(weights[s] * (cov + np.outer(mean - centre, mean - centre)) for s, (mean, cov) in moments.items())
-    means, covariances = [], []
-    for _ in range(30):
-        mixture = joined({s: random_samples(m, 400, generator) for s, m in moments.items()}, weights).in_memory()
-        draws, shares = mixture.arrays["w"], mixture.weights
-        assert abs(shares.sum() - 1) < 1e-12
-        means.append(shares @ draws)
-        covariances.append((draws - centre).T * shares @ (draws - centre))
-    assert_within_standard_errors(means, centre)
-    assert_within_standard_errors(covariances, total)
-    assert np.trace(total) > 10 * np.trace(linear_gaussian.posterior[1])

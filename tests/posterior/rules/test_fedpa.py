@@ -46,11 +46,9 @@ def test_repeated_draws_weigh_like_weights():
 def fixed_point(samples, weights, shrinkage, scale):
     # The step is affine in the state: solve for the state that it does not move.
     def step(state):
-        total = sum(
-            weights[s] * site_delta(state, p.arrays["w"], equal(len(p)), shrinkage=shrinkage, prior_scale=scale)
-            for s, p in samples.items()
-        )
-        return total / sum(weights.values())
+        rest = {"shrinkage": shrinkage, "prior_scale": scale}
+        deltas = {s: site_delta(state, p.arrays["w"], equal(len(p)), **rest) for s, p in samples.items()}
+        return sum(weights[s] * delta for s, delta in deltas.items()) / sum(weights.values())
 
     base = step(np.zeros(3))
     matrix = np.stack([step(row) - base for row in np.eye(3)], axis=1)
@@ -61,22 +59,16 @@ def fixed_point(samples, weights, shrinkage, scale):
 def test_fixed_point_is_the_posterior_mean(linear_gaussian, convention):
     total = {"a": 12, "b": 30, "c": 60, "d": 150}
     shares = {s: n / 252 for s, n in total.items()}
-    samples = {
-        s: exact_samples(
-            linear_gaussian.moments(s, 0.25) if convention == "A" else linear_gaussian.moments(s, 1.0, 1 / shares[s]), 8
-        )
-        for s in linear_gaussian.sites
-    }
+    asked = {s: (0.25,) if convention == "A" else (1.0, 1 / share) for s, share in shares.items()}
+    samples = {s: exact_samples(linear_gaussian.moments(s, *asked[s]), 8) for s in linear_gaussian.sites}
     weights = dict.fromkeys(total, 1.0) if convention == "A" else shares
     exact, scale = linear_gaussian.posterior[0], linear_gaussian.prior_scale
     covariances = {s: np.cov(p.arrays["w"].T) for s, p in samples.items()}
     means = {s: p.arrays["w"].mean(axis=0) for s, p in samples.items()}
 
     def shrunk_fixed_point(mixing):
-        precisions = {
-            s: weights[s] * np.linalg.inv(mixing * scale**2 * np.eye(3) + (1 - mixing) * c)
-            for s, c in covariances.items()
-        }
+        shrunk = {s: mixing * scale**2 * np.eye(3) + (1 - mixing) * c for s, c in covariances.items()}
+        precisions = {s: weights[s] * np.linalg.inv(each) for s, each in shrunk.items()}
         return np.linalg.solve(sum(precisions.values()), sum(precisions[s] @ means[s] for s in samples))
 
     # Without the identity's share it is the posterior mean; with it, ours is the same fixed point.

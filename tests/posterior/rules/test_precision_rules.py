@@ -15,19 +15,16 @@ SHARES = {"fractional": 1 / 4, "divided": 1.0, "none": 0.0}
 
 
 @pytest.mark.parametrize("share", SHARES.values(), ids=SHARES.keys())
-def test_closed_form_is_the_exact_posterior(linear_gaussian, share):
-    joined = product(linear_gaussian.factors(share), prior_scale=linear_gaussian.prior_scale, prior_share=share)
-    mean, covariance = linear_gaussian.posterior
-    np.testing.assert_allclose(joined.mean, mean, rtol=0, atol=1e-10)
-    np.testing.assert_allclose(np.linalg.inv(joined.precision), covariance, rtol=0, atol=1e-10)
-
-
-def test_diagonal_closed_form_is_exact_on_a_diagonal_problem(orthogonal):
-    factors = [NaturalGaussian(np.diag(factor.precision), factor.precision_mean) for factor in orthogonal.factors(1.0)]
-    joined = product(factors, prior_scale=orthogonal.prior_scale, prior_share=1.0)
-    mean, covariance = orthogonal.posterior
-    np.testing.assert_allclose(joined.mean, mean, rtol=0, atol=1e-10)
-    np.testing.assert_allclose(1 / joined.precision, np.diag(covariance), rtol=0, atol=1e-10)
+def test_closed_form_is_the_exact_posterior_and_the_diagonal_one_on_a_diagonal_problem(
+    linear_gaussian, orthogonal, share
+):
+    on_diagonal = [NaturalGaussian(np.diag(one.precision), one.precision_mean) for one in orthogonal.factors(share)]
+    for problem, factors in ((linear_gaussian, linear_gaussian.factors(share)), (orthogonal, on_diagonal)):
+        joined = product(factors, prior_scale=problem.prior_scale, prior_share=share)
+        mean, covariance = problem.posterior
+        np.testing.assert_allclose(joined.mean, mean, rtol=0, atol=1e-10)
+        precision = np.diag(joined.precision) if joined.precision.ndim == 1 else joined.precision
+        np.testing.assert_allclose(np.linalg.inv(precision), covariance, rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize("share", [1 / 4, 1.0])

@@ -151,10 +151,8 @@ def test_a_run_that_skipped_its_noisy_steps_never_reports_more_than_the_budget(p
 
 def test_a_cohort_keeps_its_budget(path):
     open_ledger(path, COHORT).close()
-    for field, value in (
-        ("epsilon", 9.0), ("epsilon", 0.1), ("delta", 1e-6), ("adjacency", "replace_one"), ("unit", "record"),
-        ("split", "another"),
-    ):  # fmt: skip
+    changes = {"epsilon": 0.1, "delta": 1e-6, "adjacency": "replace_one", "unit": "record", "split": "another"}
+    for field, value in (("epsilon", 9.0), *changes.items()):
         with pytest.raises(UserError, match=f"{field} {getattr(COHORT, field)!r}, not {value!r}"):
             open_ledger(path, dataclasses.replace(COHORT, **{field: value}))
 

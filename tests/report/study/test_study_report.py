@@ -1,6 +1,7 @@
 """The page of a study: its sentences claim what the numbers allow, its tables are the numbers of its figures."""
 
 import math
+from dataclasses import replace
 
 import pandas as pd
 import pytest
@@ -105,10 +106,8 @@ def test_cautions(study_folder) -> None:
 def test_every_figure_that_can_be_drawn_is_drawn_saved_and_listed(study_folder) -> None:
     folder = study_folder(shifts=True, further=True)
     page = write_study_report(folder).read_text()
-    names = {
-        "methods-predictor", "sites", "subgroups", "shift-predictor", "shift-detection", "conformal-coverage",
-        "conformal-size",
-    }  # fmt: skip
+    names = {"methods-predictor", "sites", "subgroups", "shift-predictor", "shift-detection"}
+    names |= {"conformal-coverage", "conformal-size"}
     assert {path.stem for path in (folder / "figures").iterdir()} == names
     assert page.count("<svg") == page.count("Numbers of this figure") == len(names)
     assert len(page) < 1_000_000
@@ -261,7 +260,7 @@ def test_a_study_without_a_finished_cell_has_a_page(study_folder) -> None:
 
 def test_many_panels_are_drawn_in_part_and_listed_whole(study) -> None:
     content = figures_of(study(seeds=(1, 2)))["methods-predictor"]
-    many = type(content)(**{**content.__dict__, "panels": content.panels * (MOST_PANELS + 1)})
+    many = replace(content, panels=content.panels * (MOST_PANELS + 1))
     assert len(panels_of(many)) == MOST_PANELS
     assert len(figure_table(many).rows) == (MOST_PANELS + 1) * len(figure_table(content).rows)
 

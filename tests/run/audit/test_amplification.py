@@ -35,9 +35,8 @@ MODULES = {
     "wide": lambda: (built(MLPModel(hidden=(3,)), (1280,)), (1280,)),
     "cnn": lambda: (built(CNNModel(channels=(4, 4), hidden=8), IMAGE), IMAGE),
     "1x1": lambda: (one_by_one_convolutions(), IMAGE),
-    "layer norm by vmap": lambda: (
-        nn.Sequential(nn.Linear(784, 8), nn.LayerNorm(8), nn.ReLU(), nn.Linear(8, 2)), VECTOR
-    ),
+    "layer norm by vmap":
+        lambda: (nn.Sequential(nn.Linear(784, 8), nn.LayerNorm(8), nn.ReLU(), nn.Linear(8, 2)), VECTOR),
 }  # fmt: skip
 
 

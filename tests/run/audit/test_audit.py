@@ -37,7 +37,7 @@ def test_sound_scenario_passes_and_says_what_it_did_not_look_at(capsys) -> None:
     assert audit_scenario(scenario, Console(width=200)) == 0
     text = " ".join(capsys.readouterr().out.split())
     for words in (
-        "clients.app", "claimed", "at least (99.999%)", "Membership inference", "units of 3 records",
+        "clients.app", "claimed", "at least (99.999%)", "units of 3 records",
         "isotonic recalibration", "noised evaluation", "finds, but for 1 in 1000", "Not looked at:",
         "the account itself", "pre-noise where sums are read", "passed: all 28 checks",
     ):  # fmt: skip
@@ -47,9 +47,8 @@ def test_sound_scenario_passes_and_says_what_it_did_not_look_at(capsys) -> None:
 @pytest.mark.slow
 def test_planted_fault_ends_with_status_1_and_names_its_checks(monkeypatch, capsys) -> None:
     original = chain.noisy_gradient
-    monkeypatch.setattr(
-        chain, "noisy_gradient", lambda total, **rest: original(total, **rest | {"noise": rest["noise"] / 2})
-    )
+    halved = lambda total, **rest: original(total, **rest | {"noise": rest["noise"] / 2})  # noqa: E731
+    monkeypatch.setattr(chain, "noisy_gradient", halved)
     assert audit_scenario(small(), Console(width=160), as_json=True) == 1
     found = json.loads(capsys.readouterr().out)
     assert not found["passed"]
@@ -59,7 +58,6 @@ def test_planted_fault_ends_with_status_1_and_names_its_checks(monkeypatch, caps
     epsilon = found["epsilon"]
     assert epsilon["gaussian_bound"] > epsilon["claimed"]
     assert epsilon["certified"] is True
-    assert found["membership"]["advantage_bound"] == pytest.approx(math.tanh(2), abs=0.01)
     assert found["not_looked_at"]
 
 
@@ -97,20 +95,17 @@ def test_small_steps_keep_the_noise_of_the_scenario() -> None:
     for coupling, temperature in (("constant", ""), *solved, ("floor", "1.0")):
         scenario = small(f"privacy.coupling={coupling}", f"privacy.temperature={temperature}", FALLING)
         own = solve_plan(own_plan(scenario), 200).noise_multipliers
-        still = solve_plan(still_plan(scenario, 200), UNITS).noise_multipliers
-        np.testing.assert_allclose(still, own, rtol=1e-6)
+        np.testing.assert_allclose(solve_plan(still_plan(scenario, 200), UNITS).noise_multipliers, own, rtol=1e-6)
 
 
 @pytest.mark.parametrize("coupling", ["langevin", "temperature"])
 def test_noise_that_follows_a_falling_step_size_is_the_accounted_one(coupling: str, tmp_path: Path) -> None:
-    scenario = small(f"privacy.coupling={coupling}", FALLING)
-    assert all(check.passed for check in audit_noise(scenario, tmp_path, 200))
+    assert all(check.passed for check in audit_noise(small(f"privacy.coupling={coupling}", FALLING), tmp_path, 200))
 
 
 def test_every_shipped_scenario_can_be_audited() -> None:
     for name in shipped_scenarios():
-        still = still_plan(load_scenario(name), 200)
-        assert np.isfinite(solve_plan(still, UNITS).noise_multipliers).all()
+        assert np.isfinite(solve_plan(still_plan(load_scenario(name), 200), UNITS).noise_multipliers).all()
 
 
 def test_long_weakly_private_plan_is_audited_in_part(tmp_path: Path) -> None:

@@ -7,8 +7,9 @@ import dataclasses
 import math
 import os
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -95,18 +96,9 @@ def change_site(handler, **parts: str) -> Fault:
 
 
 def realised_batch_size(patch: pytest.MonkeyPatch) -> None:
-    drawn: list[int] = []
-
-    def watched(original):
-        def units(*arguments):
-            found = original(*arguments)
-            drawn.append(len(found))
-            return found
-
-        return units
-
-    change_batches(watched)(patch)
-    change_gradient(lambda rest: {"expected_batch_size": max(1, drawn[-1])})(patch)
+    drawn: list[np.ndarray] = []
+    change_batches(lambda sound: lambda *given: drawn.append(sound(*given)) or drawn[-1])(patch)
+    change_gradient(lambda rest: {"expected_batch_size": max(1, len(drawn[-1]))})(patch)
 
 
 def prior_inside_the_clip(patch: pytest.MonkeyPatch) -> None:
@@ -141,13 +133,8 @@ def shuffled_epochs(poisson: Callable) -> Callable:
 
 def one_batch_for_the_whole_stretch(patch: pytest.MonkeyPatch) -> None:
     drawn: dict = {}
-    original = minibatch.BatchGradient.__init__
-
-    def forgetful(self, *data, **rest):
-        drawn.clear()
-        original(self, *data, **rest)
-
-    patch.setattr(minibatch.BatchGradient, "__init__", forgetful)
+    begun = minibatch.BatchGradient, "__init__"
+    changed(*begun, lambda sound: lambda *given: drawn.clear() or sound(*given))(patch)
     change_batches(lambda poisson: lambda *given: drawn.setdefault("batch", poisson(*given)))(patch)
 
 
@@ -159,26 +146,16 @@ def clip_per_record(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(minibatch.BatchGradient, "_materialised_sum", summed)
 
 
-class Repeating:
-    """A generator that forgets that it was asked before."""
-
-    def __init__(self, generator: np.random.Generator) -> None:
-        self._generator, self._drawn = generator, None
-
-    def standard_normal(self, *arguments, **rest):
-        if self._drawn is None:
-            self._drawn = self._generator.standard_normal(*arguments, **rest)
-        return self._drawn
+def repeating(generator: np.random.Generator) -> SimpleNamespace:
+    """Return a generator that forgets that it was asked before."""
+    return SimpleNamespace(standard_normal=cache(generator.standard_normal))
 
 
-def descent_with_half_the_noise(patch: pytest.MonkeyPatch) -> None:
-    def halved(plan):
-        return dataclasses.replace(plan, noise_multiplier=plan.noise_multiplier / 2)
+def descent_with_half_the_noise(sound: Callable) -> Callable:
+    def fit(*data, **rest):
+        return sound(*data[:3], dataclasses.replace(data[3], noise_multiplier=data[3].noise_multiplier / 2), **rest)
 
-    original = clients.recalibrate.private_fit
-    patch.setattr(
-        clients.recalibrate, "private_fit", lambda *data, **rest: original(*data[:3], halved(data[3]), **rest)
-    )
+    return fit
 
 
 def samples_kept_before_their_noise(patch: pytest.MonkeyPatch) -> None:
@@ -204,54 +181,42 @@ def samples_kept_before_their_noise(patch: pytest.MonkeyPatch) -> None:
 FAULTS: dict[str, Fault] = {
     "half the noise": change_gradient(lambda rest: {"noise": rest["noise"] / 2}),
     "noise over root batch size": change_gradient(
-        lambda rest: {"noise": rest["noise"] / math.sqrt(rest["expected_batch_size"])}
-    ),
+        lambda rest: {"noise": rest["noise"] / math.sqrt(rest["expected_batch_size"])}),
     "no clipping": change_clip(lambda sound: lambda norms, *rest: [torch.ones_like(each) for each in norms]),
     "stream reused between rounds": changed(
-        clients.train,
-        "site_streams",
-        lambda sound: lambda site, run, *_: Streams.from_insecure_seed(0, run + site.name),
-    ),
+        clients.train, "site_streams",
+        lambda sound: lambda site, run, *_: Streams.from_insecure_seed(0, run + site.name)),
     "realised batch size": realised_batch_size,
     "prior inside the clip": prior_inside_the_clip,
     "bias without noise": change_gradient(
-        lambda rest: {"noise": torch.cat([rest["noise"][:-BIAS_SIZE], torch.zeros(BIAS_SIZE)])}
-    ),
+        lambda rest: {"noise": torch.cat([rest["noise"][:-BIAS_SIZE], torch.zeros(BIAS_SIZE)])}),
     "clip norm schedule not followed by the noise": change_clip(
-        lambda sound: lambda norms, bound, *rest: sound(norms, 1.1 * bound, *rest)
-    ),
+        lambda sound: lambda norms, bound, *rest: sound(norms, 1.1 * bound, *rest)),
     "fixed-size batches": change_batches(
-        lambda sound: lambda generator, count, rate: np.sort(generator.permutation(count)[: round(rate * count)])
-    ),
+        lambda sound: lambda generator, count, rate: np.sort(generator.permutation(count)[: round(rate * count)])),
     "shuffled epochs": change_batches(shuffled_epochs),
     "joins too often": change_batches(lambda sound: lambda generator, count, rate: sound(generator, count, 1.2 * rate)),
     "one batch for the whole stretch": one_batch_for_the_whole_stretch,
     "clip per record": clip_per_record,
     "clip norm for each layer": change_clip(
-        lambda sound: lambda norms, *rest: [sound([each], *rest)[0] for each in norms]
-    ),
+        lambda sound: lambda norms, *rest: [sound([each], *rest)[0] for each in norms]),
     "noise repeats within a stretch": change_run(
-        lambda rest: {"streams": rest["streams"]._replace(noise=Repeating(rest["streams"].noise))}
-    ),
+        lambda rest: {"streams": rest["streams"]._replace(noise=repeating(rest["streams"].noise))}),
     "second chain with a hundredth of its noise": change_noise(
-        lambda rest: 1.0 if rest["steps"].start < rest["chain"].plan.chain_steps else 0.01
-    ),
+        lambda rest: 1.0 if rest["steps"].start < rest["chain"].plan.chain_steps else 0.01),
     "late steps with half their noise": change_noise(
-        lambda rest: 1 - 0.5 * (np.arange(size := len(rest["chain"].noise_multipliers)) >= 2 * size // 3)
-    ),
+        lambda rest: 1 - 0.5 * (np.arange(size := len(rest["chain"].noise_multipliers)) >= 2 * size // 3)),
     "recalibration reads training units": change_site(clients.recalibrate, recalibration="train"),
     "evaluation reads training units": change_site(clients.evaluate, test="train"),
     "isotonic noise forgets its cap": changed(clients.recalibrate, "sensitivity", lambda sound: lambda most: sound()),
     "isotonic counts forget their cap": changed(
-        clients.recalibrate, "capped_units", lambda sound: lambda part, most: part
-    ),
+        clients.recalibrate, "capped_units", lambda sound: lambda part, most: part),
     "evaluation noise forgets its cap": changed(release, "sensitivity", lambda sound: lambda most: sound()),
-    "descent with half the noise": descent_with_half_the_noise,
+    "descent with half the noise": changed(clients.recalibrate, "private_fit", descent_with_half_the_noise),
     "descent that repeats its noise": change_keywords(
-        clients.recalibrate, "private_fit", lambda rest: {"generator": np.random.default_rng(3)}
-    ),
+        clients.recalibrate, "private_fit", lambda rest: {"generator": np.random.default_rng(3)}),
     "samples kept before their noise": samples_kept_before_their_noise,
-}
+}  # fmt: skip
 
 
 DEVIATION, RATE = "noise has the accounted deviation", "accounted probability"

@@ -26,13 +26,6 @@ def test_peak_is_far_below_what_the_sites_sent(tmp_path):
     assert peak - before < 270
 
 
-@pytest.mark.slow
-def test_it_measures_our_server_whatever_the_working_folder_holds(tmp_path, monkeypatch):
-    (tmp_path / "server.py").write_text("print('mine')\n")
-    monkeypatch.chdir(tmp_path)
-    bench_memory(Console(quiet=True), folder=tmp_path, sites=1, samples=1, parameters=100)
-
-
 def test_too_small_a_disk_is_told_before_anything_is_written(tmp_path):
     with pytest.raises(UserError, match="MiB left"):
         bench_memory(Console(), sites=9999, samples=1000, parameters=50_000_000, folder=tmp_path)

@@ -8,6 +8,11 @@ import pytest
 
 SCENARIO = """
 name = "trial"
+model = { kind = "logistic" }
+training = { rounds = 2, steps_per_round = 5, thinning = 1 }
+privacy = { epsilon = 2.0, delta = 1e-3, sampling_rate = 0.5 }
+aggregation = { rule = "fald" }
+evaluation = { release = "noised", noise_multiplier = 2.0 }
 [data.source]
 kind = "table"
 path = "none.csv"
@@ -25,25 +30,10 @@ categories = { smoker = ["never", "now"] }
 role = "train"
 [sites.south]
 role = "train"
-[model]
-kind = "logistic"
 [sampler]
 kind = "dp-sgld"
 step_size = { kind = "constant", initial = 0.2 }
 prior = { kind = "gaussian", scale = 1.0 }
-[training]
-rounds = 2
-steps_per_round = 5
-thinning = 1
-[privacy]
-epsilon = 2.0
-delta = 1e-3
-sampling_rate = 0.5
-[aggregation]
-rule = "fald"
-[evaluation]
-release = "noised"
-noise_multiplier = 2.0
 """
 
 
@@ -60,11 +50,16 @@ def trial(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def init_words(folder: Path, name: str = "north") -> list[object]:
+    """What is typed to make a site file of the table."""
+    given = ["--scenario", folder / "trial.toml", "--data", folder / "patients.csv", "--name", name, "--yes"]
+    return ["site", "init", folder / f"{name}.toml", *given]
+
+
 @pytest.fixture
 def made(trial: Path, command) -> Path:
     """Let `site init` write the site file of the table, its snapshot and its ledger."""
-    given = ("--scenario", trial / "trial.toml", "--data", trial / "patients.csv", "--name", "north", "--yes")
-    status, said, error = command("site", "init", trial / "north.toml", *given)
+    status, said, error = command(*init_words(trial))
     assert (status, error) == (0, ""), said
     return trial / "north.toml"
 

@@ -57,12 +57,10 @@ BROKEN: dict[str, tuple[Change, str]] = {
 def test_broken_data_are_told_by_row_and_never_by_value(made, command, kind: str) -> None:
     change, said = BROKEN[kind]
     table, snapshot = made.parent / "patients.csv", made.parent / "ledger" / "north.records.npz"
-    before = snapshot.read_bytes()
-    if change is None:
-        table.unlink()
-    else:
-        lines = change(table.read_text().splitlines())
-        table.write_text("".join(f"{line}\n" for line in lines))
+    before, lines = snapshot.read_bytes(), table.read_text().splitlines()
+    table.unlink()
+    if change is not None:
+        table.write_text("".join(f"{line}\n" for line in change(lines)))
     status, shown, error = command("site", "check", made, "--only", "data")
     assert (status, error) == (1, ""), shown
     assert re.search(f"FAIL  .*{said}", shown), shown
@@ -83,9 +81,8 @@ def test_patients_in_two_parts_are_found(made, command) -> None:
 def test_sound_data_pass_and_say_what_a_request_takes(made, command, monkeypatch) -> None:
     status, shown, error = command("site", "check", made, "--only", "data")
     assert (status, error) == (0, "")
-    assert re.findall(r"^(\w+)  (\w+):", shown, re.M) == [
-        ("PASS", name) for name in ("data", "patients", "memory", "snapshot", "ledger")
-    ]
+    looked_at = ("data", "patients", "memory", "snapshot", "ledger")
+    assert re.findall(r"^(\w+)  (\w+):", shown, re.M) == [("PASS", name) for name in looked_at]
     monkeypatch.setattr("fl_dpbayes.run.site.check._free_mebibytes", lambda: 100)
     assert re.search(r"FAIL  memory: .* 100 MiB are free", command("site", "check", made, "--only", "data")[1])
 

@@ -9,7 +9,7 @@ import pytest
 
 from fl_dpbayes.config.site_file import read_own_site_file
 from fl_dpbayes.data.site import load_site
-from tests.run.site.conftest import files_in
+from tests.run.site.conftest import files_in, init_words
 
 
 def test_answers_at_the_keyboard_and_options_give_the_same_file(made, command, monkeypatch) -> None:
@@ -53,8 +53,7 @@ def test_what_no_site_may_be_made_of_is_refused_and_writes_nothing(trial, refusa
     path = trial / file
     path.write_text(path.read_text().replace(old, new))
     before = files_in(trial)
-    given = ("--scenario", trial / "trial.toml", "--data", trial / "patients.csv", "--name", "north", "--yes")
-    assert re.search(said, refusal("site", "init", trial / "north.toml", *given))
+    assert re.search(said, refusal(*init_words(trial)))
     assert files_in(trial) == before
 
 
@@ -62,8 +61,7 @@ def test_no_word_of_the_coordinator_becomes_a_key_of_the_site(trial, command) ->
     scenario, table = trial / "trial.toml", trial / "patients.csv"
     scenario.write_text(scenario.read_text().replace('"patient"', '"patient\\n[policy.groups]\\nsex = [1]\\n#"'))
     table.write_text(table.read_text().replace("patient", '"patient\n[policy.groups]\nsex = [1]\n#"', 1))
-    given = ("--scenario", scenario, "--data", table, "--name", "north", "--yes")
-    status, shown, error = command("site", "init", trial / "north.toml", *given)
+    status, shown, error = command(*init_words(trial))
     assert (status, error) == (0, ""), shown
 
 
@@ -71,8 +69,7 @@ def test_nothing_is_overwritten_and_broken_data_make_no_ledger(trial, made, comm
     assert "exists already" in refusal("site", "init", made)
     table = trial / "patients.csv"
     table.write_text(table.read_text().replace("now", "4711"))
-    given = ("--scenario", trial / "trial.toml", "--data", table, "--name", "south", "--yes")
-    status, shown, _ = command("site", "init", trial / "south.toml", *given)
+    status, shown, _ = command(*init_words(trial, "south"))
     assert (status, "4711" in shown, (trial / "ledger" / "south.sqlite").exists()) == (1, False, False), shown
     assert "put the data right, then:  fl-dpbayes site check" in shown
 
@@ -106,13 +103,10 @@ def test_dry_run_is_under_the_site_s_own_policy(made, command) -> None:
     assert (status, "FAIL  train: refused, POLICY_DENIED plan.privacy.epsilon" in shown) == (1, True), shown
 
 
-def test_dry_run_of_a_small_site_without_a_column_of_patients(made, command) -> None:
+def test_dry_run_of_a_small_site_without_a_column_of_patients_and_of_other_constants(made, command) -> None:
     made.write_text(made.read_text().replace('unit_column = "patient"\n', ""))
     for units in (5, 11):
         status, shown = dry_run(command, made, units=str(units))
         assert (status, "PASS  train" in shown) == (0, True), shown
-
-
-def test_dry_run_finds_a_site_file_of_other_constants(made, command) -> None:
     status, shown = dry_run(command, made, centers="[60.0, 140.0]")
     assert (status, "not as in" in shown) == (2, True)

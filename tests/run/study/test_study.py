@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import pandas as pd
 import pytest
@@ -45,13 +46,11 @@ def test_a_failed_cell_does_not_stop_the_rest_and_is_run_again(tmp_path: Path, c
     table = pd.read_csv(out / "results.csv")
     assert set(table["sites.away.records"]) == {150}
     assert {"pooled:held_out", "away", "north", "south"} <= set(table["site"])
-    record = json.loads((out / "study.json").read_text())
-    assert record["cells"] == {"all": 2, "finished": 1, "failed": 1}
+    assert json.loads((out / "study.json").read_text())["cells"] == {"all": 2, "finished": 1, "failed": 1}
     (error,) = (out / "cells").glob("*.error.txt")
     assert "Traceback" in error.read_text()
     here.clear()
-    assert command("study", "--resume", out)[0] == 1
-    assert here == ["sites.away.records 5000, seed 1"]
+    assert (command("study", "--resume", out)[0], here) == (1, ["sites.away.records 5000, seed 1"])
 
 
 def test_wrong_folders_are_refused(tmp_path: Path, refusal, here: list[str]) -> None:
@@ -69,8 +68,8 @@ def test_wrong_folders_are_refused(tmp_path: Path, refusal, here: list[str]) -> 
     assert here == []
 
 
-def test_missing_records_and_a_wrong_address_are_one_line_before_any_cell_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refusal
+def test_missing_records_and_a_wrong_address_are_told_before_any_cell_runs(
+    tmp_path: Path, monkeypatch, refusal
 ) -> None:
     monkeypatch.delenv("FL_DPBAYES_DATA", raising=False)
     file, out = study_file(tmp_path, "seed = [1, 2]"), tmp_path / "out"
@@ -83,13 +82,8 @@ def test_missing_records_and_a_wrong_address_are_one_line_before_any_cell_runs(
     assert "Ray cannot be reached or started at '127.0.0.1:1'" in said
 
 
-def test_an_interrupted_study_says_how_to_go_on_and_is_not_gone_on_with_where_its_file_was_changed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command, refusal
-) -> None:
-    def interrupted(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("fl_dpbayes.run.study.ray_pool.run_on_ray", interrupted)
+def test_an_interrupted_study_says_how_to_go_on_unless_it_was_changed(tmp_path, monkeypatch, command, refusal) -> None:
+    monkeypatch.setattr("fl_dpbayes.run.study.ray_pool.run_on_ray", Mock(side_effect=KeyboardInterrupt))
     out = tmp_path / "out"
     status, _, error = command("study", study_file(tmp_path, "seed = [1]"), "--out", out)
     assert status == 130

@@ -65,8 +65,7 @@ def test_a_seed_axis_moves_the_insecure_seed_only_where_the_file_has_one() -> No
 def test_a_variant_changes_several_keys_at_once() -> None:
     north = {"sites.north": {"role": "held_out", "records": 100}}
     east = {"sites": {"east": {"role": "held_out", "records": 100}}}
-    cells = cells_of(variants={"left_out": {"north": north, "east": east}})
-    for cell in cells:
+    for cell in cells_of(variants={"left_out": {"north": north, "east": east}}):
         left_out = cell.scenario.sites[cell.labels["left_out"]]
         assert (left_out.role, left_out.records) == ("held_out", 100)
         assert sum(site.role == "train" for site in cell.scenario.sites.values()) == 3
@@ -111,11 +110,8 @@ TWO = {"partition": {"alpha": [1.0, 0.5]}, "privacy.epsilon": [1.0]}
 @pytest.mark.parametrize(
     ("tables", "said"),
     [
-        ({}, "no axes"),
-        ({"axes": {"seed": 3}}, "must be a list"),
-        ({"axes": {"seed": []}}, "must be a list"),
-        ({"axes": {"seed": [1, 1]}}, "holds 1 twice"),
-        ({"axes": {"seed": ["one"]}}, "cell (seed one)"),
+        ({}, "no axes"), ({"axes": {"seed": 3}}, "must be a list"), ({"axes": {"seed": []}}, "must be a list"),
+        ({"axes": {"seed": [1, 1]}}, "holds 1 twice"), ({"axes": {"seed": ["one"]}}, "cell (seed one)"),
         ({"axes": {"partition": {"alhpa": [1]}}}, "did you mean 'alpha'"),
         ({"axes": {"name": {"x": [1]}}}, "'name' is a value"),
         ({"axes": {"seed": [1, 2]}, "study": {"compare": ["sampler"]}}, "choose among predictor"),
@@ -161,7 +157,6 @@ def test_scenarios_and_studies_are_told_apart(tmp_path: Path, monkeypatch: pytes
     (tmp_path / "study-mine.toml").write_text("[axes]\nseed = [1]\n")
     (tmp_path / "digits.toml").write_text((scenario_folder() / "digits.toml").read_text())
     monkeypatch.setattr("fl_dpbayes.config.scenario.scenario_folder", lambda: tmp_path)
-    monkeypatch.setattr("fl_dpbayes.config.study_file.scenario_folder", lambda: tmp_path)
     assert shipped_scenarios() == ["digits"]
     assert [axis.name for axis in load_study("mine").axes] == [axis.name for axis in load_study("study-mine").axes]
     with pytest.raises(UserError, match="fl-dpbayes study study-mine"):

@@ -164,13 +164,10 @@ def _samples_of(asked: Message, answer: Message) -> PosteriorSamples:
     return PosteriorSamples(parameters_of(answer.content, "samples"), stretch.weights, stretch.temperatures)
 
 
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
-        ("", "at least 2 samples of each site in a round, training keeps 1"),
-        (", shrinkage=2.0, learning_rate=0.3", "unless it is below 0.286"),
-    ],
-)
+@pytest.mark.parametrize(("settings", "said"), [
+    ("", "at least 2 samples of each site in a round, training keeps 1"),
+    (", shrinkage=2.0, learning_rate=0.3", "unless it is below 0.286"),
+])  # fmt: skip
 def test_fedpa_that_cannot_work_is_refused_before_any_budget_is_spent(federation, settings: str, said: str) -> None:
     thinning = 1 if settings else 4
     training = f"training={{rounds=2, steps_per_round=4, burn_in=0, thinning={thinning}}}"
@@ -184,16 +181,12 @@ REWEIGHTED, UNKNOWN, DRIFT = "targets a reweighted posterior", "no posterior of 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
-        ("", None),
-        (", site_weights='uniform'", REWEIGHTED),
-        (", largest_share=0.26", REWEIGHTED),
-        (", site_weights='uniform', robust='median'", UNKNOWN),
-    ],
-    ids=["units", "uniform", "capped", "median"],
-)
+@pytest.mark.parametrize(("settings", "said"), [
+    ("", None),
+    (", site_weights='uniform'", REWEIGHTED),
+    (", largest_share=0.26", REWEIGHTED),
+    (", site_weights='uniform', robust='median'", UNKNOWN),
+], ids=["units", "uniform", "capped", "median"])  # fmt: skip
 def test_averaged_temperature_is_that_of_the_weighting_or_none(federation, settings: str, said: str | None) -> None:
     run = federation(f"aggregation={{rule='fald'{settings}}}", *FOUR)
     summary = run.run().summary()
