@@ -38,18 +38,16 @@ logger = logging.getLogger("fl_dpbayes.site")
 _known: dict[Hashable, int] = {}
 
 
-def pieces(rows: int, *tensors: Tensor, count: int | None = None) -> Iterator[tuple[Any, ...]]:
-    """Cut tensors (N, ...) alike into pieces of exactly P rows, the last padded by zeros; none for N = 0.
+def pieces(rows: int, *tensors: Tensor) -> Iterator[tuple[Any, ...]]:
+    """Cut tensors (N, ...) alike into pieces of exactly P rows, and say how many of them are records.
 
-    `count`: how many rows are records, where the others pad them to a multiple of P already; nothing is copied then.
-    Yields pieces, and how many of their first rows are records.
+    The last piece is padded by zeros; a tensor that is so already, up to a multiple of P, is not copied. There is no
+    piece for N = 0.
     """
-    for start in range(0, len(tensors[0]) if count is None else count, rows):
-        parts = tuple(tensor[start : start + rows] for tensor in tensors)
-        if count is None:
-            yield *padded(rows, *parts)[:-1], len(parts[0])
-        else:
-            yield *parts, min(rows, count - start)
+    count = min(map(len, tensors))
+    for start in range(0, count, rows):
+        parts = [tensor[start : start + rows] for tensor in tensors]
+        yield *(part if len(part) == rows else padded(rows, part)[0] for part in parts), min(rows, count - start)
 
 
 def padded(rows: int, *tensors: Tensor) -> tuple[Tensor, ...]:

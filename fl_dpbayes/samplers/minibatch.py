@@ -75,10 +75,10 @@ class BatchGradient:
         order = np.argsort(records.unit_index, kind="stable")
         like = next(iter(trainable_parameters(module).values()))
         # A record of zeros at the end pads batches.
-        features, targets = (np.concatenate([each[order], np.zeros_like(each, shape=(1, *each.shape[1:]))])
-                             for each in (records.features, records.targets))  # fmt: skip
+        features = np.zeros_like(records.features, shape=(len(order) + 1, *records.features.shape[1:]))
+        np.take(records.features, order, axis=0, out=features[:-1])
         self._features = torch.from_numpy(features).to(device=like.device, dtype=like.dtype)
-        self._targets = torch.from_numpy(targets).to(like.device)
+        self._targets = torch.from_numpy(records.targets[order]).to(like.device)
         self._unit_of_record = records.unit_index[order]
         self._module, self._loss, self._privacy, self._streams = module, records.loss, privacy, streams
         self._record_is_unit = bool((self._records_of_unit == 1).all())
@@ -100,16 +100,19 @@ class BatchGradient:
         """
         units = poisson_units(self._streams.sampling, len(self._records_of_unit), self._privacy.sampling_rate)
         rows = units if self._record_is_unit else np.flatnonzero(np.isin(self._unit_of_record, units))
-        padding = 0 if self._materialises or isinstance(self._module, DropoutModule) else -len(rows) % self._rows
-        filled = np.append(rows, np.full(padding, len(self._targets) - 1)) if padding else rows
-        chosen = torch.from_numpy(filled).to(self._features.device)
-        targets, features = (each.index_select(0, chosen) for each in (self._targets, self._features))
-        module, features = resampled(self._module, features, self._streams.model)
+        pads = not self._materialises and not isinstance(self._module, DropoutModule)
+        padding = -len(rows) % self._rows if pads else 0
+        chosen = torch.from_numpy(np.append(rows, np.full(padding, len(self._unit_of_record)))).to(self._features.device)
+        targets = self._targets.index_select(0, chosen[: len(rows)])
+        module, features = resampled(self._module, self._features.index_select(0, chosen), self._streams.model)
         counts = self._records_of_unit[units]
         try:
             return self._sum(module, features, targets, counts)
         except Exception:
-            features, targets = features[: len(rows)], targets[: len(rows)]
+            # The module may have written into its inputs.
+            features = self._features.index_select(0, chosen[: len(rows)])
+            if isinstance(self._module, DropoutModule):
+                module, features = self._module.with_masks_as_inputs(features)
             one = np.ones(1, np.int64)
             failing = failing_rows(lambda part: self._sum(module, part[:1], targets[:1], one), features)
             owners = np.repeat(np.arange(len(counts)), counts)
@@ -124,7 +127,7 @@ class BatchGradient:
             return self._materialised_sum(module, features, targets, counts)
         return self._clipped_sum(
             module, features, targets, clip_norm=self._clip_norm, clipping=self._privacy.clipping, loss=self._loss,
-            rows=self._rows, count=len(counts) if len(features) > len(counts) else None,
+            rows=self._rows,
         )  # fmt: skip
 
     def _materialised_sum(

@@ -1,13 +1,13 @@
 """What a private step costs beside a plain one: whole steps of this library, of Opacus and of `torch.func`."""
 
 import json
-import platform
 import subprocess
 import sys
 import time
 import warnings
 from collections import defaultdict
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -32,11 +32,10 @@ from fl_dpbayes.samplers.chain import run_chain
 from fl_dpbayes.samplers.minibatch import TrainingRecords
 from fl_dpbayes.samplers.planned import PlannedChain
 
-Batches = Callable[[], tuple[torch.Tensor, torch.Tensor]]
-
-RATE, NORM, STEP, MEBIBYTE = 0.25, 1.0, 0.01, 2**20
-# Materialised gradients of a whole batch beyond this are not tried: they would not fit beside each other.
+RATE, NORM, STEP = 0.25, 1.0, 0.01
+# Bytes of materialised gradients of a whole batch beyond which peers that need them are not tried.
 _LARGEST_GRADIENTS = 2**31
+METHODS = ("ours", "ghost", "hooks", "functorch", "func.vmap")
 
 
 class _Block(nn.Module):
@@ -112,35 +111,29 @@ def bench_clip(console: Console, *, models: str, repeats: int, as_json: bool) ->
     if not cases:
         raise UserError(f"--models {models!r} names none of them: give a part of one of {', '.join(CASES)}")
     torch.set_num_threads(1)
+    table = Table(title="a whole private step over a plain SGD step, CPU time of one thread")
+    for column in ("model", "batch", "plain ms", *METHODS, "MiB beyond plain"):
+        table.add_column(column, justify="left" if column == "model" else "right")
     rows = []
     for name, case in cases.items():
         with console.status(name):
             times = step_times(case, repeats)
-            peaks = [_peak_in_process(name, private) for private in (False, True)]
-        ratios = {method: spent / times["plain"] for method, spent in times.items() if method != "plain"}
-        rows.append({"model": name, "batch": case.batch, "plain_ms": 1e3 * times["plain"], "ratios": ratios,
-                     "mib_beyond_plain": (peaks[1] - peaks[0]) / MEBIBYTE})  # fmt: skip
-    machine = {"processor": _processor(), "torch": torch.__version__, "threads": 1, "repeats": repeats}
+            beyond = (_peak_in_process(name, "private") - _peak_in_process(name, "plain")) / 2**20
+        plain = times.pop("plain")
+        ratios = {method: spent / plain for method, spent in times.items()}
+        rows.append({"model": name, "batch": case.batch, "plain_ms": 1e3 * plain, "ratios": ratios,
+                     "mib_beyond_plain": beyond})  # fmt: skip
+        shown = [f"{ratios[method]:.2f}" if method in ratios else "-" for method in METHODS]
+        table.add_row(name, str(case.batch), f"{1e3 * plain:.2f}", *shown, f"{beyond:.0f}")
     if as_json:
-        print(json.dumps({"machine": machine, "rows": rows}))
-        return
-    methods = ["ours", "ghost", "hooks", "functorch", "func.vmap"]
-    table = Table(title=f"a whole private step over a plain SGD step, CPU time of one thread, {machine['processor']}")
-    for column in ("model", "batch", "plain ms", *methods, "MiB beyond plain"):
-        table.add_column(column, justify="left" if column == "model" else "right")
-    for row in rows:
-        shown = [f"{row['ratios'][method]:.2f}" if method in row["ratios"] else "-" for method in methods]
-        table.add_row(
-            row["model"], str(row["batch"]), f"{row['plain_ms']:.2f}", *shown, f"{row['mib_beyond_plain']:.0f}"
-        )
-    console.print(table)
+        print(json.dumps({"torch": torch.__version__, "threads": 1, "repeats": repeats, "rows": rows}))
+    else:
+        console.print(table)
 
 
 def step_times(case: Case, repeats: int) -> dict[str, float]:
-    """Return the median CPU seconds of a step by each method, all interleaved."""
-    others = {"plain": _plain(case)} | _peers(case)
-    spent: dict[str, list[float]] = defaultdict(list)
-    since = 0.0
+    """Return the median CPU seconds of a step by each method that can take the model, all interleaved."""
+    others, spent, since = {"plain": _plain(case)} | _peers(case), defaultdict[str, list[float]](list), 0.0
 
     def after_step(*_: object) -> None:
         nonlocal since
@@ -164,11 +157,11 @@ def train(case: Case, steps: int, on_step: Callable[..., None] | None = None) ->
         sampler=sampler, privacy=privacy, rounds=1, steps_per_round=steps, burn_in=0, thinning=steps,
         chain_start="broadcast",
     )  # fmt: skip
-    units, module = int(case.batch / RATE), case.build()
-    features, labels = (values.numpy() for values in _records(case))
+    module, features, labels = case.build(), *(values.numpy() for values in _records(case))
     run_chain(
-        module, TrainingRecords(features, labels, np.arange(units)), PlannedChain(plan, units, np.ones(steps)),
-        range(steps), {"parameters": to_vector(module)}, Streams.from_entropy().of_chain(), on_step,
+        module, TrainingRecords(features, labels, np.arange(len(labels))),
+        PlannedChain(plan, len(labels), np.ones(steps)), range(steps), {"parameters": to_vector(module)},
+        Streams.from_entropy().of_chain(), on_step,
     )  # fmt: skip
 
 
@@ -178,27 +171,21 @@ def _records(case: Case) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randn((units, *case.shape), generator=generator), labels
 
 
-def _batches(case: Case) -> Batches:
-    features, labels = _records(case)
-
-    def batch() -> tuple[torch.Tensor, torch.Tensor]:
-        chosen = torch.randint(len(labels), (case.batch,))
-        return features[chosen], labels[chosen]
-
-    return batch
-
-
 def _plain(case: Case) -> Callable[[], None]:
     module = case.build()
-    optimizer = torch.optim.SGD(module.parameters(), lr=STEP)
-    return partial(_step, module, optimizer, functional.cross_entropy, _batches(case))
+    return _training_step(case, module, torch.optim.SGD(module.parameters(), lr=STEP), functional.cross_entropy)
 
 
-def _step(module: nn.Module, optimizer: Any, loss: Callable[..., Any], batch: Batches) -> None:
-    features, labels = batch()
-    optimizer.zero_grad()
-    loss(module(features), labels).backward()
-    optimizer.step()
+def _training_step(case: Case, module: nn.Module, optimizer: Any, loss: Callable[..., Any]) -> Callable[[], None]:
+    features, labels = _records(case)
+
+    def step() -> None:
+        chosen = torch.randint(len(labels), (case.batch,))
+        optimizer.zero_grad()
+        loss(module(features[chosen]), labels[chosen]).backward()
+        optimizer.step()
+
+    return step
 
 
 def _peers(case: Case) -> dict[str, Callable[[], None]]:
@@ -211,62 +198,68 @@ def _peers(case: Case) -> dict[str, Callable[[], None]]:
     warnings.simplefilter("ignore")
     private: dict[str, Any] = {"noise_multiplier": 1.0, "max_grad_norm": NORM, "expected_batch_size": case.batch}
 
-    def hooks(**options: bool) -> Callable[[], None]:
+    def materialising(**options: bool) -> Callable[[], None]:
         module = GradSampleModule(case.build(), **options)
         optimizer = DPOptimizer(torch.optim.SGD(module.parameters(), lr=STEP), **private)
-        return partial(_step, module, optimizer, functional.cross_entropy, _batches(case))
+        return _training_step(case, module, optimizer, functional.cross_entropy)
 
     def ghost() -> Callable[[], None]:
         module = GradSampleModuleFastGradientClipping(case.build(), max_grad_norm=NORM, use_ghost_clipping=True)
         optimizer = DPOptimizerFastGradientClipping(torch.optim.SGD(module.parameters(), lr=STEP), **private)
         loss = DPLossFastGradientClipping(module, optimizer, nn.CrossEntropyLoss())
-        return partial(_step, module, optimizer, loss, _batches(case))
+        return _training_step(case, module, optimizer, loss)
 
-    size = sum(value.numel() for value in case.build().parameters())
-    made = {"ghost": ghost()}
-    if 4 * size * case.batch <= _LARGEST_GRADIENTS:
-        made |= {"hooks": hooks(), "functorch": hooks(force_functorch=True), "func.vmap": _func_vmap(case)}
-    return made
+    made = {"ghost": ghost}
+    if 4 * case.batch * sum(value.numel() for value in case.build().parameters()) <= _LARGEST_GRADIENTS:
+        made |= {"hooks": materialising, "functorch": partial(materialising, force_functorch=True),
+                 "func.vmap": partial(_func_vmap, case)}  # fmt: skip
+    steps = {}
+    for name, make in made.items():
+        # Opacus cannot take every model (in-place additions).
+        with suppress(RuntimeError):
+            step = make()
+            step()
+            steps[name] = step
+    return steps
 
 
 def _func_vmap(case: Case) -> Callable[[], None]:
-    module = case.build()
+    module, (features, labels) = case.build(), _records(case)
     values = {name: value.detach() for name, value in module.named_parameters()}
 
     def loss(values: dict[str, torch.Tensor], record: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
         return functional.cross_entropy(functional_call(module, values, (record[None],)), label[None])
 
-    gradients_of = vmap(grad(loss), in_dims=(None, 0, 0))
-
-    def step(batch: Batches) -> None:
-        gradients = gradients_of(values, *batch())
+    def step() -> None:
+        chosen = torch.randint(len(labels), (case.batch,))
+        gradients = vmap(grad(loss), in_dims=(None, 0, 0))(values, features[chosen], labels[chosen])
         norms = torch.stack([value.flatten(1).norm(dim=1) for value in gradients.values()]).norm(dim=0)
         factors = (NORM / norms).clamp(max=1.0)
         for name, value in gradients.items():
             noised = torch.tensordot(factors, value, 1) + NORM * torch.randn(value.shape[1:])
             values[name].sub_(noised, alpha=STEP / case.batch)
 
-    return partial(step, _batches(case))
+    return step
 
 
-def _peak_in_process(name: str, private: bool) -> int:
-    """Return how far the resident memory of a process rises above what records and model take."""
-    command = [sys.executable, "-m", "fl_dpbayes.run.bench.clip", name, str(int(private))]
+def _peak_in_process(*arguments: str) -> int:
+    command = [sys.executable, "-m", "fl_dpbayes.run.bench.clip", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise UserError(f"the measured process failed: {done.stderr.strip()[-500:]}")
     return int(done.stdout.splitlines()[-1])
 
 
-def _peak(case: Case, private: bool) -> int:
+def _peak(name: str, way: str) -> int:
+    """Return how far the resident memory rises above what libraries, records and a model take."""
     torch.set_num_threads(1)
-    # Once, so that libraries are loaded.
     train(Case(LogisticModel(), (4,), 16), 1)
-    plain = _plain(case)
+    plain = _plain(CASES[name])
     before = _resident("VmRSS")
+    # Forgets the peak so far (proc(5)).
     Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
-    if private:
-        train(case, 5)
+    if way == "private":
+        train(CASES[name], 5)
     else:
         for _ in range(5):
             plain()
@@ -278,10 +271,5 @@ def _resident(field: str) -> int:
     return 1024 * next(int(line.split()[1]) for line in status.splitlines() if line.startswith(field))
 
 
-def _processor() -> str:
-    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines() if sys.platform == "linux" else []
-    return next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.machine())
-
-
 if __name__ == "__main__":
-    print(_peak(CASES[sys.argv[1]], sys.argv[2] == "1"))
+    print(_peak(*sys.argv[1:]))

@@ -1,5 +1,6 @@
 """The clipped sum by book-keeping: one forward pass, one backward pass to layer outputs, no per-example gradient."""
 
+from collections.abc import Sequence
 from itertools import starmap
 from typing import Any
 
@@ -11,7 +12,7 @@ from fl_dpbayes.config.plan import FLAT, Clipping
 from fl_dpbayes.models.rows import ROWS, pieces
 from fl_dpbayes.samplers.gradients.clipping import ClippedSum, add_up, clip_and_sum
 from fl_dpbayes.samplers.gradients.contribution import LayerGradients
-from fl_dpbayes.samplers.gradients.dense_chain import chain_to_outputs, dense_chain
+from fl_dpbayes.samplers.gradients.dense_chain import dense_chain
 from fl_dpbayes.samplers.gradients.layer_gradients import has_shortcut, layer_gradients
 from fl_dpbayes.samplers.gradients.loss import RecordLoss, summed_cross_entropy
 from fl_dpbayes.samplers.gradients.vmap import mapped_gradients
@@ -33,20 +34,20 @@ def trained_layers(module: nn.Module) -> list[nn.Module]:
 
 def clipped_sum(
     module: nn.Module, features: torch.Tensor, targets: torch.Tensor, *, clip_norm: float, clipping: Clipping = FLAT,
-    loss: RecordLoss = summed_cross_entropy, rows: int = ROWS, count: int | None = None,
+    loss: RecordLoss = summed_cross_entropy, rows: int = ROWS,
 ) -> ClippedSum:  # fmt: skip
     """Return sum_i clip_C(gradient of record i's loss), in the order of `named_parameters()`.
 
-    `features`: records, shape (N, *shape), of the module's type and device; N may be 0. `targets`: classes (int64) or
-    values (float32), shape (N,). `clip_norm`: C > 0, may be infinite for `flat` and `per-layer` clipping. `loss`: sum
-    over records of the loss whose gradient is clipped. `rows`: how many rows every pass has. `count`: as for
-    `pieces`. Raises ValueError if a layer was used more than once, or not at all.
+    `features`: records, shape (N, *shape), of the module's type and device; N may be 0, and rows of zeros may pad
+    them to a multiple of `rows`. `targets`: classes (int64) or values (float32), shape (N,). `clip_norm`: C > 0, may be
+    infinite for `flat` and `per-layer` clipping. `loss`: sum over records of the loss whose gradient is clipped.
+    `rows`: how many rows every pass has. Raises ValueError if a layer was used more than once, or not at all.
     """
 
     def piece_sum(part: torch.Tensor, part_targets: torch.Tensor, number: int) -> ClippedSum:
         return clip_and_sum(per_layer_gradients(module, part, part_targets, loss), clip_norm, clipping, number)
 
-    return add_up(module, features.device, starmap(piece_sum, pieces(rows, features, targets, count=count)))
+    return add_up(module, features.device, starmap(piece_sum, pieces(rows, features, targets)))
 
 
 def per_layer_gradients(
@@ -57,22 +58,16 @@ def per_layer_gradients(
     Raises ValueError if a layer was used more than once, or not at all.
     """
     chain = dense_chain(module)
-    if chain is None:
-        parts = _backward_to_outputs(module, features, targets, loss)
-    else:
-        parts = [layer for layer, _ in chain], *chain_to_outputs(module, chain, features, targets, loss)
+    parts = chain.backward(features, targets, loss) if chain else _backward(module, features, targets, loss)
     found: list[LayerGradients] = []
-    for layer, given, gradient in zip(*parts, strict=True):
-        if has_shortcut(layer):
-            found.append(layer_gradients(layer, given, gradient))
-        else:
-            found.extend(mapped_gradients(layer, given, gradient))
+    for layer, *own in zip(*parts, strict=True):
+        found += [layer_gradients(layer, *own)] if has_shortcut(layer) else mapped_gradients(layer, *own)
     return found
 
 
-def _backward_to_outputs(
+def _backward(
     module: nn.Module, features: torch.Tensor, targets: torch.Tensor, loss: RecordLoss
-) -> tuple[list[nn.Module], list[torch.Tensor], tuple[torch.Tensor, ...]]:
+) -> tuple[Sequence[nn.Module], list[torch.Tensor], list[torch.Tensor]]:
     layers = trained_layers(module)
     inputs: dict[nn.Module, torch.Tensor] = {}
     # An edge, unlike the output tensor, still means this layer's output after a later in-place activation.
@@ -94,4 +89,5 @@ def _backward_to_outputs(
             handle.remove()
     if len(inputs) < len(layers):
         raise ValueError("a trainable layer was not used in the forward pass: use the vmap engine, or freeze it")
-    return layers, [inputs[layer] for layer in layers], torch.autograd.grad(value, [edges[layer] for layer in layers])
+    gradients = torch.autograd.grad(value, [edges[layer] for layer in layers])
+    return layers, [inputs[layer] for layer in layers], list(gradients)

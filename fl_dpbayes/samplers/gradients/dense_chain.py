@@ -1,52 +1,58 @@
 """What book-keeping needs of a chain of Linear and ReLU layers, in closed form: no autograd, no hooks."""
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor, nn
 
 from fl_dpbayes.samplers.gradients.loss import RecordLoss, output_gradients
 
 
-def dense_chain(module: nn.Module) -> list[tuple[nn.Linear, bool]] | None:
-    """Return a module's Linear layers, each with whether a ReLU follows, or None if it is more than their chain.
+@dataclass(frozen=True)
+class DenseChain:
+    """Linear layers one after the other, whether a ReLU follows each, and whether records are flattened first."""
 
-    A chain is a Sequential: perhaps a Flatten, then trained Linear layers in float32, each perhaps with a ReLU, the
-    last without. Nobody else's code runs in it.
+    layers: list[nn.Linear]
+    rectified: list[bool]
+    flattens: bool
+
+    @torch.no_grad()
+    def backward(
+        self, features: Tensor, targets: Tensor, loss: RecordLoss
+    ) -> tuple[Sequence[nn.Module], list[Tensor], list[Tensor]]:
+        """Return the layers, their inputs, and the gradients of the summed loss at their outputs, of one pass."""
+        inputs = [features.flatten(1) if self.flattens else features]
+        for layer, rectified in zip(self.layers, self.rectified, strict=True):
+            outputs = nn.functional.linear(inputs[-1], layer.weight, layer.bias)
+            inputs.append(outputs.relu_() if rectified else outputs)
+        gradients = [output_gradients(loss, inputs.pop(), targets)]
+        for number in range(len(self.layers) - 1, 0, -1):
+            gradient = gradients[0] @ self.layers[number].weight
+            if self.rectified[number - 1]:
+                gradient = torch.ops.aten.threshold_backward(gradient, inputs[number], 0)
+            gradients.insert(0, gradient)
+        return self.layers, inputs, gradients
+
+
+def dense_chain(module: nn.Module) -> DenseChain | None:
+    """Return a module's chain: a Sequential of perhaps a Flatten, then Linear layers, each perhaps with a ReLU.
+
+    None if it is more than that: half precision, layers that are frozen or used twice, hooks, a ReLU at the end.
     """
-    if type(module) is not nn.Sequential or _is_hooked(module):
+    parts = [module, *module.children()]
+    hooks = [each for part in parts for each in (part._forward_hooks, part._forward_pre_hooks, part._backward_hooks)]
+    if type(module) is not nn.Sequential or any(hooks) or not 0 < len(set(module)) == len(module):
         return None
-    chain: list[tuple[nn.Linear, bool]] = []
-    for number, layer in enumerate(module):
-        if _is_hooked(layer):
-            return None
+    flattens = isinstance(parts[1], nn.Flatten) and (parts[1].start_dim, parts[1].end_dim) == (1, -1)
+    layers: list[nn.Linear] = []
+    rectified: list[bool] = []
+    for layer in parts[1 + flattens :]:
         if type(layer) is nn.Linear and layer.weight.dtype == torch.float32:
-            if not (layer.weight.requires_grad and (layer.bias is None or layer.bias.requires_grad)):
-                return None
-            chain.append((layer, False))
-        elif type(layer) is nn.ReLU and chain and not chain[-1][1]:
-            chain[-1] = chain[-1][0], True
-        elif type(layer) is not nn.Flatten or number or (layer.start_dim, layer.end_dim) != (1, -1):
+            layers, rectified = [*layers, layer], [*rectified, False]
+        elif type(layer) is nn.ReLU and layers and not rectified[-1]:
+            rectified[-1] = True
+        else:
             return None
-    return chain if chain and not chain[-1][1] and len({layer for layer, _ in chain}) == len(chain) else None
-
-
-def _is_hooked(layer: nn.Module) -> bool:
-    hooks = layer._forward_hooks, layer._forward_pre_hooks, layer._backward_hooks, layer._backward_pre_hooks
-    return any(hooks)
-
-
-@torch.no_grad()
-def chain_to_outputs(
-    module: nn.Module, chain: list[tuple[nn.Linear, bool]], features: Tensor, targets: Tensor, loss: RecordLoss
-) -> tuple[list[Tensor], list[Tensor]]:
-    """Return each layer's inputs, and the gradient of the summed loss at its outputs, from records (N, *shape)."""
-    inputs = [features.flatten(1) if type(module[0]) is nn.Flatten else features]  # type: ignore[index]
-    for layer, rectified in chain:
-        outputs = nn.functional.linear(inputs[-1], layer.weight, layer.bias)
-        inputs.append(outputs.relu_() if rectified else outputs)
-    gradients = [output_gradients(loss, inputs.pop(), targets)]
-    for number in range(len(chain) - 1, 0, -1):
-        gradient = gradients[0] @ chain[number][0].weight
-        if chain[number - 1][1]:
-            gradient = torch.ops.aten.threshold_backward(gradient, inputs[number], 0)
-        gradients.insert(0, gradient)
-    return inputs, gradients
+    trained = all(value.requires_grad for layer in layers for value in layer._parameters.values() if value is not None)
+    return DenseChain(layers, rectified, flattens) if layers and not rectified[-1] and trained else None

@@ -36,7 +36,8 @@ def layer_gradients(layer: nn.Module, inputs: Tensor, output_gradients: Tensor) 
 
 def has_shortcut(layer: nn.Module) -> bool:
     """Say whether a layer's gradients follow from its inputs and output gradients without `torch.func`."""
-    if not all(parameter.requires_grad for parameter in layer.parameters()):
+    values = (getattr(layer, name, None) for name in ("weight", "bias"))
+    if not all(isinstance(value, nn.Parameter) and value.requires_grad for value in values if value is not None):
         return False
     if type(layer) is nn.Conv2d:
         return layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
@@ -58,8 +59,9 @@ def positions(layer: nn.Module, inputs: Tensor, output_gradients: Tensor) -> tup
 
 def _patches(layer: nn.Conv2d, images: Tensor) -> Tensor:
     """Return what each output pixel sees, shape (N, groups, p, L): `functional.unfold`, several times as fast."""
-    height, width = layer.padding
-    if height or width:
+    assert not isinstance(layer.padding, str)
+    if any(layer.padding):
+        height, width = layer.padding
         images = functional.pad(images, (width, width, height, height))
     shape, strides = [], []
     for axis, size in enumerate(layer.kernel_size, 2):

@@ -32,7 +32,7 @@ def is_supported(module: nn.Module) -> bool:
 
 def clipped_sum(
     module: nn.Module, features: torch.Tensor, targets: torch.Tensor, *, clip_norm: float, clipping: Clipping = FLAT,
-    loss: RecordLoss = _MEAN_CROSS_ENTROPY, rows: int = ROWS, count: int | None = None,
+    loss: RecordLoss = _MEAN_CROSS_ENTROPY, rows: int = ROWS,
 ) -> ClippedSum:  # fmt: skip
     """Sum clipped gradients by mean and spread together, as `book_keeping.clipped_sum`, means first.
 
@@ -52,7 +52,7 @@ def clipped_sum(
         parts = [values for layer_parts in mean_parts + spread_parts for values in layer_parts]
         return ClippedSum(torch.cat(parts), int((least_factors(factors)[:number] < 1).sum()), number)
 
-    return add_up(module, features.device, starmap(piece_sum, pieces(rows, features, targets, count=count)))
+    return add_up(module, features.device, starmap(piece_sum, pieces(rows, features, targets)))
 
 
 def drawn_layers(

@@ -73,7 +73,7 @@ def per_unit_gradients(
     # What padding has for a gradient goes to a unit of its own, after the others.
     gradients = features.new_zeros((units + 1, sum(layer_sizes(module))), dtype=torch.float32)
     for part, part_targets, owners, number in pieces(rows, features, targets, unit_index):
-        owners[number:] = units
+        owners = torch.where(torch.arange(rows, device=owners.device) < number, owners, units)
         gradients.index_add_(0, owners, per_example_gradients(module, part, part_targets, loss))
     return gradients[:units]
 
@@ -103,7 +103,7 @@ def by_layer(blocks: dict[str, torch.Tensor]) -> list[list[torch.Tensor]]:
 
 def clipped_sum(
     module: nn.Module, features: torch.Tensor, targets: torch.Tensor, *, clip_norm: float, clipping: Clipping = FLAT,
-    loss: RecordLoss = summed_cross_entropy, rows: int = ROWS, count: int | None = None,
+    loss: RecordLoss = summed_cross_entropy, rows: int = ROWS,
 ) -> ClippedSum:  # fmt: skip
     """Sum clipped gradients as `book_keeping.clipped_sum`, materialising gradients."""
 
@@ -111,4 +111,4 @@ def clipped_sum(
         blocks = by_layer(per_example_blocks(module, part, part_targets, loss))
         return clip_and_sum([formed_gradients(layer) for layer in blocks], clip_norm, clipping, number)
 
-    return add_up(module, features.device, starmap(piece_sum, pieces(rows, features, targets, count=count)))
+    return add_up(module, features.device, starmap(piece_sum, pieces(rows, features, targets)))
