@@ -336,14 +336,10 @@ def commands() -> click.Command:
     return found[0]
 
 
-def _interrupt(*_: object) -> None:
-    raise KeyboardInterrupt
-
-
 def main() -> None:
     """Run the command line: status 0 for success, 1 for a failure, 2 for a mistake of the user, 130 for a stop."""
     # A terminated command must end the processes that it started, as an interrupted one does.
-    signal.signal(signal.SIGTERM, _interrupt)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         status = commands()(standalone_mode=False) or 0
         if status == INTERRUPTED:

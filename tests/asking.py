@@ -16,6 +16,10 @@ ROWS = [(f"p{number:03d}", float(x), float(y), number % 2) for number, (x, y) in
         enumerate(np.random.default_rng(0).normal(size=(50, 2)))]  # fmt: skip
 
 
+SOURCE = {"kind": "table", "path": "patients.csv", "label": "sick", "classes": 2, "features": ["x", "y"],
+          "unit_column": "patient"}  # fmt: skip
+
+
 def refused(said: str, call, *arguments, **keys) -> None:
     """Check that a call ends with a user's mistake, told with these words."""
     with pytest.raises(UserError, match=said):

@@ -29,7 +29,7 @@ from fl_dpbayes.privacy.ledger.witness import LedgerPlace
 from fl_dpbayes.protocol.arrays import Arrays, prefixed
 from fl_dpbayes.protocol.wire import arrays_digest
 from fl_dpbayes.run.inline_engine import InlineGrid, task_identity
-from tests.asking import record_of
+from tests.asking import SOURCE, record_of
 
 SMALL = [
     "training={rounds=2, steps_per_round=4, burn_in=2, thinning=2}", "privacy.coupling=constant",
@@ -52,10 +52,8 @@ class WatchedGrid(InlineGrid):
 
     def pull_messages(self, message_ids):
         requests = {message_id: self._waiting[message_id] for message_id in message_ids if message_id in self._waiting}
-        changed = [
-            self.change(requests[reply.metadata.reply_to_message_id], reply)
-            for reply in super().pull_messages(list(requests))
-        ]
+        replies = super().pull_messages(list(requests))
+        changed = [self.change(requests[reply.metadata.reply_to_message_id], reply) for reply in replies]
         return [reply for reply in changed if reply is not None]
 
 
@@ -193,8 +191,7 @@ class TableSite:
         (self.folder / "patients.csv").write_text("\n".join(["patient,x,y,sick", *lines]) + "\n")
         keys: dict[str, object] = {
             "name": "north", "role": "train", "units": 40, "split": {"test_fraction": 0.25, "key": "5e" * 16},
-            "source": {"kind": "table", "path": "patients.csv", "label": "sick", "classes": self.CLASSES,
-                       "features": ["x", "y"], "unit_column": "patient"},
+            "source": SOURCE | {"classes": self.CLASSES},
             "ledger": {"path": "ledger/north.sqlite", "witness": "witness/north.json",
                        "cohort": "north 2026", "epsilon": 8.0, "delta": 1e-3, "durability": "normal"},
             "policy": {"max_run_epsilon": 4.0, "evaluation_release": "noised"}, "insecure_seed": 3,
@@ -227,21 +224,16 @@ class TableSite:
         """Ask for a round; `plan` and `privacy` are changes of the plan and its privacy, `arrays` sent beside."""
         extra: Arrays = dict(changes.pop("arrays", {}))  # type: ignore[call-overload]
         plan, privacy, start = (dict(changes.pop(key, {})) for key in ("plan", "privacy", "start"))  # type: ignore[call-overload]
-        task = Task(input_shape=(2,), classes=self.CLASSES)
+        task, steps = Task(input_shape=(2,), classes=self.CLASSES), {"kind": "constant", "initial": self.STEP_SIZE}
         shapes = model_shapes(LogisticModel(), task)
-        arrays = prefixed(
-            "parameters",
-            {name: np.asarray(start.get(name, np.zeros(shape)), np.float32) for name, shape in shapes.items()},
-        )
+        state = {name: np.asarray(start.get(name, np.zeros(shape)), np.float32) for name, shape in shapes.items()}
+        arrays = prefixed("parameters", state)
         content: dict[str, object] = {
             "run": "ab" * 16, "round": 1, "task": task.model_dump(), "model": {"kind": "logistic"}, "first_step": 0,
             "steps": 1, "start": arrays_digest(arrays),
             "plan": {
                 "rounds": 8, "steps_per_round": 1, "burn_in": 0, "thinning": 1, "chain_start": "broadcast",
-                "sampler": {
-                    "kind": "dp-sgld", "prior": {"kind": "flat"},
-                    "step_size": {"kind": "constant", "initial": self.STEP_SIZE},
-                },
+                "sampler": {"kind": "dp-sgld", "prior": {"kind": "flat"}, "step_size": steps},
                 "privacy": {"epsilon": 4.0, "delta": 1e-3, "sampling_rate": 1.0, "clip_norm": self.CLIP_NORM} | privacy,
             } | plan,
         }  # fmt: skip

@@ -13,15 +13,12 @@ from flwr.app import Context, Message, RecordDict
 
 from fl_dpbayes.config.files.audit_log import read_audit_log
 from fl_dpbayes.run.inline_engine import InlineGrid
-from tests.asking import ROWS, evaluate, refusal_of
+from tests.asking import ROWS, SOURCE, evaluate, refusal_of
 
 ROOT = Path(__file__).parents[2]
 CANARY = "Gundel-Gaukeley"
 GROUPS = [f"{CANARY} ward" if number < 12 else ("east", "west")[number % 2] for number in range(len(ROWS))]
-SOURCE = {
-    "kind": "table", "path": "patients.csv", "label": "sick", "classes": 2, "features": ["x", "y"],
-    "unit_column": "patient", "group_columns": ["ward"],
-}  # fmt: skip
+WARDS = SOURCE | {"group_columns": ["ward"]}
 POLICY = {"max_run_epsilon": 4.0, "evaluation_release": "public", "groups": {"ward": ["east", "west"]},
           "least_group_units": 2}  # fmt: skip
 
@@ -56,7 +53,7 @@ PLANTED: dict[str, tuple] = {
     "group": ("", {}),
     "patient id": ("", {"rows": [(f"{CANARY} {row[0]}", *row[1:]) for row in ROWS]}),
     "cell": ("DATA_INVALID", {}, "patients.csv", repr(ROWS[7][1]), CANARY),
-    "path of the data": ("DATA_INVALID", {"source": SOURCE | {"path": f"{CANARY}.csv"}}),
+    "path of the data": ("DATA_INVALID", {"source": WARDS | {"path": f"{CANARY}.csv"}}),
     "policy": ("SITE_FILE_INVALID", {}, "site.toml", "[policy]", f'[policy]\n{CANARY} = "{CANARY}"'),
     "path of the site file": ("SITE_FILE_MISSING", {}),
     "cohort": ("COHORT_CHANGED", {"ledger": PLACE | {"cohort": CANARY, "epsilon": 8.0, "delta": 1e-3}},
@@ -76,7 +73,7 @@ def test_no_canary_reaches_a_hostile_server(table_site, monkeypatch, place: str)
         for name in ("clients.train.load_site", "clients.evaluate.load_site", "clients.answer.card_of"):
             monkeypatch.setattr(name, Mock(side_effect=changes))
         changes = {}
-    site.write(**{"rows": ROWS, "source": SOURCE, "policy": POLICY} | changes)
+    site.write(**{"rows": ROWS, "source": WARDS, "policy": POLICY} | changes)
     table = site.folder / "patients.csv"
     table.write_text("\n".join(map(",".join, zip(table.read_text().splitlines(), ["ward", *GROUPS], strict=True))))
     if later:

@@ -107,9 +107,7 @@ def test_head_that_a_hostile_server_made_up_refuses_its_own_requests_only(spent)
 
 
 @pytest.mark.parametrize("change", [
-    {"cohort": "renamed"},
-    {"path": "ledger/renamed.sqlite"},
-    {"path": "second/north.sqlite"},
+    {"cohort": "renamed"}, {"path": "ledger/renamed.sqlite"}, {"path": "second/north.sqlite"},
     {"witness": "elsewhere/north.json"},
 ], ids=["renamed cohort", "renamed ledger", "second ledger", "another second place"])  # fmt: skip
 def test_site_file_that_names_another_budget_for_the_same_records_is_refused(spent, change: dict) -> None:
@@ -162,11 +160,9 @@ def test_network_file_system_is_refused_without_a_step(site, monkeypatch) -> Non
 
 
 @pytest.mark.parametrize("change", [
-    {"ledger": LEDGER | {"epsilon": 80.0}},
-    {"ledger": LEDGER | {"adjacency": "replace_one"}},
+    {"ledger": LEDGER | {"epsilon": 80.0}}, {"ledger": LEDGER | {"adjacency": "replace_one"}},
     # A unit that was in both parts would have both budgets spent on it.
-    {"split": {"test_fraction": 0.25, "key": "5f" * 16}},
-    {"split": {"test_fraction": 0.26, "key": "5e" * 16}},
+    {"split": {"test_fraction": 0.25, "key": "5f" * 16}}, {"split": {"test_fraction": 0.26, "key": "5e" * 16}},
     {"role": "held_out", "units": 50},
 ])  # fmt: skip
 def test_budget_and_parts_of_a_cohort_are_never_restated(site, change: dict) -> None:

@@ -28,6 +28,7 @@ from tests.ledgers import complete, open_ledger, spending
 
 LATER = {"plan": {"thinning": 2}, "run": "cd" * 16}
 TODAY = datetime.now(UTC).date()
+SPENT = "EVALUATIONS_EXHAUSTED"
 MLP = {"model": {"kind": "mlp", "hidden": [4]}}
 
 
@@ -61,12 +62,8 @@ KEYS = {
     "allowed_code": ({}, None, trains({"model": {"kind": "module", "factory": "a:b"}}), "POLICY_DENIED model.factory"),
     "max_samples": ({"max_samples": 7}, {"max_samples": 8}, trains({}), "POLICY_DENIED plan.thinning"),
     "max_run_epsilon": ({"max_run_epsilon": 3.9}, {}, trains({}), "POLICY_DENIED plan.privacy.epsilon"),
-    "max_evaluations_per_run": (
-        {"max_evaluations_per_run": 2}, {"max_evaluations_per_run": 3}, evaluations(3), "EVALUATIONS_EXHAUSTED",
-    ),
-    "max_evaluations": (
-        {"max_evaluations": 2}, {"max_evaluations": 3}, evaluations(3, run="ef" * 16), "EVALUATIONS_EXHAUSTED",
-    ),
+    "max_evaluations_per_run": ({"max_evaluations_per_run": 2}, {"max_evaluations_per_run": 3}, evaluations(3), SPENT),
+    "max_evaluations": ({"max_evaluations": 2}, {"max_evaluations": 3}, evaluations(3, run="ef" * 16), SPENT),
     "evaluation_release": ({"evaluation_release": "none"}, {}, evaluations(1), "NOT_SENT"),
 }  # fmt: skip
 
@@ -203,14 +200,10 @@ GROUPS = {"a": 30, "b": 20, "c": 4, "d": 9}
 
 
 @pytest.mark.parametrize(("declared", "least", "expected"), [
-    ("abcd", 1, {"a": 30, "b": 20, "c": 4, "d": 9}),
-    ("ab", 10, {"a": 30, "b": 20, "other": 13}),
-    ("abcd", 10, {"a": 30, "b": 20, "other": 13}),
+    ("abcd", 1, GROUPS), ("x", 1, None), ("", 1, None), ("ab", 14, {"a": 30, "other": 33}),
+    *((declared, 10, {"a": 30, "b": 20, "other": 13}) for declared in ("ab", "abcd")),
     # Four would be left out, and follow from the rest: the smallest group joins them.
     ("abd", 5, {"a": 30, "b": 20, "other": 13}),
-    ("ab", 14, {"a": 30, "other": 33}),
-    ("x", 1, None),
-    ("", 1, None),
 ])  # fmt: skip
 def test_values_that_are_not_declared_or_too_rare_are_other(declared: str, least: int, expected) -> None:
     values, units = np.repeat(list(GROUPS), [2 * size for size in GROUPS.values()]), np.repeat(np.arange(63), 2)

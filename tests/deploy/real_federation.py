@@ -121,10 +121,8 @@ class RealFederation:
 
     def register(self, site_file: Path, name: str) -> None:
         shutil.copy(site_file.parent / f"{name}.pub", self.kit / "coordinator" / "keys")
-        script = (self.kit / "coordinator" / "register.sh").read_text()
-        (line,) = (line for line in script.splitlines() if line.endswith(f"--name {name}"))
-        words = line.replace("keys/", f"{self.kit / 'coordinator' / 'keys'}/").split()
-        self.cli(*words[1:], program=words[0])
+        key = self.kit / "coordinator" / "keys" / f"{name}.pub"
+        self.cli("supernode", "register", key, "remote", "--name", name, program="flwr")
 
     def start_site(self, site_file: Path, *, wait: bool = True) -> None:
         """Start a site's two processes, `node-<name>` and `app-<name>`."""

@@ -1,12 +1,16 @@
 """What `provision` and `make wheelhouse` write works: units, nginx before a SuperLink, an install without index."""
 
+import io
+import os
 import re
 import shutil
 import ssl
 import subprocess
 import sys
+import tomllib
 from contextlib import closing
 from http.client import HTTPSConnection
+from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -15,6 +19,7 @@ from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.run.deploy.provision import provision
 from tests.deploy.real_federation import BIN, REPOSITORY, RealFederation, free_port, wait_for
 from tests.deploy.sites import site_record
+from tests.run.site.conftest import files_in
 
 NGINX = shutil.which("nginx", path="/usr/sbin:/usr/local/sbin:/usr/bin")
 
@@ -68,19 +73,66 @@ def test_units_restart_without_limit_and_systemd_reads_them(tmp_path) -> None:
     assert "InaccessiblePaths=/etc/fl-dpbayes/node.key" in app
 
 
-def test_provision_renews_the_certificate_and_overwrites_nothing_else(tmp_path) -> None:
-    provision(tmp_path, ["north"], "10.0.0.7", 8443, Console(quiet=True))
-    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    provision(tmp_path, ["north"], "10.0.0.7", 8443, Console(quiet=True))
-    assert {path.name for path, content in before.items() if path.read_bytes() != content} == {"server.pem"}
-    modes = {path.name: path.stat().st_mode & 0o777 for path in before}
+def provisioned(folder, sites="north", host="10.0.0.7", port=8443) -> str:
+    """Provision, and return what is said, also of a refusal."""
+    try:
+        provision(folder, sites.split(","), host, port, console := Console(file=io.StringIO(), width=1000))
+    except UserError as error:
+        return f"REFUSED {error}"
+    return console.file.getvalue()
+
+
+def test_provision_renews_the_certificate_adds_sites_and_overwrites_nothing_else(tmp_path) -> None:
+    provisioned(tmp_path)
+    ours, before = tmp_path / "coordinator", files_in(tmp_path)
+    for change in ({"host": "typo.example"}, {"port": 9999}, {"sites": "a,a"}, {"sites": "a b"}, {"host": "h;x"}):
+        assert re.match(r"REFUSED (\S+ says host=10.0.0.7 |--(sites|host) is)", provisioned(tmp_path, **change))
+    assert files_in(tmp_path) == before
+    # An eleventh hospital needs no key of the authority.
+    key = (ours / "ca.key").rename(tmp_path / "key")
+    assert "added east to" in provisioned(tmp_path, "north,east")
+    assert 'sites="north east"' in (ours / "register.sh").read_text()
+    assert "put it back" in provisioned(tmp_path)
+    key.rename(ours / "ca.key")
+    assert "renewed" in provisioned(tmp_path)
+    after = files_in(tmp_path)
+    assert {Path(name).name for name in after if after[name] != before[name]} == {"server.pem", "register.sh"}
+    modes = {path.name: path.stat().st_mode & 0o777 for path in ours.iterdir()}
     assert (modes["ca.key"], modes["server.key"], modes["server.secret"]) == (0o600, 0o600, 0o640)
-    for sites, host in ((["a", "a"], "host"), (["a b"], "host"), (["a"], "host;x")):
-        with pytest.raises(UserError, match=r"--(sites|host) is"):
-            provision(tmp_path / "other", sites, host, 8443, Console(quiet=True))
-    (tmp_path / "coordinator" / "ca.key").unlink()
-    with pytest.raises(UserError, match="put it back"):
-        provision(tmp_path, ["north"], "10.0.0.7", 8443, Console(quiet=True))
+    for wrong, said in ((b"", "is no private key"), ((ours / "server.key").read_bytes(), "not the key of the ca.crt")):
+        (ours / "ca.key").write_bytes(wrong)
+        assert said in provisioned(tmp_path)
+    assert (ours / "server.pem").read_bytes() == after[str(ours / "server.pem")]
+
+
+@pytest.mark.parametrize("kept", ["", "ca.key ca.crt server.key server.pem", "ca.key ca.crt register.sh"])
+def test_provision_that_was_cut_off_goes_on_and_leaves_no_empty_key(tmp_path, monkeypatch, kept) -> None:
+    with monkeypatch.context() as full:
+        full.setattr("os.fchmod", lambda *_: os.open("/proc/none", 0))
+        assert "cannot be written" in provisioned(tmp_path)
+    assert files_in(tmp_path) == {}
+    assert provisioned(tmp_path).startswith("made")
+    whole = files_in(tmp_path)
+    for path in (Path(name) for name in whole if Path(name).name not in kept.split()):
+        path.unlink()
+    (tmp_path / "coordinator" / "keys").rmdir()
+    assert provisioned(tmp_path).startswith("made")
+    assert files_in(tmp_path).keys() == whole.keys()
+    wheel = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
+    read = {f"deploy/{path.name}" for path in (REPOSITORY / "deploy").iterdir()}
+    assert read - wheel["force-include"].keys() == {"deploy/constraints.txt"}
+
+
+def test_register_sh_goes_on_after_each_site_and_says_who_is_missing(tmp_path) -> None:
+    provisioned(tmp_path, "old,late,new,bad")
+    for name in ("old", "new", "bad"):
+        (tmp_path / "coordinator" / "keys" / f"{name}.pub").touch()
+    (tmp_path / "flwr").write_text("#!/bin/sh\ncase $3 in */old*) echo '[code: 23]'; exit 1;; */bad*) exit 1;; esac")
+    (tmp_path / "flwr").chmod(0o755)
+    command, path = ["sh", tmp_path / "coordinator" / "register.sh"], f"{tmp_path}:{os.environ['PATH']}"
+    done = subprocess.run(command, env={"PATH": path}, capture_output=True, text=True, check=False)
+    told = ["old: this key wa", "late: NOT REGIST", "new: registered", "bad: NOT REGISTE"]
+    assert (done.returncode, [line[:16] for line in done.stdout.splitlines()]) == (1, told)
 
 
 @pytest.mark.slow

@@ -128,11 +128,8 @@ def test_rule_of_added_precisions_lands_on_the_pooled_posterior(rule):
 
 
 UNITS = {site: units for site, (units, _) in SITES.items()}
-WEIGHTS = {
-    "units": unit_weights(UNITS),
-    "uniform": dict.fromkeys(UNITS, 1 / len(UNITS)),
-    "capped": capped_weights(unit_weights(UNITS), 0.3),
-}
+WEIGHTS = {"units": unit_weights(UNITS), "uniform": dict.fromkeys(UNITS, 1 / len(UNITS)),
+           "capped": capped_weights(unit_weights(UNITS), 0.3)}  # fmt: skip
 
 
 def averaged(weights, *, rounds, steps, chains, meter=None, burn_in=0):

@@ -29,9 +29,8 @@ def run(hospitals, **resources) -> None:
 def test_misnamed_and_unlisted_nodes_are_named_and_left_out_before_anyone_pays(hospitals) -> None:
     first, second, *_ = names = list(hospitals.scenario.sites)
     hospitals.grid.names |= {1: second, 2: first}
-    with pytest.raises(
-        UserError, match=f"{first}, {second} did not .*its site file calls it {first}.*no privacy was spent"
-    ):
+    said = f"{first}, {second} did not .*its site file calls it {first}.*no privacy was spent"
+    with pytest.raises(UserError, match=said):
         run(hospitals)
     hospitals.grid.names |= {1: "visitor", 2: second}
     assert allowed_nodes(hospitals.grid, names, only_registered=True) == list(range(2, len(names) + 1))

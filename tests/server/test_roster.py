@@ -223,12 +223,11 @@ def test_every_message_has_the_round_s_time_to_live_and_a_silent_site_costs_no_m
 
 
 CARDS = {
-    "north": ({"units": 0}, "units is 0"),
+    "north": ({"units": 0}, "units is 0"), "rotated": ({"units": MAX_UNITS + 1}, "units"),
     "south": ({"units": 4}, "south declares 4 units, and at the plan's sampling rate a site that trains needs 5"),
     "west": ({"units": 5}, ""), "east": ({}, ""), "more": ({"units": -5}, "units"),
     "held-out": ({}, "it comes from another node"),
     "noisy-scanner": ({"task": {"input_shape": [7], "classes": 1000}}, "its records or classes differ"),
-    "rotated": ({"units": MAX_UNITS + 1}, "units"),
 }  # fmt: skip
 
 

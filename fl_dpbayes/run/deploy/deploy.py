@@ -103,8 +103,7 @@ def deploy_status(folder: Path, console: Console) -> None:
         display.show(event)
     console.print(display.table())
     if failed := [event for event in events if event["event"] == "failed"]:
-        said = f"stopped: {failed[-1]['reason']}; go on with  {_resume(folder)}"
-        console.print(said, markup=False, soft_wrap=True)
+        console.print(f"stopped: {failed[-1]['reason']}; go on with  {_resume(folder)}", markup=False, soft_wrap=True)
 
 
 def _submit_and_follow(scenario: Scenario, folder: Path, deployment: Deployment, console: Console) -> None:

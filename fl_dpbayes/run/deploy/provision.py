@@ -21,10 +21,12 @@ CA_DAYS, SERVER_DAYS = 3650, 397
 
 
 def provision(folder: Path, sites: Sequence[str], host: str, port: int, console: Console) -> None:
-    """Write `coordinator/` and `hospital/` below a folder; where there is one, only the server's certificate is new.
+    """Write `coordinator/` and `hospital/` below a folder, or what is missing of them.
 
+    Where they are whole, new names of sites are added to register.sh; without one the server's certificate is renewed.
     `host`: the name or address by which hospitals reach the coordinator. `port`: where the SuperLink listens on the
-    coordinator's own machine. Raises UserError if a name is not one, or a file cannot be written.
+    coordinator's own machine. Raises UserError if a name is not one, the folder was made for another host or port, a
+    key is not the one that belongs there, or a file cannot be written.
     """
     if len(set(sites)) < len(sites) or not all(name and site_name(name) == name for name in sites):
         allowed = "names of A-Z, a-z, 0-9, '.', '_', '-', each once, as a,b,c"
@@ -32,24 +34,38 @@ def provision(folder: Path, sites: Sequence[str], host: str, port: int, console:
     if not re.fullmatch(r"[A-Za-z0-9.-]{1,253}", host):
         raise UserError(f"--host is {host}: give the name or address by which hospitals reach the coordinator")
     ours, theirs = folder / "coordinator", folder / "hospital"
-    old = (ours / "ca.crt").exists()
-    if old and not (ours / "ca.key").exists():
+    register, whole = ours / "register.sh", (ours / "keys").is_dir()
+    text = register.read_text(encoding="utf-8") if register.is_file() else ""
+    told = re.search(r'^host=(\S+) port=(\d+) sites="(.*)"$', text, re.M)
+    if (whole and not told) or (told and (told[1], told[2]) != (host, str(port))):
+        said = told[0] if told else "not what it was made for"
+        raise UserError(f"{register} says {said}: give this host and port, or another folder")
+    if told and (new := " ".join(site for site in sites if site not in told[3].split())):
+        write_atomically(register, f"{text[: told.end(3)]} {new}{text[told.end(3) :]}")
+        console.print(f"added {new} to {register}", markup=False, soft_wrap=True)
+        if whole:
+            return
+    if (ours / "ca.crt").exists() and not (ours / "ca.key").exists():
         raise UserError(f"{ours / 'ca.key'} is not there: put it back while the server's certificate is renewed")
     _write_certificates(ours, host)
-    if old:
+    if whole:
         console.print(f"renewed server.pem in {ours} for {SERVER_DAYS} days; all else stays", markup=False)
         return
     from fl_dpbayes.run.site.node import own_bundle
 
-    register = [f"flwr supernode register keys/{site}.pub remote --name {site}" for site in sites]
-    filled = {"@HOST@": host, "@PORT@": str(port), "@REGISTER@": "\n".join(register),
+    filled = {"@HOST@": host, "@PORT@": str(port), "@SITES@": " ".join(sites),
               "@BUNDLE@": hashlib.sha256(own_bundle()).hexdigest()}  # fmt: skip
+    made = {ours / "server.secret": (secrets.token_bytes(32), 0o640),
+            theirs / "ca.crt": ((ours / "ca.crt").read_bytes(), 0o644)}  # fmt: skip
     for place in (ours, theirs):
-        for name, text in templates(place.name).items():
-            whole = re.sub("|".join(filled), lambda found: filled[found[0]], text.lstrip("\n"))
-            write_new(place / name, whole.encode(), 0o644)
-    write_new(ours / "server.secret", secrets.token_bytes(32), 0o640)
-    write_new(theirs / "ca.crt", (ours / "ca.crt").read_bytes(), 0o644)
+        for name, form in templates(place.name).items():
+            text = re.sub("|".join(filled), lambda found: filled[found[0]], form.lstrip("\n"))
+            made[place / name] = text.encode(), 0o644
+    for path in made:
+        # What an earlier call made before it was cut off stays.
+        if not path.exists():
+            write_new(path, *made[path])
+    # Made last: it says that the kit is whole.
     (ours / "keys").mkdir()
     console.print(
         f"made {ours} (keep ca.key off this machine) and {theirs} (send it to every hospital; it holds no secret)\n"
@@ -59,14 +75,16 @@ def provision(folder: Path, sites: Sequence[str], host: str, port: int, console:
 
 
 def templates(name: str) -> dict[str, str]:
-    """Return name -> text of the files that one end gets, with marks for what is filled in."""
+    """Return name -> text of the files that one end gets, with marks for what is filled in, and the runbook."""
     package = Path(__file__).parents[2]
     folder = package / "deploy" if (package / "deploy").is_dir() else package.parent / "deploy"
-    return tomllib.loads((folder / f"{name}.toml").read_text(encoding="utf-8"))
+    forms = tomllib.loads((folder / f"{name}.toml").read_text(encoding="utf-8"))
+    return forms | {"RUNBOOK.md": (folder / "README.md").read_text(encoding="utf-8")}
 
 
 def _write_certificates(folder: Path, host: str) -> None:
     from cryptography import x509
+    from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives import hashes
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, load_pem_private_key
@@ -75,7 +93,10 @@ def _write_certificates(folder: Path, host: str) -> None:
         if not (folder / name).exists():
             made = ec.generate_private_key(ec.SECP384R1())
             write_new(folder / name, made.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()), 0o600)
-        return load_pem_private_key((folder / name).read_bytes(), None)
+        try:
+            return load_pem_private_key((folder / name).read_bytes(), None)
+        except (ValueError, TypeError, UnsupportedAlgorithm):
+            raise UserError(f"{folder / name} is no private key without a passphrase: put the right one back") from None
 
     def certificate(name: str, public: Any, days: int, authority: bool, *extensions: x509.ExtensionType) -> str:
         now, subject = datetime.now(UTC), x509.Name.from_rfc4514_string(f"CN={name}")
@@ -95,6 +116,8 @@ def _write_certificates(folder: Path, host: str) -> None:
     issuer, ca_key, server_key = x509.Name.from_rfc4514_string(f"CN={ca_name}"), key("ca.key"), key("server.key")
     if not (folder / "ca.crt").exists():
         write_atomically(folder / "ca.crt", certificate(ca_name, ca_key.public_key(), CA_DAYS, True))
+    if x509.load_pem_x509_certificate((folder / "ca.crt").read_bytes()).public_key() != ca_key.public_key():
+        raise UserError(f"{folder / 'ca.key'} is not the key of the ca.crt beside it: put that one back")
     named = list[x509.GeneralName]()
     for one in dict.fromkeys(("localhost", "127.0.0.1", host)):
         try:

@@ -112,8 +112,7 @@ def _of_site_file(group: typer.Typer, name: str, work: str, said: str) -> None:
 
 for _group, _name, _work, _said in (
     (site, "keys", "keys.make_keys", "Make the node's key here, once; only the public part goes to the coordinator."),
-    (ledger, "create", "ledger.create_ledger",
-     "Make a site's ledger, once, before its first request; nothing is overwritten."),
+    (ledger, "create", "ledger.create_ledger", "Make a site's ledger, before its first request; overwrites nothing."),
     (ledger, "repair", "ledger.repair_ledger",
      "Make a lost second place anew, or accept that the ledger was moved; a ledger that is behind stays refused."),
     (ledger, "show", "ledger.show_ledger", "Show what a site has spent, reservation by reservation."),

@@ -7,7 +7,7 @@ from pathlib import Path
 from rich.console import Console
 
 from fl_dpbayes.config.errors import UserError
-from fl_dpbayes.config.files.atomic_file import written
+from fl_dpbayes.config.files.atomic_file import write_atomically, written
 from fl_dpbayes.config.site_file import Connection, SiteFile, read_own_site_file
 
 
@@ -31,10 +31,13 @@ def make_keys(site_file: Path, console: Console) -> None:
     key = ec.generate_private_key(ec.SECP384R1())
     public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
     public_file = connection.key.with_name(f"{record.name}.pub")
-    write_new(public_file, public + b" " + record.name.encode() + b"\n", 0o644)
-    write_new(connection.key, key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()), 0o600)
+    if connection.key.exists():
+        raise UserError(f"{connection.key} is there already: move it away first, if it is to be made anew")
+    # The key comes last: once it is there, nothing is made again.
+    write_atomically(public_file, f"{public.decode()} {record.name}\n")
     if not connection.secret.exists():
         write_new(connection.secret, secrets.token_bytes(32), 0o640)
+    write_new(connection.key, key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()), 0o600)
     console.print(
         f"made {connection.key} (stays here, for the node's user alone) and {connection.secret} (for the app's too)\n"
         f"send {public_file} to the coordinator, and read its end out on the telephone: {public.decode()[-24:]}",
@@ -50,6 +53,10 @@ def write_new(path: Path, content: bytes, mode: int) -> None:
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
         except FileExistsError:
             raise UserError(f"{path} is there already: move it away first, if it is to be made anew") from None
-        with os.fdopen(descriptor, "wb") as file:
-            os.fchmod(descriptor, mode)
-            file.write(content)
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                os.fchmod(descriptor, mode)
+                file.write(content)
+        except BaseException:
+            path.unlink()
+            raise

@@ -12,7 +12,7 @@ from fl_dpbayes.calibration.statistics import from_batch, merge, to_arrays
 from fl_dpbayes.config.task import Task
 from fl_dpbayes.data.site import SiteSplit
 from fl_dpbayes.protocol.evaluate import EvaluateReply, EvaluateRequest
-from tests.asking import evaluate, record_of, refusal_of
+from tests.asking import SOURCE, evaluate, record_of, refusal_of
 from tests.counted import CARD
 
 SEX = np.array(["female", "male", "male", "female", "male", "male"])
@@ -108,11 +108,8 @@ POLICY = {"max_run_epsilon": 4.0, "groups": {"sick": ["0", "1"]}}
 def test_nothing_about_subgroups_leaves_unless_test_data_are_public(table_site, release) -> None:
     site = table_site()
     rows = [(f"p{number}", float(number % 2), 1.0, number % 2) for number in range(40)]
-    source = {
-        "kind": "table", "path": "patients.csv", "label": "sick", "classes": 2, "features": ["x", "y"],
-        "unit_column": "patient", "group_columns": ["sick"],
-    }  # fmt: skip
-    site.write(rows, role="held_out", source=source, policy=POLICY | {"evaluation_release": release})
+    source, policy = SOURCE | {"group_columns": ["sick"]}, POLICY | {"evaluation_release": release}
+    site.write(rows, role="held_out", source=source, policy=policy)
     reply = evaluate(site)
     if release == "none":
         assert refusal_of(reply)[0] == "NOT_SENT"
