@@ -102,7 +102,9 @@ class BatchGradient:
         rows = units if self._record_is_unit else np.flatnonzero(np.isin(self._unit_of_record, units))
         pads = not self._materialises and not isinstance(self._module, DropoutModule)
         padding = -len(rows) % self._rows if pads else 0
-        chosen = torch.from_numpy(np.append(rows, np.full(padding, len(self._unit_of_record)))).to(self._features.device)
+        chosen = torch.from_numpy(np.append(rows, np.full(padding, len(self._unit_of_record)))).to(
+            self._features.device
+        )
         targets = self._targets.index_select(0, chosen[: len(rows)])
         module, features = resampled(self._module, self._features.index_select(0, chosen), self._streams.model)
         counts = self._records_of_unit[units]

@@ -39,16 +39,15 @@ METHODS = ("ours", "ghost", "hooks", "functorch", "func.vmap")
 
 
 class _Block(nn.Module):
-    """A transformer block over 16 tokens of width 64, four heads."""
+    """A transformer block over 16 tokens of width 64, four heads, and a layer of logits."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.before, self.between = nn.LayerNorm(64), nn.LayerNorm(64)
-        self.mix, self.out = nn.Linear(64, 192), nn.Linear(64, 64)
-        self.wide, self.narrow, self.head = nn.Linear(64, 256), nn.Linear(256, 64), nn.Linear(64, 10)
+        self.before, self.mix, self.out = nn.LayerNorm(64), nn.Linear(64, 192), nn.Linear(64, 64)
+        self.between, self.wide, self.narrow = nn.LayerNorm(64), nn.Linear(64, 256), nn.Linear(256, 64)
+        self.head = nn.Linear(64, 10)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Return logits (N, 10) of tokens (N, 16, 64)."""
         query, key, value = self.mix(self.before(tokens)).unflatten(2, (3, 4, 16)).permute(2, 0, 3, 1, 4)
         mixed = (query @ key.mT / 4).softmax(dim=3) @ value
         tokens = tokens + self.out(mixed.transpose(1, 2).flatten(2))
@@ -104,8 +103,7 @@ def bench_clip(console: Console, *, models: str, repeats: int, as_json: bool) ->
     A step draws its batch, and where it is private clips, sums, adds noise and steps. Ours is `run_chain` with Poisson
     batches, padding and float64 sums; the others take batches of one size and float32.
 
-    `models`: what the names of the models to try contain. `repeats`: steps of each. Raises UserError if no model has
-    such a name, or Opacus is not installed.
+    `models`: part of the names of the models to try. Raises UserError if there is none, or Opacus is not installed.
     """
     cases = {name: case for name, case in CASES.items() if models.lower() in name.lower()}
     if not cases:

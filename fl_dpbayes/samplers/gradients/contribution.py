@@ -88,8 +88,7 @@ def weighted_rows(factors: Tensor, rows: Tensor, used: Rows | None = None, out: 
     """
     used = used_rows(factors) if used is None else used
     factors, rows = factors[used], rows[used]
-    if out is None:
-        out = factors.new_empty(rows.shape[1])
+    out = factors.new_empty(rows.shape[1]) if out is None else out
     width = max(1, _ENTRIES // max(1, len(rows)))
     for first in range(0, rows.shape[1], width):
         torch.mv(rows[:, first : first + width].double().mT, factors, out=out[first : first + width])

@@ -60,21 +60,14 @@ def positions(layer: nn.Module, inputs: Tensor, output_gradients: Tensor) -> tup
 def _patches(layer: nn.Conv2d, images: Tensor) -> Tensor:
     """Return what each output pixel sees, shape (N, groups, p, L): `functional.unfold`, several times as fast."""
     assert not isinstance(layer.padding, str)
-    if any(layer.padding):
-        height, width = layer.padding
+    size, step, dilation, (height, width) = layer.kernel_size, layer.stride, layer.dilation, layer.padding
+    if height or width:
         images = functional.pad(images, (width, width, height, height))
-    shape, strides = [], []
-    for axis, size in enumerate(layer.kernel_size, 2):
-        dilation, step = layer.dilation[axis - 2], layer.stride[axis - 2]
-        shape.append((size, (images.shape[axis] - dilation * (size - 1) - 1) // step + 1))
-        strides.append((images.stride(axis) * dilation, images.stride(axis) * step))
-    (rows, high), (columns, wide) = shape
-    (by_row, by_high), (by_column, by_wide) = strides
-    records, channels = images.shape[:2]
-    seen = images.as_strided(
-        (records, channels, rows, columns, high, wide), (*images.stride()[:2], by_row, by_column, by_high, by_wide)
-    )
-    return seen.reshape(records, layer.groups, -1, high * wide)
+    high, wide = ((images.shape[2 + i] - dilation[i] * (size[i] - 1) - 1) // step[i] + 1 for i in (0, 1))
+    record, channel, *axes = images.stride()
+    strides = [record, channel, *(axes[i] * dilation[i] for i in (0, 1)), *(axes[i] * step[i] for i in (0, 1))]
+    seen = images.as_strided((*images.shape[:2], *size, high, wide), strides)
+    return seen.reshape(len(images), layer.groups, -1, high * wide)
 
 
 def _products(layer: nn.Module, a: Tensor, g: Tensor) -> LayerGradients:
@@ -93,15 +86,14 @@ def _products(layer: nn.Module, a: Tensor, g: Tensor) -> LayerGradients:
 
 
 def _normalisation(layer: nn.LayerNorm | nn.GroupNorm, inputs: Tensor, g: Tensor) -> LayerGradients:
-    records, bias = len(inputs), layer.bias is not None
     if isinstance(layer, nn.LayerNorm):
         normalised = functional.layer_norm(inputs, layer.normalized_shape, eps=layer.eps)
-        axis, shape = 1, (records, -1, layer.weight.numel())
+        axis, shape = 1, (len(g), -1, layer.weight.numel())
     else:
         normalised = functional.group_norm(inputs, layer.num_groups, eps=layer.eps)
-        axis, shape = 2, (records, layer.num_channels, -1)
-    parts = [(g * normalised).reshape(shape).sum(axis), *([g.reshape(shape).sum(axis)] if bias else [])]
-    return formed_gradients(parts)
+        axis, shape = 2, (len(g), layer.num_channels, -1)
+    parts = [g * normalised] if layer.bias is None else [g * normalised, g]
+    return formed_gradients([part.reshape(shape).sum(axis) for part in parts])
 
 
 def _embedding(layer: nn.Embedding, indices: Tensor, output_gradients: Tensor) -> LayerGradients:
