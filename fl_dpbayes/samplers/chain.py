@@ -1,7 +1,10 @@
 """Runs a stretch of a private chain at a site and keeps its samples."""
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +18,7 @@ from fl_dpbayes.samplers.minibatch import BatchGradient, TrainingRecords
 from fl_dpbayes.samplers.planned import ChainStreams, PlannedChain
 from fl_dpbayes.samplers.state_vectors import ChainState, Vectors, from_state, to_state
 
+# Numbers at a time: their float64 stays in a processor's cache.
 _PART = 2**16
 
 
@@ -73,13 +77,13 @@ def run_chain(
     state = to_state(start, plan.sampler, steps.start - chain_start, device)
     kept: list[torch.Tensor] = []
     load = vector_loader(algorithm.module)
-    for number in steps:
+    # Drawn on the host: a numpy Philox generator keeps its whole 128-bit key (torch's keep 32 or 64 bits of a seed),
+    # and the path is the same on every device.
+    noises = drawn_ahead(streams.noise, state.parameters.numel(), len(steps))
+    for number, noise in zip(steps, noises, strict=True):
         position = state.parameters
         load(position)
         clipped = batch_gradient()
-        # Drawn on the host: a numpy Philox generator keeps its whole 128-bit key (torch's keep 32 or 64 bits of a
-        # seed), and the path is the same on every device.
-        noise = torch.from_numpy(streams.noise.standard_normal(position.numel(), dtype=np.float32))
         gradient = noisy_gradient(
             clipped.total, noise=noise.to(device), noise_multiplier=float(chain.noise_multipliers[number]),
             noise_unit=plan.privacy.noise_unit, expected_batch_size=chain.scale.expected_batch_size,
@@ -106,6 +110,23 @@ def run_chain(
     )  # fmt: skip
 
 
+def drawn_ahead(generator: np.random.Generator, size: int, count: int) -> Iterator[torch.Tensor]:
+    """Yield `count` vectors of N(0, 1) numbers, (size,), float32, up to 8.2 standard deviations, in the same order.
+
+    Where a core is idle, the next vector is drawn while the caller works.
+    """
+    draw = partial(generator.standard_normal, size, dtype=np.float32)
+    if size < _PART or torch.get_num_threads() >= (os.cpu_count() or 1):
+        yield from (torch.from_numpy(draw()) for _ in range(count))
+        return
+    with ThreadPoolExecutor(1) as other:
+        waiting = other.submit(draw)
+        for left in reversed(range(count)):
+            drawn = torch.from_numpy(waiting.result())
+            waiting = other.submit(draw) if left else waiting
+            yield drawn
+
+
 def noisy_gradient(
     clipped_sum: torch.Tensor, *, noise: torch.Tensor, noise_multiplier: float, noise_unit: float,
     expected_batch_size: float, data_free_gradient: torch.Tensor, units: int,
@@ -120,7 +141,6 @@ def noisy_gradient(
     are post-processing. Source: Abadi et al. 2016, Algorithm 1; Welling and Teh 2011, eq. 4.
     """
     gradient = torch.empty_like(noise)
-    # Part by part, so that float64 stays in a processor's cache.
     parts = (values.split(_PART) for values in (gradient, clipped_sum, noise, data_free_gradient))
     for place, total, drawn, pull in zip(*parts, strict=True):
         place.copy_(torch.add(total, drawn.double(), alpha=noise_multiplier * noise_unit))

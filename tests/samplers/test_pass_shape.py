@@ -35,7 +35,14 @@ def drawn(model, seed=0):
 
 
 def normalised():
-    layers = nn.Conv2d(1, 4, 3, stride=2), nn.GroupNorm(2, 4), nn.Flatten(2), nn.Linear(9, 6), nn.LayerNorm(6), nn.ReLU()
+    layers = (
+        nn.Conv2d(1, 4, 3, stride=2),
+        nn.GroupNorm(2, 4),
+        nn.Flatten(2),
+        nn.Linear(9, 6),
+        nn.LayerNorm(6),
+        nn.ReLU(),
+    )
     return one_by_one.randomise(nn.Sequential(*layers, nn.Conv1d(4, 2, 3), nn.Flatten(), nn.Linear(8, 3)))
 
 

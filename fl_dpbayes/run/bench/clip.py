@@ -1,15 +1,15 @@
 """What a private step costs beside a plain one: whole steps of this library, of Opacus and of `torch.func`."""
 
 import json
-import subprocess
-import sys
 import time
 import warnings
 from collections import defaultdict
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +69,7 @@ def _resnet() -> nn.Module:
 
 @dataclass(frozen=True)
 class Case:
-    """A model, the shape of its records and the size of its batches."""
+    """A model, the shape of its records, the size of its batches and the number of classes."""
 
     model: Any
     shape: tuple[int, ...]
@@ -77,10 +77,9 @@ class Case:
     classes: int = 10
 
     def build(self) -> nn.Module:
-        """Return the model with random weights; those of a shipped kind start at an output layer of zeros."""
-        if callable(self.model):
-            return self.model()
-        return build_model(self.model, Task(input_shape=self.shape, classes=self.classes), seed=0)
+        """Return the model at its start."""
+        task = Task(input_shape=self.shape, classes=self.classes)
+        return self.model() if callable(self.model) else build_model(self.model, task, seed=0)
 
 
 IMAGE = (1, 28, 28)
@@ -114,15 +113,15 @@ def bench_clip(console: Console, *, models: str, repeats: int, as_json: bool) ->
         table.add_column(column, justify="left" if column == "model" else "right")
     rows = []
     for name, case in cases.items():
-        with console.status(name):
+        with console.status(name), ProcessPoolExecutor(1, get_context("spawn"), max_tasks_per_child=1) as fresh:
             times = step_times(case, repeats)
-            beyond = (_peak_in_process(name, "private") - _peak_in_process(name, "plain")) / 2**20
+            plain_peak, private_peak = fresh.map(_peak, (case, case), (False, True))
         plain = times.pop("plain")
         ratios = {method: spent / plain for method, spent in times.items()}
         rows.append({"model": name, "batch": case.batch, "plain_ms": 1e3 * plain, "ratios": ratios,
-                     "mib_beyond_plain": beyond})  # fmt: skip
+                     "mib_beyond_plain": private_peak - plain_peak})  # fmt: skip
         shown = [f"{ratios[method]:.2f}" if method in ratios else "-" for method in METHODS]
-        table.add_row(name, str(case.batch), f"{1e3 * plain:.2f}", *shown, f"{beyond:.0f}")
+        table.add_row(name, str(case.batch), f"{1e3 * plain:.2f}", *shown, f"{private_peak - plain_peak:.0f}")
     if as_json:
         print(json.dumps({"torch": torch.__version__, "threads": 1, "repeats": repeats, "rows": rows}))
     else:
@@ -240,34 +239,22 @@ def _func_vmap(case: Case) -> Callable[[], None]:
     return step
 
 
-def _peak_in_process(*arguments: str) -> int:
-    command = [sys.executable, "-m", "fl_dpbayes.run.bench.clip", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise UserError(f"the measured process failed: {done.stderr.strip()[-500:]}")
-    return int(done.stdout.splitlines()[-1])
-
-
-def _peak(name: str, way: str) -> int:
-    """Return how far the resident memory rises above what libraries, records and a model take."""
+def _peak(case: Case, private: bool) -> float:
+    """Return by how many MiB five steps raise the resident memory of a process of their own, checks included."""
     torch.set_num_threads(1)
+    # Loads libraries.
     train(Case(LogisticModel(), (4,), 16), 1)
-    plain = _plain(CASES[name])
-    before = _resident("VmRSS")
+    plain, before = _plain(case), _resident("VmRSS")
     # Forgets the peak so far (proc(5)).
     Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
-    if way == "private":
-        train(CASES[name], 5)
+    if private:
+        train(case, 5)
     else:
         for _ in range(5):
             plain()
     return _resident("VmHWM") - before
 
 
-def _resident(field: str) -> int:
+def _resident(field: str) -> float:
     status = Path("/proc/self/status").read_text(encoding="ascii")
-    return 1024 * next(int(line.split()[1]) for line in status.splitlines() if line.startswith(field))
-
-
-if __name__ == "__main__":
-    print(_peak(*sys.argv[1:]))
+    return next(int(line.split()[1]) for line in status.splitlines() if line.startswith(field)) / 1024
