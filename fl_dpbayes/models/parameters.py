@@ -100,7 +100,7 @@ def logits_at(
     Activations of one pass over a part of the inputs are held at a time: the map computes them again. All in
     float64, since a line search compares nearly equal losses.
     """
-    parts = torch.from_numpy(np.ascontiguousarray(inputs)).split(INPUTS_PER_PASS)
+    parts = torch.tensor(inputs).split(INPUTS_PER_PASS)
 
     def function(parameters: Mapping[str, npt.NDArray]) -> tuple[npt.NDArray[np.float64], Pullback]:
         values = {name: torch.tensor(array, dtype=torch.float64) for name, array in parameters.items()}

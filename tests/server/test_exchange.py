@@ -138,7 +138,7 @@ FAULTS = [
     (with_text(lambda text: text.replace('"history":[', '"history":[' + "[1.5,1.0,1]," * 600_000)), "the header has"),
     (with_text(lambda text: '{"run":' * 5000 + "1" + "}" * 5000), "more than 1000 keys"),
     (with_refusal(TERMINAL), "BAD_REQUEST"), (with_refusal("[/red]"), "BAD_REQUEST [/red]"),
-    (with_error(7), "BUNDLE_NOT_APPROVED"), (with_error(2), "error code 2"),
+    (with_error(7), "BUNDLE_NOT_APPROVED"), (with_error(5), "error code 5: its node is gone"),
 ]  # fmt: skip
 RECALIBRATION_FAULTS = {
     "north": (with_record(lambda record: record.update(parameters=[1e9])), "rejected: parameters"),
@@ -156,7 +156,7 @@ EVALUATION_FAULTS = {
 def status_of(reason: str) -> str:
     if reason.startswith(("BAD_REQUEST", "BUNDLE")):
         return "REFUSED"
-    return "FAILED" if reason == "error code 2" else "REJECTED"
+    return "FAILED" if reason.startswith("error code") else "REJECTED"
 
 
 def test_each_bad_reply_is_rejected_with_its_reason_and_the_others_go_on(federation, monkeypatch) -> None:

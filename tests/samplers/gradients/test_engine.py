@@ -9,12 +9,14 @@ import torch
 from torch import nn
 
 from fl_dpbayes.config.errors import UserError
+from fl_dpbayes.config.files.kept import Kept
 from fl_dpbayes.config.plan import FLAT, AutomaticClipping, GlobalClipping, PerLayerClipping
 from fl_dpbayes.config.task import CNNModel, LogisticModel, MLPModel, Task
 from fl_dpbayes.models.build import build_model
 from fl_dpbayes.models.dropout import DropoutModule
 from fl_dpbayes.models.variational import VariationalModule
 from fl_dpbayes.samplers.gradients import book_keeping, variational, vmap
+from fl_dpbayes.samplers.gradients import engine as engines
 from fl_dpbayes.samplers.gradients.dense_chain import dense_chain
 from fl_dpbayes.samplers.gradients.engine import gradient_engine
 from fl_dpbayes.samplers.gradients.loss import mean_over_draws, summed_cross_entropy
@@ -249,3 +251,14 @@ def test_half_precision_module_is_clipped_in_float64(engine, dtype):
     module.to(dtype)
     found = engine.clipped_sum(module, features[:1].to(dtype), labels[:1], clip_norm=math.inf).total
     assert float((found - exact).norm()) <= 0.05 * float(exact.norm())
+
+
+def test_an_engine_is_probed_once_for_a_structure_whatever_the_parameters(monkeypatch):
+    probes, plain = [], engines._agrees_with_autograd
+    monkeypatch.setattr(engines, "KEPT", Kept())
+    monkeypatch.setattr(engines, "_agrees_with_autograd", lambda *asked: probes.append(asked) or plain(*asked))
+    chosen = [
+        gradient_engine(nn.Sequential(nn.Linear(3, width), activation()), (3,)).name
+        for width, activation in [(2, nn.Tanh), (2, nn.Tanh), (4, nn.Tanh), (4, nn.ReLU), (4, nn.ReLU)]
+    ]
+    assert (chosen, len(probes)) == (["book_keeping"] * 5, 3)
