@@ -23,7 +23,8 @@ def printable(value: JSONValue, most: int | None = MAX_TEXT) -> JSONValue:
     A name from outside must not steer a terminal or a page.
     """
     if isinstance(value, str):
-        return "".join(character if character.isprintable() else "�" for character in value[:most])
+        value = value[:most]
+        return value if value.isprintable() else "".join(each if each.isprintable() else "�" for each in value)
     if isinstance(value, list):
         return [printable(item, most) for item in value]
     return {key: printable(item, most) for key, item in value.items()} if isinstance(value, dict) else value

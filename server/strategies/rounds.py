@@ -156,7 +156,7 @@ class TrainingRounds(Strategy):
         )  # fmt: skip
         write_checkpoint(federation.run_folder, checkpoint, state)
         self.heads.keep()
-        self.bank.keep_through(round_number)
+        self.bank.drop_replaced()
 
     def restore(self, checkpoint: Checkpoint, entries: Iterable[Entry]) -> None:
         """Go on after a checkpoint of this run: its rounds are passed over, and its state comes as initial arrays."""
