@@ -1,6 +1,7 @@
 """What a node knows of its own site before it reads a record: its file, its card, its device, its randomness."""
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -9,6 +10,7 @@ from flwr.app import ConfigRecord, Context, Message
 from clients.guard import own_site_file
 from clients.messages import RefusedError
 from fl_dpbayes.config.errors import UserError
+from fl_dpbayes.config.files.kept import KEPT
 from fl_dpbayes.config.installed_code import installed_code
 from fl_dpbayes.config.record_schema import record_schema
 from fl_dpbayes.config.site_file import SiteFile, read_own_site_file, read_site_file
@@ -30,7 +32,7 @@ def site_file_of(message: Message, context: Context) -> SiteFile:
     """
     if own := own_site_file(context):
         try:
-            return read_own_site_file(Path(own))
+            return _kept(read_own_site_file, Path(own))
         except UserError as error:
             code = RefusalCode.SITE_FILE_INVALID if os.path.isfile(own) else RefusalCode.SITE_FILE_MISSING
             raise RefusedError(code, detail=str(error)) from None
@@ -38,11 +40,18 @@ def site_file_of(message: Message, context: Context) -> SiteFile:
     folder = message.content.config_records.get("config", ConfigRecord()).get("simulation-folder")
     if partition is None or not isinstance(folder, str) or not folder:
         raise RefusedError(RefusalCode.SITE_NOT_CONFIGURED)
-    files = sorted(Path(folder).glob("*.toml"))
-    number = int(partition)
+    # A folder of thousands of sites is listed once.
+    place, number = Path(folder), int(partition)
+    files = KEPT.get(
+        ("site files", place), lambda: sorted(place.glob("*.toml")), lambda found: 200 * len(found), [place]
+    )
     if not 0 <= number < len(files):
         raise RefusedError(RefusalCode.SITE_NOT_CONFIGURED)
-    return read_site_file(files[number])
+    return _kept(read_site_file, files[number])
+
+
+def _kept(read: Callable[[Path], SiteFile], path: Path) -> SiteFile:
+    return KEPT.get((read.__name__, path), lambda: read(path), lambda _: 2**14, [path])
 
 
 def card_of(site_file: SiteFile) -> SiteCard:

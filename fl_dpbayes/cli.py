@@ -255,14 +255,21 @@ def audit(
 
 @app.command(epilog="Example: fl-dpbayes bench accounting\n\nExample: fl-dpbayes bench memory --sites 50 --samples 20")
 def bench(
-    name: Annotated[str, Argument(click_type=Choice(["accounting", "memory"]), help="Which benchmark.")],
+    name: Annotated[str, Argument(click_type=Choice(["accounting", "clip", "memory"]), help="Which benchmark.")],
     sites: Annotated[int, Option(min=1, max=9999, help="memory: number of sites.")] = 20,
     samples: Annotated[int, Option(min=1, max=1000, help="memory: samples of each site.")] = 20,
     parameters: Annotated[int, Option(min=100, max=50_000_000, help="memory: parameters, about.")] = 100_000,
     folder: Annotated[Path | None, Option(help="memory: where its files lie meanwhile; default: /tmp.")] = None,
+    models: Annotated[str, Option(help="clip: models whose names contain this; default: all.")] = "",
+    repeats: Annotated[int, Option(min=1, max=10_000, help="clip: steps of each.")] = 20,
+    as_json: AsJson = False,
 ) -> None:
-    """Measure the speed of the accounting, or the server's memory."""
-    if name == "accounting":
+    """Measure the speed of the accounting or of private steps, or the server's memory."""
+    if name == "clip":
+        from fl_dpbayes.run.bench.clip import bench_clip
+
+        bench_clip(console, models=models, repeats=repeats, as_json=as_json)
+    elif name == "accounting":
         from fl_dpbayes.run.bench.accounting import bench_accounting
 
         bench_accounting(console)
@@ -329,14 +336,10 @@ def commands() -> click.Command:
     return found[0]
 
 
-def _interrupt(*_: object) -> None:
-    raise KeyboardInterrupt
-
-
 def main() -> None:
     """Run the command line: status 0 for success, 1 for a failure, 2 for a mistake of the user, 130 for a stop."""
     # A terminated command must end the processes that it started, as an interrupted one does.
-    signal.signal(signal.SIGTERM, _interrupt)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(errors="replace")  # type: ignore[union-attr]  # Latin-1 has no epsilon.
     try:

@@ -40,22 +40,23 @@ def main(grid: Grid, context: Context) -> None:
     run_folder.mkdir(parents=True, exist_ok=True)
     wait = float(context.run_config.get("wait", 0))
     report = bool(context.run_config.get("report", True))
-    try:
-        if wait:
-            with folder_lock(run_folder):
-                events = EventLog(run_folder)
+    events = EventLog(run_folder)
+    # A second process writes nothing, not even that it was refused: the events are those of the first.
+    with folder_lock(run_folder) if wait else contextlib.nullcontext():
+        try:
+            if wait:
                 wait_for_sites(grid, scenario, wait, lambda missing: events.write("waiting", missing=missing))
                 run_federation(grid, scenario, run_folder, "", report=report)
-        else:
-            if not (run_folder / SITES_FOLDER).is_dir():
-                data_dir = str(context.run_config.get("data-dir", ""))
-                plan = plan_sites(scenario, Path(data_dir) if data_dir else None)
-                prepare_simulation(scenario, plan, run_folder)
-            run_federation(grid, scenario, run_folder, str(run_folder / SITES_FOLDER), report=report)
-    except UserError as error:
-        # On a full disk this one cannot be written either.
-        with contextlib.suppress(UserError):
-            EventLog(run_folder).write("failed", reason=str(error))
-        raise
-    EventLog(run_folder).write("finished")
+            else:
+                if not (run_folder / SITES_FOLDER).is_dir():
+                    data_dir = str(context.run_config.get("data-dir", ""))
+                    plan = plan_sites(scenario, Path(data_dir) if data_dir else None)
+                    prepare_simulation(scenario, plan, run_folder)
+                run_federation(grid, scenario, run_folder, str(run_folder / SITES_FOLDER), report=report)
+        except UserError as error:
+            # On a full disk this one cannot be written either.
+            with contextlib.suppress(UserError):
+                events.write("failed", reason=str(error))
+            raise
+        events.write("finished")
     log(INFO, "run directory: %s", run_folder)

@@ -59,7 +59,9 @@ def check_train_reply(
         stretch = planned_stretch(request.plan, card.units, record.first_step, record.steps)
     except UserError:
         raise ValueError("no noise meets the plan's budget at its size: no step of it can have run") from None
-    privacy = checked_statement(record.privacy, stretch.history, stretch.reached, previous, request.plan.privacy.delta)
+    delta = request.plan.privacy.delta
+    own, reached, planned = stretch.history, stretch.reached, stretch.planned
+    privacy = checked_statement(record.privacy, own, reached, previous, delta, planned)
     kept = len(stretch.weights)
     samples = {name: (kept, *shape) for name, shape in shapes.items()} if kept else {}
     arrays = read_arrays(

@@ -11,7 +11,7 @@ from fl_dpbayes.protocol.refusal import Refusal
 from fl_dpbayes.protocol.train import StageReply, StageRequest, StepsReply, TrainRequest
 from fl_dpbayes.protocol.wire import request_digest
 from server.ledger_heads import LedgerHeads
-from server.messages import BUNDLE_REFUSED, EXPIRED, RejectedError, array_bytes, read_reply, rejecting, request_message
+from server.messages import EXPIRED, RejectedError, array_bytes, error_text, read_reply, rejecting, request_message
 from server.roster import Federation, Member
 
 NO_REPLY = "no reply in time"
@@ -98,9 +98,8 @@ class Exchange(Generic[RequestT, ReplyT]):
         check: Callable[[Message, ReplyT, RequestT, Member], CheckedT],
     ) -> Answer[CheckedT]:  # fmt: skip
         name = member.card.name
-        if reply.has_error() and reply.error.code != BUNDLE_REFUSED:
-            expired = reply.error.code in EXPIRED
-            return Answer(name, "FAILED", NO_REPLY if expired else f"error code {reply.error.code}")
+        if said := error_text(reply):
+            return Answer(name, "FAILED", NO_REPLY if reply.error.code in EXPIRED else said)
         try:
             with rejecting():
                 record = read_reply(reply, self._kind, member.node_id)

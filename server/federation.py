@@ -123,6 +123,8 @@ def _write(federation: Federation, strategy: PosteriorStrategy, record: RunRecor
         # The run may already be ending with an error of its own, and what the sites spent is written in any case.
         problem = error
         record.warn(warning("no-posterior", reason=str(error)))
+    joined = {member.card.name for member in strategy.federation.roster.members}
+    record.warn(*(warning("absent", name) for name in scenario.sites if name not in joined))
     if posterior is not None:
         if found := one_sample_warning(len(posterior.weights), scenario.aggregation.point_name):
             record.warn(found)

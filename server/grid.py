@@ -12,7 +12,6 @@ from flwr.app import Error, Message
 from flwr.common import log
 from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
-from flwr.superlink.grid import InMemoryGrid
 from google.protobuf.message import DecodeError
 
 from fl_dpbayes.config.errors import UserError
@@ -63,13 +62,18 @@ class OrderedGrid:
             return [unreadable]
 
 
+def is_simulated(grid: Grid) -> bool:
+    """Say whether a grid is that of Flower's simulation, without importing it: its database takes a second."""
+    return any(kind.__name__ == "InMemoryGrid" for kind in type(grid).__mro__)
+
+
 def check_workers_folder(grid: Grid) -> None:
     """Check that the simulation's workers, which look into the working folder first, find our ClientApp.
 
     Raises UserError naming the file that they would take for it.
     """
     found = PathFinder.find_spec("clients", [str(Path.cwd())])
-    if isinstance(grid, InMemoryGrid) and found and found.origin and not Path("fl_dpbayes").is_dir():
+    if is_simulated(grid) and found and found.origin and not Path("fl_dpbayes").is_dir():
         raise UserError(
             f"{found.origin} is in the way: workers take it for the clients of fl-dpbayes; use the command fl-dpbayes "
             "simulate, or start flwr run, and the SuperLink that it leaves running, in another folder"
@@ -82,7 +86,7 @@ def replace_dead_actors(grid: Grid) -> None:
     Flower 1.41 returns a dead actor to its pool, where it fails every message at once and so, being always idle, takes
     most of them: one killed process would cost most sites all their rounds.
     """
-    if not isinstance(grid, InMemoryGrid):
+    if not is_simulated(grid):
         return
     from flwr.simulation.ray_transport.ray_actor import BasicActorPool
     from ray.exceptions import RayActorError

@@ -23,6 +23,8 @@ EXPIRED = (ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE)
 # What a node answers that does not let the run's app bundle in (`fl-dpbayes site start`).
 BUNDLE_REFUSED = ErrorCode.INVALID_FAB
 UNREADABLE = "it cannot be read"
+# Flower's own errors (`ErrorCode`) in words; whatever text comes with one is the other side's.
+ERRORS = {1: "its app cannot be loaded", 5: "its node is gone", 8: "its app was killed"}
 
 
 class RejectedError(Exception):
@@ -72,16 +74,23 @@ def request_message(
     )  # fmt: skip
 
 
+def error_text(reply: Message) -> str:
+    """Say which of Flower's errors came in the place of a reply; nothing where none did, or a bundle was refused."""
+    if not reply.has_error() or reply.error.code == BUNDLE_REFUSED:
+        return ""
+    return f"error code {reply.error.code}: {ERRORS.get(reply.error.code, 'the log of its node says more')}"
+
+
 def read_reply(reply: Message, kind: type[MessageT], node_id: int) -> MessageT | Refusal:
     """Read and validate the record of the reply of the node that was asked, or the refusal that came instead.
 
     Raises ValueError if the reply is an error, comes from another node (an error that the grid itself made may), or
     carries no valid record.
     """
-    if reply.has_error() and reply.error.code == BUNDLE_REFUSED:
-        return Refusal(code=RefusalCode.BUNDLE_NOT_APPROVED)
+    if said := error_text(reply):
+        raise ValueError(said)
     if reply.has_error():
-        raise ValueError(f"error code {reply.error.code}")
+        return Refusal(code=RefusalCode.BUNDLE_NOT_APPROVED)
     if reply.metadata.src_node_id != node_id:
         raise ValueError("it comes from another node than was asked")
     config = reply.content.config_records.get("config", ConfigRecord())

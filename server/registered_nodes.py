@@ -60,6 +60,6 @@ def wait_for_sites(grid: Grid, scenario: Scenario, seconds: float, say: Callable
             raise UserError(
                 f"{len(scenario.sites) - len(missing)} of {counted(len(scenario.sites), 'site')} came within "
                 f"{seconds:.0f} s, the run starts with {needed}; missing: {', '.join(missing)}: have their nodes "
-                "started (fl-dpbayes site start), wait longer (--wait), or lower resources.start_nodes"
+                "started (fl-dpbayes site start), or start a new run with fewer resources.start_nodes"
             )
         time.sleep(WAIT_POLL_SECONDS)

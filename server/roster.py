@@ -182,7 +182,7 @@ def check_enough(roster: Roster, scenario: Scenario) -> None:
         why = "; ".join(map(sentence, roster.left_out)) or "no answer came"
         raise UserError(
             f"{len(joined)} of {len(scenario.sites)} sites joined, the run starts with {needed}; {absent} did not "
-            f"({why}): mend that, or lower resources.start_nodes; no privacy was spent"
+            f"({why}): mend that, or start a new run with lower resources.start_nodes; no privacy was spent"
         )
 
 
@@ -227,7 +227,8 @@ def _cards(
                     f"needs {least_units}, so that a batch holds one on average"
                 )
         except (RejectedError, ValueError) as error:
-            whose = f"{outside_text(names[node_id])}: " if node_id in names else ""
+            name = outside_text(names.get(node_id, ""))
+            whose = f"{name}: " if name and not str(error).startswith(f"{name} ") else ""
             left_out.append(warning("no-card", reason=f"{whose}{error}"))
             continue
         members[card.name] = Member(node_id, card)

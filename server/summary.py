@@ -70,8 +70,9 @@ def summarise_run(strategy: PosteriorStrategy, record: RunRecord, partition: Map
         *map(sentence, mixing.mixture_warnings(scenario, bank, chains)),
         *map(sentence, mixing.convergence_warnings(convergence)), *map(sentence, hot),
     ]  # fmt: skip
+    records = scenario.data.source.origin if federation.simulation_folder else "each site's own records"
     return Summary.model_validate({
-        "scenario": scenario.name, "description": scenario.description, "data": scenario.data.source.origin,
+        "scenario": scenario.name, "description": scenario.description, "data": records,
         "finished": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC", "seed": scenario.seed, "run": federation.run,
         "resumed_after": record.resumed_after, "versions": versions,
         "code": [found.model_dump() for name in scenario.named_code if (found := installed_code(name))],

@@ -2,10 +2,8 @@
 
 import csv
 import json
-import sqlite3
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +12,6 @@ import tomli_w
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
-from sklearn.datasets import load_digits
 
 from fl_dpbayes.config.scenario import Scenario, load_scenario
 from fl_dpbayes.config.site_file import SiteFile, read_site_file
@@ -148,18 +145,6 @@ class Federation:
         return asked and (rounds is None or int(request.metadata.group_id) in rounds)
 
 
-read_once = cache(load_digits)
-
-
-class HastyConnection(sqlite3.Connection):
-    def __init__(self, *arguments, **options):
-        super().__init__(*arguments, **options)
-        super().execute("PRAGMA synchronous = OFF")
-
-    def execute(self, statement, *parameters):
-        return super().execute("SELECT 1" if "PRAGMA synchronous" in statement else statement, *parameters)
-
-
 @contextmanager
 def federations_in(folder: Path) -> Iterator[Callable[..., Federation]]:
     """Build federations of the sites of `digits` with few steps; few draws behind references, and no waits for disks.
@@ -169,9 +154,7 @@ def federations_in(folder: Path) -> Iterator[Callable[..., Federation]]:
     with pytest.MonkeyPatch.context() as patch, task_identity():
         patch.setattr("server.federation.write_report", lambda folder: None)
         patch.setattr("fl_dpbayes.calibration.intervals.REPLICATES", 50)
-        patch.setattr("fl_dpbayes.data.sources.digits.load_digits", read_once)
         patch.setattr("os.fsync", lambda descriptor: None)
-        patch.setattr("sqlite3.connect", partial(sqlite3.connect, factory=HastyConnection))
         yield lambda *overrides, name="run": Federation(folder / name, load_scenario("digits", [*SMALL, *overrides]))
 
 

@@ -4,6 +4,7 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping
+from types import NoneType
 from typing import Self
 
 import numpy as np
@@ -51,7 +52,10 @@ def json_values(value: object) -> JSONValue:
 
     NaN is None, infinities are "inf" and "-inf", keys are strings; a value of another type is a ValueError.
     """
-    if isinstance(value, np.generic | np.ndarray):
+    # A summary of a thousand sites has millions of plain values.
+    if type(value) in (str, int, bool, NoneType):
+        return value  # type: ignore[return-value]
+    if type(value) is not float and isinstance(value, np.generic | np.ndarray):
         return json_values(value.tolist())
     if value is None or isinstance(value, str | int):
         return value

@@ -38,12 +38,6 @@ def data_file(folder: Path | None, name: str, origin: str) -> Path:
     return path
 
 
-def file_version(path: Path) -> tuple[str, int, int]:
-    """Return what changes when a file does: its path, time of change in ns, and size; a key for what was read of it."""
-    status = path.stat()
-    return str(path), status.st_mtime_ns, status.st_size
-
-
 def check_rows(rows: list[bytes], expected: str, path: Path, origin: str) -> None:
     """Check that a file holds exactly the expected records, one byte string each, in whatever order.
 

@@ -61,6 +61,12 @@ class SourceConfig(Config):
         """Whether constants of the preparation were taken from the records, which costs privacy that nobody counts."""
         return getattr(self, "constants", "public") == "from_records"
 
+    @property
+    def places(self) -> tuple[Path, ...]:
+        """The files and folders that records are read from; none for what is made up, shipped or pinned."""
+        given = getattr(self, "path", None) or ()
+        return given if isinstance(given, tuple) else (given,)
+
     def with_place(self, change: Callable[[Path], Path | None]) -> Self:
         """Change the path or folder where the source lies, if it has one."""
         places = {key: place for key in ("path", "folder") if (place := getattr(self, key, None)) is not None}
@@ -80,6 +86,7 @@ class _Known(NamedTuple):
     origin: str
     unit: str = "record"
     class_names: tuple[str, ...] = ()
+    place: str = ""
 
 
 def _task(*shape: int, classes: int = 2) -> Task:
@@ -90,15 +97,18 @@ _KNOWN = {
     "digits": _Known(
         _task(1, 8, 8, classes=10), ("train",), "handwritten digits of scikit-learn (Alpaydin and Kaynak, UCI 1998)"
     ),
-    "mnist": _Known(_task(1, 28, 28, classes=10), ("train", "test"), "MNIST digits (LeCun et al. 1998), CC BY-SA 3.0"),
+    "mnist": _Known(
+        _task(1, 28, 28, classes=10), ("train", "test"), "MNIST digits (LeCun et al. 1998), CC BY-SA 3.0",
+        place="MNIST/raw",
+    ),
     "pneumonia": _Known(
         _task(1, 28, 28), ("train", "validation", "test"),
         "PneumoniaMNIST, chest radiographs of children (Kermany et al. 2018; Yang et al. 2023), CC BY 4.0",
-        class_names=("normal", "pneumonia"),
+        class_names=("normal", "pneumonia"), place="pneumoniamnist.npz",
     ),
     "heart": _Known(
         _task(15), ("train",), "UCI heart disease of four hospitals (Detrano et al. 1989), CC BY 4.0", "patient",
-        ("no heart disease", "heart disease"),
+        ("no heart disease", "heart disease"), "heart-disease",
     ),
     "stroke": _Known(
         _task(25), ("train",), "International Stroke Trial (Sandercock et al., Trials 12:101, 2011), ODC-By 1.0",
@@ -116,7 +126,13 @@ class BuiltIn(SourceConfig):
 
     kind: Literal["digits", "mnist", "pneumonia", "heart", "stroke"]
     folder: Path | None = None
-    task, parts, origin, unit, class_names = map(_known, _Known._fields)
+    task, parts, origin, unit, class_names = map(_known, _Known._fields[:-1])
+
+    @property
+    def places(self) -> tuple[Path, ...]:
+        """Where it lies in the data folder; none for what is shipped."""
+        folder, place = known_folder(self.folder), _KNOWN[self.kind].place
+        return (folder / place,) if folder is not None and place else ()
 
     def located(self, data_dir: Path | None) -> Self:
         """Find it in `data_dir`, else in its own folder or the environment's."""

@@ -23,7 +23,8 @@ def printable(value: JSONValue, most: int | None = MAX_TEXT) -> JSONValue:
     A name from outside must not steer a terminal or a page.
     """
     if isinstance(value, str):
-        return "".join(character if character.isprintable() else "�" for character in value[:most])
+        value = value[:most]
+        return value if value.isprintable() else "".join(each if each.isprintable() else "�" for each in value)
     if isinstance(value, list):
         return [printable(item, most) for item in value]
     return {key: printable(item, most) for key, item in value.items()} if isinstance(value, dict) else value
@@ -365,6 +366,11 @@ class Summary(SummaryPart):
     def as_written(self) -> dict[str, JSONValue]:
         """Return what `summary.json` holds: what was given, in order."""
         return {name: json_values(value) for name, value in self.model_dump(exclude_unset=True).items()}
+
+    @property
+    def trained(self) -> list[SiteRecord]:
+        """The sites of which the run has steps."""
+        return [site for site in self.sites if site.name in {row.site for row in self.privacy if row.steps}]
 
     @property
     def places(self) -> list[CalibrationRecord]:

@@ -8,11 +8,9 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 from numpy.lib import format as npy
-from scipy.ndimage import gaussian_filter
 
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.task import Task
-from fl_dpbayes.data.sources.images import IMAGE_SUFFIXES, image_pixels
 from fl_dpbayes.models.strokes import draw_strokes
 
 # One gibibyte as float32.
@@ -125,6 +123,9 @@ def _array(archive: zipfile.ZipFile, name: str, path: Path) -> npt.NDArray:
 def _images(folder: Path, task: Task, most: int, *, labelled: bool) -> PublicRecords:
     if len(task.input_shape) != 3:
         raise UserError(f"public records {folder} are a folder, but the sites' are no images: give a .npz file")
+    # Pandas and SciPy's filters take half a second to import.
+    from fl_dpbayes.data.sources.images import IMAGE_SUFFIXES, image_pixels
+
     channels, height, width = task.input_shape
     files = sorted(file for file in folder.rglob("*") if file.suffix.lower() in IMAGE_SUFFIXES and file.is_file())
     if not files:
@@ -144,6 +145,8 @@ def _images(folder: Path, task: Task, most: int, *, labelled: bool) -> PublicRec
 
 
 def _smooth_picture(shape: tuple[int, ...], width: float, generator: np.random.Generator) -> npt.NDArray[np.float32]:
+    from scipy.ndimage import gaussian_filter
+
     picture = gaussian_filter(generator.normal(size=shape), (0, width, width), mode="wrap")
     lowest, highest = picture.min(), picture.max()
     # A picture of one pixel has no range.

@@ -1,18 +1,20 @@
 """Records as they come from a source, before they are a site's, and how they are loaded."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, field, is_dataclass, replace
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from fl_dpbayes.config.errors import RunWarning, UserError, warning
+from fl_dpbayes.config.files.kept import KEPT
 from fl_dpbayes.config.kinds import implementation
 from fl_dpbayes.config.sources import OfficialPart, Source, Table
 from fl_dpbayes.config.task import Task
 
 SMALL, LARGE = 0.1, 10.0
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -72,7 +74,8 @@ def magnitude_warnings(records: Records, source: Source) -> list[RunWarning]:
 def load_unscaled(source: Source, part: OfficialPart) -> Records:
     """Load one official part of a source as its files hold it, in their order: pixels may still be whole numbers.
 
-    Raises UserError if the source has no such part, or a file is missing, damaged or not as described.
+    A source of this package is read once in a process, while its files stay as they are; its records are then shared
+    and read-only. Raises UserError if the source has no such part, or a file is missing, damaged or not as described.
     """
     if part not in source.parts:
         raise UserError(
@@ -80,5 +83,38 @@ def load_unscaled(source: Source, part: OfficialPart) -> Records:
             + ("; for held-out records give the site a number of records" if source.parts == ("train",) else "")
         )
     code = implementation("fl_dpbayes.data.sources", source.kind, source.implemented_by)
-    records: Records = code.load(source, part)
-    return records
+
+    def load() -> Records:
+        return frozen(code.load(source, part))
+
+    if source.implemented_by:
+        # Only its author knows what it reads.
+        return load()
+    places = [*source.places, *filter(None, [getattr(code, "PATH", None)])]
+    files = {path for place in places for path in [place, *place.rglob("*")]}
+    return KEPT.get(("records", source.model_dump_json(), part), load, array_bytes, files)
+
+
+def frozen(holder: T) -> T:
+    """Make the arrays of a record of arrays read-only, and return it."""
+    for array in arrays_of(holder):
+        array.flags.writeable = False
+    return holder
+
+
+def array_bytes(holder: object) -> int:
+    """Count the bytes of a record's arrays."""
+    return sum(array.nbytes for array in arrays_of(holder))
+
+
+def arrays_of(holder: object) -> list[npt.NDArray]:
+    """Return the arrays of a record of arrays, those of its records among them."""
+    found = []
+    for value in vars(holder).values():
+        parts = value.values() if isinstance(value, Mapping) else [value]
+        for part in parts:
+            if isinstance(part, np.ndarray):
+                found.append(part)
+            elif is_dataclass(part):
+                found += arrays_of(part)
+    return found

@@ -11,10 +11,11 @@ import numpy.typing as npt
 
 from fl_dpbayes.config.data import Shift
 from fl_dpbayes.config.errors import UserError
+from fl_dpbayes.config.files.kept import KEPT
 from fl_dpbayes.config.names import Role
 from fl_dpbayes.config.site_file import Selection, SiteFile
 from fl_dpbayes.config.task import Task, check_prevalence_classes
-from fl_dpbayes.data.records import Records, load_unscaled, magnitude_warnings
+from fl_dpbayes.data.records import Records, array_bytes, frozen, load_unscaled, magnitude_warnings
 from fl_dpbayes.data.shifts.apply import apply_shift
 from fl_dpbayes.data.snapshot import read_snapshot
 from fl_dpbayes.privacy.ledger.state import Part
@@ -126,10 +127,18 @@ def load_site(site_file: SiteFile) -> Site:
     """Build a site from its file, whose paths are absolute.
 
     The records keep the order of their source, so that a restart finds each at the same place; they come from the
-    snapshot that the file names, if it names one. Raises UserError if records are missing, damaged or not as described,
+    snapshot that the file names, if it names one. Built once in a process, while file, source and snapshot stay as they
+    are; its arrays are read-only. Raises UserError if records are missing, damaged or not as described,
     or their number is far from the declared one; DataChangedError, DataUncheckedError as `read_snapshot`.
     """
-    return site_of(site_file, read_records(site_file) if site_file.records_file is None else read_snapshot(site_file))
+    checked, indices = site_file.records_file is not None, site_file.selection.indices
+    records = read_snapshot(site_file) if checked else load_unscaled(site_file.source, site_file.selection.part)
+
+    def load() -> Site:
+        return frozen(site_of(site_file, records if checked else prepared(site_file, records)))
+
+    files = () if indices is None else (indices,)
+    return KEPT.get(("site", site_file.model_dump_json()), load, array_bytes, files, records)
 
 
 def read_records(site_file: SiteFile) -> Records:

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from fl_dpbayes.config.errors import UserError
+from fl_dpbayes.config.files.kept import KEPT
 from fl_dpbayes.config.site_file import LedgerSettings, SiteFile, read_site_file
 from fl_dpbayes.data.site import Site, SiteSplit, is_delta_allowed, most_units
 from fl_dpbayes.privacy.ledger.cohort_creation import unit_sketch
@@ -69,7 +70,9 @@ def open_ledger(site_file: SiteFile, site: Site) -> Iterator[Ledger]:
     place = ledger_place(_settings(site_file))
     try:
         with Ledger.open(place, cohort_of(site_file)) as ledger:
-            ledger.record_data_version(lambda key: data_version(site, key))
+            ledger.record_data_version(lambda key: KEPT.get(
+                ("data version", key, cohort_of(site_file)), lambda: data_version(site, key), lambda _: 2**15, of=site
+            ))  # fmt: skip
             yield ledger
     except LedgerError as error:
         raise LedgerError(with_path(error, place.path)) from error

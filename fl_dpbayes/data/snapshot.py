@@ -8,20 +8,28 @@ import json
 import os
 import zipfile
 import zlib
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.files.atomic_file import file_sha256, replaced_atomically
+from fl_dpbayes.config.files.kept import KEPT
 from fl_dpbayes.config.site_file import SiteFile
-from fl_dpbayes.data.records import Records
+from fl_dpbayes.data.records import Records, array_bytes, frozen
 
 VERSION = 1
 COLUMNS = ("features", "labels", "units", "truth", "published")
 # What NumPy and zipfile raise at an archive that is not as it was written.
 DAMAGED = (OSError, ValueError, KeyError, TypeError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error)
 CHECK = "run  fl-dpbayes site check SITE_FILE  to look at the data and make a new snapshot"
+
+
+@dataclass(frozen=True)
+class _Snapshot:
+    records: Records
+    files: list[tuple[str, int, int]]
 
 
 class DataUncheckedError(UserError):
@@ -80,26 +88,33 @@ def write_snapshot(site_file: SiteFile, records: Records, files: list[tuple[str,
 def read_snapshot(site_file: SiteFile) -> Records:
     """Read the records of a site's snapshot, never unpickling; the source's files are looked at, not read.
 
-    Raises DataUncheckedError if there is none, it is damaged, or the site file now describes other records. Raises
-    DataChangedError if size or time of a source's file is another than when the snapshot was made.
+    Read once in a process, while the snapshot stays as it is; the arrays are read-only. Raises DataUncheckedError if
+    there is none, it is damaged, or the site file now describes other records. Raises DataChangedError if size or time
+    of a source's file is another than when the snapshot was made.
     """
-    path = site_file.records_file
+    path, says = site_file.records_file, described(site_file)
     assert path is not None
     try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
-            header = json.loads(archive["header"].tobytes())
-            if header["version"] != VERSION or header["described"] != described(site_file):
-                raise DataUncheckedError(f"snapshot {path} is of another source, selection or shift: {CHECK}")
-            if [tuple(file) for file in header["files"]] != source_files(site_file):
-                raise DataChangedError(f"the data changed since snapshot {path} was made: {CHECK}")
-            arrays = {name: archive[name] for name in header["arrays"]}
+        found = KEPT.get(("snapshot", path, says), lambda: _read(path, site_file, says), array_bytes, [path])
     except FileNotFoundError:
         raise DataUncheckedError(f"there is no snapshot {path}: {CHECK}") from None
     except DAMAGED:
         raise DataUncheckedError(f"snapshot {path} is damaged, or cannot be read: {CHECK}") from None
+    if found.files != source_files(site_file):
+        raise DataChangedError(f"the data changed since snapshot {path} was made: {CHECK}")
+    return found.records
+
+
+def _read(path: Path, site_file: SiteFile, says: str) -> _Snapshot:
+    with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
+        header = json.loads(archive["header"].tobytes())
+        if header["version"] != VERSION or header["described"] != says:
+            raise DataUncheckedError(f"snapshot {path} is of another source, selection or shift: {CHECK}")
+        arrays = {name: archive[name] for name in header["arrays"]}
     groups = {name: arrays.pop(f"group{number}") for number, name in enumerate(header["groups"])}
     more = {"groups": groups, "feature_names": tuple(header["feature_names"]), "unit": header["unit"]}
-    return Records(**dict.fromkeys(COLUMNS) | arrays | more, natural_site=None, task=site_file.source.task)
+    records = Records(**dict.fromkeys(COLUMNS) | arrays | more, natural_site=None, task=site_file.source.task)
+    return _Snapshot(frozen(records), [tuple(file) for file in header["files"]])
 
 
 def described(site_file: SiteFile) -> str:

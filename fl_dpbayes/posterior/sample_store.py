@@ -1,7 +1,8 @@
 """The posterior bank: every site's samples on disk, read back one site at a time."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy.typing as npt
 from safetensors.numpy import load_file
 
 from fl_dpbayes.config.files.array_file import write_arrays
-from fl_dpbayes.config.files.atomic_file import PARTIAL, replaced_atomically, written
+from fl_dpbayes.config.files.atomic_file import PARTIAL, replaced, sync_all, written
 from fl_dpbayes.config.files.journal import Entry, check_files, check_no_others, file_entry, listed_files
 from fl_dpbayes.posterior.sample_file import open_samples, write_samples
 from fl_dpbayes.posterior.samples import PerSite, PosteriorSamples, SamplePiece, StoredSamples, point_of
@@ -25,37 +26,64 @@ class PosteriorBank:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._new: list[dict[str, Any]] = []
+        # Not yet surely on the disk; replaced by them; and of each site, by chain, the newest state.
+        self._unsynced: list[Path] = []
+        self._replaced: list[Path] = []
+        self._last: dict[str, dict[int, Path]] = {}
 
     def add(self, site: str, round_number: int, chain: int, samples: PosteriorSamples, last: Arrays) -> None:
         """Store a site's samples of one round, which belongs to a chain, and the state after its last step.
 
-        Raises UserError if a file cannot be written.
+        They are surely on the disk after `new_entries`. Raises UserError if a file cannot be written.
         """
         folder = self._folder / site
         with written(folder):
             folder.mkdir(parents=True, exist_ok=True)
         if len(samples.weights):
             path = self._path("chain", site, round_number, chain)
-            with replaced_atomically(path) as partial:
+            with self._written(path) as partial:
                 write_samples(partial, samples)
                 self._new.append(self._entry(path, partial))
-        before, path = self._last_paths(site).get(chain), self._path("last", site, round_number, chain)
-        with replaced_atomically(path) as partial:
+        lasts, path = self._last_paths(site), self._path("last", site, round_number, chain)
+        before = lasts.get(chain)
+        with self._written(path) as partial:
             write_arrays(partial, last)
             self._new.append(self._entry(path, partial, before))
+        if before is not None and before != path:
+            self._replaced.append(before)
+        self._last[site] = dict(sorted({**lasts, chain: path}.items()))
+
+    @contextmanager
+    def _written(self, path: Path) -> Iterator[Path]:
+        with written(path), replaced(path, through_power_cut=False) as partial:
+            yield partial
+        self._unsynced.append(path)
 
     def new_entries(self) -> list[dict[str, Any]]:
-        """Return a journal's entries for the files that were added since the last call."""
+        """Return a journal's entries for the files that were added since the last call, once they are on the disk.
+
+        Raises UserError if they cannot be written to it.
+        """
+        with written(self._folder):
+            sync_all(self._unsynced)
+        self._unsynced.clear()
         entries, self._new = self._new, []
         return entries
 
+    def drop_replaced(self) -> None:
+        """Delete the states that newer ones have replaced, once a checkpoint knows these."""
+        for path in self._replaced:
+            path.unlink(missing_ok=True)
+        self._replaced.clear()
+
     def keep_through(self, round_number: int) -> None:
         """Make a round, 0 for none, the last one: what came after goes, and so do last states that it has replaced."""
+        self._last.clear()
         for folder in self._folder.glob("*"):
             for path in folder.glob("*"):
                 if path.name.endswith(PARTIAL) or (_NAME.fullmatch(path.name) and _round_of(path) > round_number):
                     path.unlink()
-            newest = self._last_paths(folder.name).values()
+            newest = set(self._last_paths(folder.name).values())
             for path in folder.glob("last-*"):
                 if _NAME.fullmatch(path.name) and path not in newest:
                     path.unlink()
@@ -103,9 +131,12 @@ class PosteriorBank:
         return self._folder / site / f"{kind}-{chain:04d}-round-{round_number:06d}.safetensors"
 
     def _last_paths(self, site: str) -> dict[int, Path]:
-        # By chain, in order; of each the newest.
+        # By chain, in order; of each the newest. Listed once, since a folder grows with the rounds.
+        if site in self._last:
+            return self._last[site]
         found = (path for path in sorted((self._folder / site).glob("last-*")) if _NAME.fullmatch(path.name))
-        return dict(sorted({_chain_of(path): path for path in found}.items()))
+        self._last[site] = dict(sorted({_chain_of(path): path for path in found}.items()))
+        return self._last[site]
 
     def stored(self, site: str) -> StoredSamples | None:
         """Return all samples of a site in the order of rounds, left on the disk, or None if it has sent none."""

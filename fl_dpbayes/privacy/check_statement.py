@@ -11,11 +11,11 @@ import numpy as np
 
 from fl_dpbayes.config.plan import Adjacency
 from fl_dpbayes.privacy.account import SMALL_DELTA
-from fl_dpbayes.privacy.events import GaussianEvent, History, has_noise, levels_of, read_history
+from fl_dpbayes.privacy.events import GaussianEvent, History, has_noise, joined, levels_of, read_history
 from fl_dpbayes.privacy.filter import Budget, RuleName, SpendingRule, filter_epsilon, filter_orders
 from fl_dpbayes.privacy.gdp import gdp_mu
 from fl_dpbayes.privacy.planned_noise import NOISE_TOLERANCE, PlannedStretch
-from fl_dpbayes.privacy.pld.loss_distribution import composition_work, pld_epsilon
+from fl_dpbayes.privacy.pld.loss_distribution import composition_work, pld_epsilon, prefix_epsilon
 from fl_dpbayes.protocol.train import PrivacyStatement, TrainReply
 
 # Two grids of a privacy-loss distribution differ by less (see `pld_epsilon`).
@@ -38,14 +38,15 @@ def reply_metrics(reply: TrainReply, stretch: PlannedStretch) -> dict[str, int |
 
 
 def checked_statement(
-    statement: PrivacyStatement, own: History, reached: History, previous: PrivacyStatement | None, delta: float
-) -> PrivacyStatement:
+    statement: PrivacyStatement, own: History, reached: History, previous: PrivacyStatement | None, delta: float,
+    planned: History = (),
+) -> PrivacyStatement:  # fmt: skip
     """Check what a site says of its spending against its own history and against what the server asked for.
 
     Epsilon is at least what the history costs by its privacy-loss distribution. It is at most what the planned steps up
     to the last one cost, where the history holds this run's steps alone, and else at most the budget, beyond which no
-    filter admits a step. `previous`: the last accepted statement of the same part of the site's units in this run.
-    Raises ValueError saying in a few words what does not fit.
+    filter admits a step. `planned`: the whole plan, where one is known. `previous`: the last accepted statement of the
+    same part of the site's units in this run. Raises ValueError saying in a few words what does not fit.
     """
     if statement.delta != delta:
         raise ValueError("its privacy statement is for another delta")
@@ -64,7 +65,11 @@ def checked_statement(
     ):
         raise ValueError("its privacy statement's mu is not that of its history")
     alone = statement.steps == sum(event.steps for event in known)
-    least, most = _epsilon_range(statement, history, reached if alone else None)
+    if alone and planned and statement.epsilon_method == "pld" and history == joined(reached):
+        # Site and server know the plan, which is composed once.
+        least = most = prefix_epsilon(planned, statement.steps, delta, statement.adjacency)
+    else:
+        least, most = _epsilon_range(statement, history, reached if alone else None)
     if not alone:
         # Steps that cost nothing must not share a kind with the planned ones.
         least = max(least, epsilon_bounds(_as_planned(history, reached), delta, statement.adjacency)[0])

@@ -68,7 +68,9 @@ def slice_history(history: History, first_step: int, steps: int) -> History:
     """Cut `steps` steps out of a history, from `first_step` on."""
     ends = [0, *accumulate(event.steps for event in history)]
     return tuple(
-        replace(event, steps=min(end, first_step + steps) - max(start, first_step))
+        event
+        if first_step <= start and end <= first_step + steps
+        else replace(event, steps=min(end, first_step + steps) - max(start, first_step))
         for event, (start, end) in zip(history, pairwise(ends), strict=True)
         if start < first_step + steps and first_step < end
     )

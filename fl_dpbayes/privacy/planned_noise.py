@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.plan import Adjacency, NoPrivacyPlan, PrivacyPlan, TrainingPlan
-from fl_dpbayes.privacy.events import GaussianEvent, History, history_of_steps, noise_of_steps
+from fl_dpbayes.privacy.events import GaussianEvent, History, history_of_steps, noise_of_steps, slice_history
 from fl_dpbayes.privacy.gdp import gdp_epsilon, gdp_mu
 from fl_dpbayes.privacy.pld.loss_distribution import pld_epsilon
 from fl_dpbayes.samplers.noise import NoiseScale, noise_multipliers
@@ -171,6 +171,7 @@ def _clt_guess(plan: PrivacyPlan, shape: Array) -> float:
 NOISE_TOLERANCE = 2e-3
 
 
+@lru_cache(maxsize=256)
 def planned_chain(plan: TrainingPlan, units: int) -> PlannedChain:
     """Compute what a site of this size solves, its noise to `NOISE_TOLERANCE`.
 
@@ -196,9 +197,10 @@ def chain_of_history(plan: TrainingPlan, units: int, history: History) -> Planne
     return PlannedChain(plan, units, np.pad(known, (0, plan.total_steps - len(known)), constant_values=np.inf))
 
 
-def _history(chain: PlannedChain, first: int, end: int) -> History:
-    """Return a stretch of the plan as the events that a ledger holds; without privacy they have no noise."""
-    privacy, sigmas = chain.plan.privacy, chain.noise_multipliers[first:end]
+@lru_cache(maxsize=256)
+def _planned_history(plan: TrainingPlan, units: int) -> History:
+    """Return the whole plan as the events that a ledger holds; without privacy they have no noise."""
+    privacy, sigmas = plan.privacy, planned_chain(plan, units).noise_multipliers
     return history_of_steps(0 * sigmas if isinstance(privacy, NoPrivacyPlan) else sigmas, privacy.sampling_rate)
 
 
@@ -209,7 +211,7 @@ class PlannedStretch:
     `weights`, `temperatures`: a_t and T_t (0 where the sampler has none) of the samples that are kept, shape (M,).
     `step_weight`: sum of a_t over the stretch. `temperature`, `temperature_range`: mean of T_t, weighted by a_t, and
     least and largest. `last_step_size`: a_t of its last step. `history`: what it does to the records, as the site's
-    ledger holds it. `reached`: the same of all planned steps up to its last one.
+    ledger holds it. `reached`: the same of all planned steps up to its last one, `planned`: of all.
     """
 
     weights: Array
@@ -220,6 +222,7 @@ class PlannedStretch:
     last_step_size: float
     history: History
     reached: History
+    planned: History
 
 
 def planned_stretch(plan: TrainingPlan, units: int, first_step: int, steps: int) -> PlannedStretch:
@@ -228,14 +231,14 @@ def planned_stretch(plan: TrainingPlan, units: int, first_step: int, steps: int)
     Raises UserError if no noise meets the plan's budget, so that no site can have run it. Raises ValueError if a
     decaying step size underflows to zero.
     """
-    chain, end = planned_chain(plan, units), first_step + steps
+    chain, planned, end = planned_chain(plan, units), _planned_history(plan, units), first_step + steps
     kept = [step for step in range(first_step, end) if plan.is_kept(step)]
     sizes, temperatures = chain.step_sizes[first_step:end], chain.temperatures[first_step:end]
     return PlannedStretch(
         weights=chain.step_sizes[kept], temperatures=chain.temperatures[kept], step_weight=float(sizes.sum()),
         temperature=float(np.average(temperatures, weights=sizes)),
         temperature_range=(float(temperatures.min()), float(temperatures.max())), last_step_size=float(sizes[-1]),
-        history=_history(chain, first_step, end), reached=_history(chain, 0, end),
+        history=slice_history(planned, first_step, steps), reached=slice_history(planned, 0, end), planned=planned,
     )  # fmt: skip
 
 

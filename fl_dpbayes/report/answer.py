@@ -122,7 +122,7 @@ def answer(run: Summary) -> Answer:
 
 def _who(run: Summary, role: Role) -> str:
     """Say how many trained and were tested, and how often the event happens in the second of two classes."""
-    trained = [site for site in run.sites if site.role == "train"]
+    trained = run.trained
     tested = [site for site in run.sites if site.role == role and site.test_n and site.shares]
     units = _units(trained)
     text = f"Trained by {counted(len(trained), 'hospital')} on {count(sum(site.n or 0 for site in trained))} {units}"

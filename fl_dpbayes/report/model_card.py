@@ -17,7 +17,7 @@ def model_card(run: Summary) -> dict[str, str]:
     outcome = ", ".join(run.class_names) or "classes without names"
     if shares:
         outcome += f"; {event(run)} in {min(shares):.0f}% to {max(shares):.0f}% of a site's test records"
-    units = sum(site.n or 0 for site in run.sites if site.role == "train")
+    units = sum(site.n or 0 for site in run.trained)
     tested = sum(site.test_n or 0 for site in run.sites)
     return {
         "Title and purpose": run.description or run.scenario,

@@ -100,7 +100,7 @@ def _resume(run_dir: Path | str) -> str:
 
 def read_summary(run_dir: Path | str) -> Summary:
     """Read and check `summary.json` of a run directory, and `privacy.csv` beside it; raises as `stored_summary`."""
-    return parse_summary(stored_summary(run_dir))
+    return _checked(run_dir)[1]
 
 
 def stored_summary(run_dir: Path | str) -> dict[str, Any]:
@@ -108,6 +108,10 @@ def stored_summary(run_dir: Path | str) -> dict[str, Any]:
 
     Raises UserError if the folder is not a run directory, or a file of the two is damaged.
     """
+    return _checked(run_dir)[0]
+
+
+def _checked(run_dir: Path | str) -> tuple[dict[str, Any], Summary]:
     path = Path(run_dir) / SUMMARY_FILE
     if not path.is_file():
         check_not_cut_off(run_dir)
@@ -118,10 +122,10 @@ def stored_summary(run_dir: Path | str) -> dict[str, Any]:
     read = path
     try:
         summary = atomic_file.read_sealed_json(path)
-        parse_summary(summary)
+        parsed = parse_summary(summary)
         read = path.with_name(PRIVACY_FILE)
         atomic_file.check_beside(path, summary, PRIVACY_FILE)
-        return summary
+        return summary, parsed
     except ValidationError as error:
         first = error.errors(include_input=False, include_url=False)[0]
         reason = f"{'.'.join(str(part) for part in first['loc'])}: {first['msg']}"

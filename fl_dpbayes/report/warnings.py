@@ -43,6 +43,7 @@ def _hot(
 SENTENCES: dict[str, str | Callable[..., str]] = {
     # Who takes part.
     "no-card": "a node did not join: {reason}",
+    "absent": "{site} took no part: no node of this name joined the run",
     "card-changed": "{site} did not come back: its card is not what it was",
     "other-task": "{site} did not join: its records or classes differ from {task}",
     "came-back": "round {round}: {site} came back",

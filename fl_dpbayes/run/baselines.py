@@ -11,8 +11,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from sklearn.exceptions import ConvergenceWarning
-from sklearn.linear_model import LogisticRegression
 
 from fl_dpbayes.calibration.bins import on_grid
 from fl_dpbayes.calibration.statistics import CalibrationStatistics, from_batch, merge
@@ -75,6 +73,10 @@ def baselines(sites: Sequence[Site]) -> Baselines:
 
 def _regression(features: npt.NDArray, labels: npt.NDArray, classes: int) -> Predict:
     present = np.unique(labels)
+    # A second to import, and not every run has baselines.
+    from sklearn.exceptions import ConvergenceWarning
+    from sklearn.linear_model import LogisticRegression
+
     model = LogisticRegression(max_iter=500)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)

@@ -109,4 +109,6 @@ def _download(address: str, path: Path, most: int, console: Console) -> None:
                     if file.tell() > most:
                         raise ValueError(f"it holds more than {most >> 20} MiB")
     except (OSError, EOFError, ValueError, HTTPException, zlib.error) as error:
+        # An answer that is an error is an open connection as well.
+        getattr(error, "close", lambda: None)()
         raise UserError(f"{address} cannot be had ({error}): try later; nothing was kept") from None

@@ -91,6 +91,8 @@ class FlowerCommand:
         answer = self.ask("ls", self.superlink, "--run-id", run)
         if not answer.get("runs"):
             said = answer.get("error-message", answer)
+            if "unavailable" in str(said):
+                raise UserError(f"the SuperLink {self.superlink!r} does not answer: see to its unit and its address")
             raise UserError(f"the SuperLink {self.superlink!r} knows no run {run}: {said}")
         found: dict[str, str] = answer["runs"][0]
         return found

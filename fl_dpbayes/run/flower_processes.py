@@ -48,7 +48,8 @@ def processes_of(home: Path) -> set[int]:
     found = set()
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            found |= {int(entry.name)} if f"FLWR_HOME={home}\0".encode() in (entry / "environ").read_bytes() else set()
+            if f"FLWR_HOME={home}\0".encode() in (entry / "environ").read_bytes():
+                found.add(int(entry.name))
     return found
 
 

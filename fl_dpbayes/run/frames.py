@@ -156,7 +156,7 @@ def sites_from_arrays(
     if not fits:
         raise UserError("features are no (N, *shape) finite numbers: give a row per record, with no value missing")
     columns = {"labels": labels, "sites": sites} | ({} if units is None else {"units": units})
-    texts: dict[str, npt.NDArray] = {}
+    texts = dict[str, npt.NDArray]()
     for name, given in columns.items():
         column = pandas.Series(np.asarray(given).ravel() if np.ndim(given) == 1 else [])
         if len(column) != len(values) or column.isna().any():

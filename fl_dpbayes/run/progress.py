@@ -49,6 +49,7 @@ class Display:
         self._console, self._rounds, self._trainers = console, rounds, 0
         self._live = console.is_terminal or console.is_jupyter
         self._sites: dict[str, tuple[str, str, str]] = {}
+        self._problems: dict[str, str] = {}
         self._bar = Progress(
             TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("replies elapsed"),
             TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(), console=console,
@@ -64,8 +65,9 @@ class Display:
                 if not self._live:
                     self._console.print(text, markup=False)
             case "roster":
-                roles = dict(event["sites"])
-                self._sites = {name: (role, "waiting", "") for name, role in roles.items()}
+                roles, paid = dict(event["sites"]), {name: row[2] for name, row in self._sites.items()}
+                # A run that is resumed calls them again, and what was spent stays spent.
+                self._sites = {name: (role, "waiting", paid.get(name, "")) for name, role in roles.items()}
                 self._trainers = sum(role == "train" for role in roles.values())
                 self._bar.update(self._task, total=self._rounds * self._trainers + len(roles))
             case "train":
@@ -77,14 +79,17 @@ class Display:
                 self._ask(event, "evaluating", description="evaluating", completed=self._rounds * self._trainers)
             case "site":
                 epsilon, budget = event["epsilon"], event["budget"]
-                spent = f"{epsilon:.3f} of {budget:g}" if epsilon is not None and budget else ""
-                self._set(event["site"], f"{event['status']} {event['detail']}".strip(), spent)
+                spent = f"{epsilon:.3f} of {budget:g}" if epsilon is not None and budget else None
+                said = f"{event['status']} {event['detail']}".strip()
+                self._problems[event["site"]] = f"{said}; " if event["status"] not in ("OK", "PARTIAL") else ""
+                self._set(event["site"], said, spent)
                 self._bar.advance(self._task)
                 if not self._live:
                     place = f"round {event['round']}/{self._rounds}  {event['site']}"
-                    self._console.print(f"{place}  {event['status']}  {event['detail'] or spent}", markup=False)
+                    self._console.print(f"{place}  {event['status']}  {event['detail'] or spent or ''}", markup=False)
             case "evaluated":
-                self._set(event["site"], event["problem"] or "done")
+                # What it let out of tests does not hide that it did not train.
+                self._set(event["site"], f"{self._problems.get(event['site'], '')}tests: {event['problem'] or 'done'}")
                 self._bar.advance(self._task)
 
     def render(self) -> Group:

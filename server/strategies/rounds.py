@@ -124,10 +124,10 @@ class TrainingRounds(Strategy):
         self.record.add_round(server_round, answers, bytes_down=self.exchange.bytes_down)
         self.record.warn(*self.participation.count(answers))
         over = all(self.participation.has_finished(member.card.name) for member in self.federation.roster.training)
-        if not answers and over:
-            log(INFO, "every training site has spent its budget: no further step is taken")
-            return None, None
         good = {answer.site: answer.checked for answer in answers if answer.checked is not None}
+        if not good and over:
+            log(INFO, "no training site goes on: no further step is taken, and on resume this round is asked for again")
+            return None, None
         minimum = self.federation.scenario.resources.min_sites
         if len(good) < minimum and not over:
             problems = "; ".join(f"{bad.site}: {bad.status} {bad.detail}".strip() for bad in answers if not bad.usable)
@@ -156,13 +156,15 @@ class TrainingRounds(Strategy):
         )  # fmt: skip
         write_checkpoint(federation.run_folder, checkpoint, state)
         self.heads.keep()
-        self.bank.keep_through(round_number)
+        self.bank.drop_replaced()
 
     def restore(self, checkpoint: Checkpoint, entries: Iterable[Entry]) -> None:
         """Go on after a checkpoint of this run: its rounds are passed over, and its state comes as initial arrays."""
         self.done_rounds = checkpoint.round
         self.heads.restore(checkpoint.ledger_heads)
-        self.participation.restore(checkpoint.participation)
+        # At real sites a steward may have changed the policy since; a site that refuses again is charged nothing.
+        forgotten = {} if self.federation.simulation_folder else {"finished": ()}
+        self.participation.restore(checkpoint.participation.model_copy(update=forgotten))
         self.record.restore(entries, checkpoint.seconds, checkpoint.round)
         missing = [member.card.name for member in self.federation.roster.members if not member.has_node]
         self.record.warn(*(warning("missing", name) for name in missing))

@@ -9,6 +9,7 @@ from fl_dpbayes.calibration.bins import bin_index, coarsen
 from fl_dpbayes.calibration.metrics.errors import rms_debiased
 from fl_dpbayes.calibration.rms_interval import debiased_mean_square_gap, rms_interval, share_below, square_gap_moments
 from fl_dpbayes.calibration.statistics import empty, from_batch
+from tests.counted import top_label
 
 CONFIDENCES = {
     "spread out": lambda generator, count: generator.uniform(0.5, 1, count),
@@ -23,7 +24,7 @@ FREQUENCIES = {
 
 def table_and_truth(confidence, frequency, generator):
     right = generator.random(confidence.size) < frequency
-    statistics = from_batch(np.stack([confidence, 1 - confidence], axis=1), np.where(right, 0, 1))
+    statistics = top_label(confidence, right)
     k = bin_index(confidence, 15)
     counts, gaps = np.bincount(k, minlength=15), np.bincount(k, confidence - frequency, 15)
     truth = np.sqrt((gaps**2 / np.maximum(counts, 1)).sum() / confidence.size)

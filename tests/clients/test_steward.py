@@ -28,6 +28,7 @@ from tests.ledgers import complete, open_ledger, spending
 
 LATER = {"plan": {"thinning": 2}, "run": "cd" * 16}
 TODAY = datetime.now(UTC).date()
+SPENT = "EVALUATIONS_EXHAUSTED"
 MLP = {"model": {"kind": "mlp", "hidden": [4]}}
 
 
@@ -61,12 +62,8 @@ KEYS = {
     "allowed_code": ({}, None, trains({"model": {"kind": "module", "factory": "a:b"}}), "POLICY_DENIED model.factory"),
     "max_samples": ({"max_samples": 7}, {"max_samples": 8}, trains({}), "POLICY_DENIED plan.thinning"),
     "max_run_epsilon": ({"max_run_epsilon": 3.9}, {}, trains({}), "POLICY_DENIED plan.privacy.epsilon"),
-    "max_evaluations_per_run": (
-        {"max_evaluations_per_run": 2}, {"max_evaluations_per_run": 3}, evaluations(3), "EVALUATIONS_EXHAUSTED",
-    ),
-    "max_evaluations": (
-        {"max_evaluations": 2}, {"max_evaluations": 3}, evaluations(3, run="ef" * 16), "EVALUATIONS_EXHAUSTED",
-    ),
+    "max_evaluations_per_run": ({"max_evaluations_per_run": 2}, {"max_evaluations_per_run": 3}, evaluations(3), SPENT),
+    "max_evaluations": ({"max_evaluations": 2}, {"max_evaluations": 3}, evaluations(3, run="ef" * 16), SPENT),
     "evaluation_release": ({"evaluation_release": "none"}, {}, evaluations(1), "NOT_SENT"),
 }  # fmt: skip
 

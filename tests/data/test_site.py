@@ -1,3 +1,4 @@
+import os
 import re
 from dataclasses import replace
 from itertools import product
@@ -9,12 +10,30 @@ import pytest
 
 from fl_dpbayes.config.data import Shift
 from fl_dpbayes.config.errors import UserError
-from fl_dpbayes.config.site_file import Policy, Selection, SiteFile, Split, read_site_file, write_site_file
+from fl_dpbayes.config.site_file import (
+    LedgerSettings,
+    Policy,
+    Selection,
+    SiteFile,
+    Split,
+    read_site_file,
+    write_site_file,
+)
 from fl_dpbayes.config.sources import BuiltIn, Table
 from fl_dpbayes.config.task import Task
-from fl_dpbayes.data.site import MAX_DECLARATION_ERROR, Site, SiteSplit, is_delta_allowed, load_site, most_units
-from fl_dpbayes.data.site_ledger import data_version
+from fl_dpbayes.data.site import (
+    MAX_DECLARATION_ERROR,
+    Site,
+    SiteSplit,
+    is_delta_allowed,
+    load_site,
+    most_units,
+    read_records,
+)
+from fl_dpbayes.data.site_ledger import create_ledger, data_version, open_ledger
+from fl_dpbayes.data.snapshot import source_files, write_snapshot
 from fl_dpbayes.privacy.ledger.cohort_creation import shared_fraction, unit_sketch
+from fl_dpbayes.privacy.ledger.file import ledger_key
 from fl_dpbayes.privacy.splits import unit_scores
 from tests.asking import refused
 
@@ -235,3 +254,41 @@ def test_shared_part_of_the_smaller_set_is_estimated() -> None:
         # About 256 of the larger set's and 28 of the smaller one's hashes are compared.
         assert abs(estimate - shared) <= 4 * np.sqrt(max(shared * (1 - shared), 0.0) / 20)
     assert shared_fraction((), unit_sketch(hashes)) == 0.0
+
+
+# A site is built once in a process.
+
+
+@pytest.mark.parametrize("checked", [False, True])
+def test_a_changed_record_is_seen_by_the_ledger_though_size_and_time_were_put_back(tmp_path, checked) -> None:
+    table, place = tmp_path / "t.csv", tmp_path / "records.npz"
+    rows = pandas.DataFrame({"x": np.arange(100) + 100, "y": np.arange(100) % 2})
+    rows.to_csv(table, index=False)
+    source = Table(path=table, label="y", classes=2, features=("x",))
+    changes = {"snapshot": place} if checked else {}
+    ledger = LedgerSettings(
+        path=tmp_path / "l.sqlite", witness=tmp_path / "w" / "w.json", cohort="c", epsilon=1, delta=1e-3
+    )
+    site_file = digits_site(source=source, units=80, ledger=ledger, **changes)
+
+    def versions() -> int:
+        site = load_site(site_file)
+        with open_ledger(site_file, site) as found:
+            assert found.state().data_versions[-1] == data_version(site, ledger_key(found._connection))
+            return len(found.state().data_versions)
+
+    def checked_again() -> None:
+        if checked:
+            write_snapshot(site_file, read_records(site_file), source_files(site_file))
+
+    checked_again()
+    create_ledger(site_file).close()
+    assert [versions(), versions()] == [1, 1]
+    assert load_site(site_file) is load_site(site_file)
+    with pytest.raises(ValueError, match="read-only"):
+        load_site(site_file).train.features[0] = 0
+    at = table.stat()
+    table.write_text(table.read_text().replace("150,0", "151,0"))
+    os.utime(table, ns=(at.st_atime_ns, at.st_mtime_ns))
+    checked_again()
+    assert versions() == 2

@@ -8,6 +8,7 @@ import pytest
 
 from fl_dpbayes.config.summary import parse_summary
 from fl_dpbayes.report.answer import Answer, answer, headline_rows, median_rows
+from fl_dpbayes.report.model_card import model_card
 from fl_dpbayes.report.page import write_report
 from fl_dpbayes.report.page_tables import all_metrics_table, facts, privacy_table, run_tables
 from fl_dpbayes.report.run_files import write_summary
@@ -81,6 +82,10 @@ def test_the_first_sentence_says_who_and_how_often(summary):
     first = "Trained by 4 hospitals on 4,936 patients; tested on 300 records of 2 hospitals that did not train."
     shares = "In 25% of these the outcome is 'ill', 10% to 40% from hospital to hospital."
     assert said(summary | {"class_names": ["well", "ill"]}).who == f"{first} {shares}"
+    # A site that refused every round has no steps.
+    summary["privacy"][0]["steps"] = None
+    assert said(summary).who.startswith("Trained by 3 hospitals on 3,702 patients")
+    assert model_card(parse_summary(summary))["Sample size"].startswith("3,702 units trained")
 
 
 def test_at_a_site_of_one_outcome_the_mean_risk_is_said_and_never_that_no_error_was_seen(summary):

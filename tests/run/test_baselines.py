@@ -17,6 +17,7 @@ from fl_dpbayes.report.answer import answer
 from fl_dpbayes.report.page_tables import baselines_table
 from fl_dpbayes.run.baselines import baselines, write_baselines
 from server.summary import _same_records
+from tests.run.test_simulate import SUMMARY
 
 
 @pytest.fixture(scope="module")
@@ -75,10 +76,8 @@ def test_they_are_left_out_where_a_site_fell_silent():
 
 def test_the_table_shows_one_row_of_all_that_trained_alone(sites):
     rows = [row.model_dump(mode="json") for row in baselines(sites).rows]
-    summary = {"scenario": "a", "seed": 1, "versions": {}, "adjacency": "", "sites": [], "privacy": [],
-               "calibration": [], "bytes": {}, "seconds": {}, "configurations_tried": 1}  # fmt: skip
     own = {"site": "pooled:held_out", "role": "held_out", "predictor": "posterior", "nll": 0.6, "rms_debiased": 0.1}
-    run = parse_summary(summary | {"calibration": [own], "baselines": {"rows": rows}})
+    run = parse_summary(SUMMARY | {"calibration": [own], "warnings": [], "baselines": {"rows": rows}})
     table = baselines_table(run)
     assert table.rows[0][1:4] == (("average of posterior samples", "this run"), ("–", ""), ("0.600", ""))
     assert answer(run).beside.startswith("At all held-out sites its negative log-likelihood, lower is better, is 0.6")

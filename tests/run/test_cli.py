@@ -7,9 +7,12 @@ import textwrap
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from fl_dpbayes import cli
 from fl_dpbayes.config.errors import UserError
+from fl_dpbayes.config.scenario import load_scenario
+from fl_dpbayes.run.deploy.deploy import AT_EACH_SITE, deploy_resume
 
 SOLVE = "solve --epsilon 1 --delta 1e-5 --q .1 --steps 9"
 ACCOUNT = "account --delta 1e-5"
@@ -77,6 +80,8 @@ def test_deployed_run_whose_submission_failed_or_was_stopped_is_gone_on_with(tmp
     answers = iter([UserError("nobody answers"), KeyboardInterrupt()])
 
     def submit(*_: object) -> str:
+        with pytest.raises(UserError, match="another process works on"):
+            deploy_resume(run, Console())
         raise next(answers)
 
     monkeypatch.setattr("fl_dpbayes.run.flower_command.FlowerCommand.submit", submit)
@@ -87,6 +92,16 @@ def test_deployed_run_whose_submission_failed_or_was_stopped_is_gone_on_with(tmp
         status, _, error = command("deploy", *words)
         assert (status, f"{said}  fl-dpbayes deploy resume {run}" in " ".join(error.split("\n"))) == (expected, True)
     assert "not submitted" in command("deploy", "status", run)[1]
+    # A run's folder can be moved.
+    assert load_scenario(str(run / "scenario.toml")).data.source.path == AT_EACH_SITE
+    down = {"error-message": "Connection to the SuperLink is unavailable."}
+    monkeypatch.setattr("fl_dpbayes.run.flower_command.FlowerCommand.ask", lambda *_: down)
+    (run / "deployment.json").write_text('{"superlink": "remote", "wait": 9, "runs": ["1"]}')
+    for event, expected in (('"failed", "reason": "north did not join"', True), ('"finished"', False)):
+        with (run / "events.jsonl").open("a") as file:
+            file.write(f'{{"event": {event}}}\n')
+        shown = command("deploy", "status", run)[1]
+        assert ("'remote' does not answer" in shown, "stopped: north did not join; go" in shown) == (True, expected)
 
 
 def test_internal_fault_shows_no_traceback(monkeypatch, command) -> None:

@@ -3,6 +3,7 @@
 import io
 import json
 import logging
+import re
 import threading
 from pathlib import Path
 
@@ -41,6 +42,9 @@ EVENTS = [
     {"event": "site", "round": 1, "site": "north", "status": "OK", "detail": "", "epsilon": 0.5, "budget": 2.0},
     {"event": "evaluate", "round": 2, "rounds": 2, "sites": ["north", "island"]},
     {"event": "evaluated", "site": "island", "problem": ""},
+    {"event": "roster", "sites": [["north", "train"], ["island", "held_out"]], "left_out": []},
+    {"event": "site", "round": 2, "site": "north", "status": "REFUSED", "detail": "X", "epsilon": None, "budget": None},
+    {"event": "evaluated", "site": "north", "problem": "NOT_SENT"},
     {"event": "finished"},
 ]
 
@@ -53,6 +57,7 @@ def test_display_renders_before_and_after_every_event_in_a_terminal() -> None:
         display.show(event)
         console.print(display.render())
     assert all(words in console.file.getvalue() for words in ("round 1/2", "0.500 of 2", "evaluating", "left"))
+    assert re.search(r"REFUSED X; tests: NOT_SENT +0\.500 of 2", console.file.getvalue())
 
 
 def test_root_handler_that_appears_during_a_run_sees_nothing_of_flowers_log(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """FALD taken alone into a ServerApp of one's own: averages, samples, and replies that do not fit."""
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,9 +19,7 @@ def _identity() -> Iterator[None]:
         yield
 
 
-class Nodes:
-    def get_node_ids(self) -> list[int]:
-        return [1, 2, 3]
+NODES = SimpleNamespace(get_node_ids=lambda: [1, 2, 3])
 
 
 def state(value: float, size: int = 2) -> ArrayRecord:
@@ -32,7 +31,7 @@ def content(value: float, units: float = 10, *, size: int = 2, **metrics: Any) -
 
 
 def replies(strategy: fl.strategies.FALD, round_number: int, *contents: RecordDict | Error) -> list[Message]:
-    asked = list(strategy.configure_train(round_number, state(0), ConfigRecord(), Nodes()))
+    asked = list(strategy.configure_train(round_number, state(0), ConfigRecord(), NODES))
     for message in asked:
         message.metadata._message_id = str(message.metadata.dst_node_id)
     return [Message(content, reply_to=message) for content, message in zip(contents, asked, strict=False)]

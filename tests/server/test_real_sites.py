@@ -1,15 +1,24 @@
 """Real sites: nodes are known by the names of their registered keys, and waited for by these."""
 
+import json
+import re
+from contextlib import nullcontext
+from unittest.mock import Mock
+
 import pytest
+from flwr.app import Context, RecordDict
 
 from fl_dpbayes.config.errors import UserError
+from fl_dpbayes.config.files.folder_lock import folder_lock
 from fl_dpbayes.config.record_schema import record_schema
 from fl_dpbayes.config.sources import Table
+from fl_dpbayes.data.simulation import SITES_FOLDER
 from fl_dpbayes.report.warnings import sentence
 from server import registered_nodes
+from server.app import app
 from server.federation import run_federation
 from server.registered_nodes import allowed_nodes, unlisted_nodes, wait_for_sites
-from tests.server.conftest import name_nodes
+from tests.server.conftest import Cut, name_nodes
 
 
 @pytest.fixture
@@ -21,9 +30,10 @@ def hospitals(federation):
     return prepared
 
 
-def run(hospitals, **resources) -> None:
+def run(hospitals, **resources) -> dict:
     changed = hospitals.scenario.resources.model_copy(update=resources)
     run_federation(hospitals.grid, hospitals.scenario.model_copy(update={"resources": changed}), hospitals.real, "")
+    return json.loads((hospitals.real / "summary.json").read_text())
 
 
 def test_misnamed_and_unlisted_nodes_are_named_and_left_out_before_anyone_pays(hospitals) -> None:
@@ -36,8 +46,29 @@ def test_misnamed_and_unlisted_nodes_are_named_and_left_out_before_anyone_pays(h
     assert allowed_nodes(hospitals.grid, names, only_registered=True) == list(range(2, len(names) + 1))
     assert "visitor: it is no site" in " ".join(map(sentence, unlisted_nodes(hospitals.grid, names)))
     assert not hospitals.asked("train")
-    run(hospitals, start_nodes=len(names) - 1)
+    summary = run(hospitals, start_nodes=len(names) - 1)
     assert hospitals.asked("train")
+    assert f"{first} took no part: no node of this name joined the run" in summary["warnings"]
+    assert summary["data"] == "each site's own records"
+
+
+def test_site_that_refused_for_good_is_asked_again_in_a_resumed_run(hospitals) -> None:
+    files = sorted((hospitals.folder / SITES_FOLDER).glob("*.toml"))
+    for changed, most, end in ((files, 1.0, UserError), (files[1:], 4.0, Cut), (files[:1], 4.0, None)):
+        for path in changed:
+            path.write_text(re.sub(r"max_run_epsilon = \S+", f"max_run_epsilon = {most}", path.read_text()))
+        hospitals.spoil(Mock(side_effect=Cut), rounds=(2,) if end else ())
+        with pytest.raises(end) if end else nullcontext():
+            summary = run(hospitals)
+    first, *others = [row["statuses"] for row in summary["participation"]]
+    assert (first, {*map(tuple, others)}) == (["REFUSED", "OK"], {("OK", "OK")})
+
+
+def test_second_process_in_a_folder_writes_nothing(hospitals) -> None:
+    config = {"scenario": "digits", "output-dir": str(hospitals.real), "wait": 1.0}
+    with folder_lock(hospitals.real), pytest.raises(UserError, match="another process works on"):
+        app(hospitals.grid, Context(1, 1, {}, RecordDict(), config))
+    assert not [*hospitals.real.glob("*.jsonl")]
 
 
 def test_node_without_a_registered_name_takes_no_part(hospitals) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 from fl_dpbayes.config.errors import UserError
 
 PARTIAL = ".partial"
+MOST_SINGLE_SYNCS = 32
 
 
 @contextmanager
@@ -74,6 +75,15 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def sync_all(paths: Sequence[Path]) -> None:
+    """Wait until new files and their folders are on the disk: for many of them, until all that is written is."""
+    if len(paths) > MOST_SINGLE_SYNCS:
+        os.sync()
+        return
+    for path in {*paths, *(path.parent for path in paths)}:
+        sync(path)
 
 
 CHECKSUM, BESIDE = "checksum", "checksums_beside"

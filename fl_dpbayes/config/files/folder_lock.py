@@ -12,10 +12,10 @@ LOCK_FILE = "run.lock"
 
 
 @contextmanager
-def folder_lock(folder: Path) -> Iterator[None]:
+def folder_lock(folder: Path, name: str = LOCK_FILE) -> Iterator[None]:
     """Hold a run directory while the context lasts; the system lets go of it when the process dies, however it dies."""
-    with written(folder / LOCK_FILE):
-        file = (folder / LOCK_FILE).open("ab")
+    with written(folder / name):
+        file = (folder / name).open("ab")
     with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

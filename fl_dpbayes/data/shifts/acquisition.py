@@ -1,10 +1,11 @@
 """Acquisition shift: another scanner, protocol or export, the patients unchanged."""
 
+import math
+
 import numpy as np
 import numpy.typing as npt
 import torch
-from torchvision.transforms import InterpolationMode
-from torchvision.transforms.v2 import functional
+from torch.nn.functional import grid_sample
 
 from fl_dpbayes.config.data import ImageShift
 
@@ -40,6 +41,7 @@ SEVERITIES: dict[ImageShift, dict[int, Ladder]] = {
     "rotation": {8: (4.0, 8.0, 12.0, 16.0, 20.0)} | dict.fromkeys((28, 224), (2.0, 4.0, 6.0, 8.0, 10.0)),  # degrees
 }  # fmt: skip
 
+OF_TORCHVISION: tuple[ImageShift, ...] = ("gamma", "gamma_dark", "contrast", "blur", "resolution")
 LETTERS = {"L": ("100", "100", "100", "100", "111"), "R": ("110", "101", "110", "101", "101")}
 # A stroke is one pixel wide at 28 pixels, so that the letter covers the same share of a film at 224.
 PIXELS_PER_STROKE = 28
@@ -60,7 +62,11 @@ def shift_images(images: Images, kind: ImageShift, severity: int, generator: np.
     count, _, height, width = images.shape
     side = min(height, width)
     value = SEVERITIES[kind][8 if side < SMALL_BELOW else 28 if side < MIDDLE_BELOW else 224][severity - 1]
-    pixels = torch.from_numpy(images)
+    # A copy: what is kept of a source is read-only.
+    pixels = torch.tensor(images)
+    if kind in OF_TORCHVISION:
+        # Two seconds to import.
+        from torchvision.transforms.v2 import functional
     match kind:
         case "gamma" | "gamma_dark":
             shifted = functional.adjust_gamma(pixels, value)
@@ -82,7 +88,7 @@ def shift_images(images: Images, kind: ImageShift, severity: int, generator: np.
                                         antialias=True)  # fmt: skip
         case "inversion":
             chosen = torch.from_numpy(generator.random(count) < value)
-            shifted = torch.where(chosen[:, None, None, None], functional.invert(pixels), pixels)
+            shifted = torch.where(chosen[:, None, None, None], 1 - pixels, pixels)
         case "border":
             rows, columns = (_uncovered(length, value * side) for length in (height, width))
             shifted = pixels * (rows[:, None] * columns[None, :])
@@ -123,8 +129,20 @@ def _rotation(pixels: torch.Tensor, angle: float, generator: np.random.Generator
     clockwise = torch.from_numpy(generator.random(len(pixels)) < 0.5)
     turned = pixels.clone()
     for side, degrees in ((clockwise, -angle), (~clockwise, angle)):
-        turned[side] = functional.rotate(pixels[side], degrees, interpolation=InterpolationMode.BILINEAR)
+        turned[side] = turned_by(pixels[side], degrees)
     return turned
+
+
+def turned_by(pixels: torch.Tensor, degrees: float) -> torch.Tensor:
+    """Turn pictures about their centre, counter-clockwise, bilinear, black outside, as torchvision's `rotate` does."""
+    height, width = pixels.shape[-2:]
+    turn = math.radians(-(degrees % 360))
+    theta = torch.tensor([[math.cos(turn), math.sin(turn), 0.0], [-math.sin(turn), math.cos(turn), 0.0]])
+    x, y = (torch.linspace((1.0 - side) * 0.5, (side - 1.0) * 0.5, side) for side in (width, height))
+    places = torch.stack([x.expand(height, width), y[:, None].expand(height, width), torch.ones(height, width)], dim=-1)
+    grid = places.view(1, -1, 3).bmm(theta.T[None] / torch.tensor([0.5 * width, 0.5 * height]))
+    grid = grid.view(1, height, width, 2).expand(len(pixels), -1, -1, -1)
+    return grid_sample(pixels, grid, mode="bilinear", padding_mode="zeros", align_corners=False)
 
 
 def _bias_fields(count: int, height: int, width: int, size: float, generator: np.random.Generator) -> Images:

@@ -1,12 +1,11 @@
 """PneumoniaMNIST: 5,856 chest radiographs of children, 28x28 pixels, from the data folder."""
 
 import zipfile
-from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
 
-from fl_dpbayes.config.data_folder import check_rows, damaged, data_file, file_version
+from fl_dpbayes.config.data_folder import check_rows, damaged, data_file
 from fl_dpbayes.config.sources import BuiltIn, OfficialPart
 from fl_dpbayes.data.records import Records
 
@@ -28,13 +27,7 @@ def load(source: BuiltIn, part: OfficialPart) -> Records:
     own privacy unit, as the file does not name the patients. Source: Kermany et al., Cell 172, 2018; Yang et al.,
     MedMNIST v2, Sci. Data 10:41, 2023. Raises UserError if the file is missing, damaged or another one.
     """
-    return _read(part, file_version(data_file(source.folder, NAME, ORIGIN)))
-
-
-# Every message to a virtual site reads its records anew; these are public.
-@lru_cache(maxsize=3)
-def _read(part: OfficialPart, version: tuple[str, int, int]) -> Records:
-    path = Path(version[0])
+    path = data_file(source.folder, NAME, ORIGIN)
     key, count, checksum = PARTS[part]
     try:
         _check_sizes(path)
@@ -47,9 +40,7 @@ def _read(part: OfficialPart, version: tuple[str, int, int]) -> Records:
     labels = targets[:, 0].astype(np.int64)
     rows = [image.tobytes() + bytes([label & 255]) for image, label in zip(pixels, labels.tolist(), strict=True)]
     check_rows(rows, checksum, path, ORIGIN)
-    for array in (pixels, labels):
-        array.flags.writeable = False
-    return Records(pixels[:, None], labels, np.arange(count), None, BuiltIn(kind="pneumonia").task, "record")
+    return Records(pixels[:, None], labels, np.arange(count), None, source.task, "record")
 
 
 def _check_sizes(path: Path) -> None:

@@ -1,7 +1,6 @@
 """Chest-like pictures with an opacity, labelled by its contrast with known probability."""
 
 from dataclasses import dataclass
-from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -67,8 +66,6 @@ def acquisition(source: Radiographs) -> Acquisition:
     )
 
 
-# Every message to a virtual site reads its records anew; these are public, and drawing them takes longer than a step.
-@lru_cache(maxsize=2)
 def load(source: Radiographs, part: OfficialPart) -> Records:
     """Draw one part of the source.
 
@@ -93,8 +90,6 @@ def load(source: Radiographs, part: OfficialPart) -> Records:
         grain = noise * generator.standard_normal(picture.shape, dtype=np.float32)
         taken = 0.5 + gain * (picture - 0.5) + offset + grain
         pixels[chosen, 0] = np.rint(255 * taken.clip(0, 1))
-    for array in (pixels, labels):
-        array.flags.writeable = False
     return synthetic.synthetic_records(pixels, labels, log_odds, sites)
 
 

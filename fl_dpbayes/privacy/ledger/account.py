@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Literal
 
-from fl_dpbayes.privacy.events import History, slice_history
+from fl_dpbayes.privacy.events import History
 from fl_dpbayes.privacy.filter import admitted_steps, filter_epsilon
 from fl_dpbayes.privacy.gdp import GdpMu, gdp_mu
 from fl_dpbayes.privacy.ledger.file import PUT_BACK, LedgerError, ledger_errors, ledger_key, read_chain
 from fl_dpbayes.privacy.ledger.state import PARTS, LedgerState, Part, read_state
 from fl_dpbayes.privacy.ledger.takeover import MOST_TAKEOVERS
-from fl_dpbayes.privacy.pld.loss_distribution import pld_epsilon
+from fl_dpbayes.privacy.pld.loss_distribution import pld_epsilon, prefix_epsilon
 
 # Sums made in another order may differ in their last bits.
 _ROUNDING = 1 + 1e-9
@@ -48,7 +48,7 @@ def spent(state: LedgerState, part: Part) -> Spent:
         return Spent(part, history, steps, 0.0, "pld", mu)
     if run is not None:
         plan, reached = run
-        epsilon = pld_epsilon(slice_history(plan, 0, reached), budget.delta, budget.adjacency)
+        epsilon = prefix_epsilon(plan, reached, budget.delta, budget.adjacency)
         if epsilon <= budget.epsilon:
             return Spent(part, history, steps, epsilon, "pld", mu)
     rule = state.rules[part]

@@ -60,7 +60,8 @@ class Entry:
 def open_ledger_file(path: Path, durability: Durability, *, create: bool) -> sqlite3.Connection:
     """Open the database of a ledger, in write-ahead mode, readable by its owner only, without automatic transactions.
 
-    `full` waits for the disk at every change and survives a power cut; `normal` survives the death of the process.
+    `full` waits for the disk at every change and survives a power cut; `normal` never waits, and survives the death of
+    the process.
     `create` makes a missing or empty file into a ledger. Raises UserError if the file lies on a network file system,
     whose locks SQLite cannot trust. Raises LedgerError if it cannot be opened, is damaged or no ledger of this version,
     or is absent or empty and not to be made.
@@ -81,7 +82,7 @@ def open_ledger_file(path: Path, durability: Durability, *, create: bool) -> sql
             if not create:
                 _require_format(connection, path)
             _write_ahead(connection)
-            connection.execute(f"PRAGMA synchronous = {durability.upper()}")
+            connection.execute(f"PRAGMA synchronous = {'FULL' if durability == 'full' else 'OFF'}")
             if create:
                 with transaction(connection):
                     _create_tables(connection, path)
@@ -124,6 +125,11 @@ def ledger_key(connection: sqlite3.Connection) -> bytes:
     return row[0]
 
 
+def data_version(connection: sqlite3.Connection) -> int:
+    """Return a number that is another one once another connection has changed the file."""
+    return int(connection.execute("PRAGMA data_version").fetchone()[0])
+
+
 def append_entry(connection: sqlite3.Connection, kind: str, content: dict[str, Any]) -> Entry:
     """Append an entry of JSON-ready content, inside the caller's transaction.
 
@@ -138,15 +144,16 @@ def append_entry(connection: sqlite3.Connection, kind: str, content: dict[str, A
     return Entry(position, previous, content, head)
 
 
-def read_chain(connection: sqlite3.Connection) -> list[Entry]:
-    """Read all entries in turn and check each link.
+def read_chain(connection: sqlite3.Connection, after: int = 0, previous: str = FIRST_PREVIOUS) -> list[Entry]:
+    """Read the entries after a position in turn, all of them by default, and check each link.
 
-    Raises LedgerError at the first entry that does not follow from the one before.
+    `previous`: the head at that position. Raises LedgerError at the first entry that does not follow from the one
+    before.
     """
     entries: list[Entry] = []
-    previous = FIRST_PREVIOUS
-    for position, stated, text, head in connection.execute("SELECT * FROM chain ORDER BY position"):
-        if position != len(entries) + 1 or stated != previous or head != _head(previous, text):
+    rows = connection.execute("SELECT * FROM chain WHERE position > ? ORDER BY position", (after,))
+    for position, stated, text, head in rows:
+        if position != after + len(entries) + 1 or stated != previous or head != _head(previous, text):
             raise LedgerError(
                 f"entry {position} of the ledger does not follow from the one before: it was changed: {PUT_BACK}"
             )

@@ -15,13 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from fl_dpbayes.config.errors import UserError
+from fl_dpbayes.config.files.kept import KEPT
 from fl_dpbayes.privacy.events import slice_history, write_history
 from fl_dpbayes.privacy.filter import admitted_steps, choose_rule, filter_epsilon
 from fl_dpbayes.privacy.ledger import file as ledger_file
 from fl_dpbayes.privacy.ledger.account import Spent, ledger_problems, reply_body, spent
 from fl_dpbayes.privacy.ledger.cohort_creation import Describe, create_cohort, require_other_units
 from fl_dpbayes.privacy.ledger.file import Entry, LedgerError, append_entry, ledger_errors, read_chain, transaction
-from fl_dpbayes.privacy.ledger.state import Cohort, LedgerState, Part, Reservation, Spending, StoredPlan, read_state
+from fl_dpbayes.privacy.ledger.state import Cohort, LedgerState, Part, Reservation, Spending, StoredPlan, Verified
 from fl_dpbayes.privacy.ledger.takeover import is_worked_on, may_take_over, this_process
 from fl_dpbayes.privacy.ledger.witness import LedgerPlace, advance_witness, check_witness
 from fl_dpbayes.protocol.refusal import RefusalCode
@@ -61,9 +62,11 @@ class Refused:
 class Ledger:
     """The ledger of one cohort; a context manager, safe across processes and not shared between threads."""
 
-    def __init__(self, connection: sqlite3.Connection, cohort: Cohort, place: LedgerPlace) -> None:
+    def __init__(
+        self, connection: sqlite3.Connection, cohort: Cohort, place: LedgerPlace, known: tuple[Verified, int]
+    ) -> None:
         self._connection, self._place, self._held = connection, place, set[int]()
-        self.cohort = cohort
+        self.cohort, (self._verified, self._version) = cohort, known
 
     @classmethod
     def create(cls, place: LedgerPlace, cohort: Cohort, describe: Describe | None = None) -> "Ledger":
@@ -95,15 +98,18 @@ class Ledger:
         Its second place is checked when something is to change, and by `verify`. Raises LedgerError if there is no such
         ledger or cohort, or the file cannot be read or is damaged.
         """
+        # A simulation's is read whole once in a process, while its files are as the process left them.
+        known = KEPT.look(("ledger", place.path, name), _files(place)) if place.durability == "normal" else None
         connection = ledger_file.open_ledger_file(place.path, place.durability, create=False)
         try:
             with ledger_errors():
-                entries = read_chain(connection)
-                cohort = read_state(entries, name).cohort
-            if cohort is None:
+                version = ledger_file.data_version(connection)
+                verified = (known or Verified()).with_new(connection, name)
+            if (cohort := verified.state.cohort) is None:
                 # An emptied ledger holds no cohort either, and must not be taken for a site that is new.
                 with transaction(connection):
                     check_witness(place, connection)
+                    entries = read_chain(connection)
                 held = ", ".join(map(repr, ledger_file.cohorts_of(entries))) or "none"
                 raise LedgerError(
                     f"ledger {place.path} holds no cohort {name!r} (it holds: {held}): put ledger.cohort in the site "
@@ -112,7 +118,7 @@ class Ledger:
         except BaseException:
             connection.close()
             raise
-        return cls(connection, cohort, place)
+        return cls(connection, cohort, place, (verified, version))
 
     def __enter__(self) -> "Ledger":
         return self
@@ -129,6 +135,9 @@ class Ledger:
     def close(self) -> None:
         """Close the file."""
         self._connection.close()
+        if self._place.durability == "normal":
+            key = ("ledger", self._place.path, self.cohort.name)
+            KEPT.put(key, self._verified, self._verified.size, _files(self._place))
 
     def reserve(self, spending: Spending, echoed_head: str | None = None) -> Reserved | StoredReply | Refused:
         """Set steps aside for a request, before any of them runs.
@@ -139,9 +148,8 @@ class Ledger:
         that a dead process left open for this very request); or the stored reply, if this very request was completed
         before; or the refusal. Raises LedgerError if the ledger cannot be read or written, or is damaged.
         """
-        with self._change() as entries:
-            state = read_state(entries, self.cohort.name)
-            if echoed_head is not None and echoed_head not in {entry.head for entry in entries}:
+        with self._change() as state:
+            if echoed_head is not None and echoed_head not in self._verified.heads:
                 return Refused(RefusalCode.LEDGER_ROLLED_BACK, "ledger_head")
             if state.closed:
                 return Refused(RefusalCode.COHORT_CLOSED)
@@ -156,8 +164,7 @@ class Ledger:
 
         Returns how many of the cohort have been counted, or the refusal. Raises LedgerError as `reserve`.
         """
-        with self._change() as entries:
-            state = read_state(entries, self.cohort.name)
+        with self._change() as state:
             if state.closed:
                 return Refused(RefusalCode.COHORT_CLOSED)
             if (run, request_digest) not in state.evaluations:
@@ -174,8 +181,7 @@ class Ledger:
         Raises UserError if `epsilon` is not below what may be spent now, or the cohort is closed. Raises LedgerError
         as `reserve`.
         """
-        with self._change() as entries:
-            state = read_state(entries, self.cohort.name)
+        with self._change() as state:
             if state.closed:
                 raise UserError(f"cohort {self.cohort.name!r} is closed: nothing is spent on it any more")
             most = state.most().epsilon
@@ -219,8 +225,8 @@ class Ledger:
             version = describe(ledger_file.ledger_key(self._connection))
             if version in self.state().data_versions[-1:]:
                 return
-        with self._change() as entries:
-            require_other_units(entries, self.cohort.name, version, self._place)
+        with self._change():
+            require_other_units(read_chain(self._connection), self.cohort.name, version, self._place)
             self._append("data version", dataclasses.asdict(version))
 
     def rows(self) -> list[Reservation]:
@@ -229,11 +235,17 @@ class Ledger:
 
     def head(self) -> str:
         """Return the head of the file's chain."""
-        return self.entries()[-1].head
+        self.state()
+        return self._verified.heads[-1]
 
     def state(self) -> LedgerState:
         """Return what the entries add up to."""
-        return read_state(self.entries(), self.cohort.name)
+        with ledger_errors():
+            # Where another connection has written, nothing that was checked before counts.
+            if (version := ledger_file.data_version(self._connection)) != self._version:
+                self._verified, self._version = Verified(), version
+            self._verified = self._verified.with_new(self._connection, self.cohort.name)
+        return self._verified.state
 
     def spent(self, part: Part) -> Spent:
         """Account for everything spent on a part so far, with the method that holds for it."""
@@ -256,11 +268,12 @@ class Ledger:
             return read_chain(self._connection)
 
     @contextmanager
-    def _change(self) -> Iterator[list[Entry]]:
+    def _change(self) -> Iterator[LedgerState]:
         with transaction(self._connection):
-            entries = read_chain(self._connection)
+            # Nothing is read between an entry and its commit, so what is known was never rolled back.
+            state = self.state()
             check_witness(self._place, self._connection)
-            yield entries
+            yield state
         # Before any step runs or any reply leaves; of the two the ledger comes first, so it is never behind.
         with transaction(self._connection):
             advance_witness(self._place, self._connection)
@@ -338,3 +351,7 @@ def _require_same(made: Cohort, stated: Cohort, path: Path) -> None:
                 f"cohort {made.name!r} in ledger {path} was made with {field.name} {before!r}, not {now!r}: "
                 f"it is fixed for good, so put {before!r} back"
             )
+
+
+def _files(place: LedgerPlace) -> tuple[Path, Path]:
+    return place.path, Path(f"{place.path}-wal")

@@ -11,6 +11,7 @@ import re
 import sqlite3
 from contextlib import closing
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from fl_dpbayes.config.files.atomic_file import replaced
@@ -38,6 +39,11 @@ class LedgerPlace:
     witness: Path
     durability: Durability
 
+    @cached_property
+    def seen_from_witness(self) -> str:
+        """Where the ledger lies, seen from its second place's folder: one that holds both may be moved."""
+        return os.path.relpath(self.path.resolve(), self.witness.resolve().parent)
+
 
 @dataclass(frozen=True)
 class Seen:
@@ -55,7 +61,7 @@ def check_witness(place: LedgerPlace, connection: sqlite3.Connection) -> Seen:
     """
     seen = read_witness(place)
     _require_not_behind(place, connection, seen)
-    if seen.ledger != _seen_from(place):
+    if seen.ledger != place.seen_from_witness:
         raise LedgerError(
             f"the second place {place.witness} belongs to the ledger at {outside_text(seen.ledger, 500)} (seen from "
             f"its folder), not to {place.path}: set ledger.path and ledger.witness in the site file back; if the "
@@ -98,7 +104,7 @@ def write_witness(place: LedgerPlace, position: int, head: str) -> None:
 
     Raises LedgerError if it cannot be written.
     """
-    text = json.dumps({"format": FORMAT, "ledger": _seen_from(place), "position": position, "head": head})
+    text = json.dumps({"format": FORMAT, "ledger": place.seen_from_witness, "position": position, "head": head})
     with ledger_errors():
         # A link stays one: what it points to, on another disk, is what has to know the head.
         witness = place.witness.resolve()
@@ -126,7 +132,7 @@ def repair_witness(place: LedgerPlace) -> bool:
             if place.witness.exists():
                 seen = read_witness(place)
                 _require_not_behind(place, connection, seen)
-                if seen.ledger == _seen_from(place):
+                if seen.ledger == place.seen_from_witness:
                     return False
             entry = ledger_file.append_entry(connection, RENEWED, {"cohort": ""})
         with transaction(connection):
@@ -152,8 +158,3 @@ def _require_not_behind(place: LedgerPlace, connection: sqlite3.Connection, seen
             "an older copy, was emptied or made anew. Put the newest one back; if it is lost, what was spent since is "
             "unknown, so the whole budget of these records counts as spent"
         )
-
-
-def _seen_from(place: LedgerPlace) -> str:
-    # Relative, so that a folder that holds both may be moved.
-    return os.path.relpath(place.path.resolve(), place.witness.resolve().parent)

@@ -5,16 +5,22 @@ docs/proofs/privacy-loss-distribution.md says what the bound consists of.
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
 from scipy.fft import irfft, rfft
 from scipy.signal import lfilter
 
+from fl_dpbayes.config.files.kept import Kept
 from fl_dpbayes.config.plan import Adjacency
-from fl_dpbayes.privacy.events import History, has_noise, levels_of
+from fl_dpbayes.privacy.events import MOST_LEVELS, History, has_noise, levels_of, slice_history
 from fl_dpbayes.privacy.gdp import gdp_epsilon
 from fl_dpbayes.privacy.pld.grid import ABOVE, Grid, LossMass, discretise
+
+# A plan of no more levels is composed anew at each reply: that takes milliseconds.
+MOST_COMPOSED_ANEW = 16
+_ACCOUNTS = Kept(most_bytes=2**28)
 
 
 def pld_epsilon(history: History, delta: float, adjacency: Adjacency = "add_or_remove_one") -> float:
@@ -34,8 +40,55 @@ def pld_epsilon(history: History, delta: float, adjacency: Adjacency = "add_or_r
     unsampled = gdp_epsilon(_mu_without_subsampling(levels, adjacency), delta)
     if _in_closed_form(levels, adjacency):
         return unsampled
+    return min(unsampled, _subsampled(levels, delta, adjacency))
+
+
+# A site and its server ask for the same in one process, and so do sites of equal noise.
+@lru_cache(maxsize=256)
+def _subsampled(levels: History, delta: float, adjacency: Adjacency) -> float:
     grid, directions = composed(levels, adjacency, delta)
-    return min(unsampled, max(direction.epsilon(delta, grid.spacing) for direction in directions))
+    return max(direction.epsilon(delta, grid.spacing) for direction in directions)
+
+
+def prefix_epsilon(plan: History, steps: int, delta: float, adjacency: Adjacency = "add_or_remove_one") -> float:
+    """Return the epsilon of a plan's first steps: the bound of `pld_epsilon`, and at most 1e-4 of it above that.
+
+    A plan of many levels is composed once in a process, on one grid, and extended as more of its steps are asked for.
+    """
+    levels = levels_of(plan) if has_noise(plan) else ()
+    prefix = slice_history(plan, 0, steps)
+    many = len(levels) > MOST_COMPOSED_ANEW and len({event.noise_multiplier for event in plan}) <= MOST_LEVELS
+    if not many or _in_closed_form(prefix, adjacency) or _chance_of_use(prefix) <= delta:
+        return pld_epsilon(prefix, delta, adjacency)
+    account = _ACCOUNTS.get(
+        (plan, delta, adjacency), lambda: _PrefixAccount(plan, delta, adjacency), lambda made: made.size
+    )
+    unsampled = gdp_epsilon(_mu_without_subsampling(prefix, adjacency), delta)
+    return min(unsampled, account.epsilon(steps))
+
+
+class _PrefixAccount:
+    """What the first steps of a plan cost, on the grid that is fine enough for all of it."""
+
+    def __init__(self, plan: History, delta: float, adjacency: Adjacency) -> None:
+        levels = levels_of(plan)
+        self._plan, self._delta, self._adjacency = plan, delta, adjacency
+        self._grid = Grid.of(levels, adjacency, delta)
+        self._none = _nothing_composed(self._grid, adjacency)
+        self._composed, self._directions = 0, self._none
+        self._known: dict[int, float] = {}
+        self.size = 32 * self._grid.size + 300 * len(plan)
+
+    def epsilon(self, steps: int) -> float:
+        if steps not in self._known:
+            if steps < self._composed:
+                self._composed, self._directions = 0, self._none
+            new = slice_history(self._plan, self._composed, steps - self._composed)
+            self._directions = _extended(self._directions, new, self._grid, self._adjacency)
+            self._composed = steps
+            found = max(direction.epsilon(self._delta, self._grid.spacing) for direction in self._directions)
+            self._known[steps] = found
+        return self._known[steps]
 
 
 def composition_work(history: History, delta: float, adjacency: Adjacency) -> int:
@@ -50,12 +103,19 @@ def composition_work(history: History, delta: float, adjacency: Adjacency) -> in
 def composed(levels: History, adjacency: Adjacency, delta: float) -> tuple[Grid, list["Direction"]]:
     """Compose at least one level on a grid chosen for delta, in the directions (remove, add) or (replace,)."""
     grid = Grid.of(levels, adjacency, delta)
+    return grid, _extended(_nothing_composed(grid, adjacency), levels, grid, adjacency)
+
+
+def _nothing_composed(grid: Grid, adjacency: Adjacency) -> list["Direction"]:
     empty = Direction(grid.order, np.ones(grid.size // 2 + 1, dtype=np.complex128), grid.size)
-    directions = [empty] if adjacency == "replace_one" else [empty, empty]
+    return [empty] if adjacency == "replace_one" else [empty, empty]
+
+
+def _extended(directions: list["Direction"], levels: History, grid: Grid, adjacency: Adjacency) -> list["Direction"]:
     for level in levels:
         pairs = zip(directions, discretise(level, adjacency, grid.spacing, grid.reach), strict=True)
         directions = [direction.after(loss, level.steps, grid.spacing) for direction, loss in pairs]
-    return grid, directions
+    return directions
 
 
 @dataclass(frozen=True, eq=False)

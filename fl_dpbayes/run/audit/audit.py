@@ -67,21 +67,19 @@ def run_audit(scenario: Scenario, folder: Path, data_dir: Path | None) -> tuple[
 def print_audit(console: Console, scenario: Scenario, checks: Sequence[Check], canaries: CanaryAudit) -> None:
     """Print what was attacked, every check, and epsilon claimed and observed."""
     certainty = "a proof, as every record is in every batch" if canaries.certified else "a fault detector, as q < 1"
+    kinds = f"{scenario.sampler.kind}, {private_settings(scenario).clipping.kind} clipping, model {scenario.model.kind}"
     console.print(
-        f"Audit of {scenario.name}: messages to clients.app, the app that a site runs, at sites of made-up "
-        f"records; the auditor reads what they release. Sampler {scenario.sampler.kind}, "
-        f"{private_settings(scenario).clipping.kind} clipping, model {scenario.model.kind}, chains and sampling "
-        "rate are the scenario's; units have 1 and 3 records.",
-        markup=False,
-    )
+        f"Audit of {scenario.name}: messages to clients.app, the app that a site runs, at sites of made-up records; "
+        f"the auditor reads what they release. Sampler {kinds}, chains and sampling rate are the scenario's; units "
+        "have 1 and 3 records.", markup=False,
+    )  # fmt: skip
     console.print(_check_table(checks))
     console.print(
         f"Epsilon at delta = {canaries.delta:g}, first {canaries.steps} steps: claimed {canaries.claimed:.4g}, by the "
         f"audited site's own ledger; at least ({CONFIDENCE:.3%}) {canaries.gaussian_bound:.4g} by a Gaussian trade-off "
         f"with Clopper-Pearson limits ({certainty}) and {canaries.one_run_bound:.4g} by the one-run bound, which holds "
-        "for any mechanism and is loose.",
-        markup=False,
-    )
+        "for any mechanism and is loose.", markup=False,
+    )  # fmt: skip
     console.print("Not looked at:\n" + "\n".join(f"- {each}" for each in not_looked_at(scenario)), markup=False)
     if failed := sum(not check.passed for check in checks):
         console.print(f"FAILED: {failed} of {len(checks)} checks. Do not release from this code.", style="bold red")

@@ -102,9 +102,8 @@ def _parts(scenario: Scenario, folder: Path, generator: np.random.Generator) -> 
     policy = canary_site.willing(max_test_records_per_unit=CAP, **release)
     split = Split(test_fraction=0.3, recalibration_fraction=0.3, key=canary_site.KEY)
     held = canary_site.CanaryRecords(task, levels[kinds], labels[kinds], units)
-    site = canary_site.write_canary_site(
-        folder / "parts", scenario, held, UNITS, policy=policy, split=split, delta=delta
-    )  # fmt: skip
+    more: dict[str, Any] = {"policy": policy, "split": split, "delta": delta}
+    site = canary_site.write_canary_site(folder / "parts", scenario, held, UNITS, **more)
     module = build_model(scenario.model, task, seed=0)
     samples = {name: array[None] for name, array in vector_to_arrays(vector, module).items()}
     predictions, outcomes = (dict(zip(SHARES, values, strict=True)) for values in (probabilities, labels.tolist()))

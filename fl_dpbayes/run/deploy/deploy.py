@@ -24,8 +24,9 @@ from fl_dpbayes.run.progress import EVENTS_FILE, Display, EventReader, end_of_ev
 from fl_dpbayes.run.simulate import new_folder, raise_failure, show_run
 from fl_dpbayes.run.site.init_site import coordinators_scenario
 
-DEPLOYMENT_FILE, LOG_FILE = "deployment.json", "flower.log"
-AT_EACH_SITE = Path("at-each-site")
+DEPLOYMENT_FILE, LOG_FILE, COMMAND_LOCK = "deployment.json", "flower.log", "deploy.lock"
+# Absolute, so that a run's folder can be moved: paths in it that are not start there.
+AT_EACH_SITE = Path("/at-each-site")
 # A SuperLink that was killed is started again, and the run goes on.
 PATIENCE_SECONDS = 180.0
 
@@ -56,7 +57,9 @@ def deploy_run(
     write_scenario(scenario, run_folder / SCENARIO_FILE)
     begun = journal.Journal(run_folder / journal.JOURNAL_FILE, journal.JournalMark())
     begun.append([journal.file_entry(SCENARIO_FILE, run_folder / SCENARIO_FILE)])
-    _submit_and_follow(scenario, run_folder, Deployment(superlink=superlink, wait=wait), console)
+    with folder_lock(run_folder, COMMAND_LOCK):
+        deployment = _submitted(scenario, run_folder, Deployment(superlink=superlink, wait=wait), console)
+    _follow(scenario, run_folder, deployment, console)
     return run_folder
 
 
@@ -64,21 +67,23 @@ def deploy_resume(folder: Path, console: Console) -> None:
     """Go on with a deployed run after its last complete round, or follow it where it is still under way.
 
     A site that has answered a request sends its stored reply, at no new charge. Raises UserError if the folder holds no
-    deployed run, FailedError if the run fails again.
+    deployed run, or another command submits it; FailedError if the run fails again.
     """
-    folder, deployment, scenario = _opened(folder)
-    events = EventReader(folder / EVENTS_FILE).new_events()
-    if (folder / "summary.json").is_file() and events and events[-1]["event"] == "finished":
-        console.print(f"the run in {folder} is finished: nothing is left to do", soft_wrap=True, markup=False)
-        show_run(folder, console)
-    elif deployment.runs and not _status(deployment).startswith("finished"):
-        console.print("the run is still under way: following it", markup=False)
-        _follow(scenario, folder, deployment, console)
-    else:
-        # A ServerApp that outlived its SuperLink may still write here.
-        with folder_lock(folder):
-            end_of_events(folder / EVENTS_FILE)
-        _submit_and_follow(scenario, folder, deployment, console)
+    folder, *_ = _opened(folder)
+    with folder_lock(folder, COMMAND_LOCK):
+        _, deployment, scenario = _opened(folder)
+        events = EventReader(folder / EVENTS_FILE).new_events()
+        if (folder / "summary.json").is_file() and events and events[-1]["event"] == "finished":
+            console.print(f"the run in {folder} is finished: nothing is left to do", soft_wrap=True, markup=False)
+            return show_run(folder, console)
+        if deployment.runs and not _status(deployment).startswith("finished"):
+            console.print("the run is still under way: following it", markup=False)
+        else:
+            # A ServerApp that outlived its SuperLink may still write here.
+            with folder_lock(folder):
+                end_of_events(folder / EVENTS_FILE)
+            deployment = _submitted(scenario, folder, deployment, console)
+    return _follow(scenario, folder, deployment, console)
 
 
 def deploy_status(folder: Path, console: Console) -> None:
@@ -88,26 +93,29 @@ def deploy_status(folder: Path, console: Console) -> None:
     rosters = [event for event in events if event["event"] == "roster"]
     rounds = scenario.training.rounds * scenario.training.chains
     done = max((event["round"] for event in events if event["event"] == "site"), default=0)
-    console.print(f"{scenario.name}: {_status(deployment)}; round {done} of {counted(rounds, 'round')}", markup=False)
-    if not rosters:
+    try:
+        state = _status(deployment)
+    except UserError as error:
+        state = str(error)
+    console.print(f"{scenario.name}: {state}; round {done} of {counted(rounds, 'round')}", markup=False)
+    if rosters:
+        joined = {name for name, _ in rosters[-1]["sites"]}
+        for line in rosters[-1]["left_out"]:
+            console.print(f"left out: {line}", markup=False)
+        if absent := [name for name in scenario.sites if name not in joined]:
+            console.print(f"not there: {', '.join(absent)}", markup=False)
+        display = Display(Console(quiet=True), rounds)
+        for event in events:
+            display.show(event)
+        console.print(display.table())
+    else:
         waits = [event for event in events if event["event"] == "waiting"]
         console.print("no site has been asked yet" + (f"; missing: {', '.join(waits[-1]['missing'])}" if waits else ""))
-        return
-    joined = {name for name, _ in rosters[-1]["sites"]}
-    for line in rosters[-1]["left_out"]:
-        console.print(f"left out: {line}", markup=False)
-    if absent := [name for name in scenario.sites if name not in joined]:
-        console.print(f"not there: {', '.join(absent)}", markup=False)
-    display = Display(Console(quiet=True), rounds)
-    for event in events:
-        display.show(event)
-    console.print(display.table())
-    if failed := [event for event in events if event["event"] == "failed"]:
-        said = f"stopped: {failed[-1]['reason']}; go on with  {_resume(folder)}"
-        console.print(said, markup=False, soft_wrap=True)
+    if events and events[-1]["event"] == "failed":
+        console.print(f"stopped: {events[-1]['reason']}; go on with  {_resume(folder)}", markup=False, soft_wrap=True)
 
 
-def _submit_and_follow(scenario: Scenario, folder: Path, deployment: Deployment, console: Console) -> None:
+def _submitted(scenario: Scenario, folder: Path, deployment: Deployment, console: Console) -> Deployment:
     # Before the run is submitted: a folder whose run nobody noted can then be gone on with.
     _note(folder, deployment)
     given = {"scenario": str(folder / SCENARIO_FILE), "output-dir": str(folder), "wait": deployment.wait}
@@ -123,7 +131,7 @@ def _submit_and_follow(scenario: Scenario, folder: Path, deployment: Deployment,
     _note(folder, deployment)
     said = f"run {run} at {deployment.superlink!r}, writing {folder}"
     console.print(f"{scenario.name}: {said}", soft_wrap=True, markup=False)
-    _follow(scenario, folder, deployment, console)
+    return deployment
 
 
 def _note(folder: Path, deployment: Deployment) -> None:

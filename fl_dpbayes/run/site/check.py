@@ -56,9 +56,8 @@ def data_findings(site_file: SiteFile) -> Iterator[Finding]:
             return
         records = prepared(site_file, loaded)
         yield from _part_findings(site_file, records, site_of(site_file, records))
-        content = write_snapshot(site_file, records, files)
-        said = f"{site_file.records_file}, of data with SHA-256 {content[:16]}; runs read it until the data change"
-        yield passed("snapshot", said)
+        content = f"of data with SHA-256 {write_snapshot(site_file, records, files)[:16]}"
+        yield passed("snapshot", f"{site_file.records_file}, {content}; runs read it until the data change")
     except UserError as error:
         yield failed("data", str(error), "no snapshot was written")
 

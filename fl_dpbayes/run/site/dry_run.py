@@ -62,9 +62,9 @@ def _made_up_site(own: SiteFile, path: Path, folder: Path) -> Path:
     # Without a column of patients a row's number is its unit's name.
     unnamed = isinstance(own.source, Table) and own.source.unit_column is None
     names: list[str | int] = [number if unnamed else f"unit-{number}" for number in range(20 * units + 100)]
-    scores, trains = unit_scores(names, bytes.fromhex(own.split.key)), own.role == "train"
-    kept = own.split.test_fraction + own.split.recalibration_fraction if trains else 0.0
-    names = names[: int(np.searchsorted(np.cumsum(scores >= kept), units)) + 1]
+    kept = own.split.test_fraction + own.split.recalibration_fraction if own.role == "train" else 0.0
+    trains = unit_scores(names, bytes.fromhex(own.split.key)) >= kept
+    names = names[: int(np.searchsorted(np.cumsum(trains), units)) + 1]
     assert own.ledger is not None
     ledger = own.ledger.model_copy(update={"path": folder / "ledger" / "l", "witness": folder / "witness" / "w"})
     changes = {"source": _made_up_records(own, names, folder, generator), "units": units, "ledger": ledger,

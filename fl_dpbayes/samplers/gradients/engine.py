@@ -3,15 +3,18 @@
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import numpy as np
 import torch
 from torch import nn
 
+from fl_dpbayes.config.files.kept import KEPT
 from fl_dpbayes.models.dropout import DropoutModule
 from fl_dpbayes.models.module_checks import check_unmoved, validate_module
 from fl_dpbayes.models.parameters import trainable_parameters
+from fl_dpbayes.models.rows import structure
 from fl_dpbayes.models.variational import VariationalModule
 from fl_dpbayes.samplers.gradients import book_keeping, variational, vmap
 from fl_dpbayes.samplers.gradients.clipping import ClippedSum
@@ -41,7 +44,10 @@ def gradient_engine(module: nn.Module, input_shape: tuple[int, ...]) -> Gradient
     drawn = {VariationalModule: "mean", DropoutModule: "base"}.get(type(module))
     check_unmoved(getattr(module, drawn) if drawn else module, input_shape)
     engine = variational if isinstance(module, VariationalModule) else book_keeping
-    if engine.is_supported(module) and _agrees_with_autograd(engine.clipped_sum, module, input_shape):
+    # The probe's parameters are its own: modules of one structure agree or not, whatever is trained into them.
+    asked = ("engine", engine.clipped_sum, structure(module), input_shape)
+    agrees = partial(_agrees_with_autograd, engine.clipped_sum, module, input_shape)
+    if engine.is_supported(module) and KEPT.get(asked, agrees, lambda _: 2**12):
         return GradientEngine("book_keeping", engine.clipped_sum)
     return GradientEngine("vmap", vmap.clipped_sum)
 

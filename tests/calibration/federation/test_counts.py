@@ -9,7 +9,7 @@ from fl_dpbayes.calibration.federation.counts import check_counts, check_noise, 
 from fl_dpbayes.calibration.release import SENT_COLUMNS, NoisedTable, sensitivity
 from fl_dpbayes.calibration.statistics import from_batch
 from fl_dpbayes.report.warnings import sentence
-from tests.counted import CARD
+from tests.counted import CARD, top_label
 
 
 def exact(count: int):
@@ -74,9 +74,7 @@ def test_claim_beyond_the_card_is_rejected_and_one_below_it_is_named(federation,
 def site(count: int, accuracy: float, seed: int, noise_std: float = 0.0) -> NoisedTable:
     generator = np.random.default_rng(seed)
     confidence = generator.uniform(0.5, 1, count)
-    statistics = from_batch(
-        np.column_stack([confidence, 1 - confidence]), (generator.random(count) >= accuracy).astype(np.int64)
-    )
+    statistics = top_label(confidence, generator.random(count) < accuracy)
     sums = coarsen(statistics.top_label, REPORT_BINS)[:, :SENT_COLUMNS]
     return NoisedTable(sums + noise_std * generator.standard_normal(sums.shape), noise_std)
 
@@ -85,11 +83,8 @@ def test_one_made_up_site_of_two_or_three_is_named_behind_noise_too() -> None:
     tables = {"honest": site(2000, 0.42, 0, 5.0), "made-up": site(100_000, 0.999, 1, 5.0)}
     assert any("made-up decides" in text for text in map(sentence, decisive_sites("held_out", tables)))
     assert not decisive_sites("held_out", {"a": site(2000, 0.75, 0, 5.0), "b": site(2000, 0.75, 1, 5.0)})
-    honest, made_up = site(250, 0.42, 0), site(250_000, 0.9999, 1)
-    for tables in (
-        {"honest": honest, "made-up": made_up},
-        {"honest": honest, "other": site(250, 0.45, 2), "made-up": made_up},
-    ):
+    two = {"honest": site(250, 0.42, 0), "made-up": site(250_000, 0.9999, 1)}
+    for tables in (two, two | {"other": site(250, 0.45, 2)}):
         sentences = list(map(sentence, decisive_sites("shifted", tables)))
         assert len(sentences) == 2
         assert all(text.startswith("made-up decides what is pooled over the") for text in sentences)
@@ -101,9 +96,8 @@ def test_sites_alike_are_hardly_ever_named_and_a_single_one_never() -> None:
     named = 0
     for seed in range(20):
         alike = {name: site(250, 0.75, 10 * seed + number) for number, name in enumerate("abc")}
-        named += bool(decisive_sites("held_out", alike)) + bool(
-            decisive_sites("held_out", {"a": alike["a"], "b": alike["b"]})
-        )
+        two = {"a": alike["a"], "b": alike["b"]}
+        named += sum(bool(decisive_sites("held_out", tables)) for tables in (alike, two))
     # Of 40 federations; the metrics of one in 20 at most may differ so much by chance.
     assert named <= 2
     assert decisive_sites("held_out", {"a": site(250, 0.75, 0)}) == []

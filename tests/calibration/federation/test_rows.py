@@ -21,9 +21,8 @@ def row(site, role="train", predictor="posterior", **values):
 
 
 def test_mean_counts_each_site_the_same() -> None:
-    rows = mean_rows(
-        [row("a", n=1000, ece=0.2), row("b", n=10, ece=0.4), row("c", "held_out"), row("b", predictor="last")]
-    )
+    two = [row("a", n=1000, ece=0.2), row("b", n=10, ece=0.4)]
+    rows = mean_rows([*two, row("c", "held_out"), row("b", predictor="last")])
     assert rows == [
         {"site": "mean:train", "role": "train", "predictor": "posterior", "samples": 5, "n": 1010,
          "ece": pytest.approx(0.3), "nll_clipped": None, "auroc": 0.5, "terms": None, "intervals": {}}
@@ -82,19 +81,15 @@ NOISED = NoisedTable(np.ones((15, SENT_COLUMNS)), 1.0)
 
 def test_every_place_that_did_not_train_has_rows_per_predictor_and_weights() -> None:
     train, away, shifted = site(0, 4000, 0.2), site(1, 4000, 0.2), site(2, 4000, 0.8)
-    rows = conformal_rows(
-        [
-            ("pooled:train", "train", "posterior", train), ("pooled:held_out", "held_out", "posterior", away),
-            ("pooled:held_out", "held_out", "recalibrated", away), ("north", "train", "posterior", train),
-            ("away", "held_out", "posterior", away), ("shifted", "shifted", "posterior", shifted),
-            ("shifted", "shifted", "last", shifted),
-        ]
-    )  # fmt: skip
+    rows = conformal_rows([
+        ("pooled:train", "train", "posterior", train), ("pooled:held_out", "held_out", "posterior", away),
+        ("pooled:held_out", "held_out", "recalibrated", away), ("north", "train", "posterior", train),
+        ("away", "held_out", "posterior", away), ("shifted", "shifted", "posterior", shifted),
+        ("shifted", "shifted", "last", shifted),
+    ])  # fmt: skip
     assert json.loads(json.dumps(rows)) == rows
-    weights = ("none", "label-shift", "label-shift-estimated")
-    assert [(row["site"], row["weights"]) for row in rows] == [
-        (place, name) for place in ("pooled:held_out", "away", "shifted") for name in weights
-    ]
+    weights, places = ("none", "label-shift", "label-shift-estimated"), ("pooled:held_out", "away", "shifted")
+    assert [(row["site"], row["weights"]) for row in rows] == [(place, name) for place in places for name in weights]
     by = {(row["site"], row["weights"]): row for row in rows}
     assert by["away", "none"]["coverage"] == pytest.approx(0.9, abs=0.03)
     assert by["shifted", "none"]["interval"][1] < 0.9  # four times the prevalence: unweighted sets miss

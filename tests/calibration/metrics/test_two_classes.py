@@ -84,10 +84,8 @@ def test_certain_predictions_that_err_stay_finite_limit():
 
 def test_two_of_many_records_that_overlap_limit():
     # The mean gradient is tiny long before the maximum, so an optimiser that trusts it stops short.
-    apart, overlap = (
-        (np.concatenate([np.arange(440, 479), np.arange(481, 520)]) + 0.5) / 960,
-        [479.5 / 960, 480.5 / 960],
-    )
+    apart = (np.concatenate([np.arange(440, 479), np.arange(481, 520)]) + 0.5) / 960
+    overlap = [479.5 / 960, 480.5 / 960]
     many = binary(apart, (apart > 0.5).astype(np.int64))
     statistics = merge(replace(many, class_wise=20_000 * many.class_wise), binary(overlap, [1, 0]))
     value = calibration_slope(statistics).value

@@ -1,15 +1,17 @@
 """Acquisition shifts: more change at every step of severity, from the same draws, at every resolution."""
 
+from itertools import product
 from typing import get_args
 
 import numpy as np
 import pytest
+import torch
 
 from fl_dpbayes.config.data import ImageShift, Shift
 from fl_dpbayes.config.sources import BuiltIn, Radiographs
 from fl_dpbayes.data.public_records import synthetic_inputs
 from fl_dpbayes.data.records import load_unscaled
-from fl_dpbayes.data.shifts.acquisition import SEVERITIES, shift_images
+from fl_dpbayes.data.shifts.acquisition import SEVERITIES, shift_images, turned_by
 from fl_dpbayes.data.shifts.apply import apply_shift
 
 KINDS = get_args(ImageShift)
@@ -129,3 +131,22 @@ def test_a_letter_stands_in_a_corner_on_either_side():
     # It covers the same share at 224 as at 28.
     small, large = (at(np.zeros((1, 1, side, side), np.float32), "marker", 5).mean() for side in (28, 224))
     assert small == pytest.approx(large, rel=1e-6)
+
+
+def test_pictures_are_turned_to_the_bit_as_torchvision_turns_them():
+    from torchvision.transforms import InterpolationMode
+    from torchvision.transforms.v2 import functional
+
+    generator = torch.Generator().manual_seed(0)
+    for shape, degrees in product([(5, 1, 8, 8), (2, 3, 30, 20), (1, 1, 224, 224)], (-20.0, 4.0, 10.0)):
+        pictures = torch.rand(shape, generator=generator)
+        expected = functional.rotate(pictures, degrees, interpolation=InterpolationMode.BILINEAR)
+        assert torch.equal(turned_by(pictures, degrees), expected)
+
+
+def test_digits_are_those_of_scikit_learn():
+    from sklearn.datasets import load_digits
+
+    bunch, records = load_digits(), load_unscaled(BuiltIn(kind="digits"), "train")
+    assert np.array_equal(records.features, (bunch.images / 16.0).astype(np.float32)[:, None])
+    assert np.array_equal(records.labels, bunch.target)

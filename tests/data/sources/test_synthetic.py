@@ -8,9 +8,9 @@ import pytest
 from pydantic import ValidationError
 
 from fl_dpbayes.config.data import DataSpec, NaturalPartition, Shift, SiteSpec
+from fl_dpbayes.config.files.kept import Kept
 from fl_dpbayes.config.sources import Logistic2D, Radiographs
 from fl_dpbayes.data.records import load_unscaled
-from fl_dpbayes.data.sources import radiographs
 from fl_dpbayes.data.sources.logistic_2d import site_laws
 from fl_dpbayes.data.sources.radiographs import acquisition, draw_patients, draw_pictures
 from tests.asking import refused
@@ -26,9 +26,9 @@ def of_site(records, number):
 
 
 @pytest.mark.parametrize("source", SOURCES, ids=lambda source: source.kind)
-def test_a_name_is_a_source_whose_equal_seeds_give_equal_records_and_parts_differ(source):
+def test_a_name_is_a_source_whose_equal_seeds_give_equal_records_and_parts_differ(source, monkeypatch):
     first = load_unscaled(source, "train").scaled()
-    radiographs.load.cache_clear()
+    monkeypatch.setattr("fl_dpbayes.data.records.KEPT", Kept())
     again = load_unscaled(source, "train").scaled()
     assert first.labels is not again.labels
     assert DataSpec(source=source.kind).source == type(source)()
@@ -193,6 +193,6 @@ def test_pictures_of_any_side_do_not_depend_on_how_many_are_drawn_at_once(monkey
         assert (records.features.shape, records.features.dtype) == ((20, 1, side, side), np.uint8)
     source = Radiographs(records=50, test_records=50)
     whole = load_unscaled(source, "train").features
-    radiographs.load.cache_clear()
+    monkeypatch.setattr("fl_dpbayes.data.records.KEPT", Kept())
     monkeypatch.setattr("fl_dpbayes.data.sources.radiographs.PIXELS_AT_ONCE", 7 * 28 * 28)
     np.testing.assert_array_equal(load_unscaled(source, "train").features, whole)

@@ -1,6 +1,7 @@
 """Our accounting agrees with others', and the server's memory does not grow with the number of sites."""
 
 import io
+import json
 import re
 import sys
 
@@ -8,8 +9,10 @@ import pytest
 from rich.console import Console
 
 from fl_dpbayes.config.errors import UserError
+from fl_dpbayes.config.task import LogisticModel
 from fl_dpbayes.privacy.events import GaussianEvent
 from fl_dpbayes.run.bench import accounting as bench_accounting
+from fl_dpbayes.run.bench import clip
 from fl_dpbayes.run.bench.memory import bench_memory
 
 
@@ -45,6 +48,20 @@ def test_bench_prints_every_method_and_they_agree(monkeypatch: pytest.MonkeyPatc
     ours, dp_accounting, opacus = (float(rows[index][5]) for index in (0, 2, 3))
     assert ours == pytest.approx(dp_accounting, rel=1e-3)
     assert ours - 1e-3 <= opacus <= ours + 0.03
+
+
+@pytest.mark.slow
+def test_clip_prints_ours_beside_every_peer(monkeypatch, capsys):
+    monkeypatch.setattr(clip, "CASES", {"tiny": clip.Case(LogisticModel(), (6,), 16)})
+    clip.bench_clip(Console(quiet=True), models="TIN", repeats=1, as_json=True)
+    (row,) = json.loads(capsys.readouterr().out)["rows"]
+    assert row["ratios"].keys() == set(clip.METHODS)
+    assert min(row["ratios"].values()) > 0
+    console = Console(width=150, file=io.StringIO(), record=True)
+    clip.bench_clip(console, models="", repeats=1, as_json=False)
+    assert re.search(r"tiny +│ +16 │", console.export_text())
+    with pytest.raises(UserError, match="--models 'big' names none of them: give a part of one of tiny"):
+        clip.bench_clip(console, models="big", repeats=1, as_json=True)
 
 
 def test_missing_peer_is_told_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,6 +23,7 @@ from fl_dpbayes.run.study.differences import differences_table
 from fl_dpbayes.run.study.grid import study_cells
 from fl_dpbayes.run.study.show import show_study
 from fl_dpbayes.run.study.table import further_table, result_table, write_tables
+from tests.run.test_simulate import SUMMARY
 
 BASE = tomllib.loads((scenario_folder() / "digits.toml").read_text(encoding="utf-8"))
 ECE = {  # method -> alpha -> seed -> value
@@ -56,11 +57,9 @@ def made() -> tuple[Study, list[FinishedCell]]:
             for site, role in (("pooled:held_out", "held_out"), ("contrast-2", "shifted"), ("north", "train"))
             for predictor in ("last", "posterior")
         ]  # fmt: skip
-        summary = {
-            "scenario": "x", "seed": labels["seed"], "versions": {}, "adjacency": "add_or_remove_one", "sites": [],
+        summary = SUMMARY | {
             "privacy": [{"site": "a", "epsilon": 1.0, "recalibration_epsilon": 2.5}, {"site": "b", "epsilon": 2.0}],
-            "calibration": rows, "bytes": {}, "seconds": {}, "configurations_tried": 1, "warnings": ["one"],
-            "heterogeneity": 0.3,
+            "calibration": rows, "seed": labels["seed"], "warnings": ["one"], "heterogeneity": 0.3,
             "conformal": [{"site": "contrast-2", "role": "shifted", "predictor": "posterior", "level": 0.9,
                            "weights": "none", "interval": [0.8, 0.9], "coverage": 0.85}],
             "shift_detection": [{"site": "contrast-2", "predictor": "posterior", "measure": "total", "auroc": 0.5,

@@ -1,0 +1,59 @@
+"""The bank of released samples: what a round costs it does not grow with the rounds before."""
+
+import os
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fl_dpbayes.posterior.sample_store import PosteriorBank
+from fl_dpbayes.posterior.samples import PosteriorSamples
+from tests.asking import refused
+
+
+def add(bank: PosteriorBank, site: str, round_number: int, chain: int = 0) -> None:
+    sample = PosteriorSamples({"w": np.full((1, 2), round_number, np.float32)}, np.ones(1), np.ones(1))
+    bank.add(site, round_number, chain, sample, {"parameters/w": np.full(2, round_number, np.float32)})
+
+
+def run(bank: PosteriorBank, rounds: range, sites: int) -> list[dict]:
+    entries = []
+    for number in rounds:
+        for site in range(sites):
+            add(bank, f"site-{site}", number, (number - 1) // 3)
+        entries += bank.new_entries()
+        bank.drop_replaced()
+    return entries
+
+
+def test_a_bank_that_is_gone_on_with_holds_what_one_that_never_stopped_holds(tmp_path) -> None:
+    whole, first = PosteriorBank(tmp_path / "a" / "bank"), PosteriorBank(tmp_path / "b" / "bank")
+    run(whole, range(1, 7), 2)
+    entries = run(first, range(1, 5), 2)
+    add(first, "site-0", 5)  # a round that is cut off
+    again = PosteriorBank(tmp_path / "b" / "bank")
+    again.check(entries, 4)
+    run(again, range(5, 7), 2)
+    listed = [sorted(str(path.relative_to(folder)) for path in folder.rglob("*.safetensors"))
+              for folder in (tmp_path / "a", tmp_path / "b")]  # fmt: skip
+    assert listed[0] == listed[1]
+    assert sum("last-" in name for name in listed[0]) == 4, "of each site and chain the newest state alone"
+    for bank in (whole, again):
+        assert [float(bank.last("site-1", chain)["parameters/w"][0]) for chain in (0, 1)] == [3, 6]
+        assert bank.stored("site-1").in_memory().arrays["w"][:, 0].tolist() == [1, 2, 3, 4, 5, 6]
+
+
+@pytest.mark.parametrize("sites", [3, 40])
+def test_a_round_lists_nothing_and_waits_for_the_disk_a_bounded_number_of_times(tmp_path, monkeypatch, sites) -> None:
+    bank, done = PosteriorBank(tmp_path / "bank"), Counter[str]()
+    run(bank, range(1, 3), sites)
+    for name in ("fsync", "sync", "scandir", "listdir"):
+        plain = getattr(os, name)
+        monkeypatch.setattr(os, name, lambda *a, name=name, plain=plain: done.update([name]) or plain(*a))
+    monkeypatch.setattr(Path, "glob", lambda *a: done.update(["glob"]) or iter(()))
+    run(bank, range(3, 4), sites)
+    assert done == ({"fsync": 3 * sites} if sites == 3 else {"sync": 1})
+    monkeypatch.setattr(os, "sync", lambda: (_ for _ in ()).throw(OSError(5, "broken")))
+    if sites == 40:
+        refused("cannot be written", run, bank, range(4, 5), sites)

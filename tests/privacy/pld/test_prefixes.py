@@ -1,0 +1,54 @@
+"""What the first steps of a plan cost, by extending one account, is what they cost composed anew."""
+
+import numpy as np
+import pytest
+
+from fl_dpbayes.config.files.kept import Kept
+from fl_dpbayes.privacy.events import GaussianEvent, History, history_of_steps, slice_history
+from fl_dpbayes.privacy.pld import loss_distribution
+from fl_dpbayes.privacy.pld.loss_distribution import pld_epsilon, prefix_epsilon
+
+# Of epsilon, or of a tenth: what `pld_epsilon` itself may be above the true value.
+EXCESS = 1e-4
+
+
+def plan_of(kind: str, levels: int) -> History:
+    share = np.linspace(1, 0.1, levels)
+    rising = 4 * share**-0.5
+    return {
+        "rising": history_of_steps(rising, 0.05), "falling": history_of_steps(rising[::-1], 0.05),
+        "rare": history_of_steps(1.2 * rising / 4, 0.01),
+        "stretches": tuple(GaussianEvent(float(sigma), 0.05, 7) for sigma in rising),
+        "up and down": history_of_steps(4 + np.sin(np.arange(levels)), 0.05),
+    }[kind]  # fmt: skip
+
+
+@pytest.mark.parametrize("adjacency", ["add_or_remove_one", "replace_one"])
+@pytest.mark.parametrize("kind", ["rising", "falling", "rare", "stretches", "up and down"])
+def test_first_steps_cost_what_they_cost_composed_anew(kind, adjacency) -> None:
+    plan, delta = plan_of(kind, 60), 1e-5
+    total = sum(event.steps for event in plan)
+    for steps in (1, 2, 3, 10, 11, total // 2, total, 5):
+        plain = pld_epsilon(slice_history(plan, 0, steps), delta, adjacency)
+        assert abs(prefix_epsilon(plan, steps, delta, adjacency) - plain) <= EXCESS * max(plain, 0.1)
+    assert prefix_epsilon(plan, 0, delta, adjacency) == 0
+
+
+def test_few_levels_no_noise_and_whole_batches_are_counted_as_before() -> None:
+    for plan in (
+        plan_of("rising", 16), (GaussianEvent(0.0, 0.5, 20),), history_of_steps(np.linspace(3, 9, 40), 1.0),
+        history_of_steps(np.linspace(3, 9, 1200), 0.1),
+    ):  # fmt: skip
+        assert prefix_epsilon(plan, 15, 1e-5) == pld_epsilon(slice_history(plan, 0, 15), 1e-5)
+
+
+def test_each_level_of_a_plan_is_composed_once(monkeypatch) -> None:
+    plan, levels, discretise = plan_of("rising", 60), list[GaussianEvent](), loss_distribution.discretise
+    monkeypatch.setattr(loss_distribution, "_ACCOUNTS", Kept())
+    monkeypatch.setattr(
+        loss_distribution, "discretise", lambda level, *a: levels.append(level) or discretise(level, *a)
+    )
+    found = [prefix_epsilon(plan, steps, 1e-5) for _ in range(2) for steps in range(10, 61, 10)]
+    assert found[:6] == found[6:]
+    assert found[:6] == sorted(found[:6])
+    assert levels == list(plan)
