@@ -255,23 +255,31 @@ def audit(
 
 @app.command(epilog="Example: fl-dpbayes bench accounting\n\nExample: fl-dpbayes bench memory --sites 50 --samples 20")
 def bench(
-    name: Annotated[str, Argument(click_type=Choice(["accounting", "memory", "simulation"]), help="Which benchmark.")],
+    name: Annotated[
+        str, Argument(click_type=Choice(["accounting", "clip", "memory", "simulation"]), help="Which benchmark.")
+    ],
     sites: Annotated[int, Option(min=1, max=10_000, help="memory, simulation: number of sites.")] = 20,
     samples: Annotated[int, Option(min=1, max=1000, help="memory: samples of each site.")] = 20,
     parameters: Annotated[int, Option(min=100, max=50_000_000, help="memory: parameters, about.")] = 100_000,
     folder: Annotated[Path | None, Option(help="Where files lie meanwhile; default: /tmp.")] = None,
-    rounds: Annotated[int, Option(min=1, max=1000, help="simulation: rounds of a step.")] = 5,
+    models: Annotated[str, Option(help="clip: models whose names contain this; default: all.")] = "",
+    repeats: Annotated[int, Option(min=1, max=10_000, help="clip: steps; simulation: rounds of a step.")] = 20,
+    as_json: AsJson = False,
     engine: Annotated[str, Option(click_type=Choice(["inline", "flower"]), help="simulation: the engine.")] = "inline",
 ) -> None:
-    """Measure the speed of the accounting, the server's memory, or how a simulation grows with its sites."""
-    if name == "accounting":
+    """Measure the speed of the accounting of private steps or of a simulation, or the server's memory."""
+    if name == "clip":
+        from fl_dpbayes.run.bench.clip import bench_clip
+
+        bench_clip(console, models=models, repeats=repeats, as_json=as_json)
+    elif name == "accounting":
         from fl_dpbayes.run.bench.accounting import bench_accounting
 
         bench_accounting(console)
     elif name == "simulation":
-        from fl_dpbayes.run.bench.simulation import bench_simulation
+        from fl_dpbayes.run.bench.simulation import bench_simulation, sizes
 
-        bench_simulation(console, sites=sites, rounds=rounds, engine=engine, folder=folder)
+        bench_simulation(console, sizes(sites), rounds=repeats, engine=engine, folder=folder, as_json=as_json)
     else:
         from fl_dpbayes.run.bench.memory import bench_memory
 
@@ -339,6 +347,8 @@ def main() -> None:
     """Run the command line: status 0 for success, 1 for a failure, 2 for a mistake of the user, 130 for a stop."""
     # A terminated command must end the processes that it started, as an interrupted one does.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(errors="replace")  # type: ignore[union-attr]  # Latin-1 has no epsilon.
     try:
         status = commands()(standalone_mode=False) or 0
         if status == INTERRUPTED:
@@ -347,8 +357,8 @@ def main() -> None:
     except click.ClickException as error:
         error.show()
         sys.exit(2)
-    except Stopped as stop:
-        _fail(f"stopped: {stop}", INTERRUPTED)
+    except (Stopped, click.Abort) as stop:
+        _fail(f"stopped: {stop}".rstrip(": "), INTERRUPTED)
     except UserError as error:
         _fail(f"error: {error}", 1 if isinstance(error, FailedError) else 2)
     except Exception as error:

@@ -36,14 +36,23 @@ def to_vector(module: nn.Module) -> Tensor:
 
 
 def load_vector(module: nn.Module, vector: Tensor) -> None:
-    """Make a flat vector the module's trainable parameters.
+    """Make a flat vector the module's trainable parameters, as `vector_loader` does."""
+    vector_loader(module)(vector)
 
-    Where type and device agree, the parameters become views of `vector` (d,) (nothing is copied), so the caller must
+
+def vector_loader(module: nn.Module) -> Callable[[Tensor], None]:
+    """Return a function that makes a flat vector the module's trainable parameters.
+
+    Where type and device agree, the parameters become views of the vector (d,) (nothing is copied), so the caller must
     not write into it afterwards.
     """
-    views = vector_views(vector, parameter_shapes(module))
-    for name, parameter in trainable_parameters(module).items():
-        parameter.data = views[name].to(dtype=parameter.dtype, device=parameter.device)
+    parameters, shapes = list(trainable_parameters(module).values()), parameter_shapes(module)
+
+    def load(vector: Tensor) -> None:
+        for parameter, view in zip(parameters, vector_views(vector, shapes).values(), strict=True):
+            parameter.data = view.to(dtype=parameter.dtype, device=parameter.device)
+
+    return load
 
 
 def vector_views(vector: Tensor, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:

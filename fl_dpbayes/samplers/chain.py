@@ -1,19 +1,25 @@
 """Runs a stretch of a private chain at a site and keeps its samples."""
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import nn
 
-from fl_dpbayes.models.parameters import load_vector, trainable_parameters
+from fl_dpbayes.models.parameters import trainable_parameters, vector_loader
 from fl_dpbayes.samplers.algorithm import build_algorithm
 from fl_dpbayes.samplers.gradients.clipping import ClippedSum
 from fl_dpbayes.samplers.minibatch import BatchGradient, TrainingRecords
 from fl_dpbayes.samplers.planned import ChainStreams, PlannedChain
 from fl_dpbayes.samplers.state_vectors import ChainState, Vectors, from_state, to_state
+
+# Numbers at a time: their float64 stays in a processor's cache.
+_PART = 2**16
 
 
 class ChainDivergedError(ArithmeticError):
@@ -70,13 +76,14 @@ def run_chain(
     batch_gradient = BatchGradient(algorithm.module, records, plan.privacy, chain.units, streams)
     state = to_state(start, plan.sampler, steps.start - chain_start, device)
     kept: list[torch.Tensor] = []
-    for number in steps:
+    load = vector_loader(algorithm.module)
+    # Drawn on the host: a numpy Philox generator keeps its whole 128-bit key (torch's keep 32 or 64 bits of a seed),
+    # and the path is the same on every device.
+    noises = drawn_ahead(streams.noise, state.parameters.numel(), len(steps))
+    for number, noise in zip(steps, noises, strict=True):
         position = state.parameters
-        load_vector(algorithm.module, position)
+        load(position)
         clipped = batch_gradient()
-        # Drawn on the host: a numpy Philox generator keeps its whole 128-bit key (torch's keep 32 or 64 bits of a
-        # seed), and the path is the same on every device.
-        noise = torch.from_numpy(streams.noise.standard_normal(position.numel(), dtype=np.float32))
         gradient = noisy_gradient(
             clipped.total, noise=noise.to(device), noise_multiplier=float(chain.noise_multipliers[number]),
             noise_unit=plan.privacy.noise_unit, expected_batch_size=chain.scale.expected_batch_size,
@@ -103,6 +110,23 @@ def run_chain(
     )  # fmt: skip
 
 
+def drawn_ahead(generator: np.random.Generator, size: int, count: int) -> Iterator[torch.Tensor]:
+    """Yield `count` vectors of N(0, 1) numbers, (size,), float32, up to 8.2 standard deviations, in the same order.
+
+    Where a core is idle, the next vector is drawn while the caller works.
+    """
+    draw = partial(generator.standard_normal, size, dtype=np.float32)
+    if size < _PART or torch.get_num_threads() >= (os.cpu_count() or 1):
+        yield from (torch.from_numpy(draw()) for _ in range(count))
+        return
+    with ThreadPoolExecutor(1) as other:
+        waiting = other.submit(draw)
+        for left in reversed(range(count)):
+            drawn = torch.from_numpy(waiting.result())
+            waiting = other.submit(draw) if left else waiting
+            yield drawn
+
+
 def noisy_gradient(
     clipped_sum: torch.Tensor, *, noise: torch.Tensor, noise_multiplier: float, noise_unit: float,
     expected_batch_size: float, data_free_gradient: torch.Tensor, units: int,
@@ -116,5 +140,9 @@ def noisy_gradient(
     of privacy units. Privacy follows from (sigma, q) alone: the prior and whatever is done with d, shape (d,), float32,
     are post-processing. Source: Abadi et al. 2016, Algorithm 1; Welling and Teh 2011, eq. 4.
     """
-    noised = torch.add(clipped_sum, noise, alpha=noise_multiplier * noise_unit)
-    return noised.float().div_(expected_batch_size).add_(data_free_gradient, alpha=1 / units)
+    gradient = torch.empty_like(noise)
+    parts = (values.split(_PART) for values in (gradient, clipped_sum, noise, data_free_gradient))
+    for place, total, drawn, pull in zip(*parts, strict=True):
+        place.copy_(torch.add(total, drawn.double(), alpha=noise_multiplier * noise_unit))
+        place.div_(expected_batch_size).add_(pull, alpha=1 / units)
+    return gradient

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from fl_dpbayes.config.plan import AnyPrivacyPlan
+from fl_dpbayes.models.dropout import DropoutModule
 from fl_dpbayes.models.parameters import trainable_parameters
 from fl_dpbayes.models.rows import failing_rows
 from fl_dpbayes.samplers.gradients.clipping import ClippedSum, add_up, sum_clipped, with_pre_noise
@@ -73,7 +74,10 @@ class BatchGradient:
         self._records_of_unit = np.bincount(records.unit_index)
         order = np.argsort(records.unit_index, kind="stable")
         like = next(iter(trainable_parameters(module).values()))
-        self._features = torch.from_numpy(records.features[order]).to(device=like.device, dtype=like.dtype)
+        # A record of zeros at the end pads batches.
+        features = np.zeros_like(records.features, shape=(len(order) + 1, *records.features.shape[1:]))
+        np.take(records.features, order, axis=0, out=features[:-1])
+        self._features = torch.from_numpy(features).to(device=like.device, dtype=like.dtype)
         self._targets = torch.from_numpy(records.targets[order]).to(like.device)
         self._unit_of_record = records.unit_index[order]
         self._module, self._loss, self._privacy, self._streams = module, records.loss, privacy, streams
@@ -96,13 +100,21 @@ class BatchGradient:
         """
         units = poisson_units(self._streams.sampling, len(self._records_of_unit), self._privacy.sampling_rate)
         rows = units if self._record_is_unit else np.flatnonzero(np.isin(self._unit_of_record, units))
-        chosen = torch.from_numpy(rows).to(self._features.device)
-        targets = self._targets[chosen]
-        module, features = resampled(self._module, self._features[chosen], self._streams.model)
+        pads = not self._materialises and not isinstance(self._module, DropoutModule)
+        padding = -len(rows) % self._rows if pads else 0
+        chosen = torch.from_numpy(np.append(rows, np.full(padding, len(self._unit_of_record)))).to(
+            self._features.device
+        )
+        targets = self._targets.index_select(0, chosen[: len(rows)])
+        module, features = resampled(self._module, self._features.index_select(0, chosen), self._streams.model)
         counts = self._records_of_unit[units]
         try:
             return self._sum(module, features, targets, counts)
         except Exception:
+            # The module may have written into its inputs.
+            features = self._features.index_select(0, chosen[: len(rows)])
+            if isinstance(self._module, DropoutModule):
+                module, features = self._module.with_masks_as_inputs(features)
             one = np.ones(1, np.int64)
             failing = failing_rows(lambda part: self._sum(module, part[:1], targets[:1], one), features)
             owners = np.repeat(np.arange(len(counts)), counts)
@@ -134,7 +146,6 @@ class BatchGradient:
             if self._privacy.pre_noise > 0:
                 own = gradients[: len(group)]
                 own[:] = with_pre_noise(own, self._privacy.pre_noise, self._streams.pre_noise)
-            real = torch.arange(rows, device=features.device) < len(group)
-            return sum_clipped(gradients, self._clip_norm, self._privacy.clipping, sizes, real)
+            return sum_clipped(gradients, self._clip_norm, self._privacy.clipping, sizes, len(group))
 
-        return add_up(sum(sizes), features.device, map(group_sum, range(0, len(counts), rows)))
+        return add_up(module, features.device, map(group_sum, range(0, len(counts), rows)))

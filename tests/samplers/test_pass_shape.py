@@ -23,6 +23,7 @@ from fl_dpbayes.samplers.gradients.pass_shape import rounding_eta, wanted_rows
 from fl_dpbayes.samplers.gradients.stochastic import resampled
 from fl_dpbayes.samplers.minibatch import BatchGradient, TrainingRecords
 from tests.chains import streams_of
+from tests.samplers.gradients import one_by_one
 
 SHAPE = (1, 8, 8)
 
@@ -34,7 +35,26 @@ def drawn(model, seed=0):
 
 
 def normalised():
-    return nn.Sequential(nn.Flatten(), nn.Linear(64, 6), nn.LayerNorm(6), nn.ReLU(), nn.Linear(6, 3))
+    layers = (
+        nn.Conv2d(1, 4, 3, stride=2),
+        nn.GroupNorm(2, 4),
+        nn.Flatten(2),
+        nn.Linear(9, 6),
+        nn.LayerNorm(6),
+        nn.ReLU(),
+    )
+    return one_by_one.randomise(nn.Sequential(*layers, nn.Conv1d(4, 2, 3), nn.Flatten(), nn.Linear(8, 3)))
+
+
+class Scaled(nn.Module):
+    """A parameter of its own and no layer: every gradient is mapped over records."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight, self.layer = nn.Parameter(torch.ones(64)), nn.Linear(64, 3)
+
+    def forward(self, images):
+        return self.layer(images.flatten(1) * self.weight)
 
 
 def gradient_of(module, count, *, each=1, units=90, loss=summed_cross_entropy, pre_noise=0.0):
@@ -46,12 +66,13 @@ def gradient_of(module, count, *, each=1, units=90, loss=summed_cross_entropy, p
     return BatchGradient(module, records, privacy, units, streams_of(1, 4, 2, 3))
 
 
-# What trains, its settings, and how many rows a pass has at 90 declared units: 90 + 3 sqrt(90), up to a multiple of 64.
+# What trains, its settings, and how many rows a pass has at 90 declared units.
 ENGINES = {
     "logistic": (lambda: drawn(LogisticModel()), {}, 128),
     "mlp": (lambda: drawn(MLPModel(hidden=(5,))), {}, 128),
-    "cnn": (lambda: drawn(CNNModel(channels=(2, 3), hidden=4)), {}, 64),
-    "vmap": (normalised, {}, 128),
+    "cnn": (lambda: drawn(CNNModel(channels=(2, 3), hidden=4)), {}, 32),
+    "normalised": (normalised, {}, 32),
+    "vmap": (Scaled, {}, 128),
     "patients": (lambda: drawn(MLPModel(hidden=(5,))), {"each": 3}, 128),
     "pre-noise": (lambda: drawn(MLPModel(hidden=(5,))), {"pre_noise": 0.1}, 128),
     "masks": (lambda: DropoutModule(drawn(MLPModel(hidden=(5,))), 0.3), {}, 128),
@@ -64,7 +85,7 @@ ENGINES = {
 def passes(monkeypatch):
     """Numbers of rows of all passes over records."""
     seen = []
-    originals = {book_keeping: "per_layer_gradients", variational: "drawn_layers", vmap: "per_example_gradients"}
+    originals = {book_keeping: "per_layer_gradients", variational: "drawn_layers", vmap: "per_example_blocks"}
     for module, name in originals.items():
 
         def watched(original, model, features, *rest):
@@ -94,8 +115,8 @@ def layers_of(name, part, labels):
     return book_keeping.per_layer_gradients(build(), part, labels, summed_cross_entropy)
 
 
-@pytest.mark.parametrize("name", ["logistic", "mlp", "cnn", "weight draws"])
-@pytest.mark.parametrize("rows", [64, 128])
+@pytest.mark.parametrize("name", ["logistic", "mlp", "cnn", "normalised", "weight draws"])
+@pytest.mark.parametrize("rows", [32, 64, 96])
 def test_a_record_has_the_same_bits_at_every_place_beside_every_neighbour(name, rows) -> None:
     features = torch.randn((rows, *SHAPE), generator=torch.Generator().manual_seed(0))
     labels = torch.arange(rows) % 3
@@ -138,7 +159,7 @@ def test_rows_follow_from_declared_numbers_alone() -> None:
     module = drawn(MLPModel(hidden=(5,)))
     for count in (1, 80, 99):
         assert gradient_of(module, count)._rows == 128
-    assert [wanted_rows(module, "book_keeping", size) for size in (0.5, 30, 60, 900, 1e6)] == [64, 64, 128, 1024, 1024]
+    assert [wanted_rows(module, "book_keeping", size) for size in (0.5, 30, 60, 900, 1e6)] == [64, 64, 96, 992, 1280]
     wide = nn.Linear(2**20, 1)
     assert wanted_rows(wide, "vmap", 500) == 1
 

@@ -7,8 +7,9 @@ import tempfile
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 from rich.console import Console
@@ -34,29 +35,35 @@ STAGES = {
 RECORDS_PER_SITE = 100
 
 
-def bench_simulation(console: Console, *, sites: int, rounds: int, engine: str, folder: Path | None) -> None:
-    """Simulate federations of 10, 100, ... sites, up to `sites`, each in a process of its own, and print a table.
+def sizes(sites: int) -> list[int]:
+    """Return 10, 100, ... sites, up to `sites`."""
+    return [*(size for size in (10, 100, 1000) if size < sites), sites]
+
+
+def bench_simulation(
+    console: Console, sizes: Sequence[int], *, rounds: int, engine: str, folder: Path | None, as_json: bool
+) -> None:
+    """Simulate federations of these sizes, each in a process of its own, and print a table, or a list of JSON.
 
     `rounds`: of one step. `engine`: `inline` tells CPU seconds by stage too. `folder`: where the runs lie meanwhile.
     Raises UserError if a run failed.
     """
-    sizes = [size for size in (10, 100, 1000) if size < sites] + [sites]
-    table = Table(title=f"{rounds} rounds of a step, engine {engine}, {RECORDS_PER_SITE} made-up records a site")
     found = []
     for size in sizes:
-        with tempfile.TemporaryDirectory(dir=folder) as made, console.status(f"{size} sites"):
+        with tempfile.TemporaryDirectory(dir=folder) as made:
             command = [sys.executable, "-m", "fl_dpbayes.run.bench.simulation", made, str(size), str(rounds), engine]
             done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             raise UserError(f"the measured process failed: {done.stderr.strip()[-500:]}")
         found.append(json.loads(done.stdout.splitlines()[-1]))
-    table.add_column("sites")
-    for size in sizes:
-        table.add_column(str(size), justify="right")
+    if as_json:
+        console.print(json.dumps(found), soft_wrap=True, markup=False, highlight=False)
+        return
+    said = f"{rounds} rounds of a step, engine {engine}, {RECORDS_PER_SITE} made-up records a site"
+    table = Table("sites", *map(str, sizes), title=said)
     for name in list(found[0])[1:]:
         table.add_row(name, *(f"{row[name]:.3g}" for row in found))
     console.print(table)
-    console.print(json.dumps(found), soft_wrap=True, markup=False, highlight=False)
 
 
 def measured(folder: Path, sites: int, rounds: int, engine: str) -> dict[str, float]:
@@ -109,20 +116,12 @@ class StageClock:
     def watch(self) -> None:
         """Time the stages, in this process for good."""
         for stage, names in STAGES.items():
-            for name in names:
-                owner, attribute = _owner(name)
-                found = vars(owner)[attribute]
-                plain = found.__func__ if isinstance(found, classmethod) else found
-                timed = self.timed(stage, plain)
-                setattr(owner, attribute, classmethod(timed) if isinstance(found, classmethod) else timed)
-
-
-def _owner(name: str) -> tuple[Any, str]:
-    from pkgutil import resolve_name
-
-    place, _, attribute = name.rpartition(".")
-    module, _, kind = place.rpartition(".")
-    return resolve_name(f"{module}:{kind}" if kind[0].isupper() else place), attribute
+            for place, attribute in (name.rsplit(".", 1) for name in names):
+                owner = resolve_name(place)
+                plain = vars(owner)[attribute]
+                whole = isinstance(plain, classmethod)
+                timed = self.timed(stage, plain.__func__ if whole else plain)
+                setattr(owner, attribute, classmethod(timed) if whole else timed)
 
 
 def _scenario(sites: int, rounds: int) -> Scenario:

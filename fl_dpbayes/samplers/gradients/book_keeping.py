@@ -1,5 +1,7 @@
 """The clipped sum by book-keeping: one forward pass, one backward pass to layer outputs, no per-example gradient."""
 
+from collections.abc import Sequence
+from itertools import starmap
 from typing import Any
 
 import torch
@@ -8,30 +10,26 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from fl_dpbayes.config.plan import FLAT, Clipping
 from fl_dpbayes.models.rows import ROWS, pieces
-from fl_dpbayes.samplers.gradients.clipping import ClippedSum, add_up, clip_factors, count_reduced
-from fl_dpbayes.samplers.gradients.layer_gradients import LayerGradients, layer_gradients, weighted_sum
+from fl_dpbayes.samplers.gradients.clipping import ClippedSum, add_up, clip_and_sum
+from fl_dpbayes.samplers.gradients.contribution import LayerGradients
+from fl_dpbayes.samplers.gradients.dense_chain import dense_chain
+from fl_dpbayes.samplers.gradients.layer_gradients import has_shortcut, layer_gradients
 from fl_dpbayes.samplers.gradients.loss import RecordLoss, summed_cross_entropy
+from fl_dpbayes.samplers.gradients.vmap import mapped_gradients
 
 
 def is_supported(module: nn.Module) -> bool:
-    """Say whether every trainable parameter belongs to one Linear or Conv2d leaf, and to no other.
+    """Say whether some layer needs no `torch.func`, and no parameter belongs to two layers."""
+    layers = trained_layers(module)
+    owned = [id(value) for layer in layers for value in layer.parameters()]
+    return len(set(owned)) == len(owned) and any(has_shortcut(layer) for layer in layers)
 
-    Convolutions with string padding or non-zero padding modes, and layers that are trained only in part, are not
-    supported.
-    """
-    owners: set[int] = set()
-    for layer in module.modules():
-        own = list(layer.parameters(recurse=False))
-        trainable = [parameter for parameter in own if parameter.requires_grad]
-        if not trainable:
-            continue
-        plain = type(layer) is nn.Linear or (
-            type(layer) is nn.Conv2d and layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
-        )
-        if not plain or len(trainable) < len(own) or any(id(parameter) in owners for parameter in trainable):
-            return False
-        owners.update(id(parameter) for parameter in trainable)
-    return True
+
+def trained_layers(module: nn.Module) -> list[nn.Module]:
+    """Return the layers that own trained parameters, in order; one without a shortcut owns all that is below it."""
+    if any(value.requires_grad for value in module.parameters(recurse=False)):
+        return [module]
+    return [layer for child in module.children() for layer in trained_layers(child)]
 
 
 def clipped_sum(
@@ -40,20 +38,16 @@ def clipped_sum(
 ) -> ClippedSum:  # fmt: skip
     """Return sum_i clip_C(gradient of record i's loss), in the order of `named_parameters()`.
 
-    `features`: records, shape (N, *shape), of the module's type and device; N may be 0. `targets`: classes (int64) or
-    values (float32), shape (N,). `clip_norm`: C > 0, may be infinite for `flat` and `per-layer` clipping. `loss`: sum
-    over records of the loss whose gradient is clipped. `rows`: how many rows every pass has. Raises ValueError if a
-    layer, a Linear or Conv2d, was used more than once, or not at all.
+    `features`: records, shape (N, *shape), of the module's type and device; N may be 0, and rows of zeros may pad
+    them to a multiple of `rows`. `targets`: classes (int64) or values (float32), shape (N,). `clip_norm`: C > 0, may be
+    infinite for `flat` and `per-layer` clipping. `loss`: sum over records of the loss whose gradient is clipped.
+    `rows`: how many rows every pass has. Raises ValueError if a layer was used more than once, or not at all.
     """
 
-    def piece_sum(part: torch.Tensor, part_targets: torch.Tensor, real: torch.Tensor) -> ClippedSum:
-        gradients = per_layer_gradients(module, part, part_targets, loss)
-        factors = [each * real for each in clip_factors([each.norms for each in gradients], clip_norm, clipping)]
-        parts = [values for each in zip(gradients, factors, strict=True) for values in weighted_sum(*each)]
-        return ClippedSum(torch.cat(parts), count_reduced([each[real] for each in factors]), int(real.sum()))
+    def piece_sum(part: torch.Tensor, part_targets: torch.Tensor, number: int) -> ClippedSum:
+        return clip_and_sum(per_layer_gradients(module, part, part_targets, loss), clip_norm, clipping, number)
 
-    size = sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad)
-    return add_up(size, features.device, (piece_sum(*piece) for piece in pieces(rows, features, targets)))
+    return add_up(module, features.device, starmap(piece_sum, pieces(rows, features, targets)))
 
 
 def per_layer_gradients(
@@ -63,14 +57,18 @@ def per_layer_gradients(
 
     Raises ValueError if a layer was used more than once, or not at all.
     """
-    layers, inputs, output_gradients = _backward_to_outputs(module, features, targets, loss)
-    return [layer_gradients(layer, *pair) for layer, *pair in zip(layers, inputs, output_gradients, strict=True)]
+    chain = dense_chain(module)
+    parts = chain.backward(features, targets, loss) if chain else _backward(module, features, targets, loss)
+    found: list[LayerGradients] = []
+    for layer, *own in zip(*parts, strict=True):
+        found += [layer_gradients(layer, *own)] if has_shortcut(layer) else mapped_gradients(layer, *own)
+    return found
 
 
-def _backward_to_outputs(
+def _backward(
     module: nn.Module, features: torch.Tensor, targets: torch.Tensor, loss: RecordLoss
-) -> tuple[list[nn.Module], list[torch.Tensor], tuple[torch.Tensor, ...]]:
-    layers = [each for each in module.modules() if any(p.requires_grad for p in each.parameters(recurse=False))]
+) -> tuple[Sequence[nn.Module], list[torch.Tensor], list[torch.Tensor]]:
+    layers = trained_layers(module)
     inputs: dict[nn.Module, torch.Tensor] = {}
     # An edge, unlike the output tensor, still means this layer's output after a later in-place activation.
     edges: dict[nn.Module, GradientEdge] = {}
@@ -78,7 +76,8 @@ def _backward_to_outputs(
     def keep(layer: nn.Module, arguments: tuple[Any, ...], output: torch.Tensor) -> None:
         if layer in inputs:
             raise ValueError(f"a {type(layer).__name__} layer is used twice in one forward pass: use the vmap engine")
-        inputs[layer] = arguments[0].detach()
+        (given,) = arguments
+        inputs[layer] = given.detach()
         edges[layer] = get_gradient_edge(output)
 
     handles = [layer.register_forward_hook(keep) for layer in layers]
@@ -90,4 +89,5 @@ def _backward_to_outputs(
             handle.remove()
     if len(inputs) < len(layers):
         raise ValueError("a trainable layer was not used in the forward pass: use the vmap engine, or freeze it")
-    return layers, [inputs[layer] for layer in layers], torch.autograd.grad(value, [edges[layer] for layer in layers])
+    gradients = torch.autograd.grad(value, [edges[layer] for layer in layers])
+    return layers, [inputs[layer] for layer in layers], list(gradients)

@@ -7,13 +7,14 @@ from functools import reduce
 
 import numpy as np
 import torch
+from torch import nn
 
 from fl_dpbayes.config.plan import FLAT, AutomaticClipping, Clipping, FlatClipping, GlobalClipping, PerLayerClipping
+from fl_dpbayes.models.parameters import trainable_parameters
+from fl_dpbayes.samplers.gradients.contribution import LayerGradients, formed_gradients, used_rows
 
 # More than the rounding of any norm: it keeps a clipped gradient within C.
 _ROUNDING_MARGIN = 1e-6
-# Columns of materialised gradients that are held in float64 at a time.
-_COLUMNS = 2**16
 
 
 @dataclass(frozen=True)
@@ -29,13 +30,15 @@ class ClippedSum:
     units: int
 
 
-def add_up(size: int, device: torch.device, sums: Iterable[ClippedSum]) -> ClippedSum:
-    """Add the clipped sums of disjoint parts of a batch, one after the other; none for an empty batch of d zeros."""
-    total = torch.zeros(size, dtype=torch.float64, device=device)
-    clipped = units = 0
+def add_up(module: nn.Module, device: torch.device, sums: Iterable[ClippedSum]) -> ClippedSum:
+    """Add the clipped sums of disjoint parts of a batch, one after the other; zeros for an empty batch."""
+    total, clipped, units = None, 0, 0
     for each in sums:
-        total += each.total
+        total = each.total if total is None else total.add_(each.total)
         clipped, units = clipped + each.clipped, units + each.units
+    if total is None:
+        size = sum(parameter.numel() for parameter in trainable_parameters(module).values())
+        total = torch.zeros(size, dtype=torch.float64, device=device)
     return ClippedSum(total, clipped, units)
 
 
@@ -73,28 +76,40 @@ def clip_factors(layer_norms: Sequence[torch.Tensor], clip_norm: float, clipping
     return [_usable(factors, finite)] * len(layer_norms)
 
 
-def count_reduced(factors: Sequence[torch.Tensor]) -> int:
-    """Count the units that lost some of their gradient in some layer: those with a factor below 1 (global: all)."""
-    return int((reduce(torch.minimum, factors) < 1).sum())
+def clip_and_sum(
+    layers: Sequence[LayerGradients], clip_norm: float, clipping: Clipping, count: int
+) -> ClippedSum:  # fmt: skip
+    """Clip the gradients of one pass, layer by layer, and sum them; what is not finite contributes zero.
+
+    `layers`: in the order of the flat vector, of N rows each. `count`: how many of the first are units, not padding.
+    """
+    factors = clip_factors([layer.norms for layer in layers], clip_norm, clipping)
+    least = least_factors(factors)[:count]
+    used, sizes = used_rows(least), [layer.size for layer in layers]
+    total = least.new_empty(sum(sizes))
+    for layer, own, out in zip(layers, factors, total.split(sizes), strict=True):
+        layer.weighted_sum(own, used, out)
+    return ClippedSum(total, int((least < 1).sum()), count)
+
+
+def least_factors(factors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return the least factor of each unit over layers, (N,): below 1 where it lost some of its gradient."""
+    return reduce(torch.minimum, {id(each): each for each in factors}.values())
 
 
 def sum_clipped(
     gradients: torch.Tensor, clip_norm: float, clipping: Clipping = FLAT, layer_sizes: Sequence[int] = (),
-    real: torch.Tensor | None = None,
+    count: int | None = None,
 ) -> ClippedSum:  # fmt: skip
     """Clip materialised gradients and sum them; a gradient that is not finite contributes zero.
 
     `gradients`: one row per unit, shape (N, d), float32. `clip_norm`: C > 0, may be infinite for `flat` and
     `per-layer`. `layer_sizes`: number of columns of each layer, from left to right, adding up to d; needed by
-    `per-layer`. `real`: which rows are units and not padding, shape (N,), bool; all of them if None.
+    `per-layer`. `count`: how many of the first rows are units and not padding; all of them if None.
     """
-    if real is None:
-        real = torch.ones(len(gradients), dtype=torch.bool, device=gradients.device)
     blocks = gradients.split(list(layer_sizes), dim=1) if isinstance(clipping, PerLayerClipping) else (gradients,)
-    norms = [torch.linalg.vector_norm(block, dim=1, dtype=torch.float64) for block in blocks]
-    factors = clip_factors(norms, clip_norm, clipping)
-    total = torch.cat([weighted_rows(each * real, block) for each, block in zip(factors, blocks, strict=True)])
-    return ClippedSum(total, count_reduced([each[real] for each in factors]), int(real.sum()))
+    layers = [formed_gradients([block]) for block in blocks]
+    return clip_and_sum(layers, clip_norm, clipping, len(gradients) if count is None else count)
 
 
 def with_pre_noise(gradients: torch.Tensor, scale: float, generator: np.random.Generator) -> torch.Tensor:
@@ -107,15 +122,5 @@ def with_pre_noise(gradients: torch.Tensor, scale: float, generator: np.random.G
     return gradients + scale * noise.to(gradients.device)
 
 
-def weighted_rows(factors: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    """Return sum_i c_i r_i, shape (d,), float64.
-
-    A row with c_i = 0 is left out whatever it holds (0 times infinity is NaN).
-    """
-    kept = (factors > 0)[:, None]
-    parts = rows.split(_COLUMNS, dim=1)
-    return torch.cat([factors @ torch.where(kept, part, 0.0).double() for part in parts])
-
-
 def _usable(factors: torch.Tensor, finite: torch.Tensor) -> torch.Tensor:
-    return torch.where(finite & factors.isfinite(), factors, 0.0)
+    return torch.where(finite, factors, 0.0)

@@ -29,6 +29,16 @@ def summed_gaussian_negative_log_likelihood(outputs: torch.Tensor, targets: torc
     return (log_variance + squares + math.log(2 * math.pi)).sum() / 2
 
 
+def output_gradients(loss: RecordLoss, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Return the gradient of a summed loss at outputs (N, ...) that autograd does not follow, of their shape."""
+    if loss is summed_cross_entropy and outputs.dim() == 2:
+        probabilities = outputs.softmax(dim=1, dtype=torch.float32)
+        return probabilities.scatter_add_(1, targets[:, None], probabilities.new_full((len(targets), 1), -1.0))
+    with torch.enable_grad():
+        leaf = outputs.detach().requires_grad_()
+        return torch.autograd.grad(loss(leaf, targets), leaf)[0]
+
+
 def mean_over_draws(loss: RecordLoss) -> RecordLoss:
     """Turn a summed loss of outputs (N, K) into one of outputs (N, draws, K), each record's the mean over draws.
 

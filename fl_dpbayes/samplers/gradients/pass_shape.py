@@ -16,7 +16,7 @@ from fl_dpbayes.models.parameters import trainable_parameters
 from fl_dpbayes.models.rows import ROWS, checked_rows, drawn_modules, rows_stand_alone, structure, training_rows
 from fl_dpbayes.models.variational import VariationalModule
 from fl_dpbayes.samplers.gradients.book_keeping import per_layer_gradients
-from fl_dpbayes.samplers.gradients.layer_gradients import LayerGradients
+from fl_dpbayes.samplers.gradients.contribution import LayerGradients
 from fl_dpbayes.samplers.gradients.loss import RecordLoss
 from fl_dpbayes.samplers.gradients.stochastic import resampled
 from fl_dpbayes.samplers.gradients.variational import drawn_layers

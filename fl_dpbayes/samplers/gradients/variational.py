@@ -5,6 +5,7 @@ backward pass to the layers' outputs then gives all that norms and clipped sums 
 """
 
 from functools import partial
+from itertools import starmap
 
 import torch
 from torch import nn
@@ -14,7 +15,8 @@ from fl_dpbayes.config.plan import FLAT, Clipping
 from fl_dpbayes.models.rows import ROWS, pieces
 from fl_dpbayes.models.variational import VariationalModule
 from fl_dpbayes.samplers.gradients import book_keeping, variational_layers
-from fl_dpbayes.samplers.gradients.clipping import ClippedSum, add_up, clip_factors, count_reduced
+from fl_dpbayes.samplers.gradients.clipping import ClippedSum, add_up, clip_factors, least_factors
+from fl_dpbayes.samplers.gradients.layer_gradients import has_shortcut
 from fl_dpbayes.samplers.gradients.loss import RecordLoss, mean_over_draws, summed_cross_entropy
 
 _MEAN_CROSS_ENTROPY = mean_over_draws(summed_cross_entropy)
@@ -22,7 +24,10 @@ _MEAN_CROSS_ENTROPY = mean_over_draws(summed_cross_entropy)
 
 def is_supported(module: nn.Module) -> bool:
     """Say whether this is a variational module in which book-keeping can treat every trainable layer."""
-    return isinstance(module, VariationalModule) and book_keeping.is_supported(module.mean)
+    if not isinstance(module, VariationalModule) or not book_keeping.is_supported(module.mean):
+        return False
+    layers = book_keeping.trained_layers(module.mean)
+    return all(type(layer) in (nn.Linear, nn.Conv2d) and has_shortcut(layer) for layer in layers)
 
 
 def clipped_sum(
@@ -37,17 +42,17 @@ def clipped_sum(
     """
     assert isinstance(module, VariationalModule)
 
-    def piece_sum(part: torch.Tensor, part_targets: torch.Tensor, real: torch.Tensor) -> ClippedSum:
+    def piece_sum(part: torch.Tensor, part_targets: torch.Tensor, number: int) -> ClippedSum:
         layers = drawn_layers(module, part, part_targets, loss)
         by_mean, by_spread = zip(*(variational_layers.norms(layer) for layer in layers), strict=True)
+        real = torch.arange(len(part), device=part.device) < number
         factors = [each * real for each in clip_factors([*by_mean, *by_spread], clip_norm, clipping)]
         pairs = zip(layers, factors[: len(layers)], factors[len(layers) :], strict=True)
         mean_parts, spread_parts = zip(*(variational_layers.weighted_sums(*each) for each in pairs), strict=True)
         parts = [values for layer_parts in mean_parts + spread_parts for values in layer_parts]
-        return ClippedSum(torch.cat(parts), count_reduced([each[real] for each in factors]), int(real.sum()))
+        return ClippedSum(torch.cat(parts), int((least_factors(factors)[:number] < 1).sum()), number)
 
-    size = 2 * sum(module.mean.get_parameter(name).numel() for name in module.shapes)
-    return add_up(size, features.device, (piece_sum(*piece) for piece in pieces(rows, features, targets)))
+    return add_up(module, features.device, starmap(piece_sum, pieces(rows, features, targets)))
 
 
 def drawn_layers(

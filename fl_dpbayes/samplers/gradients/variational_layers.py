@@ -19,8 +19,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from fl_dpbayes.samplers.gradients.clipping import weighted_rows
-from fl_dpbayes.samplers.gradients.layer_gradients import LARGEST_CANCELLATION, positions, row_norms
+from fl_dpbayes.samplers.gradients.contribution import LARGEST_CANCELLATION, row_norms, weighted_rows
+from fl_dpbayes.samplers.gradients.layer_gradients import positions
 
 _ROUNDING = torch.finfo(torch.float32).eps / 2
 _TINY = torch.finfo(torch.float32).tiny

@@ -1,37 +1,64 @@
 """Gradients of any module without cross-example operations, by `torch.func`: of records, units, and clipped sums."""
 
+from itertools import starmap
+
 import torch
 from torch import nn
-from torch.func import functional_call, grad, vmap
+from torch.func import functional_call, grad, vjp, vmap
 
 from fl_dpbayes.config.plan import FLAT, Clipping
 from fl_dpbayes.models.parameters import trainable_parameters
 from fl_dpbayes.models.rows import ROWS, pieces
-from fl_dpbayes.samplers.gradients.clipping import ClippedSum, add_up, sum_clipped
+from fl_dpbayes.samplers.gradients.clipping import ClippedSum, add_up, clip_and_sum
+from fl_dpbayes.samplers.gradients.contribution import LayerGradients, formed_gradients
 from fl_dpbayes.samplers.gradients.loss import RecordLoss, summed_cross_entropy
 
 # Materialised gradients take at most 128 MiB at a time.
 _MAX_ELEMENTS = 2**25
 
 
-def per_example_gradients(
+def per_example_blocks(
     module: nn.Module, features: torch.Tensor, targets: torch.Tensor, loss: RecordLoss = summed_cross_entropy
-) -> torch.Tensor:
-    """Return the gradient of each record's loss.
+) -> dict[str, torch.Tensor]:
+    """Return the gradient of each record's loss by each parameter.
 
     `module`: features (N, *shape) -> outputs (N, ...), no cross-example operation. `features`: records, shape (N,
     *shape), of the module's type and device. `targets`: classes (int64) or values (float32), shape (N,). Returns
-    shape (N, d), float32, columns in the order of `named_parameters()`; (0, d) for no record.
+    tensors (N, size), float32, in the order of `named_parameters()`.
     """
     parameters = {name: parameter.detach() for name, parameter in trainable_parameters(module).items()}
     if len(targets) == 0:
-        return features.new_zeros((0, sum(value.numel() for value in parameters.values())), dtype=torch.float32)
+        return {name: features.new_zeros((0, value.numel()), dtype=torch.float32) for name, value in parameters.items()}
 
     def record_loss(values: dict[str, torch.Tensor], record: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         return loss(functional_call(module, values, (record[None],)), target[None])
 
     gradients = vmap(grad(record_loss), in_dims=(None, 0, 0))(parameters, features, targets)
-    return torch.cat([gradients[name].reshape(len(targets), -1).float() for name in parameters], dim=1)
+    return {name: gradients[name].flatten(1).float() for name in parameters}
+
+
+def per_example_gradients(
+    module: nn.Module, features: torch.Tensor, targets: torch.Tensor, loss: RecordLoss = summed_cross_entropy
+) -> torch.Tensor:
+    """Return `per_example_blocks` side by side, shape (N, d)."""
+    return torch.cat(list(per_example_blocks(module, features, targets, loss).values()), dim=1)
+
+
+def mapped_gradients(layer: nn.Module, inputs: torch.Tensor, output_gradients: torch.Tensor) -> list[LayerGradients]:
+    """Return what one layer of any kind, with all below it, has for gradients: of each layer that owns parameters.
+
+    `inputs`: what the layer was given, shape (N, ...). `output_gradients`: gradient of the summed loss at its output.
+    """
+    parameters = {name: value.detach() for name, value in trainable_parameters(layer).items()}
+
+    def pulled_back(row: torch.Tensor, gradient: torch.Tensor) -> dict[str, torch.Tensor]:
+        pull = vjp(lambda values: functional_call(layer, values, (row[None],))[0], parameters)[1]
+        return pull(gradient)[0]
+
+    gradients = vmap(pulled_back)(inputs, output_gradients)
+    return [
+        formed_gradients(own) for own in by_layer({name: gradients[name].flatten(1).float() for name in parameters})
+    ]
 
 
 def per_unit_gradients(
@@ -45,8 +72,8 @@ def per_unit_gradients(
     """
     # What padding has for a gradient goes to a unit of its own, after the others.
     gradients = features.new_zeros((units + 1, sum(layer_sizes(module))), dtype=torch.float32)
-    for part, part_targets, part_index, real in pieces(rows, features, targets, unit_index):
-        owners = torch.where(real, part_index, units)
+    for part, part_targets, owners, number in pieces(rows, features, targets, unit_index):
+        owners = torch.where(torch.arange(rows, device=owners.device) < number, owners, units)
         gradients.index_add_(0, owners, per_example_gradients(module, part, part_targets, loss))
     return gradients[:units]
 
@@ -62,11 +89,16 @@ def fitting_rows(module: nn.Module, wanted: int) -> int:
 
 def layer_sizes(module: nn.Module) -> list[int]:
     """Count the trainable entries of each layer (a module that owns parameters), in the order of the flat vector."""
-    sizes: dict[str, int] = {}
-    for name, parameter in trainable_parameters(module).items():
-        layer = name.rpartition(".")[0]
-        sizes[layer] = sizes.get(layer, 0) + parameter.numel()
-    return list(sizes.values())
+    blocks = by_layer({name: parameter[None] for name, parameter in trainable_parameters(module).items()})
+    return [sum(block.numel() for block in layer) for layer in blocks]
+
+
+def by_layer(blocks: dict[str, torch.Tensor]) -> list[list[torch.Tensor]]:
+    """Group what belongs to parameters by the layers that own them."""
+    layers: dict[str, list[torch.Tensor]] = {}
+    for name, block in blocks.items():
+        layers.setdefault(name.rpartition(".")[0], []).append(block)
+    return list(layers.values())
 
 
 def clipped_sum(
@@ -74,9 +106,9 @@ def clipped_sum(
     loss: RecordLoss = summed_cross_entropy, rows: int = ROWS,
 ) -> ClippedSum:  # fmt: skip
     """Sum clipped gradients as `book_keeping.clipped_sum`, materialising gradients."""
-    sizes = layer_sizes(module)
 
-    def piece_sum(part: torch.Tensor, part_targets: torch.Tensor, real: torch.Tensor) -> ClippedSum:
-        return sum_clipped(per_example_gradients(module, part, part_targets, loss), clip_norm, clipping, sizes, real)
+    def piece_sum(part: torch.Tensor, part_targets: torch.Tensor, number: int) -> ClippedSum:
+        blocks = by_layer(per_example_blocks(module, part, part_targets, loss))
+        return clip_and_sum([formed_gradients(layer) for layer in blocks], clip_norm, clipping, number)
 
-    return add_up(sum(sizes), features.device, (piece_sum(*piece) for piece in pieces(rows, features, targets)))
+    return add_up(module, features.device, starmap(piece_sum, pieces(rows, features, targets)))

@@ -32,7 +32,7 @@ from fl_dpbayes.run.audit.noise import audit_noise
 from fl_dpbayes.run.audit.one_unit import audit_alone
 from fl_dpbayes.run.audit.sums import audit_sums
 from fl_dpbayes.samplers import algorithm, chain, minibatch
-from fl_dpbayes.samplers.gradients import book_keeping, engine
+from fl_dpbayes.samplers.gradients import clipping, engine
 from fl_dpbayes.samplers.gradients.clipping import sum_clipped
 from fl_dpbayes.samplers.gradients.vmap import per_example_gradients
 from tests import chains
@@ -77,7 +77,7 @@ change_batches = partial(changed, minibatch, "poisson_units")
 def change_clip(change: Callable[[Callable], Callable]) -> Fault:
     """Plant it in book-keeping, and let that pass its probe, which would choose the other engine."""
     unprobed = changed(engine, "_agrees_with_autograd", lambda sound: lambda *given: True)
-    return lambda patch: [plant(patch) for plant in (changed(book_keeping, "clip_factors", change), unprobed)]
+    return lambda patch: [plant(patch) for plant in (changed(clipping, "clip_factors", change), unprobed)]
 
 
 def change_noise(share: Callable[[dict], float | np.ndarray]) -> Fault:
@@ -109,7 +109,7 @@ def prior_inside_the_clip(patch: pytest.MonkeyPatch) -> None:
 
         def clipped_sum(module, features, labels, *, clip_norm, **rest):
             share = plan.prior_share / units
-            gradients = per_example_gradients(module, features, labels)
+            gradients = per_example_gradients(module, features[: len(labels)], labels)
             return sum_clipped(gradients - share * prior_gradient(plan.sampler.prior, to_vector(module)), clip_norm)
 
         patch.setattr(minibatch, "gradient_engine", lambda *_: engine.GradientEngine("vmap", clipped_sum))

@@ -10,10 +10,12 @@ import pytest
 from rich.console import Console
 
 from fl_dpbayes.config.errors import UserError
+from fl_dpbayes.config.task import LogisticModel
 from fl_dpbayes.privacy.events import GaussianEvent
 from fl_dpbayes.run.bench import accounting as bench_accounting
+from fl_dpbayes.run.bench import clip
 from fl_dpbayes.run.bench.memory import bench_memory
-from fl_dpbayes.run.bench.simulation import STAGES, StageClock, bench_simulation
+from fl_dpbayes.run.bench.simulation import STAGES, StageClock, bench_simulation, sizes
 
 
 @pytest.mark.slow
@@ -50,6 +52,20 @@ def test_bench_prints_every_method_and_they_agree(monkeypatch: pytest.MonkeyPatc
     assert ours - 1e-3 <= opacus <= ours + 0.03
 
 
+@pytest.mark.slow
+def test_clip_prints_ours_beside_every_peer(monkeypatch, capsys):
+    monkeypatch.setattr(clip, "CASES", {"tiny": clip.Case(LogisticModel(), (6,), 16)})
+    clip.bench_clip(Console(quiet=True), models="TIN", repeats=1, as_json=True)
+    (row,) = json.loads(capsys.readouterr().out)["rows"]
+    assert row["ratios"].keys() == set(clip.METHODS)
+    assert min(row["ratios"].values()) > 0
+    console = Console(width=150, file=io.StringIO(), record=True)
+    clip.bench_clip(console, models="", repeats=1, as_json=False)
+    assert re.search(r"tiny +│ +16 │", console.export_text())
+    with pytest.raises(UserError, match="--models 'big' names none of them: give a part of one of tiny"):
+        clip.bench_clip(console, models="big", repeats=1, as_json=True)
+
+
 def test_missing_peer_is_told_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "dp_accounting", None)
     with pytest.raises(UserError, match=r"dp-accounting is not installed: pip install 'fl-dpbayes\[bench\]'"):
@@ -59,9 +75,9 @@ def test_missing_peer_is_told_in_one_line(monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.slow
 def test_every_second_of_a_simulation_is_some_stages(tmp_path):
     console = Console(width=200, file=io.StringIO(), record=True)
-    bench_simulation(console, sites=12, rounds=2, engine="inline", folder=tmp_path)
-    ten, twelve = json.loads(console.export_text().splitlines()[-1])
-    assert [ten["sites"], twelve["sites"]] == [10, 12]
+    bench_simulation(console, [12], rounds=2, engine="inline", folder=tmp_path, as_json=True)
+    (twelve,) = json.loads(console.export_text())
+    assert (twelve["sites"], sizes(300)) == (12, [10, 100, 300])
     assert all(twelve[f"{stage}, CPU s"] > 0 for stage in (*STAGES, "server"))
     assert sum(twelve[f"{stage}, CPU s"] for stage in (*STAGES, "server")) < twelve["run, s"] + 0.5
 

@@ -7,6 +7,7 @@ from torch import nn
 from torch.nn import functional
 
 from fl_dpbayes.config.plan import FLAT
+from fl_dpbayes.samplers.gradients.contribution import used_rows
 
 
 def cross_entropy(outputs, targets):
@@ -59,6 +60,13 @@ def check(engine, module, features, targets, clip_norm, clipping=FLAT, loss=cros
     expected = clipped_sum(module, features, targets, clip_norm, clipping, loss)
     assert found.units == len(features)
     assert_matches(found.total, expected, clip_norm=clip_norm, records=len(features))
+
+
+def contribution(gradients, factors):
+    """What one layer's records add to the sum."""
+    out = torch.full((gradients.size,), torch.nan, dtype=torch.float64)
+    gradients.weighted_sum(factors, used_rows(factors), out)
+    return out
 
 
 def randomise(module, seed=0):

@@ -83,8 +83,7 @@ def test_sum_of_hand_made_rows(clipping, total, reduced):
 
 
 def test_padding_contributes_nothing_whatever_it_holds_and_is_not_counted():
-    real = torch.tensor([True, True, False, False])
-    found = sum_clipped(ROWS, 1.0, real=real)
+    found = sum_clipped(ROWS, 1.0, count=2)
     assert torch.equal(found.total, sum_clipped(ROWS[:2], 1.0).total)
     assert (found.clipped, found.units) == (1, 2)
 

@@ -17,6 +17,7 @@ from fl_dpbayes.models.dropout import DropoutModule
 from fl_dpbayes.models.variational import VariationalModule
 from fl_dpbayes.samplers.gradients import book_keeping, variational, vmap
 from fl_dpbayes.samplers.gradients import engine as engines
+from fl_dpbayes.samplers.gradients.dense_chain import dense_chain
 from fl_dpbayes.samplers.gradients.engine import gradient_engine
 from fl_dpbayes.samplers.gradients.loss import mean_over_draws, summed_cross_entropy
 from fl_dpbayes.samplers.gradients.stochastic import resampled
@@ -47,6 +48,17 @@ class Tied(Twice):
 class Unused(Twice):
     def forward(self, features):
         return self.head(torch.tanh(features))
+
+
+class OwnScale(nn.Module):
+    """A parameter of its own beside a layer below it."""
+
+    def __init__(self, width=4):
+        super().__init__()
+        self.scale, self.layer = nn.Parameter(torch.ones(width)), nn.Linear(width, width)
+
+    def forward(self, features):
+        return self.layer(features * self.scale).tanh() + features
 
 
 def batch(count, *shape):
@@ -130,11 +142,10 @@ def convolutions(*layers):
 @pytest.mark.parametrize(("kind", "base", "shape"), [
     *(("plain", kind, (4,)) for kind in (Twice, ReadElsewhere, Tied)),
     *(("draws", kind, (4,)) for kind in (Twice, ReadElsewhere, Unused)),
-    *((kind, lambda: convolutions(nn.GroupNorm(2, 4)), (1, 8, 8)) for kind in KINDS),
-    ("plain", lambda: convolutions(nn.Conv2d(4, 4, 3, padding="same")), (1, 8, 8)),
-    ("plain", lambda: convolutions(nn.Conv2d(4, 4, 3, padding=1, padding_mode="circular")), (1, 8, 8)),
+    ("draws", lambda: convolutions(nn.GroupNorm(2, 4)), (1, 8, 8)), ("plain", OwnScale, (4,)),
+    ("plain", lambda: nn.Sequential(nn.Unflatten(1, (1, 4)), nn.Conv1d(1, 3, 4), nn.Flatten()), (4,)),
 ])  # fmt: skip
-def test_shared_weights_and_other_layers_fall_back_to_vmap_and_are_right(kind, base, shape):
+def test_shared_weights_and_modules_without_shortcuts_fall_back_to_vmap_and_are_right(kind, base, shape):
     module, loss = of_kind(kind, base())
     engine = gradient_engine(module, shape)
     assert engine.name == "vmap"
@@ -145,6 +156,61 @@ def test_shared_weights_and_other_layers_fall_back_to_vmap_and_are_right(kind, b
         assert engine.clipped_sum(joined, inputs, labels, clip_norm=0.2, **loss).units == 5
     else:
         one_by_one.check(engine, joined, inputs, labels, 0.2, **loss)
+
+
+class Branches(nn.Module):
+    """Two ways through, one with layers that have no shortcut, joined in place; one layer trained in part."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.circular = nn.Conv2d(1, 4, 3), nn.Conv2d(4, 4, 3, padding=1, padding_mode="circular")
+        self.same, self.norm = nn.Conv2d(4, 4, 3, padding="same"), nn.GroupNorm(2, 4)
+        self.own, self.head = OwnScale(36), nn.Linear(36, 3)
+        self.same.bias.requires_grad_(False)
+
+    def forward(self, images):
+        features = self.first(images)
+        joined = self.norm(self.same(features))
+        joined += self.circular(features)
+        return self.head(self.own(nn.functional.avg_pool2d(joined.relu(), 2).flatten(1)))
+
+
+def test_book_keeping_maps_over_records_only_the_layers_that_need_it():
+    module, _ = of_kind("plain", Branches())
+    engine = gradient_engine(module, (1, 8, 8))
+    assert engine.name == "book_keeping"
+    features, labels = batch(5, 1, 8, 8)
+    for clipping in RULES:
+        one_by_one.check(engine, module, features, labels, 0.6, clipping)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("spoilt", [False, True])
+def test_chain_in_closed_form_equals_autograd_with_hooks(bias, spoilt):
+    layers = nn.Linear(64, 9, bias), nn.ReLU(True), nn.Linear(9, 5, bias), nn.Linear(5, 7, bias), nn.ReLU()
+    module = one_by_one.randomise(nn.Sequential(nn.Flatten(), *layers, nn.Linear(7, 3, bias)))
+    features, labels = batch(70)
+    if spoilt:
+        features[3], features[40, 0, 0, 0], features[69] = math.nan, math.inf, 1e30
+    found = book_keeping.clipped_sum(module, features, labels, clip_norm=0.3)
+    assert dense_chain(module) is not None
+    calls = []
+    # Nobody else's code may be left out.
+    module[2].register_forward_hook(lambda *_: calls.append(1))
+    hooked = book_keeping.clipped_sum(module, features, labels, clip_norm=0.3)
+    assert dense_chain(module) is None
+    assert calls
+    torch.testing.assert_close(found.total, hooked.total, rtol=1e-5, atol=1e-7)
+    assert (found.clipped, found.units) == (hooked.clipped, 70)
+
+
+@pytest.mark.parametrize("layers", [
+    (nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2)), (nn.Linear(4, 3), nn.ReLU()), (nn.ReLU(), nn.Linear(4, 3)),
+    (nn.Linear(4, 4), nn.Flatten(), nn.Linear(4, 4)), (nn.Linear(4, 3).requires_grad_(False), nn.Linear(3, 3)),
+    [nn.Linear(4, 4)] * 2, (nn.Linear(4, 3).bfloat16(),), (),
+])  # fmt: skip
+def test_what_is_more_than_a_chain_is_none(layers):
+    assert dense_chain(nn.Sequential(*layers)) is None
 
 
 @pytest.mark.parametrize(("kind", "size"), [("plain", 15), ("draws", 30)])

@@ -1,0 +1,260 @@
+"""What a private step costs beside a plain one: whole steps of this library, of Opacus and of `torch.func`."""
+
+import json
+import time
+import warnings
+from collections import defaultdict
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import nn
+from torch.func import functional_call, grad, vmap
+from torch.nn import functional
+
+from fl_dpbayes.config.errors import UserError
+from fl_dpbayes.config.plan import PrivacyPlan, TrainingPlan
+from fl_dpbayes.config.sampler import SGD, ConstantStepSize, FlatPrior
+from fl_dpbayes.config.task import CNNModel, LogisticModel, MLPModel, Task
+from fl_dpbayes.models.build import build_model
+from fl_dpbayes.models.parameters import to_vector
+from fl_dpbayes.privacy.streams import Streams
+from fl_dpbayes.samplers.chain import run_chain
+from fl_dpbayes.samplers.minibatch import TrainingRecords
+from fl_dpbayes.samplers.planned import PlannedChain
+
+RATE, NORM, STEP = 0.25, 1.0, 0.01
+# Bytes of materialised gradients of a whole batch beyond which peers that need them are not tried.
+_LARGEST_GRADIENTS = 2**31
+METHODS = ("ours", "ghost", "hooks", "functorch", "func.vmap")
+
+
+class _Block(nn.Module):
+    """A transformer block over 16 tokens of width 64, four heads, and a layer of logits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before, self.mix, self.out = nn.LayerNorm(64), nn.Linear(64, 192), nn.Linear(64, 64)
+        self.between, self.wide, self.narrow = nn.LayerNorm(64), nn.Linear(64, 256), nn.Linear(256, 64)
+        self.head = nn.Linear(64, 10)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        query, key, value = self.mix(self.before(tokens)).unflatten(2, (3, 4, 16)).permute(2, 0, 3, 1, 4)
+        mixed = (query @ key.mT / 4).softmax(dim=3) @ value
+        tokens = tokens + self.out(mixed.transpose(1, 2).flatten(2))
+        tokens = tokens + self.narrow(functional.gelu(self.wide(self.between(tokens))))
+        return self.head(tokens.mean(dim=1))
+
+
+def _group_norm_cnn() -> nn.Module:
+    first, second = nn.Conv2d(1, 16, 3, padding=1), nn.Conv2d(16, 32, 3, padding=1)
+    layers = [first, nn.GroupNorm(4, 16), nn.ReLU(), nn.AvgPool2d(2), second, nn.GroupNorm(8, 32), nn.ReLU()]
+    return nn.Sequential(*layers, nn.AvgPool2d(2), nn.Flatten(), nn.Linear(32 * 49, 10))
+
+
+def _resnet() -> nn.Module:
+    from torchvision.models import resnet18
+
+    return resnet18(num_classes=10, norm_layer=lambda width: nn.GroupNorm(32, width))
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model, the shape of its records, the size of its batches and the number of classes."""
+
+    model: Any
+    shape: tuple[int, ...]
+    batch: int
+    classes: int = 10
+
+    def build(self) -> nn.Module:
+        """Return the model at its start."""
+        task = Task(input_shape=self.shape, classes=self.classes)
+        return self.model() if callable(self.model) else build_model(self.model, task, seed=0)
+
+
+IMAGE = (1, 28, 28)
+CASES = {
+    "linear 300-10": Case(LogisticModel(), (300,), 256),
+    "MLP 784-64-10": Case(MLPModel(hidden=(64,)), (784,), 1024),
+    "MLP 784-1000-10": Case(MLPModel(hidden=(1000,)), (784,), 1024),
+    "head 1280-128-4": Case(MLPModel(hidden=(128,)), (1280,), 256, 4),
+    "CNN of Knolle et al.": Case(CNNModel(channels=(8, 16, 32), hidden=64), IMAGE, 256),
+    "CNN 5x5, 16-32": Case(CNNModel(channels=(16, 32), hidden=64, kernel_size=5), IMAGE, 256),
+    "transformer block": Case(_Block, (16, 64), 64),
+    "CNN with GroupNorm": Case(_group_norm_cnn, IMAGE, 256),
+    "ResNet-18 with GroupNorm": Case(_resnet, (3, 32, 32), 32),
+}
+
+
+def bench_clip(console: Console, *, models: str, repeats: int, as_json: bool) -> None:
+    """Time whole steps, one after the other in one run, CPU time of one thread, and print them beside a plain SGD step.
+
+    A step draws its batch, and where it is private clips, sums, adds noise and steps. Ours is `run_chain` with Poisson
+    batches, padding and float64 sums; the others take batches of one size and float32.
+
+    `models`: part of the names of the models to try. Raises UserError if there is none, or Opacus is not installed.
+    """
+    cases = {name: case for name, case in CASES.items() if models.lower() in name.lower()}
+    if not cases:
+        raise UserError(f"--models {models!r} names none of them: give a part of one of {', '.join(CASES)}")
+    torch.set_num_threads(1)
+    table = Table(title="a whole private step over a plain SGD step, CPU time of one thread")
+    for column in ("model", "batch", "plain ms", *METHODS, "MiB beyond plain"):
+        table.add_column(column, justify="left" if column == "model" else "right")
+    rows = []
+    for name, case in cases.items():
+        with console.status(name), ProcessPoolExecutor(1, get_context("spawn"), max_tasks_per_child=1) as fresh:
+            times = step_times(case, repeats)
+            plain_peak, private_peak = fresh.map(_peak, (case, case), (False, True))
+        plain = times.pop("plain")
+        ratios = {method: spent / plain for method, spent in times.items()}
+        rows.append({"model": name, "batch": case.batch, "plain_ms": 1e3 * plain, "ratios": ratios,
+                     "mib_beyond_plain": private_peak - plain_peak})  # fmt: skip
+        shown = [f"{ratios[method]:.2f}" if method in ratios else "-" for method in METHODS]
+        table.add_row(name, str(case.batch), f"{1e3 * plain:.2f}", *shown, f"{private_peak - plain_peak:.0f}")
+    if as_json:
+        print(json.dumps({"torch": torch.__version__, "threads": 1, "repeats": repeats, "rows": rows}))
+    else:
+        console.print(table)
+
+
+def step_times(case: Case, repeats: int) -> dict[str, float]:
+    """Return the median CPU seconds of a step by each method that can take the model, all interleaved."""
+    others, spent, since = {"plain": _plain(case)} | _peers(case), defaultdict[str, list[float]](list), 0.0
+
+    def after_step(*_: object) -> None:
+        nonlocal since
+        spent["ours"].append(time.process_time() - since)
+        for name, step in others.items():
+            start = time.process_time()
+            step()
+            spent[name].append(time.process_time() - start)
+        since = time.process_time()
+
+    # The first steps build plans and check shapes, and fill caches.
+    train(case, repeats + 2, after_step)
+    return {name: float(np.median(times[2:])) for name, times in spent.items()}
+
+
+def train(case: Case, steps: int, on_step: Callable[..., None] | None = None) -> None:
+    """Run a private chain on made-up records."""
+    sampler = SGD(step_size=ConstantStepSize(initial=STEP), prior=FlatPrior())
+    privacy = PrivacyPlan(epsilon=1.0, delta=1e-6, sampling_rate=RATE, clip_norm=NORM)
+    plan = TrainingPlan(
+        sampler=sampler, privacy=privacy, rounds=1, steps_per_round=steps, burn_in=0, thinning=steps,
+        chain_start="broadcast",
+    )  # fmt: skip
+    module, features, labels = case.build(), *(values.numpy() for values in _records(case))
+    run_chain(
+        module, TrainingRecords(features, labels, np.arange(len(labels))),
+        PlannedChain(plan, len(labels), np.ones(steps)), range(steps), {"parameters": to_vector(module)},
+        Streams.from_entropy().of_chain(), on_step,
+    )  # fmt: skip
+
+
+def _records(case: Case) -> tuple[torch.Tensor, torch.Tensor]:
+    generator, units = torch.Generator().manual_seed(0), int(case.batch / RATE)
+    labels = torch.randint(case.classes, (units,), generator=generator)
+    return torch.randn((units, *case.shape), generator=generator), labels
+
+
+def _plain(case: Case) -> Callable[[], None]:
+    module = case.build()
+    return _training_step(case, module, torch.optim.SGD(module.parameters(), lr=STEP), functional.cross_entropy)
+
+
+def _training_step(case: Case, module: nn.Module, optimizer: Any, loss: Callable[..., Any]) -> Callable[[], None]:
+    features, labels = _records(case)
+
+    def step() -> None:
+        chosen = torch.randint(len(labels), (case.batch,))
+        optimizer.zero_grad()
+        loss(module(features[chosen]), labels[chosen]).backward()
+        optimizer.step()
+
+    return step
+
+
+def _peers(case: Case) -> dict[str, Callable[[], None]]:
+    try:
+        from opacus.grad_sample import GradSampleModule, GradSampleModuleFastGradientClipping
+        from opacus.optimizers import DPOptimizer, DPOptimizerFastGradientClipping
+        from opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping
+    except ModuleNotFoundError:
+        raise UserError("Opacus is not installed: pip install 'fl-dpbayes[bench]'") from None
+    warnings.simplefilter("ignore")
+    private: dict[str, Any] = {"noise_multiplier": 1.0, "max_grad_norm": NORM, "expected_batch_size": case.batch}
+
+    def materialising(**options: bool) -> Callable[[], None]:
+        module = GradSampleModule(case.build(), **options)
+        optimizer = DPOptimizer(torch.optim.SGD(module.parameters(), lr=STEP), **private)
+        return _training_step(case, module, optimizer, functional.cross_entropy)
+
+    def ghost() -> Callable[[], None]:
+        module = GradSampleModuleFastGradientClipping(case.build(), max_grad_norm=NORM, use_ghost_clipping=True)
+        optimizer = DPOptimizerFastGradientClipping(torch.optim.SGD(module.parameters(), lr=STEP), **private)
+        loss = DPLossFastGradientClipping(module, optimizer, nn.CrossEntropyLoss())
+        return _training_step(case, module, optimizer, loss)
+
+    made = {"ghost": ghost}
+    if 4 * case.batch * sum(value.numel() for value in case.build().parameters()) <= _LARGEST_GRADIENTS:
+        made |= {"hooks": materialising, "functorch": partial(materialising, force_functorch=True),
+                 "func.vmap": partial(_func_vmap, case)}  # fmt: skip
+    steps = {}
+    for name, make in made.items():
+        # Opacus cannot take every model (in-place additions).
+        with suppress(RuntimeError):
+            step = make()
+            step()
+            steps[name] = step
+    return steps
+
+
+def _func_vmap(case: Case) -> Callable[[], None]:
+    module, (features, labels) = case.build(), _records(case)
+    values = {name: value.detach() for name, value in module.named_parameters()}
+
+    def loss(values: dict[str, torch.Tensor], record: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
+        return functional.cross_entropy(functional_call(module, values, (record[None],)), label[None])
+
+    def step() -> None:
+        chosen = torch.randint(len(labels), (case.batch,))
+        gradients = vmap(grad(loss), in_dims=(None, 0, 0))(values, features[chosen], labels[chosen])
+        norms = torch.stack([value.flatten(1).norm(dim=1) for value in gradients.values()]).norm(dim=0)
+        factors = (NORM / norms).clamp(max=1.0)
+        for name, value in gradients.items():
+            noised = torch.tensordot(factors, value, 1) + NORM * torch.randn(value.shape[1:])
+            values[name].sub_(noised, alpha=STEP / case.batch)
+
+    return step
+
+
+def _peak(case: Case, private: bool) -> float:
+    """Return by how many MiB five steps raise the resident memory of a process of their own, checks included."""
+    torch.set_num_threads(1)
+    # Loads libraries.
+    train(Case(LogisticModel(), (4,), 16), 1)
+    plain, before = _plain(case), _resident("VmRSS")
+    # Forgets the peak so far (proc(5)).
+    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+    if private:
+        train(case, 5)
+    else:
+        for _ in range(5):
+            plain()
+    return _resident("VmHWM") - before
+
+
+def _resident(field: str) -> float:
+    status = Path("/proc/self/status").read_text(encoding="ascii")
+    return next(int(line.split()[1]) for line in status.splitlines() if line.startswith(field)) / 1024

@@ -1,0 +1,114 @@
+"""Gradients of one pass's records by one layer, formed or as a product, with their norms and weighted sums."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import reduce
+
+import torch
+from torch import Tensor
+
+# |sum_l g_l a_l'| >= sum_l |g_l| |a_l| / this, by the allowance in a norm that does not form the sum.
+LARGEST_CANCELLATION = 1000.0
+# Entries of float32 that are held in float64 at a time: they stay in a processor's cache.
+_ENTRIES = 2**17
+# Rows in use: the first ones, or by number.
+Rows = slice | Tensor
+
+
+@dataclass(frozen=True)
+class LayerGradients:
+    """Per-example gradients of one layer, the first parameter's as a product where it need not be formed.
+
+    `norms`: norm of all of the layer's gradient, shape (N,), float64. `formed`: gradients of the parameters in their
+    order, without what the product is for, each of shape (N, size). `product`: a, shape (N, groups, L, p), or of an
+    Embedding the indices, shape (N, L), int64; and g, shape (N, groups, L, o). `entries`: number of entries of the
+    product's parameter. `bias`: whether g of a single position is also the gradient of a bias.
+    """
+
+    norms: Tensor
+    formed: tuple[Tensor, ...]
+    product: tuple[Tensor, Tensor] | None = None
+    entries: int = 0
+    bias: bool = False
+
+    @property
+    def rows(self) -> list[Tensor]:
+        """All of it, tensors whose first axis is that of the records."""
+        return [self.norms, *self.formed, *(self.product or ())]
+
+    @property
+    def terms(self) -> float:
+        """How many terms of a weighted sum a record adds to each entry, times how far they may cancel."""
+        length = 1 if self.product is None else self.product[1].shape[2]
+        return 1.0 if length == 1 else length * LARGEST_CANCELLATION
+
+    @property
+    def size(self) -> int:
+        """Number of entries of the layer's parameters."""
+        outputs = self.product[1].shape[3] if self.product is not None and self.bias else 0
+        return self.entries + outputs + sum(values.shape[1] for values in self.formed)
+
+    def weighted_sum(self, factors: Tensor, used: Rows, out: Tensor) -> None:
+        """Write sum_i c_i of the gradients of the rows in use, factors c_i of shape (N,), to `out`, (size,), float64.
+
+        A row that is not used is left out whatever its gradient holds (0 times infinity is NaN).
+        """
+        start = self.entries
+        if self.product is not None:
+            a, g = (values[used] for values in self.product)
+            g = g.double() * factors[used].view(-1, 1, 1, 1)
+            _product_sum(a, g, out[:start])
+            if self.bias:
+                torch.sum(g, dim=(0, 1, 2), out=out[start : start + g.shape[3]])
+                start += g.shape[3]
+        # A bias of several positions is not summed from g: where they cancel, the rounding of their weighted sum can
+        # exceed what their norm foretold.
+        for values in self.formed:
+            weighted_rows(factors, values, used, out[start : start + values.shape[1]])
+            start += values.shape[1]
+
+
+def formed_gradients(parameters: Sequence[Tensor]) -> LayerGradients:
+    """Take gradients of a layer's parameters, each of shape (N, size), as they are."""
+    return LayerGradients(reduce(torch.hypot, map(row_norms, parameters)), tuple(parameters))
+
+
+def used_rows(factors: Tensor) -> Rows:
+    """Return which rows have a factor above zero: a slice where they come first, else their numbers."""
+    used = factors > 0
+    count = int(used.sum())
+    return slice(count) if bool(used[:count].all()) else used.nonzero()[:, 0]
+
+
+def weighted_rows(factors: Tensor, rows: Tensor, used: Rows | None = None, out: Tensor | None = None) -> Tensor:
+    """Return sum_i c_i r_i over the rows in use, shape (d,), float64, from rows (N, d).
+
+    A row with c_i = 0 is left out whatever it holds (0 times infinity is NaN).
+    """
+    used = used_rows(factors) if used is None else used
+    factors, rows = factors[used], rows[used]
+    out = factors.new_empty(rows.shape[1]) if out is None else out
+    width = max(1, _ENTRIES // max(1, len(rows)))
+    for first in range(0, rows.shape[1], width):
+        torch.mv(rows[:, first : first + width].double().mT, factors, out=out[first : first + width])
+    return out
+
+
+def row_norms(values: Tensor) -> Tensor:
+    """Return the Euclidean norm of each row, shape (N,), float64."""
+    values = values.flatten(1)
+    if values.dtype == torch.float64 or values.numel() <= _ENTRIES:
+        return torch.linalg.vector_norm(values.double(), dim=1)
+    # A power of two, so that the parts of a pass are alike.
+    count = 2 ** int(math.log2(max(1, _ENTRIES // values.shape[1])))
+    return torch.cat([torch.linalg.vector_norm(part.double(), dim=1) for part in values.split(count)])
+
+
+def _product_sum(a: Tensor, g: Tensor, out: Tensor) -> None:
+    if a.dim() == 2:
+        out.zero_().view(-1, g.shape[3]).index_add_(0, a.flatten(), g.flatten(0, 2))
+        return
+    groups, p, o = a.shape[1], a.shape[3], g.shape[3]
+    left, right = (values.transpose(0, 1).reshape(groups, -1, values.shape[3]) for values in (g, a))
+    torch.bmm(left.mT, right.double(), out=out.view(groups, o, p))

@@ -1,0 +1,58 @@
+"""What book-keeping needs of a chain of Linear and ReLU layers, in closed form: no autograd, no hooks."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from fl_dpbayes.samplers.gradients.loss import RecordLoss, output_gradients
+
+
+@dataclass(frozen=True)
+class DenseChain:
+    """Linear layers one after the other, whether a ReLU follows each, and whether records are flattened first."""
+
+    layers: list[nn.Linear]
+    rectified: list[bool]
+    flattens: bool
+
+    @torch.no_grad()
+    def backward(
+        self, features: Tensor, targets: Tensor, loss: RecordLoss
+    ) -> tuple[Sequence[nn.Module], list[Tensor], list[Tensor]]:
+        """Return the layers, their inputs, and the gradients of the summed loss at their outputs, of one pass."""
+        inputs = [features.flatten(1) if self.flattens else features]
+        for layer, rectified in zip(self.layers, self.rectified, strict=True):
+            outputs = nn.functional.linear(inputs[-1], layer.weight, layer.bias)
+            inputs.append(outputs.relu_() if rectified else outputs)
+        gradients = [output_gradients(loss, inputs.pop(), targets)]
+        for number in range(len(self.layers) - 1, 0, -1):
+            gradient = gradients[0] @ self.layers[number].weight
+            if self.rectified[number - 1]:
+                gradient = torch.ops.aten.threshold_backward(gradient, inputs[number], 0)
+            gradients.insert(0, gradient)
+        return self.layers, inputs, gradients
+
+
+def dense_chain(module: nn.Module) -> DenseChain | None:
+    """Return a module's chain: a Sequential of perhaps a Flatten, then Linear layers, each perhaps with a ReLU.
+
+    None if it is more than that: half precision, layers that are frozen or used twice, hooks, a ReLU at the end.
+    """
+    parts = [module, *module.children()]
+    hooks = [each for part in parts for each in (part._forward_hooks, part._forward_pre_hooks, part._backward_hooks)]
+    if type(module) is not nn.Sequential or any(hooks) or not 0 < len(set(module)) == len(module):
+        return None
+    flattens = isinstance(parts[1], nn.Flatten) and (parts[1].start_dim, parts[1].end_dim) == (1, -1)
+    layers: list[nn.Linear] = []
+    rectified: list[bool] = []
+    for layer in parts[1 + flattens :]:
+        if type(layer) is nn.Linear and layer.weight.dtype == torch.float32:
+            layers, rectified = [*layers, layer], [*rectified, False]
+        elif type(layer) is nn.ReLU and layers and not rectified[-1]:
+            rectified[-1] = True
+        else:
+            return None
+    trained = all(value.requires_grad for layer in layers for value in layer._parameters.values() if value is not None)
+    return DenseChain(layers, rectified, flattens) if layers and not rectified[-1] and trained else None
