@@ -267,7 +267,7 @@ def bench(
     as_json: AsJson = False,
     engine: Annotated[str, Option(click_type=Choice(["inline", "flower"]), help="simulation: the engine.")] = "inline",
 ) -> None:
-    """Measure the speed of the accounting of private steps or of a simulation, or the server's memory."""
+    """Measure the speed of the accounting, of private steps or of a simulation, or the server's memory."""
     if name == "clip":
         from fl_dpbayes.run.bench.clip import bench_clip
 
