@@ -78,13 +78,9 @@ def per_unit_gradients(
     return gradients[:units]
 
 
-def fitting_rows(module: nn.Module, wanted: int) -> int:
-    """Return how many rows a pass may have whose gradients are materialised.
-
-    The largest multiple of 64 up to `wanted`, itself one, whose gradients take at most 128 MiB, or 1.
-    """
-    size = sum(parameter.numel() for parameter in trainable_parameters(module).values())
-    return min(wanted, _MAX_ELEMENTS // max(1, size) // ROWS * ROWS) or 1
+def fitting_rows(module: nn.Module) -> int:
+    """Return how many rows a pass may have whose gradients are materialised and take at most 128 MiB; may be 0."""
+    return _MAX_ELEMENTS // max(1, sum(layer_sizes(module)))
 
 
 def layer_sizes(module: nn.Module) -> list[int]:
