@@ -340,6 +340,8 @@ def main() -> None:
     """Run the command line: status 0 for success, 1 for a failure, 2 for a mistake of the user, 130 for a stop."""
     # A terminated command must end the processes that it started, as an interrupted one does.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(errors="replace")  # type: ignore[union-attr]  # Latin-1 has no epsilon.
     try:
         status = commands()(standalone_mode=False) or 0
         if status == INTERRUPTED:
@@ -348,8 +350,8 @@ def main() -> None:
     except click.ClickException as error:
         error.show()
         sys.exit(2)
-    except Stopped as stop:
-        _fail(f"stopped: {stop}", INTERRUPTED)
+    except (Stopped, click.Abort) as stop:
+        _fail(f"stopped: {stop}".rstrip(": "), INTERRUPTED)
     except UserError as error:
         _fail(f"error: {error}", 1 if isinstance(error, FailedError) else 2)
     except Exception as error:

@@ -126,7 +126,7 @@ class Connection(Config):
     that it may. `bundles`: SHA-256 of app bundles that may run, beside those approved by `fl-dpbayes site approve`.
     """
 
-    superlink: Annotated[str, Field(pattern=r"^[A-Za-z0-9.\-]{1,253}:[0-9]{1,5}$")]
+    superlink: Annotated[str, Field(pattern=r"^[A-Za-z0-9.\-]{1,253}:[0-9]{1,5}$", description="host:port")]
     ca: PlacedPath = Path("ca.crt")
     key: PlacedPath = Path("node.key")
     port: Annotated[int, Field(ge=1, le=65535)] = 9094

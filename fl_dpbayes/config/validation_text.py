@@ -61,7 +61,8 @@ def explain(error: ValidationError, model: type[BaseModel]) -> str:
         return f"{key}: {discriminator} {tag!r}: choose one of {context.get('expected_tags', '')}"
     if kind in ("model_type", "model_attributes_type", "dict_type"):
         return f"{key} is {_short(value)}: it must be a table; {_table_at(model, first['loc'], value)}"
-    message = first["msg"].removeprefix("Value error, ")
+    described = _description_at(model, first["loc"]).removeprefix(", ") if kind == "string_pattern_mismatch" else ""
+    message = described or first["msg"].removeprefix("Value error, ")
     message = message[0].lower() + message[1:] if message else message
     if kind == "value_error" or location[-1:] == [SECRET]:
         return f"{key}: {message}" if key else message

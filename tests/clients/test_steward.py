@@ -119,7 +119,7 @@ def test_a_plan_approved_at_the_site_runs_from_the_next_message_on_and_another_d
     with_policy(site, approved_plans=[])
     assert refusal_of(site.train()) == ("PLAN_NOT_APPROVED", "plan")
     digest = list(read_audit_log(site.path))[-1]["plan"]
-    assert "nothing waits" in command("site", "approve", site.path, digest[:12], "--yes")
+    assert "nothing readable waits" in command("site", "approve", site.path, digest[:12], "--yes")
     said = command("site", "approve", site.path, digest, "--yes")
     assert said.startswith("0 ")
     assert '"clip_norm": 0.5' in said
@@ -143,15 +143,15 @@ def test_a_cohort_is_lowered_and_closed_by_a_command_for_good(table_site) -> Non
     with site.ledger() as ledger:
         spent = ledger.spent("train").epsilon
     for epsilon in (9, 8, 0):
-        assert "not between 0 and 8" in command("site", "ledger", "lower", site.path, epsilon)
-    assert command("site", "ledger", "lower", site.path, spent * 1.05).startswith("0 ")
-    assert "not between" in command("site", "ledger", "lower", site.path, spent * 1.1)
+        assert "not between 0 and 8" in command("site", "ledger", "lower", site.path, epsilon, "--yes")
+    assert command("site", "ledger", "lower", site.path, spent * 1.05, "--yes").startswith("0 ")
+    assert "not between" in command("site", "ledger", "lower", site.path, spent * 1.1, "--yes")
     assert refusal_of(site.train(round=2, first_step=1)) == ("BUDGET_EXHAUSTED", "")
     assert refusal_of(site.train()) is None
-    assert command("site", "ledger", "close", site.path).startswith("0 ")
+    assert command("site", "ledger", "close", site.path, "--yes").startswith("0 ")
     for ask in (site.train, lambda: evaluate(site)):
         assert refusal_of(ask()) == ("COHORT_CLOSED", "")
-    assert "closed" in command("site", "ledger", "lower", site.path, 0.1)
+    assert "closed" in command("site", "ledger", "lower", site.path, 0.1, "--yes")
     assert "It is closed." in command("site", "ledger", "show", site.path)
     assert len(rows_of(site.ledger())) == 1
 

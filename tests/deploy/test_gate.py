@@ -22,6 +22,7 @@ from fl_dpbayes.config.site_file import Connection, write_site_file
 from fl_dpbayes.run.site import node
 from fl_dpbayes.run.site.approve import approve_digest, show_waiting
 from fl_dpbayes.run.site.bundle import decision, own_list, read_bundle
+from fl_dpbayes.run.site.keys import make_keys
 from tests.deploy.sites import site_record
 
 PROJECT = zipfile.ZipFile(io.BytesIO(node.own_bundle())).read("pyproject.toml").decode()
@@ -118,8 +119,9 @@ def test_steward_sees_a_plan_before_it_is_approved(site_file) -> None:
     assert hold(site_file, "plans", "0" * 64, text.encode())
     with pytest.raises(UserError, match="not approved"):
         approve_digest(site_file, digest, console, lambda _: False)
+    (site_file.parent / "north.held" / "bundles" / "unreadable.fab").mkdir(parents=True)
     for unfit in ("0" * 64, digest[:63], "f" * 64):
-        with pytest.raises(UserError, match=r"changed|nothing waits under"):
+        with pytest.raises(UserError, match=r"changed|nothing readable waits under"):
             approve_digest(site_file, unfit, console, lambda _: True)
     assert read_approvals(site_file).plans == ()
     approve_digest(site_file, digest, console, lambda _: True)
@@ -163,6 +165,20 @@ def test_node_does_not_start_with_a_key_that_others_read(site_file, name, mode) 
     (site_file.parent / name).chmod(mode)
     with pytest.raises(UserError, match=f"{name} can be read by others"):
         node.start_node(site_file)
+    (site_file.parent / name).chmod(0o600)
+    with pytest.raises(UserError, match=r"does not start \(.*\): is .*ca.crt a certificate, and .* 9094, free"):
+        node.start_node(site_file)
+
+
+def test_keys_that_cannot_all_be_written_are_made_anew(site_file) -> None:
+    key, public = (site_file.parent / name for name in ("node.key", "north.pub"))
+    key.unlink()
+    public.mkdir()
+    with pytest.raises(UserError, match=r"north.pub cannot be written"):
+        make_keys(site_file, Console(quiet=True))
+    public.rmdir()
+    make_keys(site_file, Console(quiet=True))
+    assert (key.stat().st_mode & 0o777, public.read_text()[-7:]) == (0o600, " north\n")
 
 
 def test_gate_holds_in_the_installed_flower(site_file) -> None:

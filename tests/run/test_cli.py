@@ -108,6 +108,7 @@ def test_internal_fault_shows_no_traceback(monkeypatch, command) -> None:
     monkeypatch.setattr("fl_dpbayes.config.scenario.load_scenario", lambda *arguments: 1 / 0)
     status, _, error = command("simulate", "digits")
     assert (status, "Traceback" in error, "ZeroDivisionError" in error) == (1, False, True)
+    assert sys.stdout.errors == "replace"
 
 
 def commands_of(group, prefix=()):

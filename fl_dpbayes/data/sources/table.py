@@ -99,6 +99,8 @@ def _read_file(path: Path, texts: tuple[str, ...]) -> pandas.DataFrame:
         content = path.read_bytes()
     except FileNotFoundError:
         raise UserError(f"table {path} does not exist") from None
+    except PermissionError:
+        raise UserError(f"table {path} may not be read by this user") from None
     except (ValueError, OSError) as error:
         raise UserError(f"table {path} cannot be read: {error}") from None
     try:
@@ -138,6 +140,7 @@ def _numbered(table: pandas.DataFrame, text: str, separator: str) -> pandas.Data
     return table.set_axis(pandas.Index(lines, name="line")) if len(lines) == len(table) else table
 
 
+@np.errstate(over="ignore")  # What is more than float32 holds is refused with all that is not finite.
 def features_of(table: pandas.DataFrame, source: Table) -> npt.NDArray[np.float32]:
     """Return the features of each row, (N, features) in the order of `source.feature_names`.
 

@@ -67,9 +67,9 @@ def open_ledger_file(path: Path, durability: Durability, *, create: bool) -> sql
     or is absent or empty and not to be made.
     """
     path = path.resolve()
-    if not create:
-        _require_made(path)
     with ledger_errors():
+        if not create:
+            _require_made(path)
         _refuse_network(path)
         if create:
             path.parent.mkdir(parents=True, exist_ok=True)

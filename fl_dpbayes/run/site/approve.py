@@ -3,6 +3,7 @@
 import hashlib
 import json
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from rich.console import Console
@@ -36,11 +37,11 @@ def approve_digest(site_file: Path, digest: str, console: Console, confirm: Call
     own = own_bundle()
     waiting: list[tuple[Kind, str, bytes]] = [("bundles", hashlib.sha256(own).hexdigest(), own)]
     for kind, name, path in held(site_file):
-        with path.open("rb") as file:
+        with suppress(OSError), path.open("rb") as file:
             waiting.append((kind, name, file.read(MOST_HELD_BYTES + 1)))
     found = [item for item in waiting if item[1] == digest.lower()]
     if not found:
-        raise UserError(f"nothing waits under {digest}: `fl-dpbayes site approve {site_file}` lists what does, whole")
+        raise UserError(f"nothing readable waits under {digest}: `fl-dpbayes site approve {site_file}` lists what does")
     kind, whole, content = found[0]
     text, problem = (_plan if kind == "plans" else _bundle)(whole, content)
     console.print(text, markup=False, highlight=False, soft_wrap=True)

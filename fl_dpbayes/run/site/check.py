@@ -8,6 +8,8 @@ from pathlib import Path
 
 from rich.console import Console
 
+from clients.messages import RefusedError
+from clients.policy import check_standing
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.site_file import SiteFile, read_own_site_file
 from fl_dpbayes.data.records import Records
@@ -16,8 +18,8 @@ from fl_dpbayes.data.site_ledger import delta_problem
 from fl_dpbayes.data.snapshot import source_files, write_snapshot
 from fl_dpbayes.run.site.check_connection import connection_findings
 from fl_dpbayes.run.site.check_records import check_records
-from fl_dpbayes.run.site.findings import Finding, failed, passed, show, skipped
-from fl_dpbayes.run.site.ledger import ledger_problems
+from fl_dpbayes.run.site.findings import Finding, failed, passed, show, skipped, warned
+from fl_dpbayes.run.site.ledger import ledger_of, ledger_problems
 
 MEBIBYTE = 2**20
 # Of a process that trains: its libraries; and how often it holds the records, at most.
@@ -33,10 +35,10 @@ def check_site(path: Path, console: Console, only: str | None = None) -> int:
     status = 0
     if only != "connection":
         status |= show(data_findings(site_file), console)
-        status |= show(_ledger_findings(path, site_file.ledger.cohort), console) if site_file.ledger else 0
+        status |= show(_ledger_findings(path, site_file), console) if site_file.ledger else 0
     if only != "data":
         status |= show(connection_findings(site_file), console)
-    done = "this site is ready" if not status else "correct what says FAIL, then check again"
+    done = "correct what says FAIL, then check again" if status else "ready, but for what says WARN"
     console.print(done, markup=False, style="bold")
     return status
 
@@ -44,6 +46,8 @@ def check_site(path: Path, console: Console, only: str | None = None) -> int:
 def data_findings(site_file: SiteFile) -> Iterator[Finding]:
     """Read a site's data once, say what is wrong with them, and write their snapshot where nothing is."""
     try:
+        if problem := delta_problem(site_file):
+            raise UserError(problem)
         files = source_files(site_file)
         found, loaded = check_records(site_file)
         yield from found
@@ -66,19 +70,24 @@ def _part_findings(site_file: SiteFile, records: Records, site: Site) -> Iterato
     names = [name for part in held.values() if part.unit_names is not None for name in part.unit_names.tolist()]
     apart = passed("patients", f"no {site.unit} is in two parts: {sizes}")
     yield apart if len(set(names)) == len(names) else failed("patients", "one is in two parts", "please report this")
-    if problem := delta_problem(site_file):
-        yield failed("delta", problem, "agree on a smaller one")
     need, free = LIBRARIES_MEBIBYTES + COPIES * records.features.nbytes // MEBIBYTE, _free_mebibytes()
     said = f"a request takes about {need:,} MiB, and {free:,} MiB are free"
     enough = passed("memory", said)
     yield enough if need <= free else failed("memory", said, "get more memory, or stop what else runs here")
 
 
-def _ledger_findings(path: Path, cohort: str) -> Iterator[Finding]:
+def _ledger_findings(path: Path, site_file: SiteFile) -> Iterator[Finding]:
     if problems := ledger_problems(path)[0]:
-        yield failed("ledger", problems[0], "new? make it:  fl-dpbayes site ledger create SITE_FILE")
-    else:
-        yield passed("ledger", f"cohort {cohort!r}, sound, and its second place agrees")
+        yield failed("ledger", problems[0])
+        return
+    with ledger_of(path) as ledger:
+        yield passed("ledger", f"cohort {ledger.cohort.name!r}, sound, and its second place agrees")
+        if ledger.state().closed:
+            yield warned("cohort", "it is closed for good: no request is answered")
+    try:
+        check_standing(site_file)
+    except RefusedError as error:
+        yield warned("policy", f"every request is refused: {error}", "is it meant? look at expires and stop_file")
 
 
 def _free_mebibytes() -> float:

@@ -18,7 +18,7 @@ from fl_dpbayes.privacy.splits import unit_scores
 from fl_dpbayes.run.site.findings import Finding, failed, warned
 
 # Of errors that cannot quote a record.
-PLAIN = r"does not exist|is empty|is no text|has no rows|must end in .csv|lines have more cells"
+PLAIN = r"may not be read by|does not exist|is empty|is no text|has no rows|must end in .csv|lines have more cells"
 # How many scales a column's middle value may lie from its center; a person should look at what is further away.
 FAR = 5.0
 NUMBER = "correct it, or leave the cell empty"

@@ -16,6 +16,7 @@ site = typer.Typer(help="What a hospital does at its own site.", no_args_is_help
 ledger = typer.Typer(help="Make a site's privacy ledger, look into it, repair its second place.", no_args_is_help=True)
 site.add_typer(ledger, name="ledger")
 SiteFileArgument = Annotated[Path, Argument(help="The site file.")]
+Yes = Annotated[bool, Option("--yes", help="Do not ask.")]
 
 
 @site.command("init", epilog="Example: fl-dpbayes site init north.toml --scenario trial.toml --data patients.csv")
@@ -25,24 +26,27 @@ def site_init(
     data: Annotated[str | None, Option(help="File or folder of this site's records.")] = None,
     name: Annotated[str | None, Option(help="The site's name, as the coordinator has it.")] = None,
     unit: Annotated[str | None, Option("--unit", "--patient", help="The column of patients; empty: none.")] = None,
-    units: Annotated[str | None, Option(help="A round number of patients that train here; public.")] = None,
-    epsilon: Annotated[str | None, Option(help="The most epsilon that all runs may ever spend.")] = None,
+    units: Annotated[int | None, Option(min=1, help="A round number of patients that train here; public.")] = None,
+    epsilon: Annotated[float | None, Option(min=0, help="The most epsilon that all runs may ever spend.")] = None,
     witness: Annotated[str | None, Option(help="The ledger's second place, best on another disk.")] = None,
-    evaluation: Annotated[str | None, Option(help="How test results may leave: none, noised or public.")] = None,
+    evaluation: Annotated[
+        str | None, Option(click_type=Choice(["none", "noised", "public"]), help="How test results may leave.")
+    ] = None,
     superlink: Annotated[str | None, Option(help="The coordinator's server, host:port; empty: later.")] = None,
     yes: Annotated[bool, Option("--yes", help="Take what is proposed where no option answers.")] = False,
 ) -> None:
     """Ask what a site must say, write its commented file, check its records, and make snapshot and ledger."""
     from fl_dpbayes.run.site.init_site import Question, init_site
 
-    given = click.get_current_context().params
+    context = click.get_current_context()
+    given, types = context.params, {parameter.name: parameter.type for parameter in context.command.params}
 
     def ask(question: Question) -> str:
         if (answer := given[question.option]) is not None:
             return str(answer)
         if yes and question.proposed is not None:
             return question.proposed
-        return str(typer.prompt(question.words, default=question.proposed))
+        return str(typer.prompt(question.words, default=question.proposed, type=types[question.option]))
 
     raise typer.Exit(init_site(out, ask, console))
 
@@ -69,27 +73,11 @@ def site_dry_run(
     raise typer.Exit(dry_run(site_file, scenario, console))
 
 
-@site.command(epilog="Example: fl-dpbayes site start north.toml")
-def start(site_file: SiteFileArgument) -> None:
-    """Start the site's node: only approved bundles run, and a Flower that does not ask starts no node."""
-    from fl_dpbayes.run.site.node import start_node
-
-    start_node(site_file)
-
-
-@site.command(epilog="Example: fl-dpbayes site app north.toml")
-def app(site_file: SiteFileArgument) -> None:
-    """Start the process that runs the app for the site's node, best as another user; it never sees the node's key."""
-    from fl_dpbayes.run.site.node import start_app
-
-    start_app(site_file)
-
-
 @site.command(epilog="Example: fl-dpbayes site approve north.toml DIGEST")
 def approve(
     site_file: SiteFileArgument,
     digest: Annotated[str | None, Argument(help="Of a bundle or plan, whole; without: what waits.")] = None,
-    yes: Annotated[bool, Option("--yes", help="Do not ask.")] = False,
+    yes: Yes = False,
 ) -> None:
     """Show what a bundle or plan holds and let it run; the node goes on, and asks anew at every message."""
     from fl_dpbayes.run.site.approve import approve_digest, show_waiting
@@ -111,13 +99,15 @@ def _of_site_file(group: typer.Typer, name: str, work: str, said: str) -> None:
 
 
 for _group, _name, _work, _said in (
+    (site, "start", "node.start_node",
+     "Start the site's node: only approved bundles run, and a Flower that does not ask starts no node."),
+    (site, "app", "node.start_app",
+     "Start the process that runs the app for the node, best as another user; it never sees the node's key."),
     (site, "keys", "keys.make_keys", "Make the node's key here, once; only the public part goes to the coordinator."),
     (ledger, "create", "ledger.create_ledger", "Make a site's ledger, before its first request; overwrites nothing."),
     (ledger, "repair", "ledger.repair_ledger",
      "Make a lost second place anew, or accept that the ledger was moved; a ledger that is behind stays refused."),
     (ledger, "show", "ledger.show_ledger", "Show what a site has spent, reservation by reservation."),
-    (ledger, "close", "ledger.restrict_ledger",
-     "Close a cohort, for good: no request on its records is answered again, not even with a stored reply."),
     (ledger, "verify", "ledger.verify_ledger", "Check a ledger's hash chain and sums; status 1 if it does not hold."),
 ):  # fmt: skip
     _of_site_file(_group, _name, _work, _said)
@@ -125,12 +115,21 @@ for _group, _name, _work, _said in (
 
 @ledger.command("lower", epilog="Example: fl-dpbayes site ledger lower north.toml 2.5")
 def ledger_lower(
-    site_file: SiteFileArgument, epsilon: Annotated[float, Argument(help="Of each part, from now on.")]
-) -> None:
+    site_file: SiteFileArgument, epsilon: Annotated[float, Argument(help="Of each part, from now on.")],
+    yes: Yes = False,
+) -> None:  # fmt: skip
     """Lower the epsilon that a cohort may ever spend; for good, and no request raises it."""
     from fl_dpbayes.run.site.ledger import restrict_ledger
 
-    restrict_ledger(site_file, console, epsilon)
+    restrict_ledger(site_file, console, epsilon, lambda question: yes or typer.confirm(question))
+
+
+@ledger.command("close", epilog="Example: fl-dpbayes site ledger close north.toml")
+def ledger_close(site_file: SiteFileArgument, yes: Yes = False) -> None:
+    """Close a cohort, for good: no request on its records is answered again, not even with a stored reply."""
+    from fl_dpbayes.run.site.ledger import restrict_ledger
+
+    restrict_ledger(site_file, console, None, lambda question: yes or typer.confirm(question))
 
 
 @ledger.command("export", epilog="Example: fl-dpbayes site ledger export site.toml > ledger.json")

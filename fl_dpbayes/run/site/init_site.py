@@ -10,7 +10,6 @@ from typing import NamedTuple
 from rich.console import Console
 
 from fl_dpbayes.config.errors import UserError
-from fl_dpbayes.config.files.atomic_file import write_atomically
 from fl_dpbayes.config.names import outside_text
 from fl_dpbayes.config.scenario import Scenario, apply_overrides, scenario_content, site_plan
 from fl_dpbayes.config.site_file import read_own_site_file
@@ -21,6 +20,7 @@ from fl_dpbayes.run.deploy.provision import templates
 from fl_dpbayes.run.init_scenario import toml_value
 from fl_dpbayes.run.site.check import data_findings
 from fl_dpbayes.run.site.findings import show
+from fl_dpbayes.run.site.keys import write_new
 from fl_dpbayes.run.site.ledger import create_ledger
 
 
@@ -77,7 +77,12 @@ def init_site(out: Path, ask: Ask, console: Console) -> int:
     )  # fmt: skip
     if superlink:
         text += forms["connection.toml"].format(superlink=toml_value(superlink))
-    write_atomically(out, text)
+    here = out.resolve().parent
+    for path in (here / f"ledger/{name}.records.npz", here / f"ledger/{name}.sqlite", here / witness):
+        if path.exists():
+            raise UserError(f"{path} is there already, of a site that was made before: nothing is made or overwritten")
+    # It holds the split's key.
+    write_new(out, text.encode(), 0o600)
     try:
         site_file = read_own_site_file(out)
     except UserError:
@@ -85,7 +90,7 @@ def init_site(out: Path, ask: Ask, console: Console) -> int:
         raise
     console.print(f"wrote {out}; read it", markup=False, soft_wrap=True)
     if show(data_findings(site_file), console):
-        console.print(f"put the data right, then:  fl-dpbayes site check {out}", markup=False, soft_wrap=True)
+        console.print(f"correct what says FAIL, then:  fl-dpbayes site check {out}", markup=False, soft_wrap=True)
         return 1
     create_ledger(out, console)
     return 0

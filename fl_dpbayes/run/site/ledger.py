@@ -50,12 +50,20 @@ def repair_ledger(site_file: Path, console: Console) -> None:
     console.print(text if repaired else "the second place is sound: nothing to repair", markup=False, soft_wrap=True)
 
 
-def restrict_ledger(site_file: Path, console: Console, epsilon: float | None = None) -> None:
-    """Lower what each part of a site's cohort may spend from now on, or close the cohort (None); for good."""
+def restrict_ledger(site_file: Path, console: Console, epsilon: float | None, confirm: Callable[[str], bool]) -> None:
+    """Ask, and lower what each part of a site's cohort may spend from now on, or close the cohort (None); for good."""
     with ledger_of(site_file) as ledger:
-        ledger.restrict(epsilon)
         said = "is closed to every request" if epsilon is None else f"may spend epsilon {epsilon:g} in each part"
-        console.print(f"cohort {ledger.cohort.name} {said}, for good", markup=False, soft_wrap=True)
+        said = f"cohort {ledger.cohort.name} {said}, for good"
+        if not confirm(f"{said}?"):
+            raise UserError("not confirmed, so nothing is changed")
+        try:
+            ledger.restrict(epsilon)
+        except LedgerError as error:
+            state = ledger.state()
+            held = state.closed if epsilon is None else state.lowered == epsilon
+            raise LedgerError(f"{said + ': it holds, but its second place: ' if held else ''}{error}") from error
+        console.print(said, markup=False, soft_wrap=True)
 
 
 def show_ledger(site_file: Path, console: Console) -> None:

@@ -12,6 +12,7 @@ import json
 import logging
 import os
 import shutil
+import ssl
 import sys
 import tempfile
 import time
@@ -25,6 +26,7 @@ from typing import Any, NoReturn
 from unittest.mock import patch
 
 import tomli_w
+from rich.console import Console
 
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.site_file import Connection
@@ -202,12 +204,12 @@ def own_bundle(more: Mapping[str, bytes] = {}) -> bytes:
         return build_fab_from_files({PROJECT: APP_PROJECT.format(version=version("fl-dpbayes")).encode(), **more})[0]
 
 
-def start_node(site_file: Path) -> NoReturn:
+def start_node(site_file: Path, _: Console | None = None) -> NoReturn:
     """Start a site's SuperNode in this process, until it is stopped.
 
     Raises UserError if the site file names no connection, a key can be read by others, or the gate does not hold.
     """
-    _, connection = site_connection(site_file)
+    connection = site_connection(site_file)[1]
     _check_secrets(connection)
     home = _prepare_home()
     gate = Gate(lambda *given: decision(site_file, *given))
@@ -228,16 +230,22 @@ def start_node(site_file: Path) -> NoReturn:
     sys.argv = ["flower-supernode", *(str(word) for name, value in options.items() for word in (f"--{name}", value))]
     from flwr.supernode.cli.flower_supernode import flower_supernode
 
-    flower_supernode()
+    try:
+        # Flower looks at it in a thread that outlives the failure.
+        ssl.create_default_context(cafile=connection.ca)
+        flower_supernode()
+    except (ssl.SSLError, RuntimeError) as error:
+        asked = f"is {connection.ca} a certificate, and connection.port, {connection.port}, free on this machine?"
+        raise UserError(f"the node does not start ({error}): {asked}") from error
     raise SystemExit(1)
 
 
-def start_app(site_file: Path) -> NoReturn:
+def start_app(site_file: Path, _: Console | None = None) -> NoReturn:
     """Become the process that runs the app for a site's node; best as another user.
 
     It takes bundles from the node on this machine alone. Raises UserError if the site file names no connection.
     """
-    _, connection = site_connection(site_file)
+    connection = site_connection(site_file)[1]
     _prepare_home()
     command = ["flower-superexec", "--insecure", "--runtime-api-address", f"{LOOPBACK}:{connection.port}"]
     os.execvp(command[0], [*command, "--superexec-auth-secret-file", str(connection.secret)])

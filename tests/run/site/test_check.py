@@ -32,6 +32,7 @@ def exchanged(lines: list[str]) -> list[str]:
 BROKEN: dict[str, tuple[Change, str]] = {
     "text": (cell(7, 1, f"about {CANARY}"), r"column 'age': line 7: text where a number is due"),
     "comma": (cell(7, 1, f'"{CANARY},5"'), r"column 'age': line 7: a number with a decimal comma"),
+    "huge": (cell(7, 1, "1e308"), r"a feature is not a finite number"),
     "infinite": (cell(7, 1, "inf"), r"column 'age': line 7: an infinite number"),
     "gap": (cell(7, 1, ""), r"column 'age': line 7: no value"),
     "category": (cell(9, 3, CANARY), r"column 'smoker': line 9: a value that source.categories does not name"),
@@ -85,6 +86,12 @@ def test_sound_data_pass_and_say_what_a_request_takes(made, command, monkeypatch
     assert re.findall(r"^(\w+)  (\w+):", shown, re.M) == [("PASS", name) for name in looked_at]
     monkeypatch.setattr("fl_dpbayes.run.site.check._free_mebibytes", lambda: 100)
     assert re.search(r"FAIL  memory: .* 100 MiB are free", command("site", "check", made, "--only", "data")[1])
+    assert command("site", "ledger", "close", made, "--yes")[0] == 0
+    text = re.sub("\ndelta = .*", "\ndelta = 0.5", made.read_text())
+    made.write_text(text.replace("# expires = 2030", "expires = 2020"))
+    shown = command("site", "check", made, "--only", "data")[1]
+    for said in (r"delta is 0\.5.*\n.*no snapshot was", "WARN  cohort: it is closed", "WARN  policy: .*POLICY_EXPIRED"):
+        assert re.search(said, shown), shown
 
 
 def test_gap_with_a_constant_and_a_row_again_are_no_failure(made, command) -> None:

@@ -15,9 +15,9 @@ from tests.run.site.conftest import files_in, init_words
 def test_answers_at_the_keyboard_and_options_give_the_same_file(made, command, monkeypatch) -> None:
     folder = made.parent
     # Scenario, data, name, then what is proposed, and the server.
-    typed = ["trial.toml", "patients.csv", "north", "", "", "", "second/north.json", "noised", "server.example:443"]
+    typed = "trial.toml|patients.csv|north||sechs|||second/north.json|none, please|noised|server.example:443|"
     monkeypatch.chdir(folder)
-    monkeypatch.setattr("sys.stdin", io.StringIO("\n".join(typed) + "\n"))
+    monkeypatch.setattr("sys.stdin", io.StringIO(typed.replace("|", "\n")))
     (folder / "ledger").rename(folder / "before")
     status, shown, error = command("site", "init", "asked.toml")
     assert (status, error) == (0, ""), shown
@@ -65,13 +65,19 @@ def test_no_word_of_the_coordinator_becomes_a_key_of_the_site(trial, command) ->
     assert (status, error) == (0, ""), shown
 
 
-def test_nothing_is_overwritten_and_broken_data_make_no_ledger(trial, made, command, refusal) -> None:
-    assert "exists already" in refusal("site", "init", made)
+def test_nothing_is_overwritten_and_broken_data_make_no_ledger(trial, made, command, refusal, monkeypatch) -> None:
+    assert (made.stat().st_mode & 0o777, "exists already" in refusal("site", "init", made)) == (0o600, True)
+    before, (_, _, _, *words) = files_in(trial), init_words(trial)
+    assert "is there already, of a site" in refusal("site", "init", trial / "again.toml", *words)
+    assert "is 'https://a': host:port" in refusal(*init_words(trial, "south"), "--superlink", "https://a")
+    monkeypatch.setattr("sys.stdin", io.StringIO())
+    assert command("site", "init", trial / "again.toml")[::2] == (130, "stopped\n")
+    assert files_in(trial) == before
     table = trial / "patients.csv"
     table.write_text(table.read_text().replace("now", "4711"))
     status, shown, _ = command(*init_words(trial, "south"))
     assert (status, "4711" in shown, (trial / "ledger" / "south.sqlite").exists()) == (1, False, False), shown
-    assert "put the data right, then:  fl-dpbayes site check" in shown
+    assert "correct what says FAIL, then:  fl-dpbayes site check" in shown
 
 
 def dry_run(command, made: Path, **changes: str) -> tuple[int, str]:

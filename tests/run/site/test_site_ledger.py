@@ -15,7 +15,14 @@ from fl_dpbayes.privacy.events import GaussianEvent
 from fl_dpbayes.privacy.ledger.state import Cohort
 from fl_dpbayes.privacy.pld.loss_distribution import pld_epsilon
 from fl_dpbayes.report.numbers import rounded_up
-from fl_dpbayes.run.site.ledger import create_ledger, export_ledger, repair_ledger, show_ledger, verify_ledger
+from fl_dpbayes.run.site.ledger import (
+    create_ledger,
+    export_ledger,
+    repair_ledger,
+    restrict_ledger,
+    show_ledger,
+    verify_ledger,
+)
 from tests.ledgers import complete, execute, open_ledger, spending
 
 
@@ -92,9 +99,10 @@ def test_export_can_be_checked_without_this_project(spent_site):
     assert [(part["steps"], part["epsilon"]) for part in unspent] == [(0, 0.0)] * 2
 
 
-def test_site_without_a_ledger_is_told_so(spent_site, tmp_path):
+def test_site_without_a_ledger_is_told_so(spent_site, tmp_path, hospital):
     (tmp_path / "ledger.sqlite").unlink()
     refused(r"does not exist.*site ledger create", show_ledger, spent_site)
+    refused("the ledger failed .*too long", show_ledger, hospital(path="n" * 300))
     assert told(verify_ledger, spent_site)[0] == 1
     far = read_site_file(spent_site).model_copy(update={"role": "held_out", "ledger": None})
     write_site_file(far, tmp_path / "far.toml")
@@ -157,6 +165,14 @@ def test_repair_renews_a_lost_second_place_and_never_a_ledger_that_is_behind(hos
     assert witness.read_text() == "patient,age\n1,70\n"
     ledger.write_bytes(b"")
     refused(r"is empty.*newest copy", repair_ledger, site_file)
+
+
+def test_what_was_lowered_or_closed_holds_though_its_second_place_cannot_be_written(hospital):
+    told(create_ledger, hospital())
+    (hospital().parent / "witness" / ".l.json.partial").mkdir()
+    for epsilon, said in ((2.0, "may spend epsilon 2 in"), (None, "is closed")):
+        words = f"{said}.*for good: it holds, but its second place: .*json.partial"
+        refused(words, lambda file, console, epsilon=epsilon: restrict_ledger(file, console, epsilon, bool), hospital())
 
 
 def test_second_place_lies_in_another_folder_wherever_links_lead(hospital):
