@@ -26,7 +26,7 @@ from fl_dpbayes.models.parameters import trainable_parameters
 RowResults = Callable[[Tensor, Tensor], Sequence[Tensor]]
 
 # Kernels treat their last rows apart; at multiples of 64 there are no such rows, at those of 16 and 32 there seldom
-# are.
+# are, and the check says where.
 ROWS = 64
 MOST_ROWS = 1280
 PREDICTION_ROWS = 256
@@ -66,12 +66,12 @@ def _filled(rows: int, tensor: Tensor) -> Tensor:
 
 
 def training_rows(module: nn.Module, expected_batch_size: float) -> int:
-    """Choose P for gradients as `cheapest_rows`: 64 to 1280 in steps of 32, or 16, 32 or 64 where a row is dear.
+    """Choose P for gradients as `cheapest_rows`: 64 to 1280 in steps of 32, or 16 to 128 in steps of 16.
 
-    That is in convolutions and where layers are normalised.
+    The latter in convolutions and where layers are normalised: a row is dear there.
     """
     if any(isinstance(layer, nn.Conv2d | nn.LayerNorm | nn.GroupNorm) for layer in module.modules()):
-        return cheapest_rows((ROWS // 4, ROWS // 2, ROWS), 8, expected_batch_size)
+        return cheapest_rows(range(ROWS // 4, 2 * ROWS + 1, ROWS // 4), 12, expected_batch_size)
     size = sum(value.numel() for value in trainable_parameters(module).values())
     return cheapest_rows(range(ROWS, MOST_ROWS + 1, ROWS // 2), 32 + 2**20 / max(1, size), expected_batch_size)
 

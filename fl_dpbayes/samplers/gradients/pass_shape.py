@@ -12,17 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from fl_dpbayes.config.errors import UserError
+from fl_dpbayes.models import rows as passes
 from fl_dpbayes.models.parameters import trainable_parameters
-from fl_dpbayes.models.rows import (
-    MOST_ROWS,
-    ROWS,
-    cheapest_rows,
-    checked_rows,
-    drawn_modules,
-    rows_stand_alone,
-    structure,
-    training_rows,
-)
+from fl_dpbayes.models.rows import ROWS, checked_rows, drawn_modules, rows_stand_alone, structure, training_rows
 from fl_dpbayes.models.variational import VariationalModule
 from fl_dpbayes.samplers.gradients.book_keeping import per_layer_gradients
 from fl_dpbayes.samplers.gradients.contribution import LayerGradients
@@ -45,9 +37,9 @@ _MAX_ELEMENTS = 2**27
 def wanted_rows(module: nn.Module, way: Way, expected_batch_size: float) -> int:
     """Choose how many rows every pass shall have, 1 where there is no memory for 64 materialised gradients."""
     if way == "vmap":
-        most = min(MOST_ROWS, fitting_rows(module))
+        most = min(passes.MOST_ROWS, fitting_rows(module))
         # Mapping costs as much as many rows.
-        return 1 if most < ROWS else cheapest_rows(range(ROWS, most + 1, ROWS // 2), ROWS, expected_batch_size)
+        return 1 if most < ROWS else passes.cheapest_rows(range(ROWS, most + 1, ROWS // 2), ROWS, expected_batch_size)
     rows = training_rows(module, expected_batch_size)
     if isinstance(module, VariationalModule):
         formed = [layer.weight.numel() for layer in module.mean.modules() if isinstance(layer, nn.Conv2d)]
