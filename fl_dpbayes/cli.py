@@ -255,16 +255,19 @@ def audit(
 
 @app.command(epilog="Example: fl-dpbayes bench accounting\n\nExample: fl-dpbayes bench memory --sites 50 --samples 20")
 def bench(
-    name: Annotated[str, Argument(click_type=Choice(["accounting", "clip", "memory"]), help="Which benchmark.")],
-    sites: Annotated[int, Option(min=1, max=9999, help="memory: number of sites.")] = 20,
+    name: Annotated[
+        str, Argument(click_type=Choice(["accounting", "clip", "memory", "simulation"]), help="Which benchmark.")
+    ],
+    sites: Annotated[int, Option(min=1, max=10_000, help="memory, simulation: number of sites.")] = 20,
     samples: Annotated[int, Option(min=1, max=1000, help="memory: samples of each site.")] = 20,
     parameters: Annotated[int, Option(min=100, max=50_000_000, help="memory: parameters, about.")] = 100_000,
-    folder: Annotated[Path | None, Option(help="memory: where its files lie meanwhile; default: /tmp.")] = None,
+    folder: Annotated[Path | None, Option(help="Where files lie meanwhile; default: /tmp.")] = None,
     models: Annotated[str, Option(help="clip: models whose names contain this; default: all.")] = "",
-    repeats: Annotated[int, Option(min=1, max=10_000, help="clip: steps of each.")] = 20,
+    repeats: Annotated[int, Option(min=1, max=10_000, help="clip: steps; simulation: rounds of a step.")] = 20,
     as_json: AsJson = False,
+    engine: Annotated[str, Option(click_type=Choice(["inline", "flower"]), help="simulation: the engine.")] = "inline",
 ) -> None:
-    """Measure the speed of the accounting or of private steps, or the server's memory."""
+    """Measure the speed of the accounting, of private steps or of a simulation, or the server's memory."""
     if name == "clip":
         from fl_dpbayes.run.bench.clip import bench_clip
 
@@ -273,6 +276,10 @@ def bench(
         from fl_dpbayes.run.bench.accounting import bench_accounting
 
         bench_accounting(console)
+    elif name == "simulation":
+        from fl_dpbayes.run.bench.simulation import bench_simulation, sizes
+
+        bench_simulation(console, sizes(sites), rounds=repeats, engine=engine, folder=folder, as_json=as_json)
     else:
         from fl_dpbayes.run.bench.memory import bench_memory
 

@@ -82,8 +82,7 @@ def test_the_first_sentence_says_who_and_how_often(summary):
     first = "Trained by 4 hospitals on 4,936 patients; tested on 300 records of 2 hospitals that did not train."
     shares = "In 25% of these the outcome is 'ill', 10% to 40% from hospital to hospital."
     assert said(summary | {"class_names": ["well", "ill"]}).who == f"{first} {shares}"
-    # A site that refused every round has no steps.
-    summary["privacy"][0]["steps"] = None
+    summary["privacy"][0]["steps"] = None  # it refused every round
     assert said(summary).who.startswith("Trained by 3 hospitals on 3,702 patients")
     assert model_card(parse_summary(summary))["Sample size"].startswith("3,702 units trained")
 

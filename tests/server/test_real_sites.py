@@ -62,13 +62,12 @@ def test_site_that_refused_for_good_is_asked_again_in_a_resumed_run(hospitals) -
             summary = run(hospitals)
     first, *others = [row["statuses"] for row in summary["participation"]]
     assert (first, {*map(tuple, others)}) == (["REFUSED", "OK"], {("OK", "OK")})
-
-
-def test_second_process_in_a_folder_writes_nothing(hospitals) -> None:
+    # While another process has the folder nothing is written, not even that this one was refused.
+    before = (hospitals.real / "events.jsonl").read_bytes()
     config = {"scenario": "digits", "output-dir": str(hospitals.real), "wait": 1.0}
     with folder_lock(hospitals.real), pytest.raises(UserError, match="another process works on"):
         app(hospitals.grid, Context(1, 1, {}, RecordDict(), config))
-    assert not [*hospitals.real.glob("*.jsonl")]
+    assert (hospitals.real / "events.jsonl").read_bytes() == before
 
 
 def test_node_without_a_registered_name_takes_no_part(hospitals) -> None:

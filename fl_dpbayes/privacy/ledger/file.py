@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -172,13 +173,18 @@ def network_file_system(path: Path, mounts: str) -> str | None:
 
     `mounts` is the text of /proc/self/mounts.
     """
-    best, kind = -1, ""
-    for fields in (line.split(" ") for line in mounts.splitlines() if line.count(" ") > 1):
-        # The kernel writes a blank in a mount point as \040.
-        point = Path(fields[1].encode().decode("unicode_escape"))
-        if path.is_relative_to(point) and len(point.parts) >= best:
-            best, kind = len(point.parts), fields[2]
+    best, kind, parts = -1, "", path.parts
+    for point, its_kind in _mount_points(mounts):
+        if parts[: len(point)] == point and len(point) >= best:
+            best, kind = len(point), its_kind
     return kind if kind in NETWORK_FILE_SYSTEMS else None
+
+
+@lru_cache(maxsize=1)
+def _mount_points(mounts: str) -> list[tuple[tuple[str, ...], str]]:
+    lines = (line.split(" ") for line in mounts.splitlines() if line.count(" ") > 1)
+    # The kernel writes a blank in a mount point as \040.
+    return [(Path(fields[1].encode().decode("unicode_escape")).parts, fields[2]) for fields in lines]
 
 
 def _head(previous: str, text: str) -> str:

@@ -80,10 +80,10 @@ def serve(run_folder: Path, sites: int, samples: int, parameters: int) -> dict[s
     import_apps()
     from server.federation import run_federation
 
-    scenario, before = _scenario(sites, samples, parameters), _peak_bytes()
+    scenario, before = _scenario(sites, samples, parameters), peak_bytes()
     with task_identity(), logs_in(run_folder / "flower.log"):
         run_federation(SyntheticGrid(scenario), scenario, run_folder, "")
-    return {"before": before, "peak": _peak_bytes()}
+    return {"before": before, "peak": peak_bytes()}
 
 
 class SyntheticGrid(LocalGrid):
@@ -143,7 +143,8 @@ def _train_reply(request: TrainRequest) -> TrainReply:
     )  # fmt: skip
 
 
-def _peak_bytes() -> int:
+def peak_bytes() -> int:
+    """Return the greatest resident memory of this process so far."""
     # Not getrusage: a process inherits the peak of the one that started it.
     status = Path("/proc/self/status").read_text(encoding="ascii")
     return 1024 * next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM:"))

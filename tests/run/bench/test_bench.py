@@ -4,6 +4,7 @@ import io
 import json
 import re
 import sys
+import time
 
 import pytest
 from rich.console import Console
@@ -14,6 +15,7 @@ from fl_dpbayes.privacy.events import GaussianEvent
 from fl_dpbayes.run.bench import accounting as bench_accounting
 from fl_dpbayes.run.bench import clip
 from fl_dpbayes.run.bench.memory import bench_memory
+from fl_dpbayes.run.bench.simulation import STAGES, StageClock, bench_simulation, sizes
 
 
 @pytest.mark.slow
@@ -68,3 +70,27 @@ def test_missing_peer_is_told_in_one_line(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setitem(sys.modules, "dp_accounting", None)
     with pytest.raises(UserError, match=r"dp-accounting is not installed: pip install 'fl-dpbayes\[bench\]'"):
         bench_accounting.bench_accounting(Console())
+
+
+@pytest.mark.slow
+def test_every_second_of_a_simulation_is_some_stages(tmp_path):
+    console = Console(width=200, file=io.StringIO(), record=True)
+    bench_simulation(console, [12], rounds=2, engine="inline", folder=tmp_path, as_json=True)
+    (twelve,) = json.loads(console.export_text())
+    assert (twelve["sites"], sizes(300)) == (12, [10, 100, 300])
+    assert all(twelve[f"{stage}, CPU s"] > 0 for stage in (*STAGES, "server"))
+    assert sum(twelve[f"{stage}, CPU s"] for stage in (*STAGES, "server")) < twelve["run, s"] + 0.5
+
+
+def test_a_stage_counts_no_second_of_a_stage_within_it():
+    clock = StageClock()
+
+    def work(seconds: float) -> None:
+        start = time.thread_time()
+        while time.thread_time() - start < seconds:
+            pass
+
+    inner = clock.timed("inner", lambda: work(0.02))
+    clock.timed("outer", lambda: (work(0.01), inner(), inner()))()
+    assert clock.seconds["inner"] == pytest.approx(0.04, rel=0.2)
+    assert clock.seconds["outer"] == pytest.approx(0.01, rel=0.5)
