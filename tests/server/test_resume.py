@@ -4,24 +4,19 @@ import time
 from pathlib import Path
 
 import pytest
-from pandas import read_csv
-from pandas.testing import assert_frame_equal
 
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.files.journal import JOURNAL_FILE, read_journal
-from fl_dpbayes.config.site_file import read_site_file
-from fl_dpbayes.data.site_ledger import ledger_place
-from fl_dpbayes.privacy.ledger.ledger import Ledger
 from server.checkpoint import CHECKPOINT_FILE, read_checkpoint, write_checkpoint
 from server.run_record import RunRecord
 from server.strategies.strategy import PosteriorStrategy
+from tests.resumed import assert_same_run
 from tests.server.conftest import Cut
 
 # Every test here is a whole run or several.
 pytestmark = pytest.mark.slow
 
 ROUNDS = 12
-TABLES = ("privacy.csv", "calibration.csv")
 NOISED = ["evaluation.release=noised", "evaluation.noise_multiplier=4.0"]
 RECALIBRATED = ["recalibration={epsilon=2.0, rounds=2, steps=4, fraction=0.2}"]
 
@@ -52,29 +47,6 @@ def cut_after(run, messages: int) -> None:
             run.run()
     finally:
         run.grid.change = lambda request, reply: reply
-
-
-def spent(folder: Path) -> dict[tuple[str, str], tuple[int, float, str]]:
-    found = {}
-    for path in sorted((folder / "sites").glob("*.toml")):
-        settings = read_site_file(path).ledger
-        assert settings is not None
-        if settings.path.is_file():
-            with Ledger.open_existing(ledger_place(settings), settings.cohort) as ledger:
-                assert ledger.verify() == []
-                for part in ("train", "test", "recalibration"):
-                    sums = ledger.spent(part)
-                    found[path.stem, part] = (sums.steps, sums.epsilon, sums.method)
-    assert found
-    return found
-
-
-def assert_same_run(folder: Path, unbroken: Path) -> None:
-    for name in ("posterior.safetensors", *TABLES):
-        assert (folder / name).read_bytes() == (unbroken / name).read_bytes(), name
-    assert spent(folder) == spent(unbroken)
-    rows, expected = (read_csv(place / "rounds.csv").drop(columns="seconds") for place in (folder, unbroken))
-    assert_frame_equal(rows, expected)
 
 
 @pytest.mark.parametrize(
