@@ -51,6 +51,11 @@ class Tied(Twice):
         return self.head(self.other(torch.tanh(self.layer(features))))
 
 
+class ReadALittle(Twice):
+    def forward(self, features):
+        return self.head(self.layer(features)) + 0.02 * (features @ self.layer.weight)[:, :3]
+
+
 class Unused(Twice):
     def forward(self, features):
         return self.head(torch.tanh(features))
@@ -146,7 +151,7 @@ def convolutions(*layers):
 
 
 @pytest.mark.parametrize(("kind", "base", "shape"), [
-    *(("plain", kind, (4,)) for kind in (Twice, TwoNames, ReadElsewhere, Tied)),
+    *(("plain", kind, (4,)) for kind in (Twice, TwoNames, ReadElsewhere, ReadALittle, Tied)),
     *(("draws", kind, (4,)) for kind in (Twice, TwoNames, ReadElsewhere, Unused)),
     ("draws", lambda: convolutions(nn.GroupNorm(2, 4)), (1, 8, 8)), ("plain", OwnScale, (4,)),
     ("plain", lambda: nn.Sequential(nn.Unflatten(1, (1, 4)), nn.Conv1d(1, 3, 4), nn.Flatten()), (4,)),
