@@ -12,7 +12,7 @@ import logging
 import math
 import os
 import pickle
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,7 +26,7 @@ from fl_dpbayes.models.parameters import trainable_parameters
 RowResults = Callable[[Tensor, Tensor], Sequence[Tensor]]
 
 # Kernels treat their last rows apart; at multiples of 64 there are no such rows, at those of 16 and 32 there seldom
-# are.
+# are, and the check says where.
 ROWS = 64
 MOST_ROWS = 1280
 PREDICTION_ROWS = 256
@@ -41,13 +41,17 @@ _known: dict[Hashable, int] = {}
 def pieces(rows: int, *tensors: Tensor) -> Iterator[tuple[Any, ...]]:
     """Cut tensors (N, ...) alike into pieces of exactly P rows, and say how many of them are records.
 
-    The last piece is padded by zeros; a tensor that is so already, up to a multiple of P, is not copied. There is no
-    piece for N = 0.
+    The last piece is padded by zeros; one that is whole, and begins where kernels work on whole vectors, is not copied.
+    There is no piece for N = 0.
     """
     count = min(map(len, tensors))
+
+    def placed(part: Tensor) -> Tensor:
+        return part if len(part) == rows and part.data_ptr() % 64 == 0 else _filled(rows, part)
+
     for start in range(0, count, rows):
         parts = [tensor[start : start + rows] for tensor in tensors]
-        yield *(part if len(part) == rows else padded(rows, part)[0] for part in parts), min(rows, count - start)
+        yield *map(placed, parts), min(rows, count - start)
 
 
 def padded(rows: int, *tensors: Tensor) -> tuple[Tensor, ...]:
@@ -55,23 +59,33 @@ def padded(rows: int, *tensors: Tensor) -> tuple[Tensor, ...]:
 
     Returns the buffers, and which rows are records, shape (P,), bool.
     """
-    buffers = [tensor.new_zeros((rows, *tensor.shape[1:])) for tensor in tensors]
-    for buffer, tensor in zip(buffers, tensors, strict=True):
-        buffer[: len(tensor)] = tensor
-    return *buffers, torch.arange(rows, device=tensors[0].device) < len(tensors[0])
+    real = torch.arange(rows, device=tensors[0].device) < len(tensors[0])
+    return *(_filled(rows, tensor) for tensor in tensors), real
+
+
+def _filled(rows: int, tensor: Tensor) -> Tensor:
+    buffer = tensor.new_zeros((rows, *tensor.shape[1:]))
+    buffer[: len(tensor)] = tensor
+    return buffer
 
 
 def training_rows(module: nn.Module, expected_batch_size: float) -> int:
-    """Choose P for gradients: the number at which the passes of a batch of B = q n units on average cost least.
+    """Choose P for gradients as `cheapest_rows`: 64 to 1280 in steps of 32, or 16 to 128 in steps of 16.
 
-    A pass costs P rows and what its calls cost beside them, counted in rows of the model. P is 64 to 1280 in steps of
-    32; 16, 32 or 64 where a row is dear, in convolutions and where layers are normalised. B is a public constant; never
-    the size of a batch that was drawn.
+    The latter in convolutions and where layers are normalised: a row is dear there.
     """
-    dear = any(isinstance(layer, nn.Conv2d | nn.LayerNorm | nn.GroupNorm) for layer in module.modules())
+    if any(isinstance(layer, nn.Conv2d | nn.LayerNorm | nn.GroupNorm) for layer in module.modules()):
+        return cheapest_rows(range(ROWS // 4, 2 * ROWS + 1, ROWS // 4), 12, expected_batch_size)
     size = sum(value.numel() for value in trainable_parameters(module).values())
-    choices = (ROWS // 4, ROWS // 2, ROWS) if dear else range(ROWS, MOST_ROWS + 1, ROWS // 2)
-    beside = 8 if dear else 32 + 2**20 / max(1, size)
+    return cheapest_rows(range(ROWS, MOST_ROWS + 1, ROWS // 2), 32 + 2**20 / max(1, size), expected_batch_size)
+
+
+def cheapest_rows(choices: Iterable[int], beside: float, expected_batch_size: float) -> int:
+    """Return the P at which the passes of a batch of B = q n units on average cost least.
+
+    B is a public constant; never the size of a batch that was drawn. `beside`: what a pass costs beside its rows,
+    counted in rows.
+    """
     spread = math.sqrt(2 * expected_batch_size)
 
     def cost(rows: int) -> float:

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from fl_dpbayes.config.kinds import implementation
-from fl_dpbayes.config.sampler import Prior, Sampler
+from fl_dpbayes.config.sampler import FlatPrior, Prior, Sampler
 from fl_dpbayes.models.priors import prior_gradient
 from fl_dpbayes.samplers.gradients.loss import RecordLoss
 from fl_dpbayes.samplers.state_vectors import ChainState
@@ -22,6 +22,8 @@ from fl_dpbayes.samplers.state_vectors import ChainState
 
 def prior_energy_gradient(prior: Prior, position: torch.Tensor, prior_share: float) -> torch.Tensor:
     """Return -s grad log p(w), shape (d,)."""
+    if isinstance(prior, FlatPrior):
+        return position.new_zeros(()).expand_as(position)
     return prior_gradient(prior, position).mul_(-prior_share)
 
 

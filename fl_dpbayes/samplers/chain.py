@@ -95,6 +95,8 @@ def run_chain(
             kept.append(algorithm.draw(state.parameters.cpu(), streams.model))
         if on_step is not None:
             on_step(number, state, clipped)
+        # Not beside the next step's.
+        del position, noise, clipped, gradient
     last = {name: vector.cpu().numpy() for name, vector in from_state(state, plan.sampler).items()}
     # A parameter that is not finite stays so; a weight draw may leave float32's range where the state has not.
     if not all(np.isfinite(vector).all() for vector in [*last.values(), *(sample.numpy() for sample in kept)]):

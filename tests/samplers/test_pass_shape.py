@@ -17,9 +17,9 @@ from fl_dpbayes.models.dropout import DropoutModule
 from fl_dpbayes.models.parameters import load_vector, to_vector
 from fl_dpbayes.models.rows import padded
 from fl_dpbayes.models.variational import VariationalModule
-from fl_dpbayes.samplers.gradients import book_keeping, variational, vmap
+from fl_dpbayes.samplers.gradients import book_keeping, dense_chain, layer_gradients, variational, vmap
 from fl_dpbayes.samplers.gradients.loss import mean_over_draws, summed_cross_entropy
-from fl_dpbayes.samplers.gradients.pass_shape import rounding_eta, wanted_rows
+from fl_dpbayes.samplers.gradients.pass_shape import fitted_rows, rounding_eta, wanted_rows
 from fl_dpbayes.samplers.gradients.stochastic import resampled
 from fl_dpbayes.samplers.minibatch import BatchGradient, TrainingRecords
 from tests.chains import streams_of
@@ -46,6 +46,11 @@ def normalised():
     return one_by_one.randomise(nn.Sequential(*layers, nn.Conv1d(4, 2, 3), nn.Flatten(), nn.Linear(8, 3)))
 
 
+def words():
+    layers = nn.Flatten(), one_by_one.Whole(), nn.Embedding(5, 4), nn.Linear(4, 30), nn.Tanh(), nn.Flatten()
+    return one_by_one.randomise(nn.Sequential(*layers, nn.Linear(64 * 30, 3)))
+
+
 class Scaled(nn.Module):
     """A parameter of its own and no layer: every gradient is mapped over records."""
 
@@ -70,8 +75,9 @@ def gradient_of(module, count, *, each=1, units=90, loss=summed_cross_entropy, p
 ENGINES = {
     "logistic": (lambda: drawn(LogisticModel()), {}, 128),
     "mlp": (lambda: drawn(MLPModel(hidden=(5,))), {}, 128),
-    "cnn": (lambda: drawn(CNNModel(channels=(2, 3), hidden=4)), {}, 32),
-    "normalised": (normalised, {}, 32),
+    "cnn": (lambda: drawn(CNNModel(channels=(2, 3), hidden=4)), {}, 112),
+    "normalised": (normalised, {}, 112),
+    "words": (words, {}, 128),
     "vmap": (Scaled, {}, 128),
     "patients": (lambda: drawn(MLPModel(hidden=(5,))), {"each": 3}, 128),
     "pre-noise": (lambda: drawn(MLPModel(hidden=(5,))), {"pre_noise": 0.1}, 128),
@@ -115,8 +121,8 @@ def layers_of(name, part, labels):
     return book_keeping.per_layer_gradients(build(), part, labels, summed_cross_entropy)
 
 
-@pytest.mark.parametrize("name", ["logistic", "mlp", "cnn", "normalised", "weight draws"])
-@pytest.mark.parametrize("rows", [32, 64, 96])
+@pytest.mark.parametrize("name", ["logistic", "mlp", "cnn", "normalised", "words", "weight draws"])
+@pytest.mark.parametrize("rows", [32, 64, 112])
 def test_a_record_has_the_same_bits_at_every_place_beside_every_neighbour(name, rows) -> None:
     features = torch.randn((rows, *SHAPE), generator=torch.Generator().manual_seed(0))
     labels = torch.arange(rows) % 3
@@ -162,6 +168,8 @@ def test_rows_follow_from_declared_numbers_alone() -> None:
     assert [wanted_rows(module, "book_keeping", size) for size in (0.5, 30, 60, 900, 1e6)] == [64, 64, 96, 992, 1280]
     wide = nn.Linear(2**20, 1)
     assert wanted_rows(wide, "vmap", 500) == 1
+    mapped = nn.Sequential(nn.Conv1d(64, 512, 9), nn.Flatten(), nn.Linear(512 * 24, 3))
+    assert [fitted_rows(mapped, (64, 32), torch.int64, summed_cross_entropy, rows) for rows in (64, 1088)] == [64, 128]
 
 
 @pytest.mark.parametrize(
@@ -202,3 +210,24 @@ def test_model_whose_rows_mix_is_computed_row_by_row(caplog, monkeypatch) -> Non
     assert "one by one" in caplog.text
     assert gradient._rows == 1
     assert gradient().units == 5
+
+
+@pytest.mark.parametrize(("name", "holder", "function", "place"), [
+    ("mlp", dense_chain.DenseChain, "backward", 1), ("normalised", layer_gradients, "_normalisation", 2),
+    ("normalised", book_keeping, "mapped_gradients", 2), ("words", layer_gradients, "_embedding", 2),
+    ("words", layer_gradients, "_gram_norm", 1), ("cnn", layer_gradients, "_patches", 1),
+])  # fmt: skip
+def test_self_check_runs_on_the_path_that_trains(monkeypatch, name, holder, function, place) -> None:
+    """On each, the first row is given a little of the last."""
+    monkeypatch.setattr(row_check, "_known", {})
+    original = getattr(holder, function)
+
+    def leaking(*given):
+        leaky = given[place].clone()
+        leaky[0] += leaky[-1] * 1e-3 if len(leaky) > 1 else 0
+        return original(*given[:place], leaky, *given[place + 1 :])
+
+    assert gradient_of(ENGINES[name][0](), 5)._rows > 1
+    monkeypatch.setattr(row_check, "_known", {})
+    monkeypatch.setattr(holder, function, leaking)
+    assert gradient_of(ENGINES[name][0](), 5)._rows == 1

@@ -242,14 +242,17 @@ def _func_vmap(case: Case) -> Callable[[], None]:
 def _peak(case: Case, private: bool) -> float:
     """Return by how many MiB five steps raise the resident memory of a process of their own, checks included."""
     torch.set_num_threads(1)
-    # Loads libraries.
-    train(Case(LogisticModel(), (4,), 16), 1)
-    plain, before = _plain(case), _resident("VmRSS")
+    # Libraries load.
+    small = Case(LogisticModel(), (4,), 16)
+    train(small, 1)
+    _plain(small)()
+    before = _resident("VmRSS")
     # Forgets the peak so far (proc(5)).
     Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
     if private:
         train(case, 5)
     else:
+        plain = _plain(case)
         for _ in range(5):
             plain()
     return _resident("VmHWM") - before

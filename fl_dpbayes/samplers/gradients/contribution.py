@@ -57,7 +57,7 @@ class LayerGradients:
         start = self.entries
         if self.product is not None:
             a, g = (values[used] for values in self.product)
-            g = g.double() * factors[used].view(-1, 1, 1, 1)
+            g = g.to(torch.float64, copy=True).mul_(factors[used].view(-1, 1, 1, 1))
             _product_sum(a, g, out[:start])
             if self.bias:
                 torch.sum(g, dim=(0, 1, 2), out=out[start : start + g.shape[3]])

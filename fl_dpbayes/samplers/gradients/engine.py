@@ -21,7 +21,7 @@ from fl_dpbayes.samplers.gradients.clipping import ClippedSum
 from fl_dpbayes.samplers.gradients.stochastic import resampled
 
 # Half-precision modules round each gradient; a layer that is missed or counted twice differs by far more.
-_PROBE_TOLERANCE = 0.05
+_HALF_TOLERANCE, _PROBE_TOLERANCE = 0.05, 1e-3
 
 
 @dataclass(frozen=True)
@@ -67,14 +67,16 @@ def _agrees_with_autograd(
     probe, records = resampled(probe, records, np.random.default_rng(0))
     try:
         losses = [_summed_squares(probe(record[None].clone()), targets) for record in records]
-        alone = [torch.cat([part.reshape(-1).double() for part in torch.autograd.grad(x, parameters)]) for x in losses]
+        alone = [torch.cat([part.flatten() for part in torch.autograd.grad(loss, parameters)]) for loss in losses]
+        norms = [float(torch.linalg.vector_norm(gradient, dtype=torch.float64)) for gradient in alone]
         # Both are clipped: a layer whose rows are no records would have the right sum and the wrong norms.
-        norm = float(min(gradient.norm() for gradient in alone)) / 2
-        found = clipped_sum(probe, records.clone(), targets, clip_norm=norm, loss=_summed_squares)
+        norm = min(norms) / 2
+        found = clipped_sum(probe, records.clone(), targets, clip_norm=norm, loss=_summed_squares).total
     except Exception:
         return False
-    expected = torch.stack([gradient * (norm / gradient.norm()) for gradient in alone]).sum(0)
-    return bool((found.total - expected).norm() <= _PROBE_TOLERANCE * expected.norm())
+    expected = alone[0].double().mul_(norm / norms[0]).add_(alone[1].double(), alpha=norm / norms[1])
+    whole = all(parameter.dtype == torch.float32 for parameter in parameters)
+    return bool(found.sub_(expected).norm() <= (_PROBE_TOLERANCE if whole else _HALF_TOLERANCE) * expected.norm())
 
 
 def _summed_squares(outputs: torch.Tensor, _targets: torch.Tensor) -> torch.Tensor:

@@ -76,6 +76,13 @@ def randomise(module, seed=0):
     return module
 
 
+class Whole(nn.Module):
+    """Whole numbers 0 to 4 of any."""
+
+    def forward(self, features):
+        return features.abs().mul(2).clamp(max=4).nan_to_num(nan=0).long()
+
+
 class Twice(nn.Module):
     def __init__(self):
         super().__init__()

@@ -104,11 +104,6 @@ def test_linear_under_every_rule_property(widths, bias, positions, records, clip
     assert_equals_one_by_one(ENGINES, module, features, clip_norm, loss)
 
 
-class Whole(nn.Module):
-    def forward(self, features):
-        return features.abs().mul(2).clamp(max=4).long()
-
-
 @settings(max_examples=12)
 @given(
     layer=st.sampled_from(["group_norm", "layer_norm", "tokens", "embedding", "padded", "conv1d"]),
@@ -129,8 +124,10 @@ def test_other_layers_under_every_rule_property(layer, records, clip_norm, loss)
             nn.Flatten(),
             nn.Linear(90, outputs),
         ),
-        "embedding": nn.Sequential(Whole(), nn.Embedding(5, 3), nn.Flatten(), nn.Linear(18, outputs)),
-        "padded": nn.Sequential(Whole(), nn.Embedding(5, 3, padding_idx=0), nn.Flatten(), nn.Linear(18, outputs)),
+        "embedding": nn.Sequential(one_by_one.Whole(), nn.Embedding(5, 3), nn.Flatten(), nn.Linear(18, outputs)),
+        "padded": nn.Sequential(
+            one_by_one.Whole(), nn.Embedding(5, 3, padding_idx=0), nn.Flatten(), nn.Linear(18, outputs)
+        ),
         "conv1d": nn.Sequential(nn.Unflatten(1, (2, 3)), nn.Conv1d(2, 4, 2), nn.Flatten(), nn.Linear(8, outputs)),
     }[layer]
     assert gradient_engine(module, (6,)).name == "book_keeping"
