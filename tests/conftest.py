@@ -1,6 +1,7 @@
 """Small federations and nodes of hospitals, imported where a test asks for one: torch and Flower take seconds."""
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,32 @@ def table_site(tmp_path: Path):
 
     with task_identity():
         yield lambda name="site": TableSite(tmp_path / name)
+
+
+@pytest.fixture
+def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture):
+    """Run `fl-dpbayes ...`: its exit status, and what it printed to the two streams."""
+    from fl_dpbayes import cli
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["fl-dpbayes", *map(str, arguments)])
+        with pytest.raises(SystemExit) as stop:
+            cli.main()
+        return int(stop.value.code or 0), *capsys.readouterr()
+
+    return run
+
+
+@pytest.fixture
+def refusal(command):
+    """What a command says that a user's mistake ends."""
+
+    def said(*arguments: object) -> str:
+        status, _, error = command(*arguments)
+        assert (status, "Traceback" in error) == (2, False)
+        return error
+
+    return said
 
 
 @pytest.fixture

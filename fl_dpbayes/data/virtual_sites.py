@@ -94,7 +94,10 @@ def dealt_sites(scenario: Scenario, data_dir: Path | None) -> SitePlan:
     owners = {name: spec for name, spec in sites.items() if spec.records_of is None}
     scores = None
     if isinstance(scenario.partition, NaturalPartition):
-        chosen = {name: _natural_site(name, spec, pools[spec.part]) for name, spec in owners.items()}
+        collected = {part: _by_natural_site(pool) for part, pool in pools.items()}
+        chosen = {
+            name: _natural_site(name, spec, pools[spec.part], collected[spec.part]) for name, spec in owners.items()
+        }
     else:
         if isinstance(scenario.partition, FeaturePartition):
             scores = feature_scores(pools["train"].records, scenario.partition.feature)
@@ -131,14 +134,23 @@ def _pool(records: Records, part: OfficialPart, seed: int, most: int | None) -> 
     return pool._replace(order=pool.order[: pool.first_units(most)])
 
 
-def _natural_site(name: str, spec: SiteSpec, pool: Pool) -> Indices:
+def _by_natural_site(pool: Pool) -> dict[str, Indices]:
+    """Return natural site -> which records of the pool's units it collected, in increasing order; looked at once."""
+    kept = pool.records_of(pool.order)
+    if pool.records.natural_site is None:
+        return {}
+    names, which = np.unique(pool.records.natural_site[kept], return_inverse=True)
+    ends = np.cumsum(np.bincount(which))[:-1]
+    return dict(zip(names.tolist(), np.split(kept[np.argsort(which, kind="stable")], ends), strict=True))
+
+
+def _natural_site(name: str, spec: SiteSpec, pool: Pool, collected: dict[str, Indices]) -> Indices:
     if spec.records is not None:
         raise UserError(f"sites.{name}.records: a natural site has the records that it has: remove the key")
-    own = np.flatnonzero(of_natural_site(pool.records, name, f"partition.kind is 'natural', sites.{name}"))
-    chosen = np.intersect1d(own, pool.records_of(pool.order))
-    if not len(chosen):
+    if name not in collected:
+        of_natural_site(pool.records, name, f"partition.kind is 'natural', sites.{name}")
         raise UserError(f"sites.{name}: data.records leaves no record to this natural site: raise it")
-    return chosen
+    return collected[name]
 
 
 def _divided_sites(

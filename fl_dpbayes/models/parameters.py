@@ -90,6 +90,22 @@ def arrays_to_vector(arrays: Mapping[str, npt.NDArray], module: nn.Module) -> Te
     return torch.from_numpy(np.concatenate([np.asarray(arrays[name], np.float32).reshape(-1) for name in shapes]))
 
 
+def called(module: nn.Module, values: Mapping[str, Tensor], *inputs: Tensor) -> Tensor:
+    """Call a module with other values for its parameters, by name as `named_parameters` has them.
+
+    A shared parameter has its value wherever it is, and a module of two names gets it once: `functional_call`
+    by itself would swap it twice, and put back what it had swapped in.
+    """
+    own = {id(parameter): values[name] for name, parameter in module.named_parameters() if name in values}
+    placed = {
+        f"{name}.{key}".lstrip("."): own[id(parameter)]
+        for name, layer in module.named_modules() for key, parameter in layer._parameters.items()
+        if id(parameter) in own
+    }  # fmt: skip
+    result: Tensor = functional_call(module, placed, inputs, tie_weights=False)
+    return result
+
+
 def logits_at(
     module: nn.Module, inputs: npt.NDArray[np.float32]
 ) -> Callable[[Mapping[str, npt.NDArray]], tuple[npt.NDArray[np.float64], Pullback]]:

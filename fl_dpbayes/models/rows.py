@@ -41,13 +41,17 @@ _known: dict[Hashable, int] = {}
 def pieces(rows: int, *tensors: Tensor) -> Iterator[tuple[Any, ...]]:
     """Cut tensors (N, ...) alike into pieces of exactly P rows, and say how many of them are records.
 
-    The last piece is padded by zeros; a tensor that is so already, up to a multiple of P, is not copied. There is no
-    piece for N = 0.
+    The last piece is padded by zeros; one that is whole, and begins where kernels work on whole vectors, is not copied.
+    There is no piece for N = 0.
     """
     count = min(map(len, tensors))
+
+    def placed(part: Tensor) -> Tensor:
+        return part if len(part) == rows and part.data_ptr() % 64 == 0 else _filled(rows, part)
+
     for start in range(0, count, rows):
         parts = [tensor[start : start + rows] for tensor in tensors]
-        yield *(part if len(part) == rows else _filled(rows, part) for part in parts), min(rows, count - start)
+        yield *map(placed, parts), min(rows, count - start)
 
 
 def padded(rows: int, *tensors: Tensor) -> tuple[Tensor, ...]:

@@ -10,11 +10,11 @@ import math
 import numpy as np
 import torch
 from torch import nn
-from torch.func import functional_call, vmap
+from torch.func import vmap
 from torch.nn import functional
 
 from fl_dpbayes.config.sampler import FlatPrior, GaussianPrior, LaplacePrior, Prior, spread_of
-from fl_dpbayes.models.parameters import parameter_shapes, vector_views
+from fl_dpbayes.models.parameters import called, parameter_shapes, vector_views
 
 # Below it, in float32, log(1 + exp(spread)) is exp(spread), which underflows further down.
 _LINEAR_SPREAD = -20.0
@@ -63,7 +63,7 @@ class VariationalModule(nn.Module):
         """Return the plain module's outputs under every draw, shape (N, draws, K)."""
 
         def outputs(weights: dict[str, torch.Tensor]) -> torch.Tensor:
-            return functional_call(self.mean, weights, (features,))
+            return called(self.mean, weights, features)
 
         return vmap(outputs, out_dims=1)(self.weight_draws())
 

@@ -8,10 +8,10 @@ import numpy.typing as npt
 import torch
 from scipy.special import entr, softmax
 from torch import nn
-from torch.func import functional_call
 
 from fl_dpbayes.models import rows as passes
 from fl_dpbayes.models.module_checks import check_unmoved
+from fl_dpbayes.models.parameters import called
 
 Floats = npt.NDArray[np.float64]
 
@@ -82,7 +82,7 @@ def _predict_sample(
     found: list[tuple[Floats, Floats]] = []
 
     def outputs(rows: torch.Tensor) -> torch.Tensor:
-        return functional_call(module, dict(values), (rows.clone(),))
+        return called(module, values, rows.clone())
 
     # Where there is no record, a pass of padding alone says how many classes there are.
     for start in range(0, max(1, len(features)), rows):

@@ -1,10 +1,11 @@
 """What was done to the records: the only thing that is ever turned into an epsilon."""
 
 import math
+from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate, groupby, pairwise
+from itertools import accumulate, groupby
 from typing import Any
 
 import numpy as np
@@ -64,16 +65,21 @@ def joined(history: Iterable[GaussianEvent]) -> History:
     return tuple(GaussianEvent(*kind, sum(event.steps for event in group)) for kind, group in kinds)
 
 
-def slice_history(history: History, first_step: int, steps: int) -> History:
-    """Cut `steps` steps out of a history, from `first_step` on."""
-    ends = [0, *accumulate(event.steps for event in history)]
+def slice_history(history: History, first_step: int, steps: int, ends: Sequence[int] | None = None) -> History:
+    """Cut `steps` steps out of a history, from `first_step` on; `ends`: its `step_ends`, if they are known."""
+    ends, last = step_ends(history) if ends is None else ends, first_step + steps
+    chosen = range(bisect_right(ends, first_step) - 1, min(bisect_left(ends, last), len(history)))
     return tuple(
-        event
-        if first_step <= start and end <= first_step + steps
-        else replace(event, steps=min(end, first_step + steps) - max(start, first_step))
-        for event, (start, end) in zip(history, pairwise(ends), strict=True)
-        if start < first_step + steps and first_step < end
+        history[each]
+        if first_step <= ends[each] and ends[each + 1] <= last
+        else replace(history[each], steps=min(ends[each + 1], last) - max(ends[each], first_step))
+        for each in chosen
     )
+
+
+def step_ends(history: History) -> list[int]:
+    """Return the number of steps before the first event, which is 0, and after each."""
+    return [0, *accumulate(event.steps for event in history)]
 
 
 def read_history(rows: Sequence[Sequence[float]]) -> History:

@@ -14,11 +14,10 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import nn
-from torch.func import functional_call
 
 from fl_dpbayes.config.files.atomic_file import replaced
 from fl_dpbayes.config.plan import TrainingPlan
-from fl_dpbayes.models.parameters import parameter_shapes, vector_views
+from fl_dpbayes.models.parameters import called, parameter_shapes, vector_views
 from fl_dpbayes.models.priors import log_prior
 from fl_dpbayes.samplers.gradients.clipping import ClippedSum
 from fl_dpbayes.samplers.minibatch import TrainingRecords
@@ -59,7 +58,7 @@ def log_likelihood_estimate(
     @torch.no_grad()
     def estimate(parameters: torch.Tensor) -> float:
         device = parameters.device
-        outputs = functional_call(module, vector_views(parameters, shapes), (inputs.to(device),))
+        outputs = called(module, vector_views(parameters, shapes), inputs.to(device))
         return -scale * float(records.loss(outputs, wanted.to(device)))
 
     return estimate

@@ -15,7 +15,7 @@ from fl_dpbayes.models.rows import failing_rows
 from fl_dpbayes.samplers.gradients.clipping import ClippedSum, add_up, sum_clipped, with_pre_noise
 from fl_dpbayes.samplers.gradients.engine import gradient_engine
 from fl_dpbayes.samplers.gradients.loss import RecordLoss, summed_cross_entropy
-from fl_dpbayes.samplers.gradients.pass_shape import Way, checked_gradient_rows, rounding_eta, wanted_rows
+from fl_dpbayes.samplers.gradients.pass_shape import Way, checked_gradient_rows, fitted_rows, rounding_eta, wanted_rows
 from fl_dpbayes.samplers.gradients.stochastic import resampled
 from fl_dpbayes.samplers.gradients.vmap import layer_sizes, per_unit_gradients
 from fl_dpbayes.samplers.planned import ChainStreams
@@ -87,9 +87,12 @@ class BatchGradient:
         self._materialises = privacy.pre_noise > 0 or not self._record_is_unit
         way: Way = "vmap" if self._materialises else engine.name
         self._rows = wanted_rows(module, way, privacy.sampling_rate * units)
+        shapes = (records.features.shape[1:], self._targets.dtype, records.loss)
+        if way == "book_keeping":
+            self._rows = fitted_rows(module, *shapes, self._rows)
         self._clip_norm = math.inf
         if privacy.clip_norm is not None:
-            asked = (module, way, records.features.shape[1:], self._targets.dtype, records.loss)
+            asked = (module, way, *shapes)
             self._rows = checked_gradient_rows(*asked, self._rows)
             self._clip_norm = privacy.clip_norm / (1 + rounding_eta(*asked, self._rows, units))
 

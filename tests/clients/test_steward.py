@@ -6,11 +6,9 @@ from datetime import UTC, datetime, timedelta
 import numpy as np
 import pytest
 from rich.console import Console
-from typer.testing import CliRunner
 
 import clients.train
 from clients.evaluate import declared_groups
-from fl_dpbayes.cli import app
 from fl_dpbayes.config.approvals import approvals_file
 from fl_dpbayes.config.files import audit_log
 from fl_dpbayes.config.files.audit_log import audit_log_path, read_audit_log, record
@@ -114,15 +112,14 @@ def test_public_sums_are_counted_so_a_site_without_a_ledger_has_none(table_site)
     assert refusal_of(evaluate(site)) == ("SITE_FILE_INVALID", "")
 
 
-def test_a_plan_approved_at_the_site_runs_from_the_next_message_on_and_another_does_not(table_site) -> None:
+def test_a_plan_approved_at_the_site_runs_from_the_next_message_on_and_another_does_not(table_site, command) -> None:
     site = table_site()
     with_policy(site, approved_plans=[])
     assert refusal_of(site.train()) == ("PLAN_NOT_APPROVED", "plan")
     digest = list(read_audit_log(site.path))[-1]["plan"]
-    assert "nothing readable waits" in command("site", "approve", site.path, digest[:12], "--yes")
-    said = command("site", "approve", site.path, digest, "--yes")
-    assert said.startswith("0 ")
-    assert '"clip_norm": 0.5' in said
+    assert "nothing readable waits" in command("site", "approve", site.path, digest[:12], "--yes")[2]
+    status, said, _ = command("site", "approve", site.path, digest, "--yes")
+    assert (status, '"clip_norm": 0.5' in said) == (0, True)
     assert refusal_of(site.train()) is None
     assert refusal_of(site.train(round=2, first_step=1)) is None
     for other in (LATER, MLP, {"task": {"input_shape": [3], "classes": 2}}, {"privacy": {"epsilon": 3.0}}):
@@ -131,28 +128,23 @@ def test_a_plan_approved_at_the_site_runs_from_the_next_message_on_and_another_d
     assert refusal_of(site.train(run="cd" * 16)) == ("SITE_FILE_INVALID", "")
 
 
-def command(*words: object) -> str:
-    done = CliRunner().invoke(app, list(map(str, words)))
-    return f"{done.exit_code} {done.output}{done.exception or ''}"
-
-
-def test_a_cohort_is_lowered_and_closed_by_a_command_for_good(table_site) -> None:
+def test_a_cohort_is_lowered_and_closed_by_a_command_for_good(table_site, command) -> None:
     site = table_site()
     with_policy(site)
     assert refusal_of(site.train()) is None
     with site.ledger() as ledger:
         spent = ledger.spent("train").epsilon
     for epsilon in (9, 8, 0):
-        assert "not between 0 and 8" in command("site", "ledger", "lower", site.path, epsilon, "--yes")
-    assert command("site", "ledger", "lower", site.path, spent * 1.05, "--yes").startswith("0 ")
-    assert "not between" in command("site", "ledger", "lower", site.path, spent * 1.1, "--yes")
+        assert "not between 0 and 8" in command("site", "ledger", "lower", site.path, epsilon, "--yes")[2]
+    assert command("site", "ledger", "lower", site.path, spent * 1.05, "--yes")[0] == 0
+    assert "not between" in command("site", "ledger", "lower", site.path, spent * 1.1, "--yes")[2]
     assert refusal_of(site.train(round=2, first_step=1)) == ("BUDGET_EXHAUSTED", "")
     assert refusal_of(site.train()) is None
-    assert command("site", "ledger", "close", site.path, "--yes").startswith("0 ")
+    assert command("site", "ledger", "close", site.path, "--yes")[0] == 0
     for ask in (site.train, lambda: evaluate(site)):
         assert refusal_of(ask()) == ("COHORT_CLOSED", "")
-    assert "closed" in command("site", "ledger", "lower", site.path, 0.1, "--yes")
-    assert "It is closed." in command("site", "ledger", "show", site.path)
+    assert "closed" in command("site", "ledger", "lower", site.path, 0.1, "--yes")[2]
+    assert "It is closed." in command("site", "ledger", "show", site.path)[1]
     assert len(rows_of(site.ledger())) == 1
 
 

@@ -43,6 +43,18 @@ DROPOUT = ["sampler.kind=dp-mc-dropout", "aggregation.rule=mixture"]
     (["privacy.clipping=global"], "privacy.clipping is 'global': it must be a table.*kind = 'global'"),
     (["training=3"], "training is 3: it must be a table; its keys are burn_in"),
     (["model={kind='cnn', features={kind='scattering'}}"], "features: model.kind 'cnn' takes none: remove it"),
+    (["sampler.kind=sgd"], "choose 'dp-sgd'"),
+    (["privacy.clipping.kind=global", "privacy.clipping.bound=0.01"], "clipping.bound is 0.01"),
+    *(([f"sites.held-out.prevalence={given}"], r"data\.prevalence is not: declare there")
+      for given in ("[0.1,0.9]", "estimated")),
+    (["data.prevalence=[0.5,0.6]"], "sum to 1.1: they must sum to 1"),
+    *(([f"data.prevalence=[{share},1.0]"], "has share") for share in ("0.0", "5e-324")),
+    (["data.prevalence=[0.5,0.5]", "sites.held-out.prevalence=estimated",
+      "evaluation={release='noised', noise_multiplier=2.0}"], "does not cover: declare numbers"),
+    (["recalibration={rounds=7}"], "must divide steps"),
+    (["recalibration={scope='site', rounds=2}"], "nothing is averaged"),
+    (["recalibration={fraction=0.9}"], "leaves nothing to train on"),
+    (["recalibration={method='beta'}"], "recalibration: method 'beta'"),
 ])  # fmt: skip
 def test_wrong_key_or_value_is_named_in_one_line(overrides: list[str], said: str) -> None:
     with pytest.raises(UserError, match=said) as raised:

@@ -37,8 +37,10 @@ def save_sealed(tensors, path, metadata=None):
     seal(path)
 
 
-def test_round_trip(tmp_path):
+def test_round_trip_of_samples_that_are_views_in_another_order(tmp_path):
     path, samples = tmp_path / "posterior.safetensors", samples_of()
+    flipped = {name: array[::-1] for name, array in samples.arrays.items()}
+    samples = PosteriorSamples(flipped, samples.weights[::-1], samples.temperatures)
     save_posterior(path, samples, MODEL, TASK, "ab")
     stored = load_posterior(path)
     assert (stored.metadata.model, stored.metadata.task, stored.metadata.scenario_hash) == (MODEL, TASK, "ab")
@@ -59,17 +61,6 @@ def test_recalibration_map_is_kept_and_must_fit_the_classes(tmp_path):
     save_sealed(tensors_of(samples_of()), path, metadata={"fl_dpbayes": json.dumps(wrong)})
     with pytest.raises(UserError, match="another number of classes"):
         load_posterior(path)
-
-
-def test_samples_that_are_views_in_another_order_are_stored_right(tmp_path):
-    samples = samples_of()
-    flipped = PosteriorSamples(
-        {name: array[::-1] for name, array in samples.arrays.items()}, samples.weights[::-1], samples.temperatures
-    )
-    save_posterior(tmp_path / "p.safetensors", flipped, MODEL, TASK, "ab")
-    stored = load_posterior(tmp_path / "p.safetensors").samples
-    np.testing.assert_array_equal(stored.arrays["1.weight"], samples.arrays["1.weight"][::-1])
-    np.testing.assert_array_equal(stored.weights, samples.weights[::-1])
 
 
 def hostile_tensors():

@@ -131,7 +131,7 @@ def test_it_is_read_back_with_its_module_only_and_is_known_as_finished_without(r
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:.*ArviZ is undergoing:FutureWarning")
+@pytest.mark.filterwarnings("ignore:\\nArviZ is undergoing:FutureWarning")
 def test_chains_go_to_arviz_by_site_or_averaged(run, tmp_path, monkeypatch) -> None:
     averaged = run.posterior.to_arviz().posterior
     assert averaged["chain"].to_numpy().tolist() == ["averaged chain"]

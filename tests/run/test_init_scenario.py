@@ -77,10 +77,9 @@ def test_center_is_within_a_scale_of_the_median() -> None:
     ({"from": "absent.csv"}, "table absent.csv does not exist"),
     ({"out": "patients.csv"}, "patients.csv exists already"),
 ])  # fmt: skip
-def test_a_mistake_is_one_line(patients, command, monkeypatch, changes, said) -> None:
+def test_a_mistake_is_one_line(patients, refusal, monkeypatch, changes, said) -> None:
     monkeypatch.chdir(patients.parent)
-    status, _, error = command("init", *given(Path("patients.csv"), **changes))
-    assert status == 2
+    error = refusal("init", *given(Path("patients.csv"), **changes))
     assert re.search(said, error), error
     assert not Path("patients.toml").exists()
 

@@ -43,14 +43,13 @@ MISTAKES = [
 
 
 @pytest.mark.parametrize(("content", "settings", "said"), MISTAKES)
-def test_a_mistake_is_one_line(scenario, command, tmp_path, monkeypatch, content, settings, said) -> None:
+def test_a_mistake_is_one_line(scenario, refusal, tmp_path, monkeypatch, content, settings, said) -> None:
     # The table lies beside the scenario, wherever the command is given.
     monkeypatch.chdir("/")
     if content is not None:
         (tmp_path / "t.csv").write_text(content)
     assignments = [word for one in settings for word in ("--set", one)]
-    status, _, error = command("simulate", scenario, "--out", tmp_path / "run", *assignments)
-    assert status == 2
+    error = refusal("simulate", scenario, "--out", tmp_path / "run", *assignments)
     assert error.count("\n") == 1
     assert re.search(said, error), error
 

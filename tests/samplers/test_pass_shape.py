@@ -19,7 +19,7 @@ from fl_dpbayes.models.rows import padded
 from fl_dpbayes.models.variational import VariationalModule
 from fl_dpbayes.samplers.gradients import book_keeping, dense_chain, layer_gradients, variational, vmap
 from fl_dpbayes.samplers.gradients.loss import mean_over_draws, summed_cross_entropy
-from fl_dpbayes.samplers.gradients.pass_shape import rounding_eta, wanted_rows
+from fl_dpbayes.samplers.gradients.pass_shape import fitted_rows, rounding_eta, wanted_rows
 from fl_dpbayes.samplers.gradients.stochastic import resampled
 from fl_dpbayes.samplers.minibatch import BatchGradient, TrainingRecords
 from tests.chains import streams_of
@@ -168,6 +168,8 @@ def test_rows_follow_from_declared_numbers_alone() -> None:
     assert [wanted_rows(module, "book_keeping", size) for size in (0.5, 30, 60, 900, 1e6)] == [64, 64, 96, 992, 1280]
     wide = nn.Linear(2**20, 1)
     assert wanted_rows(wide, "vmap", 500) == 1
+    mapped = nn.Sequential(nn.Conv1d(64, 512, 9), nn.Flatten(), nn.Linear(512 * 24, 3))
+    assert [fitted_rows(mapped, (64, 32), torch.int64, summed_cross_entropy, rows) for rows in (64, 1088)] == [64, 128]
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 import copy
 import json
-import sys
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import cache
@@ -16,7 +15,6 @@ import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from hypothesis import strategies as st
 
-from fl_dpbayes import cli
 from fl_dpbayes.calibration.statistics import CalibrationStatistics, to_arrays
 from fl_dpbayes.config.files.journal import JOURNAL_FILE, Journal, JournalMark
 from fl_dpbayes.config.scenario import load_scenario
@@ -80,14 +78,6 @@ def predictions(run, features: np.ndarray) -> np.ndarray:
 
 class Cut(BaseException):
     """Ends a run as a kill does: no handler of the apps catches it."""
-
-
-def command(capsys, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> tuple[int, str]:
-    """Run `fl-dpbayes`; return its status and what it says of errors."""
-    monkeypatch.setattr(sys, "argv", ["fl-dpbayes", *arguments])
-    with pytest.raises(SystemExit) as ended:
-        cli.main()
-    return int(ended.value.code or 0), capsys.readouterr().err
 
 
 class Answering:

@@ -8,10 +8,9 @@ import pytest
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.plan import PrivacyPlan, TrainingPlan
 from fl_dpbayes.config.sampler import SGLD, ConstantStepSize
-from fl_dpbayes.config.site_file import read_site_file
-from fl_dpbayes.data.site_ledger import cohort_of, ledger_place
-from fl_dpbayes.privacy.ledger.ledger import Ledger
 from server.check_reply import check_displacement
+from tests.asking import rows_of
+from tests.resumed import assert_same_run
 
 MIXTURE = "aggregation={rule='mixture'}"
 PLAN = TrainingPlan(
@@ -50,10 +49,7 @@ def test_site_refuses_a_round_too_large_for_its_ledger(federation, monkeypatch) 
     run = federation(MIXTURE, "training={rounds=1, steps_per_round=8, thinning=2}")
     with pytest.raises(UserError, match=r"BAD_REQUEST plan\.thinning"):
         run.run()
-    for path in (run.folder / "sites").glob("*.toml"):
-        site_file = read_site_file(path)
-        with Ledger.open(ledger_place(site_file.ledger), cohort_of(site_file)) as ledger:
-            assert ledger.rows() == []
+    assert all(rows_of(run.ledger(site)) == [] for site in run.scenario.sites)
 
 
 def test_round_that_the_disk_cannot_hold_is_not_begun(federation, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,5 +73,4 @@ def test_site_that_failed_on_the_full_disk_of_a_simulation_is_not_left_out(
         run.run()
     run.grid.change, free[0] = lambda request, reply: reply, 2**30
     run.run()
-    for name in ("posterior.safetensors", "privacy.csv"):
-        assert (run.folder / name).read_bytes() == (unbroken.folder / name).read_bytes(), name
+    assert_same_run(run.folder, unbroken.folder)

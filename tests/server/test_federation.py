@@ -41,6 +41,7 @@ def test_run_directory_holds_what_the_contract_names(plain) -> None:
     for name in ("privacy.csv", "calibration.csv", "rounds.csv", "scenario.toml"):
         assert (plain.folder / name).stat().st_size > 0
     assert len(plain.posterior()) == 2
+    assert not (plain.folder.parent / HEADS_FILE).exists(), "of real sites only"
 
 
 def test_epsilon_grows_with_rounds_and_the_last_planned_step_meets_the_budget(plain) -> None:
@@ -57,16 +58,10 @@ def test_only_training_sites_get_training_requests(plain) -> None:
     asked = {plain.site_of(message) for message in plain.requests("train")}
     assert asked == {name for name, site in plain.scenario.sites.items() if site.role == "train"}
     assert {plain.site_of(message) for message in plain.requests("evaluate")} == set(plain.scenario.sites)
-
-
-def test_run_without_the_section_asks_for_no_recalibration(plain) -> None:
+    # Without its section there is no recalibration.
     assert plain.requests("train.recalibrate") == []
     assert all(record["recalibration"] is None for record in plain.asked("evaluate"))
     assert plain.summary()["recalibration"] is None
-
-
-def test_simulation_keeps_no_heads_beside_its_run(plain) -> None:
-    assert not (plain.folder.parent / HEADS_FILE).exists()
 
 
 def test_flower_result_holds_each_round_and_the_pooled_evaluation(plain) -> None:

@@ -9,7 +9,7 @@ from unittest.mock import MagicMock
 
 import pytest
 
-from tests.server.conftest import command
+from tests.resumed import assert_same_run
 
 pytestmark = pytest.mark.slow
 
@@ -65,17 +65,17 @@ def full_file() -> MagicMock:
     return file
 
 
-def test_every_write_may_fail_once(tmp_path: Path, capsys, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_write_may_fail_once(tmp_path: Path, command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fl_dpbayes.run.progress.POLL_SECONDS", 0.01)
     monkeypatch.setattr("fl_dpbayes.calibration.intervals.REPLICATES", 50)
     settings = [part for setting in SETTINGS for part in ("--set", setting)]
     new = ["simulate", "digits", "--engine", "inline", *settings, "--out"]
-    assert command(capsys, monkeypatch, *new, str(tmp_path / "unbroken"))[0] == 0
+    assert command(*new, tmp_path / "unbroken")[0] == 0
     folder = tmp_path / "run"
     disk = FullDisk(folder)
     monkeypatch.setattr("builtins.open", disk.open)
     monkeypatch.setattr("io.open", disk.open)
-    status, said = command(capsys, monkeypatch, *new, str(folder))
+    status, _, said = command(*new, folder)
     while status and len(disk.failed) < MOST_FAILURES:
         # A full disk before the run begins is a mistake to mend (2), and one later ends it (1).
         assert (status in (1, 2), said.count("\n")) == (True, 1), (disk.failed, said)
@@ -86,10 +86,9 @@ def test_every_write_may_fail_once(tmp_path: Path, capsys, monkeypatch: pytest.M
         again = ["simulate", "--engine", "inline", "--resume", str(folder)] if resumable else [*new, f"{folder}-2"]
         if not resumable:
             disk.folder = folder = Path(f"{folder}-2")
-        status, said = command(capsys, monkeypatch, *again)
+        status, _, said = command(*again)
     assert status == 0, said
-    for name in ("posterior.safetensors", "privacy.csv", "calibration.csv"):
-        assert (folder / name).read_bytes() == (tmp_path / "unbroken" / name).read_bytes(), name
+    assert_same_run(folder, tmp_path / "unbroken")
     assert {kind.partition(" ")[0] for kind in disk.failed} == {
         "scenario.toml", "partition.json", "sites/*.npy", "sites/*.toml", "journal.jsonl", "events.jsonl",
         "checkpoint.safetensors", "bank/*.safetensors", "privacy.csv", "rounds.csv", "posterior.safetensors",

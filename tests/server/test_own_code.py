@@ -1,18 +1,16 @@
 """Code that a request names: a site imports what its policy lists, and the server wants the same code everywhere."""
 
-import json
 import sys
 
 import numpy as np
 import pytest
-from flwr.app import Message
 from torch import nn
 
 from fl_dpbayes.config.installed_code import installed_code, source_digest
 from fl_dpbayes.config.task import ModuleModel, Task
 from fl_dpbayes.posterior.samples import PosteriorSamples
 from fl_dpbayes.posterior.store import load_posterior, save_posterior
-from tests.asking import ROWS, evaluate, refusal_of, rows_of
+from tests.asking import ROWS, evaluate, record_of, refusal_of, rows_of
 
 FACTORY = "tests.server.test_own_code:flat"
 POLICY = {"max_run_epsilon": 4.0, "evaluation_release": "noised"}
@@ -34,22 +32,18 @@ def test_site_imports_only_what_its_policy_lists(table_site) -> None:
         large = {"kind": "module", "factory": FACTORY, "settings": {"inputs": 10**12}}
         assert refusal_of(answer(model=large)) == ("POLICY_DENIED", "model")
     assert len(rows_of(site.ledger())) == 2
-    card = json.loads(str(site.answer("query").content["config"]["record"]))
-    assert card["code"] == [installed_code(FACTORY).model_dump()]
+    assert record_of(site.answer("query"))["code"] == [installed_code(FACTORY).model_dump()]
 
 
 def test_site_with_other_code_or_none_is_left_out_in_words(federation) -> None:
     model = f"model={{kind='module', factory='{FACTORY}', settings={{inputs=64, classes=10}}}}"
     run = federation(model, "sampler.step_size.initial=0.01")
 
-    def change(request: Message, reply: Message) -> Message:
-        if request.metadata.message_type == "query" and (site := run.site_of(request)) in ("north", "south"):
-            card = json.loads(reply.content["config"]["record"])
-            other = card["code"][0] | {"distribution": "tumournet", "version": "1.0", "digest": "ab" * 32}
-            reply.content["config"]["record"] = json.dumps(card | {"code": [other] if site == "north" else []})
-        return reply
+    def change(card: dict) -> None:
+        other = card["code"][0] | {"distribution": "tumournet", "version": "1.0", "digest": "ab" * 32}
+        card["code"] = [other] if card["name"] == "north" else []
 
-    run.grid.change = change
+    run.spoil_record(change, ("query",), ("north", "south"))
     run.run()
     said = [text for text in run.warnings() if "did not join: " in text]
     assert any("north has other code" in text and "tumournet 1.0 (SHA-256 abababababab)" in text for text in said)

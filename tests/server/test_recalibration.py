@@ -14,7 +14,6 @@ from fl_dpbayes.calibration.recalibration.isotonic import count, fit
 from fl_dpbayes.calibration.recalibration.maps import recalibrate
 from fl_dpbayes.calibration.release import NoisedTable, sensitivity
 from fl_dpbayes.config.errors import UserError
-from fl_dpbayes.config.scenario import load_scenario
 from fl_dpbayes.config.sources import BuiltIn
 from fl_dpbayes.data.records import load_unscaled
 from fl_dpbayes.data.site import load_site
@@ -340,24 +339,6 @@ def test_site_without_a_prevalence_refuses_to_correct_for_one(hospitals) -> None
     run = hospitals().run()
     request = changed(run.requests("evaluate")[0], trained_prevalence=TRAINED)
     assert refusal_of(ask(request)) == ("BAD_REQUEST", "trained_prevalence")
-
-
-@pytest.mark.parametrize(("overrides", "problem"), [
-    (["sites.held-out.prevalence=[0.1,0.9]"], r"data\.prevalence is not: declare there"),
-    (["sites.held-out.prevalence=estimated"], r"data\.prevalence is not: declare there"),
-    (["data.prevalence=[0.5,0.6]"], "sum to 1.1: they must sum to 1"),
-    (["data.prevalence=[0.0,1.0]"], "has share 0"),
-    (["data.prevalence=[5e-324,1.0]"], "has share"),
-    (["data.prevalence=[0.5,0.5]", "sites.held-out.prevalence=estimated",
-      "evaluation={release='noised', noise_multiplier=2.0}"], "does not cover: declare numbers"),
-    (["recalibration={rounds=7}"], "must divide steps"),
-    (["recalibration={scope='site', rounds=2}"], "nothing is averaged"),
-    (["recalibration={fraction=0.9}"], "leaves nothing to train on"),
-    (["recalibration={method='beta'}"], "recalibration: method 'beta'"),
-])  # fmt: skip
-def test_prevalence_or_section_that_makes_no_sense_is_refused(overrides: list[str], problem: str) -> None:
-    with pytest.raises(UserError, match=problem):
-        load_scenario("digits", overrides)
 
 
 @pytest.mark.parametrize(("override", "problem"), [

@@ -4,24 +4,19 @@ import time
 from pathlib import Path
 
 import pytest
-from pandas import read_csv
-from pandas.testing import assert_frame_equal
 
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.files.journal import JOURNAL_FILE, read_journal
-from fl_dpbayes.config.site_file import read_site_file
-from fl_dpbayes.data.site_ledger import ledger_place
-from fl_dpbayes.privacy.ledger.ledger import Ledger
 from server.checkpoint import CHECKPOINT_FILE, read_checkpoint, write_checkpoint
 from server.run_record import RunRecord
 from server.strategies.strategy import PosteriorStrategy
+from tests.resumed import assert_same_run
 from tests.server.conftest import Cut
 
 # Every test here is a whole run or several.
 pytestmark = pytest.mark.slow
 
 ROUNDS = 12
-TABLES = ("privacy.csv", "calibration.csv")
 NOISED = ["evaluation.release=noised", "evaluation.noise_multiplier=4.0"]
 RECALIBRATED = ["recalibration={epsilon=2.0, rounds=2, steps=4, fraction=0.2}"]
 
@@ -52,29 +47,6 @@ def cut_after(run, messages: int) -> None:
             run.run()
     finally:
         run.grid.change = lambda request, reply: reply
-
-
-def spent(folder: Path) -> dict[tuple[str, str], tuple[int, float, str]]:
-    found = {}
-    for path in sorted((folder / "sites").glob("*.toml")):
-        settings = read_site_file(path).ledger
-        assert settings is not None
-        if settings.path.is_file():
-            with Ledger.open_existing(ledger_place(settings), settings.cohort) as ledger:
-                assert ledger.verify() == []
-                for part in ("train", "test", "recalibration"):
-                    sums = ledger.spent(part)
-                    found[path.stem, part] = (sums.steps, sums.epsilon, sums.method)
-    assert found
-    return found
-
-
-def assert_same_run(folder: Path, unbroken: Path) -> None:
-    for name in ("posterior.safetensors", *TABLES):
-        assert (folder / name).read_bytes() == (unbroken / name).read_bytes(), name
-    assert spent(folder) == spent(unbroken)
-    rows, expected = (read_csv(place / "rounds.csv").drop(columns="seconds") for place in (folder, unbroken))
-    assert_frame_equal(rows, expected)
 
 
 @pytest.mark.parametrize(
@@ -189,26 +161,22 @@ def test_run_goes_on_without_sites_that_are_gone_and_with_one_that_comes_back(fe
         assert any("sent no evaluation: it has been gone" in text for text in texts)
 
 
-def test_run_with_too_few_of_its_sites_is_not_resumed_and_loses_nothing(federation, unbroken, monkeypatch) -> None:
-    monkeypatch.setattr("server.roster.NODE_SECONDS", 0.1)
+def test_run_with_too_few_of_its_sites_loses_nothing_and_waits_for_all_though_fewer_could_start(
+    federation, unbroken, monkeypatch
+) -> None:
     run = federation(*STRICT)
     cut_after(run, len(run.scenario.sites) + 5)
     kept = (run.folder / CHECKPOINT_FILE).read_bytes()
-    connected(run, lambda: {1, 3, 5, 6, 7})
-    with pytest.raises(UserError, match=r"2 training sites of this run answer.*min_sites asks for 4.*south, west"):
-        run.run()
-    connected(run, lambda: ())
-    with pytest.raises(UserError, match="none of the run's 7 nodes is connected"):
-        run.run()
+    with monkeypatch.context() as patch:
+        patch.setattr("server.roster.NODE_SECONDS", 0.1)
+        connected(run, lambda: {1, 3, 5, 6, 7})
+        with pytest.raises(UserError, match=r"2 training sites of this run .*min_sites asks for 4.*south, west"):
+            run.run()
+        connected(run, lambda: ())
+        with pytest.raises(UserError, match="none of the run's 7 nodes is connected"):
+            run.run()
     assert (run.folder / CHECKPOINT_FILE).read_bytes() == kept
-    connected(run, lambda: range(1, 8))
-    run.run()
-    assert_same_run(run.folder, unbroken.folder)
-
-
-def test_resumed_run_waits_for_all_its_nodes_though_fewer_suffice_to_start(federation, unbroken) -> None:
-    run = federation(*STRICT)
-    cut_after(run, len(run.scenario.sites) + 5)
+    # It waits for all its nodes, though fewer suffice to start.
     began = time.monotonic()
     connected(run, lambda: range(1, 8) if time.monotonic() > began + 0.5 else range(1, 6))
     run.run()

@@ -13,6 +13,7 @@ from fl_dpbayes.protocol.arrays import without_prefix
 from fl_dpbayes.protocol.card import MAX_UNITS
 from fl_dpbayes.protocol.wire import arrays_digest
 from server.messages import PULL_SECONDS
+from tests.asking import record_of
 
 # Every test here is a whole run or several.
 pytestmark = pytest.mark.slow
@@ -234,16 +235,14 @@ CARDS = {
 def test_sites_whose_cards_do_not_fit_are_left_out_alone_and_said(federation) -> None:
     run = federation("privacy.sampling_rate=0.2", "sites.more={role='held_out', records=60}")
 
-    def change(request: Message, reply: Message) -> Message:
-        site = run.site_of(request)
-        if request.metadata.message_type == "query":
-            card = json.loads(reply.content["config"]["record"]) | CARDS[site][0]
-            reply.content["config"]["record"] = json.dumps(card)
-            if site == "held-out":
-                reply.metadata.__dict__["_src_node_id"] = 99
+    def change(reply: Message) -> Message:
+        card = record_of(reply)
+        reply.content["config"]["record"] = json.dumps(card | CARDS[card["name"]][0])
+        if card["name"] == "held-out":
+            reply.metadata.__dict__["_src_node_id"] = 99
         return reply
 
-    run.grid.change = change
+    run.spoil(change, ("query",), CARDS)
     run.run()
     assert {row["name"] for row in run.summary()["sites"]} == {"east", "west"}
     texts = [text for text in run.warnings() if "did not join: " in text]

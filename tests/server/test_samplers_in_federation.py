@@ -5,9 +5,6 @@ import math
 import numpy as np
 import pytest
 
-from fl_dpbayes.config.errors import UserError
-from fl_dpbayes.config.scenario import load_scenario
-
 KINDS = ("sgld", "sgd", "adam", "sghmc", "bbp", "mc-dropout")
 MODEL = ['model={ kind = "mlp", hidden = [8] }', "sites.held-out=", "sites.noisy-scanner=", "sites.rotated="]
 MIXTURE = "aggregation.rule=mixture"
@@ -80,13 +77,3 @@ def test_chains_start_apart_and_their_cost_adds_up(federation) -> None:
 def test_averaged_chain_of_momentum_keeps_only_parameters_as_samples(federation) -> None:
     run = federation(*MODEL, "aggregation.rule=fald", "sampler.kind=dp-sgd", "sampler.momentum=0.5").run()
     assert set(run.posterior().arrays) == {"1.weight", "1.bias", "3.weight", "3.bias"}
-
-
-@pytest.mark.parametrize(("overrides", "said"), [
-    (["sampler.kind=sgd"], "choose 'dp-sgd'"),
-    (["privacy.clipping.kind=global", "privacy.clipping.bound=0.01"], "clipping.bound is 0.01"),
-    (['privacy={ kind = "none", sampling_rate = 0.5, epsilon = 1.0 }', "sampler.kind=sgd"], "unknown key"),
-])  # fmt: skip
-def test_contradicting_settings_are_refused_in_words(overrides: list[str], said: str) -> None:
-    with pytest.raises(UserError, match=said):
-        load_scenario("digits", overrides)

@@ -9,7 +9,7 @@ from itertools import chain
 from typing import Any, Literal, get_args
 
 from fl_dpbayes.config.plan import Adjacency
-from fl_dpbayes.privacy.events import History, read_history, slice_history
+from fl_dpbayes.privacy.events import History, read_history, slice_history, step_ends
 from fl_dpbayes.privacy.filter import Budget, SpendingRule
 from fl_dpbayes.privacy.ledger.file import Durability, Entry, LedgerError, read_chain
 
@@ -146,7 +146,11 @@ class LedgerState:
 
     def spent_in(self, part: Part) -> History:
         """Return every event reserved in a part."""
-        slices = (slice_history(self.plan_of(each), each.first_step, each.steps) for each in self.reserved_in(part))
+        ends = {key: step_ends(plan.history) for key, plan in self.plans.items()}
+        slices = (
+            slice_history(self.plan_of(each), each.first_step, each.steps, ends[part, each.run, each.purpose])
+            for each in self.reserved_in(part)
+        )
         return tuple(chain.from_iterable(slices))
 
 

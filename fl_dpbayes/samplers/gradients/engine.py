@@ -21,7 +21,7 @@ from fl_dpbayes.samplers.gradients.clipping import ClippedSum
 from fl_dpbayes.samplers.gradients.stochastic import resampled
 
 # Half-precision modules round each gradient; a layer that is missed or counted twice differs by far more.
-_PROBE_TOLERANCE = 0.05
+_HALF_TOLERANCE, _PROBE_TOLERANCE = 0.05, 1e-3
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,8 @@ def _agrees_with_autograd(
     except Exception:
         return False
     expected = alone[0].double().mul_(norm / norms[0]).add_(alone[1].double(), alpha=norm / norms[1])
-    return bool(found.sub_(expected).norm() <= _PROBE_TOLERANCE * expected.norm())
+    whole = all(parameter.dtype == torch.float32 for parameter in parameters)
+    return bool(found.sub_(expected).norm() <= (_PROBE_TOLERANCE if whole else _HALF_TOLERANCE) * expected.norm())
 
 
 def _summed_squares(outputs: torch.Tensor, _targets: torch.Tensor) -> torch.Tensor:

@@ -5,6 +5,7 @@ The derivation of eta is in docs/sensitivity.md.
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Literal
 
 import numpy as np
@@ -12,12 +13,14 @@ import torch
 from torch import Tensor, nn
 
 from fl_dpbayes.config.errors import UserError
+from fl_dpbayes.config.files.kept import KEPT
 from fl_dpbayes.models import rows as passes
 from fl_dpbayes.models.parameters import trainable_parameters
 from fl_dpbayes.models.rows import ROWS, checked_rows, drawn_modules, rows_stand_alone, structure, training_rows
 from fl_dpbayes.models.variational import VariationalModule
-from fl_dpbayes.samplers.gradients.book_keeping import per_layer_gradients
+from fl_dpbayes.samplers.gradients.book_keeping import per_layer_gradients, trained_layers
 from fl_dpbayes.samplers.gradients.contribution import LayerGradients
+from fl_dpbayes.samplers.gradients.layer_gradients import has_shortcut
 from fl_dpbayes.samplers.gradients.loss import RecordLoss
 from fl_dpbayes.samplers.gradients.stochastic import resampled
 from fl_dpbayes.samplers.gradients.variational import drawn_layers
@@ -32,6 +35,7 @@ _REAL_PER_DECLARED = 2
 _ROUNDING = 2.0**-53
 # Gradients of one convolution under all weight draws, held at a time: 512 MiB.
 _MAX_ELEMENTS = 2**27
+_MOST_BYTES = 3 * 2**28
 
 
 def wanted_rows(module: nn.Module, way: Way, expected_batch_size: float) -> int:
@@ -47,6 +51,31 @@ def wanted_rows(module: nn.Module, way: Way, expected_batch_size: float) -> int:
             return 1
         return max(ROWS, rows // module.draws // ROWS * ROWS)
     return rows
+
+
+def fitted_rows(
+    module: nn.Module, input_shape: Sequence[int], targets: torch.dtype, loss: RecordLoss, rows: int
+) -> int:
+    """Lower the rows of a pass by book-keeping until what its layers hold for gradients takes at most 768 MiB.
+
+    That is products or formed gradients, Gram matrices of L x L positions, and copies of mapped gradients; found on one
+    made-up row. Arguments and result as those of `checked_gradient_rows`: a multiple of 32, 16 or 1.
+    """
+    if isinstance(module, VariationalModule):
+        return rows
+    made_up = partial(_made_up, module, 1, input_shape, targets)
+
+    def row_bytes() -> int:
+        found = per_layer_gradients(*made_up(), loss)
+        held = sum(values.nbytes for layer in found for values in layer.rows)
+        products = [layer.product[1].shape for layer in found if layer.product is not None]
+        grams = sum(24 * shape[1] * shape[2] ** 2 for shape in products if shape[2] > 1)
+        mapped = [layer for layer in trained_layers(module) if not has_shortcut(layer)]
+        return held + grams + 16 * sum(value.numel() for layer in mapped for value in layer.parameters())
+
+    asked = ("row bytes", structure(module), tuple(input_shape), targets, getattr(loss, "__qualname__", repr(loss)))
+    most = _MOST_BYTES // KEPT.get(asked, row_bytes, lambda _: 2**10)
+    return min(rows, most // (ROWS // 2) * (ROWS // 2) or (ROWS // 4 if most >= ROWS // 4 else 1))
 
 
 def checked_gradient_rows(

@@ -4,10 +4,10 @@ from itertools import starmap
 
 import torch
 from torch import nn
-from torch.func import functional_call, grad, vjp, vmap
+from torch.func import grad, vjp, vmap
 
 from fl_dpbayes.config.plan import FLAT, Clipping
-from fl_dpbayes.models.parameters import trainable_parameters
+from fl_dpbayes.models.parameters import called, trainable_parameters
 from fl_dpbayes.models.rows import ROWS, pieces
 from fl_dpbayes.samplers.gradients.clipping import ClippedSum, add_up, clip_and_sum
 from fl_dpbayes.samplers.gradients.contribution import LayerGradients, formed_gradients
@@ -31,7 +31,7 @@ def per_example_blocks(
         return {name: features.new_zeros((0, value.numel()), dtype=torch.float32) for name, value in parameters.items()}
 
     def record_loss(values: dict[str, torch.Tensor], record: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-        return loss(functional_call(module, values, (record[None],)), target[None])
+        return loss(called(module, values, record[None]), target[None])
 
     gradients = vmap(grad(record_loss), in_dims=(None, 0, 0))(parameters, features, targets)
     return {name: gradients[name].flatten(1).float() for name in parameters}
@@ -52,7 +52,7 @@ def mapped_gradients(layer: nn.Module, inputs: torch.Tensor, output_gradients: t
     parameters = {name: value.detach() for name, value in trainable_parameters(layer).items()}
 
     def pulled_back(row: torch.Tensor, gradient: torch.Tensor) -> dict[str, torch.Tensor]:
-        pull = vjp(lambda values: functional_call(layer, values, (row[None],))[0], parameters)[1]
+        pull = vjp(lambda values: called(layer, values, row[None])[0], parameters)[1]
         return pull(gradient)[0]
 
     gradients = vmap(pulled_back)(inputs, output_gradients)

@@ -142,11 +142,3 @@ def test_pictures_are_turned_to_the_bit_as_torchvision_turns_them():
         pictures = torch.rand(shape, generator=generator)
         expected = functional.rotate(pictures, degrees, interpolation=InterpolationMode.BILINEAR)
         assert torch.equal(turned_by(pictures, degrees), expected)
-
-
-def test_digits_are_those_of_scikit_learn():
-    from sklearn.datasets import load_digits
-
-    bunch, records = load_digits(), load_unscaled(BuiltIn(kind="digits"), "train")
-    assert np.array_equal(records.features, (bunch.images / 16.0).astype(np.float32)[:, None])
-    assert np.array_equal(records.labels, bunch.target)

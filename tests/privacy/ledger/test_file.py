@@ -64,13 +64,6 @@ def test_name_with_characters_of_an_address_is_a_name(tmp_path):
     assert os.listdir(tmp_path) == [path.name]
 
 
-def test_damaged_file_and_unwritable_place_are_ledger_errors(tmp_path):
-    (tmp_path / "l.sqlite").write_bytes(b"no database at all" * 100)
-    for path, said in ((tmp_path / "l.sqlite", "not a database"), (tmp_path / "l.sqlite" / "l.sqlite", None)):
-        with pytest.raises(LedgerError, match=said):
-            open_ledger_file(path, "full", create=True)
-
-
 def test_other_database_is_refused(tmp_path):
     connection = sqlite3.connect(tmp_path / "l.sqlite")
     connection.execute("CREATE TABLE patients (name TEXT)")

@@ -246,20 +246,6 @@ def test_open_ledger_that_is_put_back_meanwhile_is_refused_at_its_next_change(pa
         assert "lacks entry" in ledger.verify()[0]
 
 
-def test_both_put_back_are_noticed_by_the_servers_head(path, tmp_path):
-    spend(path)
-    shutil.copytree(path.parent, tmp_path / "older")
-    with open_ledger(path, COHORT) as ledger:
-        head = complete(ledger, spending(2)).head
-        assert isinstance(ledger.reserve(spending(3), echoed_head=head), Reserved)
-    shutil.rmtree(path.parent)
-    (tmp_path / "older").rename(path.parent)
-    with Ledger.open(place_of(path), COHORT) as ledger:
-        before = ledger.head()
-        assert ledger.reserve(spending(2), echoed_head=head) == Refused(RefusalCode.LEDGER_ROLLED_BACK, "ledger_head")
-        assert ledger.head() == before
-
-
 @pytest.mark.parametrize("what", ["renamed", "copied"])
 def test_ledger_at_another_path_is_refused_until_its_second_place_is_told(path, what):
     spend(path)

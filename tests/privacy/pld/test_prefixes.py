@@ -1,10 +1,12 @@
 """What the first steps of a plan cost, by extending one account, is what they cost composed anew."""
 
+from itertools import product
+
 import numpy as np
 import pytest
 
 from fl_dpbayes.config.files.kept import Kept
-from fl_dpbayes.privacy.events import GaussianEvent, History, history_of_steps, slice_history
+from fl_dpbayes.privacy.events import GaussianEvent, History, history_of_steps, slice_history, step_ends
 from fl_dpbayes.privacy.pld import loss_distribution
 from fl_dpbayes.privacy.pld.loss_distribution import pld_epsilon, prefix_epsilon
 
@@ -52,3 +54,12 @@ def test_each_level_of_a_plan_is_composed_once(monkeypatch) -> None:
     assert found[:6] == found[6:]
     assert found[:6] == sorted(found[:6])
     assert levels == list(plan)
+
+
+def test_a_slice_holds_each_step_between_its_ends() -> None:
+    plan = tuple(GaussianEvent(float(sigma), 0.5, steps) for sigma, steps in enumerate([3, 1, 0, 4, 2], start=1))
+    sigmas = [event.noise_multiplier for event in plan for _ in range(event.steps)]
+    for first, steps in product(range(12), range(12)):
+        found = slice_history(plan, first, steps)
+        assert [event.noise_multiplier for event in found for _ in range(event.steps)] == sigmas[first : first + steps]
+        assert found == slice_history(plan, first, steps, step_ends(plan))

@@ -35,6 +35,12 @@ ALL = [(kind, model) for kind in KINDS for model in MODELS if (kind, model) != (
 EVERY = pytest.mark.parametrize(("kind", "model"), ALL)
 
 
+class TwoNames(Twice):
+    def __init__(self):
+        super().__init__()
+        self.again = self.layer
+
+
 class Tied(Twice):
     def __init__(self):
         super().__init__()
@@ -43,6 +49,11 @@ class Tied(Twice):
 
     def forward(self, features):
         return self.head(self.other(torch.tanh(self.layer(features))))
+
+
+class ReadALittle(Twice):
+    def forward(self, features):
+        return self.head(self.layer(features)) + 0.02 * (features @ self.layer.weight)[:, :3]
 
 
 class Unused(Twice):
@@ -140,8 +151,8 @@ def convolutions(*layers):
 
 
 @pytest.mark.parametrize(("kind", "base", "shape"), [
-    *(("plain", kind, (4,)) for kind in (Twice, ReadElsewhere, Tied)),
-    *(("draws", kind, (4,)) for kind in (Twice, ReadElsewhere, Unused)),
+    *(("plain", kind, (4,)) for kind in (Twice, TwoNames, ReadElsewhere, ReadALittle, Tied)),
+    *(("draws", kind, (4,)) for kind in (Twice, TwoNames, ReadElsewhere, Unused)),
     ("draws", lambda: convolutions(nn.GroupNorm(2, 4)), (1, 8, 8)), ("plain", OwnScale, (4,)),
     ("plain", lambda: nn.Sequential(nn.Unflatten(1, (1, 4)), nn.Conv1d(1, 3, 4), nn.Flatten()), (4,)),
 ])  # fmt: skip
@@ -151,7 +162,12 @@ def test_shared_weights_and_modules_without_shortcuts_fall_back_to_vmap_and_are_
     assert engine.name == "vmap"
     assert not any("forward" in vars(layer) for layer in module.modules())
     features, labels = batch(5, *shape)
+    parameters = list(module.parameters())
     joined, inputs = with_draws(module, features)
+    # A second step, as a chain takes it, from other parameters.
+    engine.clipped_sum(joined, inputs, labels, clip_norm=0.2, **loss)
+    for parameter in parameters:
+        parameter.data = parameter.data * 0.5
     if base is Unused:
         assert engine.clipped_sum(joined, inputs, labels, clip_norm=0.2, **loss).units == 5
     else:

@@ -1,6 +1,5 @@
 """The rules `distillation` and `predbayes` in whole runs in this process."""
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -69,10 +68,7 @@ def test_student_of_public_records_predicts_like_the_mixture_of_sites(federation
             assert said["divergence"] == pytest.approx(divergence(teacher, predictions(run, features)), rel=1e-4)
     assert len(run.posterior()) == 1
     assert run.posterior().temperatures.tolist() == [0.0]
-    share = {
-        json.loads(message.content["config"]["record"])["plan"]["prior_share"] for message in run.requests("train")
-    }
-    assert share == {1.0}
+    assert {record["plan"]["prior_share"] for record in run.asked("train")} == {1.0}
     assert (said["kind"], said["file"], said["count"], said["labelled"]) == ("file", "public.npz", 400, False)
     page = write_report(run.folder).read_text()
     assert f"400 records of public.npz, labels not used, declared public: {STATEMENT}" in page

@@ -1,6 +1,5 @@
 """Every aggregation rule, chosen by name, in whole runs in this process."""
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -11,9 +10,7 @@ from rich.console import Console
 
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.scenario import load_scenario
-from fl_dpbayes.config.sources import BuiltIn
 from fl_dpbayes.config.summary import parse_summary
-from fl_dpbayes.data.records import load_unscaled
 from fl_dpbayes.posterior.rules import fedpa
 from fl_dpbayes.posterior.samples import PosteriorSamples
 from fl_dpbayes.privacy.planned_noise import planned_stretch
@@ -36,29 +33,17 @@ KEPT = [*FOUR, "training={rounds=2, steps_per_round=6, burn_in=2, thinning=1}"]
 FEDPA_KEPT = [*FOUR, "training={rounds=6, steps_per_round=6, burn_in=2, thinning=1}"]
 
 
-def accuracy_of(run) -> float:
-    rows = run.summary()["calibration"]
-    return next(r["accuracy"] for r in rows if (r["site"], r["predictor"]) == ("pooled:train", "posterior"))
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("rule", RULES)
-def test_rule_gives_a_posterior_that_predicts(federation, rule: str, tmp_path: Path) -> None:
+def test_rule_gives_a_posterior_that_predicts(federation, rule: str) -> None:
     kept = FEDPA_KEPT if rule == "fedpa" else KEPT
     run = federation(f"aggregation.rule={rule}", *kept).run()
     summary = run.summary()
     assert summary["aggregation"] == rule
     assert len(run.posterior()) == RULES[rule]
-    records = load_unscaled(BuiltIn(kind="digits"), "train").scaled()
-    archive, table = tmp_path / "digits.npz", tmp_path / "predictions.csv"
-    np.savez(archive, features=records.features)
-    predict_records(run.folder, archive, table, Console(quiet=True))
-    assert (pandas.read_csv(table)["predicted"] == records.labels).mean() > 0.6
-    assert accuracy_of(run) > 0.6
-    share = {
-        json.loads(message.content["config"]["record"])["plan"]["prior_share"] for message in run.requests("train")
-    }
-    assert share == {1.0 if rule == "mixture" else 0.25}
+    rows = {(row["site"], row["predictor"]): row["accuracy"] for row in summary["calibration"]}
+    assert rows["pooled:train", "posterior"] > 0.6
+    assert {record["plan"]["prior_share"] for record in run.asked("train")} == {1.0 if rule == "mixture" else 0.25}
 
 
 @pytest.mark.slow
