@@ -115,7 +115,8 @@ class Federation:
         """Let `change` make something else of what these sites answer, in these rounds or in all."""
 
         def changed(request: Message, reply: Message) -> Message | None:
-            return change(reply) if self._is_asked(request, kinds, sites, rounds) else reply
+            asked = request.metadata.message_type in kinds and self.site_of(request) in sites
+            return change(reply) if asked and (rounds is None or int(request.metadata.group_id) in rounds) else reply
 
         self.grid.change = changed
 
@@ -133,16 +134,13 @@ class Federation:
     def silence(self, site: str, rounds: Collection[int] | None = None, error: int | None = None) -> None:
         """Let a site not answer when it is asked to train, or an error come in its place."""
 
-        def changed(request: Message, reply: Message) -> Message | None:
-            if not self._is_asked(request, ("train",), (site,), rounds):
-                return reply
-            return None if error is None else Message(Error(error, "secret"), reply_to=request)
+        def silent(reply: Message) -> Message | None:
+            if error is None:
+                return None
+            reply.__dict__.update(_content=None, _error=Error(error, "secret"))
+            return reply
 
-        self.grid.change = changed
-
-    def _is_asked(self, request: Message, kinds, sites, rounds) -> bool:
-        asked = request.metadata.message_type in kinds and self.site_of(request) in sites
-        return asked and (rounds is None or int(request.metadata.group_id) in rounds)
+        self.spoil(silent, sites=(site,), rounds=rounds)
 
 
 @contextmanager

@@ -88,12 +88,8 @@ def test_a_patient_is_never_in_both_parts_and_a_new_one_moves_no_other(tmp_path)
     assert set(site.test.features[:, 0]) == set(grown.test.features[:, 0]) - {1000.0}
 
 
-def test_a_natural_site_is_selected_by_name(data_folder):
+def test_an_unknown_natural_site_is_refused(data_folder):
     source = BuiltIn(kind="heart", folder=data_folder)
-    selection = Selection(natural_site="switzerland")
-    site = load_site(digits_site(source=source, selection=selection, role="held_out", units=46))
-    assert site.test.unit_count == 46
-    assert site.unit == "patient"
     unknown = digits_site(source=source, selection=Selection(natural_site="zurich"), units=46)
     refused("'zurich': choose one of cleveland, hungarian, switzerland, va", load_site, unknown)
 

@@ -23,6 +23,7 @@ from fl_dpbayes.run.site import node
 from fl_dpbayes.run.site.approve import approve_digest, show_waiting
 from fl_dpbayes.run.site.bundle import decision, own_list, read_bundle
 from fl_dpbayes.run.site.keys import make_keys
+from tests.asking import refused
 from tests.deploy.sites import site_record
 
 PROJECT = zipfile.ZipFile(io.BytesIO(node.own_bundle())).read("pyproject.toml").decode()
@@ -117,12 +118,10 @@ def test_steward_sees_a_plan_before_it_is_approved(site_file) -> None:
     console = Console(file=io.StringIO(), width=200)
     assert hold(site_file, "plans", digest, text.encode())
     assert hold(site_file, "plans", "0" * 64, text.encode())
-    with pytest.raises(UserError, match="not approved"):
-        approve_digest(site_file, digest, console, lambda _: False)
+    refused("not approved", approve_digest, site_file, digest, console, lambda _: False)
     (site_file.parent / "north.held" / "bundles" / "unreadable.fab").mkdir(parents=True)
     for unfit in ("0" * 64, digest[:63], "f" * 64):
-        with pytest.raises(UserError, match=r"changed|nothing readable waits under"):
-            approve_digest(site_file, unfit, console, lambda _: True)
+        refused(r"changed|nothing readable waits under", approve_digest, site_file, unfit, console, lambda _: True)
     assert read_approvals(site_file).plans == ()
     approve_digest(site_file, digest, console, lambda _: True)
     assert read_approvals(site_file).plans == (digest,)
@@ -149,8 +148,7 @@ ROUND = {  # what of Flower or of the gate is another -> what is said
 @pytest.mark.parametrize(("place", "name", "other", "said"), ROUND.values(), ids=ROUND)
 def test_node_does_not_start_where_flower_goes_round_the_gate(site_file, monkeypatch, place, name, other, said) -> None:
     monkeypatch.setattr(place, name, other) if other else monkeypatch.delattr(place, name)
-    with pytest.raises(UserError, match=f"does not start: .*{said}"):
-        node.start_node(site_file)
+    refused(f"does not start: .*{said}", node.start_node, site_file)
 
 
 def test_no_proxy_stands_between_node_and_app(monkeypatch) -> None:
@@ -163,11 +161,9 @@ def test_no_proxy_stands_between_node_and_app(monkeypatch) -> None:
 @pytest.mark.parametrize(("name", "mode"), [("node.key", 0o640), ("node.secret", 0o644)])
 def test_node_does_not_start_with_a_key_that_others_read(site_file, name, mode) -> None:
     (site_file.parent / name).chmod(mode)
-    with pytest.raises(UserError, match=f"{name} can be read by others"):
-        node.start_node(site_file)
+    refused(f"{name} can be read by others", node.start_node, site_file)
     (site_file.parent / name).chmod(0o600)
-    with pytest.raises(UserError, match=r"does not start \(.*\): is .*ca.crt a certificate, and .* 9094, free"):
-        node.start_node(site_file)
+    refused(r"does not start \(.*\): is .*ca.crt a certificate, and .* 9094, free", node.start_node, site_file)
 
 
 def test_keys_that_cannot_all_be_written_are_made_anew(site_file) -> None:

@@ -3,13 +3,13 @@ import json
 import numpy as np
 import pytest
 
-from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.files.array_file import seal, sealable, write_arrays
 from fl_dpbayes.config.recalibration import RecalibrationMap
 from fl_dpbayes.config.task import MLPModel, Task
 from fl_dpbayes.models.build import model_shapes
 from fl_dpbayes.posterior.samples import PosteriorSamples
 from fl_dpbayes.posterior.store import load_posterior, save_posterior
+from tests.asking import refused
 
 MODEL, TASK = MLPModel(hidden=(3,)), Task(input_shape=(4,), classes=2)
 META = {"format": 2, "model": MODEL.model_dump(), "task": TASK.model_dump(), "scenario_hash": "ab"}
@@ -59,8 +59,7 @@ def test_recalibration_map_is_kept_and_must_fit_the_classes(tmp_path):
     assert load_posterior(path).metadata.recalibration == mapping
     wrong = META | {"recalibration": {"method": "vector", "parameters": [0.0, 0.0]}}
     save_sealed(tensors_of(samples_of()), path, metadata={"fl_dpbayes": json.dumps(wrong)})
-    with pytest.raises(UserError, match="another number of classes"):
-        load_posterior(path)
+    refused("another number of classes", load_posterior, path)
 
 
 def hostile_tensors():
@@ -81,8 +80,7 @@ def hostile_tensors():
 def test_arrays_that_do_not_fit_are_refused(tmp_path, tensors, message):
     path = tmp_path / "p.safetensors"
     save_sealed(tensors, path, metadata={"fl_dpbayes": json.dumps(META)})
-    with pytest.raises(UserError, match=f"p.safetensors is not a posterior file.*{message}"):
-        load_posterior(path)
+    refused(f"p.safetensors is not a posterior file.*{message}", load_posterior, path)
 
 
 @pytest.mark.parametrize("metadata", [
@@ -95,8 +93,7 @@ def test_metadata_that_does_not_fit_is_refused(tmp_path, metadata):
     if metadata and not {"other", "fl_dpbayes"} & metadata.keys():
         metadata = {"fl_dpbayes": json.dumps(META | metadata)}
     save_sealed(tensors_of(samples_of()), path, metadata=metadata)
-    with pytest.raises(UserError, match="is not a posterior file"):
-        load_posterior(path)
+    refused("is not a posterior file", load_posterior, path)
 
 
 def test_any_flipped_bit_is_refused_and_so_is_what_is_no_whole_file(tmp_path):
@@ -107,14 +104,11 @@ def test_any_flipped_bit_is_refused_and_so_is_what_is_no_whole_file(tmp_path):
     flipped = [good[:place] + bit + good[place + 1 :] for place, bit in bits.items()]
     for content in (*flipped, good[:-8], b"", b"\xff" * 100, b"\x10" + bytes(40)):
         path.write_bytes(content)
-        with pytest.raises(UserError, match=r"p.safetensors is not a posterior file.*simulate --resume"):
-            load_posterior(path)
+        refused(r"p.safetensors is not a posterior file.*simulate --resume", load_posterior, path)
 
 
 def test_file_of_an_older_version_and_a_missing_one_are_named(tmp_path):
     path = tmp_path / "p.safetensors"
     write_arrays(path, tensors_of(samples_of()), {"fl_dpbayes": json.dumps(META | {"format": 1})})
-    with pytest.raises(UserError, match=r"no checksum: an older version .* run its scenario again"):
-        load_posterior(path)
-    with pytest.raises(UserError, match="does not exist"):
-        load_posterior(tmp_path / "nothing.safetensors")
+    refused(r"no checksum: an older version .* run its scenario again", load_posterior, path)
+    refused("does not exist", load_posterior, tmp_path / "nothing.safetensors")

@@ -12,6 +12,7 @@ from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.summary import Summary, parse_summary
 from fl_dpbayes.report import run_files
 from fl_dpbayes.report.run_files import read_csv, read_summary, write_csv, write_summary
+from tests.asking import refused
 
 # Of the keys of a run's own `summary.json`.
 ORDER = [
@@ -86,8 +87,7 @@ def test_read_summary_names_what_is_wrong(content, message, tmp_path, summary):
         (tmp_path / "summary.json").write_text(content, encoding="utf-8")
     elif content is not None:
         write_summary(content if "scenario" in content else summary | content, tmp_path)
-    with pytest.raises(UserError, match=message):
-        read_summary(tmp_path)
+    refused(message, read_summary, tmp_path)
 
 
 def test_any_flipped_bit_of_a_summary_or_its_table_is_refused_or_harmless(summary, tmp_path):
@@ -102,12 +102,10 @@ def test_any_flipped_bit_of_a_summary_or_its_table_is_refused_or_harmless(summar
             with contextlib.suppress(UserError):
                 assert read_summary(tmp_path) == whole
         file.write_bytes(content[:-3])
-        with pytest.raises(UserError, match=f"{file.name} is not as a run writes it.* simulate --resume"):
-            read_summary(tmp_path)
+        refused(f"{file.name} is not as a run writes it.* simulate --resume", read_summary, tmp_path)
         file.write_bytes(content)
     (tmp_path / "privacy.csv").unlink()
-    with pytest.raises(UserError, match=r"privacy.csv is not as a run writes it: it is missing"):
-        read_summary(tmp_path)
+    refused(r"privacy.csv is not as a run writes it: it is missing", read_summary, tmp_path)
 
 
 def test_csv_round_trip_with_undefined_and_infinite(tmp_path):

@@ -20,6 +20,7 @@ from fl_dpbayes.data.simulation import run_identifier
 from fl_dpbayes.data.site import load_site
 from fl_dpbayes.run.new_records import read_new_records
 from fl_dpbayes.run.simulate import simulate
+from tests.asking import refused
 
 SHORT = ["training={rounds=2, steps_per_round=20, burn_in=20, thinning=10}", "privacy.sampling_rate=1.0",
          "simulation.insecure_seed=5"]  # fmt: skip
@@ -84,8 +85,7 @@ def test_labels_of_an_archive_matter_only_where_asked_for(tmp_path):
     for labels in BAD_LABELS:
         path = archive(tmp_path, np.full((3, 4), 0.5), labels=labels)
         assert read_new_records(path, PIXELS, DIGITS, labelled=False).labels is None
-        with pytest.raises(UserError, match=r"labels must be whole numbers|plain arrays"):
-            read_new_records(path, PIXELS, DIGITS, labelled=True)
+        refused(r"labels must be whole numbers|plain arrays", read_new_records, path, PIXELS, DIGITS, labelled=True)
     path = archive(tmp_path, np.full((3, 4), 0.5), labels=np.array([0, 2, 1]))
     assert read_new_records(path, PIXELS, DIGITS, labelled=True).labels.tolist() == [0, 2, 1]
 
@@ -97,8 +97,7 @@ def test_labels_of_a_table_matter_only_where_asked_for(tmp_path):
         path.write_text(f"x,y,label\n1,7,0\n2,40,{label}\n")
         records = read_new_records(path, NUMBERS, source, labelled=False)
         assert (records.labels, records.features.tolist()) == (None, [[1, 7], [2, 40]])
-        with pytest.raises(UserError, match=rf"line 3, column 'label': {said}"):
-            read_new_records(path, NUMBERS, source, labelled=True)
+        refused(rf"line 3, column 'label': {said}", read_new_records, path, NUMBERS, source, labelled=True)
 
 
 @pytest.mark.parametrize(("low", "high"), [(0, 16), (-1, 1), (0, 1.001)])
@@ -118,8 +117,7 @@ def test_bad_rows_are_named_by_line_and_column_or_left_out(tmp_path):
     # A blank line, and a cell of two lines.
     path.write_text('note,x,y\n\n"a\nb",1,7\nc,,8\nd,2,high\ne,3,9\n')
     source = Table(path="elsewhere.csv", label="label", classes=3, features=("x", "y"))
-    with pytest.raises(UserError, match=r"line 5, column 'x': missing.* --skip-bad-rows"):
-        read_new_records(path, NUMBERS, source, labelled=False)
+    refused(r"line 5, column 'x': missing.* --skip-bad-rows", read_new_records, path, NUMBERS, source, labelled=False)
     records = read_new_records(path, NUMBERS, source, labelled=False, skip_bad_rows=True)
     assert records.features[[0, 3]].tolist() == [[1, 7], [3, 9]]
     assert (records.numbered, records.names) == ("line", ["3", "5", "6", "7"])

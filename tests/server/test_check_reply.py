@@ -5,11 +5,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.plan import PrivacyPlan, TrainingPlan
 from fl_dpbayes.config.sampler import SGLD, ConstantStepSize
 from server.check_reply import check_displacement
-from tests.asking import rows_of
+from tests.asking import refused, rows_of
 from tests.resumed import assert_same_run
 
 MIXTURE = "aggregation={rule='mixture'}"
@@ -38,8 +37,7 @@ def test_round_too_large_for_a_message_is_refused_before_anything_is_spent(feder
     run = federation(
         MIXTURE, "model={kind='mlp', hidden=[1000, 1000]}", "training={rounds=1, steps_per_round=200, thinning=1}"
     )
-    with pytest.raises(UserError, match=r"would hold 8\d\d MiB .*raise training\.thinning"):
-        run.run()
+    refused(r"would hold 8\d\d MiB .*raise training\.thinning", run.run)
     assert run.requests("train") == []
 
 
@@ -47,16 +45,14 @@ def test_site_refuses_a_round_too_large_for_its_ledger(federation, monkeypatch) 
     monkeypatch.setattr("server.check_reply.MAX_REPLY_BYTES", 10**12)
     monkeypatch.setattr("clients.policy.MAX_REPLY_BYTES", 10_000)
     run = federation(MIXTURE, "training={rounds=1, steps_per_round=8, thinning=2}")
-    with pytest.raises(UserError, match=r"BAD_REQUEST plan\.thinning"):
-        run.run()
+    refused(r"BAD_REQUEST plan\.thinning", run.run)
     assert all(rows_of(run.ledger(site)) == [] for site in run.scenario.sites)
 
 
 def test_round_that_the_disk_cannot_hold_is_not_begun(federation, monkeypatch: pytest.MonkeyPatch) -> None:
     run = federation()
     monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=2**16))
-    with pytest.raises(UserError, match=r"a round writes up to \d+ KiB to .*run, whose disk has 64 KiB left: free"):
-        run.run()
+    refused(r"a round writes up to \d+ KiB to .*run, whose disk has 64 KiB left: free", run.run)
     assert run.requests("train") == []
 
 
@@ -69,8 +65,7 @@ def test_site_that_failed_on_the_full_disk_of_a_simulation_is_not_left_out(
     monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=free[0]))
 
     run.spoil(lambda reply: free.__setitem__(0, 0), sites=("west",))
-    with pytest.raises(UserError, match="whose disk has 0 KiB left: free space on it"):
-        run.run()
+    refused("whose disk has 0 KiB left: free space on it", run.run)
     run.grid.change, free[0] = lambda request, reply: reply, 2**30
     run.run()
     assert_same_run(run.folder, unbroken.folder)

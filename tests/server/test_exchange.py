@@ -11,13 +11,13 @@ import pytest
 from flwr.app import Array, Error, Message
 from rich.console import Console
 
-from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.privacy.account import account
 from fl_dpbayes.privacy.events import read_history
 from fl_dpbayes.protocol.wire import MAX_HEADER_BYTES
 from fl_dpbayes.report.page import write_report
 from fl_dpbayes.run.progress import Display
 from fl_dpbayes.run.simulate import show_run
+from tests.asking import refused
 
 # Every test here is a whole run or several.
 pytestmark = pytest.mark.slow
@@ -259,8 +259,7 @@ def test_what_a_broken_connection_raises_still_ends_the_run(federation) -> None:
 def test_run_whose_bad_replies_leave_too_few_sites_stops_and_keeps_what_there_is(federation) -> None:
     run = federation("resources.min_sites=3", MIXTURE)
     run.spoil_record(lambda record: record.pop("steps"), sites=("south", "east"), rounds=(2,))
-    with pytest.raises(UserError, match=r"round 2: 2 training sites.*asks for 3: south: REJECTED .*; east: REJECTED"):
-        run.run()
+    refused(r"round 2: 2 training sites.*asks for 3: south: REJECTED .*; east: REJECTED", run.run)
     second = {site: statuses[1] for site, statuses in run.statuses().items()}
     assert second == {"north": "OK", "south": "REJECTED", "east": "REJECTED", "west": "OK"}
     assert len(run.posterior()) == 4 * 1 + 2 * 2

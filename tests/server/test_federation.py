@@ -101,14 +101,6 @@ def test_run_ends_well_when_every_budget_is_spent_early(federation) -> None:
     assert summary["calibration"]
 
 
-def test_policy_refuses_by_field_and_the_run_says_so(federation) -> None:
-    run = federation("resources.min_sites=1")
-    path = sorted((run.folder / "sites").glob("*.toml"))[0]
-    path.write_text(path.read_text().replace("max_run_epsilon = 4.0", "max_run_epsilon = 1.0"))
-    run.run()
-    assert any("POLICY_DENIED plan.privacy.epsilon" in warning for warning in run.warnings())
-
-
 def test_site_that_sends_no_evaluation_is_named_once_for_all(federation) -> None:
     run = federation("evaluation.release=none").run()
     summary = run.summary()

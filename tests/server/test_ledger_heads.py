@@ -4,10 +4,10 @@ import shutil
 
 import pytest
 
-from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.files.atomic_file import write_sealed_json
 from server.federation import run_federation
 from server.ledger_heads import HEADS_FILE, MOST_SITES, LedgerHeads, read_heads
+from tests.asking import refused
 from tests.server.conftest import name_nodes
 
 
@@ -54,8 +54,7 @@ def test_next_run_echoes_the_heads_of_the_last_and_refuses_ledgers_put_back(hosp
     for folder in ("ledgers", "witnesses"):
         shutil.rmtree(hospitals.folder / folder)
         (hospitals.folder / "copy" / folder).rename(hospitals.folder / folder)
-    with pytest.raises(UserError, match=r"north.*LEDGER_ROLLED_BACK ledger_head"):
-        hospitals.run_anew("ccc")
+    refused(r"north.*LEDGER_ROLLED_BACK ledger_head", hospitals.run_anew, "ccc")
 
 
 def test_heads_of_other_sites_stay_and_the_oldest_go(tmp_path) -> None:
@@ -83,15 +82,13 @@ def test_damaged_file_is_named_with_the_remedy(tmp_path, content) -> None:
         path.write_text(path.read_text().replace("0" * 64, "0" * 63 + "1"))
     else:
         path.write_text(content)
-    with pytest.raises(UserError, match=r"ledger-heads.json.*put back its last copy"):
-        read_heads(path)
+    refused(r"ledger-heads.json.*put back its last copy", read_heads, path)
 
 
 def test_heads_behind_a_link_are_read_and_told_or_refused(tmp_path) -> None:
     path, elsewhere = tmp_path / HEADS_FILE, tmp_path / "another disk" / "heads.json"
     path.symlink_to(elsewhere)
-    with pytest.raises(UserError, match="put back its last copy"):
-        read_heads(path)
+    refused("put back its last copy", read_heads, path)
     elsewhere.parent.mkdir()
     keep_heads(elsewhere, {"north": "a" * 64})
     keep_heads(path, {"north": "b" * 64})

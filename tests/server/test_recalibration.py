@@ -13,7 +13,6 @@ from fl_dpbayes.calibration.metrics.ranking import exact_auroc
 from fl_dpbayes.calibration.recalibration.isotonic import count, fit
 from fl_dpbayes.calibration.recalibration.maps import recalibrate
 from fl_dpbayes.calibration.release import NoisedTable, sensitivity
-from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.sources import BuiltIn
 from fl_dpbayes.data.records import load_unscaled
 from fl_dpbayes.data.site import load_site
@@ -25,7 +24,7 @@ from fl_dpbayes.privacy.events import GaussianEvent
 from fl_dpbayes.privacy.planned_noise import solve_multiplier
 from fl_dpbayes.report.page import write_report
 from fl_dpbayes.run.stored_posterior import evaluate_records, predict_records
-from tests.asking import ask, changed, record_of, refusal_of
+from tests.asking import ask, changed, record_of, refusal_of, refused
 from tests.server.conftest import predictions
 
 # Every test here is a whole run or several.
@@ -346,5 +345,4 @@ def test_site_without_a_prevalence_refuses_to_correct_for_one(hospitals) -> None
     ("recalibration={method='platt'}", "method 'platt' is for two classes, here are 10: .*'vector'"),
 ])  # fmt: skip
 def test_what_does_not_fit_the_classes_is_refused_before_anything_runs(federation, override: str, problem: str) -> None:
-    with pytest.raises(UserError, match=problem):
-        federation(override)
+    refused(problem, federation, override)

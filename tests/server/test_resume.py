@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.files.journal import JOURNAL_FILE, read_journal
 from server.checkpoint import CHECKPOINT_FILE, read_checkpoint, write_checkpoint
 from server.run_record import RunRecord
 from server.strategies.strategy import PosteriorStrategy
+from tests.asking import refused
 from tests.resumed import assert_same_run
 from tests.server.conftest import Cut
 
@@ -109,8 +109,7 @@ def test_times_add_up_and_the_run_keeps_its_name(federation) -> None:
 def test_stopped_run_goes_on_when_its_cause_is_gone(federation, unbroken) -> None:
     run = federation(*STRICT)
     run.silence("west")
-    with pytest.raises(UserError, match="west: FAILED no reply in time"):
-        run.run()
+    refused("west: FAILED no reply in time", run.run)
     run.grid.change = lambda request, reply: reply
     run.run()
     assert_same_run(run.folder, unbroken.folder)
@@ -123,8 +122,7 @@ def test_site_that_is_another_is_named(federation, monkeypatch: pytest.MonkeyPat
     path.write_text(path.read_text().replace("units = ", "units = 1"))
     # The server has no copy of a hospital's own site file.
     monkeypatch.setattr("server.federation.check_run_files", lambda *_: None)
-    with pytest.raises(UserError, match="site 'west' declares something else"):
-        run.run()
+    refused("site 'west' declares something else", run.run)
 
 
 def connected(run, nodes) -> None:
@@ -170,11 +168,9 @@ def test_run_with_too_few_of_its_sites_loses_nothing_and_waits_for_all_though_fe
     with monkeypatch.context() as patch:
         patch.setattr("server.roster.NODE_SECONDS", 0.1)
         connected(run, lambda: {1, 3, 5, 6, 7})
-        with pytest.raises(UserError, match=r"2 training sites of this run .*min_sites asks for 4.*south, west"):
-            run.run()
+        refused(r"2 training sites of this run .*min_sites asks for 4.*south, west", run.run)
         connected(run, lambda: ())
-        with pytest.raises(UserError, match="none of the run's 7 nodes is connected"):
-            run.run()
+        refused("none of the run's 7 nodes is connected", run.run)
     assert (run.folder / CHECKPOINT_FILE).read_bytes() == kept
     # It waits for all its nodes, though fewer suffice to start.
     began = time.monotonic()
@@ -187,8 +183,7 @@ def test_checkpoint_of_another_scenario_is_refused(federation) -> None:
     run = federation()
     cut_after(run, len(run.scenario.sites) + 5)
     other = federation("seed=9")
-    with pytest.raises(UserError, match="another scenario"):
-        other.run()
+    refused("another scenario", other.run)
 
 
 def written_bytes() -> int:

@@ -102,7 +102,7 @@ def bench_clip(console: Console, *, models: str, repeats: int, as_json: bool) ->
     A step draws its batch, and where it is private clips, sums, adds noise and steps. Ours is `run_chain` with Poisson
     batches, padding and float64 sums; the others take batches of one size and float32.
 
-    `models`: part of the names of the models to try. Raises UserError if there is none, or Opacus is not installed.
+    `models`: part of the names of the models to try. Raises UserError if there is none.
     """
     cases = {name: case for name, case in CASES.items() if models.lower() in name.lower()}
     if not cases:
@@ -122,10 +122,9 @@ def bench_clip(console: Console, *, models: str, repeats: int, as_json: bool) ->
                      "mib_beyond_plain": private_peak - plain_peak})  # fmt: skip
         shown = [f"{ratios[method]:.2f}" if method in ratios else "-" for method in METHODS]
         table.add_row(name, str(case.batch), f"{1e3 * plain:.2f}", *shown, f"{private_peak - plain_peak:.0f}")
-    if as_json:
-        print(json.dumps({"torch": torch.__version__, "threads": 1, "repeats": repeats, "rows": rows}))
-    else:
-        console.print(table)
+    print(json.dumps({"torch": torch.__version__, "repeats": repeats, "rows": rows})) if as_json else console.print(
+        table
+    )
 
 
 def step_times(case: Case, repeats: int) -> dict[str, float]:
@@ -186,12 +185,10 @@ def _training_step(case: Case, module: nn.Module, optimizer: Any, loss: Callable
 
 
 def _peers(case: Case) -> dict[str, Callable[[], None]]:
-    try:
-        from opacus.grad_sample import GradSampleModule, GradSampleModuleFastGradientClipping
-        from opacus.optimizers import DPOptimizer, DPOptimizerFastGradientClipping
-        from opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping
-    except ModuleNotFoundError:
-        raise UserError("Opacus is not installed: pip install 'fl-dpbayes[bench]'") from None
+    from opacus.grad_sample import GradSampleModule, GradSampleModuleFastGradientClipping
+    from opacus.optimizers import DPOptimizer, DPOptimizerFastGradientClipping
+    from opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping
+
     warnings.simplefilter("ignore")
     private: dict[str, Any] = {"noise_multiplier": 1.0, "max_grad_norm": NORM, "expected_batch_size": case.batch}
 
@@ -246,18 +243,18 @@ def _peak(case: Case, private: bool) -> float:
     small = Case(LogisticModel(), (4,), 16)
     train(small, 1)
     _plain(small)()
-    before = _resident("VmRSS")
     # Forgets the peak so far (proc(5)).
     Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+    before = _highest()
     if private:
         train(case, 5)
     else:
         plain = _plain(case)
         for _ in range(5):
             plain()
-    return _resident("VmHWM") - before
+    return (_highest() - before) / 1024
 
 
-def _resident(field: str) -> float:
+def _highest() -> int:
     status = Path("/proc/self/status").read_text(encoding="ascii")
-    return next(int(line.split()[1]) for line in status.splitlines() if line.startswith(field)) / 1024
+    return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM"))

@@ -21,16 +21,14 @@ class LayerGradients:
     """Per-example gradients of one layer, the first parameter's as a product where it need not be formed.
 
     `norms`: norm of all of the layer's gradient, shape (N,), float64. `formed`: gradients of the parameters in their
-    order, without what the product is for, each of shape (N, size). `product`: a, shape (N, groups, L, p), or of an
-    Embedding the indices, shape (N, L), int64; and g, shape (N, groups, L, o). `entries`: number of entries of the
-    product's parameter. `bias`: whether g of a single position is also the gradient of a bias.
+    order, without the first if it is a product, each of shape (N, size). `product`: a, shape (N, groups, L, p), or of
+    an Embedding the indices, shape (N, L), int64; and g, shape (N, groups, L, o). `entries`: size of its parameter.
     """
 
     norms: Tensor
     formed: tuple[Tensor, ...]
     product: tuple[Tensor, Tensor] | None = None
     entries: int = 0
-    bias: bool = False
 
     @property
     def rows(self) -> list[Tensor]:
@@ -46,27 +44,21 @@ class LayerGradients:
     @property
     def size(self) -> int:
         """Number of entries of the layer's parameters."""
-        outputs = self.product[1].shape[3] if self.product is not None and self.bias else 0
-        return self.entries + outputs + sum(values.shape[1] for values in self.formed)
+        return self.entries + sum(values.shape[1] for values in self.formed)
 
     def weighted_sum(self, factors: Tensor, used: Rows, out: Tensor) -> None:
         """Write sum_i c_i of the gradients of the rows in use, factors c_i of shape (N,), to `out`, (size,), float64.
 
         A row that is not used is left out whatever its gradient holds (0 times infinity is NaN).
         """
-        start = self.entries
         if self.product is not None:
             a, g = (values[used] for values in self.product)
-            g = g.to(torch.float64, copy=True).mul_(factors[used].view(-1, 1, 1, 1))
-            _product_sum(a, g, out[:start])
-            if self.bias:
-                torch.sum(g, dim=(0, 1, 2), out=out[start : start + g.shape[3]])
-                start += g.shape[3]
+            _product_sum(a, g.to(torch.float64, copy=True).mul_(factors[used].view(-1, 1, 1, 1)), out[: self.entries])
         # A bias of several positions is not summed from g: where they cancel, the rounding of their weighted sum can
         # exceed what their norm foretold.
-        for values in self.formed:
-            weighted_rows(factors, values, used, out[start : start + values.shape[1]])
-            start += values.shape[1]
+        parts = out[self.entries :].split([values.shape[1] for values in self.formed])
+        for values, part in zip(self.formed, parts, strict=True):
+            weighted_rows(factors, values, used, part)
 
 
 def formed_gradients(parameters: Sequence[Tensor]) -> LayerGradients:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -45,14 +46,9 @@ def dense_chain(module: nn.Module) -> DenseChain | None:
     if type(module) is not nn.Sequential or any(hooks) or not 0 < len(set(module)) == len(module):
         return None
     flattens = isinstance(parts[1], nn.Flatten) and (parts[1].start_dim, parts[1].end_dim) == (1, -1)
-    layers: list[nn.Linear] = []
-    rectified: list[bool] = []
-    for layer in parts[1 + flattens :]:
-        if type(layer) is nn.Linear and layer.weight.dtype == torch.float32:
-            layers, rectified = [*layers, layer], [*rectified, False]
-        elif type(layer) is nn.ReLU and layers and not rectified[-1]:
-            rectified[-1] = True
-        else:
-            return None
+    rest = parts[1 + flattens :]
+    layers = [layer for layer in rest if type(layer) is nn.Linear and layer.weight.dtype == torch.float32]
+    rectified = [type(after) is nn.ReLU for layer, after in pairwise([*rest, None]) if layer in layers]
+    ends = rest and rest[-1] in layers and rest[0] in layers and len(rest) == len(layers) + sum(rectified)
     trained = all(value.requires_grad for layer in layers for value in layer._parameters.values() if value is not None)
-    return DenseChain(layers, rectified, flattens) if layers and not rectified[-1] and trained else None
+    return DenseChain(layers, rectified, flattens) if ends and trained else None

@@ -72,12 +72,11 @@ def _patches(layer: nn.Conv2d, images: Tensor) -> Tensor:
 
 def _products(layer: nn.Module, a: Tensor, g: Tensor) -> LayerGradients:
     groups, length, p, o = *a.shape[1:], g.shape[3]
+    bias = () if layer.bias is None else (g.sum(dim=2).flatten(1),)
     if groups == length == 1:
         # |W_i|^2 + |b_i|^2 = |g|^2 (|a|^2 + 1)
-        norms, inputs = row_norms(g), row_norms(a)
-        norms *= inputs if layer.bias is None else inputs.square_().add_(1).sqrt_()
-        return LayerGradients(norms, (), (a, g), o * p, layer.bias is not None)
-    bias = () if layer.bias is None else (g.sum(dim=2).flatten(1),)
+        norms = row_norms(a).square_().add_(len(bias)).sqrt_().mul_(row_norms(g))
+        return LayerGradients(norms, bias, (a, g), o * p)
     if (_FORMED_ENTRY - length) * o * p < 2 * length**2 * (o + p):
         return formed_gradients([(g.mT @ a).flatten(1), *bias])
     a, g = a.double(), g.double()

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.privacy.ledger import file as ledger_file
 from fl_dpbayes.privacy.ledger.file import LedgerError, network_file_system, open_ledger_file, transaction
+from tests.asking import refused
 
 MOUNTS = """\
 /dev/sda1 / ext4 rw 0 0
@@ -30,8 +30,7 @@ def test_network_file_systems_are_found_and_refused(tmp_path, monkeypatch):
     }.items():  # fmt: skip
         assert network_file_system(Path(path), MOUNTS) == kind
     monkeypatch.setattr(ledger_file, "network_file_system", lambda path, mounts: "nfs4")
-    with pytest.raises(UserError, match=r"network file system \(nfs4\).*ledger.path"):
-        open_ledger_file(tmp_path / "l.sqlite", "full", create=True)
+    refused(r"network file system \(nfs4\).*ledger.path", open_ledger_file, tmp_path / "l.sqlite", "full", create=True)
     assert not (tmp_path / "l.sqlite").exists()
 
 

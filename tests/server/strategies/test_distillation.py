@@ -5,7 +5,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.task import Task
 from fl_dpbayes.data.records import Records
 from fl_dpbayes.data.site import load_site
@@ -14,6 +13,7 @@ from fl_dpbayes.posterior.predictive import predictive_probabilities
 from fl_dpbayes.posterior.rules.predbayes import best_beta, between, product_and_mixture
 from fl_dpbayes.posterior.sample_store import PosteriorBank
 from fl_dpbayes.report.page import write_report
+from tests.asking import refused
 from tests.server.conftest import predictions
 
 TASK = Task(input_shape=(1, 8, 8), classes=10)
@@ -115,11 +115,9 @@ def test_public_file_that_does_not_fit_is_refused_before_any_budget_is_spent(
     section = f"aggregation={{{rule}, {public_section(path)}}}"
     run = federation(section)
     path.unlink() if arrays is None else np.savez(path, **arrays)
-    with pytest.raises(UserError, match=said):
-        federation(section, name="planned")
+    refused(said, federation, section, name="planned")
     # A server whose sites hold their own data plans no simulation.
-    with pytest.raises(UserError, match=said):
-        run.run()
+    refused(said, run.run)
     assert {message.metadata.message_type for message in run.grid.requests} == {"query"}
 
 

@@ -8,7 +8,6 @@ import pytest
 from flwr.app import Message
 from rich.console import Console
 
-from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.scenario import load_scenario
 from fl_dpbayes.config.summary import parse_summary
 from fl_dpbayes.posterior.rules import fedpa
@@ -19,6 +18,7 @@ from fl_dpbayes.protocol.train import TrainReply, TrainRequest
 from fl_dpbayes.protocol.wire import read_header
 from fl_dpbayes.report.tables import privacy_table
 from fl_dpbayes.run.stored_posterior import predict_records
+from tests.asking import refused
 from tests.server.conftest import table_of_patients
 
 # Rule -> number of samples in the posterior of four sites that keep ten each over two rounds.
@@ -59,16 +59,14 @@ def test_rule_on_correlations_gives_a_posterior_that_predicts(federation, tmp_pa
 @pytest.mark.parametrize(("rule", "needed"), [("product-full", 654), ("consensus-full", 654), ("product-diagonal", 5)])
 def test_too_few_planned_samples_are_refused_before_any_budget_is_spent(federation, rule: str, needed: int) -> None:
     said = f"needs {needed} samples of each site for 650 parameters, training keeps 3"
-    with pytest.raises(UserError, match=said):
-        federation(f"aggregation.rule={rule}", name="planned")
+    refused(said, federation, f"aggregation.rule={rule}", name="planned")
     # A server whose sites hold their own data learns the records' shape from them only.
     run = federation()
     aggregation = load_scenario(
         "digits", [f"aggregation.rule={rule}", "training.rounds=200", "training.steps_per_round=40"]
     ).aggregation
     run.scenario = run.scenario.model_copy(update={"aggregation": aggregation})
-    with pytest.raises(UserError, match=said):
-        run.run()
+    refused(said, run.run)
     assert {message.metadata.message_type for message in run.grid.requests} == {"query"}
 
 
@@ -97,8 +95,7 @@ def test_site_with_too_few_samples_is_left_out_and_named(federation) -> None:
 @pytest.mark.slow
 def test_rule_without_a_usable_site_stops_the_run_and_keeps_its_records(federation) -> None:
     run = federation("aggregation.rule=product-diagonal", *KEPT, "simulation.cohort_epsilon=2.0")
-    with pytest.raises(UserError, match="needs 5"):
-        run.run()
+    refused("needs 5", run.run)
     assert not (run.folder / "posterior.safetensors").exists()
     assert run.summary()["privacy"]
 
@@ -157,8 +154,7 @@ def test_fedpa_that_cannot_work_is_refused_before_any_budget_is_spent(federation
     thinning = 1 if settings else 4
     training = f"training={{rounds=2, steps_per_round=4, burn_in=0, thinning={thinning}}}"
     run = federation(f"aggregation={{rule='fedpa'{settings}}}", training)
-    with pytest.raises(UserError, match=said):
-        run.run()
+    refused(said, run.run)
     assert {message.metadata.message_type for message in run.grid.requests} == {"query"}
 
 
