@@ -51,7 +51,8 @@ def site_file_of(message: Message, context: Context) -> SiteFile:
 
 
 def _kept(read: Callable[[Path], SiteFile], path: Path) -> SiteFile:
-    return KEPT.get((read.__name__, path), lambda: read(path), lambda _: 2**14, [path])
+    # Relative paths in it start where it lies.
+    return KEPT.get((read.__name__, path, path.resolve()), lambda: read(path), lambda _: 2**14, [path])
 
 
 def card_of(site_file: SiteFile) -> SiteCard:

@@ -14,6 +14,7 @@ from pydantic import BaseModel, Field
 
 from fl_dpbayes.config.base import Config
 from fl_dpbayes.config.errors import UserError
+from fl_dpbayes.config.files.kept import files_below
 from fl_dpbayes.config.names import OutsideText
 
 SAMPLERS, RULES, SOURCES = "fl_dpbayes.samplers", "fl_dpbayes.rules", "fl_dpbayes.sources"
@@ -56,7 +57,7 @@ def installed_code(name: str) -> InstalledCode | None:
 @lru_cache(maxsize=256)
 def source_digest(places: tuple[Path, ...]) -> str:
     """Return the SHA-256 over the .py files of folders, or of modules, by their paths in order."""
-    found = {(path, place) for place in places for path in (place.rglob("*.py") if place.is_dir() else [place])}
+    found = {(path, place) for place in places for path in files_below([place]) if path.suffix == ".py"}
     known = hashlib.sha256()
     for shown, path in sorted((path.relative_to(place.parent).as_posix(), path) for path, place in found):
         content = path.read_bytes() if path.is_file() else b""

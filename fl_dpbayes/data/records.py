@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fl_dpbayes.config.errors import RunWarning, UserError, warning
-from fl_dpbayes.config.files.kept import KEPT
+from fl_dpbayes.config.files.kept import KEPT, files_below
 from fl_dpbayes.config.kinds import implementation
 from fl_dpbayes.config.sources import OfficialPart, Source, Table
 from fl_dpbayes.config.task import Task
@@ -91,8 +91,7 @@ def load_unscaled(source: Source, part: OfficialPart) -> Records:
         # Only its author knows what it reads.
         return load()
     places = [*source.places, *filter(None, [getattr(code, "PATH", None)])]
-    files = {path for place in places for path in [place, *place.rglob("*")]}
-    return KEPT.get(("records", source.model_dump_json(), part), load, array_bytes, files)
+    return KEPT.get(("records", source.model_dump_json(), part), load, array_bytes, files_below(places))
 
 
 def frozen(holder: T) -> T:

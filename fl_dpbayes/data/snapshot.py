@@ -15,7 +15,7 @@ import numpy as np
 
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.files.atomic_file import file_sha256, replaced_atomically
-from fl_dpbayes.config.files.kept import KEPT
+from fl_dpbayes.config.files.kept import KEPT, files_below
 from fl_dpbayes.config.site_file import SiteFile
 from fl_dpbayes.data.records import Records, array_bytes, frozen
 
@@ -48,7 +48,7 @@ def source_files(site_file: SiteFile) -> list[tuple[str, int, int]]:
     source = site_file.source
     given = getattr(source, "path", None) or getattr(source, "folder", None) or ()
     places = [*(given if isinstance(given, tuple) else (given,)), *filter(None, [site_file.selection.indices])]
-    paths = {path for place in places for path in (place.rglob("*") if place.is_dir() else [place])}
+    paths = files_below(places)
     try:
         return [(str(path), (at := path.stat()).st_size, at.st_mtime_ns) for path in sorted(paths) if not path.is_dir()]
     except OSError as error:

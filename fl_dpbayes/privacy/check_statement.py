@@ -70,6 +70,10 @@ def checked_statement(
         least = most = prefix_epsilon(planned, statement.steps, delta, statement.adjacency)
     else:
         least, most = _epsilon_range(statement, history, reached if alone else None)
+        if alone and planned and statement.epsilon_method == "pld":
+            # A site that missed a round composes on the whole plan's grid as well, whose bound may be less tight.
+            steps = sum(event.steps for event in reached)
+            most = max(most, prefix_epsilon(planned, steps, delta, statement.adjacency))
     if not alone:
         # Steps that cost nothing must not share a kind with the planned ones.
         least = max(least, epsilon_bounds(_as_planned(history, reached), delta, statement.adjacency)[0])

@@ -13,7 +13,7 @@ from fl_dpbayes.privacy.events import GaussianEvent, history_of_steps, joined, r
 from fl_dpbayes.privacy.filter import Budget, choose_rule, filter_epsilon, filter_orders
 from fl_dpbayes.privacy.gdp import gdp_mu
 from fl_dpbayes.privacy.planned_noise import planned_stretch
-from fl_dpbayes.privacy.pld.loss_distribution import pld_epsilon
+from fl_dpbayes.privacy.pld.loss_distribution import pld_epsilon, prefix_epsilon
 from fl_dpbayes.protocol.train import PrivacyStatement
 from tests import chains
 
@@ -44,6 +44,14 @@ def test_run_that_missed_a_round_may_state_the_cost_of_the_steps_up_to_its_last(
     reached = (GaussianEvent(1.2, 0.1, 60),)
     whole = pld_epsilon(reached, DELTA)
     assert checked_statement(stated(OWN, whole), OWN, reached, None, DELTA).epsilon == whole
+
+
+def test_site_that_missed_a_round_of_falling_noise_may_state_what_the_whole_plan_s_grid_gives() -> None:
+    plan = tuple(GaussianEvent(0.7 * float(level), 0.002, 10) for level in np.linspace(4, 1, 20))
+    answered, reached = (plan[0], plan[2]), plan[:3]
+    whole = prefix_epsilon(plan, 30, DELTA)
+    assert whole > 1.005 * pld_epsilon(reached, DELTA)
+    assert checked_statement(stated(answered, whole), answered, reached, None, DELTA, plan).epsilon == whole
 
 
 def test_statement_by_a_filter_lies_between_its_history_and_its_budget() -> None:

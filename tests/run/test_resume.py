@@ -24,7 +24,7 @@ folder, kills, rng = Path(sys.argv[1]), int(sys.argv[2]), random.Random(int(sys.
 # Drawing takes most of so small a run, and nothing is to be resumed in it.
 server.federation.write_report = fl_dpbayes.run.simulate.show_run = fl_dpbayes.run.resume.show_run = lambda *_: None
 SETTINGS = [
-    "training={rounds=4, steps_per_round=30, burn_in=30, thinning=10, chains=2}", "aggregation.rule=mixture",
+    "training={rounds=16, steps_per_round=30, burn_in=120, thinning=40, chains=2}", "aggregation.rule=mixture",
     "simulation.insecure_seed=5", "evaluation.release=noised", "evaluation.noise_multiplier=4.0",
     "recalibration={epsilon=2.0, rounds=2, steps=20, fraction=0.2}",
 ]

@@ -22,6 +22,12 @@ MOST_BYTES = min(2**30, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 State = tuple[int, ...]
 
 
+def files_below(places: Iterable[Path]) -> set[Path]:
+    """Return files and folders with all that is below them, behind links too, as what reads them follows links."""
+    walks = [walk for place in places for walk in os.walk(place, followlinks=True)]
+    return {*places, *(Path(folder, name) for folder, *below in walks for names in below for name in names)}
+
+
 @dataclass
 class _Entry:
     value: Any
@@ -45,7 +51,8 @@ class Kept:
     """Values by key, each with the files that it was read from, at most `most_bytes` together.
 
     A file counts as unchanged if place on the disk, size, times of content and of status are (no program can set the
-    last of these back). Where they were fresh when it was read, its SHA-256 is compared as well.
+    last of these back). Where they were fresh when it was read, its SHA-256 is compared as well. A write through a
+    memory map that was open before changes no time and is not seen.
     """
 
     def __init__(self, most_bytes: int = MOST_BYTES) -> None:

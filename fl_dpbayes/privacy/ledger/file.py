@@ -61,8 +61,7 @@ class Entry:
 def open_ledger_file(path: Path, durability: Durability, *, create: bool) -> sqlite3.Connection:
     """Open the database of a ledger, in write-ahead mode, readable by its owner only, without automatic transactions.
 
-    `full` waits for the disk at every change and survives a power cut; `normal` never waits, and survives the death of
-    the process.
+    `full` waits for the disk at every change and survives a power cut; `normal` survives the death of the process.
     `create` makes a missing or empty file into a ledger. Raises UserError if the file lies on a network file system,
     whose locks SQLite cannot trust. Raises LedgerError if it cannot be opened, is damaged or no ledger of this version,
     or is absent or empty and not to be made.
@@ -83,7 +82,7 @@ def open_ledger_file(path: Path, durability: Durability, *, create: bool) -> sql
             if not create:
                 _require_format(connection, path)
             _write_ahead(connection)
-            connection.execute(f"PRAGMA synchronous = {'FULL' if durability == 'full' else 'OFF'}")
+            connection.execute(f"PRAGMA synchronous = {durability.upper()}")
             if create:
                 with transaction(connection):
                     _create_tables(connection, path)
@@ -152,7 +151,8 @@ def read_chain(connection: sqlite3.Connection, after: int = 0, previous: str = F
     before.
     """
     entries: list[Entry] = []
-    rows = connection.execute("SELECT * FROM chain WHERE position > ? ORDER BY position", (after,))
+    # One before the first is found as well.
+    rows = connection.execute("SELECT * FROM chain WHERE position > ? ORDER BY position", (after or -(2**63),))
     for position, stated, text, head in rows:
         if position != after + len(entries) + 1 or stated != previous or head != _head(previous, text):
             raise LedgerError(

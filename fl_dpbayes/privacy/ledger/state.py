@@ -177,7 +177,7 @@ class Verified:
         """
         known = len(self.heads)
         row = connection.execute("SELECT head FROM chain WHERE position = ?", (known,)).fetchone()
-        tied = row is not None and row[0] == self.heads[-1]
+        tied = row is not None and bool(known) and row[0] == self.heads[-1]
         before = self if tied else Verified()
         new = read_chain(connection, known, self.heads[-1]) if tied else read_chain(connection)
         if tied and not new:

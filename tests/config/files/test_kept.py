@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from fl_dpbayes.config.files import kept
-from fl_dpbayes.config.files.kept import Kept
+from fl_dpbayes.config.files.kept import Kept, files_below
 
 
 @pytest.fixture
@@ -92,6 +92,15 @@ def test_a_folder_is_the_names_in_it_and_another_object_is_a_change(tmp_path):
     assert [store.get("key", lambda of=of: id(of), lambda _: 1, of=of) for of in (one, one, other)] == [
         id(one), id(one), id(other),
     ]  # fmt: skip
+
+
+def test_what_lies_behind_a_link_is_below_a_folder_too(tmp_path):
+    (disk := tmp_path / "disk").mkdir()
+    (disk / "scan.png").touch()
+    (tmp_path / "records").mkdir()
+    (tmp_path / "records" / "sick").symlink_to(disk)
+    records = tmp_path / "records"
+    assert files_below([records]) == {records, records / "sick", records / "sick" / "scan.png"}
 
 
 def test_the_least_recently_used_goes_where_there_is_too_much():

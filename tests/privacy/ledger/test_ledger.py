@@ -345,6 +345,7 @@ def test_crash_between_the_two_places_refuses_nothing_and_forgets_nothing(path, 
 @pytest.mark.parametrize("statement", [
     "UPDATE chain SET content = replace(content, '\"steps\":5', '\"steps\":1')",
     "DELETE FROM chain WHERE position = 4",
+    "INSERT INTO chain SELECT 0, previous, content, head FROM chain WHERE position = 1",
     "UPDATE chain SET head = 'x' WHERE position = 2", "UPDATE reply SET body = x'00'", "DELETE FROM reply",
 ])  # fmt: skip
 def test_changed_entries_and_replies_stop_the_ledger(path, ledger, statement):
