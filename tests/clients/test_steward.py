@@ -124,6 +124,12 @@ def test_a_plan_approved_at_the_site_runs_from_the_next_message_on_and_another_d
     assert refusal_of(site.train(round=2, first_step=1)) is None
     for other in (LATER, MLP, {"task": {"input_shape": [3], "classes": 2}}, {"privacy": {"epsilon": 3.0}}):
         assert refusal_of(site.train(**other)) == ("PLAN_NOT_APPROVED", "plan")
+    # What an evaluation measures is part of what is approved: each table is paid for.
+    for asked in ({}, {"trained_prevalence": (0.5, 0.5), "predictors": {"posterior": [1.0]}}):
+        assert refusal_of(evaluate(site, **asked)) == ("PLAN_NOT_APPROVED", "plan")
+    one, more = list(read_audit_log(site.path))[-2:]
+    assert one["plan"] != more["plan"]
+    assert refusal_of(evaluate(site, predictors={"last": [0.0]})) == ("BAD_REQUEST", "EvaluateRequest")
     approvals_file(site.path).write_text("plans = 1")
     assert refusal_of(site.train(run="cd" * 16)) == ("SITE_FILE_INVALID", "")
 
@@ -256,6 +262,7 @@ def test_the_audit_log_is_rotated_and_a_line_that_was_cut_off_is_passed_over(tmp
     assert sorted(path.name for path in tmp_path.glob("*.jsonl")) == names
     with audit_log_path(site_file).open("ab") as file:
         file.write(b'\n{"number": \xff12, "te')
+    monkeypatch.setattr(audit_log, "MOST_BYTES", 10**6)
     record(site_file, {"number": 13})
     numbers = [line["number"] for line in read_audit_log(site_file)]
     assert numbers == [*range(numbers[0], 12), 13]
