@@ -6,11 +6,12 @@ none yet are dropped and come again. Nothing random has to be kept: every genera
 used, from the scenario's seed or the round.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
 
+import numpy.typing as npt
 from pydantic import Field, PositiveInt, ValidationError
 
 from fl_dpbayes.config.base import Config
@@ -30,6 +31,8 @@ from server.roster import NO_NODE, Member, Roster
 CHECKPOINT_FILE = "checkpoint.safetensors"
 BANK_FOLDER = "bank"
 BEGUN = "begun"
+# What stands beside the state's arrays: what a rule has summed up over rounds.
+SUMS = "sums"
 _KEY = "checkpoint"
 
 
@@ -81,8 +84,8 @@ class Checkpoint(Config):
         return replace(answered, members=members, left_out=self.left_out, asked=answered.asked - new)
 
 
-def write_checkpoint(folder: Path, checkpoint: Checkpoint, state: Arrays) -> None:
-    """Replace a run's checkpoint by what is known, and the server state, after a round; UserError if that fails."""
+def write_checkpoint(folder: Path, checkpoint: Checkpoint, state: Mapping[str, npt.NDArray]) -> None:
+    """Replace a run's checkpoint by what is known after a round, and the arrays; UserError if that fails."""
     with replaced_atomically(folder / CHECKPOINT_FILE) as partial:
         write_arrays(partial, state, sealable({_KEY: checkpoint.model_dump_json()}))
         seal(partial)

@@ -13,6 +13,7 @@ PREDICTORS = {
     "last": "last iterate",
     "posterior": "average of posterior samples",
     "recalibrated": "recalibrated posterior",
+    "hierarchical": "posterior over hospitals",
     "prior_corrected": "posterior corrected for prevalence",
     "majority": "majority class",
     "site_only": "one site alone",

@@ -80,6 +80,33 @@ class FrozenBody(Config):
             raise ValueError("seed and weights both give the body's values: give one of them")
 
 
+Row = Annotated[tuple[float, ...], Field(min_length=1, max_length=200)]
+
+
+class StandardFeatures(Config):
+    """A table's values by a declared geometry: `spread` (x - centers) / scales, or whitened by a public `covariance`.
+
+    Equal clipping of all directions costs a private model least. `source` says where the constants come from: they must
+    be public, and the sites' own records are not. `covariance` of the values x takes the place of scales.
+    """
+
+    kind: Literal["standard"] = "standard"
+    centers: Row
+    scales: tuple[Annotated[float, Field(gt=0)], ...] = ()
+    covariance: Annotated[tuple[Row, ...], Field(max_length=200)] = ()
+    spread: Annotated[float, Field(gt=0, le=100)] = 1.0
+    source: Annotated[str, Field(min_length=10, max_length=500)]
+
+    def _check_keys(self) -> None:
+        size = len(self.centers)
+        if bool(self.scales) == bool(self.covariance):
+            raise ValueError("scales and covariance are two ways to scale: give exactly one of them")
+        if self.scales and len(self.scales) != size:
+            raise ValueError(f"scales has {len(self.scales)} values for {size} centers: give one each")
+        if self.covariance and {len(self.covariance), *map(len, self.covariance)} != {size}:
+            raise ValueError(f"covariance must have {size} rows of {size} values, one for each of centers")
+
+
 def _absent(reason: str) -> BeforeValidator:
     def check(value: Any) -> None:
         if value is not None:
@@ -88,7 +115,7 @@ def _absent(reason: str) -> BeforeValidator:
     return BeforeValidator(check)
 
 
-Features = Annotated[ScatteringFeatures | BackboneFeatures, Field(discriminator="kind")]
+Features = Annotated[ScatteringFeatures | BackboneFeatures | StandardFeatures, Field(discriminator="kind")]
 
 
 class LogisticModel(Config):

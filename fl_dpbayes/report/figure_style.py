@@ -58,6 +58,7 @@ PREDICTOR_STYLES: Mapping[str, PredictorStyle] = {
     "posterior": PredictorStyle(BLUE, "o"),
     "recalibrated": PredictorStyle(GREEN, "D"),
     "prior_corrected": PredictorStyle(ORANGE, "P"),
+    "hierarchical": PredictorStyle(SKY, "h"),
     "site_only": PredictorStyle(PURPLE, "^"),
     "central": PredictorStyle(INK, "v"),
 }

@@ -1,16 +1,24 @@
 """Strategy: FALD, federated averaging of Langevin chains."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 import numpy as np
+import numpy.typing as npt
 
 from fl_dpbayes.config.aggregation import FALD
 from fl_dpbayes.config.errors import warning
+from fl_dpbayes.config.files.journal import Entry
 from fl_dpbayes.posterior.averages import average_of_states
+from fl_dpbayes.posterior.chains import flatten_state
+from fl_dpbayes.posterior.hierarchical.file import StoredHospitals, empty_hospitals
+from fl_dpbayes.posterior.hierarchical.sums import HospitalSums
 from fl_dpbayes.posterior.rules.fald import DriftMeter, averaged_temperature, target_warnings
 from fl_dpbayes.posterior.samples import PerSite, PosteriorSamples, StoredSamples, point_of
+from fl_dpbayes.privacy.planned_noise import planned_chain
 from fl_dpbayes.protocol.arrays import Arrays, without_prefix
 from server.check_reply import CheckedReply
+from server.checkpoint import Checkpoint
 from server.roster import Federation
 from server.run_record import RunRecord
 from server.strategies.strategy import PosteriorStrategy
@@ -32,6 +40,7 @@ class FALDStrategy(PosteriorStrategy):
         assert isinstance(rule, FALD)
         self._rule = rule
         self._drift = DriftMeter(self.plan.steps_per_round)
+        self._hospitals = empty_hospitals(federation.scenario, federation.roster.task)
 
     def next_state(self, round_number: int, arrays: Arrays, replies: Mapping[str, CheckedReply]) -> Arrays:
         """Average the sites' last states, and keep the average as a sample after burn-in."""
@@ -44,6 +53,12 @@ class FALDStrategy(PosteriorStrategy):
         if beyond > 0:
             positions = PerSite(list(replies), lambda site: without_prefix("parameters", states[site]))
             self._drift.add(positions, without_prefix("parameters", state), self.site_weights)
+        if self._hospitals is not None and beyond > 0:
+            start = flatten_state(without_prefix("parameters", arrays), self.federation.shapes)
+            for site, reply in replies.items():
+                stepped = flatten_state(without_prefix("parameters", states[site]), self.federation.shapes)
+                planned = planned_chain(self.plan, self.federation.roster.units[site])
+                self._hospitals.sums.add(site, planned, reply.last_step, start, stepped)
         heat = {site: reply.stretch.temperature for site, reply in replies.items()}
         units = self.federation.roster.units
         temperature = averaged_temperature(heat, self.site_weights, units) if is_mean else 0.0
@@ -57,6 +72,20 @@ class FALDStrategy(PosteriorStrategy):
     def chain_names(self) -> list[str]:
         """Name the one averaged chain."""
         return [AVERAGED]
+
+    def sums(self) -> Mapping[str, npt.NDArray]:
+        """Return every site's sums over rounds after burn-in, where the scenario asks for a posterior over them."""
+        return self._hospitals.sums.rows if self._hospitals is not None else {}
+
+    def restore(self, checkpoint: Checkpoint, entries: Iterable[Entry], sums: Mapping[str, npt.NDArray]) -> None:
+        """Go on after a checkpoint, with the sums that it holds."""
+        super().restore(checkpoint, entries, sums)
+        if self._hospitals is not None:
+            self._hospitals = replace(self._hospitals, sums=HospitalSums(sums))
+
+    def hospitals(self) -> StoredHospitals | None:
+        """Return what the posterior over hospitals is fitted to; None before the first round after burn-in."""
+        return self._hospitals if self._hospitals is not None and self._hospitals.sums.rows else None
 
     def posterior(self) -> StoredSamples | None:
         """Return the averaged states after burn-in; say where they are not draws of the posterior."""

@@ -6,6 +6,7 @@ from logging import INFO
 from statistics import fmean
 
 import numpy as np
+import numpy.typing as npt
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord
 from flwr.common import log
 from flwr.serverapp import Grid
@@ -26,7 +27,7 @@ from fl_dpbayes.protocol.train import TrainReply, TrainRequest
 from fl_dpbayes.protocol.wire import arrays_digest
 from fl_dpbayes.samplers.state_vectors import initial_vectors, state_arrays
 from server.check_reply import CheckedReply, check_disk_space, check_displacement, check_reply_size, check_train_reply
-from server.checkpoint import BANK_FOLDER, Checkpoint, write_checkpoint
+from server.checkpoint import BANK_FOLDER, SUMS, Checkpoint, write_checkpoint
 from server.exchange import Answer, Exchange
 from server.ledger_heads import LedgerHeads
 from server.messages import encoded
@@ -154,11 +155,15 @@ class TrainingRounds(Strategy):
             journal=self.record.journal.append([*self.bank.new_entries(), *self.record.new_entries()]),
             seconds=self.record.seconds_so_far(),
         )  # fmt: skip
-        write_checkpoint(federation.run_folder, checkpoint, state)
+        write_checkpoint(federation.run_folder, checkpoint, {**state, **prefixed(SUMS, self.sums())})
         self.heads.keep()
         self.bank.drop_replaced()
 
-    def restore(self, checkpoint: Checkpoint, entries: Iterable[Entry]) -> None:
+    def sums(self) -> Mapping[str, npt.NDArray]:
+        """Return what the rule has summed up over rounds, by name, for the checkpoint."""
+        return {}
+
+    def restore(self, checkpoint: Checkpoint, entries: Iterable[Entry], sums: Mapping[str, npt.NDArray]) -> None:
         """Go on after a checkpoint of this run: its rounds are passed over, and its state comes as initial arrays."""
         self.done_rounds = checkpoint.round
         self.heads.restore(checkpoint.ledger_heads)

@@ -2,6 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import TypeVar
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
@@ -9,6 +10,8 @@ from flwr.serverapp import Grid
 
 from fl_dpbayes.calibration.federation.evaluation import Evaluation
 from fl_dpbayes.config.errors import UserError, warning
+from fl_dpbayes.posterior.hierarchical.file import StoredHospitals
+from fl_dpbayes.posterior.hierarchical.model import HospitalModel
 from fl_dpbayes.posterior.samples import AnySamples, PosteriorSamples
 from fl_dpbayes.report.warnings import sentence
 from server.check_reply import check_disk_space
@@ -40,6 +43,10 @@ class PosteriorStrategy(TrainingRounds):
     @abstractmethod
     def last(self) -> AnySamples | None:
         """Return the point predictor: the last states, or None before the first."""
+
+    def hospitals(self) -> StoredHospitals | None:
+        """Return what a posterior over hospitals is fitted to; None where the run keeps nothing for one."""
+        return None
 
     def points_of(self, name: str) -> PosteriorSamples | None:
         """Return the last state of each chain of this name in the bank, as points."""
@@ -85,7 +92,13 @@ class PosteriorStrategy(TrainingRounds):
         self.begin("evaluate", server_round, members)
         stage = EvaluationStage(self.federation, server_round, self.heads, self.record)
         self._evaluation_stage = stage
-        return stage.requests({"last": last.thinned(most), "posterior": thinned}, self.recalibration)
+        hospitals = self.hospitals()
+        own = partial(self._own_posterior, hospitals.model) if hospitals else None
+        return stage.requests({"last": last.thinned(most), "posterior": thinned}, self.recalibration, own)
+
+    def _own_posterior(self, model: HospitalModel, site: str) -> PosteriorSamples:
+        """Return the posterior of the hospital of this name, its own if it trained."""
+        return model.samples(model.effect(site, self.federation.scenario.sites[site].group), self.federation.shapes)
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """Collect every site's additive statistics; the metrics are those of the pooled roles."""

@@ -180,7 +180,7 @@ class HospitalPosterior:
     def _masses(self, grid: list[Floats]) -> Floats:
         found = self._sums_at(*grid).log_likelihood
         mass = np.exp(found - found.max())
-        for axis, values in enumerate(grid):
+        for values in grid:
             if len(values) > 1:
                 mass[(0, -1), :] /= 2
             mass = mass.T

@@ -6,8 +6,8 @@ is the noisy sum of clipped gradients that a site's one step from the broadcast 
 Rounds weigh as 1 / sigma_t^2. Post-processing: nothing here costs privacy.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +18,7 @@ from fl_dpbayes.models.priors import prior_gradient
 from fl_dpbayes.samplers.planned import PlannedChain
 
 Floats = npt.NDArray[np.float64]
-_ARRAYS = ("gradients", "states", "totals")
+_FACTS = 4
 
 
 def noisy_clipped_sum(broadcast: Floats, state: Floats, chain: PlannedChain, step: int) -> Floats:
@@ -34,51 +34,31 @@ def _prior_pull(prior: Prior, vector: Floats) -> Floats:
     return prior_gradient(prior, torch.from_numpy(vector)).numpy()
 
 
-@dataclass
 class HospitalSums:
-    """Sums over rounds t after burn-in of omega_t G_t and omega_t w_t at every site, (K, d), and what weighs them.
+    """Sums over rounds t after burn-in, of every site: omega_t G_t and omega_t w_t, and what weighs them.
 
-    `totals`, (K, 3): of omega_t, of omega_t^2 (sigma_t C)^2, and rounds. Sites are in the order in which they came;
-    `units` are n_k as declared.
+    `rows`: site -> units n, sum of omega_t, of omega_t^2 (sigma_t C)^2, rounds, then both sums; (4 + 2 d,), float64.
     """
 
-    sites: list[str] = field(default_factory=list)
-    units: list[int] = field(default_factory=list)
-    gradients: Floats = field(default_factory=lambda: np.zeros((0, 0)))
-    states: Floats = field(default_factory=lambda: np.zeros((0, 0)))
-    totals: Floats = field(default_factory=lambda: np.zeros((0, 3)))
+    def __init__(self, rows: Mapping[str, Floats] | None = None) -> None:
+        self.rows = {site: np.array(row, dtype=np.float64) for site, row in (rows or {}).items()}
 
     def add(self, site: str, chain: PlannedChain, step: int, broadcast: Floats, state: Floats) -> None:
         """Add one round of a site: it stepped from `broadcast` to `state`, flat vectors (d,)."""
-        if site not in self.sites:
-            self.sites.append(site)
-            self.units.append(chain.units)
-            for name, width in zip(_ARRAYS, (len(state), len(state), 3), strict=True):
-                setattr(self, name, np.vstack([getattr(self, name).reshape(-1, width), np.zeros((1, width))]))
-        row, sd = self.sites.index(site), float(chain.noise_multipliers[step]) * chain.plan.privacy.noise_unit
+        sd = float(chain.noise_multipliers[step]) * chain.plan.privacy.noise_unit
         weight = 1 / sd**2 if sd > 0 else 1.0
-        self.gradients[row] += weight * noisy_clipped_sum(broadcast, state, chain, step)
-        self.states[row] += weight * broadcast
-        self.totals[row] += weight, (weight * sd) ** 2, 1
+        gradient = noisy_clipped_sum(broadcast, state, chain, step)
+        new = np.concatenate([(0.0, weight, (weight * sd) ** 2, 1.0), weight * gradient, weight * broadcast])
+        row = self.rows.setdefault(site, np.zeros(len(new)))
+        row += new
+        row[0] = chain.units
 
     def means(self) -> "HospitalMeans":
-        """Divide the sums by their weights."""
-        weights = self.totals[:, :1]
-        noise = np.sqrt(self.totals[:, 1]) / self.totals[:, 0]
-        return HospitalMeans(
-            tuple(self.sites), np.array(self.units, dtype=np.float64), self.gradients / weights, self.states / weights,
-            noise, self.totals[:, 2],
-        )  # fmt: skip
-
-    def arrays(self) -> dict[str, Floats]:
-        """Return the arrays by name, as a checkpoint keeps them beside `sites` and `units`."""
-        return {name: getattr(self, name) for name in _ARRAYS} if self.sites else {}
-
-    @classmethod
-    def of(cls, sites: Sequence[str], units: Sequence[int], arrays: Mapping[str, Floats]) -> "HospitalSums":
-        """Read back what `arrays` gave."""
-        kept = {name: np.array(arrays[name], dtype=np.float64) for name in _ARRAYS if name in arrays}
-        return cls(list(sites), list(units), **kept)
+        """Divide the sums of one site or more by their weights."""
+        table = np.stack(list(self.rows.values()))
+        units, weights, squares, rounds = table[:, :_FACTS].T
+        gradients, states = np.split(table[:, _FACTS:] / weights[:, None], 2, axis=1)
+        return HospitalMeans(tuple(self.rows), units, gradients, states, np.sqrt(squares) / weights, rounds)
 
 
 @dataclass(frozen=True)
