@@ -13,6 +13,7 @@ import pandas
 from rich.console import Console
 from rich.table import Table
 from scipy.special import entr
+from torch import nn
 
 from fl_dpbayes import __version__
 from fl_dpbayes.calibration.metrics.errors import reliability_bins
@@ -30,18 +31,19 @@ from fl_dpbayes.config.scenario import Scenario, load_scenario
 from fl_dpbayes.config.sources import BuiltIn
 from fl_dpbayes.config.summary import Summary
 from fl_dpbayes.data.simulation import SCENARIO_FILE
-from fl_dpbayes.models.build import build_model
+from fl_dpbayes.models.build import build_model, model_shapes
 from fl_dpbayes.models.feature_map import feature_map
 from fl_dpbayes.models.frozen_body import frozen_body
 from fl_dpbayes.posterior.convergence import one_sample_warning
 from fl_dpbayes.posterior.predictive import Prediction, predict
-from fl_dpbayes.posterior.store import POSTERIOR_FILE, load_posterior
+from fl_dpbayes.posterior.store import POSTERIOR_FILE, StoredPosterior, load_posterior
 from fl_dpbayes.protocol.evaluate import RECALIBRATED
 from fl_dpbayes.report.evaluation_page import write_evaluation
 from fl_dpbayes.report.numbers import decimal, interval, points
 from fl_dpbayes.report.run_files import SUMMARY_FILE, check_not_cut_off, read_summary
 from fl_dpbayes.report.terminal_table import terminal_table
 from fl_dpbayes.report.warnings import sentence
+from fl_dpbayes.run.hospital import NEW_HOSPITAL, Hospital
 from fl_dpbayes.run.new_records import NewData, NewRecords, read_new_records
 
 Allowed = Collection[str]
@@ -52,18 +54,19 @@ SHOWN = ("accuracy", "nll", "brier", "ece", "rms_debiased", "mce", "ace", "sce",
 
 def predict_records(
     run_dir: Path, data: Path, out: Path | None, console: Console, data_dir: Path | None = None,
-    allowed_code: Allowed = (), *, skip_bad_rows: bool = False,
+    allowed_code: Allowed = (), *, skip_bad_rows: bool = False, hospital: Hospital = NEW_HOSPITAL,
 ) -> None:  # fmt: skip
     """Write class probabilities and uncertainty for new records as CSV, one row for each, in their order.
 
     Where the run recalibrated its posterior (and not mostly by noise), the probabilities are the recalibrated ones and
     the total uncertainty, in nats, is theirs; neither a map of averaged probabilities nor a point estimate tells
-    aleatoric from epistemic, so these cells are then empty. Rows left out by `skip_bad_rows` keep their place, with
+    aleatoric from epistemic, so these cells are then empty. `hospital`: whose patients they are, for a run with a
+    posterior over hospitals. Rows left out by `skip_bad_rows` keep their place, with
     empty cells. Raises UserError if run or data cannot be read or do not fit, or `out` exists.
     """
     if out is not None and out.exists():
         raise UserError(f"--out {out} exists already: give another name, nothing is overwritten")
-    found = _predict(run_dir, data, data_dir, allowed_code, labelled=False, skip_bad_rows=skip_bad_rows)
+    found = _predict(run_dir, data, (data_dir, allowed_code), hospital, labelled=False, skip_bad_rows=skip_bad_rows)
     records, (probabilities, uncertainty) = found.records, _with_uncertainty(found)
     classes = np.array(found.class_names or range(probabilities.shape[1]))
     units = {} if records.units is None else dict([records.units])
@@ -92,28 +95,30 @@ def predicted_table(run_dir: Path, data: NewData, classes: pandas.Index, allowed
 
     Recalibrated and undefined where those of `predict_records` are.
     """
-    probabilities, uncertainty = _with_uncertainty(_predict(run_dir, data, None, allowed_code, labelled=False))
+    probabilities, uncertainty = _with_uncertainty(
+        _predict(run_dir, data, (None, allowed_code), NEW_HOSPITAL, labelled=False)
+    )
     table = pandas.DataFrame(probabilities, columns=classes)
     return table.assign(**{f"{name}_uncertainty": uncertainty[name] for name in ("total", "epistemic")})
 
 
 def evaluate_records(
     run_dir: Path, data: Path, console: Console, data_dir: Path | None = None, allowed_code: Allowed = (),
-    *, as_json: bool, out: Path | None = None,
+    *, as_json: bool, out: Path | None = None, hospital: Hospital = NEW_HOSPITAL,
 ) -> None:  # fmt: skip
     """Print the calibration of the stored posterior on labelled records, recalibrated where the run did so.
 
     `out`: the folder of the page, which must not exist; None: `evaluation-<data>-<time>` in the run directory. JSON
     goes without a page.
     """
-    found = _predict(run_dir, data, data_dir, allowed_code, labelled=True)
+    found = _predict(run_dir, data, (data_dir, allowed_code), hospital, labelled=True)
     records, mapping = found.records, found.mapping
     if records.labels is None:
         raise UserError(f"{data} has no labels: give a column 'label', an array 'labels', or a folder for each class")
     probabilities, uncertainty = _with_uncertainty(found)
     # Neither one sample nor a map of averaged probabilities tells the two uncertainties apart.
     tells = mapping is None and not found.point
-    predictor = "posterior" if mapping is None else RECALIBRATED
+    predictor = found.predictor if mapping is None else RECALIBRATED
     name = f"{'' if mapping is None else 'recalibrated '}{found.point}" if found.point else PREDICTORS[predictor]
     statistics = from_batch(probabilities, records.labels, **(uncertainty if tells else {}))
     row = summarise(statistics, np.random.default_rng(0)).as_row()
@@ -170,6 +175,7 @@ class _Predicted:
     point: str
     class_names: tuple[str, ...]
     scenario: str
+    predictor: str = "posterior"
 
 
 def _with_uncertainty(found: _Predicted) -> tuple[npt.NDArray[np.float64], dict[str, npt.NDArray | float]]:
@@ -181,9 +187,53 @@ def _with_uncertainty(found: _Predicted) -> tuple[npt.NDArray[np.float64], dict[
 
 
 def _predict(
-    run_dir: Path, data: NewData, data_dir: Path | None, allowed: Allowed, *, labelled: bool,
+    run_dir: Path, data: NewData, places: tuple[Path | None, Allowed], hospital: Hospital, *, labelled: bool,
     skip_bad_rows: bool = False,
 ) -> _Predicted:  # fmt: skip
+    read = read_inputs(run_dir, data, places, labelled=labelled, skip_bad_rows=skip_bad_rows)
+    stored, records, scenario = read.stored, read.records, read.scenario
+    samples, model = stored.samples, stored.metadata.model
+    names = (getattr(scenario.data.source, "class_names", ()), scenario.name)
+    if (hospitals := hospital.model(run_dir, stored.metadata)) is not None:
+        effect = hospital.effect(hospitals)
+        _say(hospital.sentence(hospitals, effect, read.good))
+        samples = hospitals.samples(effect, model_shapes(model, stored.metadata.task))
+        prediction = predict(read.module, samples.arrays, samples.weights, read.inputs)
+        return _Predicted(records, prediction, None, "", *names, "hierarchical")
+    point = ""
+    if found := one_sample_warning(len(samples.weights), scenario.aggregation.point_name):
+        point = f"point estimate ({scenario.aggregation.point_name or 'one sample'})"
+        _say(f"warning: {sentence(found)}", style="yellow")
+    prediction = predict(read.module, samples.arrays, samples.weights, read.inputs)
+    return _Predicted(records, prediction, _usable_map(stored.metadata.recalibration, run_dir), point, *names)
+
+
+@dataclass(frozen=True)
+class ReadInputs:
+    """A run's stored posterior, new records, and what its model's trained layers see of them, (N, ...)."""
+
+    stored: StoredPosterior
+    scenario: Scenario
+    records: NewRecords
+    module: nn.Module
+    inputs: npt.NDArray[np.float32]
+
+    @property
+    def good(self) -> npt.NDArray[np.float64]:
+        """The inputs of the records that were not left out, (N, D)."""
+        flat = self.inputs.reshape(len(self.inputs), -1).astype(np.float64)
+        return np.delete(flat, list(self.records.bad), axis=0)
+
+
+def read_inputs(
+    run_dir: Path, data: NewData, places: tuple[Path | None, Allowed] = (None, ()), *, labelled: bool,
+    skip_bad_rows: bool = False,
+) -> ReadInputs:  # fmt: skip
+    """Read a run's posterior and new records for it; `places`: data folder, and code that may be imported.
+
+    Raises UserError if run or data cannot be read or do not fit.
+    """
+    data_dir, allowed = places
     path = run_dir / POSTERIOR_FILE
     if not path.is_file():
         check_not_cut_off(run_dir)
@@ -191,20 +241,14 @@ def _predict(
     scenario = _scenario_of(run_dir, stored.metadata.scenario_hash)
     source = scenario.data.source
     records = read_new_records(data, stored.metadata.task, source, labelled=labelled, skip_bad_rows=skip_bad_rows)
-    samples, model, inputs = stored.samples, stored.metadata.model, records.features
+    model, inputs = stored.metadata.model, records.features
     backbones = backbone_folder(data_dir or (source.folder if isinstance(source, BuiltIn) else None))
     module = build_model(model, stored.metadata.task, 0, backbones)
     if model.features is not None:
         inputs = feature_map(model.features, inputs.shape[1:], backbone_folder=backbones)(inputs)
     if model.frozen_body is not None:
         inputs = frozen_body(model, model.frozen_body, inputs.shape[1:], weights_folder=backbones)(inputs)
-    point = ""
-    if found := one_sample_warning(len(samples.weights), scenario.aggregation.point_name):
-        point = f"point estimate ({scenario.aggregation.point_name or 'one sample'})"
-        _say(f"warning: {sentence(found)}", style="yellow")
-    prediction = predict(module, samples.arrays, samples.weights, inputs)
-    mapping = _usable_map(stored.metadata.recalibration, run_dir)
-    return _Predicted(records, prediction, mapping, point, getattr(source, "class_names", ()), scenario.name)
+    return ReadInputs(stored, scenario, records, module, inputs)
 
 
 def _scenario_of(run_dir: Path, scenario_hash: str) -> Scenario:

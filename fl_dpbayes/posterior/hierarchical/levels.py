@@ -79,7 +79,8 @@ class HospitalPosterior:
     def __init__(self, effects: Effects, *, two_levels: bool, largest_sd: float) -> None:
         """Fit the levels to the effects of K >= 1 hospitals; without `two_levels` groups are not looked at."""
         groups = effects.groups if two_levels else np.zeros(len(effects.groups), dtype=np.int64)
-        self.effects, self.two_levels = Effects(effects.estimates, effects.variances, groups), two_levels
+        self.effects = Effects(effects.estimates, effects.variances, groups)
+        self.two_levels, self.largest_sd = two_levels, largest_sd
         self._members = np.eye(self.effects.group_count)[groups]
         tops = (largest_sd, largest_sd if two_levels else 0.0)
         self._grid, self._mass = self._refined([(0.0, top) for top in tops])

@@ -11,7 +11,7 @@ from scipy.special import expit
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.posterior.chains import unflatten
 from fl_dpbayes.posterior.hierarchical.effects import clipped_score, log_odds_means, logistic_effects
-from fl_dpbayes.posterior.hierarchical.levels import HospitalPosterior
+from fl_dpbayes.posterior.hierarchical.levels import Effects, HospitalPosterior
 from fl_dpbayes.posterior.hierarchical.mixture import NormalMixture
 from fl_dpbayes.posterior.hierarchical.sums import HospitalMeans
 from fl_dpbayes.posterior.samples import PosteriorSamples
@@ -43,6 +43,20 @@ class HospitalModel:
             return self.posterior.of_hospital(self.sites.index(site))
         known = self.group_names
         return self.posterior.of_new(known.index(group) if group in known else None)
+
+    def without(self, site: str) -> NormalMixture:
+        """Return the effect of a training hospital as if it were new: what all others say of one of its group."""
+        kept, effects = np.array([name != site for name in self.sites]), self.posterior.effects
+        if not kept.any():
+            raise UserError(f"{site} trained alone, so nothing is known of hospitals but by its own records")
+        group = int(effects.groups[self.sites.index(site)])
+        names, numbers = np.unique(effects.groups[kept], return_inverse=True)
+        others = Effects(effects.estimates[kept], effects.variances[kept], numbers)
+        posterior = HospitalPosterior(
+            others, two_levels=self.posterior.two_levels, largest_sd=self.posterior.largest_sd
+        )
+        known = names.tolist()
+        return posterior.of_new(known.index(group) if group in known else None)
 
     @property
     def group_names(self) -> list[str]:
