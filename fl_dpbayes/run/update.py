@@ -17,6 +17,7 @@ from fl_dpbayes.config.names import site_name
 from fl_dpbayes.config.site_file import LedgerSettings, SiteFile, read_site_file
 from fl_dpbayes.data.site import Site, is_delta_allowed, load_site
 from fl_dpbayes.data.site_ledger import open_ledger
+from fl_dpbayes.posterior.hierarchical.mixture import NormalMixture
 from fl_dpbayes.posterior.hierarchical.model import HospitalModel
 from fl_dpbayes.posterior.hierarchical.update import residual_sum, updated_at_home, updated_by_release
 from fl_dpbayes.posterior.store import POSTERIOR_FILE, PosteriorMetadata, load_posterior
