@@ -69,13 +69,6 @@ class Quantity:
         """Write a value without its unit."""
         return points(number) if self.share else decimal(number, 3)
 
-    def ends(self, found: Estimate | None) -> str:
-        """Write the interval of a mean; that of a share ends at 0 and 1 at the latest."""
-        if found is None or found.low is None or found.high is None:
-            return ""
-        low, high = (max(found.low, 0.0), min(found.high, 1.0)) if self.share else (found.low, found.high)
-        return interval((low, high), self.value)
-
     def estimate(self, found: Estimate) -> str:
         """Write a mean, or a mean difference, with its unit and interval."""
         unit = " points" if self.share else ""

@@ -1,11 +1,13 @@
 """The page of a study: its sentences claim what the numbers allow, its tables are the numbers of its figures."""
 
+import io
 import math
 from dataclasses import replace
 
 import pandas as pd
 import pytest
 import tomli_w
+from rich.console import Console
 from scipy.stats import t as student
 
 from fl_dpbayes.config.errors import UserError
@@ -17,6 +19,7 @@ from fl_dpbayes.report.study.page import write_study_report
 from fl_dpbayes.report.study.panels import MOST_PANELS, PanelFigure, draw_panels
 from fl_dpbayes.report.study.quantities import Estimate
 from fl_dpbayes.report.study.results import StudyResults, label_text, read_study
+from fl_dpbayes.report.study.show import show_study
 from fl_dpbayes.report.study.tables import baseline_table, differences_table, figure_table, study_tables
 
 HALF = float(student.ppf(0.975, 2)) * 0.004 / math.sqrt(3)
@@ -256,6 +259,20 @@ def test_a_study_without_a_finished_cell_has_a_page(study_folder) -> None:
     page = write_study_report(folder).read_text()
     assert "Nothing was measured by rms_debiased at held-out sites." in page
     assert "No cell finished." in page
+
+
+def test_the_first_metric_is_printed_with_interval_and_bounds(study) -> None:
+    def printed(**record: object) -> str:
+        columns = {"auroc": 0.7, "auroc_low": 0.6, "auroc_high": 0.8}
+        show_study(
+            study(lambda table: table.assign(**columns), record), Console(width=200, file=(file := io.StringIO()))
+        )
+        return " ".join(file.getvalue().split())
+
+    assert "percentage points, at pooled:held_out" in printed()
+    assert "last iterate 5.4 [4.4, 6.4] 3" in printed()
+    assert "0.700 [0.700, 0.700], bounds [0.600, 0.800]" in printed(metrics=["auroc"])
+    assert "nothing was measured by auroc at nowhere" in printed(metrics=["auroc"], where="nowhere")
 
 
 def test_many_panels_are_drawn_in_part_and_listed_whole(study) -> None:
