@@ -40,7 +40,8 @@ def printed_table(
     sizes = {name: max(cell_len(line) for cell in cells for line in cell.split("\n")) for name, cells in kept.items()}
     left_out = []
     for name in expendable:
-        if sum(sizes[one] + GAP for one in kept) > width and kept.pop(name, None):
+        if name in kept and sum(sizes[one] + GAP for one in kept) > width:
+            del kept[name]
             left_out.append(name)
     if left_out:
         caption = f"{caption} Left out at {width} columns: {', '.join(left_out)}.".strip()

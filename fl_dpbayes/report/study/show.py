@@ -24,9 +24,9 @@ def show_study(study: StudyResults, console: Console) -> None:
         rest = len(found.rows) - MOST_ROWS
         more = f" {rest} more rows are in results.csv." if rest > 0 else ""
         title = f"{said.metric.name}{', percentage points,' if said.share else ''} at {where}"
-        shown, caption = replace(found, rows=found.rows[:MOST_ROWS]), f"{OVER_SEEDS}{more}"
-        how = {"quiet": (said.metric.name,), "expendable": ("Seeds",), "caption": caption}
-        console.print(printed_table(title, shown, console.width, **how))
+        shown, size = replace(found, rows=found.rows[:MOST_ROWS]), console.width
+        quiet, caption = (said.metric.name,), f"{OVER_SEEDS}{more}"
+        console.print(printed_table(title, shown, size, quiet=quiet, expendable=("Seeds",), caption=caption))
     if (beside := paper_table(study)).rows:
         caption = " ".join((*study.record.notes[:1], OVER_SEEDS, "Epsilon: the largest of a site, by PLD."))
         expendable = ("95% interval", "At", "Seeds")
