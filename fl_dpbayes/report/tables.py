@@ -1,14 +1,12 @@
 """The tables that a run prints at its end: those of its page, as far as the terminal is wide enough."""
 
-from collections.abc import Iterator
-
 from rich.table import Table
 
 from fl_dpbayes.config.summary import Summary
 from fl_dpbayes.report import page_tables
 from fl_dpbayes.report.answer import median_rows
 from fl_dpbayes.report.terminal_table import printed_table
-from fl_dpbayes.report.wording import account_notes, in_reading_order, neighbours, temperature_notes
+from fl_dpbayes.report.wording import in_reading_order, privacy_notes
 
 WIDTH = 100
 
@@ -17,7 +15,7 @@ def privacy_table(run: Summary, width: int = WIDTH) -> Table:
     """Show what the run cost each site that trained, and each site that released noised test results."""
     content, title = page_tables.privacy_table(run), "Privacy spent" if run.private else "Training without privacy"
     expendable = ("Unit", "μ", "Temperature", "Units n", "Steps")
-    notes = " ".join(_privacy_notes(run))
+    notes = " ".join(privacy_notes(run))
     return printed_table(title, content, width, quiet=("μ",), expendable=expendable, caption=notes)
 
 
@@ -35,23 +33,3 @@ def calibration_table(run: Summary, width: int = WIDTH) -> Table:
     *_, rms, ece, accuracy, nll, area = page_tables.MAIN
     quiet, expendable = (rms, ece, area), (area, nll, "n", ece, accuracy)
     return printed_table("Calibration", content, width, quiet=quiet, expendable=expendable, caption=caption)
-
-
-def _privacy_notes(run: Summary) -> Iterator[str]:
-    if run.private:
-        yield f"Neighbours differ by {neighbours(run)}."
-        if methods := sorted({row.epsilon_method for row in run.privacy if row.epsilon_method}):
-            yield f"ε by {', '.join(methods)}."
-        yield account_notes(run)
-        if any(row.mu_kind == "clt" for row in run.privacy):
-            yield "μ (clt) is an approximation, not an upper bound."
-        if run.chains > 1:
-            yield f"{run.chains} chains per site: their costs add up to this one account."
-    else:
-        yield "Not private: epsilon is infinite."
-    if run.evaluation_privacy:
-        yield "Rows of status evaluation: what noised test results cost, on other units."
-    if notes := temperature_notes(run):
-        yield f"Temperature: {'; '.join(notes)}."
-    if run.seeded:
-        yield "seeded: not private."

@@ -140,15 +140,8 @@ def privacy_table(study: StudyResults, axes: Collection[str]) -> PageTable:
         shown = probability(float(delta)) if isinstance(delta, int | float) else UNDEFINED
         seconds = f"{here['seconds'].mean():.0f}" if "seconds" in here.columns else UNDEFINED
         others = (label for axis, label in setting.items() if axis != ASKED)
-        asked = _asked(setting.get(ASKED, privacy.get("epsilon")))
-        rows.append((*others, asked, spent, shown, seconds, str(len(here))))
+        asked = pd.to_numeric(str(setting.get(ASKED, privacy.get("epsilon"))), errors="coerce")
+        rows.append((*others, significant(float(asked)), spent, shown, seconds, str(len(here))))
     names = [axis_name(axis) for axis in axes if axis != ASKED]
     columns = (*names, "ε asked", "Largest ε of a site", "δ", "Seconds of a cell", "Cells")
     return page_table(columns, rows[:MOST_ROWS], range(len(names)))
-
-
-def _asked(epsilon: object) -> str:
-    try:
-        return significant(float(str(epsilon)))
-    except ValueError:
-        return UNDEFINED

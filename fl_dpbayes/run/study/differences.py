@@ -3,11 +3,10 @@
 from itertools import product
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from fl_dpbayes.config.study_file import PREDICTOR, SEED, Study
-from fl_dpbayes.report.study.quantities import over_seeds
+from fl_dpbayes.report.study.comparisons import mean_of
 from fl_dpbayes.report.study.results import predictors_in_order
 
 EVERY_SETTING = "all"
@@ -38,8 +37,7 @@ def _differences(rows: pd.DataFrame, compared: str, labels: dict[str, list[Any]]
     found, (baseline, *methods) = [], labels[compared]
     others = [axis for axis in labels if axis not in (compared, PREDICTOR)]
     place = [*PLACE, *([PREDICTOR] if compared != PREDICTOR else [])]
-    values = rows.assign(value=pd.to_numeric(rows[metric], errors="coerce").astype(float))
-    values = values[np.isfinite(values["value"])][[*place, *others, SEED, compared, "value"]]
+    values = rows.rename(columns={metric: "value"})[[*place, *others, SEED, compared, "value"]]
     first = values[values[compared] == baseline].drop(columns=compared)
     for method, over in product(methods, ("setting", EVERY_SETTING)):
         pairs = values[values[compared] == method].merge(first, on=[*place, *others, SEED], suffixes=("", "_baseline"))
@@ -48,7 +46,8 @@ def _differences(rows: pd.DataFrame, compared: str, labels: dict[str, list[Any]]
             pairs[others] = EVERY_SETTING
         about = {"compared": compared, "method": method, "baseline": baseline, "metric": metric, "over": over}
         for at, group in pairs.groupby([*place, *others], sort=False, dropna=False):
-            if one := over_seeds(of_seed.tolist() for _, of_seed in group.groupby(SEED, sort=False)["value"]):
-                ends = {"mean": one.mean, "low": one.low, "high": one.high, "pairs": one.seeds}
+            if one := mean_of(group, "value"):
+                low, high = one.ends or (None, None)
+                ends = {"mean": one.mean, "low": low, "high": high, "pairs": one.seeds}
                 found.append(about | dict(zip([*place, *others], at, strict=True)) | ends)
     return found

@@ -54,7 +54,7 @@ def paper_table(study: Study, results: pd.DataFrame) -> pd.DataFrame:
         over = over_seeds([each] for each in found)
         axes = {axis.name: labels.get(axis.name) for axis in study.axes if axis.name != SEED}
         place = {PREDICTOR: labels[PREDICTOR], "site": labels["site"], "column": column, "paper": value}
-        ends = {"low": over.low if over else None, "high": over.high if over else None}
+        ends = dict(zip(("low", "high"), (over and over.ends) or (None, None), strict=True))
         rows.append(axes | place | {"measured": fmean(found) if found else None} | ends | {"seeds": len(found)})
     return pd.DataFrame(rows)
 

@@ -238,13 +238,13 @@ def test_a_mean_counts_only_seeds_with_every_setting() -> None:
     found = estimate(frame, "value")
     half = float(student.ppf(0.975, 1)) * math.sqrt(2) / math.sqrt(2)
     # No mean of values of 0 or more is below 0; one of differences may be.
-    assert found == Estimate(3.0, 0.0, pytest.approx(3 + half), 2, 2)
+    assert found == Estimate(3.0, (0.0, pytest.approx(3 + half)), 2, 2)
     lower = estimate(frame.assign(value=frame["value"] - 2.0), "value")
-    assert lower == Estimate(1.0, pytest.approx(1 - half), pytest.approx(1 + half), 2, 2)
+    assert lower == Estimate(1.0, (pytest.approx(1 - half), pytest.approx(1 + half)), 2, 2)
     assert estimate(frame, "nothing") is estimate(frame.assign(value=math.nan), "value") is None
-    assert estimate(frame[frame["seed"] == 1], "value") == Estimate(2.0, None, None, 1, 2)
+    assert estimate(frame[frame["seed"] == 1], "value") == Estimate(2.0, None, 1, 2)
     difference = paired(frame, frame.assign(value=frame["value"] - 2.0), "value", ["key"])
-    assert difference == Estimate(2.0, 2.0, 2.0, 2, 2)
+    assert difference == Estimate(2.0, (2.0, 2.0), 2, 2)
 
 
 def test_labels_agree_between_files() -> None:
