@@ -86,18 +86,21 @@ ENGINES = {
 }  # fmt: skip
 
 
+def counted(original, seen):
+    def watched(model, features, *rest):
+        seen.append(len(features))
+        return original(model, features, *rest)
+
+    return watched
+
+
 @pytest.fixture
 def passes(monkeypatch):
     """Numbers of rows of all passes over records."""
     seen = []
     originals = {book_keeping: "per_layer_gradients", variational: "drawn_layers", vmap: "per_example_blocks"}
     for owner, name in (originals | {dense_chain.DenseChain: "gradients"}).items():
-
-        def watched(model, features, *rest, original=getattr(owner, name)):
-            seen.append(len(features))
-            return original(model, features, *rest)
-
-        monkeypatch.setattr(owner, name, watched)
+        monkeypatch.setattr(owner, name, counted(getattr(owner, name), seen))
     return seen
 
 
