@@ -148,8 +148,8 @@ def from_arrays(arrays: Mapping[str, npt.NDArray], classes: int) -> CalibrationS
 
 
 def _of(arrays: Mapping[str, npt.NDArray], classes: int) -> CalibrationStatistics:
-    sums: dict[str, Any] = {name: arrays[name] for name in TABLES}
-    return CalibrationStatistics(classes, **sums, **dict(zip(SCALARS, map(float, arrays["scalars"]), strict=True)))
+    scalars: dict[str, Any] = dict(zip(SCALARS, map(float, arrays["scalars"]), strict=True))
+    return CalibrationStatistics(classes, **{name: arrays[name] for name in TABLES}, **scalars)
 
 
 class SparseStatistics(NamedTuple):

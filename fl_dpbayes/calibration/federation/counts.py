@@ -125,10 +125,10 @@ def decisive_sites(role: Role, tables: Mapping[str, NoisedTable]) -> list[RunWar
         return []
     # Of sites 0 .. k - 1, and of k .. K - 1: each of the two in one pass, whatever their number.
     before = list(accumulate(tables.values(), merge_noised))
-    after = list(accumulate(reversed(tables.values()), merge_noised))[::-1]
+    after = list(accumulate(reversed([*tables.values()]), merge_noised))[::-1]
     pooled = _summary_of(before[-1])
-    rests = [after[1], *map(merge_noised, before, after[2:]), before[-2]]
-    without = {site: _summary_of(rest) for site, rest in zip(tables, rests, strict=True)}
+    others = [after[1], *map(merge_noised, before, after[2:]), before[-2]]
+    without = {site: _summary_of(rest) for site, rest in zip(tables, others, strict=True)}
     found = []
     for metric, name in DECIDED.items():
         value, (low, high) = getattr(pooled, metric), pooled.intervals.get(metric) or (None, None)
