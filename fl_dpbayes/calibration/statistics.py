@@ -148,8 +148,8 @@ def from_arrays(arrays: Mapping[str, npt.NDArray], classes: int) -> CalibrationS
 
 
 def _of(arrays: Mapping[str, npt.NDArray], classes: int) -> CalibrationStatistics:
-    scalars: dict[str, Any] = dict(zip(SCALARS, map(float, arrays["scalars"]), strict=True))
-    return CalibrationStatistics(classes, **{name: arrays[name] for name in TABLES}, **scalars)
+    sums: dict[str, Any] = dict(zip(SCALARS, map(float, arrays["scalars"]), strict=True))
+    return CalibrationStatistics(classes, **sums | {name: arrays[name] for name in TABLES})
 
 
 class SparseStatistics(NamedTuple):
