@@ -10,7 +10,7 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 from scipy.fft import irfft, rfft
-from scipy.signal import lfilter
+from scipy.linalg.lapack import dtbtrs
 
 from fl_dpbayes.config.files.kept import Kept
 from fl_dpbayes.config.plan import Adjacency
@@ -161,7 +161,9 @@ class Direction:
         above = np.cumsum((chernoff * tilted)[::-1])[::-1] - chernoff * tilted
         # delta_m = sum_{k > m} p_k (1 - exp(e_m - e_k)) obeys delta_m = (1 - g) sum_{k > m} p_k + g delta_{m+1}
         decay = math.exp(-spacing)
-        deltas = lfilter([1.0], [1.0, -decay], -math.expm1(-spacing) * above[::-1])[::-1]
+        bands = np.ones((2, self.size), order="F")
+        bands[1] = -decay
+        deltas = dtbtrs(bands, -math.expm1(-spacing) * above[::-1, None], uplo="L")[0][::-1, 0]
         beyond = math.exp(self.cumulant - order * spacing * (first + self.size))
         deltas = deltas + self._rounding() * chernoff + beyond + self.infinite
         enough = np.flatnonzero(deltas <= delta)
