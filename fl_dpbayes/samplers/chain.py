@@ -74,7 +74,7 @@ def run_chain(
     batch_gradient = BatchGradient(algorithm.module, records, plan.privacy, chain.units, streams)
     state = to_state(start, plan.sampler, steps.start - chain_start, device)
     kept: list[torch.Tensor] = []
-    load = vector_loader(algorithm.module)
+    load, scale = vector_loader(algorithm.module), chain.scale
     noises = normal_vectors(streams.noise, state.parameters.numel(), len(steps), device)
     for number, noise in zip(steps, noises, strict=True):
         position = state.parameters
@@ -82,8 +82,7 @@ def run_chain(
         clipped = batch_gradient()
         gradient = noisy_gradient(
             clipped.total, noise=noise, noise_multiplier=float(chain.noise_multipliers[number]),
-            noise_unit=plan.privacy.noise_unit, expected_batch_size=chain.scale.expected_batch_size,
-            units=chain.units,
+            noise_unit=scale.clip_norm, expected_batch_size=scale.expected_batch_size, units=chain.units,
             data_free_gradient=algorithm.data_free_gradient(plan.sampler.prior, position, plan.prior_share),
         )  # fmt: skip
         state = algorithm.step(state, gradient, float(chain.step_sizes[number]))
