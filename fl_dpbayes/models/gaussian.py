@@ -16,6 +16,7 @@ PART = 2**15
 # On a device, where each of some 500 operations costs a launch: about 200 MB for as long as the drawing takes.
 _PARTS_AT_ONCE = 128
 _BLOCK = 64
+_HOST = torch.device("cpu")
 _KEY_BYTES = 32
 _TURN = math.pi / 2**31
 # The words "expand 32-byte k" of the cipher's first row.
@@ -23,14 +24,14 @@ _ROW = (0x61707865, 0x3320646E, 0x79622D32, 0x6B206574)
 
 
 def standard_normals(
-    generator: np.random.Generator, shape: tuple[int, ...], device: torch.device | None = None
+    generator: np.random.Generator, shape: tuple[int, ...], device: torch.device = _HOST
 ) -> torch.Tensor:
     """Draw N(0, 1) numbers of a shape, float32, as `normal_vectors` does."""
     return next(normal_vectors(generator, math.prod(shape), 1, device)).reshape(shape)
 
 
 def normal_vectors(
-    generator: np.random.Generator, size: int, count: int, device: torch.device | None = None
+    generator: np.random.Generator, size: int, count: int, device: torch.device = _HOST
 ) -> Iterator[torch.Tensor]:
     """Yield `count` vectors of N(0, 1) numbers, shape (size,), float32, up to 9.4 standard deviations.
 
@@ -42,8 +43,8 @@ def normal_vectors(
     vector is drawn while the caller works. Sources: Box and Muller 1958; RFC 8439, section 2.3.
     """
     key = generator.bytes(_KEY_BYTES)
-    on_host = device is None or device.type == "cpu"
-    for drawn in _host_draws(key, size, count) if on_host else device_draws(key, size, count, device=device):
+    draws = _host_draws(key, size, count) if device.type == "cpu" else device_draws(key, size, count, device=device)
+    for drawn in draws:
         yield from drawn.reshape(-1, size)
 
 
@@ -81,7 +82,7 @@ class _Host:
     def __init__(self, key: bytes, most: int) -> None:
         pairs = min(PART, most + 1) // 2
         self._key, self._zeros = key, memoryview(bytes(12 * pairs))
-        self._words, self._floats = np.empty(12 * pairs, np.uint8), np.empty((2, pairs))
+        self._words, self._floats = bytearray(12 * pairs), np.empty((2, pairs))
 
     def __call__(self, first: int, groups: int, numbers: int) -> torch.Tensor:
         drawn = np.empty((groups, numbers), np.float32)
@@ -91,7 +92,7 @@ class _Host:
             pairs = (len(part) + 1) // 2
             cipher = Cipher(algorithms.ChaCha20(self._key, bytes(8) + number.to_bytes(8, "little")), None)
             cipher.encryptor().update_into(self._zeros[: 12 * pairs], self._words)
-            _box_muller(self._words[: 12 * pairs], self._floats[:, :pairs], part)
+            _box_muller(np.frombuffer(self._words, np.uint8, 12 * pairs), self._floats[:, :pairs], part)
         return torch.from_numpy(drawn)
 
 
