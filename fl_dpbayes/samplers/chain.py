@@ -76,7 +76,7 @@ def run_chain(
     batch_gradient = BatchGradient(algorithm.module, records, plan.privacy, chain.units, streams)
     state = to_state(start, plan.sampler, steps.start - chain_start, device)
     kept: list[torch.Tensor] = []
-    load = vector_loader(algorithm.module)
+    load, scale = vector_loader(algorithm.module), chain.scale
     # Drawn on the host: a numpy Philox generator keeps its whole 128-bit key (torch's keep 32 or 64 bits of a seed),
     # and the path is the same on every device.
     noises = drawn_ahead(streams.noise, state.parameters.numel(), len(steps))
@@ -86,8 +86,7 @@ def run_chain(
         clipped = batch_gradient()
         gradient = noisy_gradient(
             clipped.total, noise=noise.to(device), noise_multiplier=float(chain.noise_multipliers[number]),
-            noise_unit=plan.privacy.noise_unit, expected_batch_size=chain.scale.expected_batch_size,
-            units=chain.units,
+            noise_unit=scale.clip_norm, expected_batch_size=scale.expected_batch_size, units=chain.units,
             data_free_gradient=algorithm.data_free_gradient(plan.sampler.prior, position, plan.prior_share),
         )  # fmt: skip
         state = algorithm.step(state, gradient, float(chain.step_sizes[number]))
