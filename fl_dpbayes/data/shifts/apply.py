@@ -5,7 +5,6 @@ from typing import get_args
 
 import numpy as np
 import numpy.typing as npt
-from scipy.stats import rankdata
 
 from fl_dpbayes.config.data import ImageShift, Shift, ShiftKind
 from fl_dpbayes.config.errors import UserError
@@ -246,9 +245,10 @@ def boundary_flips(closeness: Floats, severity: int) -> BoundaryFlips:
 
     The mean is `rate`, whatever the scale of `closeness`; no rate is above .6. Source: instance-dependent label noise;
     Menon, van Rooyen and Natarajan, Machine Learning 107, 2018 (boundary-consistent noise). `closeness`: (N, C), higher
-    for a nearer class: known probabilities, or `centroid_closeness`. `severity`: 1 to 5, a mean rate of .02, .05, .10,
-    .20 or .30.
+    for a nearer class: known probabilities, or `centroid_closeness`. `severity`: 1 to 5, a rate of FLIP_RATES.
     """
+    from scipy.stats import rankdata
+
     order = np.argsort(-closeness, axis=1, kind="stable")[:, :2]
     highest = np.take_along_axis(closeness, order, axis=1)
     ranks = rankdata(highest[:, 0] - highest[:, 1])
