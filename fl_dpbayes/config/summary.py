@@ -311,6 +311,36 @@ class AggregationInputs(SummaryPart):
     divergence: Number = None
 
 
+class SpreadRecord(SummaryPart):
+    """The standard deviation of the level between hospitals, or groups of them, in log odds: median and interval.
+
+    Not `identified`, it is what the prior says.
+    """
+
+    between: Text
+    count: int
+    identified: bool
+    median: float
+    interval: tuple[float, float]
+
+
+class RateRecord(SummaryPart):
+    """The rate of class 1 that a hospital, or one that nobody has seen, would have in the declared population."""
+
+    hospital: Text
+    rate: float
+    interval: tuple[float, float]
+
+
+class HospitalsRecord(SummaryPart):
+    """The posterior over hospitals; all intervals are of `level`, those of rates without the chance of patients."""
+
+    level: float
+    spreads: tuple[SpreadRecord, ...]
+    new: tuple[RateRecord, ...]
+    sites: tuple[RateRecord, ...]
+
+
 class Traffic(SummaryPart):
     """Bytes per round, from the sites (up) and to them (down)."""
 
@@ -353,6 +383,7 @@ class Summary(SummaryPart):
     subgroups: tuple[SubgroupRecord, ...] = ()
     shift_detection: tuple[ShiftDetectionRecord, ...] = ()
     conformal: tuple[ConformalRecord, ...] = ()
+    hospitals: HospitalsRecord | None = None
     evaluation_privacy: tuple[EvaluationPrivacyRecord, ...] = ()
     releases: tuple[ReleaseRecord, ...] = ()
     bytes: Traffic

@@ -53,6 +53,7 @@ def run_tables(run: Summary) -> dict[str, PageTable]:
     settings, releases = run.settings, [(release.item, release.how) for release in run.releases]
     return {
         "baselines": baselines_table(run),
+        "hospitals": hospitals_table(run),
         "settings": page_table(("Part", "Settings"), [(row.name, row.value) for row in settings], (0, 1)),
         "privacy": privacy_table(run),
         "releases": page_table(("What", "How it left a site"), releases, (0, 1)),
@@ -99,6 +100,19 @@ def baselines_table(run: Summary) -> PageTable:
             cells.append((f"all {words}", (said, MADE_OF.get(name, "this run")), *values, count(rows[0].n)))
     columns = ("Where", "Predictor", "AUROC", "NLL", "Accuracy, %", "RMS debiased", "n")
     return page_table(columns, once(cells), (0, 1))
+
+
+def hospitals_table(run: Summary) -> PageTable:
+    """Show how much hospitals differ in the level of the outcome, and what rate one that nobody has seen would have."""
+    found, cells = run.hospitals, list[Cells]()
+    for row in found.spreads if found else ():
+        told = f"{row.count} of them" + ("" if row.identified else ": too few to tell, this is the prior")
+        what = (f"standard deviation between {row.between}, log odds", told)
+        cells.append((what, decimal(row.median), interval(row.interval, decimal)))
+    for rate in found.new if found else ():
+        what = (f"rate of class 1 at {rate.hospital}", "in the declared population")
+        cells.append((what, points(rate.rate) + " %", interval(rate.interval, points)))
+    return page_table(("What", "Value", f"{found.level:.0%} interval" if found else ""), cells, (0,))
 
 
 def _across(values: Sequence[float | None], write: Callable[[float | None], str]) -> Cell:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -56,6 +56,26 @@ class StoredHospitals:
         return fit_hospitals(self.sums.means(), said.groups, self.covariates, clip_norm, said.largest_sd)
 
 
+def described(hospitals: StoredHospitals, level: float = 0.9) -> dict[str, Any]:
+    """Say what a run found out about its hospitals, as the summary's `hospitals` has it."""
+    model, group = hospitals.model, hospitals.metadata.group
+    found = {"hospitals": model.posterior.between_hospitals}
+    found |= {f"groups ({group})": model.posterior.between_groups} if group else {}
+    effects = {f"a new one of {name}": model.effect(group=name) for name in model.group_names}
+    new = {"a new one": model.effect()} | effects
+    rates = [
+        [{"hospital": name, "rate": rate, "interval": ends} for name, effect in which.items()
+         for rate, *ends in [model.rate_interval(effect, level)]]
+        for which in (new, {site: model.effect(site) for site in model.sites})
+    ]  # fmt: skip
+    spreads = [
+        {"between": name, "count": spread.count, "identified": spread.identified, "median": spread.quantile(0.5),
+         "interval": spread.interval(level)}
+        for name, spread in found.items()
+    ]  # fmt: skip
+    return {"level": level, "spreads": spreads, "new": rates[0], "sites": rates[1]}
+
+
 def empty_hospitals(scenario: Scenario, task: Task) -> StoredHospitals | None:
     """Begin a run's sums; None where its scenario asks for no posterior over hospitals.
 
@@ -76,7 +96,8 @@ def empty_hospitals(scenario: Scenario, task: Task) -> StoredHospitals | None:
 
 def save_hospitals(path: Path, hospitals: StoredHospitals) -> None:
     """Write the file, with a checksum; UserError if it cannot be written."""
-    arrays: Mapping[str, npt.NDArray] = {_COVARIATES: hospitals.covariates, **prefixed(_SUMS, hospitals.sums.rows)}
+    rows = dict(sorted(hospitals.sums.rows.items()))
+    arrays: Mapping[str, npt.NDArray] = {_COVARIATES: hospitals.covariates, **prefixed(_SUMS, rows)}
     with replaced_atomically(path) as partial:
         write_arrays(partial, arrays, sealable({_KEY: hospitals.metadata.model_dump_json()}))
         seal(partial)

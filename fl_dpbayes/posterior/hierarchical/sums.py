@@ -54,11 +54,12 @@ class HospitalSums:
         row[0] = chain.units
 
     def means(self) -> "HospitalMeans":
-        """Divide the sums of one site or more by their weights."""
-        table = np.stack(list(self.rows.values()))
+        """Divide the sums of one site or more by their weights; sites in alphabetical order."""
+        sites = tuple(sorted(self.rows))
+        table = np.stack([self.rows[site] for site in sites])
         units, weights, squares, rounds = table[:, :_FACTS].T
         gradients, states = np.split(table[:, _FACTS:] / weights[:, None], 2, axis=1)
-        return HospitalMeans(tuple(self.rows), units, gradients, states, np.sqrt(squares) / weights, rounds)
+        return HospitalMeans(sites, units, gradients, states, np.sqrt(squares) / weights, rounds)
 
 
 @dataclass(frozen=True)
