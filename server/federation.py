@@ -14,7 +14,7 @@ from fl_dpbayes.config.scenario import Scenario
 from fl_dpbayes.data.simulation import BASELINES_FILE, PARTITION_FILE, check_task, run_identifier
 from fl_dpbayes.models.build import model_shapes
 from fl_dpbayes.posterior.convergence import one_sample_warning
-from fl_dpbayes.posterior.hierarchical.file import HOSPITALS_FILE, save_hospitals
+from fl_dpbayes.posterior.hierarchical.file import save_sums
 from fl_dpbayes.posterior.store import POSTERIOR_FILE, save_posterior
 from fl_dpbayes.protocol.arrays import without_prefix
 from fl_dpbayes.report.page import write_report
@@ -145,8 +145,8 @@ def _write(federation: Federation, strategy: PosteriorStrategy, record: RunRecor
             scenario_hash=digest(scenario),
             recalibration=strategy.recalibration.average if strategy.recalibration else None,
         )  # fmt: skip
-    if hospitals := strategy.hospitals():
-        save_hospitals(folder / HOSPITALS_FILE, hospitals)
+    if sums := strategy.sums():
+        save_sums(folder, sums, scenario)
     partition_file = folder / PARTITION_FILE
     partition = json.loads(partition_file.read_text(encoding="utf-8")) if partition_file.is_file() else {}
     if (folder / BASELINES_FILE).is_file():

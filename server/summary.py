@@ -16,7 +16,6 @@ from fl_dpbayes.config.installed_code import installed_code
 from fl_dpbayes.config.recalibration import COUNTED
 from fl_dpbayes.config.summary import Summary
 from fl_dpbayes.posterior import convergence as mixing
-from fl_dpbayes.posterior.hierarchical.file import described
 from fl_dpbayes.privacy.check_statement import largest_at_small_delta
 from fl_dpbayes.protocol.train import PrivacyStatement
 from fl_dpbayes.report.settings_table import settings_table
@@ -92,7 +91,7 @@ def summarise_run(strategy: PosteriorStrategy, record: RunRecord, partition: Map
         "baselines": beside, "reliability": reliability,
         "subgroups": evaluation.subgroup_rows() if evaluation else (),
         "shift_detection": evaluation.shift_detection_rows() if evaluation else (),
-        "hospitals": described(hospitals) if (hospitals := strategy.hospitals()) else None,
+        "hospitals": hospitals.described() if (hospitals := strategy.hospitals()) else (),
         "conformal": evaluation.conformal() if evaluation else (), "evaluation_privacy": tested_costs,
         "releases": [
             *_releases(federation, recalibration), *fitted, *(_paid_evaluation(*item) for item in statements.items()),

@@ -311,34 +311,20 @@ class AggregationInputs(SummaryPart):
     divergence: Number = None
 
 
-class SpreadRecord(SummaryPart):
-    """The standard deviation of the level between hospitals, or groups of them, in log odds: median and interval.
+class HospitalRecord(SummaryPart):
+    """What a posterior over hospitals says, with a 90 % interval.
 
-    Not `identified`, it is what the prior says.
+    `kind` "sd": the standard deviation of the level, in log odds, `among` so many hospitals or groups (`of`); the prior
+    says it where it is not `identified`. Else the rate of class 1 in the declared population, without the chance of
+    patients: "new", of a hospital that nobody has seen, of a group where `of` names one; "site", of a training one.
     """
 
-    between: Text
-    count: int
-    identified: bool
-    median: float
+    kind: Literal["sd", "new", "site"]
+    of: Text = ""
+    value: float
     interval: tuple[float, float]
-
-
-class RateRecord(SummaryPart):
-    """The rate of class 1 that a hospital, or one that nobody has seen, would have in the declared population."""
-
-    hospital: Text
-    rate: float
-    interval: tuple[float, float]
-
-
-class HospitalsRecord(SummaryPart):
-    """The posterior over hospitals; all intervals are of `level`, those of rates without the chance of patients."""
-
-    level: float
-    spreads: tuple[SpreadRecord, ...]
-    new: tuple[RateRecord, ...]
-    sites: tuple[RateRecord, ...]
+    among: int | None = None
+    identified: bool = True
 
 
 class Traffic(SummaryPart):
@@ -383,7 +369,7 @@ class Summary(SummaryPart):
     subgroups: tuple[SubgroupRecord, ...] = ()
     shift_detection: tuple[ShiftDetectionRecord, ...] = ()
     conformal: tuple[ConformalRecord, ...] = ()
-    hospitals: HospitalsRecord | None = None
+    hospitals: tuple[HospitalRecord, ...] = ()
     evaluation_privacy: tuple[EvaluationPrivacyRecord, ...] = ()
     releases: tuple[ReleaseRecord, ...] = ()
     bytes: Traffic

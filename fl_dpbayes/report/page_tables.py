@@ -104,15 +104,16 @@ def baselines_table(run: Summary) -> PageTable:
 
 def hospitals_table(run: Summary) -> PageTable:
     """Show how much hospitals differ in the level of the outcome, and what rate one that nobody has seen would have."""
-    found, cells = run.hospitals, list[Cells]()
-    for row in found.spreads if found else ():
-        told = f"{row.count} of them" + ("" if row.identified else ": too few to tell, this is the prior")
-        what = (f"standard deviation between {row.between}, log odds", told)
-        cells.append((what, decimal(row.median), interval(row.interval, decimal)))
-    for rate in found.new if found else ():
-        what = (f"rate of class 1 at {rate.hospital}", "in the declared population")
-        cells.append((what, points(rate.rate) + " %", interval(rate.interval, points)))
-    return page_table(("What", "Value", f"{found.level:.0%} interval" if found else ""), cells, (0,))
+    cells: list[Cells] = []
+    for row in run.hospitals:
+        if row.kind == "sd":
+            told = f"{row.among} of them" + ("" if row.identified else ": too few to tell, the prior says it")
+            what = (f"standard deviation between {row.of}, log odds", told)
+            cells.append((what, decimal(row.value), interval(row.interval, decimal)))
+        elif row.kind == "new":
+            what = (f"rate of class 1 at a new hospital{row.of and ' of '}{row.of}, %", "in the declared population")
+            cells.append((what, points(row.value), interval(row.interval, points)))
+    return page_table(("What", "Value", "90% interval"), cells, (0,))
 
 
 def _across(values: Sequence[float | None], write: Callable[[float | None], str]) -> Cell:

@@ -194,10 +194,9 @@ def _predict(
     stored, records, scenario = read.stored, read.records, read.scenario
     samples, model = stored.samples, stored.metadata.model
     names = (getattr(scenario.data.source, "class_names", ()), scenario.name)
-    if (hospitals := hospital.model(run_dir, stored.metadata)) is not None:
-        effect = hospital.effect(hospitals)
-        _say(hospital.sentence(hospitals, effect, read.good))
-        samples = hospitals.samples(effect, model_shapes(model, stored.metadata.task))
+    if (hospitals := hospital.model(run_dir, scenario, stored.metadata.task)) is not None:
+        _say(hospital.sentence(hospitals, read.good))
+        samples = hospitals.samples(hospital.effect(hospitals), model_shapes(model, stored.metadata.task))
         prediction = predict(read.module, samples.arrays, samples.weights, read.inputs)
         return _Predicted(records, prediction, None, "", *names, "hierarchical")
     point = ""
@@ -234,11 +233,7 @@ def read_inputs(
     Raises UserError if run or data cannot be read or do not fit.
     """
     data_dir, allowed = places
-    path = run_dir / POSTERIOR_FILE
-    if not path.is_file():
-        check_not_cut_off(run_dir)
-    stored = load_posterior(path, allowed)
-    scenario = _scenario_of(run_dir, stored.metadata.scenario_hash)
+    stored, scenario = read_run(run_dir, allowed)
     source = scenario.data.source
     records = read_new_records(data, stored.metadata.task, source, labelled=labelled, skip_bad_rows=skip_bad_rows)
     model, inputs = stored.metadata.model, records.features
@@ -251,11 +246,15 @@ def read_inputs(
     return ReadInputs(stored, scenario, records, module, inputs)
 
 
-def _scenario_of(run_dir: Path, scenario_hash: str) -> Scenario:
-    path = run_dir / SCENARIO_FILE
-    if not path.is_file() or digest(scenario := load_scenario(str(path))) != scenario_hash:
-        raise UserError(f"{path} is missing or not the scenario of the posterior beside it: put back the run's own")
-    return scenario
+def read_run(run_dir: Path, allowed: Allowed = ()) -> tuple[StoredPosterior, Scenario]:
+    """Read a run's posterior and its scenario; UserError if one is missing, damaged or not that of the other."""
+    path, own = run_dir / POSTERIOR_FILE, run_dir / SCENARIO_FILE
+    if not path.is_file():
+        check_not_cut_off(run_dir)
+    stored = load_posterior(path, allowed)
+    if not own.is_file() or digest(scenario := load_scenario(str(own))) != stored.metadata.scenario_hash:
+        raise UserError(f"{own} is missing or not the scenario of the posterior beside it: put back the run's own")
+    return stored, scenario
 
 
 def _usable_map(mapping: RecalibrationMap | None, run_dir: Path) -> RecalibrationMap | None:

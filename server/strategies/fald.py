@@ -1,7 +1,6 @@
 """Strategy: FALD, federated averaging of Langevin chains."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -11,7 +10,7 @@ from fl_dpbayes.config.errors import warning
 from fl_dpbayes.config.files.journal import Entry
 from fl_dpbayes.posterior.averages import average_of_states
 from fl_dpbayes.posterior.chains import flatten_state
-from fl_dpbayes.posterior.hierarchical.file import StoredHospitals, empty_hospitals
+from fl_dpbayes.posterior.hierarchical.model import HospitalModel, fit_hospitals, public_covariates
 from fl_dpbayes.posterior.hierarchical.sums import HospitalSums
 from fl_dpbayes.posterior.rules.fald import DriftMeter, averaged_temperature, target_warnings
 from fl_dpbayes.posterior.samples import PerSite, PosteriorSamples, StoredSamples, point_of
@@ -40,7 +39,9 @@ class FALDStrategy(PosteriorStrategy):
         assert isinstance(rule, FALD)
         self._rule = rule
         self._drift = DriftMeter(self.plan.steps_per_round)
-        self._hospitals = empty_hospitals(federation.scenario, federation.roster.task)
+        self._hospitals, task = HospitalSums(), federation.roster.task
+        # Before any site spends budget, since a file that does not fit ends the run.
+        self._covariates = public_covariates(federation.scenario, task) if federation.scenario.hierarchical else None
 
     def next_state(self, round_number: int, arrays: Arrays, replies: Mapping[str, CheckedReply]) -> Arrays:
         """Average the sites' last states, and keep the average as a sample after burn-in."""
@@ -53,12 +54,12 @@ class FALDStrategy(PosteriorStrategy):
         if beyond > 0:
             positions = PerSite(list(replies), lambda site: without_prefix("parameters", states[site]))
             self._drift.add(positions, without_prefix("parameters", state), self.site_weights)
-        if self._hospitals is not None and beyond > 0:
+        if self._covariates is not None and beyond > 0:
             start = flatten_state(without_prefix("parameters", arrays), self.federation.shapes)
             for site, reply in replies.items():
                 stepped = flatten_state(without_prefix("parameters", states[site]), self.federation.shapes)
                 planned = planned_chain(self.plan, self.federation.roster.units[site])
-                self._hospitals.sums.add(site, planned, reply.last_step, start, stepped)
+                self._hospitals.add(site, planned, reply.last_step, start, stepped)
         heat = {site: reply.stretch.temperature for site, reply in replies.items()}
         units = self.federation.roster.units
         temperature = averaged_temperature(heat, self.site_weights, units) if is_mean else 0.0
@@ -75,17 +76,18 @@ class FALDStrategy(PosteriorStrategy):
 
     def sums(self) -> Mapping[str, npt.NDArray]:
         """Return every site's sums over rounds after burn-in, where the scenario asks for a posterior over them."""
-        return self._hospitals.sums.rows if self._hospitals is not None else {}
+        return self._hospitals.rows
 
     def restore(self, checkpoint: Checkpoint, entries: Iterable[Entry], sums: Mapping[str, npt.NDArray]) -> None:
         """Go on after a checkpoint, with the sums that it holds."""
         super().restore(checkpoint, entries, sums)
-        if self._hospitals is not None:
-            self._hospitals = replace(self._hospitals, sums=HospitalSums(sums))
+        self._hospitals = HospitalSums(sums)
 
-    def hospitals(self) -> StoredHospitals | None:
-        """Return what the posterior over hospitals is fitted to; None before the first round after burn-in."""
-        return self._hospitals if self._hospitals is not None and self._hospitals.sums.rows else None
+    def hospitals(self) -> HospitalModel | None:
+        """Return the posterior over hospitals; None where none is asked for, and before the first round of it."""
+        if self._covariates is None or not self._hospitals.rows:
+            return None
+        return fit_hospitals(self._hospitals.means(), self.federation.scenario, self._covariates)
 
     def posterior(self) -> StoredSamples | None:
         """Return the averaged states after burn-in; say where they are not draws of the posterior."""

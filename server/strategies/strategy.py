@@ -10,7 +10,6 @@ from flwr.serverapp import Grid
 
 from fl_dpbayes.calibration.federation.evaluation import Evaluation
 from fl_dpbayes.config.errors import UserError, warning
-from fl_dpbayes.posterior.hierarchical.file import StoredHospitals
 from fl_dpbayes.posterior.hierarchical.model import HospitalModel
 from fl_dpbayes.posterior.samples import AnySamples, PosteriorSamples
 from fl_dpbayes.report.warnings import sentence
@@ -44,8 +43,8 @@ class PosteriorStrategy(TrainingRounds):
     def last(self) -> AnySamples | None:
         """Return the point predictor: the last states, or None before the first."""
 
-    def hospitals(self) -> StoredHospitals | None:
-        """Return what a posterior over hospitals is fitted to; None where the run keeps nothing for one."""
+    def hospitals(self) -> HospitalModel | None:
+        """Return the posterior over hospitals; None where the run has none."""
         return None
 
     def points_of(self, name: str) -> PosteriorSamples | None:
@@ -93,7 +92,7 @@ class PosteriorStrategy(TrainingRounds):
         stage = EvaluationStage(self.federation, server_round, self.heads, self.record)
         self._evaluation_stage = stage
         hospitals = self.hospitals()
-        own = partial(self._own_posterior, hospitals.model) if hospitals else None
+        own = partial(self._own_posterior, hospitals) if hospitals else None
         return stage.requests({"last": last.thinned(most), "posterior": thinned}, self.recalibration, own)
 
     def _own_posterior(self, model: HospitalModel, site: str) -> PosteriorSamples:

@@ -3,18 +3,22 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from scipy.special import expit
 
-from fl_dpbayes.config.errors import UserError
+from fl_dpbayes.config.rule import SyntheticInputs
+from fl_dpbayes.config.scenario import Scenario
+from fl_dpbayes.config.task import StandardFeatures, Task
 from fl_dpbayes.posterior.chains import unflatten
 from fl_dpbayes.posterior.hierarchical.effects import clipped_score, log_odds_means, logistic_effects
 from fl_dpbayes.posterior.hierarchical.levels import Effects, HospitalPosterior
 from fl_dpbayes.posterior.hierarchical.mixture import NormalMixture
 from fl_dpbayes.posterior.hierarchical.sums import HospitalMeans
 from fl_dpbayes.posterior.samples import PosteriorSamples
+from fl_dpbayes.posterior.student import prepare_student
 
 Floats = npt.NDArray[np.float64]
 # How many values of a hospital's effect predictions average over.
@@ -45,18 +49,16 @@ class HospitalModel:
         return self.posterior.of_new(known.index(group) if group in known else None)
 
     def without(self, site: str) -> NormalMixture:
-        """Return the effect of a training hospital as if it were new: what all others say of one of its group."""
-        kept, effects = np.array([name != site for name in self.sites]), self.posterior.effects
+        """Return the effect of a training hospital as the others alone foretell it; of any, where it trained alone."""
+        at, whole = self.sites.index(site), self.posterior
+        kept = np.arange(len(self.sites)) != at
         if not kept.any():
-            raise UserError(f"{site} trained alone, so nothing is known of hospitals but by its own records")
-        group = int(effects.groups[self.sites.index(site)])
-        names, numbers = np.unique(effects.groups[kept], return_inverse=True)
-        others = Effects(effects.estimates[kept], effects.variances[kept], numbers)
-        posterior = HospitalPosterior(
-            others, two_levels=self.posterior.two_levels, largest_sd=self.posterior.largest_sd
-        )
-        known = names.tolist()
-        return posterior.of_new(known.index(group) if group in known else None)
+            return whole.of_new()
+        names, numbers = np.unique(whole.effects.groups[kept], return_inverse=True)
+        others = Effects(whole.effects.estimates[kept], whole.effects.variances[kept], numbers)
+        found = np.flatnonzero(names == whole.effects.groups[at]).tolist()
+        posterior = HospitalPosterior(others, two_levels=whole.two_levels, largest_sd=whole.largest_sd)
+        return posterior.of_new(found[0] if found else None)
 
     @property
     def group_names(self) -> list[str]:
@@ -85,42 +87,59 @@ class HospitalModel:
         draws = np.column_stack([-slopes / 2, slopes / 2, -intercepts / 2, intercepts / 2])
         return PosteriorSamples(unflatten(draws, shapes), np.ones(len(nodes)), np.zeros(len(nodes)))
 
-    def rates(self, effects: Floats, covariates: Floats | None = None) -> Floats:
-        """Return the rate of class 1 over covariates (N, 1 + D), the public ones by default, at effects (M,)."""
-        found = (self.covariates if covariates is None else covariates) @ self.conditional
-        return np.array([expit(found + effect).mean() for effect in np.atleast_1d(effects)])
-
     def rate_interval(
         self, effect: NormalMixture, level: float, covariates: Floats | None = None
     ) -> tuple[float, float, float]:
-        """Return the expected rate and its interval, without the chance of single patients, which is not in it."""
-        low, high = self.rates(np.array(effect.interval(level)), covariates)
-        return float(self.rates(effect.nodes(NODES), covariates).mean()), float(low), float(high)
+        """Return the rate of class 1 that is expected of an effect, and its interval, without the chance of patients.
+
+        `covariates`: over which it is the rate, (N, 1 + D); None: the public ones.
+        """
+        odds = (self.covariates if covariates is None else covariates) @ self.conditional
+        rates = [float(expit(odds + theta).mean()) for theta in (*effect.interval(level), *effect.nodes(NODES))]
+        return float(np.mean(rates[2:])), rates[0], rates[1]
+
+    def described(self, level: float = 0.9) -> list[dict[str, Any]]:
+        """Say how hospitals differ, as the summary's `hospitals` has it: spreads, new hospitals, and the sites."""
+        spreads = {"hospitals": self.posterior.between_hospitals}
+        spreads |= {"groups": self.posterior.between_groups} if self.groups else {}
+        rows: list[dict[str, Any]] = [
+            {"kind": "sd", "of": name, "value": spread.quantile(0.5), "interval": spread.interval(level),
+             "among": spread.count, "identified": spread.identified}
+            for name, spread in spreads.items()
+        ]  # fmt: skip
+        known = [("new", name, self.effect(group=name)) for name in ["", *self.group_names]]
+        for kind, name, effect in [*known, *(("site", site, self.effect(site)) for site in self.sites)]:
+            rate, *ends = self.rate_interval(effect, level)
+            rows.append({"kind": kind, "of": name, "value": rate, "interval": ends})
+        return rows
 
 
-def fit_hospitals(
-    means: HospitalMeans, groups: Mapping[str, str], covariates: Floats, clip_norm: float, largest_sd: float
-) -> HospitalModel:
-    """Fit the posterior over hospitals to what a softmax model of two classes released.
+def public_covariates(scenario: Scenario, task: Task) -> Floats:
+    """Return what the model's layer sees of the inputs that the scenario declares public, (N, D).
 
-    `means`: of its flat parameters, weights (2, D) then biases (2). `groups`: site -> group, empty for one level.
-    `covariates`: public, (N, D). `clip_norm`: C, infinite where nothing was clipped.
+    Synthetic ones of a declared geometry are normal numbers of its spread: that is what the geometry says of records.
+    Raises UserError as `prepare_student` does.
     """
+    assert scenario.hierarchical is not None
+    public, features = scenario.hierarchical.public, scenario.model.features
+    if isinstance(public, SyntheticInputs) and isinstance(features, StandardFeatures):
+        drawn = np.random.default_rng(public.seed).standard_normal((public.count, len(features.centers)))
+        return features.spread * drawn
+    found = prepare_student(public, task, scenario.model, labelled=False).features
+    return found.reshape(len(found), -1).astype(np.float64)
+
+
+def fit_hospitals(means: HospitalMeans, scenario: Scenario, covariates: Floats) -> HospitalModel:
+    """Fit the posterior over hospitals to what a softmax model of two classes released; `covariates` as above.
+
+    `means`: of its flat parameters, weights (2, D) then biases (2).
+    """
+    section, clip_norm = scenario.hierarchical, scenario.privacy.clip_norm or np.inf
+    assert section is not None
     found, inputs = log_odds_means(means), np.column_stack([np.ones(len(covariates)), covariates])
-    names = sorted({groups[site] for site in means.sites}) if groups else [""]
-    numbers = np.array([names.index(groups.get(site, "")) for site in means.sites])
-    score = clipped_score(inputs, found.centre, clip_norm / np.sqrt(2))
-    effects = logistic_effects(found, score, numbers)
-    posterior = HospitalPosterior(effects, two_levels=bool(groups), largest_sd=largest_sd)
-    return HospitalModel(means.sites, {site: groups[site] for site in means.sites if groups}, posterior,
-                         found.centre, inputs)  # fmt: skip
-
-
-def check_known(model: HospitalModel, site: str | None, group: str | None) -> None:
-    """Check that a hospital is one that trained, and a group one of theirs, or raise UserError with the names."""
-    names = (("--site", "hospitals", site, list(model.sites)), ("--group", "groups", group, model.group_names))
-    for key, kind, given, known in names:
-        if given is not None and given not in known:
-            shown = ", ".join(known[:20]) + (", ..." if len(known) > 20 else "")
-            said = f"{key} {given[:60]!r} is none of the run's training {kind} ({shown or 'none'})"
-            raise UserError(f"{said}: give one of them, or leave it out for a new one")
+    groups = {site: group for site in means.sites if (group := scenario.sites[site].group) is not None}
+    names = sorted(set(groups.values()))
+    numbers = np.array([names.index(groups[site]) if groups else 0 for site in means.sites])
+    effects = logistic_effects(found, clipped_score(inputs, found.centre, clip_norm / np.sqrt(2)), numbers)
+    posterior = HospitalPosterior(effects, two_levels=bool(groups), largest_sd=section.largest_sd)
+    return HospitalModel(means.sites, groups, posterior, found.centre, inputs)

@@ -13,12 +13,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fl_dpbayes.config.sampler import Prior
 from fl_dpbayes.models.priors import prior_gradient
 from fl_dpbayes.samplers.planned import PlannedChain
 
 Floats = npt.NDArray[np.float64]
-_FACTS = 4
+FACTS = 4
 
 
 def noisy_clipped_sum(broadcast: Floats, state: Floats, chain: PlannedChain, step: int) -> Floats:
@@ -26,18 +25,15 @@ def noisy_clipped_sum(broadcast: Floats, state: Floats, chain: PlannedChain, ste
 
     Both are of shape (d,) and were float32, whose rounding is |w| 2^-24 B / a_t of it. `step`: its number in the plan.
     """
-    pull = _prior_pull(chain.plan.sampler.prior, broadcast) * chain.plan.prior_share / chain.units
-    return chain.scale.expected_batch_size * ((broadcast - state) / chain.step_sizes[step] + pull)
-
-
-def _prior_pull(prior: Prior, vector: Floats) -> Floats:
-    return prior_gradient(prior, torch.from_numpy(vector)).numpy()
+    pull = prior_gradient(chain.plan.sampler.prior, torch.from_numpy(broadcast)).numpy()
+    moved = (broadcast - state) / chain.step_sizes[step]
+    return chain.scale.expected_batch_size * (moved + chain.plan.prior_share / chain.units * pull)
 
 
 class HospitalSums:
     """Sums over rounds t after burn-in, of every site: omega_t G_t and omega_t w_t, and what weighs them.
 
-    `rows`: site -> units n, sum of omega_t, of omega_t^2 (sigma_t C)^2, rounds, then both sums; (4 + 2 d,), float64.
+    `rows`: site -> units n, sum of omega_t, rounds, sum of omega_t^2 (sigma_t C)^2, then both sums; (4 + 2 d,).
     """
 
     def __init__(self, rows: Mapping[str, Floats] | None = None) -> None:
@@ -48,7 +44,7 @@ class HospitalSums:
         sd = float(chain.noise_multipliers[step]) * chain.plan.privacy.noise_unit
         weight = 1 / sd**2 if sd > 0 else 1.0
         gradient = noisy_clipped_sum(broadcast, state, chain, step)
-        new = np.concatenate([(0.0, weight, (weight * sd) ** 2, 1.0), weight * gradient, weight * broadcast])
+        new = np.concatenate([(0.0, weight, 1.0, (weight * sd) ** 2), weight * gradient, weight * broadcast])
         row = self.rows.setdefault(site, np.zeros(len(new)))
         row += new
         row[0] = chain.units
@@ -57,8 +53,8 @@ class HospitalSums:
         """Divide the sums of one site or more by their weights; sites in alphabetical order."""
         sites = tuple(sorted(self.rows))
         table = np.stack([self.rows[site] for site in sites])
-        units, weights, squares, rounds = table[:, :_FACTS].T
-        gradients, states = np.split(table[:, _FACTS:] / weights[:, None], 2, axis=1)
+        units, weights, rounds, squares = table[:, :FACTS].T
+        gradients, states = np.split(table[:, FACTS:] / weights[:, None], 2, axis=1)
         return HospitalMeans(sites, units, gradients, states, np.sqrt(squares) / weights, rounds)
 
 

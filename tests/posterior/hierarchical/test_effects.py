@@ -1,6 +1,7 @@
 """From clipped sums to effects: exact for Gaussian heads, without bias for clipped logistic ones."""
 
 import numpy as np
+import pytest
 from scipy.special import expit
 
 from fl_dpbayes.posterior.hierarchical.effects import clipped_score, gaussian_effects, log_odds_means, logistic_effects
@@ -25,7 +26,8 @@ def test_gaussian_effects_do_not_depend_on_the_states_and_have_the_stated_varian
 
     def found(states: np.ndarray):
         gradients = units * precision * (states - averages) + drawn
-        return gaussian_effects(means_of(units, gradients[:, None], states[:, None], noise), precision, np.zeros(hospitals, int))  # fmt: skip
+        means = means_of(units, gradients[:, None], states[:, None], noise)
+        return gaussian_effects(means, precision, np.zeros(hospitals, int))
 
     one, other = found(np.zeros(hospitals)), found(5 * generator.normal(size=hospitals))
     assert np.allclose(one.estimates, other.estimates)
@@ -46,6 +48,7 @@ def clipped_sums(generator: np.random.Generator, effects: np.ndarray, clip: floa
     return np.array(found)
 
 
+@pytest.mark.slow
 def test_the_moments_of_the_clipped_score_are_those_of_patients() -> None:
     generator, state, clip = np.random.default_rng(1), np.array([0.8, 0.6, -0.4, 0.3]), 0.8
     x = np.column_stack([np.ones(20_000), generator.normal(size=(20_000, 3))])
@@ -61,6 +64,7 @@ def test_the_moments_of_the_clipped_score_are_those_of_patients() -> None:
     assert not unclipped.bias.any()
 
 
+@pytest.mark.slow
 def test_logistic_effects_are_unbiased_under_clipping_and_noise_and_have_the_stated_variance() -> None:
     generator, state, clip, units, sigma = np.random.default_rng(2), np.array([0.8, 0.6, -0.4, 0.3]), 0.8, 200, 5.0
     effects = 0.3 * generator.normal(size=800)
