@@ -12,9 +12,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from opacus import PrivacyEngine
 from torch import nn
 from torch.func import functional_call, grad, vmap
 from torch.nn import functional
+from torch.utils.data import DataLoader, TensorDataset
 
 from fl_dpbayes.config.plan import PrivacyPlan, TrainingPlan
 from fl_dpbayes.config.sampler import SGD, ConstantStepSize, FlatPrior
@@ -99,19 +101,11 @@ def rows(sizes: Sizes) -> Mapping[str, Callable[[], Record]]:
 def compared(case: Case, repeats: int) -> Record:
     """Return the milliseconds of a plain SGD step, what a private one takes of it by each method, and its memory.
 
-    All are whole steps, interleaved, in CPU time of one thread. A step draws its batch, and where it is private clips,
-    sums, adds noise and steps. Ours is `run_chain` with Poisson batches, padding and float64 sums; the others take
-    batches of one size and float32.
+    All are whole steps, interleaved, in CPU time of one thread: medians of `repeats`. A step draws its batch, and where
+    it is private clips, sums, adds noise and steps. Ours is `run_chain` with Poisson batches, padding and float64 sums;
+    the others take batches of one size and float32.
     """
     torch.set_num_threads(1)
-    times = step_times(case, repeats)
-    plain = times.pop("plain")
-    ratios = {name: spent / plain for name, spent in times.items()}
-    return {"batch": case.batch, "plain, ms": 1e3 * plain, **ratios, **beyond_plain(case)}
-
-
-def step_times(case: Case, repeats: int) -> dict[str, float]:
-    """Return the median CPU seconds of a step by each method that can take the model, all interleaved."""
     others, spent, since = {"plain": _plain(case)} | _peers(case), defaultdict[str, list[float]](list), 0.0
 
     def after_step(*_: object) -> None:
@@ -125,7 +119,10 @@ def step_times(case: Case, repeats: int) -> dict[str, float]:
 
     # The first steps build plans and check shapes, and fill caches.
     train(case, repeats + 2, after_step)
-    return {name: float(np.median(times[2:])) for name, times in spent.items()}
+    seconds = {name: float(np.median(times[2:])) for name, times in spent.items()}
+    plain = seconds.pop("plain")
+    ratios = {name: taken / plain for name, taken in seconds.items()}
+    return {"batch": case.batch, "plain, ms": 1e3 * plain, **ratios, **beyond_plain(case)}
 
 
 def train(case: Case, steps: int, on_step: Callable[..., None] | None = None) -> None:
@@ -168,28 +165,11 @@ def _training_step(case: Case, module: nn.Module, optimizer: Any, loss: Callable
 
 
 def _peers(case: Case) -> dict[str, Callable[[], None]]:
-    from opacus.grad_sample import GradSampleModule, GradSampleModuleFastGradientClipping
-    from opacus.optimizers import DPOptimizer, DPOptimizerFastGradientClipping
-    from opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping
-
     warnings.simplefilter("ignore")
-    private: dict[str, Any] = {"noise_multiplier": 1.0, "max_grad_norm": NORM, "expected_batch_size": case.batch}
-
-    def materialising(**options: bool) -> Callable[[], None]:
-        module = GradSampleModule(case.build(), **options)
-        optimizer = DPOptimizer(torch.optim.SGD(module.parameters(), lr=STEP), **private)
-        return _training_step(case, module, optimizer, functional.cross_entropy)
-
-    def ghost() -> Callable[[], None]:
-        module = GradSampleModuleFastGradientClipping(case.build(), max_grad_norm=NORM, use_ghost_clipping=True)
-        optimizer = DPOptimizerFastGradientClipping(torch.optim.SGD(module.parameters(), lr=STEP), **private)
-        loss = DPLossFastGradientClipping(module, optimizer, nn.CrossEntropyLoss())
-        return _training_step(case, module, optimizer, loss)
-
-    made = {"ghost": ghost}
+    made = {"ghost": partial(_opacus, case, "ghost")}
     if 4 * case.batch * sum(value.numel() for value in case.build().parameters()) <= _LARGEST_GRADIENTS:
-        made |= {"hooks": materialising, "functorch": partial(materialising, force_functorch=True),
-                 "func.vmap": partial(_func_vmap, case)}  # fmt: skip
+        made |= {mode: partial(_opacus, case, mode) for mode in ("hooks", "functorch")}
+        made["func.vmap"] = partial(_func_vmap, case)
     steps = {}
     for name, make in made.items():
         # Opacus cannot take every model (in-place additions).
@@ -198,6 +178,16 @@ def _peers(case: Case) -> dict[str, Callable[[], None]]:
             step()
             steps[name] = step
     return steps
+
+
+def _opacus(case: Case, mode: str) -> Callable[[], None]:
+    module = case.build()
+    optimizer = torch.optim.SGD(module.parameters(), lr=STEP)
+    private, optimizer, *loss, _ = PrivacyEngine().make_private(
+        module=module, optimizer=optimizer, data_loader=DataLoader(TensorDataset(*_records(case)), case.batch),
+        noise_multiplier=1.0, max_grad_norm=NORM, grad_sample_mode=mode,
+    )  # fmt: skip
+    return _training_step(case, private, optimizer, *loss or [functional.cross_entropy])
 
 
 def _func_vmap(case: Case) -> Callable[[], None]:
@@ -229,16 +219,14 @@ def _peak(case: Case, private: bool) -> int:
     """Return by how many bytes five steps raise the resident memory of this process, checks included."""
     torch.set_num_threads(1)
     # Libraries load.
-    small = Case(LogisticModel(), (4,), 16)
-    train(small, 1)
-    _plain(small)()
+    train(Case(LogisticModel(), (4,), 16), 1)
+    _plain(Case(LogisticModel(), (4,), 16))()
     # Forgets the peak so far (proc(5)).
     Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
     before = peak_bytes()
     if private:
         train(case, 5)
     else:
-        plain = _plain(case)
-        for _ in range(5):
-            plain()
+        for step in 5 * [_plain(case)]:
+            step()
     return peak_bytes() - before

@@ -13,8 +13,8 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 from rich.console import Console
-from rich.table import Table
 
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.files.atomic_file import write_atomically, written
@@ -64,10 +64,11 @@ def measure_rows(
             found["rows"][row] = {"measured": f"{time.strftime('%Y-%m-%d %H:%M', time.gmtime())} UTC", **record}
             if path is not None:
                 write_atomically(path, json.dumps(found, indent=1) + "\n")
-    if file == "-":
-        console.print(json.dumps(found), soft_wrap=True, markup=False, highlight=False)
-    else:
-        console.print(_table(f"bench {name}: {found['machine']['cpu']}", {row: found["rows"][row] for row in chosen}))
+    shown = json.dumps(found)
+    if file != "-":
+        table = pd.DataFrame({row: found["rows"][row] for row in chosen})
+        shown = (table.T if len(chosen) > len(table) else table).to_string(float_format="{:.4g}".format, na_rep="-")
+    console.print(shown, soft_wrap=True, markup=False, highlight=False)
 
 
 def alone(work: Callable[[], Any]) -> Any:
@@ -98,19 +99,3 @@ def _machine() -> dict[str, Any]:
     versions = {package: importlib.metadata.version(package) for package in _PACKAGES}
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2**30
     return {"cpu": cpu, "cores": os.cpu_count(), "memory, GiB": memory, "python": platform.python_version(), **versions}
-
-
-def _table(title: str, rows: Mapping[str, Mapping[str, Any]]) -> Table:
-    names = list(dict.fromkeys(name for record in rows.values() for name in record if name != "measured"))
-    cells = {(row, name): _shown(record.get(name)) for row, record in rows.items() for name in names}
-    across, down = (list(rows), names) if len(rows) < len(names) else (names, list(rows))
-    table = Table("", title=title)
-    for column in across:
-        table.add_column(column, justify="right")
-    for line in down:
-        table.add_row(line, *(cells.get((line, column)) or cells[column, line] for column in across))
-    return table
-
-
-def _shown(value: float | None) -> str:
-    return "-" if value is None else f"{value:.4g}"

@@ -7,7 +7,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -16,8 +16,7 @@ from types import FrameType
 
 import numpy as np
 
-from fl_dpbayes.config.scenario import Scenario, load_scenario
-from fl_dpbayes.config.sources import BuiltIn
+from fl_dpbayes.config.scenario import Scenario, load_scenario, scenario_folder
 from fl_dpbayes.run.bench.measure import MEBIBYTE, Record, Sizes, peak_bytes
 
 # Whose time it is: the innermost of these that runs, or that called what runs.
@@ -37,7 +36,7 @@ def rows(sizes: Sizes) -> Mapping[str, Callable[[], Record]]:
     scenarios: dict[str, Callable[[], Scenario]] = {
         **{f"{sites} sites": partial(growing_scenario, sites, sizes.repeats) for sites in sizes.growing},
         **{name: partial(load_scenario, name) for name in ("mnist", "digits")},
-        "stroke, 132 hospitals, 60 rounds": stroke_scenario,
+        "stroke, 132 hospitals, 60 rounds": partial(load_scenario, str(scenario_folder() / "bench" / "stroke.toml")),
     }
     return {
         **{name: partial(simulated, scenario, sizes.engine) for name, scenario in scenarios.items()},
@@ -56,21 +55,10 @@ def growing_scenario(sites: int, rounds: int, *changes: str) -> Scenario:
     ])  # fmt: skip
 
 
-def stroke_scenario() -> Scenario:
-    """Return the federation of the 132 hospitals with most patients of the quickstart's data, 60 rounds of a step."""
-    from fl_dpbayes.data.records import load_unscaled
-
-    hospitals = load_unscaled(BuiltIn(kind="stroke"), "train").natural_site
-    most = Counter([] if hospitals is None else hospitals.tolist()).most_common(132)
-    trained = ",".join(f"{name}={{role='train'}}" for name, _ in most)
-    return load_scenario("quickstart", [
-        f"sites={{{trained}}}", "training={rounds=60,steps_per_round=1,burn_in=30,thinning=1}",
-        "evaluation.baselines=false",
-    ])  # fmt: skip
-
-
-def simulated(scenario: Callable[[], Scenario], engine: str) -> Record:
-    """Simulate a scenario in this process; return seconds by what took them, and the peak.
+def simulated(
+    scenario: Callable[[], Scenario], engine: str, results: Callable[[Path], Record] = lambda folder: {}
+) -> Record:
+    """Simulate a scenario in this process; return seconds by what took them, the peak, and `results` of its folder.
 
     Inline also CPU seconds by stage, imports since the process began included, and how many milliseconds a median
     round takes for each site beyond its chain.
@@ -91,16 +79,18 @@ def simulated(scenario: Callable[[], Scenario], engine: str) -> Record:
             simulate.run_flower(folder, sites, made.resources, stop)
         ended = time.perf_counter()
         of_rounds = [float(row["seconds"]) for row in read_csv(folder / ROUNDS_FILE)]
+        read = results(folder)
     found = {
-        "prepare, s": ready - start, "run, s": ended - ready, "first round, s": of_rounds[0],
-        "last round, s": of_rounds[-1], "before the run, MiB": before / MEBIBYTE, "peak, MiB": peak_bytes() / MEBIBYTE,
+        **read, "rounds": len(of_rounds), "prepare, s": ready - start, "run, s": ended - ready,
+        "first round, s": of_rounds[0], "median round, s": float(np.median(of_rounds)), "last round, s": of_rounds[-1],
+        "before the run, MiB": before / MEBIBYTE, "peak, MiB": peak_bytes() / MEBIBYTE,
     }  # fmt: skip
     if engine != "inline":
         return found
     spent["imports"] += time.process_time() - sum(spent.values())
     outside = 1 - (spent["chain"] + spent["evaluation"]) / sum(spent.values())
     trained = sum(site.role == "train" for site in made.sites.values())
-    beyond = float(np.median(of_rounds)) - spent["chain"] / len(of_rounds)
+    beyond = found["median round, s"] - spent["chain"] / len(of_rounds)
     return {
         **found, "CPU s": sum(spent.values()), "outside training and evaluation, %": 100 * outside,
         "a site's round beyond its chain, ms": 1e3 * beyond / trained,

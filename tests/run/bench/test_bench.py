@@ -10,29 +10,23 @@ import pytest
 from rich.console import Console
 
 from fl_dpbayes.config.errors import UserError
+from fl_dpbayes.config.scenario import load_scenario
 from fl_dpbayes.config.task import LogisticModel
 from fl_dpbayes.privacy.events import GaussianEvent
-from fl_dpbayes.run.bench import accounting, clip, measure, memory, simulation
+from fl_dpbayes.run.bench import accounting, clip, end_to_end, measure, memory, simulation
 from fl_dpbayes.run.bench.measure import Sizes, measure_rows
 
 SMALL = Sizes(repeats=1, sites=10, engine="inline")
 
 
-def doubled(number: float) -> dict[str, float]:
-    return {"result": 2 * number}
-
-
-def refused() -> dict[str, float]:
-    raise UserError("no such data")
-
-
 @pytest.mark.slow
 def test_rows_are_kept_printed_and_not_measured_again(tmp_path):
     kept, console = tmp_path / "rows.json", Console(width=100, file=io.StringIO(), record=True)
-    rows = {"first": partial(doubled, 2), "second": partial(doubled, 3), "broken": refused}
+    refused = partial(load_scenario, "digist")
+    rows = {"first": partial(dict, result=4), "second": partial(dict, result=6), "broken": refused}
     measure_rows("made up", rows, "FIRST", str(kept), console)
     assert json.loads(kept.read_text())["rows"]["first"]["result"] == 4
-    with pytest.raises(UserError, match="no such data"):
+    with pytest.raises(UserError, match="digist"):
         measure_rows("made up", rows | {"first": refused}, "", str(kept), console)
     found = json.loads(kept.read_text())
     assert (found["rows"].keys(), found["benchmark"]) == ({"first", "second"}, "made up")
@@ -90,6 +84,20 @@ def test_every_second_of_a_simulation_is_some_stage():
     assert sum(stages) == pytest.approx(found["CPU s"])
     assert [found[f"{stage}, CPU s"] > 0 for stage in ("chain", "evaluation", "ledger", "server")] == 4 * [True]
     assert Sizes(1, 300, "inline").growing == [10, 100, 300]
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_both_programs_spend_the_same_and_learn_as_much(monkeypatch):
+    sites = "a={role='train'},b={role='train'},official={role='held_out',records=400}"
+    training = ["training={rounds=10,steps_per_round=10,burn_in=50,thinning=10}", "privacy.delta=1e-3"]
+    made = [f"sites={{{sites}}}", "data.source.kind=digits", "partition={kind='iid'}", "privacy.epsilon=50", *training]
+    monkeypatch.setattr(end_to_end, "federation", lambda step, seed: load_scenario("scenarios/bench/mnist.toml", made))
+    ours, peer = end_to_end.ours(1.0, 0), end_to_end.with_opacus(1.0, 0)
+    assert ours["epsilon"] == peer["epsilon"] < 50
+    assert min(ours["test accuracy"], peer["test accuracy"]) > 0.7
+    assert ours["test accuracy"] == pytest.approx(peer["test accuracy"], abs=0.08)
+    assert peer.keys() <= ours.keys()
 
 
 def test_time_belongs_to_the_innermost_stage():
