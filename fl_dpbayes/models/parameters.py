@@ -65,7 +65,7 @@ def vector_views(vector: Tensor, shapes: Mapping[str, tuple[int, ...]]) -> dict[
     return {name: part.reshape((*vector.shape[:-1], *shape)) for (name, shape), part in parts}
 
 
-def _parts(vector: Tensor, sizes: list[int]) -> list[Tensor]:
+def _parts(vector: Tensor, sizes: list[int]) -> tuple[Tensor, ...]:
     if vector.shape[-1] != sum(sizes):
         raise ValueError(f"the vector has {vector.shape[-1]} entries, the module has {sum(sizes)} parameters")
     return torch.split_with_sizes(vector, sizes, dim=-1)
