@@ -31,6 +31,10 @@ def layer_gradients(layer: nn.Module, inputs: Tensor, output_gradients: Tensor) 
         return _normalisation(layer, inputs.float(), output_gradients.float())
     if isinstance(layer, nn.Embedding):
         return _embedding(layer, inputs, output_gradients)
+    if isinstance(layer, nn.Conv2d) and layer.in_channels >= 8 * layer.groups and output_gradients[0, 0].numel() >= 48:
+        g = output_gradients.float()
+        weights = _mapped_convolution(layer, inputs.float(), g).view(len(g), -1)
+        return formed_gradients([weights] if layer.bias is None else [weights, g.sum((2, 3))])
     return _products(layer, *positions(layer, inputs, output_gradients))
 
 
@@ -55,6 +59,14 @@ def positions(layer: nn.Module, inputs: Tensor, output_gradients: Tensor) -> tup
     assert isinstance(layer, nn.Conv2d)
     a = _patches(layer, inputs).mT
     return a, output_gradients.flatten(2).unflatten(1, (layer.groups, -1)).mT
+
+
+def _mapped_convolution(layer: nn.Conv2d, images: Tensor, g: Tensor) -> Tensor:
+    """Return each record's gradient of the weight: records are groups of one convolution."""
+    wide, gradients = (values.flatten(0, 1)[None] for values in (images, g))
+    size = (len(g) * layer.out_channels, *layer.weight.shape[1:])
+    given = layer.stride, layer.padding, layer.dilation, layer.groups * len(g)
+    return nn.grad.conv2d_weight(wide, size, gradients, *given)
 
 
 def _patches(layer: nn.Conv2d, images: Tensor) -> Tensor:
