@@ -13,7 +13,7 @@ from clients.messages import ChargedError, RefusedError
 from fl_dpbayes.config.base import Config, digest
 from fl_dpbayes.config.site_file import SiteFile
 from fl_dpbayes.data.site import Site
-from fl_dpbayes.privacy.events import History, joined, write_history
+from fl_dpbayes.privacy.events import History, write_history
 from fl_dpbayes.privacy.ledger.ledger import Ledger, Refused, Reserved, StoredReply
 from fl_dpbayes.privacy.ledger.state import Part, Spending
 from fl_dpbayes.protocol.evaluate import EvaluateRequest
@@ -97,7 +97,7 @@ def _stated(
         units=site.recalibration_units if spending.part == "recalibration" else site.units,
         epsilon=_finite(spent.epsilon), epsilon_method=spent.method, mu=_finite(spent.mu.mu), mu_kind=spent.mu.kind,
         steps=spent.steps, budget=_finite(cohort.epsilon),
-        history=tuple((sigma, rate, int(steps)) for sigma, rate, steps in write_history(joined(spent.history))),
+        history=tuple((sigma, rate, int(steps)) for sigma, rate, steps in write_history(spent.history)),
         seeded=site_file.insecure_seed is not None,
     )  # fmt: skip
     stated = {"run": spending.run, "round": spending.round, "request": spending.request_digest, "privacy": privacy}

@@ -1,9 +1,11 @@
 """The command line: each command reads its arguments and calls the library; heavy imports wait until one is used."""
 
+import gc
 import json
 import shlex
 import signal
 import sys
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated, get_type_hints
 
@@ -253,37 +255,25 @@ def audit(
     raise typer.Exit(audit_scenario(loaded, console, data_dir=data_dir, as_json=as_json))
 
 
-@app.command(epilog="Example: fl-dpbayes bench accounting\n\nExample: fl-dpbayes bench memory --sites 50 --samples 20")
+BENCHMARKS = ["clip", "accounting", "simulation", "end-to-end", "memory"]
+
+
+@app.command(
+    epilog="Example: fl-dpbayes bench clip --only mlp\n\nExample: fl-dpbayes bench simulation --json speed.json"
+)
 def bench(
-    name: Annotated[
-        str, Argument(click_type=Choice(["accounting", "clip", "memory", "simulation"]), help="Which benchmark.")
-    ],
-    sites: Annotated[int, Option(min=1, max=10_000, help="memory, simulation: number of sites.")] = 20,
-    samples: Annotated[int, Option(min=1, max=1000, help="memory: samples of each site.")] = 20,
-    parameters: Annotated[int, Option(min=100, max=50_000_000, help="memory: parameters, about.")] = 100_000,
-    folder: Annotated[Path | None, Option(help="Where files lie meanwhile; default: /tmp.")] = None,
-    models: Annotated[str, Option(help="clip: models whose names contain this; default: all.")] = "",
-    repeats: Annotated[int, Option(min=1, max=10_000, help="clip: steps; simulation: rounds of a step.")] = 20,
-    as_json: AsJson = False,
+    name: Annotated[str, Argument(click_type=Choice(BENCHMARKS), help="Which benchmark.")],
+    only: Annotated[str, Option(help="Rows whose names contain this; default: all.")] = "",
+    repeats: Annotated[int, Option(min=1, max=10_000, help="clip: steps; simulation: rounds; end-to-end: seeds.")] = 20,
+    sites: Annotated[int, Option(min=1, max=10_000, help="simulation, memory: 10, 100, ... up to so many.")] = 100,
     engine: Annotated[str, Option(click_type=Choice(["inline", "flower"]), help="simulation: the engine.")] = "inline",
+    file: Annotated[str | None, Option("--json", help="Keep rows in this file and go on from it; -: print it.")] = None,
 ) -> None:
-    """Measure the speed of the accounting, of private steps or of a simulation, or the server's memory."""
-    if name == "clip":
-        from fl_dpbayes.run.bench.clip import bench_clip
+    """Measure speed and memory, as ratios within one run, on this machine."""
+    from fl_dpbayes.run.bench.measure import Sizes, measure_rows
 
-        bench_clip(console, models=models, repeats=repeats, as_json=as_json)
-    elif name == "accounting":
-        from fl_dpbayes.run.bench.accounting import bench_accounting
-
-        bench_accounting(console)
-    elif name == "simulation":
-        from fl_dpbayes.run.bench.simulation import bench_simulation, sizes
-
-        bench_simulation(console, sizes(sites), rounds=repeats, engine=engine, folder=folder, as_json=as_json)
-    else:
-        from fl_dpbayes.run.bench.memory import bench_memory
-
-        bench_memory(console, sites=sites, samples=samples, parameters=parameters, folder=folder)
+    rows = import_module(f"fl_dpbayes.run.bench.{name.replace('-', '_')}").rows(Sizes(repeats, sites, engine))
+    measure_rows(name, rows, only, file, console)
 
 
 data_commands = typer.Typer(help="The public data sets that scenarios read.", no_args_is_help=True)
@@ -345,6 +335,8 @@ def commands() -> click.Command:
 
 def main() -> None:
     """Run the command line: status 0 for success, 1 for a failure, 2 for a mistake of the user, 130 for a stop."""
+    # What imports make stays: to look through it for garbage at every 700 objects takes a second of a short run.
+    gc.set_threshold(10_000)
     # A terminated command must end the processes that it started, as an interrupted one does.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     for stream in (sys.stdout, sys.stderr):

@@ -4,6 +4,7 @@ import math
 import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -102,21 +103,31 @@ def displacements(request: TrainRequest, units: int, start: Arrays, steps: int) 
     the greatest norm of the momentum. None where there is no such bound (`displacement_bound`), or no noise fits the
     site's budget.
     """
-    plan, began = request.plan, {name: without_prefix(name, start) for name in ("parameters", "momentum")}
+    began = {name: without_prefix(name, start) for name in ("parameters", "momentum")}
+    return _displacements(
+        request.plan, units, range(request.first_step, request.first_step + steps),
+        sum(array.size for array in began["parameters"].values()),
+        (_norm(began["parameters"].values()), _norm(began["momentum"].values())),
+    )  # fmt: skip
+
+
+# Sites of one size that go on from one state have one bound.
+@lru_cache(maxsize=1024)
+def _displacements(
+    plan: TrainingPlan, units: int, steps: range, parameters: int, norms: tuple[float, float]
+) -> npt.NDArray[np.float64] | None:
     try:
         chain = planned_chain(plan, units)
     except UserError:
         # The site says in its own refusal that no noise fits; what it would have done is not known here.
         return None
-    norms = np.array([_norm(began[name].values()) for name in ("parameters", "momentum")])
     bound = displacement_bound(
-        replace(chain, noise_multipliers=(1 + NOISE_TOLERANCE) * chain.noise_multipliers),
-        range(request.first_step, request.first_step + steps), most_units=most_declared(units),
-        parameters=sum(array.size for array in began["parameters"].values()), start_norm=norms[0],
-        start_momentum=norms[1],
+        replace(chain, noise_multipliers=(1 + NOISE_TOLERANCE) * chain.noise_multipliers), steps,
+        most_units=most_declared(units), parameters=parameters, start_norm=norms[0], start_momentum=norms[1],
     )  # fmt: skip
     # Each of the steps rounds every value once or twice, however short it is.
-    return None if bound is None else bound + 4 * steps * SINGLE_PRECISION * (norms + np.array([bound[-1, 0], 0.0]))
+    rounding = 4 * len(steps) * SINGLE_PRECISION
+    return None if bound is None else bound + rounding * (np.array(norms) + np.array([bound[-1, 0], 0.0]))
 
 
 def _check(what: str, distance: float, bound: float) -> None:

@@ -2,7 +2,9 @@
 
 import json
 import math
+import sys
 import time
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import takewhile
 from pathlib import Path
@@ -71,6 +73,37 @@ class _RoundEntry(Config):
     outcomes: tuple[_OutcomeEntry, ...]
 
 
+class SiteOutcomes:
+    """How a site's rounds went so far, without what its replies said.
+
+    `statuses`: by round. `said`: what came with each status when it first came. `used`: number of replies that were.
+    """
+
+    def __init__(self) -> None:
+        self.statuses: dict[int, str] = {}
+        self.said: dict[str, str] = {}
+        self.used = 0
+        self._weight = self._weighted = 0.0
+        self._range = [math.inf, -math.inf]
+
+    def add(self, round_number: int, outcome: _OutcomeEntry) -> None:
+        """Add a round."""
+        # One text for all sites and rounds.
+        status = sys.intern(outcome.status)
+        self.statuses[round_number] = status
+        self.said.setdefault(status, outcome.detail)
+        if outcome.reply is not None:
+            weight, temperature, low, high = outcome.reply.temperature
+            self.used += 1
+            self._weight += weight
+            self._weighted += weight * temperature
+            self._range = [min(low, self._range[0]), max(high, self._range[1])]
+
+    def temperature(self) -> tuple[float | None, list[float] | None]:
+        """Return the mean temperature, weighted by step size, and its range, where there is one."""
+        return (self._weighted / self._weight, self._range) if self._weight > 0 else (None, None)
+
+
 class RunRecord:
     """Collects a run's rows; what a round adds is appended to the journal, to `privacy.csv` and to `rounds.csv`."""
 
@@ -79,12 +112,11 @@ class RunRecord:
         self._tempered = tempered
         self.warnings: list[RunWarning] = []
         self.aggregation_inputs: dict[str, Any] | None = None
-        self.privacy_rows: list[dict[str, Any]] = []
         self.round_rows: list[dict[str, Any]] = []
         self.statements: dict[str, PrivacyStatement] = {}
         self.resumed_after: list[int] = []
         self.seconds: dict[str, float] = {}
-        self.outcomes: dict[str, dict[int, _OutcomeEntry]] = {}
+        self.outcomes: defaultdict[str, SiteOutcomes] = defaultdict(SiteOutcomes)
         self._new: list[dict[str, Any]] = []
         self._kept_warnings = 0
         self._stage = ""
@@ -98,10 +130,10 @@ class RunRecord:
 
     def restore(self, entries: Iterable[Entry], seconds: Mapping[str, float], round_number: int) -> None:
         """Go on from a run's journal after a round, with the seconds of each stage until then; times add up."""
-        own, self.warnings = self.warnings, []
+        own, self.warnings, rows = self.warnings, [], list[dict[str, Any]]()
         for entry in entries:
             if "round" in entry:
-                self._take(_RoundEntry.model_validate(entry["round"]))
+                rows += self._take(_RoundEntry.model_validate(entry["round"]))
             elif "warning" in entry:
                 self.warnings.append(RunWarning.model_validate(entry["warning"]))
             elif "resumed" in entry:
@@ -114,7 +146,7 @@ class RunRecord:
             self.seconds[stage] = self.seconds.get(stage, 0.0) + taken
         if self.round_rows:
             # A row of a round that has no checkpoint goes.
-            self._write_tables()
+            self._write_tables(rows)
 
     def begin(self, stage: str, **details: Any) -> None:
         """End the stage under way, if any, start the clock of another, and tell a display that shows details of it."""
@@ -147,12 +179,11 @@ class RunRecord:
         self._new.append({"round": entry.model_dump(mode="json")})
         bad = [answer for answer in answers if not answer.usable]
         self.warn(*(warning("not-usable", a.site, round=round_number, status=a.status, detail=a.detail) for a in bad))
-        known, first = len(self.privacy_rows), not self.round_rows
-        self._take(entry)
-        if first:
-            self._write_tables()
+        rows = self._take(entry)
+        if len(self.round_rows) == 1:
+            self._write_tables(rows)
         else:
-            append_csv(self.run_folder / PRIVACY_FILE, self.privacy_rows[known:], PRIVACY_COLUMNS)
+            append_csv(self.run_folder / PRIVACY_FILE, rows, PRIVACY_COLUMNS)
             append_csv(self.run_folder / ROUNDS_FILE, self.round_rows[-1:], ROUND_COLUMNS)
 
     def add_costs(self, spent: Mapping[str, Mapping[str, PrivacyStatement]]) -> None:
@@ -163,29 +194,21 @@ class RunRecord:
             for site, statement in statements.items()
         ]
         if rows:
-            write_csv(self.run_folder / PRIVACY_FILE, [*self.privacy_rows, *rows], PRIVACY_COLUMNS)
+            append_csv(self.run_folder / PRIVACY_FILE, rows, PRIVACY_COLUMNS)
 
     def temperature(self, site: str) -> tuple[float | None, list[float] | None]:
         """Return the run's mean temperature at a site, weighted by step size, and its range, where it has one."""
-        outcomes = self.outcomes.get(site, {}).values() if self._tempered else ()
-        parts = [outcome.reply.temperature for outcome in outcomes if outcome.reply]
-        weight = sum(part[0] for part in parts)
-        if weight <= 0:
-            return None, None
-        mean = sum(part[0] * part[1] for part in parts) / weight
-        return mean, [min(part[2] for part in parts), max(part[3] for part in parts)]
+        return self.outcomes[site].temperature() if self._tempered else (None, None)
 
     def status(self, site: str) -> str:
         """Say how a site's rounds went, the least usual first."""
-        outcomes = list(self.outcomes.get(site, {}).values())
-        said = {outcome.status: f"{outcome.status} {outcome.detail}".strip() for outcome in reversed(outcomes)}
-        return next((said[status] for status in reversed(STATUSES) if status in said), NOT_ASKED)
+        said = self.outcomes[site].said
+        return next((f"{status} {said[status]}".strip() for status in reversed(STATUSES) if status in said), NOT_ASKED)
 
     def participation(self, site: str) -> tuple[str, ...]:
         """Return a site's status in every round so far; it was not asked after its last, or before it joined."""
-        outcomes = self.outcomes.get(site, {})
-        numbers = (row["round"] for row in self.round_rows)
-        return tuple(outcomes[number].status if number in outcomes else NOT_ASKED for number in numbers)
+        statuses = self.outcomes[site].statuses
+        return tuple(statuses.get(row["round"], NOT_ASKED) for row in self.round_rows)
 
     def _entry(self, answer: Answer[CheckedReply]) -> _OutcomeEntry:
         reply = None
@@ -202,11 +225,10 @@ class RunRecord:
         said = {name: getattr(answer, name) for name in ("site", "status", "detail", "bytes_up")}
         return _OutcomeEntry(**said, reply=reply)
 
-    def _take(self, entry: _RoundEntry) -> None:
-        """Add a round, new or read back, to what is known."""
+    def _take(self, entry: _RoundEntry) -> list[dict[str, Any]]:
+        """Add a round, new or read back, to what is known, and return its rows of `privacy.csv`."""
         for outcome in entry.outcomes:
-            self.outcomes.setdefault(outcome.site, {})[entry.round] = outcome
-            self._add_privacy(entry.round, outcome)
+            self.outcomes[outcome.site].add(entry.round, outcome)
         statuses = [outcome.status for outcome in entry.outcomes]
         self.round_rows.append({
             "round": entry.round, "seconds": entry.seconds, "sites_asked": len(entry.outcomes),
@@ -214,8 +236,9 @@ class RunRecord:
             "bytes_up": sum(outcome.bytes_up for outcome in entry.outcomes), "bytes_down": entry.bytes_down,
             "samples_kept": sum(outcome.reply.samples for outcome in entry.outcomes if outcome.reply),
         })  # fmt: skip
+        return [self._privacy_row(entry.round, outcome) for outcome in entry.outcomes]
 
-    def _add_privacy(self, round_number: int, outcome: _OutcomeEntry) -> None:
+    def _privacy_row(self, round_number: int, outcome: _OutcomeEntry) -> dict[str, Any]:
         row: dict[str, Any] = {"site": outcome.site, "round": round_number, "purpose": "training"}
         row |= {"status": outcome.status, "reason": outcome.detail}
         if (reply := outcome.reply) is not None:
@@ -224,8 +247,8 @@ class RunRecord:
             # It was validated when it came.
             self.statements[outcome.site] = statement = PrivacyStatement.model_construct(**stated)
             row |= cost_cells(statement) | {"temperature": reply.temperature[1] if self._tempered else None}
-        self.privacy_rows.append(row)
+        return row
 
-    def _write_tables(self) -> None:
-        write_csv(self.run_folder / PRIVACY_FILE, self.privacy_rows, PRIVACY_COLUMNS)
+    def _write_tables(self, privacy: Iterable[Mapping[str, Any]]) -> None:
+        write_csv(self.run_folder / PRIVACY_FILE, privacy, PRIVACY_COLUMNS)
         write_csv(self.run_folder / ROUNDS_FILE, self.round_rows, ROUND_COLUMNS)

@@ -125,8 +125,8 @@ def _privacy(site: str, record: RunRecord, recalibration: Recalibration | None) 
         # Of a part of its own, so beside the training's epsilon and not on top of it.
         row["recalibration_epsilon"] = cost_cells(recalibration.statements[site])["epsilon"]
     if statement is not None:
-        used = sum(outcome.reply is not None for outcome in record.outcomes.get(site, {}).values())
-        row |= cost_cells(statement) | {"history": statement.history, "rounds": used, "unit": statement.unit}
+        row |= cost_cells(statement) | {"history": statement.history, "unit": statement.unit}
+        row["rounds"] = record.outcomes[site].used
     return row
 
 

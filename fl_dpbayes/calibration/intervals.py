@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from scipy.stats import t as student
+from scipy.special import stdtrit
 
 from fl_dpbayes.calibration.bins import CONFIDENCE, COUNT, FINE_BINS, REPORT_BINS, Floats, coarsen
 from fl_dpbayes.calibration.statistics import CalibrationStatistics
@@ -93,5 +93,5 @@ def student_interval(values: Sequence[float] | Floats) -> Interval:
     and equal values give one of no width. Source: Student, Biometrika 6 (1908), 1-25.
     """
     mean, count = float(np.mean(values)), len(values)
-    half = float(student.ppf((1 + LEVEL) / 2, count - 1) * np.std(values, ddof=1) / math.sqrt(count))
+    half = float(stdtrit(count - 1, (1 + LEVEL) / 2) * np.std(values, ddof=1) / math.sqrt(count))
     return Interval(mean - half, mean + half)

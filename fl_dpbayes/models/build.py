@@ -29,7 +29,7 @@ def build_model(model: Model, task: Task, seed: int, weights_folder: Path | None
     """
     if isinstance(model, ModuleModel):
         return own_module(model, seed, weights_folder)
-    module = _trained_layers(model, task).to_empty(device="cpu")
+    module = _allocated(_trained_layers(model, task))
     _draw_hidden_weights(module[:-1], seed)
     for parameter in module[-1].parameters():
         parameter.data.zero_()
@@ -38,7 +38,7 @@ def build_model(model: Model, task: Task, seed: int, weights_folder: Path | None
 
 def build_body(model: Model, input_shape: tuple[int, ...], seed: int) -> nn.Sequential:
     """Build all layers but the last, (N, *input_shape) -> (N, width), as `build_model` would at the same seed."""
-    body = body_layers(model, input_shape)[0].to_empty(device="cpu")
+    body = _allocated(body_layers(model, input_shape)[0])
     _draw_hidden_weights(body, seed)
     return body
 
@@ -98,6 +98,14 @@ def _trained_layers(model: Model, task: Task) -> nn.Sequential:
     with torch.device("meta"):
         whole = nn.Sequential(*body, nn.Linear(width, task.classes))
     return whole if model.frozen_body is None else whole[-1:]
+
+
+def _allocated(layers: nn.Sequential) -> nn.Sequential:
+    # `to_empty` would do it too, and import sympy: half a second.
+    for layer in layers:
+        for name, parameter in list(layer.named_parameters()):
+            setattr(layer, name, nn.Parameter(torch.empty(parameter.shape)))
+    return layers
 
 
 def _draw_hidden_weights(layers: nn.Sequential, seed: int) -> None:

@@ -46,11 +46,12 @@ def vector_loader(module: nn.Module) -> Callable[[Tensor], None]:
     Where type and device agree, the parameters become views of the vector (d,) (nothing is copied), so the caller must
     not write into it afterwards.
     """
-    parameters, shapes = list(trainable_parameters(module).values()), parameter_shapes(module)
+    parameters = list(trainable_parameters(module).values())
+    sizes = [parameter.numel() for parameter in parameters]
 
     def load(vector: Tensor) -> None:
-        for parameter, view in zip(parameters, vector_views(vector, shapes).values(), strict=True):
-            parameter.data = view.to(dtype=parameter.dtype, device=parameter.device)
+        for parameter, part in zip(parameters, vector.split(sizes), strict=True):
+            parameter.data = part.view(parameter.shape).to(parameter)
 
     return load
 

@@ -8,7 +8,6 @@ import numpy as np
 import numpy.typing as npt
 from scipy import fft
 from scipy.special import ndtri
-from scipy.stats import rankdata
 
 Draws = npt.NDArray[np.float64]
 
@@ -18,7 +17,9 @@ def rank_normalised(draws: Draws) -> Draws:
 
     z = Phi^-1((rank - 3/8) / (S + 1/4)) (eq. 14), S the number of all draws, shape (chains, draws) as they have.
     """
-    ranks = rankdata(draws, method="average").reshape(draws.shape)
+    _, places, ties = np.unique(draws, return_inverse=True, return_counts=True)
+    # Equal draws share the mean of their ranks.
+    ranks = (np.cumsum(ties) - (ties - 1) / 2)[places].reshape(draws.shape)
     return ndtri((ranks - 0.375) / (draws.size + 0.25))
 
 

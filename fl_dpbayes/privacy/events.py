@@ -65,9 +65,9 @@ def joined(history: Iterable[GaussianEvent]) -> History:
     return tuple(GaussianEvent(*kind, sum(event.steps for event in group)) for kind, group in kinds)
 
 
-def slice_history(history: History, first_step: int, steps: int, ends: Sequence[int] | None = None) -> History:
-    """Cut `steps` steps out of a history, from `first_step` on; `ends`: its `step_ends`, if they are known."""
-    ends, last = step_ends(history) if ends is None else ends, first_step + steps
+def slice_history(history: History, first_step: int, steps: int) -> History:
+    """Cut `steps` steps out of a history, from `first_step` on."""
+    ends, last = [0, *accumulate(event.steps for event in history)], first_step + steps
     chosen = range(bisect_right(ends, first_step) - 1, min(bisect_left(ends, last), len(history)))
     return tuple(
         history[each]
@@ -75,11 +75,6 @@ def slice_history(history: History, first_step: int, steps: int, ends: Sequence[
         else replace(history[each], steps=min(ends[each + 1], last) - max(ends[each], first_step))
         for each in chosen
     )
-
-
-def step_ends(history: History) -> list[int]:
-    """Return the number of steps before the first event, which is 0, and after each."""
-    return [0, *accumulate(event.steps for event in history)]
 
 
 def read_history(rows: Sequence[Sequence[float]]) -> History:

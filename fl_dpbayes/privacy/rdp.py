@@ -2,13 +2,14 @@
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
 from scipy.special import gammaln, logsumexp
 
 from fl_dpbayes.config.plan import Adjacency
-from fl_dpbayes.privacy.events import GaussianEvent, History, has_noise, levels_of
+from fl_dpbayes.privacy.events import History, has_noise, levels_of
 
 Array = npt.NDArray[np.float64]
 
@@ -31,9 +32,8 @@ def renyi_divergences(
     if not has_noise(history):
         return np.full(alpha.shape, np.inf)
     total = np.zeros(alpha.shape)
-    removal = _Removal(np.concatenate([2 * alpha, 2 * alpha - 1]) if adjacency == "replace_one" else alpha)
     for level in levels_of(history):
-        total += level.steps * _divergences(level, alpha, adjacency, removal)
+        total += level.steps * _divergences(level.noise_multiplier, level.sampling_rate, (*orders,), adjacency)
     return total
 
 
@@ -52,7 +52,9 @@ def rdp_epsilon(history: History, delta: float, adjacency: Adjacency = "add_or_r
     return max(0.0, float(np.min(epsilon)))
 
 
-def _divergences(level: GaussianEvent, alpha: Array, adjacency: Adjacency, removal: "_Removal") -> Array:
+# A reply's steps are those of the replies before, and a few more.
+@lru_cache(maxsize=4096)
+def _divergences(noise_multiplier: float, q: float, orders: tuple[float, ...], adjacency: Adjacency) -> Array:
     """Return D_alpha of one step.
 
     Without subsampling D_alpha = alpha k^2 / (2 sigma^2), k = 1 or (replace) 2; subsampling only lowers it. With it,
@@ -60,15 +62,21 @@ def _divergences(level: GaussianEvent, alpha: Array, adjacency: Adjacency, remov
     (alpha - 1) D_alpha(P || Q) <= [K(2 alpha) + K(2 alpha - 1)] / 2, where K(a) = (a - 1) D_a of one removal.
     Source: Mironov (2017), proposition 11.
     """
-    variance, q = level.noise_multiplier**2, level.sampling_rate
+    variance, alpha = noise_multiplier**2, np.array(orders)
     unsampled = alpha * ((2.0 if adjacency == "replace_one" else 0.5) / variance)
     # With less noise subsampling no longer matters, and the squares of large orders would overflow.
     if q == 1 or variance < 1e-12:
         return unsampled
-    cumulants = removal.cumulants(variance, q)
+    moments = (*2 * alpha, *(2 * alpha - 1)) if adjacency == "replace_one" else orders
+    cumulants = _removal(moments).cumulants(variance, q)
     if adjacency == "replace_one":
         cumulants = (cumulants[: alpha.size] + cumulants[alpha.size :]) / 2
     return np.minimum(np.maximum(cumulants, 0.0) / (alpha - 1), unsampled)
+
+
+@lru_cache(maxsize=16)
+def _removal(orders: tuple[float, ...]) -> "_Removal":
+    return _Removal(np.array(orders))
 
 
 class _Removal:

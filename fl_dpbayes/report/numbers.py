@@ -82,15 +82,6 @@ def interval(ends: tuple[float | None, float | None] | None, write: Callable[[fl
 
 
 @_signed
-def data_size(bytes_: float) -> str:
-    """Write a number of bytes in powers of 1000: 1,234,567 is "1.2 MB"."""
-    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if bytes_ >= size:
-            return f"{bytes_ / size:,.1f} {unit}"
-    return f"{bytes_:.0f} B"
-
-
-@_signed
 def duration(seconds: float) -> str:
     """Write a duration: 75 is "1 min 15 s"."""
     if seconds < 59.5:

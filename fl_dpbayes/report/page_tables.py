@@ -5,6 +5,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import compress
 
+from rich import filesize
+
 from fl_dpbayes.config.names import PREDICTORS
 from fl_dpbayes.config.summary import CalibrationRecord, EvaluationPrivacyRecord, PrivacyRecord, Summary
 from fl_dpbayes.report import numbers
@@ -217,7 +219,7 @@ def epsilon_table(curves: Sequence[EpsilonCurve]) -> PageTable:
 
 def _cost_table(run: Summary) -> PageTable:
     rows = [
-        (f"Bytes sent {way} all sites", *map(numbers.data_size, (sum(sent) if sent else None, max(sent, default=None))))
+        (f"Bytes sent {way} all sites", *(map(filesize.decimal, (sum(sent), max(sent))) if sent else [UNDEFINED] * 2))
         for way, sent in (("by", run.bytes.up), ("to", run.bytes.down))
     ]
     rows += [(f"Time: {stage}", numbers.duration(seconds), "") for stage, seconds in run.seconds.items()]

@@ -212,27 +212,7 @@ truth. The plain ECE lies above it where records are few: it takes chance for er
 <div class="figures">
 {% if epsilon %}{{ figure(epsilon[0]) }}{% endif %}
 <div>
-{% if run.private %}
-<p class="note">Two data sets are neighbours if they differ by {{ words.neighbours(run) }}. ε and μ are rounded up.
-{{ words.account_notes(run) }}</p>
-<p class="note">ε after a round holds if the run's end was fixed beforehand. If the server ended it for what it saw,
-the whole plan's ε holds, and always the budget.</p>
-{% if run.chains > 1 %}<p class="note">{{ run.chains }} chains per site: their costs add up to this one account.</p>
-{% endif %}
-{% else %}
-<p class="note">Not private: ε is infinite. What the sites released may show any of their records.</p>
-{% endif %}
-{% if words.tempered(run) %}<p class="note">Temperature is the mean over steps, weighted by step size, with its range:
-{{ words.temperature_notes(run) | join("; ") }}.</p>
-{% endif %}
-{% if run.private and run.privacy | selectattr("recalibration_epsilon", "number") | list %}
-<p class="note">Recalibration used units that
-were kept from training: each unit pays one of the two ε, so at most the larger.</p>{% endif %}
-{% if run.evaluation_privacy %}<p class="note">Rows of status evaluation: what noised test results cost, on units that
-did not train.</p>{% endif %}
-{% if run.private and run.privacy | selectattr("mu_kind", "eq", "clt") | list %}
-<p class="note">μ marked clt is a central-limit approximation and no upper bound; the ε beside it
-does not come from it.</p>{% endif %}
+{% for text in words.privacy_notes(run) %}<p class="note">{{ text }}</p>{% endfor %}
 </div></div>
 
 <h2 id="releases">What left each site</h2>
@@ -251,16 +231,9 @@ does not come from it.</p>{% endif %}
 <p>Each ε bounds what the site's releases tell about {{ words.neighbours(run) }}; a person with records at several
 sites, or more records than one unit holds, is protected less. δ is the probability with which the bound may fail.</p>
 {% endif %}
-<p>
-{%- if not run.configurations_tried %}How many configurations were tried is not recorded.
-{%- elif run.configurations_tried == 1 %}One configuration was tried.
-{%- else %}{{ run.configurations_tried }} configurations were tried.
-{%- endif %} {{ "" }}
-{% if run.private %}Choosing between configurations by their results on the same records costs privacy that ε does not
-contain.</p>
-<p>μ (exact) holds for full batches; μ (clt) is an approximation that under-reports, and is never turned into an ε.</p>
-{% else %}Choosing between configurations by their results on the same records flatters the chosen one.</p>
-{% endif %}
+<p>{% if not run.configurations_tried %}How many configurations were tried is not recorded. {% endif %}
+Choosing between configurations by their results on the same records flatters the chosen one
+{%- if run.private %}, and costs privacy that ε does not contain{% endif %}.</p>
 <p>Intervals cover the chance of the test records (and of added noise), not of another training run, and not of sites
 unlike the ones tested. Intervals that do not overlap show a difference; intervals that overlap leave it open.</p>
 </details>

@@ -2,32 +2,15 @@
 
 import textwrap
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from rich.box import SIMPLE_HEAD
 from rich.cells import cell_len
 from rich.table import Table
 from rich.text import Text
 
-GAP = 2
+from fl_dpbayes.report.page_tables import PageTable
 
-
-@dataclass(frozen=True)
-class TerminalColumn:
-    """One column of a table: a cell per row, of one or more lines; numbers are aligned right.
-
-    `expendable`: from 1 on: order in which columns are left out of a narrow terminal; 0: never.
-    """
-
-    header: str
-    cells: Sequence[str]
-    number: bool = True
-    expendable: int = 0
-
-    @property
-    def width(self) -> int:
-        """Characters of its longest line."""
-        return max(cell_len(line) for cell in (self.header, *self.cells) for line in cell.split("\n"))
+GAP, HEADER_WIDTH = 2, 10
 
 
 def terminal_table(title: str, caption: str = "") -> Table:
@@ -38,29 +21,33 @@ def terminal_table(title: str, caption: str = "") -> Table:
     )  # fmt: skip
 
 
-def fitted_table(title: str, columns: Sequence[TerminalColumn], width: int, *, caption: str = "") -> Table:
-    """Lay out columns without breaking a word; what does not fit the width is left out, and the caption says so."""
-    kept, left_out = list(columns), []
-    for column in sorted((column for column in columns if column.expendable), key=lambda column: column.expendable):
-        if sum(part.width + GAP for part in kept) <= width:
-            break
-        kept.remove(column)
-        left_out.append(column.header.replace("\n", " "))
+def printed_table(
+    title: str, content: PageTable, width: int, *, quiet: Sequence[str] = (), expendable: Sequence[str] = (),
+    caption: str = "",
+) -> Table:  # fmt: skip
+    """Print a table of the page without breaking a word, of the columns `quiet` also what stands behind a value.
+
+    Columns `expendable` are left out of a narrow terminal, the first one first, and the caption says so.
+    """
+    kept: dict[str, list[str]] = {}
+    for at, name in enumerate(content.columns):
+        cells = [" ".join(row[at] if name in quiet else row[at][:1]) for row in content.rows]
+        if at in content.text_columns:
+            # A column of names is narrower than one of words.
+            most = width * 7 // 20 if at else max(12, min(24, width // 4))
+            cells = ["\n".join(textwrap.wrap(cell, most)) or cell for cell in cells]
+        kept[name] = ["\n".join(textwrap.wrap(name, HEADER_WIDTH, break_long_words=False)), *cells]
+    sizes = {name: max(cell_len(line) for cell in cells for line in cell.split("\n")) for name, cells in kept.items()}
+    left_out = []
+    for name in expendable:
+        if name in kept and sum(sizes[one] + GAP for one in kept) > width:
+            del kept[name]
+            left_out.append(name)
     if left_out:
         caption = f"{caption} Left out at {width} columns: {', '.join(left_out)}.".strip()
-    table = terminal_table(title, caption)
-    for column in kept:
-        table.add_column(column.header, justify="right" if column.number else "left", no_wrap=True)
-    for cells in zip(*(column.cells for column in kept), strict=True):
-        table.add_row(*map(Text, cells))
+    table, words = terminal_table(title, caption), [content.columns[at] for at in content.text_columns]
+    for name, (header, *_) in kept.items():
+        table.add_column(header, justify="left" if name in words else "right", no_wrap=True)
+    for row in zip(*(cells[1:] for cells in kept.values()), strict=True):
+        table.add_row(*map(Text, row))
     return table
-
-
-def name_width(width: int) -> int:
-    """Return how wide a column of names may be in a terminal of this width."""
-    return max(12, min(24, width // 4))
-
-
-def folded(text: str, width: int) -> str:
-    """Break a text into lines of at most `width` characters, after blanks and hyphens where it has them."""
-    return "\n".join(textwrap.wrap(text, width)) or text

@@ -1,6 +1,6 @@
 """The words for roles, predictors, adjacency and metrics, the same in tables, figures and report."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from fl_dpbayes.config.names import PREDICTORS
 from fl_dpbayes.config.summary import CalibrationRecord, ReliabilityRecord, Summary
@@ -36,45 +36,58 @@ def neighbours(run: Summary) -> str:
     return f"{verb} one {unit}" if verb else f"{run.adjacency} ({unit})"
 
 
-def account_notes(run: Summary) -> str:
-    """Say what the largest epsilon is at a small delta, unless the run's own is as small, and why budget is left."""
-    text, small = "", run.small_delta
-    if small is not None:
-        text = f"At delta {probability(small.delta)} epsilon of {small.site} is {rounded_up(small.epsilon)}."
-    return f"{text} {_unspent_text(run)}".strip()
-
-
-def _unspent_text(run: Summary) -> str:
+def _unspent_text(run: Summary) -> Iterator[str]:
     spent = {row.epsilon / row.budget: row for row in run.privacy if row.status == "OK" and row.epsilon and row.budget}
     if run.coupling != "floor" or not spent or min(spent) > MOSTLY:
-        return ""
+        return
     row = spent[min(spent)]
-    return (
+    yield (
         f"{row.site} spent {rounded_up(row.epsilon)} of a budget of {significant(row.budget)}: coupling 'floor' never "
         "adds less noise than the planned temperature needs, which alone is more private. More steps or a lower "
         "temperature would use the rest; a smaller budget changes nothing."
     )
 
 
+def privacy_notes(run: Summary) -> Iterator[str]:
+    """Say what the table of privacy means: adjacency, a small delta, unspent budgets, approximations, temperatures."""
+    if run.private:
+        text, small = f"Two data sets are neighbours if they differ by {neighbours(run)}.", run.small_delta
+        methods = ", ".join(sorted({row.epsilon_method for row in run.privacy if row.epsilon_method}))
+        yield f"{text} ε{f', by {methods},' if methods else ''} and μ are rounded up."
+        if small is not None:
+            yield f"At delta {probability(small.delta)} epsilon of {small.site} is {rounded_up(small.epsilon)}."
+        yield from _unspent_text(run)
+        yield (
+            "ε after a round holds if the run's end was fixed beforehand. If the server ended it for what it saw, the "
+            "whole plan's ε holds, and always the budget."
+        )
+        if run.chains > 1:
+            yield f"{run.chains} chains per site: their costs add up to this one account."
+        if any(row.recalibration_epsilon is not None for row in run.privacy):
+            yield "Recalibration used units kept from training: each unit pays one of the two ε, so at most the larger."
+        if any(row.mu_kind == "clt" for row in run.privacy):
+            yield "μ (clt) is an approximation and not an upper bound; the ε beside it does not come from it."
+    else:
+        yield "Not private: epsilon is infinite. What the sites released may show any of their records."
+    if run.evaluation_privacy:
+        yield "Rows of status evaluation: what noised test results cost, on units that did not train."
+    if tempered(run):
+        yield "Temperature is the mean over steps, weighted by step size: of the noise alone, 1 is the posterior."
+        if run.aggregation == "fald":
+            found = run.averaged_temperature
+            yield f"The averaged chain's temperature is {'not known' if found is None else f'{found:.3g}'}."
+        if run.clipped:
+            yield (
+                "Clipped gradients pull less, so where many are clipped the chain is hotter than shown and its target "
+                "another; the clipped share stays at each site, in its own trace."
+            )
+    if run.seeded:
+        yield "seeded: not private."
+
+
 def tempered(run: Summary) -> bool:
     """Say whether any site's chain has a temperature to show."""
     return any(row.temperature is not None for row in run.privacy)
-
-
-def temperature_notes(run: Summary) -> list[str]:
-    """Say what the temperatures of a run's sites are, and what they leave out; nothing where there are none."""
-    if not tempered(run):
-        return []
-    notes = ["of the noise alone, 1 is the posterior"]
-    if run.aggregation == "fald":
-        found = run.averaged_temperature
-        notes.append("the averaged chain's is " + ("not known" if found is None else f"{found:.3g}"))
-    if run.clipped:
-        notes.append(
-            "clipped gradients pull less, so where many are clipped the chain is hotter than shown and its target "
-            "another; the clipped share stays at each site, in its own trace"
-        )
-    return notes
 
 
 def place_name(site: str) -> str:

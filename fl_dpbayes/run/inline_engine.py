@@ -3,8 +3,7 @@
 import contextlib
 import logging
 import threading
-from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -27,25 +26,30 @@ LOGGERS = ("flwr", "fl_dpbayes")
 CLIENT_APP_RAISED = 2  # Flower's error code for an exception in a ClientApp
 
 
-class LocalGrid(Grid):
-    """Nodes 1 .. K without a network: a request waits here until its reply is pulled, and is answered then.
+class InlineGrid(Grid):
+    """Nodes 1 .. K of a ClientApp without Ray, network and server; each has a partition number.
 
-    `names`: node -> the name under which it is registered; none in a simulation.
+    A request waits here until its reply is pulled, and is answered then.
     """
 
-    def __init__(self, nodes: int) -> None:
-        self.names: Mapping[int, str] = {}
-        self._nodes: Iterable[int] = range(1, nodes + 1)
+    def __init__(self, client_app: ClientApp, nodes: int, stop: threading.Event | None = None) -> None:
+        self._client_app, self._stop = client_app, stop
+        self._contexts = {
+            node: Context(RUN_ID, node, {"partition-id": node - 1, "num-partitions": nodes}, RecordDict(), {})
+            for node in range(1, nodes + 1)
+        }
         self._waiting: dict[str, Message] = {}
         self._pushed = 0
 
-    @abstractmethod
     def answer(self, message: Message) -> Message:
-        """Reply to a request."""
-
-    def kept(self, message: Message) -> Message:
-        """Return what is kept of a request until it is answered."""
-        return message
+        """Run the ClientApp."""
+        if self._stop is not None and self._stop.is_set():
+            raise UserError("the run was stopped")
+        try:
+            return self._client_app(message, self._contexts[message.metadata.dst_node_id])
+        except Exception as error:
+            # As Flower does it: one site's failure is an error reply, and the others go on.
+            return Message(Error(CLIENT_APP_RAISED, type(error).__name__), reply_to=message)
 
     def set_run(self, run) -> None:  # type: ignore[no-untyped-def]
         """Do nothing: there is one run."""
@@ -61,11 +65,11 @@ class LocalGrid(Grid):
 
     def get_node_ids(self) -> Iterable[int]:
         """Return the node ids."""
-        return list(self._nodes)
+        return list(self._contexts)
 
     def get_nodes(self) -> Iterable[NodeInfo]:
-        """Return ids and names."""
-        return [NodeInfo(node_id=node, name=self.names.get(node, "")) for node in self.get_node_ids()]
+        """Return the ids; no node has a name."""
+        return [NodeInfo(node_id=node) for node in self._contexts]
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Accept requests and give each an id."""
@@ -73,9 +77,8 @@ class LocalGrid(Grid):
         for message in messages:
             self._pushed += 1
             ids.append(f"inline-{self._pushed}")
-            self._waiting[ids[-1]] = self.kept(message)
-            for metadata in (message.metadata, self._waiting[ids[-1]].metadata):
-                metadata.__dict__["_message_id"] = ids[-1]
+            self._waiting[ids[-1]] = message
+            message.metadata.__dict__["_message_id"] = ids[-1]
         return ids
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
@@ -85,29 +88,6 @@ class LocalGrid(Grid):
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
         """Push requests and return their replies in the same order."""
         return self.pull_messages(self.push_messages(messages))
-
-
-class InlineGrid(LocalGrid):
-    """A grid that calls the ClientApp directly, without Ray and without a server; each node has a partition number."""
-
-    def __init__(self, client_app: ClientApp, nodes: int, stop: threading.Event | None = None) -> None:
-        super().__init__(nodes)
-        self._client_app, self._stop = client_app, stop
-        self._contexts = {
-            node: Context(RUN_ID, node, {"partition-id": node - 1, "num-partitions": nodes}, RecordDict(), {})
-            for node in self._nodes
-        }
-        self._nodes = self._contexts
-
-    def answer(self, message: Message) -> Message:
-        """Run the ClientApp."""
-        if self._stop is not None and self._stop.is_set():
-            raise UserError("the run was stopped")
-        try:
-            return self._client_app(message, self._contexts[message.metadata.dst_node_id])
-        except Exception as error:
-            # As Flower does it: one site's failure is an error reply, and the others go on.
-            return Message(Error(CLIENT_APP_RAISED, type(error).__name__), reply_to=message)
 
 
 def run_inline(run_folder: Path, sites: int, stop: threading.Event, *, report: bool = True) -> None:

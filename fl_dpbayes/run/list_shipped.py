@@ -1,10 +1,11 @@
 """The work behind `fl-dpbayes list`."""
 
 from rich.console import Console
+from rich.text import Text
 
 from fl_dpbayes.config.scenario import STUDY_PREFIX, scenario_content, shipped_scenarios
 from fl_dpbayes.config.study_file import load_study, shipped_papers, shipped_studies
-from fl_dpbayes.report.terminal_table import TerminalColumn, fitted_table, folded
+from fl_dpbayes.report.terminal_table import terminal_table
 from fl_dpbayes.run.fetch_data import SETS, SHIPPED
 from fl_dpbayes.run.study.study import SCRIPTS
 
@@ -18,6 +19,9 @@ def list_shipped(console: Console) -> None:
     papers |= {name: f"a script of the source tree: python {script}" for name, script in SCRIPTS.items()}
     sets = SHIPPED | {name: f"{found.what}; {found.licence}" for name, found in SETS.items()}
     for command, rows in (("simulate", scenarios), ("study", studies), ("reproduce", papers), ("data fetch", sets)):
-        texts = [folded(text, max(20, console.width - 30)) for text in rows.values()]
-        columns = [TerminalColumn("name", list(rows), number=False), TerminalColumn("", texts, number=False)]
-        console.print(fitted_table(f"fl-dpbayes {command} NAME", columns, console.width))
+        table = terminal_table(f"fl-dpbayes {command} NAME")
+        table.add_column("name", no_wrap=True)
+        table.add_column()
+        for row in rows.items():
+            table.add_row(*map(Text, row))
+        console.print(table)

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from itertools import starmap
 
 import numpy as np
 import numpy.typing as npt
@@ -11,8 +12,9 @@ from torch import nn
 from fl_dpbayes.config.plan import AnyPrivacyPlan
 from fl_dpbayes.models.dropout import DropoutModule
 from fl_dpbayes.models.parameters import trainable_parameters
-from fl_dpbayes.models.rows import failing_rows
-from fl_dpbayes.samplers.gradients.clipping import ClippedSum, add_up, sum_clipped, with_pre_noise
+from fl_dpbayes.models.rows import failing_rows, pieces
+from fl_dpbayes.samplers.gradients.clipping import ClippedSum, add_up, clip_and_sum, sum_clipped, with_pre_noise
+from fl_dpbayes.samplers.gradients.dense_chain import DenseChain, dense_chain
 from fl_dpbayes.samplers.gradients.engine import gradient_engine
 from fl_dpbayes.samplers.gradients.loss import RecordLoss, summed_cross_entropy
 from fl_dpbayes.samplers.gradients.pass_shape import Way, checked_gradient_rows, fitted_rows, rounding_eta, wanted_rows
@@ -72,14 +74,12 @@ class BatchGradient:
         self, module: nn.Module, records: TrainingRecords, privacy: AnyPrivacyPlan, units: int, streams: ChainStreams
     ) -> None:
         self._records_of_unit = np.bincount(records.unit_index)
-        order = np.argsort(records.unit_index, kind="stable")
+        self._order = np.argsort(records.unit_index, kind="stable")
         like = next(iter(trainable_parameters(module).values()))
-        # A record of zeros at the end pads batches.
-        features = np.zeros_like(records.features, shape=(len(order) + 1, *records.features.shape[1:]))
-        np.take(records.features, order, axis=0, out=features[:-1])
-        self._features = torch.from_numpy(features).to(device=like.device, dtype=like.dtype)
-        self._targets = torch.from_numpy(records.targets[order]).to(like.device)
-        self._unit_of_record = records.unit_index[order]
+        # Read where they lie: arrays of a site are not copied, and cannot be written.
+        self._features = torch.from_dlpack(records.features).to(device=like.device, dtype=like.dtype)
+        self._targets = torch.from_dlpack(records.targets).to(like.device)
+        self._unit_of_record = records.unit_index[self._order]
         self._module, self._loss, self._privacy, self._streams = module, records.loss, privacy, streams
         self._record_is_unit = bool((self._records_of_unit == 1).all())
         engine = gradient_engine(module, records.features.shape[1:])
@@ -95,6 +95,9 @@ class BatchGradient:
             asked = (module, way, *shapes)
             self._rows = checked_gradient_rows(*asked, self._rows)
             self._clip_norm = privacy.clip_norm / (1 + rounding_eta(*asked, self._rows, units))
+        self._chain = dense_chain(module) if way == "book_keeping" else None
+        if self._chain is not None:
+            self._lengths = self._chain.input_lengths(self._features, self._rows)
 
     def __call__(self) -> ClippedSum:
         """Draw a batch and return its sum of clipped gradients; zeros for an empty batch.
@@ -105,17 +108,17 @@ class BatchGradient:
         rows = units if self._record_is_unit else np.flatnonzero(np.isin(self._unit_of_record, units))
         pads = not self._materialises and not isinstance(self._module, DropoutModule)
         padding = -len(rows) % self._rows if pads else 0
-        chosen = torch.from_numpy(np.append(rows, np.full(padding, len(self._unit_of_record)))).to(
-            self._features.device
-        )
-        targets = self._targets.index_select(0, chosen[: len(rows)])
-        module, features = resampled(self._module, self._features.index_select(0, chosen), self._streams.model)
+        chosen = torch.from_numpy(self._order[rows]).to(self._features.device)
+        targets, features = self._targets.index_select(0, chosen), self._chosen_features(chosen, padding)
+        module, features = resampled(self._module, features, self._streams.model)
         counts = self._records_of_unit[units]
         try:
+            if self._chain is not None:
+                return self._chain_sum(self._chain, features, targets, self._lengths.index_select(0, chosen))
             return self._sum(module, features, targets, counts)
         except Exception:
             # The module may have written into its inputs.
-            features = self._features.index_select(0, chosen[: len(rows)])
+            features = self._chosen_features(chosen)
             if isinstance(self._module, DropoutModule):
                 module, features = self._module.with_masks_as_inputs(features)
             one = np.ones(1, np.int64)
@@ -124,6 +127,19 @@ class BatchGradient:
             passing = np.bincount(owners, failing.cpu().numpy(), len(counts)) == 0
             kept = torch.from_numpy(passing[owners]).to(features.device)
             return self._sum(module, features[kept], targets[kept], counts[passing])
+
+    def _chosen_features(self, chosen: torch.Tensor, padding: int = 0) -> torch.Tensor:
+        features = self._features.new_empty((len(chosen) + padding, *self._features.shape[1:]))
+        torch.index_select(self._features, 0, chosen, out=features[: len(chosen)])
+        features[len(chosen) :] = 0
+        return features
+
+    def _chain_sum(self, chain: DenseChain, *records: torch.Tensor) -> ClippedSum:
+        def piece_sum(features: torch.Tensor, targets: torch.Tensor, lengths: torch.Tensor, count: int) -> ClippedSum:
+            layers = chain.gradients(features, targets, self._loss, lengths)
+            return clip_and_sum(layers, self._clip_norm, self._privacy.clipping, count)
+
+        return add_up(self._module, records[0].device, starmap(piece_sum, pieces(self._rows, *records)))
 
     def _sum(
         self, module: nn.Module, features: torch.Tensor, targets: torch.Tensor, counts: npt.NDArray[np.int64]

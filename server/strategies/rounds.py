@@ -170,16 +170,20 @@ class TrainingRounds(Strategy):
         self.record.warn(*(warning("missing", name) for name in missing))
 
     def _requests(self, server_round: int, members: Iterable[Member]) -> Iterator[Message]:
+        encoding: tuple[Arrays, str, ArrayRecord] | None = None
         for member in members:
             start = self.start_of(member.card.name, server_round)
+            if encoding is None or encoding[0] is not start:
+                # A state that is broadcast is encoded once, and in memory once.
+                encoding = start, arrays_digest(start), encoded(prefixed("start", start))
             request = TrainRequest(
                 run=self.federation.run, round=server_round, task=member.card.task,
                 model=self.federation.scenario.model, plan=self.plan,
                 first_step=self.participation.first_step(self.plan, member.card.name, server_round),
-                steps=self.plan.steps_per_round, start=arrays_digest(start),
+                steps=self.plan.steps_per_round, start=encoding[1],
                 ledger_head=self.heads.seen.get(member.card.name),
             )  # fmt: skip
-            yield self.exchange.request(request, encoded(prefixed("start", start)), member)
+            yield self.exchange.request(request, encoding[2], member)
 
     def _admit(self, server_round: int, grid: Grid) -> None:
         before, roster = self.federation.roster, with_newcomers(grid, self.federation)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from scipy.special import expit
 
 from fl_dpbayes.calibration.bins import CELLS, FINE_BIN_OF_CELL, FIRST_CELL
-from fl_dpbayes.calibration.statistics import SCALARS, empty, from_arrays, from_batch, merge, to_arrays
+from fl_dpbayes.calibration.statistics import SCALARS, empty, from_arrays, from_batch, merge, sparse, to_arrays
 
 
 def with_parts(seed, count, classes):
@@ -53,6 +53,10 @@ def test_merge_property_associative_commutative_neutral_equal_to_pooled_in_any_o
     assert_same(merge(merge(one, two), three), pooled)
     assert_same(pooled, counted(predictions, np.random.default_rng(seed).permutation(a + b + c)))
     assert_same(from_arrays(to_arrays(pooled), classes), pooled, tolerance=0)
+    kept = sparse(pooled)
+    assert_same(kept.dense(), pooled, tolerance=0)
+    # At most what its records touch, whatever the number of cells.
+    assert len(kept.places) <= len(SCALARS) + (a + b + c) * (5 * (1 + classes) + 3)
     assert pooled.truth_count == pooled.count
 
 

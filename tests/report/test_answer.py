@@ -284,7 +284,7 @@ def test_a_run_without_privacy_has_no_word_of_an_account(not_private: dict, page
     assert "∞" in text
     assert not [word for word in (*ACCOUNTING, "temperature", "delta", "μ") if word in text]
     assert "(not private)</h1>" in body
-    assert "not private: ε is infinite" in body
+    assert "not private: epsilon is infinite" in body
     assert not [word for word in (*ACCOUNTING, "temperature", "δ", "μ") if word in body]
     assert said(not_private).privacy.startswith("Not private: epsilon is infinite.")
     tested = printed(not_private | {"evaluation_privacy": [TESTED]})
@@ -300,7 +300,7 @@ def test_chains_cost_one_account_and_no_temperature_leaves_no_column(summary: di
     assert all(part in page for part in (text, "What was run", "flat, clip norm 3"))
     for row in summary["privacy"]:
         row |= {"temperature": None, "temperature_range": None}
-    assert "temperature:" not in printed(summary)
+    assert "temperature is" not in printed(summary)
     bare = page_of(summary)
     assert not [word for word in ("What was run", "Temperature") if word in bare]
 

@@ -4,11 +4,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fl_dpbayes.report.numbers import count, data_size, decimal, duration, interval, points, probability, rounded_up
+from fl_dpbayes.report.numbers import count, decimal, duration, interval, points, probability, rounded_up
 from fl_dpbayes.report.numbers import significant as sig
 
 
-@pytest.mark.parametrize("write", [decimal, points, sig, probability, rounded_up, data_size, duration])
+@pytest.mark.parametrize("write", [decimal, points, sig, probability, rounded_up, duration])
 def test_undefined_and_infinite_limit(write):
     assert write(None) == "–"
     assert write(float("nan")) == "–"
@@ -22,7 +22,7 @@ def test_undefined_and_infinite_limit(write):
     (sig(12345.0), "12,300"), (sig(0.0), "0"), (probability(1e-4), "1e-4"), (probability(6.25e-5), "6.25e-5"),
     (probability(0.05), "0.05"), (rounded_up(1.951), "1.96"), (rounded_up(2.0000000001), "2.00"),
     (rounded_up(0.1231), "0.124"), (rounded_up(1234.2), "1,235"), (rounded_up(0.0), "0.000"),
-    (count(12345), "12,345"), (count(None), "–"), (data_size(1_234_567), "1.2 MB"), (data_size(12), "12 B"),
+    (count(12345), "12,345"), (count(None), "–"),
     (duration(0.41), "0.41 s"), (duration(75), "1 min 15 s"), (duration(3660), "1 h 1 min"),
     (duration(59.9), "1 min 0 s"), (interval((0.012, 0.03), points), "[1.2, 3.0]"),
     (interval((None, 0.03), points), ""), (interval(None, points), ""),

@@ -167,6 +167,17 @@ def test_an_unknown_name_is_told_before_torch_or_flower_is_imported(asked: str) 
 
 
 @pytest.mark.slow
+def test_a_run_imports_no_package_that_only_others_need(tmp_path: Path) -> None:
+    short = ["training={rounds=2, steps_per_round=5, burn_in=2, thinning=2}", "--set", "evaluation.baselines=false"]
+    asked = ["simulate", "quickstart", "--engine", "inline", "--out", str(tmp_path / "run"), "--set", *short]
+    heavy = {"datasets", "scipy.signal", "scipy.stats", "sklearn", "sympy", "torchvision"}
+    code = f"import sys; from fl_dpbayes import cli; sys.argv = ['fl-dpbayes', *{asked}]\n"
+    code += f"try: cli.main()\nexcept SystemExit as end: print(sorted({heavy} & {{*sys.modules}}), end.code)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[] 0", done.stderr
+
+
+@pytest.mark.slow
 def test_own_server_and_clients_are_left_alone_or_named_before_anything_is_written(tmp_path: Path) -> None:
     (tmp_path / "clients").mkdir()
     (tmp_path / "clients" / "__init__.py").touch()

@@ -1,7 +1,6 @@
 """Every pass over records has one public number of rows, padding counts for nothing, and rounding stays below eta."""
 
 import logging
-from functools import partial
 
 import numpy as np
 import pytest
@@ -87,18 +86,21 @@ ENGINES = {
 }  # fmt: skip
 
 
+def counted(original, seen):
+    def watched(model, features, *rest):
+        seen.append(len(features))
+        return original(model, features, *rest)
+
+    return watched
+
+
 @pytest.fixture
 def passes(monkeypatch):
     """Numbers of rows of all passes over records."""
     seen = []
     originals = {book_keeping: "per_layer_gradients", variational: "drawn_layers", vmap: "per_example_blocks"}
-    for module, name in originals.items():
-
-        def watched(original, model, features, *rest):
-            seen.append(len(features))
-            return original(model, features, *rest)
-
-        monkeypatch.setattr(module, name, partial(watched, getattr(module, name)))
+    for owner, name in (originals | {dense_chain.DenseChain: "gradients"}).items():
+        monkeypatch.setattr(owner, name, counted(getattr(owner, name), seen))
     return seen
 
 
@@ -112,6 +114,17 @@ def test_every_pass_has_the_public_number_of_rows(passes, name, count) -> None:
     assert found.units == count
     assert set(passes) == {rows}
     assert 0 < float(found.total.norm()) <= 0.5 * count
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_what_is_known_of_records_beforehand_changes_no_bit(bias) -> None:
+    module = nn.Sequential(nn.Flatten(), nn.Linear(64, 5, bias), nn.ReLU(), nn.Linear(5, 3))
+    gradient = gradient_of(module, 200)
+    features, labels, rows = gradient._features, gradient._targets, gradient._rows
+    expected = book_keeping.clipped_sum(module, features, labels, clip_norm=gradient._clip_norm, rows=rows)
+    assert torch.equal(gradient().total, expected.total)
+    gradient._lengths[7] *= 1.001
+    assert not torch.equal(gradient().total, expected.total)
 
 
 def layers_of(name, part, labels):
@@ -213,7 +226,7 @@ def test_model_whose_rows_mix_is_computed_row_by_row(caplog, monkeypatch) -> Non
 
 
 @pytest.mark.parametrize(("name", "holder", "function", "place"), [
-    ("mlp", dense_chain.DenseChain, "backward", 1), ("normalised", layer_gradients, "_normalisation", 2),
+    ("mlp", dense_chain.DenseChain, "gradients", 1), ("normalised", layer_gradients, "_normalisation", 2),
     ("normalised", book_keeping, "mapped_gradients", 2), ("words", layer_gradients, "_embedding", 2),
     ("words", layer_gradients, "_gram_norm", 1), ("cnn", layer_gradients, "_patches", 1),
 ])  # fmt: skip

@@ -187,14 +187,14 @@ class Sites:
         start = ArrayRecord({name: Array(array) for name, array in strategy.initial_state(0).items()})
         requests = strategy.configure_train(1, start, ConfigRecord(), self.grid)
         strategy.aggregate_train(1, replies_to(requests, answer))
-        outcome, posterior = record.outcomes[HOSTILE][1], strategy.posterior()
+        outcome, posterior = record.outcomes[HOSTILE], strategy.posterior()
         self.predictors = self.predictors or (strategy.last().thinned(100), posterior.thinned(100))
         path = folder / "posterior.safetensors"
         save_posterior(path, posterior, model=self.scenario.model, task=self.fixed.roster.task, scenario_hash="0" * 64)
         # A site may have spent much before this run, and its history is as long as a header may be.
         for name, most in (("events.jsonl", 2**17), ("privacy.csv", 2**17), ("checkpoint.safetensors", 2**22)):
             assert (folder / name).stat().st_size < most
-        return path.read_bytes(), "" if outcome.reply else outcome.detail
+        return path.read_bytes(), "" if outcome.used else "".join(outcome.said.values())
 
     def recalibrate(self, answer, record: RunRecord):
         federation = replace(self.fixed, run_folder=record.run_folder)

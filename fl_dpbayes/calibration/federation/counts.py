@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Mapping
-from functools import reduce
+from itertools import accumulate
 
 import numpy as np
 
@@ -123,8 +123,12 @@ def decisive_sites(role: Role, tables: Mapping[str, NoisedTable]) -> list[RunWar
     """
     if len(tables) < 2:
         return []
-    pooled = _summary_of(tables.values())
-    without = {site: _summary_of(table for other, table in tables.items() if other != site) for site in tables}
+    # Of sites 0 .. k - 1, and of k .. K - 1: each of the two in one pass, whatever their number.
+    before = list(accumulate(tables.values(), merge_noised))
+    after = list(accumulate(reversed([*tables.values()]), merge_noised))[::-1]
+    pooled = _summary_of(before[-1])
+    others = [after[1], *map(merge_noised, before, after[2:]), before[-2]]
+    without = {site: _summary_of(rest) for site, rest in zip(tables, others, strict=True)}
     found = []
     for metric, name in DECIDED.items():
         value, (low, high) = getattr(pooled, metric), pooled.intervals.get(metric) or (None, None)
@@ -138,5 +142,5 @@ def decisive_sites(role: Role, tables: Mapping[str, NoisedTable]) -> list[RunWar
     return found
 
 
-def _summary_of(tables: Iterable[NoisedTable]) -> CalibrationValues:
-    return summarise_noised(reduce(merge_noised, tables), np.random.default_rng(0))
+def _summary_of(table: NoisedTable) -> CalibrationValues:
+    return summarise_noised(table, np.random.default_rng(0))

@@ -23,7 +23,14 @@ from fl_dpbayes.calibration.metrics.errors import reliability_bins
 from fl_dpbayes.calibration.metrics.ranking import roc_points
 from fl_dpbayes.calibration.prior_shift import prevalence
 from fl_dpbayes.calibration.release import SENT_COLUMNS, NoisedTable, merge_noised
-from fl_dpbayes.calibration.statistics import CalibrationStatistics, empty, from_arrays, merge, to_arrays
+from fl_dpbayes.calibration.statistics import (
+    CalibrationStatistics,
+    SparseStatistics,
+    array_shapes,
+    from_arrays,
+    merge,
+    sparse,
+)
 from fl_dpbayes.calibration.summarise import summarise, summarise_noised
 from fl_dpbayes.config.errors import RunWarning, warning
 from fl_dpbayes.config.names import Role
@@ -50,12 +57,22 @@ METRICS = ("n", "accuracy", "nll", "brier", "ece", "rms_debiased")
 
 
 class Place(NamedTuple):
-    """What one site, or the pool of a role, has of one predictor: exact or noised sums."""
+    """What one site, or the pool of a role, has of one predictor: exact or noised sums, a site's exact ones sparse."""
 
     site: str
     role: Role
     predictor: str
-    statistics: Statistics
+    kept: Statistics | SparseStatistics
+
+    @property
+    def statistics(self) -> Statistics:
+        """The sums, of thousands of sites not to be held together."""
+        return self.kept.dense() if isinstance(self.kept, SparseStatistics) else self.kept
+
+    @property
+    def exact(self) -> CalibrationStatistics | None:
+        """The sums, if they are exact."""
+        return found if isinstance(found := self.statistics, CalibrationStatistics) else None
 
 
 class Evaluation:
@@ -70,9 +87,9 @@ class Evaluation:
         self._left_out: dict[str, int] = {}
         self._samples: dict[str, int] = {}
         self.statements: dict[str, PrivacyStatement] = {}
-        tables = to_arrays(empty(classes))
-        self._exact_shapes = {name: array.shape for name, array in tables.items()}
-        self._exact_bytes = sum(array.nbytes for array in tables.values())
+        self._shares: dict[str, tuple[float, ...]] = {}
+        self._exact_shapes = array_shapes(classes)
+        self._exact_bytes = 8 * sum(map(math.prod, self._exact_shapes.values()))
 
     def add(
         self, card: SiteCard, request: EvaluateRequest, record: EvaluateReply,
@@ -108,7 +125,13 @@ class Evaluation:
         check_counts(card, measured.values())
         whole = {name: found for name, found in measured.items() if isinstance(found, CalibrationStatistics)}
         self._subgroups += read_subgroups(card, record.groups, arrays, whole)
-        self.places += [Place(card.name, card.role, *each) for each in measured.items()]
+        self.places += [
+            Place(card.name, card.role, name, sparse(one) if isinstance(one, CalibrationStatistics) else one)
+            for name, one in measured.items()
+        ]
+        first = measured[request.measured[0]]
+        if isinstance(first, CalibrationStatistics) and first.count:
+            self._shares[card.name] = tuple(map(float, prevalence(first)))
         if record.groups_left_out:
             self._left_out[card.name] = record.groups_left_out
         if privacy is not None:
@@ -123,21 +146,18 @@ class Evaluation:
         few = len({place.site for place in self.places}) <= MAX_RELIABILITY_SITES
         shown = [*self._pooled, *(place for place in self.places if few and place.predictor == self._headline)]
         reliability = [
-            self._key(*key)
-            | {"risk": self.classes == 2, "roc": roc_points(statistics) if key[0].startswith("pooled:") else ()}
+            self._key(*place[:3])
+            | {"risk": self.classes == 2, "roc": roc_points(statistics) if place.site.startswith("pooled:") else ()}
             | {"bins": [row.model_dump() for row in reliability_bins(statistics)]}
-            for *key, statistics in shown
-            if isinstance(statistics, CalibrationStatistics)
+            for place in shown
+            if (statistics := place.exact)
         ]
-        sites = [self._row(self._key(*key), statistics) for *key, statistics in self.places]
+        sites = [self._row(self._key(*place[:3]), place.statistics) for place in self.places]
         return [*self._pooled_rows, *mean_rows(sites), *sites], reliability
 
     def class_shares(self, site: str) -> tuple[float, ...] | None:
         """Return the share of each class among a site's test records; None where its sums are noised or absent."""
-        found = next((place.statistics for place in self.places if place.site == site), None)
-        if not isinstance(found, CalibrationStatistics) or not found.count:
-            return None
-        return tuple(map(float, prevalence(found)))
+        return self._shares.get(site)
 
     def pooled_metrics(self) -> dict[str, int | float]:
         """Return `<role>/<predictor>/<metric>` of the pooled roles, METRICS as far as they are defined."""
@@ -150,26 +170,24 @@ class Evaluation:
 
     @cached_property
     def _pooled_rows(self) -> list[dict[str, Any]]:
-        return [self._row(self._key(*key), statistics) for *key, statistics in self._pooled]
+        return [self._row(self._key(*place[:3]), place.statistics) for place in self._pooled]
 
     def subgroup_rows(self) -> list[dict[str, Any]]:
         """Return the summary's `subgroups` rows, those of pooled roles first; sums that left exactly only."""
         return [
-            self._row(self._key(*key) | {"attribute": group[0], "value": group[1]}, statistics)
-            for *key, group, statistics in subgroup_sets(self._subgroups, self._pooled_roles)
+            self._row(self._key(*part[:3]) | {"attribute": part.group[0], "value": part.group[1]}, part.statistics)
+            for part in subgroup_sets(self._subgroups, self._pooled_roles)
         ]
 
     def shift_detection_rows(self) -> list[dict[str, Any]]:
         """Return the summary's `shift_detection` rows: pooled roles first, then sites."""
         measured = [place for place in (*self._pooled, *self.places) if place.predictor == SHIFT_PREDICTOR]
-        exact = [
-            (site, role, statistics if isinstance(statistics, CalibrationStatistics) else None)
-            for site, role, _, statistics in measured
-        ]
-        trained = [found for site, role, found in exact if role == "train" and site != "pooled:train" and found]
+        trainers = (place for place in measured if place.role == "train" and place.site != "pooled:train")
+        trained = (found for place in trainers if (found := place.exact))
+        first = next(trained, None)
         return shift_detection_rows(
-            reduce(merge, trained) if trained else None,
-            [(site, found) for site, role, found in exact if role != "train"],
+            first and reduce(merge, trained, first),
+            ((place.site, place.exact) for place in measured if place.role != "train"),
             self._samples.get(SHIFT_PREDICTOR, 0),
         )
 
@@ -188,7 +206,8 @@ class Evaluation:
 
     def conformal(self) -> list[dict[str, Any]]:
         """Measure prediction sets at the sites that did not train; the summary's `conformal` rows."""
-        return conformal_rows([*self._pooled, *self.places])
+        ordered = sorted([*self._pooled, *self.places], key=lambda place: place.site != "pooled:train")
+        return conformal_rows((*place[:3], place.statistics) for place in ordered)
 
     def warnings(self) -> list[RunWarning]:
         """Name the sites that hold most of what is pooled or decide it, or that left subgroups out."""
@@ -213,16 +232,17 @@ class Evaluation:
     def _headline(self) -> str:
         return next((name for name in HEADLINE_PREDICTORS if name in self._samples), "")
 
-    @property
+    @cached_property
     def _pooled(self) -> list[Place]:
         pooled = []
         for role in self._pooled_roles:
             sites = {place.site for place in self.places if place.role == role}
             for predictor in dict.fromkeys(place.predictor for place in self.places):
-                members = [place.statistics for place in self.places if place[1:3] == (role, predictor)]
+                members = [place for place in self.places if place[1:3] == (role, predictor)]
                 # Over some of the sites only it could not be held against the other predictors.
                 if members and len(members) == len(sites):
-                    pooled.append(Place(f"pooled:{role}", role, predictor, reduce(_merge, members)))
+                    merged = reduce(_merge, (place.statistics for place in members))
+                    pooled.append(Place(f"pooled:{role}", role, predictor, merged))
         return pooled
 
 

@@ -106,21 +106,17 @@ def conformal_rows(places: Iterable[tuple[str, Role, str, Statistics]]) -> list[
 
     Weights are "none", "label-shift" (from the place's own labels, which a hospital that only predicts does not have)
     and, for two classes, "label-shift-estimated" (from its mean prediction, no label needed). `places`: name (of a
-    site, or pooled:<role>), role, predictor and statistics.
+    site, or pooled:<role>), role, predictor and statistics, looked at one by one, those of pooled:train first.
     """
-    sources, targets = {}, []
+    sources, rows = dict[str, CalibrationStatistics](), list[dict[str, Any]]()
     for name, role, predictor, statistics in places:
         if predictor in CONFORMAL_PREDICTORS and isinstance(statistics, CalibrationStatistics) and statistics.count:
             if name == "pooled:train":
                 sources[predictor] = statistics
-            elif role != "train":
-                targets.append((name, role, predictor, statistics))
-    return [
-        {"site": name, "role": role, "predictor": predictor, **row}
-        for name, role, predictor, target in targets
-        if predictor in sources
-        for row in _place_rows(sources[predictor], target)
-    ]
+            elif role != "train" and predictor in sources:
+                key = {"site": name, "role": role, "predictor": predictor}
+                rows += [key | row for row in _place_rows(sources[predictor], statistics)]
+    return rows
 
 
 def _place_rows(source: CalibrationStatistics, target: CalibrationStatistics) -> list[dict[str, Any]]:

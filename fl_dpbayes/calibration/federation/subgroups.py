@@ -8,7 +8,14 @@ import numpy as np
 import numpy.typing as npt
 
 from fl_dpbayes.calibration.check import SUM_TOLERANCE
-from fl_dpbayes.calibration.statistics import CalibrationStatistics, from_arrays, merge, to_arrays
+from fl_dpbayes.calibration.statistics import (
+    CalibrationStatistics,
+    SparseStatistics,
+    from_arrays,
+    merge,
+    sparse,
+    to_arrays,
+)
 from fl_dpbayes.config.names import Role
 from fl_dpbayes.protocol.arrays import without_prefix
 from fl_dpbayes.protocol.card import SiteCard
@@ -22,7 +29,12 @@ class Subgroup(NamedTuple):
     role: Role
     predictor: str
     group: Group
-    statistics: CalibrationStatistics
+    kept: SparseStatistics
+
+    @property
+    def statistics(self) -> CalibrationStatistics:
+        """The sums, of thousands of sites not to be held together."""
+        return self.kept.dense()
 
 
 def read_subgroups(
@@ -38,7 +50,8 @@ def read_subgroups(
     for number, group in enumerate(groups):
         for predictor, statistics in whole.items():
             sums = without_prefix(f"{subgroup_prefix(number)}/{predictor}", dict(arrays))
-            parts.append(Subgroup(card.name, card.role, predictor, group, from_arrays(sums, statistics.classes)))
+            checked = sparse(from_arrays(sums, statistics.classes))
+            parts.append(Subgroup(card.name, card.role, predictor, group, checked))
     for attribute in dict.fromkeys(attribute for attribute, _ in groups):
         for predictor, statistics in whole.items():
             members = [p.statistics for p in parts if (p.group[0], p.predictor) == (attribute, predictor)]
@@ -56,6 +69,6 @@ def subgroup_sets(parts: Sequence[Subgroup], roles: Sequence[Role]) -> Iterator[
     for role in roles:
         of_role = [part for part in parts if part.role == role]
         for group, predictor in dict.fromkeys((part.group, part.predictor) for part in of_role):
-            members = [p.statistics for p in of_role if (p.group, p.predictor) == (group, predictor)]
-            yield Subgroup(f"pooled:{role}", role, predictor, group, reduce(merge, members))
+            members = (p.statistics for p in of_role if (p.group, p.predictor) == (group, predictor))
+            yield Subgroup(f"pooled:{role}", role, predictor, group, sparse(reduce(merge, members)))
     yield from parts

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
-from sklearn.isotonic import isotonic_regression
 
 from fl_dpbayes.calibration.bins import CONFIDENCE, COUNT, OUTCOME, Floats, bin_index, on_grid
 from fl_dpbayes.calibration.release import SENT_COLUMNS, NoisedTable
@@ -46,6 +45,9 @@ def fit(table: NoisedTable) -> RecalibrationMap | None:
     records cannot tell a share nearer to 0 or 1 from certainty. It reads released numbers only, so it costs no privacy.
     Bins that were joined share a knot. None where fewer than two bins stand clear of the noise.
     """
+    # With what it imports it takes half a second.
+    from sklearn.isotonic import isotonic_regression
+
     groups = _clear_groups(table)
     if len(groups) < 2:
         return None

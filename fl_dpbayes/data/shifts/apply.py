@@ -5,7 +5,6 @@ from typing import get_args
 
 import numpy as np
 import numpy.typing as npt
-from scipy.stats import rankdata
 
 from fl_dpbayes.config.data import ImageShift, Shift, ShiftKind
 from fl_dpbayes.config.errors import UserError
@@ -249,6 +248,8 @@ def boundary_flips(closeness: Floats, severity: int) -> BoundaryFlips:
     for a nearer class: known probabilities, or `centroid_closeness`. `severity`: 1 to 5, a mean rate of .02, .05, .10,
     .20 or .30.
     """
+    from scipy.stats import rankdata
+
     order = np.argsort(-closeness, axis=1, kind="stable")[:, :2]
     highest = np.take_along_axis(closeness, order, axis=1)
     ranks = rankdata(highest[:, 0] - highest[:, 1])

@@ -4,23 +4,27 @@ docs/proofs/privacy-loss-distribution.md says what the bound consists of.
 """
 
 import math
-from dataclasses import dataclass
+import threading
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
 from scipy.fft import irfft, rfft
-from scipy.signal import lfilter
 
 from fl_dpbayes.config.files.kept import Kept
 from fl_dpbayes.config.plan import Adjacency
-from fl_dpbayes.privacy.events import MOST_LEVELS, History, has_noise, levels_of, slice_history
+from fl_dpbayes.privacy.events import MOST_LEVELS, GaussianEvent, History, has_noise, levels_of, slice_history
 from fl_dpbayes.privacy.gdp import gdp_epsilon
 from fl_dpbayes.privacy.pld.grid import ABOVE, Grid, LossMass, discretise
 
-# A plan of no more levels is composed anew at each reply: that takes milliseconds.
+# A plan of no more levels, whose noise falls, is composed anew at each reply: that takes milliseconds.
 MOST_COMPOSED_ANEW = 16
 _ACCOUNTS = Kept(most_bytes=2**28)
+# Of the terms of a sum, so that their product with exp stays inside float64.
+LARGEST_EXPONENT, PIECES = 500.0, 8
+# In a spectrum of numbers up to 1, whose errors of 1e-16 each are counted.
+NEGLIGIBLE = 1e-200
 
 
 def pld_epsilon(history: History, delta: float, adjacency: Adjacency = "add_or_remove_one") -> float:
@@ -54,43 +58,49 @@ def prefix_epsilon(plan: History, steps: int, delta: float, adjacency: Adjacency
     """Return an upper bound of the epsilon of a plan's first steps, as `pld_epsilon` is.
 
     Where noise rises or stays it was at most 1e-3 above that bound in 400 schedules; where noise falls it is looser,
-    most where little was spent. A plan of many levels is composed once in a process, on one grid, and extended as more
-    of its steps are asked for.
+    most where little was spent. A plan of many levels, or whose noise never falls, is composed once in a process, on
+    one grid, and extended as more of its steps are asked for.
     """
-    levels = levels_of(plan) if has_noise(plan) else ()
-    prefix = slice_history(plan, 0, steps)
-    many = len(levels) > MOST_COMPOSED_ANEW and len({event.noise_multiplier for event in plan}) <= MOST_LEVELS
-    if not many or _in_closed_form(prefix, adjacency) or _chance_of_use(prefix) <= delta:
-        return pld_epsilon(prefix, delta, adjacency)
     account = _ACCOUNTS.get(
         (plan, delta, adjacency), lambda: _PrefixAccount(plan, delta, adjacency), lambda made: made.size
     )
-    unsampled = gdp_epsilon(_mu_without_subsampling(prefix, adjacency), delta)
-    return min(unsampled, account.epsilon(steps))
+    return account.epsilon(steps)
 
 
 class _PrefixAccount:
     """What the first steps of a plan cost, on the grid that is fine enough for all of it."""
 
     def __init__(self, plan: History, delta: float, adjacency: Adjacency) -> None:
-        levels = levels_of(plan)
-        self._plan, self._delta, self._adjacency = plan, delta, adjacency
-        self._grid = Grid.of(levels, adjacency, delta)
-        self._none = _nothing_composed(self._grid, adjacency)
-        self._composed, self._directions = 0, self._none
-        self._known: dict[int, float] = {}
-        self.size = 32 * self._grid.size + 300 * len(plan)
+        levels, noise = levels_of(plan) if has_noise(plan) else (), [event.noise_multiplier for event in plan]
+        self._plan, self._delta, self._adjacency, self._known = plan, delta, adjacency, dict[int, float]()
+        self._lock, self._composed, self._grid, self.size = threading.Lock(), 0, None, 100 * len(plan)
+        self._step: tuple[GaussianEvent, list[Direction]] | None = None
+        many = len(levels) > MOST_COMPOSED_ANEW or noise == sorted(noise)
+        if many and len(set(noise)) <= MOST_LEVELS and not _in_closed_form(levels, adjacency):
+            self._grid = Grid.of(levels, adjacency, delta)
+            self._directions = _nothing_composed(self._grid, adjacency)
+            self.size += 32 * self._grid.size + 200 * len(plan)
 
     def epsilon(self, steps: int) -> float:
-        if steps not in self._known:
-            if steps < self._composed:
-                self._composed, self._directions = 0, self._none
-            new = slice_history(self._plan, self._composed, steps - self._composed)
-            self._directions = _extended(self._directions, new, self._grid, self._adjacency)
-            self._composed = steps
-            found = max(direction.epsilon(self._delta, self._grid.spacing) for direction in self._directions)
-            self._known[steps] = found
-        return self._known[steps]
+        with self._lock:
+            if steps not in self._known:
+                self._known[steps] = self._epsilon(steps)
+            return self._known[steps]
+
+    def _epsilon(self, steps: int) -> float:
+        prefix, grid = slice_history(self._plan, 0, steps), self._grid
+        if grid is None or _chance_of_use(prefix) <= self._delta:
+            return pld_epsilon(prefix, self._delta, self._adjacency)
+        if steps < self._composed:
+            self._composed, self._directions = 0, _nothing_composed(grid, self._adjacency)
+        for level in slice_history(self._plan, self._composed, steps - self._composed):
+            kind = replace(level, steps=1)
+            if self._step is None or self._step[0] != kind:
+                self._step = kind, _of_step(kind, grid, self._adjacency)
+            self._directions = _then(self._directions, self._step[1], level.steps)
+        self._composed = steps
+        found = max(direction.epsilon(self._delta, grid.spacing) for direction in self._directions)
+        return min(gdp_epsilon(_mu_without_subsampling(prefix, self._adjacency), self._delta), found)
 
 
 def composition_work(history: History, delta: float, adjacency: Adjacency) -> int:
@@ -105,7 +115,10 @@ def composition_work(history: History, delta: float, adjacency: Adjacency) -> in
 def composed(levels: History, adjacency: Adjacency, delta: float) -> tuple[Grid, list["Direction"]]:
     """Compose at least one level on a grid chosen for delta, in the directions (remove, add) or (replace,)."""
     grid = Grid.of(levels, adjacency, delta)
-    return grid, _extended(_nothing_composed(grid, adjacency), levels, grid, adjacency)
+    directions = _nothing_composed(grid, adjacency)
+    for level in levels:
+        directions = _then(directions, _of_step(level, grid, adjacency), level.steps)
+    return grid, directions
 
 
 def _nothing_composed(grid: Grid, adjacency: Adjacency) -> list["Direction"]:
@@ -113,11 +126,13 @@ def _nothing_composed(grid: Grid, adjacency: Adjacency) -> list["Direction"]:
     return [empty] if adjacency == "replace_one" else [empty, empty]
 
 
-def _extended(directions: list["Direction"], levels: History, grid: Grid, adjacency: Adjacency) -> list["Direction"]:
-    for level in levels:
-        pairs = zip(directions, discretise(level, adjacency, grid.spacing, grid.reach), strict=True)
-        directions = [direction.after(loss, level.steps, grid.spacing) for direction, loss in pairs]
-    return directions
+def _of_step(level: GaussianEvent, grid: Grid, adjacency: Adjacency) -> list["Direction"]:
+    losses = discretise(level, adjacency, grid.spacing, grid.reach)
+    return [Direction.of_step(loss, grid) for loss in losses]
+
+
+def _then(directions: list["Direction"], step: list["Direction"], steps: int) -> list["Direction"]:
+    return [direction.then(one, steps) for direction, one in zip(directions, step, strict=True)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,52 +150,77 @@ class Direction:
     infinite: float = 0.0
     steps: int = 0
 
-    def after(self, loss: LossMass, steps: int, spacing: float) -> "Direction":
-        """Compose `steps` more steps with the given discrete loss."""
+    @classmethod
+    def of_step(cls, loss: LossMass, grid: Grid) -> "Direction":
+        """Take one step with the given discrete loss."""
         index = np.arange(loss.first, loss.first + loss.mass.size)
         with np.errstate(divide="ignore", under="ignore", invalid="ignore"):
-            exponent = np.log(loss.mass) + self.order * spacing * index
+            exponent = np.log(loss.mass) + grid.order * grid.spacing * index
             largest = exponent.max()
             tilted = np.exp(exponent - largest)
             total = tilted.sum()
-            wrapped = np.bincount(index % self.size, weights=tilted / total, minlength=self.size)
-            transform = rfft(wrapped)
-            spectrum = self.spectrum * (transform if steps == 1 else transform**steps)
-        cumulant = self.cumulant + steps * (float(largest) + math.log(total))
-        infinite = self.infinite + steps * loss.infinite
+            wrapped = np.bincount(index % grid.size, weights=tilted / total, minlength=grid.size)
+        return cls(grid.order, rfft(wrapped), grid.size, float(largest) + math.log(total), loss.infinite, 1)
+
+    def then(self, step: "Direction", steps: int) -> "Direction":
+        """Compose `steps` more steps, each like the given one."""
+        with np.errstate(under="ignore"):
+            spectrum = self.spectrum * (step.spectrum if steps == 1 else step.spectrum**steps)
+        # Numbers below the normal range make the transform back ten times slower.
+        parts = spectrum.view(np.float64)
+        parts[np.abs(parts) < NEGLIGIBLE] = 0.0
+        cumulant, infinite = self.cumulant + steps * step.cumulant, self.infinite + steps * step.infinite
         return Direction(self.order, spectrum, self.size, cumulant, infinite, self.steps + steps)
 
     def epsilon(self, delta: float, spacing: float) -> float:
         """Return the smallest epsilon in the window whose delta, errors included, is at most delta; else infinity."""
-        order = self.order
-        highest = (self.cumulant - math.log(delta) + ABOVE) / order
-        first = math.ceil(highest / spacing) - self.size
-        index = np.arange(first, first + self.size)
-        tilted = np.maximum(irfft(self.spectrum, self.size)[index % self.size], 0.0)
-        chernoff = np.exp(self.cumulant - order * spacing * index)
-        above = np.cumsum((chernoff * tilted)[::-1])[::-1] - chernoff * tilted
-        # delta_m = sum_{k > m} p_k (1 - exp(e_m - e_k)) obeys delta_m = (1 - g) sum_{k > m} p_k + g delta_{m+1}
-        decay = math.exp(-spacing)
-        deltas = lfilter([1.0], [1.0, -decay], -math.expm1(-spacing) * above[::-1])[::-1]
-        beyond = math.exp(self.cumulant - order * spacing * (first + self.size))
-        deltas = deltas + self._rounding() * chernoff + beyond + self.infinite
-        enough = np.flatnonzero(deltas <= delta)
-        if enough.size == 0:
-            return math.inf
-        m = int(enough[0])
-        if m == 0:
-            return max(0.0, first * spacing)
-        # Between grid points delta is linear in exp(epsilon).
-        share = (deltas[m - 1] - delta) / (deltas[m - 1] - deltas[m])
-        with np.errstate(divide="ignore"):
-            beyond_last = np.logaddexp(np.log1p(-share), np.log(share) + spacing)
-        return max(0.0, (first + m - 1) * spacing + float(beyond_last))
+        end = math.ceil((self.cumulant - math.log(delta) + ABOVE) / self.order / spacing)
+        # From the window's upper end down, in pieces, to where delta is reached.
+        falling = np.roll(irfft(self.spectrum, self.size), -end)[::-1]
+        piece, rounding = self.size // PIECES, self._rounding()
+        certain = math.exp(self.cumulant - self.order * spacing * end) + self.infinite
+        above = decayed = after = 0.0
+        for top in range(end - 1, end - 1 - self.size, -piece):
+            part = falling[end - 1 - top : end - 1 - top + piece]
+            chernoff = np.exp(self.cumulant - self.order * spacing * np.arange(top, top - len(part), -1))
+            masses = chernoff * np.maximum(part, 0.0)
+            sums = above + np.cumsum(masses)
+            # delta_m = sum_{k > m} p_k (1 - exp(e_m - e_k)) obeys delta_m = (1 - g) sum_{k > m} p_k + g delta_{m+1},
+            # whose solution is a sum of what is not negative, so that nothing cancels.
+            sampled = _decayed(-math.expm1(-spacing) * (sums - masses), decayed, spacing)
+            deltas = sampled + rounding * chernoff + certain
+            m = int(np.searchsorted(deltas, delta, side="right"))
+            if m < len(part):
+                after = deltas[m - 1] if m else after
+                return math.inf if top - m == end - 1 else _between(deltas[m], after, delta, (top - m, spacing))
+            above, decayed, after = float(sums[-1]), float(sampled[-1]), float(deltas[-1])
+        return max(0.0, (end - self.size) * spacing)
 
     def _rounding(self) -> float:
         # A share of exp(K - lambda epsilon): docs/proofs/privacy-loss-distribution.md, "Rounding".
         unit = np.finfo(np.float64).eps / 2
         g = unit * (8 * math.log2(self.size) + 128)
         return g * (self.steps * 2 * (2 + 2 / math.pi * math.log(self.size)) + 2 * float(np.abs(self.spectrum).sum()))
+
+
+def _decayed(terms: npt.NDArray[np.float64], before: float, spacing: float) -> npt.NDArray[np.float64]:
+    """Return y_i = x_i + exp(-spacing) y_{i - 1} of terms x_0, x_1, ... >= 0, where y_{-1} is given."""
+    if len(terms) * spacing > LARGEST_EXPONENT:
+        # Its package takes a third of a second to import.
+        from scipy.signal import lfilter
+
+        decay = math.exp(-spacing)
+        return lfilter([1.0], [1.0, -decay], terms, zi=[decay * before])[0]
+    rise = np.exp(spacing * np.arange(1, len(terms) + 1))
+    return (before + np.cumsum(terms * rise)) / rise
+
+
+def _between(before: float, after: float, delta: float, point: tuple[int, float]) -> float:
+    # Between grid points delta is linear in exp(epsilon).
+    number, spacing = point
+    share = (before - delta) / (before - after)
+    with np.errstate(divide="ignore"):
+        return max(0.0, number * spacing + float(np.logaddexp(np.log1p(-share), np.log(share) + spacing)))
 
 
 def _mu_without_subsampling(levels: History, adjacency: Adjacency) -> float:

@@ -137,7 +137,7 @@ def _verdict(measured: Quantity, value: Estimate) -> str:
         return f"shows no clear difference, {_signed(measured, value)}"
     if value.mean > 0:
         return f"raises {measured.noun} by {measured.estimate(value)}"
-    turned = replace(value, mean=-value.mean, low=-value.ends[1], high=-value.ends[0])
+    turned = replace(value, mean=-value.mean, ends=(-value.ends[1], -value.ends[0]))
     return f"lowers {measured.noun} by {measured.estimate(turned)}"
 
 

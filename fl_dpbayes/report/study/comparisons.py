@@ -1,12 +1,11 @@
 """Means over a study's cells with intervals over seeds, and methods beside each other at equal seeds and settings."""
 
-import math
-from collections import defaultdict
-from collections.abc import Collection, Hashable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from itertools import product
 from typing import NamedTuple
 
+import numpy as np
 import pandas as pd
 
 from fl_dpbayes.report.study.quantities import Estimate, axis_name, over_seeds
@@ -19,27 +18,26 @@ Labels = Mapping[str, str]
 
 def estimate(frame: pd.DataFrame, column: str) -> Estimate | None:
     """Average a column as `over_seeds` does, with the interval cut at 0 where no value lies below."""
-    found = _mean(frame, column)
-    if found is None or found.low is None or (pd.to_numeric(frame[column], errors="coerce") < 0).any():
+    found = mean_of(frame, column)
+    if found is None or found.ends is None or (pd.to_numeric(frame[column], errors="coerce") < 0).any():
         return found
-    return replace(found, low=max(0.0, found.low))
+    return replace(found, ends=(max(0.0, found.ends[0]), found.ends[1]))
 
 
-def _mean(frame: pd.DataFrame, column: str) -> Estimate | None:
-    by_seed: dict[Hashable, list[float]] = defaultdict(list)
-    if column in frame.columns:
-        values = pd.to_numeric(frame[column], errors="coerce").to_numpy(dtype=float)
-        for seed, value in zip(frame[SEED].to_numpy(), values, strict=True):
-            if math.isfinite(value):
-                by_seed[seed].append(float(value))
-    return over_seeds(by_seed.values())
+def mean_of(frame: pd.DataFrame, column: str) -> Estimate | None:
+    """Average a column's finite values as `over_seeds` does; None without any."""
+    if column not in frame.columns:
+        return None
+    values = pd.to_numeric(frame[column], errors="coerce").astype(float)
+    by_seed = values[np.isfinite(values)].groupby(frame[SEED], sort=False)
+    return over_seeds(of_seed.tolist() for _, of_seed in by_seed)
 
 
 def paired(methods: pd.DataFrame, baseline: pd.DataFrame, column: str, keys: list[str]) -> Estimate | None:
     """Average `method - baseline` over rows that agree in `keys`, within each seed first, then over seeds."""
     joined = methods.merge(baseline, on=[SEED, *keys], suffixes=("", "_baseline"))
     joined[column] = joined[column] - joined[f"{column}_baseline"]
-    return _mean(joined, column)
+    return mean_of(joined, column)
 
 
 class BesideBaseline(NamedTuple):

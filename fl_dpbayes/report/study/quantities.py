@@ -22,15 +22,9 @@ class Estimate:
     """A mean over seeds of the means over `settings` cells, with Student's t interval over seeds; None for one seed."""
 
     mean: float
-    low: float | None
-    high: float | None
+    ends: tuple[float, float] | None
     seeds: int
     settings: int
-
-    @property
-    def ends(self) -> tuple[float, float] | None:
-        """The interval, where there is one."""
-        return None if self.low is None or self.high is None else (self.low, self.high)
 
 
 def over_seeds(by_seed: Iterable[Sequence[float]]) -> Estimate | None:
@@ -42,8 +36,8 @@ def over_seeds(by_seed: Iterable[Sequence[float]]) -> Estimate | None:
     most = max(map(len, values), default=0)
     means = [fmean(each) for each in values if len(each) == most] if most else []
     if len(means) < 2:
-        return Estimate(means[0], None, None, 1, most) if means else None
-    return Estimate(float(np.mean(means)), *student_interval(means), len(means), most)
+        return Estimate(means[0], None, 1, most) if means else None
+    return Estimate(float(np.mean(means)), student_interval(means), len(means), most)
 
 
 @dataclass(frozen=True)
@@ -68,13 +62,6 @@ class Quantity:
     def value(self, number: float | None) -> str:
         """Write a value without its unit."""
         return points(number) if self.share else decimal(number, 3)
-
-    def ends(self, found: Estimate | None) -> str:
-        """Write the interval of a mean; that of a share ends at 0 and 1 at the latest."""
-        if found is None or found.low is None or found.high is None:
-            return ""
-        low, high = (max(found.low, 0.0), min(found.high, 1.0)) if self.share else (found.low, found.high)
-        return interval((low, high), self.value)
 
     def estimate(self, found: Estimate) -> str:
         """Write a mean, or a mean difference, with its unit and interval."""

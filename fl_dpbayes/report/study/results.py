@@ -110,8 +110,7 @@ class StudyResults:
 
     def predictors(self, frame: pd.DataFrame) -> list[str]:
         """Return the predictors of a table in reading order, point estimate first."""
-        found = list(dict.fromkeys(frame[PREDICTOR].dropna())) if PREDICTOR in frame.columns else []
-        return [name for name in PREDICTORS if name in found] + [name for name in found if name not in PREDICTORS]
+        return predictors_in_order(frame[PREDICTOR].dropna()) if PREDICTOR in frame.columns else []
 
     def main_predictor(self) -> str | None:
         """Return the predictor that stands for a method: the averaged posterior where it was measured."""
@@ -128,6 +127,12 @@ class StudyResults:
     def methods(self, axis: str) -> list[str]:
         """Return the values of an axis, or the predictors."""
         return self.predictors(self.headline) if axis == PREDICTOR else self.axes.get(axis, [])
+
+
+def predictors_in_order(found: Iterable[str]) -> list[str]:
+    """Return predictors once each, in reading order; unknown ones last."""
+    given = dict.fromkeys(found)
+    return [name for name in dict.fromkeys((*PREDICTORS, *given)) if name in given]
 
 
 def rows_at(frame: pd.DataFrame, labels: Mapping[str, str]) -> pd.DataFrame:

@@ -1,6 +1,6 @@
 """The tables of a study's page."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from itertools import product
 from typing import Any
 
@@ -26,8 +26,8 @@ def study_tables(study: StudyResults) -> dict[str, PageTable]:
     return {
         "failures": page_table(("Cell", "Error"), failed[:MOST_ROWS], range(2)),
         "spent": privacy_table(study, [axis for axis in study.axes if axis == ASKED]),
-        "privacy": privacy_table(study, study.axes), "beside": baseline_table(study), "paper": _paper_table(study),
-        "differences": differences_table(study), "settings": settings_table(study),
+        "privacy": privacy_table(study, study.axes), "beside": baseline_table(study), "paper": paper_table(study),
+        "differences": differences_table(study), "settings": settings_table(study, study.record.metrics),
     }  # fmt: skip
 
 
@@ -90,10 +90,10 @@ def _ends(measured: Quantity, value: Estimate | None) -> str:
     return "" if value is None else interval(value.ends, measured.value)
 
 
-def settings_table(study: StudyResults) -> PageTable:
-    """List every setting and predictor at the study's place: means over seeds with intervals."""
+def settings_table(study: StudyResults, metrics: Sequence[str]) -> PageTable:
+    """List every setting and predictor at the study's place by some metrics: means over seeds with intervals."""
     frame, axes = study.headline, study.axes
-    measured = [quantity(metric) for metric in study.record.metrics if metric in frame.columns]
+    measured = [quantity(metric) for metric in metrics if metric in frame.columns]
     rows: list[tuple[str | Cell, ...]] = []
     for labels in product(*axes.values()):
         here = rows_at(frame, dict(zip(axes, labels, strict=True)))
@@ -109,7 +109,7 @@ def settings_table(study: StudyResults) -> PageTable:
     return page_table(columns, rows[:MOST_ROWS], range(len(axes) + 1))
 
 
-def _paper_table(study: StudyResults) -> PageTable:
+def paper_table(study: StudyResults) -> PageTable:
     """List what the paper prints beside the mean of ours over seeds, in the paper's units."""
     rows = []
     for row in study.paper.to_dict("records"):
@@ -140,15 +140,8 @@ def privacy_table(study: StudyResults, axes: Collection[str]) -> PageTable:
         shown = probability(float(delta)) if isinstance(delta, int | float) else UNDEFINED
         seconds = f"{here['seconds'].mean():.0f}" if "seconds" in here.columns else UNDEFINED
         others = (label for axis, label in setting.items() if axis != ASKED)
-        asked = _asked(setting.get(ASKED, privacy.get("epsilon")))
-        rows.append((*others, asked, spent, shown, seconds, str(len(here))))
+        asked = pd.to_numeric(str(setting.get(ASKED, privacy.get("epsilon"))), errors="coerce")
+        rows.append((*others, significant(float(asked)), spent, shown, seconds, str(len(here))))
     names = [axis_name(axis) for axis in axes if axis != ASKED]
     columns = (*names, "ε asked", "Largest ε of a site", "δ", "Seconds of a cell", "Cells")
     return page_table(columns, rows[:MOST_ROWS], range(len(names)))
-
-
-def _asked(epsilon: object) -> str:
-    try:
-        return significant(float(str(epsilon)))
-    except ValueError:
-        return UNDEFINED

@@ -1,52 +1,62 @@
-"""How fast and how tight the accounting is beside dp-accounting and Opacus, timed in one run."""
+"""How fast and how tight the accounting is beside dp-accounting and Opacus, and what a reply of many levels costs."""
 
 import time
 import warnings
-from collections.abc import Callable
-from functools import reduce
+from collections.abc import Callable, Mapping
+from functools import partial, reduce
 
 import numpy as np
-from rich.console import Console
-from rich.table import Table
 
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.privacy.events import GaussianEvent, History
-from fl_dpbayes.privacy.pld.loss_distribution import pld_epsilon
+from fl_dpbayes.privacy.pld.loss_distribution import pld_epsilon, prefix_epsilon
 from fl_dpbayes.privacy.rdp import rdp_epsilon
+from fl_dpbayes.run.bench.measure import Record, Sizes
 
 DELTA = 1e-5
 # 1000 subsampled steps each; the 50 are the rounds of the falling-noise setting of the golden values.
 FEW: History = tuple(GaussianEvent(1.2 * 0.985**round_, 0.01, 20) for round_ in range(50))
 MANY: History = tuple(GaussianEvent(float(sigma), 0.01, 2) for sigma in np.geomspace(1.2, 0.572, 500))
+EACH: History = tuple(GaussianEvent(float(sigma), 0.01, 1) for sigma in np.geomspace(1.2, 0.572, 1000))
 
 
-def bench_accounting(console: Console) -> None:
-    """Time the accounting of 50 and 500 distinct noise levels, and print ratios and epsilons.
+def rows(sizes: Sizes) -> Mapping[str, Callable[[], Record]]:
+    """Return the rows; with 500 levels dp-accounting and Opacus PRV take minutes, so they are not asked.
 
-    With 500 dp-accounting and Opacus PRV take minutes. Raises UserError if dp-accounting is not installed.
+    Raises UserError if dp-accounting is not installed.
     """
     try:
         import dp_accounting.pld  # noqa: F401
     except ModuleNotFoundError:
         raise UserError("dp-accounting is not installed: pip install 'fl-dpbayes[bench]'") from None
-    table = Table(title=f"accounting 1000 steps, q = 0.01, delta = {DELTA:g}, one run on this machine")
-    for name in ("levels", "method", "seconds", "times ours", "epsilon"):
-        table.add_column(name, justify="left" if name == "method" else "right")
     ours: dict[str, Callable[[History], float]] = {
-        "PLD of fl_dpbayes": lambda history: pld_epsilon(history, DELTA),
-        "RDP of fl_dpbayes": lambda history: rdp_epsilon(history, DELTA),
+        "PLD of fl_dpbayes": partial(pld_epsilon, delta=DELTA),
+        "RDP of fl_dpbayes": partial(rdp_epsilon, delta=DELTA),
     }
     others = {"PLD of dp-accounting": _dp_accounting, "PRV of Opacus": _opacus}
-    for history, methods in ((FEW, ours | others), (MANY, ours)):
-        first = 0.0
-        for name, method in methods.items():
-            with console.status(f"{name}, {len(history)} levels"):
-                start = time.perf_counter()
-                epsilon = method(history)
-                seconds = time.perf_counter() - start
-            first = first or seconds
-            table.add_row(str(len(history)), name, f"{seconds:.3f}", f"{seconds / first:.1f}", f"{epsilon:.5f}")
-    console.print(table)
+    timed = {
+        f"{name}, {len(history)} levels": partial(_timed, method, history)
+        for history, methods in ((FEW, ours | others), (MANY, ours))
+        for name, method in methods.items()
+    }
+    return {**timed, "a plan of 1000 levels and its replies": partial(_replies, EACH)}
+
+
+def _timed(method: Callable[[History], float], history: History) -> Record:
+    start = time.process_time()
+    epsilon = method(history)
+    return {"CPU s": time.process_time() - start, "epsilon": epsilon}
+
+
+def _replies(plan: History) -> Record:
+    """Account for a plan and then for what each of its steps has spent, as a site does from reply to reply."""
+    start = time.process_time()
+    epsilon = pld_epsilon(plan, DELTA)
+    planned = time.process_time()
+    for step in range(1, len(plan) + 1):
+        prefix_epsilon(plan, step, DELTA, "add_or_remove_one")
+    spent = time.process_time() - planned
+    return {"CPU s": planned - start, "epsilon": epsilon, "ms a reply": 1e3 * spent / len(plan)}
 
 
 def _dp_accounting(history: History) -> float:

@@ -1,33 +1,30 @@
 """What a private step costs beside a plain one: whole steps of this library, of Opacus and of `torch.func`."""
 
-import json
 import time
 import warnings
 from collections import defaultdict
-from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from rich.console import Console
-from rich.table import Table
+from opacus import PrivacyEngine
 from torch import nn
 from torch.func import functional_call, grad, vmap
 from torch.nn import functional
+from torch.utils.data import DataLoader, TensorDataset
 
-from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.plan import PrivacyPlan, TrainingPlan
 from fl_dpbayes.config.sampler import SGD, ConstantStepSize, FlatPrior
 from fl_dpbayes.config.task import CNNModel, LogisticModel, MLPModel, Task
 from fl_dpbayes.models.build import build_model
 from fl_dpbayes.models.parameters import to_vector
 from fl_dpbayes.privacy.streams import Streams
+from fl_dpbayes.run.bench.measure import MEBIBYTE, Record, Sizes, alone, peak_bytes
 from fl_dpbayes.samplers.chain import run_chain
 from fl_dpbayes.samplers.minibatch import TrainingRecords
 from fl_dpbayes.samplers.planned import PlannedChain
@@ -35,7 +32,6 @@ from fl_dpbayes.samplers.planned import PlannedChain
 RATE, NORM, STEP = 0.25, 1.0, 0.01
 # Bytes of materialised gradients of a whole batch beyond which peers that need them are not tried.
 _LARGEST_GRADIENTS = 2**31
-METHODS = ("ours", "ghost", "hooks", "functorch", "func.vmap")
 
 
 class _Block(nn.Module):
@@ -87,6 +83,7 @@ CASES = {
     "linear 300-10": Case(LogisticModel(), (300,), 256),
     "MLP 784-64-10": Case(MLPModel(hidden=(64,)), (784,), 1024),
     "MLP 784-1000-10": Case(MLPModel(hidden=(1000,)), (784,), 1024),
+    "MLP 784-1000-10, B 256": Case(MLPModel(hidden=(1000,)), (784,), 256),
     "head 1280-128-4": Case(MLPModel(hidden=(128,)), (1280,), 256, 4),
     "CNN of Knolle et al.": Case(CNNModel(channels=(8, 16, 32), hidden=64), IMAGE, 256),
     "CNN 5x5, 16-32": Case(CNNModel(channels=(16, 32), hidden=64, kernel_size=5), IMAGE, 256),
@@ -96,39 +93,19 @@ CASES = {
 }
 
 
-def bench_clip(console: Console, *, models: str, repeats: int, as_json: bool) -> None:
-    """Time whole steps, one after the other in one run, CPU time of one thread, and print them beside a plain SGD step.
+def rows(sizes: Sizes) -> Mapping[str, Callable[[], Record]]:
+    """Return a row for each model."""
+    return {name: partial(compared, case, sizes.repeats) for name, case in CASES.items()}
 
-    A step draws its batch, and where it is private clips, sums, adds noise and steps. Ours is `run_chain` with Poisson
-    batches, padding and float64 sums; the others take batches of one size and float32.
 
-    `models`: part of the names of the models to try. Raises UserError if there is none.
+def compared(case: Case, repeats: int) -> Record:
+    """Return the milliseconds of a plain SGD step, what a private one takes of it by each method, and its memory.
+
+    All are whole steps, interleaved, in CPU time of one thread: medians of `repeats`. A step draws its batch, and where
+    it is private clips, sums, adds noise and steps. Ours is `run_chain` with Poisson batches, padding and float64 sums;
+    the others take batches of one size and float32.
     """
-    cases = {name: case for name, case in CASES.items() if models.lower() in name.lower()}
-    if not cases:
-        raise UserError(f"--models {models!r} names none of them: give a part of one of {', '.join(CASES)}")
     torch.set_num_threads(1)
-    table = Table(title="a whole private step over a plain SGD step, CPU time of one thread")
-    for column in ("model", "batch", "plain ms", *METHODS, "MiB beyond plain"):
-        table.add_column(column, justify="left" if column == "model" else "right")
-    rows = []
-    for name, case in cases.items():
-        with console.status(name), ProcessPoolExecutor(1, get_context("spawn"), max_tasks_per_child=1) as fresh:
-            times = step_times(case, repeats)
-            plain_peak, private_peak = fresh.map(_peak, (case, case), (False, True))
-        plain = times.pop("plain")
-        ratios = {method: spent / plain for method, spent in times.items()}
-        rows.append({"model": name, "batch": case.batch, "plain_ms": 1e3 * plain, "ratios": ratios,
-                     "mib_beyond_plain": private_peak - plain_peak})  # fmt: skip
-        shown = [f"{ratios[method]:.2f}" if method in ratios else "-" for method in METHODS]
-        table.add_row(name, str(case.batch), f"{1e3 * plain:.2f}", *shown, f"{private_peak - plain_peak:.0f}")
-    print(json.dumps({"torch": torch.__version__, "repeats": repeats, "rows": rows})) if as_json else console.print(
-        table
-    )
-
-
-def step_times(case: Case, repeats: int) -> dict[str, float]:
-    """Return the median CPU seconds of a step by each method that can take the model, all interleaved."""
     others, spent, since = {"plain": _plain(case)} | _peers(case), defaultdict[str, list[float]](list), 0.0
 
     def after_step(*_: object) -> None:
@@ -142,7 +119,10 @@ def step_times(case: Case, repeats: int) -> dict[str, float]:
 
     # The first steps build plans and check shapes, and fill caches.
     train(case, repeats + 2, after_step)
-    return {name: float(np.median(times[2:])) for name, times in spent.items()}
+    seconds = {name: float(np.median(times[2:])) for name, times in spent.items()}
+    plain = seconds.pop("plain")
+    ratios = {name: taken / plain for name, taken in seconds.items()}
+    return {"batch": case.batch, "plain, ms": 1e3 * plain, **ratios, **beyond_plain(case)}
 
 
 def train(case: Case, steps: int, on_step: Callable[..., None] | None = None) -> None:
@@ -185,28 +165,11 @@ def _training_step(case: Case, module: nn.Module, optimizer: Any, loss: Callable
 
 
 def _peers(case: Case) -> dict[str, Callable[[], None]]:
-    from opacus.grad_sample import GradSampleModule, GradSampleModuleFastGradientClipping
-    from opacus.optimizers import DPOptimizer, DPOptimizerFastGradientClipping
-    from opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping
-
     warnings.simplefilter("ignore")
-    private: dict[str, Any] = {"noise_multiplier": 1.0, "max_grad_norm": NORM, "expected_batch_size": case.batch}
-
-    def materialising(**options: bool) -> Callable[[], None]:
-        module = GradSampleModule(case.build(), **options)
-        optimizer = DPOptimizer(torch.optim.SGD(module.parameters(), lr=STEP), **private)
-        return _training_step(case, module, optimizer, functional.cross_entropy)
-
-    def ghost() -> Callable[[], None]:
-        module = GradSampleModuleFastGradientClipping(case.build(), max_grad_norm=NORM, use_ghost_clipping=True)
-        optimizer = DPOptimizerFastGradientClipping(torch.optim.SGD(module.parameters(), lr=STEP), **private)
-        loss = DPLossFastGradientClipping(module, optimizer, nn.CrossEntropyLoss())
-        return _training_step(case, module, optimizer, loss)
-
-    made = {"ghost": ghost}
+    made = {"ghost": partial(_opacus, case, "ghost")}
     if 4 * case.batch * sum(value.numel() for value in case.build().parameters()) <= _LARGEST_GRADIENTS:
-        made |= {"hooks": materialising, "functorch": partial(materialising, force_functorch=True),
-                 "func.vmap": partial(_func_vmap, case)}  # fmt: skip
+        made |= {mode: partial(_opacus, case, mode) for mode in ("hooks", "functorch")}
+        made["func.vmap"] = partial(_func_vmap, case)
     steps = {}
     for name, make in made.items():
         # Opacus cannot take every model (in-place additions).
@@ -215,6 +178,16 @@ def _peers(case: Case) -> dict[str, Callable[[], None]]:
             step()
             steps[name] = step
     return steps
+
+
+def _opacus(case: Case, mode: str) -> Callable[[], None]:
+    module = case.build()
+    optimizer = torch.optim.SGD(module.parameters(), lr=STEP)
+    private, optimizer, *loss, _ = PrivacyEngine().make_private(
+        module=module, optimizer=optimizer, data_loader=DataLoader(TensorDataset(*_records(case)), case.batch),
+        noise_multiplier=1.0, max_grad_norm=NORM, grad_sample_mode=mode,
+    )  # fmt: skip
+    return _training_step(case, private, optimizer, *loss or [functional.cross_entropy])
 
 
 def _func_vmap(case: Case) -> Callable[[], None]:
@@ -236,25 +209,24 @@ def _func_vmap(case: Case) -> Callable[[], None]:
     return step
 
 
-def _peak(case: Case, private: bool) -> float:
-    """Return by how many MiB five steps raise the resident memory of a process of their own, checks included."""
+def beyond_plain(case: Case) -> Record:
+    """Return how many MiB private steps take beyond what plain ones do, each in a process of their own."""
+    peaks = [alone(partial(_peak, case, private)) for private in (False, True)]
+    return {"MiB beyond plain": (peaks[1] - peaks[0]) / MEBIBYTE}
+
+
+def _peak(case: Case, private: bool) -> int:
+    """Return by how many bytes five steps raise the resident memory of this process, checks included."""
     torch.set_num_threads(1)
     # Libraries load.
-    small = Case(LogisticModel(), (4,), 16)
-    train(small, 1)
-    _plain(small)()
+    train(Case(LogisticModel(), (4,), 16), 1)
+    _plain(Case(LogisticModel(), (4,), 16))()
     # Forgets the peak so far (proc(5)).
     Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
-    before = _highest()
+    before = peak_bytes()
     if private:
         train(case, 5)
     else:
-        plain = _plain(case)
-        for _ in range(5):
-            plain()
-    return (_highest() - before) / 1024
-
-
-def _highest() -> int:
-    status = Path("/proc/self/status").read_text(encoding="ascii")
-    return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM"))
+        for step in 5 * [_plain(case)]:
+            step()
+    return peak_bytes() - before

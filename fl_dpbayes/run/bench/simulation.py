@@ -1,142 +1,138 @@
-"""How the time of a simulation grows with its sites, and which stage takes it."""
+"""What a simulation costs by stage, how that grows with its sites, and what commands cost in all."""
 
-import json
+import resource
+import signal
 import subprocess
 import sys
 import tempfile
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from pkgutil import resolve_name
-from typing import Any
+from types import FrameType
 
-from rich.console import Console
-from rich.table import Table
+import numpy as np
 
-from fl_dpbayes.config.errors import UserError
-from fl_dpbayes.config.scenario import Scenario
-from fl_dpbayes.config.validation_text import read_record
-from fl_dpbayes.report.run_files import ROUNDS_FILE, read_csv
-from fl_dpbayes.run.bench.memory import MEBIBYTE, peak_bytes
+from fl_dpbayes.config.scenario import Scenario, load_scenario, scenario_folder
+from fl_dpbayes.run.bench.measure import MEBIBYTE, Record, Sizes, peak_bytes
 
-# What is timed in the process of the sites and the server, each without what it calls of the others.
+# Whose time it is: the innermost of these that runs, or that called what runs.
 STAGES = {
-    "chain": ("clients.train._run",),
-    "evaluation": ("clients.evaluate._measure",),
-    "records": ("clients.train.load_site", "clients.evaluate.load_site"),
-    "ledger": tuple(f"fl_dpbayes.privacy.ledger.ledger.Ledger.{name}" for name in (
-        "open", "reserve", "commit", "fail", "record_data_version", "planned", "spent", "state", "close",
-    )),
-    "site, other": ("fl_dpbayes.run.inline_engine.InlineGrid.answer",),
-    "report": ("server.federation._write",),
+    "/fl_dpbayes/samplers/": "chain", "/clients/evaluate.py": "evaluation", "/fl_dpbayes/calibration/": "evaluation",
+    "/fl_dpbayes/privacy/ledger/": "ledger", "/fl_dpbayes/privacy/pld/": "accounting",
+    "/fl_dpbayes/privacy/planned_noise.py": "accounting", "/fl_dpbayes/data/": "records",
+    "/fl_dpbayes/report/": "report", "/clients/": "site, other", "/server/": "server", "<frozen importlib": "imports",
+    "/run/bench/simulation.py": "other",
 }  # fmt: skip
+TICK_SECONDS = 0.002
 RECORDS_PER_SITE = 100
 
 
-def sizes(sites: int) -> list[int]:
-    """Return 10, 100, ... sites, up to `sites`."""
-    return [*(size for size in (10, 100, 1000) if size < sites), sites]
+def rows(sizes: Sizes) -> Mapping[str, Callable[[], Record]]:
+    """Return federations of 10, 100, ... made-up sites, shipped and larger scenarios, and commands."""
+    scenarios: dict[str, Callable[[], Scenario]] = {
+        **{f"{sites} sites": partial(growing_scenario, sites, sizes.repeats) for sites in sizes.growing},
+        **{name: partial(load_scenario, name) for name in ("mnist", "digits")},
+        "stroke, 132 hospitals, 60 rounds": partial(load_scenario, str(scenario_folder() / "bench" / "stroke.toml")),
+    }
+    return {
+        **{name: partial(simulated, scenario, sizes.engine) for name, scenario in scenarios.items()},
+        "the command for digits": partial(command, "simulate", "digits", "--engine", sizes.engine),
+        "a mistyped scenario": partial(command, "simulate", "digist"),
+    }
 
 
-def bench_simulation(
-    console: Console, sizes: Sequence[int], *, rounds: int, engine: str, folder: Path | None, as_json: bool
-) -> None:
-    """Simulate federations of these sizes, each in a process of its own, and print a table, or a list of JSON.
+def growing_scenario(sites: int, rounds: int, *changes: str) -> Scenario:
+    """Return a federation of so many sites with 100 made-up records each, whose rounds have one step."""
+    trained = ",".join(f"site-{number}={{role='train'}}" for number in range(1, sites + 1))
+    return load_scenario("known-truth", [
+        f"data.source={{kind='logistic-2d',records={RECORDS_PER_SITE * sites},sites={sites}}}", f"sites={{{trained}}}",
+        f"training={{rounds={rounds},steps_per_round=1,burn_in=1,thinning=1}}", "privacy.delta=1e-3",
+        "privacy.sampling_rate=0.5", *changes,
+    ])  # fmt: skip
 
-    `rounds`: of one step. `engine`: `inline` tells CPU seconds by stage too. `folder`: where the runs lie meanwhile.
-    Raises UserError if a run failed.
+
+def simulated(
+    scenario: Callable[[], Scenario], engine: str, results: Callable[[Path], Record] = lambda folder: {}
+) -> Record:
+    """Simulate a scenario in this process; return seconds by what took them, the peak, and `results` of its folder.
+
+    Inline also CPU seconds by stage, imports since the process began included, and how many milliseconds a median
+    round takes for each site beyond its chain.
     """
-    found = []
-    for size in sizes:
-        with tempfile.TemporaryDirectory(dir=folder) as made:
-            command = [sys.executable, "-m", "fl_dpbayes.run.bench.simulation", made, str(size), str(rounds), engine]
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise UserError(f"the measured process failed: {done.stderr.strip()[-500:]}")
-        found.append(json.loads(done.stdout.splitlines()[-1]))
-    if as_json:
-        console.print(json.dumps(found), soft_wrap=True, markup=False, highlight=False)
-        return
-    said = f"{rounds} rounds of a step, engine {engine}, {RECORDS_PER_SITE} made-up records a site"
-    table = Table("sites", *map(str, sizes), title=said)
-    for name in list(found[0])[1:]:
-        table.add_row(name, *(f"{row[name]:.3g}" for row in found))
-    console.print(table)
-
-
-def measured(folder: Path, sites: int, rounds: int, engine: str) -> dict[str, float]:
-    """Simulate one federation in this process and an absent folder; return seconds by what took them, and the peak."""
+    from fl_dpbayes.report.run_files import ROUNDS_FILE, read_csv
     from fl_dpbayes.run import simulate
 
-    scenario, clock = _scenario(sites, rounds), StageClock()
-    start = time.perf_counter()
-    plan = simulate.plan_sites(scenario, None)
-    simulate.new_folder(folder, scenario.name)
-    simulate.write_baselines(scenario, simulate.prepare_simulation(scenario, plan, folder), folder)
-    ready = time.perf_counter()
-    if engine == "inline":
-        simulate.import_apps()
-        clock.watch()
-        clock.timed("server", simulate.run_inline)(folder, len(scenario.sites), threading.Event())
-    else:
-        simulate.run_flower(folder, len(scenario.sites), scenario.resources, threading.Event())
-    ended = time.perf_counter()
-    of_rounds = [float(row["seconds"]) for row in read_csv(folder / ROUNDS_FILE)]
+    made, start, stop = scenario(), time.perf_counter(), threading.Event()
+    with tempfile.TemporaryDirectory() as parent, cpu_by_stage() as spent:
+        folder, sites = Path(parent, "run"), len(made.sites)
+        plan = simulate.plan_sites(made, None)
+        simulate.new_folder(folder, made.name)
+        simulate.write_baselines(made, simulate.prepare_simulation(made, plan, folder), folder)
+        ready, before = time.perf_counter(), peak_bytes()
+        if engine == "inline":
+            simulate.run_inline(folder, sites, stop)
+        else:
+            simulate.run_flower(folder, sites, made.resources, stop)
+        ended = time.perf_counter()
+        of_rounds = [float(row["seconds"]) for row in read_csv(folder / ROUNDS_FILE)]
+        read = results(folder)
+    found = {
+        **read, "rounds": len(of_rounds), "prepare, s": ready - start, "run, s": ended - ready,
+        "first round, s": of_rounds[0], "median round, s": float(np.median(of_rounds)), "last round, s": of_rounds[-1],
+        "before the run, MiB": before / MEBIBYTE, "peak, MiB": peak_bytes() / MEBIBYTE,
+    }  # fmt: skip
+    if engine != "inline":
+        return found
+    spent["imports"] += time.process_time() - sum(spent.values())
+    outside = 1 - (spent["chain"] + spent["evaluation"]) / sum(spent.values())
+    trained = sum(site.role == "train" for site in made.sites.values())
+    beyond = found["median round, s"] - spent["chain"] / len(of_rounds)
     return {
-        "sites": sites, "prepare, s": ready - start, "run, s": ended - ready, "first round, s": of_rounds[0],
-        "last round, s": of_rounds[-1], "peak, MiB": peak_bytes() / MEBIBYTE,
-        **{f"{stage}, CPU s": clock.seconds[stage] for stage in (*STAGES, "server") if engine == "inline"},
+        **found, "CPU s": sum(spent.values()), "outside training and evaluation, %": 100 * outside,
+        "a site's round beyond its chain, ms": 1e3 * beyond / trained,
+        **{f"{stage}, CPU s": spent[stage] for stage in dict.fromkeys(STAGES.values())},
     }  # fmt: skip
 
 
-class StageClock:
-    """CPU seconds of this thread by stage, each without those of the stages called within it."""
+@contextmanager
+def cpu_by_stage() -> Iterator[defaultdict[str, float]]:
+    """Count the CPU seconds of this process by stage: a clock looks every few milliseconds who runs."""
+    spent: defaultdict[str, float] = defaultdict(float)
+    since = time.process_time()
 
-    def __init__(self) -> None:
-        self.seconds: defaultdict[str, float] = defaultdict(float)
-        self._inner = [0.0]
+    def look(_: int, frame: FrameType | None) -> None:
+        nonlocal since
+        since, before = time.process_time(), since
+        spent[stage_of(frame)] += since - before
 
-    def timed(self, stage: str, plain: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a function that does what another does, and counts its time."""
-
-        def call(*arguments: Any, **options: Any) -> Any:
-            start = time.thread_time()
-            self._inner.append(0.0)
-            try:
-                return plain(*arguments, **options)
-            finally:
-                whole = time.thread_time() - start
-                self.seconds[stage] += whole - self._inner.pop()
-                self._inner[-1] += whole
-
-        return call
-
-    def watch(self) -> None:
-        """Time the stages, in this process for good."""
-        for stage, names in STAGES.items():
-            for place, attribute in (name.rsplit(".", 1) for name in names):
-                owner = resolve_name(place)
-                plain = vars(owner)[attribute]
-                whole = isinstance(plain, classmethod)
-                timed = self.timed(stage, plain.__func__ if whole else plain)
-                setattr(owner, attribute, classmethod(timed) if whole else timed)
+    signal.signal(signal.SIGPROF, look)
+    signal.siginterrupt(signal.SIGPROF, False)
+    signal.setitimer(signal.ITIMER_PROF, TICK_SECONDS, TICK_SECONDS)
+    try:
+        yield spent
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
 
 
-def _scenario(sites: int, rounds: int) -> Scenario:
-    source = {"kind": "logistic-2d", "records": RECORDS_PER_SITE * sites, "sites": sites}
-    scenario = {
-        "name": "bench-simulation", "data": {"source": source, "test_fraction": 0.4}, "partition": {"kind": "natural"},
-        "sites": {f"site-{number}": {"role": "train"} for number in range(1, sites + 1)}, "model": {"kind": "logistic"},
-        "sampler": {"kind": "dp-sgld", "step_size": {"kind": "constant", "initial": 0.5}},
-        "training": {"rounds": rounds, "steps_per_round": 1, "burn_in": 1, "thinning": 1},
-        "privacy": {"epsilon": 4.0, "delta": 1e-3, "coupling": "floor", "temperature": 1.0, "clip_norm": 1.0,
-                    "sampling_rate": 0.5},
-        "aggregation": {"rule": "fald"}, "evaluation": {"release": "public"},
-    }  # fmt: skip
-    return read_record(Scenario, scenario, "the benchmark's scenario")
+def stage_of(frame: FrameType | None) -> str:
+    """Say to which stage a frame belongs."""
+    while frame is not None:
+        for part, stage in STAGES.items():
+            if part in frame.f_code.co_filename:
+                return stage
+        frame = frame.f_back
+    return "other"
 
 
-if __name__ == "__main__":
-    print(json.dumps(measured(Path(sys.argv[1]) / "run", int(sys.argv[2]), int(sys.argv[3]), sys.argv[4])))
+def command(*arguments: str) -> Record:
+    """Return what a command of `fl-dpbayes` costs with all the processes that it waits for."""
+    start = time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder:
+        call = [sys.executable, "-c", "from fl_dpbayes.cli import main; main()", *arguments]
+        subprocess.run(call, cwd=folder, capture_output=True, check=False)
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return {"run, s": time.perf_counter() - start, "CPU s": used.ru_utime + used.ru_stime}

@@ -23,7 +23,8 @@ from fl_dpbayes.privacy.ledger.ledger import Ledger
 from fl_dpbayes.privacy.ledger.state import PARTS, Cohort
 from fl_dpbayes.privacy.ledger.witness import RENEWED, repair_witness
 from fl_dpbayes.report.numbers import count, rounded_up
-from fl_dpbayes.report.terminal_table import TerminalColumn, fitted_table, terminal_table
+from fl_dpbayes.report.page_tables import page_table
+from fl_dpbayes.report.terminal_table import printed_table
 
 METHODS = {"pld": "privacy-loss distribution of one fixed schedule", "rdp filter": "Renyi filter across runs",
            "gdp filter": "Gaussian filter across runs"}  # fmt: skip
@@ -77,7 +78,7 @@ def show_ledger(site_file: Path, console: Console) -> None:
             if entry.content["kind"] == RENEWED:
                 console.print(f"The second place was made anew on {entry.content['time'][:19]} (UTC).", markup=False)
         parts = [ledger.spent(part) for part in PARTS]
-        console.print(_spent_table(parts))
+        console.print(_spent_table(parts, console.width))
         for spent in parts:
             if (planned := planned_epsilon(state, spent.part)) is not None:
                 ends = f"holds for these {spent.steps} steps if where they end was fixed beforehand; if the server ends"
@@ -152,29 +153,25 @@ def _budget_line(cohort: Cohort) -> str:
     )
 
 
-def _spent_table(parts: list[Spent]) -> Table:
-    table = terminal_table("Spent so far")
-    for heading in ("part", "steps", "epsilon", "by", "mu"):
-        table.add_column(heading, justify="left" if heading in ("part", "by") else "right", no_wrap=heading != "by")
-    for spent in parts:
-        mu = f"{rounded_up(spent.mu.mu)} ({spent.mu.kind})"
-        table.add_row(spent.part, count(spent.steps), rounded_up(spent.epsilon), METHODS[spent.method], mu)
-    return table
+def _spent_table(parts: list[Spent], width: int) -> Table:
+    rows = [
+        (spent.part, count(spent.steps), rounded_up(spent.epsilon), METHODS[spent.method],
+         f"{rounded_up(spent.mu.mu)} ({spent.mu.kind})")
+        for spent in parts
+    ]  # fmt: skip
+    content = page_table(("part", "steps", "epsilon", "by", "mu"), rows, (0, 3))
+    return printed_table("Spent so far", content, width, expendable=("by",))
 
 
 def _reservation_table(ledger: Ledger, width: int) -> Table:
-    rows = ledger.rows()
-    columns = [
-        TerminalColumn("time (UTC)", [row.time[:19].replace("T", " ") for row in rows], number=False),
-        TerminalColumn("part", [row.part for row in rows], number=False),
-        TerminalColumn("run", [row.run[:16] for row in rows], number=False, expendable=2),
-        TerminalColumn("round", [count(row.round) for row in rows]),
-        TerminalColumn("purpose", [row.purpose for row in rows], number=False, expendable=3),
-        TerminalColumn("first step", [count(row.first_step) for row in rows], expendable=1),
-        TerminalColumn("steps", [count(row.steps) for row in rows]),
-        TerminalColumn("state", [row.state for row in rows], number=False),
-    ]
-    return fitted_table("Reservations (each counts, whatever became of it)", columns, width)
+    rows = [
+        (row.time[:19].replace("T", " "), row.part, row.run[:16], count(row.round), row.purpose, count(row.first_step),
+         count(row.steps), row.state)
+        for row in ledger.rows()
+    ]  # fmt: skip
+    columns = ("time (UTC)", "part", "run", "round", "purpose", "first step", "steps", "state")
+    title, expendable = "Reservations (each counts, whatever became of it)", ("first step", "run", "purpose")
+    return printed_table(title, page_table(columns, rows, (1, 2, 4, 7)), width, expendable=expendable)
 
 
 def _spent_values(spent: Spent) -> dict[str, Any]:

@@ -15,7 +15,8 @@ from fl_dpbayes.config.site_file import read_site_file
 from fl_dpbayes.privacy.ledger.account import spent
 from fl_dpbayes.privacy.ledger.state import PARTS, read_state
 from fl_dpbayes.report.numbers import count, rounded_up
-from fl_dpbayes.report.terminal_table import TerminalColumn, fitted_table
+from fl_dpbayes.report.page_tables import page_table
+from fl_dpbayes.report.terminal_table import printed_table
 from fl_dpbayes.run.site.ledger import ledger_of
 
 
@@ -47,12 +48,9 @@ def print_statement(site_file: Path, month: str, console: Console) -> None:
         more = (1, released.get("arrays", 0), released.get("bytes", 0))
         sums[key] = [one + other for one, other in zip(sums[key], more, strict=True)]
     rows = [(*key, *map(count, sums[key])) for key in sorted(sums)]
-    texts, numbers = ("run", "request", "answer"), ("times", "arrays sent", "bytes sent")
-    columns = [
-        TerminalColumn(name, [row[at] for row in rows], number=name in numbers, expendable=int(name == "bytes sent"))
-        for at, name in enumerate(texts + numbers)
-    ]
-    console.print(fitted_table("Requests", columns, console.width) if rows else "No request came.")
+    content = page_table(("run", "request", "answer", "times", "arrays sent", "bytes sent"), rows, range(3))
+    shown = printed_table("Requests", content, console.width, expendable=("bytes sent",))
+    console.print(shown if rows else "No request came.")
     if record.ledger is None:
         return
     with ledger_of(site_file) as ledger:

@@ -1,16 +1,13 @@
 """Paired differences between methods over the seeds that they share."""
 
-import math
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
 from itertools import product
 from typing import Any
 
 import pandas as pd
 
-from fl_dpbayes.config.names import PREDICTORS
 from fl_dpbayes.config.study_file import PREDICTOR, SEED, Study
-from fl_dpbayes.report.study.quantities import over_seeds
+from fl_dpbayes.report.study.comparisons import mean_of
+from fl_dpbayes.report.study.results import predictors_in_order
 
 EVERY_SETTING = "all"
 PLACE = ("site", "role", "shift", "severity")
@@ -24,49 +21,33 @@ def differences_table(study: Study, results: pd.DataFrame) -> pd.DataFrame:
     `over_seeds` takes it, since the differences of a seed share records, start and draws. Where a figure is undefined
     or its cell failed, the pair is left out; the ends are undefined for a single pair.
     """
-    axes = [axis.name for axis in study.axes if axis.name != SEED]
-    columns = ["compared", "method", "baseline", "metric", "over", *axes, *PLACE, PREDICTOR]
+    labels = {axis.name: [value.label for value in axis.values] for axis in study.axes if axis.name != SEED}
+    columns = ["compared", "method", "baseline", "metric", "over", *labels, *PLACE, PREDICTOR]
     columns += ["mean", "low", "high", "pairs"]
-    # NaN is no key that could be found again.
-    records = results.to_dict("records")
-    rows = [{name: None if value != value else value for name, value in row.items()} for row in records]
-    rows = [row for row in rows if row["role"] != "train" or ":" in str(row["site"])]
     found = list[dict[str, Any]]()
-    for compared, metric in product(study.section.compare, study.section.metrics):
-        found += _differences(rows, compared, methods_of(study, compared, rows), metric, axes)
+    if not results.empty:
+        rows = results[(results["role"] != "train") | results["site"].astype(str).str.contains(":")]
+        labels[PREDICTOR] = predictors_in_order(rows[PREDICTOR])
+        for compared, metric in product(study.section.compare, study.section.metrics):
+            found += _differences(rows, compared, labels, metric) if metric in rows else []
     return pd.DataFrame(found, columns=columns)
 
 
-def methods_of(study: Study, compared: str, rows: Iterable[Mapping[str, Any]]) -> list[Any]:
-    """Return the labels of an axis, the baseline first, or the predictors in `rows`, the point estimate first."""
-    if compared != PREDICTOR:
-        return [value.label for axis in study.axes if axis.name == compared for value in axis.values]
-    found = dict.fromkeys(row[PREDICTOR] for row in rows)
-    return [name for name in PREDICTORS if name in found] + [name for name in found if name not in PREDICTORS]
-
-
-def _differences(
-    rows: Sequence[Mapping[str, Any]], compared: str, methods: Sequence[Any], metric: str, axes: Sequence[str]
-) -> list[dict[str, Any]]:
-    others = [axis for axis in axes if axis != compared]
+def _differences(rows: pd.DataFrame, compared: str, labels: dict[str, list[Any]], metric: str) -> list[dict[str, Any]]:
+    found, (baseline, *methods) = [], labels[compared]
+    others = [axis for axis in labels if axis not in (compared, PREDICTOR)]
     place = [*PLACE, *([PREDICTOR] if compared != PREDICTOR else [])]
-    values: dict[tuple[Any, ...], dict[Any, float]] = defaultdict(dict)
-    for row in rows:
-        value = row.get(metric)
-        if value is not None and math.isfinite(value):
-            key = (tuple(row[name] for name in place), tuple(row[name] for name in others), row[SEED])
-            values[key][row[compared]] = float(value)
-    found, every = [], (EVERY_SETTING,) * len(others)
-    for method, over in product(methods[1:], ("setting", EVERY_SETTING)):
-        baseline = methods[0]
-        first = {"compared": compared, "method": method, "baseline": baseline, "metric": metric, "over": over}
-        by_seed: dict[Any, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
-        for (where, setting, seed), both in values.items():
-            if method in both and baseline in both:
-                at = (*where, *(setting if over == "setting" else every))
-                by_seed[at][seed].append(both[method] - both[baseline])
-        for at, seeds in by_seed.items():
-            if (one := over_seeds(seeds.values())) is not None:
-                ends = {"mean": one.mean, "low": one.low, "high": one.high, "pairs": one.seeds}
-                found.append(first | dict(zip([*place, *others], at, strict=True)) | ends)
+    values = rows.rename(columns={metric: "value"})[[*place, *others, SEED, compared, "value"]]
+    first = values[values[compared] == baseline].drop(columns=compared)
+    for method, over in product(methods, ("setting", EVERY_SETTING)):
+        pairs = values[values[compared] == method].merge(first, on=[*place, *others, SEED], suffixes=("", "_baseline"))
+        pairs["value"] -= pairs["value_baseline"]
+        if over == EVERY_SETTING:
+            pairs[others] = EVERY_SETTING
+        about = {"compared": compared, "method": method, "baseline": baseline, "metric": metric, "over": over}
+        for at, group in pairs.groupby([*place, *others], sort=False, dropna=False):
+            if one := mean_of(group, "value"):
+                low, high = one.ends or (None, None)
+                ends = {"mean": one.mean, "low": low, "high": high, "pairs": one.seeds}
+                found.append(about | dict(zip([*place, *others], at, strict=True)) | ends)
     return found

@@ -25,13 +25,13 @@ from fl_dpbayes.config.study_file import Study, load_study, same_study, shipped_
 from fl_dpbayes.data.records import load_unscaled
 from fl_dpbayes.report.numbers import duration
 from fl_dpbayes.report.study.page import write_study_report
+from fl_dpbayes.report.study.results import read_study
+from fl_dpbayes.report.study.show import show_study
 from fl_dpbayes.run.simulate import check_machine, new_folder
 from fl_dpbayes.run.study.cell import CELLS_FOLDER, WORK_FOLDER, CellJob, cell_file, finished_cell, keep_outcome
 from fl_dpbayes.run.study.differences import differences_table
 from fl_dpbayes.run.study.grid import StudyCell, study_cells
-from fl_dpbayes.run.study.paper import paper_table, shown_paper
-from fl_dpbayes.run.study.show import show_study
-from fl_dpbayes.run.study.table import FURTHER_TABLES, further_table, result_table, write_tables
+from fl_dpbayes.run.study.table import FURTHER_TABLES, further_table, paper_table, result_table, write_tables
 
 STUDY_FILE, RECORD_FILE = "study.toml", "study.json"
 # What is no federation, or needs an attacker's code: scripts of the source tree, which the package does not hold.
@@ -195,11 +195,9 @@ def _write_results(
         "failed": [{"cell": cell.digest, "labels": dict(cell.labels), "error": errors[cell.digest]} for cell in failed],
     }  # fmt: skip
     write_atomically(folder / RECORD_FILE, json.dumps(json_values(record), indent=2, ensure_ascii=False) + "\n")
-    show_study(study, results, console)
     if study.published:
-        beside = paper_table(study, results)
-        write_tables(beside, folder / "paper")
-        console.print(shown_paper(study, beside, console.width))
+        write_tables(paper_table(study, results), folder / "paper")
+    show_study(read_study(folder), console)
     if failed:
         text = f"{counted(len(failed), 'cell')} of {len(cells)} failed: tracebacks are in {folder / CELLS_FOLDER}"
         text += f"; once the cause is removed, go on with  fl-dpbayes study --resume {shlex.quote(str(folder))}"

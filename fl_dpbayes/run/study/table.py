@@ -2,13 +2,16 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pandas as pd
 
 from fl_dpbayes.config.files.atomic_file import replaced_atomically
-from fl_dpbayes.config.study_file import SEED, Study
+from fl_dpbayes.config.study_file import PREDICTOR, SEED, Study
 from fl_dpbayes.config.summary import parse_summary
+from fl_dpbayes.report.study.quantities import over_seeds
+from fl_dpbayes.report.study.results import rows_at
 from fl_dpbayes.run.study.cell import FinishedCell
 
 PLACE_COLUMNS = ("site", "role", "shift", "severity", "predictor", "n")
@@ -37,6 +40,23 @@ def result_table(study: Study, cells: Sequence[FinishedCell]) -> pd.DataFrame:
 def further_table(study: Study, cells: Sequence[FinishedCell], name: str) -> pd.DataFrame:
     """Gather another list of rows of the cells' summaries (one of `FURTHER_TABLES`), which may be empty."""
     return _frame(study, [row for cell in cells for row in _rows(cell, name)])
+
+
+def paper_table(study: Study, results: pd.DataFrame) -> pd.DataFrame:
+    """Set each published value beside the mean of ours over seeds, within a seed over the axes that it leaves open.
+
+    Returns a row per value: its labels, `column`, `paper`, `measured`, `low` and `high` (95 %, Student's t), `seeds`.
+    """
+    rows = []
+    for labels, column, value in study.published:
+        here = rows_at(results, labels)
+        found = here.groupby(SEED)[column].mean().dropna().tolist() if column in here.columns else []
+        over = over_seeds([each] for each in found)
+        axes = {axis.name: labels.get(axis.name) for axis in study.axes if axis.name != SEED}
+        place = {PREDICTOR: labels[PREDICTOR], "site": labels["site"], "column": column, "paper": value}
+        ends = dict(zip(("low", "high"), (over and over.ends) or (None, None), strict=True))
+        rows.append(axes | place | {"measured": fmean(found) if found else None} | ends | {"seeds": len(found)})
+    return pd.DataFrame(rows)
 
 
 def write_tables(frame: pd.DataFrame, path: Path) -> None:

@@ -11,7 +11,7 @@ from torch import nn
 
 from fl_dpbayes.config.plan import FLAT, AutomaticClipping, Clipping, FlatClipping, GlobalClipping, PerLayerClipping
 from fl_dpbayes.models.parameters import trainable_parameters
-from fl_dpbayes.samplers.gradients.contribution import LayerGradients, formed_gradients, used_rows
+from fl_dpbayes.samplers.gradients.contribution import LayerGradients, OuterGradients, formed_gradients, used_rows
 
 # More than the rounding of any norm: it keeps a clipped gradient within C.
 _ROUNDING_MARGIN = 1e-6
@@ -58,13 +58,13 @@ def clip_factors(layer_norms: Sequence[torch.Tensor], clip_norm: float, clipping
     bound = clip_norm * (1 - _ROUNDING_MARGIN)
     layer_norms = [norms.double() for norms in layer_norms]
     norms = reduce(torch.hypot, layer_norms)
-    finite = norms.isfinite()
+    finite = norms < math.inf
     match clipping:
         case PerLayerClipping():
             share = bound / math.sqrt(len(layer_norms))
-            return [_usable((share / each).clamp(max=1.0), finite) for each in layer_norms]
+            return [_usable((share / each).clamp_(max=1.0), finite) for each in layer_norms]
         case FlatClipping():
-            factors = (bound / norms).clamp(max=1.0)
+            factors = (bound / norms).clamp_(max=1.0)
         case GlobalClipping(bound=largest):
             if largest < clip_norm:
                 raise ValueError(f"global clipping has bound {largest} below clip_norm {clip_norm}: raise the bound")
@@ -77,7 +77,7 @@ def clip_factors(layer_norms: Sequence[torch.Tensor], clip_norm: float, clipping
 
 
 def clip_and_sum(
-    layers: Sequence[LayerGradients], clip_norm: float, clipping: Clipping, count: int
+    layers: Sequence[LayerGradients | OuterGradients], clip_norm: float, clipping: Clipping, count: int
 ) -> ClippedSum:  # fmt: skip
     """Clip the gradients of one pass, layer by layer, and sum them; what is not finite contributes zero.
 
@@ -89,12 +89,12 @@ def clip_and_sum(
     total = least.new_empty(sum(sizes))
     for layer, own, out in zip(layers, factors, total.split(sizes), strict=True):
         layer.weighted_sum(own, used, out)
-    return ClippedSum(total, int((least < 1).sum()), count)
+    return ClippedSum(total, int((least < 1).count_nonzero()), count)
 
 
 def least_factors(factors: Sequence[torch.Tensor]) -> torch.Tensor:
     """Return the least factor of each unit over layers, (N,): below 1 where it lost some of its gradient."""
-    return reduce(torch.minimum, {id(each): each for each in factors}.values())
+    return factors[0] if factors[0] is factors[-1] else reduce(torch.minimum, factors)
 
 
 def sum_clipped(
@@ -123,4 +123,4 @@ def with_pre_noise(gradients: torch.Tensor, scale: float, generator: np.random.G
 
 
 def _usable(factors: torch.Tensor, finite: torch.Tensor) -> torch.Tensor:
-    return torch.where(finite, factors, 0.0)
+    return factors.masked_fill_(~finite, 0.0)

@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -63,6 +64,49 @@ class LayerGradients:
             weighted_rows(factors, values, used, part)
 
 
+@dataclass(frozen=True)
+class OuterGradients:
+    """Per-example gradients of a layer of one position, as products: g a', and g of the bias if there is one.
+
+    `norms`: as those of `LayerGradients`. `inputs`: a, shape (N, p), float32. `outputs`: g, shape (N, o), float32.
+    """
+
+    norms: Tensor
+    inputs: Tensor
+    outputs: Tensor
+    biased: bool
+    product: ClassVar[None] = None
+    terms: ClassVar[float] = 1.0
+
+    @property
+    def rows(self) -> list[Tensor]:
+        """As that of `LayerGradients`."""
+        return [self.norms, self.inputs, self.outputs]
+
+    @property
+    def size(self) -> int:
+        """Number of entries of the layer's parameters."""
+        return self.outputs.shape[1] * (self.inputs.shape[1] + self.biased)
+
+    def weighted_sum(self, factors: Tensor, used: Rows, out: Tensor) -> None:
+        """As that of `LayerGradients`."""
+        a, g = self.inputs[used].double(), _scaled(self.outputs[used], factors[used])
+        weights = out[: g.shape[1] * a.shape[1]]
+        torch.mm(g.mT, a, out=weights.view(g.shape[1], -1))
+        if self.biased:
+            torch.sum(g, 0, out=out[len(weights) :])
+
+
+def outer_gradients(a: Tensor, g: Tensor, biased: bool, lengths: Tensor | None = None) -> OuterGradients:
+    """Put a, (N, p), and g, (N, o), together; `lengths`: what `input_lengths` gives, (N,), where that is known."""
+    return OuterGradients(row_norms(g).mul_(input_lengths(a, biased) if lengths is None else lengths), a, g, biased)
+
+
+def input_lengths(a: Tensor, biased: bool) -> Tensor:
+    """Return sqrt(|a|^2 + 1), or without a bias |a|, of inputs (N, p): times |g| it is the norm of g a' and g."""
+    return row_norms(a).square_().add_(biased).sqrt_()
+
+
 def formed_gradients(parameters: Sequence[Tensor]) -> LayerGradients:
     """Take gradients of a layer's parameters, each of shape (N, size), as they are."""
     return LayerGradients(reduce(torch.hypot, map(row_norms, parameters)), tuple(parameters))
@@ -70,9 +114,8 @@ def formed_gradients(parameters: Sequence[Tensor]) -> LayerGradients:
 
 def used_rows(factors: Tensor) -> Rows:
     """Return which rows have a factor above zero: a slice where they come first, else their numbers."""
-    used = factors > 0
-    count = int(used.sum())
-    return slice(count) if bool(used[:count].all()) else used.nonzero()[:, 0]
+    count = int(factors.count_nonzero())
+    return slice(count) if count == len(factors) else factors.nonzero()[:, 0]
 
 
 def weighted_rows(factors: Tensor, rows: Tensor, used: Rows | None = None, out: Tensor | None = None) -> Tensor:
@@ -104,6 +147,20 @@ def row_norms(values: Tensor) -> Tensor:
     blocks = torch.linalg.vector_norm(values[:, :whole].unflatten(1, (-1, _BLOCK)), dim=2).double()
     norms = torch.hypot(*(torch.linalg.vector_norm(part, dim=1) for part in (blocks, values[:, whole:].double())))
     return norms.mul_(1 + (_BLOCK / 2 + 2) * 2.0**-24).add_(values.shape[1] ** 0.5 * 2.0**-63)
+
+
+def _scaled(values: Tensor, factors: Tensor) -> Tensor:
+    """Return c_i r_i of rows (N, d) in float64."""
+    scaled = torch.empty_like(values, dtype=torch.float64, memory_format=torch.contiguous_format)
+    parts = (each.split(_part(values)) for each in (scaled, values, factors[:, None]))
+    for place, part, own in zip(*parts, strict=True):
+        place.copy_(part).mul_(own)
+    return scaled
+
+
+def _part(values: Tensor) -> int:
+    # Rows; a power of two, so that the parts of a pass are alike.
+    return 2 ** int(math.log2(max(1, _ENTRIES // max(1, values.shape[1]))))
 
 
 def _product_sum(a: Tensor, g: Tensor, out: Tensor) -> None:

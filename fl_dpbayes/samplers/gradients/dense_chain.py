@@ -1,12 +1,13 @@
 """What book-keeping needs of a chain of Linear and ReLU layers, in closed form: no autograd, no hooks."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
 
+from fl_dpbayes.models.rows import pieces
+from fl_dpbayes.samplers.gradients.contribution import OuterGradients, input_lengths, outer_gradients
 from fl_dpbayes.samplers.gradients.loss import RecordLoss, output_gradients
 
 
@@ -19,10 +20,10 @@ class DenseChain:
     flattens: bool
 
     @torch.no_grad()
-    def backward(
-        self, features: Tensor, targets: Tensor, loss: RecordLoss
-    ) -> tuple[Sequence[nn.Module], list[Tensor], list[Tensor]]:
-        """Return the layers, their inputs, and the gradients of the summed loss at their outputs, of one pass."""
+    def gradients(
+        self, features: Tensor, targets: Tensor, loss: RecordLoss, lengths: Tensor | None = None
+    ) -> list[OuterGradients]:
+        """Return each layer's gradients of one pass; `lengths`: those of `input_lengths`, (N,), if known."""
         inputs = [features.flatten(1) if self.flattens else features]
         for layer, rectified in zip(self.layers, self.rectified, strict=True):
             outputs = nn.functional.linear(inputs[-1], layer.weight, layer.bias)
@@ -33,7 +34,17 @@ class DenseChain:
             if self.rectified[number - 1]:
                 gradient = torch.ops.aten.threshold_backward(gradient, inputs[number], 0)
             gradients.insert(0, gradient)
-        return self.layers, inputs, gradients
+        known = [lengths, *(None for _ in self.layers[1:])]
+        return [
+            outer_gradients(a, g, layer.bias is not None, length)
+            for layer, a, g, length in zip(self.layers, inputs, gradients, known, strict=True)
+        ]
+
+    def input_lengths(self, features: Tensor, rows: int) -> Tensor:
+        """Return what `gradients` takes as known of records (N, *shape), from passes of so many rows, shape (N,)."""
+        biased = self.layers[0].bias is not None
+        parts = [input_lengths(part.flatten(1), biased)[:count] for part, count in pieces(rows, features)]
+        return torch.cat([features.new_empty(0, dtype=torch.float64), *parts])
 
 
 def dense_chain(module: nn.Module) -> DenseChain | None:

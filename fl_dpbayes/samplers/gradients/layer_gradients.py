@@ -10,7 +10,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fl_dpbayes.samplers.gradients.contribution import LayerGradients, formed_gradients, row_norms
+from fl_dpbayes.samplers.gradients.contribution import (
+    LayerGradients,
+    OuterGradients,
+    formed_gradients,
+    outer_gradients,
+    row_norms,
+)  # fmt: skip
 
 # Added to a squared norm that cancellation can shrink, relative to the square of sum_l |g_l| |a_l|: it bounds how far
 # the rounding of the weighted sum can exceed what the norm foretells (LARGEST_CANCELLATION follows from it).
@@ -19,7 +25,7 @@ _GRAM_ALLOWANCE = 1e-6
 _FORMED_ENTRY = 100
 
 
-def layer_gradients(layer: nn.Module, inputs: Tensor, output_gradients: Tensor) -> LayerGradients:
+def layer_gradients(layer: nn.Module, inputs: Tensor, output_gradients: Tensor) -> LayerGradients | OuterGradients:
     """Compute per-example gradient norms of one layer, by the cheapest exact way.
 
     Linear with one position: |W_i| = |g| |a|. Otherwise, with o x p weights per group, the Gram form sum_{l,m} (a_l .
@@ -82,13 +88,11 @@ def _patches(layer: nn.Conv2d, images: Tensor) -> Tensor:
     return seen.reshape(len(images), layer.groups, -1, high * wide)
 
 
-def _products(layer: nn.Module, a: Tensor, g: Tensor) -> LayerGradients:
+def _products(layer: nn.Module, a: Tensor, g: Tensor) -> LayerGradients | OuterGradients:
     groups, length, p, o = *a.shape[1:], g.shape[3]
-    bias = () if layer.bias is None else (g.sum(dim=2).flatten(1),)
     if groups == length == 1:
-        # |W_i|^2 + |b_i|^2 = |g|^2 (|a|^2 + 1)
-        norms = row_norms(a).square_().add_(len(bias)).sqrt_().mul_(row_norms(g))
-        return LayerGradients(norms, bias, (a, g), o * p)
+        return outer_gradients(a.flatten(1), g.flatten(1), layer.bias is not None)
+    bias = () if layer.bias is None else (g.sum(dim=2).flatten(1),)
     if (_FORMED_ENTRY - length) * o * p < 2 * length**2 * (o + p):
         return formed_gradients([(g.mT @ a).flatten(1), *bias])
     a, g = a.double(), g.double()

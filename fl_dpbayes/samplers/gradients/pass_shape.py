@@ -19,7 +19,7 @@ from fl_dpbayes.models.parameters import trainable_parameters
 from fl_dpbayes.models.rows import ROWS, checked_rows, drawn_modules, rows_stand_alone, structure, training_rows
 from fl_dpbayes.models.variational import VariationalModule
 from fl_dpbayes.samplers.gradients.book_keeping import per_layer_gradients, trained_layers
-from fl_dpbayes.samplers.gradients.contribution import LayerGradients
+from fl_dpbayes.samplers.gradients.contribution import LayerGradients, OuterGradients
 from fl_dpbayes.samplers.gradients.layer_gradients import has_shortcut
 from fl_dpbayes.samplers.gradients.loss import RecordLoss
 from fl_dpbayes.samplers.gradients.stochastic import resampled
@@ -142,7 +142,7 @@ def _made_up(
 
 def _layers(
     module: nn.Module, features: Tensor, targets: Tensor, loss: RecordLoss
-) -> Sequence[LayerGradients | DrawnLayer]:
+) -> Sequence[LayerGradients | OuterGradients | DrawnLayer]:
     if isinstance(module, VariationalModule):
         return drawn_layers(module, features, targets, loss)
     return per_layer_gradients(module, features, targets, loss)

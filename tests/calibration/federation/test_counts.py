@@ -1,12 +1,14 @@
 from contextlib import nullcontext
+from functools import reduce
 
 import numpy as np
 import pytest
 from flwr.app import Array, Message
 
 from fl_dpbayes.calibration.bins import REPORT_BINS, coarsen
+from fl_dpbayes.calibration.federation import counts
 from fl_dpbayes.calibration.federation.counts import check_counts, check_noise, decisive_sites, dominating_site
-from fl_dpbayes.calibration.release import SENT_COLUMNS, NoisedTable, sensitivity
+from fl_dpbayes.calibration.release import SENT_COLUMNS, NoisedTable, merge_noised, sensitivity
 from fl_dpbayes.calibration.statistics import from_batch
 from fl_dpbayes.report.warnings import sentence
 from tests.counted import CARD, top_label
@@ -90,6 +92,19 @@ def test_one_made_up_site_of_two_or_three_is_named_behind_noise_too() -> None:
         assert all(text.startswith("made-up decides what is pooled over the") for text in sentences)
         assert "accuracy is 0.999" in sentences[0]
         assert "without it" in sentences[0]
+
+
+def test_every_site_is_left_out_of_the_pool_once(monkeypatch) -> None:
+    summarised, seen = counts._summary_of, []
+    monkeypatch.setattr(counts, "_summary_of", lambda table: seen.append(table) or summarised(table))
+    for number in (2, 3, 5):
+        tables = {f"site {k}": site(100 + k, 0.75, k, 2.0 + k) for k in range(number)}
+        decisive_sites("held_out", tables)
+        plain = [[each for other, each in tables.items() if other != name] for name in tables]
+        for found, members in zip(seen[-number:], plain, strict=True):
+            whole = reduce(merge_noised, members)
+            np.testing.assert_allclose(found.sums, whole.sums, rtol=1e-12)
+            assert found.noise_std == pytest.approx(whole.noise_std, rel=1e-12)
 
 
 def test_sites_alike_are_hardly_ever_named_and_a_single_one_never() -> None:

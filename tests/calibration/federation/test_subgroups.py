@@ -80,7 +80,7 @@ def test_subgroups_are_pooled_over_the_sites_that_have_them() -> None:
         card = CARD.model_copy(update={"name": name})
         parts += read_subgroups(card, groups, arrays_of(counted), {"last": counted["last"]})
     found = [
-        (name, group[1], int(part.count)) for name, _, _, group, part in subgroup_sets(parts, ("held_out", "train"))
+        (part.site, part.group[1], int(part.statistics.count)) for part in subgroup_sets(parts, ("held_out", "train"))
     ]
     assert found == [
         ("pooled:held_out", "female", 2), ("pooled:held_out", "male", 10), ("north", "female", 2), ("north", "male", 4),

@@ -373,6 +373,7 @@ def test_what_new_entries_add_is_what_the_whole_chain_says(path, monkeypatch, du
             complete(ledger, spending(round_))
             assert len(before[0].reservations) == before[1]
             assert ledger.state() == state_module.read_state(ledger.entries(), COHORT.name)
+            assert ledger.state().spent_in("train") == (dataclasses.replace(PLAN[0], steps=5 * round_),)
             assert ledger.head() == ledger.entries()[-1].head
             assert ledger.reserve(spending(round_), ledger.entries()[0].head) == StoredReply(b"reply")
             assert ledger.reserve(spending(round_), "f" * 64) == Refused(RefusalCode.LEDGER_ROLLED_BACK, "ledger_head")

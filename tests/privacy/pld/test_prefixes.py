@@ -1,13 +1,17 @@
 """What the first steps of a plan cost, by extending one account, is what they cost composed anew."""
 
+import math
 from itertools import product
 
 import numpy as np
 import pytest
+from scipy.fft import irfft
+from scipy.signal import lfilter
 
 from fl_dpbayes.config.files.kept import Kept
-from fl_dpbayes.privacy.events import GaussianEvent, History, history_of_steps, slice_history, step_ends
+from fl_dpbayes.privacy.events import GaussianEvent, History, history_of_steps, slice_history
 from fl_dpbayes.privacy.pld import loss_distribution
+from fl_dpbayes.privacy.pld.grid import ABOVE
 from fl_dpbayes.privacy.pld.loss_distribution import pld_epsilon, prefix_epsilon
 
 # Of epsilon, or of a tenth: what `pld_epsilon` itself may be above the true value.
@@ -38,7 +42,7 @@ def test_first_steps_cost_what_they_cost_composed_anew(kind, adjacency) -> None:
 
 def test_few_levels_no_noise_and_whole_batches_are_counted_as_before() -> None:
     for plan in (
-        plan_of("rising", 16), (GaussianEvent(0.0, 0.5, 20),), history_of_steps(np.linspace(3, 9, 40), 1.0),
+        plan_of("falling", 16), (GaussianEvent(0.0, 0.5, 20),), history_of_steps(np.linspace(3, 9, 40), 1.0),
         history_of_steps(np.linspace(3, 9, 1200), 0.1),
     ):  # fmt: skip
         assert prefix_epsilon(plan, 15, 1e-5) == pld_epsilon(slice_history(plan, 0, 15), 1e-5)
@@ -56,10 +60,35 @@ def test_each_level_of_a_plan_is_composed_once(monkeypatch) -> None:
     assert levels == list(plan)
 
 
+def test_a_plan_of_constant_noise_is_composed_once_and_costs_what_it_costs_anew(monkeypatch) -> None:
+    plan, levels, discretise = (GaussianEvent(3.0, 0.5, 60),), list[GaussianEvent](), loss_distribution.discretise
+    plain = {steps: pld_epsilon((GaussianEvent(3.0, 0.5, steps),), 1e-5) for steps in (1, 7, 30, 59, 60)}
+    monkeypatch.setattr(loss_distribution, "_ACCOUNTS", Kept())
+    monkeypatch.setattr(
+        loss_distribution, "discretise", lambda level, *a: levels.append(level) or discretise(level, *a)
+    )
+    assert {steps: prefix_epsilon(plan, steps, 1e-5) for steps in plain} == pytest.approx(plain, rel=1e-5)
+    assert levels == [GaussianEvent(3.0, 0.5, 1)]
+
+
+@pytest.mark.parametrize(("sigma", "rate", "steps", "delta"), [(3.0, 0.5, 60, 1e-3), (0.05, 0.5, 900, 1e-9)])
+def test_epsilon_from_the_top_down_in_pieces_is_that_of_the_whole_window(sigma, rate, steps, delta) -> None:
+    grid, directions = loss_distribution.composed((GaussianEvent(sigma, rate, steps),), "add_or_remove_one", delta)
+    for one in directions:
+        first = math.ceil((one.cumulant - math.log(delta) + ABOVE) / one.order / grid.spacing) - one.size
+        index = np.arange(first, first + one.size)
+        chernoff = np.exp(one.cumulant - one.order * grid.spacing * index)
+        masses = chernoff * np.maximum(irfft(one.spectrum, one.size)[index % one.size], 0.0)
+        above = np.cumsum(masses[::-1]) - masses[::-1]
+        deltas = lfilter([1.0], [1.0, -math.exp(-grid.spacing)], -math.expm1(-grid.spacing) * above)[::-1]
+        deltas += chernoff * one._rounding() + one.infinite
+        found = one.epsilon(delta, grid.spacing) / grid.spacing - first
+        assert deltas[math.ceil(found)] <= delta <= deltas[math.floor(found)]
+
+
 def test_a_slice_holds_each_step_between_its_ends() -> None:
     plan = tuple(GaussianEvent(float(sigma), 0.5, steps) for sigma, steps in enumerate([3, 1, 0, 4, 2], start=1))
     sigmas = [event.noise_multiplier for event in plan for _ in range(event.steps)]
     for first, steps in product(range(12), range(12)):
         found = slice_history(plan, first, steps)
         assert [event.noise_multiplier for event in found for _ in range(event.steps)] == sigmas[first : first + steps]
-        assert found == slice_history(plan, first, steps, step_ends(plan))

@@ -1,11 +1,13 @@
 """The page of a study: its sentences claim what the numbers allow, its tables are the numbers of its figures."""
 
+import io
 import math
 from dataclasses import replace
 
 import pandas as pd
 import pytest
 import tomli_w
+from rich.console import Console
 from scipy.stats import t as student
 
 from fl_dpbayes.config.errors import UserError
@@ -17,6 +19,7 @@ from fl_dpbayes.report.study.page import write_study_report
 from fl_dpbayes.report.study.panels import MOST_PANELS, PanelFigure, draw_panels
 from fl_dpbayes.report.study.quantities import Estimate
 from fl_dpbayes.report.study.results import StudyResults, label_text, read_study
+from fl_dpbayes.report.study.show import show_study
 from fl_dpbayes.report.study.tables import baseline_table, differences_table, figure_table, study_tables
 
 HALF = float(student.ppf(0.975, 2)) * 0.004 / math.sqrt(3)
@@ -235,13 +238,13 @@ def test_a_mean_counts_only_seeds_with_every_setting() -> None:
     found = estimate(frame, "value")
     half = float(student.ppf(0.975, 1)) * math.sqrt(2) / math.sqrt(2)
     # No mean of values of 0 or more is below 0; one of differences may be.
-    assert found == Estimate(3.0, 0.0, pytest.approx(3 + half), 2, 2)
+    assert found == Estimate(3.0, (0.0, pytest.approx(3 + half)), 2, 2)
     lower = estimate(frame.assign(value=frame["value"] - 2.0), "value")
-    assert lower == Estimate(1.0, pytest.approx(1 - half), pytest.approx(1 + half), 2, 2)
+    assert lower == Estimate(1.0, (pytest.approx(1 - half), pytest.approx(1 + half)), 2, 2)
     assert estimate(frame, "nothing") is estimate(frame.assign(value=math.nan), "value") is None
-    assert estimate(frame[frame["seed"] == 1], "value") == Estimate(2.0, None, None, 1, 2)
+    assert estimate(frame[frame["seed"] == 1], "value") == Estimate(2.0, None, 1, 2)
     difference = paired(frame, frame.assign(value=frame["value"] - 2.0), "value", ["key"])
-    assert difference == Estimate(2.0, 2.0, 2.0, 2, 2)
+    assert difference == Estimate(2.0, (2.0, 2.0), 2, 2)
 
 
 def test_labels_agree_between_files() -> None:
@@ -256,6 +259,20 @@ def test_a_study_without_a_finished_cell_has_a_page(study_folder) -> None:
     page = write_study_report(folder).read_text()
     assert "Nothing was measured by rms_debiased at held-out sites." in page
     assert "No cell finished." in page
+
+
+def test_the_first_metric_is_printed_with_interval_and_bounds(study) -> None:
+    def printed(**record: object) -> str:
+        columns = {"auroc": 0.7, "auroc_low": 0.6, "auroc_high": 0.8}
+        show_study(
+            study(lambda table: table.assign(**columns), record), Console(width=200, file=(file := io.StringIO()))
+        )
+        return " ".join(file.getvalue().split())
+
+    assert "percentage points, at pooled:held_out" in printed()
+    assert "last iterate 5.4 [4.4, 6.4] 3" in printed()
+    assert "0.700 [0.700, 0.700], bounds [0.600, 0.800]" in printed(metrics=["auroc"])
+    assert "nothing was measured by auroc at nowhere" in printed(metrics=["auroc"], where="nowhere")
 
 
 def test_many_panels_are_drawn_in_part_and_listed_whole(study) -> None:

@@ -1,18 +1,14 @@
 """The tables of a study on made-up summaries: tidy rows, and paired differences that can be checked by hand."""
 
 import copy
-import io
 import json
 import math
-import re
 import tomllib
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pytest
-from rich.console import Console
 from scipy.stats import t as student
 
 from fl_dpbayes.config.files.atomic_file import read_sealed_json, write_sealed_json
@@ -21,7 +17,6 @@ from fl_dpbayes.config.study_file import Study, study_of
 from fl_dpbayes.run.study.cell import CellOutcome, FinishedCell, finished_cell, keep_outcome
 from fl_dpbayes.run.study.differences import differences_table
 from fl_dpbayes.run.study.grid import study_cells
-from fl_dpbayes.run.study.show import show_study
 from fl_dpbayes.run.study.table import further_table, result_table, write_tables
 from tests.run.test_simulate import SUMMARY
 
@@ -67,11 +62,6 @@ def made() -> tuple[Study, list[FinishedCell]]:
         }  # fmt: skip
         cells.append(FinishedCell(cell, summary, 4.0))
     return study, cells
-
-
-def shown(study: Study, results: pd.DataFrame) -> str:
-    show_study(study, results, Console(width=200, file=(file := io.StringIO())))
-    return file.getvalue()
 
 
 def test_results_have_one_tidy_row_per_cell_place_and_predictor(tmp_path: Path, made) -> None:
@@ -130,24 +120,12 @@ def test_further_lists_become_tables_of_their_own(made) -> None:
     assert further_table(study, cells, "subgroups").empty
 
 
-def test_bounds_of_an_area_stand_beside_it_and_are_printed(made) -> None:
+def test_bounds_of_an_area_stand_beside_it(made) -> None:
     study, cells = made
     whole, detection = result_table(study, cells), further_table(study, cells, "shift_detection")
     assert set(zip(whole["auroc_low"], whole["auroc_high"], strict=True)) == {(0.6, 0.8)}
     ends = ["low", "high", "interval_low", "interval_high"]
     assert detection[ends].drop_duplicates().to_numpy().tolist() == [[0.4, 0.6, 0.3, 0.7]]
-    study = replace(study, section=study.section.model_copy(update={"metrics": ("auroc",)}))
-    assert "[0.600, 0.800]" in shown(study, whole)
-
-
-def test_shares_are_printed_in_points_and_no_error_below_zero(made) -> None:
-    study, cells = made
-    study = replace(study, section=study.section.model_copy(update={"metrics": ("ece",)}))
-    results = result_table(study, cells)
-    results["ece"] = results["seed"].map({1: 0.001, 2: 0.02, 3: 0.04})
-    said = shown(study, results)
-    assert "percentage points, at" in said
-    assert re.search(r" 2\.0 +\[0\.0, 6\.9\]", said), said
 
 
 def test_differences_pair_seeds_and_average_within_them(made) -> None:

@@ -173,12 +173,12 @@ def test_averaged_temperature_is_that_of_the_weighting_or_none(federation, setti
         assert any(text in warning for warning in summary["warnings"]) == (text == said)
     stored = run.posterior().temperatures
     caption = str(privacy_table(parse_summary(summary)).caption)
-    assert "emperature: of the noise alone, 1 is the posterior" in caption
+    assert "of the noise alone, 1 is the posterior" in caption
     assert "the clipped share stays at each site" in caption
     if said == UNKNOWN:
         assert summary["averaged_temperature"] is None
         assert not stored.any()
-        assert "the averaged chain's is not known" in caption
+        assert "The averaged chain's temperature is not known" in caption
         return
     heat = np.array([row["temperature"] for row in summary["privacy"]])
     units = np.array([row["n"] for row in summary["sites"]])

@@ -1,0 +1,131 @@
+"""Writes the table of docs/speed.md and its figure from the JSON in docs/results/speed: `python docs/speed.py`."""
+
+import json
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from fl_dpbayes.report import figure_style as look
+
+PAGE = Path(__file__).parent / "speed.md"
+RESULTS = Path(__file__).parent / "results" / "speed"
+SITES = "a site's round beyond its chain, ms"
+METHODS = {
+    "ours": (look.BLUE, "o"), "ghost": (look.VERMILLION, "s"), "hooks": (look.GREEN, "^"),
+    "functorch": (look.PURPLE, "v"), "func.vmap": (look.ORANGE, "D"),
+}  # fmt: skip
+MEASURED = ("test accuracy", "test ece", "averaged accuracy", "averaged ece", "epsilon", "CPU s", "wall s",
+            "CPU s a round", "median round, s")  # fmt: skip
+
+
+def page() -> str:
+    """Return the page with its tables made anew."""
+    found = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(RESULTS.glob("*.json"))}
+    text = PAGE.read_text(encoding="utf-8")
+    for name, lines in {"rows": targets(found), "end-to-end": end_to_end(found), "machine": machines(found)}.items():
+        table = f"<!-- {name} -->\n\n" + "\n".join(lines) + "\n\n<!-- end -->"
+        text = re.sub(f"<!-- {name} -->.*?<!-- end -->", lambda _, table=table: table, text, flags=re.DOTALL)
+    return text
+
+
+def targets(found: Mapping[str, Any]) -> Iterator[str]:
+    """Return the table of what was to reach, a row for each figure that was measured."""
+    yield from ("| what | before | now | to reach | command: `fl-dpbayes bench` |", "|---|---|---|---|---|")
+    for row in tomllib.loads((RESULTS / "rows.toml").read_text(encoding="utf-8"))["rows"]:
+        measured = found.get(row["file"], {"rows": {}})["rows"]
+        worst = row["row"] == "*"
+        chosen = measured if worst else {name: record for name, record in measured.items() if name == row["row"]}
+        values = {name: _value(record, row) for name, record in chosen.items() if _is_measured(record, row)}
+        if not values:
+            continue
+        name, value = max(values.items(), key=lambda item: item[1])
+        shown = f"{value:.3g}" if value < 1000 else f"{value:,.0f}"
+        shown = (f"**{shown}**" if value <= row["reach"] else shown) + (f" ({name})" if worst else "")
+        command = row["file"] if worst else f"{row['file']} --only '{name}'"
+        yield f"| {row['what']} | {row['before']} | {shown} | {row['reach']:,} | `{command}` |"
+
+
+def _is_measured(record: Mapping[str, Any], row: Mapping[str, Any]) -> bool:
+    return row["key"] in record and any(key in record for key in row.get("over", [row["key"]]))
+
+
+def _value(record: Mapping[str, Any], row: Mapping[str, Any]) -> float:
+    below = [record[key] for key in row.get("over", []) if key in record]
+    return record[row["key"]] / (min(below) if below else 1.0)
+
+
+def end_to_end(found: Mapping[str, Any]) -> Iterator[str]:
+    """Return mean and standard deviation over seeds of both programs."""
+    yield from ("| | " + " | ".join(MEASURED) + " |", "|---" * (len(MEASURED) + 1) + "|")
+    rows = found.get("end-to-end", {"rows": {}})["rows"]
+    for name in ("ours", "Opacus and FedAvg"):
+        seeds = [record for row, record in rows.items() if row.startswith(f"{name}, seed")]
+        if len(seeds) > 1:
+            cells = (_spread([seed[key] for seed in seeds if key in seed]) for key in MEASURED)
+            yield f"| {name}, {len(seeds)} seeds | " + " | ".join(cells) + " |"
+
+
+def _spread(values: list[float]) -> str:
+    if not values:
+        return "–"
+    digits = 4 if mean(values) < 1 else 2
+    return f"{mean(values):.{digits}f} ± {stdev(values):.{digits}f}"
+
+
+def machines(found: Mapping[str, Any]) -> Iterator[str]:
+    """Return on which machine and when each file was measured."""
+    for name, content in found.items():
+        when = sorted(record["measured"] for record in content["rows"].values())
+        load = [record["load before"] for record in content["rows"].values()]
+        machine = ", ".join(f"{key} {value}" for key, value in content["machine"].items())
+        yield f"- `{name}.json`: {machine}; {when[0]} to {when[-1]}, load {min(load):.1f} to {max(load):.1f}."
+
+
+def figure() -> Figure:
+    """Draw what a private step costs by model and method, and what a site's round costs by the number of sites."""
+    files = {
+        name: json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8")) for name in ("clip", "simulation")
+    }
+    models, growth = files["clip"]["rows"], files["simulation"]["rows"]
+    goals = {row["row"]: row["reach"] for row in tomllib.loads((RESULTS / "rows.toml").read_text())["rows"]
+             if row["file"] == "clip" and row["row"] != "*"}  # fmt: skip
+    drawn = look.titled_figure(
+        "A private step over a plain one, and a site's round",
+        "above: CPU time of whole steps over a plain SGD step; bar: to reach\n"
+        "below: what a round takes a site beyond its chain",
+        5.4,
+    )
+    steps, sites = drawn.subplots(2, 1, height_ratios=(3, 1.3))
+    look.quiet_grid(steps, "x")
+    names = [name for name in models if name in goals][::-1]
+    for method, (colour, marker) in METHODS.items():
+        places = [(models[name][method], at) for at, name in enumerate(names) if method in models[name]]
+        size = 5 if method == "ours" else 3.5
+        steps.plot(*zip(*places, strict=True), marker, color=colour, markersize=size, linestyle="none", label=method)
+    steps.plot([goals[name] for name in names], range(len(names)), "|", color=look.INK, markersize=11, linestyle="none")
+    steps.axvline(1, color=look.MUTED, linewidth=0.8)
+    steps.set(xscale="log", yticks=range(len(names)), yticklabels=names, title="times a plain step")
+    ticks = [1, 2, 5, 10, 20, 50]
+    steps.set_xticks(ticks, [f"{tick}" for tick in ticks])
+    look.quiet_grid(sites, "y")
+    measured = {int(name.split()[0]): record[SITES] for name, record in growth.items() if name.endswith(" sites")}
+    across = sorted(measured)
+    sites.plot(across, [measured[count] for count in across], "o-", color=look.BLUE, markersize=4)
+    sites.axhline(5, color=look.INK, linewidth=1, linestyle=(0, (5, 3)))
+    sites.set(xscale="log", xlabel="sites", title="ms a site-round beyond its chain (dashed: to reach)")
+    sites.set_xticks(across, [f"{count:,}" for count in across])
+    sites.set_ylim(bottom=0)
+    look.add_legend(drawn, 3)
+    return drawn
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")
+    described = look.drawn_figure("speed", "What a private step and a site's round cost", None, figure)
+    assert described is not None
+    (RESULTS / "speed.svg").write_text(described.svg, encoding="utf-8")
