@@ -37,7 +37,7 @@ def layer_gradients(layer: nn.Module, inputs: Tensor, output_gradients: Tensor) 
         return _normalisation(layer, inputs.float(), output_gradients.float())
     if isinstance(layer, nn.Embedding):
         return _embedding(layer, inputs, output_gradients)
-    if isinstance(layer, nn.Conv2d) and layer.in_channels >= 8 * layer.groups and output_gradients[0, 0].numel() >= 48:
+    if isinstance(layer, nn.Conv2d) and _maps(layer, output_gradients[0, 0].numel()):
         g = output_gradients.float()
         weights = _mapped_convolution(layer, inputs.float(), g).view(len(g), -1)
         return formed_gradients([weights] if layer.bias is None else [weights, g.sum((2, 3))])
@@ -67,6 +67,16 @@ def positions(layer: nn.Module, inputs: Tensor, output_gradients: Tensor) -> tup
     return a, output_gradients.flatten(2).unflatten(1, (layer.groups, -1)).mT
 
 
+def _maps(layer: nn.Conv2d, length: int) -> bool:
+    # Measured: with fewer channels or positions, patches cost less than what a convolution does besides.
+    o, p = layer.out_channels // layer.groups, layer.weight[0].numel()
+    return _forms(length, p, o) and layer.in_channels >= 8 * layer.groups and length >= 48
+
+
+def _forms(length: int, p: int, o: int) -> bool:
+    return (_FORMED_ENTRY - length) * o * p < 2 * length**2 * (o + p)
+
+
 def _mapped_convolution(layer: nn.Conv2d, images: Tensor, g: Tensor) -> Tensor:
     """Return each record's gradient of the weight: records are groups of one convolution."""
     wide, gradients = (values.flatten(0, 1)[None] for values in (images, g))
@@ -93,7 +103,7 @@ def _products(layer: nn.Module, a: Tensor, g: Tensor) -> LayerGradients | OuterG
     if groups == length == 1:
         return outer_gradients(a.flatten(1), g.flatten(1), layer.bias is not None)
     bias = () if layer.bias is None else (g.sum(dim=2).flatten(1),)
-    if (_FORMED_ENTRY - length) * o * p < 2 * length**2 * (o + p):
+    if _forms(length, p, o):
         return formed_gradients([(g.mT @ a).flatten(1), *bias])
     a, g = a.double(), g.double()
     norms = _gram_norm(a @ a.mT, g)
