@@ -21,7 +21,9 @@ def test_all_forms_of_a_convolution_give_the_true_norm_and_sum(outputs, side, se
     found = layer_gradients(layer, inputs, upstream)
     assert (found.product is None) == (outputs != 64)
     gradients = [
-        torch.cat([part.double().flatten() for part in torch.autograd.grad(layer(row[None]), layer.parameters(), g[None])])
+        torch.cat(
+            [part.double().flatten() for part in torch.autograd.grad(layer(row[None]), layer.parameters(), g[None])]
+        )
         for row, g in zip(inputs, upstream, strict=True)
     ]
     torch.testing.assert_close(found.norms, torch.stack(gradients).norm(dim=1), rtol=2e-5, atol=0)
