@@ -9,6 +9,7 @@ W_i where that is cheaper. Sources: Goodfellow 2015 (arXiv:1510.01799), Lee and 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.grad import conv2d_weight
 
 from fl_dpbayes.samplers.gradients.contribution import (
     LayerGradients,
@@ -83,7 +84,7 @@ def _mapped_convolution(layer: nn.Conv2d, images: Tensor, g: Tensor) -> Tensor:
     wide, gradients = (values.flatten(0, 1)[None] for values in (images, g))
     size = (len(g) * layer.out_channels, *layer.weight.shape[1:])
     given = layer.stride, layer.padding, layer.dilation, layer.groups * len(g)
-    return nn.grad.conv2d_weight(wide, size, gradients, *given)
+    return conv2d_weight(wide, size, gradients, *given)
 
 
 def _patches(layer: nn.Conv2d, images: Tensor) -> Tensor:
