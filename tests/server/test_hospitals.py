@@ -199,5 +199,4 @@ def test_what_the_states_cannot_tell_is_refused(override: str, said: str) -> Non
 
 def test_more_than_two_classes_are_refused_before_anything_is_spent(federation) -> None:
     fitting = ["training={rounds=2, steps_per_round=1, burn_in=0, thinning=1}", "aggregation.rule=fald"]
-    run = federation(*fitting, "model={kind='logistic'}", "hierarchical={}")
-    refused("for 2 classes, the records have 10", run.run)
+    refused("for 2 classes, the records have 10", federation, *fitting, "model={kind='logistic'}", "hierarchical={}")

@@ -30,8 +30,8 @@ def test_one_unit_moves_the_residual_sum_by_one_at_most() -> None:
 @pytest.mark.parametrize("noise", [0.0, 6.0])
 def test_intervals_after_an_update_cover_hospitals_of_the_population(noise: float) -> None:
     generator, hits, narrower = np.random.default_rng(0), [], []
-    public = generator.normal(0.5, 0.8, 2000)
-    for _ in range(400):
+    public = generator.normal(0.5, 0.8, 300)
+    for _ in range(250):
         scale = np.sqrt(PRIOR.variances[which := int(generator.random() < 2 / 3)])
         effect = PRIOR.means[which] + scale * generator.normal()
         log_odds = generator.choice(public, 100)
