@@ -38,9 +38,10 @@ def rows(sizes: Sizes) -> Mapping[str, Callable[[], Record]]:
         **{name: partial(load_scenario, name) for name in ("mnist", "digits")},
         "stroke, 132 hospitals, 60 rounds": partial(load_scenario, str(scenario_folder() / "bench" / "stroke.toml")),
     }
+    through = "" if sizes.engine == "inline" else " through Flower"
     return {
-        **{name: partial(simulated, scenario, sizes.engine) for name, scenario in scenarios.items()},
-        "the command for digits": partial(command, "simulate", "digits", "--engine", sizes.engine),
+        **{f"{name}{through}": partial(simulated, made, sizes.engine) for name, made in scenarios.items()},
+        f"the command for digits{through}": partial(command, "simulate", "digits", "--engine", sizes.engine),
         "a mistyped scenario": partial(command, "simulate", "digist"),
     }
 
