@@ -82,8 +82,8 @@ UNBOUNDED = 1e3
 class View:
     """What a hostile site knows: d parameters each of `start`, and fitted to its records with right and wrong labels.
 
-    `honest`, (m, d): its own honest chain after each kept step and at the end. `farthest`, (m,): how far from the start
-    the server lets each of these be.
+    `honest`, (m, d): its own honest chain after each kept step and last. `farthest`, (m,): how far from the start each
+    may be.
     """
 
     start: Floats

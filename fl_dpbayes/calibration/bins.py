@@ -1,8 +1,7 @@
 """The grid that predictions are counted in: equal-width bins by one float64 rule, those at the ends divided further.
 
 A confident model puts most records into the first and the last of 960 bins, whose order is then lost. So the first and
-the last ENDS bins are divided into cells by log odds, and everything that ranks records reads cells; wider bins are
-unions of cells.
+the last ENDS bins are divided into cells by log odds, which all that ranks records reads.
 """
 
 import math
@@ -88,8 +87,7 @@ def in_fixed_pieces(function: Callable[..., npt.NDArray], *arrays: npt.NDArray) 
 def coarsen(table: Floats, bins: int) -> Floats:
     """Sum the cells of a table, shape (..., CELLS, columns), into B equal-width bins, shape (..., B, columns).
 
-    Records are never binned again: 11/15 lies in another of 15 bins when it is placed directly than by way of 300. B
-    divides FINE_BINS.
+    Records are never binned again: 11/15 lies in another of 15 bins by way of 300. B divides FINE_BINS.
     """
     return np.add.reduceat(table, FIRST_CELL[: -1 : FINE_BINS // bins], axis=-2)
 

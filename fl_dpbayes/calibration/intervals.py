@@ -39,9 +39,8 @@ def wilson_interval(successes: float, count: float, noise_variance: float = 0.0)
     """Return the score interval of a proportion, also where both sums carry noise of known variance.
 
     The proportions a with (y - a n)^2 <= z^2 [a (1 - a) n + v (1 + a^2)]. Source: Wilson, JASA 22 (1927), 209-212;
-    Fieller's argument for the noisy denominator. `noise_variance`: v, variance of independent Gaussian noise on y and
-    on n; 0 for exact sums. Returns the interval within [0, 1]; [0, 1] where the noise hides n; None for exact sums
-    without records.
+    Fieller's argument for the noisy denominator. `noise_variance`: v, of independent Gaussian noise on y and on n; 0
+    for exact sums. Returns the interval within [0, 1]; [0, 1] where the noise hides n; None of no records.
     """
     if count <= 0 and noise_variance == 0:
         return None

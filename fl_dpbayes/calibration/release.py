@@ -15,8 +15,7 @@ def sensitivity(max_records_per_unit: int = 1) -> float:
     """Return m sqrt(3), the L2 sensitivity of a released table to adding or removing one privacy unit.
 
     A record adds (1, p, y), each at most 1, to one cell, and all three where it is right with certainty; a unit of up
-    to m records, a cap that the caller enforces, moves the sums by at most m times as much. Raises ValueError if m is
-    below 1.
+    to m records, a cap that the caller enforces, moves them by at most m times as much. ValueError if m is below 1.
     """
     if max_records_per_unit < 1:
         raise ValueError(f"max_records_per_unit is {max_records_per_unit}: it must be 1 or more")

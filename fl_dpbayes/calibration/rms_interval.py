@@ -15,8 +15,7 @@ from fl_dpbayes.calibration.intervals import Interval
 
 SMALLEST_SKEWNESS = 1e-3  # below it the gamma law is the normal one to three digits
 STEPS = np.concatenate([[0.0], np.geomspace(2e-3, 1.0, 39)])
-# A little less than 2.5 %: the models are fitted to the data, and at 2.5 % a few confident models of 50 to 200 records
-# were covered at 93 to 94 %.
+# The models are fitted to the data: at 2.5 % a few confident ones of 50 to 200 records were covered at 93 %.
 TAIL = 0.0225
 # Confidences p have information sum_b 4 n_b p_b (1 - p_b). Below this much a few large atoms make up the law of the
 # estimate: the share above the observed one is then asked to be smaller in proportion.
@@ -34,8 +33,7 @@ def debiased_mean_square_gap(table: Floats, noise_std: Floats | float = 0.0) -> 
     Kumar, Liang, Ma, "Verified uncertainty calibration", NeurIPS 2019, definition 5.2 (s = 0).
 
     `table`: sums of 1, p, y per bin, shape (..., B, >= 3), with at least one record; bins of one contribute nothing.
-    `noise_std`: s_b, standard deviation of independent Gaussian noise on the sums, one value or shape (B,). Returns
-    shape (...).
+    `noise_std`: s_b, standard deviation of independent Gaussian noise on the sums, (B,) or (). Returns (...).
     """
     n = np.maximum(table[..., COUNT], 2.0)
     y = np.clip(table[..., OUTCOME] / n, 0, 1)
@@ -60,8 +58,7 @@ def rms_interval(table: Floats, noise_std: Floats | float = 0.0) -> Interval | N
     with the moments of the law in place of resampling; Cowan, Cranmer, Gross, Vitells, "Power-constrained limits",
     arXiv 1105.3166, for the upper end.
 
-    `table` and `noise_std`: as in `debiased_mean_square_gap`; noisy sums must hold several records per bin. None
-    without records.
+    `table` and `noise_std`: as in `debiased_mean_square_gap`; noisy sums must hold several a bin. None without records.
     """
     occupied = table[:, COUNT] > 0
     if not occupied.any():

@@ -77,8 +77,8 @@ def summarise_noised(table: NoisedTable, generator: np.random.Generator) -> Cali
 def join_small_bins(table: NoisedTable) -> tuple[Floats, Floats]:
     """Join neighbouring bins until each count is CLEAR of its noise; it reads released numbers only.
 
-    Returns the sums per joined bin, (J, 3), and the standard deviation of their noise, (J,); J = 0 where even all of it
-    is mostly noise.
+    Returns the sums per joined bin, (J, 3), and their noise's standard deviation, (J,); J = 0 where all is mostly
+    noise.
     """
     joined: list[tuple[Floats, float]] = []
     for row in table.sums:

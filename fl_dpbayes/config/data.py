@@ -118,8 +118,7 @@ class SiteSpec(Config):
     the records of the held-out or shifted site of that name and shares its draws, so that shifts can be compared in
     pairs on the same patients. `epsilon` is what a training site's cohort may ever spend, where that differs from the
     other sites'. `prevalence` declares the shares of the classes here, public by declaration, or lets the site estimate
-    them; its predictions are then also measured corrected for them. A wrong declaration is the user's own: nothing
-    checks it against records.
+    them; its predictions are then also measured corrected for them. Nothing checks it against records.
     """
 
     role: Role

@@ -15,8 +15,7 @@ class Told(Exception):  # noqa: N818
 class UserError(Told):
     """A mistake that a user can correct.
 
-    The text names the value, what is allowed and the remedy; the command line prints it without a traceback and ends
-    with status 2.
+    The text names the value, what is allowed and the remedy; the command line prints it alone and ends with status 2.
     """
 
 

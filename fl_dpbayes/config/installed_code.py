@@ -93,8 +93,7 @@ def extended(namespace: dict[str, Any], name: str, group: str, base: type[Config
 
     The records of a group of entry points join those of the union. They are loaded that late since a record's module
     imports that of its base. `namespace`: of the module, whose `__getattr__` the returned function is to be. Asking
-    raises UserError if an entry point cannot be loaded, names no record of `base` that says what implements it, or
-    takes the kind of another.
+    raises UserError if an entry point cannot be loaded, names no record of `base` with its code, or has a taken kind.
     """
     shipped, field = get_args(namespace.pop(name))
 

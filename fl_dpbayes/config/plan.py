@@ -102,8 +102,7 @@ class PrivacyPlan(Config):
 class Privacy(PrivacyPlan):
     """A `PrivacyPlan` of which only `epsilon` and `delta` must be given.
 
-    Its chain samples the posterior, at temperature 1; where the budget asks for more noise than that, it is as much
-    hotter as it must be.
+    Its chain samples the posterior, at temperature 1; where the budget asks for more noise, it is as much hotter.
     """
 
     coupling: NoiseCoupling = "floor"
@@ -119,8 +118,7 @@ class NoPrivacyPlan(Config):
     """A run without privacy, for reference: epsilon is infinite, and a site takes part only if its policy says so.
 
     Without `clip_norm` nothing is clipped. The noise on the sum has the given `noise_standard_deviation`, or that of
-    Langevin dynamics at `temperature`; with neither there is none. Clip without noise and noise without clip are the
-    two ablations of private training.
+    Langevin dynamics at `temperature`; with neither there is none. Clip or noise alone are ablations.
     """
 
     kind: Literal["none"] = "none"
@@ -150,9 +148,8 @@ AnyPrivacyPlan = Annotated[Annotated[PrivacyPlan | NoPrivacyPlan, Field(discrimi
 class TrainingPlan(Config):
     """Everything about a run's chains that is fixed before their first step.
 
-    The chains run one after the other, each of `rounds * steps_per_round` steps with the schedule from its start;
-    `burn_in` and `thinning` hold for each. What all of them cost is one account. The chains' prior is the sampler's to
-    the power `prior_share`.
+    The chains run in turn, each of `rounds * steps_per_round` steps with the schedule from its start; `burn_in` and
+    `thinning` hold for each. All of them are one account. Their prior is to the power `prior_share`.
     """
 
     rounds: PositiveInt

@@ -24,8 +24,7 @@ class Method:
 
     `name`: in scenarios and messages. `parameters`: of a map, whatever the number of classes. `per_class`: more
     parameters for each class. `for_more_classes`: what to choose instead for more than two classes; empty where it
-    takes any number. `rising_knots`: the parameters are the positions of knots, then their values, both in [0, 1]
-    and never falling.
+    takes any number. `rising_knots`: the parameters are positions of knots, then values, in [0, 1] and never falling.
     """
 
     name: str

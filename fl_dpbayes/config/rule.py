@@ -52,8 +52,7 @@ PublicInputs = Annotated[SyntheticInputs | PublicFile, Field(discriminator="kind
 class Rule(Config):
     """A section `[aggregation]`: fields are what a scenario may set, and a rule overrides what else is not as here.
 
-    The code of a rule on independent chains is `combine(rule, released)` in the module `code` of
-    `fl_dpbayes.posterior.rules`.
+    A rule on independent chains has `combine(rule, released)` in the module `code` of `fl_dpbayes.posterior.rules`.
 
     `whole_prior`: sites target p(w) p(D_k|w) each (convention B), not p(w)^(1/K) p(D_k|w), of which precisions add
     (convention A). `makes_point`: one point of whatever it is given, and no posterior. `own_rounds`: every round starts

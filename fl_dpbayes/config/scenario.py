@@ -197,10 +197,9 @@ def shipped_scenarios() -> list[str]:
 def load_scenario(name_or_path: str, overrides: list[str] | tuple[str, ...] = ()) -> Scenario:
     """Read, override and validate a scenario; its paths become absolute: the file's own start at its folder.
 
-    `overrides`: assignments `key.sub_key=value`; the value is read as TOML, or else as text; no value removes the
-    key. Where a table's kind or rule is set, keys of the file that only its other kinds have are dropped. Raises
-    UserError if there is no such scenario, it is not TOML, or a key is unknown, missing or out of range; the text
-    names the key and the remedy.
+    `overrides`: assignments `key.sub_key=value`; the value is read as TOML, or else as text; no value removes the key.
+    Where a table's kind or rule is set, keys of the file that only its other kinds have are dropped. Raises UserError
+    if there is no such scenario, it is not TOML, or a key is unknown, missing or out of range.
     """
     content = scenario_content(name_or_path)
     apply_overrides(content, overrides)

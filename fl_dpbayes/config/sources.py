@@ -29,8 +29,7 @@ SplitName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]+$")]
 class SourceConfig(Config):
     """What every source says of itself, beside its keys, without loading a record.
 
-    `implemented_by`: the module with `load`, in a package that registers the source by an entry point of
-    `fl_dpbayes.sources`.
+    `implemented_by`: the module with `load`, of a source registered by an entry point of `fl_dpbayes.sources`.
     """
 
     implemented_by: ClassVar[str] = ""
@@ -231,9 +230,8 @@ class ImageFolder(SourceConfig):
     """A folder with one sub-folder of images per class, in alphabetical order of their names.
 
     `patient_pattern`: a regular expression whose one group finds the patient in an image's path inside its class
-    folder, for example `^(P[0-9]+)_` or, with a folder for each patient, `^([^/]+)/`. All images of a patient, of
-    whatever class, are one privacy unit; without it each image is one. `site_pattern` finds the hospital there in the
-    same way, for a natural partition.
+    folder, for example `^(P[0-9]+)_` or, with a folder for each patient, `^([^/]+)/`. All images of a patient are one
+    privacy unit; without it each image is one. `site_pattern` finds the hospital in the same way.
     """
 
     kind: Literal["images"] = "images"

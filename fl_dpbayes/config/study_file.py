@@ -46,8 +46,7 @@ class StudySection(Config):
     `metrics` are compared, the first is printed for `where`, a site or `pooled:<role>` or `mean:<role>`. Axes over
     shifts give every run further sites, which hold the records of `shifted_copy_of`. `order` lists all axes as tables
     show them; default: as they stand in the file. `baseline` names one value of each of some axes (or of `predictor`):
-    the answer holds every combination of their values against it, at each value of the axes `separate` by itself, and
-    averages over neither.
+    the answer holds every combination of their values against it, at each value of the axes `separate` by itself.
     """
 
     question: Annotated[str, Field(max_length=500)] = ""

@@ -75,8 +75,7 @@ def drop_keys_of_other_kinds(
     """Remove the keys of a section that its new kind does not have and another kind of it has.
 
     Keys that no kind has stay, and those that were given beside the kind, so that validation names them. `content`: the
-    whole file, of the record `model`; changed in place. `location`: where the section stands, with its new `kind` or
-    `rule`.
+    whole file, of the record `model`; changed in place. `location`: where the section stands, with its new kind.
     """
     section, records = reduce(getitem, location, content), _records_at(model, location)
     kinds = {value for switch in SWITCHES if isinstance(value := section.get(switch), str)}

@@ -46,8 +46,7 @@ def build_body(model: Model, input_shape: tuple[int, ...], seed: int) -> nn.Sequ
 def model_shapes(model: Model, task: Task) -> dict[str, tuple[int, ...]]:
     """Return the shapes of a model's trained parameters by name, in the order of the flat vector.
 
-    None is allocated but for an own module, which is checked too. Raises UserError if the architecture cannot take
-    records of this shape.
+    None is allocated but for an own module, which is checked too. Raises UserError as `build_model`.
     """
     return _shapes(model, task, given_object(model))
 
@@ -71,8 +70,7 @@ def model_input_shape(model: Model, task: Task) -> tuple[int, ...]:
 def body_layers(model: Model, input_shape: tuple[int, ...]) -> tuple[nn.Sequential, int]:
     """Return all layers but the last on the meta device, where they take no memory, and how many outputs they have.
 
-    `input_shape` is that of a record, or (D,) of its features. Raises UserError if the architecture cannot take records
-    of this shape.
+    `input_shape` is that of a record, or (D,) of its features. Raises UserError as `build_model`.
     """
     # The meta device draws no initial values: constructors would otherwise advance torch's global generator.
     with torch.device("meta"):

@@ -29,8 +29,7 @@ class Scattering:
 
     for angles a = 0 .. L - 1, sampled every 2^J pixels. A layer at scale j is kept at every 2^j-th pixel, as its
     spectrum is narrow; there the filter of scale i is that of scale i - j. Source: Bruna and Mallat, Invariant
-    scattering convolution networks, PAMI 2013, section 2; Oyallon and Mallat, Deep roto-translation scattering for
-    object classification, CVPR 2015.
+    scattering convolution networks, PAMI 2013, section 2; Oyallon and Mallat, CVPR 2015.
 
     `padding`: pixels by which an image is mirrored outwards (left, right, top, bottom). `wavelets`: by (resolution j,
     scale i), (L, height / 2^j, width / 2^j), real: spectra of the wavelets. `averages`: by resolution j, matrices of
@@ -138,8 +137,7 @@ def _morlet_spectrum(height: int, width: int, scale: int, number: int, angles: i
 
         psi(u) = g(u) (exp(i xi . u) - c),    g(u) = exp(-|u'|^2 / (2 s^2)) slant / (2 pi s^2),    s = .8 * 2^j
 
-    u' is u turned by the angle, its second coordinate times slant = 4 / L; |xi| = 3 pi / 4 / 2^j along the angle; c
-    makes the mean zero.
+    u' is u turned, its second coordinate times slant = 4 / L; |xi| = 3 pi / 4 / 2^j along it; c makes the mean zero.
     """
     angle = math.pi * number / angles
     width_pixels, slant = WAVELET_WIDTH * 2**scale, 4 / angles

@@ -14,6 +14,7 @@ from torch.func import vmap
 from torch.nn import functional
 
 from fl_dpbayes.config.sampler import FlatPrior, GaussianPrior, LaplacePrior, Prior, spread_of
+from fl_dpbayes.models.gaussian import standard_normals
 from fl_dpbayes.models.parameters import called, parameter_shapes, vector_views
 
 # Below it, in float32, log(1 + exp(spread)) is exp(spread), which underflows further down.
@@ -42,8 +43,7 @@ class VariationalModule(nn.Module):
     def resample(self, generator: np.random.Generator, records: int) -> None:
         """Draw fresh weight noise, shape (draws, d); it is the same for all records, whatever their number."""
         size = sum(math.prod(shape) for shape in self.shapes.values())
-        noise = torch.from_numpy(generator.standard_normal((self.draws, size), dtype=np.float32))
-        self.noise = noise.to(next(self.mean.parameters()).device)
+        self.noise = standard_normals(generator, (self.draws, size), next(self.mean.parameters()).device)
 
     def noise_views(self) -> dict[str, torch.Tensor]:
         """Return the noise by parameter name, (draws, *shape); ValueError if `resample` was not called."""
@@ -71,8 +71,7 @@ class VariationalModule(nn.Module):
 def draw(vector: torch.Tensor, generator: np.random.Generator) -> torch.Tensor:
     """Draw one parameter vector (d,) of the plain module, w ~ N(mean, scale^2), from (mean, spread), (2 d,)."""
     mean, spread = vector.chunk(2)
-    noise = torch.from_numpy(generator.standard_normal(len(mean), dtype=np.float32)).to(vector.device)
-    return torch.addcmul(mean, functional.softplus(spread), noise)
+    return torch.addcmul(mean, functional.softplus(spread), standard_normals(generator, mean.shape, vector.device))
 
 
 def divergence_gradient(prior: Prior, vector: torch.Tensor, prior_share: float = 1.0) -> torch.Tensor:

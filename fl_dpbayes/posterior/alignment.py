@@ -51,8 +51,7 @@ def alignment_warnings(
 def state_warnings(states: Mapping[str, Arrays]) -> tuple[RunWarning, ...]:
     """Warn of each site whose state has its hidden units in another order than the first site's by name.
 
-    Of a chain's state `parameters/<name>` is compared. States are looked at one by one: they may lie on disk, and be
-    many.
+    Of a chain's state `parameters/<name>` is compared. States, which may lie on disk, are looked at one by one.
     """
     sites = sorted(states)
     reference = _parameters(states[sites[0]])

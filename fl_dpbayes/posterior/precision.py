@@ -50,8 +50,7 @@ def effective_draws(chain: Chain) -> float:
     if not _correlated(standardised):
         return size
     half = count // 2
-    # Centring makes the means of the two halves opposite, which halves the variance between them that would show a
-    # slow chain; this restores it.
+    # Centring makes the halves' means opposite, which halves the variance between them; this restores it.
     for part in (standardised[:half], standardised[-half:]):
         part += (np.sqrt(2) - 1) * part.mean(axis=0)
     return size * min(1.0, effective_sample_size(standardised.T) / standardised.size)
@@ -154,9 +153,8 @@ def mean_error(factors: Iterable[tuple[NaturalGaussian, float]], combined: Natur
     """Return the standard error of a product's mean that comes from its factors' precisions.
 
     The more the sites' posteriors conflict, the larger it is: with m = L^-1 sum_k L_k m_k an error of L_k moves m by
-    L^-1 (error of L_k) v_k, v_k = m_k - m. The error of m_k itself, not counted here, is a fraction 1/n of the
-    posterior's variance. For n' degrees of freedom the unbiased precision of p dimensions has, with
-    c = (n' - p) (n' - p - 3),
+    L^-1 (error of L_k) v_k, v_k = m_k - m. The error of m_k itself, 1/n of the posterior's variance, is not counted.
+    For n' degrees of freedom and p dimensions, with c = (n' - p) (n' - p - 3),
 
         Cov(L_k v) = [(n' - p - 1) (v' L_k v) L_k + (n' - p + 1) L_k v v' L_k] / c,
 

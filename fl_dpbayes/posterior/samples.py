@@ -18,8 +18,7 @@ class PosteriorSamples:
     """Weighted samples of a model's parameters, by name float32 (M, *shape).
 
     `weights`: (M,), >= 0, not all zero unless M = 0; need not sum to one. `temperatures`: (M,), >= 0, the instantaneous
-    T_t at which each was drawn. Raises ValueError if lengths differ, or a weight or temperature is negative or not
-    finite.
+    T_t at which each was drawn. Raises ValueError if lengths differ, or a number is negative or not finite.
     """
 
     arrays: Arrays

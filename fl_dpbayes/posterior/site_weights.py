@@ -43,9 +43,8 @@ def size_weights(rule: Rule, units: Mapping[str, int]) -> dict[str, float]:
 def weigh_sites(rule: Rule, units: Mapping[str, int]) -> tuple[dict[str, float], RunWarning | None]:
     """Weigh the training sites as a rule asks.
 
-    `units`: site -> number of privacy units that it declares; at least one site. Returns site -> w_k, summing to 1;
-    and a warning where too few sites are here for the largest share to hold, or one of three or more has most of
-    the weight.
+    `units`: site -> number of privacy units that it declares; at least one site. Returns site -> w_k, summing to 1; and
+    a warning where too few sites are here for the largest share, or one of three or more has most of it all.
     """
     uniform = {site: 1 / len(units) for site in units}
     weights = uniform if rule.weighing == "uniform" else size_weights(rule, units)

@@ -20,10 +20,12 @@ class Streams:
     pseudo-random function. Asking for a purpose a second time is an error: noise that is drawn twice cancels out in
     the difference of two releases.
 
-    Philox is a statistical generator, not a cryptographic one: an adversary who saw enough raw outputs of a stream
-    could in principle find its key. Sources: Salmon et al., Parallel random numbers: as easy as 1, 2, 3 (SC 2011); RFC
-    7693 for keyed BLAKE2b. `seeded`: whether the master secret follows from a seed; what is released is then not
-    private.
+    Philox is a statistical generator, not a cryptographic one: what is made of its numbers directly (who joins a batch,
+    the noise on tables) could in principle tell its key to one who saw enough of it. The noise on sums is made of the
+    stream cipher ChaCha20 under a key drawn here (models/gaussian.py). Sources: Salmon et al., Parallel random numbers:
+    as easy as 1, 2, 3 (SC 2011); RFC 7693 for keyed BLAKE2b.
+
+    `seeded`: whether the master secret follows from a seed; what is released is then not private.
     """
 
     def __init__(self, master: bytes, *, seeded: bool) -> None:

@@ -34,9 +34,9 @@ from fl_dpbayes.run.stored_posterior import predicted_table
 class Run:
     """A finished run, read from its directory.
 
-    It is a classifier as scikit-learn has them: `classes_`, `predict_proba`, `predict`, so that for instance
+    It is a classifier as scikit-learn has them: `classes_`, `predict_proba`, `predict`, so that
     `CalibrationDisplay.from_estimator(run, X, y)` works. A notebook shows its page. `summary` is what `summary.json`
-    in its `folder` holds.
+    holds.
     """
 
     _estimator_type = "classifier"

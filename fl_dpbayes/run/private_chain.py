@@ -112,8 +112,7 @@ class PrivateChain:
         such as a ConfigRecord of a node's `context.state`. `plan`: fields of `TrainingPlan`: rounds (1),
         steps_per_round (200), burn_in (half), thinning (5), sampler (DP-SGLD at step size 0.1), and prior_share, 1/K
         where K sites share the prior. Raises UserError if module, data, plan and position do not fit each other, or no
-        noise meets the budget, and RuntimeError if the data cannot be read. The text of an error holds nothing of the
-        records.
+        noise meets the budget, and RuntimeError if the data cannot be read. No error's text holds anything of them.
         """
         if not isinstance(privacy, PrivacyPlan):
             raise UserError(f"privacy is {type(privacy).__name__}: a private chain needs a budget, fl.Privacy(...)")

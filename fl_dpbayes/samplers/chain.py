@@ -1,16 +1,14 @@
 """Runs a stretch of a private chain at a site and keeps its samples."""
 
-import os
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import nn
 
+from fl_dpbayes.models.gaussian import normal_vectors
 from fl_dpbayes.models.parameters import trainable_parameters, vector_loader
 from fl_dpbayes.samplers.algorithm import build_algorithm
 from fl_dpbayes.samplers.gradients.clipping import ClippedSum
@@ -77,15 +75,13 @@ def run_chain(
     state = to_state(start, plan.sampler, steps.start - chain_start, device)
     kept: list[torch.Tensor] = []
     load, scale = vector_loader(algorithm.module), chain.scale
-    # Drawn on the host: a numpy Philox generator keeps its whole 128-bit key (torch's keep 32 or 64 bits of a seed),
-    # and the path is the same on every device.
-    noises = drawn_ahead(streams.noise, state.parameters.numel(), len(steps))
+    noises = normal_vectors(streams.noise, state.parameters.numel(), len(steps), device)
     for number, noise in zip(steps, noises, strict=True):
         position = state.parameters
         load(position)
         clipped = batch_gradient()
         gradient = noisy_gradient(
-            clipped.total, noise=noise.to(device), noise_multiplier=float(chain.noise_multipliers[number]),
+            clipped.total, noise=noise, noise_multiplier=float(chain.noise_multipliers[number]),
             noise_unit=scale.clip_norm, expected_batch_size=scale.expected_batch_size, units=chain.units,
             data_free_gradient=algorithm.data_free_gradient(plan.sampler.prior, position, plan.prior_share),
         )  # fmt: skip
@@ -109,23 +105,6 @@ def run_chain(
         sample_temperatures=tuple(float(chain.temperatures[number]) for number in kept_steps),
         temperature_mean=float(np.average(chain.temperatures[stretch], weights=chain.step_sizes[stretch])), last=last,
     )  # fmt: skip
-
-
-def drawn_ahead(generator: np.random.Generator, size: int, count: int) -> Iterator[torch.Tensor]:
-    """Yield `count` vectors of N(0, 1) numbers, (size,), float32, up to 8.2 standard deviations, in the same order.
-
-    Where a core is idle, the next vector is drawn while the caller works.
-    """
-    draw = partial(generator.standard_normal, size, dtype=np.float32)
-    if size < _PART or torch.get_num_threads() >= (os.cpu_count() or 1):
-        yield from (torch.from_numpy(draw()) for _ in range(count))
-        return
-    with ThreadPoolExecutor(1) as other:
-        waiting = other.submit(draw)
-        for left in reversed(range(count)):
-            drawn = torch.from_numpy(waiting.result())
-            waiting = other.submit(draw) if left else waiting
-            yield drawn
 
 
 def noisy_gradient(

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from fl_dpbayes.calibration.bins import FINE_BINS, bin_index, equal_mass
+from fl_dpbayes.calibration.bins import FINE_BINS, bin_index
 
 
 def test_edges_open_a_bin_and_the_last_bin_is_closed_golden():
@@ -14,14 +14,3 @@ def test_coarse_bins_agree_with_direct_binning_on_edges(bins):
     for edges in (np.arange(bins + 1) / bins, np.arange(101) / 100):
         by_fine_bin = bin_index(edges, FINE_BINS) // (FINE_BINS // bins)
         assert (by_fine_bin == bin_index(edges, bins)).all()
-
-
-def test_equal_mass_ranges_hold_equal_counts_and_never_split_a_bin():
-    table = np.zeros((12, 5))
-    table[:, 0] = 1
-    assert equal_mass(table, 4)[:, 0].tolist() == [3, 3, 3, 3]
-    table = np.zeros((4, 5))
-    table[:, 0] = [1, 97, 1, 1]
-    joined = equal_mass(table, 10)
-    assert joined[:, 0].sum() == 100
-    assert 97 in joined[:, 0]

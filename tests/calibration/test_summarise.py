@@ -76,22 +76,12 @@ def test_vanishing_noise_gives_the_exact_summary_limit():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("gap", "count", "noise_multiplier"), [(0.0, 700, 1.0), (0.1, 700, 2.0), (0.04, 4000, 4.0)])
-def test_intervals_cover_with_the_release_noise(gap, count, noise_multiplier):
-    generator = np.random.default_rng(62)
-    accuracy = rms = exceeds = 0
+def test_a_calibrated_model_seldom_exceeds_what_calibration_would_show_with_the_release_noise():
+    generator, exceeds = np.random.default_rng(62), 0
     for _ in range(100):
-        statistics = draw(generator, count, gap)
-        summary = summarise_noised(noised_table(statistics, 15, noise_multiplier, generator), generator)
-        low, high = summary.intervals["rms_debiased"]
-        rms += low <= gap + 1e-12 and gap <= high  # every joined bin has the same gap
-        low, high = summary.intervals["accuracy"]
-        accuracy += low <= statistics.top_label[:, 1].sum() / count - gap <= high
+        summary = summarise_noised(noised_table(draw(generator, 700, 0.0), 15, 1.0, generator), generator)
         exceeds += summary.ece > summary.ece_if_calibrated_high
-    assert rms / 100 >= 0.93
-    assert accuracy / 100 >= 0.95 - 3 * np.sqrt(0.95 * 0.05 / 100)
-    if gap == 0:
-        assert exceeds / 100 <= 0.05 + 3 * np.sqrt(0.95 * 0.05 / 100)
+    assert exceeds / 100 <= 0.05 + 3 * np.sqrt(0.95 * 0.05 / 100)
 
 
 def test_hidden_by_noise_or_empty_undefined_limit():

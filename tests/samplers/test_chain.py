@@ -8,6 +8,7 @@ import torch
 from fl_dpbayes.config.sampler import SGLD, ConstantStepSize, ExponentialStepSize, FlatPrior, GaussianPrior
 from fl_dpbayes.config.task import MLPModel, Task
 from fl_dpbayes.models.build import build_model
+from fl_dpbayes.models.gaussian import normal_vectors
 from fl_dpbayes.models.parameters import to_vector, vector_to_arrays
 from fl_dpbayes.samplers import chain
 from fl_dpbayes.samplers.chain import ChainDivergedError
@@ -81,11 +82,11 @@ def test_empty_batch_is_a_step_with_noise_and_prior(module, site, rate):
     empty = tuple(part[:0] for part in site)
     start = to_vector(module)
     found = run(module, empty if rate == 1.0 else site, plan, start=start)
-    noise, state = np.random.default_rng(2), start.double().numpy()
+    noise, state = normal_vectors(np.random.default_rng(2), start.numel(), 3), start.double().numpy()
     batch = rate * COUNT
     for number in range(3):
         size = 0.5 * 0.9**number
-        state = state - size * (noise.standard_normal(len(state), dtype=np.float32) / batch + state / COUNT)
+        state = state - size * (next(noise).numpy() / batch + state / COUNT)
     np.testing.assert_allclose(found.last["parameters"], state, rtol=1e-5)
 
 

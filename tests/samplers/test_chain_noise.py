@@ -1,8 +1,7 @@
 """What `run_chain` adds and whom it draws, read from what it leaves: every private sampler, every chain."""
 
-import ctypes
 import math
-import threading
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -12,9 +11,8 @@ from fl_dpbayes.config.sampler import SGD, SGHMC, SGLD, Adam, BayesByBackprop, C
 from fl_dpbayes.config.task import LogisticModel, MLPModel, Task
 from fl_dpbayes.models.build import build_model
 from fl_dpbayes.models.parameters import to_vector
-from fl_dpbayes.samplers import chain
-from fl_dpbayes.samplers.chain import drawn_ahead, noisy_gradient
-from fl_dpbayes.samplers.planned import ChainStreams
+from fl_dpbayes.samplers import chain, minibatch
+from fl_dpbayes.samplers.chain import noisy_gradient
 from fl_dpbayes.samplers.state_vectors import initial_vectors
 from tests.chains import plan_of, run, streams_of
 
@@ -68,32 +66,19 @@ def test_chains_share_no_noise() -> None:
     assert abs(np.corrcoef(first, second)[0, 1]) < ERRORS / math.sqrt(len(first))
 
 
-class CountingGenerator(np.random.Generator):
-    """Notes the size of every draw."""
-
-    def __init__(self, seed: int) -> None:
-        super().__init__(np.random.Philox(seed))
-        self.sizes: list[int] = []
-
-    def standard_normal(self, size, dtype=np.float64):
-        self.sizes.append(int(np.prod(size)))
-        return super().standard_normal(size, dtype=dtype)
-
-    def random(self, size):
-        self.sizes.append(size)
-        return super().random(size)
-
-
 @pytest.mark.parametrize("sampling_rate", [1.0, 0.5, 1e-6])
-def test_each_step_draws_once_over_all_parameters_and_once_over_all_units(sampling_rate: float) -> None:
+def test_each_step_draws_once_over_all_parameters_and_once_over_all_units(monkeypatch, sampling_rate: float) -> None:
     module, units, steps = build_model(MLPModel(hidden=(5,)), Task(input_shape=(3,), classes=2), seed=0), 20, 6
     records = np.ones((units, 3), np.float32), np.zeros(units, np.int64), np.arange(units)
-    streams, start = ChainStreams(*map(CountingGenerator, (2, 1, 3, 4))), to_vector(module)
+    streams, start = streams_of(2, 1, 3, 4), to_vector(module)
+    noise, joining = (mock.Mock(wraps=each) for each in (chain.normal_vectors, minibatch.poisson_units))
+    monkeypatch.setattr(chain, "normal_vectors", noise)
+    monkeypatch.setattr(minibatch, "poisson_units", joining)
     plan = plan_of(privacy={"sampling_rate": sampling_rate}, steps_per_round=steps)
     result = run(module, records, plan, start=start, streams=streams)
     # A batch that nobody joined (nearly all of them at the smallest rate) has its draw like any other.
-    assert streams.noise.sizes == [start.numel()] * steps
-    assert streams.sampling.sizes == [units] * steps
+    noise.assert_called_once_with(streams.noise, start.numel(), steps, torch.device("cpu"))
+    assert joining.mock_calls == [mock.call(streams.sampling, units, sampling_rate)] * steps
     moved = np.diff(np.vstack([start.numpy(), result.samples]), axis=0)
     assert (moved != 0).all()
     assert not np.isnan(moved).any()
@@ -113,43 +98,3 @@ def test_noisy_gradient_is_the_formula_by_hand_and_leaves_its_inputs():
     expected = [(3.0 + 2.0 * 0.5 * 1.5) / 4 + 2.0 / 20, (0.5 + 2.0 * 0.5 * -0.5) / 4 - 1.0 / 20]
     torch.testing.assert_close(gradient_of(noise=noise, data_free_gradient=prior), torch.tensor(expected))
     assert (noise.tolist(), prior.tolist()) == ([1.5, -0.5], [2.0, -1.0])
-
-
-class Scripted:
-    """A bit generator whose words of 32 bits are given."""
-
-    def __init__(self, words):
-        uint32, uint64, double = (ctypes.CFUNCTYPE(kind, ctypes.c_void_p) for kind in
-                                  (ctypes.c_uint32, ctypes.c_uint64, ctypes.c_double))  # fmt: skip
-        calls, self.lock, left = [("raw", uint64), ("word", uint32), ("double", double)], threading.Lock(), iter(words)
-
-        class Bits(ctypes.Structure):
-            _fields_ = [("state", ctypes.c_void_p), *calls, ("last", uint64)]
-
-        self._calls = [kind(lambda _: next(left)) for _, kind in calls]
-        self._bits = Bits(None, *self._calls, self._calls[0])
-        capsule = ctypes.pythonapi.PyCapsule_New
-        capsule.restype, capsule.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
-        self.capsule = capsule(ctypes.addressof(self._bits), b"BitGenerator", None)
-
-
-def test_noise_reaches_8_standard_deviations() -> None:
-    """Noise that ends before would let one release exclude a neighbour: a failure that delta does not count."""
-    words = [0xFFFFFF00, *[0xFFFFFFFF] * 2]
-    (found,) = drawn_ahead(np.random.Generator(Scripted(words)), 1, 1)
-    assert 8 < abs(float(found)) < 8.3
-
-
-def test_each_of_128_key_bits_changes_the_noise() -> None:
-    keys = [0, *(2**bit for bit in range(128))]
-    drawn = {next(drawn_ahead(np.random.Generator(np.random.Philox(key=key)), 9, 1)).numpy().tobytes() for key in keys}
-    assert len(drawn) == 129
-
-
-@pytest.mark.parametrize("idle", [True, False])
-def test_noise_drawn_ahead_is_that_of_one_step_after_the_other(monkeypatch, idle: bool) -> None:
-    monkeypatch.setattr(chain.os, "cpu_count", lambda: torch.get_num_threads() + idle)
-    size, generator, other = 2**16 + 1, np.random.default_rng(0), np.random.default_rng(0)
-    for vector in [*drawn_ahead(generator, size, 3), *drawn_ahead(generator, size, 1)]:
-        assert np.array_equal(vector.numpy(), other.standard_normal(size, dtype=np.float32))
-    assert generator.random() == other.random()

@@ -21,7 +21,9 @@ from fl_dpbayes.config.sampler import (
 )
 from fl_dpbayes.config.task import LogisticModel, Task
 from fl_dpbayes.models.build import build_model
+from fl_dpbayes.models.gaussian import normal_vectors
 from fl_dpbayes.models.parameters import to_vector
+from fl_dpbayes.samplers import chain
 from fl_dpbayes.samplers.gradients.loss import summed_cross_entropy
 from fl_dpbayes.samplers.minibatch import TrainingRecords, poisson_units
 from fl_dpbayes.samplers.noise import NoiseScale
@@ -107,15 +109,14 @@ def test_theorem_1_of_zhang_same_path_from_the_same_noise(records, kind, rate, p
     result = run(plan, logistic(), features, labels, sigma)
 
     # Algorithm 2 as it is printed, |B_t| read as the expected batch size; its N(0, eta) is minus sqrt(eta) our noise.
-    sampling, noise = np.random.default_rng(0), np.random.default_rng(1)
-    w = to_vector(logistic()).double().numpy()
-    for number in range(steps):
+    sampling, w = np.random.default_rng(0), to_vector(logistic()).double().numpy()
+    for number, noise in enumerate(normal_vectors(np.random.default_rng(1), len(w), steps)):
         eta = sizes[number] / units
         batch = poisson_units(sampling, units, rate)
         gradients = record_gradients(w, features[batch].astype(np.float64), labels[batch])
         norms = np.linalg.norm(gradients, axis=1, keepdims=True)
         clipped_sum = (np.minimum(1, clip_norm / norms) * gradients).sum(axis=0)
-        gaussian = -math.sqrt(eta) * noise.standard_normal(len(w), dtype=np.float32)
+        gaussian = -math.sqrt(eta) * noise.numpy()
         w = w - eta * (units / (rate * units) * clipped_sum + penalty_gradient(w)) + gaussian
         np.testing.assert_allclose(result.samples[number], w, rtol=1e-4, atol=1e-5)
 
@@ -124,8 +125,16 @@ def test_theorem_1_of_zhang_same_path_from_the_same_noise(records, kind, rate, p
     SGD(kind="dp-sgd", step_size=SIZE, momentum=0.9), Adam(kind="dp-adam", step_size=SIZE),
     SGHMC(kind="dp-sghmc", step_size=SIZE, friction=0.2), SGLD(step_size=SIZE),
 ], ids=lambda sampler: sampler.kind)  # fmt: skip
-def test_two_stretches_carry_the_momentum_and_equal_one(records, sampler):
+def test_two_stretches_carry_the_momentum_and_equal_one(monkeypatch, records, sampler):
     features, labels = records
+    # The noise of a stretch is a stream of its own: here both draw from one.
+    monkeypatch.setattr(
+        chain,
+        "normal_vectors",
+        lambda generator, size, count, device: (
+            torch.from_numpy(generator.standard_normal(size, dtype=np.float32)) for _ in range(count)
+        ),
+    )
     plan = plan_of(sampler, PrivacyPlan(epsilon=1.0, delta=1e-5, sampling_rate=0.5), steps=12, thinning=2, burn_in=2)
     whole = run(plan, logistic(), features, labels, np.ones(12))
     streams, start, samples = chains.streams_of(0, 1, 2, 3), None, []

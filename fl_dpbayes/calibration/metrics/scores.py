@@ -93,8 +93,7 @@ def _score_interval(
     up to a share of z^2 / n. Variance and cumulants are those of the records and PSEUDO_RECORDS more with labels drawn
     from the model's own probabilities, so that a test set without a wrong answer still has a tail.
 
-    Source: Morris, Annals of Statistics 10 (1982), 65-80; Wilson, JASA 22 (1927), 209-212; Agresti and Coull, American
-    Statistician 52 (1998), 119-126.
+    Source: Morris, Annals of Statistics 10 (1982), 65-80; Wilson, JASA 22 (1927), 209-212; Agresti and Coull 1998.
     """
     n, z2 = statistics.count, QUANTILE**2
     # As each class c is the label with its probability p_c, and as the labels are.

@@ -73,8 +73,7 @@ def calibration_slope(statistics: CalibrationStatistics) -> Measured | None:
 
     line = minimize(loss, [0.0, 1.0], method="trust-exact", jac=gradient, hess=information, options={"gtol": 1e-7}).x
     try:
-        # A small mean gradient is no sign of the maximum where few of many records overlap; a step far below one
-        # standard error is.
+        # Where few of many records overlap a small mean gradient is no sign of the maximum; a step this small is.
         for _ in range(NEWTON_STEPS):
             descent = gradient(line)
             step = np.linalg.solve(information(line), descent)

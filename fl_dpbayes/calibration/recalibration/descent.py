@@ -69,8 +69,7 @@ def private_fit(
 
     `probabilities`: shape (N, C); N may be 0. `labels`: shape (N,), 0 .. C - 1. `unit_index`: unit of each record,
     shape (N,). `start`: parameters before the first of these steps, shape (P,). Returns those after the last, each
-    within +-PARAMETER_BOUND. Raises ValueError if there are so many units that rounding could move a sum by more than
-    0.001 of the clip norm.
+    within +-PARAMETER_BOUND. Raises ValueError for so many units that rounding could move a sum by 0.001 of C.
     """
     plan, units = stretch.plan, stretch.units
     logs = in_fixed_pieces(log_probabilities, probabilities)

@@ -73,8 +73,7 @@ def apply(probabilities: Floats, parameters: Floats) -> Floats:
     values = parameters[ISOTONIC_BINS:][first]
     two = probabilities.shape[1] == 2
     rows, top = np.arange(len(probabilities)), 1 if two else probabilities.argmax(axis=1)
-    # Between knots nearly at one place the slope overflows. An error would tell the sender of such knots, without
-    # noise, that a record lies there.
+    # Between knots nearly at one place the slope overflows; an error would tell that a record lies there.
     mapped = np.clip(np.interp(probabilities[rows, top], positions, values), 0.0, 1.0)
     if two:
         return np.column_stack([1 - mapped, mapped])

@@ -245,8 +245,7 @@ def boundary_flips(closeness: Floats, severity: int) -> BoundaryFlips:
 
     The mean is `rate`, whatever the scale of `closeness`; no rate is above .6. Source: instance-dependent label noise;
     Menon, van Rooyen and Natarajan, Machine Learning 107, 2018 (boundary-consistent noise). `closeness`: (N, C), higher
-    for a nearer class: known probabilities, or `centroid_closeness`. `severity`: 1 to 5, a mean rate of .02, .05, .10,
-    .20 or .30.
+    for a nearer class: known probabilities, or `centroid_closeness`. `severity`: 1 to 5, a rate of FLIP_RATES.
     """
     from scipy.stats import rankdata
 

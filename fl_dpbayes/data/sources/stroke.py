@@ -58,9 +58,8 @@ def load(source: BuiltIn, part: OfficialPart) -> Records:
 
     Label 1: dead or dependent at six months. 3 features are centred and scaled by public constants, 14 are indicators,
     8 deficits are 1, 0 or one half. Each patient is one privacy unit; `natural_site` is the hospital, for example
-    `uk-134`; `groups` are sex and age; `published` is the trial's own predicted risk, which was fitted on these
-    patients. Source: Sandercock, Niewada and Czlonkowska, Trials 12:101, 2011. Raises UserError if the shipped file
-    was changed.
+    `uk-134`; `groups` are sex and age; `published` is the trial's own predicted risk, fitted on these patients. Source:
+    Sandercock, Niewada and Czlonkowska, Trials 12:101, 2011. Raises UserError if the shipped file was changed.
     """
     text = PATH.read_bytes()
     if hashlib.sha256(text).hexdigest() != SHA256:

@@ -41,8 +41,7 @@ class Aggregate:
     """A global posterior.
 
     `samples`: weighted samples; a rule that gives a point returns one, at temperature 0. `warnings`: one for each
-    assumption that does not hold, each once, in the order of the sites' names. `facts`: what the run's record says
-    of how it was made.
+    assumption that does not hold, each once, in the order of the sites' names. `facts`: for the run's record.
     """
 
     samples: AnySamples

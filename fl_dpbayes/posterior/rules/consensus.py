@@ -28,8 +28,7 @@ def combine(rule: Consensus, released: Released) -> Aggregate:
     repeat some.
     Source: Scott et al. 2016, "Bayes and big data: the consensus Monte Carlo algorithm".
 
-    Returns draws at temperature 1. Raises ValueError if a site has too few samples, a parameter that does not vary,
-    or a singular covariance.
+    Returns draws at temperature 1. Raises ValueError for few samples, a constant parameter, a singular covariance.
     """
     shapes, estimate = sample_shapes(released.samples), ESTIMATES.get(rule.form)
     weighted, total, shift = np.zeros(()), np.zeros(()), np.zeros(())

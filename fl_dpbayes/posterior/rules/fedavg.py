@@ -19,9 +19,8 @@ from fl_dpbayes.protocol.arrays import Arrays, prefixed
 def combine(rule: FedAvg, released: Released) -> Aggregate:
     """Average the sites' posterior means, m = sum_k w_k m_k / sum_k w_k, unless the rule asks for a robust average.
 
-    It is the mean of the global posterior only where all sites have the same precision; it says nothing of its width.
-    Source: McMahan et al. 2017, "Communication-efficient learning of deep networks from decentralized data", Algorithm
-    1.
+    It is the mean of the global posterior only where all sites have the same precision; its width is not told. Source:
+    McMahan et al. 2017, "Communication-efficient learning of deep networks from decentralized data", Algorithm 1.
 
     Returns one sample at temperature 0. Raises ValueError if no site sent a sample.
     """

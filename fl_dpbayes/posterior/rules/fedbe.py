@@ -16,9 +16,8 @@ def combine(rule: FedBE, released: Released) -> Aggregate:
     """Return the ensemble of the sites' means, their average, and draws around it.
 
     m = sum_k w_k m_k, v = sum_k w_k (m_k - m)^2 (elementwise), draws ~ N(m, spread^2 diag v). The paper draws 10 with
-    spread 1, its authors' code with .1.
-    Source: Chen and Chao 2021, "FedBE: making Bayesian model ensemble applicable to federated learning", its Gaussian
-    variant.
+    spread 1, its authors' code with .1. Source: Chen and Chao 2021, "FedBE: making Bayesian model ensemble applicable
+    to federated learning" (Gaussian).
 
     Returns K + 1 + draws samples at temperature 0: the sites' means in the order of names, the average, the draws.
     Raises ValueError if no site sent a sample.

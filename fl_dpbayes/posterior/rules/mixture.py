@@ -2,8 +2,7 @@
 
 No convention: no precision is added or averaged. Each site targets its own posterior p(w | D_k) with the whole prior;
 unequal temperatures are not corrected, which `predbayes.temperature_warnings` says. The mixture is not the posterior
-given all records: it does not sharpen as sites are added. It needs no alignment of weights between sites, and is
-calibrated where the sites agree.
+given all records: it does not sharpen as sites are added. It needs no alignment, and is calibrated where sites agree.
 """
 
 from collections.abc import Mapping

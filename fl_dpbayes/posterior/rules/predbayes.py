@@ -67,8 +67,7 @@ def product_and_mixture(probabilities: Iterable[Array]) -> Ends:
 def between(ends: Ends, beta: float) -> Array:
     """Combine the sites' class probabilities, p(y|x) ~ [prod_k p_k(y|x)]^beta [(1/K) sum_k p_k(y|x)]^(1 - beta).
 
-    Source: Hasan et al. 2024, "Calibrated one round federated learning with Bayesian inference in the predictive
-    space".
+    Source: Hasan 2024, "Calibrated one round federated learning with Bayesian inference in the predictive space".
 
     `beta`: 0 (mixture) to 1 (product). Returns probabilities (N, classes).
     """
@@ -78,8 +77,7 @@ def between(ends: Ends, beta: float) -> Array:
 def best_beta(ends: Ends, labels: npt.NDArray[np.integer]) -> float:
     """Return the beta in [0, 1] with the least negative log-likelihood on the server's labelled records.
 
-    -sum_i log p_beta(y_i|x_i) is convex in beta: p_beta is an exponential family in it. Hasan et al. fit it by gradient
-    steps on the same loss.
+    -sum_i log p_beta(y_i|x_i) is convex in beta, as p_beta is an exponential family in it. Hasan takes gradient steps.
     """
     rows = np.arange(len(labels))
 

@@ -2,8 +2,7 @@
 
 Convention A: precisions add. Each site targets p(w)^s p(D_k|w); what the prior counts too often or too rarely is
 corrected, so s = 1/K (fractional prior), s = 1 (divided prior, the Bayesian committee machine) and a roster with sites
-missing all give p(w) prod_k p(D_k|w). Draws are brought to temperature 1 by the sites' public temperatures. Memory is
-one site's samples plus the sums.
+missing all give p(w) prod_k p(D_k|w). Draws are brought to temperature 1 first. Memory is one site's samples.
 """
 
 from collections.abc import Sequence
@@ -21,13 +20,11 @@ from fl_dpbayes.posterior.rules.combine import Aggregate, Released, posterior_ag
 def product(factors: Sequence[NaturalGaussian], *, prior_scale: float, prior_share: float) -> NaturalGaussian:
     """Multiply the sites' Gaussians and count the prior once.
 
-    L = sum_k L_k + (1 - K s) L_0,  h = sum_k h_k,  L_0 = I / scale^2; the prior's mean is 0.
-    Source: Tresp 2000, "A Bayesian committee machine"; Neiswanger et al. 2014, "Asymptotically exact, embarrassingly
-    parallel MCMC", section 3.1.
+    L = sum_k L_k + (1 - K s) L_0,  h = sum_k h_k,  L_0 = I / scale^2; the prior's mean is 0. Source: Tresp 2000, "A
+    Bayesian committee machine"; Neiswanger et al. 2014, section 3.1.
 
     `factors`: each site's p(w)^s p(D_k|w), at least one, of one form. `prior_scale`: standard deviation of the Gaussian
-    prior, infinite for a flat one. `prior_share`: s in [0, 1]. The precision of the product can fail to be positive
-    where the factors are estimates.
+    prior, infinite for a flat one. `prior_share`: s in [0, 1]. Its precision may be negative.
     """
     total = reduce(add, factors)
     return total + centred_prior(prior_scale, total).power(1 - len(factors) * prior_share)

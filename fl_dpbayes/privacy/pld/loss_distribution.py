@@ -177,8 +177,7 @@ class Direction:
         end = math.ceil((self.cumulant - math.log(delta) + ABOVE) / self.order / spacing)
         # From the window's upper end down, in pieces, to where delta is reached.
         falling = np.roll(irfft(self.spectrum, self.size), -end)[::-1]
-        piece = max(1, min(self.size // PIECES, int(LARGEST_EXPONENT / spacing)))
-        rise, rounding = np.exp(spacing * np.arange(1, piece + 1)), self._rounding()
+        piece, rounding = self.size // PIECES, self._rounding()
         certain = math.exp(self.cumulant - self.order * spacing * end) + self.infinite
         above = decayed = after = 0.0
         for top in range(end - 1, end - 1 - self.size, -piece):
@@ -188,8 +187,7 @@ class Direction:
             sums = above + np.cumsum(masses)
             # delta_m = sum_{k > m} p_k (1 - exp(e_m - e_k)) obeys delta_m = (1 - g) sum_{k > m} p_k + g delta_{m+1},
             # whose solution is a sum of what is not negative, so that nothing cancels.
-            risen = rise[: len(part)]
-            sampled = (decayed + np.cumsum((sums - masses) * (-math.expm1(-spacing) * risen))) / risen
+            sampled = _decayed(-math.expm1(-spacing) * (sums - masses), decayed, spacing)
             deltas = sampled + rounding * chernoff + certain
             m = int(np.searchsorted(deltas, delta, side="right"))
             if m < len(part):
@@ -203,6 +201,18 @@ class Direction:
         unit = np.finfo(np.float64).eps / 2
         g = unit * (8 * math.log2(self.size) + 128)
         return g * (self.steps * 2 * (2 + 2 / math.pi * math.log(self.size)) + 2 * float(np.abs(self.spectrum).sum()))
+
+
+def _decayed(terms: npt.NDArray[np.float64], before: float, spacing: float) -> npt.NDArray[np.float64]:
+    """Return y_i = x_i + exp(-spacing) y_{i - 1} of terms x_0, x_1, ... >= 0, where y_{-1} is given."""
+    if len(terms) * spacing > LARGEST_EXPONENT:
+        # Its package takes a third of a second to import.
+        from scipy.signal import lfilter
+
+        decay = math.exp(-spacing)
+        return lfilter([1.0], [1.0, -decay], terms, zi=[decay * before])[0]
+    rise = np.exp(spacing * np.arange(1, len(terms) + 1))
+    return (before + np.cumsum(terms * rise)) / rise
 
 
 def _between(before: float, after: float, delta: float, point: tuple[int, float]) -> float:

@@ -43,8 +43,7 @@ def paired(methods: pd.DataFrame, baseline: pd.DataFrame, column: str, keys: lis
 class BesideBaseline(NamedTuple):
     """One method (values of the baseline's axes) at one setting of the axes that are kept apart.
 
-    `value`: its mean over the other axes. `difference`: from the baseline, paired; None for the baseline itself, or
-    without pairs.
+    `value`: its mean over the other axes. `difference`: from the baseline, paired; None for itself, or without pairs.
     """
 
     at: Labels

@@ -62,8 +62,7 @@ def write_canary_site(
 ) -> CanarySite:  # fmt: skip
     """Write records and a hospital's site file, and make its ledger.
 
-    `units`: n, the declared number of training units, within 20 % of the real one. `policy`: of the site; None:
-    whatever the scenario asks for.
+    `units`: n, the declared number of training units, within 20 %. `policy`: None allows what the scenario asks for.
     """
     folder.mkdir(parents=True)
     ledger = LedgerSettings(

@@ -25,8 +25,7 @@ logger = logging.getLogger("fl_dpbayes.site")
 class Bundle:
     """An app bundle: names of its files, the text of its project file, the app's `publisher/name` and version.
 
-    `problem`: why no site runs it, whoever approves; empty where it is thin, a project file alone that names the
-    installed app.
+    `problem`: why no site runs it, whoever approves; empty for a project file alone that names the installed app.
     """
 
     sha256: str

@@ -41,8 +41,7 @@ SERVER_APP = "flwr-serverapp"
 class Gate:
     """Stands between Flower's connection and its loop, where every bundle passes.
 
-    `decide`: bundle, its bytes, what the SuperLink said wrongly of it -> an empty text, or why it may not run. `seen`:
-    SHA-256 of the last bundles.
+    `decide`: bundle, its bytes, what was said wrongly of it -> why it may not run. `seen`: SHA-256 of the last bundles.
     """
 
     def __init__(self, decide: Callable[[Bundle, bytes, str], str]) -> None:
@@ -121,8 +120,7 @@ class _Over(BaseException):
 def try_gate(gate: Gate) -> None:
     """Run Flower's own loop over a made-up connection: a foreign bundle must be refused, an approved one go through.
 
-    The gate is installed already. Raises UserError if the loop does not ask it, lets the foreign bundle through, or
-    cannot be tried.
+    The gate is installed already. Raises UserError if the loop does not ask it, or lets the foreign bundle through.
     """
     decide, gate.decide = gate.decide, lambda bundle, _, mismatch: mismatch or bundle.problem
     logging.disable(logging.ERROR)

@@ -56,8 +56,7 @@ class Workers:
 def begin_study(study: Study, folder: Path | None, data_dir: Path | None, workers: Workers, console: Console) -> bool:
     """Run a study from its beginning, in `folder`, absent or empty (None: `runs/<study>-<time>`).
 
-    Raises UserError if the study or one of its cells is wrong, or the folder is not empty. Raises Stopped if an
-    interrupt ended it.
+    Raises UserError if the study or a cell is wrong, or the folder not empty; Stopped if an interrupt ended it.
     """
     cells = study_cells(study)
     folder = new_folder(folder, study.name, CELLS_FOLDER)

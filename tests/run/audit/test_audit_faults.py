@@ -4,12 +4,12 @@
 """
 
 import dataclasses
+import itertools
 import math
 import os
 from collections.abc import Callable
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -146,9 +146,9 @@ def clip_per_record(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(minibatch.BatchGradient, "_materialised_sum", summed)
 
 
-def repeating(generator: np.random.Generator) -> SimpleNamespace:
-    """Return a generator that forgets that it was asked before."""
-    return SimpleNamespace(standard_normal=cache(generator.standard_normal))
+def repeating(sound: Callable) -> Callable:
+    """Draw the noise of one step for all steps of a stretch."""
+    return lambda generator, size, count, device: itertools.repeat(next(sound(generator, size, 1, device)), count)
 
 
 def descent_with_half_the_noise(sound: Callable) -> Callable:
@@ -200,8 +200,7 @@ FAULTS: dict[str, Fault] = {
     "clip per record": clip_per_record,
     "clip norm for each layer": change_clip(
         lambda sound: lambda norms, *rest: [sound([each], *rest)[0] for each in norms]),
-    "noise repeats within a stretch": change_run(
-        lambda rest: {"streams": rest["streams"]._replace(noise=repeating(rest["streams"].noise))}),
+    "noise repeats within a stretch": changed(chain, "normal_vectors", repeating),
     "second chain with a hundredth of its noise": change_noise(
         lambda rest: 1.0 if rest["steps"].start < rest["chain"].plan.chain_steps else 0.01),
     "late steps with half their noise": change_noise(

@@ -1,0 +1,88 @@
+"""Noise: what it is made of, its law out to the tails, and that host and device draw the same."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
+from scipy import stats
+
+from fl_dpbayes.models import gaussian
+from fl_dpbayes.models.gaussian import PART, chacha20, normal_vectors, standard_normals
+
+CPU = torch.device("cpu")
+
+
+def keyed(key: int) -> np.random.Generator:
+    return np.random.Generator(np.random.Philox(key=key))
+
+
+def test_device_cipher_is_the_library_s_bit_for_bit() -> None:
+    for key in (bytes(32), bytes([255] * 32), keyed(1).bytes(32)):
+        nonces = [0, 1, 2**31, 2**32 - 1, 2**32, 2**63 - 1]
+        found = chacha20(key, torch.tensor(nonces), 131)
+        for nonce, words in zip(nonces, found, strict=True):
+            cipher = Cipher(algorithms.ChaCha20(key, bytes(8) + nonce.to_bytes(8, "little")), None)
+            assert words.numpy().tobytes() == cipher.encryptor().update(bytes(131 * 64))
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(
+    not torch.cuda.is_available(), reason="needs a CUDA device")])])  # fmt: skip
+@pytest.mark.parametrize(("groups", "numbers"), [(1, 1), (5, 31), (3, 1000), (2, PART), (2, 2 * PART + 1)])
+def test_device_draws_what_the_host_draws(monkeypatch, device: str, groups: int, numbers: int) -> None:
+    monkeypatch.setattr(gaussian, "_PARTS_AT_ONCE", 1)
+    on_host = gaussian._Host(bytes(range(32)), numbers)(7, groups, numbers)
+    found = gaussian.on_device(bytes(range(32)), 7, groups, numbers, device=torch.device(device)).cpu()
+    torch.testing.assert_close(found, on_host, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("size", [1, 7, 5000, PART, 2 * PART + 3])
+def test_vectors_are_the_same_drawn_ahead_in_turn_and_on_a_device(monkeypatch, size: int) -> None:
+    key, found = keyed(3).bytes(32), []
+    for idle in (False, True):
+        monkeypatch.setattr(gaussian.os, "cpu_count", lambda idle=idle: torch.get_num_threads() + idle)
+        generator, other = keyed(3), keyed(3)
+        found.append(torch.stack(list(normal_vectors(generator, size, 20))))
+        other.bytes(32)
+        # The generator is left at one place, however noise is drawn.
+        assert generator.random() == other.random()
+    assert found[0].shape == (20, size)
+    assert len(found[0].unique()) > 0.99 * found[0].numel()
+    assert torch.equal(*found)
+    monkeypatch.setattr(gaussian, "_PARTS_AT_ONCE", 7)
+    on_device = torch.cat([drawn.flatten() for drawn in gaussian.device_draws(key, size, 20, device=CPU)])
+    torch.testing.assert_close(on_device.reshape(20, size), found[0], rtol=1e-6, atol=1e-6)
+
+
+def test_each_of_128_key_bits_changes_the_noise() -> None:
+    keys = [0, *(2**bit for bit in range(128))]
+    assert len({standard_normals(keyed(key), (9,)).numpy().tobytes() for key in keys}) == 129
+
+
+def test_noise_reaches_9_standard_deviations_and_is_finite_at_every_integer() -> None:
+    """Noise that ends before 8 would let one release exclude a neighbour: a failure that delta does not count."""
+    integers, turns = [0, 1, -1, 2**62, 2**63 - 1, -(2**63)], [0, 2**31 - 1, -(2**31), 2**30, -(2**30), 1]
+    words = np.concatenate([np.array(integers, "<i8").view(np.uint8), np.array(turns, "<i4").view(np.uint8)])
+    found = np.empty(12, np.float32)
+    gaussian._box_muller(words, np.empty((2, 6)), found)
+    radii = np.hypot(found[:6], found[6:])
+    exact = [math.sqrt(2 * 64 * math.log(2)), *[math.sqrt(2 * (63 * math.log(2) - math.log(1.5)))] * 2]
+    np.testing.assert_allclose(radii, [*exact, math.sqrt(2 * math.log(2)), 0, 0], rtol=1e-6)
+    assert 9.4 < found[0] < 9.5
+
+
+def test_law_is_normal_in_its_middle_its_tails_and_near_zero() -> None:
+    drawn = standard_normals(keyed(5), (2 * 10**6,)).double().numpy()
+    assert stats.kstest(drawn, "norm").statistic < 1.95 / math.sqrt(len(drawn))
+    for power, variance in ((1, 1), (2, 2), (3, 15), (4, 96)):
+        error = (drawn**power).mean() - stats.norm.moment(power)
+        assert abs(error) < 4.5 * math.sqrt(variance / len(drawn)), power
+    for low, high in ((0, 1e-3), (3, 4), (4, 9.5)):
+        expected = 2 * (stats.norm.sf(low) - stats.norm.sf(high)) * len(drawn)
+        found = np.count_nonzero((np.abs(drawn) >= low) & (np.abs(drawn) < high))
+        assert abs(found - expected) < 4.5 * math.sqrt(expected), low
+    # The two numbers of a pair, and squares of neighbours.
+    for lag in (1, PART // 2):
+        for one in (drawn, drawn**2 - 1):
+            assert abs((one[lag:] * one[:-lag]).mean() / one.var()) < 4.5 / math.sqrt(len(drawn)), lag
