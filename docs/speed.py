@@ -120,7 +120,7 @@ def figure() -> Figure:
     }
     models, growth = files["clip"]["rows"], files["simulation"]["rows"]
     goals = {row["row"]: row["reach"] for row in tomllib.loads((RESULTS / "rows.toml").read_text())["rows"]
-             if row["file"] == "clip" and row["row"] != "*"}  # fmt: skip
+             if row["key"] == "ours" and row["row"] != "*"}  # fmt: skip
     drawn = look.titled_figure(
         "A private step over a plain one, and a site's round",
         "above: CPU time of whole steps over a plain SGD step; bar: to reach\n"
