@@ -1,8 +1,8 @@
 """Poisson batches of a site's units and the clipped sum over each."""
 
 import math
+from contextlib import suppress
 from dataclasses import dataclass
-from itertools import starmap
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +12,7 @@ from torch import nn
 from fl_dpbayes.config.plan import AnyPrivacyPlan
 from fl_dpbayes.models.dropout import DropoutModule
 from fl_dpbayes.models.parameters import trainable_parameters
-from fl_dpbayes.models.rows import failing_rows, pieces
+from fl_dpbayes.models.rows import failing_rows
 from fl_dpbayes.samplers.gradients.clipping import ClippedSum, add_up, clip_and_sum, sum_clipped, with_pre_noise
 from fl_dpbayes.samplers.gradients.dense_chain import DenseChain, dense_chain
 from fl_dpbayes.samplers.gradients.engine import gradient_engine
@@ -32,7 +32,7 @@ def poisson_units(generator: np.random.Generator, unit_count: int, sampling_rate
     often empty where q is small.
     """
     # Uniforms are multiples of 2^-53: joining at u < q would round q up, many times over where q is near 2^-53.
-    return np.flatnonzero(generator.random(unit_count) + _RESOLUTION <= sampling_rate)
+    return (generator.random(unit_count) + _RESOLUTION <= sampling_rate).nonzero()[0]
 
 
 @dataclass(frozen=True)
@@ -106,19 +106,19 @@ class BatchGradient:
         """
         units = poisson_units(self._streams.sampling, len(self._records_of_unit), self._privacy.sampling_rate)
         rows = units if self._record_is_unit else np.flatnonzero(np.isin(self._unit_of_record, units))
-        pads = not self._materialises and not isinstance(self._module, DropoutModule)
-        padding = -len(rows) % self._rows if pads else 0
+        if self._chain is not None:
+            # What fails is tried record by record below.
+            with suppress(Exception):
+                return self._chain_sum(self._chain, self._order[rows])
         chosen = torch.from_numpy(self._order[rows]).to(self._features.device)
-        targets, features = self._targets.index_select(0, chosen), self._chosen_features(chosen, padding)
-        module, features = resampled(self._module, features, self._streams.model)
+        targets = self._targets.index_select(0, chosen)
+        module, features = resampled(self._module, self._features.index_select(0, chosen), self._streams.model)
         counts = self._records_of_unit[units]
         try:
-            if self._chain is not None:
-                return self._chain_sum(self._chain, features, targets, self._lengths.index_select(0, chosen))
             return self._sum(module, features, targets, counts)
         except Exception:
             # The module may have written into its inputs.
-            features = self._chosen_features(chosen)
+            features = self._features.index_select(0, chosen)
             if isinstance(self._module, DropoutModule):
                 module, features = self._module.with_masks_as_inputs(features)
             one = np.ones(1, np.int64)
@@ -128,18 +128,18 @@ class BatchGradient:
             kept = torch.from_numpy(passing[owners]).to(features.device)
             return self._sum(module, features[kept], targets[kept], counts[passing])
 
-    def _chosen_features(self, chosen: torch.Tensor, padding: int = 0) -> torch.Tensor:
-        features = self._features.new_empty((len(chosen) + padding, *self._features.shape[1:]))
-        torch.index_select(self._features, 0, chosen, out=features[: len(chosen)])
-        features[len(chosen) :] = 0
-        return features
+    def _chain_sum(self, chain: DenseChain, chosen: npt.NDArray[np.int64]) -> ClippedSum:
+        rows, count, known = self._rows, len(chosen), (self._features, self._targets, self._lengths)
+        padded = torch.from_numpy(np.concatenate([chosen, np.zeros(-count % rows, np.int64)])).to(self._features.device)
 
-    def _chain_sum(self, chain: DenseChain, *records: torch.Tensor) -> ClippedSum:
-        def piece_sum(features: torch.Tensor, targets: torch.Tensor, lengths: torch.Tensor, count: int) -> ClippedSum:
+        def piece_sum(first: int) -> ClippedSum:
+            part = padded[first : first + rows]
+            features, targets, lengths = (values.index_select(0, part) for values in known)
+            features[count - first :].zero_()
             layers = chain.gradients(features, targets, self._loss, lengths)
-            return clip_and_sum(layers, self._clip_norm, self._privacy.clipping, count)
+            return clip_and_sum(layers, self._clip_norm, self._privacy.clipping, min(rows, count - first))
 
-        return add_up(self._module, records[0].device, starmap(piece_sum, pieces(self._rows, *records)))
+        return add_up(self._module, padded.device, map(piece_sum, range(0, count, rows)))
 
     def _sum(
         self, module: nn.Module, features: torch.Tensor, targets: torch.Tensor, counts: npt.NDArray[np.int64]

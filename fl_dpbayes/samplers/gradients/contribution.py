@@ -67,12 +67,14 @@ class OuterGradients:
     """Per-example gradients of a layer of one position, as products: g a', and g of the bias if there is one.
 
     `norms`: as those of `LayerGradients`. `inputs`: a, shape (N, p), float32. `outputs`: g, shape (N, o), float32.
+    `buffers`: memory for them in float64, used again by every sum, as fresh pages cost more than the conversion.
     """
 
     norms: Tensor
     inputs: Tensor
     outputs: Tensor
     biased: bool
+    buffers: tuple[Tensor, Tensor]
     product: ClassVar[None] = None
     terms: ClassVar[float] = 1.0
 
@@ -88,16 +90,18 @@ class OuterGradients:
 
     def weighted_sum(self, factors: Tensor, used: Rows, out: Tensor) -> None:
         """As that of `LayerGradients`."""
-        a, g = self.inputs[used].double(), _scaled(self.outputs[used], factors[used])
-        weights = out[: g.shape[1] * a.shape[1]]
-        torch.mm(g.mT, a, out=weights.view(g.shape[1], -1))
+        a, g = self.inputs[used], self.outputs[used]
+        entries = g.shape[1] * a.shape[1]
+        a = self.buffers[0].resize_(a.shape).copy_(a)
+        g = _scaled(g, factors[used], self.buffers[1].resize_(g.shape))
+        torch.mm(g.mT, a, out=out[:entries].view(g.shape[1], -1))
         if self.biased:
-            torch.sum(g, 0, out=out[len(weights) :])
+            torch.sum(g, 0, out=out[entries:])
 
 
-def outer_gradients(a: Tensor, g: Tensor, biased: bool, lengths: Tensor | None = None) -> OuterGradients:
-    """Put a, (N, p), and g, (N, o), together; `lengths`: what `input_lengths` gives, (N,), where that is known."""
-    return OuterGradients(row_norms(g).mul_(input_lengths(a, biased) if lengths is None else lengths), a, g, biased)
+def double_buffers(like: Tensor) -> tuple[Tensor, Tensor]:
+    """Return two empty tensors of float64 on a tensor's device, which grow as they are resized."""
+    return like.new_empty(0, dtype=torch.float64), like.new_empty(0, dtype=torch.float64)
 
 
 def input_lengths(a: Tensor, biased: bool) -> Tensor:
@@ -138,13 +142,13 @@ def row_norms(values: Tensor) -> Tensor:
     return torch.cat([torch.linalg.vector_norm(part.double(), dim=1) for part in values.split(_part(values))])
 
 
-def _scaled(values: Tensor, factors: Tensor) -> Tensor:
-    """Return c_i r_i of rows (N, d) in float64."""
-    scaled = torch.empty_like(values, dtype=torch.float64, memory_format=torch.contiguous_format)
-    parts = (each.split(_part(values)) for each in (scaled, values, factors[:, None]))
-    for place, part, own in zip(*parts, strict=True):
-        place.copy_(part).mul_(own)
-    return scaled
+def _scaled(values: Tensor, factors: Tensor, out: Tensor) -> Tensor:
+    """Write c_i r_i of rows (N, d) to `out`, float64, and return it."""
+    count, factors = _part(values), factors[:, None]
+    for first in range(0, values.shape[0], count):
+        part = slice(first, first + count)
+        out[part].copy_(values[part]).mul_(factors[part])
+    return out
 
 
 def _part(values: Tensor) -> int:

@@ -13,8 +13,9 @@ from torch.nn import functional
 from fl_dpbayes.samplers.gradients.contribution import (
     LayerGradients,
     OuterGradients,
+    double_buffers,
     formed_gradients,
-    outer_gradients,
+    input_lengths,
     row_norms,
 )  # fmt: skip
 
@@ -79,7 +80,8 @@ def _patches(layer: nn.Conv2d, images: Tensor) -> Tensor:
 def _products(layer: nn.Module, a: Tensor, g: Tensor) -> LayerGradients | OuterGradients:
     groups, length, p, o = *a.shape[1:], g.shape[3]
     if groups == length == 1:
-        return outer_gradients(a.flatten(1), g.flatten(1), layer.bias is not None)
+        a, g, biased = a.flatten(1), g.flatten(1), layer.bias is not None
+        return OuterGradients(row_norms(g).mul_(input_lengths(a, biased)), a, g, biased, double_buffers(g))
     bias = () if layer.bias is None else (g.sum(dim=2).flatten(1),)
     if (_FORMED_ENTRY - length) * o * p < 2 * length**2 * (o + p):
         return formed_gradients([(g.mT @ a).flatten(1), *bias])
