@@ -122,9 +122,8 @@ def figure() -> Figure:
     goals = {row["row"]: row["reach"] for row in tomllib.loads((RESULTS / "rows.toml").read_text())["rows"]
              if row["key"] == "ours" and row["row"] != "*"}  # fmt: skip
     drawn = look.titled_figure(
-        "A private step over a plain one, and a site's round",
-        "above: CPU time of whole steps over a plain SGD step; bar: to reach\n"
-        "below: what a round takes a site beyond its chain",
+        "What a private step and a round cost",
+        "whole private steps over plain SGD steps, CPU time\nbar, dashed line: to reach",
         5.4,
     )
     steps, sites = drawn.subplots(2, 1, height_ratios=(3, 1.3))
@@ -132,8 +131,8 @@ def figure() -> Figure:
     names = [name for name in models if name in goals][::-1]
     for method, (colour, marker) in METHODS.items():
         places = [(models[name][method], at) for at, name in enumerate(names) if method in models[name]]
-        size = 5 if method == "ours" else 3.5
-        steps.plot(*zip(*places, strict=True), marker, color=colour, markersize=size, linestyle="none", label=method)
+        style = {"markersize": 5, "zorder": 3} if method == "ours" else {"markersize": 3.5}
+        steps.plot(*zip(*places, strict=True), marker, color=colour, linestyle="none", label=method, **style)
     steps.plot([goals[name] for name in names], range(len(names)), "|", color=look.INK, markersize=11, linestyle="none")
     steps.axvline(1, color=look.MUTED, linewidth=0.8)
     steps.set(xscale="log", yticks=range(len(names)), yticklabels=names, title="times a plain step")
@@ -144,7 +143,7 @@ def figure() -> Figure:
     across = sorted(measured)
     sites.plot(across, [measured[count] for count in across], "o-", color=look.BLUE, markersize=4)
     sites.axhline(5, color=look.INK, linewidth=1, linestyle=(0, (5, 3)))
-    sites.set(xscale="log", xlabel="sites", title="CPU ms a site-round beyond its chain (dashed: to reach)")
+    sites.set(xscale="log", xlabel="sites", title="CPU ms of a site's round beyond its chain")
     sites.set_xticks(across, [f"{count:,}" for count in across])
     sites.set_ylim(bottom=0)
     look.add_legend(drawn, 3)

@@ -35,6 +35,11 @@ def test_rows_are_kept_printed_and_not_measured_again(tmp_path):
     measure_rows("made up", {"first": refused}, "", str(kept), console)
     with pytest.raises(UserError, match="another benchmark"):
         measure_rows("other", {"first": refused}, "", str(kept), console)
+    kept.write_text("no JSON")
+    with pytest.raises(UserError, match="another benchmark"):
+        measure_rows("made up", {"first": refused}, "", str(kept), console)
+    with pytest.raises(UserError, match="cannot be written"):
+        measure_rows("made up", rows, "", str(tmp_path / "absent" / "rows.json"), console)
     with pytest.raises(UserError, match="--only 'none' names no row: give a part of one of first, second"):
         measure_rows("made up", rows, "none", None, console)
     with pytest.raises(UserError, match="the measured process was ended"):
