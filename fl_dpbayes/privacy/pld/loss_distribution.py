@@ -4,7 +4,6 @@ docs/proofs/privacy-loss-distribution.md says what the bound consists of.
 """
 
 import math
-import threading
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -73,33 +72,32 @@ class _PrefixAccount:
     def __init__(self, plan: History, delta: float, adjacency: Adjacency) -> None:
         levels, noise = levels_of(plan) if has_noise(plan) else (), [event.noise_multiplier for event in plan]
         self._plan, self._delta, self._adjacency, self._known = plan, delta, adjacency, dict[int, float]()
-        self._lock, self._composed, self._grid, self.size = threading.Lock(), 0, None, 100 * len(plan)
-        self._step: tuple[GaussianEvent, list[Direction]] | None = None
+        self._grid, self.size = None, 100 * len(plan)
         many = len(levels) > MOST_COMPOSED_ANEW or noise == sorted(noise)
         if many and len(set(noise)) <= MOST_LEVELS and not _in_closed_form(levels, adjacency):
             self._grid = Grid.of(levels, adjacency, delta)
-            self._directions = _nothing_composed(self._grid, adjacency)
+            # Replaced as a whole: another thread finds the old one or the new one.
+            self._reached: _Reached = 0, _nothing_composed(self._grid, adjacency), None, []
             self.size += 32 * self._grid.size + 200 * len(plan)
 
     def epsilon(self, steps: int) -> float:
-        with self._lock:
-            if steps not in self._known:
-                self._known[steps] = self._epsilon(steps)
-            return self._known[steps]
+        if steps not in self._known:
+            self._known[steps] = self._epsilon(steps)
+        return self._known[steps]
 
     def _epsilon(self, steps: int) -> float:
         prefix, grid = slice_history(self._plan, 0, steps), self._grid
         if grid is None or _chance_of_use(prefix) <= self._delta:
             return pld_epsilon(prefix, self._delta, self._adjacency)
-        if steps < self._composed:
-            self._composed, self._directions = 0, _nothing_composed(grid, self._adjacency)
-        for level in slice_history(self._plan, self._composed, steps - self._composed):
-            kind = replace(level, steps=1)
-            if self._step is None or self._step[0] != kind:
-                self._step = kind, _of_step(kind, grid, self._adjacency)
-            self._directions = _then(self._directions, self._step[1], level.steps)
-        self._composed = steps
-        found = max(direction.epsilon(self._delta, grid.spacing) for direction in self._directions)
+        composed, directions, kind, step = self._reached
+        if steps < composed:
+            composed, directions = 0, _nothing_composed(grid, self._adjacency)
+        for level in slice_history(self._plan, composed, steps - composed):
+            if kind != (one := replace(level, steps=1)):
+                kind, step = one, _of_step(one, grid, self._adjacency)
+            directions = _then(directions, step, level.steps)
+        self._reached = steps, directions, kind, step
+        found = max(direction.epsilon(self._delta, grid.spacing) for direction in directions)
         return min(gdp_epsilon(_mu_without_subsampling(prefix, self._adjacency), self._delta), found)
 
 
@@ -119,6 +117,10 @@ def composed(levels: History, adjacency: Adjacency, delta: float) -> tuple[Grid,
     for level in levels:
         directions = _then(directions, _of_step(level, grid, adjacency), level.steps)
     return grid, directions
+
+
+# Steps composed, their losses, and the last kind of step with its own.
+_Reached = tuple[int, list["Direction"], GaussianEvent | None, list["Direction"]]
 
 
 def _nothing_composed(grid: Grid, adjacency: Adjacency) -> list["Direction"]:
