@@ -19,6 +19,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.files.atomic_file import written
 from fl_dpbayes.config.kinds import import_apps
+from fl_dpbayes.privacy.ledger.file import KEPT_LOGS
 
 RUN_ID = 1
 LOG_FILE = "flower.log"
@@ -106,7 +107,7 @@ def run_inline(run_folder: Path, sites: int, stop: threading.Event, *, report: b
     context = Context(RUN_ID, 0, {}, RecordDict(), run_config={
         "scenario": str(run_folder / "scenario.toml"), "output-dir": str(run_folder), "report": report,
     })  # fmt: skip
-    with task_identity(), logs_in(run_folder / LOG_FILE):
+    with task_identity(), logs_in(run_folder / LOG_FILE), KEPT_LOGS.lasting():
         server_app(InlineGrid(client_app, sites, stop), context)
 
 
