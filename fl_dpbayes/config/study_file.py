@@ -267,10 +267,8 @@ def _check_labels(axis: Axis) -> None:
     """Refuse texts that would steer a terminal, or that a spreadsheet would run."""
     for label in (value.label for value in axis.values if isinstance(value.label, str)):
         if len(label) > MAX_LABEL or not label.isprintable() or label.startswith(FORMULA):
-            raise ValueError(
-                f"the axis {axis.name} has the label {label[:60]!r}: tables hold up to {MAX_LABEL} printable "
-                f"characters, of which the first is none of {' '.join(FORMULA)}"
-            )
+            allowed = f"up to {MAX_LABEL} printable characters, of which the first is none of {' '.join(FORMULA)}"
+            raise ValueError(f"the axis {axis.name} has the label {label[:60]!r}: tables hold {allowed}")
 
 
 def _leaves(table: Mapping[str, Any], above: Key = ()) -> list[tuple[Key, Any]]:

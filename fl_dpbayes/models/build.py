@@ -124,10 +124,9 @@ def _cnn_body(model: CNNModel, input_shape: tuple[int, ...]) -> nn.Sequential:
     channels, height, width = input_shape
     blocks = len(model.channels)
     if min(height, width) < 2**blocks:
-        raise UserError(
-            f"model kind 'cnn' with {blocks} blocks halves each side {blocks} times, so it needs records of at least "
-            f"{2**blocks} x {2**blocks}, not {height} x {width}: list fewer channels or choose model kind 'mlp'"
-        )
+        said = f"model kind 'cnn' with {blocks} blocks halves each side {blocks} times, so it needs records of"
+        remedy = "list fewer channels or choose model kind 'mlp'"
+        raise UserError(f"{said} at least {2**blocks} x {2**blocks}, not {height} x {width}: {remedy}")
     layers: list[nn.Module] = []
     for outputs in model.channels:
         convolution = nn.Conv2d(channels, outputs, model.kernel_size, padding=model.kernel_size // 2)

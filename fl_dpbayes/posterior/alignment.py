@@ -25,7 +25,9 @@ def unaligned_units(first: Vector, second: Vector, shapes: Mapping[str, tuple[in
     those of the parameters by name, in the order of the vectors.
     Source: Ainsworth et al. 2023, "Git Re-Basin", section 3.2 (matching of weights); Yurochkin et al. 2019.
     """
-    named, start, outputs = list[str](), 0, _last_module(shapes)
+    named, start = list[str](), 0
+    # Arrays that were stored come back in the order of text, where "10" stands before "3": the order of numbers counts.
+    outputs = max(map(_module, shapes), key=lambda module: [(len(part), part) for part in module.split(".")])
     if not all(re.fullmatch(r"(\d+\.)+(weight|bias)", name) for name in shapes):
         # The names of a module of one's own do not tell which of its layers is the last, and which arrays are layers.
         return ()
@@ -67,11 +69,6 @@ def _parameters(state: Arrays) -> Arrays:
 
 def _vector(arrays: Arrays) -> npt.NDArray[np.float64]:
     return np.concatenate([array.astype(np.float64).ravel() for array in arrays.values()])
-
-
-def _last_module(shapes: Mapping[str, tuple[int, ...]]) -> str:
-    # Arrays that were stored come back in the order of text, where "10" stands before "3": the order of numbers counts.
-    return max(map(_module, shapes), key=lambda module: [(len(part), part) for part in module.split(".")])
 
 
 def _module(name: str) -> str:

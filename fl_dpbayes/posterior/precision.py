@@ -78,10 +78,8 @@ def diagonal_gaussian(chain: Chain) -> tuple[NaturalGaussian, tuple[RunWarning, 
     mean = chain.mean
     variance = weighted_variance(chain)
     if not (variance > 0).all():
-        raise ValueError(
-            f"{int((variance <= 0).sum())} parameters of site {chain.site!r} do not vary between its samples, so their "
-            "precision is infinite: aggregate the layers that are sampled only, or use a rule without precisions"
-        )
+        said = f"{int((variance <= 0).sum())} parameters of site {chain.site!r} do not vary between its samples"
+        raise ValueError(f"{said}: aggregate the layers that are sampled only, or use a rule without precisions")
     precision = factor / variance
     return NaturalGaussian(precision, precision * mean), warnings
 
@@ -133,11 +131,9 @@ def deviations(chain: Chain) -> npt.NDArray[np.float64]:
 def _unbiased_factor(chain: Chain, dimensions: int) -> tuple[float, tuple[RunWarning, ...]]:
     least = dimensions + 4
     if len(chain.weights) < least:
-        raise ValueError(
-            f"site {chain.site!r} sent {counted(len(chain.weights), 'sample')}: a precision over {dimensions} "
-            f"dimensions needs at least {least}; keep more samples, or use the diagonal form, or a rule "
-            "without precisions"
-        )
+        said = f"site {chain.site!r} sent {counted(len(chain.weights), 'sample')}: a precision over {dimensions}"
+        remedy = "keep more samples, or use the diagonal form, or a rule without precisions"
+        raise ValueError(f"{said} dimensions needs at least {least}; {remedy}")
     effective = effective_draws(chain)
     few = effective < least
     warnings = (warning("few-effective", chain.site, effective=effective, least=least),) if few else ()

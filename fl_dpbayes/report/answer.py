@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from fl_dpbayes.config.names import PREDICTORS, counted
-from fl_dpbayes.config.summary import CalibrationRecord, PrivacyRecord, Role, SiteRecord, Summary
+from fl_dpbayes.config.summary import CalibrationRecord, PrivacyRecord, Role, Summary
 from fl_dpbayes.report.numbers import count, decimal, interval, known, points, probability, rounded_up, significant
 from fl_dpbayes.report.wording import ROLES, SITE_ROLES, event, neighbours, predictor_name
 
@@ -124,26 +124,21 @@ def _who(run: Summary, role: Role) -> str:
     """Say how many trained and were tested, and how often the event happens in the second of two classes."""
     trained = run.trained
     tested = [site for site in run.sites if site.role == role and site.test_n and site.shares]
-    units = _units(trained)
+    kinds = {site.unit for site in trained}
+    units = f"{kinds.pop()}s" if len(kinds) == 1 else "units"
     text = f"Trained by {counted(len(trained), 'hospital')} on {count(sum(site.n or 0 for site in trained))} {units}"
     if not tested:
         return f"{text}."
     whom = units if all(site.n == site.test_n for site in tested) else "records"
-    text += (
-        f"; tested on {count(sum(site.test_n or 0 for site in tested))} {whom} of {counted(len(tested), 'hospital')} "
-    )
-    text += "that did not train" if role != "train" else "that trained, kept from training"
+    text += f"; tested on {count(sum(site.test_n or 0 for site in tested))} {whom} of "
+    whose = "that did not train" if role != "train" else "that trained, kept from training"
+    text += f"{counted(len(tested), 'hospital')} {whose}"
     shares = [100 * site.shares[1] for site in tested if site.shares and len(site.shares) == 2]
     if len(shares) != len(tested):
         return f"{text}."
     mean = statistics.fmean(shares, [site.test_n or 0 for site in tested])
     span = f", {min(shares):.0f}% to {max(shares):.0f}% from hospital to hospital" if len(shares) > 1 else ""
     return f"{text}. In {mean:.0f}% of these the outcome is {event(run)!r}{span}."
-
-
-def _units(sites: Sequence[SiteRecord]) -> str:
-    unit = {site.unit for site in sites}
-    return f"{unit.pop()}s" if len(unit) == 1 else "units"
 
 
 def _beside(run: Summary, role: Role) -> str:

@@ -9,29 +9,25 @@ from fl_dpbayes.config.names import counted
 
 
 def _few_samples(samples: int, least: int, chains: int, apart: str = "") -> str:
-    text = (
-        f"{counted(samples, 'sample')}{' per chain' if chains > 1 else ''} cannot show whether the sampler has mixed: "
-        f"keep at least {least} (lower thinning or burn_in, or run more rounds)."
-    )
+    kept = f"{counted(samples, 'sample')}{' per chain' if chains > 1 else ''}"
+    remedy = f"keep at least {least} (lower thinning or burn_in, or run more rounds)"
+    text = f"{kept} cannot show whether the sampler has mixed: {remedy}."
     return text + (f" At {apart} they already show that it has not." if apart else "")
 
 
 def _not_mixed(certain: bool, chains: int, share: float, largest: float, hot: bool) -> str:
     between = "the chains disagree" if chains > 1 else "the chain's first and second half disagree"
     remedy = " or run more steps" if hot else ", run more steps, or take larger steps (hotter if private)"
-    return (
-        f"The sampler {'has not' if certain else 'may not have'} mixed: {between} in {share:.0%} of the quantities "
-        f"looked at (R-hat above 1.1, largest {largest:.2f}). Lengthen burn_in{remedy}."
-    )
+    seen = f"{between} in {share:.0%} of the quantities looked at (R-hat above 1.1, largest {largest:.2f})"
+    return f"The sampler {'has not' if certain else 'may not have'} mixed: {seen}. Lengthen burn_in{remedy}."
 
 
 def _hot(
     planned: float, mean: float, site: str = "", sites: int = 1, friction: float = 0.0, momentum: float = 0.0
 ) -> str:
     which = f"{site}{f', the hottest of {sites} such sites' if sites > 1 else ''}: " if site else ""
-    lever = (
-        f", more friction than {friction:g}" if friction else f", less momentum than {momentum:g}" if momentum else ""
-    )
+    less = f", less momentum than {momentum:g}" if momentum else ""
+    lever = f", more friction than {friction:g}" if friction else less
     return (
         f"{which}Privacy needs more noise than temperature {planned:g}: the chain sampled at {mean:.3g}, so its "
         f"posterior is about {(mean / planned) ** 0.5:.2g} times too wide. Smaller steps{lever}, a larger budget or "

@@ -59,10 +59,8 @@ def found_names(source: ImageFolder, paths: list[Path], key: Literal["patient_pa
     for path in paths if pattern else []:
         found = re.search(pattern, image_name(source, path).partition("/")[2])
         if found is None or not found[1]:
-            raise UserError(
-                f"image {path} names no {key.partition('_')[0]}: {key} {pattern!r} must find one in every path in a "
-                "class folder: correct it, or rename or remove the image"
-            )
+            said = f"image {path} names no {key.partition('_')[0]}: {key} {pattern!r} must find one in every path"
+            raise UserError(f"{said} in a class folder: correct it, or rename or remove the image")
         names.append(found[1])
     return names
 

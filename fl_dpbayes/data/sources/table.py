@@ -73,9 +73,8 @@ def read_table(path: Path | tuple[Path, ...], texts: tuple[str, ...] = ()) -> pa
     columns = set(tables[path[0]].columns)
     for one, table in tables.items():
         if odd := columns ^ set(table.columns):
-            raise UserError(
-                f"tables {path[0]} and {one}: only one has a column {min(map(str, odd))!r}: add or remove it"
-            )
+            name = min(map(str, odd))
+            raise UserError(f"tables {path[0]} and {one}: only one has a column {name!r}: add or remove it")
     named = FILE in columns
     return pandas.concat({one: table if named else table.assign(**{FILE: one.stem}) for one, table in tables.items()})
 
@@ -243,9 +242,7 @@ def _groups(table: pandas.DataFrame, source: Table) -> dict[str, npt.NDArray]:
             if not is_group_text(value):
                 raise UserError(f"{column} the value {value[:80]!r}: give 1 to {MAX_GROUP_TEXT} printable characters")
     if (total := sum(counts.values())) > MAX_GROUPS:
-        raise UserError(
-            f"table {source.place}: group_columns: {total} values together, at most {MAX_GROUPS}: name fewer"
-        )
+        raise UserError(f"table {source.place}: group_columns: {total} values in all, at most {MAX_GROUPS}: name fewer")
     return groups
 
 

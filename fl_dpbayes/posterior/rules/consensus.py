@@ -38,7 +38,8 @@ def combine(rule: Consensus, released: Released) -> Aggregate:
         if estimate is not None:
             gaussian, found = estimate(chain)
             weight, shift = gaussian.precision, shift + gaussian.precision_mean
-        weighted = weighted + _weighted(chain.draws[_paired(chain.weights, rule.draws, released.generator)], weight)
+        draws = chain.draws[_paired(chain.weights, rule.draws, released.generator)]
+        weighted = weighted + (draws * weight if weight.ndim == 1 else draws @ weight)
         total = total + weight
         sites += 1
         warnings += [*chain.warnings, *found]
@@ -57,10 +58,6 @@ def _paired(weights: Array, draws: int, generator: np.random.Generator) -> npt.N
     points = (np.arange(draws) + generator.random()) / draws
     chosen = np.minimum(np.searchsorted(np.cumsum(weights), points), len(weights) - 1)
     return generator.permutation(chosen)
-
-
-def _weighted(draws: Array, weight: Array) -> Array:
-    return draws * weight if weight.ndim == 1 else draws @ weight
 
 
 def _solved(weighted: Array, total: Array) -> Array:
