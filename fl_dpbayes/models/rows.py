@@ -188,8 +188,8 @@ def drawn_modules(module: nn.Module) -> Iterator[nn.Module]:
         drawn = copy.deepcopy(module)
         for value in trainable_parameters(drawn).values():
             if draw % 2:
-                limits = {"low": -(2**20), "high": 2**20 + 1, "dtype": torch.float32}
-                numbers = torch.randint(size=value.shape, generator=generator, **limits).div_(2**20)
+                shape, most = value.shape, 2**20
+                numbers = torch.randint(-most, most + 1, shape, generator=generator, dtype=torch.float32).div_(most)
             else:
                 numbers = torch.randn(value.shape, generator=generator).div_(max(1, value[:1].numel()) ** 0.5)
             value.data = numbers.to(value)
