@@ -23,7 +23,7 @@ from fl_dpbayes.report.warnings import sentence
 from server.checkpoint import (
     BEGUN,
     SUMS,
-    Checkpoint,
+    JournaledSites,
     check_run_files,
     prepared_files,
     read_checkpoint,
@@ -67,7 +67,8 @@ def run_federation(
     ordered = cast(Grid, OrderedGrid(grid))
     record = RunRecord(run_folder, journal, tempered=scenario.sampler.has_temperature)
     record.begin("roster")
-    roster = _roster(ordered, scenario, simulation_folder, checkpoint)
+    known = JournaledSites(entries) if checkpoint is not None else None
+    roster = _roster(ordered, scenario, simulation_folder, known)
     if checkpoint is not None:
         record.events.write("resumed", round=checkpoint.round)
     names = [[member.card.name, member.card.role] for member in roster.members]
@@ -102,11 +103,11 @@ def run_federation(
         raise problem
 
 
-def _roster(grid: Grid, scenario: Scenario, simulation_folder: str, checkpoint: Checkpoint | None) -> Roster:
+def _roster(grid: Grid, scenario: Scenario, simulation_folder: str, known: JournaledSites | None) -> Roster:
     if not simulation_folder:
         # Real sites were waited for by name, as many as the run starts with.
         node_ids = allowed_nodes(grid, scenario.sites, only_registered=True)
-    elif checkpoint is None:
+    elif known is None:
         expected = scenario.resources.start_nodes or len(scenario.sites)
         node_ids = connected_nodes(grid, expected, SETTLED_SECONDS)
         if len(node_ids) < expected:
@@ -115,7 +116,7 @@ def _roster(grid: Grid, scenario: Scenario, simulation_folder: str, checkpoint: 
                 f'flwr run . --federation-config "num-supernodes={expected}"  (or use  fl-dpbayes simulate)'
             )
     else:
-        expected = len(checkpoint.cards)
+        expected = len(known.cards)
         node_ids = connected_nodes(grid, expected)
         if not node_ids:
             raise UserError(f"none of the run's {expected} nodes is connected: start them again, then resume once more")
@@ -123,7 +124,7 @@ def _roster(grid: Grid, scenario: Scenario, simulation_folder: str, checkpoint: 
     if not simulation_folder:
         answered = replace(answered, left_out=(*unlisted_nodes(grid, scenario.sites), *answered.left_out))
         check_enough(answered, scenario)
-    return answered if checkpoint is None else checkpoint.roster_of(answered, scenario.resources.min_sites)
+    return answered if known is None else known.roster_of(answered, scenario.resources.min_sites)
 
 
 def _write(federation: Federation, strategy: PosteriorStrategy, record: RunRecord, *, report: bool) -> Exception | None:

@@ -1,6 +1,6 @@
 """Strategy: FALD, federated averaging of Langevin chains."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -45,7 +45,7 @@ class FALDStrategy(PosteriorStrategy):
 
     def next_state(self, round_number: int, arrays: Arrays, replies: Mapping[str, CheckedReply]) -> Arrays:
         """Average the sites' last states, and keep the average as a sample after burn-in."""
-        chain = self.chain_of(round_number)
+        chain, shapes, units = self.chain_of(round_number), self.federation.shapes, self.federation.roster.units
         states = self.bank.states_of(list(replies), chain)
         state, warnings, is_mean = average_of_states(states, arrays, self._rule, self.site_weights)
         self.record.warn(*warnings)
@@ -55,13 +55,12 @@ class FALDStrategy(PosteriorStrategy):
             positions = PerSite(list(replies), lambda site: without_prefix("parameters", states[site]))
             self._drift.add(positions, without_prefix("parameters", state), self.site_weights)
         if self._covariates is not None and beyond > 0:
-            start = flatten_state(without_prefix("parameters", arrays), self.federation.shapes)
+            start = flatten_state(without_prefix("parameters", arrays), shapes)
             for site, reply in replies.items():
-                stepped = flatten_state(without_prefix("parameters", states[site]), self.federation.shapes)
-                planned = planned_chain(self.plan, self.federation.roster.units[site])
+                stepped = flatten_state(without_prefix("parameters", states[site]), shapes)
+                planned = planned_chain(self.plan, units[site])
                 self._hospitals.add(site, planned, reply.last_step, start, stepped)
         heat = {site: reply.stretch.temperature for site, reply in replies.items()}
-        units = self.federation.roster.units
         temperature = averaged_temperature(heat, self.site_weights, units) if is_mean else 0.0
         kept = int(beyond > 0 and beyond % training.thinning < training.steps_per_round)
         size = max(reply.stretch.last_step_size for reply in replies.values())
@@ -78,7 +77,7 @@ class FALDStrategy(PosteriorStrategy):
         """Return every site's sums over rounds after burn-in, where the scenario asks for a posterior over them."""
         return self._hospitals.rows
 
-    def restore(self, checkpoint: Checkpoint, entries: Iterable[Entry], sums: Mapping[str, npt.NDArray]) -> None:
+    def restore(self, checkpoint: Checkpoint, entries: Sequence[Entry], sums: Mapping[str, npt.NDArray]) -> None:
         """Go on after a checkpoint, with the sums that it holds."""
         super().restore(checkpoint, entries, sums)
         self._hospitals = HospitalSums(sums)
