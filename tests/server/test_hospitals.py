@@ -10,8 +10,10 @@ from safetensors.numpy import load_file
 
 from fl_dpbayes.config.scenario import Scenario, load_scenario
 from fl_dpbayes.data.site import load_site
-from fl_dpbayes.posterior.hierarchical.file import HOSPITALS_FILE
+from fl_dpbayes.posterior.hierarchical.file import HOSPITALS_FILE, load_hospitals
 from fl_dpbayes.posterior.hierarchical.sums import HospitalMeans, HospitalSums
+from fl_dpbayes.report.page_tables import hospitals_table
+from fl_dpbayes.report.run_files import read_summary
 from fl_dpbayes.run.site.ledger import ledger_of
 from tests.asking import refused
 from tests.federations import Federation
@@ -109,6 +111,18 @@ def test_every_hospital_is_measured_with_its_own_posterior(run: Federation) -> N
     assert [row["identified"] for row in found if row["kind"] == "sd"] == [False, False]
     widths = {row["of"]: row["interval"][1] - row["interval"][0] for row in found if row["kind"] != "sd"}
     assert widths["uk-119"] < widths["uk"] < widths[""]
+
+
+def test_page_and_predictions_say_what_the_hospitals_tell(run: Federation) -> None:
+    table = hospitals_table(read_summary(run.folder))
+    shown = [" ".join(map(str, cell)) for row in table.rows for cell in row]
+    assert any("between hospitals, log odds 2 of them: too few to tell" in cell for cell in shown)
+    assert any("a new hospital of norway" in cell for cell in shown)
+    found = load_hospitals(run.folder, run.scenario, run.scenario.data.source.task)
+    # What the others foretell is less sure than what the hospital's own states add.
+    assert found.without("uk-119").sd > 1.5 * found.effect("uk-119").sd
+    alike = found.posterior.of_new(found.group_names.index("uk"))
+    assert abs(found.without("uk-119").mean - alike.mean) < alike.sd
 
 
 def summary_sites(summary: dict) -> list[str]:

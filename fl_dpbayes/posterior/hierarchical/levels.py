@@ -54,11 +54,6 @@ class Spread:
         """Return the interval that leaves equal shares on both sides."""
         return self.quantile((1 - level) / 2), self.quantile((1 + level) / 2)
 
-    @property
-    def mean_square(self) -> float:
-        """The expected variance."""
-        return float(np.average(np.square(self.values), weights=self.weights))
-
 
 @dataclass(frozen=True)
 class _Sums:

@@ -1,7 +1,7 @@
 """The federation's one model with a posterior over hospitals on its intercept: predictions for any hospital."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -14,7 +14,7 @@ from fl_dpbayes.config.scenario import Scenario
 from fl_dpbayes.config.task import StandardFeatures, Task
 from fl_dpbayes.posterior.chains import unflatten
 from fl_dpbayes.posterior.hierarchical.effects import clipped_score, log_odds_means, logistic_effects
-from fl_dpbayes.posterior.hierarchical.levels import Effects, HospitalPosterior
+from fl_dpbayes.posterior.hierarchical.levels import HospitalPosterior
 from fl_dpbayes.posterior.hierarchical.mixture import NormalMixture
 from fl_dpbayes.posterior.hierarchical.sums import HospitalMeans
 from fl_dpbayes.posterior.samples import PosteriorSamples
@@ -25,6 +25,8 @@ Floats = npt.NDArray[np.float64]
 NODES = 32
 # E sigmoid(x + tau z) is close to sigmoid(x / sqrt(1 + .346 tau^2)).
 ATTENUATION = 0.346
+# The variance of an estimate that says nothing: no log odds are as far apart as its root.
+UNKNOWN = 1e4
 
 
 @dataclass(frozen=True)
@@ -49,16 +51,13 @@ class HospitalModel:
         return self.posterior.of_new(known.index(group) if group in known else None)
 
     def without(self, site: str) -> NormalMixture:
-        """Return the effect of a training hospital as the others alone foretell it; of any, where it trained alone."""
+        """Return the effect of a training hospital as the others alone foretell it."""
         at, whole = self.sites.index(site), self.posterior
-        kept = np.arange(len(self.sites)) != at
-        if not kept.any():
-            return whole.of_new()
-        names, numbers = np.unique(whole.effects.groups[kept], return_inverse=True)
-        others = Effects(whole.effects.estimates[kept], whole.effects.variances[kept], numbers)
-        found = np.flatnonzero(names == whole.effects.groups[at]).tolist()
-        posterior = HospitalPosterior(others, two_levels=whole.two_levels, largest_sd=whole.largest_sd)
-        return posterior.of_new(found[0] if found else None)
+        variances = whole.effects.variances.copy()
+        variances[at] = UNKNOWN
+        effects = replace(whole.effects, variances=variances)
+        others = HospitalPosterior(effects, two_levels=whole.two_levels, largest_sd=whole.largest_sd)
+        return others.of_hospital(at)
 
     @property
     def group_names(self) -> list[str]:
@@ -70,22 +69,21 @@ class HospitalModel:
         """The log odds within a hospital of effect 0, (1 + D,).
 
         Slopes fitted across hospitals are marginal: within one they are larger by sqrt(1 + .346 tau^2), about the
-        covariates' mean, where the level is that of the hospital.
+        covariates' mean, where the level is that of the hospital. tau is the posterior's median, where data tell it.
         """
-        spread = self.posterior.between_hospitals.mean_square + self.posterior.between_groups.mean_square
-        longer = float(np.sqrt(1 + ATTENUATION * spread))
+        told = [one for one in (self.posterior.between_hospitals, self.posterior.between_groups) if one.identified]
+        longer = float(np.sqrt(1 + ATTENUATION * sum(spread.quantile(0.5) ** 2 for spread in told)))
         p = expit(self.covariates @ self.state)
         middle = np.average(self.covariates[:, 1:], axis=0, weights=p * (1 - p))
         slopes = self.state[1:]
         return np.concatenate([[self.state[0] - (longer - 1) * (middle @ slopes)], longer * slopes])
 
-    def samples(self, effect: NormalMixture | Floats, shapes: Mapping[str, tuple[int, ...]]) -> PosteriorSamples:
+    def samples(self, effect: NormalMixture, shapes: Mapping[str, tuple[int, ...]]) -> PosteriorSamples:
         """Return parameters of the model, of these shapes, whose average prediction integrates over an effect."""
-        nodes = effect.nodes(NODES) if isinstance(effect, NormalMixture) else effect
-        intercepts = self.conditional[0] + nodes
-        slopes = np.tile(self.conditional[1:], (len(nodes), 1))
+        intercepts = self.conditional[0] + effect.nodes(NODES)
+        slopes = np.tile(self.conditional[1:], (NODES, 1))
         draws = np.column_stack([-slopes / 2, slopes / 2, -intercepts / 2, intercepts / 2])
-        return PosteriorSamples(unflatten(draws, shapes), np.ones(len(nodes)), np.zeros(len(nodes)))
+        return PosteriorSamples(unflatten(draws, shapes), np.ones(NODES), np.zeros(NODES))
 
     def rate_interval(
         self, effect: NormalMixture, level: float, covariates: Floats | None = None

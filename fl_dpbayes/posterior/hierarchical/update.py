@@ -49,9 +49,9 @@ def updated_by_release(
 
 
 def _updated(effect: NormalMixture, log_likelihood: Callable[[float], float]) -> NormalMixture:
-    """Weigh the prior's density on a grid, which narrows once to where the posterior is."""
+    """Weigh the prior's density on a grid, which narrows to where the posterior is."""
     low, high = effect.mean - _REACH * effect.sd, effect.mean + _REACH * effect.sd
-    for _ in range(2):
+    for _ in range(4):
         places = np.linspace(low, high, _POINTS)
         density = np.log(effect.density(places)) + np.array([log_likelihood(place) for place in places])
         weights = np.exp(density - density.max())

@@ -73,8 +73,8 @@ def test_intervals_cover_at_a_given_spread_on_a_grid_that_is_fine_enough(hospita
         effects, truth = draw(generator, unequal(generator, hospitals), 0.2)
         found = HospitalPosterior(effects, two_levels=False, largest_sd=3.0)
         spread = found.between_hospitals
-        sd = np.sqrt(spread.mean_square - np.average(spread.values, weights=spread.weights) ** 2)
-        assert np.diff(spread.values).max() <= sd / 10
+        variance = np.cov(spread.values, aweights=spread.weights, ddof=0)
+        assert np.diff(spread.values).max() <= np.sqrt(variance) / 10
         hits["tau"].append(covered(spread.interval(LEVEL), 0.2))
         hits["own"].append(covered(found.of_hospital(4).interval(LEVEL), truth[4]))
         hits["new"].append(covered(found.of_new().interval(LEVEL), 0.2 * generator.normal()))
