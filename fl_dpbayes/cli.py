@@ -179,8 +179,8 @@ def predict(
     from fl_dpbayes.run.hospital import Hospital
     from fl_dpbayes.run.stored_posterior import predict_records
 
-    whose, allowed = Hospital(site, group, update), allow_code or ()
-    predict_records(run_dir, data, out, console, data_dir, allowed, skip_bad_rows=skip_bad_rows, hospital=whose)
+    whose, places = Hospital(site, group, update), (data_dir, allow_code or ())
+    predict_records(run_dir, data, out, console, places, skip_bad_rows=skip_bad_rows, hospital=whose)
 
 
 @app.command(epilog="Example: fl-dpbayes evaluate runs/quickstart-1 labelled.csv")
@@ -198,8 +198,8 @@ def evaluate(
     from fl_dpbayes.run.hospital import Hospital
     from fl_dpbayes.run.stored_posterior import evaluate_records
 
-    whose, allowed = Hospital(site, group), allow_code or ()
-    evaluate_records(run_dir, data, console, data_dir, allowed, as_json=as_json, out=out, hospital=whose)
+    whose, places = Hospital(site, group), (data_dir, allow_code or ())
+    evaluate_records(run_dir, data, console, places, as_json=as_json, out=out, hospital=whose)
 
 
 @app.command(

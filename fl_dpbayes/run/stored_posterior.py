@@ -47,14 +47,16 @@ from fl_dpbayes.run.hospital import NEW_HOSPITAL, Hospital
 from fl_dpbayes.run.new_records import NewData, NewRecords, read_new_records
 
 Allowed = Collection[str]
+# The data folder, and the code that may be imported.
+Places = tuple[Path | None, Allowed]
+NOWHERE: Places = (None, ())
 MOST_NAMED = 10
 UNCERTAINTIES = ("total", "aleatoric", "epistemic")
 SHOWN = ("accuracy", "nll", "brier", "ece", "rms_debiased", "mce", "ace", "sce", "auroc", *reversed(UNCERTAINTIES[1:]))
 
 
 def predict_records(
-    run_dir: Path, data: Path, out: Path | None, console: Console, data_dir: Path | None = None,
-    allowed_code: Allowed = (), *, skip_bad_rows: bool = False, hospital: Hospital = NEW_HOSPITAL,
+    run_dir: Path, data: Path, out: Path | None, console: Console, places: Places = NOWHERE, *, skip_bad_rows: bool = False, hospital: Hospital = NEW_HOSPITAL,
 ) -> None:  # fmt: skip
     """Write class probabilities and uncertainty for new records as CSV, one row for each, in their order.
 
@@ -66,7 +68,7 @@ def predict_records(
     """
     if out is not None and out.exists():
         raise UserError(f"--out {out} exists already: give another name, nothing is overwritten")
-    found = _predict(run_dir, data, (data_dir, allowed_code), hospital, labelled=False, skip_bad_rows=skip_bad_rows)
+    found = _predict(run_dir, data, places, hospital, labelled=False, skip_bad_rows=skip_bad_rows)
     records, (probabilities, uncertainty) = found.records, _with_uncertainty(found)
     classes = np.array(found.class_names or range(probabilities.shape[1]))
     units = {} if records.units is None else dict([records.units])
@@ -103,15 +105,14 @@ def predicted_table(run_dir: Path, data: NewData, classes: pandas.Index, allowed
 
 
 def evaluate_records(
-    run_dir: Path, data: Path, console: Console, data_dir: Path | None = None, allowed_code: Allowed = (),
-    *, as_json: bool, out: Path | None = None, hospital: Hospital = NEW_HOSPITAL,
+    run_dir: Path, data: Path, console: Console, places: Places = NOWHERE, *, as_json: bool, out: Path | None = None, hospital: Hospital = NEW_HOSPITAL,
 ) -> None:  # fmt: skip
     """Print the calibration of the stored posterior on labelled records, recalibrated where the run did so.
 
     `out`: the folder of the page, which must not exist; None: `evaluation-<data>-<time>` in the run directory. JSON
     goes without a page.
     """
-    found = _predict(run_dir, data, (data_dir, allowed_code), hospital, labelled=True)
+    found = _predict(run_dir, data, places, hospital, labelled=True)
     records, mapping = found.records, found.mapping
     if records.labels is None:
         raise UserError(f"{data} has no labels: give a column 'label', an array 'labels', or a folder for each class")
@@ -187,7 +188,7 @@ def _with_uncertainty(found: _Predicted) -> tuple[npt.NDArray[np.float64], dict[
 
 
 def _predict(
-    run_dir: Path, data: NewData, places: tuple[Path | None, Allowed], hospital: Hospital, *, labelled: bool,
+    run_dir: Path, data: NewData, places: Places, hospital: Hospital, *, labelled: bool,
     skip_bad_rows: bool = False,
 ) -> _Predicted:  # fmt: skip
     read = read_inputs(run_dir, data, places, labelled=labelled, skip_bad_rows=skip_bad_rows)
@@ -225,7 +226,7 @@ class ReadInputs:
 
 
 def read_inputs(
-    run_dir: Path, data: NewData, places: tuple[Path | None, Allowed] = (None, ()), *, labelled: bool,
+    run_dir: Path, data: NewData, places: Places = NOWHERE, *, labelled: bool,
     skip_bad_rows: bool = False,
 ) -> ReadInputs:  # fmt: skip
     """Read a run's posterior and new records for it; `places`: data folder, and code that may be imported.
