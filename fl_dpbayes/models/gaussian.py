@@ -11,6 +11,8 @@ import numpy.typing as npt
 import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 
+from fl_dpbayes.models.on_device import moved
+
 # Numbers of a part, 6 bytes of the stream each: what is made of them stays in a processor's cache.
 PART = 2**15
 # On a device, where each of some 500 operations costs a launch: about 200 MB for as long as the drawing takes.
@@ -19,8 +21,6 @@ _BLOCK = 64
 _HOST = torch.device("cpu")
 _KEY_BYTES = 32
 _TURN = math.pi / 2**31
-# The words "expand 32-byte k" of the cipher's first row.
-_ROW = (0x61707865, 0x3320646E, 0x79622D32, 0x6B206574)
 
 
 def standard_normals(
@@ -139,8 +139,8 @@ def chacha20(key: bytes, nonces: torch.Tensor, blocks: int) -> torch.Tensor:
     64 bits of Bernstein 2008 after a counter of as many.
     """
     ones = (1,) * (nonces.dim() + 1)
-    fixed = torch.from_numpy(np.frombuffer(np.array(_ROW, np.uint32).tobytes() + key, np.int32).copy())
-    a, b, c = fixed.to(nonces.device).reshape(3, 4, *ones)
+    fixed = np.frombuffer(bytearray(b"expand 32-byte k" + key), np.int32)
+    a, b, c = moved(fixed, nonces.device).reshape(3, 4, *ones)
     counter = torch.arange(blocks, dtype=torch.int32, device=nonces.device).expand(*nonces.shape, blocks)
     low, high = nonces.contiguous().view(torch.int32).unflatten(-1, (-1, 2)).unbind(-1)
     ends = [half[..., None].expand_as(counter) for half in (low, high)]
