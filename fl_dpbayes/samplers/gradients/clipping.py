@@ -27,13 +27,13 @@ class ClippedSum:
     """
 
     total: torch.Tensor
-    clipped: torch.Tensor | int
+    clipped: torch.Tensor
     units: int
 
 
 def add_up(module: nn.Module, device: torch.device, sums: Iterable[ClippedSum]) -> ClippedSum:
     """Add the clipped sums of disjoint parts of a batch, one after the other; zeros for an empty batch."""
-    total, clipped, units = None, 0, 0
+    total, units, clipped = None, 0, torch.tensor(0)
     for each in sums:
         total = each.total if total is None else total.add_(each.total)
         clipped, units = clipped + each.clipped, units + each.units
