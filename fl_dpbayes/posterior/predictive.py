@@ -84,14 +84,6 @@ def predict(
     return Prediction(probabilities, total, aleatoric, np.maximum(total - aleatoric, 0.0))
 
 
-def predictive_probabilities(
-    module: nn.Module, samples: Mapping[str, npt.NDArray[np.float32]], weights: npt.NDArray[np.float64],
-    features: npt.NDArray[np.float32], *, device: str | torch.device = "cpu",
-) -> npt.NDArray[np.float64]:  # fmt: skip
-    """Return only the averaged class probabilities of `predict`, shape (N, classes), float64."""
-    return predict(module, samples, weights, features, device=device).probabilities
-
-
 def _predict_samples(
     module: nn.Module, values: Values, shares: torch.Tensor, features: torch.Tensor, rows: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
