@@ -140,9 +140,10 @@ def _write(federation: Federation, strategy: PosteriorStrategy, record: RunRecor
     stages = {"recalibration": strategy.recalibration, "evaluation": strategy.evaluation}
     record.add_costs({name: stage.statements for name, stage in stages.items() if stage})
     summary = summarise_run(strategy, record, partition)
-    write_summary(summary.as_written(), folder)
-    rows = [calibration_csv_row(row) for row in summary.calibration]
-    write_csv(folder / "calibration.csv", rows, CALIBRATION_COLUMNS)
+    write_summary(summary, folder)
+    write_csv(folder / "calibration.csv", map(calibration_csv_row, summary.calibration), CALIBRATION_COLUMNS)
+    # The page reads it back; of thousands of sites it is not held twice.
+    del summary
     if report:
         write_report(folder)
     return problem

@@ -5,6 +5,7 @@ Fields stand in the order in which they are written.
 
 import math
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, create_model, model_serializer
@@ -363,10 +364,6 @@ class Summary(SummaryPart):
     heterogeneity: Number = None
     feature_total_variation: Number = None
 
-    def as_written(self) -> dict[str, JSONValue]:
-        """Return what `summary.json` holds: what was given, in order."""
-        return {name: json_values(value) for name, value in self.model_dump(exclude_unset=True).items()}
-
     @property
     def trained(self) -> list[SiteRecord]:
         """The sites of which the run has steps."""
@@ -389,7 +386,9 @@ def parse_summary(summary: Mapping[str, object]) -> Summary:
     `summary`: undefined numbers are None or NaN, infinite ones inf or "inf". Raises ValueError naming the first
     part that is missing or of another type.
     """
-    values = {name: json_values(value) for name, value in summary.items()}
-    return Summary.model_validate(
-        {name: printable(value, None if name == "warnings" else MAX_TEXT) for name, value in values.items()}
-    )
+    shown = {name: partial(printable, most=None if name == "warnings" else MAX_TEXT) for name in summary}
+    # Of long lists, such as the rows of thousands of sites, one item at a time.
+    return Summary.model_validate({
+        name: map(shown[name], map(json_values, value)) if isinstance(value, list) else shown[name](json_values(value))
+        for name, value in summary.items()
+    })  # fmt: skip

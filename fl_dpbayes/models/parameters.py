@@ -50,7 +50,7 @@ def vector_loader(module: nn.Module) -> Callable[[Tensor], None]:
     sizes = [parameter.numel() for parameter in parameters]
 
     def load(vector: Tensor) -> None:
-        for parameter, part in zip(parameters, vector.split(sizes), strict=True):
+        for parameter, part in zip(parameters, _parts(vector, sizes), strict=True):
             parameter.data = part.view(parameter.shape).to(parameter)
 
     return load
@@ -61,11 +61,14 @@ def vector_views(vector: Tensor, shapes: Mapping[str, tuple[int, ...]]) -> dict[
 
     Raises ValueError if d is not the number of parameters.
     """
-    sizes = [math.prod(shape) for shape in shapes.values()]
+    parts = zip(shapes.items(), _parts(vector, [math.prod(shape) for shape in shapes.values()]), strict=True)
+    return {name: part.reshape((*vector.shape[:-1], *shape)) for (name, shape), part in parts}
+
+
+def _parts(vector: Tensor, sizes: list[int]) -> tuple[Tensor, ...]:
     if vector.shape[-1] != sum(sizes):
         raise ValueError(f"the vector has {vector.shape[-1]} entries, the module has {sum(sizes)} parameters")
-    parts = zip(shapes.items(), vector.split(sizes, dim=-1), strict=True)
-    return {name: part.reshape((*vector.shape[:-1], *shape)) for (name, shape), part in parts}
+    return torch.split_with_sizes(vector, sizes, dim=-1)
 
 
 def vector_to_arrays(vector: Tensor, module: nn.Module) -> dict[str, npt.NDArray[np.float32]]:

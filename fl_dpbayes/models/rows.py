@@ -70,12 +70,12 @@ def _filled(rows: int, tensor: Tensor) -> Tensor:
 
 
 def training_rows(module: nn.Module, expected_batch_size: float) -> int:
-    """Choose P for gradients as `cheapest_rows`: 64 to 1280 in steps of 32, or 16 to 128 in steps of 16.
+    """Choose P for gradients as `cheapest_rows`: 64 to 1280 in steps of 32, or 16 to 160 in steps of 16.
 
     The latter in convolutions and where layers are normalised: a row is dear there.
     """
     if any(isinstance(layer, nn.Conv2d | nn.LayerNorm | nn.GroupNorm) for layer in module.modules()):
-        return cheapest_rows(range(ROWS // 4, 2 * ROWS + 1, ROWS // 4), 12, expected_batch_size)
+        return cheapest_rows(range(ROWS // 4, 5 * ROWS // 2 + 1, ROWS // 4), 16, expected_batch_size)
     size = sum(value.numel() for value in trainable_parameters(module).values())
     return cheapest_rows(range(ROWS, MOST_ROWS + 1, ROWS // 2), 32 + 2**20 / max(1, size), expected_batch_size)
 

@@ -33,12 +33,17 @@ CALIBRATION_COLUMNS = (
 )  # fmt: skip
 
 
-def write_summary(summary: Mapping[str, object], run_dir: Path | str) -> Path:
-    """Write `summary.json` with checksums of itself and of `privacy.csv`: NaN becomes null, infinite is "inf"."""
+def write_summary(summary: Summary | Mapping[str, object], run_dir: Path | str) -> Path:
+    """Write `summary.json` with checksums of itself and of `privacy.csv`: NaN becomes null, infinite is "inf".
+
+    Of a summary what was given, in order.
+    """
     folder = Path(run_dir)
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / SUMMARY_FILE
-    content = {key: json_values(value) for key, value in summary.items()}
+    given = summary.model_dump(exclude_unset=True) if isinstance(summary, Summary) else dict(summary)
+    # One part at a time is held twice.
+    content = {key: json_values(given.pop(key)) for key in list(given)}
     atomic_file.write_sealed_json(path, content, indent=2, beside=[PRIVACY_FILE])
     return path
 

@@ -3,7 +3,7 @@
 import contextlib
 import logging
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -29,11 +29,13 @@ CLIENT_APP_RAISED = 2  # Flower's error code for an exception in a ClientApp
 class InlineGrid(Grid):
     """Nodes 1 .. K of a ClientApp without Ray, network and server; each has a partition number.
 
-    A request waits here until its reply is pulled, and is answered then.
+    A request waits here until its reply is pulled, and is answered then. `names`: node -> the name under which it is
+    registered; none in a simulation.
     """
 
     def __init__(self, client_app: ClientApp, nodes: int, stop: threading.Event | None = None) -> None:
         self._client_app, self._stop = client_app, stop
+        self.names: Mapping[int, str] = {}
         self._contexts = {
             node: Context(RUN_ID, node, {"partition-id": node - 1, "num-partitions": nodes}, RecordDict(), {})
             for node in range(1, nodes + 1)
@@ -68,8 +70,8 @@ class InlineGrid(Grid):
         return list(self._contexts)
 
     def get_nodes(self) -> Iterable[NodeInfo]:
-        """Return the ids; no node has a name."""
-        return [NodeInfo(node_id=node) for node in self._contexts]
+        """Return ids and names."""
+        return [NodeInfo(node_id=node, name=self.names.get(node, "")) for node in self._contexts]
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Accept requests and give each an id."""

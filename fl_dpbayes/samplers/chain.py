@@ -122,8 +122,8 @@ def noisy_gradient(
     are post-processing. Source: Abadi et al. 2016, Algorithm 1; Welling and Teh 2011, eq. 4.
     """
     gradient = torch.empty_like(noise)
-    parts = (values.split(_PART) for values in (gradient, clipped_sum, noise, data_free_gradient))
-    for place, total, drawn, pull in zip(*parts, strict=True):
-        place.copy_(torch.add(total, drawn.double(), alpha=noise_multiplier * noise_unit))
-        place.div_(expected_batch_size).add_(pull, alpha=1 / units)
+    for first in range(0, noise.shape[0], _PART):
+        part = slice(first, first + _PART)
+        noisy = torch.add(clipped_sum[part], noise[part].double(), alpha=noise_multiplier * noise_unit)
+        gradient[part].copy_(noisy).div_(expected_batch_size).add_(data_free_gradient[part], alpha=1 / units)
     return gradient

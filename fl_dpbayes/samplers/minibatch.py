@@ -1,19 +1,23 @@
 """Poisson batches of a site's units and the clipped sum over each."""
 
 import math
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
-from itertools import starmap
+from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import nn
 
+from fl_dpbayes.config.files.kept import KEPT
 from fl_dpbayes.config.plan import AnyPrivacyPlan
 from fl_dpbayes.models.dropout import DropoutModule
 from fl_dpbayes.models.on_device import moved, uploaded
 from fl_dpbayes.models.parameters import trainable_parameters
-from fl_dpbayes.models.rows import failing_rows, pieces
+from fl_dpbayes.models.rows import failing_rows, structure
 from fl_dpbayes.samplers.gradients.clipping import ClippedSum, add_up, clip_and_sum, sum_clipped, with_pre_noise
 from fl_dpbayes.samplers.gradients.dense_chain import DenseChain, dense_chain
 from fl_dpbayes.samplers.gradients.engine import gradient_engine
@@ -33,7 +37,7 @@ def poisson_units(generator: np.random.Generator, unit_count: int, sampling_rate
     often empty where q is small.
     """
     # Uniforms are multiples of 2^-53: joining at u < q would round q up, many times over where q is near 2^-53.
-    return np.flatnonzero(generator.random(unit_count) + _RESOLUTION <= sampling_rate)
+    return (generator.random(unit_count) + _RESOLUTION <= sampling_rate).nonzero()[0]
 
 
 @dataclass(frozen=True)
@@ -57,6 +61,13 @@ class TrainingRecords:
             raise ValueError(f"{said}: give one per record")
         if (np.bincount(self.unit_index) == 0).any():
             raise ValueError("unit_index must number the units 0, 1, 2, ... without a gap")
+
+
+class _Passes(NamedTuple):
+    way: Way
+    clipped_sum: Callable[..., ClippedSum]
+    rows: int
+    eta: float
 
 
 class BatchGradient:
@@ -83,22 +94,38 @@ class BatchGradient:
         self._unit_of_record = records.unit_index[self._order]
         self._module, self._loss, self._privacy, self._streams = module, records.loss, privacy, streams
         self._record_is_unit = bool((self._records_of_unit == 1).all())
-        engine = gradient_engine(module, records.features.shape[1:])
-        self._clipped_sum = engine.clipped_sum
         self._materialises = privacy.pre_noise > 0 or not self._record_is_unit
-        way: Way = "vmap" if self._materialises else engine.name
-        self._rows = wanted_rows(module, way, privacy.sampling_rate * units)
-        shapes = (records.features.shape[1:], self._targets.dtype, records.loss)
-        if way == "book_keeping":
-            self._rows = fitted_rows(module, *shapes, self._rows)
-        self._clip_norm = math.inf
-        if privacy.clip_norm is not None:
-            asked = (module, way, *shapes)
-            self._rows = checked_gradient_rows(*asked, self._rows)
-            self._clip_norm = privacy.clip_norm / (1 + rounding_eta(*asked, self._rows, units))
-        self._chain = dense_chain(module) if way == "book_keeping" else None
+        loss_name = getattr(records.loss, "__qualname__", repr(records.loss))
+        key = (
+            "passes", structure(module), records.features.shape[1:], records.targets.dtype, loss_name, units,
+            self._materialises, privacy.sampling_rate, privacy.clip_norm is None, torch.get_num_threads(),
+        )  # fmt: skip
+        passes = KEPT.get(key, lambda: self._passes(units), lambda _: 2**12)
+        self._clipped_sum, self._rows = passes.clipped_sum, passes.rows
+        self._clip_norm = math.inf if privacy.clip_norm is None else privacy.clip_norm / (1 + passes.eta)
+        self._chain = None if passes.way == "vmap" else dense_chain(module)
         if self._chain is not None:
-            self._lengths = self._chain.input_lengths(self._features, self._rows)
+            self._lengths = self._known_lengths(self._chain, records.features)
+
+    def _passes(self, units: int) -> _Passes:
+        shapes = (self._features.shape[1:], self._targets.dtype, self._loss)
+        engine = gradient_engine(self._module, shapes[0])
+        way: Way = "vmap" if self._materialises else engine.name
+        rows, eta = wanted_rows(self._module, way, self._privacy.sampling_rate * units), 0.0
+        if way == "book_keeping":
+            rows = fitted_rows(self._module, *shapes, rows)
+        if self._privacy.clip_norm is not None:
+            rows = checked_gradient_rows(self._module, way, *shapes, rows)
+            eta = rounding_eta(self._module, way, *shapes, rows, units)
+        return _Passes(way, engine.clipped_sum, rows, eta)
+
+    def _known_lengths(self, chain: DenseChain, records: npt.NDArray[np.float32]) -> torch.Tensor:
+        """Return the lengths of the features of all records; those of a site's, which nobody can write, are kept."""
+        if records.flags.writeable:
+            return chain.input_lengths(self._features, self._rows)
+        key = ("lengths", id(records), self._rows, chain.layers[0].bias is None, self._features.device)
+        load = partial(chain.input_lengths, self._features, self._rows)
+        return KEPT.get(key, load, lambda lengths: lengths.nbytes, of=records)
 
     def __call__(self) -> ClippedSum:
         """Draw a batch and return its sum of clipped gradients; zeros for an empty batch.
@@ -107,19 +134,19 @@ class BatchGradient:
         """
         units = poisson_units(self._streams.sampling, len(self._records_of_unit), self._privacy.sampling_rate)
         rows = units if self._record_is_unit else np.flatnonzero(np.isin(self._unit_of_record, units))
-        pads = not self._materialises and not isinstance(self._module, DropoutModule)
-        padding = -len(rows) % self._rows if pads else 0
+        if self._chain is not None:
+            # What fails is tried record by record below.
+            with suppress(Exception):
+                return self._chain_sum(self._chain, self._order[rows])
         chosen = moved(self._order[rows], self._features.device)
-        targets, features = self._targets.index_select(0, chosen), self._chosen_features(chosen, padding)
-        module, features = resampled(self._module, features, self._streams.model)
+        targets = self._targets.index_select(0, chosen)
+        module, features = resampled(self._module, self._features.index_select(0, chosen), self._streams.model)
         counts = self._records_of_unit[units]
         try:
-            if self._chain is not None:
-                return self._chain_sum(self._chain, features, targets, self._lengths.index_select(0, chosen))
             return self._sum(module, features, targets, counts)
         except Exception:
             # The module may have written into its inputs.
-            features = self._chosen_features(chosen)
+            features = self._features.index_select(0, chosen)
             if isinstance(self._module, DropoutModule):
                 module, features = self._module.with_masks_as_inputs(features)
             one = np.ones(1, np.int64)
@@ -129,18 +156,18 @@ class BatchGradient:
             kept = torch.from_numpy(passing[owners]).to(features.device)
             return self._sum(module, features[kept], targets[kept], counts[passing])
 
-    def _chosen_features(self, chosen: torch.Tensor, padding: int = 0) -> torch.Tensor:
-        features = self._features.new_empty((len(chosen) + padding, *self._features.shape[1:]))
-        torch.index_select(self._features, 0, chosen, out=features[: len(chosen)])
-        features[len(chosen) :] = 0
-        return features
+    def _chain_sum(self, chain: DenseChain, chosen: npt.NDArray[np.int64]) -> ClippedSum:
+        rows, count, known = self._rows, len(chosen), (self._features, self._targets, self._lengths)
+        padded = moved(np.concatenate([chosen, np.zeros(-count % rows, np.int64)]), self._features.device)
 
-    def _chain_sum(self, chain: DenseChain, *records: torch.Tensor) -> ClippedSum:
-        def piece_sum(features: torch.Tensor, targets: torch.Tensor, lengths: torch.Tensor, count: int) -> ClippedSum:
+        def piece_sum(first: int) -> ClippedSum:
+            part = padded[first : first + rows]
+            features, targets, lengths = (values.index_select(0, part) for values in known)
+            features[count - first :].zero_()
             layers = chain.gradients(features, targets, self._loss, lengths)
-            return clip_and_sum(layers, self._clip_norm, self._privacy.clipping, count)
+            return clip_and_sum(layers, self._clip_norm, self._privacy.clipping, min(rows, count - first))
 
-        return add_up(self._module, records[0].device, starmap(piece_sum, pieces(self._rows, *records)))
+        return add_up(self._module, padded.device, map(piece_sum, range(0, count, rows)))
 
     def _sum(
         self, module: nn.Module, features: torch.Tensor, targets: torch.Tensor, counts: npt.NDArray[np.int64]

@@ -46,7 +46,8 @@ def test_vectors_are_the_same_drawn_ahead_and_in_turn(monkeypatch, size: int) ->
         # The generator is left at one place, however noise is drawn.
         assert generator.random() == other.random()
     assert found[0].shape == (20, size)
-    assert len(found[0].unique()) > 0.99 * found[0].numel()
+    some = found[0].flatten()[:: 1 + found[0].numel() // 10**5]
+    assert len(some.unique()) > 0.98 * len(some)
     assert torch.equal(*found)
 
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from fl_dpbayes.config.files.kept import Kept
 from fl_dpbayes.config.plan import AutomaticClipping, GlobalClipping, NoPrivacyPlan, PerLayerClipping, PrivacyPlan
 from fl_dpbayes.config.task import LogisticModel, MLPModel, Task
 from fl_dpbayes.models.build import build_model
@@ -102,8 +103,27 @@ def test_groups_of_patients_add_up_and_patients_with_one_record_each_equal_recor
     torch.testing.assert_close(by_patient, by_record)
     unit_index = np.repeat(np.arange(6), 2)
     whole = batch_gradient(features, labels, unit_index)().total
+    monkeypatch.setattr(minibatch, "KEPT", Kept())
     monkeypatch.setattr(minibatch, "wanted_rows", lambda *_: 4)
     torch.testing.assert_close(batch_gradient(features, labels, unit_index)().total, whole, rtol=1e-5, atol=1e-6)
+
+
+def test_what_was_found_for_a_module_and_its_records_is_found_once(monkeypatch):
+    features, labels = site(12)
+    features.flags.writeable = False
+    monkeypatch.setattr(minibatch, "KEPT", Kept())
+
+    def total(records=features, **changes):
+        return batch_gradient(records, labels, np.arange(12), **changes)().total
+
+    first, broken = total(), lambda: None
+    monkeypatch.setattr(minibatch, "gradient_engine", broken)
+    monkeypatch.setattr(minibatch.DenseChain, "input_lengths", broken)
+    assert torch.equal(total(), first)
+    mlp = build_model(MLPModel(hidden=(3,)), TASK, seed=0)
+    for other in ({"records": features.copy()}, {"module": mlp}, {"sampling_rate": 0.5}, {"pre_noise": 1.0}):
+        with pytest.raises(TypeError, match="positional argument"):
+            total(**other)
 
 
 def test_pre_noise_keeps_each_contribution_within_the_bound():
@@ -169,6 +189,7 @@ def test_draws_stay_with_their_records_however_the_batch_is_cut(monkeypatch, sto
 
     whole = totals()
     assert not torch.equal(whole[0], whole[1])
+    monkeypatch.setattr(minibatch, "KEPT", Kept())
     monkeypatch.setattr(minibatch, "wanted_rows", lambda *_: 5)
     monkeypatch.setattr(minibatch, "checked_gradient_rows", lambda *_: 5)
     torch.testing.assert_close(totals(), whole, rtol=1e-4, atol=1e-6)

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from fl_dpbayes.config.errors import UserError
+from fl_dpbayes.config.files.kept import Kept
 from fl_dpbayes.config.plan import PrivacyPlan
 from fl_dpbayes.config.task import CNNModel, LogisticModel, MLPModel, Task
 from fl_dpbayes.models import rows as row_check
@@ -16,6 +17,7 @@ from fl_dpbayes.models.dropout import DropoutModule
 from fl_dpbayes.models.parameters import load_vector, to_vector
 from fl_dpbayes.models.rows import padded
 from fl_dpbayes.models.variational import VariationalModule
+from fl_dpbayes.samplers import minibatch
 from fl_dpbayes.samplers.gradients import book_keeping, dense_chain, layer_gradients, variational, vmap
 from fl_dpbayes.samplers.gradients.loss import mean_over_draws, summed_cross_entropy
 from fl_dpbayes.samplers.gradients.pass_shape import fitted_rows, rounding_eta, wanted_rows
@@ -77,9 +79,9 @@ ENGINES = {
     "cnn": (lambda: drawn(CNNModel(channels=(2, 3), hidden=4)), {}, 112),
     "normalised": (normalised, {}, 112),
     "words": (words, {}, 128),
-    "vmap": (Scaled, {}, 128),
-    "patients": (lambda: drawn(MLPModel(hidden=(5,))), {"each": 3}, 128),
-    "pre-noise": (lambda: drawn(MLPModel(hidden=(5,))), {"pre_noise": 0.1}, 128),
+    "vmap": (Scaled, {}, 112),
+    "patients": (lambda: drawn(MLPModel(hidden=(5,))), {"each": 3}, 112),
+    "pre-noise": (lambda: drawn(MLPModel(hidden=(5,))), {"pre_noise": 0.1}, 112),
     "masks": (lambda: DropoutModule(drawn(MLPModel(hidden=(5,))), 0.3), {}, 128),
     "weight draws": (lambda: VariationalModule(drawn(MLPModel(hidden=(5,))), 2),
                      {"loss": mean_over_draws(summed_cross_entropy)}, 64),
@@ -216,8 +218,13 @@ class Leaky(nn.Module):
         return features + 0 * features.sum()
 
 
-def test_model_whose_rows_mix_is_computed_row_by_row(caplog, monkeypatch) -> None:
+def forget(monkeypatch):
     monkeypatch.setattr(row_check, "_known", {})
+    monkeypatch.setattr(minibatch, "KEPT", Kept())
+
+
+def test_model_whose_rows_mix_is_computed_row_by_row(caplog, monkeypatch) -> None:
+    forget(monkeypatch)
     with caplog.at_level(logging.WARNING, logger="fl_dpbayes.site"):
         gradient = gradient_of(nn.Sequential(nn.Flatten(), nn.Linear(64, 5), Leaky(), nn.Linear(5, 3)), 5)
     assert "one by one" in caplog.text
@@ -232,7 +239,7 @@ def test_model_whose_rows_mix_is_computed_row_by_row(caplog, monkeypatch) -> Non
 ])  # fmt: skip
 def test_self_check_runs_on_the_path_that_trains(monkeypatch, name, holder, function, place) -> None:
     """On each, the first row is given a little of the last."""
-    monkeypatch.setattr(row_check, "_known", {})
+    forget(monkeypatch)
     original = getattr(holder, function)
 
     def leaking(*given):
@@ -241,6 +248,6 @@ def test_self_check_runs_on_the_path_that_trains(monkeypatch, name, holder, func
         return original(*given[:place], leaky, *given[place + 1 :])
 
     assert gradient_of(ENGINES[name][0](), 5)._rows > 1
-    monkeypatch.setattr(row_check, "_known", {})
+    forget(monkeypatch)
     monkeypatch.setattr(holder, function, leaking)
     assert gradient_of(ENGINES[name][0](), 5)._rows == 1

@@ -51,6 +51,8 @@ from fl_dpbayes.protocol.train import PrivacyStatement
 ROLES: tuple[Role, ...] = ("held_out", "shifted", "train")
 # One diagram for each site: more would be read by nobody, and make the largest part of a summary.
 MAX_RELIABILITY_SITES = 24
+# A site's decision curve is two thirds of its row.
+MAX_CURVE_SITES = 1000
 HEADLINE_PREDICTORS = ("posterior", "last")
 # What Flower's own result shows; intervals and all else are in `summary.json`.
 METRICS = ("n", "accuracy", "nll", "brier", "ece", "rms_debiased")
@@ -153,6 +155,8 @@ class Evaluation:
             if (statistics := place.exact)
         ]
         sites = [self._row(self._key(*place[:3]), place.statistics) for place in self.places]
+        if len({place.site for place in self.places}) > MAX_CURVE_SITES:
+            sites = [row | {"net_benefit": None} for row in sites]
         return [*self._pooled_rows, *mean_rows(sites), *sites], reliability
 
     def class_shares(self, site: str) -> tuple[float, ...] | None:

@@ -141,9 +141,8 @@ def check_beside(path: Path, content: Mapping[str, Any], name: str) -> None:
 
 
 def _checksum(content: Mapping[str, Any]) -> str:
-    # As JSON reads it back: a tuple is a list, a key is a string.
-    plain = json.loads(json.dumps(content))
-    return hashlib.sha256(json.dumps(plain, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+    # Its keys are strings, as JSON reads them back.
+    return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
 def file_sha256(path: Path) -> str:

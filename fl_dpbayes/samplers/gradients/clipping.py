@@ -59,13 +59,12 @@ def clip_factors(layer_norms: Sequence[torch.Tensor], clip_norm: float, clipping
     bound = clip_norm * (1 - _ROUNDING_MARGIN)
     layer_norms = [norms.double() for norms in layer_norms]
     norms = reduce(torch.hypot, layer_norms)
-    finite = norms < math.inf
     match clipping:
         case PerLayerClipping():
-            share = bound / math.sqrt(len(layer_norms))
-            return [_usable((share / each).clamp_(max=1.0), finite) for each in layer_norms]
+            share, finite = bound / math.sqrt(len(layer_norms)), norms < math.inf
+            return [torch.where(finite, (share / each).clamp_(max=1.0), 0.0) for each in layer_norms]
         case FlatClipping():
-            factors = (bound / norms).clamp_(max=1.0)
+            factors = norms.reciprocal().mul_(bound).clamp_(max=1.0)
         case GlobalClipping(bound=largest):
             if largest < clip_norm:
                 raise ValueError(f"global clipping has bound {largest} below clip_norm {clip_norm}: raise the bound")
@@ -74,7 +73,8 @@ def clip_factors(layer_norms: Sequence[torch.Tensor], clip_norm: float, clipping
             if math.isinf(clip_norm):
                 raise ValueError("automatic clipping scales every gradient to clip_norm: give a finite clip_norm")
             factors = bound / (norms + stability)
-    return [_usable(factors, finite)] * len(layer_norms)
+    # An infinite norm has given 0, or NaN where C is infinite too.
+    return [factors.nan_to_num_(0.0)] * len(layer_norms)
 
 
 def clip_and_sum(
@@ -88,7 +88,7 @@ def clip_and_sum(
     least = least_factors(factors)[:count]
     used, sizes = used_rows(least), [layer.size for layer in layers]
     total = least.new_empty(sum(sizes))
-    for layer, own, out in zip(layers, factors, total.split(sizes), strict=True):
+    for layer, own, out in zip(layers, factors, torch.split_with_sizes(total, sizes), strict=True):
         layer.weighted_sum(own, used, out)
     return ClippedSum(total, (least < 1).count_nonzero(), count)
 
@@ -119,8 +119,13 @@ def with_pre_noise(gradients: torch.Tensor, scale: float, generator: np.random.G
     The clip comes after it, so the sensitivity stays C and the account of the noise on the sum stands; it buys no
     privacy of its own, and it biases the clipped mean.
     """
+<<<<<<< HEAD
     return gradients + scale * moved(generator.standard_normal(gradients.shape, dtype=np.float32), gradients.device)
 
 
 def _usable(factors: torch.Tensor, finite: torch.Tensor) -> torch.Tensor:
     return factors.masked_fill_(~finite, 0.0)
+=======
+    noise = torch.from_numpy(generator.standard_normal(gradients.shape, dtype=np.float32))
+    return gradients + scale * noise.to(gradients.device)
+>>>>>>> main

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from fl_dpbayes.models.rows import pieces
-from fl_dpbayes.samplers.gradients.contribution import OuterGradients, input_lengths, outer_gradients
+from fl_dpbayes.samplers.gradients.contribution import OuterGradients, double_buffers, input_lengths, row_norms
 from fl_dpbayes.samplers.gradients.loss import RecordLoss, output_gradients
 
 
@@ -18,6 +18,7 @@ class DenseChain:
     layers: list[nn.Linear]
     rectified: list[bool]
     flattens: bool
+    buffers: tuple[Tensor, Tensor]
 
     @torch.no_grad()
     def gradients(
@@ -32,13 +33,14 @@ class DenseChain:
         for number in range(len(self.layers) - 1, 0, -1):
             gradient = gradients[0] @ self.layers[number].weight
             if self.rectified[number - 1]:
-                gradient = torch.ops.aten.threshold_backward(gradient, inputs[number], 0)
+                torch.ops.aten.threshold_backward.grad_input(gradient, inputs[number], 0, grad_input=gradient)
             gradients.insert(0, gradient)
-        known = [lengths, *(None for _ in self.layers[1:])]
-        return [
-            outer_gradients(a, g, layer.bias is not None, length)
-            for layer, a, g, length in zip(self.layers, inputs, gradients, known, strict=True)
-        ]
+        found: list[OuterGradients] = []
+        for layer, a, g in zip(self.layers, inputs, gradients, strict=True):
+            biased = layer.bias is not None
+            norms = row_norms(g).mul_(input_lengths(a, biased) if lengths is None else lengths)
+            found, lengths = [*found, OuterGradients(norms, a, g, biased, self.buffers)], None
+        return found
 
     def input_lengths(self, features: Tensor, rows: int) -> Tensor:
         """Return what `gradients` takes as known of records (N, *shape), from passes of so many rows, shape (N,)."""
@@ -62,4 +64,5 @@ def dense_chain(module: nn.Module) -> DenseChain | None:
     rectified = [type(after) is nn.ReLU for layer, after in pairwise([*rest, None]) if layer in layers]
     ends = rest and rest[-1] in layers and rest[0] in layers and len(rest) == len(layers) + sum(rectified)
     trained = all(value.requires_grad for layer in layers for value in layer._parameters.values() if value is not None)
-    return DenseChain(layers, rectified, flattens) if ends and trained else None
+    fits = ends and trained
+    return DenseChain(layers, rectified, flattens, double_buffers(layers[0].weight)) if fits else None

@@ -35,8 +35,8 @@ def output_gradients(loss: RecordLoss, outputs: torch.Tensor, targets: torch.Ten
     if loss is summed_cross_entropy and outputs.dim() == 2:
         # With few classes several times as fast along the first axis, where a processor takes many rows at once.
         few, outputs = outputs.shape[1] <= _FEW_CLASSES, outputs.float()
-        probabilities = outputs.mT.contiguous().softmax(dim=0).mT if few else outputs.softmax(dim=1)
-        return probabilities.scatter_add_(1, targets[:, None], probabilities.new_full((len(targets), 1), -1.0))
+        probabilities = outputs.mT.contiguous().softmax(0).mT.contiguous() if few else outputs.softmax(1)
+        return probabilities.scatter_(1, targets[:, None], -1.0, reduce="add")
     with torch.enable_grad():
         leaf = outputs.detach().requires_grad_()
         return torch.autograd.grad(loss(leaf, targets), leaf)[0]

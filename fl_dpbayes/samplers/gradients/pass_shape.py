@@ -42,8 +42,7 @@ def wanted_rows(module: nn.Module, way: Way, expected_batch_size: float) -> int:
     """Choose how many rows every pass shall have, 1 where there is no memory for 64 materialised gradients."""
     if way == "vmap":
         most = min(passes.MOST_ROWS, fitting_rows(module))
-        # Mapping costs as much as many rows.
-        return 1 if most < ROWS else passes.cheapest_rows(range(ROWS, most + 1, ROWS // 2), ROWS, expected_batch_size)
+        return 1 if most < ROWS else passes.cheapest_rows(range(ROWS, most + 1, ROWS // 4), 32, expected_batch_size)
     rows = training_rows(module, expected_batch_size)
     if isinstance(module, VariationalModule):
         formed = [layer.weight.numel() for layer in module.mean.modules() if isinstance(layer, nn.Conv2d)]

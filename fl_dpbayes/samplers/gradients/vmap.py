@@ -13,8 +13,8 @@ from fl_dpbayes.samplers.gradients.clipping import ClippedSum, add_up, clip_and_
 from fl_dpbayes.samplers.gradients.contribution import LayerGradients, formed_gradients
 from fl_dpbayes.samplers.gradients.loss import RecordLoss, summed_cross_entropy
 
-# Materialised gradients take at most 128 MiB at a time.
-_MAX_ELEMENTS = 2**25
+# Materialised gradients take at most 128 MiB at a time, and 32 MiB where they are of more than 160 rows.
+_MAX_ELEMENTS, _CHEAP_ELEMENTS, _MANY_ROWS = 2**25, 2**23, 160
 
 
 def per_example_blocks(
@@ -80,7 +80,8 @@ def per_unit_gradients(
 
 def fitting_rows(module: nn.Module) -> int:
     """Return how many rows a pass may have whose gradients are materialised and take at most 128 MiB; may be 0."""
-    return _MAX_ELEMENTS // max(1, sum(layer_sizes(module)))
+    size = max(1, sum(layer_sizes(module)))
+    return max(_CHEAP_ELEMENTS // size, min(_MAX_ELEMENTS // size, _MANY_ROWS))
 
 
 def layer_sizes(module: nn.Module) -> list[int]:

@@ -19,6 +19,7 @@ import clients.evaluate
 import clients.recalibrate
 import clients.train
 from fl_dpbayes.calibration import release
+from fl_dpbayes.config.files.kept import Kept
 from fl_dpbayes.config.scenario import Scenario, load_scenario
 from fl_dpbayes.config.task import LogisticModel, Task
 from fl_dpbayes.models.build import build_model
@@ -112,6 +113,7 @@ def prior_inside_the_clip(patch: pytest.MonkeyPatch) -> None:
             gradients = per_example_gradients(module, features[: len(labels)], labels)
             return sum_clipped(gradients - share * prior_gradient(plan.sampler.prior, to_vector(module)), clip_norm)
 
+        patch.setattr(minibatch, "KEPT", Kept())
         patch.setattr(minibatch, "gradient_engine", lambda *_: engine.GradientEngine("vmap", clipped_sum))
         patch.setattr(algorithm, "prior_gradient", lambda prior, vector: torch.zeros_like(vector))
         return original(*arguments, chain=chain, **rest)

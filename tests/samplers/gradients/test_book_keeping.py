@@ -5,21 +5,31 @@ import torch
 from torch import nn
 
 from fl_dpbayes.samplers.gradients import book_keeping
+from fl_dpbayes.samplers.gradients.contribution import used_rows
 from fl_dpbayes.samplers.gradients.layer_gradients import layer_gradients
 from tests.samplers.gradients import one_by_one
 
 
-@pytest.mark.parametrize("outputs", [2, 64], ids=["instantiated", "gram"])
-def test_both_forms_of_a_convolution_give_the_true_norm(outputs):
-    layer = one_by_one.randomise(nn.Conv2d(8, outputs, 3, padding=1))
+@pytest.mark.parametrize(("outputs", "side", "settings"), [
+    (2, 4, {}), (64, 4, {}), (4, 7, {}), (4, 7, {"stride": 2, "padding": 5, "dilation": 2, "bias": False}),
+], ids=["patches", "gram", "mapped", "mapped, strided"])  # fmt: skip
+def test_all_forms_of_a_convolution_give_the_true_norm_and_sum(outputs, side, settings):
+    layer = one_by_one.randomise(nn.Conv2d(16, outputs, 3, groups=2, **{"padding": 1} | settings))
     generator = torch.Generator().manual_seed(0)
-    inputs, upstream = torch.randn(3, 8, 4, 4, generator=generator), torch.randn(3, outputs, 4, 4, generator=generator)
+    inputs = torch.randn(3, 16, side, side, generator=generator)
+    upstream = torch.randn(layer(inputs).shape, generator=generator)
     found = layer_gradients(layer, inputs, upstream)
-    assert (found.product is None) == (outputs == 2)
-    for index in range(3):
-        gradients = torch.autograd.grad(layer(inputs[index][None]), layer.parameters(), upstream[index][None])
-        expected = torch.cat([gradient.double().reshape(-1) for gradient in gradients]).norm().item()
-        assert found.norms[index].item() == pytest.approx(expected, rel=2e-5)
+    assert (found.product is None) == (outputs != 64)
+    gradients = [
+        torch.cat(
+            [part.double().flatten() for part in torch.autograd.grad(layer(row[None]), layer.parameters(), g[None])]
+        )
+        for row, g in zip(inputs, upstream, strict=True)
+    ]
+    torch.testing.assert_close(found.norms, torch.stack(gradients).norm(dim=1), rtol=2e-5, atol=0)
+    factors, total = torch.tensor([0.5, 0.0, 2.0], dtype=torch.float64), torch.empty_like(gradients[0])
+    found.weighted_sum(factors, used_rows(factors), total)
+    torch.testing.assert_close(total, 0.5 * gradients[0] + 2 * gradients[2], rtol=1e-4, atol=1e-5)
 
 
 def test_gram_norm_is_no_underestimate_where_positions_cancel():
