@@ -119,13 +119,4 @@ def with_pre_noise(gradients: torch.Tensor, scale: float, generator: np.random.G
     The clip comes after it, so the sensitivity stays C and the account of the noise on the sum stands; it buys no
     privacy of its own, and it biases the clipped mean.
     """
-<<<<<<< HEAD
     return gradients + scale * moved(generator.standard_normal(gradients.shape, dtype=np.float32), gradients.device)
-
-
-def _usable(factors: torch.Tensor, finite: torch.Tensor) -> torch.Tensor:
-    return factors.masked_fill_(~finite, 0.0)
-=======
-    noise = torch.from_numpy(generator.standard_normal(gradients.shape, dtype=np.float32))
-    return gradients + scale * noise.to(gradients.device)
->>>>>>> main

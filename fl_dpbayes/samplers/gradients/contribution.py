@@ -12,15 +12,10 @@ from torch import Tensor
 # |sum_l g_l a_l'| >= sum_l |g_l| |a_l| / this, by the allowance in a norm that does not form the sum.
 LARGEST_CANCELLATION = 1000.0
 # Entries of float32 that are held in float64 at a time: they stay in a processor's cache.
-<<<<<<< HEAD
-_ENTRIES = 2**17
-# Rows in use: the first ones, by number, or marked.
-=======
 _ENTRIES = 2**16
 # Entries whose squares are added in float32.
 _BLOCK = 64
-# Rows in use: the first ones, or by number.
->>>>>>> main
+# Rows in use: the first ones, by number, or marked.
 Rows = slice | Tensor
 
 
@@ -97,17 +92,11 @@ class OuterGradients:
 
     def weighted_sum(self, factors: Tensor, used: Rows, out: Tensor) -> None:
         """As that of `LayerGradients`."""
-<<<<<<< HEAD
-        a, g = taken(self.inputs, used).double(), _scaled(taken(self.outputs, used), taken(factors, used))
-        weights = out[: g.shape[1] * a.shape[1]]
-        torch.mm(g.mT, a, out=weights.view(g.shape[1], -1))
-=======
-        a, g = self.inputs[used], self.outputs[used]
+        a, g, factors = (taken(values, used) for values in (self.inputs, self.outputs, factors))
         entries = g.shape[1] * a.shape[1]
         a = self.buffers[0].resize_(a.shape).copy_(a)
-        g = _scaled(g, factors[used], self.buffers[1].resize_(g.shape))
+        g = _scaled(g, factors, self.buffers[1].resize_(g.shape))
         torch.mm(g.mT, a, out=out[:entries].view(g.shape[1], -1))
->>>>>>> main
         if self.biased:
             torch.sum(g, 0, out=out[entries:])
 
@@ -151,16 +140,12 @@ def weighted_rows(factors: Tensor, rows: Tensor, used: Rows | None = None, out: 
     A row with c_i = 0 is left out whatever it holds (0 times infinity is NaN).
     """
     used = used_rows(factors) if used is None else used
-<<<<<<< HEAD
-    factors, rows = taken(factors, used), taken(rows, used)
-=======
-    factors = factors[used]
->>>>>>> main
+    factors = taken(factors, used)
     out = factors.new_empty(rows.shape[1]) if out is None else out
     width = max(1, _ENTRIES // max(1, len(factors)))
     buffer = factors.new_empty((len(factors), width))
     for first in range(0, rows.shape[1], width):
-        part = rows[:, first : first + width][used]
+        part = taken(rows[:, first : first + width], used)
         torch.mv(buffer[:, : part.shape[1]].copy_(part).mT, factors, out=out[first : first + width])
     return out
 
