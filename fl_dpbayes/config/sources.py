@@ -357,7 +357,7 @@ class SyntheticSites(SourceConfig):
 
     records: Annotated[int, Field(ge=2, le=1_000_000)] = 6000
     test_records: Annotated[int, Field(ge=2, le=1_000_000)] = 2000
-    sites: Annotated[int, Field(ge=1, le=1000)] = 6
+    sites: Annotated[int, Field(ge=1, le=10_000)] = 6
     heterogeneity: Annotated[float, Field(ge=0, le=3)] = 0.5
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
 

@@ -41,6 +41,7 @@ class InlineGrid(Grid):
             node: Context(RUN_ID, node, {"partition-id": node - 1, "num-partitions": nodes}, RecordDict(), {})
             for node in range(1, nodes + 1)
         }
+        self._nodes: Iterable[int] = self._contexts
         self._waiting: dict[str, Message] = {}
         self._pushed = 0
 
@@ -68,11 +69,11 @@ class InlineGrid(Grid):
 
     def get_node_ids(self) -> Iterable[int]:
         """Return the node ids."""
-        return list(self._contexts)
+        return list(self._nodes)
 
     def get_nodes(self) -> Iterable[NodeInfo]:
         """Return ids and names."""
-        return [NodeInfo(node_id=node, name=self.names.get(node, "")) for node in self._contexts]
+        return [NodeInfo(node_id=node, name=self.names.get(node, "")) for node in self._nodes]
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Accept requests and give each an id."""
