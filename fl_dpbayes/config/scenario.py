@@ -135,10 +135,8 @@ class Scenario(Config):
         check_shared_records(self.sites)
         shared = [name for name, site in self.sites.items() if site.records_of is not None]
         if shared and self.evaluation.release == "noised":
-            raise ValueError(
-                f"sites.{shared[0]}.records_of: the same patients would pay for noised tables in two ledgers: set "
-                "evaluation.release to 'public' or 'none', or give the site records of its own"
-            )
+            said = f"sites.{shared[0]}.records_of: the same patients would pay for noised tables in two ledgers"
+            raise ValueError(f"{said}: set evaluation.release to 'public' or 'none', or give the site its own records")
         least, start = self.resources.min_sites, self.resources.start_nodes
         if least > len(training_sites):
             raise ValueError(f"resources.min_sites is {least} but {len(training_sites)} sites train: lower it")

@@ -93,9 +93,8 @@ def distil(
     """Fit a student to a teacher's probabilities by L-BFGS.
 
     min_w (1/N) sum_i sum_y p(y|x_i) log(p(y|x_i) / softmax(f(x_i; w))_y), whose gradient with respect to the logits is
-    (softmax(f) - p) / N.
-    Source: Hinton et al. 2015, "Distilling the knowledge in a neural network"; Bhatt et al. 2024, "Federated learning
-    with uncertainty via distilled predictive distributions".
+    (softmax(f) - p) / N. Source: Hinton et al. 2015; Bhatt et al. 2024, "Federated learning with uncertainty via
+    distilled predictive distributions".
 
     `function`: float32 parameters -> logits (N, classes) at the inputs, and the map of a cotangent (N, classes) to
     gradients by parameter name (their vector-Jacobian product). `start`: parameter name -> initial value, in the order

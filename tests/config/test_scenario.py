@@ -4,13 +4,10 @@ import re
 from pathlib import Path
 
 import pytest
-from pydantic import ValidationError
 
 from fl_dpbayes.config.base import digest
-from fl_dpbayes.config.data import DataSpec
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.scenario import Scenario, load_scenario, shipped_scenarios, write_scenario
-from fl_dpbayes.config.sources import BuiltIn
 from fl_dpbayes.config.validation_text import read_record
 from fl_dpbayes.data.simulation import plan_sites, run_identifier
 from tests.asking import refused
@@ -134,14 +131,3 @@ def test_every_shipped_scenario_is_valid_and_an_unknown_one_lists_them() -> None
     for name in shipped_scenarios():
         assert load_scenario(name).name == name
     refused("digits", load_scenario, "no-such-scenario")
-
-
-def test_a_source_may_be_named_by_its_kind_and_an_unknown_one_is_refused():
-    assert DataSpec(source="digits") == DataSpec(source={"kind": "digits"})
-    assert DataSpec(source="mnist").source == BuiltIn(kind="mnist")
-    for source in ("cifar", {"kind": "digits", "pth": "x"}, {"kind": "table"}, 3):
-        with pytest.raises(ValidationError):
-            DataSpec(source=source)
-    for fraction in (-0.1, 1.0):
-        with pytest.raises(ValidationError, match="test_fraction"):
-            DataSpec(source="digits", test_fraction=fraction)

@@ -1,10 +1,6 @@
 """Every mistake that a newcomer made with a table of his own is one line that says what to do"""
 
 import re
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -72,22 +68,3 @@ def test_odd_features_and_budgets_are_told_at_the_start_and_a_left_budget_at_the
     found = re.search(r"epsilon 0.001 is far too small .* Epsilon (\d\.\d+) would do there", said)
     assert found, said
     assert "temperature 1: the chain sampled at" not in said_of("c", f"privacy.epsilon={found[1]}")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("engine", ["inline", "flower"])
-def test_an_interrupt_ends_with_status_130_and_says_what_is_kept_and_how_to_go_on(scenario, engine) -> None:
-    run, code = scenario.parent / "run", "from fl_dpbayes.cli import main; main()"
-    words = ["simulate", scenario, "--out", run, "--engine", engine, "--set", "training.rounds=200"]
-    started = subprocess.Popen([sys.executable, "-c", code, *map(str, words)], stderr=subprocess.PIPE, text=True)
-    deadline = time.monotonic() + 60
-    while not (run / "checkpoint.safetensors").exists() and time.monotonic() < deadline:
-        time.sleep(0.1)
-    time.sleep(2)
-    started.send_signal(signal.SIGINT)
-    _, error = started.communicate(timeout=90)
-    assert started.returncode == 130, error
-    found = re.search(r"stopped: (\d+) of 200 rounds (?:is|are) complete and kept, .* go on with  (.*)", error)
-    assert found, error
-    assert f"fl-dpbayes simulate --resume {run}" in found[2]
-    assert int(found[1]) < 200

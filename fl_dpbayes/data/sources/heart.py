@@ -53,10 +53,8 @@ def load(source: BuiltIn, part: OfficialPart) -> Records:
         path=Path("heart-disease"), label="num", classes=2, features=tuple(CENTERS_AND_SCALES), centers=centers,
         scales=scales, categories=CATEGORIES,
     )  # fmt: skip
-    groups = {
-        "sex": np.where(table["sex"] == 1, "male", "female"),
-        "age": np.where(table["age"] < 55, "under 55", "55 and over"),
-    }
+    age = np.where(table["age"] < 55, "under 55", "55 and over")
+    groups = {"sex": np.where(table["sex"] == 1, "male", "female"), "age": age}
     hospitals = np.repeat(list(tables), [len(rows) for rows in tables.values()])
     records = framed_records(table.assign(num=(table["num"] > 0).astype(int)), described)
     return replace(records, natural_site=hospitals, unit=source.unit, groups=groups)

@@ -36,8 +36,7 @@ def load(source: Table, part: OfficialPart) -> Records:
         feature = (value - center) / scale
 
     Without `unit_column` a row is its own privacy unit, known by its position: append new rows at the end, or name a
-    column of patient numbers. Records keep the file's order. Raises UserError if the file is missing or unreadable, or
-    a column is absent or has a value that is not allowed; the text names the column.
+    column of patient numbers. Raises UserError if the file cannot be read, or a column is absent or has a bad value.
     """
     return framed_records(_read(source), source)
 
@@ -48,15 +47,11 @@ def framed_records(table: pandas.DataFrame, source: Table) -> Records:
     Raises UserError if a column has a value that is not allowed; the text names the column.
     """
     return Records(
-        features=features_of(table, source),
-        labels=labels_of(table, source),
+        features=features_of(table, source), labels=labels_of(table, source),
         units=np.arange(len(table)) if source.unit_column is None else _names(table, source, source.unit_column),
         natural_site=None if source.site_column is None else _sites(table, source, source.site_column),
-        task=source.task,
-        unit=source.unit,
-        feature_names=source.feature_names,
-        groups=_groups(table, source),
-    )
+        task=source.task, unit=source.unit, feature_names=source.feature_names, groups=_groups(table, source),
+    )  # fmt: skip
 
 
 def read_table(path: Path | tuple[Path, ...], texts: tuple[str, ...] = ()) -> pandas.DataFrame:
@@ -73,9 +68,8 @@ def read_table(path: Path | tuple[Path, ...], texts: tuple[str, ...] = ()) -> pa
     columns = set(tables[path[0]].columns)
     for one, table in tables.items():
         if odd := columns ^ set(table.columns):
-            raise UserError(
-                f"tables {path[0]} and {one}: only one has a column {min(map(str, odd))!r}: add or remove it"
-            )
+            name = min(map(str, odd))
+            raise UserError(f"tables {path[0]} and {one}: only one has a column {name!r}: add or remove it")
     named = FILE in columns
     return pandas.concat({one: table if named else table.assign(**{FILE: one.stem}) for one, table in tables.items()})
 
@@ -243,9 +237,7 @@ def _groups(table: pandas.DataFrame, source: Table) -> dict[str, npt.NDArray]:
             if not is_group_text(value):
                 raise UserError(f"{column} the value {value[:80]!r}: give 1 to {MAX_GROUP_TEXT} printable characters")
     if (total := sum(counts.values())) > MAX_GROUPS:
-        raise UserError(
-            f"table {source.place}: group_columns: {total} values together, at most {MAX_GROUPS}: name fewer"
-        )
+        raise UserError(f"table {source.place}: group_columns: {total} values in all, at most {MAX_GROUPS}: name fewer")
     return groups
 
 

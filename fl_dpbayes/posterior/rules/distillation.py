@@ -44,9 +44,8 @@ def imitated(
 ) -> Aggregate:  # fmt: skip
     """Fit the server's network to a teacher's probabilities (N, classes).
 
-    It starts from the weights that all first chains started from, not from an average of the sites' weights: the result
-    then depends on the sites' predictions alone, whatever the order of their hidden units. Returns the network as one
-    sample at temperature 0; `facts` with the description of its inputs and its divergence.
+    It starts from the weights that all first chains started from: the result then depends on the sites' predictions
+    alone. Returns the network as one sample at temperature 0; `facts` with its inputs and its divergence.
     """
     student, said = student_of(released), list(warnings)
     function = logits_at(student.module, student.features)
