@@ -15,7 +15,7 @@ from fl_dpbayes.config.aggregation import Distillation, DistillingRule
 from fl_dpbayes.config.errors import RunWarning, warning
 from fl_dpbayes.config.rule import SyntheticInputs
 from fl_dpbayes.models.parameters import logits_at
-from fl_dpbayes.posterior.predictive import predictive_probabilities
+from fl_dpbayes.posterior.predictive import predict
 from fl_dpbayes.posterior.rules.combine import Aggregate, Released
 from fl_dpbayes.posterior.samples import point_of
 from fl_dpbayes.posterior.student import Student, distil
@@ -35,7 +35,7 @@ def combine(rule: Distillation, released: Released) -> Aggregate:
 def site_predictions(released: Released, site: str) -> npt.NDArray[np.float64]:
     """Return p_k(y|x) at the server's inputs, shape (N, classes)."""
     student, samples = student_of(released), released.samples[site].in_memory()
-    return predictive_probabilities(student.module, samples.arrays, samples.weights, student.features)
+    return predict(student.module, samples.arrays, samples.weights, student.features).probabilities
 
 
 def imitated(
