@@ -42,10 +42,8 @@ Floats = npt.NDArray[np.float64]
 
 HOSTILE = "a"
 SITES = ",".join(f"{name}={{role='train'}}" for name in "abcdef")
-NOISES = {
-    "small noise": ["privacy.epsilon=200", "privacy.coupling=constant", "privacy.temperature="],
-    "noise of digits": [],
-}
+SMALL_NOISE = ["privacy.epsilon=200", "privacy.coupling=constant", "privacy.temperature="]
+NOISES = {"small noise": SMALL_NOISE, "noise of digits": []}
 PARTITIONS = {"honest": "{kind='iid'}", "skewed": "{kind='dirichlet', alpha=0.5, min_records=60}"}
 _UNIFORM = "site_weights='uniform', move_bound='none'"
 _PUBLIC = "public={kind='synthetic', pattern='strokes', count=300}, iterations=100"
@@ -159,9 +157,8 @@ class HostileGrid(InlineGrid):
         samples, last = (without_prefix(prefix, released) for prefix in ("samples", "last/parameters"))
         states = [*({name: array[row] for name, array in samples.items()} for row in range(len(kept))), last]
         module = build_model(request.model, request.task, seed=0)
-        began, *honest = (
-            arrays_to_vector(each, module).double().numpy() for each in (without_prefix("parameters", start), *states)
-        )
+        all_states = (without_prefix("parameters", start), *states)
+        began, *honest = (arrays_to_vector(each, module).double().numpy() for each in all_states)
         right, wrong = self._fitted
         view = View(began, right, wrong, np.stack(honest), farthest[[*kept, record.steps - 1]])
         spoilt = torch.from_numpy(with_trace_of_noise(self._attack(view), view))

@@ -1,12 +1,12 @@
 """The server's state after a round, on disk: what a run that was cut off goes on from.
 
-One file of constant size is replaced whole, so a checkpoint is never between two rounds; what grows stands in the
-journal and the bank, up to a mark in the checkpoint: a round's are written before it, and those of a round that has
-none yet are dropped and come again. Nothing random has to be kept: every generator of the server is made where it is
-used, from the scenario's seed or the round.
+One file, no larger for more sites or rounds, is replaced whole, so a checkpoint is never between two rounds; what grows
+stands in the journal and the bank, up to a mark in the checkpoint: a round's are written before it, and those of a
+round that has none yet are dropped and come again. Nothing random has to be kept: every generator of the server is
+made where it is used, from the scenario's seed or the round.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
@@ -37,23 +37,48 @@ class Checkpoint(Config):
     """Everything but the arrays.
 
     `scenario`: digest of the scenario. `run`: our run id, by which the sites' ledgers know what they have answered.
-    `round`: the last round that is complete; 0 before the first. `cards` and `left_out`: of the roster, in its order.
-    `ledger_heads`: site -> last head seen. `planned_sites`: number of training sites when the run began, which the plan
-    is made for. `journal`: how far the journal belongs to these rounds. `seconds`: stage -> seconds so far.
+    `round`: the last round that is complete; 0 before the first. `planned_sites`: number of training sites when the run
+    began, which the plan is made for. `journal`: how far the journal belongs to these rounds, whose entries hold the
+    roster and the heads of the ledgers (`JournaledSites`). `seconds`: stage -> seconds so far.
     """
 
     # Another wherever a plan is written otherwise: the sites' ledgers hold the digest of a run's plan.
-    format: Literal[3] = 3
+    format: Literal[4] = 4
     scenario: Digest
     run: RunId
     round: Annotated[int, Field(ge=0)]
-    cards: tuple[SiteCard, ...]
-    left_out: tuple[RunWarning, ...]
-    ledger_heads: dict[str, Digest]
     planned_sites: PositiveInt
     participation: ParticipationState
     journal: journals.JournalMark
     seconds: dict[str, float]
+
+
+class JournaledSites:
+    """What a run's journal holds of its sites, from entries of what was new after a round.
+
+    `cards` and `left_out`: of the roster, in its order. `heads`: site -> last head seen.
+    """
+
+    def __init__(self, entries: Iterable[journals.Entry] = ()) -> None:
+        """Read them back."""
+        self.cards, self.left_out, self.heads = list[SiteCard](), list[RunWarning](), dict[str, str]()
+        for entry in entries:
+            self.cards += map(SiteCard.model_validate, entry.get("cards", ()))
+            self.left_out += map(RunWarning.model_validate, entry.get("left_out", ()))
+            self.heads |= entry.get("heads", {})
+
+    def new_entries(self, roster: Roster, heads: Mapping[str, str]) -> list[journals.Entry]:
+        """Return an entry for what is new since the last; members and warnings of a roster stay where they are."""
+        cards = [member.card for member in roster.members[len(self.cards) :]]
+        left_out = roster.left_out[len(self.left_out) :]
+        new = {site: head for site, head in heads.items() if self.heads.get(site) != head}
+        self.cards, self.left_out, self.heads = [*self.cards, *cards], [*self.left_out, *left_out], dict(heads)
+        found = {
+            "cards": [card.model_dump(mode="json") for card in cards],
+            "left_out": [one.model_dump(mode="json") for one in left_out], "heads": new,
+        }  # fmt: skip
+        entry = {name: values for name, values in found.items() if values}
+        return [entry] if entry else []
 
     def roster_of(self, answered: Roster, min_sites: int) -> Roster:
         """Return the run's roster at the nodes that answered when it was taken up again.
@@ -78,7 +103,7 @@ class Checkpoint(Config):
                 "start them again, then resume once more"
             )
         new = {member.node_id for member in present.values()}
-        return replace(answered, members=members, left_out=self.left_out, asked=answered.asked - new)
+        return replace(answered, members=members, left_out=tuple(self.left_out), asked=answered.asked - new)
 
 
 def write_checkpoint(folder: Path, checkpoint: Checkpoint, state: Arrays) -> None:

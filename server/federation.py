@@ -18,7 +18,14 @@ from fl_dpbayes.posterior.store import POSTERIOR_FILE, save_posterior
 from fl_dpbayes.report.page import write_report
 from fl_dpbayes.report.run_files import CALIBRATION_COLUMNS, calibration_csv_row, write_csv, write_summary
 from fl_dpbayes.report.warnings import sentence
-from server.checkpoint import BEGUN, Checkpoint, check_run_files, prepared_files, read_checkpoint, read_run_journal
+from server.checkpoint import (
+    BEGUN,
+    JournaledSites,
+    check_run_files,
+    prepared_files,
+    read_checkpoint,
+    read_run_journal,
+)
 from server.grid import OrderedGrid
 from server.ledger_heads import HEADS_FILE
 from server.registered_nodes import allowed_nodes, unlisted_nodes
@@ -55,7 +62,8 @@ def run_federation(
     ordered = cast(Grid, OrderedGrid(grid))
     record = RunRecord(run_folder, journal, tempered=scenario.sampler.has_temperature)
     record.begin("roster")
-    roster = _roster(ordered, scenario, simulation_folder, checkpoint)
+    known = JournaledSites(entries) if checkpoint is not None else None
+    roster = _roster(ordered, scenario, simulation_folder, known)
     if checkpoint is not None:
         record.events.write("resumed", round=checkpoint.round)
     names = [[member.card.name, member.card.role] for member in roster.members]
@@ -90,11 +98,11 @@ def run_federation(
         raise problem
 
 
-def _roster(grid: Grid, scenario: Scenario, simulation_folder: str, checkpoint: Checkpoint | None) -> Roster:
+def _roster(grid: Grid, scenario: Scenario, simulation_folder: str, known: JournaledSites | None) -> Roster:
     if not simulation_folder:
         # Real sites were waited for by name, as many as the run starts with.
         node_ids = allowed_nodes(grid, scenario.sites, only_registered=True)
-    elif checkpoint is None:
+    elif known is None:
         expected = scenario.resources.start_nodes or len(scenario.sites)
         node_ids = connected_nodes(grid, expected, SETTLED_SECONDS)
         if len(node_ids) < expected:
@@ -103,7 +111,7 @@ def _roster(grid: Grid, scenario: Scenario, simulation_folder: str, checkpoint: 
                 f'flwr run . --federation-config "num-supernodes={expected}"  (or use  fl-dpbayes simulate)'
             )
     else:
-        expected = len(checkpoint.cards)
+        expected = len(known.cards)
         node_ids = connected_nodes(grid, expected)
         if not node_ids:
             raise UserError(f"none of the run's {expected} nodes is connected: start them again, then resume once more")
@@ -111,7 +119,7 @@ def _roster(grid: Grid, scenario: Scenario, simulation_folder: str, checkpoint: 
     if not simulation_folder:
         answered = replace(answered, left_out=(*unlisted_nodes(grid, scenario.sites), *answered.left_out))
         check_enough(answered, scenario)
-    return answered if checkpoint is None else checkpoint.roster_of(answered, scenario.resources.min_sites)
+    return answered if known is None else known.roster_of(answered, scenario.resources.min_sites)
 
 
 def _write(federation: Federation, strategy: PosteriorStrategy, record: RunRecord, *, report: bool) -> Exception | None:

@@ -38,7 +38,8 @@ class Participation:
 
     def state(self) -> ParticipationState:
         """Return what is known so far."""
-        return ParticipationState(joined=self._joined, silent=self._silent, finished=tuple(sorted(self._finished)))
+        silent = {site: rounds for site, rounds in self._silent.items() if rounds}
+        return ParticipationState(joined=self._joined, silent=silent, finished=tuple(sorted(self._finished)))
 
     def restore(self, state: ParticipationState) -> None:
         """Go on from what was known after an earlier round of the same run."""

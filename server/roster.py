@@ -11,6 +11,7 @@ from pathlib import Path
 from flwr.app import MessageType
 from flwr.serverapp import Grid
 
+from fl_dpbayes.config.base import Config
 from fl_dpbayes.config.errors import RunWarning, UserError, warning
 from fl_dpbayes.config.installed_code import installed_code
 from fl_dpbayes.config.names import outside_text
@@ -29,6 +30,7 @@ POLL_SECONDS = 0.2
 NODE_SECONDS = 30.0
 # How long a node that came later may take to say who it is: the others wait.
 CARD_SECONDS = 60.0
+SHARED = ("task", "data_schema")
 
 
 @dataclass(frozen=True)
@@ -162,7 +164,7 @@ def with_newcomers(grid: Grid, federation: Federation) -> Roster:
         elif name in members:
             members[name] = member
             first_nodes[name] = first_nodes[name] or member.node_id
-        elif _shared(member) == _shared(roster.members[0]):
+        elif _shared(member.card) == _shared(roster.members[0].card):
             joined[name] = member
         else:
             left_out.append(_differs(member, roster.task))
@@ -200,6 +202,7 @@ def _cards(
     # rounding above a whole number.
     least_units = math.ceil(1 / scenario.privacy.sampling_rate - 1e-9)
     members, left_out, answered = dict[str, Member](), list[RunWarning](), set[int]()
+    shared: dict[Config, Config] = {}
     waiting: dict[str, int] | None = None
     names, schema = registered_names(grid) if requests else {}, _scenarios_schema(scenario)
     for reply in grid.send_and_receive(requests, timeout=timeout):
@@ -215,6 +218,9 @@ def _cards(
                 card = read_reply(reply, SiteCard, node_id)
             if isinstance(card, Refusal):
                 raise ValueError(card.describe())
+            # Thousands of sites share one task and one schema, in memory too.
+            same = {name: shared.setdefault(value, value) for name, value in zip(SHARED, _shared(card), strict=True)}
+            card = card.model_copy(update=same)
             if reason := taken.get(card.name, _taken(card.name) if card.name in members else ""):
                 raise ValueError(reason)
             if names.get(node_id, card.name) != card.name:
@@ -243,13 +249,13 @@ def _agreeing(members: dict[str, Member], left_out: list[RunWarning], order: Seq
         why = "; ".join(map(sentence, left_out)) or "give at least one site the role 'train'"
         raise UserError(f"no site that trains answered: {why}")
     # The first of the commonest: one site's word must not leave out all others.
-    shared = Counter(map(_shared, trainers)).most_common(1)[0][0]
-    left_out += [_differs(member, shared[0]) for member in ordered if _shared(member) != shared]
-    return Roster(tuple(member for member in ordered if _shared(member) == shared), tuple(left_out))
+    shared = Counter(_shared(member.card) for member in trainers).most_common(1)[0][0]
+    left_out += [_differs(member, shared[0]) for member in ordered if _shared(member.card) != shared]
+    return Roster(tuple(member for member in ordered if _shared(member.card) == shared), tuple(left_out))
 
 
-def _shared(member: Member) -> tuple[Task, RecordSchema]:
-    return member.card.task, member.card.data_schema
+def _shared(card: SiteCard) -> tuple[Task, RecordSchema]:
+    return card.task, card.data_schema
 
 
 def _scenarios_schema(scenario: Scenario) -> RecordSchema | None:

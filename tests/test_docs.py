@@ -47,14 +47,15 @@ def test_readme_is_read_in_one_look() -> None:
     assert len(README.splitlines()) <= 150
 
 
-def test_scenario_reference_is_up_to_date() -> None:
-    place = ROOT / "docs" / "scenario_reference.py"
-    specification = importlib.util.spec_from_file_location("scenario_reference", place)
+@pytest.mark.parametrize(("script", "page"), [("scenario_reference", "scenario"), ("speed", "speed")])
+def test_written_pages_are_up_to_date(script: str, page: str) -> None:
+    place = ROOT / "docs" / f"{script}.py"
+    specification = importlib.util.spec_from_file_location(script, place)
     assert specification is not None
     assert specification.loader is not None
     module = importlib.util.module_from_spec(specification)
     specification.loader.exec_module(module)
-    assert PAGES[ROOT / "docs" / "scenario.md"] == module.reference(), "run python docs/scenario_reference.py"
+    assert PAGES[ROOT / "docs" / f"{page}.md"] == module.reference(), f"run python docs/{script}.py"
 
 
 @pytest.mark.slow

@@ -21,10 +21,8 @@ def check_probabilities(probabilities: npt.ArrayLike) -> Floats:
     if np.isnan(probability).any():
         raise ValueError("a probability is NaN: the predictor has diverged")
     if probability.size and (probability.min() < 0 or probability.max() > 1 + ROUNDING):
-        raise ValueError(
-            f"probabilities span [{probability.min():.6g}, {probability.max():.6g}]: they must lie in [0, 1]; "
-            "apply softmax to logits first"
-        )
+        found = f"probabilities span [{probability.min():.6g}, {probability.max():.6g}]"
+        raise ValueError(f"{found}: they must lie in [0, 1]; apply softmax to logits first")
     sums = probability.sum(axis=1)
     if (np.abs(sums - 1) > SUM_TOLERANCE).any():
         worst = sums[np.abs(sums - 1).argmax()]

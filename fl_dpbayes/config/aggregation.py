@@ -178,10 +178,8 @@ class FedPA(Rule):
         """Check also that the prior is a Gaussian."""
         super().check(sampler, training_sites)
         if not isinstance(sampler.prior, GaussianPrior):
-            raise ValueError(
-                f"aggregation.rule 'fedpa' measures in standard deviations of a Gaussian prior, and sampler.prior.kind "
-                f"is {sampler.prior.kind!r}: choose prior.kind 'gaussian'"
-            )
+            said = "aggregation.rule 'fedpa' needs a Gaussian prior, and sampler.prior.kind"
+            raise ValueError(f"{said} is {sampler.prior.kind!r}: choose prior.kind 'gaussian'")
 
 
 class DistillingRule(Rule):

@@ -43,7 +43,5 @@ class RunWarning(Config):
 
 def warning(kind: str, site: str = "", /, **values: Value) -> RunWarning:
     """Make a warning of a kind of `report.warnings.SENTENCES`; a number that is not finite is kept as text."""
-    named = (
-        (key, value if isinstance(value, str) or math.isfinite(value) else str(value)) for key, value in values.items()
-    )
-    return RunWarning(kind=kind, site=site, values=tuple(named))
+    named = {key: each if isinstance(each, str) or math.isfinite(each) else str(each) for key, each in values.items()}
+    return RunWarning(kind=kind, site=site, values=tuple(named.items()))

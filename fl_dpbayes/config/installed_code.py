@@ -107,10 +107,8 @@ def extended(namespace: dict[str, Any], name: str, group: str, base: type[Config
             try:
                 record: Any = point.load()
             except Exception as error:
-                raise UserError(
-                    f"{said} cannot be loaded: {type(error).__name__}: {str(error)[:200]}; keep the record in a module "
-                    "of its own that imports little but its base, or uninstall the package"
-                ) from None
+                why = f"{type(error).__name__}: {str(error)[:200]}; keep the record in a module of its own"
+                raise UserError(f"{said} cannot be loaded: {why}, or uninstall the package") from None
             fits = isinstance(record, type) and issubclass(record, base)
             if not fits or not getattr(record, "implemented_by", ""):
                 raise UserError(f"{said} is no subclass of {base.__name__} with implemented_by, the module of its code")

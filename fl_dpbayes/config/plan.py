@@ -215,8 +215,6 @@ def check_temperature(sampler: Sampler, privacy: AnyPrivacyPlan) -> None:
             has_none = f"sampler.kind {sampler.kind!r} has none"
             raise ValueError(f"privacy.temperature is {privacy.temperature:g}: {has_none}: remove it, or choose 'sgld'")
     elif privacy.coupling != "constant":
-        raise ValueError(
-            f"privacy.coupling is {privacy.coupling!r}, which makes noise for a temperature that sampler.kind "
-            f"{sampler.kind!r} does not have: set privacy.coupling = 'constant' and remove privacy.temperature, or "
-            "choose sampler.kind 'dp-sgld', 'dp-sgd' or 'dp-sghmc'"
-        )
+        said = f"privacy.coupling is {privacy.coupling!r}, and sampler.kind {sampler.kind!r} has no temperature"
+        remedy = "set privacy.coupling = 'constant' and remove privacy.temperature"
+        raise ValueError(f"{said}: {remedy}, or choose sampler.kind 'dp-sgld', 'dp-sgd' or 'dp-sghmc'")

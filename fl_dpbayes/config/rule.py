@@ -119,10 +119,8 @@ class Rule(Config):
     def check(self, sampler: Sampler, training_sites: int) -> None:
         """Check that the rule fits the chains; ValueError names what does not, and the remedy."""
         if self.needs_temperature and not sampler.has_temperature:
-            raise ValueError(
-                f"aggregation.rule {self.rule!r} needs the spread of samples at a known temperature, which "
-                f"sampler.kind {sampler.kind!r} does not have: choose rule 'mixture', 'fedavg' or 'fedbe'"
-            )
+            said = f"needs samples at a known temperature, which sampler.kind {sampler.kind!r} does not have"
+            raise ValueError(f"aggregation.rule {self.rule!r} {said}: choose rule 'mixture', 'fedavg' or 'fedbe'")
         if self.cap is not None and cannot_be_kept(self.cap, training_sites):
             least, share = math.ceil(1e6 / training_sites) / 1e6, f"aggregation.largest_share is {self.cap:g}"
             problem = f"{share}, but {counted(training_sites, 'training site')} share 1: raise it to {least:g} or more"

@@ -63,7 +63,8 @@ class Resources(Config):
     that let so many rounds in a row pass without a reply is asked no more, since each costs the others
     `round_timeout`. `start_nodes`: how many nodes must be connected to start (default: one per site); others may join
     before any later round. `nodes_may_change`: a site that is gone may come back on another node that shows the same
-    card; a card is no proof of who shows it, so allow it only where every node is authenticated.
+    card; a card is no proof of who shows it, so allow it only where every node is authenticated. A fraction in
+    `gpus_per_site` is the share of a GPU's memory that a site's process takes at most.
     """
 
     cpus_per_site: PositiveInt = 1
@@ -134,10 +135,8 @@ class Scenario(Config):
         check_shared_records(self.sites)
         shared = [name for name, site in self.sites.items() if site.records_of is not None]
         if shared and self.evaluation.release == "noised":
-            raise ValueError(
-                f"sites.{shared[0]}.records_of: the same patients would pay for noised tables in two ledgers: set "
-                "evaluation.release to 'public' or 'none', or give the site records of its own"
-            )
+            said = f"sites.{shared[0]}.records_of: the same patients would pay for noised tables in two ledgers"
+            raise ValueError(f"{said}: set evaluation.release to 'public' or 'none', or give the site its own records")
         least, start = self.resources.min_sites, self.resources.start_nodes
         if least > len(training_sites):
             raise ValueError(f"resources.min_sites is {least} but {len(training_sites)} sites train: lower it")

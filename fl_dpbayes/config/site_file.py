@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import tomli_w
-from pydantic import AfterValidator, Field, PositiveFloat, PositiveInt, ValidationInfo
+from pydantic import AfterValidator, Field, PositiveFloat, PositiveInt
 
 from fl_dpbayes.config.approvals import Digest
 from fl_dpbayes.config.base import Config
@@ -23,12 +23,8 @@ Count = PositiveInt | Literal["unlimited"]
 PositiveOrInfinite = Annotated[float, Field(gt=0, allow_inf_nan=True)]
 
 
-def _in_folder(path: Path, read: ValidationInfo) -> Path:
-    """Let a relative path start at the site file's own folder, where a file is read."""
-    return (read.context or Path()) / path
-
-
-PlacedPath = Annotated[Path, AfterValidator(_in_folder)]
+# A relative path starts at the site file's own folder, where a file is read.
+PlacedPath = Annotated[Path, AfterValidator(lambda path, read: (read.context or Path()) / path)]
 
 
 class Selection(Config):
@@ -49,9 +45,7 @@ class Split(Config):
     def _check_keys(self) -> None:
         test, recalibration = self.test_fraction, self.recalibration_fraction
         if test + recalibration > 1:
-            raise ValueError(
-                f"test_fraction {test} and recalibration_fraction {recalibration} exceed 1 together: lower one"
-            )
+            raise ValueError(f"test_fraction {test} + recalibration_fraction {recalibration} exceed 1: lower one")
 
 
 class LedgerSettings(Config):
@@ -142,11 +136,10 @@ class SiteFile(Config):
     noise and sampling repeatable, for simulation and tests only; what is released is then not private, and says so.
     `cache_folder` holds features of records, as confidential as these; `backbone_folder` holds the weight files that a
     request may name by their SHA-256. `trace_folder`, where given, gets a table `<run>-<round>.csv` of each training
-    round: log posterior and clipped share along the chain. These are computed from records without noise, as
-    confidential as these, and never sent. `prevalence` declares the shares of the classes here, which are then public,
-    or is `estimated`: from predictions, at the site, and never sent. `snapshot`: the file that `fl-dpbayes site check`
-    writes and requests read in place of the source; one that changed since is refused until it is checked again. With a
-    connection it is `<name>.records.npz` beside the ledger unless it says otherwise.
+    round: log posterior and clipped share along the chain. These are computed without noise, and never sent.
+    `prevalence` declares the shares of the classes here, which are then public, or is `estimated`: from predictions, at
+    the site, and never sent. `snapshot`: the file that `fl-dpbayes site check` writes and requests read in place of the
+    source; one that changed since is refused until it is checked again (with a connection by default).
     """
 
     name: SiteName
@@ -206,11 +199,9 @@ def read_own_site_file(path: Path) -> SiteFile:
     """
     site_file = read_site_file(path)
     if site_file.source.looked_at:
-        raise UserError(
-            f"site file {path}: source.constants is 'from_records': what is computed from patients is a release. "
-            "Replace centers, scales, missing and categories by values known without these records, then set constants "
-            "= 'public'"
-        )
+        said = f"site file {path}: source.constants is 'from_records': what is computed from patients is a release"
+        remedy = "replace centers, scales, missing and categories by values known without these records"
+        raise UserError(f"{said}: {remedy}, then set constants = 'public'")
     return site_file
 
 

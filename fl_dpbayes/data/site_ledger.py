@@ -24,10 +24,11 @@ UNNAMED_UNITS = ("record", "image")
 
 def ledger_place(settings: LedgerSettings) -> LedgerPlace:
     """Say where a ledger and its second place lie; UserError if links or `..` lead both into one folder."""
-    if settings.path.resolve().parent == settings.witness.resolve().parent:
+    place = LedgerPlace(settings.path, settings.witness, settings.durability)
+    if place.real[0].parent == place.real[1].parent:
         led = f"ledger.witness {settings.witness} leads to the folder of the ledger {settings.path}"
         raise LedgerPlaceError(f"{led}: name a file in another folder, best on another disk")
-    return LedgerPlace(settings.path, settings.witness, settings.durability)
+    return place
 
 
 def cohort_of(site_file: SiteFile) -> Cohort:

@@ -96,11 +96,9 @@ def stored_weights(digest: str, folder: Path | None, key: str) -> Path:
     Raises UserError if no folder is known, or no file in it has that digest.
     """
     if folder is None:
-        raise UserError(
-            f"{key}: the file of SHA-256 {digest[:12]}... is needed but no folder of weight files is known: give "
-            f"--data-dir or set {VARIABLE} to the folder that holds backbones/; at a hospital, set backbone_folder in "
-            "the site file"
-        )
+        said = f"{key}: the file of SHA-256 {digest[:12]}... is needed but no folder of weight files is known"
+        remedy = f"give --data-dir or set {VARIABLE} to the folder that holds backbones/"
+        raise UserError(f"{said}: {remedy}; at a hospital, set backbone_folder in the site file")
     candidates = sorted(path for path in folder.glob("*") if path.suffix in SUFFIXES and path.is_file())
     for path in candidates:
         with path.open("rb") as file:

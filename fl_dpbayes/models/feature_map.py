@@ -98,11 +98,9 @@ def feature_shape(features: Features, input_shape: tuple[int, ...]) -> tuple[int
         raise UserError(f"{problem}, not of records of shape {input_shape}: lower dimensions, or remove projection")
     made_up = projection.characters * projection.copies * (height * width + count)
     if count > MAX_PROJECTED_FEATURES or made_up > MAX_MADE_UP_NUMBERS:
-        raise UserError(
-            f"features.projection of {count} features by {projection.characters} x {projection.copies} pictures takes "
-            f"too much memory, allowed are {MAX_PROJECTED_FEATURES} features and {MAX_MADE_UP_NUMBERS:.0e} numbers: "
-            "use smaller images, fewer angles or fewer characters"
-        )
+        said = f"features.projection of {count} features by {projection.characters} x {projection.copies} pictures"
+        allowed = f"{MAX_PROJECTED_FEATURES} features and {MAX_MADE_UP_NUMBERS:.0e} numbers are allowed"
+        raise UserError(f"{said} takes too much memory, {allowed}: use smaller images or fewer angles or characters")
     return (projection.dimensions,)
 
 

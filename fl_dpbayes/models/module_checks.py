@@ -68,10 +68,9 @@ def check_unmoved(module: nn.Module, input_shape: Sequence[int], named: str = "t
         other(0.5 * records[:2] + 1)
         same = torch.equal(*(torch.as_tensor(copied(records.clone())).nan_to_num() for copied in (first, other)))
     if not same or _held(first) != before:
-        raise UserError(
-            f"{named} keeps something of the records that it is given, so clipping per record bounds nothing: compute "
-            "every call from its records and parameters alone, and call eval() on what keeps statistics"
-        )
+        said = f"{named} keeps something of the records that it is given, so clipping per record bounds nothing"
+        remedy = "compute every call from its records and parameters alone"
+        raise UserError(f"{said}: {remedy}, and call eval() on what keeps statistics")
 
 
 def check_records_apart(
@@ -136,7 +135,6 @@ def _copy(module: nn.Module, named: str) -> nn.Module:
     try:
         return copy.deepcopy(module)
     except Exception as error:
-        raise UserError(
-            f"{named} cannot be copied ({type(error).__name__}): keep no computed tensor as an attribute (as "
-            "torch.nn.utils.weight_norm does; torch.nn.utils.parametrizations.weight_norm does not)"
-        ) from None
+        instead = "as torch.nn.utils.weight_norm does; torch.nn.utils.parametrizations.weight_norm does not"
+        said = f"{named} cannot be copied ({type(error).__name__}): keep no computed tensor as an attribute"
+        raise UserError(f"{said} ({instead})") from None

@@ -131,10 +131,8 @@ def _made(model: ModuleModel, seed: int) -> nn.Module:
     if model.factory.startswith(PROVIDED):
         found = (_provided.get() or {}).get(model.factory)
         if found is None:
-            raise UserError(
-                f"model.factory {model.factory[:19]}... is a module object of the program that made it, which no other "
-                "process has: name a factory 'package.module:function', or give the object to the inline engine"
-            )
+            said = f"model.factory {model.factory[:19]}... is a module object, which no other process has"
+            raise UserError(f"{said}: name a factory 'package.module:function', or give it to the inline engine")
         return copy.deepcopy(found[0])
     factory = _imported(model.factory)
     try:

@@ -193,9 +193,10 @@ def drawn_modules(module: nn.Module) -> Iterator[nn.Module]:
         drawn = copy.deepcopy(module)
         for value in trainable_parameters(drawn).values():
             if draw % 2:
-                numbers = torch.randint(-(2**20), 2**20 + 1, value.shape, generator=generator) / 2**20
+                shape, most = value.shape, 2**20
+                numbers = torch.randint(-most, most + 1, shape, generator=generator, dtype=torch.float32).div_(most)
             else:
-                numbers = torch.randn(value.shape, generator=generator) / max(1, value[:1].numel()) ** 0.5
+                numbers = torch.randn(value.shape, generator=generator).div_(max(1, value[:1].numel()) ** 0.5)
             value.data = numbers.to(value)
         yield drawn
 

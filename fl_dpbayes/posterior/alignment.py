@@ -22,10 +22,11 @@ def unaligned_units(first: Vector, second: Vector, shapes: Mapping[str, tuple[in
     A unit is a row of an array (units, ...) with at least two axes. An array is named if the best assignment pi makes
     sum_i |a_i - b_pi(i)|^2 less than half of sum_i |a_i - b_i|^2. The last module's rows (that of the highest number)
     are outputs, whose order the task fixes: two noisy rows of opposite signs would else look swapped. `shapes` are
-    those of the parameters by name, in the order of the vectors.
-    Source: Ainsworth et al. 2023, "Git Re-Basin", section 3.2 (matching of weights); Yurochkin et al. 2019.
+    those of the parameters by name, in order. Source: Ainsworth et al. 2023, "Git Re-Basin", section 3.2.
     """
-    named, start, outputs = list[str](), 0, _last_module(shapes)
+    named, start = list[str](), 0
+    # Arrays that were stored come back in the order of text, where "10" stands before "3": the order of numbers counts.
+    outputs = max(map(_module, shapes), key=lambda module: [(len(part), part) for part in module.split(".")])
     if not all(re.fullmatch(r"(\d+\.)+(weight|bias)", name) for name in shapes):
         # The names of a module of one's own do not tell which of its layers is the last, and which arrays are layers.
         return ()
@@ -67,11 +68,6 @@ def _parameters(state: Arrays) -> Arrays:
 
 def _vector(arrays: Arrays) -> npt.NDArray[np.float64]:
     return np.concatenate([array.astype(np.float64).ravel() for array in arrays.values()])
-
-
-def _last_module(shapes: Mapping[str, tuple[int, ...]]) -> str:
-    # Arrays that were stored come back in the order of text, where "10" stands before "3": the order of numbers counts.
-    return max(map(_module, shapes), key=lambda module: [(len(part), part) for part in module.split(".")])
 
 
 def _module(name: str) -> str:

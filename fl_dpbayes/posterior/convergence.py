@@ -5,7 +5,7 @@ quantities looked at does not prove convergence; and chains of a network may dis
 alike, since permuting hidden units changes the weights and not the function.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -18,7 +18,6 @@ from fl_dpbayes.config.scenario import Scenario
 from fl_dpbayes.posterior.diagnostics import effective_sample_size, rank_normalised, split_r_hat
 from fl_dpbayes.posterior.rules import predbayes
 from fl_dpbayes.posterior.sample_store import PosteriorBank
-from fl_dpbayes.posterior.samples import StoredSamples
 
 # Below it too few draws fall into a half for R-hat or the autocorrelation time to mean much: R-hat of one perfectly
 # mixed chain of 50 exceeds 1.1 in 1 % of quantities, of 20 in 8 %.
@@ -126,15 +125,11 @@ def convergence_rows(
     for name in names:
         if (samples := bank.stored(name)) is not None:
             generator = np.random.default_rng(QUANTITIES_SEED)
-            found = summarise_convergence(_vectors(samples), bank.sample_chains(name), generator)
+            states = (state for part in samples.parts() for state in zip(*part.arrays.values(), strict=True))
+            vectors = (np.concatenate([array.ravel() for array in state]) for state in states)
+            found = summarise_convergence(vectors, bank.sample_chains(name), generator)
             rows.append({"site": name, **asdict(found), "warning": mixing_warning(found, hot=hot)})
     return rows
-
-
-def _vectors(samples: StoredSamples) -> Iterator[npt.NDArray[np.float32]]:
-    for part in samples.parts():
-        for number in range(len(part)):
-            yield np.concatenate([array[number].ravel() for array in part.arrays.values()])
 
 
 def convergence_warnings(rows: list[dict[str, Any]]) -> list[RunWarning]:

@@ -38,6 +38,8 @@ def in_recalibration_part(
     units: Sequence[Unit], key_hex: str, test_fraction: float, recalibration_fraction: float
 ) -> npt.NDArray[np.bool_]:
     """Say which of N units belong to the recalibration part: those whose score lies in [test, test + recalibration)."""
+    if not recalibration_fraction:
+        return np.zeros(len(units), dtype=bool)
     scores = unit_scores(units, bytes.fromhex(key_hex))
     return (scores >= test_fraction) & (scores < test_fraction + recalibration_fraction)
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from fl_dpbayes.config.names import PREDICTORS, counted
-from fl_dpbayes.config.summary import CalibrationRecord, PrivacyRecord, Role, SiteRecord, Summary
+from fl_dpbayes.config.summary import CalibrationRecord, PrivacyRecord, Role, Summary
 from fl_dpbayes.report.numbers import count, decimal, interval, known, points, probability, rounded_up, significant
 from fl_dpbayes.report.wording import ROLES, SITE_ROLES, event, neighbours, predictor_name
 
@@ -35,9 +35,8 @@ def headline_rows(run: Summary, role: Role) -> dict[str, CalibrationRecord]:
 def median_rows(run: Summary) -> list[CalibrationRecord]:
     """Return the median over the sites of each role that is pooled over three or more of them, by predictor.
 
-    One of three sites, whatever it sends, moves a median no further than to another site's value; the pooled row it
-    can move anywhere. An interval is the median of the sites' lower ends and that of their upper ends: where every
-    site's interval holds its own error, it holds the median error.
+    One of three sites, whatever it sends, moves a median no further than to another site's value; the pooled row it can
+    move anywhere. An interval has the median of the lower ends and that of the upper ends.
     """
     pooled = [row for row in run.calibration if row.over == "pooled"]
     sites: dict[tuple[Role, str], list[CalibrationRecord]] = {(row.role, row.predictor): [] for row in pooled}
@@ -76,11 +75,9 @@ def headline_predictor(run: Summary) -> str:
 
 
 STOPPED = {
-    "PARTIAL": "stopped early, at the end of the budget",
-    "REFUSED": "refused a round",
-    "FAILED": "failed in a round",
+    "PARTIAL": "stopped early, at the end of the budget", "REFUSED": "refused a round", "FAILED": "failed in a round",
     "REJECTED": "sent a reply that was rejected",
-}
+}  # fmt: skip
 
 
 class Answer(NamedTuple):
@@ -88,9 +85,8 @@ class Answer(NamedTuple):
 
     `who`: how many trained and were tested, and how often the event happens. `calibration`: how far the probabilities
     are off, at sites that never trained where there are any; `elsewhere`: at shifted sites, then at training sites;
-    `sites`: at each that did not train, of two classes, whether risks are too high or too low, with the gravest first.
-    `beside`: what simpler predictors reach. `advice`: what to do. `privacy`: what was spent.
-    `cautions`: what forbids or weakens a conclusion, gravest first.
+    `sites`: at each that did not train, of two classes, whether risks are too high or too low, gravest first. `beside`:
+    what simpler predictors reach. `privacy`: what was spent. `cautions`: what weakens a conclusion, gravest first.
     """
 
     who: str
@@ -109,41 +105,31 @@ def answer(run: Summary) -> Answer:
     others: tuple[Role, ...] = ("shifted", "train")
     further = [(other, rows) for other in others if other != role and (rows := headline_rows(run, other))]
     return Answer(
-        who=_who(run, role),
-        calibration=_comparison(role, headline_rows(run, role), run.recalibration_noise),
-        elsewhere=tuple(_comparison(name, _first(rows), "") for name, rows in further),
-        sites=tuple(_levels(run)),
-        beside=_beside(run, role),
-        advice=_advice(run, role),
-        privacy=_privacy(run),
-        cautions=tuple(_cautions(run)),
-    )
+        who=_who(run, role), calibration=_comparison(role, headline_rows(run, role), run.recalibration_noise),
+        elsewhere=tuple(_comparison(name, _first(rows), "") for name, rows in further), sites=tuple(_levels(run)),
+        beside=_beside(run, role), advice=_advice(run, role), privacy=_privacy(run), cautions=tuple(_cautions(run)),
+    )  # fmt: skip
 
 
 def _who(run: Summary, role: Role) -> str:
     """Say how many trained and were tested, and how often the event happens in the second of two classes."""
     trained = run.trained
     tested = [site for site in run.sites if site.role == role and site.test_n and site.shares]
-    units = _units(trained)
+    kinds = {site.unit for site in trained}
+    units = f"{kinds.pop()}s" if len(kinds) == 1 else "units"
     text = f"Trained by {counted(len(trained), 'hospital')} on {count(sum(site.n or 0 for site in trained))} {units}"
     if not tested:
         return f"{text}."
     whom = units if all(site.n == site.test_n for site in tested) else "records"
-    text += (
-        f"; tested on {count(sum(site.test_n or 0 for site in tested))} {whom} of {counted(len(tested), 'hospital')} "
-    )
-    text += "that did not train" if role != "train" else "that trained, kept from training"
+    text += f"; tested on {count(sum(site.test_n or 0 for site in tested))} {whom} of "
+    whose = "that did not train" if role != "train" else "that trained, kept from training"
+    text += f"{counted(len(tested), 'hospital')} {whose}"
     shares = [100 * site.shares[1] for site in tested if site.shares and len(site.shares) == 2]
     if len(shares) != len(tested):
         return f"{text}."
     mean = statistics.fmean(shares, [site.test_n or 0 for site in tested])
     span = f", {min(shares):.0f}% to {max(shares):.0f}% from hospital to hospital" if len(shares) > 1 else ""
     return f"{text}. In {mean:.0f}% of these the outcome is {event(run)!r}{span}."
-
-
-def _units(sites: Sequence[SiteRecord]) -> str:
-    unit = {site.unit for site in sites}
-    return f"{unit.pop()}s" if len(unit) == 1 else "units"
 
 
 def _beside(run: Summary, role: Role) -> str:

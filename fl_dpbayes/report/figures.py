@@ -1,9 +1,10 @@
 """All figures of a run with their numbers, drawn from its records and saved as SVG."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 from fl_dpbayes.config.metrics import METRICS
 from fl_dpbayes.config.names import PREDICTORS
@@ -29,15 +30,16 @@ def draw_figures(run_dir: Path, run: Summary, curves: Sequence[EpsilonCurve]) ->
 
     Returns by the page's names: reliability diagrams (per role, last beside posterior), epsilon per round, each metric
     per site, the error by shift and severity, ROC and decision curves (per role). A figure without data is left out.
-    Raises UserError if the folder cannot be written to.
     """
-    places = in_reading_order(run.places)
+    places, headline = in_reading_order(run.places), headline_predictor(run)
+    pooled = (row for row in run.calibration if row.net_benefit and row.site == f"pooled:{row.role}")
+    decisions = sorted(pooled, key=lambda row: row.predictor != headline)
     figures = {
         "reliability": [_draw_reliability(run, row) for row in _pooled_reliability(run)],
         "epsilon": [_draw_epsilon(run, curves)],
         "sites_figures": [*(_draw_sites(places, metric) for metric in SITE_METRICS), _draw_shifts(run)],
-        "roc": [_draw_roc(run, rows) for rows in _roc_curves(run)],
-        "net_benefit": [_draw_net_benefit(rows) for rows in _decision_curves(run)],
+        "roc": [_draw_roc(run, rows) for rows in _by_role(row for row in _pooled_reliability(run) if row.roc)],
+        "net_benefit": [_draw_net_benefit(rows) for rows in _by_role(decisions)],
     }
     drawn = {name: [figure for figure in made if figure is not None] for name, made in figures.items()}
     save_figures(run_dir, chain.from_iterable(drawn.values()))
@@ -52,16 +54,9 @@ def _pooled_reliability(run: Summary) -> list[ReliabilityRecord]:
     return sorted(known, key=lambda row: (roles.index(row.role), predictors.index(row.predictor)))
 
 
-def _decision_curves(run: Summary) -> list[list[CalibrationRecord]]:
-    """The rows with a decision curve over all sites of each role, the headline predictor first."""
-    headline, rows = headline_predictor(run), [row for row in run.calibration if row.net_benefit]
-    by_role = ([row for row in rows if row.site == f"pooled:{role}"] for role in ROLES)
-    return [sorted(of_role, key=lambda row: row.predictor != headline) for of_role in by_role if of_role]
-
-
-def _roc_curves(run: Summary) -> list[list[ReliabilityRecord]]:
-    rows = [row for row in _pooled_reliability(run) if row.roc]
-    return [of_role for role in ROLES if (of_role := [row for row in rows if row.role == role])]
+def _by_role(rows: Iterable[Any]) -> list[list[Any]]:
+    found = list(rows)
+    return [of_role for role in ROLES if (of_role := [row for row in found if row.role == role])]
 
 
 def _draw_roc(run: Summary, rows: Sequence[ReliabilityRecord]) -> DrawnFigure | None:

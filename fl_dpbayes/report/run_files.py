@@ -120,10 +120,8 @@ def _checked(run_dir: Path | str) -> tuple[dict[str, Any], Summary]:
     path = Path(run_dir) / SUMMARY_FILE
     if not path.is_file():
         check_not_cut_off(run_dir)
-        raise UserError(
-            f"{run_dir} is not a run directory: it holds no summary.json. Give the folder that `fl-dpbayes simulate` "
-            "printed at its end, for instance runs/quickstart-1"
-        )
+        given = "Give the folder that `fl-dpbayes simulate` printed at its end, for instance runs/quickstart-1"
+        raise UserError(f"{run_dir} is not a run directory: it holds no summary.json. {given}")
     read = path
     try:
         summary = atomic_file.read_sealed_json(path)
@@ -136,10 +134,8 @@ def _checked(run_dir: Path | str) -> tuple[dict[str, Any], Summary]:
         reason = f"{'.'.join(str(part) for part in first['loc'])}: {first['msg']}"
     except (atomic_file.DamagedError, OSError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-    raise UserError(
-        f"{read} is not as a run writes it: {reason}. Put back a copy of it, or write it again with  "
-        f"{_resume(run_dir)}  (for a folder of an older version, run the scenario again)"
-    )
+    again = f"write it again with  {_resume(run_dir)}  (for a folder of an older version, run the scenario again)"
+    raise UserError(f"{read} is not as a run writes it: {reason}. Put back a copy of it, or {again}")
 
 
 class EpsilonCurve(NamedTuple):

@@ -106,14 +106,11 @@ def _noise(scenario: Scenario) -> str:
             return f"that of Langevin dynamics at temperature {privacy.temperature:g}"
         deviation = privacy.noise_standard_deviation
         return f"standard deviation {deviation:g} on the sum of gradients" if deviation else "none"
-    parts = [f"coupling {privacy.coupling}"]
-    if privacy.temperature is not None:
-        parts.append(f"temperature {privacy.temperature:g}")
-    if privacy.noise_multiplier is not None:
-        parts.append(f"noise multiplier {privacy.noise_multiplier:g}")
-    elif privacy.coupling in ("constant", "floor"):
+    given = {name: getattr(privacy, name) for name in ("coupling", "temperature", "noise_multiplier")}
+    parts = [f"{name.replace('_', ' ')} {_text(value)}" for name, value in given.items() if value is not None]
+    if privacy.noise_multiplier is None and privacy.coupling in ("constant", "floor"):
         parts.append("noise multiplier solved from epsilon at each site")
-    elif privacy.temperature is None:
+    elif privacy.noise_multiplier is None and privacy.temperature is None:
         parts.append("temperature solved from epsilon at each site")
     if privacy.pre_noise:
         parts.append(f"noise of {privacy.pre_noise:g} on each gradient before the clip")

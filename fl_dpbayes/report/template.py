@@ -61,7 +61,6 @@ RUN = (
 <ul><li>{{ answer.calibration | unbroken }}</li>
 {% for text in answer.elsewhere + answer.sites %}<li>{{ text | unbroken }}</li>{% endfor %}</ul>
 {% if answer.beside %}<p>{{ answer.beside }}</p>{% endif %}
-
 <p><strong>{{ answer.advice }}</strong></p>
 <p>{{ answer.privacy | unbroken }}</p>
 {% if answer.cautions %}<div class="caution">{% for text in answer.cautions %}<p>{{ text }}</p>{% endfor %}</div>
@@ -70,31 +69,22 @@ RUN = (
     + CONTENTS
     + """</ul></nav>
 </header>
-
 {% if run.warnings %}
 <h2 id="warnings">Warnings</h2>
 <div class="caution">{% for text in run.warnings %}<p>{{ text }}</p>{% endfor %}</div>
 {% endif %}
-
 <h2 id="sites">Hospitals and their patients</h2>
 {{ table(sites, "Sites of the run") }}
-<p class="note">{% if run.data %}Data: {{ run.data }}. {% endif %}
-{% if run.finished %}Finished {{ run.finished }}{% if facts["Duration"] %} after {{ facts["Duration"] }}{% endif %}.
-{% endif %}
-Units as each site declares them; shares are those of its test records. Few: fewer than {{ few }}, so that a difference
-may well be chance.</p>
-
+<p class="note">{% if run.data %}Data: {{ run.data }}. {% endif %}Units as each site declares them; shares are those of
+its test records. Few: fewer than {{ few }}, so that a difference may well be chance.</p>
 <h2 id="baselines">Beside simpler predictors</h2>
 {% if baselines.rows %}{{ table(baselines, "The run's predictors beside simpler ones") }}
-<p class="note">On the same test records, computed from training records without privacy: not covered by epsilon. A
-simulation holds all records on one machine, real hospitals would have to hand them over.
-Regressions are scikit-learn's logistic regression with an L2 penalty (C = 1) on
-the same features. Lower is better for NLL and RMS. {% for name, why in missing.items() %}Not computed: {{ name }}, for
-{{ why }}. {% endfor %}</p>
-{% else %}
-<p>Not computed: {{ missing.values() | first | default("only fl-dpbayes simulate has all records at hand") }}.</p>
+<p class="note">On the same test records, computed from training records without privacy: not covered by epsilon, and
+only in a simulation. Regressions are scikit-learn's logistic ones with an L2 penalty (C = 1) on the same features.
+Lower is better for NLL and RMS. {% for name, why in missing.items() %}Not computed: {{ name }}, for {{ why }}.
+{% endfor %}</p>
+{% else %}<p>Not computed: {{ missing.values() | first | default("only a simulation has all records at hand") }}.</p>
 {% endif %}
-
 <h2 id="calibration">Calibration</h2>
 {% if calibration.rows %}
 {{ table(calibration, "Calibration over all sites of a role") }}
@@ -112,9 +102,9 @@ a perfect ranking would save.</p>
 </details>
 {% if reliability %}
 <h3>Reliability</h3>
-<p class="note">Grey band: where 95% of a calibrated model's points would lie.
-A filled point lies outside it. {% if run.reliability and run.reliability[0].risk %}
-Risks are of {{ words.event(run) }}. {% endif %} With fewer than 1,500 records, bins hold about equally many.</p>
+<p class="note">Grey band: where 95% of a calibrated model's points would lie; a filled point lies outside it.
+{% if run.reliability and run.reliability[0].risk %}Risks are of {{ words.event(run) }}.{% endif %}
+With fewer than 1,500 records, bins hold about equally many.</p>
 <div class="figures">{% for item in reliability %}{{ figure(item) }}{% endfor %}</div>
 {% endif %}
 {% if sites_figures %}
@@ -129,8 +119,8 @@ Risks are of {{ words.event(run) }}. {% endif %} With fewer than 1,500 records, 
 as many records{% if headline %}; {{ headline }}{% endif %}.</p>
 {{ further(further_subgroups, "Subgroups at every site, by every predictor") -}}
 <details class="guide"><summary>How to read this</summary>
-<p>A model can be right on average and wrong for women, or for the old. Compare the intervals of two subgroups, not
-their values: a small subgroup has a wide interval, and of twenty 95% intervals one misses by chance alone.</p>
+<p>A model can be right on average and wrong for women, or for the old. Compare intervals of subgroups, not values: a
+small one has a wide interval, and of twenty 95% intervals one misses by chance alone.</p>
 </details>
 {% endif %}
 {% if clinical.rows or net_benefit %}
@@ -153,8 +143,7 @@ error.</p>
 <p>Sensitivity: of those with the event, the share above the threshold; specificity: of the others, the share below;
 PPV and NPV: how many alarms, and how many reassurances, are right at this place's frequency of the event.</p>
 <p>Net benefit counts each rightly treated patient as 1 and charges each wrongly treated one what the threshold implies:
-whoever treats above 20% holds that one missed case is as bad as four needless treatments. The model is worth using at
-thresholds at which its curve lies above both "treat all" and "treat none".</p>
+at 20%, a quarter. The model is worth using where its curve lies above both "treat all" and "treat none".</p>
 </details>
 {% endif %}
 {% if conformal.rows %}
@@ -165,14 +154,12 @@ thresholds at which its curve lies above both "treat all" and "treat none".</p>
 {%- if headline %}; {{ headline }}{% endif %}.</p>{% endif %}
 {{ further(further_conformal, "Prediction sets at every site, by every predictor") -}}
 <details class="guide"><summary>How to read this</summary>
-<p>Instead of one class, a conformal prediction set names all that are plausible, as many as it takes to hold the right
-one as often as was asked. That is promised only for records like those that the sets were calibrated on. "Too low"
-means: below what was asked by more than the chance of these test records. The records that the sets were calibrated on
-have their own: with 100 of them, coverage may be 6 points from what was asked even at the training sites. Small sets
-are useful sets: one that names every class is never wrong and says nothing. A mean size below 1 means that for some
-records no class was plausible enough: their set is empty, and counts as wrong.</p>
-<p>Weights adapt the sets to a place with another prevalence. With that of its labels they show what could be had at
-best: a hospital that only predicts has no labels, and can take the one that its predictions suggest.</p>
+<p>A conformal prediction set names all plausible classes, as many as it takes to hold the right one as often as was
+asked. That is promised only for records like those that the sets were calibrated on. "Too low": below what was asked by
+more than the chance of these test records; with 100 records to calibrate on, coverage may be 6 points off even at the
+training sites. A set that names every class is never wrong and says nothing; an empty one counts as wrong.</p>
+<p>Weights adapt the sets to another prevalence: that of the place's labels shows what could be had at best, that of its
+predictions what a hospital without labels can have.</p>
 </details>
 {% endif %}
 {% if shift_detection.rows %}
@@ -183,10 +170,9 @@ open), against the training sites' test records
 {%- if reference_records %} (n = {{ reference_records }}){% endif %}; average of posterior
 samples.</p>
 <details class="guide"><summary>How to read this</summary>
-<p>The chance that a record of the place has a higher uncertainty than a record of the training sites. 0.5: the model
-does not notice that it is elsewhere. Near 1: it is less sure there, as it should be where it was not trained. Below
-0.5: it is surer there than at home, the dangerous case where its errors grow. Epistemic is the disagreement of the
-posterior's samples; total adds the uncertainty that they share.</p>
+<p>The chance that a record of the place has a higher uncertainty than one of the training sites. 0.5: the model does
+not notice that it is elsewhere; near 1: it is less sure there, as it should be; below 0.5: surer than at home, the
+dangerous case. Epistemic is the disagreement of the posterior's samples; total adds what they share.</p>
 </details>
 {% endif %}
 {% if truth.rows %}
@@ -195,12 +181,10 @@ posterior's samples; total adds the uncertainty that they share.</p>
 <p class="note">Errors in percentage points, [95% interval].</p>
 {{ further(further_truth, "Truth at every site") -}}
 <details class="guide"><summary>How to read this</summary>
-<p>These records are made up, so the probability of each class is known. The true errors are computed from it, without
-the chance that lies in the labels, which the estimates had to live with. About 95 of 100 intervals should hold the
-truth. The plain ECE lies above it where records are few: it takes chance for error.</p>
+<p>These records are made up, so the probability of each class is known, and with it the true error, without the chance
+in the labels. About 95 of 100 intervals should hold it. The plain ECE lies above it where records are few.</p>
 </details>
 {% endif %}
-
 {% if settings.rows %}
 <h2 id="settings">What was run</h2>
 {{ table(settings, "What was run") }}
@@ -214,17 +198,13 @@ truth. The plain ECE lies above it where records are few: it takes chance for er
 <div>
 {% for text in words.privacy_notes(run) %}<p class="note">{{ text }}</p>{% endfor %}
 </div></div>
-
 <h2 id="releases">What left each site</h2>
 {% if releases.rows %}{{ table(releases, "What left each site") }}
 {% else %}<p>This run kept no list of releases.</p>{% endif %}
-
 {% if participation.rows %}<h3>Who took part in which round</h3>
 {{ table(participation, "Who took part in which round") }}{% endif %}
-
 <h2 id="cost">Cost</h2>
 {{ table(cost, "Bytes and seconds") }}
-
 <h2 id="limits">Limits</h2>
 <details class="guide" open><summary>What these numbers do not say</summary>
 {% if run.private %}
@@ -237,12 +217,10 @@ Choosing between configurations by their results on the same records flatters th
 <p>Intervals cover the chance of the test records (and of added noise), not of another training run, and not of sites
 unlike the ones tested. Intervals that do not overlap show a difference; intervals that overlap leave it open.</p>
 </details>
-
 <h2 id="card">Model card</h2>
 <details class="card"><summary>What this run knows of the items of TRIPOD+AI</summary>
 <dl>{% for name, value in card.items() %}<dt>{{ name }}</dt><dd>{{ value }}</dd>{% endfor %}</dl>
 </details>
-
 <h2 id="run">This run</h2>
 """
     + END
@@ -254,48 +232,39 @@ STUDY = (
 <header class="answer">
 <h1>{{ record.study }}</h1>
 {% if record.question %}<p>{{ record.question }}</p>{% endif %}
-
 <p class="lead">{{ answer.lead | unbroken }}</p>
 {% for text in answer.differences %}<p>{{ text | unbroken }}</p>{% endfor %}
-
 {% if answer.shifts %}<p>{{ answer.shifts | unbroken }}</p>{% endif %}
-
 <p class="note">{{ answer.basis }}</p>
 {% if answer.cautions %}<div class="caution">{% for text in answer.cautions %}<p>{{ text }}</p>{% endfor %}</div>
 {% endif %}
 </header>
-
 {% if beside.rows %}
 <h2 id="beside">Beside the baseline</h2>
 {{ table(beside, "Every method beside the baseline, at each setting by itself") }}
 <p class="note">At {{ place }}; errors and accuracy in percentage points, [95% interval over seeds]; "less baseline" is
 paired: the same records and draws.</p>
 {% endif %}
-
 {% if paper.rows %}
 <h2 id="paper">Beside the paper</h2>
 {{ table(paper, "What the paper prints beside what was measured") }}
 {% endif %}
-
 <h2 id="varied">What was varied</h2>
 <dl>{% for name, values in axes.items() %}<dt>{{ name }}</dt><dd>{{ values }}</dd>{% endfor %}</dl>
 {% if failures.rows %}
 <details open><summary>Cells that failed</summary>{{ table(failures, "Cells that failed") }}</details>
 {% endif %}
-
 <h2 id="privacy">Privacy</h2>
 {% if spent.rows %}{{ table(spent, "Privacy asked and spent") }}
 <details><summary>ε of every setting</summary>{{ table(privacy, "Privacy spent by setting") }}</details>
 {% else %}<p>No cell finished.</p>{% endif %}
 <p class="note">The largest ε that any site of any seed spent in one run, rounded up. A hospital that took part in all
 of these runs would have spent more; ∞: not private.</p>
-
 {% for heading, text, items in sections %}
 <h2>{{ heading }}</h2>
 {% if text %}<p class="note">{{ text }}</p>{% endif %}
 <div class="figures">{% for item in items %}{{ figure(item) }}{% endfor %}</div>
 {% endfor %}
-
 <h2 id="numbers">Numbers</h2>
 {% if differences.rows %}
 <h3>Paired differences</h3>
@@ -309,11 +278,9 @@ points.</p>
 <details class="guide"><summary>How to read this</summary>
 {{ calibrated() }} ECE does: compare it only at equal numbers of records, or with what a calibrated model would
 show.</p>
-<p>A mean over settings speaks of just these settings in equal parts. Lines between points only guide the eye. Where
-methods are compared within an axis, every other axis is averaged. Intervals that do not overlap show a difference;
-where they do, the paired difference above is sharper, since both methods met the same records and draws.</p>
+<p>A mean over settings speaks of just these settings in equal parts. Where methods are compared within an axis, every
+other axis is averaged. Where intervals overlap, the paired difference above is sharper: the same records and draws.</p>
 </details>
-
 <h2 id="run">This study</h2>
 {% for text in record.notes %}<p class="note">{{ text }}</p>{% endfor %}
 """

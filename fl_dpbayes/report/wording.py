@@ -57,10 +57,7 @@ def privacy_notes(run: Summary) -> Iterator[str]:
         if small is not None:
             yield f"At delta {probability(small.delta)} epsilon of {small.site} is {rounded_up(small.epsilon)}."
         yield from _unspent_text(run)
-        yield (
-            "ε after a round holds if the run's end was fixed beforehand. If the server ended it for what it saw, the "
-            "whole plan's ε holds, and always the budget."
-        )
+        yield "ε after a round holds if the run's end was fixed beforehand; else the plan's, and always the budget."
         if run.chains > 1:
             yield f"{run.chains} chains per site: their costs add up to this one account."
         if any(row.recalibration_epsilon is not None for row in run.privacy):
@@ -77,10 +74,7 @@ def privacy_notes(run: Summary) -> Iterator[str]:
             found = run.averaged_temperature
             yield f"The averaged chain's temperature is {'not known' if found is None else f'{found:.3g}'}."
         if run.clipped:
-            yield (
-                "Clipped gradients pull less, so where many are clipped the chain is hotter than shown and its target "
-                "another; the clipped share stays at each site, in its own trace."
-            )
+            yield "If many gradients are clipped the chain is hotter than shown; the clipped share stays at each site."
     if run.seeded:
         yield "seeded: not private."
 

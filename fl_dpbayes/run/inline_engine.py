@@ -19,6 +19,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.files.atomic_file import written
 from fl_dpbayes.config.kinds import import_apps
+from fl_dpbayes.privacy.ledger.file import KEPT_LOGS
 
 RUN_ID = 1
 LOG_FILE = "flower.log"
@@ -40,6 +41,7 @@ class InlineGrid(Grid):
             node: Context(RUN_ID, node, {"partition-id": node - 1, "num-partitions": nodes}, RecordDict(), {})
             for node in range(1, nodes + 1)
         }
+        self._nodes: Iterable[int] = self._contexts
         self._waiting: dict[str, Message] = {}
         self._pushed = 0
 
@@ -67,11 +69,11 @@ class InlineGrid(Grid):
 
     def get_node_ids(self) -> Iterable[int]:
         """Return the node ids."""
-        return list(self._contexts)
+        return list(self._nodes)
 
     def get_nodes(self) -> Iterable[NodeInfo]:
         """Return ids and names."""
-        return [NodeInfo(node_id=node, name=self.names.get(node, "")) for node in self._contexts]
+        return [NodeInfo(node_id=node, name=self.names.get(node, "")) for node in self._nodes]
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Accept requests and give each an id."""
@@ -105,7 +107,7 @@ def run_inline(run_folder: Path, sites: int, stop: threading.Event, *, report: b
     context = Context(RUN_ID, 0, {}, RecordDict(), run_config={
         "scenario": str(run_folder / "scenario.toml"), "output-dir": str(run_folder), "report": report,
     })  # fmt: skip
-    with task_identity(), logs_in(run_folder / LOG_FILE):
+    with task_identity(), logs_in(run_folder / LOG_FILE), KEPT_LOGS.lasting():
         server_app(InlineGrid(client_app, sites, stop), context)
 
 

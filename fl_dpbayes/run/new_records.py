@@ -160,13 +160,11 @@ def _checked_labels(labels: npt.NDArray, task: Task, names: list[str], path: Pat
     allowed = f"labels must be whole numbers from 0 to {task.classes - 1}, one per record"
     if labels.shape != (len(names),):
         raise UserError(f"{path} has labels of shape {labels.shape} for {len(names)} records: {allowed}")
-    # A table's column may hold words and numbers.
-    numbers = pandas.to_numeric(pandas.Series(labels), errors="coerce") if labels.dtype == object else labels
-    good = np.isin(numbers, np.arange(task.classes))
+    good = np.isin(labels, np.arange(task.classes))
     if not good.all():
         first = int(np.argmin(good))
         raise UserError(f"{path}: the label of record {names[first]} is {str(labels[first])[:60]!r}: {allowed}")
-    return np.asarray(numbers).astype(np.int64)
+    return labels.astype(np.int64)
 
 
 def _brightest_pixel(source: object) -> int | None:

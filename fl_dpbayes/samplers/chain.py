@@ -89,7 +89,8 @@ def run_chain(
         )  # fmt: skip
         state = algorithm.step(state, gradient, float(chain.step_sizes[number]))
         if plan.is_kept(number):
-            kept.append(algorithm.draw(state.parameters.cpu(), streams.model))
+            # Without waiting for it: `last` waits for all.
+            kept.append(algorithm.draw(state.parameters, streams.model).to("cpu", non_blocking=True))
         if on_step is not None:
             on_step(number, state, clipped)
         # Not beside the next step's.
@@ -116,15 +117,16 @@ def noisy_gradient(
     """Return d = (G + sigma C xi) / B - (s / n) grad log p(w), a private estimate of grad U(w) / n, U the energy.
 
     `clipped_sum`: G, the sum over a Poisson batch of clipped gradients of the units' losses, shape (d,), float64: what
-    rounds it to float32 comes after the noise. `noise`: xi ~ N(0, I), one draw over all parameters, (d,).
+    rounds it to float32 comes after the noise. `noise`: xi ~ N(0, I), one draw over all parameters, (d,); the
+    result is written over it.
     `noise_multiplier`: sigma >= 0. `noise_unit`: C, the clip norm (1 where nothing is private and sigma is the noise's
     standard deviation). `data_free_gradient`: -s grad log p(w), (d,), outside the clip. `units`: n, the declared number
     of privacy units. Privacy follows from (sigma, q) alone: the prior and whatever is done with d, shape (d,), float32,
     are post-processing. Source: Abadi et al. 2016, Algorithm 1; Welling and Teh 2011, eq. 4.
     """
-    gradient = torch.empty_like(noise)
     for first in range(0, noise.shape[0], _PART):
         part = slice(first, first + _PART)
-        noisy = torch.add(clipped_sum[part], noise[part].double(), alpha=noise_multiplier * noise_unit)
-        gradient[part].copy_(noisy).div_(expected_batch_size).add_(data_free_gradient[part], alpha=1 / units)
-    return gradient
+        gradient = noise[part]
+        noisy = torch.add(clipped_sum[part], gradient.double(), alpha=noise_multiplier * noise_unit)
+        gradient.copy_(noisy).div_(expected_batch_size).add_(data_free_gradient[part], alpha=1 / units)
+    return noise

@@ -40,7 +40,8 @@ def initial_vectors(sampler: Sampler, parameters: torch.Tensor) -> dict[str, tor
 def to_state(vectors: Vectors, sampler: Sampler, step: int, device: str | torch.device = "cpu") -> ChainState:
     """Continue a chain from the vectors (d,) that its last stretch left, `step` steps of it behind."""
     here = {name: vectors[name].to(device=device, dtype=torch.float32) for name in sampler.state_vectors}
-    position = torch.cat([here[name] for name in sampler.position])
+    parts = [here[name] for name in sampler.position]
+    position = torch.cat(parts) if len(parts) > 1 else parts[0]
     return ChainState({"parameters": position} | {name: here[name] for name in sampler.moments}, step)
 
 

@@ -1,6 +1,6 @@
 """The training rounds, which all rules share: who is asked, what is banked of the answers, and what stays on disk."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from logging import INFO
 from statistics import fmean
@@ -26,7 +26,7 @@ from fl_dpbayes.protocol.train import TrainReply, TrainRequest
 from fl_dpbayes.protocol.wire import arrays_digest
 from fl_dpbayes.samplers.state_vectors import initial_vectors, state_arrays
 from server.check_reply import CheckedReply, check_disk_space, check_displacement, check_reply_size, check_train_reply
-from server.checkpoint import BANK_FOLDER, Checkpoint, write_checkpoint
+from server.checkpoint import BANK_FOLDER, Checkpoint, JournaledSites, write_checkpoint
 from server.exchange import Answer, Exchange
 from server.ledger_heads import LedgerHeads
 from server.messages import encoded
@@ -56,6 +56,7 @@ class TrainingRounds(Strategy):
         check_reply_size(self.plan, federation)
         self.participation = Participation(federation.scenario.resources.silent_rounds)
         self.heads = LedgerHeads(federation.heads_file)
+        self._journaled = JournaledSites()
         self.done_rounds = 0
 
     def start_arrays(self, site: str, chain: int, arrays: Arrays) -> Arrays:
@@ -146,22 +147,22 @@ class TrainingRounds(Strategy):
     def save(self, round_number: int, state: Arrays) -> None:
         """Write the checkpoint of a round that is complete; 0 before the first."""
         federation = self.federation
+        sites = self._journaled.new_entries(federation.roster, self.heads.seen)
+        entries = [*self.bank.new_entries(), *self.record.new_entries(), *sites]
         checkpoint = Checkpoint(
             scenario=digest(federation.scenario), run=federation.run, round=round_number,
-            cards=tuple(member.card for member in federation.roster.members), left_out=federation.roster.left_out,
-            ledger_heads=self.heads.seen, planned_sites=federation.planned_sites,
-            participation=self.participation.state(),
-            journal=self.record.journal.append([*self.bank.new_entries(), *self.record.new_entries()]),
-            seconds=self.record.seconds_so_far(),
+            planned_sites=federation.planned_sites, participation=self.participation.state(),
+            journal=self.record.journal.append(entries), seconds=self.record.seconds_so_far(),
         )  # fmt: skip
         write_checkpoint(federation.run_folder, checkpoint, state)
         self.heads.keep()
         self.bank.drop_replaced()
 
-    def restore(self, checkpoint: Checkpoint, entries: Iterable[Entry]) -> None:
+    def restore(self, checkpoint: Checkpoint, entries: Sequence[Entry]) -> None:
         """Go on after a checkpoint of this run: its rounds are passed over, and its state comes as initial arrays."""
         self.done_rounds = checkpoint.round
-        self.heads.restore(checkpoint.ledger_heads)
+        self._journaled = JournaledSites(entries)
+        self.heads.restore(self._journaled.heads)
         # At real sites a steward may have changed the policy since; a site that refuses again is charged nothing.
         forgotten = {} if self.federation.simulation_folder else {"finished": ()}
         self.participation.restore(checkpoint.participation.model_copy(update=forgotten))

@@ -4,13 +4,10 @@ import re
 from pathlib import Path
 
 import pytest
-from pydantic import ValidationError
 
 from fl_dpbayes.config.base import digest
-from fl_dpbayes.config.data import DataSpec
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.scenario import Scenario, load_scenario, shipped_scenarios, write_scenario
-from fl_dpbayes.config.sources import BuiltIn
 from fl_dpbayes.config.validation_text import read_record
 from fl_dpbayes.data.simulation import plan_sites, run_identifier
 from tests.asking import refused
@@ -102,12 +99,6 @@ def test_noise_for_a_temperature_that_the_sampler_lacks_is_refused(sampler: str)
     load_scenario("digits", [*public, "privacy.temperature="])
 
 
-def test_kind_set_on_the_command_line_drops_what_only_other_kinds_have() -> None:
-    scenario = load_scenario("digits", ["privacy.kind=none", "sampler.kind=sgld", "partition.kind=iid"])
-    assert (scenario.privacy.kind, scenario.privacy.clip_norm) == ("none", 3.0)
-    assert scenario.partition.kind == "iid"
-
-
 def test_too_few_samples_for_the_rule_are_found_before_the_run() -> None:
     full = load_scenario("digits", ["aggregation.rule=product-full"])
     refused("needs 654 samples of each site for 650 parameters, training keeps 10", plan_sites, full, None)
@@ -134,14 +125,3 @@ def test_every_shipped_scenario_is_valid_and_an_unknown_one_lists_them() -> None
     for name in shipped_scenarios():
         assert load_scenario(name).name == name
     refused("digits", load_scenario, "no-such-scenario")
-
-
-def test_a_source_may_be_named_by_its_kind_and_an_unknown_one_is_refused():
-    assert DataSpec(source="digits") == DataSpec(source={"kind": "digits"})
-    assert DataSpec(source="mnist").source == BuiltIn(kind="mnist")
-    for source in ("cifar", {"kind": "digits", "pth": "x"}, {"kind": "table"}, 3):
-        with pytest.raises(ValidationError):
-            DataSpec(source=source)
-    for fraction in (-0.1, 1.0):
-        with pytest.raises(ValidationError, match="test_fraction"):
-            DataSpec(source="digits", test_fraction=fraction)

@@ -145,7 +145,7 @@ def test_a_share_for_recalibration_is_a_third_part_and_its_size_follows_from_wha
     assert site.train.unit_count + site.recalibration.unit_count == plain.train.unit_count
     assert abs(site.recalibration.unit_count - 179.7) < 4 * np.sqrt(1797 * 0.09)
     assert site.recalibration_units == 180
-    with pytest.raises(ValueError, match="exceed 1 together"):
+    with pytest.raises(ValueError, match="exceed 1"):
         Split(test_fraction=0.5, recalibration_fraction=0.6, key=KEY)
 
 

@@ -41,20 +41,6 @@ def test_equal_weights_give_the_usual_estimates():
     np.testing.assert_allclose(full_gaussian(chain)[0].precision, expected, rtol=1e-10)
 
 
-@pytest.mark.parametrize("correlation", [0.0, 0.5, 0.9])
-def test_effective_draws_of_an_autoregression_limit(correlation):
-    # The integrated autocorrelation time of an AR(1) process is (1 + r) / (1 - r).
-    generator = np.random.default_rng(5)
-    state = generator.normal(size=(10, 64))
-    path = []
-    for _ in range(800):
-        state = correlation * state + np.sqrt(1 - correlation**2) * generator.normal(size=state.shape)
-        path.append(state)
-    found = np.mean([effective_draws(chain_of(draws)) for draws in np.stack(path, axis=1)])
-    # One chain's estimate varies by 7 % at r = .9; the mean of ten lies within 4 standard errors, 9 %.
-    assert found == pytest.approx(800 * (1 - correlation) / (1 + correlation), rel=0.09)
-
-
 def test_effective_draws_of_weights_golden():
     draws = np.random.default_rng(6).normal(size=(3, 4))
     assert effective_draws(chain_of(draws, np.array([1.0, 1.0, 2.0]))) == pytest.approx(16 / 6)

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fl_dpbayes.config.files import atomic_file
 from fl_dpbayes.posterior.sample_store import PosteriorBank
 from fl_dpbayes.posterior.samples import PosteriorSamples
 from tests.asking import refused
@@ -48,12 +49,13 @@ def test_a_bank_that_is_gone_on_with_holds_what_one_that_never_stopped_holds(tmp
 def test_a_round_lists_nothing_and_waits_for_the_disk_a_bounded_number_of_times(tmp_path, monkeypatch, sites) -> None:
     bank, done = PosteriorBank(tmp_path / "bank"), Counter[str]()
     run(bank, range(1, 3), sites)
-    for name in ("fsync", "sync", "scandir", "listdir"):
-        plain = getattr(os, name)
-        monkeypatch.setattr(os, name, lambda *a, name=name, plain=plain: done.update([name]) or plain(*a))
+    watched = [(os, name) for name in ("fsync", "scandir", "listdir")]
+    for place, name in [*watched, (atomic_file, "_sync_file_system")]:
+        plain = getattr(place, name)
+        monkeypatch.setattr(place, name, lambda *a, name=name, plain=plain: done.update([name]) or plain(*a))
     monkeypatch.setattr(Path, "glob", lambda *a: done.update(["glob"]) or iter(()))
     run(bank, range(3, 4), sites)
-    assert done == ({"fsync": 3 * sites} if sites == 3 else {"sync": 1})
-    monkeypatch.setattr(os, "sync", lambda: (_ for _ in ()).throw(OSError(5, "broken")))
+    assert done == ({"fsync": 3 * sites} if sites == 3 else {"_sync_file_system": 1})
+    monkeypatch.setattr(atomic_file, "_sync_file_system", lambda _: (_ for _ in ()).throw(OSError(5, "broken")))
     if sites == 40:
         refused("cannot be written", run, bank, range(4, 5), sites)

@@ -112,6 +112,7 @@ def test_finished_run_is_shown_and_stopped_one_names_its_command(tmp_path: Path,
         patch.setattr("fl_dpbayes.run.progress.follow", Mock(side_effect=KeyboardInterrupt))
         status, _, error = command("simulate", "digits", *SMALL, *OWN, "--out", folder)
     assert (status, "Traceback" in error) == (130, False)
+    assert "stopped: 0 of 1 round are complete and kept" in error
     assert f"fl-dpbayes simulate --resume '{folder}' --engine inline" in error
     assert "another scenario" in refusal("simulate", "mnist", "--resume", folder)
     resume = ["simulate", "--resume", folder]

@@ -154,9 +154,8 @@ class Evaluation:
             for place in shown
             if (statistics := place.exact)
         ]
-        sites = [self._row(self._key(*place[:3]), place.statistics) for place in self.places]
-        if len({place.site for place in self.places}) > MAX_CURVE_SITES:
-            sites = [row | {"net_benefit": None} for row in sites]
+        without = {"net_benefit": None} if len({place.site for place in self.places}) > MAX_CURVE_SITES else {}
+        sites = [self._row(self._key(*place[:3]), place.statistics) | without for place in self.places]
         return [*self._pooled_rows, *mean_rows(sites), *sites], reliability
 
     def class_shares(self, site: str) -> tuple[float, ...] | None:

@@ -80,7 +80,8 @@ def brier_interval(statistics: CalibrationStatistics) -> Interval | None:
     """Return a 95 % interval of the mean Brier score; None for fewer than two records."""
     if statistics.count < 2:
         return None
-    return _score_interval(statistics, statistics.brier, statistics.brier_squared, _brier)
+    # The Brier term of a label's probability: of two classes; of more, the most it can be.
+    return _score_interval(statistics, statistics.brier, statistics.brier_squared, lambda p: 2 * (1 - p) ** 2)
 
 
 def _score_interval(
@@ -125,8 +126,3 @@ def _moments(statistics: CalibrationStatistics, weight: int, weighted: int, loss
 
 def _nll(p: Floats) -> Floats:
     return -np.log(np.maximum(p, PROBABILITY_FLOOR))
-
-
-def _brier(p: Floats) -> Floats:
-    """Return the Brier term of a label's probability: of two classes; of more, the most it can be."""
-    return 2 * (1 - p) ** 2

@@ -21,6 +21,10 @@ MOST_BYTES = min(2**30, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 State = tuple[int, ...]
 
+_LOCK = threading.Lock()
+# A process that is forked while another thread holds it would wait for ever.
+os.register_at_fork(before=_LOCK.acquire, after_in_parent=_LOCK.release, after_in_child=_LOCK.release)
+
 
 def files_below(places: Iterable[Path]) -> set[Path]:
     """Return files and folders with all that is below them, behind links too, as what reads them follows links."""
@@ -57,7 +61,6 @@ class Kept:
 
     def __init__(self, most_bytes: int = MOST_BYTES) -> None:
         self._most, self._bytes, self._entries = most_bytes, 0, OrderedDict[Hashable, _Entry]()
-        self._lock = threading.Lock()
 
     def get(
         self, key: Hashable, load: Callable[[], T], size: Callable[[T], int], files: Iterable[Path] = (),
@@ -89,14 +92,14 @@ class Kept:
         return None if entry is None else entry.value
 
     def _found(self, key: Hashable, states: dict[Path, State], of: object) -> _Entry | None:
-        with self._lock:
+        with _LOCK:
             entry = self._entries.get(key)
             if entry is not None:
                 self._entries.move_to_end(key)
         return entry if entry is not None and entry.holds(states, of) else None
 
     def _keep(self, key: Hashable, entry: _Entry) -> None:
-        with self._lock:
+        with _LOCK:
             if (before := self._entries.pop(key, None)) is not None:
                 self._bytes -= before.bytes
             if entry.bytes > self._most:

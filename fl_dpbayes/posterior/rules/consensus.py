@@ -25,8 +25,7 @@ def combine(rule: Consensus, released: Released) -> Aggregate:
     `full`: W_k = S_k^-1, a d x d matrix, for last layers and small models. `diagonal`: W_k = diag(1 / v_k). Both are
     unbiased for a site's effective number of draws. `uniform`: W_k = I, which gives mean (1/K) sum_k m_k and covariance
     (1/K^2) sum_k S_k, the global posterior's only where all precisions are equal. More draws than a site's samples
-    repeat some.
-    Source: Scott et al. 2016, "Bayes and big data: the consensus Monte Carlo algorithm".
+    repeat some. Source: Scott et al. 2016, "Bayes and big data".
 
     Returns draws at temperature 1. Raises ValueError for few samples, a constant parameter, a singular covariance.
     """
@@ -38,7 +37,8 @@ def combine(rule: Consensus, released: Released) -> Aggregate:
         if estimate is not None:
             gaussian, found = estimate(chain)
             weight, shift = gaussian.precision, shift + gaussian.precision_mean
-        weighted = weighted + _weighted(chain.draws[_paired(chain.weights, rule.draws, released.generator)], weight)
+        draws = chain.draws[_paired(chain.weights, rule.draws, released.generator)]
+        weighted = weighted + (draws * weight if weight.ndim == 1 else draws @ weight)
         total = total + weight
         sites += 1
         warnings += [*chain.warnings, *found]
@@ -57,10 +57,6 @@ def _paired(weights: Array, draws: int, generator: np.random.Generator) -> npt.N
     points = (np.arange(draws) + generator.random()) / draws
     chosen = np.minimum(np.searchsorted(np.cumsum(weights), points), len(weights) - 1)
     return generator.permutation(chosen)
-
-
-def _weighted(draws: Array, weight: Array) -> Array:
-    return draws * weight if weight.ndim == 1 else draws @ weight
 
 
 def _solved(weighted: Array, total: Array) -> Array:

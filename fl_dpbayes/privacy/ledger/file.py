@@ -5,8 +5,10 @@ Each entry is bound to all before it by a hash, so none can be changed or droppe
 
 import hashlib
 import json
+import resource
 import secrets
 import sqlite3
+import threading
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -23,6 +25,7 @@ FORMAT_VERSION = 2
 KEY_BYTES = 32
 LOCK_TIMEOUT_SECONDS = 600.0
 RETRY_SECONDS = 0.01
+LOG_PAGES, MOST_LOGS = 250, 1000  # a mebibyte each on the disk, a tenth of that in memory
 NETWORK_FILE_SYSTEMS = frozenset({
     "nfs", "nfs4", "cifs", "smb3", "smbfs", "afs", "ceph", "fuse.ceph", "glusterfs", "fuse.glusterfs", "fuse.sshfs",
     "fuse.s3fs", "fuse.rclone", "fuse.gcsfuse", "davfs", "fuse.davfs2", "lustre", "beegfs", "gpfs", "vboxsf",
@@ -83,6 +86,7 @@ def open_ledger_file(path: Path, durability: Durability, *, create: bool) -> sql
                 _require_format(connection, path)
             _write_ahead(connection)
             connection.execute(f"PRAGMA synchronous = {durability.upper()}")
+            connection.execute(f"PRAGMA wal_autocheckpoint = {LOG_PAGES}")
             if create:
                 with transaction(connection):
                     _create_tables(connection, path)
@@ -185,6 +189,38 @@ def _mount_points(mounts: str) -> list[tuple[tuple[str, ...], str]]:
     lines = (line.split(" ") for line in mounts.splitlines() if line.count(" ") > 1)
     # The kernel writes a blank in a mount point as \040.
     return [(Path(fields[1].encode().decode("unicode_escape")).parts, fields[2]) for fields in lines]
+
+
+class KeptLogs(threading.local):
+    """Connections that keep simulated ledgers' write-ahead logs, each thread its own.
+
+    Where the last one is closed, at every message, SQLite folds the log in and removes it: three waits for the disk. A
+    log that is kept survives the death of the process as one does between two changes.
+    """
+
+    _most, _connections = 0, dict[Path, sqlite3.Connection]()
+
+    @contextmanager
+    def lasting(self) -> Iterator[None]:
+        """Keep the logs of as many ledgers as open files allow, until the context ends."""
+        self._most, self._connections = min(MOST_LOGS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 8), {}
+        try:
+            yield
+        finally:
+            self._most = 0
+            while self._connections:
+                self._connections.popitem()[1].close()
+
+    def close(self, path: Path, connection: sqlite3.Connection) -> None:
+        """Close a connection, or keep it if it is the first of its file."""
+        if path in self._connections or len(self._connections) >= self._most:
+            connection.close()
+        else:
+            connection.execute("PRAGMA shrink_memory")
+            self._connections[path] = connection
+
+
+KEPT_LOGS = KeptLogs()
 
 
 def _head(previous: str, text: str) -> str:

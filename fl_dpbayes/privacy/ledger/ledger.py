@@ -134,8 +134,10 @@ class Ledger:
 
     def close(self) -> None:
         """Close the file."""
-        self._connection.close()
-        if self._place.durability == "normal":
+        if self._place.durability == "full":
+            self._connection.close()
+        else:
+            ledger_file.KEPT_LOGS.close(self._place.path, self._connection)
             key = ("ledger", self._place.path, self.cohort.name)
             KEPT.put(key, self._verified, self._verified.size, _files(self._place))
 

@@ -5,6 +5,7 @@ Work that did not complete is charged again when it is repeated, but for that. d
 
 import os
 import re
+from functools import lru_cache
 from pathlib import Path
 from typing import Literal
 
@@ -22,13 +23,17 @@ def this_process() -> str:
 
     It is "boot id:process id namespace:process id:start time", or "" where /proc does not tell.
     """
-    process_id = os.getpid()
+    return _name_of(os.getpid(), _PROC)
+
+
+@lru_cache(maxsize=1)
+def _name_of(process_id: int, proc: Path) -> str:
     try:
         # A /proc that was mounted for another namespace tells of other processes under our numbers.
-        if os.readlink(_PROC / "self") != str(process_id):
+        if os.readlink(proc / "self") != str(process_id):
             return ""
-        boot = (_PROC / "sys/kernel/random/boot_id").read_text().strip()
-        namespace = (_PROC / "self/ns/pid").stat().st_ino
+        boot = (proc / "sys/kernel/random/boot_id").read_text().strip()
+        namespace = (proc / "self/ns/pid").stat().st_ino
         _, start_time = _state_and_start_time(process_id)
     except OSError:
         return ""

@@ -40,9 +40,14 @@ class LedgerPlace:
     durability: Durability
 
     @cached_property
+    def real(self) -> tuple[Path, Path]:
+        """Both files behind all links: these stay links, and what they point to, on another disk, is written."""
+        return self.path.resolve(), self.witness.resolve()
+
+    @cached_property
     def seen_from_witness(self) -> str:
         """Where the ledger lies, seen from its second place's folder: one that holds both may be moved."""
-        return os.path.relpath(self.path.resolve(), self.witness.resolve().parent)
+        return os.path.relpath(self.real[0], self.real[1].parent)
 
 
 @dataclass(frozen=True)
@@ -106,9 +111,9 @@ def write_witness(place: LedgerPlace, position: int, head: str) -> None:
     """
     text = json.dumps({"format": FORMAT, "ledger": place.seen_from_witness, "position": position, "head": head})
     with ledger_errors():
-        # A link stays one: what it points to, on another disk, is what has to know the head.
-        witness = place.witness.resolve()
-        witness.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        witness = place.real[1]
+        if not witness.parent.is_dir():
+            witness.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         with replaced(witness, through_power_cut=place.durability == "full") as partial:
             # What a killed process left there, or a link that somebody put there, is not written to.
             partial.unlink(missing_ok=True)

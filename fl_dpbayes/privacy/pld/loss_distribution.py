@@ -4,9 +4,10 @@ docs/proofs/privacy-loss-distribution.md says what the bound consists of.
 """
 
 import math
-import threading
-from dataclasses import dataclass, replace
+from bisect import bisect_right
+from dataclasses import dataclass
 from functools import lru_cache
+from itertools import accumulate
 
 import numpy as np
 import numpy.typing as npt
@@ -61,10 +62,8 @@ def prefix_epsilon(plan: History, steps: int, delta: float, adjacency: Adjacency
     most where little was spent. A plan of many levels, or whose noise never falls, is composed once in a process, on
     one grid, and extended as more of its steps are asked for.
     """
-    account = _ACCOUNTS.get(
-        (plan, delta, adjacency), lambda: _PrefixAccount(plan, delta, adjacency), lambda made: made.size
-    )
-    return account.epsilon(steps)
+    asked = plan, delta, adjacency
+    return _ACCOUNTS.get(asked, lambda: _PrefixAccount(*asked), lambda made: made.size).epsilon(steps)
 
 
 class _PrefixAccount:
@@ -73,34 +72,42 @@ class _PrefixAccount:
     def __init__(self, plan: History, delta: float, adjacency: Adjacency) -> None:
         levels, noise = levels_of(plan) if has_noise(plan) else (), [event.noise_multiplier for event in plan]
         self._plan, self._delta, self._adjacency, self._known = plan, delta, adjacency, dict[int, float]()
-        self._lock, self._composed, self._grid, self.size = threading.Lock(), 0, None, 100 * len(plan)
-        self._step: tuple[GaussianEvent, list[Direction]] | None = None
+        self._grid, self.size = None, 100 * len(plan)
         many = len(levels) > MOST_COMPOSED_ANEW or noise == sorted(noise)
         if many and len(set(noise)) <= MOST_LEVELS and not _in_closed_form(levels, adjacency):
             self._grid = Grid.of(levels, adjacency, delta)
-            self._directions = _nothing_composed(self._grid, adjacency)
+            # Replaced as a whole: another thread finds the old one or the new one.
+            self._reached = 0, _nothing_composed(self._grid, adjacency)
+            self._last = dict[GaussianEvent, list[Direction]]()
             self.size += 32 * self._grid.size + 200 * len(plan)
 
     def epsilon(self, steps: int) -> float:
-        with self._lock:
-            if steps not in self._known:
-                self._known[steps] = self._epsilon(steps)
-            return self._known[steps]
+        if steps not in self._known:
+            self._known[steps] = self._epsilon(steps)
+        return self._known[steps]
 
     def _epsilon(self, steps: int) -> float:
         prefix, grid = slice_history(self._plan, 0, steps), self._grid
         if grid is None or _chance_of_use(prefix) <= self._delta:
             return pld_epsilon(prefix, self._delta, self._adjacency)
-        if steps < self._composed:
-            self._composed, self._directions = 0, _nothing_composed(grid, self._adjacency)
-        for level in slice_history(self._plan, self._composed, steps - self._composed):
-            kind = replace(level, steps=1)
-            if self._step is None or self._step[0] != kind:
-                self._step = kind, _of_step(kind, grid, self._adjacency)
-            self._directions = _then(self._directions, self._step[1], level.steps)
-        self._composed = steps
-        found = max(direction.epsilon(self._delta, grid.spacing) for direction in self._directions)
+        ends = [0, *accumulate(event.steps for event in self._plan)]
+        whole = bisect_right(ends, steps) - 1
+        events, directions = self._reached
+        if whole < events:
+            events, directions = 0, _nothing_composed(grid, self._adjacency)
+        for event in self._plan[events:whole]:
+            directions = _then(directions, self._step(event, grid), event.steps)
+        # Whole events alone are kept, so that what steps cost does not depend on which ones were asked for before.
+        self._reached = whole, directions
+        if steps > ends[whole]:
+            directions = _then(directions, self._step(self._plan[whole], grid), steps - ends[whole])
+        found = max(direction.epsilon(self._delta, grid.spacing) for direction in directions)
         return min(gdp_epsilon(_mu_without_subsampling(prefix, self._adjacency), self._delta), found)
+
+    def _step(self, event: GaussianEvent, grid: Grid) -> list["Direction"]:
+        losses = self._last.get(event) or _of_step(event, grid, self._adjacency)
+        self._last = {event: losses}
+        return losses
 
 
 def composition_work(history: History, delta: float, adjacency: Adjacency) -> int:
@@ -127,8 +134,7 @@ def _nothing_composed(grid: Grid, adjacency: Adjacency) -> list["Direction"]:
 
 
 def _of_step(level: GaussianEvent, grid: Grid, adjacency: Adjacency) -> list["Direction"]:
-    losses = discretise(level, adjacency, grid.spacing, grid.reach)
-    return [Direction.of_step(loss, grid) for loss in losses]
+    return [Direction.of_step(loss, grid) for loss in discretise(level, adjacency, grid.spacing, grid.reach)]
 
 
 def _then(directions: list["Direction"], step: list["Direction"], steps: int) -> list["Direction"]:
@@ -165,7 +171,7 @@ class Direction:
     def then(self, step: "Direction", steps: int) -> "Direction":
         """Compose `steps` more steps, each like the given one."""
         with np.errstate(under="ignore"):
-            spectrum = self.spectrum * (step.spectrum if steps == 1 else step.spectrum**steps)
+            spectrum = self.spectrum * _power(step.spectrum, steps)
         # Numbers below the normal range make the transform back ten times slower.
         parts = spectrum.view(np.float64)
         parts[np.abs(parts) < NEGLIGIBLE] = 0.0
@@ -191,8 +197,13 @@ class Direction:
             deltas = sampled + rounding * chernoff + certain
             m = int(np.searchsorted(deltas, delta, side="right"))
             if m < len(part):
-                after = deltas[m - 1] if m else after
-                return math.inf if top - m == end - 1 else _between(deltas[m], after, delta, (top - m, spacing))
+                if top - m == end - 1:
+                    return math.inf
+                # Between grid points delta is linear in exp(epsilon).
+                share = (deltas[m] - delta) / (deltas[m] - (deltas[m - 1] if m else after))
+                with np.errstate(divide="ignore"):
+                    beyond = np.logaddexp(np.log1p(-share), np.log(share) + spacing)
+                return max(0.0, (top - m) * spacing + float(beyond))
             above, decayed, after = float(sums[-1]), float(sampled[-1]), float(deltas[-1])
         return max(0.0, (end - self.size) * spacing)
 
@@ -201,6 +212,14 @@ class Direction:
         unit = np.finfo(np.float64).eps / 2
         g = unit * (8 * math.log2(self.size) + 128)
         return g * (self.steps * 2 * (2 + 2 / math.pi * math.log(self.size)) + 2 * float(np.abs(self.spectrum).sum()))
+
+
+def _power(base: npt.NDArray[np.complex128], exponent: int) -> npt.NDArray[np.complex128]:
+    # NumPy's power of complex numbers is ten times slower than the products.
+    if exponent < 2:
+        return base if exponent else np.ones_like(base)
+    half = _power(base, exponent // 2)
+    return half * half * base if exponent % 2 else half * half
 
 
 def _decayed(terms: npt.NDArray[np.float64], before: float, spacing: float) -> npt.NDArray[np.float64]:
@@ -213,14 +232,6 @@ def _decayed(terms: npt.NDArray[np.float64], before: float, spacing: float) -> n
         return lfilter([1.0], [1.0, -decay], terms, zi=[decay * before])[0]
     rise = np.exp(spacing * np.arange(1, len(terms) + 1))
     return (before + np.cumsum(terms * rise)) / rise
-
-
-def _between(before: float, after: float, delta: float, point: tuple[int, float]) -> float:
-    # Between grid points delta is linear in exp(epsilon).
-    number, spacing = point
-    share = (before - delta) / (before - after)
-    with np.errstate(divide="ignore"):
-        return max(0.0, number * spacing + float(np.logaddexp(np.log1p(-share), np.log(share) + spacing)))
 
 
 def _mu_without_subsampling(levels: History, adjacency: Adjacency) -> float:

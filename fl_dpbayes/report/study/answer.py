@@ -193,10 +193,8 @@ def _cautions(study: StudyResults, found: list[Difference]) -> Iterator[str]:
         yield f"{missing} cells are missing: means go over the settings of the seeds that have most of them."
     tried = settings.get("configurations_tried")
     if isinstance(tried, int) and tried > 1:
-        yield (
-            f"{tried} configurations were tried on these records before; choosing between them flatters the chosen one "
-            "and is not in the epsilons."
-        )
+        flattered = "choosing between them flatters the chosen one and is not in the epsilons."
+        yield f"{tried} configurations were tried on these records before; {flattered}"
     yield from _unspent(study)
     if len(found) > MANY_DIFFERENCES:
         yield f"{len(found)} differences are shown, each at 95% on its own: about one in twenty excludes 0 by chance."

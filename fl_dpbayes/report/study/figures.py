@@ -160,14 +160,13 @@ def _shift_figures(study: StudyResults) -> Iterator[PanelFigure]:
         yield _figure(study, figure_name("shift", axis), title, reading, panels)
 
 
-def _severities(study: StudyResults, frame: pd.DataFrame, kind: str) -> list[Place]:
-    known = sorted({int(value) for value in rows_at(frame, {SHIFT: kind})[SEVERITY].dropna()})
-    return [Place(at, str(at), partial(at_severity, study, kind=kind, severity=at)) for at in (UNSHIFTED, *known)]
-
-
 def _by_severity(study: StudyResults, frame: pd.DataFrame, methods: Sequence[Method], column: str) -> list[Panel]:
-    places = {kind: _severities(study, frame, kind) for kind in shift_kinds(study, frame)}
-    return [panel for kind in places for panel in _panel(kind, methods, places[kind], column)]
+    panels = []
+    for kind in shift_kinds(study, frame):
+        known = sorted({int(value) for value in rows_at(frame, {SHIFT: kind})[SEVERITY].dropna()})
+        at = {severity: partial(at_severity, study, kind=kind, severity=severity) for severity in (UNSHIFTED, *known)}
+        panels += _panel(kind, methods, [Place(each, str(each), rows) for each, rows in at.items()], column)
+    return panels
 
 
 def _by_severity_or_place(

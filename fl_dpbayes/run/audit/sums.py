@@ -71,9 +71,8 @@ def audit_sums(scenario: Scenario, folder: Path, generator: np.random.Generator)
         questions = _sampling(crowd, _counts(crowd, scenario, rate, 1, (1, STRETCH))) if rate < 1 else {}
         full = _counts(crowd, scenario, 1.0, 3, (1,))
         name = f"units of {records} record{'s'[: records - 1]}"
-        checks += statistics.verdicts(
-            name, questions | _contributions(crowd, full), FALSE_ALARM / len(RECORDS_PER_UNIT)
-        )
+        asked = questions | _contributions(crowd, full)
+        checks += statistics.verdicts(name, asked, FALSE_ALARM / len(RECORDS_PER_UNIT))
         apart = max(row.reading.sample_apart for rows in full for row in rows)
         what = "a kept sample is the released state, to the last bit"
         checks.append(Check(name, what, apart, 0.0, "at most", finds="one bit"))

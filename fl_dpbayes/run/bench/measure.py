@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
@@ -52,11 +53,14 @@ def measure_rows(
     found: dict[str, Any] = {"benchmark": name, "machine": _machine(), "rows": {}}
     path = None if file in (None, "-") else Path(str(file))
     if path is not None and path.exists():
-        with written(path):
+        before: Any = None
+        with written(path), suppress(ValueError):
             before = json.loads(path.read_text(encoding="utf-8"))
-        if any(before.get(key) != found[key] for key in ("benchmark", "machine")):
+        if not isinstance(before, dict) or before | {"rows": {}} != found:
             raise UserError(f"{path} is of another benchmark, machine or version: give another --json, or delete it")
         found = before
+    elif path is not None:
+        write_atomically(path, json.dumps(found))
     for row, work in chosen.items():
         if row not in found["rows"]:
             with console.status(row):

@@ -1,9 +1,8 @@
-"""How much memory sites and server take for large samples of many sites, and a private step beyond a plain one."""
+"""How much memory sites and server take for large samples of many sites; that of a step is told by `clip`."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from fl_dpbayes.run.bench.clip import CASES, beyond_plain
 from fl_dpbayes.run.bench.measure import MEBIBYTE, Record, Sizes
 from fl_dpbayes.run.bench.simulation import growing_scenario, simulated
 
@@ -12,9 +11,8 @@ SAMPLES, WIDTH, PARAMETERS = 20, 315, 101_117
 
 
 def rows(sizes: Sizes) -> Mapping[str, Callable[[], Record]]:
-    """Return federations of 10, 100, ... sites whose samples are all kept, and the step of a network."""
-    step = {"a private step of MLP 784-1000-10, B 256": partial(beyond_plain, CASES["MLP 784-1000-10, B 256"])}
-    return {**{f"{sites} sites": partial(kept_samples, sites) for sites in sizes.growing}, **step}
+    """Return federations of 10, 100, ... sites whose samples are all kept."""
+    return {f"{sites} sites": partial(kept_samples, sites) for sites in sizes.growing}
 
 
 def kept_samples(sites: int) -> Record:

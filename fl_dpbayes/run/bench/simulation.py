@@ -1,5 +1,6 @@
 """What a simulation costs by stage, how that grows with its sites, and what commands cost in all."""
 
+import json
 import resource
 import signal
 import subprocess
@@ -16,7 +17,7 @@ from types import FrameType
 
 import numpy as np
 
-from fl_dpbayes.config.scenario import Scenario, load_scenario, scenario_folder
+from fl_dpbayes.config.scenario import Resources, Scenario, load_scenario, scenario_folder
 from fl_dpbayes.run.bench.measure import MEBIBYTE, Record, Sizes, peak_bytes
 
 # Whose time it is: the innermost of these that runs, or that called what runs.
@@ -27,8 +28,30 @@ STAGES = {
     "/fl_dpbayes/report/": "report", "/clients/": "site, other", "/server/": "server", "<frozen importlib": "imports",
     "/run/bench/simulation.py": "other",
 }  # fmt: skip
-TICK_SECONDS = 0.002
+TICK_SECONDS = 0.005
 RECORDS_PER_SITE = 100
+# Sends every node one message and writes a line of its only round.
+EMPTY_APP = """\
+import pathlib, time
+from flwr.app import Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import ServerApp
+
+client = ClientApp()
+server = ServerApp()
+
+@client.train()
+def train(message, context):
+    return Message(RecordDict(), reply_to=message)
+
+@server.main()
+def main(grid, context):
+    while len(nodes := [*grid.get_node_ids()]) < {sites}:
+        time.sleep(0.1)
+    assert not any(reply.has_error() for reply in grid.send_and_receive(
+        [Message(RecordDict(), node, "train") for node in nodes]))
+    pathlib.Path(context.run_config["output-dir"], "events.jsonl").write_text('{{"event": "finished"}}\\n')
+"""
 
 
 def rows(sizes: Sizes) -> Mapping[str, Callable[[], Record]]:
@@ -38,10 +61,13 @@ def rows(sizes: Sizes) -> Mapping[str, Callable[[], Record]]:
         **{name: partial(load_scenario, name) for name in ("mnist", "digits")},
         "stroke, 132 hospitals, 60 rounds": partial(load_scenario, str(scenario_folder() / "bench" / "stroke.toml")),
     }
+    through = "" if sizes.engine == "inline" else " through Flower"
     return {
-        **{name: partial(simulated, scenario, sizes.engine) for name, scenario in scenarios.items()},
-        "the command for digits": partial(command, "simulate", "digits", "--engine", sizes.engine),
+        **{f"{name}{through}": partial(simulated, made, sizes.engine) for name, made in scenarios.items()},
+        f"the command for digits{through}": partial(command, "simulate", "digits", "--engine", sizes.engine),
         "a mistyped scenario": partial(command, "simulate", "digist"),
+        "quickstart, first line of a round through Flower": first_line,
+        "an empty app, first line of a round through Flower": first_line_of_an_empty_app,
     }
 
 
@@ -65,9 +91,10 @@ def simulated(
     """
     from fl_dpbayes.report.run_files import ROUNDS_FILE, read_csv
     from fl_dpbayes.run import simulate
+    from fl_dpbayes.run.progress import EVENTS_FILE
 
     made, start, stop = scenario(), time.perf_counter(), threading.Event()
-    with tempfile.TemporaryDirectory() as parent, cpu_by_stage() as spent:
+    with tempfile.TemporaryDirectory() as parent, cpu_by_stage() as (spent, clock):
         folder, sites = Path(parent, "run"), len(made.sites)
         plan = simulate.plan_sites(made, None)
         simulate.new_folder(folder, made.name)
@@ -79,6 +106,7 @@ def simulated(
             simulate.run_flower(folder, sites, made.resources, stop)
         ended = time.perf_counter()
         of_rounds = [float(row["seconds"]) for row in read_csv(folder / ROUNDS_FILE)]
+        events = [json.loads(line) for line in (folder / EVENTS_FILE).read_text(encoding="utf-8").splitlines()]
         read = results(folder)
     found = {
         **read, "rounds": len(of_rounds), "prepare, s": ready - start, "run, s": ended - ready,
@@ -90,30 +118,33 @@ def simulated(
     spent["imports"] += time.process_time() - sum(spent.values())
     outside = 1 - (spent["chain"] + spent["evaluation"]) / sum(spent.values())
     trained = sum(site.role == "train" for site in made.sites.values())
-    beyond = found["median round, s"] - spent["chain"] / len(of_rounds)
+    begun, answered = ([event["time"] for event in events if event["event"] == kind] for kind in ("train", "site"))
+    of_a_round = float(np.median(np.diff(np.interp([*begun, answered[-1]], *np.transpose(clock)))))
     return {
         **found, "CPU s": sum(spent.values()), "outside training and evaluation, %": 100 * outside,
-        "a site's round beyond its chain, ms": 1e3 * beyond / trained,
+        "median round, CPU s": of_a_round,
+        "a site's round beyond its chain, CPU ms": 1e3 * (of_a_round - spent["chain"] / len(of_rounds)) / trained,
         **{f"{stage}, CPU s": spent[stage] for stage in dict.fromkeys(STAGES.values())},
     }  # fmt: skip
 
 
 @contextmanager
-def cpu_by_stage() -> Iterator[defaultdict[str, float]]:
-    """Count the CPU seconds of this process by stage: a clock looks every few milliseconds who runs."""
-    spent: defaultdict[str, float] = defaultdict(float)
+def cpu_by_stage() -> Iterator[tuple[defaultdict[str, float], list[tuple[float, float]]]]:
+    """Count the CPU seconds of this process by stage, and at which time how many: it looks every few milliseconds."""
+    spent, clock = defaultdict[str, float](float), list[tuple[float, float]]()
     since = time.process_time()
 
     def look(_: int, frame: FrameType | None) -> None:
         nonlocal since
         since, before = time.process_time(), since
         spent[stage_of(frame)] += since - before
+        clock.append((time.time(), since))
 
     signal.signal(signal.SIGPROF, look)
     signal.siginterrupt(signal.SIGPROF, False)
     signal.setitimer(signal.ITIMER_PROF, TICK_SECONDS, TICK_SECONDS)
     try:
-        yield spent
+        yield spent, clock
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
 
@@ -136,3 +167,33 @@ def command(*arguments: str) -> Record:
         subprocess.run(call, cwd=folder, capture_output=True, check=False)
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return {"run, s": time.perf_counter() - start, "CPU s": used.ru_utime + used.ru_stime}
+
+
+def first_line() -> Record:
+    """Return how long after the command the quickstart's first line of a round comes from Flower."""
+    start = time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder:
+        call = [sys.executable, "-c", "from fl_dpbayes.cli import main; main()", "simulate", "quickstart"]
+        with subprocess.Popen([*call, "--out", f"{folder}/run"], stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            next(line for line in process.stdout if line.startswith("round "))
+            found = time.perf_counter() - start
+            process.terminate()
+    return {"run, s": found}
+
+
+def first_line_of_an_empty_app() -> Record:
+    """Return the same of an app with as many sites that does nothing, submitted in the same way."""
+    start, sites = time.time(), len(load_scenario("quickstart").sites)
+    from fl_dpbayes.run.flower_engine import EVENTS_FILE, run_flower, write_app
+
+    def write_empty(app: Path) -> Path:
+        project = write_app(app) / "pyproject.toml"
+        text = project.read_text(encoding="utf-8")
+        project.write_text(text.replace("server.app:app", "empty:server").replace("clients.app:app", "empty:client"))
+        (app / "empty.py").write_text(EMPTY_APP.format(sites=sites))
+        return app
+
+    with tempfile.TemporaryDirectory() as folder:
+        run_flower(Path(folder), sites, Resources(), threading.Event(), write_empty)
+        return {"run, s": Path(folder, EVENTS_FILE).stat().st_mtime - start}

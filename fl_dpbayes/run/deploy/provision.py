@@ -67,11 +67,9 @@ def provision(folder: Path, sites: Sequence[str], host: str, port: int, console:
             write_new(path, *made[path])
     # Made last: it says that the kit is whole.
     (ours / "keys").mkdir()
-    console.print(
-        f"made {ours} (keep ca.key off this machine) and {theirs} (send it to every hospital; it holds no secret)\n"
-        f"each hospital sends NAME.pub: put it into {ours / 'keys'}, then run register.sh",
-        markup=False, soft_wrap=True,
-    )  # fmt: skip
+    said = f"made {ours} (keep ca.key off this machine) and {theirs} (send it to every hospital; it holds no secret)"
+    then = f"each hospital sends NAME.pub: put it into {ours / 'keys'}, then run register.sh"
+    console.print(f"{said}\n{then}", markup=False, soft_wrap=True)
 
 
 def templates(name: str) -> dict[str, str]:

@@ -107,10 +107,8 @@ def coordinators_scenario(given: str, data: Path, overrides: Sequence[str] = ())
     content["data"]["source"] = {key: source[key] for key in source if key not in ("site_column", "site_pattern")}
     scenario = read_record(Scenario, content, f"scenario {given!r}")
     if scenario.data.source.looked_at:
-        raise UserError(
-            f"--scenario {given}: its constants are 'from_records': what is computed from patients is a release. Ask "
-            "the coordinator for centers, scales, missing and categories that are known without them"
-        )
+        said = "its constants are 'from_records': what is computed from patients is a release. Ask the coordinator"
+        raise UserError(f"--scenario {given}: {said} for centers, scales, missing and categories known without them")
     if scenario.privacy.kind == "none":
         raise UserError(f"--scenario {given}: privacy.kind is 'none': no hospital can take part in it")
     return scenario

@@ -38,11 +38,9 @@ def make_keys(site_file: Path, console: Console) -> None:
     if not connection.secret.exists():
         write_new(connection.secret, secrets.token_bytes(32), 0o640)
     write_new(connection.key, key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()), 0o600)
-    console.print(
-        f"made {connection.key} (stays here, for the node's user alone) and {connection.secret} (for the app's too)\n"
-        f"send {public_file} to the coordinator, and read its end out on the telephone: {public.decode()[-24:]}",
-        markup=False, soft_wrap=True,
-    )  # fmt: skip
+    made = f"made {connection.key} (stays here, for the node's user alone) and {connection.secret} (for the app's too)"
+    then = f"send {public_file} to the coordinator, and read its end out on the telephone: {public.decode()[-24:]}"
+    console.print(f"{made}\n{then}", markup=False, soft_wrap=True)
 
 
 def write_new(path: Path, content: bytes, mode: int) -> None:

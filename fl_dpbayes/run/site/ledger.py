@@ -147,10 +147,8 @@ def _read_site(site_file: Path, read: Callable[[Path], SiteFile] = read_site_fil
 
 
 def _budget_line(cohort: Cohort) -> str:
-    return (
-        f"Cohort {cohort.name}: each part may spend epsilon {rounded_up(cohort.epsilon)} at delta {cohort.delta:g}, "
-        f"unit {cohort.unit}, adjacency {cohort.adjacency}."
-    )
+    at = f"at delta {cohort.delta:g}, unit {cohort.unit}, adjacency {cohort.adjacency}"
+    return f"Cohort {cohort.name}: each part may spend epsilon {rounded_up(cohort.epsilon)} {at}."
 
 
 def _spent_table(parts: list[Spent], width: int) -> Table:

@@ -107,10 +107,8 @@ def install(gate: Gate) -> None:
 
 
 def _unfit(why: str) -> UserError:
-    return UserError(
-        f"the node does not start: this Flower ({version('flwr')}) does not let a site decide what runs: {why}. "
-        "Install the version that this package asks for"
-    )
+    said = f"the node does not start: this Flower ({version('flwr')}) does not let a site decide what runs"
+    return UserError(f"{said}: {why}. Install the version that this package asks for")
 
 
 class _Over(BaseException):

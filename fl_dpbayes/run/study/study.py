@@ -35,10 +35,8 @@ from fl_dpbayes.run.study.table import FURTHER_TABLES, further_table, paper_tabl
 
 STUDY_FILE, RECORD_FILE = "study.toml", "study.json"
 # What is no federation, or needs an attacker's code: scripts of the source tree, which the package does not hold.
-SCRIPTS = {
-    name: f"benchmarks/{name.replace('-', '_')}.py"
-    for name in ("hostile-site", "interval-coverage", "zhang-regression")
-}
+_SCRIPTS = ("hostile-site", "interval-coverage", "zhang-regression")
+SCRIPTS = {name: f"benchmarks/{name.replace('-', '_')}.py" for name in _SCRIPTS}
 
 
 @dataclass(frozen=True)

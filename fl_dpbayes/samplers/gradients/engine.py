@@ -1,6 +1,7 @@
 """Chooses how the clipped sum of a module's gradients is computed."""
 
 import copy
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -60,23 +61,29 @@ def _agrees_with_autograd(
     generator = torch.Generator().manual_seed(0)
     parameters = list(trainable_parameters(probe).values())
     for parameter in parameters:
-        values = torch.randn(parameter.shape, generator=generator) / max(1, parameter[:1].numel()) ** 0.5
+        values = torch.randn(parameter.shape, generator=generator).div_(max(1, parameter[:1].numel()) ** 0.5)
         parameter.data = values.to(parameter)
     records = torch.randn((2, *input_shape), generator=generator).to(parameters[0])
     targets = torch.zeros(2, device=records.device)
     probe, records = resampled(probe, records, np.random.default_rng(0))
     try:
         losses = [_summed_squares(probe(record[None].clone()), targets) for record in records]
-        alone = [torch.cat([part.flatten() for part in torch.autograd.grad(loss, parameters)]) for loss in losses]
-        norms = [float(torch.linalg.vector_norm(gradient, dtype=torch.float64)) for gradient in alone]
+        alone = [torch.autograd.grad(loss, parameters) for loss in losses]
+        # In parts: no second copy of them all.
+        norms = [
+            math.hypot(*(float(part.double().norm()) for value in own for part in value.flatten().split(2**16)))
+            for own in alone
+        ]
         # Both are clipped: a layer whose rows are no records would have the right sum and the wrong norms.
         norm = min(norms) / 2
         found = clipped_sum(probe, records.clone(), targets, clip_norm=norm, loss=_summed_squares).total
     except Exception:
         return False
-    expected = alone[0].double().mul_(norm / norms[0]).add_(alone[1].double(), alpha=norm / norms[1])
+    for part, *own in zip(found.split([value.numel() for value in parameters]), *alone, strict=True):
+        for gradient, length in zip(own, norms, strict=True):
+            part.sub_(gradient.flatten(), alpha=norm / length)
     whole = all(parameter.dtype == torch.float32 for parameter in parameters)
-    return bool(found.sub_(expected).norm() <= (_PROBE_TOLERANCE if whole else _HALF_TOLERANCE) * expected.norm())
+    return bool(found.norm() <= (_PROBE_TOLERANCE if whole else _HALF_TOLERANCE) * norm)
 
 
 def _summed_squares(outputs: torch.Tensor, _targets: torch.Tensor) -> torch.Tensor:

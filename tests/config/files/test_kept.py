@@ -1,6 +1,9 @@
 """What is kept of files in a process: loaded once, and anew whenever a file is not as it was."""
 
 import os
+import signal
+import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -117,3 +120,23 @@ def test_the_least_recently_used_goes_where_there_is_too_much():
     assert loads[5:] == ["too large"] * 2
     get("a")
     assert len(loads) == 7
+
+
+@pytest.mark.filterwarnings("ignore:This process")
+def test_a_process_that_is_forked_while_another_thread_looks_can_look_too():
+    store, held = Kept(), threading.Event()
+
+    def hold() -> None:
+        with kept._LOCK:
+            held.set()
+            time.sleep(0.2)
+
+    (thread := threading.Thread(target=hold)).start()
+    held.wait()
+    child = os.fork()
+    if child == 0:
+        signal.alarm(5)
+        store.get("key", lambda: 1, lambda _: 1)
+        os._exit(0)
+    thread.join()
+    assert os.waitpid(child, 0)[1] == 0

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from pydantic import ValidationError
+from sklearn.linear_model import LogisticRegression
 
 from fl_dpbayes.config.data import DataSpec, NaturalPartition, Shift, SiteSpec
 from fl_dpbayes.config.files.kept import Kept
@@ -76,13 +77,10 @@ def points():
 
 
 def logistic_regression(inputs, labels):
-    """Return the maximum-likelihood estimate and its covariance, by Newton steps."""
-    weights = np.zeros(inputs.shape[1])
-    for _ in range(12):
-        chances = 1 / (1 + np.exp(-inputs @ weights))
-        information = inputs.T @ (inputs * (chances * (1 - chances))[:, None])
-        weights = weights + np.linalg.solve(information, inputs.T @ (labels - chances))
-    return weights, np.linalg.inv(information)
+    """Return the maximum-likelihood estimate and its covariance; the first input is 1."""
+    fit = LogisticRegression(C=np.inf, fit_intercept=False, tol=1e-9).fit(inputs, labels)
+    spread = fit.predict_proba(inputs).prod(axis=1)
+    return fit.coef_[0], np.linalg.inv(inputs.T @ (inputs * spread[:, None]))
 
 
 @pytest.mark.parametrize("part", ["train", "test"])
@@ -128,9 +126,9 @@ def alike():
     return load_unscaled(ALIKE, "train").scaled()
 
 
-@pytest.mark.parametrize("name", ["points", "films"])
+@pytest.mark.parametrize("name", ["points", "films", "alike"])
 def test_records_are_as_described_and_their_truth_is_that_of_the_labels(request, name, check_truth):
-    records, source = request.getfixturevalue(name), {"points": POINTS, "films": FILMS}[name]
+    records, source = request.getfixturevalue(name), {"points": POINTS, "films": FILMS, "alike": ALIKE}[name]
     assert (records.task, records.unit) == (source.task, source.unit)
     assert records.features.shape == (source.records, *source.task.input_shape)
     assert records.features.dtype == np.float32
@@ -139,12 +137,6 @@ def test_records_are_as_described_and_their_truth_is_that_of_the_labels(request,
     assert [len(site) for site in sites] == [source.records // 3] * 3
     for part in (records, load_unscaled(source, "test").scaled(), *sites):
         check_truth(part)
-
-
-def test_pictures_use_the_whole_range_and_alike_ones_have_their_truth_too(films, alike, check_truth):
-    assert 0 <= films.features.min() < 0.1
-    assert 0.9 < films.features.max() <= 1
-    check_truth(alike)
 
 
 def test_truth_follows_the_contrast_of_the_opacity():
@@ -172,9 +164,6 @@ def test_sites_differ_by_heterogeneity_only(films, alike):
     scanners = acquisition(ALIKE)
     for name, expected in {"gains": 1.0, "offsets": 0.0, "noises": 0.04, "intercepts": 0.0}.items():
         np.testing.assert_array_equal(getattr(scanners, name), np.full(3, expected))
-    means = [of_site(alike, number).features.mean() for number in (1, 2, 3)]
-    error = alike.features.mean(axis=(1, 2, 3)).std() / np.sqrt(2000)
-    assert np.ptp(means) < 5 * error
 
 
 def test_the_side_changes_the_resolution_and_not_the_patients():

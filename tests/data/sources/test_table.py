@@ -86,7 +86,7 @@ def test_group_columns_are_read_as_text(tmp_path, table, suffix):
     ({"age": range(11)}, r"column 'age' of group_columns has 11 values: at most 10"),
     ({"ward": ["a" * 61] * 11}, "give 1 to 60 printable"),
     ({"ward": ["a\u202eb"] * 11}, "give 1 to 60 printable"),
-    ({"a": [*range(9), 0, 0], "b": [*range(9), 0, 0], "c": [*range(9), 0, 0]}, "27 values together, at most 20"),
+    ({"a": [*range(9), 0, 0], "b": [*range(9), 0, 0], "c": [*range(9), 0, 0]}, "27 values in all, at most 20"),
 ])  # fmt: skip
 def test_group_columns_of_too_many_or_odd_values_are_refused(tmp_path, columns, message):
     frame = pandas.DataFrame({"x": range(11), "sick": 0} | {name: list(values) for name, values in columns.items()})

@@ -55,26 +55,6 @@ def test_samples_give_the_exact_posterior(linear_gaussian, orthogonal, form, rul
     assert_within_standard_errors(covariances, covariance)
 
 
-@pytest.mark.parametrize("rule", ["product-full", "consensus-full"])
-def test_unequal_temperatures_are_corrected(linear_gaussian, rule):
-    temperatures, count, draws = {"a": 0.3, "b": 1.0, "c": 2.5, "d": 7.0}, 4000, 200_000
-
-    def posterior(stated):
-        samples = {}
-        for seed, site in enumerate(linear_gaussian.sites):
-            hot = exact_samples(linear_gaussian.moments(site, 0.25), count, temperatures[site], seed)
-            samples[site] = hot if stated else PosteriorSamples(hot.arrays, hot.weights, np.ones(count))
-        return combined(rule, samples, scale=linear_gaussian.prior_scale, draws=draws).samples.arrays["w"]
-
-    mean, covariance = linear_gaussian.posterior
-    # 4 standard errors; the plug-in precision is divided by its bias (n - d - 2) / (n - 1).
-    error = 4 * np.sqrt(np.diag(covariance) / draws)
-    right, wrong = posterior(stated=True), posterior(stated=False)
-    assert (np.abs(right.mean(axis=0) - mean) < error).all()
-    assert (np.abs(wrong.mean(axis=0) - mean) > 5 * error).any()
-    np.testing.assert_allclose(right.var(axis=0), np.diag(covariance), rtol=4 * np.sqrt(2 / count))
-
-
 def test_uniform_weights_give_the_mean_of_means_and_a_wrong_width(linear_gaussian):
     generator = np.random.default_rng(3)
     moments = [linear_gaussian.moments(s, 0.25) for s in linear_gaussian.sites]

@@ -5,6 +5,7 @@ import json
 import math
 import os
 import shutil
+import signal
 import sys
 
 import numpy as np
@@ -18,7 +19,7 @@ from fl_dpbayes.privacy.events import GaussianEvent, history_of_steps
 from fl_dpbayes.privacy.gdp import gdp_epsilon
 from fl_dpbayes.privacy.ledger import ledger as ledger_module
 from fl_dpbayes.privacy.ledger import state as state_module
-from fl_dpbayes.privacy.ledger.file import LedgerError
+from fl_dpbayes.privacy.ledger.file import KEPT_LOGS, LedgerError
 from fl_dpbayes.privacy.ledger.ledger import Ledger, Refused, Reserved, StoredReply
 from fl_dpbayes.privacy.ledger.state import PARTS, Cohort, DataVersion
 from fl_dpbayes.privacy.ledger.witness import LedgerPlace, repair_witness
@@ -385,6 +386,26 @@ def test_what_new_entries_add_is_what_the_whole_chain_says(path, monkeypatch, du
     assert path.stat().st_size == at.st_size
     with pytest.raises(LedgerError, match="was changed"):
         Ledger.open(place_of(path, durability), COHORT)
+
+
+def test_a_simulations_logs_are_kept_between_messages_and_folded_in_at_the_end_or_after_a_kill(path):
+    log = path.with_name(f"{path.name}-wal")
+    with KEPT_LOGS.lasting():
+        for round_ in (1, 2):
+            spend(path, round_)
+            assert log.stat().st_size > 0
+    assert not log.exists()
+    child = os.fork()
+    if child == 0:
+        with KEPT_LOGS.lasting():
+            spend(path, 3)
+            os.kill(os.getpid(), signal.SIGKILL)
+    assert os.waitpid(child, 0)[1] == signal.SIGKILL
+    assert log.exists()
+    with open_ledger(path, COHORT) as ledger:
+        assert (ledger.spent("train").steps, ledger.verify()) == (15, [])
+        assert ledger.reserve(spending(3)) == StoredReply(b"reply")
+    assert not log.exists()
 
 
 def test_verify_notices_spend_beyond_the_budget(ledger, monkeypatch):

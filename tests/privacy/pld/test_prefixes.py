@@ -68,7 +68,17 @@ def test_a_plan_of_constant_noise_is_composed_once_and_costs_what_it_costs_anew(
         loss_distribution, "discretise", lambda level, *a: levels.append(level) or discretise(level, *a)
     )
     assert {steps: prefix_epsilon(plan, steps, 1e-5) for steps in plain} == pytest.approx(plain, rel=1e-5)
-    assert levels == [GaussianEvent(3.0, 0.5, 1)]
+    assert levels == list(plan)
+
+
+@pytest.mark.parametrize("kind", ["stretches", "constant"])
+def test_what_steps_cost_does_not_depend_on_which_were_asked_for_before(kind, monkeypatch) -> None:
+    plan = (GaussianEvent(3.0, 0.5, 140),) if kind == "constant" else plan_of("stretches", 20)
+    found = []
+    for asked in ((101,), (1, 20, 101), (140, 3, 101)):
+        monkeypatch.setattr(loss_distribution, "_ACCOUNTS", Kept())
+        found.append([prefix_epsilon(plan, steps, 1e-5) for steps in asked][-1])
+    assert found[0] == found[1] == found[2]
 
 
 @pytest.mark.parametrize(("sigma", "rate", "steps", "delta"), [(3.0, 0.5, 60, 1e-3), (0.05, 0.5, 900, 1e-9)])
