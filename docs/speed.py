@@ -68,12 +68,14 @@ def targets(found: Mapping[str, Any]) -> Iterator[str]:
         worst = row["row"] == "*"
         chosen = measured if worst else {name: record for name, record in measured.items() if name == row["row"]}
         values = {name: _value(record, row) for name, record in chosen.items() if _is_measured(record, row)}
-        if not values:
+        less = row.get("less", row["row"])
+        if not values or not (worst or less in measured):
             continue
         name, value = max(values.items(), key=lambda item: item[1])
+        value -= measured[less][row["key"]] if "less" in row else 0.0
         shown = f"{value:.3g}" if value < 1000 else f"{value:,.0f}"
         shown = (f"**{shown}**" if value <= row["reach"] else shown) + (f" ({name})" if worst else "")
-        command = row["file"] if worst else f"{row['file']} --only '{name}'"
+        command = row["file"] if worst else f"{row['file']} --only '{name}'{row.get('options', '')}"
         yield f"| {row['what']} | {row['before']} | {shown} | {row['reach']:,} | `{command}` |"
 
 

@@ -63,7 +63,8 @@ class Resources(Config):
     that let so many rounds in a row pass without a reply is asked no more, since each costs the others
     `round_timeout`. `start_nodes`: how many nodes must be connected to start (default: one per site); others may join
     before any later round. `nodes_may_change`: a site that is gone may come back on another node that shows the same
-    card; a card is no proof of who shows it, so allow it only where every node is authenticated.
+    card; a card is no proof of who shows it, so allow it only where every node is authenticated. A fraction in
+    `gpus_per_site` is the share of a GPU's memory that a site's process takes at most.
     """
 
     cpus_per_site: PositiveInt = 1

@@ -54,13 +54,10 @@ class PredictorStyle(NamedTuple):
 
 
 PREDICTOR_STYLES: Mapping[str, PredictorStyle] = {
-    "last": PredictorStyle(VERMILLION, "s"),
-    "posterior": PredictorStyle(BLUE, "o"),
-    "recalibrated": PredictorStyle(GREEN, "D"),
-    "prior_corrected": PredictorStyle(ORANGE, "P"),
-    "site_only": PredictorStyle(PURPLE, "^"),
-    "central": PredictorStyle(INK, "v"),
-}
+    "last": PredictorStyle(VERMILLION, "s"), "posterior": PredictorStyle(BLUE, "o"),
+    "recalibrated": PredictorStyle(GREEN, "D"), "prior_corrected": PredictorStyle(ORANGE, "P"),
+    "site_only": PredictorStyle(PURPLE, "^"), "central": PredictorStyle(INK, "v"),
+}  # fmt: skip
 
 
 def predictor_style(predictor: str) -> PredictorStyle:

@@ -87,7 +87,8 @@ def run_chain(
         )  # fmt: skip
         state = algorithm.step(state, gradient, float(chain.step_sizes[number]))
         if plan.is_kept(number):
-            kept.append(algorithm.draw(state.parameters.cpu(), streams.model))
+            # Without waiting for it: `last` waits for all.
+            kept.append(algorithm.draw(state.parameters, streams.model).to("cpu", non_blocking=True))
         if on_step is not None:
             on_step(number, state, clipped)
         # Not beside the next step's.

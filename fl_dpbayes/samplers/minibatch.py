@@ -14,6 +14,7 @@ from torch import nn
 from fl_dpbayes.config.files.kept import KEPT
 from fl_dpbayes.config.plan import AnyPrivacyPlan
 from fl_dpbayes.models.dropout import DropoutModule
+from fl_dpbayes.models.on_device import moved, uploaded
 from fl_dpbayes.models.parameters import trainable_parameters
 from fl_dpbayes.models.rows import failing_rows, structure
 from fl_dpbayes.samplers.gradients.clipping import ClippedSum, add_up, clip_and_sum, sum_clipped, with_pre_noise
@@ -80,8 +81,8 @@ class BatchGradient:
         self._order = np.argsort(records.unit_index, kind="stable")
         like = next(iter(trainable_parameters(module).values()))
         # Read where they lie: arrays of a site are not copied, and cannot be written.
-        self._features = torch.from_dlpack(records.features).to(device=like.device, dtype=like.dtype)
-        self._targets = torch.from_dlpack(records.targets).to(like.device)
+        self._features = uploaded(records.features, like.device, like.dtype)
+        self._targets = uploaded(records.targets, like.device)
         self._unit_of_record = records.unit_index[self._order]
         self._module, self._loss, self._privacy, self._streams = module, records.loss, privacy, streams
         self._record_is_unit = bool((self._records_of_unit == 1).all())
@@ -124,7 +125,7 @@ class BatchGradient:
             # What fails is tried record by record below.
             with suppress(Exception):
                 return self._chain_sum(self._chain, self._order[rows])
-        chosen = torch.from_numpy(self._order[rows]).to(self._features.device)
+        chosen = moved(self._order[rows], self._features.device)
         targets = self._targets.index_select(0, chosen)
         module, features = resampled(self._module, self._features.index_select(0, chosen), self._streams.model)
         counts = self._records_of_unit[units]
@@ -144,7 +145,7 @@ class BatchGradient:
 
     def _chain_sum(self, chain: DenseChain, chosen: npt.NDArray[np.int64]) -> ClippedSum:
         rows, count, known = self._rows, len(chosen), (self._features, self._targets, self._lengths)
-        padded = torch.from_numpy(np.concatenate([chosen, np.zeros(-count % rows, np.int64)])).to(self._features.device)
+        padded = moved(np.concatenate([chosen, np.zeros(-count % rows, np.int64)]), self._features.device)
 
         def piece_sum(first: int) -> ClippedSum:
             part = padded[first : first + rows]
@@ -174,7 +175,7 @@ class BatchGradient:
             # Whole units: a unit cut in two would be clipped twice.
             group = counts[first : first + rows]
             part = slice(ends[first], ends[first + len(group)])
-            index = torch.from_numpy(np.repeat(np.arange(len(group)), group)).to(features.device)
+            index = moved(np.repeat(np.arange(len(group)), group), features.device)
             gradients = per_unit_gradients(module, features[part], targets[part], index, rows, self._loss, rows)
             if self._privacy.pre_noise > 0:
                 own = gradients[: len(group)]

@@ -13,7 +13,7 @@ LARGEST_CANCELLATION = 1000.0
 _ENTRIES = 2**16
 # Entries whose squares are added in float32.
 _BLOCK = 64
-# Rows in use: the first ones, or by number.
+# Rows in use: the first ones, by number, or marked.
 Rows = slice | Tensor
 
 
@@ -58,11 +58,11 @@ class LayerGradients:
         A row that is not used is left out whatever its gradient holds (0 times infinity is NaN).
         """
         if self.product is not None:
-            a, g = (values[used] for values in self.product)
+            a, g, own = (taken(values, used) for values in (*self.product, factors))
             if g.dim() == 2:
-                self._outer_sum(a, g, factors[used], out)
+                self._outer_sum(a, g, own, out)
                 return
-            _product_sum(a, g.to(torch.float64, copy=True).mul_(factors[used].view(-1, 1, 1, 1)), out[: self.entries])
+            _product_sum(a, g.to(torch.float64, copy=True).mul_(own.view(-1, 1, 1, 1)), out[: self.entries])
         # A bias of several positions is not summed from g: where they cancel, the rounding of their weighted sum can
         # exceed what their norm foretold.
         parts = out[self.entries :].split([values.shape[1] for values in self.formed])
@@ -96,9 +96,21 @@ def formed_gradients(parameters: Sequence[Tensor]) -> LayerGradients:
 
 
 def used_rows(factors: Tensor) -> Rows:
-    """Return which rows have a factor above zero: a slice where they come first, else their numbers."""
+    """Return which rows have a factor above zero: a slice where they come first, else their numbers.
+
+    On a GPU they are marked: to learn a number would be to wait for all that is computed there.
+    """
+    if factors.is_cuda:
+        return factors > 0
     count = int(factors.count_nonzero())
     return slice(count) if count == len(factors) else factors.nonzero()[:, 0]
+
+
+def taken(values: Tensor, used: Rows) -> Tensor:
+    """Take rows in use, (M, ...), of values (N, ...); where they are marked, all that have a mark, the others as 0."""
+    if isinstance(used, Tensor) and used.dtype == torch.bool:
+        return torch.where(used.view(-1, *(1,) * (values.dim() - 1)), values[: len(used)], 0)
+    return values[used]
 
 
 def weighted_rows(factors: Tensor, rows: Tensor, used: Rows | None = None, out: Tensor | None = None) -> Tensor:
@@ -107,12 +119,12 @@ def weighted_rows(factors: Tensor, rows: Tensor, used: Rows | None = None, out: 
     A row with c_i = 0 is left out whatever it holds (0 times infinity is NaN).
     """
     used = used_rows(factors) if used is None else used
-    factors = factors[used]
+    factors = taken(factors, used)
     out = factors.new_empty(rows.shape[1]) if out is None else out
     width = max(1, _ENTRIES // max(1, len(factors)))
     buffer = factors.new_empty((len(factors), width))
     for first in range(0, rows.shape[1], width):
-        part = rows[:, first : first + width][used]
+        part = taken(rows[:, first : first + width], used)
         torch.mv(buffer[:, : part.shape[1]].copy_(part).mT, factors, out=out[first : first + width])
     return out
 
