@@ -18,6 +18,8 @@ from fl_dpbayes.samplers.gradients.contribution import LayerGradients, formed_gr
 _GRAM_ALLOWANCE = 1e-6
 # What one entry of a formed gradient costs (written once, read twice), in multiplications of float32.
 _FORMED_ENTRY = 100
+# Records whose patches are held at a time: they stay in a processor's cache.
+_PATCHED = 16
 
 
 def layer_gradients(layer: nn.Module, inputs: Tensor, output_gradients: Tensor) -> LayerGradients:
@@ -32,9 +34,9 @@ def layer_gradients(layer: nn.Module, inputs: Tensor, output_gradients: Tensor) 
         return _normalisation(layer, inputs.float(), output_gradients.float())
     if isinstance(layer, nn.Embedding):
         return _embedding(layer, inputs, output_gradients)
-    if isinstance(layer, nn.Conv2d) and _maps(layer, output_gradients[0, 0].numel()):
+    if isinstance(layer, nn.Conv2d) and _forms(output_gradients[0, 0].numel(), *_sizes(layer)):
         g = output_gradients.float()
-        weights = _mapped_convolution(layer, inputs.float(), g).view(len(g), -1)
+        weights = _convolution_weights(layer, inputs.float(), g).flatten(1)
         return formed_gradients([weights] if layer.bias is None else [weights, g.sum((2, 3))])
     return _products(layer, *positions(layer, inputs, output_gradients))
 
@@ -62,22 +64,25 @@ def positions(layer: nn.Module, inputs: Tensor, output_gradients: Tensor) -> tup
     return a, output_gradients.flatten(2).unflatten(1, (layer.groups, -1)).mT
 
 
-def _maps(layer: nn.Conv2d, length: int) -> bool:
-    # Measured: with fewer channels or positions, patches cost less than what a convolution does besides.
-    o, p = layer.out_channels // layer.groups, layer.weight[0].numel()
-    return _forms(length, p, o) and layer.in_channels >= 8 * layer.groups and length >= 48
+def _sizes(layer: nn.Conv2d) -> tuple[int, int]:
+    return layer.weight[0].numel(), layer.out_channels // layer.groups
 
 
 def _forms(length: int, p: int, o: int) -> bool:
     return (_FORMED_ENTRY - length) * o * p < 2 * length**2 * (o + p)
 
 
-def _mapped_convolution(layer: nn.Conv2d, images: Tensor, g: Tensor) -> Tensor:
-    """Return each record's gradient of the weight: records are groups of one convolution."""
+def _convolution_weights(layer: nn.Conv2d, images: Tensor, g: Tensor) -> Tensor:
+    """Return each record's gradient of the weight, shape (N, ...)."""
+    # Measured: with fewer channels or positions, patches cost less than what a convolution does besides.
+    if layer.in_channels < 8 * layer.groups or g[0, 0].numel() < 48:
+        parts = zip(images.split(_PATCHED), g.split(_PATCHED), strict=True)
+        return torch.cat([right.mT @ left for left, right in (positions(layer, *part) for part in parts)])
+    # Records are groups of one convolution.
     wide, gradients = (values.flatten(0, 1)[None] for values in (images, g))
     size = (len(g) * layer.out_channels, *layer.weight.shape[1:])
     given = layer.stride, layer.padding, layer.dilation, layer.groups * len(g)
-    return conv2d_weight(wide, size, gradients, *given)
+    return conv2d_weight(wide, size, gradients, *given).view(len(g), -1)
 
 
 def _patches(layer: nn.Conv2d, images: Tensor) -> Tensor:
