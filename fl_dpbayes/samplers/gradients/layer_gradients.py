@@ -11,14 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.grad import conv2d_weight
 
-from fl_dpbayes.samplers.gradients.contribution import (
-    LayerGradients,
-    OuterGradients,
-    double_buffers,
-    formed_gradients,
-    input_lengths,
-    row_norms,
-)  # fmt: skip
+from fl_dpbayes.samplers.gradients.contribution import LayerGradients, formed_gradients, outer_gradients, row_norms
 
 # Added to a squared norm that cancellation can shrink, relative to the square of sum_l |g_l| |a_l|: it bounds how far
 # the rounding of the weighted sum can exceed what the norm foretells (LARGEST_CANCELLATION follows from it).
@@ -29,7 +22,7 @@ _FORMED_ENTRY = 100
 _PATCHED = 16
 
 
-def layer_gradients(layer: nn.Module, inputs: Tensor, output_gradients: Tensor) -> LayerGradients | OuterGradients:
+def layer_gradients(layer: nn.Module, inputs: Tensor, output_gradients: Tensor) -> LayerGradients:
     """Compute per-example gradient norms of one layer, by the cheapest exact way.
 
     Linear with one position: |W_i| = |g| |a|. Otherwise, with o x p weights per group, the Gram form sum_{l,m} (a_l .
@@ -105,11 +98,10 @@ def _patches(layer: nn.Conv2d, images: Tensor) -> Tensor:
     return seen.reshape(len(images), layer.groups, -1, high * wide)
 
 
-def _products(layer: nn.Module, a: Tensor, g: Tensor) -> LayerGradients | OuterGradients:
+def _products(layer: nn.Module, a: Tensor, g: Tensor) -> LayerGradients:
     groups, length, p, o = *a.shape[1:], g.shape[3]
     if groups == length == 1:
-        a, g, biased = a.flatten(1), g.flatten(1), layer.bias is not None
-        return OuterGradients(row_norms(g).mul_(input_lengths(a, biased)), a, g, biased, double_buffers(g))
+        return outer_gradients(a.flatten(1), g.flatten(1), layer.bias is not None)
     bias = () if layer.bias is None else (g.sum(dim=2).flatten(1),)
     if _forms(length, p, o):
         return formed_gradients([(g.mT @ a).flatten(1), *bias])
