@@ -36,8 +36,7 @@ def outside_text(text: str, most: int = 80) -> str:
     """Return a text from another machine as nothing but text, of at most `most` characters; all of it passes here.
 
     Whatever Unicode does not call printable becomes a question mark: control characters (escape sequences begin with
-    one), line ends, marks that reverse the direction of writing, characters of no width, halves of surrogate pairs.
-    What is cut off leaves an ellipsis. A second call changes nothing.
+    one), line ends, marks that reverse writing. What is cut off leaves an ellipsis. A second call changes nothing.
     """
     shown = "".join(letter if letter.isprintable() else "?" for letter in text[: most + 1])
     return shown if len(shown) <= most else shown[: most - 1] + "…"

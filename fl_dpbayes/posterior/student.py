@@ -30,9 +30,8 @@ LogitFunction = Callable[[Mapping[str, npt.NDArray]], tuple[npt.NDArray, Pullbac
 class Student:
     """What a rule consumes beyond released samples.
 
-    `module`: features -> logits; its parameters are not read. `features`: what the model sees of the inputs,
-    float32, (N, *model_input_shape). `labels`: classes of public records, int64, (N,), where they were asked for.
-    `description`: what the run's record says of the inputs.
+    `module`: features -> logits; its parameters are not read. `features`: what the model sees of the inputs, (N,
+    *model_input_shape). `labels`: classes of public records, (N,), if asked for. `description`: for the record.
     """
 
     module: nn.Module

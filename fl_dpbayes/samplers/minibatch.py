@@ -5,7 +5,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -63,13 +62,6 @@ class TrainingRecords:
             raise ValueError("unit_index must number the units 0, 1, 2, ... without a gap")
 
 
-class _Passes(NamedTuple):
-    way: Way
-    clipped_sum: Callable[..., ClippedSum]
-    rows: int
-    eta: float
-
-
 class BatchGradient:
     """Draws one Poisson batch per call and sums its clipped per-unit gradients.
 
@@ -100,14 +92,17 @@ class BatchGradient:
             "passes", structure(module), records.features.shape[1:], records.targets.dtype, loss_name, units,
             self._materialises, privacy.sampling_rate, privacy.clip_norm is None, torch.get_num_threads(),
         )  # fmt: skip
-        passes = KEPT.get(key, lambda: self._passes(units), lambda _: 2**12)
-        self._clipped_sum, self._rows = passes.clipped_sum, passes.rows
-        self._clip_norm = math.inf if privacy.clip_norm is None else privacy.clip_norm / (1 + passes.eta)
-        self._chain = None if passes.way == "vmap" else dense_chain(module)
+        way, self._clipped_sum, self._rows, eta = KEPT.get(key, partial(self._passes, units), lambda _: 2**12)
+        self._clip_norm = math.inf if privacy.clip_norm is None else privacy.clip_norm / (1 + eta)
+        self._chain = None if way == "vmap" else dense_chain(module)
         if self._chain is not None:
-            self._lengths = self._known_lengths(self._chain, records.features)
+            load = partial(self._chain.input_lengths, self._features, self._rows)
+            asked = ("lengths", id(records.features), self._rows, self._chain.layers[0].bias is None, like.device)
+            # What can be written may change before the next request.
+            alone = records.features.flags.writeable
+            self._lengths = load() if alone else KEPT.get(asked, load, lambda found: found.nbytes, of=records.features)
 
-    def _passes(self, units: int) -> _Passes:
+    def _passes(self, units: int) -> tuple[Way, Callable[..., ClippedSum], int, float]:
         shapes = (self._features.shape[1:], self._targets.dtype, self._loss)
         engine = gradient_engine(self._module, shapes[0])
         way: Way = "vmap" if self._materialises else engine.name
@@ -117,15 +112,7 @@ class BatchGradient:
         if self._privacy.clip_norm is not None:
             rows = checked_gradient_rows(self._module, way, *shapes, rows)
             eta = rounding_eta(self._module, way, *shapes, rows, units)
-        return _Passes(way, engine.clipped_sum, rows, eta)
-
-    def _known_lengths(self, chain: DenseChain, records: npt.NDArray[np.float32]) -> torch.Tensor:
-        """Return the lengths of the features of all records; those of a site's, which nobody can write, are kept."""
-        if records.flags.writeable:
-            return chain.input_lengths(self._features, self._rows)
-        key = ("lengths", id(records), self._rows, chain.layers[0].bias is None, self._features.device)
-        load = partial(chain.input_lengths, self._features, self._rows)
-        return KEPT.get(key, load, lambda lengths: lengths.nbytes, of=records)
+        return way, engine.clipped_sum, rows, eta
 
     def __call__(self) -> ClippedSum:
         """Draw a batch and return its sum of clipped gradients; zeros for an empty batch.

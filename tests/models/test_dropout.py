@@ -62,16 +62,6 @@ def test_a_model_without_a_hidden_layer_and_masks_for_other_records_are_refused(
             use(records(4))
 
 
-@pytest.mark.parametrize("model", MODELS, ids=lambda model: model.kind)
-def test_each_record_meets_its_own_mask(model):
-    module = dropped(model)
-    outputs, masks = module(records()), module.masks
-    for index in range(5):
-        module.masks = masks[index : index + 1]
-        torch.testing.assert_close(module(records()[index : index + 1])[0], outputs[index])
-    assert not torch.allclose(outputs, module.base(records()))
-
-
 def test_mask_multiplies_what_the_next_layer_reads():
     module = dropped(MODELS[0])
     first, _, second, _, third = (layer for layer in module.base if not isinstance(layer, nn.Flatten))

@@ -1,5 +1,7 @@
 import itertools
 import logging
+import platform
+import resource
 
 import numpy as np
 import pytest
@@ -10,7 +12,7 @@ from fl_dpbayes.config.task import CNNModel, Task
 from fl_dpbayes.models import rows as row_check
 from fl_dpbayes.models.build import build_model
 from fl_dpbayes.models.module_checks import validate_module
-from fl_dpbayes.models.rows import checked_rows, drawn_modules, rows_stand_alone, structure
+from fl_dpbayes.models.rows import checked_rows, drawn_modules, keep_freed_memory, rows_stand_alone, structure
 from tests.asking import refused
 
 
@@ -163,3 +165,18 @@ def test_frozen_batch_norm_passes_only_in_eval_mode_and_keeps_its_statistics():
     before = module[1].running_mean.clone()
     module(torch.randn(8, 2, generator=torch.Generator().manual_seed(0)))
     assert torch.equal(before, module[1].running_mean)
+
+
+@pytest.mark.skipif("glibc" not in platform.libc_ver(), reason="another allocator")
+def test_memory_that_a_step_freed_is_not_asked_for_again() -> None:
+    keep_freed_memory()
+
+    def faults() -> int:
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        held = [torch.ones(2**20) for _ in range(16)]
+        del held
+        return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+    faults()
+    # 64 MiB are 16,384 pages.
+    assert faults() < 1000

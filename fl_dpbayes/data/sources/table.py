@@ -59,8 +59,7 @@ def read_table(path: Path | tuple[Path, ...], texts: tuple[str, ...] = ()) -> pa
 
     Of a CSV the separator is the one of `,;\t|` that is most frequent in its first line; after `;` decimals may have a
     comma. It is in UTF-8 or UTF-16, or else in Windows-1252. Several files get a column `file`, their names without
-    ending, unless they have one. The index says where a row stands: `line` of a CSV, `row` of a Parquet file.
-    Raises UserError if there is no such file, it is no table, or the columns differ.
+    ending, unless they have one. The index is the `line` or `row`. Raises UserError if it is no table.
     """
     if isinstance(path, Path):
         return _read_file(path, texts)

@@ -75,7 +75,8 @@ def growing_scenario(sites: int, rounds: int, *changes: str) -> Scenario:
     """Return a federation of so many sites with 100 made-up records each, whose rounds have one step."""
     trained = ",".join(f"site-{number}={{role='train'}}" for number in range(1, sites + 1))
     return load_scenario("known-truth", [
-        f"data.source={{kind='logistic-2d',records={RECORDS_PER_SITE * sites},sites={sites}}}", f"sites={{{trained}}}",
+        f"data.source={{kind='logistic-2d',records={RECORDS_PER_SITE * sites},test_records={sites},sites={sites}}}",
+        f"sites={{{trained}}}",
         f"training={{rounds={rounds},steps_per_round=1,burn_in=1,thinning=1}}", "privacy.delta=1e-3",
         "privacy.sampling_rate=0.5", *changes,
     ])  # fmt: skip

@@ -12,7 +12,7 @@ from torch import nn
 from fl_dpbayes.config.plan import FLAT, AutomaticClipping, Clipping, FlatClipping, GlobalClipping, PerLayerClipping
 from fl_dpbayes.models.on_device import moved
 from fl_dpbayes.models.parameters import trainable_parameters
-from fl_dpbayes.samplers.gradients.contribution import LayerGradients, OuterGradients, formed_gradients, used_rows
+from fl_dpbayes.samplers.gradients.contribution import LayerGradients, formed_gradients, used_rows
 
 # More than the rounding of any norm: it keeps a clipped gradient within C.
 _ROUNDING_MARGIN = 1e-6
@@ -78,7 +78,7 @@ def clip_factors(layer_norms: Sequence[torch.Tensor], clip_norm: float, clipping
 
 
 def clip_and_sum(
-    layers: Sequence[LayerGradients | OuterGradients], clip_norm: float, clipping: Clipping, count: int
+    layers: Sequence[LayerGradients], clip_norm: float, clipping: Clipping, count: int
 ) -> ClippedSum:  # fmt: skip
     """Clip the gradients of one pass, layer by layer, and sum them; what is not finite contributes zero.
 
