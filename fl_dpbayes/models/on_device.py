@@ -31,7 +31,7 @@ def uploaded(array: npt.NDArray[Any], device: torch.device, dtype: torch.dtype |
 
 def keep_share(device: torch.device) -> None:
     """Limit this process to the share of a GPU's memory that Ray counts for it, so that others have theirs."""
-    ray = sys.modules.get("ray")
+    ray: Any = sys.modules.get("ray")
     context = ray.get_runtime_context() if ray is not None and ray.is_initialized() else None
     if device.type == "cuda" and context is not None and context.worker.mode == ray.WORKER_MODE:
         share = min(1.0, float(context.get_assigned_resources().get("GPU", 1)))
