@@ -60,14 +60,11 @@ CONFIDENCES: Mapping[str, Callable[[np.random.Generator, int], Floats]] = {
     "80 % at 1": lambda draw, count: np.where(draw.random(count) < 0.8, 1.0, draw.uniform(0.6, 1, count)),
 }
 FREQUENCIES: Mapping[str, Callable[[Floats], Floats]] = {
-    "calibrated": lambda p: p,
-    "logit x .8": _steepened(0.8),
-    "logit x .6": _steepened(0.6),
-    "logit x 1.5": _steepened(1.5),
-    "wrong above .97": lambda p: np.where(p > 0.97, 0.9, p),
+    "calibrated": lambda p: p, "logit x .8": _steepened(0.8), "logit x .6": _steepened(0.6),
+    "logit x 1.5": _steepened(1.5), "wrong above .97": lambda p: np.where(p > 0.97, 0.9, p),
     "all .05 too high": lambda p: np.clip(p - 0.05, 0, 1),
     "bump at .6 to .73": lambda p: np.where((p > 0.6) & (p < 0.73), p - 0.2, p),
-}
+}  # fmt: skip
 # Law of the confidences, records of a test set, noise.
 SETTINGS = [
     *((law, n, 0.0) for law in CONFIDENCES for n in COUNTS),

@@ -2,10 +2,9 @@
 
 python benchmarks/zhang_regression.py --seeds 5
 
-No federation: one chain on 250 synthetic records. Every value is a median over simulations. The paper's delta is
-1/250, which a site would refuse, so epsilon is stated at 1e-3 and at 1/n beside it; its BBP is trained on targets
-divided by their standard deviation, so hold its 1.276 and .562 against `over variance`. The page
-`docs/results/zhang-regression` holds the published table with the figure of the predictive bands.
+No federation: one chain on 250 synthetic records. Values are medians. The paper's delta is 1/250, which sites refuse,
+so epsilon is stated at 1e-3 and at 1/n beside it; its BBP is trained on targets divided by their standard deviation, so
+hold its 1.276 and .562 against `over variance`. `docs/results/zhang-regression` holds the published table.
 """
 
 import argparse

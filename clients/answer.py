@@ -16,6 +16,7 @@ from fl_dpbayes.config.base import Config
 from fl_dpbayes.config.installed_code import source_digest
 from fl_dpbayes.config.kinds import HOME, check_origin
 from fl_dpbayes.config.site_file import SiteFile
+from fl_dpbayes.models.on_device import release_memory
 from fl_dpbayes.privacy.check_statement import reply_metrics
 from fl_dpbayes.privacy.planned_noise import planned_stretch
 from fl_dpbayes.protocol.arrays import Arrays
@@ -58,7 +59,10 @@ def answer(
     check_code(site_file, request)
     check_plan(site_file, own, request)
     check_size(site_file, request)
-    done = work(site_file, request, message)
+    try:
+        done = work(site_file, request, message)
+    finally:
+        release_memory()
     noted["charge"] = done.charge
     # A stop holds for what was begun before it: the reply stays in the ledger, and is sent when the stop is lifted.
     check_standing(site_file)

@@ -16,6 +16,7 @@ from fl_dpbayes.config.record_schema import record_schema
 from fl_dpbayes.config.site_file import SiteFile, read_own_site_file, read_site_file
 from fl_dpbayes.config.task import check_prevalence_classes
 from fl_dpbayes.data.site import shift_label
+from fl_dpbayes.models.on_device import keep_share
 from fl_dpbayes.models.rows import repeatable
 from fl_dpbayes.privacy.streams import Streams
 from fl_dpbayes.protocol.card import SiteCard
@@ -73,6 +74,7 @@ def compute_device(site_file: SiteFile) -> torch.device:
     named = site_file.device
     device = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if named == "auto" else named)
     repeatable(device)
+    keep_share(device)
     return device
 
 

@@ -21,7 +21,7 @@ from fl_dpbayes.config.site_file import SiteFile
 from fl_dpbayes.data.site import SiteSplit, load_site
 from fl_dpbayes.data.site_ledger import open_ledger
 from fl_dpbayes.models.build import build_model
-from fl_dpbayes.posterior.predictive import predictive_probabilities
+from fl_dpbayes.posterior.predictive import predict
 from fl_dpbayes.privacy.events import GaussianEvent
 from fl_dpbayes.privacy.ledger.ledger import Reserved
 from fl_dpbayes.privacy.ledger.state import Part
@@ -85,4 +85,4 @@ def _noise_multiplier(plan: AnyRecalibrationPlan) -> float:
 def _probabilities(site_file: SiteFile, request: RecalibrateRequest, samples: Arrays, part: SiteSplit) -> npt.NDArray:
     module, device = build_model(request.model, request.task, 0, site_file.backbone_folder), compute_device(site_file)
     values, weights = without_prefix(PREDICTOR, samples), np.asarray(request.weights)
-    return predictive_probabilities(module, values, weights, part.features, device=device)
+    return predict(module, values, weights, part.features, device=device).probabilities

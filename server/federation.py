@@ -10,6 +10,7 @@ from flwr.serverapp import Grid
 
 from fl_dpbayes.config.base import digest
 from fl_dpbayes.config.errors import UserError, warning
+from fl_dpbayes.config.files.kept import KEPT
 from fl_dpbayes.config.scenario import Scenario
 from fl_dpbayes.data.simulation import BASELINES_FILE, PARTITION_FILE, check_task, run_identifier
 from fl_dpbayes.models.build import model_shapes
@@ -43,6 +44,7 @@ from server.summary import summarise_run
 STRATEGIES: dict[str, type[PosteriorStrategy]] = {"fald": FALDStrategy, "fedpa": FedPAStrategy}
 # Simulated nodes appear together, so a number of them that has not grown for so long is final.
 SETTLED_SECONDS = 2.0
+MANY_SITES = 1000
 
 
 def run_federation(
@@ -97,6 +99,9 @@ def run_federation(
         )  # fmt: skip
     finally:
         record.end_stage()
+        if len(roster.members) > MANY_SITES:
+            # Simulated sites may live in this process. They are asked no more, and the results of so many need room.
+            KEPT.clear()
         problem = _write(federation, strategy, record, report=report)
         record.events.write("written", folder=str(run_folder))
     if problem is not None:

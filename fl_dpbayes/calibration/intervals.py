@@ -87,9 +87,8 @@ def draw_calibrated(filled: Floats, generator: np.random.Generator) -> Floats:
 def student_interval(values: Sequence[float] | Floats) -> Interval:
     """Return mean +- t_{n - 1} s / sqrt(n) of two finite values or more, one per seed, by Student's t over seeds.
 
-    Of differences between methods a seed gives both the same split, start and shift. The interval speaks of the mean
-    over seeds like these on the same data, not over other hospitals. Few seeds make it wide: t is 12.7 for two of them,
-    and equal values give one of no width. Source: Student, Biometrika 6 (1908), 1-25.
+    Of differences between methods a seed gives both the same split, start and shift. It speaks of seeds like these on
+    the same data, not of other hospitals: t is 12.7 for two. Source: Student, Biometrika 6 (1908), 1-25.
     """
     mean, count = float(np.mean(values)), len(values)
     half = float(stdtrit(count - 1, (1 + LEVEL) / 2) * np.std(values, ddof=1) / math.sqrt(count))

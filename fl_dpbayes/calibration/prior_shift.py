@@ -30,8 +30,7 @@ def estimated_prevalence(probabilities: Floats, trained: npt.ArrayLike) -> Float
 
     (Saerens, Latinne and Decaestecker 2002, eq. 9-10). Expectation maximisation of a concave likelihood, so no other
     maximum can hold it. It needs no label, but predictions that are calibrated at training, and equal p(x | y) there
-    and here. The estimate depends on every record: it is as confidential as they are. Returns C numbers of 0 or more
-    that sum to 1; `trained` where there is no record.
+    and here. It is as confidential as the records. Returns C numbers that sum to 1; `trained` without a record.
     """
     estimate = np.asarray(trained, np.float64) / np.sum(trained)
     for _ in range(EM_STEPS if len(probabilities) else 0):
@@ -52,8 +51,7 @@ def prevalence_from_means(source: CalibrationStatistics, target: CalibrationStat
     pi_1 = (m - m_0) / (m_1 - m_0), cut to [0, 1]: m is the target's mean p(y = 1), m_c the source's mean over records
     of class c. It is right where only the prevalence differs. Source: Lipton, Wang, Smola, "Detecting and correcting
     for label shift with black box predictors", ICML 2018. Returns (1 - pi_1, pi_1), or None for more than two classes
-    (the sums hold a class's probability over its own label alone), one class in the source, or predictions that do not
-    tell its classes apart (m_1 <= m_0).
+    (of which the sums hold too little), one class in the source, or m_1 <= m_0.
     """
     if source.classes != 2:
         return None

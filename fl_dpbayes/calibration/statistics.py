@@ -75,8 +75,7 @@ def from_batch(
     integers 0 .. C - 1. `truth`: the probabilities that made-up labels were drawn from, shape (N, C); None where nobody
     knows them. `uncertainty`: `epistemic`, `aleatoric` and `total` as `posterior.predictive.predict` gives them, shape
     (N,), nats; without them the prediction counts as that of one sample: total = aleatoric = its entropy, epistemic =
-    0. Raises ValueError if a probability is NaN or outside [0, 1], rows do not sum to 1, or labels or shapes do not
-    fit.
+    0. Raises ValueError if a probability is NaN or outside [0, 1], rows do not sum to 1, or shapes do not fit.
     """
     probability = check_probabilities(probabilities)
     count, classes = probability.shape

@@ -55,8 +55,7 @@ class FeaturePartition(Config):
 
         (1 - strictness) noise + strictness score, both of unit variance
 
-    The score is an image's mean pixel, or the column `feature` of a table. At strictness 0 sites are alike, at 1 they
-    hold the records in the order of their scores.
+    The score is an image's mean pixel, or a table's column `feature`. At strictness 0 sites are alike, at 1 in order.
     """
 
     kind: Literal["feature"] = "feature"
@@ -97,11 +96,10 @@ class Shift(Config):
 class DataSpec(Config):
     """Where a scenario's records come from; `source = "digits"` is short for `source = {kind = "digits"}`.
 
-    A relative path in a source starts at the folder of the scenario's file; the scenario that a run writes into its
-    directory holds it as an absolute one.
-    `test_fraction` is the share of each training site's units that is kept for testing. `records`: use only that many
-    records of the part `train`, drawn by the scenario's seed in whole units. `prevalence` declares the shares of the
-    classes among the training records, public by declaration, for sites that declare their own.
+    A relative path in a source starts at the folder of the scenario's file. `test_fraction` is the share of each
+    training site's units that is kept for testing. `records`: use only that many records of the part `train`, drawn by
+    the scenario's seed in whole units. `prevalence` declares the shares of the classes among the training records,
+    public by declaration, for sites that declare their own.
     """
 
     source: Annotated[Source, BeforeValidator(lambda value: {"kind": value} if isinstance(value, str) else value)]

@@ -10,16 +10,11 @@ Role = Literal["train", "held_out", "shifted"]
 EvaluationRelease = Literal["public", "noised", "none"]
 MAX_GROUP_TEXT = 60
 PREDICTORS = {
-    "last": "last iterate",
-    "posterior": "average of posterior samples",
-    "recalibrated": "recalibrated posterior",
-    "hierarchical": "posterior over hospitals",
-    "prior_corrected": "posterior corrected for prevalence",
+    "last": "last iterate", "posterior": "average of posterior samples", "recalibrated": "recalibrated posterior",
+    "hierarchical": "posterior over hospitals", "prior_corrected": "posterior corrected for prevalence",
     "majority": "majority class",
-    "site_only": "one site alone",
-    "central": "all records in one place",
-    "published": "published score",
-}
+    "site_only": "one site alone", "central": "all records in one place", "published": "published score",
+}  # fmt: skip
 
 
 def site_name(text: str) -> str:
@@ -42,8 +37,7 @@ def outside_text(text: str, most: int = 80) -> str:
     """Return a text from another machine as nothing but text, of at most `most` characters; all of it passes here.
 
     Whatever Unicode does not call printable becomes a question mark: control characters (escape sequences begin with
-    one), line ends, marks that reverse the direction of writing, characters of no width, halves of surrogate pairs.
-    What is cut off leaves an ellipsis. A second call changes nothing.
+    one), line ends, marks that reverse writing. What is cut off leaves an ellipsis. A second call changes nothing.
     """
     shown = "".join(letter if letter.isprintable() else "?" for letter in text[: most + 1])
     return shown if len(shown) <= most else shown[: most - 1] + "…"

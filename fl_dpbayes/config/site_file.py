@@ -136,11 +136,10 @@ class SiteFile(Config):
     noise and sampling repeatable, for simulation and tests only; what is released is then not private, and says so.
     `cache_folder` holds features of records, as confidential as these; `backbone_folder` holds the weight files that a
     request may name by their SHA-256. `trace_folder`, where given, gets a table `<run>-<round>.csv` of each training
-    round: log posterior and clipped share along the chain. These are computed from records without noise, as
-    confidential as these, and never sent. `prevalence` declares the shares of the classes here, which are then public,
-    or is `estimated`: from predictions, at the site, and never sent. `snapshot`: the file that `fl-dpbayes site check`
-    writes and requests read in place of the source; one that changed since is refused until it is checked again. With a
-    connection it is `<name>.records.npz` beside the ledger unless it says otherwise.
+    round: log posterior and clipped share along the chain. These are computed without noise, and never sent.
+    `prevalence` declares the shares of the classes here, which are then public, or is `estimated`: from predictions, at
+    the site, and never sent. `snapshot`: the file that `fl-dpbayes site check` writes and requests read in place of the
+    source; one that changed since is refused until it is checked again (with a connection by default).
     """
 
     name: SiteName

@@ -151,14 +151,13 @@ class Table(SourceConfig):
     """A CSV or Parquet table, or several of the same columns, with a label column, numeric features and categories.
 
     A feature is (value - center) / scale, by constants that are public: known beforehand, not computed from the table.
-    Without them values stay as they are. `constants` says "from_records" where they were proposed after a look at
-    the records: a simulation says so, a hospital's site refuses. `missing` gives a feature the constant that stands
-    in where a value is missing, and one more feature that is 1 there. `categories` gives a column of text one
-    feature per declared value, which is 1 where a row has it. `class_names`: the labels as the table writes them,
-    in the order of the classes; else labels are the numbers 0 to classes - 1. `site_column` names the hospital, for
-    a natural partition ("file", of several files, is each one's name); `unit_column` the privacy unit, for example the
-    patient; `group_columns` attributes such as
-    sex by whose values calibration is measured too.
+    Without them values stay as they are. `constants` says "from_records" where they were proposed after a look at the
+    records: a simulation says so, a hospital's site refuses. `missing` gives a feature the constant that stands in
+    where a value is missing, and one more feature that is 1 there. `categories` gives a column of text one feature per
+    declared value, which is 1 where a row has it. `class_names`: the labels as the table writes them, in the order of
+    the classes; else labels are the numbers 0 to classes - 1. `site_column` names the hospital, for a natural partition
+    ("file", of several files, is each one's name); `unit_column` the privacy unit, for example the patient;
+    `group_columns` attributes such as sex, by whose values calibration is measured too.
     """
 
     kind: Literal["table"] = "table"

@@ -136,8 +136,7 @@ def load_study(name_or_path: str, overrides: Sequence[str] = (), *, full: bool =
     """Read a study (a shipped name, with or without `study-`, a paper's table, or the path of a TOML file).
 
     `overrides`: assignments `key.sub_key=value`, as for a scenario; `axes.seed=[1,2]` replaces an axis. `full`: lay
-    `paper.full` over the file first. Its cells are not validated yet. Raises UserError if there is no such study, it is
-    not TOML, or its tables `study`, `axes` or `variants` are wrong.
+    `paper.full` over the file first. Its cells are not validated yet. Raises UserError if it is absent or wrong.
     """
     path = _find(name_or_path)
     content = scenarios.place_paths(read_toml(path, "study"), path.parent)
@@ -189,16 +188,11 @@ def _study_of(content: Mapping[str, Any]) -> Study:
     labels = {axis.name: [value.label for value in axis.values] for axis in making_runs}
     _check_names(section, labels)
     return Study(
-        name=study_name,
-        section=section,
-        scenario={key: value for key, value in content.items() if key not in scenarios.STUDY_TABLES},
-        axes=making_runs,
-        shift_axes=shift_axes,
-        order=tuple(order),
-        content=content,
-        paper=paper,
+        name=study_name, section=section,
+        scenario={key: value for key, value in content.items() if key not in scenarios.STUDY_TABLES}, axes=making_runs,
+        shift_axes=shift_axes, order=tuple(order), content=content, paper=paper,
         published=_published(paper, {**labels, PREDICTOR: list(PREDICTORS)}, section.where) if paper else (),
-    )
+    )  # fmt: skip
 
 
 def write_study(study: Study, path: Path) -> None:

@@ -121,12 +121,10 @@ class NetBenefitRecord(SummaryPart):
 
 # What stands beside a metric.
 _BESIDE: dict[str, dict[str, Any]] = {
-    "nll": {"nll_clipped": int | None},
-    "ece_binary": {"ece_if_calibrated": Number, "ece_if_calibrated_high": Number},
-    "auroc": {"auroc_bounds": Interval},
-    "aurc_excess": {"aurc_bounds": Interval},
+    "nll": {"nll_clipped": int | None}, "ece_binary": {"ece_if_calibrated": Number, "ece_if_calibrated_high": Number},
+    "auroc": {"auroc_bounds": Interval}, "aurc_excess": {"aurc_bounds": Interval},
     "calibration_slope": {"net_benefit": tuple[NetBenefitRecord, ...] | None},
-}
+}  # fmt: skip
 
 
 def _measured() -> Any:

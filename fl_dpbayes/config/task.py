@@ -67,9 +67,8 @@ class BackboneFeatures(Config):
 class FrozenBody(Config):
     """All layers of a network before its last, held at public values: the sites train and release the last layer alone.
 
-    The values are the random ones of `seed`, or those of the file whose SHA-256 is `weights`, which each site looks for
-    in its own `backbone_folder`. They must come from public data, or from a release that was paid for. A site's privacy
-    does not rest on them: gradients of the last layer are clipped and noised whatever it reads.
+    The values are the random ones of `seed`, or those of the file whose SHA-256 is `weights`, in each site's
+    `backbone_folder`. They must be public, or released and paid for. Privacy does not rest on them.
     """
 
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0

@@ -22,10 +22,9 @@ def build_model(model: Model, task: Task, seed: int, weights_folder: Path | None
     are zero, so every model starts at the uniform prediction. torch's global generator is neither read nor moved.
     Of a model with a frozen body only the last layer is built: it has the names that it has in the whole network.
 
-    An own module starts at what its factory draws at the seed, or at the values of its file of weights. `task`: shape
-    of a record and number of classes. `weights_folder`: where the weights of an own module lie. Returns the module, on
-    the CPU, in float32; its parameters are those that are trained. Raises UserError if the architecture cannot take
-    records of this shape, or an own module cannot be made.
+    An own module starts at what its factory draws at the seed, or at the values of its file of weights.
+    `weights_folder`: where the weights of an own module lie. Returns the module, on the CPU, in float32; its parameters
+    are those that are trained. Raises UserError if records of this shape do not fit, or an own module cannot be made.
     """
     if isinstance(model, ModuleModel):
         return own_module(model, seed, weights_folder)

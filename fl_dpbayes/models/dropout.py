@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from fl_dpbayes.config.errors import UserError
+from fl_dpbayes.models.on_device import moved
 from fl_dpbayes.models.parameters import parameter_shapes, vector_views
 
 
@@ -45,7 +46,7 @@ class DropoutModule(nn.Module):
 
     def resample(self, generator: np.random.Generator, records: int) -> None:
         """Draw fresh masks for a batch of `records` records; row i belongs to record i."""
-        self.masks = self._draw_masks(generator, records).to(self.masks.device)
+        self.masks = self._draw_masks(generator, records)
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
         """Return the outputs of the plain module under the last drawn masks, row i of them for record i.
@@ -78,7 +79,7 @@ class DropoutModule(nn.Module):
 
     def draw(self, vector: torch.Tensor, generator: np.random.Generator) -> torch.Tensor:
         """Draw one parameter vector (d,) of the plain module: a mask per unit, times the next layer's columns."""
-        masks = self._draw_masks(generator, 1)[0].to(vector.device).split(list(self._widths.values()))
+        masks = self._draw_masks(generator, 1)[0].split(list(self._widths.values()))
         drawn = vector.clone()
         views = vector_views(drawn, parameter_shapes(self.base))
         for name, mask in zip(self._widths, masks, strict=True):
@@ -95,7 +96,7 @@ class DropoutModule(nn.Module):
 
     def _draw_masks(self, generator: np.random.Generator, records: int) -> torch.Tensor:
         kept = generator.random((records, self.masks.shape[1]), dtype=np.float32) >= self._rate
-        return torch.from_numpy(kept / (1 - self._rate))
+        return moved(kept / (1 - self._rate), self.masks.device)
 
 
 class _JoinedInputs(nn.Module):

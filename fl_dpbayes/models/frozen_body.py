@@ -47,10 +47,9 @@ def frozen_body(
 ) -> FeatureMap:  # fmt: skip
     """Prepare the map from records, or their features, to what a model's last layer reads.
 
-    `input_shape`: of a record, or (D,) of its features. `weights_folder`: where weight files lie (.safetensors,
-    .pth, .pt), under any name; not needed for random values. Raises UserError if the architecture cannot take
-    records of this shape or takes too much memory for one, no file has the digest, or the file holds other
-    parameters than this body's, or one that is not finite.
+    `input_shape`: of a record, or (D,) of its features. `weights_folder`: where weight files lie (.safetensors, .pth,
+    .pt), under any name; not needed for random values. Raises UserError if records of this shape do not fit or take too
+    much memory, no file has the digest, or the file holds other parameters, or one that is not finite.
     """
     layers, width = body_layers(model, input_shape)
     records = records_per_pass(model, input_shape)

@@ -93,8 +93,7 @@ def normalised(groups: list[Tensor]) -> Tensor:
         (s - mean(s)) / sqrt(var(s) + 1e-4)
 
     with mean and variance over the positions of four paths of equal order and scales (of the one path of order 0).
-    Source: Wu and He, Group normalization, ECCV 2018; in front of a private head: Tramer and Boneh, Differentially
-    private learning needs better features (or much more data), ICLR 2021, section 2.
+    Source: Wu and He, ECCV 2018; in front of a private head: Tramer and Boneh, ICLR 2021, section 2.
     """
     parts = [group_norm(s, max(1, s.shape[1] // PATHS_PER_GROUP), eps=VARIANCE_FLOOR) for s in groups]
     return torch.cat([part.flatten(1) for part in parts], dim=1)

@@ -113,8 +113,7 @@ def fit_projection(
     V holds the leading solutions of  S_t v = b (S_w + 1e-4 I) v  within the first 600 principal components of S_t, with
     S_t the covariance of all made-up features and S_w that within a character's copies, each v of length 1 in the
     metric S_w + 1e-4 I. The sign of each is fixed, so that every site computes one map (to rounding). `features_of`
-    maps pictures (N, 1, side, side) on `device` to features (N, D).
-    Source: Fisher's linear discriminants (Rao 1948), with a class for each synthetic character.
+    maps pictures (N, 1, side, side) on `device` to features (N, D). Source: Fisher's linear discriminants (Rao 1948).
     """
     pictures = draw_strokes(settings.characters, settings.copies, side, np.random.default_rng(settings.seed))
     flat = torch.from_numpy(pictures).reshape(-1, 1, side, side)

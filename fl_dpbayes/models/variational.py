@@ -25,9 +25,8 @@ class VariationalModule(nn.Module):
     """A module whose parameters are Gaussian: its output has one entry per weight draw.
 
     Features (N, *shape) -> outputs (N, draws, K). The draws w_s = mean + scale * noise_s are shared by the records of a
-    batch. Trainable parameters: those of `mean`, then those of `spread`. `module`: the plain module; it becomes `mean`,
-    its parameters the means. `draws`: S >= 1, how many weight draws each loss is averaged over. `initial_scale`:
-    standard deviation of each parameter at the start, > 0.
+    batch. Trainable parameters: those of `mean`, then those of `spread`. `module` becomes `mean`, its parameters the
+    means. `draws`: S >= 1, over which each loss is averaged. `initial_scale`: each deviation at the start.
     """
 
     def __init__(self, module: nn.Module, draws: int, initial_scale: float = 0.05) -> None:

@@ -22,8 +22,7 @@ def unaligned_units(first: Vector, second: Vector, shapes: Mapping[str, tuple[in
     A unit is a row of an array (units, ...) with at least two axes. An array is named if the best assignment pi makes
     sum_i |a_i - b_pi(i)|^2 less than half of sum_i |a_i - b_i|^2. The last module's rows (that of the highest number)
     are outputs, whose order the task fixes: two noisy rows of opposite signs would else look swapped. `shapes` are
-    those of the parameters by name, in the order of the vectors.
-    Source: Ainsworth et al. 2023, "Git Re-Basin", section 3.2 (matching of weights); Yurochkin et al. 2019.
+    those of the parameters by name, in order. Source: Ainsworth et al. 2023, "Git Re-Basin", section 3.2.
     """
     named, start = list[str](), 0
     # Arrays that were stored come back in the order of text, where "10" stands before "3": the order of numbers counts.

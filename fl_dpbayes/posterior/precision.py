@@ -33,9 +33,8 @@ def effective_draws(chain: Chain) -> float:
 
     n = (1 / sum_t v_t^2) * min(1, ESS / M): Kish's size for the weights, times the share that autocorrelation leaves,
     measured on up to 64 evenly spaced coordinates together. The share is 1 unless neighbouring draws are correlated by
-    3 standard errors: of a few coordinates ESS is so uncertain that min(1, .) alone would take a fifth from
-    independent draws.
-    Source: Kish 1965, "Survey sampling"; Vehtari et al. 2021 for the autocorrelation.
+    3 standard errors: of a few coordinates ESS is so uncertain that min(1, .) alone would take a fifth from independent
+    draws. Source: Kish 1965; Vehtari et al. 2021.
     """
     size = float(1 / np.square(chain.weights).sum())
     count, parameters = chain.draws.shape
@@ -155,8 +154,7 @@ def mean_error(factors: Iterable[tuple[NaturalGaussian, float]], combined: Natur
         Cov(L_k v) = [(n' - p - 1) (v' L_k v) L_k + (n' - p + 1) L_k v v' L_k] / c,
 
     and e^2 = (1/d) sum_k tr(L^-1 Cov(L_k v_k)) over d parameters; n' = n - 1 for n effective draws. A diagonal form is
-    d times p = 1.
-    Source: von Rosen 1988, "Moments for the inverted Wishart distribution", for the covariance of L_k.
+    d times p = 1. Source: von Rosen 1988, "Moments for the inverted Wishart distribution".
 
     `combined`: the product, its precision positive. Returns e in standard deviations of the product.
     """

@@ -1,19 +1,30 @@
 """The predictive distribution: class probabilities averaged over posterior samples, and their uncertainty."""
 
+import logging
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import reduce
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from scipy.special import entr, softmax
+from scipy.special import entr
 from torch import nn
+from torch.func import vmap
 
 from fl_dpbayes.models import rows as passes
 from fl_dpbayes.models.module_checks import check_unmoved
-from fl_dpbayes.models.parameters import called
+from fl_dpbayes.models.on_device import moved, uploaded
+from fl_dpbayes.models.parameters import called, trainable_parameters
 
 Floats = npt.NDArray[np.float64]
+Values = Mapping[str, torch.Tensor]
+# Samples of a pass, and entries of all of them.
+_MOST_TOGETHER = 16
+_ENTRIES_IN_CACHE, _ENTRIES_ON_GPU = 2**18, 2**25
+
+logger = logging.getLogger("fl_dpbayes")
 
 
 @dataclass(frozen=True)
@@ -38,10 +49,10 @@ def predict(
     """Average the class probabilities of posterior samples.
 
     p(y | x) = sum_m v_m softmax(f(x; w_m))_y,  v = weights / sum of weights. Entropies follow Depeweg et al. 2018:
-    total H[p], aleatoric sum_m v_m H[p_m], epistemic their difference. One sample is held on the device at a time. A
-    sample whose logits for a record are not all finite, or cannot be computed, predicts every class alike for it. Every
-    pass has one number of rows, at which a record's prediction does not depend on other records, to the last bit
-    (docs/sensitivity.md).
+    total H[p], aleatoric sum_m v_m H[p_m], epistemic their difference. Several samples of a small model share a
+    pass, on a GPU of any. A sample whose logits for a record are not all finite, or cannot be computed, predicts every
+    class alike for it. Every pass has one shape, at which a record's prediction does not depend on other records, to
+    the last bit (docs/sensitivity.md).
 
     `module` gives the architecture and is moved to `device`; its parameters are not changed. `samples`: parameter name
     -> (M, *shape), M >= 1. `weights`: (M,), >= 0, not all zero. `features`: (N, *shape). Raises ValueError if the
@@ -55,65 +66,97 @@ def predict(
     if not (shares >= 0).all() or not 0 < shares.sum() < np.inf:
         raise ValueError("weights must be finite, 0 or more, and not all 0")
     shares = shares / shares.sum()
+    device = torch.device(device)
     module.to(device)
     check_unmoved(module, features.shape[1:])
-    rows = _checked_rows(module, features.shape[1:], device)
-    probabilities = aleatoric = np.zeros(())
-    for index, share in enumerate(shares):
-        values = {name: torch.tensor(array[index], device=device) for name, array in samples.items()}
-        single, entropy = _predict_sample(module, values, features, rows)
-        probabilities, aleatoric = probabilities + share * single, aleatoric + share * entropy
+    rows, together = _pass_shape(module, features.shape[1:], device, len(shares))
+    inputs = uploaded(features, device)
+    sums = [torch.zeros(())] * 2
+    for first in range(0, len(shares), together):
+        numbers = np.arange(first, first + together)
+        # The last sample fills a pass up, without weight.
+        chosen = np.minimum(numbers, len(shares) - 1)
+        values = {name: moved(array[chosen], device) for name, array in samples.items()}
+        share = moved(np.where(numbers < len(shares), shares[chosen], 0.0), device)
+        sums = list(map(torch.add, sums, _predict_samples(module, values, share, inputs, rows)))
+    probabilities, aleatoric = (each.cpu().numpy() for each in sums)
     total = entr(probabilities).sum(axis=1)
     return Prediction(probabilities, total, aleatoric, np.maximum(total - aleatoric, 0.0))
 
 
-def predictive_probabilities(
-    module: nn.Module, samples: Mapping[str, npt.NDArray[np.float32]], weights: npt.NDArray[np.float64],
-    features: npt.NDArray[np.float32], *, device: str | torch.device = "cpu",
-) -> npt.NDArray[np.float64]:  # fmt: skip
-    """Return only the averaged class probabilities of `predict`, shape (N, classes), float64."""
-    return predict(module, samples, weights, features, device=device).probabilities
-
-
-def _predict_sample(
-    module: nn.Module, values: Mapping[str, torch.Tensor], features: npt.NDArray[np.float32], rows: int
-) -> tuple[Floats, Floats]:
-    device = next(iter(values.values())).device
-    found: list[tuple[Floats, Floats]] = []
-
-    def outputs(rows: torch.Tensor) -> torch.Tensor:
-        return called(module, values, rows.clone())
-
+def _predict_samples(
+    module: nn.Module, values: Values, shares: torch.Tensor, features: torch.Tensor, rows: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return sum_m v_m softmax(f(x; w_m)), (N, classes), and sum_m v_m of its entropy, (N,), over some samples."""
+    found: list[list[torch.Tensor]] = []
     # Where there is no record, a pass of padding alone says how many classes there are.
     for start in range(0, max(1, len(features)), rows):
-        part, real = passes.padded(rows, torch.tensor(features[start : start + rows]))
+        count = min(rows, len(features) - start)
+        part, _ = passes.padded(rows, features[start : start + rows])
         with torch.no_grad():
-            part = part.to(device)
             try:
-                logits = outputs(part)
+                logits = _outputs(module, values, part)
             except Exception:
-                failing = passes.failing_rows(outputs, part)
-                part[failing] = 0
-                logits = outputs(part)
-                logits[failing] = torch.nan
+                logits = torch.cat([_past_failing(module, values, number, part) for number in range(len(shares))])
         # An error would tell the sender of a hostile sample, without noise, that a record makes it overflow.
-        logits = torch.where(logits.isfinite().all(dim=1, keepdim=True), logits, 0.0)
-        single = softmax(logits.double().cpu().numpy(), axis=1)
-        own = real.numpy()
-        found.append((single[own], entr(single).sum(axis=1)[own]))
-    probabilities, entropies = zip(*found, strict=True)
-    return np.concatenate(probabilities), np.concatenate(entropies)
+        logits = torch.where(logits.isfinite().all(dim=2, keepdim=True), logits, 0.0)
+        single = logits.double().softmax(dim=2)
+        weighted = shares[:, None, None] * single, shares[:, None] * torch.special.entr(single).sum(dim=2)
+        # One after the other, so that a record's place in the pass is no part of the sum.
+        found.append([reduce(torch.add, each.unbind())[:count] for each in weighted])
+    return torch.cat([each for each, _ in found]), torch.cat([each for _, each in found])
 
 
-def _checked_rows(module: nn.Module, input_shape: tuple[int, ...], device: str | torch.device) -> int:
+def _outputs(module: nn.Module, values: Values, rows: torch.Tensor) -> torch.Tensor:
+    """Return what a module computes of rows (P, ...) under each of S samples, (S, P, classes)."""
+    if len(next(iter(values.values()))) == 1:
+        return called(module, {name: value[0] for name, value in values.items()}, rows.clone())[None]
+    return vmap(lambda drawn: called(module, drawn, rows.clone()))(values)
+
+
+def _past_failing(module: nn.Module, values: Values, number: int, part: torch.Tensor) -> torch.Tensor:
+    # In a pass of the same shape.
+    alone = {name: value[number].expand_as(value) for name, value in values.items()}
+    failing = passes.failing_rows(lambda rows: _outputs(module, alone, rows), part)
+    rest = part.clone()
+    rest[failing] = 0
+    logits = _outputs(module, alone, rest)[:1]
+    logits[:, failing] = torch.nan
+    return logits
+
+
+def _pass_shape(module: nn.Module, shape: tuple[int, ...], device: torch.device, samples: int) -> tuple[int, int]:
+    """Return how many rows and samples a pass has: several samples where the module can be mapped over them."""
+    together = min(samples, _samples_together(module, device))
+    if together > 1:
+        try:
+            return _checked_rows(module, shape, device, together), together
+        except Exception:
+            logger.debug("samples are predicted one by one: this module cannot be mapped over them", exc_info=True)
+    return _checked_rows(module, shape, device, 1), 1
+
+
+def _samples_together(module: nn.Module, device: torch.device) -> int:
+    on_host, size = device.type == "cpu", sum(value.numel() for value in module.parameters())
+    if on_host and passes.prediction_rows(module) < passes.PREDICTION_ROWS:
+        # There convolutions with several weights are slower than one after the other.
+        return 1
+    return min(_MOST_TOGETHER, max(1, (_ENTRIES_IN_CACHE if on_host else _ENTRIES_ON_GPU) // max(1, size)))
+
+
+def _checked_rows(module: nn.Module, input_shape: tuple[int, ...], device: torch.device, together: int) -> int:
     def stand_alone(count: int) -> bool:
         generator = np.random.default_rng(0)
         features = torch.randn((count, *input_shape), generator=torch.Generator().manual_seed(count)).to(device)
         labels = torch.zeros(count, device=device)
+        drawn = [trainable_parameters(each) for each in passes.drawn_modules(module)] * math.ceil(
+            together / passes.DRAWS
+        )
         with torch.no_grad():
-            results = (lambda part, _, drawn=drawn: [drawn(part)] for drawn in passes.drawn_modules(module))
+            groups = [drawn[first : first + together] for first in range(0, len(drawn), together)]
+            values = [{name: torch.stack([each[name] for each in group]) for name in group[0]} for group in groups]
+            results = (lambda part, _, some=some: [_outputs(module, some, part).movedim(0, 1)] for some in values)
             return all(passes.rows_stand_alone(result, features, labels, generator) for result in results)
 
-    return passes.checked_rows(
-        ("prediction", passes.structure(module), tuple(input_shape)), passes.prediction_rows(module), stand_alone
-    )
+    key = ("prediction", passes.structure(module), tuple(input_shape), together)
+    return passes.checked_rows(key, passes.prediction_rows(module), stand_alone)

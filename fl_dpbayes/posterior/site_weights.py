@@ -18,8 +18,7 @@ def capped_weights(weights: Mapping[str, float], largest_share: float) -> dict[s
     """Keep every site's weight at or below a share of the whole; the others gain what it loses, in proportion.
 
     w_k <- min(c, lambda w_k) with lambda >= 1 such that the weights sum to 1; all are 1/K where K c <= 1. `weights`:
-    site -> w_k >= 0, summing to 1. `largest_share`: c in (0, 1]. Returns site -> weight; they sum to 1 unless every
-    site of weight above 0 is at the cap.
+    site -> w_k >= 0, summing to 1. `largest_share`: c in (0, 1]. Returned weights sum to 1 unless all are at the cap.
     """
     if largest_share * len(weights) <= 1:
         return {site: 1 / len(weights) for site in weights}

@@ -30,9 +30,8 @@ LogitFunction = Callable[[Mapping[str, npt.NDArray]], tuple[npt.NDArray, Pullbac
 class Student:
     """What a rule consumes beyond released samples.
 
-    `module`: features -> logits; its parameters are not read. `features`: what the model sees of the inputs,
-    float32, (N, *model_input_shape). `labels`: classes of public records, int64, (N,), where they were asked for.
-    `description`: what the run's record says of the inputs.
+    `module`: features -> logits; its parameters are not read. `features`: what the model sees of the inputs, (N,
+    *model_input_shape). `labels`: classes of public records, (N,), if asked for. `description`: for the record.
     """
 
     module: nn.Module
@@ -93,9 +92,8 @@ def distil(
     """Fit a student to a teacher's probabilities by L-BFGS.
 
     min_w (1/N) sum_i sum_y p(y|x_i) log(p(y|x_i) / softmax(f(x_i; w))_y), whose gradient with respect to the logits is
-    (softmax(f) - p) / N.
-    Source: Hinton et al. 2015, "Distilling the knowledge in a neural network"; Bhatt et al. 2024, "Federated learning
-    with uncertainty via distilled predictive distributions".
+    (softmax(f) - p) / N. Source: Hinton et al. 2015; Bhatt et al. 2024, "Federated learning with uncertainty via
+    distilled predictive distributions".
 
     `function`: float32 parameters -> logits (N, classes) at the inputs, and the map of a cotangent (N, classes) to
     gradients by parameter name (their vector-Jacobian product). `start`: parameter name -> initial value, in the order

@@ -35,9 +35,8 @@ def headline_rows(run: Summary, role: Role) -> dict[str, CalibrationRecord]:
 def median_rows(run: Summary) -> list[CalibrationRecord]:
     """Return the median over the sites of each role that is pooled over three or more of them, by predictor.
 
-    One of three sites, whatever it sends, moves a median no further than to another site's value; the pooled row it
-    can move anywhere. An interval is the median of the sites' lower ends and that of their upper ends: where every
-    site's interval holds its own error, it holds the median error.
+    One of three sites, whatever it sends, moves a median no further than to another site's value; the pooled row it can
+    move anywhere. An interval has the median of the lower ends and that of the upper ends.
     """
     pooled = [row for row in run.calibration if row.over == "pooled"]
     sites: dict[tuple[Role, str], list[CalibrationRecord]] = {(row.role, row.predictor): [] for row in pooled}
@@ -76,11 +75,9 @@ def headline_predictor(run: Summary) -> str:
 
 
 STOPPED = {
-    "PARTIAL": "stopped early, at the end of the budget",
-    "REFUSED": "refused a round",
-    "FAILED": "failed in a round",
+    "PARTIAL": "stopped early, at the end of the budget", "REFUSED": "refused a round", "FAILED": "failed in a round",
     "REJECTED": "sent a reply that was rejected",
-}
+}  # fmt: skip
 
 
 class Answer(NamedTuple):
@@ -88,9 +85,8 @@ class Answer(NamedTuple):
 
     `who`: how many trained and were tested, and how often the event happens. `calibration`: how far the probabilities
     are off, at sites that never trained where there are any; `elsewhere`: at shifted sites, then at training sites;
-    `sites`: at each that did not train, of two classes, whether risks are too high or too low, with the gravest first.
-    `beside`: what simpler predictors reach. `advice`: what to do. `privacy`: what was spent.
-    `cautions`: what forbids or weakens a conclusion, gravest first.
+    `sites`: at each that did not train, of two classes, whether risks are too high or too low, gravest first. `beside`:
+    what simpler predictors reach. `privacy`: what was spent. `cautions`: what weakens a conclusion, gravest first.
     """
 
     who: str
@@ -109,15 +105,10 @@ def answer(run: Summary) -> Answer:
     others: tuple[Role, ...] = ("shifted", "train")
     further = [(other, rows) for other in others if other != role and (rows := headline_rows(run, other))]
     return Answer(
-        who=_who(run, role),
-        calibration=_comparison(role, headline_rows(run, role), run.recalibration_noise),
-        elsewhere=tuple(_comparison(name, _first(rows), "") for name, rows in further),
-        sites=tuple(_levels(run)),
-        beside=_beside(run, role),
-        advice=_advice(run, role),
-        privacy=_privacy(run),
-        cautions=tuple(_cautions(run)),
-    )
+        who=_who(run, role), calibration=_comparison(role, headline_rows(run, role), run.recalibration_noise),
+        elsewhere=tuple(_comparison(name, _first(rows), "") for name, rows in further), sites=tuple(_levels(run)),
+        beside=_beside(run, role), advice=_advice(run, role), privacy=_privacy(run), cautions=tuple(_cautions(run)),
+    )  # fmt: skip
 
 
 def _who(run: Summary, role: Role) -> str:

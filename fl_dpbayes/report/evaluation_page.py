@@ -40,13 +40,7 @@ def write_evaluation(folder: Path, run: Summary) -> Path:
     row = run.calibration[-1]
     figures = draw_figures(folder, run, ())
     return write_page(
-        folder,
-        EVALUATION,
-        title=f"{run.scenario} on {row.site}",
-        row=row,
-        off_by=off_by(row),
-        levels=answer(run).sites,
-        metrics=all_metrics_table([row]),
-        facts=facts(run),
+        folder, EVALUATION, title=f"{run.scenario} on {row.site}", row=row, off_by=off_by(row),
+        levels=answer(run).sites, metrics=all_metrics_table([row]), facts=facts(run),
         **{name: figures[name] for name in ("reliability", "roc", "net_benefit")},
-    )
+    )  # fmt: skip

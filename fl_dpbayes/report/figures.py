@@ -30,7 +30,6 @@ def draw_figures(run_dir: Path, run: Summary, curves: Sequence[EpsilonCurve]) ->
 
     Returns by the page's names: reliability diagrams (per role, last beside posterior), epsilon per round, each metric
     per site, the error by shift and severity, ROC and decision curves (per role). A figure without data is left out.
-    Raises UserError if the folder cannot be written to.
     """
     places, headline = in_reading_order(run.places), headline_predictor(run)
     pooled = (row for row in run.calibration if row.net_benefit and row.site == f"pooled:{row.role}")

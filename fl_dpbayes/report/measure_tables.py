@@ -47,11 +47,9 @@ def measure_tables(run: Summary) -> dict[str, PageTable | str]:
     tables["threshold"] = f"{100 * operating_threshold(run):g}"
     made: Any = {
         "operating": (partial(_operating_table, run), decided, headline),
-        "subgroups": (_subgroup_table, groups, headline),
-        "clinical": (_clinical_table, clinical, None),
-        "conformal": (partial(_conformal_table, run), run.conformal, headline),
-        "truth": (_truth_table, known, None),
-    }
+        "subgroups": (_subgroup_table, groups, headline), "clinical": (_clinical_table, clinical, None),
+        "conformal": (partial(_conformal_table, run), run.conformal, headline), "truth": (_truth_table, known, None),
+    }  # fmt: skip
     for name, (table, rows, predictor) in made.items():
         first, further = _split_rows(rows, predictor)
         tables |= {name: table(first), f"further_{name}": table(further)}

@@ -29,20 +29,11 @@ def write_report(run_dir: Path | str) -> Path:
     folder = Path(run_dir)
     run = read_summary(folder)
     return write_page(
-        folder,
-        RUN,
-        title=f"{run.scenario}: privacy and calibration",
-        run=run,
-        answer=answer(run),
-        words=wording,
-        facts=facts(run),
-        few=FEW,
-        card=model_card(run),
+        folder, RUN, title=f"{run.scenario}: privacy and calibration", run=run, answer=answer(run), words=wording,
+        facts=facts(run), few=FEW, card=model_card(run),
         missing={PREDICTORS.get(k, k): why for k, why in run.baselines.missing.items()} if run.baselines else {},
-        **run_tables(run),
-        **draw_figures(folder, run, read_epsilon_curves(folder)),
-        **measure_tables(run),
-    )
+        **run_tables(run), **draw_figures(folder, run, read_epsilon_curves(folder)), **measure_tables(run),
+    )  # fmt: skip
 
 
 def write_page(folder: Path, template: str, **content: object) -> Path:

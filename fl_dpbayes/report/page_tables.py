@@ -55,14 +55,11 @@ def run_tables(run: Summary) -> dict[str, PageTable]:
         "baselines": baselines_table(run),
         "hospitals": hospitals_table(run),
         "settings": page_table(("Part", "Settings"), [(row.name, row.value) for row in settings], (0, 1)),
-        "privacy": privacy_table(run),
-        "releases": page_table(("What", "How it left a site"), releases, (0, 1)),
+        "privacy": privacy_table(run), "releases": page_table(("What", "How it left a site"), releases, (0, 1)),
         "calibration": page_table(MAIN, once([main_cells(row) for row in over_sites]), (0, 1)),
-        "all_metrics": all_metrics_table(run.calibration),
-        "sites": _site_table(run),
-        "participation": page_table(("Site", "Rounds that were not OK"), missed, (0, 1)),
-        "cost": _cost_table(run),
-    }
+        "all_metrics": all_metrics_table(run.calibration), "sites": _site_table(run),
+        "participation": page_table(("Site", "Rounds that were not OK"), missed, (0, 1)), "cost": _cost_table(run),
+    }  # fmt: skip
 
 
 def records(n: int | None) -> Cell:

@@ -9,8 +9,7 @@ STYLESHEET = """
     --accent: #6cb8e6; --caution: #2e2219; --grid: #2a3238; --band: #333d45; --edge: #5b6770; --blue: #56a9e0;
     --vermillion: #f0843c; --green: #2fbf95; --purple: #dc93bb; }
 }
-* { box-sizing: border-box; }
-html { -webkit-text-size-adjust: 100%; }
+* { box-sizing: border-box; } html { -webkit-text-size-adjust: 100%; }
 body { margin: 0; background: var(--paper); color: var(--ink); line-height: 1.55;
   font: 1rem/1.55 system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif; }
 main { max-width: 64rem; margin: 0 auto; padding: 2.5rem 1.25rem 4rem; }
@@ -40,10 +39,8 @@ table { border-collapse: separate; border-spacing: 0; width: 100%; font-size: .9
 th, td { padding: .5rem .65rem; text-align: right; vertical-align: baseline; white-space: nowrap; }
 th { min-width: 4.6rem; white-space: normal; vertical-align: bottom; background: var(--wash); color: var(--muted);
   font-size: .8rem; font-weight: 600; border-bottom: 1px solid var(--line); position: sticky; top: 0; z-index: 1; }
-td { border-top: 1px solid var(--grid); }
-tbody tr:first-child td { border-top: 0; }
-.text { text-align: left; }
-td.text { min-width: 6.5rem; max-width: 22rem; white-space: normal; }
+td { border-top: 1px solid var(--grid); } tbody tr:first-child td { border-top: 0; }
+.text { text-align: left; } td.text { min-width: 6.5rem; max-width: 22rem; white-space: normal; }
 td.text:first-child { min-width: 9rem; overflow-wrap: anywhere; }
 th:first-child, td:first-child { position: sticky; left: 0; background: var(--paper); }
 th:first-child { background: var(--wash); z-index: 2; }
@@ -53,36 +50,28 @@ td small { margin-left: .3rem; color: var(--muted); font-size: .82rem; }
 .figures { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(20rem, 100%), 1fr)); gap: 1.5rem 2rem;
   margin: 1rem 0; }
 figure { margin: 0; min-width: 0; max-width: 29rem; }
-figure svg { display: block; width: 100%; height: auto; }
-figure svg * { stroke-linejoin: round; stroke-linecap: butt; }
-details { margin: .6rem 0; }
-summary { cursor: pointer; color: var(--accent); font-size: .9rem; padding: .2rem 0; }
+figure svg { display: block; width: 100%; height: auto; } figure svg * { stroke-linejoin: round; stroke-linecap: butt; }
+details { margin: .6rem 0; } summary { cursor: pointer; color: var(--accent); font-size: .9rem; padding: .2rem 0; }
 summary:focus-visible { outline: 2px solid var(--accent); outline-offset: 3px; border-radius: 3px; }
 details.guide { padding: .5rem 1rem; background: var(--wash); border-radius: 8px; max-width: 48rem; }
 details.guide p { font-size: .94rem; }
 dl { display: grid; grid-template-columns: fit-content(18rem) minmax(0, 1fr); gap: .35rem 1.25rem; margin: .75rem 0;
   font-size: .92rem; }
-dt { color: var(--muted); overflow-wrap: anywhere; }
-dd { margin: 0; overflow-wrap: anywhere; }
+dt { color: var(--muted); overflow-wrap: anywhere; } dd { margin: 0; overflow-wrap: anywhere; }
 .hidden { position: absolute; width: 1px; height: 1px; overflow: hidden; clip-path: inset(50%); white-space: nowrap; }
 @media (max-width: 34rem) {
   main { padding: 1.5rem 1rem 3rem; }
-  .answer p.lead { font-size: 1.16rem; }
-  .answer p { font-size: 1rem; }
+  .answer p.lead { font-size: 1.16rem; } .answer p { font-size: 1rem; }
   h2 { margin-top: 2.5rem; font-size: 1.16rem; }
-  dl { grid-template-columns: minmax(0, 1fr); gap: 0; }
-  dd { margin-bottom: .5rem; }
-  th, td { padding: .45rem .6rem; }
-  .scroll { max-height: 38rem; }
+  dl { grid-template-columns: minmax(0, 1fr); gap: 0; } dd { margin-bottom: .5rem; }
+  th, td { padding: .45rem .6rem; } .scroll { max-height: 38rem; }
   td.text:first-child { min-width: 6.5rem; }
 }
 @media print {
-  @page { size: A4; margin: 16mm 14mm; }
-  html { font-size: 11px; }
+  @page { size: A4; margin: 16mm 14mm; } html { font-size: 11px; }
   main { max-width: none; padding: 0; }
   p, .lead, .answer p, .caution, details.guide { max-width: none; }
-  h2, h3, thead { break-after: avoid; }
-  tbody tr:first-child { break-before: avoid; }
+  h2, h3, thead { break-after: avoid; } tbody tr:first-child { break-before: avoid; }
   figure, tr, .caution { break-inside: avoid; }
   .scroll { overflow: visible; max-height: none; border: 0; background: none; }
   .scroll::before { display: none !important; }
@@ -90,7 +79,6 @@ dd { margin: 0; overflow-wrap: anywhere; }
   details.card::details-content { content-visibility: visible; display: block; }
   th, td { padding: .35rem .4rem; }
   td.text:first-child, td.text:last-child { min-width: 0; }
-  .figures { grid-template-columns: 1fr 1fr; }
-  details:not([open]) { display: none; }
+  .figures { grid-template-columns: 1fr 1fr; } details:not([open]) { display: none; }
 }
 """

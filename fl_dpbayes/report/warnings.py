@@ -45,16 +45,13 @@ SENTENCES: dict[str, str | Callable[..., str]] = {
     "came-back": "round {round}: {site} came back",
     "came-back-elsewhere": "round {round}: {site} came back on another node",
     "joined": "round {round}: {site} joined the training",
-    "silent": "{site} gave no reply in {silent} rounds in a row (resources.silent_rounds) and is asked to train no "
-    "more",
+    "silent": "{site} gave no reply in {silent} rounds in a row (resources.silent_rounds) and is asked no more",
     "missing": "{site} was missing when the run was resumed",
     "prior-repeated": "the plan shares the prior between the {planned} training sites of the start and more have "
     "joined: the posterior counts it {times:.3g} times",
-    "share-not-kept": "only {sites:count site} took part, so each weighs {weight:.3g}, above aggregation.largest_share "
-    "{share:g}",
-    "heaviest": "{site} declares {units} of {all} units and has {weight:.0%} of the weight, more than all other sites "
-    "together; its size is its own word: set aggregation.largest_share, or site_weights = 'uniform', if one site must "
-    "not decide",
+    "share-not-kept": "only {sites:count site} took part, so each weighs {weight:.3g}, above largest_share {share:g}",
+    "heaviest": "{site} declares {units} of {all} units and has {weight:.0%} of the weight, more than all others "
+    "together; its size is its own word: set aggregation.largest_share, or site_weights = 'uniform'",
     # Replies.
     "dropped": "{stage}: a reply to no open request was dropped: a duplicate, or one that came too late",
     "not-usable": "round {round}: {site}: {status} {detail}",
@@ -65,13 +62,11 @@ SENTENCES: dict[str, str | Callable[..., str]] = {
     "rule-failed": "aggregation.rule {rule!r}: {reason}",
     "no-posterior": "no posterior could be formed of what the sites released: {reason}",
     # The posterior.
-    "not-private": "Nothing here is private: privacy.kind is 'none'. What the sites released may show any of their "
-    "records.",
+    "not-private": "Nothing is private: privacy.kind is 'none'. What sites released may show any of their records.",
     "looked-at": "Constants of data.source were taken from the records (constants = 'from_records'), which no account "
     "counts: a simulation may do so, a hospital's site refuses until they are replaced by constants known beforehand",
-    "magnitude": "feature {feature!r} is about {size} after centers and scales and should be about 1, as one prior and "
-    "one clip norm hold for all: write its usual value into data.source.centers and its usual spread into scales, both "
-    "known without these records",
+    "magnitude": "feature {feature!r} is about {size} after centers and scales and should be about 1, as one prior "
+    "and one clip norm hold for all: correct data.source.centers and scales, by what is known without these records",
     "different-starts": "aggregation.rule {rule!r} averages weights over {chains} chains that start from different "
     "weights, whose hidden units do not match: run one chain, or choose rule 'mixture'",
     "units-reordered": "the units of {array!r} at site {other!r} match those at {first!r} better in another order: the "
@@ -81,16 +76,13 @@ SENTENCES: dict[str, str | Callable[..., str]] = {
     "counts its records less, and no temperature is shown for it",
     "too-few-to-trim": "with states of {sites} sites only {trimmed} bad ones could be borne, not {asked}: set "
     "resources.min_sites to {needed} or more to stop instead",
-    "no-temperature": "aggregation.robust {robust!r}: the averaged states follow no posterior of a known temperature, "
-    "so none is shown for them",
+    "no-temperature": "aggregation.robust {robust!r}: the averaged states follow no posterior of a known temperature",
     "reweighted": "the averaged chain targets a reweighted posterior: a record of {most} counts {most_times:.3g} "
-    "times, one of {least} {least_times:.3g} times; with aggregation.site_weights = 'units' and no largest_share each "
-    "counts once",
+    "times, one of {least} {least_times:.3g} times; with site_weights = 'units' and no largest_share each counts once",
     "drift": "between two averages the sites drift apart: after {steps} steps of their own the averaged chain's mean "
     "can be off by about {drift:.1f} standard deviations of the chain, at whatever temperature: lower "
     "training.steps_per_round (with 1 there is no drift), or choose a rule on independent chains",
-    "temperature-zero": "site {site!r} has samples at temperature 0: the spread of its samples is used uncorrected, "
-    "and is that of its posterior only by chance",
+    "temperature-zero": "site {site!r} has samples at temperature 0: their spread is its posterior's only by chance",
     "temperatures-differ": "the sites' temperatures range from {least:.3g} to {most:.3g}: hotter sites predict less "
     "surely, and combining predictions does not correct for it",
     "few-effective": "site {site!r} has only {effective:.1f} effective samples of the {least} that its precision "
@@ -99,8 +91,7 @@ SENTENCES: dict[str, str | Callable[..., str]] = {
     "prior-share": "{sites} sites with a prior share of {share:g} count the prior {times:g} times: let each target the "
     "share 1/{sites}, or use a rule that divides by the prior",
     "precision-floored": "the product is less precise than the prior in {raised} of {parameters} directions and was "
-    "set to the prior's precision there: the sites' precisions are too uncertain to divide by the prior, send more "
-    "samples",
+    "set to the prior's precision there: the sites' precisions are too uncertain, send more samples",
     "conflict": "the sites' posteriors lie so far apart, or so few samples tell their precisions, that the mean of "
     "their product is known to about {error:.1f} of its standard deviations only: send more samples, combine fewer "
     "parameters, or choose a rule without precisions",
@@ -108,9 +99,8 @@ SENTENCES: dict[str, str | Callable[..., str]] = {
     "it converged; it differs from its teacher by {divergence:.3g} nats at the average input: raise iterations",
     "distillation-differs": "the distilled network differs from its teacher by {divergence:.3g} nats at the average "
     "input, so it predicts otherwise than the sites' samples together: choose a larger model or rule 'mixture'",
-    "distillation-synthetic": "the distilled network was compared with its teacher at made-up inputs only: how far it "
-    "follows it for records is not known, and on handwritten digits it did not follow it well: prefer public records "
-    "(aggregation.public)",
+    "distillation-synthetic": "the distilled network was compared with its teacher at made-up inputs only: on "
+    "handwritten digits it did not follow it well for records: prefer public records (aggregation.public)",
     # Chains.
     "optimiser": "The samples are states of the optimiser {sampler}, not posterior samples: their average may predict "
     "well, but how far they spread is not the posterior's uncertainty.",
@@ -120,8 +110,7 @@ SENTENCES: dict[str, str | Callable[..., str]] = {
     "not-moved": "The samples are all the same: the chain did not move, so they say nothing about uncertainty.",
     "few-independent": "{samples} samples are worth about {effective:.0f} independent ones: uncertainties from them "
     "are rough. Run more steps, or raise thinning to keep the same number of samples further apart.",
-    "one-point": "aggregation.rule {rule!r} makes one point by design: a point estimate, whose epistemic uncertainty "
-    "is unknown, not none.",
+    "one-point": "aggregation.rule {rule!r} makes one point, whose epistemic uncertainty is unknown, not none.",
     "one-sample": "The posterior is one sample, so nothing is averaged: it is a point estimate, and its epistemic "
     "uncertainty is unknown, not none. Lower burn_in or thinning, or run more rounds.",
     # Recalibration and evaluation.
@@ -132,8 +121,7 @@ SENTENCES: dict[str, str | Callable[..., str]] = {
     "counts-noise": "recalibration is mostly noise: in the counts of {where}, fewer than two bins hold enough records "
     "for a share known to {largest:g} (a standard deviation of the privacy noise): the isotonic map changes nothing "
     "there; raise recalibration.fraction or epsilon, or choose method 'temperature'",
-    "fewer-evaluated": "{fitting} samples of each predictor were evaluated, not {asked}: more exceed {mebibytes} MiB "
-    "in one message",
+    "fewer-evaluated": "{fitting} samples of each predictor were evaluated, not {asked}: more exceed {mebibytes} MiB",
     "no-evaluation": "{site} sent no evaluation: {reason}",
     "no-evaluation-in-time": "{site} sent no evaluation in time",
     "gone": "{site} sent no evaluation: it has been gone since the run was resumed",

@@ -8,7 +8,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from http import HTTPStatus
 from http.client import HTTPConnection
@@ -27,7 +27,10 @@ HOME_FILE = "flower-home"
 HOME_PREFIX = "fl-dpbayes-"
 
 
-def run_flower(run_folder: Path, sites: int, resources: Resources, stop: threading.Event) -> None:
+def run_flower(
+    run_folder: Path, sites: int, resources: Resources, stop: threading.Event,
+    written_app: Callable[[Path], Path] = write_app,
+) -> None:  # fmt: skip
     """Run the prepared scenario of a run directory through `flwr run`.
 
     Flower's own simulation leaves a server behind, reads its size from nowhere and reports success when the ServerApp
@@ -45,7 +48,7 @@ def run_flower(run_folder: Path, sites: int, resources: Resources, stop: threadi
         (home / "config.toml").write_text(superlink, encoding="utf-8")
         with _superlink(home, port, flower.environment, run_folder / LOG_FILE):
             run_config = {"scenario": str(run_folder / "scenario.toml"), "output-dir": str(run_folder)}
-            run = flower.submit(write_app(home / "app"), run_config, {
+            run = flower.submit(written_app(home / "app"), run_config, {
                 "num-supernodes": sites, "client-resources-num-cpus": resources.cpus_per_site,
                 "client-resources-num-gpus": resources.gpus_per_site,
             })  # fmt: skip

@@ -29,7 +29,7 @@ from fl_dpbayes.data.site import MAX_DECLARATION_ERROR, most_declared
 from fl_dpbayes.models import parameters
 from fl_dpbayes.models.module_checks import check_records_apart, validate_module
 from fl_dpbayes.models.rows import repeatable
-from fl_dpbayes.posterior.predictive import predictive_probabilities
+from fl_dpbayes.posterior.predictive import predict
 from fl_dpbayes.posterior.samples import PosteriorSamples
 from fl_dpbayes.privacy.events import History, noise_of_steps
 from fl_dpbayes.privacy.planned_noise import planned_chain, planned_stretch
@@ -217,7 +217,7 @@ def private_chain(module: nn.Module, data: Dataset | Pair, privacy: PrivacyPlan,
 def predict_proba(module: nn.Module, samples: PosteriorSamples, features: Values) -> npt.NDArray[np.float64]:
     """Return a module's class probabilities averaged over posterior samples, shape (N, classes)."""
     rows, device = np.asarray(features, np.float32), next(module.parameters()).device
-    return predictive_probabilities(module, samples.arrays, samples.weights, rows, device=device)
+    return predict(module, samples.arrays, samples.weights, rows, device=device).probabilities
 
 
 @contextmanager

@@ -56,7 +56,8 @@ SHOWN = ("accuracy", "nll", "brier", "ece", "rms_debiased", "mce", "ace", "sce",
 
 
 def predict_records(
-    run_dir: Path, data: Path, out: Path | None, console: Console, places: Places = NOWHERE, *, skip_bad_rows: bool = False, hospital: Hospital = NEW_HOSPITAL,
+    run_dir: Path, data: Path, out: Path | None, console: Console, places: Places = NOWHERE, *,
+    skip_bad_rows: bool = False, hospital: Hospital = NEW_HOSPITAL,
 ) -> None:  # fmt: skip
     """Write class probabilities and uncertainty for new records as CSV, one row for each, in their order.
 
@@ -105,7 +106,8 @@ def predicted_table(run_dir: Path, data: NewData, classes: pandas.Index, allowed
 
 
 def evaluate_records(
-    run_dir: Path, data: Path, console: Console, places: Places = NOWHERE, *, as_json: bool, out: Path | None = None, hospital: Hospital = NEW_HOSPITAL,
+    run_dir: Path, data: Path, console: Console, places: Places = NOWHERE, *, as_json: bool,
+    out: Path | None = None, hospital: Hospital = NEW_HOSPITAL,
 ) -> None:  # fmt: skip
     """Print the calibration of the stored posterior on labelled records, recalibrated where the run did so.
 

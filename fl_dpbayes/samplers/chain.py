@@ -10,6 +10,7 @@ from torch import nn
 
 from fl_dpbayes.models.gaussian import normal_vectors
 from fl_dpbayes.models.parameters import trainable_parameters, vector_loader
+from fl_dpbayes.models.rows import keep_freed_memory
 from fl_dpbayes.samplers.algorithm import build_algorithm
 from fl_dpbayes.samplers.gradients.clipping import ClippedSum
 from fl_dpbayes.samplers.minibatch import BatchGradient, TrainingRecords
@@ -68,6 +69,7 @@ def run_chain(
     if not 0 <= steps.start < steps.stop <= min(plan.total_steps, chain_start + plan.chain_steps):
         said = f"steps {steps.start} to {steps.stop} do not fit a plan of"
         raise ValueError(f"{said} {plan.chains} chains of {plan.chain_steps} steps")
+    keep_freed_memory()
     device = next(iter(trainable_parameters(module).values())).device
     algorithm = build_algorithm(plan.sampler, module)
     records = replace(records, loss=algorithm.record_loss(records.loss))
@@ -87,7 +89,8 @@ def run_chain(
         )  # fmt: skip
         state = algorithm.step(state, gradient, float(chain.step_sizes[number]))
         if plan.is_kept(number):
-            kept.append(algorithm.draw(state.parameters.cpu(), streams.model))
+            # Without waiting for it: `last` waits for all.
+            kept.append(algorithm.draw(state.parameters, streams.model).to("cpu", non_blocking=True))
         if on_step is not None:
             on_step(number, state, clipped)
         # Not beside the next step's.

@@ -105,4 +105,5 @@ class LocalTrace:
         parameters = from_state(state, self._plan.sampler)["parameters"]
         likelihood, units = self._log_likelihood(parameters), clipped_sum.units
         posterior = likelihood + self._plan.prior_share * float(log_prior(self._plan.sampler.prior, parameters))
-        return StepTrace(number, units, clipped_sum.clipped / units if units else math.nan, likelihood, posterior)
+        clipped = int(clipped_sum.clipped) / units if units else math.nan
+        return StepTrace(number, units, clipped, likelihood, posterior)

@@ -5,7 +5,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +14,7 @@ from torch import nn
 from fl_dpbayes.config.files.kept import KEPT
 from fl_dpbayes.config.plan import AnyPrivacyPlan
 from fl_dpbayes.models.dropout import DropoutModule
+from fl_dpbayes.models.on_device import moved, uploaded
 from fl_dpbayes.models.parameters import trainable_parameters
 from fl_dpbayes.models.rows import failing_rows, structure
 from fl_dpbayes.samplers.gradients.clipping import ClippedSum, add_up, clip_and_sum, sum_clipped, with_pre_noise
@@ -62,13 +62,6 @@ class TrainingRecords:
             raise ValueError("unit_index must number the units 0, 1, 2, ... without a gap")
 
 
-class _Passes(NamedTuple):
-    way: Way
-    clipped_sum: Callable[..., ClippedSum]
-    rows: int
-    eta: float
-
-
 class BatchGradient:
     """Draws one Poisson batch per call and sums its clipped per-unit gradients.
 
@@ -88,8 +81,8 @@ class BatchGradient:
         self._order = np.argsort(records.unit_index, kind="stable")
         like = next(iter(trainable_parameters(module).values()))
         # Read where they lie: arrays of a site are not copied, and cannot be written.
-        self._features = torch.from_dlpack(records.features).to(device=like.device, dtype=like.dtype)
-        self._targets = torch.from_dlpack(records.targets).to(like.device)
+        self._features = uploaded(records.features, like.device, like.dtype)
+        self._targets = uploaded(records.targets, like.device)
         self._unit_of_record = records.unit_index[self._order]
         self._module, self._loss, self._privacy, self._streams = module, records.loss, privacy, streams
         self._record_is_unit = bool((self._records_of_unit == 1).all())
@@ -99,14 +92,17 @@ class BatchGradient:
             "passes", structure(module), records.features.shape[1:], records.targets.dtype, loss_name, units,
             self._materialises, privacy.sampling_rate, privacy.clip_norm is None, torch.get_num_threads(),
         )  # fmt: skip
-        passes = KEPT.get(key, lambda: self._passes(units), lambda _: 2**12)
-        self._clipped_sum, self._rows = passes.clipped_sum, passes.rows
-        self._clip_norm = math.inf if privacy.clip_norm is None else privacy.clip_norm / (1 + passes.eta)
-        self._chain = None if passes.way == "vmap" else dense_chain(module)
+        way, self._clipped_sum, self._rows, eta = KEPT.get(key, partial(self._passes, units), lambda _: 2**12)
+        self._clip_norm = math.inf if privacy.clip_norm is None else privacy.clip_norm / (1 + eta)
+        self._chain = None if way == "vmap" else dense_chain(module)
         if self._chain is not None:
-            self._lengths = self._known_lengths(self._chain, records.features)
+            load = partial(self._chain.input_lengths, self._features, self._rows)
+            asked = ("lengths", id(records.features), self._rows, self._chain.layers[0].bias is None, like.device)
+            # What can be written may change before the next request.
+            alone = records.features.flags.writeable
+            self._lengths = load() if alone else KEPT.get(asked, load, lambda found: found.nbytes, of=records.features)
 
-    def _passes(self, units: int) -> _Passes:
+    def _passes(self, units: int) -> tuple[Way, Callable[..., ClippedSum], int, float]:
         shapes = (self._features.shape[1:], self._targets.dtype, self._loss)
         engine = gradient_engine(self._module, shapes[0])
         way: Way = "vmap" if self._materialises else engine.name
@@ -116,15 +112,7 @@ class BatchGradient:
         if self._privacy.clip_norm is not None:
             rows = checked_gradient_rows(self._module, way, *shapes, rows)
             eta = rounding_eta(self._module, way, *shapes, rows, units)
-        return _Passes(way, engine.clipped_sum, rows, eta)
-
-    def _known_lengths(self, chain: DenseChain, records: npt.NDArray[np.float32]) -> torch.Tensor:
-        """Return the lengths of the features of all records; those of a site's, which nobody can write, are kept."""
-        if records.flags.writeable:
-            return chain.input_lengths(self._features, self._rows)
-        key = ("lengths", id(records), self._rows, chain.layers[0].bias is None, self._features.device)
-        load = partial(chain.input_lengths, self._features, self._rows)
-        return KEPT.get(key, load, lambda lengths: lengths.nbytes, of=records)
+        return way, engine.clipped_sum, rows, eta
 
     def __call__(self) -> ClippedSum:
         """Draw a batch and return its sum of clipped gradients; zeros for an empty batch.
@@ -137,7 +125,7 @@ class BatchGradient:
             # What fails is tried record by record below.
             with suppress(Exception):
                 return self._chain_sum(self._chain, self._order[rows])
-        chosen = torch.from_numpy(self._order[rows]).to(self._features.device)
+        chosen = moved(self._order[rows], self._features.device)
         targets = self._targets.index_select(0, chosen)
         module, features = resampled(self._module, self._features.index_select(0, chosen), self._streams.model)
         counts = self._records_of_unit[units]
@@ -157,7 +145,7 @@ class BatchGradient:
 
     def _chain_sum(self, chain: DenseChain, chosen: npt.NDArray[np.int64]) -> ClippedSum:
         rows, count, known = self._rows, len(chosen), (self._features, self._targets, self._lengths)
-        padded = torch.from_numpy(np.concatenate([chosen, np.zeros(-count % rows, np.int64)])).to(self._features.device)
+        padded = moved(np.concatenate([chosen, np.zeros(-count % rows, np.int64)]), self._features.device)
 
         def piece_sum(first: int) -> ClippedSum:
             part = padded[first : first + rows]
@@ -187,7 +175,7 @@ class BatchGradient:
             # Whole units: a unit cut in two would be clipped twice.
             group = counts[first : first + rows]
             part = slice(ends[first], ends[first + len(group)])
-            index = torch.from_numpy(np.repeat(np.arange(len(group)), group)).to(features.device)
+            index = moved(np.repeat(np.arange(len(group)), group), features.device)
             gradients = per_unit_gradients(module, features[part], targets[part], index, rows, self._loss, rows)
             if self._privacy.pre_noise > 0:
                 own = gradients[: len(group)]

@@ -99,12 +99,6 @@ def test_noise_for_a_temperature_that_the_sampler_lacks_is_refused(sampler: str)
     load_scenario("digits", [*public, "privacy.temperature="])
 
 
-def test_kind_set_on_the_command_line_drops_what_only_other_kinds_have() -> None:
-    scenario = load_scenario("digits", ["privacy.kind=none", "sampler.kind=sgld", "partition.kind=iid"])
-    assert (scenario.privacy.kind, scenario.privacy.clip_norm) == ("none", 3.0)
-    assert scenario.partition.kind == "iid"
-
-
 def test_too_few_samples_for_the_rule_are_found_before_the_run() -> None:
     full = load_scenario("digits", ["aggregation.rule=product-full"])
     refused("needs 654 samples of each site for 650 parameters, training keeps 10", plan_sites, full, None)

@@ -11,21 +11,15 @@ from fl_dpbayes.models.build import build_model
 from fl_dpbayes.models.dropout import DropoutModule
 from fl_dpbayes.models.parameters import parameter_shapes, to_vector, vector_views
 from tests.asking import refused
+from tests.samplers.gradients.one_by_one import randomise
 
 TASK = Task(input_shape=(1, 8, 8), classes=3)
 MODELS = [MLPModel(hidden=(9, 7)), CNNModel(channels=(4, 6), hidden=5)]
 
 
-def randomised(module, seed=0):
-    source = torch.Generator().manual_seed(seed)
-    for value in module.parameters():
-        value.data = torch.randn(value.shape, generator=source) / max(1, value[:1].numel()) ** 0.5
-    return module
-
-
 def dropped(model, rate=0.5, rows=5):
     """Give a model random weights, and masks for some rows of records."""
-    module = DropoutModule(randomised(build_model(model, TASK, seed=0)), rate=rate)
+    module = DropoutModule(randomise(build_model(model, TASK, seed=0)), rate=rate)
     module.resample(np.random.default_rng(0), rows)
     return module
 
@@ -62,16 +56,6 @@ def test_a_model_without_a_hidden_layer_and_masks_for_other_records_are_refused(
             use(records(4))
 
 
-@pytest.mark.parametrize("model", MODELS, ids=lambda model: model.kind)
-def test_each_record_meets_its_own_mask(model):
-    module = dropped(model)
-    outputs, masks = module(records()), module.masks
-    for index in range(5):
-        module.masks = masks[index : index + 1]
-        torch.testing.assert_close(module(records()[index : index + 1])[0], outputs[index])
-    assert not torch.allclose(outputs, module.base(records()))
-
-
 def test_mask_multiplies_what_the_next_layer_reads():
     module = dropped(MODELS[0])
     first, _, second, _, third = (layer for layer in module.base if not isinstance(layer, nn.Flatten))
@@ -96,7 +80,7 @@ GROUPED = [nn.Sequential(nn.Conv2d(1, 6, 3), nn.Tanh(), nn.Conv2d(6, 12, 3, grou
 @pytest.mark.parametrize("base", [*(build_model(model, TASK, seed=0) for model in MODELS), *GROUPED])
 @pytest.mark.parametrize("seed", [0, 1, 3])
 def test_draw_is_the_plain_model_with_one_mask_folded_into_its_weights(base, seed):
-    module = DropoutModule(randomised(base), rate=0.5)
+    module = DropoutModule(randomise(base), rate=0.5)
     vector, source = to_vector(module), np.random.default_rng(seed)
     before = vector.clone()
     drawn = module.draw(vector, source)

@@ -1,6 +1,7 @@
 """Noise: what it is made of, its law out to the tails, and that host and device draw the same."""
 
 import math
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -10,8 +11,6 @@ from scipy import stats
 
 from fl_dpbayes.models import gaussian
 from fl_dpbayes.models.gaussian import PART, chacha20, normal_vectors, standard_normals
-
-CPU = torch.device("cpu")
 
 
 def keyed(key: int) -> np.random.Generator:
@@ -29,17 +28,17 @@ def test_device_cipher_is_the_library_s_bit_for_bit() -> None:
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(
     not torch.cuda.is_available(), reason="needs a CUDA device")])])  # fmt: skip
-@pytest.mark.parametrize(("groups", "numbers"), [(1, 1), (5, 31), (3, 1000), (2, PART), (2, 2 * PART + 1)])
-def test_device_draws_what_the_host_draws(monkeypatch, device: str, groups: int, numbers: int) -> None:
-    monkeypatch.setattr(gaussian, "_PARTS_AT_ONCE", 1)
-    on_host = gaussian._Host(bytes(range(32)), numbers)(7, groups, numbers)
-    found = gaussian.on_device(bytes(range(32)), 7, groups, numbers, device=torch.device(device)).cpu()
+@pytest.mark.parametrize("numbers", [1, 2, 31, 1000, PART, 3 * PART + 1])
+def test_device_draws_what_the_host_draws(monkeypatch, device: str, numbers: int) -> None:
+    monkeypatch.setattr(gaussian, "_PARTS_AT_ONCE", 2)
+    on_host = gaussian._Host(bytes(range(32)), numbers)(7, numbers)
+    found = gaussian.on_device(bytes(range(32)), torch.device(device), 7, numbers).cpu()
     torch.testing.assert_close(found, on_host, rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("size", [1, 7, 5000, PART, 2 * PART + 3])
-def test_vectors_are_the_same_drawn_ahead_in_turn_and_on_a_device(monkeypatch, size: int) -> None:
-    key, found = keyed(3).bytes(32), []
+@pytest.mark.parametrize("size", [1, 7, 50_000, PART, 300_000])
+def test_vectors_are_the_same_drawn_ahead_and_in_turn(monkeypatch, size: int) -> None:
+    found = []
     for idle in (False, True):
         monkeypatch.setattr(gaussian.os, "cpu_count", lambda idle=idle: torch.get_num_threads() + idle)
         generator, other = keyed(3), keyed(3)
@@ -48,16 +47,17 @@ def test_vectors_are_the_same_drawn_ahead_in_turn_and_on_a_device(monkeypatch, s
         # The generator is left at one place, however noise is drawn.
         assert generator.random() == other.random()
     assert found[0].shape == (20, size)
-    assert len(found[0].unique()) > 0.99 * found[0].numel()
+    some = found[0].flatten()[:: 1 + found[0].numel() // 10**5]
+    assert len(some.unique()) > 0.98 * len(some)
     assert torch.equal(*found)
-    monkeypatch.setattr(gaussian, "_PARTS_AT_ONCE", 7)
-    on_device = torch.cat([drawn.flatten() for drawn in gaussian.device_draws(key, size, 20, device=CPU)])
-    torch.testing.assert_close(on_device.reshape(20, size), found[0], rtol=1e-6, atol=1e-6)
 
 
 def test_each_of_128_key_bits_changes_the_noise() -> None:
     keys = [0, *(2**bit for bit in range(128))]
     assert len({standard_normals(keyed(key), (9,)).numpy().tobytes() for key in keys}) == 129
+    drawn = [bytes(place) + b"1" + bytes(31 - place) for place in range(32)]
+    known = [mock.Mock(bytes=lambda count, key=key: key[:count]) for key in drawn]
+    assert len({standard_normals(each, (9,)).numpy().tobytes() for each in known}) == 32
 
 
 def test_noise_reaches_9_standard_deviations_and_is_finite_at_every_integer() -> None:
@@ -65,7 +65,7 @@ def test_noise_reaches_9_standard_deviations_and_is_finite_at_every_integer() ->
     integers, turns = [0, 1, -1, 2**62, 2**63 - 1, -(2**63)], [0, 2**31 - 1, -(2**31), 2**30, -(2**30), 1]
     words = np.concatenate([np.array(integers, "<i8").view(np.uint8), np.array(turns, "<i4").view(np.uint8)])
     found = np.empty(12, np.float32)
-    gaussian._box_muller(words, np.empty((2, 6)), found)
+    gaussian._box_muller(words, np.empty(6), np.empty((2, 6), np.float32), found)
     radii = np.hypot(found[:6], found[6:])
     exact = [math.sqrt(2 * 64 * math.log(2)), *[math.sqrt(2 * (63 * math.log(2) - math.log(1.5)))] * 2]
     np.testing.assert_allclose(radii, [*exact, math.sqrt(2 * math.log(2)), 0, 0], rtol=1e-6)

@@ -1,5 +1,8 @@
 import itertools
 import logging
+import platform
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -163,3 +166,27 @@ def test_frozen_batch_norm_passes_only_in_eval_mode_and_keeps_its_statistics():
     before = module[1].running_mean.clone()
     module(torch.randn(8, 2, generator=torch.Generator().manual_seed(0)))
     assert torch.equal(before, module[1].running_mean)
+
+
+_FAULTS = """
+import resource, torch
+from fl_dpbayes.models.rows import keep_freed_memory
+{call}
+def faults():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    held = [torch.ones(2**20) for _ in range(16)]
+    del held
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+print([faults() for _ in range(4)][-1])
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif("glibc" not in platform.libc_ver(), reason="another allocator")
+def test_memory_that_a_step_freed_is_not_asked_for_again() -> None:
+    def faults(call: str) -> int:
+        code = _FAULTS.format(call=call)
+        return int(subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout)
+
+    # 64 MiB are 16,384 pages.
+    assert faults("keep_freed_memory()") < 1000 < faults("")

@@ -8,7 +8,7 @@ from fl_dpbayes.config.task import CNNModel, MLPModel, Task
 from fl_dpbayes.models.build import build_model
 from fl_dpbayes.models.parameters import to_vector, vector_to_arrays
 from fl_dpbayes.posterior.alignment import state_warnings, unaligned_units
-from fl_dpbayes.posterior.predictive import predictive_probabilities
+from fl_dpbayes.posterior.predictive import predict
 from fl_dpbayes.posterior.rules.fedpa import server_step
 from fl_dpbayes.posterior.rules.mixture import joined
 from fl_dpbayes.posterior.rules.predbayes import between, product_and_mixture
@@ -51,7 +51,7 @@ def swapped(sites):
 
 
 def predictions(samples):
-    return np.stack([predictive_probabilities(MODULE, s.arrays, s.weights, FEATURES) for s in samples.values()])
+    return np.stack([predict(MODULE, s.arrays, s.weights, FEATURES).probabilities for s in samples.values()])
 
 
 WEIGHT_SPACE = {

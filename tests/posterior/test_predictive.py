@@ -5,10 +5,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
 
 from fl_dpbayes.config.task import CNNModel, LogisticModel, Task
 from fl_dpbayes.models.build import build_model
 from fl_dpbayes.models.parameters import to_vector
+from fl_dpbayes.posterior import predictive
 from fl_dpbayes.posterior.predictive import predict
 
 TASK = Task(input_shape=(2,), classes=2)
@@ -76,6 +78,33 @@ def test_probabilities_sum_to_one_and_entropies_are_ordered_property(samples, re
     assert (found.total <= math.log(3) + 1e-12).all()
 
 
+class Mapped(nn.Linear):
+    def forward(self, features):
+        return super().forward(features) * (2.0 if float(self.weight.sum()) > 0 else 1.0)
+
+
+@pytest.mark.parametrize("name", ["cnn", "logistic", "cannot be mapped"])
+def test_samples_that_share_a_pass_are_predicted_as_one_by_one(monkeypatch, name):
+    generator = np.random.default_rng(1)
+    model = CNNModel(channels=(2,), hidden=3) if name == "cnn" else LogisticModel()
+    module = build_model(model, Task(input_shape=(1, 4, 4), classes=3), seed=0)
+    module = nn.Sequential(nn.Flatten(), Mapped(16, 3)) if name == "cannot be mapped" else module
+    samples = {
+        key: generator.standard_normal((7, *value.shape)).astype(np.float32)
+        for key, value in module.named_parameters()
+    }  # fmt: skip
+    # The third sample overflows.
+    next(iter(samples.values()))[2] *= 1e38
+    features, weights = generator.standard_normal((100, 1, 4, 4)).astype(np.float32), generator.random(7)
+    features[3, 0, 1, 1], features[70, 0, 0, 0] = math.nan, math.inf
+    expected = predict(module, samples, weights, features)
+    monkeypatch.setattr(predictive, "_samples_together", lambda *_: 3)
+    found, part = (predict(module, samples, weights, features[rows]) for rows in (slice(100), slice(60, 90)))
+    for field in ("probabilities", "aleatoric", "epistemic", "total"):
+        np.testing.assert_allclose(getattr(found, field), getattr(expected, field), rtol=0, atol=1e-6)
+        assert np.array_equal(getattr(part, field), getattr(found, field)[60:90])
+
+
 def test_module_keeps_its_parameters(module):
     before = to_vector(module)
     predict(module, OPPOSITE, np.ones(2), FEATURES)
@@ -98,15 +127,17 @@ def test_sample_that_is_not_finite_for_a_record_predicts_every_class_alike(modul
     assert found.total[1] == pytest.approx(math.log(2))
 
 
-def test_record_that_the_module_fails_on_is_predicted_alike_and_the_others_as_before() -> None:
+@pytest.mark.parametrize("together", [1, 2])
+def test_record_that_the_module_fails_on_is_predicted_alike_and_the_others_as_before(monkeypatch, together) -> None:
     class Level(torch.nn.Embedding):
         def forward(self, features: torch.Tensor) -> torch.Tensor:
             return super().forward(features[:, 0].long().clamp(min=0))
 
+    monkeypatch.setattr(predictive, "_samples_together", lambda *_: together)
     module, features = Level(5, 2), np.arange(4, dtype=np.float32)[:, None]
-    samples = {"weight": module.weight.detach().numpy()[None]}
-    before = predict(module, samples, np.ones(1), features).probabilities
+    samples = {"weight": np.random.default_rng(0).random((3, 5, 2), np.float32)}
+    before = predict(module, samples, np.ones(3), features).probabilities
     features[1] = 7
-    after = predict(module, samples, np.ones(1), features).probabilities
+    after = predict(module, samples, np.ones(3), features).probabilities
     assert np.array_equal(after[[0, 2, 3]], before[[0, 2, 3]])
     assert after[1].tolist() == [0.5, 0.5]

@@ -5,7 +5,7 @@ from scipy.special import softmax
 from fl_dpbayes.config.task import LogisticModel, MLPModel, Task
 from fl_dpbayes.models.build import build_model
 from fl_dpbayes.models.parameters import logits_at, to_vector, vector_to_arrays
-from fl_dpbayes.posterior.predictive import predictive_probabilities
+from fl_dpbayes.posterior.predictive import predict
 from fl_dpbayes.posterior.student import distil
 
 
@@ -14,7 +14,7 @@ def distilled(module, features, teacher, most):
     start = vector_to_arrays(to_vector(module), module)
     found = distil(logits_at(module, features), start, teacher, max_iterations=most)
     sample = {name: array[np.newaxis] for name, array in found.parameters.items()}
-    return found, predictive_probabilities(module, sample, np.ones(1), features)
+    return found, predict(module, sample, np.ones(1), features).probabilities
 
 
 @pytest.fixture

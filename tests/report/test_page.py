@@ -1,6 +1,5 @@
 """The page of a run: its parts, its numbers, and that nothing in it can do anything but be read."""
 
-import math
 import re
 from html.parser import HTMLParser
 from itertools import product
@@ -148,23 +147,12 @@ def test_every_section_number_and_figure_is_there(reported):
     assert len(list((reported.parent / "figures").glob("*.svg"))) == 10
 
 
-def test_undefined_is_a_dash_and_infinite_a_sign(written, summary):
-    summary["privacy"][0] |= {"epsilon": math.inf, "mu": math.inf, "budget": math.inf}
-    summary["privacy"][1] = {"site": "harbour-hospital"}
-    summary["calibration"] = [row | {"auroc": None, "brier": float("nan")} for row in summary["calibration"]]
-    reader = written(summary)
-    assert "∞ pld" in after(reader.cells, "north-clinic", "patient")
-    assert reader.cells[reader.cells.index("harbour-hospital") + 4] == "–"
-    assert "nan" not in reader.cells
-    assert "None" not in " ".join(reader.cells)
-    assert "There is no privacy guarantee: epsilon is infinite at 1 of 3 sites." in words(reader)
-
-
 def test_a_run_that_measured_nothing_still_has_a_page(written, summary):
     summary |= {"privacy": [], "calibration": [], "releases": [], "seconds": {}, "sites": [], "versions": {}}
     summary |= {"bytes": {"up": [], "down": []}, "configurations_tried": None, "seed": None, "seeded": True}
     text = words(written(summary, []))
     assert text.startswith("digits (seeded: not private)")
+    assert not {"None", "nan"} & set(text.split())
     assert "No calibration was measured." in text
     assert "No site trained." in text
     assert "How many configurations were tried is not recorded." in text

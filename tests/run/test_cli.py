@@ -19,12 +19,9 @@ ACCOUNT = "account --delta 1e-5"
 # What is typed, and what is said of it.
 WRONG = {
     "simulate nowhere": "no scenario 'nowhere'",
-    "simulate digits --set privacy.epsilom=1": "did you mean 'epsilon'",
-    "simulate digits --set training.rounds=many": "training.rounds is 'many'",
     "simulate digits --set privacy.delta=0.01": "below 1/n",
     "simulate digits --set partition.min_records=900": "partition.min_records",
     "simulate mnist --data-dir /nonexistent": "--data-dir",
-    "simulate digits --set training.burn_in=999999": "burn_in",
     "simulate README.toml": "does not exist",
     "solve --epsilon -1 --delta 1e-5 --q 0.1 --steps 10": "epsilon",
     "solve --epsilon 1 --delta 1e-5 --q 2 --steps 9": "error: --q is 2",
@@ -41,7 +38,6 @@ WRONG = {
     f"{ACCOUNT} --sigma 1 --q .1 --steps 1{'0' * 23}": "from 0 to 1e+12",
     f"{ACCOUNT} --sigma 1": "--sigma, --q and --steps together",
     f"{ACCOUNT} --history /nonexistent.json": "cannot be read",
-    "report /nonexistent": "not a run directory",
     "predict /nonexistent x.csv": "does not exist",
     "site ledger show /nonexistent.toml": "does not exist",
 }

@@ -187,10 +187,8 @@ MISTAKES = {
     "^TrainingPlan: rounds is 0": lambda: fl.private_chain(MyNet(), DATA, fl.Privacy(**PRIVACY), rounds=0),
     "^setting 'name.x=1': 'name' is a value": lambda: fl.simulate("digits", {"name.x": 1}),
     "give an object such as fl.DPSGLD": lambda: fl.simulate(sites(), sampler=fl.DPSGLD),
-    "did you mean 'privacy'": lambda: fl.simulate(sites(), {"privcy.epsilon": 2}),
     "needs 20: name it in held_out": lambda: fl.simulate(sites(FRAME.query("hospital != 'west' or patient < 20"))),
     "give one for each of the 3 records": lambda: fl.sites_from_arrays(np.ones((3, 2)), [0, 1], ["a", "b", "c"]),
-    "is not a run directory": lambda: fl.load_run("nowhere"),
 }  # fmt: skip
 
 

@@ -28,12 +28,8 @@ def scenario(tmp_path: Path, command) -> Path:
 MISTAKES = [
     (f"{COLUMNS}\nNord;1;dead;\n", [], "lines have more cells than the first has names"),
     (f"{COLUMNS}\nNord;1;dead\n\nNord;;dead\n", [], "line 4, column 'age': missing, or no finite number"),
-    (f"{COLUMNS}\nNord;1;dead\nNord;1;ill\n", [], "line 3, column 'outcome': 'ill', which is not declared"),
-    (f"{COLUMNS}\nNord;1;dead\n", ["data.source.class_names="], "column 'outcome': text.*for example \\['dead'\\]"),
     (None, ["sites.St Mary.role=train"], "sites.St Mary: a site's name is 1 to 64 of .* for example 'St-Mary'"),
     (None, ["sites.East.role=train"], "sites.East: choose one of Nord, St.-Mary, Sud"),
-    (None, ["data.source.path=t.xlsx"], "t.xlsx: the name must end in .csv or .parquet: save it as CSV"),
-    (None, ["data.source.path=absent.csv"], "absent.csv does not exist"),
     (None, ["data.source.site_column="], "name a table's site_column"),
 ]  # fmt: skip
 

@@ -4,6 +4,8 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from fl_dpbayes.config.sampler import SGLD, ConstantStepSize, ExponentialStepSize, FlatPrior, GaussianPrior
 from fl_dpbayes.config.task import MLPModel, Task
@@ -134,6 +136,42 @@ def test_divergence_is_told_and_never_returned(module, site):
     plan = plan_of(step_size=ConstantStepSize(initial=1e30))
     with pytest.raises(ChainDivergedError, match="lower step_size"):
         run(module, site, plan)
+
+
+class NoWaiting(TorchDispatchMode):
+    """Fails where a step reads from its device what was computed there."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        assert func.overloadpacket.__name__ not in ("_local_scalar_dense", "nonzero", "equal", "is_nonzero"), func
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("kind", ["closed form", "book-keeping", "vmap", "units"])
+def test_a_step_reads_nothing_from_its_device(monkeypatch, module, site, kind):
+    monkeypatch.setattr("fl_dpbayes.samplers.gradients.clipping.used_rows", lambda factors: factors > 0)
+    mode = NoWaiting()
+
+    def begun(step, *_):
+        if step == 0:
+            mode.__enter__()
+        elif step == 11:
+            mode.__exit__(None, None, None)
+
+    if kind != "closed form":
+        module = nn.Sequential(*module, nn.Tanh() if kind == "vmap" else nn.Linear(3, 3), nn.PReLU())
+    run(module, site, plan_of(**{"units": {"pre_noise": 0.1}}.get(kind, {})), on_step=begun)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_step_does_not_wait_for_a_gpu(module, site):
+    modes = {0: "error", 11: "default"}
+    run(
+        module.to("cuda"),
+        site,
+        plan_of(),
+        on_step=lambda step, *_: torch.cuda.set_sync_debug_mode(modes[step]) if step in modes else None,
+    )
 
 
 @pytest.mark.gpu

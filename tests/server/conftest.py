@@ -20,7 +20,7 @@ from fl_dpbayes.config.files.journal import JOURNAL_FILE, Journal, JournalMark
 from fl_dpbayes.config.scenario import load_scenario
 from fl_dpbayes.data.simulation import SITES_FOLDER, plan_sites, prepare_simulation, run_identifier
 from fl_dpbayes.models.build import build_model, model_shapes
-from fl_dpbayes.posterior.predictive import predictive_probabilities
+from fl_dpbayes.posterior.predictive import predict
 from fl_dpbayes.posterior.store import load_posterior, save_posterior
 from fl_dpbayes.report.warnings import sentence
 from fl_dpbayes.run.inline_engine import InlineGrid, task_identity
@@ -73,7 +73,7 @@ def predictions(run, features: np.ndarray) -> np.ndarray:
     """What the stored posterior of a run predicts, without its map."""
     stored = load_posterior(run.folder / "posterior.safetensors")
     module = build_model(stored.metadata.model, stored.metadata.task, seed=0)
-    return predictive_probabilities(module, stored.samples.arrays, stored.samples.weights, features)
+    return predict(module, stored.samples.arrays, stored.samples.weights, features).probabilities
 
 
 class Cut(BaseException):

@@ -17,6 +17,7 @@ from fl_dpbayes.protocol.wire import MAX_HEADER_BYTES
 from fl_dpbayes.report.page import write_report
 from fl_dpbayes.run.progress import Display
 from fl_dpbayes.run.simulate import show_run
+from server.messages import encoded
 from tests.asking import refused
 
 # Every test here is a whole run or several.
@@ -26,6 +27,17 @@ TERMINAL = "\x1b]0;mine\x07\x1b[2J\x9b31m\u202egnp\u2066[/] $x$ <script>\r\n"
 WEIGHT = "last/parameters/1.weight"
 MIXTURE, RECALIBRATED = "aggregation.rule=mixture", "recalibration={fraction=0.2, steps=2}"
 FIRST = {}
+
+
+def test_a_state_that_is_broadcast_is_encoded_once_a_round(federation, monkeypatch) -> None:
+    made = []
+    monkeypatch.setattr("server.strategies.rounds.encoded", lambda arrays: made.append(1) or encoded(arrays))
+    training = "training={rounds=2, steps_per_round=2, burn_in=0, thinning=2}"
+    for rule, states in (("fald", 2), ("mixture", 1 + 4)):
+        made.clear()
+        run = federation(f"aggregation={{rule='{rule}'}}", training, name=rule).run()
+        assert len(run.asked("train")) == 2 * 4
+        assert len(made) == states, rule
 
 
 def with_text(change: Callable[[str], object]) -> Callable[[Message], None]:

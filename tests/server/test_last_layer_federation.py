@@ -13,7 +13,7 @@ from fl_dpbayes.config.sources import BuiltIn
 from fl_dpbayes.data.records import load_unscaled
 from fl_dpbayes.models.build import build_model
 from fl_dpbayes.models.feature_map import feature_map
-from fl_dpbayes.posterior.predictive import predictive_probabilities
+from fl_dpbayes.posterior.predictive import predict
 from fl_dpbayes.posterior.store import load_posterior
 from fl_dpbayes.run.stored_posterior import predict_records
 from tests.server.conftest import table_of_patients
@@ -57,7 +57,7 @@ def test_only_the_last_layer_travels_and_predictions_are_those_of_the_whole_netw
     inputs = records.features
     if stored.metadata.model.features is not None:
         inputs = feature_map(stored.metadata.model.features, (1, 8, 8))(inputs)
-    expected = predictive_probabilities(whole, everything, stored.samples.weights, inputs)
+    expected = predict(whole, everything, stored.samples.weights, inputs).probabilities
     np.savez(tmp_path / "digits.npz", features=records.features)
     predict_records(run.folder, tmp_path / "digits.npz", tmp_path / "predictions.csv", Console(quiet=True))
     table = pandas.read_csv(tmp_path / "predictions.csv")

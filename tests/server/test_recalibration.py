@@ -17,7 +17,7 @@ from fl_dpbayes.config.sources import BuiltIn
 from fl_dpbayes.data.records import load_unscaled
 from fl_dpbayes.data.site import load_site
 from fl_dpbayes.models.build import build_model
-from fl_dpbayes.posterior.predictive import predictive_probabilities
+from fl_dpbayes.posterior.predictive import predict
 from fl_dpbayes.posterior.store import load_posterior
 from fl_dpbayes.privacy.account import account
 from fl_dpbayes.privacy.events import GaussianEvent
@@ -205,7 +205,7 @@ def counts_of(run, site: str, stored) -> np.ndarray:
     part = load_site(run.site_file(site)).recalibration
     module = build_model(stored.metadata.model, stored.metadata.task, seed=0)
     thinned = stored.samples.thinned(run.scenario.evaluation.max_samples)
-    predicted = predictive_probabilities(module, thinned.arrays, thinned.weights, part.features)
+    predicted = predict(module, thinned.arrays, thinned.weights, part.features).probabilities
     return count(predicted, part.labels)
 
 

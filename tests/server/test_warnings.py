@@ -92,8 +92,7 @@ def test_point_estimate_is_called_so_once_and_has_no_epistemic_uncertainty_anywh
 ) -> None:
     run = federation("aggregation.rule=fedavg")
     assert [text for text in warnings_of(run) if "point" in text or "mixed" in text] == [
-        "aggregation.rule 'fedavg' makes one point by design: a point estimate, whose epistemic uncertainty is "
-        "unknown, not none."
+        "aggregation.rule 'fedavg' makes one point, whose epistemic uncertainty is unknown, not none."
     ]
     rows = run.summary()["calibration"]
     assert {

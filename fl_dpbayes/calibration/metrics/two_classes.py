@@ -26,9 +26,8 @@ def calibration_intercept(statistics: CalibrationStatistics) -> Measured | None:
     """Return the calibration intercept (calibration in the large): a in logit P(y = 1) = a + logit p.
 
     0 is calibrated; above 0 events are more frequent than predicted. Records of a fine bin count at the bin's mean p,
-    so logits beyond those of the first and last bin, +-6.9, are known by their bin's mean only. None for more than two
-    classes, without records, or with labels of one class only. Source: Cox, Biometrika 45 (1958), 562-565; Van Calster
-    et al., BMC Medicine 17 (2019), 230.
+    so logits beyond +-6.9 are known by their mean only. None for more than two classes or labels of one class only.
+    Source: Cox, Biometrika 45 (1958), 562-565; Van Calster et al., BMC Medicine 17 (2019), 230.
     """
     if statistics.classes != 2:
         return None

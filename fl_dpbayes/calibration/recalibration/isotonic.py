@@ -2,8 +2,7 @@
 
 Of two classes it maps p_1. Of more it maps the largest probability, whose outcome is whether the top label is right,
 and the others share what is left as before: one map per class would spread the same records and a larger sensitivity
-over C tables. A bin's knot lies at the mean of its probabilities. Between knots the map is linear, so that the order of
-records is kept wherever values differ; beyond the outermost it is constant.
+over C tables. Knots lie at the means of bins' probabilities; between them the map is linear, beyond them constant.
 """
 
 from collections.abc import Sequence

@@ -1,8 +1,7 @@
 """Applies a recalibration map of class probabilities, and says what it does.
 
-Methods fitted by descent map the logarithms z = log p of a (posterior averaged) prediction p to scores u and give
-g(p) = softmax(u). For a point model z differs from its logits by a constant per record, which softmax forgets under
-temperature scaling. All parameters 0 leave a prediction as it is.
+Methods fitted by descent map the logarithms z = log p of a (posterior averaged) prediction p to scores u and give g(p)
+= softmax(u). All parameters 0 leave a prediction as it is.
 """
 
 from types import ModuleType

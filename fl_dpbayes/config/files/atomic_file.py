@@ -87,7 +87,7 @@ def sync_all(paths: Sequence[Path]) -> None:
         for path in {*paths, *(path.parent for path in paths)}:
             sync(path)
         return
-    for folder in {os.stat(parent).st_dev: parent for parent in {path.parent for path in paths}}.values():
+    for folder in {os.stat(path).st_dev: path.parent for path in paths}.values():
         sync(folder, _sync_file_system)
 
 

@@ -91,6 +91,12 @@ class Kept:
         entry = self._found(key, {path: _state(path) for path in files}, None)
         return None if entry is None else entry.value
 
+    def clear(self) -> None:
+        """Forget everything."""
+        with _LOCK:
+            self._entries.clear()
+            self._bytes = 0
+
     def _found(self, key: Hashable, states: dict[Path, State], of: object) -> _Entry | None:
         with _LOCK:
             entry = self._entries.get(key)

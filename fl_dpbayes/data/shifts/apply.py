@@ -25,10 +25,9 @@ Integers = npt.NDArray[np.int64]
 def apply_shift(records: Records, shift: Shift, generator: np.random.Generator) -> Records:
     """Change the records of one site as another scanner, population or labelling practice would.
 
-    Draws do not depend on the severity, which only scales them: the same generator state gives the same patients at
-    every severity (common random numbers), so that severities can be compared in pairs. Known truth becomes that of the
-    shifted site: flips mix its classes, dropping records of a class makes it rarer, and another scanner leaves it.
-    Raises UserError if these records do not allow the shift, see `check_shift` and `kept_indices`.
+    Draws do not depend on the severity, so that severities can be compared in pairs of the same patients. Known truth
+    becomes that of the shifted site: flips mix its classes, dropping records of a class makes it rarer, and another
+    scanner leaves it. Raises UserError if these records do not allow the shift, see `check_shift` and `kept_indices`.
     """
     check_shift(records, shift)
     severity, classes = shift.severity, records.task.classes
@@ -126,8 +125,7 @@ def prevalence_indices(labels: Integers, classes: int, severity: int, generator:
         p'(c) proportional to p(c) exp(-offset c / (classes - 1))
 
     With two classes this is logit p'(1) = logit p(1) - offset, up to rounding to whole records. Records kept at one
-    severity include those kept at every higher one. Indices are in increasing order. Source: prevalence shift of
-    Castro, Walker and Glocker, Nat. Commun. 11:3673, 2020.
+    severity include those kept at every higher one. Source: Castro, Walker and Glocker, Nat. Commun. 11:3673, 2020.
     """
     order = np.argsort(generator.random(len(labels)))
     shares = prevalence_shares(classes, severity)
@@ -141,10 +139,9 @@ def tilt_indices(values: npt.NDArray[np.float32], severity: int, generator: np.r
 
         P(keep i) = exp(rate (min(z_i, c) - c)),  c = min(2, max z):  p'(x) proportional to p(x) exp(rate min(z, c))
 
-    z is the value less the site's mean, over the site's standard deviation: a shift belongs to a simulation, and
-    neither number leaves the site. Records kept at one severity include those kept at every higher one, and those of
-    the highest value are always kept. Indices are in increasing order. Source: exponential tilting; population shift of
-    Castro, Walker and Glocker, Nat. Commun. 11:3673, 2020. Raises UserError if all values are equal.
+    z is the value less the site's mean, over the site's standard deviation, which stay there. Records kept at one
+    severity include those kept at every higher one, and those of the highest value are always kept. Source: Castro,
+    Walker and Glocker, Nat. Commun. 11:3673, 2020. Raises UserError if all values are equal.
     """
     draws = generator.random(len(values))
     exact = values.astype(np.float64)
@@ -169,8 +166,7 @@ def lose_features(features: npt.NDArray[np.float32], severity: int, generator: n
 def flip_labels(labels: Integers, classes: int, severity: int, generator: np.random.Generator) -> Integers:
     """Replace each label with probability `rate` by one of the other classes, all equally likely.
 
-    Labels flipped at one severity are flipped to the same class at every higher one. Source: symmetric label noise at
-    the rates of JMIR Med. Inform. 2020;8:e18089.
+    Flips at one severity are those of every higher one too. Source of the rates: JMIR Med. Inform. 2020;8:e18089.
     """
     scores = generator.random(len(labels))
     steps = generator.integers(1, classes, size=len(labels))
@@ -206,8 +202,7 @@ def flipped_truth(truth: Floats, flip_matrix: Floats) -> Floats:
         t'(c') = sum_c t(c) M(c, c'),  M(c, c') = P(recorded c' | right c)
 
     M is (C, C), or (N, C, C) where rates differ from record to record. It holds where the flip of a record depends on
-    its features and its right label alone. Source: class-conditional noise of Natarajan et al., NeurIPS 2013;
-    transition matrix of Patrini et al., CVPR 2017.
+    its features and its right label alone. Sources: Natarajan et al., NeurIPS 2013; Patrini et al., CVPR 2017.
     """
     return np.matmul(truth[:, None, :], flip_matrix)[:, 0, :]
 

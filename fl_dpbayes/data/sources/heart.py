@@ -43,8 +43,7 @@ def load(source: BuiltIn, part: OfficialPart) -> Records:
 
     Eight features are centred and scaled by public constants; chest pain type (4) and resting ECG (3) become
     indicators. Label 1 is any diagnosis above 0. Each of the 303 + 261 + 46 + 130 records is one patient;
-    `natural_site` is the hospital, `groups` are sex and age. Source: Detrano et al., Am. J. Cardiol. 64, 1989; Ogier du
-    Terrail et al., FLamby, NeurIPS 2022, Fed-Heart-Disease. Raises UserError if a file is missing or another one.
+    `natural_site` is the hospital, `groups` are sex and age. Source: Detrano et al., Am. J. Cardiol. 64, 1989.
     """
     tables = {hospital: _complete_rows(source, hospital) for hospital in HOSPITALS}
     table = pandas.concat(tables.values(), ignore_index=True)

@@ -23,8 +23,7 @@ def load(source: ImageFolder, part: OfficialPart) -> Records:
     """Load a folder of images, each resized (bilinear, anti-aliased) and scaled to [0, 1].
 
     Returns one record per image in alphabetical order, label = position of its class folder; a privacy unit is a
-    patient, or else one image, known by its path inside the folder. Raises UserError if the folder is absent, has
-    fewer than two classes or no image, an image cannot be read, or a path names no patient.
+    patient, or else one image, known by its path inside the folder. Raises UserError if it is of another form.
     """
     # torchvision takes a second to import, and predictions for single images need this module without it.
     from torchvision.datasets import ImageFolder as TorchvisionImageFolder
@@ -39,10 +38,8 @@ def load(source: ImageFolder, part: OfficialPart) -> Records:
         features=np.stack([image_pixels(path, **size) for path in paths]),
         labels=np.array([label for _, label in folder.samples], dtype=np.int64),
         units=np.array(found_names(source, paths, "patient_pattern") or [image_name(source, path) for path in paths]),
-        natural_site=_sites(source, paths),
-        task=task,
-        unit=source.unit,
-    )
+        natural_site=_sites(source, paths), task=task, unit=source.unit,
+    )  # fmt: skip
 
 
 def image_name(source: ImageFolder, path: Path) -> str:

@@ -36,11 +36,9 @@ def site_laws(source: Logistic2D) -> SiteLaws:
     """
     effects = synthetic.site_effects(source, 6)
     return SiteLaws(
-        means=effects[:, :2],
-        correlations=np.tanh(effects[:, 2]),
-        intercepts=source.intercept + effects[:, 3],
+        means=effects[:, :2], correlations=np.tanh(effects[:, 2]), intercepts=source.intercept + effects[:, 3],
         slopes=np.asarray(source.slopes) + effects[:, 4:] / 2,
-    )
+    )  # fmt: skip
 
 
 def load(source: Logistic2D, part: OfficialPart) -> Records:

@@ -23,9 +23,8 @@ MOST_BYTES = 2**24
 def load(source: BuiltIn, part: OfficialPart) -> Records:
     """Load an official part of PneumoniaMNIST, grey levels not yet scaled; label 1 is pneumonia.
 
-    Its parts are no random split: prevalence is .742 in `train` and `validation` and .625 in `test`. Each record is its
-    own privacy unit, as the file does not name the patients. Source: Kermany et al., Cell 172, 2018; Yang et al.,
-    MedMNIST v2, Sci. Data 10:41, 2023. Raises UserError if the file is missing, damaged or another one.
+    Parts are no random split: prevalence is .742 in `train` and `validation` and .625 in `test`. Each record is a unit,
+    as patients have no names. Source: Kermany et al., Cell 172, 2018; Yang et al., MedMNIST v2, Sci. Data 10:41, 2023.
     """
     path = data_file(source.folder, NAME, ORIGIN)
     key, count, checksum = PARTS[part]

@@ -59,11 +59,9 @@ def acquisition(source: Radiographs) -> Acquisition:
     """
     effects = synthetic.site_effects(source, 4)
     return Acquisition(
-        gains=np.exp(effects[:, 0] / 5),
-        offsets=effects[:, 1] / 12,
-        noises=NOISE * np.exp(2 * effects[:, 2] / 5),
+        gains=np.exp(effects[:, 0] / 5), offsets=effects[:, 1] / 12, noises=NOISE * np.exp(2 * effects[:, 2] / 5),
         intercepts=effects[:, 3],
-    )
+    )  # fmt: skip
 
 
 def load(source: Radiographs, part: OfficialPart) -> Records:

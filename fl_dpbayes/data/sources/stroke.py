@@ -23,21 +23,12 @@ CENTERS_AND_SCALES = {
 }
 # 1 where the column holds the letter, 0 elsewhere.
 INDICATORS = {
-    "male": ("SEX", "M"),
-    "drowsy": ("RCONSC", "D"),
-    "unconscious": ("RCONSC", "U"),
-    "symptoms on waking": ("RSLEEP", "Y"),
-    "scanned before": ("RCT", "Y"),
-    "infarct visible": ("RVISINF", "Y"),
-    "atrial fibrillation": ("RATRIAL", "Y"),
-    "atrial fibrillation not recorded": ("RATRIAL", "-"),
-    "aspirin before": ("RASP3", "Y"),
-    "heparin before": ("RHEP24", "Y"),
-    "lacunar stroke": ("STYPE", "L"),
-    "posterior stroke": ("STYPE", "P"),
-    "total anterior stroke": ("STYPE", "T"),
-    "other stroke": ("STYPE", "O"),
-}
+    "male": ("SEX", "M"), "drowsy": ("RCONSC", "D"), "unconscious": ("RCONSC", "U"),
+    "symptoms on waking": ("RSLEEP", "Y"), "scanned before": ("RCT", "Y"), "infarct visible": ("RVISINF", "Y"),
+    "atrial fibrillation": ("RATRIAL", "Y"), "atrial fibrillation not recorded": ("RATRIAL", "-"),
+    "aspirin before": ("RASP3", "Y"), "heparin before": ("RHEP24", "Y"), "lacunar stroke": ("STYPE", "L"),
+    "posterior stroke": ("STYPE", "P"), "total anterior stroke": ("STYPE", "T"), "other stroke": ("STYPE", "O"),
+}  # fmt: skip
 # 1 present, 0 absent, one half where it could not be assessed.
 AFFECTED = ("face", "arm or hand", "leg or foot", "speech", "sight", "spatial", "brainstem", "other")
 DEFICITS = {f"{what} deficit": f"RDEF{number}" for number, what in enumerate(AFFECTED, start=1)}
@@ -76,13 +67,9 @@ def load(source: BuiltIn, part: OfficialPart) -> Records:
     sexes = np.where(columns["SEX"] == "M", "male", "female")
     records = Records(
         features=np.stack(features, axis=1).astype(np.float32),
-        labels=np.isin(columns["OCCODE"], list("12")).astype(np.int64),
-        units=np.arange(1, len(known) + 1),
-        natural_site=hospitals,
-        task=source.task,
-        unit="patient",
-        feature_names=FEATURE_NAMES,
+        labels=np.isin(columns["OCCODE"], list("12")).astype(np.int64), units=np.arange(1, len(known) + 1),
+        natural_site=hospitals, task=source.task, unit="patient", feature_names=FEATURE_NAMES,
         published=columns["EXPDD"],
         groups={"sex": sexes, "age": np.where(columns["AGE"] < 75, "under 75", "75 and over")},
-    )
+    )  # fmt: skip
     return records.subset(known)

@@ -44,11 +44,8 @@ def synthetic_records(features: npt.NDArray, labels: Integers, log_odds: Floats,
     Each is its own privacy unit; sites, numbers from 0, are named from `site-1`.
     """
     return Records(
-        features=features,
-        labels=labels,
-        units=np.arange(len(labels)),
+        features=features, labels=labels, units=np.arange(len(labels)),
         natural_site=np.char.add("site-", (sites + 1).astype(str)),
-        task=Task(input_shape=features.shape[1:], classes=2),
-        unit="record",
+        task=Task(input_shape=features.shape[1:], classes=2), unit="record",
         truth=np.stack([expit(-log_odds), expit(log_odds)], axis=1),
-    )
+    )  # fmt: skip

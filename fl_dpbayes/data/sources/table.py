@@ -36,8 +36,7 @@ def load(source: Table, part: OfficialPart) -> Records:
         feature = (value - center) / scale
 
     Without `unit_column` a row is its own privacy unit, known by its position: append new rows at the end, or name a
-    column of patient numbers. Records keep the file's order. Raises UserError if the file is missing or unreadable, or
-    a column is absent or has a value that is not allowed; the text names the column.
+    column of patient numbers. Raises UserError if the file cannot be read, or a column is absent or has a bad value.
     """
     return framed_records(_read(source), source)
 
@@ -48,15 +47,11 @@ def framed_records(table: pandas.DataFrame, source: Table) -> Records:
     Raises UserError if a column has a value that is not allowed; the text names the column.
     """
     return Records(
-        features=features_of(table, source),
-        labels=labels_of(table, source),
+        features=features_of(table, source), labels=labels_of(table, source),
         units=np.arange(len(table)) if source.unit_column is None else _names(table, source, source.unit_column),
         natural_site=None if source.site_column is None else _sites(table, source, source.site_column),
-        task=source.task,
-        unit=source.unit,
-        feature_names=source.feature_names,
-        groups=_groups(table, source),
-    )
+        task=source.task, unit=source.unit, feature_names=source.feature_names, groups=_groups(table, source),
+    )  # fmt: skip
 
 
 def read_table(path: Path | tuple[Path, ...], texts: tuple[str, ...] = ()) -> pandas.DataFrame:
@@ -64,8 +59,7 @@ def read_table(path: Path | tuple[Path, ...], texts: tuple[str, ...] = ()) -> pa
 
     Of a CSV the separator is the one of `,;\t|` that is most frequent in its first line; after `;` decimals may have a
     comma. It is in UTF-8 or UTF-16, or else in Windows-1252. Several files get a column `file`, their names without
-    ending, unless they have one. The index says where a row stands: `line` of a CSV, `row` of a Parquet file.
-    Raises UserError if there is no such file, it is no table, or the columns differ.
+    ending, unless they have one. The index is the `line` or `row`. Raises UserError if it is no table.
     """
     if isinstance(path, Path):
         return _read_file(path, texts)

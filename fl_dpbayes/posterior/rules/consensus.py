@@ -25,8 +25,7 @@ def combine(rule: Consensus, released: Released) -> Aggregate:
     `full`: W_k = S_k^-1, a d x d matrix, for last layers and small models. `diagonal`: W_k = diag(1 / v_k). Both are
     unbiased for a site's effective number of draws. `uniform`: W_k = I, which gives mean (1/K) sum_k m_k and covariance
     (1/K^2) sum_k S_k, the global posterior's only where all precisions are equal. More draws than a site's samples
-    repeat some.
-    Source: Scott et al. 2016, "Bayes and big data: the consensus Monte Carlo algorithm".
+    repeat some. Source: Scott et al. 2016, "Bayes and big data".
 
     Returns draws at temperature 1. Raises ValueError for few samples, a constant parameter, a singular covariance.
     """

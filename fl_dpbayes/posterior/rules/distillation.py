@@ -15,7 +15,7 @@ from fl_dpbayes.config.aggregation import Distillation, DistillingRule
 from fl_dpbayes.config.errors import RunWarning, warning
 from fl_dpbayes.config.rule import SyntheticInputs
 from fl_dpbayes.models.parameters import logits_at
-from fl_dpbayes.posterior.predictive import predictive_probabilities
+from fl_dpbayes.posterior.predictive import predict
 from fl_dpbayes.posterior.rules.combine import Aggregate, Released
 from fl_dpbayes.posterior.samples import point_of
 from fl_dpbayes.posterior.student import Student, distil
@@ -35,7 +35,7 @@ def combine(rule: Distillation, released: Released) -> Aggregate:
 def site_predictions(released: Released, site: str) -> npt.NDArray[np.float64]:
     """Return p_k(y|x) at the server's inputs, shape (N, classes)."""
     student, samples = student_of(released), released.samples[site].in_memory()
-    return predictive_probabilities(student.module, samples.arrays, samples.weights, student.features)
+    return predict(student.module, samples.arrays, samples.weights, student.features).probabilities
 
 
 def imitated(
@@ -44,9 +44,8 @@ def imitated(
 ) -> Aggregate:  # fmt: skip
     """Fit the server's network to a teacher's probabilities (N, classes).
 
-    It starts from the weights that all first chains started from, not from an average of the sites' weights: the result
-    then depends on the sites' predictions alone, whatever the order of their hidden units. Returns the network as one
-    sample at temperature 0; `facts` with the description of its inputs and its divergence.
+    It starts from the weights that all first chains started from: the result then depends on the sites' predictions
+    alone. Returns the network as one sample at temperature 0; `facts` with its inputs and its divergence.
     """
     student, said = student_of(released), list(warnings)
     function = logits_at(student.module, student.features)

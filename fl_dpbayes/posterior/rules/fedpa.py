@@ -25,9 +25,8 @@ def site_delta(start: Array, draws: Array, weights: Array, *, shrinkage: float, 
     Woodbury with the rows A = sqrt(l v_t) (w_t - m) / s0, l = 1 / sum_t v_t^2 (for equal weights the number of draws):
     D = [u - A^T (I / rho + A A^T)^{-1} A u] / r, u = w - m. Dividing by the prior's standard deviation s0 makes rho a
     pure number. Directions whose standard deviation is below s0 / sqrt((l - 1) rho) fall back to FedAvg's delta u, as
-    all do at rho = 0: a posterior 50 times narrower than the prior needs rho far above 50^2 / (l - 1).
-    Source: Al-Shedivat et al. 2021, "Federated learning via posterior averaging: a new perspective and practical
-    algorithms" (its dynamic programme computes the same delta).
+    all do at rho = 0: a posterior 50 times narrower than the prior needs rho far above 50^2 / (l - 1). Source:
+    Al-Shedivat et al. 2021, "Federated learning via posterior averaging".
 
     `start`: w, (d,). `draws`: the site's w_t at temperature 1, (M, d). `weights`: v_t, (M,), which sum to 1.
     `shrinkage`: rho >= 0, in prior standard deviations. `prior_scale`: s0 > 0, finite.

@@ -21,8 +21,7 @@ def combine(rule: Mixture, released: Released) -> Aggregate:
 def joined(site_samples: Mapping[str, AnySamples], site_weights: Mapping[str, float]) -> StoredSamples:
     """Join the sites' samples into one weighted set; those on disk are not read.
 
-    p(y|x) = sum_k w_k sum_t (a_kt / sum_u a_ku) p(y|x, w_kt): site k counts w_k however many samples it sent.
-    Source: Tresp 2000, "A Bayesian committee machine" (the mixture is its linear opinion pool).
+    p(y|x) = sum_k w_k sum_t (a_kt / sum_u a_ku) p(y|x, w_kt). Source: Tresp 2000.
 
     Samples have their step sizes a_kt as weights; `site_weights` w_k >= 0 are renormalised over the sites that sent
     some. Those of the joined samples sum to 1. Raises ValueError if no site sent a sample, or all weights are 0.

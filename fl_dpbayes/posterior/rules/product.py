@@ -34,9 +34,8 @@ def combine(rule: Product, released: Released) -> Aggregate:
     """Draw from the `product` of the sites' Gaussians, at temperature 1.
 
     `full` holds d x d matrices, for last layers and small models. `diagonal` ignores correlations within a site, which
-    moves the mean and the variances where parameters are correlated. A precision below the prior's in some direction,
-    which only sampling error can cause, is set to the prior's with a warning. Raises ValueError if a site has too few
-    samples, or the product is improper.
+    moves the mean and the variances where parameters are correlated. A precision below the prior's, which only sampling
+    error can cause, is set to it with a warning. Raises ValueError for too few samples, or an improper product.
     """
     shapes, estimate, scale = sample_shapes(released.samples), ESTIMATES[rule.form], prior_scale(released.sampler)
     factors, warnings, sites = list[NaturalGaussian](), list[RunWarning](), 0

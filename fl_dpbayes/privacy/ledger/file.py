@@ -192,25 +192,24 @@ def _mount_points(mounts: str) -> list[tuple[tuple[str, ...], str]]:
 
 
 class KeptLogs(threading.local):
-    """Connections that do nothing but keep simulated ledgers' write-ahead logs, each thread its own.
+    """Connections that keep simulated ledgers' write-ahead logs, each thread its own.
 
-    When the last connection is closed, SQLite folds the log in and removes it, which waits for the disk several times:
-    at every message. A log that is kept survives the death of the process as one does between two changes.
+    Where the last one is closed, at every message, SQLite folds the log in and removes it: three waits for the disk. A
+    log that is kept survives the death of the process as one does between two changes.
     """
 
-    def __init__(self) -> None:
-        self._most, self._connections = 0, dict[Path, sqlite3.Connection]()
+    _most, _connections = 0, dict[Path, sqlite3.Connection]()
 
     @contextmanager
     def lasting(self) -> Iterator[None]:
         """Keep the logs of as many ledgers as open files allow, until the context ends."""
-        self._most = min(MOST_LOGS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 8)
+        self._most, self._connections = min(MOST_LOGS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 8), {}
         try:
             yield
         finally:
-            kept, self._most, self._connections = self._connections, 0, {}
-            for connection in kept.values():
-                connection.close()
+            self._most = 0
+            while self._connections:
+                self._connections.popitem()[1].close()
 
     def close(self, path: Path, connection: sqlite3.Connection) -> None:
         """Close a connection, or keep it if it is the first of its file."""

@@ -26,7 +26,6 @@ def this_process() -> str:
     return _name_of(os.getpid(), _PROC)
 
 
-# Of a process that has been forked since the other number is asked.
 @lru_cache(maxsize=1)
 def _name_of(process_id: int, proc: Path) -> str:
     try:

@@ -62,10 +62,8 @@ def prefix_epsilon(plan: History, steps: int, delta: float, adjacency: Adjacency
     most where little was spent. A plan of many levels, or whose noise never falls, is composed once in a process, on
     one grid, and extended as more of its steps are asked for.
     """
-    account = _ACCOUNTS.get(
-        (plan, delta, adjacency), lambda: _PrefixAccount(plan, delta, adjacency), lambda made: made.size
-    )
-    return account.epsilon(steps)
+    asked = plan, delta, adjacency
+    return _ACCOUNTS.get(asked, lambda: _PrefixAccount(*asked), lambda made: made.size).epsilon(steps)
 
 
 class _PrefixAccount:
@@ -79,8 +77,8 @@ class _PrefixAccount:
         if many and len(set(noise)) <= MOST_LEVELS and not _in_closed_form(levels, adjacency):
             self._grid = Grid.of(levels, adjacency, delta)
             # Replaced as a whole: another thread finds the old one or the new one.
-            self._reached: _Reached = 0, _nothing_composed(self._grid, adjacency)
-            self._last: tuple[GaussianEvent | None, list[Direction]] = None, []
+            self._reached = 0, _nothing_composed(self._grid, adjacency)
+            self._last = dict[GaussianEvent, list[Direction]]()
             self.size += 32 * self._grid.size + 200 * len(plan)
 
     def epsilon(self, steps: int) -> float:
@@ -107,9 +105,8 @@ class _PrefixAccount:
         return min(gdp_epsilon(_mu_without_subsampling(prefix, self._adjacency), self._delta), found)
 
     def _step(self, event: GaussianEvent, grid: Grid) -> list["Direction"]:
-        kind, losses = self._last
-        if kind != event:
-            self._last = event, (losses := _of_step(event, grid, self._adjacency))
+        losses = self._last.get(event) or _of_step(event, grid, self._adjacency)
+        self._last = {event: losses}
         return losses
 
 
@@ -131,18 +128,13 @@ def composed(levels: History, adjacency: Adjacency, delta: float) -> tuple[Grid,
     return grid, directions
 
 
-# Events composed, and their losses.
-_Reached = tuple[int, list["Direction"]]
-
-
 def _nothing_composed(grid: Grid, adjacency: Adjacency) -> list["Direction"]:
     empty = Direction(grid.order, np.ones(grid.size // 2 + 1, dtype=np.complex128), grid.size)
     return [empty] if adjacency == "replace_one" else [empty, empty]
 
 
 def _of_step(level: GaussianEvent, grid: Grid, adjacency: Adjacency) -> list["Direction"]:
-    losses = discretise(level, adjacency, grid.spacing, grid.reach)
-    return [Direction.of_step(loss, grid) for loss in losses]
+    return [Direction.of_step(loss, grid) for loss in discretise(level, adjacency, grid.spacing, grid.reach)]
 
 
 def _then(directions: list["Direction"], step: list["Direction"], steps: int) -> list["Direction"]:
@@ -205,8 +197,13 @@ class Direction:
             deltas = sampled + rounding * chernoff + certain
             m = int(np.searchsorted(deltas, delta, side="right"))
             if m < len(part):
-                after = deltas[m - 1] if m else after
-                return math.inf if top - m == end - 1 else _between(deltas[m], after, delta, (top - m, spacing))
+                if top - m == end - 1:
+                    return math.inf
+                # Between grid points delta is linear in exp(epsilon).
+                share = (deltas[m] - delta) / (deltas[m] - (deltas[m - 1] if m else after))
+                with np.errstate(divide="ignore"):
+                    beyond = np.logaddexp(np.log1p(-share), np.log(share) + spacing)
+                return max(0.0, (top - m) * spacing + float(beyond))
             above, decayed, after = float(sums[-1]), float(sampled[-1]), float(deltas[-1])
         return max(0.0, (end - self.size) * spacing)
 
@@ -235,14 +232,6 @@ def _decayed(terms: npt.NDArray[np.float64], before: float, spacing: float) -> n
         return lfilter([1.0], [1.0, -decay], terms, zi=[decay * before])[0]
     rise = np.exp(spacing * np.arange(1, len(terms) + 1))
     return (before + np.cumsum(terms * rise)) / rise
-
-
-def _between(before: float, after: float, delta: float, point: tuple[int, float]) -> float:
-    # Between grid points delta is linear in exp(epsilon).
-    number, spacing = point
-    share = (before - delta) / (before - after)
-    with np.errstate(divide="ignore"):
-        return max(0.0, number * spacing + float(np.logaddexp(np.log1p(-share), np.log(share) + spacing)))
 
 
 def _mu_without_subsampling(levels: History, adjacency: Adjacency) -> float:

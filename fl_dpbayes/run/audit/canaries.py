@@ -48,10 +48,9 @@ WEIGHT = "1.weight"
 class CanaryAudit:
     """What the canaries, about half of them put in, say about epsilon at delta.
 
-    `units`: n, declared by the audited site. `steps`: audited steps, the first of the plan. `claimed`: epsilon of
-    the audited steps, as the site's own ledger states it; may be infinite. `gaussian_bound`: lower bound from a
-    threshold test, read on a Gaussian trade-off curve. `one_run_bound`: lower bound from one run's boldest guesses.
-    `certified`: whether the first bound is a proof (sampling rate 1) or a detector of faults only.
+    `units`: n, declared. `steps`: audited ones, the first of the plan. `claimed`: epsilon of the audited steps, as the
+    site's own ledger states it; may be infinite. `gaussian_bound`: lower bound from a threshold test, read on a
+    Gaussian trade-off curve. `one_run_bound`: lower bound from one run's boldest guesses. `certified`: that is a proof.
     """
 
     canaries: int

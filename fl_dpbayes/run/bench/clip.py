@@ -63,6 +63,18 @@ def _resnet() -> nn.Module:
     return resnet18(num_classes=10, norm_layer=lambda width: nn.GroupNorm(32, width))
 
 
+class _Called(nn.Module):
+    """An MLP 784-64-10 whose weights are used outside of their layers: only `torch.func` can take it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(784, 64), nn.Linear(64, 10)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        hidden = functional.linear(images.flatten(1), self.first.weight, self.first.bias).relu()
+        return functional.linear(hidden, self.last.weight, self.last.bias)
+
+
 @dataclass(frozen=True)
 class Case:
     """A model, the shape of its records, the size of its batches and the number of classes."""
@@ -89,6 +101,7 @@ CASES = {
     "CNN 5x5, 16-32": Case(CNNModel(channels=(16, 32), hidden=64, kernel_size=5), IMAGE, 256),
     "transformer block": Case(_Block, (16, 64), 64),
     "CNN with GroupNorm": Case(_group_norm_cnn, IMAGE, 256),
+    "fallback: weights called": Case(_Called, IMAGE, 256),
     "ResNet-18 with GroupNorm": Case(_resnet, (3, 32, 32), 32),
 }
 
@@ -172,8 +185,8 @@ def _peers(case: Case) -> dict[str, Callable[[], None]]:
         made["func.vmap"] = partial(_func_vmap, case)
     steps = {}
     for name, make in made.items():
-        # Opacus cannot take every model (in-place additions).
-        with suppress(RuntimeError):
+        # Opacus cannot take every model (in-place additions, weights called).
+        with suppress(RuntimeError, AttributeError, ValueError):
             step = make()
             step()
             steps[name] = step

@@ -17,7 +17,7 @@ from types import FrameType
 
 import numpy as np
 
-from fl_dpbayes.config.scenario import Scenario, load_scenario, scenario_folder
+from fl_dpbayes.config.scenario import Resources, Scenario, load_scenario, scenario_folder
 from fl_dpbayes.run.bench.measure import MEBIBYTE, Record, Sizes, peak_bytes
 
 # Whose time it is: the innermost of these that runs, or that called what runs.
@@ -30,6 +30,28 @@ STAGES = {
 }  # fmt: skip
 TICK_SECONDS = 0.005
 RECORDS_PER_SITE = 100
+# Sends every node one message and writes a line of its only round.
+EMPTY_APP = """\
+import pathlib, time
+from flwr.app import Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import ServerApp
+
+client = ClientApp()
+server = ServerApp()
+
+@client.train()
+def train(message, context):
+    return Message(RecordDict(), reply_to=message)
+
+@server.main()
+def main(grid, context):
+    while len(nodes := [*grid.get_node_ids()]) < {sites}:
+        time.sleep(0.1)
+    assert not any(reply.has_error() for reply in grid.send_and_receive(
+        [Message(RecordDict(), node, "train") for node in nodes]))
+    pathlib.Path(context.run_config["output-dir"], "events.jsonl").write_text('{{"event": "finished"}}\\n')
+"""
 
 
 def rows(sizes: Sizes) -> Mapping[str, Callable[[], Record]]:
@@ -44,6 +66,8 @@ def rows(sizes: Sizes) -> Mapping[str, Callable[[], Record]]:
         **{f"{name}{through}": partial(simulated, made, sizes.engine) for name, made in scenarios.items()},
         f"the command for digits{through}": partial(command, "simulate", "digits", "--engine", sizes.engine),
         "a mistyped scenario": partial(command, "simulate", "digist"),
+        "quickstart, first line of a round through Flower": first_line,
+        "an empty app, first line of a round through Flower": first_line_of_an_empty_app,
     }
 
 
@@ -51,7 +75,8 @@ def growing_scenario(sites: int, rounds: int, *changes: str) -> Scenario:
     """Return a federation of so many sites with 100 made-up records each, whose rounds have one step."""
     trained = ",".join(f"site-{number}={{role='train'}}" for number in range(1, sites + 1))
     return load_scenario("known-truth", [
-        f"data.source={{kind='logistic-2d',records={RECORDS_PER_SITE * sites},sites={sites}}}", f"sites={{{trained}}}",
+        f"data.source={{kind='logistic-2d',records={RECORDS_PER_SITE * sites},test_records={sites},sites={sites}}}",
+        f"sites={{{trained}}}",
         f"training={{rounds={rounds},steps_per_round=1,burn_in=1,thinning=1}}", "privacy.delta=1e-3",
         "privacy.sampling_rate=0.5", *changes,
     ])  # fmt: skip
@@ -143,3 +168,33 @@ def command(*arguments: str) -> Record:
         subprocess.run(call, cwd=folder, capture_output=True, check=False)
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return {"run, s": time.perf_counter() - start, "CPU s": used.ru_utime + used.ru_stime}
+
+
+def first_line() -> Record:
+    """Return how long after the command the quickstart's first line of a round comes from Flower."""
+    start = time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder:
+        call = [sys.executable, "-c", "from fl_dpbayes.cli import main; main()", "simulate", "quickstart"]
+        with subprocess.Popen([*call, "--out", f"{folder}/run"], stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            next(line for line in process.stdout if line.startswith("round "))
+            found = time.perf_counter() - start
+            process.terminate()
+    return {"run, s": found}
+
+
+def first_line_of_an_empty_app() -> Record:
+    """Return the same of an app with as many sites that does nothing, submitted in the same way."""
+    start, sites = time.time(), len(load_scenario("quickstart").sites)
+    from fl_dpbayes.run.flower_engine import EVENTS_FILE, run_flower, write_app
+
+    def write_empty(app: Path) -> Path:
+        project = write_app(app) / "pyproject.toml"
+        text = project.read_text(encoding="utf-8")
+        project.write_text(text.replace("server.app:app", "empty:server").replace("clients.app:app", "empty:client"))
+        (app / "empty.py").write_text(EMPTY_APP.format(sites=sites))
+        return app
+
+    with tempfile.TemporaryDirectory() as folder:
+        run_flower(Path(folder), sites, Resources(), threading.Event(), write_empty)
+        return {"run, s": Path(folder, EVENTS_FILE).stat().st_mtime - start}

@@ -11,7 +11,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from fl_dpbayes.config.plan import FLAT, Clipping
 from fl_dpbayes.models.rows import ROWS, pieces
 from fl_dpbayes.samplers.gradients.clipping import ClippedSum, add_up, clip_and_sum
-from fl_dpbayes.samplers.gradients.contribution import LayerGradients, OuterGradients
+from fl_dpbayes.samplers.gradients.contribution import LayerGradients
 from fl_dpbayes.samplers.gradients.dense_chain import dense_chain
 from fl_dpbayes.samplers.gradients.layer_gradients import has_shortcut, layer_gradients
 from fl_dpbayes.samplers.gradients.loss import RecordLoss, summed_cross_entropy
@@ -52,7 +52,7 @@ def clipped_sum(
 
 def per_layer_gradients(
     module: nn.Module, features: torch.Tensor, targets: torch.Tensor, loss: RecordLoss
-) -> Sequence[LayerGradients | OuterGradients]:
+) -> Sequence[LayerGradients]:
     """Return the gradient of each record's loss by each trainable layer, in order, from one pass over N >= 1 records.
 
     Raises ValueError if a layer was used more than once, or not at all.
@@ -60,7 +60,7 @@ def per_layer_gradients(
     chain = dense_chain(module)
     if chain is not None:
         return chain.gradients(features, targets, loss)
-    found: list[LayerGradients | OuterGradients] = []
+    found: list[LayerGradients] = []
     for layer, *own in zip(*_backward(module, features, targets, loss), strict=True):
         found += [layer_gradients(layer, *own)] if has_shortcut(layer) else mapped_gradients(layer, *own)
     return found

@@ -10,8 +10,9 @@ import torch
 from torch import nn
 
 from fl_dpbayes.config.plan import FLAT, AutomaticClipping, Clipping, FlatClipping, GlobalClipping, PerLayerClipping
+from fl_dpbayes.models.on_device import moved
 from fl_dpbayes.models.parameters import trainable_parameters
-from fl_dpbayes.samplers.gradients.contribution import LayerGradients, OuterGradients, formed_gradients, used_rows
+from fl_dpbayes.samplers.gradients.contribution import LayerGradients, formed_gradients, used_rows
 
 # More than the rounding of any norm: it keeps a clipped gradient within C.
 _ROUNDING_MARGIN = 1e-6
@@ -26,13 +27,13 @@ class ClippedSum:
     """
 
     total: torch.Tensor
-    clipped: int
+    clipped: torch.Tensor
     units: int
 
 
 def add_up(module: nn.Module, device: torch.device, sums: Iterable[ClippedSum]) -> ClippedSum:
     """Add the clipped sums of disjoint parts of a batch, one after the other; zeros for an empty batch."""
-    total, clipped, units = None, 0, 0
+    total, units, clipped = None, 0, torch.tensor(0)
     for each in sums:
         total = each.total if total is None else total.add_(each.total)
         clipped, units = clipped + each.clipped, units + each.units
@@ -77,7 +78,7 @@ def clip_factors(layer_norms: Sequence[torch.Tensor], clip_norm: float, clipping
 
 
 def clip_and_sum(
-    layers: Sequence[LayerGradients | OuterGradients], clip_norm: float, clipping: Clipping, count: int
+    layers: Sequence[LayerGradients], clip_norm: float, clipping: Clipping, count: int
 ) -> ClippedSum:  # fmt: skip
     """Clip the gradients of one pass, layer by layer, and sum them; what is not finite contributes zero.
 
@@ -89,7 +90,7 @@ def clip_and_sum(
     total = least.new_empty(sum(sizes))
     for layer, own, out in zip(layers, factors, torch.split_with_sizes(total, sizes), strict=True):
         layer.weighted_sum(own, used, out)
-    return ClippedSum(total, int((least < 1).count_nonzero()), count)
+    return ClippedSum(total, (least < 1).count_nonzero(), count)
 
 
 def least_factors(factors: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -118,5 +119,4 @@ def with_pre_noise(gradients: torch.Tensor, scale: float, generator: np.random.G
     The clip comes after it, so the sensitivity stays C and the account of the noise on the sum stands; it buys no
     privacy of its own, and it biases the clipped mean.
     """
-    noise = torch.from_numpy(generator.standard_normal(gradients.shape, dtype=np.float32))
-    return gradients + scale * noise.to(gradients.device)
+    return gradients + scale * moved(generator.standard_normal(gradients.shape, dtype=np.float32), gradients.device)

@@ -1,10 +1,8 @@
 """Gradients of one pass's records by one layer, formed or as a product, with their norms and weighted sums."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -15,7 +13,7 @@ LARGEST_CANCELLATION = 1000.0
 _ENTRIES = 2**16
 # Entries whose squares are added in float32.
 _BLOCK = 64
-# Rows in use: the first ones, or by number.
+# Rows in use: the first ones, by number, or marked.
 Rows = slice | Tensor
 
 
@@ -26,12 +24,16 @@ class LayerGradients:
     `norms`: norm of all of the layer's gradient, shape (N,), float64. `formed`: gradients of the parameters in their
     order, without the first if it is a product, each of shape (N, size). `product`: a, shape (N, groups, L, p), or of
     an Embedding the indices, shape (N, L), int64; and g, shape (N, groups, L, o). `entries`: size of its parameter.
+    A layer of one position has a, shape (N, p), and g, shape (N, o), and where it is `biased` nothing formed: its bias
+    has g. `buffers`: memory for these two in float64, which every sum uses again: fresh pages cost time.
     """
 
     norms: Tensor
     formed: tuple[Tensor, ...]
     product: tuple[Tensor, Tensor] | None = None
     entries: int = 0
+    biased: bool = False
+    buffers: tuple[Tensor, Tensor] | None = None
 
     @property
     def rows(self) -> list[Tensor]:
@@ -41,13 +43,14 @@ class LayerGradients:
     @property
     def terms(self) -> float:
         """How many terms of a weighted sum a record adds to each entry, times how far they may cancel."""
-        length = 1 if self.product is None else self.product[1].shape[2]
+        length = 1 if self.product is None or self.product[1].dim() == 2 else self.product[1].shape[2]
         return 1.0 if length == 1 else length * LARGEST_CANCELLATION
 
     @property
     def size(self) -> int:
         """Number of entries of the layer's parameters."""
-        return self.entries + sum(values.shape[1] for values in self.formed)
+        bias = self.product[1].shape[1] if self.product is not None and self.biased else 0
+        return self.entries + bias + sum(values.shape[1] for values in self.formed)
 
     def weighted_sum(self, factors: Tensor, used: Rows, out: Tensor) -> None:
         """Write sum_i c_i of the gradients of the rows in use, factors c_i of shape (N,), to `out`, (size,), float64.
@@ -55,55 +58,31 @@ class LayerGradients:
         A row that is not used is left out whatever its gradient holds (0 times infinity is NaN).
         """
         if self.product is not None:
-            a, g = (values[used] for values in self.product)
-            _product_sum(a, g.to(torch.float64, copy=True).mul_(factors[used].view(-1, 1, 1, 1)), out[: self.entries])
+            a, g, own = (taken(values, used) for values in (*self.product, factors))
+            if g.dim() == 2:
+                self._outer_sum(a, g, own, out)
+                return
+            _product_sum(a, g.to(torch.float64, copy=True).mul_(own.view(-1, 1, 1, 1)), out[: self.entries])
         # A bias of several positions is not summed from g: where they cancel, the rounding of their weighted sum can
         # exceed what their norm foretold.
         parts = out[self.entries :].split([values.shape[1] for values in self.formed])
         for values, part in zip(self.formed, parts, strict=True):
             weighted_rows(factors, values, used, part)
 
-
-@dataclass(frozen=True)
-class OuterGradients:
-    """Per-example gradients of a layer of one position, as products: g a', and g of the bias if there is one.
-
-    `norms`: as those of `LayerGradients`. `inputs`: a, shape (N, p), float32. `outputs`: g, shape (N, o), float32.
-    `buffers`: memory for them in float64, used again by every sum, as fresh pages cost more than the conversion.
-    """
-
-    norms: Tensor
-    inputs: Tensor
-    outputs: Tensor
-    biased: bool
-    buffers: tuple[Tensor, Tensor]
-    product: ClassVar[None] = None
-    terms: ClassVar[float] = 1.0
-
-    @property
-    def rows(self) -> list[Tensor]:
-        """As that of `LayerGradients`."""
-        return [self.norms, self.inputs, self.outputs]
-
-    @property
-    def size(self) -> int:
-        """Number of entries of the layer's parameters."""
-        return self.outputs.shape[1] * (self.inputs.shape[1] + self.biased)
-
-    def weighted_sum(self, factors: Tensor, used: Rows, out: Tensor) -> None:
-        """As that of `LayerGradients`."""
-        a, g = self.inputs[used], self.outputs[used]
-        entries = g.shape[1] * a.shape[1]
-        a = self.buffers[0].resize_(a.shape).copy_(a)
-        g = _scaled(g, factors[used], self.buffers[1].resize_(g.shape))
-        torch.mm(g.mT, a, out=out[:entries].view(g.shape[1], -1))
+    def _outer_sum(self, a: Tensor, g: Tensor, factors: Tensor, out: Tensor) -> None:
+        buffers = self.buffers or (factors.new_empty(0), factors.new_empty(0))
+        a, g = (buffer.resize_(values.shape).copy_(values) for buffer, values in zip(buffers, (a, g), strict=True))
+        torch.mm(g.mul_(factors[:, None]).mT, a, out=out[: self.entries].view(g.shape[1], -1))
         if self.biased:
-            torch.sum(g, 0, out=out[entries:])
+            torch.sum(g, 0, out=out[self.entries :])
 
 
-def double_buffers(like: Tensor) -> tuple[Tensor, Tensor]:
-    """Return two empty tensors of float64 on a tensor's device, which grow as they are resized."""
-    return like.new_empty(0, dtype=torch.float64), like.new_empty(0, dtype=torch.float64)
+def outer_gradients(
+    a: Tensor, g: Tensor, biased: bool, buffers: tuple[Tensor, Tensor] | None = None, lengths: Tensor | None = None
+) -> LayerGradients:  # fmt: skip
+    """Take a, (N, p), and g, (N, o), of a layer of one position; `lengths`: its `input_lengths` if they are known."""
+    norms = row_norms(g).mul_(input_lengths(a, biased) if lengths is None else lengths)
+    return LayerGradients(norms, (), (a, g), a.shape[1] * g.shape[1], biased, buffers)
 
 
 def input_lengths(a: Tensor, biased: bool) -> Tensor:
@@ -117,9 +96,21 @@ def formed_gradients(parameters: Sequence[Tensor]) -> LayerGradients:
 
 
 def used_rows(factors: Tensor) -> Rows:
-    """Return which rows have a factor above zero: a slice where they come first, else their numbers."""
+    """Return which rows have a factor above zero: a slice where they come first, else their numbers.
+
+    On a GPU they are marked: to learn a number would be to wait for all that is computed there.
+    """
+    if factors.is_cuda:
+        return factors > 0
     count = int(factors.count_nonzero())
     return slice(count) if count == len(factors) else factors.nonzero()[:, 0]
+
+
+def taken(values: Tensor, used: Rows) -> Tensor:
+    """Take rows in use, (M, ...), of values (N, ...); where they are marked, all that have a mark, the others as 0."""
+    if isinstance(used, Tensor) and used.dtype == torch.bool:
+        return torch.where(used.view(-1, *(1,) * (values.dim() - 1)), values[: len(used)], 0)
+    return values[used]
 
 
 def weighted_rows(factors: Tensor, rows: Tensor, used: Rows | None = None, out: Tensor | None = None) -> Tensor:
@@ -128,12 +119,12 @@ def weighted_rows(factors: Tensor, rows: Tensor, used: Rows | None = None, out: 
     A row with c_i = 0 is left out whatever it holds (0 times infinity is NaN).
     """
     used = used_rows(factors) if used is None else used
-    factors = factors[used]
+    factors = taken(factors, used)
     out = factors.new_empty(rows.shape[1]) if out is None else out
     width = max(1, _ENTRIES // max(1, len(factors)))
     buffer = factors.new_empty((len(factors), width))
     for first in range(0, rows.shape[1], width):
-        part = rows[:, first : first + width][used]
+        part = taken(rows[:, first : first + width], used)
         torch.mv(buffer[:, : part.shape[1]].copy_(part).mT, factors, out=out[first : first + width])
     return out
 
@@ -151,20 +142,6 @@ def row_norms(values: Tensor) -> Tensor:
     blocks = torch.linalg.vector_norm(values[:, :whole].unflatten(1, (-1, _BLOCK)), dim=2).double()
     norms = torch.hypot(*(torch.linalg.vector_norm(part, dim=1) for part in (blocks, values[:, whole:].double())))
     return norms.mul_(1 + (_BLOCK / 2 + 2) * 2.0**-24).add_(values.shape[1] ** 0.5 * 2.0**-63)
-
-
-def _scaled(values: Tensor, factors: Tensor, out: Tensor) -> Tensor:
-    """Write c_i r_i of rows (N, d) to `out`, float64, and return it."""
-    count, factors = _part(values), factors[:, None]
-    for first in range(0, values.shape[0], count):
-        part = slice(first, first + count)
-        out[part].copy_(values[part]).mul_(factors[part])
-    return out
-
-
-def _part(values: Tensor) -> int:
-    # Rows; a power of two, so that the parts of a pass are alike.
-    return 2 ** int(math.log2(max(1, _ENTRIES // max(1, values.shape[1]))))
 
 
 def _product_sum(a: Tensor, g: Tensor, out: Tensor) -> None:

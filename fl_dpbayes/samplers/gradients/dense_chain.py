@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from fl_dpbayes.models.rows import pieces
-from fl_dpbayes.samplers.gradients.contribution import OuterGradients, double_buffers, input_lengths, row_norms
+from fl_dpbayes.samplers.gradients.contribution import LayerGradients, input_lengths, outer_gradients
 from fl_dpbayes.samplers.gradients.loss import RecordLoss, output_gradients
 
 
@@ -23,7 +23,7 @@ class DenseChain:
     @torch.no_grad()
     def gradients(
         self, features: Tensor, targets: Tensor, loss: RecordLoss, lengths: Tensor | None = None
-    ) -> list[OuterGradients]:
+    ) -> list[LayerGradients]:
         """Return each layer's gradients of one pass; `lengths`: those of `input_lengths`, (N,), if known."""
         inputs = [features.flatten(1) if self.flattens else features]
         for layer, rectified in zip(self.layers, self.rectified, strict=True):
@@ -35,12 +35,11 @@ class DenseChain:
             if self.rectified[number - 1]:
                 torch.ops.aten.threshold_backward.grad_input(gradient, inputs[number], 0, grad_input=gradient)
             gradients.insert(0, gradient)
-        found: list[OuterGradients] = []
-        for layer, a, g in zip(self.layers, inputs, gradients, strict=True):
-            biased = layer.bias is not None
-            norms = row_norms(g).mul_(input_lengths(a, biased) if lengths is None else lengths)
-            found, lengths = [*found, OuterGradients(norms, a, g, biased, self.buffers)], None
-        return found
+        known = [lengths, *(None for _ in gradients[1:])]
+        return [
+            outer_gradients(a, g, layer.bias is not None, self.buffers, own)
+            for layer, a, g, own in zip(self.layers, inputs, gradients, known, strict=True)
+        ]
 
     def input_lengths(self, features: Tensor, rows: int) -> Tensor:
         """Return what `gradients` takes as known of records (N, *shape), from passes of so many rows, shape (N,)."""
@@ -64,5 +63,7 @@ def dense_chain(module: nn.Module) -> DenseChain | None:
     rectified = [type(after) is nn.ReLU for layer, after in pairwise([*rest, None]) if layer in layers]
     ends = rest and rest[-1] in layers and rest[0] in layers and len(rest) == len(layers) + sum(rectified)
     trained = all(value.requires_grad for layer in layers for value in layer._parameters.values() if value is not None)
-    fits = ends and trained
-    return DenseChain(layers, rectified, flattens, double_buffers(layers[0].weight)) if fits else None
+    if not (ends and trained):
+        return None
+    first, second = (layers[0].weight.new_empty(0, dtype=torch.float64) for _ in range(2))
+    return DenseChain(layers, rectified, flattens, (first, second))

@@ -11,23 +11,18 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.grad import conv2d_weight
 
-from fl_dpbayes.samplers.gradients.contribution import (
-    LayerGradients,
-    OuterGradients,
-    double_buffers,
-    formed_gradients,
-    input_lengths,
-    row_norms,
-)  # fmt: skip
+from fl_dpbayes.samplers.gradients.contribution import LayerGradients, formed_gradients, outer_gradients, row_norms
 
 # Added to a squared norm that cancellation can shrink, relative to the square of sum_l |g_l| |a_l|: it bounds how far
 # the rounding of the weighted sum can exceed what the norm foretells (LARGEST_CANCELLATION follows from it).
 _GRAM_ALLOWANCE = 1e-6
 # What one entry of a formed gradient costs (written once, read twice), in multiplications of float32.
 _FORMED_ENTRY = 100
+# Records whose patches are held at a time: they stay in a processor's cache.
+_PATCHED = 16
 
 
-def layer_gradients(layer: nn.Module, inputs: Tensor, output_gradients: Tensor) -> LayerGradients | OuterGradients:
+def layer_gradients(layer: nn.Module, inputs: Tensor, output_gradients: Tensor) -> LayerGradients:
     """Compute per-example gradient norms of one layer, by the cheapest exact way.
 
     Linear with one position: |W_i| = |g| |a|. Otherwise, with o x p weights per group, the Gram form sum_{l,m} (a_l .
@@ -39,9 +34,9 @@ def layer_gradients(layer: nn.Module, inputs: Tensor, output_gradients: Tensor) 
         return _normalisation(layer, inputs.float(), output_gradients.float())
     if isinstance(layer, nn.Embedding):
         return _embedding(layer, inputs, output_gradients)
-    if isinstance(layer, nn.Conv2d) and _maps(layer, output_gradients[0, 0].numel()):
+    if isinstance(layer, nn.Conv2d) and _forms(output_gradients[0, 0].numel(), *_sizes(layer)):
         g = output_gradients.float()
-        weights = _mapped_convolution(layer, inputs.float(), g).view(len(g), -1)
+        weights = _convolution_weights(layer, inputs.float(), g).flatten(1)
         return formed_gradients([weights] if layer.bias is None else [weights, g.sum((2, 3))])
     return _products(layer, *positions(layer, inputs, output_gradients))
 
@@ -69,22 +64,25 @@ def positions(layer: nn.Module, inputs: Tensor, output_gradients: Tensor) -> tup
     return a, output_gradients.flatten(2).unflatten(1, (layer.groups, -1)).mT
 
 
-def _maps(layer: nn.Conv2d, length: int) -> bool:
-    # Measured: with fewer channels or positions, patches cost less than what a convolution does besides.
-    o, p = layer.out_channels // layer.groups, layer.weight[0].numel()
-    return _forms(length, p, o) and layer.in_channels >= 8 * layer.groups and length >= 48
+def _sizes(layer: nn.Conv2d) -> tuple[int, int]:
+    return layer.weight[0].numel(), layer.out_channels // layer.groups
 
 
 def _forms(length: int, p: int, o: int) -> bool:
     return (_FORMED_ENTRY - length) * o * p < 2 * length**2 * (o + p)
 
 
-def _mapped_convolution(layer: nn.Conv2d, images: Tensor, g: Tensor) -> Tensor:
-    """Return each record's gradient of the weight: records are groups of one convolution."""
+def _convolution_weights(layer: nn.Conv2d, images: Tensor, g: Tensor) -> Tensor:
+    """Return each record's gradient of the weight, shape (N, ...)."""
+    # Measured: with fewer channels or positions, patches cost less than what a convolution does besides.
+    if layer.in_channels < 8 * layer.groups or g[0, 0].numel() < 48:
+        parts = zip(images.split(_PATCHED), g.split(_PATCHED), strict=True)
+        return torch.cat([right.mT @ left for left, right in (positions(layer, *part) for part in parts)])
+    # Records are groups of one convolution.
     wide, gradients = (values.flatten(0, 1)[None] for values in (images, g))
     size = (len(g) * layer.out_channels, *layer.weight.shape[1:])
     given = layer.stride, layer.padding, layer.dilation, layer.groups * len(g)
-    return conv2d_weight(wide, size, gradients, *given)
+    return conv2d_weight(wide, size, gradients, *given).view(len(g), -1)
 
 
 def _patches(layer: nn.Conv2d, images: Tensor) -> Tensor:
@@ -100,11 +98,10 @@ def _patches(layer: nn.Conv2d, images: Tensor) -> Tensor:
     return seen.reshape(len(images), layer.groups, -1, high * wide)
 
 
-def _products(layer: nn.Module, a: Tensor, g: Tensor) -> LayerGradients | OuterGradients:
+def _products(layer: nn.Module, a: Tensor, g: Tensor) -> LayerGradients:
     groups, length, p, o = *a.shape[1:], g.shape[3]
     if groups == length == 1:
-        a, g, biased = a.flatten(1), g.flatten(1), layer.bias is not None
-        return OuterGradients(row_norms(g).mul_(input_lengths(a, biased)), a, g, biased, double_buffers(g))
+        return outer_gradients(a.flatten(1), g.flatten(1), layer.bias is not None)
     bias = () if layer.bias is None else (g.sum(dim=2).flatten(1),)
     if _forms(length, p, o):
         return formed_gradients([(g.mT @ a).flatten(1), *bias])

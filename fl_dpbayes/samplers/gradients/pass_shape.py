@@ -5,7 +5,6 @@ The derivation of eta is in docs/sensitivity.md.
 
 import math
 from collections.abc import Sequence
-from functools import partial
 from typing import Literal
 
 import numpy as np
@@ -13,13 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from fl_dpbayes.config.errors import UserError
-from fl_dpbayes.config.files.kept import KEPT
 from fl_dpbayes.models import rows as passes
 from fl_dpbayes.models.parameters import trainable_parameters
 from fl_dpbayes.models.rows import ROWS, checked_rows, drawn_modules, rows_stand_alone, structure, training_rows
 from fl_dpbayes.models.variational import VariationalModule
 from fl_dpbayes.samplers.gradients.book_keeping import per_layer_gradients, trained_layers
-from fl_dpbayes.samplers.gradients.contribution import LayerGradients, OuterGradients
+from fl_dpbayes.samplers.gradients.contribution import LayerGradients
 from fl_dpbayes.samplers.gradients.layer_gradients import has_shortcut
 from fl_dpbayes.samplers.gradients.loss import RecordLoss
 from fl_dpbayes.samplers.gradients.stochastic import resampled
@@ -62,18 +60,13 @@ def fitted_rows(
     """
     if isinstance(module, VariationalModule):
         return rows
-    made_up = partial(_made_up, module, 1, input_shape, targets)
-
-    def row_bytes() -> int:
-        found = per_layer_gradients(*made_up(), loss)
-        held = sum(values.nbytes for layer in found for values in layer.rows)
-        products = [layer.product[1].shape for layer in found if layer.product is not None]
-        grams = sum(24 * shape[1] * shape[2] ** 2 for shape in products if shape[2] > 1)
-        mapped = [layer for layer in trained_layers(module) if not has_shortcut(layer)]
-        return held + grams + 16 * sum(value.numel() for layer in mapped for value in layer.parameters())
-
-    asked = ("row bytes", structure(module), tuple(input_shape), targets, getattr(loss, "__qualname__", repr(loss)))
-    most = _MOST_BYTES // KEPT.get(asked, row_bytes, lambda _: 2**10)
+    found = per_layer_gradients(*_made_up(module, 1, input_shape, targets), loss)
+    held = sum(values.nbytes for layer in found for values in layer.rows)
+    products = [layer.product[1].shape for layer in found if layer.product is not None]
+    grams = sum(24 * shape[1] * shape[2] ** 2 for shape in products if len(shape) > 2 and shape[2] > 1)
+    mapped = [layer for layer in trained_layers(module) if not has_shortcut(layer)]
+    copies = 16 * sum(value.numel() for layer in mapped for value in layer.parameters())
+    most = _MOST_BYTES // (held + grams + copies)
     return min(rows, most // (ROWS // 2) * (ROWS // 2) or (ROWS // 4 if most >= ROWS // 4 else 1))
 
 
@@ -142,7 +135,7 @@ def _made_up(
 
 def _layers(
     module: nn.Module, features: Tensor, targets: Tensor, loss: RecordLoss
-) -> Sequence[LayerGradients | OuterGradients | DrawnLayer]:
+) -> Sequence[LayerGradients | DrawnLayer]:
     if isinstance(module, VariationalModule):
         return drawn_layers(module, features, targets, loss)
     return per_layer_gradients(module, features, targets, loss)

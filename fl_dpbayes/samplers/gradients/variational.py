@@ -50,7 +50,7 @@ def clipped_sum(
         pairs = zip(layers, factors[: len(layers)], factors[len(layers) :], strict=True)
         mean_parts, spread_parts = zip(*(variational_layers.weighted_sums(*each) for each in pairs), strict=True)
         parts = [values for layer_parts in mean_parts + spread_parts for values in layer_parts]
-        return ClippedSum(torch.cat(parts), int((least_factors(factors)[:number] < 1).sum()), number)
+        return ClippedSum(torch.cat(parts), (least_factors(factors)[:number] < 1).sum(), number)
 
     return add_up(module, features.device, starmap(piece_sum, pieces(rows, features, targets)))
 

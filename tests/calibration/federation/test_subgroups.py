@@ -166,7 +166,8 @@ def test_a_run_measures_subgroups_and_shift(table_run) -> None:
 
 
 def test_a_hostile_site_cannot_add_subgroups_and_many_sites_get_no_diagrams(table_run, monkeypatch) -> None:
-    monkeypatch.setattr("fl_dpbayes.calibration.federation.evaluation.MAX_RELIABILITY_SITES", 1)
+    for most in ("MAX_RELIABILITY_SITES", "MAX_CURVE_SITES"):
+        monkeypatch.setattr(f"fl_dpbayes.calibration.federation.evaluation.{most}", 1)
 
     def change(reply):
         for name in [name for name in reply.content["arrays"] if name.startswith("group-0/")]:
@@ -178,7 +179,9 @@ def test_a_hostile_site_cannot_add_subgroups_and_many_sites_get_no_diagrams(tabl
     assert any("south sent no evaluation: rejected: the subgroups of 'sex'" in text for text in summary["warnings"])
     assert {row["site"] for row in summary["subgroups"]} == {"pooled:train", "pooled:held_out", "north", "out"}
     # More sites than a reader looks at.
-    assert {row["site"] for row in summary["reliability"]} == {"pooled:train", "pooled:held_out"}
+    pooled = {"pooled:train", "pooled:held_out"}
+    assert {row["site"] for row in summary["reliability"]} == pooled
+    assert {row["site"] for row in summary["calibration"] if row["net_benefit"]} == pooled
 
 
 def test_subgroups_too_large_for_a_reply_are_refused_before_they_are_read() -> None:

@@ -105,7 +105,13 @@ def test_book_keeping_is_chosen_and_all_engines_equal_one_by_one_under_every_rul
 
 
 @EVERY
-def test_record_that_is_not_finite_contributes_zero_and_a_batch_of_them_or_of_none_gives_zero(kind, model):
+@pytest.mark.parametrize("marked", [False, True])
+def test_record_that_is_not_finite_contributes_zero_and_a_batch_of_them_or_of_none_gives_zero(
+    monkeypatch, kind, model, marked
+):
+    if marked:
+        # As on a GPU.
+        monkeypatch.setattr("fl_dpbayes.samplers.gradients.clipping.used_rows", lambda factors: factors > 0)
     module, loss = of_kind(kind, model)
     features, labels = batch(6)
     rest = torch.arange(6) != 2

@@ -9,7 +9,7 @@ from fl_dpbayes.config.task import Task
 from fl_dpbayes.data.records import Records
 from fl_dpbayes.data.site import load_site
 from fl_dpbayes.models.build import build_model
-from fl_dpbayes.posterior.predictive import predictive_probabilities
+from fl_dpbayes.posterior.predictive import predict
 from fl_dpbayes.posterior.rules.predbayes import best_beta, between, product_and_mixture
 from fl_dpbayes.posterior.sample_store import PosteriorBank
 from fl_dpbayes.report.page import write_report
@@ -48,7 +48,7 @@ def federation_with_public_file(federation, tmp_path: Path, rule: str):
 def site_predictions(run, features) -> list[np.ndarray]:
     bank, module = PosteriorBank(run.folder / "bank"), build_model(run.scenario.model, TASK, 0)
     samples = [bank.stored(site).in_memory() for site in ("north", "south", "east", "west")]
-    return [predictive_probabilities(module, each.arrays, each.weights, features) for each in samples]
+    return [predict(module, each.arrays, each.weights, features).probabilities for each in samples]
 
 
 def divergence(teacher, student) -> float:

@@ -1,0 +1,44 @@
+"""What a process has on its device: arrays that were copied there, and its share of a GPU's memory."""
+
+import sys
+from typing import Any
+
+import numpy.typing as npt
+import torch
+
+from fl_dpbayes.config.files.kept import Kept
+
+# Records of the last sites; larger ones are copied for every message.
+_UPLOADED = Kept(2**29)
+
+
+def moved(array: npt.NDArray[Any], device: torch.device) -> torch.Tensor:
+    """Copy an array to a device without waiting for what is computed there; on the host it stays where it lies."""
+    tensor = torch.from_dlpack(array)
+    return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
+
+
+def uploaded(array: npt.NDArray[Any], device: torch.device, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """Copy an array to a device; one that cannot be written is copied once, as long as it lives and there is room."""
+
+    def copied() -> torch.Tensor:
+        return torch.from_dlpack(array).to(device=device, dtype=dtype)
+
+    if device.type == "cpu" or array.flags.writeable:
+        return copied()
+    return _UPLOADED.get((id(array), str(device), dtype), copied, lambda tensor: tensor.nbytes, of=array)
+
+
+def keep_share(device: torch.device) -> None:
+    """Limit this process to the share of a GPU's memory that Ray counts for it, so that others have theirs."""
+    ray: Any = sys.modules.get("ray")
+    context = ray.get_runtime_context() if ray is not None and ray.is_initialized() else None
+    if device.type == "cuda" and context is not None and context.worker.mode == ray.WORKER_MODE:
+        share = min(1.0, float(context.get_assigned_resources().get("GPU", 1)))
+        torch.cuda.set_per_process_memory_fraction(share, device.index)
+
+
+def release_memory() -> None:
+    """Give back to the GPU what torch holds for later use: the next message may be another process's."""
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
