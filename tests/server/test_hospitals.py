@@ -104,7 +104,7 @@ def test_every_hospital_is_measured_with_its_own_posterior(run: Federation) -> N
     summary = run.summary()
     measured = {row["site"] for row in summary["calibration"] if row["predictor"] == "hierarchical"}
     assert {"uk-119", "uk-32", "norway-258", "uk-129", "pooled:train", "pooled:held_out"} <= measured
-    bundles = {site: record["arrays"] for site in summary_sites(summary) for record in run.asked("evaluate", site)}
+    bundles = {site: record["arrays"] for site in run.scenario.sites for record in run.asked("evaluate", site)}
     assert len(set(bundles.values())) == 4
     found = summary["hospitals"]
     # Two groups cannot tell how groups differ, nor three hospitals within two groups how hospitals do.
@@ -123,10 +123,6 @@ def test_page_and_predictions_say_what_the_hospitals_tell(run: Federation) -> No
     assert found.without("uk-119").sd > 1.5 * found.effect("uk-119").sd
     alike = found.posterior.of_new(found.group_names.index("uk"))
     assert abs(found.without("uk-119").mean - alike.mean) < alike.sd
-
-
-def summary_sites(summary: dict) -> list[str]:
-    return [site["name"] for site in summary["sites"]]
 
 
 def test_predictions_are_those_of_the_hospital_that_is_named(run: Federation, patients: Path, command, refusal) -> None:

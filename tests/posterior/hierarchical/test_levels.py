@@ -103,23 +103,6 @@ def test_one_hospital_leaves_the_prior_of_the_spread_and_two_cannot_tell_it_eith
     assert fitted(0.3, 0.2, 0.1).between_hospitals.identified
 
 
-def test_at_a_known_spread_it_is_the_conjugate_posterior() -> None:
-    generator = np.random.default_rng(3)
-    u, v = generator.normal(size=6), generator.uniform(0.1, 1, 6)
-    found = HospitalPosterior(Effects(u, v, np.zeros(6, int)), two_levels=False, largest_sd=2.0)
-    # Precision matrix of (theta_1 .. theta_6, m) at one spread, solved as a whole.
-    tau = found.between_hospitals.values[40]
-    precision = np.zeros((7, 7))
-    precision[:6, :6] = np.diag(1 / v + 1 / tau**2)
-    precision[:6, 6] = precision[6, :6] = -1 / tau**2
-    precision[6, 6] = 6 / tau**2
-    mean = np.linalg.solve(precision, np.append(u / v, 0.0))
-    variance = np.diag(np.linalg.inv(precision))
-    own, new = found.of_hospital(2), found.of_new()
-    assert np.allclose((own.means[40], own.variances[40]), (mean[2], variance[2]))
-    assert np.allclose((new.means[40], new.variances[40]), (mean[6], variance[6] + tau**2))
-
-
 def test_two_levels_at_known_spreads_are_the_conjugate_posterior_and_its_density() -> None:
     generator, groups = np.random.default_rng(4), np.array([0, 0, 0, 1, 1, 2])
     u, v = generator.normal(size=6), generator.uniform(0.1, 1, 6)
