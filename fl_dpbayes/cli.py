@@ -1,5 +1,6 @@
 """The command line: each command reads its arguments and calls the library; heavy imports wait until one is used."""
 
+import atexit
 import gc
 import json
 import shlex
@@ -337,6 +338,8 @@ def main() -> None:
     """Run the command line: status 0 for success, 1 for a failure, 2 for a mistake of the user, 130 for a stop."""
     # What imports make stays: to look through it for garbage at every 700 objects takes a second of a short run.
     gc.set_threshold(10_000)
+    # Nor is it searched, for another second, when the process ends.
+    atexit.register(gc.freeze)
     # A terminated command must end the processes that it started, as an interrupted one does.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     for stream in (sys.stdout, sys.stderr):

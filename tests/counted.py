@@ -60,10 +60,15 @@ def best_fit(method, probabilities, labels) -> RecalibrationMap:
     logs = log_probabilities(probabilities)
     start = np.zeros(parameter_count(method, logs.shape[1]))
     found = minimize(
-        lambda parameters: map_loss(method, parameters, logs, labels),
-        start,
+        lambda parameters: map_loss(method, parameters, logs, labels), start,
         jac=lambda parameters: record_gradients(method, parameters, logs, labels).mean(axis=0),
-        bounds=[(-PARAMETER_BOUND, PARAMETER_BOUND)] * len(start),
-        options={"ftol": 1e-14, "gtol": 1e-9},
-    )
+        bounds=[(-PARAMETER_BOUND, PARAMETER_BOUND)] * len(start), options={"ftol": 1e-14, "gtol": 1e-9},
+    )  # fmt: skip
     return RecalibrationMap(method=method, parameters=tuple(map(float, found.x)))
+
+
+def normal_classes(generator, count, shares, *, sharpness=0.5):
+    """Draw labels of the given shares, and predict by Bayes at equal shares where x of class c is N(1.5 c, 1)."""
+    labels = generator.choice(len(shares), count, p=shares)
+    distance = generator.normal(1.5 * labels, 1.0)[:, None] - 1.5 * np.arange(len(shares))
+    return softmax(-sharpness * distance**2, axis=1), labels

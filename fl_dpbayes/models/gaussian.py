@@ -48,9 +48,8 @@ def normal_vectors(
     """
     key, together = generator.bytes(32), max(1, _TOGETHER // size)
     parts, on_host = -(-together * size // PART), device.type == "cpu"
-    draws = [
-        (first // together * parts, min(together, count - first) * size) for first in range(0, count, together)
-    ]  # fmt: skip
+    groups = enumerate(range(0, count, together))
+    draws = [(number * parts, min(together, count - first) * size) for number, first in groups]
     draw = _Host(key, together * size) if on_host else partial(on_device, key, device)
     idle = on_host and len(draws) > 1 and torch.get_num_threads() < (os.cpu_count() or 1)
     for drawn in _ahead(draw, draws) if idle else starmap(draw, draws):

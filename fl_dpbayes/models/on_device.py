@@ -31,10 +31,11 @@ def uploaded(array: npt.NDArray[Any], device: torch.device, dtype: torch.dtype |
 
 def keep_share(device: torch.device) -> None:
     """Limit this process to the share of a GPU's memory that Ray counts for it, so that others have theirs."""
-    ray = sys.modules.get("ray")
-    if device.type == "cuda" and ray is not None and ray.is_initialized():
-        share = ray.get_runtime_context().get_assigned_resources().get("GPU", 1.0)
-        torch.cuda.set_per_process_memory_fraction(min(1.0, share), device)
+    ray: Any = sys.modules.get("ray")
+    context = ray.get_runtime_context() if ray is not None and ray.is_initialized() else None
+    if device.type == "cuda" and context is not None and context.worker.mode == ray.WORKER_MODE:
+        share = min(1.0, float(context.get_assigned_resources().get("GPU", 1)))
+        torch.cuda.set_per_process_memory_fraction(share, device.index)
 
 
 def release_memory() -> None:

@@ -1,3 +1,5 @@
+from functools import partial
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -7,16 +9,9 @@ from fl_dpbayes.calibration.bins import FINE_BINS, bin_index
 from fl_dpbayes.calibration.conformal import measure_sets, set_thresholds
 from fl_dpbayes.calibration.prior_shift import label_shift_weights, prevalence_from_means
 from fl_dpbayes.calibration.statistics import empty, from_batch
-from tests.counted import binary
+from tests.counted import binary, normal_classes
 
-
-def draw(generator, count, shares):
-    """Three classes as Gaussian bumps; predictions are Bayes at equal prevalence, sharpened."""
-    labels = generator.choice(len(shares), count, p=shares)
-    place = generator.normal(1.5 * labels, 1.0)
-    index = -0.8 * (place[:, None] - 1.5 * np.arange(len(shares))) ** 2
-    probabilities = np.exp(index - index.max(axis=1, keepdims=True))
-    return probabilities / probabilities.sum(axis=1, keepdims=True), labels
+draw = partial(normal_classes, sharpness=0.8)  # too sure of Bayes' predictions
 
 
 @given(st.integers(0, 10_000), st.integers(1, 400), st.sampled_from([0.5, 0.8, 0.9, 0.95]))

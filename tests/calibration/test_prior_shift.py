@@ -5,6 +5,7 @@ import pytest
 from scipy.special import expit
 
 from fl_dpbayes.calibration.prior_shift import estimated_prevalence, with_prevalence
+from tests.counted import normal_classes
 
 
 @pytest.mark.parametrize(("p", "trained", "target", "expected", "closeness"), [
@@ -21,19 +22,15 @@ def test_bayes_rule_at_another_prevalence_golden(p, trained, target, expected, c
     np.testing.assert_allclose(found, [[1 - expected, expected]], rtol=0, atol=closeness)
 
 
-def _normal_classes(shares: list[float], records: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Labels of the given shares, and p(y | x) at equal shares where x of class c is N(1.5 c, 1)."""
-    generator = np.random.default_rng(seed)
-    labels = generator.choice(len(shares), size=records, p=shares)
-    x = generator.normal(1.5 * labels, 1.0)
-    density = np.exp(-((x[:, None] - 1.5 * np.arange(len(shares))) ** 2) / 2)
-    return labels, density / density.sum(axis=1, keepdims=True)
-
-
 @pytest.mark.parametrize("shares", [[0.9, 0.1], [0.5, 0.5], [0.15, 0.6, 0.25]])
 def test_estimate_finds_the_prevalence_within_its_standard_error(shares: list[float]) -> None:
     equal = np.full(len(shares), 1 / len(shares))
-    found = np.array([estimated_prevalence(_normal_classes(shares, 2000, seed)[1], equal) for seed in range(40)])
+    found = np.array(
+        [
+            estimated_prevalence(normal_classes(np.random.default_rng(seed), 2000, shares)[0], equal)
+            for seed in range(40)
+        ]
+    )
     np.testing.assert_allclose(found.sum(axis=1), 1.0)
     error = found.std(axis=0, ddof=1) / np.sqrt(len(found))
     assert (np.abs(found.mean(axis=0) - shares) < 4 * error).all()
@@ -42,7 +39,7 @@ def test_estimate_finds_the_prevalence_within_its_standard_error(shares: list[fl
 
 
 def test_estimate_is_the_maximum_of_the_likelihood() -> None:
-    _, probabilities = _normal_classes([0.8, 0.2], 500, 0)
+    probabilities, _ = normal_classes(np.random.default_rng(0), 500, [0.8, 0.2])
     grid = np.linspace(1e-4, 1 - 1e-4, 20_001)
     likelihood = np.log(np.outer(probabilities[:, 0], 1 - grid) * 2 + np.outer(probabilities[:, 1], grid) * 2).sum(0)
     assert estimated_prevalence(probabilities, [0.5, 0.5])[1] == pytest.approx(grid[likelihood.argmax()], abs=1e-4)

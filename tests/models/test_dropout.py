@@ -11,21 +11,15 @@ from fl_dpbayes.models.build import build_model
 from fl_dpbayes.models.dropout import DropoutModule
 from fl_dpbayes.models.parameters import parameter_shapes, to_vector, vector_views
 from tests.asking import refused
+from tests.samplers.gradients.one_by_one import randomise
 
 TASK = Task(input_shape=(1, 8, 8), classes=3)
 MODELS = [MLPModel(hidden=(9, 7)), CNNModel(channels=(4, 6), hidden=5)]
 
 
-def randomised(module, seed=0):
-    source = torch.Generator().manual_seed(seed)
-    for value in module.parameters():
-        value.data = torch.randn(value.shape, generator=source) / max(1, value[:1].numel()) ** 0.5
-    return module
-
-
 def dropped(model, rate=0.5, rows=5):
     """Give a model random weights, and masks for some rows of records."""
-    module = DropoutModule(randomised(build_model(model, TASK, seed=0)), rate=rate)
+    module = DropoutModule(randomise(build_model(model, TASK, seed=0)), rate=rate)
     module.resample(np.random.default_rng(0), rows)
     return module
 
@@ -86,7 +80,7 @@ GROUPED = [nn.Sequential(nn.Conv2d(1, 6, 3), nn.Tanh(), nn.Conv2d(6, 12, 3, grou
 @pytest.mark.parametrize("base", [*(build_model(model, TASK, seed=0) for model in MODELS), *GROUPED])
 @pytest.mark.parametrize("seed", [0, 1, 3])
 def test_draw_is_the_plain_model_with_one_mask_folded_into_its_weights(base, seed):
-    module = DropoutModule(randomised(base), rate=0.5)
+    module = DropoutModule(randomise(base), rate=0.5)
     vector, source = to_vector(module), np.random.default_rng(seed)
     before = vector.clone()
     drawn = module.draw(vector, source)

@@ -1,6 +1,7 @@
 """Noise: what it is made of, its law out to the tails, and that host and device draw the same."""
 
 import math
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -54,6 +55,9 @@ def test_vectors_are_the_same_drawn_ahead_and_in_turn(monkeypatch, size: int) ->
 def test_each_of_128_key_bits_changes_the_noise() -> None:
     keys = [0, *(2**bit for bit in range(128))]
     assert len({standard_normals(keyed(key), (9,)).numpy().tobytes() for key in keys}) == 129
+    drawn = [bytes(place) + b"1" + bytes(31 - place) for place in range(32)]
+    known = [mock.Mock(bytes=lambda count, key=key: key[:count]) for key in drawn]
+    assert len({standard_normals(each, (9,)).numpy().tobytes() for each in known}) == 32
 
 
 def test_noise_reaches_9_standard_deviations_and_is_finite_at_every_integer() -> None:

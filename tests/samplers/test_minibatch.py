@@ -126,6 +126,16 @@ def test_what_was_found_for_a_module_and_its_records_is_found_once(monkeypatch):
             total(**other)
 
 
+def test_records_that_were_written_since_the_last_request_are_measured_again():
+    features, labels = site(12)
+    before = batch_gradient(features, labels, np.arange(12), clip_norm=1e-3)().total
+    features *= 100
+    after = batch_gradient(features, labels, np.arange(12), clip_norm=1e-3)().total
+    fresh = batch_gradient(features.copy(), labels, np.arange(12), clip_norm=1e-3)().total
+    assert torch.equal(after, fresh)
+    assert not torch.equal(before, after)
+
+
 def test_pre_noise_keeps_each_contribution_within_the_bound():
     features, labels = site(1)
     noisy = batch_gradient(features, labels, np.arange(1), pre_noise=2.0)

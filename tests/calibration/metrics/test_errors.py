@@ -13,7 +13,7 @@ from fl_dpbayes.calibration.metrics.errors import ece, ece_true, reliability_bin
 from fl_dpbayes.calibration.metrics.ranking import auroc, roc_points
 from fl_dpbayes.calibration.rms_interval import debiased_mean_square_gap
 from fl_dpbayes.calibration.statistics import empty, from_batch, merge
-from tests.counted import GOLDEN, binary
+from tests.counted import GOLDEN, binary, miscalibrated
 
 SEEDS = st.integers(0, 10_000)
 
@@ -124,15 +124,6 @@ def test_label_flip_property_and_sce_of_two_classes(seed):
     assert auroc(statistics[0]).value == pytest.approx(auroc(statistics[1]).value, abs=1e-12)
 
 
-def made_up(seed, count, power=1.0):
-    """Draw labels from a law, and predict it with its log-odds multiplied by `power`."""
-    generator = np.random.default_rng(seed)
-    law = generator.beta(2, 2, count)
-    odds = (law / (1 - law)) ** power
-    truth, predicted = np.stack([1 - law, law], axis=1), np.stack([1 / (1 + odds), odds / (1 + odds)], axis=1)
-    return predicted, (generator.random(count) < law).astype(int), truth
-
-
 def test_true_errors_by_hand():
     # One bin of 15 holds the first two: mean confidence .65, mean truth .5; the third's gap is .2.
     statistics = from_batch(
@@ -145,7 +136,7 @@ def test_true_errors_by_hand():
 def test_it_is_the_mean_of_what_the_debiased_error_estimates():
     squares = []
     for seed in range(200):
-        predicted, labels, truth = made_up(seed, 400, power=2.0)
+        predicted, labels, truth = miscalibrated(400, 2, 3.0, seed)
         statistics = from_batch(predicted, labels, truth=truth)
         squares.append(rms_debiased(statistics).value ** 2 - rms_true(statistics) ** 2)
     error = np.std(squares, ddof=1) / len(squares) ** 0.5
@@ -155,7 +146,7 @@ def test_it_is_the_mean_of_what_the_debiased_error_estimates():
 
 
 def test_unknown_where_one_record_has_no_truth_and_zero_where_it_is_predicted():
-    predicted, labels, truth = made_up(1, 500)
+    predicted, labels, truth = miscalibrated(500, 2, 1.0, 1)
     known, unknown = from_batch(predicted, labels, truth=truth), from_batch(predicted[:1], labels[:1])
     for statistics in (merge(known, unknown), merge(unknown, known), unknown):
         assert ece_true(statistics) is rms_true(statistics) is None

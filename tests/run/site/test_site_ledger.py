@@ -95,7 +95,7 @@ def test_export_can_be_checked_without_this_project(spent_site):
         assert entry["head"] == head
     assert (exported["head"], exported["problems"]) == (head, [])
     train, *unspent = exported["parts"]
-    assert (train["steps"], train["history"], train["epsilon_method"]) == (10, [[8.0, 1.0, 5], [8.0, 1.0, 5]], "pld")
+    assert (train["steps"], train["history"], train["epsilon_method"]) == (10, [[8.0, 1.0, 10]], "pld")
     assert [(part["steps"], part["epsilon"]) for part in unspent] == [(0, 0.0)] * 2
 
 
