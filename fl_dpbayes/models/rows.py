@@ -35,8 +35,6 @@ MOST_ROWS = 1280
 PREDICTION_ROWS = 256
 NEIGHBOURS = (0.0, math.nan, math.inf, 1e30)
 DRAWS = 4
-# Options of glibc's mallopt, and how many bytes (/usr/include/malloc.h).
-_ALLOCATION = {-3: 2**25, -1: 2**28}
 _INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 logger = logging.getLogger("fl_dpbayes.site")
@@ -258,5 +256,5 @@ def keep_freed_memory() -> None:
     Blocks of more than 32 MiB are still given back. Without glibc nothing is done.
     """
     with suppress(AttributeError, OSError, TypeError):
-        for option, size in _ALLOCATION.items():
-            ctypes.CDLL(None).mallopt(option, size)
+        # M_MMAP_THRESHOLD and M_TRIM_THRESHOLD of malloc.h.
+        _ = ctypes.CDLL(None).mallopt(-3, 2**25), ctypes.CDLL(None).mallopt(-1, 2**28)

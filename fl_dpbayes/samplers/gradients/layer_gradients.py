@@ -34,8 +34,10 @@ def layer_gradients(layer: nn.Module, inputs: Tensor, output_gradients: Tensor) 
         return _normalisation(layer, inputs.float(), output_gradients.float())
     if isinstance(layer, nn.Embedding):
         return _embedding(layer, inputs, output_gradients)
-    if isinstance(layer, nn.Conv2d) and _forms(output_gradients[0, 0].numel(), *_sizes(layer)):
-        g = output_gradients.float()
+    g = output_gradients.float()
+    if isinstance(layer, nn.Conv2d) and _forms(
+        g[0, 0].numel(), layer.weight[0].numel(), len(layer.weight) // layer.groups
+    ):
         weights = _convolution_weights(layer, inputs.float(), g).flatten(1)
         return formed_gradients([weights] if layer.bias is None else [weights, g.sum((2, 3))])
     return _products(layer, *positions(layer, inputs, output_gradients))
@@ -62,10 +64,6 @@ def positions(layer: nn.Module, inputs: Tensor, output_gradients: Tensor) -> tup
     assert isinstance(layer, nn.Conv2d)
     a = _patches(layer, inputs).mT
     return a, output_gradients.flatten(2).unflatten(1, (layer.groups, -1)).mT
-
-
-def _sizes(layer: nn.Conv2d) -> tuple[int, int]:
-    return layer.weight[0].numel(), layer.out_channels // layer.groups
 
 
 def _forms(length: int, p: int, o: int) -> bool:
