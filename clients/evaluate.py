@@ -140,10 +140,7 @@ def _prior_corrected(
 
 
 def _count_evaluation(site_file: SiteFile, site: Site, request: EvaluateRequest) -> dict[str, Any]:
-    """Count an evaluation in the ledger, before anything is measured; returns the audit log's words.
-
-    Raises RefusedError EVALUATIONS_EXHAUSTED where the policy's number is reached, COHORT_CLOSED.
-    """
+    """Count an evaluation in the ledger before anything is measured, or raise RefusedError; return the log's words."""
     policy, settings = site_file.policy, site_file.ledger
     if not policy.counts_evaluations:
         if settings is not None:

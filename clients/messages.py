@@ -42,10 +42,7 @@ logger = logging.getLogger("fl_dpbayes.site")
 
 
 class RefusedError(Exception):
-    """Ends the handling of a message with a refusal, which is all that the server learns.
-
-    `refusal`: the code and the request's field. `detail`: what the site's own log says beside them.
-    """
+    """Ends the handling of a message with a `refusal`, all that the server learns; `detail` is for the site's log."""
 
     def __init__(self, code: RefusalCode, field: str = "", detail: str = "") -> None:
         self.refusal = Refusal(code=code, field=outside_text(field))

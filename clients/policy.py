@@ -41,10 +41,7 @@ def check_standing(site_file: SiteFile) -> None:
 
 
 def check_plan(site_file: SiteFile, path: str, request: Config) -> None:
-    """Check that a request's plan was approved, where the policy asks for that; another is held for the steward.
-
-    `path`: of a hospital's site file, beside which approvals lie. Raises RefusedError PLAN_NOT_APPROVED.
-    """
+    """Hold a plan that has no approval beside the site file, where the policy asks for one: PLAN_NOT_APPROVED."""
     approved = site_file.policy.approved_plans
     if approved is None:
         return

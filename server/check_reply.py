@@ -151,10 +151,7 @@ def check_reply_size(plan: TrainingPlan, federation: Federation) -> None:
 
 
 def check_disk_space(plan: TrainingPlan, federation: Federation, sites: int) -> None:
-    """Check that the disk holds what a round of so many sites adds to the run directory, and to simulated ledgers.
-
-    Asked before it, so that no privacy is spent in vain. Raises UserError with the folder and both sizes.
-    """
+    """Raise UserError, before privacy is spent, if a round of so many sites, made-up ledgers too, may fill the disk."""
     needed = (2 * sites + 1) * (_largest_reply(plan, federation.parameters) + ROUND_BYTES)
     free = shutil.disk_usage(federation.run_folder).free
     if free < needed:

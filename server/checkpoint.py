@@ -54,10 +54,7 @@ class Checkpoint(Config):
 
 
 class JournaledSites:
-    """What a run's journal holds of its sites, from entries of what was new after a round.
-
-    `cards` and `left_out`: of the roster, in its order. `heads`: site -> last head seen.
-    """
+    """A journal's sites, by entries of what was new: `cards` and `left_out` in the roster's order, `heads` by site."""
 
     def __init__(self, entries: Iterable[journals.Entry] = ()) -> None:
         """Read them back."""
@@ -128,10 +125,7 @@ def read_checkpoint(folder: Path) -> tuple[Checkpoint, Arrays] | None:
 
 
 def read_run_journal(folder: Path, checkpoint: Checkpoint | None) -> tuple[journals.Journal, Sequence[journals.Entry]]:
-    """Read a run's journal, to be gone on with, and its entries, as far as they belong to its checkpoint, if any.
-
-    Raises UserError if it is damaged, or its run has asked sites and has no checkpoint.
-    """
+    """Read a run's journal as far as its checkpoint goes; UserError if damaged, or sites were asked without one."""
     path = folder / journals.JOURNAL_FILE
     entries, mark = journals.read_journal(path, checkpoint.journal if checkpoint is not None else None)
     if checkpoint is None and (any(BEGUN in entry for entry in entries) or (folder / BANK_FOLDER).exists()):
@@ -147,10 +141,7 @@ def prepared_files(folder: Path) -> list[journals.Entry]:
 
 
 def check_run_files(folder: Path, entries: Sequence[journals.Entry], checkpoint: Checkpoint) -> None:
-    """Compare all files that a run goes on from with its journal's entries; those of a round that was cut off go.
-
-    Raises UserError naming the first file that is missing, damaged or not of the run.
-    """
+    """Compare a run's files with its journal, and drop those of a round that was cut off; UserError names a bad one."""
     files = journals.listed_files(entries).items()
     listed = {name: entry for name, entry in files if not name.startswith(f"{BANK_FOLDER}/")}
     journals.check_files(folder, listed)

@@ -102,10 +102,7 @@ def read_reply(reply: Message, kind: type[MessageT], node_id: int) -> MessageT |
 def read_arrays(
     message: Message, shapes: Mapping[str, tuple[int, ...]], dtype: npt.DTypeLike = np.float32
 ) -> dict[str, npt.NDArray]:
-    """Decode the arrays of a reply, which must be those of these names and shapes and this type, and finite.
-
-    Raises ValueError at the first difference, before anything is allocated.
-    """
+    """Decode a reply's arrays, which must be finite and of exactly these names, shapes and type, else ValueError."""
     record = message.content.array_records.get("arrays", ArrayRecord())
     return read_sent_arrays(record, {name: (shape, np.dtype(dtype)) for name, shape in shapes.items()})
 

@@ -1,7 +1,4 @@
-"""After training: the sites fit a recalibration map to the posterior, round by round, and the server averages it.
-
-An isotonic map is fitted by the server, to counts of bins that the sites release once.
-"""
+"""After training: sites fit recalibration maps, or count bins once, and the server makes one map of what they send."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass

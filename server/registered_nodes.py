@@ -36,10 +36,7 @@ def unlisted_nodes(grid: Grid, sites: Collection[str]) -> list[RunWarning]:
 
 
 def wait_for_sites(grid: Grid, scenario: Scenario, seconds: float, say: Callable[[list[str]], None]) -> None:
-    """Wait until as many of a scenario's sites as it starts with are connected; say now and then who is missing.
-
-    Raises UserError with the names of those that are missing after `seconds`.
-    """
+    """Wait until enough of a scenario's sites are connected, or raise UserError; say now and then who is missing."""
     needed = scenario.resources.start_nodes or len(scenario.sites)
     deadline, said, told = time.monotonic() + seconds, 0.0, list[str]()
     while True:

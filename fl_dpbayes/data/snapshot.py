@@ -41,10 +41,7 @@ class DataChangedError(UserError):
 
 
 def source_files(site_file: SiteFile) -> list[tuple[str, int, int]]:
-    """Return path, size and time of last change, in ns, of each file that a site's records come from.
-
-    Raises DataChangedError if one is not there.
-    """
+    """Return path, size and last change, in ns, of each file of a site's records; DataChangedError if one is gone."""
     source = site_file.source
     given = getattr(source, "path", None) or getattr(source, "folder", None) or ()
     places = [*(given if isinstance(given, tuple) else (given,)), *filter(None, [site_file.selection.indices])]

@@ -1,7 +1,4 @@
-"""How many of the requested steps a cohort's budget admits, when requests may depend on earlier releases.
-
-The rule is fixed by the plan of the cohort's first run and never changes: docs/proofs/spending-rules.md.
-"""
+"""How many steps a budget admits to requests that adapt, by one rule for good: docs/proofs/spending-rules.md."""
 
 import math
 from bisect import bisect_left
@@ -48,10 +45,7 @@ def filter_orders(epsilon: float, delta: float) -> tuple[float, ...]:
 
 
 def choose_rule(plan: History, budget: Budget) -> SpendingRule:
-    """Choose the rule for a part of a cohort from the plan of its first run, whose steps share one sampling rate.
-
-    A `fixed schedule` without a step admits nothing.
-    """
+    """Choose a part's rule from its cohort's first plan, of one sampling rate; a schedule of no step admits nothing."""
     sampling_rate = plan[0].sampling_rate
     if sampling_rate == 1:
         return SpendingRule("gdp filter")
@@ -64,10 +58,7 @@ def choose_rule(plan: History, budget: Budget) -> SpendingRule:
 
 
 def admitted_steps(rule: SpendingRule, spent: History, requested: History, budget: Budget) -> int:
-    """Count the first steps of a request that the budget admits on top of what was spent.
-
-    Returns how many, from 0 to all.
-    """
+    """Count the first steps of a request, from 0 to all, that the budget admits on top of what was spent."""
     if rule.name == "fixed schedule":
         return _admitted_by_schedule(rule.schedule, spent, requested)
     return (_admitted_by_gdp if rule.name == "gdp filter" else _admitted_by_renyi)(spent, requested, budget)

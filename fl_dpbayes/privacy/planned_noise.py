@@ -97,10 +97,7 @@ def largest_prefix(
     noise_multipliers: Array, sampling_rate: float, epsilon: float, delta: float,
     adjacency: Adjacency = "add_or_remove_one",
 ) -> int:  # fmt: skip
-    """Return the largest t in 0 .. T whose first t steps meet the budget by their privacy-loss distribution.
-
-    `noise_multipliers` are sigma_t, shape (T,), at one sampling rate in (0, 1].
-    """
+    """Return how many first steps, of sigma_t (T,) at one rate in (0, 1], meet the budget by their privacy loss."""
 
     def cost(steps: int) -> float:
         return pld_epsilon(history_of_steps(noise_multipliers[:steps], sampling_rate), delta, adjacency)
@@ -114,10 +111,7 @@ def largest_prefix(
 def solve_multiplier(
     epsilon: float, delta: float, sampling_rate: float, steps: int, adjacency: Adjacency = "add_or_remove_one"
 ) -> float:
-    """Return the constant noise multiplier with which `steps` steps cost at most epsilon, and 0.1 % less at least.
-
-    Raises UserError if no noise multiplier between 0.001 and a million does so.
-    """
+    """Return the noise multiplier, 0.001 to 10^6, at which steps cost 99.9 to 100 % of epsilon, or raise UserError."""
     plan = PrivacyPlan(epsilon=epsilon, delta=delta, sampling_rate=sampling_rate, adjacency=adjacency)
     solved = solve_noise(plan, np.ones(steps), units=1)
     assert solved.noise_multiplier is not None

@@ -43,10 +43,7 @@ class SentArray(Protocol):
 def read_sent_arrays(
     sent: Mapping[str, SentArray], layout: Mapping[str, tuple[tuple[int, ...], np.dtype]]
 ) -> dict[str, npt.NDArray]:
-    """Read exactly the arrays of these names, shapes and types, each into memory of its own, all values finite.
-
-    Raises ValueError at the first difference, in words of this module but for a name, which is cut short.
-    """
+    """Read exactly the arrays of this layout, all finite, each into memory of its own; ValueError at a difference."""
     if len(sent) > len(layout) or set(sent) != set(layout):
         missing = next((repr(name) for name in layout if name not in sent), "none")
         extra = next((repr(outside_text(name, 24)) for name in sent if name not in layout), "none")

@@ -43,10 +43,7 @@ NOTHING = PosteriorSamples(arrays={}, weights=np.zeros(0), temperatures=np.zeros
 
 
 class TrainingRounds(Strategy):
-    """Lets sites join between rounds, asks those that train, and takes their replies one by one.
-
-    A rule says where chains start and what the server makes of the replies that are used.
-    """
+    """The rounds of every rule: sites join in between, those that train are asked, and replies taken one by one."""
 
     def __init__(self, federation: Federation, record: RunRecord) -> None:
         self.federation, self.record = federation, record

@@ -252,10 +252,7 @@ def boundary_flips(closeness: Floats, severity: int) -> BoundaryFlips:
 
 
 def centroid_closeness(features: npt.NDArray[np.float32], labels: Integers, classes: int) -> Floats:
-    """Return minus each record's distance to the mean record of each class, (N, C); -inf for a class without records.
-
-    The means are the site's own and stay there.
-    """
+    """Return minus each record's distance to the site's own mean of each class, (N, C); -inf where that has none."""
     flat = features.reshape(len(features), -1)
     closeness = np.full((len(flat), classes), -np.inf)
     for label in np.unique(labels):

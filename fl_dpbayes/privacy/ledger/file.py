@@ -135,10 +135,7 @@ def data_version(connection: sqlite3.Connection) -> int:
 
 
 def append_entry(connection: sqlite3.Connection, kind: str, content: dict[str, Any]) -> Entry:
-    """Append an entry of JSON-ready content, inside the caller's transaction.
-
-    Its time makes two chains that part from one another have different heads.
-    """
+    """Append an entry of JSON-ready content in the caller's transaction; its time tells chains apart that parted."""
     row = connection.execute("SELECT position, head FROM chain ORDER BY position DESC LIMIT 1").fetchone()
     position, previous = (row[0] + 1, row[1]) if row else (1, FIRST_PREVIOUS)
     content = {"kind": kind, "time": datetime.now(UTC).isoformat(), **content}
@@ -173,10 +170,7 @@ def cohorts_of(entries: Iterable[Entry]) -> list[str]:
 
 
 def network_file_system(path: Path, mounts: str) -> str | None:
-    """Name the network file system, such as `nfs4`, on which an absolute path without links lies; None: a local one.
-
-    `mounts` is the text of /proc/self/mounts.
-    """
+    """Name the network file system, such as `nfs4`, of an absolute path without links, by /proc/self/mounts' text."""
     best, kind, parts = -1, "", path.parts
     for point, its_kind in _mount_points(mounts):
         if parts[: len(point)] == point and len(point) >= best:
@@ -216,8 +210,10 @@ class KeptLogs(threading.local):
         if path in self._connections or len(self._connections) >= self._most:
             connection.close()
         else:
-            connection.execute("PRAGMA shrink_memory")
-            self._connections[path] = connection
+            # A fresh one: statements that the other has prepared hold the last reply that was bound to them.
+            self._connections[path] = kept = sqlite3.connect(path, isolation_level=None)
+            kept.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()
+            connection.close()
 
 
 KEPT_LOGS = KeptLogs()

@@ -133,10 +133,7 @@ BELOW, ABOVE, WRAPPED = 18.0, 16.0, 18.0
 
 @dataclass(frozen=True)
 class Grid:
-    """A cyclic grid of losses: spacing h, number of points, order lambda of the tilt, and reach.
-
-    The tails of a step's noise are cut `reach` standard deviations out.
-    """
+    """A cyclic grid of losses: spacing h, points, order lambda of the tilt, and reach, where a step's tails are cut."""
 
     spacing: float
     size: int

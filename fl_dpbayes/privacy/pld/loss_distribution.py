@@ -1,7 +1,4 @@
-"""Epsilon of a composed history from its privacy-loss distribution: an upper bound, with its errors counted in.
-
-docs/proofs/privacy-loss-distribution.md says what the bound consists of.
-"""
+"""Epsilon of a history by its privacy-loss distribution, bounded in docs/proofs/privacy-loss-distribution.md."""
 
 import math
 from bisect import bisect_right
@@ -111,10 +108,7 @@ class _PrefixAccount:
 
 
 def composition_work(history: History, delta: float, adjacency: Adjacency) -> int:
-    """Return how many grid points `pld_epsilon` transforms, kinds of step times size of the grid.
-
-    0 where a closed form is used; some 10^7 points take a second.
-    """
+    """Count grid points that `pld_epsilon` transforms (10^7 a second): kinds of step times size, 0 in closed form."""
     levels = levels_of(history) if has_noise(history) else ()
     return 0 if _in_closed_form(levels, adjacency) else len(levels) * Grid.of(levels, adjacency, delta).size
 

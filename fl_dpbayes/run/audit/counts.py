@@ -68,10 +68,7 @@ class Parts:
 
 
 def audit_counts(scenario: Scenario, folder: Path, generator: np.random.Generator) -> list[Check]:
-    """Test what recalibration and evaluation release, whether or not the scenario asks for them.
-
-    That is the count of bins, the descent, and both evaluations; `generator` draws records and posterior.
-    """
+    """Test what counts of bins, descent and both evaluations release, whether or not the scenario asks for them."""
     parts = _parts(scenario, folder, generator)
     noised = [_evaluation_table(parts, run) for run in range(1, TABLES + 1)]
     counted = [_isotonic_table(parts, run) for run in range(1, TABLES + 1)]

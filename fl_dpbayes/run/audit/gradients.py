@@ -67,10 +67,7 @@ def unit_gradient(scenario: Scenario, folder: Path, start: Array, levels: npt.ND
 def reaching_start(
     scenario: Scenario, folder: Path, generator: np.random.Generator, levels: npt.NDArray[np.uint8], label: int
 ) -> Array:
-    """Draw start states until a record's gradient reaches every tensor: hidden units may all be silent.
-
-    Raises UserError if no start is found, so that faults of some layer would be missed.
-    """
+    """Draw starts until a record's gradient reaches every tensor (hidden units may be silent), else raise UserError."""
     for _ in range(ATTEMPTS):
         start = start_vector(scenario.model, scenario.data.source.task, generator)
         if min(tensor_lengths(unit_gradient(scenario, folder, start, levels, label), scenario)) > 0:
