@@ -72,8 +72,7 @@ class FlowerCommand:
         start = done.stdout.find("{")
         if start < 0:
             raise UserError(f"`flwr {verb}` failed: {(done.stdout + done.stderr).strip()[-500:]}")
-        answer: dict[str, Any] = json.loads(done.stdout[start:])
-        return answer
+        return dict(json.loads(done.stdout[start:]))
 
     def submit(self, app: Path, run_config: Mapping[str, Any], federation: Mapping[str, Any]) -> str:
         """Submit a run and return its number; UserError if it is refused."""
@@ -94,8 +93,7 @@ class FlowerCommand:
             if "unavailable" in str(said):
                 raise UserError(f"the SuperLink {self.superlink!r} does not answer: see to its unit and its address")
             raise UserError(f"the SuperLink {self.superlink!r} knows no run {run}: {said}")
-        found: dict[str, str] = answer["runs"][0]
-        return found
+        return dict(answer["runs"][0])
 
     def _run(self, *words: str, **streams: Any) -> subprocess.CompletedProcess:
         return subprocess.run(["flwr", *words], env=dict(self.environment), cwd=self.folder, check=False, **streams)

@@ -135,14 +135,10 @@ def sites_from_arrays(
 ) -> SiteRecords:
     """Read arrays, such as images, as the records of several sites.
 
-    Args:
-        features: (N, *shape), numbers; whole numbers of one byte are grey levels, which become 0 to 1.
-        labels: (N,), numbers from 0, or words, which are classes in alphabetical order.
-        sites: (N,), the name of each record's site.
-        units: (N,), each record's privacy unit, such as the patient; without them each record is one.
-
-    Raises:
-        UserError: lengths differ, or a value is missing, or no number, class or name.
+    `features`: (N, *shape), numbers; whole numbers of one byte are grey levels, which become 0 to 1. `labels`: (N,),
+    numbers from 0, or words, which are classes in alphabetical order. `sites`: (N,), the name of each record's site.
+    `units`: (N,), each record's privacy unit, such as the patient; without them each record is one. Raises UserError if
+    lengths differ, or a value is missing, or no number, class or name.
 
     Example:
         >>> sites_from_arrays([[0.1], [0.9]] * 30, ["well", "sick"] * 30, ["north", "south"] * 30)
@@ -226,5 +222,4 @@ def _constants(given: Constants | None, key: str, features: Sequence[str], propo
 
 
 def _sizes(sites: npt.NDArray, units: npt.NDArray) -> dict[str, int]:
-    pairs = pandas.DataFrame({"site": sites, "unit": units}).drop_duplicates()
-    return {str(name): int(size) for name, size in pairs["site"].value_counts(sort=False).items()}
+    return pandas.Series(units).groupby(sites.astype(str), sort=False).nunique().to_dict()

@@ -23,9 +23,10 @@ from fl_dpbayes.config.task import Model, ModuleModel
 from fl_dpbayes.config.validation_text import read_record
 from fl_dpbayes.data.simulation import plan_sites
 from fl_dpbayes.models.own_module import provided
+from fl_dpbayes.run.deploy.provision import templates
 from fl_dpbayes.run.finished_run import Run
 from fl_dpbayes.run.frames import SiteRecords
-from fl_dpbayes.run.init_scenario import LEAST_UNITS, TEMPLATE, proposed_clip_norm, proposed_delta, toml_value
+from fl_dpbayes.run.init_scenario import LEAST_UNITS, proposed_clip_norm, proposed_delta, toml_value
 from fl_dpbayes.run.simulate import check_machine, new_folder, run_planned
 
 COUPLED = {"coupling", "temperature", "noise_multiplier"}
@@ -146,7 +147,7 @@ def _content(data: SiteRecords | str | Path, parts: Parts) -> dict[str, Any]:
 
 def _of_records(data: SiteRecords) -> dict[str, Any]:
     keys = dict.fromkeys(("file", "source", "sites", "unit"), "")
-    content = tomllib.loads(TEMPLATE.format(
+    content = tomllib.loads(templates("init")["scenario.toml"].format(
         **keys, name='"own"', description='""', path='""', delta=proposed_delta(max(data.sizes.values())),
         clip_norm=proposed_clip_norm(prod(data.source.task.input_shape)),
     ))  # fmt: skip

@@ -204,8 +204,10 @@ class KeptLogs(threading.local):
         if path in self._connections or len(self._connections) >= self._most:
             connection.close()
         else:
-            connection.execute("PRAGMA shrink_memory")
-            self._connections[path] = connection
+            # A fresh one: statements that the other has prepared hold the last reply that was bound to them.
+            self._connections[path] = kept = sqlite3.connect(path, isolation_level=None)
+            kept.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()
+            connection.close()
 
 
 KEPT_LOGS = KeptLogs()

@@ -94,17 +94,13 @@ def simulated(
     from fl_dpbayes.run import simulate
     from fl_dpbayes.run.progress import EVENTS_FILE
 
-    made, start, stop = scenario(), time.perf_counter(), threading.Event()
+    made, start = scenario(), time.perf_counter()
     with tempfile.TemporaryDirectory() as parent, cpu_by_stage() as (spent, clock):
-        folder, sites = Path(parent, "run"), len(made.sites)
-        plan = simulate.plan_sites(made, None)
+        folder, plan = Path(parent, "run"), simulate.plan_sites(made, None)
         simulate.new_folder(folder, made.name)
         simulate.write_baselines(made, simulate.prepare_simulation(made, plan, folder), folder)
         ready, before = time.perf_counter(), peak_bytes()
-        if engine == "inline":
-            simulate.run_inline(folder, sites, stop)
-        else:
-            simulate.run_flower(folder, sites, made.resources, stop)
+        simulate.run_on(engine, made, folder, threading.Event())
         ended = time.perf_counter()
         of_rounds = [float(row["seconds"]) for row in read_csv(folder / ROUNDS_FILE)]
         events = [json.loads(line) for line in (folder / EVENTS_FILE).read_text(encoding="utf-8").splitlines()]

@@ -57,7 +57,7 @@ def _outcome(reference: "ray.ObjectRef", job: CellJob) -> CellOutcome:
     except RayError as problem:
         # The first line says what happened; the rest describes Ray's processes.
         error = f"its process ended ({type(problem).__name__}: {str(problem).strip().splitlines()[0]})"
-    return CellOutcome(job.cell.digest, 0.0, error=error)
+    return CellOutcome(job.cell, 0.0, error=error)
 
 
 def _check_gpus(jobs: Sequence[CellJob]) -> None:
