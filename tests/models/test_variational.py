@@ -121,9 +121,9 @@ def test_bayes_by_backprop_finds_the_mean_field_optimum_of_a_gaussian_posterior(
     precision = features.T @ features + np.eye(3) / 0.8**2
     expected = np.concatenate([np.linalg.solve(precision, features.T @ targets), np.diag(precision) ** -0.5])
     data = [torch.from_numpy(values.astype(np.float32)) for values in (features, targets)]
-    runs = torch.stack([train(*data, GaussianPrior(scale=0.8), seed) for seed in range(5)]).numpy()
+    runs = torch.stack([train(*data, GaussianPrior(scale=0.8), seed) for seed in range(8)]).numpy()
     standard_error = runs.std(axis=0, ddof=1) / math.sqrt(len(runs))
     assert (np.abs(runs.mean(axis=0) - expected) <= 4 * standard_error).all()
-    assert (standard_error < 0.015 * np.tile(expected[3:], 2)).all()
+    assert (standard_error < 0.01 * np.tile(expected[3:], 2)).all()
     covariance_scale = np.diag(np.linalg.inv(precision)) ** 0.5
     assert (np.abs(covariance_scale - expected[3:]) > 8 * standard_error[3:]).any()
