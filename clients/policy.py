@@ -41,7 +41,7 @@ def check_standing(site_file: SiteFile) -> None:
 
 
 def check_plan(site_file: SiteFile, path: str, request: Config) -> None:
-    """Hold a plan that has no approval beside the site file, where the policy asks for one: PLAN_NOT_APPROVED."""
+    """Hold a plan that is not approved, in the site file or beside it, where the policy asks: PLAN_NOT_APPROVED."""
     approved = site_file.policy.approved_plans
     if approved is None:
         return

@@ -30,7 +30,7 @@ Effect = tuple[float, str]
 
 @dataclass(frozen=True)
 class Finding:
-    """One test: the probability that a sound site shows as much; where; and the effect, by level, for `MISS`."""
+    """One test: how probable as much is at a sound site; where; and level -> the effect that `MISS` at most miss."""
 
     probability: float
     where: str

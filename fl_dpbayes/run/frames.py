@@ -67,19 +67,13 @@ def sites_from_frame(
 
     Each feature is (value - center) / scale; a column of text becomes one feature for each of its values.
 
-    Args:
-        frame: one row per record.
-        site: the column that names each record's site.
-        label: the column of classes: numbers from 0, or words, in alphabetical order or that of a Categorical; their
-            names are declared public.
-        unit: the column of privacy units, such as the patient; without it each row is one.
-        features: what to predict from. Without them all other columns are used, and centers, scales and constants for
-            missing values are proposed from the records: a simulation's page says so, a hospital would refuse them.
-        centers: public constants, by column or in the order of `features`; 0 where not given.
-        scales: the same, above 0; 1 where not given.
-
-    Raises:
-        UserError: a column is absent, has gaps, or values that are no feature, class or name.
+    `frame`: one row per record. `site`: the column that names each record's site. `label`: the column of classes:
+    numbers from 0, or words, in alphabetical order or that of a Categorical; their names are declared public. `unit`:
+    the column of privacy units, such as the patient; without it each row is one. `features`: what to predict from.
+    Without them all other columns are used, and centers, scales and constants for missing values are proposed from the
+    records: a simulation's page says so, a hospital would refuse them. `centers`: public constants, by column or in the
+    order of `features`; 0 where not given. `scales`: the same, above 0; 1 where not given. Raises UserError if a column
+    is absent, has gaps, or values that are no feature, class or name.
 
     Example:
         >>> import pandas

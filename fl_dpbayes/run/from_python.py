@@ -54,21 +54,14 @@ def simulate(data: SiteRecords | str | Path, settings: Mapping[str, Any] | None 
     the first half is kept, at epsilon 4, a sampling rate of 0.5, and a fifth of the records of each site for testing.
     The run directory holds the records themselves (`records.parquet` or `records.npz`): it is as confidential as they.
 
-    Args:
-        data: the records of `sites_from_frame` or `sites_from_arrays`; or the name of a scenario that comes with the
-            package, or the path of one.
-        settings: key of a scenario -> value, such as `{"privacy.epsilon": 2, "sites.north.shift.kind": "tilt"}`.
-        **parts: by name,
-            `model`: a record such as `MLP(hidden=[32])`, or a torch module (N, *shape) -> logits (N, classes);
-            `sampler`: such as `DPSGLD(step_size=0.3)`; `privacy`: `Privacy(epsilon=4, delta=1e-3)` or `NoPrivacy()`;
-            `rule`: how sites' samples become one posterior, such as `FALD()`;
-            `held_out`: sites that do not train but test; `rounds`: of messages, half of them burn-in;
-            `out`: the run directory, empty or absent (default: `runs/<name>-<time>`);
-            `engine`: "inline" (default, this process) or "flower" (processes of their own, no module object);
-            `data_dir`: the folder of data sets; `quiet`: whether to show no progress.
-
-    Raises:
-        UserError: a part does not fit, or the run failed; the text says what is allowed and what to do.
+    `data`: the records of `sites_from_frame` or `sites_from_arrays`; or the name of a scenario that comes with the
+    package, or the path of one. `settings`: key of a scenario -> value, such as `{"privacy.epsilon": 2}`. `model`: a
+    record such as `MLP(hidden=[32])`, or a torch module (N, *shape) -> logits (N, classes). `sampler`: such as
+    `DPSGLD(step_size=0.3)`. `privacy`: `Privacy(epsilon=4, delta=1e-3)` or `NoPrivacy()`. `rule`: how sites' samples
+    become one posterior, such as `FALD()`. `held_out`: sites that do not train but test. `rounds`: of messages, half of
+    them burn-in. `out`: the run directory, empty or absent (default: `runs/<name>-<time>`). `engine`: "inline"
+    (default, this process) or "flower" (processes of their own, no module object). `data_dir`: the folder of data sets.
+    `quiet`: whether to show no progress. Raises UserError if a part does not fit, or the run failed.
 
     Example:
         >>> run = simulate("digits", {"training.rounds": 2, "training.burn_in": 0})  # doctest: +SKIP

@@ -189,10 +189,8 @@ def _source(table: pandas.DataFrame, label: str, columns: tuple[str, str | None]
         lines.append(f"class_names = {toml_value(classes)}   # in their order; of two, risks are of the second")
     patient = "# unit_column: every row is taken for another patient. If patients have several rows, name theirs."
     lines.append(patient if unit is None else f"unit_column = {toml_value(unit)}")
-    lines += [
-        *(f"# left out: {json.dumps(name)}, {why}" for name, why in found.left_out.items()),
-        templates("init")["constants"].rstrip(),
-    ]
+    lines += [f"# left out: {json.dumps(name)}, {why}" for name, why in found.left_out.items()]
+    lines.append(templates("init")["constants"].rstrip())
     if found.numbers:
         centers, scales = zip(*found.numbers.values(), strict=True)
         names = (("features", list(found.numbers)), ("centers", centers), ("scales", scales))

@@ -28,6 +28,7 @@ STAGES = {
     "/fl_dpbayes/report/": "report", "/clients/": "site, other", "/server/": "server", "<frozen importlib": "imports",
     "/run/bench/simulation.py": "other",
 }  # fmt: skip
+COMMAND = [sys.executable, "-c", "from fl_dpbayes.cli import main; main()"]
 TICK_SECONDS = 0.005
 RECORDS_PER_SITE = 100
 # Sends every node one message and writes a line of its only round.
@@ -160,8 +161,7 @@ def command(*arguments: str) -> Record:
     """Return what a command of `fl-dpbayes` costs with all the processes that it waits for."""
     start = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
-        call = [sys.executable, "-c", "from fl_dpbayes.cli import main; main()", *arguments]
-        subprocess.run(call, cwd=folder, capture_output=True, check=False)
+        subprocess.run([*COMMAND, *arguments], cwd=folder, capture_output=True, check=False)
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return {"run, s": time.perf_counter() - start, "CPU s": used.ru_utime + used.ru_stime}
 
@@ -170,8 +170,8 @@ def first_line() -> Record:
     """Return how long after the command the quickstart's first line of a round comes from Flower."""
     start = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
-        call = [sys.executable, "-c", "from fl_dpbayes.cli import main; main()", "simulate", "quickstart"]
-        with subprocess.Popen([*call, "--out", f"{folder}/run"], stdout=subprocess.PIPE, text=True) as process:
+        call = [*COMMAND, "simulate", "quickstart", "--out", f"{folder}/run"]
+        with subprocess.Popen(call, stdout=subprocess.PIPE, text=True) as process:
             assert process.stdout is not None
             next(line for line in process.stdout if line.startswith("round "))
             found = time.perf_counter() - start
