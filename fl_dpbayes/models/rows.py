@@ -101,11 +101,7 @@ def cheapest_rows(choices: Iterable[int], beside: float, expected_batch_size: fl
 
 def prediction_rows(module: nn.Module) -> int:
     """Choose P for predictions: 64 for convolutions, else 256."""
-    return ROWS if _convolves(module) else PREDICTION_ROWS
-
-
-def _convolves(module: nn.Module) -> bool:
-    return any(isinstance(layer, nn.Conv2d) for layer in module.modules())
+    return ROWS if any(isinstance(layer, nn.Conv2d) for layer in module.modules()) else PREDICTION_ROWS
 
 
 class RowsDependError(UserError):
