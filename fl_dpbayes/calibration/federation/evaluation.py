@@ -80,12 +80,10 @@ class Evaluation:
             raise ValueError(f"it measured {len(record.groups)} subgroups, whose tables are too large for a reply")
         if record.noise_std is not None:
             check_noise(record.noise_std, request.noise_multiplier or 0.0)
-        privacy = None
-        if record.privacy is not None:
-            if record.privacy.units != card.units:
-                raise ValueError("its privacy statement does not fit its card")
-            own = (GaussianEvent(request.noise_multiplier or 0.0, 1.0, len(request.measured)),)
-            privacy = checked_statement(record.privacy, own, own, None, request.delta)
+        if record.privacy is not None and record.privacy.units != card.units:
+            raise ValueError("its privacy statement does not fit its card")
+        own = (GaussianEvent(request.noise_multiplier or 0.0, 1.0, len(request.measured)),)
+        privacy = record.privacy and checked_statement(record.privacy, own, own, None, request.delta)
         one = self._exact_shapes if record.noise_std is None else {"noised": (REPORT_BINS, SENT_COLUMNS)}
         prefixes = ["", *(subgroup_prefix(number) + "/" for number in range(len(record.groups)))]
         shapes: dict[str, tuple[int, ...]] = {}
@@ -195,10 +193,8 @@ class Evaluation:
                 found.append(dominating)
             first_read = {p.site: coarse(p.statistics) for p in members if p.predictor == self._headline}
             found += decisive_sites(role, first_read)
-        left_out = self._left_out.items()
-        return found + [
-            warning("subgroups-left-out", name, left_out=count, most=MAX_GROUPS) for name, count in left_out
-        ]
+        missing = self._left_out.items()
+        return found + [warning("subgroups-left-out", name, left_out=count, most=MAX_GROUPS) for name, count in missing]
 
     @property
     def _headline(self) -> str:
