@@ -103,11 +103,7 @@ def read_start(request: TrainRequest, message: Message, shapes: Shapes) -> Array
 def read_predictors(
     message: Message, model: Model, task: Task, predictors: Mapping[PredictorName, Weights], digest: str
 ) -> Arrays:
-    """Read the posterior samples of all predictors and check them against the request.
-
-    Returns arrays `<predictor>/<name>` of shape (M, *shape). Raises RefusedError BAD_REQUEST if names, shapes or digest
-    differ.
-    """
+    """Read all posterior samples `<predictor>/<name>`, (M, *shape); BAD_REQUEST if names, shapes or digest differ."""
     parameter_shapes = model_shapes(model, task)
     shapes: dict[str, tuple[int, ...]] = {}
     for predictor, weights in predictors.items():

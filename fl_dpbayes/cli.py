@@ -124,9 +124,7 @@ def init(
     data: Annotated[list[Path], Option("--from", help="CSV or Parquet tables of the same columns; or images.")],
     site: Annotated[str, Option(help="The column of hospitals, or 'file'; images: a pattern, as '^([^/]+)/'.")],
     label: Annotated[str | None, Option(help="The column of what is to be predicted; not for images.")] = None,
-    unit: Annotated[
-        str | None, Option("--unit", "--patient", help="Patients' column, or pattern '/(P[0-9]+)_'.")
-    ] = None,
+    unit: Annotated[str | None, Option("--unit", "--patient", help="Patients: column, or '/(P[0-9]+)_'.")] = None,
     out: Annotated[Path | None, Option(help="The file to write; default: the data's name with .toml.")] = None,
 ) -> None:
     """Look at tables or images on this machine and write a complete, commented scenario for them."""
@@ -259,9 +257,7 @@ def audit(
 BENCHMARKS = ["clip", "accounting", "simulation", "end-to-end", "memory"]
 
 
-@app.command(
-    epilog="Example: fl-dpbayes bench clip --only mlp\n\nExample: fl-dpbayes bench simulation --json speed.json"
-)
+@app.command(epilog="Example: fl-dpbayes bench clip --only mlp\n\nExample: fl-dpbayes bench memory --json memory.json")
 def bench(
     name: Annotated[str, Argument(click_type=Choice(BENCHMARKS), help="Which benchmark.")],
     only: Annotated[str, Option(help="Rows whose names contain this; default: all.")] = "",
@@ -282,9 +278,7 @@ app.add_typer(data_commands, name="data")
 
 
 @data_commands.command("fetch", epilog="Example: fl-dpbayes data fetch heart --data-dir data")
-def data_fetch(
-    name: Annotated[str, Argument(help="Which: mnist, pneumonia or heart.")], data_dir: DataDir = None
-) -> None:
+def data_fetch(name: Annotated[str, Argument(help="mnist, pneumonia or heart.")], data_dir: DataDir = None) -> None:
     """Fetch a public data set into the data folder: its licence is shown, its records are checked."""
     from fl_dpbayes.run.fetch_data import fetch_data
 

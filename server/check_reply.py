@@ -65,9 +65,8 @@ def check_train_reply(
     privacy = checked_statement(record.privacy, own, reached, previous, delta, planned)
     kept = len(stretch.weights)
     samples = {name: (kept, *shape) for name, shape in shapes.items()} if kept else {}
-    arrays = read_arrays(
-        reply, prefixed("samples", samples) | prefixed("last", request.plan.sampler.state_shapes(shapes))
-    )
+    last = request.plan.sampler.state_shapes(shapes)
+    arrays = read_arrays(reply, prefixed("samples", samples) | prefixed("last", last))
     return CheckedReply(
         samples=PosteriorSamples(without_prefix("samples", arrays), stretch.weights, stretch.temperatures),
         last=without_prefix("last", arrays), last_step=record.first_step + record.steps - 1, stretch=stretch,

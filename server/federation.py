@@ -19,14 +19,7 @@ from fl_dpbayes.posterior.store import POSTERIOR_FILE, save_posterior
 from fl_dpbayes.report.page import write_report
 from fl_dpbayes.report.run_files import CALIBRATION_COLUMNS, calibration_csv_row, write_csv, write_summary
 from fl_dpbayes.report.warnings import sentence
-from server.checkpoint import (
-    BEGUN,
-    JournaledSites,
-    check_run_files,
-    prepared_files,
-    read_checkpoint,
-    read_run_journal,
-)
+from server.checkpoint import BEGUN, JournaledSites, check_run_files, prepared_files, read_checkpoint, read_run_journal
 from server.grid import OrderedGrid
 from server.ledger_heads import HEADS_FILE
 from server.registered_nodes import allowed_nodes, unlisted_nodes

@@ -82,11 +82,7 @@ def error_text(reply: Message) -> str:
 
 
 def read_reply(reply: Message, kind: type[MessageT], node_id: int) -> MessageT | Refusal:
-    """Read and validate the record of the reply of the node that was asked, or the refusal that came instead.
-
-    Raises ValueError if the reply is an error, comes from another node (an error that the grid itself made may), or
-    carries no valid record.
-    """
+    """Read the record of the node that was asked, or its refusal; ValueError for errors, other nodes or no record."""
     if said := error_text(reply):
         raise ValueError(said)
     if reply.has_error():

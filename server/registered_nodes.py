@@ -18,11 +18,7 @@ def registered_names(grid: Grid) -> dict[int, str]:
 
 
 def allowed_nodes(grid: Grid, sites: Collection[str], *, only_registered: bool) -> list[int]:
-    """Return the ids, ascending, of connected nodes that may take part.
-
-    `sites`: the names of a scenario. A node that is registered under another name may not; `only_registered`, at real
-    sites: nor may one without a name.
-    """
+    """Return ids, ascending, of connected nodes with a site's name, or, but for `only_registered`, without a name."""
     names = registered_names(grid)
     if only_registered:
         return sorted(node for node, name in names.items() if name in sites)

@@ -56,8 +56,8 @@ def checked_feature_map(
 ) -> FeatureMap:  # fmt: skip
     """Prepare a map whose passes have a number of rows at which each row stands alone.
 
-    `output_shape`: (D,). `transform`: a batch (N, *input_shape) -> (N, D), on `device`. `most_records`: in a pass, >=
-    1; the largest power of 2 up to it is used. Raises RowsDependError if a single row differs from itself.
+    `most_records`: in a pass, >= 1; the largest power of 2 up to it is used; the rest as of `FeatureMap`. Raises
+    RowsDependError if a single row differs from itself.
     """
 
     def stand_alone(count: int) -> bool:

@@ -4,6 +4,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal
 
 import numpy as np
@@ -88,11 +89,9 @@ def _renyi_conversion(budget: Budget) -> npt.NDArray[np.float64]:
 
 
 def _admitted_by_renyi(spent: History, requested: History, budget: Budget) -> int:
-    costs = [
-        renyi_divergences((replace(event, steps=1),), budget.orders, budget.adjacency) * np.ones((event.steps, 1))
-        for event in requested
-    ]
-    before = _renyi_conversion(budget) + renyi_divergences(spent, budget.orders, budget.adjacency)
+    cost = partial(renyi_divergences, orders=budget.orders, adjacency=budget.adjacency)
+    costs = [cost((replace(event, steps=1),)) * np.ones((event.steps, 1)) for event in requested]
+    before = _renyi_conversion(budget) + cost(spent)
     epsilons = (before + np.cumsum(np.concatenate(costs), axis=0)).min(axis=1)
     return _longest(len(epsilons), lambda steps: bool(epsilons[steps - 1] <= budget.epsilon))
 

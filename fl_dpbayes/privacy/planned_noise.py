@@ -167,11 +167,7 @@ NOISE_TOLERANCE = 2e-3
 
 @lru_cache(maxsize=256)
 def planned_chain(plan: TrainingPlan, units: int) -> PlannedChain:
-    """Compute what a site of this size solves, its noise to `NOISE_TOLERANCE`.
-
-    Only the solved noise of `floor` depends on the size, so that of the other couplings is solved once for all sites.
-    Raises UserError if no noise meets the plan's budget. Raises ValueError if a decaying step size underflows to zero.
-    """
+    """Compute what a site solves, to `NOISE_TOLERANCE`, once for all sizes but by `floor`; raises as `solve_plan`."""
     privacy = plan.privacy
     if isinstance(privacy, NoPrivacyPlan):
         return PlannedChain(plan, units, noise_without_privacy(plan, units))
@@ -220,11 +216,7 @@ class PlannedStretch:
 
 
 def planned_stretch(plan: TrainingPlan, units: int, first_step: int, steps: int) -> PlannedStretch:
-    """Compute a stretch of one step or more from the plan and the number of units that the site declares.
-
-    Raises UserError if no noise meets the plan's budget, so that no site can have run it. Raises ValueError if a
-    decaying step size underflows to zero.
-    """
+    """Compute a stretch of one step or more at a site of so many declared units; raises as `planned_chain`."""
     chain, planned, end = planned_chain(plan, units), _planned_history(plan, units), first_step + steps
     kept = [step for step in range(first_step, end) if plan.is_kept(step)]
     sizes, temperatures = chain.step_sizes[first_step:end], chain.temperatures[first_step:end]

@@ -34,7 +34,7 @@ from fl_dpbayes.models.build import build_model
 from fl_dpbayes.models.feature_map import feature_map
 from fl_dpbayes.models.frozen_body import frozen_body
 from fl_dpbayes.posterior.convergence import one_sample_warning
-from fl_dpbayes.posterior.predictive import Prediction, predict
+from fl_dpbayes.posterior.predictive import predict
 from fl_dpbayes.posterior.store import POSTERIOR_FILE, load_posterior
 from fl_dpbayes.protocol.evaluate import RECALIBRATED
 from fl_dpbayes.report.evaluation_page import write_evaluation
@@ -64,13 +64,13 @@ def predict_records(
     if out is not None and out.exists():
         raise UserError(f"--out {out} exists already: give another name, nothing is overwritten")
     found = _predict(run_dir, data, data_dir, allowed_code, labelled=False, skip_bad_rows=skip_bad_rows)
-    records, (probabilities, uncertainty) = found.records, _with_uncertainty(found)
+    records, probabilities = found.records, found.probabilities
     classes = np.array(found.class_names or range(probabilities.shape[1]))
     units = {} if records.units is None else dict([records.units])
     predicted = classes[probabilities.argmax(axis=1)]
     table = pandas.DataFrame({records.numbered: records.names, **units, "predicted": predicted})
     table[[f"probability_{name}" for name in classes]] = probabilities
-    table = table.assign(**{f"{name}_uncertainty": values for name, values in uncertainty.items()})
+    table = table.assign(**{f"{name}_uncertainty": values for name, values in found.uncertainty.items()})
     if bad := records.bad:
         table = table.astype({"predicted": object})
         table.iloc[list(bad), 1 + len(units) :] = np.nan
@@ -92,9 +92,9 @@ def predicted_table(run_dir: Path, data: NewData, classes: pandas.Index, allowed
 
     Recalibrated and undefined where those of `predict_records` are.
     """
-    probabilities, uncertainty = _with_uncertainty(_predict(run_dir, data, None, allowed_code, labelled=False))
-    table = pandas.DataFrame(probabilities, columns=classes)
-    return table.assign(**{f"{name}_uncertainty": uncertainty[name] for name in ("total", "epistemic")})
+    found = _predict(run_dir, data, None, allowed_code, labelled=False)
+    table = pandas.DataFrame(found.probabilities, columns=classes)
+    return table.assign(**{f"{name}_uncertainty": found.uncertainty[name] for name in ("total", "epistemic")})
 
 
 def evaluate_records(
@@ -110,16 +110,13 @@ def evaluate_records(
     records, mapping = found.records, found.mapping
     if records.labels is None:
         raise UserError(f"{data} has no labels: give a column 'label', an array 'labels', or a folder for each class")
-    probabilities, uncertainty = _with_uncertainty(found)
-    # Neither one sample nor a map of averaged probabilities tells the two uncertainties apart.
-    tells = mapping is None and not found.point
     predictor = "posterior" if mapping is None else RECALIBRATED
     name = f"{'' if mapping is None else 'recalibrated '}{found.point}" if found.point else PREDICTORS[predictor]
-    statistics = from_batch(probabilities, records.labels, **(uncertainty if tells else {}))
+    statistics = from_batch(found.probabilities, records.labels, **(found.uncertainty if found.tells else {}))
     row = summarise(statistics, np.random.default_rng(0)).as_row()
-    if area := exact_auroc(probabilities, records.labels):
+    if area := exact_auroc(found.probabilities, records.labels):
         row |= {"auroc": area.value, "auroc_bounds": [area.value, area.value]}
-    if not tells:
+    if not found.tells:
         row |= {"epistemic": None, "aleatoric": None}
     if as_json:
         print(json.dumps(json_values({"data": data.name, "predictor": predictor, **row})))
@@ -134,7 +131,7 @@ def _summary(found: "_Predicted", data: Path, predictor: str, statistics: Calibr
     """Write the records as a run's one held-out site, alone and pooled."""
     place = {"role": "held_out", "predictor": predictor, "samples": 1 if found.point else None}
     places = [place | {"site": "pooled:held_out"}, place | {"site": outside_text(data.stem)}]
-    drawn = {"risk": found.prediction.probabilities.shape[1] == 2, "roc": roc_points(statistics)}
+    drawn = {"risk": found.probabilities.shape[1] == 2, "roc": roc_points(statistics)}
     drawn |= {"bins": [part.model_dump() for part in reliability_bins(statistics)]}
     return Summary.model_validate({
         "scenario": found.scenario, "seed": None, "versions": {"fl-dpbayes": __version__}, "adjacency": "",
@@ -162,22 +159,19 @@ def _metric_table(row: dict[str, Any], name: str) -> Table:
 
 @dataclass(frozen=True)
 class _Predicted:
-    """Predictions of a stored posterior; `point` names it where it is one sample, and `mapping` is still to apply."""
+    """Predictions of a stored posterior after the map; `point` names it where it is one sample.
+
+    `tells` says that uncertainties are told apart: neither one sample nor a map of averaged probabilities can do so.
+    """
 
     records: NewRecords
-    prediction: Prediction
+    probabilities: npt.NDArray[np.float64]
+    uncertainty: dict[str, Any]
+    tells: bool
     mapping: RecalibrationMap | None
     point: str
     class_names: tuple[str, ...]
     scenario: str
-
-
-def _with_uncertainty(found: _Predicted) -> tuple[npt.NDArray[np.float64], dict[str, npt.NDArray | float]]:
-    prediction, mapping = found.prediction, found.mapping
-    if mapping is None and not found.point:
-        return prediction.probabilities, {name: getattr(prediction, name) for name in UNCERTAINTIES}
-    probabilities = prediction.probabilities if mapping is None else recalibrate(prediction.probabilities, mapping)
-    return probabilities, {"total": entr(probabilities).sum(axis=1), "aleatoric": np.nan, "epistemic": np.nan}
 
 
 def _predict(
@@ -203,8 +197,13 @@ def _predict(
         point = f"point estimate ({scenario.aggregation.point_name or 'one sample'})"
         _say(f"warning: {sentence(found)}", style="yellow")
     prediction = predict(module, samples.arrays, samples.weights, inputs)
-    mapping = _usable_map(stored.metadata.recalibration, run_dir)
-    return _Predicted(records, prediction, mapping, point, getattr(source, "class_names", ()), scenario.name)
+    probabilities, mapping = prediction.probabilities, _usable_map(stored.metadata.recalibration, run_dir)
+    uncertainty = {name: getattr(prediction, name) for name in UNCERTAINTIES}
+    if not (tells := mapping is None and not point):
+        probabilities = probabilities if mapping is None else recalibrate(probabilities, mapping)
+        uncertainty = {"total": entr(probabilities).sum(axis=1), "aleatoric": np.nan, "epistemic": np.nan}
+    names = getattr(source, "class_names", ())
+    return _Predicted(records, probabilities, uncertainty, tells, mapping, point, names, scenario.name)
 
 
 def _scenario_of(run_dir: Path, scenario_hash: str) -> Scenario:

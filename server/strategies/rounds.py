@@ -35,9 +35,7 @@ from server.roster import Federation, Member, with_newcomers
 from server.run_record import RunRecord
 
 # What Flower's own result says of a round's sites.
-RESULT: dict[str, Callable[[list[int | float]], int | float]] = {
-    "units": sum, "steps": max, "epsilon": max, "temperature": fmean,
-}  # fmt: skip
+RESULT: dict[str, Callable[[list[float]], float]] = {"units": sum, "steps": max, "epsilon": max, "temperature": fmean}
 
 NOTHING = PosteriorSamples(arrays={}, weights=np.zeros(0), temperatures=np.zeros(0))
 
@@ -205,10 +203,8 @@ class TrainingRounds(Strategy):
 
     def _banked(self, server_round: int, replies: Iterable[Message]) -> list[Answer[CheckedReply]]:
         """Check each reply and put its samples into the bank; return the answers without them."""
-        answers = []
-        for answer in self.exchange.answers(
-            replies, self._checked, lambda: self.record.warn(warning("dropped", stage=f"round {server_round}"))
-        ):
+        answers, dropped = [], warning("dropped", stage=f"round {server_round}")
+        for answer in self.exchange.answers(replies, self._checked, lambda: self.record.warn(dropped)):
             checked = answer.checked
             if checked is not None:
                 self.bank.add(answer.site, server_round, self.chain_of(server_round), checked.samples, checked.last)

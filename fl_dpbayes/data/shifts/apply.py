@@ -58,11 +58,7 @@ def apply_shift(records: Records, shift: Shift, generator: np.random.Generator) 
 
 
 def kept_indices(records: Records, shift: Shift, generator: np.random.Generator) -> Integers:
-    """Say which records a shift keeps, before anything else is done to them.
-
-    `shift`: of any kind; only `prevalence` and `tilt` drop records. `generator`: in the state in which
-    `apply_shift` gets it. Raises UserError if all records have one value of a tilt's feature.
-    """
+    """Say which records a shift keeps, at the generator's state in `apply_shift`; UserError if all tie in a tilt."""
     if shift.kind == "prevalence":
         return prevalence_indices(records.labels, records.task.classes, shift.severity, generator)
     if shift.feature is not None:

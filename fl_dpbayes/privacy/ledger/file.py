@@ -116,9 +116,8 @@ def ledger_errors() -> Iterator[None]:
     try:
         yield
     except (sqlite3.Error, OSError) as error:
-        raise LedgerError(
-            f"the ledger failed ({error}): see to its disk and permissions; if the file is damaged, {PUT_BACK}"
-        ) from error
+        said = f"the ledger failed ({error}): see to its disk and permissions"
+        raise LedgerError(f"{said}; if the file is damaged, {PUT_BACK}") from error
 
 
 def ledger_key(connection: sqlite3.Connection) -> bytes:
@@ -146,19 +145,14 @@ def append_entry(connection: sqlite3.Connection, kind: str, content: dict[str, A
 
 
 def read_chain(connection: sqlite3.Connection, after: int = 0, previous: str = FIRST_PREVIOUS) -> list[Entry]:
-    """Read the entries after a position in turn, all of them by default, and check each link.
-
-    `previous`: the head at that position. Raises LedgerError at the first entry that does not follow from the one
-    before.
-    """
+    """Read the entries after a position, whose head is `previous`, all by default; LedgerError at a broken link."""
     entries: list[Entry] = []
     # One before the first is found as well.
     rows = connection.execute("SELECT * FROM chain WHERE position > ? ORDER BY position", (after or -(2**63),))
     for position, stated, text, head in rows:
         if position != after + len(entries) + 1 or stated != previous or head != _head(previous, text):
-            raise LedgerError(
-                f"entry {position} of the ledger does not follow from the one before: it was changed: {PUT_BACK}"
-            )
+            said = f"entry {position} of the ledger does not follow from the one before"
+            raise LedgerError(f"{said}: it was changed: {PUT_BACK}")
         entries.append(Entry(position, previous, json.loads(text), head))
         previous = head
     return entries
@@ -210,8 +204,10 @@ class KeptLogs(threading.local):
         if path in self._connections or len(self._connections) >= self._most:
             connection.close()
         else:
-            connection.execute("PRAGMA shrink_memory")
-            self._connections[path] = connection
+            # A fresh one: statements that the other has prepared hold the last reply that was bound to them.
+            self._connections[path] = kept = sqlite3.connect(path, isolation_level=None)
+            kept.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()
+            connection.close()
 
 
 KEPT_LOGS = KeptLogs()

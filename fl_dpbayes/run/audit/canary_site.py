@@ -31,11 +31,7 @@ WHOLE = Split(test_fraction=0.0, key=KEY)
 
 @dataclass(frozen=True)
 class CanaryRecords:
-    """Records of a canary site.
-
-    `features`: float32, or uint8 grey levels, which a site scales to 0 to 1, shape (N, *shape). `labels`: shape (N,).
-    `units`: name of each record's privacy unit, N texts.
-    """
+    """Features (N, *shape), float32 or uint8 grey levels; labels (N,); and the name of each record's privacy unit."""
 
     task: Task
     features: npt.NDArray

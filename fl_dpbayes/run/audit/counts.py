@@ -132,10 +132,9 @@ def _apart(values: Array) -> bool:
 
 
 def _request(parts: Parts, run: int) -> dict[str, Any]:
-    return {
-        "run": f"{run:032x}", "round": 1, "task": parts.site.task, "model": parts.scenario.model,
-        "arrays": arrays_digest(prefixed("posterior", parts.samples)),
-    }  # fmt: skip
+    digest = arrays_digest(prefixed("posterior", parts.samples))
+    whose = {"run": f"{run:032x}", "round": 1, "task": parts.site.task, "model": parts.scenario.model}
+    return whose | {"arrays": digest}
 
 
 def _evaluate(parts: Parts, site: canary_site.CanarySite, run: int, **extra: Any) -> tuple[EvaluateReply, Arrays]:
