@@ -9,7 +9,7 @@ from torch.func import functional_call
 from torch.nn import functional
 
 from fl_dpbayes.config.sampler import FlatPrior, GaussianPrior, LaplacePrior, spread_of
-from fl_dpbayes.models.parameters import load_vector
+from fl_dpbayes.models.parameters import vector_loader
 from fl_dpbayes.models.variational import VariationalModule, divergence_gradient, draw
 from fl_dpbayes.samplers.gradients.loss import mean_over_draws
 from fl_dpbayes.samplers.gradients.variational import clipped_sum
@@ -102,7 +102,7 @@ def train(features, targets, prior, seed):
     vector = torch.cat([torch.zeros(size), torch.full((size,), spread_of(0.5))])
     source, kept = generator(seed), []
     for step in range(400):
-        load_vector(module, vector)
+        vector_loader(module)(vector)
         module.resample(source, count)
         total = clipped_sum(module, features, targets, clip_norm=math.inf, loss=mean_over_draws(squared_error)).total
         vector = vector - 2.0 / (2 + step / 10) * (total + divergence_gradient(prior, vector)) / count
