@@ -35,11 +35,6 @@ def to_vector(module: nn.Module) -> Tensor:
     return torch.cat([parameter.detach().reshape(-1).float() for parameter in parameters])
 
 
-def load_vector(module: nn.Module, vector: Tensor) -> None:
-    """Make a flat vector the module's trainable parameters, as `vector_loader` does."""
-    vector_loader(module)(vector)
-
-
 def vector_loader(module: nn.Module) -> Callable[[Tensor], None]:
     """Return a function that makes a flat vector the module's trainable parameters.
 

@@ -101,11 +101,7 @@ def cheapest_rows(choices: Iterable[int], beside: float, expected_batch_size: fl
 
 def prediction_rows(module: nn.Module) -> int:
     """Choose P for predictions: 64 for convolutions, else 256."""
-    return ROWS if _convolves(module) else PREDICTION_ROWS
-
-
-def _convolves(module: nn.Module) -> bool:
-    return any(isinstance(layer, nn.Conv2d) for layer in module.modules())
+    return ROWS if any(isinstance(layer, nn.Conv2d) for layer in module.modules()) else PREDICTION_ROWS
 
 
 class RowsDependError(UserError):
@@ -136,8 +132,7 @@ def rows_stand_alone(results: RowResults, features: Tensor, targets: Tensor, gen
     """Say whether the rows' results keep every bit when the pass is repeated, permuted, or has other neighbours.
 
     Tried are a repetition, a permutation, and three passes in which all rows but half, 2 % or one are replaced, by 0,
-    NaN, infinity or 1e30 (by 0 where one stays); of a single row the repetition. `features`: synthetic rows, shape (P,
-    ...). `targets`: synthetic targets, shape (P,).
+    NaN, infinity or 1e30 (by 0 where one stays); of a single row the repetition. `features`, `targets`: synthetic.
     """
     rows = len(features)
     expected = [values.clone() for values in results(features.clone(), targets)]
@@ -201,10 +196,8 @@ def drawn_modules(module: nn.Module) -> Iterator[nn.Module]:
 
 def structure(module: nn.Module) -> Hashable:
     """Return what a module computes apart from its parameters' values; equal to no other where none can say."""
-    values = [
-        (name, tuple(value.shape), value.dtype, str(value.device), value.requires_grad)
-        for name, value in (*module.named_parameters(), *module.named_buffers())
-    ]
+    named = (*module.named_parameters(), *module.named_buffers())
+    values = [(name, tuple(one.shape), one.dtype, str(one.device), one.requires_grad) for name, one in named]
     kept = [hashlib.sha256(bytes_of(value)).digest() for value in module.buffers()]
     return tuple((type(layer), _settings(layer)) for layer in module.modules()), tuple(values), tuple(kept)
 

@@ -52,10 +52,8 @@ def trimmed_mean(states: Mapping[str, Arrays], trimmed: int) -> Arrays:
     It bears so many bad sites, 0 or more, below half of all.
     Source: Yin et al. 2018, "Byzantine-robust distributed learning: towards optimal statistical rates", Definition 2.
     """
-    return {
-        name: np.sort(stack, axis=0)[trimmed : len(stack) - trimmed].mean(axis=0, dtype=np.float64).astype(np.float32)
-        for name, stack in _stacked(states)
-    }
+    kept = {name: np.sort(stack, axis=0)[trimmed : len(stack) - trimmed] for name, stack in _stacked(states)}
+    return {name: stack.mean(axis=0, dtype=np.float64).astype(np.float32) for name, stack in kept.items()}
 
 
 def move_factors(

@@ -59,13 +59,10 @@ def chains(site_samples: Mapping[str, AnySamples]) -> Iterator[Chain]:
         if not len(site_samples[site]):
             continue
         samples = site_samples[site].in_memory()
-        chain = Chain(
-            site=site, draws=_flatten(site, samples.arrays, shapes), weights=samples.weights / samples.weights.sum(),
-            temperatures=samples.temperatures, shapes=shapes,
-        )  # fmt: skip
-        if reference is None:
-            reference = (site, chain.mean)
-        else:
+        draws, weights = _flatten(site, samples.arrays, shapes), samples.weights / samples.weights.sum()
+        chain = Chain(site, draws, weights, samples.temperatures, shapes)
+        reference = reference or (site, chain.mean)
+        if reference[0] != site:
             chain = replace(chain, warnings=alignment_warnings(reference, (site, chain.mean), shapes))
         yield chain
 

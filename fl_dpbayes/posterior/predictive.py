@@ -1,7 +1,6 @@
 """The predictive distribution: class probabilities averaged over posterior samples, and their uncertainty."""
 
 import logging
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import reduce
@@ -149,9 +148,7 @@ def _checked_rows(module: nn.Module, input_shape: tuple[int, ...], device: torch
         generator = np.random.default_rng(0)
         features = torch.randn((count, *input_shape), generator=torch.Generator().manual_seed(count)).to(device)
         labels = torch.zeros(count, device=device)
-        drawn = [trainable_parameters(each) for each in passes.drawn_modules(module)] * math.ceil(
-            together / passes.DRAWS
-        )
+        drawn = [trainable_parameters(each) for each in passes.drawn_modules(module)] * -(-together // passes.DRAWS)
         with torch.no_grad():
             groups = [drawn[first : first + together] for first in range(0, len(drawn), together)]
             values = [{name: torch.stack([each[name] for each in group]) for name in group[0]} for group in groups]

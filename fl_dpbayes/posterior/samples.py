@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import TypeVar
 
 import numpy as np
@@ -99,19 +100,15 @@ class StoredSamples:
 
     def in_memory(self) -> PosteriorSamples:
         """Read all samples."""
-        return concatenate(list(self.parts()))
+        return self.thinned(len(self))
 
     def thinned(self, max_samples: int) -> PosteriorSamples:
         """Keep and read at most `max_samples` samples, chosen and weighted as by `PosteriorSamples.thinned`."""
         blocks = np.array_split(np.arange(len(self)), min(len(self), max_samples))
         last = np.array([block[-1] for block in blocks])
-        kept, start = [], 0
-        for piece in self.pieces:
-            end = start + len(piece.weights)
-            numbers = last[(last >= start) & (last < end)] - start
-            if len(numbers):
-                kept.append(piece.rows(numbers))
-            start = end
+        starts = np.cumsum([0, *(len(piece.weights) for piece in self.pieces)])
+        chosen = [last[(last >= start) & (last < end)] - start for start, end in pairwise(starts)]
+        kept = [piece.rows(numbers) for piece, numbers in zip(self.pieces, chosen, strict=True) if len(numbers)]
         arrays = {name: np.concatenate([rows[name] for rows in kept]) for name in kept[0]}
         weights = np.array([self.weights[block].sum() for block in blocks])
         return PosteriorSamples(arrays, weights, self.temperatures[last])

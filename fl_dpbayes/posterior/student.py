@@ -95,9 +95,8 @@ def distil(
     (softmax(f) - p) / N. Source: Hinton et al. 2015; Bhatt et al. 2024, "Federated learning with uncertainty via
     distilled predictive distributions".
 
-    `function`: float32 parameters -> logits (N, classes) at the inputs, and the map of a cotangent (N, classes) to
-    gradients by parameter name (their vector-Jacobian product). `start`: parameter name -> initial value, in the order
-    of the model. `teacher_probabilities`: p(y|x_i), (N, classes), N >= 1.
+    `function`: as `logits_at` returns it, at the inputs. `start`: parameter name -> initial value, in the order of the
+    model. `teacher_probabilities`: p(y|x_i), (N, classes), N >= 1.
     """
     shapes = {name: tuple(array.shape) for name, array in start.items()}
     entropy = -xlogy(teacher_probabilities, teacher_probabilities).sum(axis=1).mean()

@@ -32,8 +32,7 @@ _RESOLUTION = 2.0**-53
 def poisson_units(generator: np.random.Generator, unit_count: int, sampling_rate: float) -> npt.NDArray[np.int64]:
     """Draw a batch that every unit joins independently with probability `sampling_rate`, rounded down to 2^-53.
 
-    `unit_count`: number of units. `sampling_rate`: q in (0, 1]. Returns numbers of the units that join, ascending;
-    often empty where q is small.
+    `sampling_rate`: q in (0, 1]. Returns numbers of the units that join, ascending; often empty where q is small.
     """
     # Uniforms are multiples of 2^-53: joining at u < q would round q up, many times over where q is near 2^-53.
     return (generator.random(unit_count) + _RESOLUTION <= sampling_rate).nonzero()[0]
@@ -43,9 +42,9 @@ def poisson_units(generator: np.random.Generator, unit_count: int, sampling_rate
 class TrainingRecords:
     """What a chain is trained on.
 
-    `features`: shape (N, *shape), float32; N may be 0. `targets`: classes, int64, or values, float32, as the loss
-    wants them, shape (N,). `unit_index`: privacy unit of each record, numbers 0 .. m - 1 without a gap, shape (N,),
-    int64. `loss`: minus the log likelihood of records, summed; its gradient is clipped.
+    `features`: shape (N, *shape); N may be 0. `targets`: classes or values as the loss wants them, shape (N,).
+    `unit_index`: privacy unit of each record, numbers 0 .. m - 1 without a gap, shape (N,). `loss`: minus the log
+    likelihood of records, summed; its gradient is clipped.
     """
 
     features: npt.NDArray[np.float32]
@@ -161,10 +160,8 @@ class BatchGradient:
     ) -> ClippedSum:
         if self._materialises:
             return self._materialised_sum(module, features, targets, counts)
-        return self._clipped_sum(
-            module, features, targets, clip_norm=self._clip_norm, clipping=self._privacy.clipping, loss=self._loss,
-            rows=self._rows,
-        )  # fmt: skip
+        bound = {"clip_norm": self._clip_norm, "clipping": self._privacy.clipping}
+        return self._clipped_sum(module, features, targets, **bound, loss=self._loss, rows=self._rows)
 
     def _materialised_sum(
         self, module: nn.Module, features: torch.Tensor, targets: torch.Tensor, counts: npt.NDArray[np.int64]

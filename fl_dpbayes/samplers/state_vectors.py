@@ -15,11 +15,7 @@ Vectors = Mapping[str, torch.Tensor]
 
 @dataclass(frozen=True)
 class ChainState:
-    """Where a chain stands.
-
-    `vectors`: named vectors of equal shape, float32; always `parameters`, the chain's position w. `step`: number of
-    steps of this chain that lie behind it.
-    """
+    """Where a chain stands: vectors of equal shape, always its position `parameters`, and how many steps lie behind."""
 
     vectors: Vectors
     step: int = 0

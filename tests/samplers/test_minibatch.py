@@ -11,7 +11,7 @@ from fl_dpbayes.config.plan import AutomaticClipping, GlobalClipping, NoPrivacyP
 from fl_dpbayes.config.task import LogisticModel, MLPModel, Task
 from fl_dpbayes.models.build import build_model
 from fl_dpbayes.models.dropout import DropoutModule
-from fl_dpbayes.models.parameters import load_vector, to_vector
+from fl_dpbayes.models.parameters import to_vector, vector_loader
 from fl_dpbayes.models.variational import VariationalModule
 from fl_dpbayes.samplers import minibatch
 from fl_dpbayes.samplers.gradients.loss import (
@@ -154,7 +154,7 @@ def test_misuse_is_refused():
 
 def hidden_layers():
     module = build_model(MLPModel(hidden=(6, 5)), TASK, seed=0)
-    load_vector(module, torch.randn(len(to_vector(module)), generator=torch.Generator().manual_seed(3)))
+    vector_loader(module)(torch.randn(len(to_vector(module)), generator=torch.Generator().manual_seed(3)))
     return module
 
 
@@ -174,7 +174,7 @@ def test_regression_without_a_bound_gives_the_plain_gradient_limit(unit_index):
     features, _ = site(12)
     targets = np.linspace(-1, 2, 12, dtype=np.float32)
     module = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2))
-    load_vector(module, torch.randn(23, generator=torch.Generator().manual_seed(3)))
+    vector_loader(module)(torch.randn(23, generator=torch.Generator().manual_seed(3)))
     loss = summed_gaussian_negative_log_likelihood
     found = batch_gradient(features, targets, unit_index, module=module, clip_norm=None, loss=loss)()
     expected = gradient_of(module, torch.from_numpy(features), torch.from_numpy(targets), loss)

@@ -14,7 +14,7 @@ from fl_dpbayes.config.task import CNNModel, LogisticModel, MLPModel, Task
 from fl_dpbayes.models import rows as row_check
 from fl_dpbayes.models.build import build_model
 from fl_dpbayes.models.dropout import DropoutModule
-from fl_dpbayes.models.parameters import load_vector, to_vector
+from fl_dpbayes.models.parameters import to_vector, vector_loader
 from fl_dpbayes.models.rows import padded
 from fl_dpbayes.models.variational import VariationalModule
 from fl_dpbayes.samplers import minibatch
@@ -31,7 +31,7 @@ SHAPE = (1, 8, 8)
 
 def drawn(model, seed=0):
     module = build_model(model, Task(input_shape=SHAPE, classes=3), seed=0)
-    load_vector(module, torch.randn(len(to_vector(module)), generator=torch.Generator().manual_seed(seed)))
+    vector_loader(module)(torch.randn(len(to_vector(module)), generator=torch.Generator().manual_seed(seed)))
     return module
 
 

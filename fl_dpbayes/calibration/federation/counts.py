@@ -94,11 +94,7 @@ def planned_multiplier(plan: AnyRecalibrationPlan) -> float:
 
 
 def counts_warning(together: RecalibrationMap | None, own: Mapping[str, RecalibrationMap | None]) -> RunWarning | None:
-    """Say so where noise hides the bins of the merged counts, or of a site that is to use its own map.
-
-    `together`: the map of all counts, None where it cannot be fitted. `own`: site -> its own map, where sites use
-    their own.
-    """
+    """Say so where noise hides the bins of the merged counts, or of a site that is to use its own map: it is None."""
     hidden = [name for name, fitted in own.items() if fitted is None]
     if together is not None and not hidden:
         return None

@@ -21,10 +21,9 @@ from fl_dpbayes.protocol.arrays import Arrays
 class Released:
     """What a rule consumes: released samples, and public constants of the run.
 
-    `samples`: site -> samples, each as many as the rule needs; they may lie on disk. `weights`: site -> w_k >= 0; rules
-    renormalise them over the sites that sent samples. `sampler`: the sites' algorithm. `sites`: number of training
-    sites K that the prior was shared between. `generator`: source of the draws. `starts`: parameters from which the
-    chains of each number started. `student`: the server's network and inputs, for rules that need inputs.
+    `samples`: of each site, as many as the rule needs; they may lie on disk. `weights`: site -> w_k >= 0; rules
+    renormalise them over the sites that sent samples. `sites`: number of training sites K that the prior was shared
+    between. `starts`: parameters from which the chains of each number started. `student`: for rules that need inputs.
     """
 
     samples: Mapping[str, AnySamples]

@@ -31,8 +31,7 @@ def site_delta(start: Array, draws: Array, weights: Array, *, shrinkage: float, 
     `start`: w, (d,). `draws`: the site's w_t at temperature 1, (M, d). `weights`: v_t, (M,), which sum to 1.
     `shrinkage`: rho >= 0, in prior standard deviations. `prior_scale`: s0 > 0, finite.
     """
-    size = float(1 / np.square(weights).sum())
-    mean = weights @ draws
+    size, mean = float(1 / np.square(weights).sum()), weights @ draws
     move = start - mean
     if shrinkage == 0 or len(draws) < 2:
         return move
@@ -59,8 +58,7 @@ def server_step(
     total, weight, warnings = np.zeros_like(state), 0.0, list[RunWarning]()
     for chain in map(at_unit_temperature, chains(site_samples)):
         delta = site_delta(state, chain.draws, chain.weights, shrinkage=shrinkage, prior_scale=prior_scale)
-        total += site_weights[chain.site] * delta
-        weight += site_weights[chain.site]
+        total, weight = total + site_weights[chain.site] * delta, weight + site_weights[chain.site]
         warnings += chain.warnings
         if len(chain.weights) < 2:
             warnings.append(warning("one-sample-delta", chain.site))

@@ -64,8 +64,7 @@ def drawn_outputs(
 ) -> torch.Tensor:
     """Apply a layer under S weight draws to S batches at once, rows of draw 1 first.
 
-    `layer`: a Linear or Conv2d; gives stride, padding, dilation and groups. `rows`: inputs, shape (S N, ...).
-    `weights`: shape (S, *weight shape). `biases`: shape (S, o), or None.
+    `layer`: a Linear or Conv2d. `rows`: (S N, ...). `weights`: (S, *weight shape). `biases`: (S, o), or None.
     """
     draws = len(weights)
     if isinstance(layer, nn.Linear):
@@ -88,9 +87,8 @@ def drawn_layer(
 ) -> DrawnLayer:  # fmt: skip
     """Bring a layer's inputs and output gradients into factored form, float32.
 
-    `layer`: a Linear, or a Conv2d with integer zero padding. `rows`: what the layer was given, draw by draw, shape
-    (S N, ...). `output_gradients`: gradient of the summed loss at its output, shape (S N, ...). `weight_slopes`: E
-    of the weight, shape (S, *weight shape). `bias_slopes`: E of the bias, shape (S, o), or None.
+    `layer`: a Linear, or a Conv2d with integer zero padding. `rows`: what it was given, draw by draw, (S N, ...).
+    `weight_slopes`, `bias_slopes`: E of the weight, (S, *weight shape), and of the bias, (S, o), or None.
     """
     draws = len(weight_slopes)
     a, g = positions(layer, rows, output_gradients)
@@ -141,10 +139,8 @@ def weighted_sums(
         by_spread = by_mean if torch.equal(for_mean, for_spread) else _draw_sums(layer, for_spread)
         mean_parts, spread_parts = [by_mean.sum(0)], [(by_spread * layer.weight_slopes).sum(0)]
     else:
-        mean_parts, spread_parts = (
-            [weighted_rows(coefficients, formed.flatten(1))]
-            for coefficients, formed in zip((for_mean, for_spread), layer.formed, strict=True)
-        )
+        by_mean, by_spread = (formed.flatten(1) for formed in layer.formed)
+        mean_parts, spread_parts = [weighted_rows(for_mean, by_mean)], [weighted_rows(for_spread, by_spread)]
     if layer.bias_slopes is not None:
         gradients = layer.output_gradients.sum(dim=3).transpose(0, 1).flatten(1)
         for_mean, for_spread = (_coefficients(each, layer.output_scale) for each in (mean_factors, spread_factors))
