@@ -110,10 +110,9 @@ def _outputs(module: nn.Module, records: Tensor, named: str, classes: int | None
         found = module(records.clone())
     except Exception as error:
         said = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-        raise UserError(
-            f"{named} fails on records of shape {shape}: {said}; it must take (N, *input_shape) of any finite values "
-            "(clamp an index at both ends), branch on none (use torch.where), and return logits (N, classes)"
-        ) from None
+        must = "take (N, *input_shape) of any finite values (clamp an index at both ends), branch on none"
+        must += " (use torch.where), and return logits (N, classes)"
+        raise UserError(f"{named} fails on records of shape {shape}: {said}; it must {must}") from None
     fits = isinstance(found, Tensor) and found.ndim == 2 and len(found) == shape[0]
     if not fits or classes not in (None, found.shape[1]):
         what = f"shape {list(found.shape)}" if isinstance(found, Tensor) else f"a {type(found).__name__}"
