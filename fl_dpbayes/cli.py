@@ -303,10 +303,9 @@ def reproduce(
     workers: Annotated[int, Option(min=1, help="Number of processes.")] = 2,
 ) -> None:
     """Measure a table or figure of the papers and print it beside what they report; a rerun does what is missing."""
-    from fl_dpbayes.run.study.study import Workers
-    from fl_dpbayes.run.study.study import reproduce as run
+    from fl_dpbayes.run.study import study as studies
 
-    finished = run(name, full, seeds, out, data_dir, Workers(workers), console)
+    finished = studies.reproduce(name, full, seeds, out, data_dir, studies.Workers(workers), console)
     raise typer.Exit(0 if finished else 1)
 
 

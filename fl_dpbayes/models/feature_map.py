@@ -127,8 +127,7 @@ def feature_map(
 @lru_cache(maxsize=2)
 def _projection(features: ScatteringFeatures, side: int, device: torch.device) -> Projection:
     assert features.projection is not None
-    plain = features.model_copy(update={"projection": None})
-    transform = _scattered(plain, side, side, device)
+    transform = _scattered(features.model_copy(update={"projection": None}), side, side, device)
     return fit_projection(features.projection, side, transform, device)
 
 

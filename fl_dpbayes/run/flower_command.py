@@ -66,10 +66,9 @@ class FlowerCommand:
         """Return a run's `status` and `status-details`; UserError if the SuperLink does not know it."""
         answer = self.ask("ls", self.superlink, "--run-id", run)
         if not answer.get("runs"):
-            said = answer.get("error-message", answer)
-            if "unavailable" in str(said):
-                raise UserError(f"the SuperLink {self.superlink!r} does not answer: see to its unit and its address")
-            raise UserError(f"the SuperLink {self.superlink!r} knows no run {run}: {said}")
+            said, away = answer.get("error-message", answer), "does not answer: see to its unit and its address"
+            why = away if "unavailable" in str(said) else f"knows no run {run}: {said}"
+            raise UserError(f"the SuperLink {self.superlink!r} {why}")
         return dict(answer["runs"][0])
 
     def _run(self, *words: str, **streams: Any) -> subprocess.CompletedProcess:

@@ -26,7 +26,7 @@ from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.metrics import METRICS
 from fl_dpbayes.config.names import PREDICTORS, outside_text, site_name
 from fl_dpbayes.config.recalibration import RecalibrationMap
-from fl_dpbayes.config.scenario import Scenario, load_scenario
+from fl_dpbayes.config.scenario import load_scenario
 from fl_dpbayes.config.sources import BuiltIn
 from fl_dpbayes.config.summary import Summary
 from fl_dpbayes.data.simulation import SCENARIO_FILE
@@ -178,11 +178,12 @@ def _predict(
     run_dir: Path, data: NewData, data_dir: Path | None, allowed: Allowed, *, labelled: bool,
     skip_bad_rows: bool = False,
 ) -> _Predicted:  # fmt: skip
-    path = run_dir / POSTERIOR_FILE
-    if not path.is_file():
+    if not (run_dir / POSTERIOR_FILE).is_file():
         check_not_cut_off(run_dir)
-    stored = load_posterior(path, allowed)
-    scenario = _scenario_of(run_dir, stored.metadata.scenario_hash)
+    stored = load_posterior(run_dir / POSTERIOR_FILE, allowed)
+    path = run_dir / SCENARIO_FILE
+    if not path.is_file() or digest(scenario := load_scenario(str(path))) != stored.metadata.scenario_hash:
+        raise UserError(f"{path} is missing or not the scenario of the posterior beside it: put back the run's own")
     source = scenario.data.source
     records = read_new_records(data, stored.metadata.task, source, labelled=labelled, skip_bad_rows=skip_bad_rows)
     samples, model, inputs = stored.samples, stored.metadata.model, records.features
@@ -204,13 +205,6 @@ def _predict(
         uncertainty = {"total": entr(probabilities).sum(axis=1), "aleatoric": np.nan, "epistemic": np.nan}
     names = getattr(source, "class_names", ())
     return _Predicted(records, probabilities, uncertainty, tells, mapping, point, names, scenario.name)
-
-
-def _scenario_of(run_dir: Path, scenario_hash: str) -> Scenario:
-    path = run_dir / SCENARIO_FILE
-    if not path.is_file() or digest(scenario := load_scenario(str(path))) != scenario_hash:
-        raise UserError(f"{path} is missing or not the scenario of the posterior beside it: put back the run's own")
-    return scenario
 
 
 def _usable_map(mapping: RecalibrationMap | None, run_dir: Path) -> RecalibrationMap | None:

@@ -60,10 +60,7 @@ class FALD(FedAvg):
         self._samples, self._said = list[PosteriorSamples](), set[RunWarning]()
 
     def posterior(self) -> PosteriorSamples | None:
-        """Return the samples so far, parameter name -> (M, *shape), weighed by step size; None before the first.
-
-        Their temperature is 0 where sites said none or the average has none.
-        """
+        """Return the samples so far, weighed by step size, or None; their temperature is 0 where there is none."""
         return concatenate(self._samples) if self._samples else None
 
     def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Messages:

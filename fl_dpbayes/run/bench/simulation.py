@@ -38,8 +38,7 @@ from flwr.app import Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
 
-client = ClientApp()
-server = ServerApp()
+client, server = ClientApp(), ServerApp()
 
 @client.train()
 def train(message, context):
