@@ -86,8 +86,7 @@ def training_rows(module: nn.Module, expected_batch_size: float) -> int:
 def cheapest_rows(choices: Iterable[int], beside: float, expected_batch_size: float) -> int:
     """Return the P at which the passes of a batch of B = q n units on average cost least.
 
-    B is a public constant; never the size of a batch that was drawn. `beside`: what a pass costs beside its rows,
-    counted in rows.
+    B is a public constant, never the size of a drawn batch. `beside`: what a pass costs beside its rows, in rows.
     """
     spread = math.sqrt(2 * expected_batch_size)
 
@@ -111,8 +110,8 @@ class RowsDependError(UserError):
 def checked_rows(key: Hashable, rows: int, stand_alone: Callable[[int], bool]) -> int:
     """Return the first of P, 2 P and 4 P rows that passes the check, else 1; once per process, key and thread count.
 
-    `rows`: P; 1 if there is memory for no more. `stand_alone`: number of rows -> whether each row of such a pass
-    stands alone. Raises RowsDependError if a single row does not give the same bits twice.
+    `rows`: P; 1 if there is memory for no more. `stand_alone`: number of rows -> whether each of them stands alone.
+    Raises RowsDependError if a single row does not give the same bits twice.
     """
     key = (key, rows, torch.get_num_threads(), torch.__version__)
     if key not in _known:

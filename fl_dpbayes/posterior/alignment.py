@@ -50,10 +50,7 @@ def alignment_warnings(
 
 
 def state_warnings(states: Mapping[str, Arrays]) -> tuple[RunWarning, ...]:
-    """Warn of each site whose state has its hidden units in another order than the first site's by name.
-
-    Of a chain's state `parameters/<name>` is compared. States, which may lie on disk, are looked at one by one.
-    """
+    """Warn of each site whose state, one in memory at a time, has its hidden units in another order than the first."""
     sites = sorted(states)
     parameters = (without_prefix("parameters", states[site]) or states[site] for site in sites)
     reference = next(parameters)

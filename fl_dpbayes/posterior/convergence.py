@@ -35,8 +35,8 @@ HOT = 1.05  # times the planned temperature
 class ConvergenceSummary:
     """How well the chains of one site agree, over a fixed set of scalar quantities of the parameters.
 
-    R-hat is rank-normalised and split, `r_hat_above_` the share of quantities above a value, in [0, 1]; effective
-    sample sizes are of all chains together. They are None where no chain has four samples, or no quantity moves.
+    R-hat is rank-normalised and split, `r_hat_above_` the share of quantities above a value; effective sample sizes are
+    of all chains together. They are None where no chain has four samples, or no quantity moves.
     """
 
     chains: int
@@ -167,8 +167,7 @@ def mixture_warnings(scenario: Scenario, bank: PosteriorBank, names: Iterable[st
 def temperature_warnings(scenario: Scenario, means: Mapping[str, float | None]) -> list[RunWarning]:
     """Say once where the floor of the noise made chains hotter than planned: of the hottest, with the number of sites.
 
-    At temperature T a chain samples p(w | D)^(1/T), whose standard deviations are about sqrt(T) times as wide.
-    `means`: site -> mean temperature of its chain, weighted by step size.
+    At temperature T a chain samples p(w | D)^(1/T), about sqrt(T) times as wide. `means`: by site, weighted by a_t.
     """
     privacy = scenario.privacy
     if not isinstance(privacy, PrivacyPlan) or privacy.coupling != "floor" or privacy.temperature is None:

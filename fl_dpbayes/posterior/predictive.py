@@ -53,10 +53,9 @@ def predict(
     class alike for it. Every pass has one shape, at which a record's prediction does not depend on other records, to
     the last bit (docs/sensitivity.md).
 
-    `module` gives the architecture and is moved to `device`; its parameters are not changed. `samples`: parameter name
-    -> (M, *shape), M >= 1. `weights`: (M,), >= 0, not all zero. `features`: (N, *shape). Raises ValueError if the
-    weights do not fit the samples. Raises RowsDependError if a single row does not give the same bits twice, UserError
-    if a call leaves something of the records in the module.
+    `module` is moved to `device`; its parameters are not changed. `samples`: name -> (M, *shape), M >= 1. `weights`:
+    >= 0, not all zero. Raises ValueError if these do not fit the samples, RowsDependError if a single row does not give
+    the same bits twice, UserError if a call leaves something of the records in the module.
     """
     shares = np.asarray(weights, np.float64)
     counts = {len(array) for array in samples.values()}

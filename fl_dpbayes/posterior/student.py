@@ -28,11 +28,7 @@ LogitFunction = Callable[[Mapping[str, npt.NDArray]], tuple[npt.NDArray, Pullbac
 
 @dataclass(frozen=True)
 class Student:
-    """What a rule consumes beyond released samples.
-
-    `module`: features -> logits; its parameters are not read. `features`: what the model sees of the inputs, (N,
-    *model_input_shape). `labels`: classes of public records, (N,), if asked for. `description`: for the record.
-    """
+    """What a rule consumes beyond released samples; `features` is what the model sees of the inputs."""
 
     module: nn.Module
     features: npt.NDArray[np.float32]

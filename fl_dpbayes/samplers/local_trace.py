@@ -46,8 +46,7 @@ def log_likelihood_estimate(
 ) -> LogLikelihood:
     """Return a function that estimates the log likelihood of a site's records, N / m sum_{i in S} log p(d_i | w).
 
-    S is drawn once, so that the trace shows how the chain moves and not how batches differ. `most`: how many to look
-    at, at most; N of them make it exact. Returns parameters (d,) -> log likelihood in nats.
+    S, at most `most` records, is drawn once, so that the trace shows how the chain moves and not how batches differ.
     """
     chosen = generator.permutation(len(records.features))[:most]
     shapes = parameter_shapes(module)

@@ -26,8 +26,6 @@ from fl_dpbayes.samplers.gradients.stochastic import resampled
 from fl_dpbayes.samplers.gradients.vmap import layer_sizes, per_unit_gradients
 from fl_dpbayes.samplers.planned import ChainStreams
 
-_RESOLUTION = 2.0**-53
-
 
 def poisson_units(generator: np.random.Generator, unit_count: int, sampling_rate: float) -> npt.NDArray[np.int64]:
     """Draw a batch that every unit joins independently with probability `sampling_rate`, rounded down to 2^-53.
@@ -35,7 +33,7 @@ def poisson_units(generator: np.random.Generator, unit_count: int, sampling_rate
     `sampling_rate`: q in (0, 1]. Returns numbers of the units that join, ascending; often empty where q is small.
     """
     # Uniforms are multiples of 2^-53: joining at u < q would round q up, many times over where q is near 2^-53.
-    return (generator.random(unit_count) + _RESOLUTION <= sampling_rate).nonzero()[0]
+    return (generator.random(unit_count) + 2.0**-53 <= sampling_rate).nonzero()[0]
 
 
 @dataclass(frozen=True)
@@ -67,10 +65,9 @@ class BatchGradient:
     Every pass has the same public number of rows, and where a bound is set, gradients are clipped to C / (1 + eta), so
     that a unit with all rounding moves the sum by at most C (docs/sensitivity.md).
 
-    `privacy`: sampling rate q, clip norm C (None: no bound), clipping rule and pre-noise rho, the standard
-    deviation of the noise on each unit's gradient before the clip. `units`: n, the declared number of units; the
-    real one decides nothing but who joins. Raises UserError if the module mixes the records of a batch, a record
-    alone does not give the same bits twice, or rounding could move the sum by more than 0.001 C.
+    `units`: n, the declared number of units; the real one decides nothing but who joins. Raises UserError if the module
+    mixes the records of a batch, a record alone does not give the same bits twice, or rounding could move the sum by
+    more than 0.001 C.
     """
 
     def __init__(

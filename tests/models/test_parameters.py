@@ -66,10 +66,8 @@ def test_gradient_is_that_of_finite_differences(model, monkeypatch):
     generator = np.random.default_rng(0)
     module = build_model(model, TASK, 0)
     inputs = generator.uniform(size=(7, 1, 4, 4)).astype(np.float32)
-    start = {
-        name: array + generator.normal(scale=0.3, size=array.shape)
-        for name, array in vector_to_arrays(to_vector(module), module).items()
-    }
+    plain = vector_to_arrays(to_vector(module), module).items()
+    start = {name: array + generator.normal(scale=0.3, size=array.shape) for name, array in plain}
     cotangent = generator.normal(size=(7, 3))
     function = parameters.logits_at(module, inputs)
     logits, gradients_of = function(start)

@@ -71,14 +71,12 @@ def checked_counts(
 ) -> NoisedTable:
     """Check the counts for recalibration that a site sent, as COUNT_ARRAYS has them.
 
-    Raises ValueError if there are none, they are more than the site's size allows, or their noise does not follow from
-    the plan's noise multiplier.
+    Raises ValueError if there are none, or the site's size or the noise multiplier does not allow them.
     """
     if answer.noise_std is None:
         raise ValueError("it sent parameters, not counts")
     check_noise(answer.noise_std, noise_multiplier)
-    table = NoisedTable(arrays["noised"], answer.noise_std)
-    check_counts(card, [table])
+    check_counts(card, [table := NoisedTable(arrays["noised"], answer.noise_std)])
     return table
 
 

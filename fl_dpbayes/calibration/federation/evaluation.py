@@ -58,10 +58,8 @@ class Evaluation:
         """Collect for so many classes."""
         self.classes, self._seed, self._unpooled = classes, seed, roles_sharing_records
         self._pooled_roles = [role for role in ROLES if role not in roles_sharing_records]
-        self.places: list[Place] = []
-        self._subgroups: list[Place] = []
-        self._left_out: dict[str, int] = {}
-        self._samples: dict[str, int] = {}
+        self.places, self._subgroups = list[Place](), list[Place]()
+        self._left_out, self._samples = dict[str, int](), dict[str, int]()
         self.statements: dict[str, PrivacyStatement] = {}
         self._shares: dict[str, tuple[float, ...]] = {}
         self._exact_shapes = array_shapes(classes)

@@ -37,10 +37,9 @@ class Released:
 
 @dataclass(frozen=True)
 class Aggregate:
-    """A global posterior.
+    """A global posterior; a rule that gives a point returns one sample, at temperature 0.
 
-    `samples`: weighted samples; a rule that gives a point returns one, at temperature 0. `warnings`: one for each
-    assumption that does not hold, each once, in the order of the sites' names. `facts`: for the run's record.
+    `warnings`: of assumptions that do not hold, each once, in the order of the sites' names. `facts`: for the record.
     """
 
     samples: AnySamples

@@ -22,8 +22,7 @@ _ROUNDING_MARGIN = 1e-6
 class ClippedSum:
     """The sum of a batch's clipped gradients, and what the clip did; only the sum, once noised, may leave the site.
 
-    `total`: sum over units of the clipped gradient, shape (d,), float64. `clipped`: number of units whose gradient
-    the rule reduced. `units`: number of units in the batch.
+    `total`: (d,), float64. `clipped`: number of units whose gradient the rule reduced. `units`: of the batch.
     """
 
     total: torch.Tensor
@@ -79,7 +78,7 @@ def clip_factors(layer_norms: Sequence[torch.Tensor], clip_norm: float, clipping
 def clip_and_sum(layers: Sequence[LayerGradients], clip_norm: float, clipping: Clipping, count: int) -> ClippedSum:
     """Clip the gradients of one pass, layer by layer, and sum them; what is not finite contributes zero.
 
-    `layers`: in the order of the flat vector, of N rows each. `count`: how many of the first are units, not padding.
+    `layers`: in the order of the flat vector. `count`: how many of the first rows are units, not padding.
     """
     factors = clip_factors([layer.norms for layer in layers], clip_norm, clipping)
     least = least_factors(factors)[:count]

@@ -52,10 +52,9 @@ def wanted_rows(module: nn.Module, way: Way, expected_batch_size: float) -> int:
 def fitted_rows(
     module: nn.Module, input_shape: Sequence[int], targets: torch.dtype, loss: RecordLoss, rows: int
 ) -> int:
-    """Lower the rows of a pass by book-keeping until what its layers hold for gradients takes at most 768 MiB.
+    """Lower the rows of a pass by book-keeping to a multiple of 32, 16 or 1 whose gradients take at most 768 MiB.
 
-    That is products or formed gradients, Gram matrices of L x L positions, and copies of mapped gradients; found on one
-    made-up row. Arguments and result as those of `checked_gradient_rows`: a multiple of 32, 16 or 1.
+    That is products or formed gradients, Gram matrices of L x L positions, and copies of mapped gradients.
     """
     if isinstance(module, VariationalModule):
         return rows

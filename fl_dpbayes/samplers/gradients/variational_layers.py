@@ -107,7 +107,7 @@ def drawn_layer(
 def norms(layer: DrawnLayer) -> tuple[torch.Tensor, torch.Tensor]:
     """Return upper bounds, tight to rounding, on the norms of each record's gradient by mean and by spread.
 
-    Two tensors of shape (N,), float64: weight and bias together; not finite where the gradient is not.
+    Both (N,), float64, weight and bias together; not finite where the gradient is not.
     """
     if layer.formed is None:
         by_mean, by_spread = _mean_norms(layer), _spread_norms(layer)
@@ -128,8 +128,7 @@ def weighted_sums(
 ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     """Return the sums over records of c_i M_i and of k_i R_i, weight and, if there is one, bias, flat, float64.
 
-    The factors c_i (mean) and k_i (spread) have shape (N,), float64. A record with factor 0 is left out whatever its
-    gradient holds (0 times infinity is NaN).
+    A record with factor 0 is left out whatever its gradient holds (0 times infinity is NaN).
     """
     scales = layer.input_scale * layer.output_scale
     for_mean, for_spread = _coefficients(mean_factors, scales), _coefficients(spread_factors, scales)

@@ -43,10 +43,7 @@ def per_example_gradients(
 
 
 def mapped_gradients(layer: nn.Module, inputs: torch.Tensor, output_gradients: torch.Tensor) -> list[LayerGradients]:
-    """Return what one layer of any kind, with all below it, has for gradients: of each layer that owns parameters.
-
-    `inputs`: what the layer was given, shape (N, ...). `output_gradients`: gradient of the summed loss at its output.
-    """
+    """Return what one layer of any kind, with all below it, has for gradients: of each layer that owns parameters."""
     parameters = {name: value.detach() for name, value in trainable_parameters(layer).items()}
 
     def pulled_back(row: torch.Tensor, gradient: torch.Tensor) -> dict[str, torch.Tensor]:
