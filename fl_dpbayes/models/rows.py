@@ -195,10 +195,12 @@ def drawn_modules(module: nn.Module) -> Iterator[nn.Module]:
 
 def structure(module: nn.Module) -> Hashable:
     """Return what a module computes apart from its parameters' values; equal to no other where none can say."""
-    named = (*module.named_parameters(), *module.named_buffers())
+    # A layer that is used twice is named twice.
+    named = (*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False))
     values = [(name, tuple(one.shape), one.dtype, str(one.device), one.requires_grad) for name, one in named]
     kept = [hashlib.sha256(bytes_of(value)).digest() for value in module.buffers()]
-    return tuple((type(layer), _settings(layer)) for layer in module.modules()), tuple(values), tuple(kept)
+    layers = module.named_modules(remove_duplicate=False)
+    return tuple((name, type(layer), _settings(layer)) for name, layer in layers), tuple(values), tuple(kept)
 
 
 def _settings(layer: nn.Module) -> Hashable:

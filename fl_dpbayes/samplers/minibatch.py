@@ -91,12 +91,13 @@ class BatchGradient:
         way, self._clipped_sum, self._rows, eta = KEPT.get(key, partial(self._passes, units), lambda _: 2**12)
         self._clip_norm = math.inf if privacy.clip_norm is None else privacy.clip_norm / (1 + eta)
         self._chain = None if way == "vmap" else dense_chain(module)
-        if self._chain is not None:
+        # What can be written, here or through what it is a view of, may change between two steps.
+        fixed = records.features.flags.owndata and not records.features.flags.writeable
+        self._lengths = None
+        if self._chain is not None and fixed:
             load = partial(self._chain.input_lengths, self._features, self._rows)
             asked = ("lengths", id(records.features), self._rows, self._chain.layers[0].bias is None, like.device)
-            # What can be written may change before the next request.
-            alone = records.features.flags.writeable
-            self._lengths = load() if alone else KEPT.get(asked, load, lambda found: found.nbytes, of=records.features)
+            self._lengths = KEPT.get(asked, load, lambda found: found.nbytes, of=records.features)
 
     def _passes(self, units: int) -> tuple[Way, Callable[..., ClippedSum], int, float]:
         shapes = (self._features.shape[1:], self._targets.dtype, self._loss)
@@ -140,12 +141,13 @@ class BatchGradient:
             return self._sum(module, features[kept], targets[kept], counts[passing])
 
     def _chain_sum(self, chain: DenseChain, chosen: npt.NDArray[np.int64]) -> ClippedSum:
-        rows, count, known = self._rows, len(chosen), (self._features, self._targets, self._lengths)
+        rows, count, known = self._rows, len(chosen), self._lengths
         padded = moved(np.concatenate([chosen, np.zeros(-count % rows, np.int64)]), self._features.device)
 
         def piece_sum(first: int) -> ClippedSum:
             part = padded[first : first + rows]
-            features, targets, lengths = (values.index_select(0, part) for values in known)
+            features, targets = (values.index_select(0, part) for values in (self._features, self._targets))
+            lengths = None if known is None else known.index_select(0, part)
             features[count - first :].zero_()
             layers = chain.gradients(features, targets, self._loss, lengths)
             return clip_and_sum(layers, self._clip_norm, self._privacy.clipping, min(rows, count - first))

@@ -120,19 +120,24 @@ def test_what_was_found_for_a_module_and_its_records_is_found_once(monkeypatch):
     monkeypatch.setattr(minibatch, "gradient_engine", broken)
     monkeypatch.setattr(minibatch.DenseChain, "input_lengths", broken)
     assert torch.equal(total(), first)
-    mlp = build_model(MLPModel(hidden=(3,)), TASK, seed=0)
-    for other in ({"records": features.copy()}, {"module": mlp}, {"sampling_rate": 0.5}, {"pre_noise": 1.0}):
+    mlp, others = build_model(MLPModel(hidden=(3,)), TASK, seed=0), features.copy()
+    others.flags.writeable = False
+    for other in ({"records": others}, {"module": mlp}, {"sampling_rate": 0.5}, {"pre_noise": 1.0}):
         with pytest.raises(TypeError, match="positional argument"):
             total(**other)
 
 
-def test_records_that_were_written_since_the_last_request_are_measured_again():
+@pytest.mark.parametrize("kind", ["written", "a view of what is written", "written between two steps"])
+def test_records_that_were_written_are_measured_again(kind):
     features, labels = site(12)
-    before = batch_gradient(features, labels, np.arange(12), clip_norm=1e-3)().total
+    shown = features.view() if "view" in kind else features
+    shown.flags.writeable = "view" not in kind
+    asked = (shown, labels, np.arange(12))
+    gradient = batch_gradient(*asked, clip_norm=1e-3)
+    before = gradient().total
     features *= 100
-    after = batch_gradient(features, labels, np.arange(12), clip_norm=1e-3)().total
-    fresh = batch_gradient(features.copy(), labels, np.arange(12), clip_norm=1e-3)().total
-    assert torch.equal(after, fresh)
+    after = (gradient if "between" in kind else batch_gradient(*asked, clip_norm=1e-3))().total
+    assert torch.equal(after, batch_gradient(features.copy(), *asked[1:], clip_norm=1e-3)().total)
     assert not torch.equal(before, after)
 
 

@@ -60,6 +60,7 @@ class Scaled(nn.Module):
 def gradient_of(module, count, *, each=1, units=90, loss=summed_cross_entropy, pre_noise=0.0):
     generator = np.random.default_rng(0)
     features = generator.standard_normal((count * each, *SHAPE)).astype(np.float32)
+    features.flags.writeable = False
     labels = generator.integers(0, 3, count * each)
     records = TrainingRecords(features, labels, np.repeat(np.arange(count), each), loss)
     privacy = PrivacyPlan(epsilon=1.0, delta=1e-5, sampling_rate=1.0, clip_norm=0.5, pre_noise=pre_noise)

@@ -11,7 +11,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import lru_cache
@@ -201,13 +201,13 @@ class KeptLogs(threading.local):
 
     def close(self, path: Path, connection: sqlite3.Connection) -> None:
         """Close a connection, or keep it if it is the first of its file."""
-        if path in self._connections or len(self._connections) >= self._most:
-            connection.close()
-        else:
-            # A fresh one: statements that the other has prepared hold the last reply that was bound to them.
-            self._connections[path] = kept = sqlite3.connect(path, isolation_level=None)
-            kept.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()
-            connection.close()
+        # A log that cannot be kept costs time alone.
+        with closing(connection), suppress(sqlite3.Error):
+            if path not in self._connections and len(self._connections) < self._most:
+                # A fresh one: statements that the other has prepared hold the last reply that was bound to them.
+                kept = sqlite3.connect(f"{path.resolve().as_uri()}?mode=rw", isolation_level=None, uri=True)
+                self._connections[path] = kept
+                kept.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()
 
 
 KEPT_LOGS = KeptLogs()

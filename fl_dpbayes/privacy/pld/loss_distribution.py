@@ -12,7 +12,16 @@ from scipy.fft import irfft, rfft
 
 from fl_dpbayes.config.files.kept import Kept
 from fl_dpbayes.config.plan import Adjacency
-from fl_dpbayes.privacy.events import MOST_LEVELS, GaussianEvent, History, has_noise, levels_of, slice_history
+from fl_dpbayes.privacy.events import (
+    LEAST_NOISE,
+    MOST_LEVELS,
+    MOST_NOISE,
+    GaussianEvent,
+    History,
+    has_noise,
+    levels_of,
+    slice_history,
+)
 from fl_dpbayes.privacy.gdp import gdp_epsilon
 from fl_dpbayes.privacy.pld.grid import ABOVE, Grid, LossMass, discretise
 
@@ -70,7 +79,8 @@ class _PrefixAccount:
         levels, noise = levels_of(plan) if has_noise(plan) else (), [event.noise_multiplier for event in plan]
         self._plan, self._delta, self._adjacency, self._known = plan, delta, adjacency, dict[int, float]()
         self._grid, self.size = None, 100 * len(plan)
-        many = len(levels) > MOST_COMPOSED_ANEW or noise == sorted(noise)
+        usual = all(not event.is_free and LEAST_NOISE <= event.noise_multiplier <= MOST_NOISE for event in plan)
+        many = usual and (len(levels) > MOST_COMPOSED_ANEW or noise == sorted(noise))
         if many and len(set(noise)) <= MOST_LEVELS and not _in_closed_form(levels, adjacency):
             self._grid = Grid.of(levels, adjacency, delta)
             # Replaced as a whole: another thread finds the old one or the new one.

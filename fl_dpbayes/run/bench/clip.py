@@ -144,7 +144,9 @@ def train(case: Case, steps: int, on_step: Callable[..., None] | None = None) ->
     privacy = PrivacyPlan(epsilon=1.0, delta=1e-6, sampling_rate=RATE, clip_norm=NORM)
     sizes: Any = {"rounds": 1, "steps_per_round": steps, "burn_in": 0, "thinning": steps, "chain_start": "broadcast"}
     plan = TrainingPlan(sampler=sampler, privacy=privacy, **sizes)
-    module, features, labels = case.build(), *(values.numpy() for values in _records(case))
+    module, features, labels = case.build(), *(values.numpy().copy() for values in _records(case))
+    # As those of a site.
+    features.flags.writeable = False
     records, start = TrainingRecords(features, labels, np.arange(len(labels))), {"parameters": to_vector(module)}
     chain, streams = PlannedChain(plan, len(labels), np.ones(steps)), Streams.from_entropy().of_chain()
     run_chain(module, records, chain, range(steps), start, streams, on_step)
