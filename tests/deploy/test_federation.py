@@ -271,13 +271,9 @@ def test_foreign_bundle_gets_a_code_and_starts_no_process_and_approval_needs_no_
     def started() -> list[int]:
         return [story.log(f"app-{name}").count("flwr-clientapp") for name in SITES]
 
-    def settled() -> list[int]:
-        # A message of the run before may still start the app.
-        before = started()
-        time.sleep(5)
-        return before if started() == before else []
-
-    refused, before = [{"code": 7, "reason": "The FAB could not be verified."}] * 3, wait_for(settled)
+    # A message of the run before may still start the app.
+    wait_for(lambda: started() == (time.sleep(5), started())[1])
+    refused, before = [{"code": 7, "reason": "The FAB could not be verified."}] * 3, started()
     assert ask(foreign) == refused
     assert not mark.exists()
     # A bundle without code is refused as long as nobody approved it.
