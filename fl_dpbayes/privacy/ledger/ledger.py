@@ -162,10 +162,7 @@ class Ledger:
             return answer if answer is not None else self._reserve_new(state, spending)
 
     def count_evaluation(self, run: str, request_digest: str, per_run: float, life: float) -> int | Refused:
-        """Count an evaluation of a run, once for each request, if fewer than the limits were counted before.
-
-        Returns how many of the cohort have been counted, or the refusal. Raises LedgerError as `reserve`.
-        """
+        """Count an evaluation once per request; return how many there were, or the refusal; raise as `reserve`."""
         with self._change() as state:
             if state.closed:
                 return Refused(RefusalCode.COHORT_CLOSED)
@@ -219,10 +216,7 @@ class Ledger:
         return self.state().plans.get((part, run, purpose))
 
     def record_data_version(self, describe: Describe) -> None:
-        """Note which version of the records, under the ledger's key, is used from now on; the budget stays what it is.
-
-        Raises LedgerError if another cohort of this ledger has these records, or the ledger cannot be written.
-        """
+        """Note which version of the records is used from now on; LedgerError if another cohort here has them."""
         with ledger_errors():
             version = describe(ledger_file.ledger_key(self._connection))
             if version in self.state().data_versions[-1:]:

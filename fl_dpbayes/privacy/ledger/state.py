@@ -59,9 +59,8 @@ class Spending:
         if len({event.sampling_rate for event in self.plan}) != 1:
             raise ValueError("plan must have at least one event, and one sampling rate for all")
         if self.first_step < 0 or self.steps < 1 or self.first_step + self.steps > planned:
-            raise ValueError(
-                f"first_step {self.first_step} and steps {self.steps} must lie within the plan's {planned} steps"
-            )
+            said = f"first_step {self.first_step} and steps {self.steps}"
+            raise ValueError(f"{said} must lie within the plan's {planned} steps")
 
 
 @dataclass(frozen=True)

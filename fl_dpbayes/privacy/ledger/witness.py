@@ -60,10 +60,7 @@ class Seen:
 
 
 def check_witness(place: LedgerPlace, connection: sqlite3.Connection) -> Seen:
-    """Check, under the ledger's lock, that a sound chain holds what its second place has seen, and return that.
-
-    Raises LedgerError if the second place is missing, unreadable or another ledger's, or the ledger is behind it.
-    """
+    """Check, under the lock, that a sound chain holds what its second place has seen, else LedgerError; return that."""
     seen = read_witness(place)
     _require_not_behind(place, connection, seen)
     if seen.ledger != place.seen_from_witness:
@@ -76,10 +73,7 @@ def check_witness(place: LedgerPlace, connection: sqlite3.Connection) -> Seen:
 
 
 def advance_witness(place: LedgerPlace, connection: sqlite3.Connection) -> None:
-    """Tell the second place the ledger's last head, under the ledger's lock, so that it never steps back.
-
-    Raises LedgerError as `check_witness`, or if it cannot be written.
-    """
+    """Tell the second place the last head, under the lock, so that it never steps back; raises as `check_witness`."""
     seen = check_witness(place, connection)
     position, head = connection.execute("SELECT position, head FROM chain ORDER BY position DESC LIMIT 1").fetchone()
     if position != seen.position:
@@ -105,10 +99,7 @@ def read_witness(place: LedgerPlace) -> Seen:
 
 
 def write_witness(place: LedgerPlace, position: int, head: str) -> None:
-    """Replace a second place, under the ledger's lock, by its last entry's; a crash leaves the old one or the new one.
-
-    Raises LedgerError if it cannot be written.
-    """
+    """Replace a second place, under the lock, by its last entry's, whole even in a crash; LedgerError if it fails."""
     text = json.dumps({"format": FORMAT, "ledger": place.seen_from_witness, "position": position, "head": head})
     with ledger_errors():
         witness = place.real[1]

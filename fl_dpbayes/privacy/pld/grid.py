@@ -61,11 +61,7 @@ def outputs_at(loss: Array, level: GaussianEvent, adjacency: Adjacency) -> Array
 
 
 def discretise(level: GaussianEvent, adjacency: Adjacency, spacing: float, reach: float) -> tuple[LossMass, ...]:
-    """Put the loss of one step on the grid of multiples of `spacing`, for each direction.
-
-    The tails of the noise are cut `reach` standard deviations out; what is cut is counted in full. Returns (remove,
-    add), or (replace,), which is its own mirror image.
-    """
+    """Put a step's loss, tails beyond `reach` deviations counted in full, on multiples of `spacing`, by direction."""
     s, q = level.noise_multiplier, level.sampling_rate
     lowest, highest = _ends(level, adjacency, reach)
     first, last = math.floor(lowest / spacing), math.floor(highest / spacing) + 1
@@ -133,10 +129,7 @@ BELOW, ABOVE, WRAPPED = 18.0, 16.0, 18.0
 
 @dataclass(frozen=True)
 class Grid:
-    """A cyclic grid of losses: spacing h, number of points, order lambda of the tilt, and reach.
-
-    The tails of a step's noise are cut `reach` standard deviations out.
-    """
+    """A cyclic grid of losses: spacing h, points, order lambda of the tilt, and reach, where a step's tails are cut."""
 
     spacing: float
     size: int

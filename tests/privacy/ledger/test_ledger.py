@@ -408,6 +408,13 @@ def test_a_simulations_logs_are_kept_between_messages_and_folded_in_at_the_end_o
     assert not log.exists()
 
 
+def test_a_log_that_cannot_be_kept_costs_nothing_else(path):
+    with KEPT_LOGS.lasting():
+        with open_ledger(path, COHORT):
+            path.rename(path.with_name("elsewhere"))
+        assert not path.exists()
+
+
 def test_verify_notices_spend_beyond_the_budget(ledger, monkeypatch):
     monkeypatch.setattr(ledger_module, "admitted_steps", lambda rule, spent, requested, budget: 30)
     complete(ledger, spending(1, plan=(GaussianEvent(10.0, 1.0, 30),), steps=30))
