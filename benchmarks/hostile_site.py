@@ -59,12 +59,9 @@ RULES = {
     "fedavg": "{rule='fedavg', move_bound='none'}",
     "fedavg, moves up to 2": "{rule='fedavg', move_bound=2}",
     "fedavg, median": f"{{rule='fedavg', {_UNIFORM}, robust='median'}}",
-    "fedbe": "{rule='fedbe'}",
-    "consensus-uniform": "{rule='consensus-uniform'}",
-    "consensus-diagonal": "{rule='consensus-diagonal'}",
-    "product-diagonal": "{rule='product-diagonal'}",
-    "fedpa": "{rule='fedpa'}",
-}
+} | {name: f"{{rule='{name}'}}" for name in (
+    "fedbe", "consensus-uniform", "consensus-diagonal", "product-diagonal", "fedpa",
+)}  # fmt: skip
 TRAINING = "{rounds=5, steps_per_round=20, burn_in=40, thinning=10}"
 
 # A rejected reply harms nobody, so attacks stay a little within the bound.

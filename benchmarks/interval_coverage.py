@@ -2,10 +2,9 @@
 
 python benchmarks/interval_coverage.py --replicates 1000
 
-No federation and no training: confidences, how often they are right, and the intervals of the library. `noise` is the
-standard deviation of a private release's noise on each sum. Accuracy, NLL and Brier are the coverages of their
-intervals for the mean over all records like these, NLL among the test sets that show one. The page
-`docs/results/interval-coverage` holds 1,000 test sets of every row and the figure.
+No federation and no training. `noise` is the standard deviation of a private release's noise on each sum. Accuracy,
+NLL and Brier are the coverages of their intervals for the mean over all records like these, NLL among the test sets
+that show one. The page `docs/results/interval-coverage` holds 1,000 test sets of every row and the figure.
 """
 
 import argparse

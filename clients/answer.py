@@ -37,11 +37,9 @@ def show_card(message: Message, context: Context, noted: Noted) -> Message:
 
 
 def answer(
-    asked: tuple[Message, Context],
-    kind: type[MessageT],
-    work: Callable[[SiteFile, MessageT, Message], Answer],
+    asked: tuple[Message, Context], kind: type[MessageT], work: Callable[[SiteFile, MessageT, Message], Answer],
     noted: Noted,
-) -> Message:
+) -> Message:  # fmt: skip
     """Answer a request, if the site's policy stands and allows the code and the plan that it names.
 
     `asked`: the message, and the context of the node. `noted`: gets what the audit log says of it.
@@ -78,8 +76,5 @@ def answer(
 def _release(reply: Config, arrays: Arrays) -> dict[str, str | int]:
     # Without the ledger's head, which is another one when the same reply is sent again.
     content = reply.model_copy(update={"ledger_head": None}) if "ledger_head" in type(reply).model_fields else reply
-    return {
-        "digest": hashlib.sha256((write_header(content) + arrays_digest(arrays)).encode()).hexdigest(),
-        "arrays": len(arrays),
-        "bytes": sum(array.nbytes for array in arrays.values()),
-    }
+    digest = hashlib.sha256((write_header(content) + arrays_digest(arrays)).encode()).hexdigest()
+    return {"digest": digest, "arrays": len(arrays), "bytes": sum(array.nbytes for array in arrays.values())}

@@ -63,7 +63,7 @@ def evaluate_predictors(site_file: SiteFile, request: EvaluateRequest, message: 
     test = model_inputs(site_file, request.model, site.test)
     if release == "noised":
         capped = capped_units(test, site_file.policy.max_test_records_per_unit)
-        return release_noised(site_file, site, request, lambda: _measure(site_file, capped, request, arrays))
+        return _noised(site_file, site, request, lambda: _measure(site_file, capped, request, arrays))
     charge = _count_evaluation(site_file, site, request)
     groups, left_out = measured_groups(declared_groups(test, site_file.policy), request)
     tables: SentArrays = {}
@@ -74,9 +74,7 @@ def evaluate_predictors(site_file: SiteFile, request: EvaluateRequest, message: 
     return Answer(reply, tables, charge)
 
 
-def release_noised(
-    site_file: SiteFile, site: Site, request: EvaluateRequest, measure: Callable[[], Statistics]
-) -> Answer:
+def _noised(site_file: SiteFile, site: Site, request: EvaluateRequest, measure: Callable[[], Statistics]) -> Answer:
     """Release one coarse noised table per predictor, paid for in the ledger's account of the test part.
 
     Each table is one full-batch Gaussian event; the test part is disjoint from the training part, so it has a budget of
@@ -126,24 +124,15 @@ def _measure(
             mapped = in_fixed_pieces(partial(recalibrate, mapping=request.recalibration), prediction.probabilities)
             measured |= count_predictions(RECALIBRATED, part, groups, summed(mapped))
         if predictor == "posterior" and request.trained_prevalence is not None:
-            corrected = _prior_corrected(site_file, prediction.probabilities, request.trained_prevalence)
+            trained, declared, p = request.trained_prevalence, site_file.prevalence, prediction.probabilities
+            target = declared if isinstance(declared, tuple) else estimated_prevalence(p, trained)
+            corrected = in_fixed_pieces(partial(with_prevalence, trained=trained, target=target), p)
             measured |= count_predictions(PRIOR_CORRECTED, part, groups, summed(corrected))
     return measured
 
 
-def _prior_corrected(
-    site_file: SiteFile, probabilities: npt.NDArray[np.float64], trained: tuple[float, ...]
-) -> npt.NDArray[np.float64]:
-    declared = site_file.prevalence
-    target = declared if isinstance(declared, tuple) else estimated_prevalence(probabilities, trained)
-    return in_fixed_pieces(partial(with_prevalence, trained=trained, target=target), probabilities)
-
-
 def _count_evaluation(site_file: SiteFile, site: Site, request: EvaluateRequest) -> dict[str, Any]:
-    """Count an evaluation in the ledger, before anything is measured; returns the audit log's words.
-
-    Raises RefusedError EVALUATIONS_EXHAUSTED where the policy's number is reached, COHORT_CLOSED.
-    """
+    """Count an evaluation in the ledger before anything is measured, or raise RefusedError; return the log's words."""
     policy, settings = site_file.policy, site_file.ledger
     if not policy.counts_evaluations:
         if settings is not None:
@@ -188,11 +177,7 @@ def declared_groups(part: SiteSplit, policy: Policy) -> dict[str, npt.NDArray]:
 
 
 def measured_groups(groups: Mapping[str, npt.NDArray], request: EvaluateRequest) -> tuple[tuple[Group, ...], int]:
-    """Choose the subgroups that fit into a reply: whole attributes, in order.
-
-    `groups`: attribute -> subgroup of each test record, (N,) text. Returns the subgroups (attribute, value), and
-    how many are left out.
-    """
+    """Choose the subgroups (attribute, value) of `groups`, (N,) text, that fit into a reply; count those left out."""
     tables = to_arrays(empty(request.task.classes)).values()
     most = most_groups(len(request.measured) * sum(table.nbytes for table in tables))
     chosen, left_out = list[Group](), 0
@@ -208,11 +193,7 @@ def measured_groups(groups: Mapping[str, npt.NDArray], request: EvaluateRequest)
 def count_predictions(
     predictor: str, part: SiteSplit, groups: Sequence[Group], probabilities: npt.NDArray, **uncertainty: npt.NDArray
 ) -> Statistics:
-    """Count the predictions for a part's records, and for those of each subgroup.
-
-    `probabilities`: (N, C). `uncertainty`: as `statistics.from_batch` takes it. Returns `<predictor>` -> statistics of
-    all records, `group-<i>/<predictor>` -> those of subgroup i.
-    """
+    """Count predictions, (N, C), of all records as `<predictor>` and of subgroup i as `group-<i>/<predictor>`."""
 
     def counted(chosen: slice | npt.NDArray[np.bool_]) -> CalibrationStatistics:
         truth = None if part.truth is None else part.truth[chosen]

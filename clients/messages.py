@@ -42,10 +42,7 @@ logger = logging.getLogger("fl_dpbayes.site")
 
 
 class RefusedError(Exception):
-    """Ends the handling of a message with a refusal, which is all that the server learns.
-
-    `refusal`: the code and the request's field. `detail`: what the site's own log says beside them.
-    """
+    """Ends the handling of a message with a `refusal`, all that the server learns; `detail` is for the site's log."""
 
     def __init__(self, code: RefusalCode, field: str = "", detail: str = "") -> None:
         self.refusal = Refusal(code=code, field=outside_text(field))
@@ -106,11 +103,7 @@ def read_start(request: TrainRequest, message: Message, shapes: Shapes) -> Array
 def read_predictors(
     message: Message, model: Model, task: Task, predictors: Mapping[PredictorName, Weights], digest: str
 ) -> Arrays:
-    """Read the posterior samples of all predictors and check them against the request.
-
-    Returns arrays `<predictor>/<name>` of shape (M, *shape). Raises RefusedError BAD_REQUEST if names, shapes or digest
-    differ.
-    """
+    """Read all posterior samples `<predictor>/<name>`, (M, *shape); BAD_REQUEST if names, shapes or digest differ."""
     parameter_shapes = model_shapes(model, task)
     shapes: dict[str, tuple[int, ...]] = {}
     for predictor, weights in predictors.items():

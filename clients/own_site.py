@@ -43,9 +43,8 @@ def site_file_of(message: Message, context: Context) -> SiteFile:
         raise RefusedError(RefusalCode.SITE_NOT_CONFIGURED)
     # A folder of thousands of sites is listed once.
     place, number = Path(folder), int(partition)
-    files = KEPT.get(
-        ("site files", place), lambda: sorted(place.glob("*.toml")), lambda found: 200 * len(found), [place]
-    )
+    asked = ("site files", place)
+    files = KEPT.get(asked, lambda: sorted(place.glob("*.toml")), lambda found: 200 * len(found), [place])
     if not 0 <= number < len(files):
         raise RefusedError(RefusalCode.SITE_NOT_CONFIGURED)
     return _kept(read_site_file, files[number])

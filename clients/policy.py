@@ -41,10 +41,7 @@ def check_standing(site_file: SiteFile) -> None:
 
 
 def check_plan(site_file: SiteFile, path: str, request: Config) -> None:
-    """Check that a request's plan was approved, where the policy asks for that; another is held for the steward.
-
-    `path`: of a hospital's site file, beside which approvals lie. Raises RefusedError PLAN_NOT_APPROVED.
-    """
+    """Hold a plan that is not approved, in the site file or beside it, where the policy asks: PLAN_NOT_APPROVED."""
     approved = site_file.policy.approved_plans
     if approved is None:
         return
@@ -115,12 +112,7 @@ def check_training_policy(site_file: SiteFile, request: TrainRequest) -> Shapes:
 
 
 def check_recalibration_policy(site_file: SiteFile, request: RecalibrateRequest) -> None:
-    """Check a recalibration request against the site file; the policy's limits for a run hold for it too.
-
-    Raises RefusedError ROLE_DENIED at a site that does not train, keeps no share for recalibration or has no
-    ledger; POLICY_DENIED with the field that exceeds the policy, or a delta that is not the cohort's or not surely
-    below 1/n.
-    """
+    """Check a recalibration request as `check_training_policy` does; ROLE_DENIED also without a share for it."""
     policy, plan, settings = site_file.policy, request.plan, site_file.ledger
     if settings is None or recalibration_units(site_file) < 1:
         raise RefusedError(RefusalCode.ROLE_DENIED)

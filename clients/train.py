@@ -58,8 +58,12 @@ def train_chain(site_file: SiteFile, request: TrainRequest, message: Message) ->
     records = TrainingRecords(part.features, part.labels, part.unit_index)
     with open_ledger(site_file, site) as ledger:
         history = _planned_history(ledger, site, request)
-        _check_statement_fits(ledger, history, request.first_step)
-        available = min(request.steps, sum(event.steps for event in history) - request.first_step)
+        # Found before a step is paid for: a cost that is too long to state could not be released.
+        left = sum(event.steps for event in history) - request.first_step
+        rest = slice_history(history, request.first_step, left)
+        if len(joined((*ledger.state().spent_in("train"), *rest))) > MAX_HISTORY:
+            raise RefusedError(RefusalCode.BAD_REQUEST, "plan.privacy.coupling")
+        available = min(request.steps, left)
         if available < 1:
             raise RefusedError(RefusalCode.BUDGET_EXHAUSTED)
 
@@ -92,13 +96,6 @@ def _planned_history(ledger: Ledger, site: Site, request: TrainRequest) -> Histo
     if fitting < 1:
         raise RefusedError(RefusalCode.BUDGET_EXHAUSTED, "plan.privacy.epsilon")
     return history_of_steps(sigmas[:fitting], privacy.sampling_rate)
-
-
-def _check_statement_fits(ledger: Ledger, history: History, first_step: int) -> None:
-    # Found before a step is paid for: a cost that is too long to state could not be released.
-    rest = slice_history(history, first_step, sum(event.steps for event in history))
-    if len(joined((*ledger.state().spent_in("train"), *rest))) > MAX_HISTORY:
-        raise RefusedError(RefusalCode.BAD_REQUEST, "plan.privacy.coupling")
 
 
 def _run(

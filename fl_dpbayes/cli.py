@@ -126,9 +126,7 @@ def init(
     data: Annotated[list[Path], Option("--from", help="CSV or Parquet tables of the same columns; or images.")],
     site: Annotated[str, Option(help="The column of hospitals, or 'file'; images: a pattern, as '^([^/]+)/'.")],
     label: Annotated[str | None, Option(help="The column of what is to be predicted; not for images.")] = None,
-    unit: Annotated[
-        str | None, Option("--unit", "--patient", help="Patients' column, or pattern '/(P[0-9]+)_'.")
-    ] = None,
+    unit: Annotated[str | None, Option("--unit", "--patient", help="Patients: column, or '/(P[0-9]+)_'.")] = None,
     out: Annotated[Path | None, Option(help="The file to write; default: the data's name with .toml.")] = None,
 ) -> None:
     """Look at tables or images on this machine and write a complete, commented scenario for them."""
@@ -178,9 +176,9 @@ def predict(
 ) -> None:
     """Give class probabilities with uncertainty for new records, from a run's stored posterior."""
     from fl_dpbayes.run.hospital import Hospital
-    from fl_dpbayes.run.stored_posterior import predict_records
+    from fl_dpbayes.run.stored_posterior import Places, predict_records
 
-    whose, places = Hospital(site, group, update), (data_dir, allow_code or ())
+    whose, places = Hospital(site, group, update), Places(data_dir, allow_code or ())
     predict_records(run_dir, data, out, console, places, skip_bad_rows=skip_bad_rows, hospital=whose)
 
 
@@ -197,9 +195,9 @@ def evaluate(
 ) -> None:
     """Measure a run's stored posterior on a labelled data set and write a page; nothing leaves this machine."""
     from fl_dpbayes.run.hospital import Hospital
-    from fl_dpbayes.run.stored_posterior import evaluate_records
+    from fl_dpbayes.run.stored_posterior import Places, evaluate_records
 
-    whose, places = Hospital(site, group), (data_dir, allow_code or ())
+    whose, places = Hospital(site, group), Places(data_dir, allow_code or ())
     evaluate_records(run_dir, data, console, places, as_json=as_json, out=out, hospital=whose)
 
 
@@ -289,9 +287,7 @@ def audit(
 BENCHMARKS = ["clip", "accounting", "simulation", "end-to-end", "memory"]
 
 
-@app.command(
-    epilog="Example: fl-dpbayes bench clip --only mlp\n\nExample: fl-dpbayes bench simulation --json speed.json"
-)
+@app.command(epilog="Example: fl-dpbayes bench clip --only mlp\n\nExample: fl-dpbayes bench memory --json memory.json")
 def bench(
     name: Annotated[str, Argument(click_type=Choice(BENCHMARKS), help="Which benchmark.")],
     only: Annotated[str, Option(help="Rows whose names contain this; default: all.")] = "",
@@ -312,9 +308,7 @@ app.add_typer(data_commands, name="data")
 
 
 @data_commands.command("fetch", epilog="Example: fl-dpbayes data fetch heart --data-dir data")
-def data_fetch(
-    name: Annotated[str, Argument(help="Which: mnist, pneumonia or heart.")], data_dir: DataDir = None
-) -> None:
+def data_fetch(name: Annotated[str, Argument(help="mnist, pneumonia or heart.")], data_dir: DataDir = None) -> None:
     """Fetch a public data set into the data folder: its licence is shown, its records are checked."""
     from fl_dpbayes.run.fetch_data import fetch_data
 
@@ -339,10 +333,9 @@ def reproduce(
     workers: Annotated[int, Option(min=1, help="Number of processes.")] = 2,
 ) -> None:
     """Measure a table or figure of the papers and print it beside what they report; a rerun does what is missing."""
-    from fl_dpbayes.run.study.study import Workers
-    from fl_dpbayes.run.study.study import reproduce as run
+    from fl_dpbayes.run.study import study as studies
 
-    finished = run(name, full, seeds, out, data_dir, Workers(workers), console)
+    finished = studies.reproduce(name, full, seeds, out, data_dir, studies.Workers(workers), console)
     raise typer.Exit(0 if finished else 1)
 
 

@@ -65,9 +65,8 @@ def check_train_reply(
     privacy = checked_statement(record.privacy, own, reached, previous, delta, planned)
     kept = len(stretch.weights)
     samples = {name: (kept, *shape) for name, shape in shapes.items()} if kept else {}
-    arrays = read_arrays(
-        reply, prefixed("samples", samples) | prefixed("last", request.plan.sampler.state_shapes(shapes))
-    )
+    last = request.plan.sampler.state_shapes(shapes)
+    arrays = read_arrays(reply, prefixed("samples", samples) | prefixed("last", last))
     return CheckedReply(
         samples=PosteriorSamples(without_prefix("samples", arrays), stretch.weights, stretch.temperatures),
         last=without_prefix("last", arrays), last_step=record.first_step + record.steps - 1, stretch=stretch,
@@ -151,10 +150,7 @@ def check_reply_size(plan: TrainingPlan, federation: Federation) -> None:
 
 
 def check_disk_space(plan: TrainingPlan, federation: Federation, sites: int) -> None:
-    """Check that the disk holds what a round of so many sites adds to the run directory, and to simulated ledgers.
-
-    Asked before it, so that no privacy is spent in vain. Raises UserError with the folder and both sizes.
-    """
+    """Raise UserError, before privacy is spent, if a round of so many sites, made-up ledgers too, may fill the disk."""
     needed = (2 * sites + 1) * (_largest_reply(plan, federation.parameters) + ROUND_BYTES)
     free = shutil.disk_usage(federation.run_folder).free
     if free < needed:

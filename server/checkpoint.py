@@ -1,9 +1,9 @@
 """The server's state after a round, on disk: what a run that was cut off goes on from.
 
-One file, no larger for more rounds, nor for more sites but for what a rule sums up of each, is replaced whole, so a
-checkpoint is never between two rounds; what grows stands in the journal and the bank, up to a mark in the checkpoint: a
-round's are written before it, and those of a round that has none yet are dropped and come again. Nothing random has to
-be kept: every generator of the server is made where it is used, from the scenario's seed or the round.
+One file, no larger for more sites or rounds, is replaced whole, so a checkpoint is never between two rounds; what grows
+stands in the journal and the bank, up to a mark in the checkpoint: a round's are written before it, and those of a
+round that has none yet are dropped and come again. Nothing random has to be kept: every generator of the server is
+made where it is used, from the scenario's seed or the round.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,7 +11,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
 
-import numpy.typing as npt
 from pydantic import Field, PositiveInt, ValidationError
 
 from fl_dpbayes.config.base import Config
@@ -31,8 +30,6 @@ from server.roster import NO_NODE, Member, Roster
 CHECKPOINT_FILE = "checkpoint.safetensors"
 BANK_FOLDER = "bank"
 BEGUN = "begun"
-# What stands beside the state's arrays: what a rule has summed up over rounds.
-SUMS = "sums"
 _KEY = "checkpoint"
 
 
@@ -57,10 +54,7 @@ class Checkpoint(Config):
 
 
 class JournaledSites:
-    """What a run's journal holds of its sites, from entries of what was new after a round.
-
-    `cards` and `left_out`: of the roster, in its order. `heads`: site -> last head seen.
-    """
+    """A journal's sites, by entries of what was new: `cards` and `left_out` in the roster's order, `heads` by site."""
 
     def __init__(self, entries: Iterable[journals.Entry] = ()) -> None:
         """Read them back."""
@@ -109,8 +103,8 @@ class JournaledSites:
         return replace(answered, members=members, left_out=tuple(self.left_out), asked=answered.asked - new)
 
 
-def write_checkpoint(folder: Path, checkpoint: Checkpoint, state: Mapping[str, npt.NDArray]) -> None:
-    """Replace a run's checkpoint by what is known after a round, and the arrays; UserError if that fails."""
+def write_checkpoint(folder: Path, checkpoint: Checkpoint, state: Arrays) -> None:
+    """Replace a run's checkpoint by what is known, and the server state, after a round; UserError if that fails."""
     with replaced_atomically(folder / CHECKPOINT_FILE) as partial:
         write_arrays(partial, state, sealable({_KEY: checkpoint.model_dump_json()}))
         seal(partial)
@@ -131,10 +125,7 @@ def read_checkpoint(folder: Path) -> tuple[Checkpoint, Arrays] | None:
 
 
 def read_run_journal(folder: Path, checkpoint: Checkpoint | None) -> tuple[journals.Journal, Sequence[journals.Entry]]:
-    """Read a run's journal, to be gone on with, and its entries, as far as they belong to its checkpoint, if any.
-
-    Raises UserError if it is damaged, or its run has asked sites and has no checkpoint.
-    """
+    """Read a run's journal as far as its checkpoint goes; UserError if damaged, or sites were asked without one."""
     path = folder / journals.JOURNAL_FILE
     entries, mark = journals.read_journal(path, checkpoint.journal if checkpoint is not None else None)
     if checkpoint is None and (any(BEGUN in entry for entry in entries) or (folder / BANK_FOLDER).exists()):
@@ -150,10 +141,7 @@ def prepared_files(folder: Path) -> list[journals.Entry]:
 
 
 def check_run_files(folder: Path, entries: Sequence[journals.Entry], checkpoint: Checkpoint) -> None:
-    """Compare all files that a run goes on from with its journal's entries; those of a round that was cut off go.
-
-    Raises UserError naming the first file that is missing, damaged or not of the run.
-    """
+    """Compare a run's files with its journal, and drop those of a round that was cut off; UserError names a bad one."""
     files = journals.listed_files(entries).items()
     listed = {name: entry for name, entry in files if not name.startswith(f"{BANK_FOLDER}/")}
     journals.check_files(folder, listed)

@@ -1,6 +1,6 @@
 """The last stage of a run: every site evaluates the global predictors on its own test records."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 
 import numpy as np
@@ -9,6 +9,7 @@ from flwr.app import ArrayRecord, Message, MessageType
 from fl_dpbayes.calibration.federation.evaluation import Evaluation
 from fl_dpbayes.config.data import roles_sharing_records
 from fl_dpbayes.config.errors import warning
+from fl_dpbayes.posterior.hierarchical.model import HospitalModel
 from fl_dpbayes.posterior.samples import PosteriorSamples
 from fl_dpbayes.protocol.arrays import prefixed
 from fl_dpbayes.protocol.evaluate import EvaluateReply, EvaluateRequest, PredictorName
@@ -49,25 +50,26 @@ class EvaluationStage:
 
     def requests(
         self, predictors: dict[PredictorName, PosteriorSamples], recalibration: Recalibration | None,
-        own: Callable[[str], PosteriorSamples] | None = None,
+        hospitals: HospitalModel | None,
     ) -> Iterator[Message]:  # fmt: skip
         """Build one request after the other; `predictors` is emptied once they are encoded.
 
-        `own`: site -> samples of the predictor `hierarchical`, which are another at every site.
+        `hospitals` adds a predictor of its own for every site.
         """
         scenario = self._federation.scenario
         weights = {kind: tuple(map(float, samples.weights)) for kind, samples in predictors.items()}
         bundle = {name: one for kind, found in predictors.items() for name, one in prefixed(kind, found.arrays).items()}
         predictors.clear()
-        bundle_digest, arrays = arrays_digest(bundle), encoded(bundle if own is None else dict(bundle))
-        shared = weights, arrays
+        shared = {} if hospitals is None else dict(bundle)
+        bundle_digest = arrays_digest(bundle)
+        arrays = encoded(bundle)
         for member in self._federation.roster.with_nodes:
-            if own is not None:
-                found = own(member.card.name)
-                more = prefixed("hierarchical", found.arrays)
-                bundle_digest = arrays_digest({**bundle, **more})
-                weights = {**shared[0], "hierarchical": tuple(map(float, found.weights))}
-                arrays = ArrayRecord({**shared[1], **encoded(more)})
+            if hospitals is not None:
+                effect = hospitals.effect(name := member.card.name, scenario.sites[name].group)
+                own = hospitals.samples(effect, self._federation.shapes)
+                weights["hierarchical"], more = tuple(map(float, own.weights)), prefixed("hierarchical", own.arrays)
+                bundle_digest = arrays_digest(shared | more)
+                arrays = ArrayRecord({**arrays, **encoded(more)})
             request = EvaluateRequest(
                 run=self._federation.run, round=self._exchange.round_number, task=member.card.task,
                 model=scenario.model, predictors=weights, arrays=bundle_digest,

@@ -15,21 +15,11 @@ from fl_dpbayes.config.scenario import Scenario
 from fl_dpbayes.data.simulation import BASELINES_FILE, PARTITION_FILE, check_task, run_identifier
 from fl_dpbayes.models.build import model_shapes
 from fl_dpbayes.posterior.convergence import one_sample_warning
-from fl_dpbayes.posterior.hierarchical.file import save_sums
 from fl_dpbayes.posterior.store import POSTERIOR_FILE, save_posterior
-from fl_dpbayes.protocol.arrays import without_prefix
 from fl_dpbayes.report.page import write_report
 from fl_dpbayes.report.run_files import CALIBRATION_COLUMNS, calibration_csv_row, write_csv, write_summary
 from fl_dpbayes.report.warnings import sentence
-from server.checkpoint import (
-    BEGUN,
-    SUMS,
-    JournaledSites,
-    check_run_files,
-    prepared_files,
-    read_checkpoint,
-    read_run_journal,
-)
+from server.checkpoint import BEGUN, JournaledSites, check_run_files, prepared_files, read_checkpoint, read_run_journal
 from server.grid import OrderedGrid
 from server.ledger_heads import HEADS_FILE
 from server.registered_nodes import allowed_nodes, unlisted_nodes
@@ -58,9 +48,7 @@ def run_federation(
     `report`: whether figures and `report.html` are drawn. Raises UserError if nodes or usable replies are too few,
     or the checkpoint is that of another scenario.
     """
-    checkpoint, kept = read_checkpoint(run_folder) or (None, {})
-    sums = without_prefix(SUMS, kept)
-    state = {name: array for name, array in kept.items() if not name.startswith(f"{SUMS}/")}
+    checkpoint, state = read_checkpoint(run_folder) or (None, {})
     if checkpoint is not None and checkpoint.scenario != digest(scenario):
         raise UserError(f"{run_folder} holds a run of another scenario: give another folder")
     journal, entries = read_run_journal(run_folder, checkpoint)
@@ -91,7 +79,7 @@ def run_federation(
         # From here on sites may have spent budget, and a checkpoint that is not there is one that was lost.
         record.journal.append([{BEGUN: federation.run}])
     else:
-        strategy.restore(checkpoint, entries, sums)
+        strategy.restore(checkpoint, entries)
     try:
         strategy.start(
             grid=ordered, initial_arrays=ArrayRecord({name: Array(array) for name, array in state.items()}),
@@ -151,8 +139,6 @@ def _write(federation: Federation, strategy: PosteriorStrategy, record: RunRecor
             scenario_hash=digest(scenario),
             recalibration=strategy.recalibration.average if strategy.recalibration else None,
         )  # fmt: skip
-    if sums := strategy.sums():
-        save_sums(folder, sums, scenario)
     partition_file = folder / PARTITION_FILE
     partition = json.loads(partition_file.read_text(encoding="utf-8")) if partition_file.is_file() else {}
     if (folder / BASELINES_FILE).is_file():

@@ -36,10 +36,7 @@ class OrderedGrid:
         return getattr(self._grid, name)
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterator[Message]:
-        """Push all messages, then yield their replies one by one in the same order.
-
-        `timeout`: seconds for the whole exchange; None waits for ever.
-        """
+        """Push all messages, then yield replies in the same order, for `timeout` seconds together (None: for ever)."""
         pushed: list[tuple[str, Message]] = []
         deadline = math.inf if timeout is None else time.monotonic() + timeout
         for request in messages:
@@ -68,10 +65,7 @@ def is_simulated(grid: Grid) -> bool:
 
 
 def check_workers_folder(grid: Grid) -> None:
-    """Check that the simulation's workers, which look into the working folder first, find our ClientApp.
-
-    Raises UserError naming the file that they would take for it.
-    """
+    """Check that a simulation's workers, which look into the working folder first, find our app; UserError if not."""
     found = PathFinder.find_spec("clients", [str(Path.cwd())])
     if is_simulated(grid) and found and found.origin and not Path("fl_dpbayes").is_dir():
         raise UserError(

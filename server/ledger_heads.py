@@ -57,10 +57,7 @@ class LedgerHeads:
         self.seen = dict(heads) | self._earlier
 
     def keep(self) -> None:
-        """Write those that this run saw beside those of other sites; beyond `MOST_SITES` the oldest go.
-
-        Raises UserError if the file is damaged or cannot be written.
-        """
+        """Write those that this run saw beside those of other sites, at most `MOST_SITES`; UserError if that fails."""
         heads = {site: head for site, head in self.seen.items() if self._earlier.get(site) != head}
         if self._path is None or not heads:
             return

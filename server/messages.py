@@ -82,11 +82,7 @@ def error_text(reply: Message) -> str:
 
 
 def read_reply(reply: Message, kind: type[MessageT], node_id: int) -> MessageT | Refusal:
-    """Read and validate the record of the reply of the node that was asked, or the refusal that came instead.
-
-    Raises ValueError if the reply is an error, comes from another node (an error that the grid itself made may), or
-    carries no valid record.
-    """
+    """Read the record of the node that was asked, or its refusal; ValueError for errors, other nodes or no record."""
     if said := error_text(reply):
         raise ValueError(said)
     if reply.has_error():
@@ -102,10 +98,7 @@ def read_reply(reply: Message, kind: type[MessageT], node_id: int) -> MessageT |
 def read_arrays(
     message: Message, shapes: Mapping[str, tuple[int, ...]], dtype: npt.DTypeLike = np.float32
 ) -> dict[str, npt.NDArray]:
-    """Decode the arrays of a reply, which must be those of these names and shapes and this type, and finite.
-
-    Raises ValueError at the first difference, before anything is allocated.
-    """
+    """Decode a reply's arrays, which must be finite and of exactly these names, shapes and type, else ValueError."""
     record = message.content.array_records.get("arrays", ArrayRecord())
     return read_sent_arrays(record, {name: (shape, np.dtype(dtype)) for name, shape in shapes.items()})
 

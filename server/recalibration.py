@@ -1,7 +1,4 @@
-"""After training: the sites fit a recalibration map to the posterior, round by round, and the server averages it.
-
-An isotonic map is fitted by the server, to counts of bins that the sites release once.
-"""
+"""After training: sites fit recalibration maps, or count bins once, and the server makes one map of what they send."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -33,7 +30,7 @@ from server.messages import encoded, read_arrays
 from server.roster import Federation, Member
 from server.run_record import RunRecord
 
-MESSAGE_TYPE = "train.recalibrate"
+MESSAGE = "train.recalibrate"
 Scope = Literal["federated", "site"]
 
 
@@ -76,9 +73,7 @@ def recalibrate_sites(
     for number in range(1, plan.rounds + 1):
         names = [member.card.name for member in members]
         record.events.write("recalibrate", round=number, rounds=plan.rounds, sites=names)
-        exchange = Exchange[RecalibrateRequest, RecalibrateReply](
-            federation, heads, MESSAGE_TYPE, number, RecalibrateReply
-        )
+        exchange = Exchange[RecalibrateRequest, RecalibrateReply](federation, heads, MESSAGE, number, RecalibrateReply)
         timeout, answered = scenario.resources.round_timeout, set()
         replies = grid.send_and_receive(fit.requests(exchange, members, heads), timeout=timeout)
         for answer in exchange.answers(replies, fit.take, lambda: record.warn(dropped)):
@@ -136,10 +131,8 @@ class _Fit:
         # How many of its units a site keeps for recalibration it alone decides.
         if answer.privacy.units > card.units or answer.privacy.adjacency != self._plan.adjacency:
             raise ValueError("its privacy statement does not fit the site's card or the request")
-        own, reached = (
-            (GaussianEvent(self._noise_multiplier, 1.0, steps),)
-            for steps in (answer.steps, answer.first_step + answer.steps)
-        )
+        counts = answer.steps, answer.first_step + answer.steps
+        own, reached = ((GaussianEvent(self._noise_multiplier, 1.0, steps),) for steps in counts)
         privacy = checked_statement(answer.privacy, own, reached, self.statements.get(name), self._plan.delta)
         if isinstance(self._plan, config.CountingPlan):
             arrays = read_arrays(reply, COUNT_ARRAYS, np.float64)

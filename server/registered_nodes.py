@@ -18,11 +18,7 @@ def registered_names(grid: Grid) -> dict[int, str]:
 
 
 def allowed_nodes(grid: Grid, sites: Collection[str], *, only_registered: bool) -> list[int]:
-    """Return the ids, ascending, of connected nodes that may take part.
-
-    `sites`: the names of a scenario. A node that is registered under another name may not; `only_registered`, at real
-    sites: nor may one without a name.
-    """
+    """Return ids, ascending, of connected nodes with a site's name, or, but for `only_registered`, without a name."""
     names = registered_names(grid)
     if only_registered:
         return sorted(node for node, name in names.items() if name in sites)
@@ -36,10 +32,7 @@ def unlisted_nodes(grid: Grid, sites: Collection[str]) -> list[RunWarning]:
 
 
 def wait_for_sites(grid: Grid, scenario: Scenario, seconds: float, say: Callable[[list[str]], None]) -> None:
-    """Wait until as many of a scenario's sites as it starts with are connected; say now and then who is missing.
-
-    Raises UserError with the names of those that are missing after `seconds`.
-    """
+    """Wait until enough of a scenario's sites are connected, or raise UserError; say now and then who is missing."""
     needed = scenario.resources.start_nodes or len(scenario.sites)
     deadline, said, told = time.monotonic() + seconds, 0.0, list[str]()
     while True:

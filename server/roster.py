@@ -85,10 +85,7 @@ class Roster:
 
 @dataclass(frozen=True)
 class Federation:
-    """What is fixed for a whole run, but for who has joined: `planned_sites` sites trained when it began.
-
-    `heads_file` keeps the heads of the sites' ledgers across runs; None where the ledgers are made for the run.
-    """
+    """What is fixed for a run, begun by `planned_sites` training sites; `heads_file` keeps ledger heads across runs."""
 
     scenario: Scenario
     run: str
@@ -106,10 +103,7 @@ class Federation:
 
 
 def connected_nodes(grid: Grid, expected: int, settled: float | None = None) -> list[int]:
-    """Wait until `expected` nodes are connected, or the time is over; return the ids of those that are, ascending.
-
-    `settled`: seconds after which a number above zero that has not grown is final.
-    """
+    """Wait, for a time or `settled` seconds after the last one, for `expected` nodes; return the ids, ascending."""
     deadline, seen = time.monotonic() + NODE_SECONDS, 0
     while True:
         node_ids = sorted(grid.get_node_ids())

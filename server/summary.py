@@ -93,9 +93,7 @@ def summarise_run(strategy: PosteriorStrategy, record: RunRecord, partition: Map
         "shift_detection": evaluation.shift_detection_rows() if evaluation else (),
         "hospitals": hospitals.described() if (hospitals := strategy.hospitals()) else (),
         "conformal": evaluation.conformal() if evaluation else (), "evaluation_privacy": tested_costs,
-        "releases": [
-            *_releases(federation, recalibration), *fitted, *(_paid_evaluation(*item) for item in statements.items()),
-        ],
+        "releases": [*_releases(federation, recalibration), *fitted, *map(_paid_test, statements, statements.values())],
         "bytes": {way: [row[f"bytes_{way}"] for row in record.round_rows] for way in ("up", "down")},
         "seconds": {stage: round(seconds, 3) for stage, seconds in record.seconds.items()},
         "configurations_tried": scenario.configurations_tried,
@@ -139,7 +137,7 @@ def _recalibration(recalibration: Recalibration | None) -> dict[str, Any] | None
     return {"method": average.method, "noise": noise, "average": average.parameters, "sites": own}
 
 
-def _paid_evaluation(site: str, statement: PrivacyStatement) -> dict[str, str]:
+def _paid_test(site: str, statement: PrivacyStatement) -> dict[str, str]:
     epsilon = "inf" if statement.epsilon is None else f"{math.ceil(statement.epsilon * 1000) / 1000:.3f}"
     spent = f"epsilon {epsilon} of {cost_cells(statement)['budget']:g} at delta {statement.delta:g}"
     return {"item": f"test records of {site}: {spent}", "how": PAID}

@@ -71,11 +71,10 @@ def from_batch(
 ) -> CalibrationStatistics:  # fmt: skip
     """Count the predictions of a batch of records.
 
-    `probabilities`: never logits, shape (N, C), rows that sum to 1 within 1e-6; N may be 0. `labels`: shape (N,),
-    integers 0 .. C - 1. `truth`: the probabilities that made-up labels were drawn from, shape (N, C); None where nobody
-    knows them. `uncertainty`: `epistemic`, `aleatoric` and `total` as `posterior.predictive.predict` gives them, shape
-    (N,), nats; without them the prediction counts as that of one sample: total = aleatoric = its entropy, epistemic =
-    0. Raises ValueError if a probability is NaN or outside [0, 1], rows do not sum to 1, or shapes do not fit.
+    `probabilities`: never logits, (N, C), rows that sum to 1 within 1e-6; N may be 0. `labels`: 0 .. C - 1. `truth`:
+    the probabilities that made-up labels were drawn from, (N, C); None where nobody knows them. `uncertainty`: all of
+    `epistemic`, `aleatoric` and `total` in nats; without them the prediction counts as that of one sample. Raises
+    ValueError if a probability is NaN or outside [0, 1], rows do not sum to 1, or shapes do not fit.
     """
     probability = check_probabilities(probabilities)
     count, classes = probability.shape
@@ -129,17 +128,14 @@ def merge(first: CalibrationStatistics, second: CalibrationStatistics) -> Calibr
 
 def to_arrays(statistics: CalibrationStatistics) -> dict[str, Floats]:
     """Write statistics as named float64 arrays: those of the class, and `scalars` in the order of SCALARS."""
-    return {
-        **{name: getattr(statistics, name) for name in TABLES},
-        "scalars": np.array([getattr(statistics, name) for name in SCALARS], np.float64),
-    }
+    scalars = np.array([getattr(statistics, name) for name in SCALARS], np.float64)
+    return {**{name: getattr(statistics, name) for name in TABLES}, "scalars": scalars}
 
 
 def from_arrays(arrays: Mapping[str, npt.NDArray], classes: int) -> CalibrationStatistics:
-    """Read statistics that came in a message, and refuse any that no set of records could have produced.
+    """Read statistics from `arrays` of a message whose form `protocol.arrays` has checked.
 
-    `arrays`: those of `to_arrays`, whose names, shapes, type and finite values `protocol.arrays` has checked. Raises
-    ValueError if the sums contradict each other.
+    Raises ValueError if the sums contradict each other, so that no set of records could have produced them.
     """
     statistics = _of(arrays, classes)
     check_sums(arrays, {name: getattr(statistics, name) for name in SCALARS}, -np.log(PROBABILITY_FLOOR))

@@ -27,35 +27,25 @@ class Hierarchical(Config):
 
 
 def check_hierarchical(scenario: "Scenario") -> None:
-    """Check that a run with `[hierarchical]` releases what its estimator reads, or raise ValueError.
+    """Raise ValueError unless a run with `[hierarchical]` releases what its estimator reads.
 
     A state of one plain step at q = 1 from the broadcast one gives the noisy sum of clipped gradients exactly; no other
     rule, sampler or number of steps does.
     """
-    section = scenario.hierarchical
-    without = [name for name, site in scenario.sites.items() if site.group is None]
-    if section is None:
-        if len(without) < len(scenario.sites):
-            named = next(name for name, site in scenario.sites.items() if site.group is not None)
-            raise ValueError(f"sites.{named}.group is for [hierarchical]: add group there, or remove it here")
-        return
-    if section.group is not None and without:
-        raise ValueError(f"hierarchical.group is {section.group!r}, sites.{without[0]} has no group: give each one")
-    if section.group is None and len(without) < len(scenario.sites):
-        raise ValueError("sites have a group and hierarchical.group has no name for it: set it, as group = 'country'")
-    rule, sampler, privacy = scenario.aggregation, scenario.sampler, scenario.privacy
-    for key, found, allowed in (
-        ("model.kind", scenario.model.kind, "logistic"),
-        ("aggregation.rule", rule.rule, "fald"),
+    section, rule, privacy = scenario.hierarchical, scenario.aggregation, scenario.privacy
+    level = section.group if section else None
+    for name, site in scenario.sites.items():
+        if (site.group is None) != (level is None):
+            said = f"hierarchical.group is {level!r} and sites.{name}.group {site.group!r}"
+            raise ValueError(f"{said}: set both, as group = 'country' and group = 'uk', or neither")
+    for key, found, needed in () if section is None else (
+        ("model.kind", scenario.model.kind, "logistic"), ("aggregation.rule", rule.rule, "fald"),
         ("aggregation.robust", getattr(rule, "robust", "none"), "none"),
-        ("sampler.kind", sampler.algorithm, "sgld"),
+        ("sampler.kind", scenario.sampler.algorithm, "sgld"),
         ("training.steps_per_round", scenario.training.steps_per_round, 1),
-        ("privacy.sampling_rate", privacy.sampling_rate, 1.0),
-        ("privacy.clipping.kind", privacy.clipping.kind, "flat"),
+        ("privacy.sampling_rate", privacy.sampling_rate, 1.0), ("privacy.clipping.kind", privacy.clipping.kind, "flat"),
         ("privacy.pre_noise", privacy.pre_noise, 0.0),
-    ):
-        if found != allowed:
-            raise ValueError(
-                f"{key} is {found!r}, and [hierarchical] reads the sites' clipped sums from their states, which needs "
-                f"{allowed!r}: set it, or remove [hierarchical]"
-            )
+    ):  # fmt: skip
+        if found != needed:
+            reads = "[hierarchical] reads the sites' clipped sums from their states, which needs"
+            raise ValueError(f"{key} is {found!r}, and {reads} {needed!r}: set it, or remove [hierarchical]")

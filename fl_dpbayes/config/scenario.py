@@ -1,7 +1,8 @@
 """The validated scenario: everything that a run is, in one file."""
 
+import copy
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -224,10 +225,31 @@ def apply_overrides(content: dict[str, Any], overrides: Sequence[str]) -> None:
     """Apply assignments to a parsed scenario or study file, in place, as `load_scenario` does."""
     given = {_key(assignment) for assignment in overrides}
     for assignment in overrides:
-        _override(content, assignment)
-        *section, name = _key(assignment)
-        if name in SWITCHES:
-            drop_keys_of_other_kinds(content, tuple(section), Scenario, given)
+        key, (_, separator, text) = _key(assignment), assignment.partition("=")
+        if not separator or not all(key):
+            raise UserError(f"setting {assignment!r}: write it as key.sub_key=value, for example privacy.epsilon=2")
+        value = _toml_value(assignment, text.strip()) if text.strip() else None
+        set_key(content, key, value, given, f"setting {assignment!r}")
+
+
+def set_key(
+    content: dict[str, Any], key: tuple[str, ...], value: Any, given: Collection[tuple[str, ...]], origin: str
+) -> None:
+    """Set a key of a parsed file in place (None removes it); a new kind drops what it does not have and none `given`.
+
+    Raises UserError, begun by `origin`, if a section of the key is no table.
+    """
+    (*sections, name), table = key, content
+    for section in sections:
+        table = table.setdefault(section, {})
+        if not isinstance(table, dict):
+            raise UserError(f"{origin}: {section!r} is a value, not a table, so it has no key {name!r}")
+    if value is None:
+        table.pop(name, None)
+        return
+    table[name] = copy.deepcopy(value)
+    if name in SWITCHES:
+        drop_keys_of_other_kinds(content, tuple(sections), Scenario, given)
 
 
 def place_paths(content: Any, folder: Path) -> Any:
@@ -268,22 +290,6 @@ def _find(name_or_path: str) -> Path:
 
 def _key(assignment: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in assignment.partition("=")[0].split("."))
-
-
-def _override(content: dict[str, Any], assignment: str) -> None:
-    _, separator, text = assignment.partition("=")
-    names = _key(assignment)
-    if not separator or not all(names):
-        raise UserError(f"setting {assignment!r}: write it as key.sub_key=value, for example privacy.epsilon=2")
-    table = content
-    for name in names[:-1]:
-        table = table.setdefault(name, {})
-        if not isinstance(table, dict):
-            raise UserError(f"setting {assignment!r}: {name!r} is a value, not a table, so it has no key {names[-1]!r}")
-    if not text.strip():
-        table.pop(names[-1], None)
-    else:
-        table[names[-1]] = _toml_value(assignment, text.strip())
 
 
 def _toml_value(assignment: str, text: str) -> Any:

@@ -310,15 +310,13 @@ class AggregationInputs(SummaryPart):
 
 
 class HospitalRecord(SummaryPart):
-    """What a posterior over hospitals says, with a 90 % interval.
+    """What a posterior over hospitals says, by name `of`, with a 90 % interval.
 
-    `kind` "sd": the standard deviation of the level, in log odds, `among` so many hospitals or groups (`of`); the prior
-    says it where it is not `identified`. Else the rate of class 1 in the declared population, without the chance of
-    patients: "new", of a hospital that nobody has seen, of a group where `of` names one; "site", of a training one.
+    A standard deviation between so many (`among`) of them, in log odds; the prior says it where it is not `identified`.
+    Or (no `among`) a new hospital's rate of class 1 in the declared population, without the chance of patients.
     """
 
-    kind: Literal["sd", "new", "site"]
-    of: Text = ""
+    of: Text
     value: float
     interval: tuple[float, float]
     among: int | None = None

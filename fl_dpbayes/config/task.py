@@ -4,6 +4,8 @@ import math
 import re
 from typing import Annotated, Any, Literal
 
+import numpy as np
+import numpy.typing as npt
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from fl_dpbayes.config.base import Config, canonical_json
@@ -97,13 +99,20 @@ class StandardFeatures(Config):
     source: Annotated[str, Field(min_length=10, max_length=500)]
 
     def _check_keys(self) -> None:
-        size = len(self.centers)
         if bool(self.scales) == bool(self.covariance):
             raise ValueError("scales and covariance are two ways to scale: give exactly one of them")
-        if self.scales and len(self.scales) != size:
-            raise ValueError(f"scales has {len(self.scales)} values for {size} centers: give one each")
-        if self.covariance and {len(self.covariance), *map(len, self.covariance)} != {size}:
-            raise ValueError(f"covariance must have {size} rows of {size} values, one for each of centers")
+        if {len(self.scales or self.covariance), *map(len, self.covariance)} != {size := len(self.centers)}:
+            raise ValueError(f"scales or covariance is not of {size} values, or rows of as many: as many as centers")
+        whole = np.array(self.covariance or [[1.0]])
+        if not np.array_equal(whole, whole.T) or np.linalg.eigvalsh(whole)[0] <= 0:
+            raise ValueError("covariance is none: give a symmetric, positive definite matrix")
+
+    @property
+    def matrix(self) -> npt.NDArray[np.float64]:
+        """What centred values are multiplied by."""
+        if self.scales:
+            return np.diag(self.spread / np.array(self.scales))
+        return np.asarray(self.spread * np.linalg.inv(np.linalg.cholesky(self.covariance)).T)
 
 
 def _absent(reason: str) -> BeforeValidator:

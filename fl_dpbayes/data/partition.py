@@ -62,10 +62,7 @@ def partition_labels(
 
 
 def feature_scores(records: Records, feature: str | None) -> Floats:
-    """Return the mean pixel of each image, or one column of a table, (N,), in the units of `records.features`.
-
-    Raises UserError if images are given a column, or a table is given none or one that it has not.
-    """
+    """Return each image's mean pixel, or a column of a table, (N,); UserError if the column does not fit them."""
     if len(records.task.input_shape) == 3:
         if feature is not None:
             raise UserError(f"partition.feature is {feature!r}, but the records are images: remove the key")
@@ -89,10 +86,7 @@ def label_total_variation(labels: Indices, parts: list[Indices]) -> float:
 
 
 def feature_total_variation(scores: Floats, parts: list[Indices]) -> float:
-    """Measure the same of a score, (N,), finite, in bins.
-
-    A bin holds a tenth of the pool; a score of at most ten values has a bin for each value.
-    """
+    """Measure the same of a finite score, (N,), in bins of a tenth of the pool, or of one of up to ten values each."""
     pool = scores[np.concatenate(parts)]
     edges = np.unique(pool)
     if len(edges) > BINS:

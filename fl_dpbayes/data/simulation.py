@@ -26,6 +26,7 @@ from fl_dpbayes.data.virtual_sites import PlannedSite, SitePlan, dealt_sites
 from fl_dpbayes.models.backbone import stored_weights
 from fl_dpbayes.models.build import build_model, model_input_shape, model_shapes
 from fl_dpbayes.models.frozen_body import frozen_body
+from fl_dpbayes.privacy.ledger.state import PARTS
 
 SITES_FOLDER, TRACES_FOLDER = "sites", "traces"
 SCENARIO_FILE, PARTITION_FILE, BASELINES_FILE = "scenario.toml", "partition.json", "baselines.json"
@@ -103,10 +104,7 @@ def prepare_simulation(
         "label_total_variation": plan.label_total_variation,
         **({} if plan.feature_total_variation is None else {"feature_total_variation": plan.feature_total_variation}),
         "warnings": [found.model_dump(mode="json") for found in plan.warnings],
-        "units": {
-            site.name: {"train": site.train_units, "test": site.test_units, "recalibration": site.recalibration_units}
-            for site in plan.sites
-        },
+        "units": {site.name: {part: getattr(site, f"{part}_units") for part in PARTS} for site in plan.sites},
     }
     write_atomically(run_folder / PARTITION_FILE, json.dumps(partition, indent=2) + "\n")
     digits = max(2, len(str(len(plan.sites) - 1)))

@@ -86,11 +86,7 @@ def check_declaration(declared: int, actual: int, unit: str) -> None:
 
 @dataclass(frozen=True)
 class SiteSplit:
-    """A site's records for one purpose, as in `Records`, grouped by privacy unit.
-
-    `unit_index`, (N,), is each record's unit as a number in 0 .. `unit_count` - 1. `unit_names`: (unit_count,), as the
-    source has them; None where nobody asks.
-    """
+    """A site's records for one purpose: `unit_index`, (N,), in 0 .. `unit_count` - 1; the names, where one asks."""
 
     features: npt.NDArray[np.float32]
     labels: npt.NDArray[np.int64]

@@ -50,12 +50,7 @@ def delta_problem(site_file: SiteFile) -> str:
 
 
 def create_ledger(site_file: SiteFile, site: Site | None = None) -> Ledger:
-    """Make the cohort of a site file, and its ledger if there is none yet; nothing is overwritten.
-
-    With `site`, its records are compared with those of the ledger's other cohorts now; else by the first request.
-    Raises UserError if the site file names no ledger, or the cohort is there already. Raises LedgerError if the file or
-    its second place does not fit, or another cohort has these records.
-    """
+    """Make a site file's cohort, and its ledger if there is none, comparing a `site`'s records: see `create_cohort`."""
     describe = None if site is None else lambda key: data_version(site, key)
     return Ledger.create(ledger_place(_settings(site_file)), cohort_of(site_file), describe)
 

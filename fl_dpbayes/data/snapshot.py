@@ -41,10 +41,7 @@ class DataChangedError(UserError):
 
 
 def source_files(site_file: SiteFile) -> list[tuple[str, int, int]]:
-    """Return path, size and time of last change, in ns, of each file that a site's records come from.
-
-    Raises DataChangedError if one is not there.
-    """
+    """Return path, size and last change, in ns, of each file of a site's records; DataChangedError if one is gone."""
     source = site_file.source
     given = getattr(source, "path", None) or getattr(source, "folder", None) or ()
     places = [*(given if isinstance(given, tuple) else (given,)), *filter(None, [site_file.selection.indices])]
@@ -73,15 +70,14 @@ def write_snapshot(site_file: SiteFile, records: Records, files: list[tuple[str,
     arrays |= {f"group{number}": values for number, values in enumerate(records.groups.values())}
     header = {"version": VERSION, "described": described(site_file), "files": files, "sha256": hasher.hexdigest()}
     header |= {"unit": records.unit, "feature_names": records.feature_names, "groups": list(records.groups)}
+    header["arrays"] = list(arrays)
     if objects := [name for name, values in arrays.items() if values.dtype.hasobject]:
         raise UserError(f"the source gives {objects[0]} as Python objects, which no snapshot can hold: give text")
     with replaced_atomically(path) as partial:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         partial.unlink(missing_ok=True)
         with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-            np.savez(
-                file, header=np.frombuffer(json.dumps(header | {"arrays": list(arrays)}).encode(), np.uint8), **arrays
-            )
+            np.savez(file, header=np.frombuffer(json.dumps(header).encode(), np.uint8), **arrays)
     return hasher.hexdigest()
 
 

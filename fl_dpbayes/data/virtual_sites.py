@@ -41,11 +41,7 @@ class Pool(NamedTuple):
 
 @dataclass(frozen=True)
 class PlannedSite:
-    """One virtual site: which records of the official part `spec.part` it holds and how they are split.
-
-    `train_units` and `recalibration_units` are 0 at a held-out or shifted site; `test_units` counts the units that it
-    is evaluated on.
-    """
+    """One virtual site: which records of `spec.part` it holds, their split, and its units, 0 in parts that it lacks."""
 
     name: str
     spec: SiteSpec
@@ -94,10 +90,8 @@ def dealt_sites(scenario: Scenario, data_dir: Path | None) -> SitePlan:
     owners = {name: spec for name, spec in sites.items() if spec.records_of is None}
     scores = None
     if isinstance(scenario.partition, NaturalPartition):
-        collected = {part: _by_natural_site(pool) for part, pool in pools.items()}
-        chosen = {
-            name: _natural_site(name, spec, pools[spec.part], collected[spec.part]) for name, spec in owners.items()
-        }
+        found = {part: (pool, _by_natural_site(pool)) for part, pool in pools.items()}
+        chosen = {name: _natural_site(name, spec, *found[spec.part]) for name, spec in owners.items()}
     else:
         if isinstance(scenario.partition, FeaturePartition):
             scores = feature_scores(pools["train"].records, scenario.partition.feature)
@@ -107,11 +101,8 @@ def dealt_sites(scenario: Scenario, data_dir: Path | None) -> SitePlan:
             chosen |= _divided_sites(members, pool, scenario, scores)
     chosen |= {name: chosen[spec.records_of] for name, spec in sites.items() if spec.records_of is not None}
     train = [chosen[name] for name, spec in sites.items() if spec.role == "train"]
-    records, fractions = pools["train"].records, scenario.kept_fractions
-    planned = [
-        _planned_site(name, spec, pools[spec.part].records, chosen[name], seed, fractions)
-        for name, spec in sites.items()
-    ]
+    records = pools["train"].records
+    planned = [_planned_site(name, spec, pools[spec.part], chosen[name], scenario) for name, spec in sites.items()]
     groups = {name: np.concatenate([pool.records.groups[name] for pool in pools.values()]) for name in records.groups}
     return SitePlan(
         source, records.task, tuple(planned), label_total_variation(records.labels, train),
@@ -186,9 +177,8 @@ def _set_aside(name: str, spec: SiteSpec, pool: Pool, *, alone: bool) -> int:
     return pool.first_units(spec.records)
 
 
-def _planned_site(
-    name: str, spec: SiteSpec, records: Records, indices: Indices, seed: int, fractions: tuple[float, float]
-) -> PlannedSite:
+def _planned_site(name: str, spec: SiteSpec, pool: Pool, indices: Indices, scenario: Scenario) -> PlannedSite:
+    records, seed, fractions = pool.records, scenario.seed, scenario.kept_fractions
     shift_seed = int.from_bytes(_hash(seed, spec.records_of or name, "shift")[:7], "big")
     split_key = _hash(seed, name, "split").hex()
     kept = indices if spec.shift is None else indices[_kept(name, spec.shift, records.subset(indices), shift_seed)]

@@ -59,16 +59,21 @@ def backbone(features: BackboneFeatures, folder: Path | None) -> Backbone:
     if no file has that digest, the file is no state of this architecture, or the download fails.
     """
     # torchvision takes longer to import than torch, and every site imports this module.
-    from torchvision.models import get_model
+    from torchvision.models import get_model, get_model_weights
 
     with torch.device("meta"):
         network = get_model(features.architecture, weights=None)
     last_layer, _ = LAST_LAYER[features.architecture]
     setattr(network, last_layer, nn.Identity())
-    if features.weights is None:
-        state, origin = _downloaded_state(features)
-    else:
+    if features.weights is not None:
         state, origin = stored_state(features.weights, folder, "model.features.weights")
+    else:
+        weights = get_model_weights(features.architecture).DEFAULT
+        try:
+            state, origin = weights.get_state_dict(progress=False, check_hash=True), weights.url
+        except (URLError, OSError, RuntimeError) as error:
+            said = f"{weights.url} cannot be downloaded: {error}; put the file in a folder, name that folder"
+            raise UserError(f"{said} as backbone_folder, and give model.features.weights its SHA-256") from None
     body = {name: value for name, value in state.items() if not name.startswith(f"{last_layer}.")}
     try:
         halves = {name: value.float() for name, value in body.items() if value.is_floating_point()}
@@ -77,17 +82,6 @@ def backbone(features: BackboneFeatures, folder: Path | None) -> Backbone:
         said = f"{origin} does not hold the weights of {features.architecture}: {str(error)[:300]}"
         raise UserError(f"{said}; give a file of that architecture, or correct model.features.architecture") from None
     return Backbone(network, features.image_size)
-
-
-def _downloaded_state(features: BackboneFeatures) -> tuple[dict[str, Tensor], str]:
-    from torchvision.models import get_model_weights
-
-    weights = get_model_weights(features.architecture).DEFAULT
-    try:
-        return weights.get_state_dict(progress=False, check_hash=True), weights.url
-    except (URLError, OSError, RuntimeError) as error:
-        said = f"{weights.url} cannot be downloaded: {error}; put the file in a folder, name that folder"
-        raise UserError(f"{said} as backbone_folder, and give model.features.weights its SHA-256") from None
 
 
 def stored_weights(digest: str, folder: Path | None, key: str) -> Path:

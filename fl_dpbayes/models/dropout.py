@@ -5,6 +5,7 @@ the plain network with other weights: that is the posterior draw of Gal and Ghah
 """
 
 import math
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
@@ -49,23 +50,16 @@ class DropoutModule(nn.Module):
         self.masks = self._draw_masks(generator, records)
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
-        """Return the outputs of the plain module under the last drawn masks, row i of them for record i.
-
-        Raises ValueError if the number of records is not that of the masks.
-        """
+        """Return the outputs of the plain module under the last drawn masks, as many as records; row i for record i."""
         self._check_masks(features)
         return self.masked(features, self.masks)
 
     def masked(self, features: torch.Tensor, masks: torch.Tensor) -> torch.Tensor:
         """Return the outputs (N, K) of the plain module under masks (N, inputs), as `self.masks`."""
-        handles = []
-        try:
+        with ExitStack() as hooks:
             for name, mask in zip(self._widths, masks.split(list(self._widths.values()), dim=1), strict=True):
-                handles.append(self.base.get_submodule(name).register_forward_pre_hook(_masking(mask)))
+                hooks.enter_context(self.base.get_submodule(name).register_forward_pre_hook(_masking(mask)))
             return self.base(features)
-        finally:
-            for handle in handles:
-                handle.remove()
 
     def with_masks_as_inputs(self, features: torch.Tensor) -> tuple[nn.Module, torch.Tensor]:
         """Return the same computation as a module without state, and its inputs: each record joined to its mask.

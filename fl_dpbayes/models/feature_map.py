@@ -57,8 +57,8 @@ def checked_feature_map(
 ) -> FeatureMap:  # fmt: skip
     """Prepare a map whose passes have a number of rows at which each row stands alone.
 
-    `output_shape`: (D,). `transform`: a batch (N, *input_shape) -> (N, D), on `device`. `most_records`: in a pass, >=
-    1; the largest power of 2 up to it is used. Raises RowsDependError if a single row differs from itself.
+    `most_records`: in a pass, >= 1; the largest power of 2 up to it is used; the rest as of `FeatureMap`. Raises
+    RowsDependError if a single row differs from itself.
     """
 
     def stand_alone(count: int) -> bool:
@@ -80,7 +80,6 @@ def feature_shape(features: Features, input_shape: tuple[int, ...]) -> tuple[int
     if isinstance(features, StandardFeatures):
         if input_shape != (size := len(features.centers),):
             raise UserError(f"features.centers has {size} values for records of shape {input_shape}: give one each")
-        _scaling(features)
         return (size,)
     if len(input_shape) != 3 or input_shape[0] not in (1, 3):
         problem = f"features of kind {features.kind!r} need images of shape (1 or 3, height, width)"
@@ -124,7 +123,9 @@ def feature_map(
     if isinstance(features, BackboneFeatures):
         transform, most_records = backbone(features, backbone_folder).to(device), IMAGES_PER_PASS
     elif isinstance(features, StandardFeatures):
-        transform, most_records = _standardised(features, device), ROWS_PER_PASS
+        geometry = features.matrix, features.centers
+        matrix, centers = (torch.tensor(one, dtype=torch.float32, device=device) for one in geometry)
+        transform, most_records = (lambda records: (records - centers) @ matrix), ROWS_PER_PASS
     else:
         _, height, width = input_shape
         most_records = max(1, SCATTERED_PIXELS_PER_PASS // (height * width))
@@ -132,32 +133,11 @@ def feature_map(
     return checked_feature_map(digest(features), input_shape, output_shape, transform, most_records, device)
 
 
-def _scaling(features: StandardFeatures) -> npt.NDArray[np.float64]:
-    """Return the matrix that centred values are multiplied by; UserError if the covariance is none."""
-    if features.scales:
-        return np.diag(features.spread / np.array(features.scales))
-    covariance = np.array(features.covariance)
-    try:
-        if not np.array_equal(covariance, covariance.T):
-            raise np.linalg.LinAlgError("it is not symmetric")
-        return np.asarray(features.spread * np.linalg.inv(np.linalg.cholesky(covariance)).T)
-    except np.linalg.LinAlgError as error:
-        raise UserError(f"features.covariance is no covariance ({error}): give a positive definite matrix") from None
-
-
-def _standardised(features: StandardFeatures, device: torch.device) -> Callable[[Tensor], Tensor]:
-    matrix, centers = (
-        torch.tensor(value, dtype=torch.float32, device=device) for value in (_scaling(features), features.centers)
-    )
-    return lambda records: (records - centers) @ matrix
-
-
 # Fitting takes half a minute and depends on public constants only: once per process is enough.
 @lru_cache(maxsize=2)
 def _projection(features: ScatteringFeatures, side: int, device: torch.device) -> Projection:
     assert features.projection is not None
-    plain = features.model_copy(update={"projection": None})
-    transform = _scattered(plain, side, side, device)
+    transform = _scattered(features.model_copy(update={"projection": None}), side, side, device)
     return fit_projection(features.projection, side, transform, device)
 
 

@@ -19,19 +19,13 @@ _SAMPLES = "samples/"
 
 
 def body_size(model: Model, input_shape: tuple[int, ...]) -> int:
-    """Count the parameters of a frozen body without allocating them; `input_shape` of a record, or of its features.
-
-    Raises UserError if the architecture cannot take records of this shape.
-    """
+    """Count the parameters of a frozen body without allocating them; UserError if it cannot take such records."""
     layers, _ = body_layers(model, input_shape)
     return sum(parameter.numel() for parameter in layers.parameters())
 
 
 def records_per_pass(model: Model, input_shape: tuple[int, ...]) -> int:
-    """Say how many records, at most 64, fit into the memory that a pass may take, without taking it; 0 if not even one.
-
-    Raises UserError if the architecture cannot take records of this shape.
-    """
+    """Say how many records, at most 64, fit into a pass, without taking its memory; UserError as `body_size`."""
     layers, _ = body_layers(model, input_shape)
     values = torch.empty((1, *input_shape), device="meta")
     widest = 1

@@ -5,7 +5,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from itertools import starmap
+from itertools import chain, pairwise, starmap
 
 import numpy as np
 import numpy.typing as npt
@@ -57,14 +57,10 @@ def normal_vectors(
 
 
 def _ahead(draw: Callable[[int, int], torch.Tensor], draws: Iterable[tuple[int, int]]) -> Iterator[torch.Tensor]:
-    waiting = None
     with ThreadPoolExecutor(1) as other:
-        for each in draws:
-            before, waiting = waiting, other.submit(draw, *each)
-            if before is not None:
-                yield before.result()
-        if waiting is not None:
-            yield waiting.result()
+        drawn = (other.submit(draw, *each) for each in draws)
+        # The next one is begun before this one is waited for.
+        yield from (this.result() for this, _ in pairwise(chain(drawn, [None])) if this is not None)
 
 
 class _Host:
@@ -87,9 +83,7 @@ class _Host:
         return torch.from_numpy(drawn)
 
 
-def _box_muller(
-    words: npt.NDArray[np.uint8], square: npt.NDArray[np.float64], singles: Floats, into: Floats
-) -> None:  # fmt: skip
+def _box_muller(words: npt.NDArray[np.uint8], square: npt.NDArray[np.float64], singles: Floats, into: Floats) -> None:
     pairs, rest, (radius, angle) = len(square), len(into) // 2, singles
     np.abs(words[: 8 * pairs].view(np.int64), out=square, dtype=np.float64, casting="unsafe")
     # Of u near 0 every bit is kept, and near 1 those of float64.

@@ -42,11 +42,9 @@ def validate_module(module: nn.Module) -> None:
         frozen = not any(parameter.requires_grad for parameter in layer.parameters())
         if isinstance(layer, _BatchNorm):
             if not frozen or layer.training or not layer.track_running_stats:
-                raise UserError(
-                    f"{named} mixes the records of a batch, so clipping per record bounds nothing: replace it by "
-                    "torch.nn.GroupNorm, or freeze it (requires_grad_(False)) with stored statistics and call eval() "
-                    "on it"
-                )
+                said = f"{named} mixes the records of a batch, so clipping per record bounds nothing"
+                instead = "freeze it (requires_grad_(False)) with stored statistics and call eval() on it"
+                raise UserError(f"{said}: replace it by torch.nn.GroupNorm, or {instead}")
         elif (validator := ModuleValidator.VALIDATORS.get(type(layer))) is not None:
             unchanged = frozen and not (layer.training and any(True for _ in layer.buffers()))
             if problems := [] if unchanged else validator(layer):
@@ -93,10 +91,9 @@ def check_records_apart(
             part = records[:4] if draw else records
             together, again = (_outputs(drawn, part, named, classes) for _ in range(2))
             if not torch.equal(together, again):
-                raise UserError(
-                    f"{named} gives the same records different logits when it is called again: leave out what changes "
-                    "it or draws random numbers (for dropout: model.kind 'mlp' or 'cnn', sampler.kind 'dp-mc-dropout')"
-                )
+                said = f"{named} gives the same records different logits when it is called again"
+                dropout = "(for dropout: model.kind 'mlp' or 'cnn', sampler.kind 'dp-mc-dropout')"
+                raise UserError(f"{said}: leave out what changes it or draws random numbers {dropout}")
             # What branches on a value, even on one that is not met here, cannot be mapped over records.
             alone = vmap(lambda record, drawn=drawn: _outputs(drawn, record[None], named, classes)[0])(part)
             if ((together - alone).abs().amax(dim=1) > _MIXES * alone.abs().amax(dim=1)).any():
@@ -113,10 +110,9 @@ def _outputs(module: nn.Module, records: Tensor, named: str, classes: int | None
         found = module(records.clone())
     except Exception as error:
         said = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-        raise UserError(
-            f"{named} fails on records of shape {shape}: {said}; it must take (N, *input_shape) of any finite values "
-            "(clamp an index at both ends), branch on none (use torch.where), and return logits (N, classes)"
-        ) from None
+        must = "take (N, *input_shape) of any finite values (clamp an index at both ends), branch on none"
+        must += " (use torch.where), and return logits (N, classes)"
+        raise UserError(f"{named} fails on records of shape {shape}: {said}; it must {must}") from None
     fits = isinstance(found, Tensor) and found.ndim == 2 and len(found) == shape[0]
     if not fits or classes not in (None, found.shape[1]):
         what = f"shape {list(found.shape)}" if isinstance(found, Tensor) else f"a {type(found).__name__}"

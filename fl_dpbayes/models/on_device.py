@@ -1,6 +1,7 @@
 """What a process has on its device: arrays that were copied there, and its share of a GPU's memory."""
 
 import sys
+from functools import partial
 from typing import Any
 
 import numpy.typing as npt
@@ -20,10 +21,7 @@ def moved(array: npt.NDArray[Any], device: torch.device) -> torch.Tensor:
 
 def uploaded(array: npt.NDArray[Any], device: torch.device, dtype: torch.dtype | None = None) -> torch.Tensor:
     """Copy an array to a device; one that cannot be written is copied once, as long as it lives and there is room."""
-
-    def copied() -> torch.Tensor:
-        return torch.from_dlpack(array).to(device=device, dtype=dtype)
-
+    copied = partial(torch.from_dlpack(array).to, device=device, dtype=dtype)
     if device.type == "cpu" or array.flags.writeable:
         return copied()
     return _UPLOADED.get((id(array), str(device), dtype), copied, lambda tensor: tensor.nbytes, of=array)

@@ -141,10 +141,9 @@ def _made(model: ModuleModel, seed: int) -> nn.Module:
             torch.default_generator.manual_seed(seed)
             made = factory(**model.settings)
     except Exception as error:
-        raise UserError(
-            f"model.factory {model.factory!r} fails with model.settings {str(model.settings)[:200]}: {_said(error)}"
-            + (f" (this was {ON_META})" if "meta" in str(error) else "")
-        ) from None
+        where = f" (this was {ON_META})" if "meta" in str(error) else ""
+        said = f"model.factory {model.factory!r} fails with model.settings {str(model.settings)[:200]}: {_said(error)}"
+        raise UserError(f"{said}{where}") from None
     if not isinstance(made, nn.Module):
         raise UserError(f"model.factory {model.factory!r} returns a {type(made).__name__}, not a torch.nn.Module")
     return made

@@ -35,11 +35,6 @@ def to_vector(module: nn.Module) -> Tensor:
     return torch.cat([parameter.detach().reshape(-1).float() for parameter in parameters])
 
 
-def load_vector(module: nn.Module, vector: Tensor) -> None:
-    """Make a flat vector the module's trainable parameters, as `vector_loader` does."""
-    vector_loader(module)(vector)
-
-
 def vector_loader(module: nn.Module) -> Callable[[Tensor], None]:
     """Return a function that makes a flat vector the module's trainable parameters.
 
@@ -57,10 +52,7 @@ def vector_loader(module: nn.Module) -> Callable[[Tensor], None]:
 
 
 def vector_views(vector: Tensor, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
-    """Split the last axis of a tensor (..., d) into views (..., *shape) by name, in the order of `shapes`.
-
-    Raises ValueError if d is not the number of parameters.
-    """
+    """Split the last axis of a tensor (..., d) into views (..., *shape) by name; ValueError if d does not fit."""
     parts = zip(shapes.items(), _parts(vector, [math.prod(shape) for shape in shapes.values()]), strict=True)
     return {name: part.reshape((*vector.shape[:-1], *shape)) for (name, shape), part in parts}
 
@@ -72,10 +64,7 @@ def _parts(vector: Tensor, sizes: list[int]) -> tuple[Tensor, ...]:
 
 
 def vector_to_arrays(vector: Tensor, module: nn.Module) -> dict[str, npt.NDArray[np.float32]]:
-    """Turn a flat vector (d,) into float32 arrays of the parameters' shapes, or a stack (M, d) into (M, *shape).
-
-    Raises ValueError if d is not the number of parameters.
-    """
+    """Turn a flat vector (d,) into float32 arrays by name, or a stack (M, d) into (M, *shape), as `vector_views`."""
     views = vector_views(vector.detach().float().cpu(), parameter_shapes(module))
     return {name: view.numpy().copy() for name, view in views.items()}
 
@@ -88,8 +77,7 @@ def arrays_to_vector(arrays: Mapping[str, npt.NDArray], module: nn.Module) -> Te
     shapes = parameter_shapes(module)
     found = {name: tuple(array.shape) for name, array in arrays.items()}
     if found != shapes:
-        differing = sorted(name for name in found.keys() | shapes.keys() if found.get(name) != shapes.get(name))
-        name = differing[0]
+        name = min(name for name in found.keys() | shapes.keys() if found.get(name) != shapes.get(name))
         raise ValueError(f"parameter {name!r} has shape {found.get(name)}, the module's has {shapes.get(name)}")
     return torch.from_numpy(np.concatenate([np.asarray(arrays[name], np.float32).reshape(-1) for name in shapes]))
 
@@ -115,10 +103,9 @@ def logits_at(
 ) -> Callable[[Mapping[str, npt.NDArray]], tuple[npt.NDArray[np.float64], Pullback]]:
     """Fix a model's inputs.
 
-    `inputs`: what the model sees of records, shape (N, *shape). Returns parameters -> logits f(x_i; w), shape (N,
-    classes), and the map of a cotangent v (N, classes) to gradients sum_i v_i^T df(x_i; w)/dw by parameter name.
-    Activations of one pass over a part of the inputs are held at a time: the map computes them again. All in
-    float64, since a line search compares nearly equal losses.
+    Returns parameters -> logits f(x_i; w), (N, classes), and the map of a cotangent v (N, classes) to gradients
+    sum_i v_i^T df(x_i; w)/dw by name. Activations of a part of the inputs are held at a time: the map computes them
+    again. All in float64, since a line search compares nearly equal losses.
     """
     parts = torch.tensor(inputs).split(INPUTS_PER_PASS)
 

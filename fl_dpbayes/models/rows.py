@@ -86,8 +86,7 @@ def training_rows(module: nn.Module, expected_batch_size: float) -> int:
 def cheapest_rows(choices: Iterable[int], beside: float, expected_batch_size: float) -> int:
     """Return the P at which the passes of a batch of B = q n units on average cost least.
 
-    B is a public constant; never the size of a batch that was drawn. `beside`: what a pass costs beside its rows,
-    counted in rows.
+    B is a public constant, never the size of a drawn batch. `beside`: what a pass costs beside its rows, in rows.
     """
     spread = math.sqrt(2 * expected_batch_size)
 
@@ -101,11 +100,7 @@ def cheapest_rows(choices: Iterable[int], beside: float, expected_batch_size: fl
 
 def prediction_rows(module: nn.Module) -> int:
     """Choose P for predictions: 64 for convolutions, else 256."""
-    return ROWS if _convolves(module) else PREDICTION_ROWS
-
-
-def _convolves(module: nn.Module) -> bool:
-    return any(isinstance(layer, nn.Conv2d) for layer in module.modules())
+    return ROWS if any(isinstance(layer, nn.Conv2d) for layer in module.modules()) else PREDICTION_ROWS
 
 
 class RowsDependError(UserError):
@@ -115,8 +110,8 @@ class RowsDependError(UserError):
 def checked_rows(key: Hashable, rows: int, stand_alone: Callable[[int], bool]) -> int:
     """Return the first of P, 2 P and 4 P rows that passes the check, else 1; once per process, key and thread count.
 
-    `rows`: P; 1 if there is memory for no more. `stand_alone`: number of rows -> whether each row of such a pass
-    stands alone. Raises RowsDependError if a single row does not give the same bits twice.
+    `rows`: P; 1 if there is memory for no more. `stand_alone`: number of rows -> whether each of them stands alone.
+    Raises RowsDependError if a single row does not give the same bits twice.
     """
     key = (key, rows, torch.get_num_threads(), torch.__version__)
     if key not in _known:
@@ -136,8 +131,7 @@ def rows_stand_alone(results: RowResults, features: Tensor, targets: Tensor, gen
     """Say whether the rows' results keep every bit when the pass is repeated, permuted, or has other neighbours.
 
     Tried are a repetition, a permutation, and three passes in which all rows but half, 2 % or one are replaced, by 0,
-    NaN, infinity or 1e30 (by 0 where one stays); of a single row the repetition. `features`: synthetic rows, shape (P,
-    ...). `targets`: synthetic targets, shape (P,).
+    NaN, infinity or 1e30 (by 0 where one stays); of a single row the repetition. `features`, `targets`: synthetic.
     """
     rows = len(features)
     expected = [values.clone() for values in results(features.clone(), targets)]
@@ -201,12 +195,12 @@ def drawn_modules(module: nn.Module) -> Iterator[nn.Module]:
 
 def structure(module: nn.Module) -> Hashable:
     """Return what a module computes apart from its parameters' values; equal to no other where none can say."""
-    values = [
-        (name, tuple(value.shape), value.dtype, str(value.device), value.requires_grad)
-        for name, value in (*module.named_parameters(), *module.named_buffers())
-    ]
+    # A layer that is used twice is named twice.
+    named = (*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False))
+    values = [(name, tuple(one.shape), one.dtype, str(one.device), one.requires_grad) for name, one in named]
     kept = [hashlib.sha256(bytes_of(value)).digest() for value in module.buffers()]
-    return tuple((type(layer), _settings(layer)) for layer in module.modules()), tuple(values), tuple(kept)
+    layers = module.named_modules(remove_duplicate=False)
+    return tuple((name, type(layer), _settings(layer)) for name, layer in layers), tuple(values), tuple(kept)
 
 
 def _settings(layer: nn.Module) -> Hashable:

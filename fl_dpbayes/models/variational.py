@@ -60,11 +60,7 @@ class VariationalModule(nn.Module):
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
         """Return the plain module's outputs under every draw, shape (N, draws, K)."""
-
-        def outputs(weights: dict[str, torch.Tensor]) -> torch.Tensor:
-            return called(self.mean, weights, features)
-
-        return vmap(outputs, out_dims=1)(self.weight_draws())
+        return vmap(lambda weights: called(self.mean, weights, features), out_dims=1)(self.weight_draws())
 
 
 def draw(vector: torch.Tensor, generator: np.random.Generator) -> torch.Tensor:

@@ -50,20 +50,13 @@ def alignment_warnings(
 
 
 def state_warnings(states: Mapping[str, Arrays]) -> tuple[RunWarning, ...]:
-    """Warn of each site whose state has its hidden units in another order than the first site's by name.
-
-    Of a chain's state `parameters/<name>` is compared. States, which may lie on disk, are looked at one by one.
-    """
+    """Warn of each site whose state, one in memory at a time, has its hidden units in another order than the first."""
     sites = sorted(states)
-    reference = _parameters(states[sites[0]])
-    shapes = {name: array.shape for name, array in reference.items()}
-    first = (sites[0], _vector(reference))
-    others = ((site, _vector(_parameters(states[site]))) for site in sites[1:])
+    parameters = (without_prefix("parameters", states[site]) or states[site] for site in sites)
+    reference = next(parameters)
+    shapes, first = {name: array.shape for name, array in reference.items()}, (sites[0], _vector(reference))
+    others = zip(sites[1:], map(_vector, parameters), strict=True)
     return tuple(found for other in others for found in alignment_warnings(first, other, shapes))
-
-
-def _parameters(state: Arrays) -> Arrays:
-    return without_prefix("parameters", state) or state
 
 
 def _vector(arrays: Arrays) -> npt.NDArray[np.float64]:

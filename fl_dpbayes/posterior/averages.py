@@ -22,9 +22,8 @@ from fl_dpbayes.protocol.arrays import Arrays
 def average_states(states: Mapping[str, Arrays], site_weights: Mapping[str, float]) -> Arrays:
     """Average the sites' float32 states, one by one in their order in float64, w = sum_k w_k w_k' / sum_k w_k.
 
-    `site_weights` w_k >= 0 are renormalised over the sites present. Raises ValueError if there is no state, or all
-    weights are 0. Source: Deng et al. 2021, "On convergence of federated averaging Langevin dynamics", Algorithm 1;
-    Plassier et al. 2022.
+    Weights are renormalised over the sites present. Raises ValueError if there is no state, or all of them are 0.
+    Source: Deng et al. 2021, "On convergence of federated averaging Langevin dynamics", Algorithm 1; Plassier 2022.
     """
     total = sum(site_weights[site] for site in states)
     if not states or total <= 0:
@@ -52,10 +51,8 @@ def trimmed_mean(states: Mapping[str, Arrays], trimmed: int) -> Arrays:
     It bears so many bad sites, 0 or more, below half of all.
     Source: Yin et al. 2018, "Byzantine-robust distributed learning: towards optimal statistical rates", Definition 2.
     """
-    return {
-        name: np.sort(stack, axis=0)[trimmed : len(stack) - trimmed].mean(axis=0, dtype=np.float64).astype(np.float32)
-        for name, stack in _stacked(states)
-    }
+    kept = {name: np.sort(stack, axis=0)[trimmed : len(stack) - trimmed] for name, stack in _stacked(states)}
+    return {name: stack.mean(axis=0, dtype=np.float64).astype(np.float32) for name, stack in kept.items()}
 
 
 def move_factors(
@@ -72,8 +69,7 @@ def move_factors(
     in v_k m_k at sites of every size where v_k is proportional to n_k.
     Source: Sun et al. 2019, "Can you really backdoor federated learning?" (norm thresholding, there to a fixed norm).
 
-    `states`: site -> w_k, at least one; looked at one by one. `start`: w_0. `site_weights`: v_k >= 0. `bound`: c, at
-    least 1. Returns site -> factor in [0, 1), of those that are to be shortened.
+    States, at least one, are looked at one by one. `bound`: c >= 1. Returns the factors in [0, 1), by site.
     """
     parts = {site: site_weights[site] * distance(state, start) for site, state in states.items()}
     longest = bound * sorted(parts.values())[(len(parts) - 1) // 2] if len(parts) > 2 else math.inf
@@ -101,8 +97,7 @@ def average_of_states(
 ) -> Average:
     """Average one state or more by a rule's settings, with what is to be said of the sites.
 
-    The weighted average and the bound on moves, which alone use the weights, look at one state at a time; the robust
-    averages hold one array of all sites.
+    The weighted average and the bound on moves look at one state at a time; the others hold one array of all sites.
     """
     warnings, factors = list(state_warnings(states)), dict[str, float]()
     if rule.move_bound != "none":

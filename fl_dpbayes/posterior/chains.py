@@ -21,10 +21,9 @@ Shapes = dict[str, tuple[int, ...]]
 
 @dataclass(frozen=True)
 class Chain:
-    """One site's draws (M, d), M >= 1, their weights (M,), which sum to 1, and temperatures (M,), >= 0.
+    """One site's draws (M, d), M >= 1, their weights, which sum to 1, and temperatures; `shapes` by column order.
 
-    `shapes`: parameter name -> shape, in the order of the columns. `warnings`: what a rule that averages weights should
-    say about this site.
+    `warnings`: what a rule that averages weights should say about this site.
     """
 
     site: str
@@ -59,13 +58,10 @@ def chains(site_samples: Mapping[str, AnySamples]) -> Iterator[Chain]:
         if not len(site_samples[site]):
             continue
         samples = site_samples[site].in_memory()
-        chain = Chain(
-            site=site, draws=_flatten(site, samples.arrays, shapes), weights=samples.weights / samples.weights.sum(),
-            temperatures=samples.temperatures, shapes=shapes,
-        )  # fmt: skip
-        if reference is None:
-            reference = (site, chain.mean)
-        else:
+        draws, weights = _flatten(site, samples.arrays, shapes), samples.weights / samples.weights.sum()
+        chain = Chain(site, draws, weights, samples.temperatures, shapes)
+        reference = reference or (site, chain.mean)
+        if reference[0] != site:
             chain = replace(chain, warnings=alignment_warnings(reference, (site, chain.mean), shapes))
         yield chain
 
@@ -90,10 +86,7 @@ def at_unit_temperature(chain: Chain) -> Chain:
 
 
 def sample_shapes(site_samples: Mapping[str, AnySamples]) -> Shapes:
-    """Return the shape of each parameter, from the first site by name that sent a sample.
-
-    Raises ValueError if no site sent a sample.
-    """
+    """Return the shape of each parameter, from the first site that sent a sample; ValueError if none did."""
     for site in sorted(site_samples):
         if len(site_samples[site]):
             first = site_samples[site].thinned(1)

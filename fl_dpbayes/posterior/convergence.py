@@ -35,8 +35,8 @@ HOT = 1.05  # times the planned temperature
 class ConvergenceSummary:
     """How well the chains of one site agree, over a fixed set of scalar quantities of the parameters.
 
-    R-hat is rank-normalised and split, `r_hat_above_` the share of quantities above a value, in [0, 1]; effective
-    sample sizes are of all chains together. They are None where no chain has four samples, or no quantity moves.
+    R-hat is rank-normalised and split, `r_hat_above_` the share of quantities above a value; effective sample sizes are
+    of all chains together. They are None where no chain has four samples, or no quantity moves.
     """
 
     chains: int
@@ -59,25 +59,18 @@ def summarise_convergence(
     the longest (one that the budget cut off) is left out. `samples`: (d,) each, in the order in which each chain made
     them; M >= 0 are looked at one by one. `chains`: number of the chain to which each belongs, shape (M,).
     """
-    quantities = _quantities(samples, generator)
-    rows = _equal_chains(chains)
+    quantities, rows = _quantities(samples, generator), _equal_chains(chains)
     chain_count, per_chain = rows.shape
     if per_chain < 4:
         return ConvergenceSummary(chain_count, per_chain, quantities=0)
-    draws = quantities[rows]
-    scores = [rank_normalised(draws[:, :, number]) for number in range(draws.shape[2])]
-    r_hat = np.array([split_r_hat(score) for score in scores])
+    scores = list(map(rank_normalised, np.moveaxis(quantities[rows], 2, 0)))
+    r_hat, effective = (np.array(list(map(figure, scores))) for figure in (split_r_hat, effective_sample_size))
     moving = ~np.isnan(r_hat)
     if not moving.any():
-        return ConvergenceSummary(chain_count, per_chain, quantities=len(scores))
-    effective = np.array([effective_sample_size(score) for score in scores])[moving]
-    r_hat = r_hat[moving]
-    return ConvergenceSummary(
-        chain_count, per_chain, quantities=len(scores), r_hat_max=float(r_hat.max()),
-        r_hat_median=float(np.median(r_hat)), r_hat_above_1_01=float((r_hat > 1.01).mean()),
-        r_hat_above_1_1=float((r_hat > 1.1).mean()), effective_samples_min=float(effective.min()),
-        effective_samples_median=float(np.median(effective)),
-    )  # fmt: skip
+        return ConvergenceSummary(chain_count, per_chain, len(scores))
+    r_hat, effective = r_hat[moving], effective[moving]
+    figures = [r_hat.max(), np.median(r_hat), (r_hat > 1.01).mean(), (r_hat > 1.1).mean(), effective.min()]
+    return ConvergenceSummary(chain_count, per_chain, len(scores), *map(float, [*figures, np.median(effective)]))
 
 
 def mixing_warning(summary: ConvergenceSummary, *, hot: bool = False) -> RunWarning | None:
@@ -118,7 +111,7 @@ def convergence_rows(
     Returns one row per name with the figures and a warning, None where nothing speaks against the chains. No row
     where the sampler is no Markov chain on the posterior, or the rule makes one point of its states.
     """
-    # Sites that start anew from the server's state in every round send no chain, and one point needs none.
+    # Sites that start anew in every round send no chain, and one point needs none.
     if not scenario.sampler.has_temperature or not scenario.aggregation.shows_mixing or _is_optimiser(scenario):
         return []
     rows = []
@@ -174,8 +167,7 @@ def mixture_warnings(scenario: Scenario, bank: PosteriorBank, names: Iterable[st
 def temperature_warnings(scenario: Scenario, means: Mapping[str, float | None]) -> list[RunWarning]:
     """Say once where the floor of the noise made chains hotter than planned: of the hottest, with the number of sites.
 
-    At temperature T a chain samples p(w | D)^(1/T), whose standard deviations are about sqrt(T) times as wide.
-    `means`: site -> mean temperature of its chain, weighted by step size.
+    At temperature T a chain samples p(w | D)^(1/T), about sqrt(T) times as wide. `means`: by site, weighted by a_t.
     """
     privacy = scenario.privacy
     if not isinstance(privacy, PrivacyPlan) or privacy.coupling != "floor" or privacy.temperature is None:

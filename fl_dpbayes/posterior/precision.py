@@ -74,13 +74,12 @@ def diagonal_gaussian(chain: Chain) -> tuple[NaturalGaussian, tuple[RunWarning, 
     inverse chi-squared distribution. Raises ValueError if there are fewer than 5 draws, or a parameter does not vary.
     """
     factor, warnings = _unbiased_factor(chain, 1)
-    mean = chain.mean
     variance = weighted_variance(chain)
     if not (variance > 0).all():
         said = f"{int((variance <= 0).sum())} parameters of site {chain.site!r} do not vary between its samples"
         raise ValueError(f"{said}: aggregate the layers that are sampled only, or use a rule without precisions")
     precision = factor / variance
-    return NaturalGaussian(precision, precision * mean), warnings
+    return NaturalGaussian(precision, precision * chain.mean), warnings
 
 
 def full_gaussian(chain: Chain) -> tuple[NaturalGaussian, tuple[RunWarning, ...]]:
@@ -91,26 +90,23 @@ def full_gaussian(chain: Chain) -> tuple[NaturalGaussian, tuple[RunWarning, ...]
     singular, or a parameter varies so little that the others' precisions are lost in its rounding.
     """
     factor, warnings = _unbiased_factor(chain, chain.draws.shape[1])
-    mean = chain.mean
     rows = deviations(chain)
     covariance = (rows.T * chain.weights) @ rows / (1 - np.square(chain.weights).sum())
     _check_scales(chain, np.sqrt(np.diag(covariance)))
     try:
-        precision = factor * cho_solve(cho_factor(covariance, lower=True), np.eye(len(mean)))
+        precision = factor * cho_solve(cho_factor(covariance, lower=True), np.eye(len(covariance)))
     except np.linalg.LinAlgError:
         raise ValueError(f"the covariance of site {chain.site!r} is singular: use the diagonal form") from None
-    return NaturalGaussian(precision, precision @ mean), warnings
+    return NaturalGaussian(precision, precision @ chain.mean), warnings
 
 
 def _check_scales(chain: Chain, spread: npt.NDArray[np.float64]) -> None:
     least, most = int(spread.argmin()), int(spread.argmax())
-    if spread[least] >= _LEAST_SPREAD * spread[most]:
-        return
-    raise ValueError(
-        f"parameter {chain.parameter(least)} of site {chain.site!r} hardly varies between its samples (standard "
-        f"deviation {spread[least]:.2g}, that of {chain.parameter(most)} is {spread[most]:.2g}), so that no precision "
-        "of the others can be told beside its own: use the diagonal form, or aggregate the layers that are sampled only"
-    )
+    if spread[least] < _LEAST_SPREAD * spread[most]:
+        said = f"parameter {chain.parameter(least)} of site {chain.site!r} hardly varies between its samples (standard"
+        said += f" deviation {spread[least]:.2g}, that of {chain.parameter(most)} is {spread[most]:.2g}), so that no"
+        remedy = "use the diagonal form, or aggregate the layers that are sampled only"
+        raise ValueError(f"{said} precision of the others can be told beside its own: {remedy}")
 
 
 def weighted_variance(chain: Chain) -> npt.NDArray[np.float64]:

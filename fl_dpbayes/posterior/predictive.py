@@ -1,7 +1,6 @@
 """The predictive distribution: class probabilities averaged over posterior samples, and their uncertainty."""
 
 import logging
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import reduce
@@ -54,10 +53,9 @@ def predict(
     class alike for it. Every pass has one shape, at which a record's prediction does not depend on other records, to
     the last bit (docs/sensitivity.md).
 
-    `module` gives the architecture and is moved to `device`; its parameters are not changed. `samples`: parameter name
-    -> (M, *shape), M >= 1. `weights`: (M,), >= 0, not all zero. `features`: (N, *shape). Raises ValueError if the
-    weights do not fit the samples. Raises RowsDependError if a single row does not give the same bits twice, UserError
-    if a call leaves something of the records in the module.
+    `module` is moved to `device`; its parameters are not changed. `samples`: name -> (M, *shape), M >= 1. `weights`:
+    >= 0, not all zero. Raises ValueError if these do not fit the samples, RowsDependError if a single row does not give
+    the same bits twice, UserError if a call leaves something of the records in the module.
     """
     shares = np.asarray(weights, np.float64)
     counts = {len(array) for array in samples.values()}
@@ -149,9 +147,7 @@ def _checked_rows(module: nn.Module, input_shape: tuple[int, ...], device: torch
         generator = np.random.default_rng(0)
         features = torch.randn((count, *input_shape), generator=torch.Generator().manual_seed(count)).to(device)
         labels = torch.zeros(count, device=device)
-        drawn = [trainable_parameters(each) for each in passes.drawn_modules(module)] * math.ceil(
-            together / passes.DRAWS
-        )
+        drawn = [trainable_parameters(each) for each in passes.drawn_modules(module)] * -(-together // passes.DRAWS)
         with torch.no_grad():
             groups = [drawn[first : first + together] for first in range(0, len(drawn), together)]
             values = [{name: torch.stack([each[name] for each in group]) for name in group[0]} for group in groups]

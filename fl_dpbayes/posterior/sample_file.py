@@ -19,9 +19,8 @@ SAMPLES = "samples"
 def write_samples(path: Path, samples: AnySamples, metadata: Mapping[str, str] | None = None) -> None:
     """Write weights, temperatures and samples `samples/<name>`, holding one part of the samples at a time.
 
-    safetensors itself writes only what is in memory as a whole; the format is a length, a JSON header with the type,
-    shape and place of each array, and the arrays' bytes.
-    Source: The safetensors format, https://huggingface.co/docs/safetensors.
+    safetensors itself writes only what is in memory as a whole; its format is a length, a JSON header, and the arrays'
+    bytes. Source: https://huggingface.co/docs/safetensors.
     """
     count, parts = len(samples), iter(samples.parts())
     first = next(parts)

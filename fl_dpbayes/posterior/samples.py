@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import TypeVar
 
 import numpy as np
@@ -17,8 +18,8 @@ ValueT = TypeVar("ValueT")
 class PosteriorSamples:
     """Weighted samples of a model's parameters, by name float32 (M, *shape).
 
-    `weights`: (M,), >= 0, not all zero unless M = 0; need not sum to one. `temperatures`: (M,), >= 0, the instantaneous
-    T_t at which each was drawn. Raises ValueError if lengths differ, or a number is negative or not finite.
+    `weights`: >= 0, not all zero unless M = 0; need not sum to one. `temperatures`: T_t >= 0 at which each was drawn.
+    Raises ValueError if lengths differ, or a number is negative or not finite.
     """
 
     arrays: Arrays
@@ -57,8 +58,7 @@ class PosteriorSamples:
     def thinned(self, max_samples: int) -> "PosteriorSamples":
         """Keep at most `max_samples` >= 1 samples, evenly spaced over the order in which they stand.
 
-        The samples are cut into equal blocks; the last of each block stays and takes the block's whole weight. Total
-        weight is kept, so thinning one site's samples does not change its share in a mixture with other sites.
+        Of equal blocks the last sample stays and takes the whole weight, so that a site's share in a mixture stays.
         """
         return self if len(self) <= max_samples else StoredSamples(self.pieces).thinned(max_samples)
 
@@ -99,19 +99,15 @@ class StoredSamples:
 
     def in_memory(self) -> PosteriorSamples:
         """Read all samples."""
-        return concatenate(list(self.parts()))
+        return self.thinned(len(self))
 
     def thinned(self, max_samples: int) -> PosteriorSamples:
         """Keep and read at most `max_samples` samples, chosen and weighted as by `PosteriorSamples.thinned`."""
         blocks = np.array_split(np.arange(len(self)), min(len(self), max_samples))
         last = np.array([block[-1] for block in blocks])
-        kept, start = [], 0
-        for piece in self.pieces:
-            end = start + len(piece.weights)
-            numbers = last[(last >= start) & (last < end)] - start
-            if len(numbers):
-                kept.append(piece.rows(numbers))
-            start = end
+        starts = np.cumsum([0, *(len(piece.weights) for piece in self.pieces)])
+        chosen = [last[(last >= start) & (last < end)] - start for start, end in pairwise(starts)]
+        kept = [piece.rows(numbers) for piece, numbers in zip(self.pieces, chosen, strict=True) if len(numbers)]
         arrays = {name: np.concatenate([rows[name] for rows in kept]) for name in kept[0]}
         weights = np.array([self.weights[block].sum() for block in blocks])
         return PosteriorSamples(arrays, weights, self.temperatures[last])
@@ -121,10 +117,7 @@ AnySamples = PosteriorSamples | StoredSamples
 
 
 class PerSite(Mapping[str, ValueT]):
-    """Site -> what it sent, read anew at every look-up, so that memory holds only what is in use.
-
-    `read` returns None for a site that sent nothing.
-    """
+    """Site -> what it sent, read anew at every look-up to spare memory; `read` returns None if it sent nothing."""
 
     def __init__(self, sites: Sequence[str], read: Callable[[str], ValueT | None]) -> None:
         self._sites, self._read = sites, read
@@ -144,11 +137,9 @@ class PerSite(Mapping[str, ValueT]):
 
 def concatenate(parts: Sequence[PosteriorSamples]) -> PosteriorSamples:
     """Join samples of the same model, in the given order, keeping their weights; at least one set of them."""
-    return PosteriorSamples(
-        arrays={name: np.concatenate([part.arrays[name] for part in parts]) for name in parts[0].arrays},
-        weights=np.concatenate([part.weights for part in parts]),
-        temperatures=np.concatenate([part.temperatures for part in parts]),
-    )
+    arrays = {name: np.concatenate([part.arrays[name] for part in parts]) for name in parts[0].arrays}
+    whole = StoredSamples(tuple(piece for part in parts for piece in part.pieces))
+    return PosteriorSamples(arrays, whole.weights, whole.temperatures)
 
 
 def point_of(state: Arrays) -> PosteriorSamples:

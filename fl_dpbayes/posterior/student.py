@@ -28,11 +28,7 @@ LogitFunction = Callable[[Mapping[str, npt.NDArray]], tuple[npt.NDArray, Pullbac
 
 @dataclass(frozen=True)
 class Student:
-    """What a rule consumes beyond released samples.
-
-    `module`: features -> logits; its parameters are not read. `features`: what the model sees of the inputs, (N,
-    *model_input_shape). `labels`: classes of public records, (N,), if asked for. `description`: for the record.
-    """
+    """What a rule consumes beyond released samples; `features` is what the model sees of the inputs."""
 
     module: nn.Module
     features: npt.NDArray[np.float32]
@@ -95,9 +91,8 @@ def distil(
     (softmax(f) - p) / N. Source: Hinton et al. 2015; Bhatt et al. 2024, "Federated learning with uncertainty via
     distilled predictive distributions".
 
-    `function`: float32 parameters -> logits (N, classes) at the inputs, and the map of a cotangent (N, classes) to
-    gradients by parameter name (their vector-Jacobian product). `start`: parameter name -> initial value, in the order
-    of the model. `teacher_probabilities`: p(y|x_i), (N, classes), N >= 1.
+    `function`: as `logits_at` returns it, at the inputs. `start`: parameter name -> initial value, in the order of the
+    model. `teacher_probabilities`: p(y|x_i), (N, classes), N >= 1.
     """
     shapes = {name: tuple(array.shape) for name, array in start.items()}
     entropy = -xlogy(teacher_probabilities, teacher_probabilities).sum(axis=1).mean()

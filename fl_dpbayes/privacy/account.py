@@ -32,10 +32,7 @@ class Account:
 
 
 def account(history: History, delta: float, adjacency: Adjacency = "add_or_remove_one") -> Account:
-    """Account for a history at delta in (0, 1) by every method: 0 for an empty history, infinite without noise.
-
-    Raises ValueError if delta lies outside (0, 1).
-    """
+    """Account for a history at delta in (0, 1), else ValueError: 0 for an empty history, infinite without noise."""
     mu, pld = gdp_mu(history, adjacency), pld_epsilon(history, delta, adjacency)
     rdp, gdp = rdp_epsilon(history, delta, adjacency), gdp_epsilon(mu.mu, delta)
     small = pld_epsilon(history, SMALL_DELTA, adjacency) if delta > SMALL_DELTA else None

@@ -24,20 +24,13 @@ MISS = 1e-3
 TAIL = 4.0
 
 
-@dataclass(frozen=True)
-class Effect:
-    """The smallest fault that a test finds: its size, to compare tests of one kind, and in words."""
-
-    size: float
-    words: str
+# The smallest fault that a test finds: its size, to compare tests of one kind, and in words.
+Effect = tuple[float, str]
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One test: the probability that a sound site shows what was found, or more; where; and its effect.
-
-    `effect` maps the level of the test to the smallest fault that it misses with at most `MISS`.
-    """
+    """One test: how probable as much is at a sound site; where; and level -> the effect that `MISS` at most miss."""
 
     probability: float
     where: str
@@ -59,7 +52,7 @@ def variance_test(total: float, degrees: float, where: str, *, kurtosis: float =
 
     def effect(level: float) -> Effect:
         ratio = math.sqrt((1 - slack) * chi2.ppf(level / 2, nu) / chi2.isf(MISS, nu))
-        return Effect(1 - ratio if degrees else 1.0, f"a deviation of {min(ratio, 1):.2g} times the claim or less")
+        return 1 - ratio if degrees else 1.0, f"a deviation of {min(ratio, 1):.2g} times the claim or less"
 
     probability = min(1.0, 2 * float(min(below, above)))
     return Finding(probability, f"{where}, {math.sqrt(max(total, 0) / degrees):.3g} times the claim", effect)
@@ -91,7 +84,7 @@ def mean_test(
 
     def effect(level: float) -> Effect:
         found = ((norm.isf(level / sides) + norm.isf(MISS)) * deviation + 2 * slack) / unit
-        return Effect(found, f"a difference of {found:.1%} or more")
+        return found, f"a difference of {found:.1%} or more"
 
     return Finding(probability, f"{where}, {difference / unit:+.3g} of what is expected away", effect)
 
@@ -112,7 +105,7 @@ def correlation_tests(vectors: Mapping[str, Array]) -> list[Finding]:
 
     def effect(level: float) -> Effect:
         found = math.sqrt(1 - betaincinv((size - 1) / 2, 0.5, level)) + float(norm.isf(MISS)) / math.sqrt(size)
-        return Effect(found, f"a correlation of {found:.2g} or more" if found < 1 else "a repetition")
+        return found, f"a correlation of {found:.2g} or more" if found < 1 else "a repetition"
 
     def finding(i: int, j: int) -> Finding:
         probability = float(betainc((size - 1) / 2, 0.5, max(0.0, 1 - cosines[i, j] ** 2)))
@@ -148,18 +141,14 @@ Questions = dict[str, list[Finding]]
 
 
 def verdicts(part: str, questions: Questions, false_alarm: float) -> list[Check]:
-    """Decide questions (words -> tests), so that a sound site fails any with at most the stated probability.
-
-    Each of Q questions has a share false_alarm / Q, and each of its m tests false_alarm / (Q m) (Bonferroni), whatever
-    depends on what.
-    """
+    """Decide questions so that a sound site fails any with at most `false_alarm`, shared out evenly (Bonferroni)."""
     asked, checks = {what: findings for what, findings in questions.items() if findings}, []
     for what, findings in asked.items():
         level = false_alarm / len(asked) / len(findings)
         worst = min(findings, key=lambda finding: finding.probability)
-        weakest = max((finding.effect(level) for finding in findings), key=lambda effect: effect.size)
+        weakest = max((finding.effect(level) for finding in findings), key=lambda effect: effect[0])
         where = f"worst of {len(findings)}: {worst.where}" if len(findings) > 1 else worst.where
-        checks.append(Check(part, what, worst.probability, level, "at least", where, weakest.words))
+        checks.append(Check(part, what, worst.probability, level, "at least", where, weakest[1]))
     return checks
 
 

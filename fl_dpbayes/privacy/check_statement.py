@@ -32,9 +32,7 @@ Events = tuple[tuple[float, float, int], ...]
 def reply_metrics(reply: TrainReply, stretch: PlannedStretch) -> dict[str, int | float]:
     """Return what a reply says again in Flower's MetricRecord; epsilon is that of the cohort so far."""
     epsilon = math.inf if reply.privacy.epsilon is None else reply.privacy.epsilon
-    return {
-        "units": reply.privacy.units, "steps": reply.steps, "epsilon": epsilon, "temperature": stretch.temperature,
-    }  # fmt: skip
+    return {"units": reply.privacy.units, "steps": reply.steps, "epsilon": epsilon, "temperature": stretch.temperature}
 
 
 def checked_statement(

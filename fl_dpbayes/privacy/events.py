@@ -78,10 +78,7 @@ def slice_history(history: History, first_step: int, steps: int) -> History:
 
 
 def read_history(rows: Sequence[Sequence[float]]) -> History:
-    """Read the history format `[[noise_multiplier, sampling_rate, steps], ...]`, one event per row.
-
-    Raises ValueError if a row has another form or a value outside its range.
-    """
+    """Read rows `[noise_multiplier, sampling_rate, steps]`, an event each; ValueError if a form or value is wrong."""
     events = []
     for position, row in enumerate(rows):
         if not isinstance(row, (list, tuple)) or len(row) != 3:

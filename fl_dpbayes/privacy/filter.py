@@ -1,12 +1,10 @@
-"""How many of the requested steps a cohort's budget admits, when requests may depend on earlier releases.
-
-The rule is fixed by the plan of the cohort's first run and never changes: docs/proofs/spending-rules.md.
-"""
+"""How many steps a budget admits to requests that adapt, by one rule for good: docs/proofs/spending-rules.md."""
 
 import math
 from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal
 
 import numpy as np
@@ -48,10 +46,7 @@ def filter_orders(epsilon: float, delta: float) -> tuple[float, ...]:
 
 
 def choose_rule(plan: History, budget: Budget) -> SpendingRule:
-    """Choose the rule for a part of a cohort from the plan of its first run, whose steps share one sampling rate.
-
-    A `fixed schedule` without a step admits nothing.
-    """
+    """Choose a part's rule from its cohort's first plan, of one sampling rate; a schedule of no step admits nothing."""
     sampling_rate = plan[0].sampling_rate
     if sampling_rate == 1:
         return SpendingRule("gdp filter")
@@ -64,10 +59,7 @@ def choose_rule(plan: History, budget: Budget) -> SpendingRule:
 
 
 def admitted_steps(rule: SpendingRule, spent: History, requested: History, budget: Budget) -> int:
-    """Count the first steps of a request that the budget admits on top of what was spent.
-
-    Returns how many, from 0 to all.
-    """
+    """Count the first steps of a request, from 0 to all, that the budget admits on top of what was spent."""
     if rule.name == "fixed schedule":
         return _admitted_by_schedule(rule.schedule, spent, requested)
     return (_admitted_by_gdp if rule.name == "gdp filter" else _admitted_by_renyi)(spent, requested, budget)
@@ -97,11 +89,9 @@ def _renyi_conversion(budget: Budget) -> npt.NDArray[np.float64]:
 
 
 def _admitted_by_renyi(spent: History, requested: History, budget: Budget) -> int:
-    costs = [
-        renyi_divergences((replace(event, steps=1),), budget.orders, budget.adjacency) * np.ones((event.steps, 1))
-        for event in requested
-    ]
-    before = _renyi_conversion(budget) + renyi_divergences(spent, budget.orders, budget.adjacency)
+    cost = partial(renyi_divergences, orders=budget.orders, adjacency=budget.adjacency)
+    costs = [cost((replace(event, steps=1),)) * np.ones((event.steps, 1)) for event in requested]
+    before = _renyi_conversion(budget) + cost(spent)
     epsilons = (before + np.cumsum(np.concatenate(costs), axis=0)).min(axis=1)
     return _longest(len(epsilons), lambda steps: bool(epsilons[steps - 1] <= budget.epsilon))
 

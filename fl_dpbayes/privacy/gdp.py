@@ -16,10 +16,7 @@ LARGEST_MU = 1e150
 
 @dataclass(frozen=True)
 class GdpMu:
-    """The separation mu >= 0 of N(0, 1) and N(mu, 1), may be infinite, and whether it is a guarantee.
-
-    It is `exact` where every sampling rate is 1; `clt` is a limit for many steps that is not an upper bound.
-    """
+    """The separation mu in [0, inf] of N(0, 1) and N(mu, 1): `exact` where every sampling rate is 1, `clt` no bound."""
 
     mu: float
     kind: Literal["exact", "clt"]

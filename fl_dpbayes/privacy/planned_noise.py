@@ -97,10 +97,7 @@ def largest_prefix(
     noise_multipliers: Array, sampling_rate: float, epsilon: float, delta: float,
     adjacency: Adjacency = "add_or_remove_one",
 ) -> int:  # fmt: skip
-    """Return the largest t in 0 .. T whose first t steps meet the budget by their privacy-loss distribution.
-
-    `noise_multipliers` are sigma_t, shape (T,), at one sampling rate in (0, 1].
-    """
+    """Return how many first steps, of sigma_t (T,) at one rate in (0, 1], meet the budget by their privacy loss."""
 
     def cost(steps: int) -> float:
         return pld_epsilon(history_of_steps(noise_multipliers[:steps], sampling_rate), delta, adjacency)
@@ -114,10 +111,7 @@ def largest_prefix(
 def solve_multiplier(
     epsilon: float, delta: float, sampling_rate: float, steps: int, adjacency: Adjacency = "add_or_remove_one"
 ) -> float:
-    """Return the constant noise multiplier with which `steps` steps cost at most epsilon, and 0.1 % less at least.
-
-    Raises UserError if no noise multiplier between 0.001 and a million does so.
-    """
+    """Return the noise multiplier, 0.001 to 10^6, at which steps cost 99.9 to 100 % of epsilon, or raise UserError."""
     plan = PrivacyPlan(epsilon=epsilon, delta=delta, sampling_rate=sampling_rate, adjacency=adjacency)
     solved = solve_noise(plan, np.ones(steps), units=1)
     assert solved.noise_multiplier is not None
@@ -173,11 +167,7 @@ NOISE_TOLERANCE = 2e-3
 
 @lru_cache(maxsize=256)
 def planned_chain(plan: TrainingPlan, units: int) -> PlannedChain:
-    """Compute what a site of this size solves, its noise to `NOISE_TOLERANCE`.
-
-    Only the solved noise of `floor` depends on the size, so that of the other couplings is solved once for all sites.
-    Raises UserError if no noise meets the plan's budget. Raises ValueError if a decaying step size underflows to zero.
-    """
+    """Compute what a site solves, to `NOISE_TOLERANCE`, once for all sizes but by `floor`; raises as `solve_plan`."""
     privacy = plan.privacy
     if isinstance(privacy, NoPrivacyPlan):
         return PlannedChain(plan, units, noise_without_privacy(plan, units))
@@ -226,11 +216,7 @@ class PlannedStretch:
 
 
 def planned_stretch(plan: TrainingPlan, units: int, first_step: int, steps: int) -> PlannedStretch:
-    """Compute a stretch of one step or more from the plan and the number of units that the site declares.
-
-    Raises UserError if no noise meets the plan's budget, so that no site can have run it. Raises ValueError if a
-    decaying step size underflows to zero.
-    """
+    """Compute a stretch of one step or more at a site of so many declared units; raises as `planned_chain`."""
     chain, planned, end = planned_chain(plan, units), _planned_history(plan, units), first_step + steps
     kept = [step for step in range(first_step, end) if plan.is_kept(step)]
     sizes, temperatures = chain.step_sizes[first_step:end], chain.temperatures[first_step:end]

@@ -1,7 +1,4 @@
-"""Which units are kept for testing and recalibration: decided for each unit alone, so parts are disjoint and stay so.
-
-docs/proofs/parallel-parts.md shows why each part has the whole budget.
-"""
+"""Which units test and recalibrate: each decided alone, so parts stay disjoint (docs/proofs/parallel-parts.md)."""
 
 import hashlib
 from collections.abc import Sequence

@@ -47,10 +47,7 @@ class Streams:
         return cls(hashlib.blake2b(text.encode(), digest_size=32, person=b"insecure seed").digest(), seeded=True)
 
     def generator(self, purpose: str) -> np.random.Generator:
-        """Hand out the stream of a purpose, such as "noise" or "batches", from its start, once.
-
-        Raises ValueError if the stream of this purpose was handed out before.
-        """
+        """Hand out the stream of a purpose, such as "noise", from its start; ValueError if it was handed out before."""
         if purpose in self._handed_out:
             raise ValueError(f"the stream {purpose!r} was handed out before: a stream is never used twice")
         self._handed_out.add(purpose)

@@ -43,10 +43,7 @@ class SentArray(Protocol):
 def read_sent_arrays(
     sent: Mapping[str, SentArray], layout: Mapping[str, tuple[tuple[int, ...], np.dtype]]
 ) -> dict[str, npt.NDArray]:
-    """Read exactly the arrays of these names, shapes and types, each into memory of its own, all values finite.
-
-    Raises ValueError at the first difference, in words of this module but for a name, which is cut short.
-    """
+    """Read exactly the arrays of this layout, all finite, each into memory of its own; ValueError at a difference."""
     if len(sent) > len(layout) or set(sent) != set(layout):
         missing = next((repr(name) for name in layout if name not in sent), "none")
         extra = next((repr(outside_text(name, 24)) for name in sent if name not in layout), "none")
@@ -66,15 +63,11 @@ def _read(name: str, sent: SentArray, shape: tuple[int, ...], dtype: np.dtype) -
     if not len(MAGIC) + 2 < start <= MOST_HEADER:
         raise ValueError(f"array {name!r} does not have the {size} bytes of its shape")
     length = start - len(MAGIC) - 2
-    header = sent.data[len(MAGIC) + 2 : start]
-    if sent.data[: len(MAGIC) + 2] != MAGIC + length.to_bytes(2, "little") or header.rstrip() != _header(shape, dtype):
+    header, lengths = sent.data[len(MAGIC) + 2 : start], tuple(map(int, shape))
+    expected = f"{{'descr': {dtype.str!r}, 'fortran_order': False, 'shape': {lengths}, }}".encode()
+    if sent.data[: len(MAGIC) + 2] != MAGIC + length.to_bytes(2, "little") or header.rstrip() != expected:
         raise ValueError(f"the data of array {name!r} are not {dtype} of shape {tuple(shape)}")
     array = np.frombuffer(sent.data, dtype, offset=start).reshape(shape).copy()
     if not np.isfinite(array).all():
         raise ValueError(f"array {name!r} has a value that is not finite")
     return array
-
-
-def _header(shape: tuple[int, ...], dtype: np.dtype) -> bytes:
-    lengths = tuple(int(length) for length in shape)
-    return f"{{'descr': {dtype.str!r}, 'fortran_order': False, 'shape': {lengths}, }}".encode()

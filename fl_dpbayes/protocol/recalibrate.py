@@ -10,10 +10,7 @@ from fl_dpbayes.protocol.train import Digest, StageRequest, StepsReply
 
 
 class RecalibrateRequest(StageRequest):
-    """One round's share of a planned fit, on the predictions of the posterior `posterior/<name>` of shape (M, ...).
-
-    A descent starts at `start`; a count of bins has none.
-    """
+    """One round's share of a planned fit to the posterior `posterior/<name>`, (M, ...); a descent starts at `start`."""
 
     protocol: Literal[1] = 1
     weights: Weights
@@ -33,10 +30,7 @@ class RecalibrateRequest(StageRequest):
 
 
 class RecalibrateReply(StepsReply):
-    """What leaves the site: the parameters after the steps that its budget admitted, or the array `noised`.
-
-    `noised` holds the sums of a count of bins, each with Gaussian noise of the standard deviation `noise_std`.
-    """
+    """Parameters after the admitted steps, or sums of bins `noised`, with Gaussian noise of deviation `noise_std`."""
 
     parameters: Parameters | None = None
     noise_std: Annotated[float, Field(ge=0)] | None = None

@@ -44,10 +44,7 @@ class StageReply(Message):
 
 
 class TrainRequest(StageRequest):
-    """One round's share of a planned chain. Start parameters travel beside it as arrays `start/<name>`.
-
-    `precision` is that of every array in the reply.
-    """
+    """One round's share of a planned chain from arrays `start/<name>`; `precision` is that of all arrays sent back."""
 
     protocol: Literal[2] = 2
     plan: TrainingPlan

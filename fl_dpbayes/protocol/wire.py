@@ -92,11 +92,7 @@ def request_digest(request: Message) -> str:
 
 
 def plan_text(request: Message) -> str:
-    """Write what a person approves of a request, as canonical JSON: what is the same in all its rounds and runs.
-
-    That is its kind, task and model, and the plan, or an evaluation's noise and what it measures; not which run it is,
-    nor its arrays.
-    """
+    """Write what a person approves as canonical JSON: kind, task, model, and plan or evaluation; no run, no arrays."""
     stated = request.model_dump(mode="json", include={"task", "model", "plan", "noise_multiplier", "delta"})
     stated |= {"measured": measured} if (measured := getattr(request, "measured", None)) else {}
     return json.dumps({"kind": type(request).__name__} | stated, sort_keys=True, separators=(",", ":"))

@@ -103,14 +103,10 @@ def hospitals_table(run: Summary) -> PageTable:
     """Show how much hospitals differ in the level of the outcome, and what rate one that nobody has seen would have."""
     cells: list[Cells] = []
     for row in run.hospitals:
-        if row.kind == "sd":
-            told = f"{row.among} of them" + ("" if row.identified else ": too few to tell, the prior says it")
-            what = (f"standard deviation between {row.of}, log odds", told)
-            cells.append((what, decimal(row.value), interval(row.interval, decimal)))
-        elif row.kind == "new":
-            what = (f"rate of class 1 at a new hospital{row.of and ' of '}{row.of}, %", "in the declared population")
-            cells.append((what, points(row.value), interval(row.interval, points)))
-    return page_table(("What", "Value", "90% interval"), cells, (0,))
+        write, told = (decimal, f"log odds, {row.among} of them") if row.among else (points, "%, declared population")
+        told += "" if row.identified else ": too few to tell, the prior says it"
+        cells.append(((row.of, told), write(row.value), interval(row.interval, write)))
+    return page_table(("What", "Value", "90% interval"), cells)
 
 
 def _across(values: Sequence[float | None], write: Callable[[float | None], str]) -> Cell:

@@ -45,7 +45,7 @@ SENTENCES: dict[str, str | Callable[..., str]] = {
     "came-back": "round {round}: {site} came back",
     "came-back-elsewhere": "round {round}: {site} came back on another node",
     "joined": "round {round}: {site} joined the training",
-    "silent": "{site} gave no reply in {silent} rounds in a row (resources.silent_rounds) and is asked no more",
+    "silent": "{site} gave no reply in {silent} rounds in a row (resources.silent_rounds) and trains no more",
     "missing": "{site} was missing when the run was resumed",
     "prior-repeated": "the plan shares the prior between the {planned} training sites of the start and more have "
     "joined: the posterior counts it {times:.3g} times",

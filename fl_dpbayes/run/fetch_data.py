@@ -77,7 +77,13 @@ def fetch_data(name: str, data_dir: Path | None, console: Console) -> None:
                     _download(missing[path], staged, found.most, console)
                 else:
                     staged.symlink_to((folder / path).resolve())
-            _check(BuiltIn(kind=name, folder=Path(home)), folder)  # type: ignore[arg-type]
+            source = BuiltIn(kind=name, folder=Path(home))  # type: ignore[arg-type]
+            try:
+                for part in source.parts:
+                    load_unscaled(source, part)
+            except UserError as error:
+                said = str(error).replace(home, str(folder))
+                raise UserError(f"{said}; nothing was kept of what was fetched") from None
             for path in missing:
                 (folder / path).parent.mkdir(parents=True, exist_ok=True)
                 Path(home, path).rename(folder / path)
@@ -85,15 +91,6 @@ def fetch_data(name: str, data_dir: Path | None, console: Console) -> None:
         raise UserError(f"--data-dir {folder} cannot be written to: {error.strerror or error}") from None
     done = f"{len(missing)} files fetched to {folder}" if missing else f"all files are in {folder} already"
     console.print(f"{done}; their records are the published ones", soft_wrap=True, markup=False, highlight=False)
-
-
-def _check(source: BuiltIn, folder: Path) -> None:
-    try:
-        for part in source.parts:
-            load_unscaled(source, part)
-    except UserError as error:
-        said = str(error).replace(str(source.folder), str(folder))
-        raise UserError(f"{said}; nothing was kept of what was fetched") from None
 
 
 def _download(address: str, path: Path, most: int, console: Console) -> None:

@@ -85,15 +85,9 @@ class Run:
     def predict_proba(self, new: NewData) -> "Probabilities":
         """Return the class probabilities of new records under the posterior, and their uncertainty.
 
-        Args:
-            new: a DataFrame with the columns that the run's own records had, an array (N, ...) of their shape, or the
-                path of a file, as `fl-dpbayes predict` takes it.
-
-        Returns:
-            One row per record, in order, with the frame's index; see `Probabilities`.
-
-        Raises:
-            UserError: the records do not fit the run.
+        `new`: a DataFrame with the columns that the run's own records had, an array (N, ...) of their shape, or the
+        path of a file, as `fl-dpbayes predict` takes it. Returns one row per record, in order, with the frame's index.
+        Raises UserError if the records do not fit the run.
 
         Example:
             >>> p = run.predict_proba(frame)  # doctest: +SKIP
@@ -121,12 +115,9 @@ class Run:
     def plot_reliability(self, site: str, predictor: str | None = None, ax: Axes | None = None) -> Axes:
         """Draw observed against predicted risk at a site, or accuracy against confidence where classes are many.
 
-        The band is where a calibrated model would lie in 95 of 100 cases.
-
-        Args:
-            site: a site's name, or `pooled:train`, `pooled:held_out`, `pooled:shifted`.
-            predictor: such as "posterior" or "last"; None: the one that the page speaks of.
-            ax: where to draw; None: axes of a new figure.
+        The band is where a calibrated model would lie in 95 of 100 cases. `site`: a site's name, or `pooled:train`,
+        `pooled:held_out`, `pooled:shifted`. `predictor`: such as "posterior" or "last"; None: the one that the page
+        speaks of. `ax`: where to draw; None: axes of a new figure.
         """
         site = site if site.startswith("pooled:") else site_name(site)
         rows = {row.predictor: row for row in self.summary.reliability if row.site == site}
@@ -187,13 +178,8 @@ class Probabilities(pandas.DataFrame):
 def load_run(directory: Path | str, model: nn.Module | None = None, allowed_code: Collection[str] = ()) -> Run:
     """Read a finished run back from its directory.
 
-    Args:
-        directory: the run directory.
-        model: the module object that the run was made with, if it was; its values do not matter, but those that were
-            not trained.
-        allowed_code: factories that a run may import to predict, as `package.module:function`; by itself none does.
-
-    Raises:
-        UserError: the folder is no finished run, or a file in it is damaged.
+    `model`: the module object that the run was made with, if it was; its values do not matter, but those that were not
+    trained. `allowed_code`: factories that a run may import to predict, as `package.module:function`; by itself none
+    does. Raises UserError if the folder is no finished run, or a file in it is damaged.
     """
     return Run(Path(directory), model, allowed_code)

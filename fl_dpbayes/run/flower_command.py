@@ -11,40 +11,17 @@ from pathlib import Path
 from typing import Any
 
 from fl_dpbayes.config.errors import UserError
+from fl_dpbayes.run.deploy.provision import templates
 from fl_dpbayes.run.progress import EventReader
 
 LOOK_SECONDS = 1.0
 ASK_SECONDS = 15.0
+APP_PROJECT = templates("init")["pyproject.toml"]
 # Neither telemetry nor a question for updates leaves the machine, and no package is fetched for a run.
 ENVIRONMENT = {
     "FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1",
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1", "PYTHONUNBUFFERED": "1",
 }  # fmt: skip
-APP_PROJECT = """\
-[build-system]
-requires = ["hatchling"]
-build-backend = "hatchling.build"
-
-[project]
-name = "fl-dpbayes-run"
-version = "{version}"
-description = "Runs the installed apps of fl-dpbayes"
-license = "Apache-2.0"
-dependencies = []
-
-[tool.flwr.app]
-publisher = "fl-dpbayes"
-
-[tool.flwr.app.components]
-serverapp = "server.app:app"
-clientapp = "clients.app:app"
-
-[tool.flwr.app.config]
-scenario = ""
-output-dir = ""
-data-dir = ""
-wait = 0.0
-"""
 
 
 def write_app(folder: Path) -> Path:
@@ -72,8 +49,7 @@ class FlowerCommand:
         start = done.stdout.find("{")
         if start < 0:
             raise UserError(f"`flwr {verb}` failed: {(done.stdout + done.stderr).strip()[-500:]}")
-        answer: dict[str, Any] = json.loads(done.stdout[start:])
-        return answer
+        return dict(json.loads(done.stdout[start:]))
 
     def submit(self, app: Path, run_config: Mapping[str, Any], federation: Mapping[str, Any]) -> str:
         """Submit a run and return its number; UserError if it is refused."""
@@ -90,12 +66,10 @@ class FlowerCommand:
         """Return a run's `status` and `status-details`; UserError if the SuperLink does not know it."""
         answer = self.ask("ls", self.superlink, "--run-id", run)
         if not answer.get("runs"):
-            said = answer.get("error-message", answer)
-            if "unavailable" in str(said):
-                raise UserError(f"the SuperLink {self.superlink!r} does not answer: see to its unit and its address")
-            raise UserError(f"the SuperLink {self.superlink!r} knows no run {run}: {said}")
-        found: dict[str, str] = answer["runs"][0]
-        return found
+            said, away = answer.get("error-message", answer), "does not answer: see to its unit and its address"
+            why = away if "unavailable" in str(said) else f"knows no run {run}: {said}"
+            raise UserError(f"the SuperLink {self.superlink!r} {why}")
+        return dict(answer["runs"][0])
 
     def _run(self, *words: str, **streams: Any) -> subprocess.CompletedProcess:
         return subprocess.run(["flwr", *words], env=dict(self.environment), cwd=self.folder, check=False, **streams)

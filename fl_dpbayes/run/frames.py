@@ -67,19 +67,13 @@ def sites_from_frame(
 
     Each feature is (value - center) / scale; a column of text becomes one feature for each of its values.
 
-    Args:
-        frame: one row per record.
-        site: the column that names each record's site.
-        label: the column of classes: numbers from 0, or words, in alphabetical order or that of a Categorical; their
-            names are declared public.
-        unit: the column of privacy units, such as the patient; without it each row is one.
-        features: what to predict from. Without them all other columns are used, and centers, scales and constants for
-            missing values are proposed from the records: a simulation's page says so, a hospital would refuse them.
-        centers: public constants, by column or in the order of `features`; 0 where not given.
-        scales: the same, above 0; 1 where not given.
-
-    Raises:
-        UserError: a column is absent, has gaps, or values that are no feature, class or name.
+    `frame`: one row per record. `site`: the column that names each record's site. `label`: the column of classes:
+    numbers from 0, or words, in alphabetical order or that of a Categorical; their names are declared public. `unit`:
+    the column of privacy units, such as the patient; without it each row is one. `features`: what to predict from.
+    Without them all other columns are used, and centers, scales and constants for missing values are proposed from the
+    records: a simulation's page says so, a hospital would refuse them. `centers`: public constants, by column or in the
+    order of `features`; 0 where not given. `scales`: the same, above 0; 1 where not given. Raises UserError if a column
+    is absent, has gaps, or values that are no feature, class or name.
 
     Example:
         >>> import pandas
@@ -135,14 +129,10 @@ def sites_from_arrays(
 ) -> SiteRecords:
     """Read arrays, such as images, as the records of several sites.
 
-    Args:
-        features: (N, *shape), numbers; whole numbers of one byte are grey levels, which become 0 to 1.
-        labels: (N,), numbers from 0, or words, which are classes in alphabetical order.
-        sites: (N,), the name of each record's site.
-        units: (N,), each record's privacy unit, such as the patient; without them each record is one.
-
-    Raises:
-        UserError: lengths differ, or a value is missing, or no number, class or name.
+    `features`: (N, *shape), numbers; whole numbers of one byte are grey levels, which become 0 to 1. `labels`: (N,),
+    numbers from 0, or words, which are classes in alphabetical order. `sites`: (N,), the name of each record's site.
+    `units`: (N,), each record's privacy unit, such as the patient; without them each record is one. Raises UserError if
+    lengths differ, or a value is missing, or no number, class or name.
 
     Example:
         >>> sites_from_arrays([[0.1], [0.9]] * 30, ["well", "sick"] * 30, ["north", "south"] * 30)
@@ -226,5 +216,4 @@ def _constants(given: Constants | None, key: str, features: Sequence[str], propo
 
 
 def _sizes(sites: npt.NDArray, units: npt.NDArray) -> dict[str, int]:
-    pairs = pandas.DataFrame({"site": sites, "unit": units}).drop_duplicates()
-    return {str(name): int(size) for name, size in pairs["site"].value_counts(sort=False).items()}
+    return pandas.Series(units).groupby(sites.astype(str), sort=False).nunique().to_dict()

@@ -23,9 +23,10 @@ from fl_dpbayes.config.task import Model, ModuleModel
 from fl_dpbayes.config.validation_text import read_record
 from fl_dpbayes.data.simulation import plan_sites
 from fl_dpbayes.models.own_module import provided
+from fl_dpbayes.run.deploy.provision import templates
 from fl_dpbayes.run.finished_run import Run
 from fl_dpbayes.run.frames import SiteRecords
-from fl_dpbayes.run.init_scenario import LEAST_UNITS, TEMPLATE, proposed_clip_norm, proposed_delta, toml_value
+from fl_dpbayes.run.init_scenario import LEAST_UNITS, proposed_clip_norm, proposed_delta, toml_value
 from fl_dpbayes.run.simulate import check_machine, new_folder, run_planned
 
 COUPLED = {"coupling", "temperature", "noise_multiplier"}
@@ -53,21 +54,14 @@ def simulate(data: SiteRecords | str | Path, settings: Mapping[str, Any] | None 
     the first half is kept, at epsilon 4, a sampling rate of 0.5, and a fifth of the records of each site for testing.
     The run directory holds the records themselves (`records.parquet` or `records.npz`): it is as confidential as they.
 
-    Args:
-        data: the records of `sites_from_frame` or `sites_from_arrays`; or the name of a scenario that comes with the
-            package, or the path of one.
-        settings: key of a scenario -> value, such as `{"privacy.epsilon": 2, "sites.north.shift.kind": "tilt"}`.
-        **parts: by name,
-            `model`: a record such as `MLP(hidden=[32])`, or a torch module (N, *shape) -> logits (N, classes);
-            `sampler`: such as `DPSGLD(step_size=0.3)`; `privacy`: `Privacy(epsilon=4, delta=1e-3)` or `NoPrivacy()`;
-            `rule`: how sites' samples become one posterior, such as `FALD()`;
-            `held_out`: sites that do not train but test; `rounds`: of messages, half of them burn-in;
-            `out`: the run directory, empty or absent (default: `runs/<name>-<time>`);
-            `engine`: "inline" (default, this process) or "flower" (processes of their own, no module object);
-            `data_dir`: the folder of data sets; `quiet`: whether to show no progress.
-
-    Raises:
-        UserError: a part does not fit, or the run failed; the text says what is allowed and what to do.
+    `data`: the records of `sites_from_frame` or `sites_from_arrays`; or the name of a scenario that comes with the
+    package, or the path of one. `settings`: key of a scenario -> value, such as `{"privacy.epsilon": 2}`. `model`: a
+    record such as `MLP(hidden=[32])`, or a torch module (N, *shape) -> logits (N, classes). `sampler`: such as
+    `DPSGLD(step_size=0.3)`. `privacy`: `Privacy(epsilon=4, delta=1e-3)` or `NoPrivacy()`. `rule`: how sites' samples
+    become one posterior, such as `FALD()`. `held_out`: sites that do not train but test. `rounds`: of messages, half of
+    them burn-in. `out`: the run directory, empty or absent (default: `runs/<name>-<time>`). `engine`: "inline"
+    (default, this process) or "flower" (processes of their own, no module object). `data_dir`: the folder of data sets.
+    `quiet`: whether to show no progress. Raises UserError if a part does not fit, or the run failed.
 
     Example:
         >>> run = simulate("digits", {"training.rounds": 2, "training.burn_in": 0})  # doctest: +SKIP
@@ -146,7 +140,7 @@ def _content(data: SiteRecords | str | Path, parts: Parts) -> dict[str, Any]:
 
 def _of_records(data: SiteRecords) -> dict[str, Any]:
     keys = dict.fromkeys(("file", "source", "sites", "unit"), "")
-    content = tomllib.loads(TEMPLATE.format(
+    content = tomllib.loads(templates("init")["scenario.toml"].format(
         **keys, name='"own"', description='""', path='""', delta=proposed_delta(max(data.sizes.values())),
         clip_norm=proposed_clip_norm(prod(data.source.task.input_shape)),
     ))  # fmt: skip

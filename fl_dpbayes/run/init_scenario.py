@@ -19,6 +19,7 @@ from fl_dpbayes.config.sources import ImageFolder
 from fl_dpbayes.config.validation_text import explain
 from fl_dpbayes.data.sources.images import IMAGE_SUFFIXES, found_names, image_name
 from fl_dpbayes.data.sources.table import MISSING, column_texts, read_table, site_names
+from fl_dpbayes.run.deploy.provision import templates
 
 MOST_CATEGORIES = 10
 MOST_CLASSES = 20
@@ -30,61 +31,6 @@ IMAGE_LINES = {
     'kind = "logistic"   # or "mlp", with hidden = [32]':
         'kind = "logistic"   # or "cnn"\nfeatures = { kind = "scattering" }   # fixed, so that it costs no privacy',
 }  # fmt: skip
-TEMPLATE = """\
-# A simulated federation of a table of your own, proposed after a look at it. Read it, correct it, run it:
-#   fl-dpbayes simulate {file}
-name = {name}
-description = {description}
-seed = 1
-
-[data]
-test_fraction = 0.2   # kept at every hospital that trains, to measure calibration there
-
-[data.source]
-kind = "table"
-path = {path}   # relative to this file
-{source}
-
-[partition]
-kind = "natural"   # each site has the rows that carry its name
-
-{sites}
-[model]
-kind = "logistic"   # or "mlp", with hidden = [32]
-
-[sampler]
-kind = "dp-sgld"
-step_size = {{ kind = "constant", initial = 0.2 }}
-prior = {{ kind = "gaussian", scale = 1.0 }}
-
-[training]
-rounds = 10
-steps_per_round = 20
-burn_in = 100
-thinning = 10
-
-[privacy]   # of each {unit}, at each hospital that trains
-epsilon = 4.0
-delta = {delta}   # below one over the number of {unit}s of every hospital
-coupling = "floor"
-temperature = 1.0
-clip_norm = {clip_norm}
-sampling_rate = 0.5
-
-[aggregation]
-rule = "fald"
-
-[evaluation]
-release = "public"   # in a simulation; a hospital chooses "noised" or "none"
-baselines = true   # simpler predictors, fitted to the training records without privacy: no epsilon covers them
-"""
-CONSTANTS = """\
-# A feature is (value - center) / scale. Centers and scales were taken from the records, rounded (scales to one digit,
-# centers to its place), and so were the values of categories. At a hospital that costs privacy that nobody counts:
-# replace them by what is known without these patients (a normal range, a textbook), then say constants = "public".
-# Until then this file runs in simulations only.
-constants = "from_records"
-"""
 
 
 @dataclass(frozen=True)
@@ -172,7 +118,7 @@ def _filled(
     """Fill the template, `sites` being their sizes and names; return it with the number of hospitals by role."""
     roles, folder = _roles(*sites), out.resolve().parent
     places = [os.path.relpath(place.resolve(), folder) for place in ([data] if isinstance(data, Path) else data)]
-    text = TEMPLATE.format(
+    text = templates("init")["scenario.toml"].format(
         file=out.name, path=toml_value(places[0] if isinstance(data, Path) else places), clip_norm=clip_norm,
         name=json.dumps(site_name(out.stem) or "own"), description=toml_value(f"{label} at {len(roles)} hospitals"),
         source="\n".join(source), unit=unit, delta=proposed_delta(int(sites[0].max())),
@@ -243,7 +189,8 @@ def _source(table: pandas.DataFrame, label: str, columns: tuple[str, str | None]
         lines.append(f"class_names = {toml_value(classes)}   # in their order; of two, risks are of the second")
     patient = "# unit_column: every row is taken for another patient. If patients have several rows, name theirs."
     lines.append(patient if unit is None else f"unit_column = {toml_value(unit)}")
-    lines += [*(f"# left out: {json.dumps(name)}, {why}" for name, why in found.left_out.items()), CONSTANTS.rstrip()]
+    lines += [f"# left out: {json.dumps(name)}, {why}" for name, why in found.left_out.items()]
+    lines.append(templates("init")["constants"].rstrip())
     if found.numbers:
         centers, scales = zip(*found.numbers.values(), strict=True)
         names = (("features", list(found.numbers)), ("centers", centers), ("scales", scales))

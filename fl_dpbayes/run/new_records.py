@@ -72,6 +72,8 @@ def read_new_records(
         raise UserError(f"{path}: {FORMS}")
     if table is not None:
         records = _framed(table, path, task, named, labelled=labelled, skip_bad_rows=skip_bad_rows)
+    if labelled and records.labels is None:
+        raise UserError(f"{data} has no labels: give a column 'label', an array 'labels', or a folder for each class")
     return _checked(records, task, source, path)
 
 
@@ -152,19 +154,14 @@ def _checked(records: NewRecords, task: Task, source: object, path: Path) -> New
         said = f"{path} has pixels from {low:g} to {high:g}: the run's model was trained on pixels in [0, 1]"
         raise UserError(f"{said}, so divide grey levels by {brightest} first")
     if labels is not None:
-        labels = _checked_labels(np.asarray(labels), task, records.names, path)
+        allowed = f"labels must be whole numbers from 0 to {task.classes - 1}, one per record"
+        if labels.shape != (len(features),):
+            raise UserError(f"{path} has labels of shape {labels.shape} for {len(features)} records: {allowed}")
+        if not (good := np.isin(labels, np.arange(task.classes))).all():
+            name, label = records.names[np.argmin(good)], str(labels[np.argmin(good)])
+            raise UserError(f"{path}: the label of record {name} is {label[:60]!r}: {allowed}")
+        labels = labels.astype(np.int64)
     return replace(records, features=features.reshape(-1, *task.input_shape), labels=labels)
-
-
-def _checked_labels(labels: npt.NDArray, task: Task, names: list[str], path: Path) -> npt.NDArray[np.int64]:
-    allowed = f"labels must be whole numbers from 0 to {task.classes - 1}, one per record"
-    if labels.shape != (len(names),):
-        raise UserError(f"{path} has labels of shape {labels.shape} for {len(names)} records: {allowed}")
-    good = np.isin(labels, np.arange(task.classes))
-    if not good.all():
-        first = int(np.argmin(good))
-        raise UserError(f"{path}: the label of record {names[first]} is {str(labels[first])[:60]!r}: {allowed}")
-    return labels.astype(np.int64)
 
 
 def _brightest_pixel(source: object) -> int | None:

@@ -174,14 +174,13 @@ def _shown(display: Display, console: Console) -> Iterator[Callable[[], None]]:
         ):  # fmt: skip
             yield lambda: None
         return
-    from IPython.display import HTML
-    from IPython.display import display as show
+    from IPython import display as notebook
 
-    def page() -> HTML:
+    def page() -> notebook.HTML:
         recorder = Console(record=True, file=io.StringIO(), width=100, force_jupyter=False)
         recorder.print(display.render())
-        return HTML(recorder.export_html(inline_styles=True, code_format="<pre>{code}</pre>"))
+        return notebook.HTML(recorder.export_html(inline_styles=True, code_format="<pre>{code}</pre>"))
 
     # One cell output that is written anew; rich's own way needs ipywidgets.
-    handle = show(page(), display_id=True)
+    handle = notebook.display(page(), display_id=True)
     yield lambda: handle.update(page())

@@ -36,8 +36,7 @@ def resume_run(folder: Path, scenario: Scenario | None, engine: str, data_dir: P
         raise UserError(f"--resume {folder} {lost if (folder / SITES_FOLDER).is_dir() else none}")
     with folder_lock(folder):
         end_interrupted(folder)
-        found = read_checkpoint(folder)
-        checkpoint = found[0] if found is not None else None
+        checkpoint, _ = read_checkpoint(folder) or (None, None)
         _, entries = read_run_journal(folder, checkpoint)
         check_files(folder, {name: entry for name, entry in listed_files(entries).items() if name == SCENARIO_FILE})
         own = load_scenario(str(file))

@@ -5,6 +5,7 @@ import shlex
 import shutil
 import threading
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -59,20 +60,12 @@ def run_prepared(scenario: Scenario, engine: str, folder: Path, console: Console
     trained = {name: planned[name]["train"] for name, site in scenario.sites.items() if site.role == "train"}
     if weak := weak_budget(scenario, trained):
         console.print(f"warning: {weak}", style="yellow", markup=False)
-    sites = len(scenario.sites)
-
-    def work(stop: threading.Event) -> None:
-        if engine == "inline":
-            run_inline(folder, sites, stop)
-        else:
-            run_flower(folder, sites, scenario.resources, stop)
-
     events, start = folder / EVENTS_FILE, end_of_events(folder / EVENTS_FILE)
     resume = f"fl-dpbayes simulate --resume {shlex.quote(str(folder))}"
     resume += "" if engine == "flower" else f" --engine {engine}"
     try:
         rounds = scenario.training.rounds * scenario.training.chains
-        failure = run_and_follow(work, EventReader(events, start), rounds, console)
+        failure = run_and_follow(partial(run_on, engine, scenario, folder), EventReader(events, start), rounds, console)
     except KeyboardInterrupt:
         from server.checkpoint import read_checkpoint
 
@@ -80,6 +73,14 @@ def run_prepared(scenario: Scenario, engine: str, folder: Path, console: Console
         kept = f"{done} of {counted(rounds, 'round')} {'is' if done == 1 else 'are'} complete and kept, with their cost"
         raise Stopped(f"{kept}, in {folder}; go on with  {resume}") from None
     raise_failure(failure, EventReader(events, start), folder, resume)
+
+
+def run_on(engine: str, scenario: Scenario, folder: Path, stop: threading.Event) -> None:
+    """Run the scenario of a run directory on an engine, until it ends or is stopped."""
+    if engine == "inline":
+        run_inline(folder, len(scenario.sites), stop)
+    else:
+        run_flower(folder, len(scenario.sites), scenario.resources, stop)
 
 
 def check_machine(resources: Resources) -> None:

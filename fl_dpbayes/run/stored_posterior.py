@@ -5,7 +5,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -35,7 +35,8 @@ from fl_dpbayes.models.build import build_model, model_shapes
 from fl_dpbayes.models.feature_map import feature_map
 from fl_dpbayes.models.frozen_body import frozen_body
 from fl_dpbayes.posterior.convergence import one_sample_warning
-from fl_dpbayes.posterior.predictive import Prediction, predict
+from fl_dpbayes.posterior.hierarchical.model import with_intercept
+from fl_dpbayes.posterior.predictive import predict
 from fl_dpbayes.posterior.store import POSTERIOR_FILE, StoredPosterior, load_posterior
 from fl_dpbayes.protocol.evaluate import RECALIBRATED
 from fl_dpbayes.report.evaluation_page import write_evaluation
@@ -47,12 +48,19 @@ from fl_dpbayes.run.hospital import NEW_HOSPITAL, Hospital
 from fl_dpbayes.run.new_records import NewData, NewRecords, read_new_records
 
 Allowed = Collection[str]
-# The data folder, and the code that may be imported.
-Places = tuple[Path | None, Allowed]
-NOWHERE: Places = (None, ())
 MOST_NAMED = 10
 UNCERTAINTIES = ("total", "aleatoric", "epistemic")
 SHOWN = ("accuracy", "nll", "brier", "ece", "rms_debiased", "mce", "ace", "sce", "auroc", *reversed(UNCERTAINTIES[1:]))
+
+
+class Places(NamedTuple):
+    """Where backbones lie, and the code that may be imported."""
+
+    data_dir: Path | None = None
+    allowed_code: Allowed = ()
+
+
+NOWHERE = Places()
 
 
 def predict_records(
@@ -63,20 +71,20 @@ def predict_records(
 
     Where the run recalibrated its posterior (and not mostly by noise), the probabilities are the recalibrated ones and
     the total uncertainty, in nats, is theirs; neither a map of averaged probabilities nor a point estimate tells
-    aleatoric from epistemic, so these cells are then empty. `hospital`: whose patients they are, for a run with a
-    posterior over hospitals. Rows left out by `skip_bad_rows` keep their place, with
-    empty cells. Raises UserError if run or data cannot be read or do not fit, or `out` exists.
+    aleatoric from epistemic, so these cells are then empty. Rows left out by `skip_bad_rows` keep their place, with
+    empty cells. `hospital`: whose patients they are, where the run has a posterior over hospitals. Raises UserError if
+    run or data cannot be read or do not fit, or `out` exists.
     """
     if out is not None and out.exists():
         raise UserError(f"--out {out} exists already: give another name, nothing is overwritten")
     found = _predict(run_dir, data, places, hospital, labelled=False, skip_bad_rows=skip_bad_rows)
-    records, (probabilities, uncertainty) = found.records, _with_uncertainty(found)
+    records, probabilities = found.records, found.probabilities
     classes = np.array(found.class_names or range(probabilities.shape[1]))
     units = {} if records.units is None else dict([records.units])
     predicted = classes[probabilities.argmax(axis=1)]
     table = pandas.DataFrame({records.numbered: records.names, **units, "predicted": predicted})
     table[[f"probability_{name}" for name in classes]] = probabilities
-    table = table.assign(**{f"{name}_uncertainty": values for name, values in uncertainty.items()})
+    table = table.assign(**{f"{name}_uncertainty": values for name, values in found.uncertainty.items()})
     if bad := records.bad:
         table = table.astype({"predicted": object})
         table.iloc[list(bad), 1 + len(units) :] = np.nan
@@ -98,11 +106,9 @@ def predicted_table(run_dir: Path, data: NewData, classes: pandas.Index, allowed
 
     Recalibrated and undefined where those of `predict_records` are.
     """
-    probabilities, uncertainty = _with_uncertainty(
-        _predict(run_dir, data, (None, allowed_code), NEW_HOSPITAL, labelled=False)
-    )
-    table = pandas.DataFrame(probabilities, columns=classes)
-    return table.assign(**{f"{name}_uncertainty": uncertainty[name] for name in ("total", "epistemic")})
+    found = _predict(run_dir, data, Places(None, allowed_code), NEW_HOSPITAL, labelled=False)
+    table = pandas.DataFrame(found.probabilities, columns=classes)
+    return table.assign(**{f"{name}_uncertainty": found.uncertainty[name] for name in ("total", "epistemic")})
 
 
 def evaluate_records(
@@ -115,19 +121,14 @@ def evaluate_records(
     goes without a page.
     """
     found = _predict(run_dir, data, places, hospital, labelled=True)
-    records, mapping = found.records, found.mapping
-    if records.labels is None:
-        raise UserError(f"{data} has no labels: give a column 'label', an array 'labels', or a folder for each class")
-    probabilities, uncertainty = _with_uncertainty(found)
-    # Neither one sample nor a map of averaged probabilities tells the two uncertainties apart.
-    tells = mapping is None and not found.point
-    predictor = found.predictor if mapping is None else RECALIBRATED
+    labels, mapping, predictor = found.records.labels, found.mapping, found.predictor
+    assert labels is not None
     name = f"{'' if mapping is None else 'recalibrated '}{found.point}" if found.point else PREDICTORS[predictor]
-    statistics = from_batch(probabilities, records.labels, **(uncertainty if tells else {}))
+    statistics = from_batch(found.probabilities, labels, **(found.uncertainty if found.tells else {}))
     row = summarise(statistics, np.random.default_rng(0)).as_row()
-    if area := exact_auroc(probabilities, records.labels):
+    if area := exact_auroc(found.probabilities, labels):
         row |= {"auroc": area.value, "auroc_bounds": [area.value, area.value]}
-    if not tells:
+    if not found.tells:
         row |= {"epistemic": None, "aleatoric": None}
     if as_json:
         print(json.dumps(json_values({"data": data.name, "predictor": predictor, **row})))
@@ -142,7 +143,7 @@ def _summary(found: "_Predicted", data: Path, predictor: str, statistics: Calibr
     """Write the records as a run's one held-out site, alone and pooled."""
     place = {"role": "held_out", "predictor": predictor, "samples": 1 if found.point else None}
     places = [place | {"site": "pooled:held_out"}, place | {"site": outside_text(data.stem)}]
-    drawn = {"risk": found.prediction.probabilities.shape[1] == 2, "roc": roc_points(statistics)}
+    drawn = {"risk": found.probabilities.shape[1] == 2, "roc": roc_points(statistics)}
     drawn |= {"bins": [part.model_dump() for part in reliability_bins(statistics)]}
     return Summary.model_validate({
         "scenario": found.scenario, "seed": None, "versions": {"fl-dpbayes": __version__}, "adjacency": "",
@@ -170,94 +171,74 @@ def _metric_table(row: dict[str, Any], name: str) -> Table:
 
 @dataclass(frozen=True)
 class _Predicted:
-    """Predictions of a stored posterior; `point` names it where it is one sample, and `mapping` is still to apply."""
+    """Predictions of a stored posterior after the map; `point` names it where it is one sample.
+
+    `tells` says that uncertainties are told apart: neither one sample nor a map of averaged probabilities can do so.
+    """
 
     records: NewRecords
-    prediction: Prediction
+    probabilities: npt.NDArray[np.float64]
+    uncertainty: dict[str, Any]
+    tells: bool
     mapping: RecalibrationMap | None
     point: str
     class_names: tuple[str, ...]
     scenario: str
-    predictor: str = "posterior"
+    predictor: str
 
 
-def _with_uncertainty(found: _Predicted) -> tuple[npt.NDArray[np.float64], dict[str, npt.NDArray | float]]:
-    prediction, mapping = found.prediction, found.mapping
-    if mapping is None and not found.point:
-        return prediction.probabilities, {name: getattr(prediction, name) for name in UNCERTAINTIES}
-    probabilities = prediction.probabilities if mapping is None else recalibrate(prediction.probabilities, mapping)
-    return probabilities, {"total": entr(probabilities).sum(axis=1), "aleatoric": np.nan, "epistemic": np.nan}
+def read_run(run_dir: Path, allowed: Allowed = ()) -> tuple[StoredPosterior, Scenario]:
+    """Read a run's posterior and its scenario; UserError if one is missing, damaged or not that of the other."""
+    if not (run_dir / POSTERIOR_FILE).is_file():
+        check_not_cut_off(run_dir)
+    stored = load_posterior(run_dir / POSTERIOR_FILE, allowed)
+    path = run_dir / SCENARIO_FILE
+    if not path.is_file() or digest(scenario := load_scenario(str(path))) != stored.metadata.scenario_hash:
+        raise UserError(f"{path} is missing or not the scenario of the posterior beside it: put back the run's own")
+    return stored, scenario
+
+
+def seen_by_model(
+    stored: StoredPosterior, source: object, inputs: npt.NDArray, data_dir: Path | None = None
+) -> tuple[nn.Module, npt.NDArray[np.float32]]:
+    """Return a run's model, and what its trained layers see of records (N, *input_shape); `source`: of the run's."""
+    model, backbones = stored.metadata.model, data_dir or (source.folder if isinstance(source, BuiltIn) else None)
+    backbones = backbone_folder(backbones)
+    module = build_model(model, stored.metadata.task, 0, backbones)
+    if model.features is not None:
+        inputs = feature_map(model.features, inputs.shape[1:], backbone_folder=backbones)(inputs)
+    if model.frozen_body is not None:
+        inputs = frozen_body(model, model.frozen_body, inputs.shape[1:], weights_folder=backbones)(inputs)
+    return module, inputs
 
 
 def _predict(
     run_dir: Path, data: NewData, places: Places, hospital: Hospital, *, labelled: bool,
     skip_bad_rows: bool = False,
 ) -> _Predicted:  # fmt: skip
-    read = read_inputs(run_dir, data, places, labelled=labelled, skip_bad_rows=skip_bad_rows)
-    stored, records, scenario = read.stored, read.records, read.scenario
-    samples, model = stored.samples, stored.metadata.model
-    names = (getattr(scenario.data.source, "class_names", ()), scenario.name)
-    if (hospitals := hospital.model(run_dir, scenario, stored.metadata.task)) is not None:
-        _say(hospital.sentence(hospitals, read.good))
-        samples = hospitals.samples(hospital.effect(hospitals), model_shapes(model, stored.metadata.task))
-        prediction = predict(read.module, samples.arrays, samples.weights, read.inputs)
-        return _Predicted(records, prediction, None, "", *names, "hierarchical")
+    stored, scenario = read_run(run_dir, places.allowed_code)
+    source, task, samples = scenario.data.source, stored.metadata.task, stored.samples
+    records = read_new_records(data, task, source, labelled=labelled, skip_bad_rows=skip_bad_rows)
+    module, inputs = seen_by_model(stored, source, records.features, places.data_dir)
+    if found := hospital.of(run_dir, scenario, task):
+        model, effect = found
+        good = with_intercept(np.delete(inputs, list(records.bad), axis=0))
+        _say(f"{hospital}: {model.said_rate(effect, good)} among these records")
+        samples = model.samples(effect, model_shapes(stored.metadata.model, task))
     point = ""
-    if found := one_sample_warning(len(samples.weights), scenario.aggregation.point_name):
+    if warned := one_sample_warning(len(samples.weights), scenario.aggregation.point_name):
         point = f"point estimate ({scenario.aggregation.point_name or 'one sample'})"
-        _say(f"warning: {sentence(found)}", style="yellow")
-    prediction = predict(read.module, samples.arrays, samples.weights, read.inputs)
-    return _Predicted(records, prediction, _usable_map(stored.metadata.recalibration, run_dir), point, *names)
-
-
-@dataclass(frozen=True)
-class ReadInputs:
-    """A run's stored posterior, new records, and what its model's trained layers see of them, (N, ...)."""
-
-    stored: StoredPosterior
-    scenario: Scenario
-    records: NewRecords
-    module: nn.Module
-    inputs: npt.NDArray[np.float32]
-
-    @property
-    def good(self) -> npt.NDArray[np.float64]:
-        """The inputs of the records that were not left out, (N, D)."""
-        flat = self.inputs.reshape(len(self.inputs), -1).astype(np.float64)
-        return np.delete(flat, list(self.records.bad), axis=0)
-
-
-def read_inputs(
-    run_dir: Path, data: NewData, places: Places = NOWHERE, *, labelled: bool,
-    skip_bad_rows: bool = False,
-) -> ReadInputs:  # fmt: skip
-    """Read a run's posterior and new records for it; `places`: data folder, and code that may be imported.
-
-    Raises UserError if run or data cannot be read or do not fit.
-    """
-    data_dir, allowed = places
-    stored, scenario = read_run(run_dir, allowed)
-    source = scenario.data.source
-    records = read_new_records(data, stored.metadata.task, source, labelled=labelled, skip_bad_rows=skip_bad_rows)
-    model, inputs = stored.metadata.model, records.features
-    backbones = backbone_folder(data_dir or (source.folder if isinstance(source, BuiltIn) else None))
-    module = build_model(model, stored.metadata.task, 0, backbones)
-    if model.features is not None:
-        inputs = feature_map(model.features, inputs.shape[1:], backbone_folder=backbones)(inputs)
-    if model.frozen_body is not None:
-        inputs = frozen_body(model, model.frozen_body, inputs.shape[1:], weights_folder=backbones)(inputs)
-    return ReadInputs(stored, scenario, records, module, inputs)
-
-
-def read_run(run_dir: Path, allowed: Allowed = ()) -> tuple[StoredPosterior, Scenario]:
-    """Read a run's posterior and its scenario; UserError if one is missing, damaged or not that of the other."""
-    path, own = run_dir / POSTERIOR_FILE, run_dir / SCENARIO_FILE
-    if not path.is_file():
-        check_not_cut_off(run_dir)
-    stored = load_posterior(path, allowed)
-    if not own.is_file() or digest(scenario := load_scenario(str(own))) != stored.metadata.scenario_hash:
-        raise UserError(f"{own} is missing or not the scenario of the posterior beside it: put back the run's own")
-    return stored, scenario
+        _say(f"warning: {sentence(warned)}", style="yellow")
+    prediction = predict(module, samples.arrays, samples.weights, inputs)
+    probabilities = prediction.probabilities
+    mapping = None if found else _usable_map(stored.metadata.recalibration, run_dir)
+    uncertainty = {name: getattr(prediction, name) for name in UNCERTAINTIES}
+    if not (tells := mapping is None and not point):
+        probabilities = probabilities if mapping is None else recalibrate(probabilities, mapping)
+        uncertainty = {"total": entr(probabilities).sum(axis=1), "aleatoric": np.nan, "epistemic": np.nan}
+    names = getattr(source, "class_names", ()), scenario.name
+    predictor = "hierarchical" if found else "posterior" if mapping is None else RECALIBRATED
+    return _Predicted(records, probabilities, uncertainty, tells, mapping, point, *names, predictor)
 
 
 def _usable_map(mapping: RecalibrationMap | None, run_dir: Path) -> RecalibrationMap | None:

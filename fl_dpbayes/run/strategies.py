@@ -56,16 +56,11 @@ class FALD(FedAvg):
         self.burn_in, self.thinning, self.on_round, self.on_sample = burn_in, thinning, on_round, on_sample
         self._more_metrics: Any = fedavg.get("train_metrics_aggr_fn") or (lambda contents, key: {})
         self._sent: Arrays = {}
-        self._stated: dict[str, Metrics] = {}
-        self._states: dict[str, Arrays] = {}
-        self._samples: list[PosteriorSamples] = []
-        self._said: set[RunWarning] = set()
+        self._stated, self._states = dict[str, Metrics](), dict[str, Arrays]()
+        self._samples, self._said = list[PosteriorSamples](), set[RunWarning]()
 
     def posterior(self) -> PosteriorSamples | None:
-        """Return the samples so far, parameter name -> (M, *shape), weighed by step size; None before the first.
-
-        Their temperature is 0 where sites said none or the average has none.
-        """
+        """Return the samples so far, weighed by step size, or None; their temperature is 0 where there is none."""
         return concatenate(self._samples) if self._samples else None
 
     def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Messages:

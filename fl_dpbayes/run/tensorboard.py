@@ -6,6 +6,7 @@ from pathlib import Path
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.report.run_files import ROUND_COLUMNS, ROUNDS_FILE, read_csv
 from fl_dpbayes.run.progress import EVENTS_FILE, POLL_SECONDS, EventReader
+from fl_dpbayes.run.simulate import new_folder
 
 CALIBRATION_SCALARS = ("accuracy", "nll", "brier", "ece", "rms_debiased")
 
@@ -22,9 +23,7 @@ def write_tensorboard(run_dir: Path, log_dir: Path, *, follow: bool = False) -> 
         raise UserError("TensorBoard is not installed: pip install 'fl-dpbayes[tensorboard]'") from None
     if not (run_dir / EVENTS_FILE).is_file():
         raise UserError(f"{run_dir} holds no {EVENTS_FILE}: give the folder that a run says it is writing")
-    folder = log_dir / run_dir.resolve().name
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UserError(f"{folder} is not empty: give another folder, or remove it")
+    folder = new_folder(log_dir / run_dir.resolve().name, "", inside="")
     reader, last = EventReader(run_dir / EVENTS_FILE), 0
     with SummaryWriter(str(folder)) as writer:
         while True:

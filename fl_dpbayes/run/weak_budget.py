@@ -28,8 +28,6 @@ def weak_budget(scenario: Scenario, units: dict[str, int]) -> str:
         return ""
     enough, friction = privacy.model_copy(update={"epsilon": AMPLE}), plan.sampler.momentum_lost
     needed = solve_noise(enough, planned_step_sizes(plan), units[name], friction=friction).epsilon
-    return (
-        f"privacy.epsilon {privacy.epsilon:g} is far too small for the {units[name]:,} units of {name}: noise makes "
-        f"the temperature {significant(reached)} where {wanted:g} is planned, so predictions will be little but noise. "
-        f"Epsilon {rounded_up(needed)} would do there, or more units, fewer steps or smaller ones."
-    )
+    said = f"privacy.epsilon {privacy.epsilon:g} is far too small for the {units[name]:,} units of {name}: noise makes"
+    hot = f"the temperature {significant(reached)} where {wanted:g} is planned, so predictions will be little but noise"
+    return f"{said} {hot}. Epsilon {rounded_up(needed)} would do there, or more units, fewer steps or smaller ones."

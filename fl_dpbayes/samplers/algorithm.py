@@ -31,12 +31,11 @@ def prior_energy_gradient(prior: Prior, position: torch.Tensor, prior_share: flo
 class Algorithm:
     """What a sampler is made of.
 
-    `module`: its trainable parameters are the chain's position, features -> outputs. `step`: (state, noisy gradient
-    (d,), step size a > 0) -> next state; it leaves its input as it is. `data_free_gradient`: (prior, position, s)
-    -> gradient of minus the log prior times the site's share of it (Bayes by backprop: of that expectation minus
-    the entropy, which is not shared out). No record enters, so it stays outside the clip. `draw`: (position,
-    generator) -> one parameter vector (d,) of the plain model: the posterior sample. `record_loss`: turns the loss
-    of the plain model's outputs into that of the module's.
+    `module`: its trainable parameters are the chain's position. `step`: (state, noisy gradient (d,), step size a > 0)
+    -> next state; it leaves its input as it is. `data_free_gradient`: (prior, position, s) -> gradient of minus the log
+    prior times the site's share of it (Bayes by backprop: of that expectation minus the entropy, which is not shared
+    out). No record enters, so it stays outside the clip. `draw`: position -> one parameter vector (d,) of the plain
+    model: the posterior sample. `record_loss`: turns the loss of the plain model's outputs into the module's.
     """
 
     module: nn.Module

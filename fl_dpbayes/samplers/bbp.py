@@ -11,7 +11,5 @@ from fl_dpbayes.samplers.gradients.loss import mean_over_draws
 
 def build(sampler: BayesByBackprop, module: nn.Module) -> Algorithm:
     """Return the sampler; its position is (mean, spread), twice as long as the model's parameters."""
-    return Algorithm(
-        variational.VariationalModule(module, sampler.draws), sgld.step, variational.divergence_gradient,
-        variational.draw, mean_over_draws,
-    )  # fmt: skip
+    drawn = variational.VariationalModule(module, sampler.draws)
+    return Algorithm(drawn, sgld.step, variational.divergence_gradient, variational.draw, mean_over_draws)

@@ -33,10 +33,9 @@ class ChainDivergedError(ArithmeticError):
 class ChainResult:
     """What a stretch of a chain leaves; all of it is post-processing of noisy sums and public constants.
 
-    `samples`: posterior samples, shape (M, d), float32; M may be 0. `sample_steps`: step after which each was kept
-    (0-based, of the whole run), M numbers. `sample_weights`: step size a_t of each (Welling and Teh weigh averages
-    over a chain by it). `sample_temperatures`: T_t of each. `temperature_mean`: a_t-weighted mean of T_t over the
-    stretch. `last`: the last state's vectors by name, each of shape (d,), float32.
+    `samples`: shape (M, d); M may be 0. `sample_steps`: step after which each was kept (0-based, of the whole run).
+    `sample_weights`: step size a_t of each (Welling and Teh weigh averages over a chain by it). `sample_temperatures`:
+    T_t of each. `temperature_mean`: a_t-weighted over the stretch. `last`: the last state's vectors (d,) by name.
     """
 
     samples: npt.NDArray[np.float32]
@@ -58,11 +57,10 @@ def run_chain(
     like any other.
 
     `module`: the plain model, where the arithmetic shall run; its parameters are overwritten. `steps`: numbers of the
-    steps within the run, one or more, all within one chain. `start`: the state before the first of them by name, each
-    of shape (d,). `on_step`: called after each step with its number, the state after it and its clipped sum; what it
-    sees of the sum is not private: it stays at the site. Raises ValueError if the stretch does not lie within one
-    planned chain, UserError if the module mixes the records of a batch, ChainDivergedError if the last state is not
-    finite.
+    steps within the run, one or more. `start`: the state before the first of them. `on_step`: called after each step
+    with its number, the state after it and its clipped sum, which is not private: it stays at the site. Raises
+    ValueError if the stretch does not lie within one planned chain, UserError if the module mixes the records of a
+    batch, ChainDivergedError if the last state is not finite.
     """
     plan = chain.plan
     chain_start = steps.start // plan.chain_steps * plan.chain_steps
@@ -116,13 +114,11 @@ def noisy_gradient(
 ) -> torch.Tensor:  # fmt: skip
     """Return d = (G + sigma C xi) / B - (s / n) grad log p(w), a private estimate of grad U(w) / n, U the energy.
 
-    `clipped_sum`: G, the sum over a Poisson batch of clipped gradients of the units' losses, shape (d,), float64: what
-    rounds it to float32 comes after the noise. `noise`: xi ~ N(0, I), one draw over all parameters, (d,); the
-    result is written over it.
-    `noise_multiplier`: sigma >= 0. `noise_unit`: C, the clip norm (1 where nothing is private and sigma is the noise's
-    standard deviation). `data_free_gradient`: -s grad log p(w), (d,), outside the clip. `units`: n, the declared number
-    of privacy units. Privacy follows from (sigma, q) alone: the prior and whatever is done with d, shape (d,), float32,
-    are post-processing. Source: Abadi et al. 2016, Algorithm 1; Welling and Teh 2011, eq. 4.
+    `clipped_sum`: G over a Poisson batch, (d,), float64: what rounds it to float32 comes after the noise. `noise`:
+    xi ~ N(0, I), one draw over all parameters, (d,); the result is written over it. `noise_unit`: C, the clip norm (1
+    where nothing is private and sigma is the noise's standard deviation). `data_free_gradient`: -s grad log p(w), (d,),
+    outside the clip. `units`: n, as declared. Privacy follows from (sigma, q) alone: the prior and whatever is done
+    with d are post-processing. Source: Abadi et al. 2016, Algorithm 1; Welling and Teh 2011, eq. 4.
     """
     for first in range(0, noise.shape[0], _PART):
         part = slice(first, first + _PART)

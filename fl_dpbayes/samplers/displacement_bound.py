@@ -26,11 +26,10 @@ def displacement_bound(
     A step is linear in x_t = (w_t - w_0, m_t), so x_t is what clipped sums of b members carry, b bounded by Bernstein's
     inequality, plus Gaussian noise of known covariance (docs/proofs/displacement.md).
 
-    `chain`: the run's plan at the site, with at least sigma_t for its noise multipliers. `most_units`: how many
-    units the site may hold, at least the declared n. `start_norm`: |w_0|. `start_momentum`: |m_0|, 0 for a sampler
-    without momentum. Returns shape (steps, 2): after each step the greatest |w_t - w_0| and |m_t|, exceeded with
-    probability at most 1e-12 in the whole stretch. None where there is no such bound: without a clip norm, for
-    samplers whose step is not linear or whose samples are draws, and for a prior of another kind.
+    `chain`: with at least sigma_t for its noise multipliers. `most_units`: how many units the site may hold, at least
+    the declared n. `start_norm`: |w_0|. `start_momentum`: |m_0|. Returns shape (steps, 2): after each step the greatest
+    |w_t - w_0| and |m_t|, exceeded with probability at most 1e-12 in the whole stretch. None where there is no such
+    bound: without a clip norm, for samplers whose step is not linear or whose samples are draws, and for other priors.
     """
     plan = chain.plan
     privacy, prior, share = plan.privacy, plan.sampler.prior, plan.prior_share / chain.units

@@ -28,9 +28,8 @@ LogLikelihood = Callable[[torch.Tensor], float]
 
 @dataclass(frozen=True)
 class StepTrace:
-    """One row of the trace.
+    """One row of the trace: `step`, 0-based, of the whole run, and the number of units in its batch.
 
-    `step`: number of the step, 0-based, of the whole run. `units`: number of units in the step's batch.
     `clipped_fraction`: share of them whose gradient the clip reduced; NaN for an empty batch. `log_likelihood`:
     estimate of log p(D | w) after the step. `log_posterior`: log_likelihood + s log p(w), up to a constant.
     """
@@ -47,8 +46,7 @@ def log_likelihood_estimate(
 ) -> LogLikelihood:
     """Return a function that estimates the log likelihood of a site's records, N / m sum_{i in S} log p(d_i | w).
 
-    S is drawn once, so that the trace shows how the chain moves and not how batches differ. `most`: how many to look
-    at, at most; N of them make it exact. Returns parameters (d,) -> log likelihood in nats.
+    S, at most `most` records, is drawn once, so that the trace shows how the chain moves and not how batches differ.
     """
     chosen = generator.permutation(len(records.features))[:most]
     shapes = parameter_shapes(module)
@@ -68,9 +66,8 @@ class LocalTrace:
     """Collects rows in bounded memory; an instance is a chain's `on_step`.
 
     Every step is kept until the rows are full; then every other row is dropped and half as many steps are looked at
-    from there on, so that the rows stay evenly spread over the chain. `plan`: its sampler, prior and prior share s in
-    (0, 1]. `log_likelihood`: parameters of the plain model, shape (d,) -> estimate of the log likelihood of all the
-    site's records. `max_rows`: most rows to keep, >= 2.
+    from there on, so that the rows stay evenly spread over the chain. `log_likelihood`: parameters of the plain model,
+    (d,) -> estimate of the log likelihood of all the site's records. `max_rows`: most rows to keep, >= 2.
     """
 
     def __init__(self, plan: TrainingPlan, log_likelihood: LogLikelihood, max_rows: int = 2000) -> None:

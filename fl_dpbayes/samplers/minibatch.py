@@ -26,26 +26,23 @@ from fl_dpbayes.samplers.gradients.stochastic import resampled
 from fl_dpbayes.samplers.gradients.vmap import layer_sizes, per_unit_gradients
 from fl_dpbayes.samplers.planned import ChainStreams
 
-_RESOLUTION = 2.0**-53
-
 
 def poisson_units(generator: np.random.Generator, unit_count: int, sampling_rate: float) -> npt.NDArray[np.int64]:
     """Draw a batch that every unit joins independently with probability `sampling_rate`, rounded down to 2^-53.
 
-    `unit_count`: number of units. `sampling_rate`: q in (0, 1]. Returns numbers of the units that join, ascending;
-    often empty where q is small.
+    `sampling_rate`: q in (0, 1]. Returns numbers of the units that join, ascending; often empty where q is small.
     """
     # Uniforms are multiples of 2^-53: joining at u < q would round q up, many times over where q is near 2^-53.
-    return (generator.random(unit_count) + _RESOLUTION <= sampling_rate).nonzero()[0]
+    return (generator.random(unit_count) + 2.0**-53 <= sampling_rate).nonzero()[0]
 
 
 @dataclass(frozen=True)
 class TrainingRecords:
     """What a chain is trained on.
 
-    `features`: shape (N, *shape), float32; N may be 0. `targets`: classes, int64, or values, float32, as the loss
-    wants them, shape (N,). `unit_index`: privacy unit of each record, numbers 0 .. m - 1 without a gap, shape (N,),
-    int64. `loss`: minus the log likelihood of records, summed; its gradient is clipped.
+    `features`: shape (N, *shape); N may be 0. `targets`: classes or values as the loss wants them, shape (N,).
+    `unit_index`: privacy unit of each record, numbers 0 .. m - 1 without a gap, shape (N,). `loss`: minus the log
+    likelihood of records, summed; its gradient is clipped.
     """
 
     features: npt.NDArray[np.float32]
@@ -68,10 +65,9 @@ class BatchGradient:
     Every pass has the same public number of rows, and where a bound is set, gradients are clipped to C / (1 + eta), so
     that a unit with all rounding moves the sum by at most C (docs/sensitivity.md).
 
-    `privacy`: sampling rate q, clip norm C (None: no bound), clipping rule and pre-noise rho, the standard
-    deviation of the noise on each unit's gradient before the clip. `units`: n, the declared number of units; the
-    real one decides nothing but who joins. Raises UserError if the module mixes the records of a batch, a record
-    alone does not give the same bits twice, or rounding could move the sum by more than 0.001 C.
+    `units`: n, the declared number of units; the real one decides nothing but who joins. Raises UserError if the module
+    mixes the records of a batch, a record alone does not give the same bits twice, or rounding could move the sum by
+    more than 0.001 C.
     """
 
     def __init__(
@@ -95,12 +91,13 @@ class BatchGradient:
         way, self._clipped_sum, self._rows, eta = KEPT.get(key, partial(self._passes, units), lambda _: 2**12)
         self._clip_norm = math.inf if privacy.clip_norm is None else privacy.clip_norm / (1 + eta)
         self._chain = None if way == "vmap" else dense_chain(module)
-        if self._chain is not None:
+        # What can be written, here or through what it is a view of, may change between two steps.
+        fixed = records.features.flags.owndata and not records.features.flags.writeable
+        self._lengths = None
+        if self._chain is not None and fixed:
             load = partial(self._chain.input_lengths, self._features, self._rows)
             asked = ("lengths", id(records.features), self._rows, self._chain.layers[0].bias is None, like.device)
-            # What can be written may change before the next request.
-            alone = records.features.flags.writeable
-            self._lengths = load() if alone else KEPT.get(asked, load, lambda found: found.nbytes, of=records.features)
+            self._lengths = KEPT.get(asked, load, lambda found: found.nbytes, of=records.features)
 
     def _passes(self, units: int) -> tuple[Way, Callable[..., ClippedSum], int, float]:
         shapes = (self._features.shape[1:], self._targets.dtype, self._loss)
@@ -144,12 +141,13 @@ class BatchGradient:
             return self._sum(module, features[kept], targets[kept], counts[passing])
 
     def _chain_sum(self, chain: DenseChain, chosen: npt.NDArray[np.int64]) -> ClippedSum:
-        rows, count, known = self._rows, len(chosen), (self._features, self._targets, self._lengths)
+        rows, count, known = self._rows, len(chosen), self._lengths
         padded = moved(np.concatenate([chosen, np.zeros(-count % rows, np.int64)]), self._features.device)
 
         def piece_sum(first: int) -> ClippedSum:
             part = padded[first : first + rows]
-            features, targets, lengths = (values.index_select(0, part) for values in known)
+            features, targets = (values.index_select(0, part) for values in (self._features, self._targets))
+            lengths = None if known is None else known.index_select(0, part)
             features[count - first :].zero_()
             layers = chain.gradients(features, targets, self._loss, lengths)
             return clip_and_sum(layers, self._clip_norm, self._privacy.clipping, min(rows, count - first))
@@ -161,10 +159,8 @@ class BatchGradient:
     ) -> ClippedSum:
         if self._materialises:
             return self._materialised_sum(module, features, targets, counts)
-        return self._clipped_sum(
-            module, features, targets, clip_norm=self._clip_norm, clipping=self._privacy.clipping, loss=self._loss,
-            rows=self._rows,
-        )  # fmt: skip
+        bound = {"clip_norm": self._clip_norm, "clipping": self._privacy.clipping}
+        return self._clipped_sum(module, features, targets, **bound, loss=self._loss, rows=self._rows)
 
     def _materialised_sum(
         self, module: nn.Module, features: torch.Tensor, targets: torch.Tensor, counts: npt.NDArray[np.int64]

@@ -14,10 +14,9 @@ Array = npt.NDArray[np.float64]
 class NoiseScale:
     """What turns a noise multiplier into a temperature.
 
-    `clip_norm`: C, above zero (1 where nothing is private and sigma is the noise's standard deviation).
-    `expected_batch_size`: B = q n, above zero. `units`: n, the number of privacy units that the site declares,
-    above zero. `friction`: alpha in (0, 1], the share of its momentum that the sampler loses in each step; 1 has no
-    momentum, gradient descent with momentum beta has 1 - beta.
+    `clip_norm`: C > 0 (1 where nothing is private and sigma is the noise's standard deviation). `expected_batch_size`:
+    B = q n > 0. `units`: n > 0, as declared. `friction`: alpha in (0, 1], the share of its momentum that the sampler
+    loses in each step; 1 has no momentum, gradient descent with momentum beta has 1 - beta.
     """
 
     clip_norm: float
@@ -28,19 +27,16 @@ class NoiseScale:
     def langevin_noise(self, step_sizes: Array, temperature: float) -> Array:
         """Return sigma_t = (B / C) sqrt(2 alpha tau / (n a_t)), noise that rises as the step size decays.
 
+        `temperature`: tau > 0: 1 is the posterior, 1/2 the algorithm of Zhang et al.
         Source: Zhang et al., Algorithm 2 and Theorem 1 (tau = 1/2, alpha = 1); Chen, Fox and Guestrin (2014), eq. 15.
-        `step_sizes`: a_t, shape (T,), above zero. `temperature`: tau, above zero: 1 is the posterior, 1/2 the
-        algorithm of Zhang et al. Returns sigma_t, shape (T,).
         """
         spread = np.sqrt(2.0 * self.friction * temperature / (self.units * step_sizes))
         return self.expected_batch_size / self.clip_norm * spread
 
     def temperatures(self, step_sizes: Array, noise_multipliers: Array) -> Array:
-        """Return the temperatures T_t = a_t n sigma_t^2 C^2 / (2 alpha B^2), clipping and batch noise aside.
+        """Return T_t = a_t n sigma_t^2 C^2 / (2 alpha B^2), clipping and batch noise aside; 1 is the posterior.
 
         Source: Welling and Teh (2011), eq. 4, with a_t = eta_t n per unit; Chen, Fox and Guestrin (2014), eq. 15.
-        `step_sizes`: a_t, shape (T,). `noise_multipliers`: sigma_t, shape (T,). Returns T_t, shape (T,); 1 is
-        the Bayesian posterior.
         """
         squares = np.square(noise_multipliers * self.clip_norm / self.expected_batch_size)
         return step_sizes * self.units * squares / (2.0 * self.friction)
@@ -57,9 +53,8 @@ def noise_multipliers(
         langevin      `NoiseScale.langevin_noise` at tau
         floor         max(sigma, langevin): the posterior at temperature tau, never less private than sigma
 
-    `step_sizes`: a_t, shape (T,), above zero. `scale`: C, B, n and alpha, used by `langevin` and `floor`.
-    `noise_multiplier`: sigma, used by `constant` and `floor`. Returns sigma_t, shape (T,). Raises ValueError if the
-    coupling needs a parameter that is None.
+    `step_sizes`: a_t > 0, shape (T,). `noise_multiplier`: sigma. `temperature`: tau. Raises ValueError if the coupling
+    needs one that is None.
     """
     sigma = noise_multiplier
     if coupling in ("constant", "floor") and sigma is None:

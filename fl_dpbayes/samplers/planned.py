@@ -17,8 +17,8 @@ Array = npt.NDArray[np.float64]
 class ChainStreams(NamedTuple):
     """The generators of a chain, each used for nothing else.
 
-    `sampling`: draws who joins each batch. `noise`: draws the noise on the sums. `pre_noise`: draws the noise before
-    the clip. `model`: draws weights or masks of stochastic models, in training and for their posterior samples.
+    They draw who joins each batch, the noise on the sums, the noise before the clip, and weights or masks of stochastic
+    models, in training and for their posterior samples.
     """
 
     sampling: np.random.Generator
@@ -31,9 +31,8 @@ class ChainStreams(NamedTuple):
 class PlannedChain:
     """All that the plan and the site's declared size fix of a run's chains: public constants, computed once a request.
 
-    `plan`: the whole run's plan. `units`: n, the number of privacy units that the site declares, above zero; the
-    real count enters nowhere. `noise_multipliers`: sigma_t in the plan's noise unit (C, or 1 where nothing is
-    private), shape (plan.total_steps,).
+    `units`: n > 0, as the site declares; the real count enters nowhere. `noise_multipliers`: sigma_t in the plan's
+    noise unit (C, or 1 where nothing is private), shape (plan.total_steps,).
     """
 
     plan: TrainingPlan
@@ -91,8 +90,7 @@ def step_sizes(schedule: StepSizeSchedule, steps: int) -> Array:
         exponential   a_t = a_0 decay^t
         polynomial    a_t = a_0 (1 + t / offset)^(-power)    (Welling and Teh 2011, section 3)
 
-    `steps`: T, 0 or more. Returns a_0 .. a_{T-1}, shape (T,), each above zero. Raises ValueError if a decaying step
-    size underflows to zero before the last step.
+    Returns a_0 .. a_{T-1} > 0. Raises ValueError if a decaying step size underflows to zero before the last step.
     """
     t = np.arange(steps, dtype=np.float64)
     if isinstance(schedule, ConstantStepSize):

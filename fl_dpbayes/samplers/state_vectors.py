@@ -15,11 +15,7 @@ Vectors = Mapping[str, torch.Tensor]
 
 @dataclass(frozen=True)
 class ChainState:
-    """Where a chain stands.
-
-    `vectors`: named vectors of equal shape, float32; always `parameters`, the chain's position w. `step`: number of
-    steps of this chain that lie behind it.
-    """
+    """Where a chain stands: vectors of equal shape, always its position `parameters`, and how many steps lie behind."""
 
     vectors: Vectors
     step: int = 0
@@ -53,10 +49,8 @@ def from_state(state: ChainState, sampler: Sampler) -> dict[str, torch.Tensor]:
 
 def state_arrays(vectors: Vectors, module: nn.Module) -> Arrays:
     """Turn a state's vectors (d,) into the arrays `<vector>/<parameter name>` in which it travels."""
-    arrays: Arrays = {}
-    for name, vector in vectors.items():
-        arrays |= prefixed(name, vector_to_arrays(vector, module))
-    return arrays
+    found = (prefixed(name, vector_to_arrays(vector, module)) for name, vector in vectors.items())
+    return {name: array for arrays in found for name, array in arrays.items()}
 
 
 def state_vectors(arrays: Arrays, sampler: Sampler, module: nn.Module) -> dict[str, torch.Tensor]:

@@ -1,25 +1,24 @@
 """Strategy: FALD, federated averaging of Langevin chains."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 import numpy.typing as npt
 
 from fl_dpbayes.config.aggregation import FALD
 from fl_dpbayes.config.errors import warning
-from fl_dpbayes.config.files.journal import Entry
 from fl_dpbayes.posterior.averages import average_of_states
 from fl_dpbayes.posterior.chains import flatten_state
 from fl_dpbayes.posterior.hierarchical.model import HospitalModel, fit_hospitals, public_covariates
-from fl_dpbayes.posterior.hierarchical.sums import HospitalSums
+from fl_dpbayes.posterior.hierarchical.sums import HOSPITALS, summed_round
 from fl_dpbayes.posterior.rules.fald import DriftMeter, averaged_temperature, target_warnings
 from fl_dpbayes.posterior.samples import PerSite, PosteriorSamples, StoredSamples, point_of
 from fl_dpbayes.privacy.planned_noise import planned_chain
 from fl_dpbayes.protocol.arrays import Arrays, without_prefix
 from server.check_reply import CheckedReply
-from server.checkpoint import Checkpoint
 from server.roster import Federation
 from server.run_record import RunRecord
+from server.strategies.rounds import NOTHING
 from server.strategies.strategy import PosteriorStrategy
 
 AVERAGED = "averaged chain"
@@ -39,13 +38,13 @@ class FALDStrategy(PosteriorStrategy):
         assert isinstance(rule, FALD)
         self._rule = rule
         self._drift = DriftMeter(self.plan.steps_per_round)
-        self._hospitals, task = HospitalSums(), federation.roster.task
+        scenario, task = federation.scenario, federation.roster.task
         # Before any site spends budget, since a file that does not fit ends the run.
-        self._covariates = public_covariates(federation.scenario, task) if federation.scenario.hierarchical else None
+        self._covariates = None if scenario.hierarchical is None else public_covariates(scenario, task)
 
     def next_state(self, round_number: int, arrays: Arrays, replies: Mapping[str, CheckedReply]) -> Arrays:
         """Average the sites' last states, and keep the average as a sample after burn-in."""
-        chain, shapes, units = self.chain_of(round_number), self.federation.shapes, self.federation.roster.units
+        chain = self.chain_of(round_number)
         states = self.bank.states_of(list(replies), chain)
         state, warnings, is_mean = average_of_states(states, arrays, self._rule, self.site_weights)
         self.record.warn(*warnings)
@@ -54,13 +53,10 @@ class FALDStrategy(PosteriorStrategy):
         if beyond > 0:
             positions = PerSite(list(replies), lambda site: without_prefix("parameters", states[site]))
             self._drift.add(positions, without_prefix("parameters", state), self.site_weights)
-        if self._covariates is not None and beyond > 0:
-            start = flatten_state(without_prefix("parameters", arrays), shapes)
-            for site, reply in replies.items():
-                stepped = flatten_state(without_prefix("parameters", states[site]), shapes)
-                planned = planned_chain(self.plan, units[site])
-                self._hospitals.add(site, planned, reply.last_step, start, stepped)
+            if self._covariates is not None:
+                self._add_to_sums(round_number, arrays, positions, replies)
         heat = {site: reply.stretch.temperature for site, reply in replies.items()}
+        units = self.federation.roster.units
         temperature = averaged_temperature(heat, self.site_weights, units) if is_mean else 0.0
         kept = int(beyond > 0 and beyond % training.thinning < training.steps_per_round)
         size = max(reply.stretch.last_step_size for reply in replies.values())
@@ -69,24 +65,27 @@ class FALDStrategy(PosteriorStrategy):
         self.bank.add(AVERAGED, round_number, chain, sample, state)
         return state
 
+    def _add_to_sums(
+        self, round_number: int, arrays: Arrays, stepped: Mapping[str, Arrays], replies: Mapping[str, CheckedReply]
+    ) -> None:
+        shapes, units = self.federation.shapes, self.federation.roster.units
+        sums: dict[str, npt.NDArray] = {**(self.bank.last(HOSPITALS, 0) or {})}
+        start = flatten_state(without_prefix("parameters", arrays), shapes)
+        for site, reply in replies.items():
+            planned, state = planned_chain(self.plan, units[site]), flatten_state(stepped[site], shapes)
+            sums[site] = sums.get(site, 0.0) + summed_round(planned, reply.last_step, start, state)
+        self.bank.add(HOSPITALS, round_number, 0, NOTHING, sums)
+
+    def hospitals(self) -> HospitalModel | None:
+        """Fit the posterior over hospitals to what all sites' states tell; None where it is not asked for."""
+        sums = self.bank.last(HOSPITALS, 0)
+        if self._covariates is None or sums is None:
+            return None
+        return fit_hospitals(sums, self.federation.scenario, self._covariates)
+
     def chain_names(self) -> list[str]:
         """Name the one averaged chain."""
         return [AVERAGED]
-
-    def sums(self) -> Mapping[str, npt.NDArray]:
-        """Return every site's sums over rounds after burn-in, where the scenario asks for a posterior over them."""
-        return self._hospitals.rows
-
-    def restore(self, checkpoint: Checkpoint, entries: Sequence[Entry], sums: Mapping[str, npt.NDArray]) -> None:
-        """Go on after a checkpoint, with the sums that it holds."""
-        super().restore(checkpoint, entries, sums)
-        self._hospitals = HospitalSums(sums)
-
-    def hospitals(self) -> HospitalModel | None:
-        """Return the posterior over hospitals; None where none is asked for, and before the first round of it."""
-        if self._covariates is None or not self._hospitals.rows:
-            return None
-        return fit_hospitals(self._hospitals.means(), self.federation.scenario, self._covariates)
 
     def posterior(self) -> StoredSamples | None:
         """Return the averaged states after burn-in; say where they are not draws of the posterior."""

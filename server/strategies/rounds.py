@@ -6,7 +6,6 @@ from logging import INFO
 from statistics import fmean
 
 import numpy as np
-import numpy.typing as npt
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord
 from flwr.common import log
 from flwr.serverapp import Grid
@@ -27,7 +26,7 @@ from fl_dpbayes.protocol.train import TrainReply, TrainRequest
 from fl_dpbayes.protocol.wire import arrays_digest
 from fl_dpbayes.samplers.state_vectors import initial_vectors, state_arrays
 from server.check_reply import CheckedReply, check_disk_space, check_displacement, check_reply_size, check_train_reply
-from server.checkpoint import BANK_FOLDER, SUMS, Checkpoint, JournaledSites, write_checkpoint
+from server.checkpoint import BANK_FOLDER, Checkpoint, JournaledSites, write_checkpoint
 from server.exchange import Answer, Exchange
 from server.ledger_heads import LedgerHeads
 from server.messages import encoded
@@ -36,18 +35,13 @@ from server.roster import Federation, Member, with_newcomers
 from server.run_record import RunRecord
 
 # What Flower's own result says of a round's sites.
-RESULT: dict[str, Callable[[list[int | float]], int | float]] = {
-    "units": sum, "steps": max, "epsilon": max, "temperature": fmean,
-}  # fmt: skip
+RESULT: dict[str, Callable[[list[float]], float]] = {"units": sum, "steps": max, "epsilon": max, "temperature": fmean}
 
 NOTHING = PosteriorSamples(arrays={}, weights=np.zeros(0), temperatures=np.zeros(0))
 
 
 class TrainingRounds(Strategy):
-    """Lets sites join between rounds, asks those that train, and takes their replies one by one.
-
-    A rule says where chains start and what the server makes of the replies that are used.
-    """
+    """The rounds of every rule: sites join in between, those that train are asked, and replies taken one by one."""
 
     def __init__(self, federation: Federation, record: RunRecord) -> None:
         self.federation, self.record = federation, record
@@ -155,15 +149,11 @@ class TrainingRounds(Strategy):
             planned_sites=federation.planned_sites, participation=self.participation.state(),
             journal=self.record.journal.append(entries), seconds=self.record.seconds_so_far(),
         )  # fmt: skip
-        write_checkpoint(federation.run_folder, checkpoint, {**state, **prefixed(SUMS, self.sums())})
+        write_checkpoint(federation.run_folder, checkpoint, state)
         self.heads.keep()
         self.bank.drop_replaced()
 
-    def sums(self) -> Mapping[str, npt.NDArray]:
-        """Return what the rule has summed up over rounds, by name, for the checkpoint."""
-        return {}
-
-    def restore(self, checkpoint: Checkpoint, entries: Sequence[Entry], sums: Mapping[str, npt.NDArray]) -> None:
+    def restore(self, checkpoint: Checkpoint, entries: Sequence[Entry]) -> None:
         """Go on after a checkpoint of this run: its rounds are passed over, and its state comes as initial arrays."""
         self.done_rounds = checkpoint.round
         self._journaled = JournaledSites(entries)
@@ -213,10 +203,8 @@ class TrainingRounds(Strategy):
 
     def _banked(self, server_round: int, replies: Iterable[Message]) -> list[Answer[CheckedReply]]:
         """Check each reply and put its samples into the bank; return the answers without them."""
-        answers = []
-        for answer in self.exchange.answers(
-            replies, self._checked, lambda: self.record.warn(warning("dropped", stage=f"round {server_round}"))
-        ):
+        answers, dropped = [], warning("dropped", stage=f"round {server_round}")
+        for answer in self.exchange.answers(replies, self._checked, lambda: self.record.warn(dropped)):
             checked = answer.checked
             if checked is not None:
                 self.bank.add(answer.site, server_round, self.chain_of(server_round), checked.samples, checked.last)

@@ -2,7 +2,6 @@
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable
-from functools import partial
 from typing import TypeVar
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
@@ -91,13 +90,7 @@ class PosteriorStrategy(TrainingRounds):
         self.begin("evaluate", server_round, members)
         stage = EvaluationStage(self.federation, server_round, self.heads, self.record)
         self._evaluation_stage = stage
-        hospitals = self.hospitals()
-        own = partial(self._own_posterior, hospitals) if hospitals else None
-        return stage.requests({"last": last.thinned(most), "posterior": thinned}, self.recalibration, own)
-
-    def _own_posterior(self, model: HospitalModel, site: str) -> PosteriorSamples:
-        """Return the posterior of the hospital of this name, its own if it trained."""
-        return model.samples(model.effect(site, self.federation.scenario.sites[site].group), self.federation.shapes)
+        return stage.requests({"last": last.thinned(most), "posterior": thinned}, self.recalibration, self.hospitals())
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """Collect every site's additive statistics; the metrics are those of the pooled roles."""

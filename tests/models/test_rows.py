@@ -129,6 +129,7 @@ def test_structure_tells_architectures_apart_and_not_values() -> None:
     assert structure(RowCount(1)) != structure(RowCount(2))
     assert structure(RowCount({"good": 1})) == structure(RowCount({"good": 1})) != structure(RowCount({"good": 2}))
     assert structure(of := Of(lambda rows: rows)) != structure(of)
+    assert structure(nn.Sequential(layer := nn.Linear(4, 4))) != structure(nn.Sequential(layer, layer))
 
 
 def with_batch_norm(**options):

@@ -80,10 +80,7 @@ def test_posterior_means_use_the_weights_of_the_samples():
 
 
 START = {"w": np.zeros(2, np.float32)}
-STATES = {
-    site: {"w": np.array(values, np.float32)}
-    for site, values in {"a": (1, 0), "b": (2, 1), "c": (3, 2), "d": (4, 3), "e": (1000, -1000)}.items()
-}
+STATES = dict(zip("abcde", states_of([(1, 0), (2, 1), (3, 2), (4, 3), (1000, -1000)]).values(), strict=True))
 WEIGHTS = {"a": 0.6, "b": 0.1, "c": 0.1, "d": 0.1, "e": 0.1}
 
 

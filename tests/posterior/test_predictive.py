@@ -66,10 +66,8 @@ def test_probabilities_sum_to_one_and_entropies_are_ordered_property(samples, re
     task = Task(input_shape=(1, 4, 4), classes=3)
     module = build_model(CNNModel(channels=(2,), hidden=3), task, seed=0)
     generator = np.random.default_rng(samples)
-    arrays = {
-        name: (scale * generator.standard_normal((samples, *value.shape))).astype(np.float32)
-        for name, value in module.named_parameters()
-    }
+    named = ((name, (samples, *value.shape)) for name, value in module.named_parameters())
+    arrays = {name: (scale * generator.standard_normal(shape)).astype(np.float32) for name, shape in named}
     features = generator.standard_normal((records, 1, 4, 4)).astype(np.float32)
     found = predict(module, arrays, generator.random(samples) + 0.1, features)
     assert found.probabilities.shape == (records, 3)
@@ -89,10 +87,8 @@ def test_samples_that_share_a_pass_are_predicted_as_one_by_one(monkeypatch, name
     model = CNNModel(channels=(2,), hidden=3) if name == "cnn" else LogisticModel()
     module = build_model(model, Task(input_shape=(1, 4, 4), classes=3), seed=0)
     module = nn.Sequential(nn.Flatten(), Mapped(16, 3)) if name == "cannot be mapped" else module
-    samples = {
-        key: generator.standard_normal((7, *value.shape)).astype(np.float32)
-        for key, value in module.named_parameters()
-    }  # fmt: skip
+    named = module.named_parameters()
+    samples = {key: generator.standard_normal((7, *value.shape)).astype(np.float32) for key, value in named}
     # The third sample overflows.
     next(iter(samples.values()))[2] *= 1e38
     features, weights = generator.standard_normal((100, 1, 4, 4)).astype(np.float32), generator.random(7)

@@ -19,10 +19,8 @@ IMAGES = {"input_shape": [3, 64, 64], "classes": 3}
 
 def samples_of(count=5):
     generator = np.random.default_rng(0)
-    arrays = {
-        name: generator.standard_normal((count, *shape)).astype(np.float32)
-        for name, shape in model_shapes(MODEL, TASK).items()
-    }
+    shapes = model_shapes(MODEL, TASK).items()
+    arrays = {name: generator.standard_normal((count, *shape)).astype(np.float32) for name, shape in shapes}
     return PosteriorSamples(arrays, generator.random(count), generator.random(count))
 
 

@@ -23,7 +23,7 @@ def most_of(share: float) -> float:
 
 
 def size_found(finding: audit.Finding) -> float:
-    found = re.search(r"[\d.]+", finding.effect(LEVEL).words)
+    found = re.search(r"[\d.]+", finding.effect(LEVEL)[1])
     assert found is not None
     return float(found.group())
 
@@ -87,7 +87,7 @@ def test_a_mean_is_missed_and_mistaken_as_seldom_as_promised() -> None:
         return float(np.mean(np.array(tests) < LEVEL))
 
     assert found(0.0) < 2 * LEVEL
-    size = audit.mean_test(0.0, 0.1, "", unit=1.0).effect(LEVEL).size
+    size = audit.mean_test(0.0, 0.1, "", unit=1.0).effect(LEVEL)[0]
     assert found(size) > 1 - 3 * audit.MISS
     assert found(-size) > 1 - 3 * audit.MISS
     assert found(-size, one_sided=True) == 0

@@ -84,18 +84,12 @@ def test_each_step_draws_once_over_all_parameters_and_once_over_all_units(monkey
     assert not np.isnan(moved).any()
 
 
-def gradient_of(**more):
-    settings = {
-        "noise": torch.tensor([1.5, -0.5]), "noise_multiplier": 2.0, "noise_unit": 0.5, "expected_batch_size": 4.0,
-        "data_free_gradient": torch.tensor([2.0, -1.0]), "units": 20,
-    }  # fmt: skip
-    return noisy_gradient(torch.tensor([3.0, 0.5]), **(settings | more))
-
-
 def test_noisy_gradient_is_the_formula_by_hand_and_is_written_over_the_noise_alone():
     noise, prior = torch.tensor([1.5, -0.5]), torch.tensor([2.0, -1.0])
     # (G + sigma C xi) / B - (s / n) grad log p
     expected = [(3.0 + 2.0 * 0.5 * 1.5) / 4 + 2.0 / 20, (0.5 + 2.0 * 0.5 * -0.5) / 4 - 1.0 / 20]
-    assert gradient_of(noise=noise, data_free_gradient=prior) is noise
+    settings = {"noise_multiplier": 2.0, "noise_unit": 0.5, "expected_batch_size": 4.0, "units": 20}
+    clipped = torch.tensor([3.0, 0.5])
+    assert noisy_gradient(clipped, noise=noise, data_free_gradient=prior, **settings) is noise
     torch.testing.assert_close(noise, torch.tensor(expected))
     assert prior.tolist() == [2.0, -1.0]

@@ -127,14 +127,12 @@ def test_theorem_1_of_zhang_same_path_from_the_same_noise(records, kind, rate, p
 ], ids=lambda sampler: sampler.kind)  # fmt: skip
 def test_two_stretches_carry_the_momentum_and_equal_one(monkeypatch, records, sampler):
     features, labels = records
+
+    def drawn(generator, size, count, device):
+        return (torch.from_numpy(generator.standard_normal(size, dtype=np.float32)) for _ in range(count))
+
     # The noise of a stretch is a stream of its own: here both draw from one.
-    monkeypatch.setattr(
-        chain,
-        "normal_vectors",
-        lambda generator, size, count, device: (
-            torch.from_numpy(generator.standard_normal(size, dtype=np.float32)) for _ in range(count)
-        ),
-    )
+    monkeypatch.setattr(chain, "normal_vectors", drawn)
     plan = plan_of(sampler, PrivacyPlan(epsilon=1.0, delta=1e-5, sampling_rate=0.5), steps=12, thinning=2, burn_in=2)
     whole = run(plan, logistic(), features, labels, np.ones(12))
     streams, start, samples = chains.streams_of(0, 1, 2, 3), None, []

@@ -8,12 +8,9 @@ from fl_dpbayes.samplers.noise import noise_multipliers
 from tests import analytic_targets
 from tests.analytic_targets import CHAINS, SIZE, assert_within_four_standard_errors, independent_chains, regression
 
-SAMPLERS = pytest.mark.parametrize(
-    "sampler",
-    [SGLD(step_size=SIZE), SGD(kind="dp-sgd", step_size=SIZE, momentum=0.6),
-     SGHMC(kind="dp-sghmc", step_size=SIZE, friction=0.3)],
-    ids=lambda sampler: sampler.kind,
-)  # fmt: skip
+EVERY = [SGD(kind="dp-sgd", step_size=SIZE, momentum=0.6), SGHMC(kind="dp-sghmc", step_size=SIZE, friction=0.3)]
+EVERY += [SGLD(step_size=SIZE)]
+SAMPLERS = pytest.mark.parametrize("sampler", EVERY, ids=lambda sampler: sampler.kind)
 
 
 @SAMPLERS

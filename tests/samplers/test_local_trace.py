@@ -10,7 +10,7 @@ from scipy.stats import norm
 from fl_dpbayes.config.sampler import SGHMC, SGLD, BayesByBackprop, ConstantStepSize, GaussianPrior
 from fl_dpbayes.config.task import MLPModel, Task
 from fl_dpbayes.models.build import build_model
-from fl_dpbayes.models.parameters import load_vector, to_vector
+from fl_dpbayes.models.parameters import to_vector, vector_loader
 from fl_dpbayes.samplers.gradients.clipping import ClippedSum
 from fl_dpbayes.samplers.gradients.loss import summed_cross_entropy
 from fl_dpbayes.samplers.local_trace import LocalTrace, log_likelihood_estimate
@@ -112,7 +112,7 @@ def test_estimate_is_exact_over_all_records_and_near_over_some():
     exact = log_likelihood_estimate(module, records, 400, generator)(parameters)
     some = log_likelihood_estimate(module, records, 100, generator)
     assert torch.equal(to_vector(module), before)
-    load_vector(module, parameters)
+    vector_loader(module)(parameters)
     features, labels = torch.from_numpy(records.features), torch.from_numpy(records.targets)
     with torch.no_grad():
         losses = [float(summed_cross_entropy(module(features[i : i + 1]), labels[i : i + 1])) for i in range(400)]

@@ -11,7 +11,7 @@ from fl_dpbayes.config.plan import AutomaticClipping, GlobalClipping, NoPrivacyP
 from fl_dpbayes.config.task import LogisticModel, MLPModel, Task
 from fl_dpbayes.models.build import build_model
 from fl_dpbayes.models.dropout import DropoutModule
-from fl_dpbayes.models.parameters import load_vector, to_vector
+from fl_dpbayes.models.parameters import to_vector, vector_loader
 from fl_dpbayes.models.variational import VariationalModule
 from fl_dpbayes.samplers import minibatch
 from fl_dpbayes.samplers.gradients.loss import (
@@ -120,19 +120,24 @@ def test_what_was_found_for_a_module_and_its_records_is_found_once(monkeypatch):
     monkeypatch.setattr(minibatch, "gradient_engine", broken)
     monkeypatch.setattr(minibatch.DenseChain, "input_lengths", broken)
     assert torch.equal(total(), first)
-    mlp = build_model(MLPModel(hidden=(3,)), TASK, seed=0)
-    for other in ({"records": features.copy()}, {"module": mlp}, {"sampling_rate": 0.5}, {"pre_noise": 1.0}):
+    mlp, others = build_model(MLPModel(hidden=(3,)), TASK, seed=0), features.copy()
+    others.flags.writeable = False
+    for other in ({"records": others}, {"module": mlp}, {"sampling_rate": 0.5}, {"pre_noise": 1.0}):
         with pytest.raises(TypeError, match="positional argument"):
             total(**other)
 
 
-def test_records_that_were_written_since_the_last_request_are_measured_again():
+@pytest.mark.parametrize("kind", ["written", "a view of what is written", "written between two steps"])
+def test_records_that_were_written_are_measured_again(kind):
     features, labels = site(12)
-    before = batch_gradient(features, labels, np.arange(12), clip_norm=1e-3)().total
+    shown = features.view() if "view" in kind else features
+    shown.flags.writeable = "view" not in kind
+    asked = (shown, labels, np.arange(12))
+    gradient = batch_gradient(*asked, clip_norm=1e-3)
+    before = gradient().total
     features *= 100
-    after = batch_gradient(features, labels, np.arange(12), clip_norm=1e-3)().total
-    fresh = batch_gradient(features.copy(), labels, np.arange(12), clip_norm=1e-3)().total
-    assert torch.equal(after, fresh)
+    after = (gradient if "between" in kind else batch_gradient(*asked, clip_norm=1e-3))().total
+    assert torch.equal(after, batch_gradient(features.copy(), *asked[1:], clip_norm=1e-3)().total)
     assert not torch.equal(before, after)
 
 
@@ -154,7 +159,7 @@ def test_misuse_is_refused():
 
 def hidden_layers():
     module = build_model(MLPModel(hidden=(6, 5)), TASK, seed=0)
-    load_vector(module, torch.randn(len(to_vector(module)), generator=torch.Generator().manual_seed(3)))
+    vector_loader(module)(torch.randn(len(to_vector(module)), generator=torch.Generator().manual_seed(3)))
     return module
 
 
@@ -174,7 +179,7 @@ def test_regression_without_a_bound_gives_the_plain_gradient_limit(unit_index):
     features, _ = site(12)
     targets = np.linspace(-1, 2, 12, dtype=np.float32)
     module = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2))
-    load_vector(module, torch.randn(23, generator=torch.Generator().manual_seed(3)))
+    vector_loader(module)(torch.randn(23, generator=torch.Generator().manual_seed(3)))
     loss = summed_gaussian_negative_log_likelihood
     found = batch_gradient(features, targets, unit_index, module=module, clip_norm=None, loss=loss)()
     expected = gradient_of(module, torch.from_numpy(features), torch.from_numpy(targets), loss)

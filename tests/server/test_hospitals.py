@@ -6,14 +6,14 @@ from pathlib import Path
 import numpy as np
 import pandas
 import pytest
-from safetensors.numpy import load_file
 
 from fl_dpbayes.config.scenario import Scenario, load_scenario
 from fl_dpbayes.data.site import load_site
-from fl_dpbayes.posterior.hierarchical.file import HOSPITALS_FILE, load_hospitals
-from fl_dpbayes.posterior.hierarchical.sums import HospitalMeans, HospitalSums
+from fl_dpbayes.posterior.hierarchical.sums import HOSPITALS, site_means
+from fl_dpbayes.posterior.sample_store import PosteriorBank
 from fl_dpbayes.report.page_tables import hospitals_table
 from fl_dpbayes.report.run_files import read_summary
+from fl_dpbayes.run.hospital import load_hospitals
 from fl_dpbayes.run.site.ledger import ledger_of
 from tests.asking import refused
 from tests.federations import Federation
@@ -35,10 +35,6 @@ SETTINGS = [
 
 def scenario(*overrides: str) -> Scenario:
     return load_scenario("quickstart", [SITES, *SETTINGS, *overrides])
-
-
-def means_of(folder: Path) -> HospitalMeans:
-    return HospitalSums(load_file(folder / HOSPITALS_FILE)).means()
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +68,7 @@ def patients(run: Federation) -> Path:
 
 
 def test_sums_are_those_that_the_chains_noised_to_rounding(run: Federation, noised: list[np.ndarray]) -> None:
-    means = means_of(run.folder)
+    means = site_means(PosteriorBank(run.folder / "bank").last(HOSPITALS, 0))
     assert means.sites == ("norway-258", "uk-119", "uk-32")
     assert means.rounds.tolist() == [4, 4, 4]
     # Three sites in turn, the Norwegian one last; six rounds, of which the first two are burn-in.
@@ -97,7 +93,8 @@ def test_a_run_that_was_cut_off_keeps_its_sums(run: Federation, federation, tmp_
     again.grid.change = lambda request, reply: reply
     again.run()
     assert_same_run(again.folder, run.folder)
-    assert (again.folder / HOSPITALS_FILE).read_bytes() == (run.folder / HOSPITALS_FILE).read_bytes()
+    for name, row in PosteriorBank(run.folder / "bank").last(HOSPITALS, 0).items():
+        assert np.array_equal(PosteriorBank(again.folder / "bank").last(HOSPITALS, 0)[name], row)
 
 
 def test_every_hospital_is_measured_with_its_own_posterior(run: Federation) -> None:
@@ -106,22 +103,22 @@ def test_every_hospital_is_measured_with_its_own_posterior(run: Federation) -> N
     assert {"uk-119", "uk-32", "norway-258", "uk-129", "pooled:train", "pooled:held_out"} <= measured
     bundles = {site: record["arrays"] for site in run.scenario.sites for record in run.asked("evaluate", site)}
     assert len(set(bundles.values())) == 4
-    found = summary["hospitals"]
     # Two groups cannot tell how groups differ, nor three hospitals within two groups how hospitals do.
-    assert [row["identified"] for row in found if row["kind"] == "sd"] == [False, False]
-    widths = {row["of"]: row["interval"][1] - row["interval"][0] for row in found if row["kind"] != "sd"}
-    assert widths["uk-119"] < widths["uk"] < widths[""]
-
-
-def test_page_and_predictions_say_what_the_hospitals_tell(run: Federation) -> None:
+    found = summary["hospitals"]
+    assert [(row["among"], row["identified"]) for row in found[:2]] == [(2, False), (2, False)]
+    widths = [row["interval"][1] - row["interval"][0] for row in found]
+    # A new hospital's rate: where nothing is known, in Norway with its one hospital, in the UK with two.
+    assert [row["of"].rpartition(" ")[2] for row in found[2:]] == ["hospital", "norway", "uk"]
+    assert widths[4] < widths[3] < widths[2]
     table = hospitals_table(read_summary(run.folder))
     shown = [" ".join(map(str, cell)) for row in table.rows for cell in row]
-    assert any("between hospitals, log odds 2 of them: too few to tell" in cell for cell in shown)
-    assert any("a new hospital of norway" in cell for cell in shown)
+    assert any("between hospitals log odds, 2 of them: too few to tell" in cell for cell in shown)
+
+
+def test_what_the_others_foretell_is_less_sure_than_what_a_hospitals_own_states_add(run: Federation) -> None:
     found = load_hospitals(run.folder, run.scenario, run.scenario.data.source.task)
-    # What the others foretell is less sure than what the hospital's own states add.
     assert found.without("uk-119").sd > 1.5 * found.effect("uk-119").sd
-    alike = found.posterior.of_new(found.group_names.index("uk"))
+    alike = found.effect(group="uk")
     assert abs(found.without("uk-119").mean - alike.mean) < alike.sd
 
 
@@ -158,7 +155,7 @@ def test_at_home_own_patients_narrow_the_level_and_nothing_is_overwritten(
     status, _, said = command("predict", run.folder, patients, "--update", out)
     labels = np.load(patients)["labels"]
     assert (status, "the updated hospital: rate of class 1" in said) == (0, True)
-    expected = float(said.partition("among these records ")[2].split()[0])
+    expected = float(said.partition("rate of class 1 ")[2].split()[0])
     assert abs(expected - labels.mean()) < 0.05
     assert "exists already" in refusal("update", run.folder, patients, "--out", out)
     (tmp_path / "bad.json").write_text('{"weights": [1]}')
@@ -198,9 +195,9 @@ def test_one_release_is_paid_for_once(run: Federation, tmp_path: Path, command, 
         ("sampler={kind='dp-sgd'}", "sampler.kind is 'sgd'"),
         ("privacy.pre_noise=0.1", "privacy.pre_noise is 0.1"),
         ("privacy.clipping={kind='automatic'}", "privacy.clipping.kind is 'automatic'"),
-        ("hierarchical.group=", "sites have a group and hierarchical.group has no name"),
-        ("sites.uk-32.group=", "sites.uk-32 has no group"),
-        ("hierarchical=", r"sites.uk-119.group is for \[hierarchical\]"),
+        ("hierarchical.group=", r"hierarchical.group is None and sites.uk-119.group 'uk'"),
+        ("sites.uk-32.group=", r"sites.uk-32.group None"),
+        ("hierarchical=", r"sites.uk-119.group 'uk'"),
     ],
 )
 def test_what_the_states_cannot_tell_is_refused(override: str, said: str) -> None:

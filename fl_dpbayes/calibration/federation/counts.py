@@ -71,14 +71,12 @@ def checked_counts(
 ) -> NoisedTable:
     """Check the counts for recalibration that a site sent, as COUNT_ARRAYS has them.
 
-    Raises ValueError if there are none, they are more than the site's size allows, or their noise does not follow from
-    the plan's noise multiplier.
+    Raises ValueError if there are none, or the site's size or the noise multiplier does not allow them.
     """
     if answer.noise_std is None:
         raise ValueError("it sent parameters, not counts")
     check_noise(answer.noise_std, noise_multiplier)
-    table = NoisedTable(arrays["noised"], answer.noise_std)
-    check_counts(card, [table])
+    check_counts(card, [table := NoisedTable(arrays["noised"], answer.noise_std)])
     return table
 
 
@@ -94,11 +92,7 @@ def planned_multiplier(plan: AnyRecalibrationPlan) -> float:
 
 
 def counts_warning(together: RecalibrationMap | None, own: Mapping[str, RecalibrationMap | None]) -> RunWarning | None:
-    """Say so where noise hides the bins of the merged counts, or of a site that is to use its own map.
-
-    `together`: the map of all counts, None where it cannot be fitted. `own`: site -> its own map, where sites use
-    their own.
-    """
+    """Say so where noise hides the bins of the merged counts, or of a site that is to use its own map: it is None."""
     hidden = [name for name, fitted in own.items() if fitted is None]
     if together is not None and not hidden:
         return None

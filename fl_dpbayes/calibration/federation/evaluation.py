@@ -3,12 +3,12 @@
 import math
 from collections.abc import Callable, Collection, Mapping
 from functools import cached_property, reduce
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from fl_dpbayes.calibration.bins import REPORT_BINS, coarsen
+from fl_dpbayes.calibration.bins import REPORT_BINS
 from fl_dpbayes.calibration.federation.counts import (
     Statistics,
     check_counts,
@@ -18,19 +18,12 @@ from fl_dpbayes.calibration.federation.counts import (
     record_count,
 )
 from fl_dpbayes.calibration.federation.rows import SHIFT_PREDICTOR, conformal_rows, mean_rows, shift_detection_rows
-from fl_dpbayes.calibration.federation.subgroups import Subgroup, read_subgroups, subgroup_sets
+from fl_dpbayes.calibration.federation.subgroups import Place, coarse, pooled, read_subgroups, subgroup_sets
 from fl_dpbayes.calibration.metrics.errors import reliability_bins
 from fl_dpbayes.calibration.metrics.ranking import roc_points
 from fl_dpbayes.calibration.prior_shift import prevalence
-from fl_dpbayes.calibration.release import SENT_COLUMNS, NoisedTable, merge_noised
-from fl_dpbayes.calibration.statistics import (
-    CalibrationStatistics,
-    SparseStatistics,
-    array_shapes,
-    from_arrays,
-    merge,
-    sparse,
-)
+from fl_dpbayes.calibration.release import SENT_COLUMNS, NoisedTable
+from fl_dpbayes.calibration.statistics import CalibrationStatistics, array_shapes, from_arrays, merge, sparse
 from fl_dpbayes.calibration.summarise import summarise, summarise_noised
 from fl_dpbayes.config.errors import RunWarning, warning
 from fl_dpbayes.config.names import Role
@@ -58,25 +51,6 @@ HEADLINE_PREDICTORS = ("posterior", "last")
 METRICS = ("n", "accuracy", "nll", "brier", "ece", "rms_debiased")
 
 
-class Place(NamedTuple):
-    """What one site, or the pool of a role, has of one predictor: exact or noised sums, a site's exact ones sparse."""
-
-    site: str
-    role: Role
-    predictor: str
-    kept: Statistics | SparseStatistics
-
-    @property
-    def statistics(self) -> Statistics:
-        """The sums, of thousands of sites not to be held together."""
-        return self.kept.dense() if isinstance(self.kept, SparseStatistics) else self.kept
-
-    @property
-    def exact(self) -> CalibrationStatistics | None:
-        """The sums, if they are exact."""
-        return found if isinstance(found := self.statistics, CalibrationStatistics) else None
-
-
 class Evaluation:
     """Collects the sites' statistics and summarises them."""
 
@@ -84,10 +58,8 @@ class Evaluation:
         """Collect for so many classes."""
         self.classes, self._seed, self._unpooled = classes, seed, roles_sharing_records
         self._pooled_roles = [role for role in ROLES if role not in roles_sharing_records]
-        self.places: list[Place] = []
-        self._subgroups: list[Subgroup] = []
-        self._left_out: dict[str, int] = {}
-        self._samples: dict[str, int] = {}
+        self.places, self._subgroups = list[Place](), list[Place]()
+        self._left_out, self._samples = dict[str, int](), dict[str, int]()
         self.statements: dict[str, PrivacyStatement] = {}
         self._shares: dict[str, tuple[float, ...]] = {}
         self._exact_shapes = array_shapes(classes)
@@ -106,12 +78,10 @@ class Evaluation:
             raise ValueError(f"it measured {len(record.groups)} subgroups, whose tables are too large for a reply")
         if record.noise_std is not None:
             check_noise(record.noise_std, request.noise_multiplier or 0.0)
-        privacy = None
-        if record.privacy is not None:
-            if record.privacy.units != card.units:
-                raise ValueError("its privacy statement does not fit its card")
-            own = (GaussianEvent(request.noise_multiplier or 0.0, 1.0, len(request.measured)),)
-            privacy = checked_statement(record.privacy, own, own, None, request.delta)
+        if record.privacy is not None and record.privacy.units != card.units:
+            raise ValueError("its privacy statement does not fit its card")
+        own = (GaussianEvent(request.noise_multiplier or 0.0, 1.0, len(request.measured)),)
+        privacy = record.privacy and checked_statement(record.privacy, own, own, None, request.delta)
         one = self._exact_shapes if record.noise_std is None else {"noised": (REPORT_BINS, SENT_COLUMNS)}
         prefixes = ["", *(subgroup_prefix(number) + "/" for number in range(len(record.groups)))]
         shapes: dict[str, tuple[int, ...]] = {}
@@ -145,17 +115,18 @@ class Evaluation:
         Returns the summary's `calibration` rows, and its `reliability` rows (exact sums only): pooled roles, then each
         site's first read predictor where few sites were measured.
         """
-        few = len({place.site for place in self.places}) <= MAX_RELIABILITY_SITES
-        shown = [*self._pooled, *(place for place in self.places if few and place.predictor == self._headline)]
+        measured = len({place.site for place in self.places})
+        few = self.places if measured <= MAX_RELIABILITY_SITES else []
+        shown = [*self._pooled, *(place for place in few if place.predictor == self._headline)]
         reliability = [
-            self._key(*place[:3])
+            self._key(place)
             | {"risk": self.classes == 2, "roc": roc_points(statistics) if place.site.startswith("pooled:") else ()}
             | {"bins": [row.model_dump() for row in reliability_bins(statistics)]}
             for place in shown
             if (statistics := place.exact)
         ]
-        without = {"net_benefit": None} if len({place.site for place in self.places}) > MAX_CURVE_SITES else {}
-        sites = [self._row(self._key(*place[:3]), place.statistics) | without for place in self.places]
+        without = {"net_benefit": None} if measured > MAX_CURVE_SITES else {}
+        sites = [self._row(place) | without for place in self.places]
         return [*self._pooled_rows, *mean_rows(sites), *sites], reliability
 
     def class_shares(self, site: str) -> tuple[float, ...] | None:
@@ -164,23 +135,16 @@ class Evaluation:
 
     def pooled_metrics(self) -> dict[str, int | float]:
         """Return `<role>/<predictor>/<metric>` of the pooled roles, METRICS as far as they are defined."""
-        return {
-            f"{row['role']}/{row['predictor']}/{name}": row[name]
-            for row in self._pooled_rows
-            for name in METRICS
-            if row[name] is not None
-        }
+        named = ((f"{row['role']}/{row['predictor']}", row, name) for row in self._pooled_rows for name in METRICS)
+        return {f"{key}/{name}": row[name] for key, row, name in named if row[name] is not None}
 
     @cached_property
     def _pooled_rows(self) -> list[dict[str, Any]]:
-        return [self._row(self._key(*place[:3]), place.statistics) for place in self._pooled]
+        return list(map(self._row, self._pooled))
 
     def subgroup_rows(self) -> list[dict[str, Any]]:
         """Return the summary's `subgroups` rows, those of pooled roles first; sums that left exactly only."""
-        return [
-            self._row(self._key(*part[:3]) | {"attribute": part.group[0], "value": part.group[1]}, part.statistics)
-            for part in subgroup_sets(self._subgroups, self._pooled_roles)
-        ]
+        return list(map(self._row, subgroup_sets(self._subgroups, self._pooled_roles)))
 
     def shift_detection_rows(self) -> list[dict[str, Any]]:
         """Return the summary's `shift_detection` rows: pooled roles first, then sites."""
@@ -188,20 +152,20 @@ class Evaluation:
         trainers = (place for place in measured if place.role == "train" and place.site != "pooled:train")
         trained = (found for place in trainers if (found := place.exact))
         first = next(trained, None)
-        return shift_detection_rows(
-            first and reduce(merge, trained, first),
-            ((place.site, place.exact) for place in measured if place.role != "train"),
-            self._samples.get(SHIFT_PREDICTOR, 0),
-        )
+        others = ((place.site, place.exact) for place in measured if place.role != "train")
+        reference = first and reduce(merge, trained, first)
+        return shift_detection_rows(reference, others, self._samples.get(SHIFT_PREDICTOR, 0))
 
-    def _key(self, name: str, role: str, predictor: str) -> dict[str, Any]:
-        return {"site": name, "role": role, "predictor": predictor, "samples": self._samples[predictor]}
+    def _key(self, place: Place) -> dict[str, Any]:
+        key = {"site": place.site, "role": place.role, "predictor": place.predictor}
+        group = {} if place.group is None else dict(zip(("attribute", "value"), place.group, strict=True))
+        return key | {"samples": self._samples[place.predictor]} | group
 
-    def _row(self, key: dict[str, Any], sums: Statistics) -> dict[str, Any]:
-        draws = np.random.default_rng(self._seed)
+    def _row(self, place: Place) -> dict[str, Any]:
+        sums, draws = place.statistics, np.random.default_rng(self._seed)
         found = summarise_noised(sums, draws) if isinstance(sums, NoisedTable) else summarise(sums, draws)
-        row = {**key, **found.as_row()}
-        if key["predictor"] in MAPPED or key["samples"] == 1:
+        row = self._key(place) | found.as_row()
+        if row["predictor"] in MAPPED or row["samples"] == 1:
             # One sample has nothing to disagree with, which is not agreement; and a map acts on averaged
             # probabilities, which no longer tell the two uncertainties apart.
             row |= {"epistemic": None, "aleatoric": None}
@@ -225,11 +189,10 @@ class Evaluation:
                 counts[place.site] = max(record_count(place.statistics), counts.get(place.site, -math.inf))
             if counts and (dominating := dominating_site(role, counts)):
                 found.append(dominating)
-            first_read = {p.site: _coarse(p.statistics) for p in members if p.predictor == self._headline}
+            first_read = {p.site: coarse(p.statistics) for p in members if p.predictor == self._headline}
             found += decisive_sites(role, first_read)
-        for name, count in self._left_out.items():
-            found.append(warning("subgroups-left-out", name, left_out=count, most=MAX_GROUPS))
-        return found
+        missing = self._left_out.items()
+        return found + [warning("subgroups-left-out", name, left_out=count, most=MAX_GROUPS) for name, count in missing]
 
     @property
     def _headline(self) -> str:
@@ -237,26 +200,12 @@ class Evaluation:
 
     @cached_property
     def _pooled(self) -> list[Place]:
-        pooled = []
+        found = []
         for role in self._pooled_roles:
             sites = {place.site for place in self.places if place.role == role}
             for predictor in dict.fromkeys(place.predictor for place in self.places):
                 members = [place for place in self.places if place[1:3] == (role, predictor)]
                 # Over some of the sites only it could not be held against the other predictors.
                 if members and len(members) == len(sites):
-                    merged = reduce(_merge, (place.statistics for place in members))
-                    pooled.append(Place(f"pooled:{role}", role, predictor, merged))
-        return pooled
-
-
-def _merge(first: Statistics, second: Statistics) -> Statistics:
-    if isinstance(first, CalibrationStatistics) and isinstance(second, CalibrationStatistics):
-        return merge(first, second)
-    return merge_noised(_coarse(first), _coarse(second))
-
-
-def _coarse(statistics: Statistics) -> NoisedTable:
-    """Reduce exact sums to what a noised table holds, with noise 0, so that the two kinds of sites can be pooled."""
-    if isinstance(statistics, NoisedTable):
-        return statistics
-    return NoisedTable(coarsen(statistics.top_label, REPORT_BINS)[:, :SENT_COLUMNS], 0.0)
+                    found.append(pooled(members))
+        return found

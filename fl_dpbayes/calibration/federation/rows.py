@@ -54,10 +54,9 @@ def _mean_number(values: Sequence[object]) -> float | None:
 def shift_detection_rows(
     reference: CalibrationStatistics | None, places: Iterable[tuple[str, CalibrationStatistics | None]], samples: int
 ) -> list[dict[str, Any]]:
-    """Compare the uncertainty of each place's test records with that of the training sites' test records.
+    """Compare the uncertainty of each place's test records with that of the training sites', pooled: the `reference`.
 
-    `reference`: the latter, pooled; None where no such site sent exact sums. `places`: held-out and shifted sites and
-    their pools, None where sums were noised. Returns two rows for each place, by epistemic and by total uncertainty.
+    None where sums are noised or absent. Returns two rows for each place, by epistemic and by total uncertainty.
     """
     rows = []
     for site, statistics in places:

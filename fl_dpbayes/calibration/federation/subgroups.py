@@ -1,74 +1,94 @@
-"""Calibration of subgroups of the test records: what sites sent exactly, checked, per site and pooled per role."""
+"""What sites have of their test records, whole and by subgroup: checked sums, per site and pooled per role."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import reduce
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from fl_dpbayes.calibration.bins import REPORT_BINS, coarsen
 from fl_dpbayes.calibration.check import SUM_TOLERANCE
-from fl_dpbayes.calibration.statistics import (
-    CalibrationStatistics,
-    SparseStatistics,
-    from_arrays,
-    merge,
-    sparse,
-    to_arrays,
-)
+from fl_dpbayes.calibration.federation.counts import Statistics
+from fl_dpbayes.calibration.release import SENT_COLUMNS, NoisedTable, merge_noised
+from fl_dpbayes.calibration.statistics import CalibrationStatistics as Exact
+from fl_dpbayes.calibration.statistics import SparseStatistics, from_arrays, merge, sparse, to_arrays
 from fl_dpbayes.config.names import Role
 from fl_dpbayes.protocol.arrays import without_prefix
 from fl_dpbayes.protocol.card import SiteCard
 from fl_dpbayes.protocol.evaluate import Group, subgroup_prefix
 
 
-class Subgroup(NamedTuple):
-    """What one site, or the pool of a role (`pooled:<role>`), has of one predictor on one subgroup of its records."""
+class Place(NamedTuple):
+    """What one site, or the pool of a role (`pooled:<role>`), has of one predictor: a site's exact sums sparse.
+
+    `group`: the subgroup of its test records that is meant; None for all of them.
+    """
 
     site: str
     role: Role
     predictor: str
-    group: Group
-    kept: SparseStatistics
+    kept: Statistics | SparseStatistics
+    group: Group | None = None
 
     @property
-    def statistics(self) -> CalibrationStatistics:
+    def statistics(self) -> Statistics:
         """The sums, of thousands of sites not to be held together."""
-        return self.kept.dense()
+        return self.kept.dense() if isinstance(self.kept, SparseStatistics) else self.kept
+
+    @property
+    def exact(self) -> Exact | None:
+        """The sums, if they are exact."""
+        return found if isinstance(found := self.statistics, Exact) else None
 
 
 def read_subgroups(
-    card: SiteCard, groups: Sequence[Group], arrays: Mapping[str, npt.NDArray],
-    whole: Mapping[str, CalibrationStatistics],
-) -> list[Subgroup]:  # fmt: skip
+    card: SiteCard, groups: Sequence[Group], arrays: Mapping[str, npt.NDArray], whole: Mapping[str, Exact]
+) -> list[Place]:  # fmt: skip
     """Read the statistics of a reply's subgroups, one for each subgroup and predictor.
 
     `arrays`: of the reply, their shapes checked. `whole`: predictor -> statistics of all the site's test records.
     Raises ValueError if sums contradict each other, or those of an attribute's subgroups add up to more than of all.
     """
-    parts = []
-    for number, group in enumerate(groups):
-        for predictor, statistics in whole.items():
-            sums = without_prefix(f"{subgroup_prefix(number)}/{predictor}", dict(arrays))
-            checked = sparse(from_arrays(sums, statistics.classes))
-            parts.append(Subgroup(card.name, card.role, predictor, group, checked))
+    parts = [
+        (group, name, from_arrays(without_prefix(f"{subgroup_prefix(number)}/{name}", arrays), of_all.classes))
+        for number, group in enumerate(groups) for name, of_all in whole.items()
+    ]  # fmt: skip
     for attribute in dict.fromkeys(attribute for attribute, _ in groups):
         for predictor, statistics in whole.items():
-            members = [p.statistics for p in parts if (p.group[0], p.predictor) == (attribute, predictor)]
-            together, limits = to_arrays(reduce(merge, members)), to_arrays(statistics)
-            for name, limit in limits.items():
+            members = (sums for group, name, sums in parts if (group[0], name) == (attribute, predictor))
+            together = to_arrays(reduce(merge, members))
+            for name, limit in to_arrays(statistics).items():
                 if (together[name] > limit + SUM_TOLERANCE * (1 + np.abs(limit))).any():
-                    raise ValueError(
-                        f"the subgroups of {attribute!r} add up to more than all test records ({predictor}, {name})"
-                    )
-    return parts
+                    said = f"the subgroups of {attribute!r} add up to more than all test records ({predictor}, {name})"
+                    raise ValueError(said)
+    return [Place(card.name, card.role, predictor, sparse(sums), group) for group, predictor, sums in parts]
 
 
-def subgroup_sets(parts: Sequence[Subgroup], roles: Sequence[Role]) -> Iterator[Subgroup]:
+def subgroup_sets(parts: Sequence[Place], roles: Sequence[Role]) -> Iterator[Place]:
     """Go through the subgroups of each role, pooled over the sites that have them, then through each site's."""
     for role in roles:
         of_role = [part for part in parts if part.role == role]
         for group, predictor in dict.fromkeys((part.group, part.predictor) for part in of_role):
-            members = (p.statistics for p in of_role if (p.group, p.predictor) == (group, predictor))
-            yield Subgroup(f"pooled:{role}", role, predictor, group, sparse(reduce(merge, members)))
+            yield pooled(p for p in of_role if (p.group, p.predictor) == (group, predictor))
     yield from parts
+
+
+def pooled(members: Iterable[Place]) -> Place:
+    """Add up what the sites of one role, at least one, have of one predictor and group."""
+    first, *others = members
+    sums = reduce(_merge, (place.statistics for place in others), first.statistics)
+    return first._replace(site=f"pooled:{first.role}", kept=sums)
+
+
+def coarse(statistics: Statistics) -> NoisedTable:
+    """Reduce exact sums to what a noised table holds, with noise 0, so that the two kinds of sites can be pooled."""
+    if isinstance(statistics, NoisedTable):
+        return statistics
+    return NoisedTable(coarsen(statistics.top_label, REPORT_BINS)[:, :SENT_COLUMNS], 0.0)
+
+
+def _merge(first: Statistics, second: Statistics) -> Statistics:
+    if isinstance(first, Exact) and isinstance(second, Exact):
+        return merge(first, second)
+    return merge_noised(coarse(first), coarse(second))

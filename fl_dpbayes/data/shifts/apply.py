@@ -58,11 +58,7 @@ def apply_shift(records: Records, shift: Shift, generator: np.random.Generator) 
 
 
 def kept_indices(records: Records, shift: Shift, generator: np.random.Generator) -> Integers:
-    """Say which records a shift keeps, before anything else is done to them.
-
-    `shift`: of any kind; only `prevalence` and `tilt` drop records. `generator`: in the state in which
-    `apply_shift` gets it. Raises UserError if all records have one value of a tilt's feature.
-    """
+    """Say which records a shift keeps, at the generator's state in `apply_shift`; UserError if all tie in a tilt."""
     if shift.kind == "prevalence":
         return prevalence_indices(records.labels, records.task.classes, shift.severity, generator)
     if shift.feature is not None:
@@ -252,10 +248,7 @@ def boundary_flips(closeness: Floats, severity: int) -> BoundaryFlips:
 
 
 def centroid_closeness(features: npt.NDArray[np.float32], labels: Integers, classes: int) -> Floats:
-    """Return minus each record's distance to the mean record of each class, (N, C); -inf for a class without records.
-
-    The means are the site's own and stay there.
-    """
+    """Return minus each record's distance to the site's own mean of each class, (N, C); -inf where that has none."""
     flat = features.reshape(len(features), -1)
     closeness = np.full((len(flat), classes), -np.inf)
     for label in np.unique(labels):

@@ -13,56 +13,47 @@ from fl_dpbayes.config.rule import SyntheticInputs
 from fl_dpbayes.config.scenario import Scenario
 from fl_dpbayes.config.task import StandardFeatures, Task
 from fl_dpbayes.posterior.chains import unflatten
+from fl_dpbayes.posterior.hierarchical.distribution import Distribution, Floats
 from fl_dpbayes.posterior.hierarchical.effects import clipped_score, log_odds_means, logistic_effects
 from fl_dpbayes.posterior.hierarchical.levels import HospitalPosterior
-from fl_dpbayes.posterior.hierarchical.mixture import NormalMixture
-from fl_dpbayes.posterior.hierarchical.sums import HospitalMeans
+from fl_dpbayes.posterior.hierarchical.sums import site_means
 from fl_dpbayes.posterior.samples import PosteriorSamples
 from fl_dpbayes.posterior.student import prepare_student
 
-Floats = npt.NDArray[np.float64]
-# How many values of a hospital's effect predictions average over.
+# How many values of a hospital's effect, of equal weight, predictions average over.
 NODES = 32
 # E sigmoid(x + tau z) is close to sigmoid(x / sqrt(1 + .346 tau^2)).
 ATTENUATION = 0.346
 # The variance of an estimate that says nothing: no log odds are as far apart as its root.
 UNKNOWN = 1e4
+LEVEL = 0.9
 
 
 @dataclass(frozen=True)
 class HospitalModel:
     """What predicts for hospitals: `posterior` of the `sites`' effects, in their order, and the model that they shift.
 
-    `groups`: site -> group, empty for one level. `state`: the averaged state's log odds, intercept first, (1 + D,).
-    `covariates`: public ones, with a first column of 1, (N, 1 + D).
+    `groups`: their names, in order, none for one level. `state`: the averaged state's log odds, intercept first,
+    (1 + D,). `covariates`: public ones, with a first column of 1, (N, 1 + D).
     """
 
     sites: tuple[str, ...]
-    groups: Mapping[str, str]
+    groups: tuple[str, ...]
     posterior: HospitalPosterior
     state: Floats
     covariates: Floats
 
-    def effect(self, site: str | None = None, group: str | None = None) -> NormalMixture:
+    def effect(self, site: str | None = None, group: str | None = None) -> Distribution:
         """Return the posterior of a training hospital's effect, or of a new one's, of a known group or of any."""
         if site in self.sites:
             return self.posterior.of_hospital(self.sites.index(site))
-        known = self.group_names
-        return self.posterior.of_new(known.index(group) if group in known else None)
+        return self.posterior.of_new(self.groups.index(group) if group in self.groups else None)
 
-    def without(self, site: str) -> NormalMixture:
+    def without(self, site: str) -> Distribution:
         """Return the effect of a training hospital as the others alone foretell it."""
-        at, whole = self.sites.index(site), self.posterior
-        variances = whole.effects.variances.copy()
-        variances[at] = UNKNOWN
-        effects = replace(whole.effects, variances=variances)
-        others = HospitalPosterior(effects, two_levels=whole.two_levels, largest_sd=whole.largest_sd)
-        return others.of_hospital(at)
-
-    @property
-    def group_names(self) -> list[str]:
-        """The groups that training hospitals are of, in order."""
-        return sorted(set(self.groups.values()))
+        at, effects = self.sites.index(site), self.posterior.effects
+        variances = np.where(np.arange(len(self.sites)) == at, UNKNOWN, effects.variances)
+        return HospitalPosterior(replace(effects, variances=variances), self.posterior.largest_sd).of_hospital(at)
 
     @cached_property
     def conditional(self) -> Floats:
@@ -71,49 +62,57 @@ class HospitalModel:
         Slopes fitted across hospitals are marginal: within one they are larger by sqrt(1 + .346 tau^2), about the
         covariates' mean, where the level is that of the hospital. tau is the posterior's median, where data tell it.
         """
-        told = [one for one in (self.posterior.between_hospitals, self.posterior.between_groups) if one.identified]
-        longer = float(np.sqrt(1 + ATTENUATION * sum(spread.quantile(0.5) ** 2 for spread in told)))
+        spreads = enumerate(self.posterior.spreads)
+        told = [spread.median for level, spread in spreads if self.posterior.identified(level)]
+        longer = float(np.sqrt(1 + ATTENUATION * np.square(told).sum()))
         p = expit(self.covariates @ self.state)
         middle = np.average(self.covariates[:, 1:], axis=0, weights=p * (1 - p))
         slopes = self.state[1:]
         return np.concatenate([[self.state[0] - (longer - 1) * (middle @ slopes)], longer * slopes])
 
-    def samples(self, effect: NormalMixture, shapes: Mapping[str, tuple[int, ...]]) -> PosteriorSamples:
+    def samples(self, effect: Distribution, shapes: Mapping[str, tuple[int, ...]]) -> PosteriorSamples:
         """Return parameters of the model, of these shapes, whose average prediction integrates over an effect."""
-        intercepts = self.conditional[0] + effect.nodes(NODES)
-        slopes = np.tile(self.conditional[1:], (NODES, 1))
-        draws = np.column_stack([-slopes / 2, slopes / 2, -intercepts / 2, intercepts / 2])
+        odds = np.tile(self.conditional, (NODES, 1))
+        odds[:, 0] += _nodes(effect)
+        intercept, slopes = odds[:, :1] / 2, odds[:, 1:] / 2
+        draws = np.hstack([-slopes, slopes, -intercept, intercept])
         return PosteriorSamples(unflatten(draws, shapes), np.ones(NODES), np.zeros(NODES))
 
-    def rate_interval(
-        self, effect: NormalMixture, level: float, covariates: Floats | None = None
-    ) -> tuple[float, float, float]:
-        """Return the rate of class 1 that is expected of an effect, and its interval, without the chance of patients.
+    def rate(self, effect: Distribution, covariates: Floats | None = None) -> tuple[float, tuple[float, float]]:
+        """Return the rate of class 1 that is expected of an effect, and its 90 % interval, without patients' chance.
 
         `covariates`: over which it is the rate, (N, 1 + D); None: the public ones.
         """
         odds = (self.covariates if covariates is None else covariates) @ self.conditional
-        rates = [float(expit(odds + theta).mean()) for theta in (*effect.interval(level), *effect.nodes(NODES))]
-        return float(np.mean(rates[2:])), rates[0], rates[1]
+        low, high, *rates = (float(expit(odds + theta).mean()) for theta in (*effect.interval(LEVEL), *_nodes(effect)))
+        return float(np.mean(rates)), (low, high)
 
-    def described(self, level: float = 0.9) -> list[dict[str, Any]]:
-        """Say how hospitals differ, as the summary's `hospitals` has it: spreads, new hospitals, and the sites."""
-        spreads = {"hospitals": self.posterior.between_hospitals}
-        spreads |= {"groups": self.posterior.between_groups} if self.groups else {}
+    def said_rate(self, effect: Distribution, covariates: Floats | None = None) -> str:
+        """Say the same in words."""
+        rate, (low, high) = self.rate(effect, covariates)
+        return f"rate of class 1 {rate:.3f} ({LEVEL:.0%}: {low:.3f} to {high:.3f})"
+
+    def described(self) -> list[dict[str, Any]]:
+        """Say how hospitals differ, as the summary's `hospitals` has it: the spreads, and new hospitals' rates."""
+        found = self.posterior
         rows: list[dict[str, Any]] = [
-            {"kind": "sd", "of": name, "value": spread.quantile(0.5), "interval": spread.interval(level),
-             "among": spread.count, "identified": spread.identified}
-            for name, spread in spreads.items()
+            {"of": f"standard deviation between {name}", "value": spread.median, "interval": spread.interval(LEVEL),
+             "among": found.counts[level], "identified": found.identified(level)}
+            for level, (name, spread) in enumerate(zip(("hospitals", "groups"), found.spreads, strict=True))
         ]  # fmt: skip
-        known = [("new", name, self.effect(group=name)) for name in ["", *self.group_names]]
-        for kind, name, effect in [*known, *(("site", site, self.effect(site)) for site in self.sites)]:
-            rate, *ends = self.rate_interval(effect, level)
-            rows.append({"kind": kind, "of": name, "value": rate, "interval": ends})
-        return rows
+        for group in ("", *self.groups):
+            rate, ends = self.rate(self.effect(group=group))
+            of = f"rate of class 1 at a new hospital{group and ' of '}{group}"
+            rows.append({"of": of, "value": rate, "interval": ends})
+        return rows if self.groups else [rows[0], *rows[2:]]
+
+
+def _nodes(effect: Distribution) -> Floats:
+    return effect.quantiles((np.arange(NODES) + 0.5) / NODES)
 
 
 def public_covariates(scenario: Scenario, task: Task) -> Floats:
-    """Return what the model's layer sees of the inputs that the scenario declares public, (N, D).
+    """Return what the model's layer sees of the inputs that the scenario declares public, after a 1, (N, 1 + D).
 
     Synthetic ones of a declared geometry are normal numbers of its spread: that is what the geometry says of records.
     Raises UserError as `prepare_student` does.
@@ -122,22 +121,25 @@ def public_covariates(scenario: Scenario, task: Task) -> Floats:
     public, features = scenario.hierarchical.public, scenario.model.features
     if isinstance(public, SyntheticInputs) and isinstance(features, StandardFeatures):
         drawn = np.random.default_rng(public.seed).standard_normal((public.count, len(features.centers)))
-        return features.spread * drawn
-    found = prepare_student(public, task, scenario.model, labelled=False).features
-    return found.reshape(len(found), -1).astype(np.float64)
+        return with_intercept(features.spread * drawn)
+    return with_intercept(prepare_student(public, task, scenario.model, labelled=False).features)
 
 
-def fit_hospitals(means: HospitalMeans, scenario: Scenario, covariates: Floats) -> HospitalModel:
-    """Fit the posterior over hospitals to what a softmax model of two classes released; `covariates` as above.
+def with_intercept(inputs: npt.NDArray) -> Floats:
+    """Put a column of 1 before inputs (N, ...), (N, 1 + D)."""
+    return np.column_stack([np.ones(len(inputs)), inputs.reshape(len(inputs), -1)])
 
-    `means`: of its flat parameters, weights (2, D) then biases (2).
+
+def fit_hospitals(rows: Mapping[str, npt.NDArray], scenario: Scenario, covariates: Floats) -> HospitalModel:
+    """Fit the posterior over hospitals to the sums of what softmax models of two classes released, by site.
+
+    `rows`: as `summed_round` adds them, of flat parameters, weights (2, D) then biases (2). `covariates`: as above.
     """
-    section, clip_norm = scenario.hierarchical, scenario.privacy.clip_norm or np.inf
+    section, clip_norm, means = scenario.hierarchical, scenario.privacy.clip_norm, log_odds_means(site_means(rows))
     assert section is not None
-    found, inputs = log_odds_means(means), np.column_stack([np.ones(len(covariates)), covariates])
-    groups = {site: group for site in means.sites if (group := scenario.sites[site].group) is not None}
-    names = sorted(set(groups.values()))
-    numbers = np.array([names.index(groups[site]) if groups else 0 for site in means.sites])
-    effects = logistic_effects(found, clipped_score(inputs, found.centre, clip_norm / np.sqrt(2)), numbers)
-    posterior = HospitalPosterior(effects, two_levels=bool(groups), largest_sd=section.largest_sd)
-    return HospitalModel(means.sites, groups, posterior, found.centre, inputs)
+    of_sites = [scenario.sites[site].group or "" for site in means.sites]
+    groups = tuple(sorted(set(of_sites))) if section.group else ()
+    numbers = np.array(list(map(groups.index, of_sites))) if groups else None
+    score = clipped_score(covariates, means.centre, (clip_norm or np.inf) / np.sqrt(2))
+    posterior = HospitalPosterior(logistic_effects(means, score, numbers), section.largest_sd)
+    return HospitalModel(means.sites, groups, posterior, means.centre, covariates)

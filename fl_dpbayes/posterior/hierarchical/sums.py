@@ -14,48 +14,27 @@ import numpy.typing as npt
 import torch
 
 from fl_dpbayes.models.priors import prior_gradient
+from fl_dpbayes.posterior.hierarchical.distribution import Floats
 from fl_dpbayes.samplers.planned import PlannedChain
 
-Floats = npt.NDArray[np.float64]
+# The bank's name for the sums of all sites; no site can be called so.
+HOSPITALS = "sums of hospitals"
 FACTS = 4
 
 
-def noisy_clipped_sum(broadcast: Floats, state: Floats, chain: PlannedChain, step: int) -> Floats:
-    """Return sum_i clip_C(grad l_i(w_t)) + sigma_t C xi_t, which one step from `broadcast` to `state` took.
+def summed_round(chain: PlannedChain, step: int, broadcast: Floats, state: Floats) -> Floats:
+    """Return what a round adds to its site's sums, omega_t = 1 / (sigma_t C)^2 being its weight; (4 + 2 d,).
 
-    Both are of shape (d,) and were float32, whose rounding is |w| 2^-24 B / a_t of it. `step`: its number in the plan.
+    That is n, omega_t, 1, (omega_t sigma_t C)^2, then omega_t G_t and omega_t w_t. `step`: its number in the plan.
+    `broadcast`, `state`: w_t and w_t', (d,); both were float32, whose rounding is |w| 2^-24 B / a_t of G_t.
     """
+    sd = float(chain.noise_multipliers[step]) * chain.plan.privacy.noise_unit
+    weight = 1 / sd**2 if sd > 0 else 1.0
     pull = prior_gradient(chain.plan.sampler.prior, torch.from_numpy(broadcast)).numpy()
     moved = (broadcast - state) / chain.step_sizes[step]
-    return chain.scale.expected_batch_size * (moved + chain.plan.prior_share / chain.units * pull)
-
-
-class HospitalSums:
-    """Sums over rounds t after burn-in, of every site: omega_t G_t and omega_t w_t, and what weighs them.
-
-    `rows`: site -> units n, sum of omega_t, rounds, sum of omega_t^2 (sigma_t C)^2, then both sums; (4 + 2 d,).
-    """
-
-    def __init__(self, rows: Mapping[str, Floats] | None = None) -> None:
-        self.rows = {site: np.array(row, dtype=np.float64) for site, row in (rows or {}).items()}
-
-    def add(self, site: str, chain: PlannedChain, step: int, broadcast: Floats, state: Floats) -> None:
-        """Add one round of a site: it stepped from `broadcast` to `state`, flat vectors (d,)."""
-        sd = float(chain.noise_multipliers[step]) * chain.plan.privacy.noise_unit
-        weight = 1 / sd**2 if sd > 0 else 1.0
-        gradient = noisy_clipped_sum(broadcast, state, chain, step)
-        new = np.concatenate([(0.0, weight, 1.0, (weight * sd) ** 2), weight * gradient, weight * broadcast])
-        row = self.rows.setdefault(site, np.zeros(len(new)))
-        row += new
-        row[0] = chain.units
-
-    def means(self) -> "HospitalMeans":
-        """Divide the sums of one site or more by their weights; sites in alphabetical order."""
-        sites = tuple(sorted(self.rows))
-        table = np.stack([self.rows[site] for site in sites])
-        units, weights, rounds, squares = table[:, :FACTS].T
-        gradients, states = np.split(table[:, FACTS:] / weights[:, None], 2, axis=1)
-        return HospitalMeans(sites, units, gradients, states, np.sqrt(squares) / weights, rounds)
+    gradient = chain.scale.expected_batch_size * (moved + chain.plan.prior_share / chain.units * pull)
+    facts = (chain.units, weight, 1.0, (weight * sd) ** 2)
+    return np.concatenate([facts, weight * gradient, weight * broadcast])
 
 
 @dataclass(frozen=True)
@@ -77,3 +56,12 @@ class HospitalMeans:
     def centre(self) -> Floats:
         """The averaged state after burn-in, (d,), of the sites with the most rounds."""
         return self.states[self.rounds == self.rounds.max()].mean(axis=0)
+
+
+def site_means(rows: Mapping[str, npt.NDArray]) -> HospitalMeans:
+    """Divide the sums of one site or more, added up over rounds, by their weights; sites in alphabetical order."""
+    sites = tuple(sorted(rows))
+    table = np.stack([rows[site] for site in sites])
+    units, weights, rounds, squares = table[:, :FACTS].T
+    gradients, states = np.split(table[:, FACTS:] / weights[:, None], 2, axis=1)
+    return HospitalMeans(sites, units / rounds, gradients, states, np.sqrt(squares) / weights, rounds)

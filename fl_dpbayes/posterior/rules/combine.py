@@ -21,10 +21,9 @@ from fl_dpbayes.protocol.arrays import Arrays
 class Released:
     """What a rule consumes: released samples, and public constants of the run.
 
-    `samples`: site -> samples, each as many as the rule needs; they may lie on disk. `weights`: site -> w_k >= 0; rules
-    renormalise them over the sites that sent samples. `sampler`: the sites' algorithm. `sites`: number of training
-    sites K that the prior was shared between. `generator`: source of the draws. `starts`: parameters from which the
-    chains of each number started. `student`: the server's network and inputs, for rules that need inputs.
+    `samples`: of each site, as many as the rule needs; they may lie on disk. `weights`: site -> w_k >= 0; rules
+    renormalise them over the sites that sent samples. `sites`: number of training sites K that the prior was shared
+    between. `starts`: parameters from which the chains of each number started. `student`: for rules that need inputs.
     """
 
     samples: Mapping[str, AnySamples]
@@ -38,10 +37,9 @@ class Released:
 
 @dataclass(frozen=True)
 class Aggregate:
-    """A global posterior.
+    """A global posterior; a rule that gives a point returns one sample, at temperature 0.
 
-    `samples`: weighted samples; a rule that gives a point returns one, at temperature 0. `warnings`: one for each
-    assumption that does not hold, each once, in the order of the sites' names. `facts`: for the run's record.
+    `warnings`: of assumptions that do not hold, each once, in the order of the sites' names. `facts`: for the record.
     """
 
     samples: AnySamples

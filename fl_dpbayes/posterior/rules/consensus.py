@@ -39,8 +39,7 @@ def combine(rule: Consensus, released: Released) -> Aggregate:
             weight, shift = gaussian.precision, shift + gaussian.precision_mean
         draws = chain.draws[_paired(chain.weights, rule.draws, released.generator)]
         weighted = weighted + (draws * weight if weight.ndim == 1 else draws @ weight)
-        total = total + weight
-        sites += 1
+        total, sites = total + weight, sites + 1
         warnings += [*chain.warnings, *found]
     # J sites that each target p(w)^s p(D_k|w) have the product p(w)^(J s) p(D|w).
     share = rule.prior_share(released.sites)

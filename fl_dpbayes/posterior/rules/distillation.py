@@ -42,10 +42,9 @@ def imitated(
     rule: DistillingRule, released: Released, teacher: npt.NDArray[np.float64], facts: Mapping[str, Any] | None = None,
     warnings: tuple[RunWarning, ...] = (),
 ) -> Aggregate:  # fmt: skip
-    """Fit the server's network to a teacher's probabilities (N, classes).
+    """Fit the server's network to a teacher's probabilities (N, classes); it becomes one sample at temperature 0.
 
-    It starts from the weights that all first chains started from: the result then depends on the sites' predictions
-    alone. Returns the network as one sample at temperature 0; `facts` with its inputs and its divergence.
+    It starts from the weights that all first chains started from: so it depends on the sites' predictions alone.
     """
     student, said = student_of(released), list(warnings)
     function = logits_at(student.module, student.features)

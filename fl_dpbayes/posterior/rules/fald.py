@@ -37,7 +37,7 @@ def averaged_temperature(
     T_k = a n_k sigma_k^2 C^2 / (2 B_k^2), and Langevin dynamics of N records at temperature T adds 2 a T / N. For
     w_k = n_k/N it is sum_k w_k T_k. A median or a trimmed mean of states has no such temperature.
 
-    `site_weights` w_k are renormalised over the sites present; `units` are n_k > 0, as declared, and N is their sum.
+    Weights are renormalised over the sites present; `units` are n_k > 0, as declared, and N is their sum.
     """
     total = sum(site_weights[site] for site in temperatures)
     parts = ((site_weights[site] / total) ** 2 * heat / units[site] for site, heat in temperatures.items())

@@ -28,11 +28,9 @@ def site_delta(start: Array, draws: Array, weights: Array, *, shrinkage: float, 
     all do at rho = 0: a posterior 50 times narrower than the prior needs rho far above 50^2 / (l - 1). Source:
     Al-Shedivat et al. 2021, "Federated learning via posterior averaging".
 
-    `start`: w, (d,). `draws`: the site's w_t at temperature 1, (M, d). `weights`: v_t, (M,), which sum to 1.
-    `shrinkage`: rho >= 0, in prior standard deviations. `prior_scale`: s0 > 0, finite.
+    `draws`: w_t at temperature 1, (M, d). `weights`: v_t, which sum to 1. `shrinkage`: rho >= 0, in prior deviations.
     """
-    size = float(1 / np.square(weights).sum())
-    mean = weights @ draws
+    size, mean = float(1 / np.square(weights).sum()), weights @ draws
     move = start - mean
     if shrinkage == 0 or len(draws) < 2:
         return move
@@ -48,19 +46,17 @@ def server_step(
 ) -> tuple[Arrays, tuple[RunWarning, ...]]:  # fmt: skip
     """Take one server step, w <- w - eta sum_k w_k D_k / sum_k w_k, D_k by `site_delta`.
 
-    `start`: the broadcast state. `site_samples`: of this round, at least 2 of a site to differ from FedAvg.
-    `site_weights`: w_k >= 0; equal under convention A, n_k/N under B; renormalised over the sites present.
-    `learning_rate`: eta > 0; with rho = 0 and eta = 1 the step is FedAvg. Repeated steps need
-    eta < 2 / (1 + (l - 1) rho), which bounds every eigenvalue of the inverse of a shrunken covariance. Returns the new
-    state, and warnings, each once. Raises ValueError if no site sent a sample, or the step is not finite.
+    `site_samples`: of this round, at least 2 of a site to differ from FedAvg. `site_weights`: equal under convention A,
+    n_k/N under B; renormalised over the sites present. `learning_rate`: eta > 0; with rho = 0 and eta = 1 the step is
+    FedAvg. Repeated steps need eta < 2 / (1 + (l - 1) rho), which bounds every eigenvalue of the inverse of a shrunken
+    covariance. Returns the new state, and warnings. Raises ValueError if no site sent a sample, or it is not finite.
     """
     shapes = sample_shapes(site_samples)
     state = flatten_state(start, shapes)
     total, weight, warnings = np.zeros_like(state), 0.0, list[RunWarning]()
     for chain in map(at_unit_temperature, chains(site_samples)):
         delta = site_delta(state, chain.draws, chain.weights, shrinkage=shrinkage, prior_scale=prior_scale)
-        total += site_weights[chain.site] * delta
-        weight += site_weights[chain.site]
+        total, weight = total + site_weights[chain.site] * delta, weight + site_weights[chain.site]
         warnings += chain.warnings
         if len(chain.weights) < 2:
             warnings.append(warning("one-sample-delta", chain.site))

@@ -23,8 +23,8 @@ def joined(site_samples: Mapping[str, AnySamples], site_weights: Mapping[str, fl
 
     p(y|x) = sum_k w_k sum_t (a_kt / sum_u a_ku) p(y|x, w_kt). Source: Tresp 2000.
 
-    Samples have their step sizes a_kt as weights; `site_weights` w_k >= 0 are renormalised over the sites that sent
-    some. Those of the joined samples sum to 1. Raises ValueError if no site sent a sample, or all weights are 0.
+    Samples have step sizes a_kt as weights; `site_weights` w_k are renormalised over the sites that sent some. Raises
+    ValueError if no site sent a sample, or all weights are 0.
     """
     present = {site: samples for site in site_samples if len(samples := site_samples[site])}
     total = sum(site_weights[site] for site in present)

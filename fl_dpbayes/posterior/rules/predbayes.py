@@ -51,10 +51,8 @@ def combine(rule: PredBayes, released: Released) -> Aggregate:
 def product_and_mixture(probabilities: Iterable[Array]) -> Ends:
     """Add up the sites' predictions, of which memory need hold one site's at a time.
 
-    log_product = sum_k log p_k(y|x),   log_mixture = log sum_k p_k(y|x); the prior's prediction, of which the product
-    holds K - 1 too many, is uniform and cancels.
-
-    `probabilities`: p_k(y|x) of each site, shape (N, classes), rows summing to 1; at least one.
+    log_product = sum_k log p_k(y|x),   log_mixture = log sum_k p_k(y|x), (N, classes); the prior's prediction, of which
+    the product holds K - 1 too many, is uniform and cancels.
     """
     log_product, log_mixture = np.zeros(()), np.full((), -np.inf)
     for single in probabilities:
@@ -68,8 +66,6 @@ def between(ends: Ends, beta: float) -> Array:
     """Combine the sites' class probabilities, p(y|x) ~ [prod_k p_k(y|x)]^beta [(1/K) sum_k p_k(y|x)]^(1 - beta).
 
     Source: Hasan 2024, "Calibrated one round federated learning with Bayesian inference in the predictive space".
-
-    `beta`: 0 (mixture) to 1 (product). Returns probabilities (N, classes).
     """
     return np.exp(log_softmax(ends.scores(beta), axis=1))
 

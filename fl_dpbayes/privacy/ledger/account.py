@@ -21,10 +21,7 @@ _ROUNDING = 1 + 1e-9
 
 @dataclass(frozen=True)
 class Spent:
-    """The spend of one part, of everything reserved in it, completed or not.
-
-    Epsilon is at the cohort's delta, by `method`: `pld` for the fixed schedule of a single run, else the part's filter.
-    """
+    """What was reserved in a part, completed or not; `method` is `pld` for one run's schedule, else the filter's."""
 
     part: Part
     history: History
@@ -78,10 +75,7 @@ def ledger_problems(connection: sqlite3.Connection, cohort: str) -> list[str]:
 
 
 def reply_body(connection: sqlite3.Connection, state: LedgerState, reservation: int) -> bytes:
-    """Read a stored reply and check it against the digest in the chain.
-
-    Raises LedgerError if it is missing or was changed.
-    """
+    """Read a stored reply; LedgerError if it is missing, or its digest is not the one in the chain."""
     row = connection.execute("SELECT body FROM reply WHERE reservation = ?", (reservation,)).fetchone()
     if row is None or hashlib.sha256(row[0]).hexdigest() != state.reply_digests[reservation]:
         raise LedgerError(f"the stored reply of reservation {reservation} is missing or was changed: {PUT_BACK}")
@@ -104,7 +98,8 @@ def _problems(connection: sqlite3.Connection, state: LedgerState) -> Iterator[st
         try:
             reply_body(connection, state, reservation)
         except LedgerError as error:
-            yield str(error)
+            if state.is_needed(state.reservations[reservation]):
+                yield str(error)
     for row in state.reservations.values():
         if row.takeovers > MOST_TAKEOVERS:
             yield f"reservation {row.identity} was taken over {row.takeovers} times, and {MOST_TAKEOVERS} are allowed"

@@ -49,10 +49,7 @@ def create_cohort(place: LedgerPlace, cohort: Cohort, describe: Describe | None)
 
 
 def require_other_units(entries: list[Entry], cohort: str, version: DataVersion, place: LedgerPlace) -> None:
-    """Check that a cohort's units, in this version of its records, are not those of another cohort of the chain.
-
-    Raises LedgerError if more than `MOST_SHARED` of the units are shared.
-    """
+    """Raise LedgerError if a cohort of the chain shares over `MOST_SHARED` of another's units, in this data version."""
     for name in cohorts_of(entries):
         versions = read_state(entries, name).data_versions if name != cohort else []
         shared = max((shared_fraction(version.units, other.units) for other in versions), default=0.0)

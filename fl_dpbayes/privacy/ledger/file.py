@@ -11,7 +11,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import lru_cache
@@ -87,6 +87,8 @@ def open_ledger_file(path: Path, durability: Durability, *, create: bool) -> sql
             _write_ahead(connection)
             connection.execute(f"PRAGMA synchronous = {durability.upper()}")
             connection.execute(f"PRAGMA wal_autocheckpoint = {LOG_PAGES}")
+            # Some builds of SQLite write zeros over all that is deleted, here what a bank on this disk holds as well.
+            connection.execute("PRAGMA secure_delete = FAST")
             if create:
                 with transaction(connection):
                     _create_tables(connection, path)
@@ -116,9 +118,8 @@ def ledger_errors() -> Iterator[None]:
     try:
         yield
     except (sqlite3.Error, OSError) as error:
-        raise LedgerError(
-            f"the ledger failed ({error}): see to its disk and permissions; if the file is damaged, {PUT_BACK}"
-        ) from error
+        said = f"the ledger failed ({error}): see to its disk and permissions"
+        raise LedgerError(f"{said}; if the file is damaged, {PUT_BACK}") from error
 
 
 def ledger_key(connection: sqlite3.Connection) -> bytes:
@@ -135,10 +136,7 @@ def data_version(connection: sqlite3.Connection) -> int:
 
 
 def append_entry(connection: sqlite3.Connection, kind: str, content: dict[str, Any]) -> Entry:
-    """Append an entry of JSON-ready content, inside the caller's transaction.
-
-    Its time makes two chains that part from one another have different heads.
-    """
+    """Append an entry of JSON-ready content in the caller's transaction; its time tells chains apart that parted."""
     row = connection.execute("SELECT position, head FROM chain ORDER BY position DESC LIMIT 1").fetchone()
     position, previous = (row[0] + 1, row[1]) if row else (1, FIRST_PREVIOUS)
     content = {"kind": kind, "time": datetime.now(UTC).isoformat(), **content}
@@ -149,19 +147,14 @@ def append_entry(connection: sqlite3.Connection, kind: str, content: dict[str, A
 
 
 def read_chain(connection: sqlite3.Connection, after: int = 0, previous: str = FIRST_PREVIOUS) -> list[Entry]:
-    """Read the entries after a position in turn, all of them by default, and check each link.
-
-    `previous`: the head at that position. Raises LedgerError at the first entry that does not follow from the one
-    before.
-    """
+    """Read the entries after a position, whose head is `previous`, all by default; LedgerError at a broken link."""
     entries: list[Entry] = []
     # One before the first is found as well.
     rows = connection.execute("SELECT * FROM chain WHERE position > ? ORDER BY position", (after or -(2**63),))
     for position, stated, text, head in rows:
         if position != after + len(entries) + 1 or stated != previous or head != _head(previous, text):
-            raise LedgerError(
-                f"entry {position} of the ledger does not follow from the one before: it was changed: {PUT_BACK}"
-            )
+            said = f"entry {position} of the ledger does not follow from the one before"
+            raise LedgerError(f"{said}: it was changed: {PUT_BACK}")
         entries.append(Entry(position, previous, json.loads(text), head))
         previous = head
     return entries
@@ -173,10 +166,7 @@ def cohorts_of(entries: Iterable[Entry]) -> list[str]:
 
 
 def network_file_system(path: Path, mounts: str) -> str | None:
-    """Name the network file system, such as `nfs4`, on which an absolute path without links lies; None: a local one.
-
-    `mounts` is the text of /proc/self/mounts.
-    """
+    """Name the network file system, such as `nfs4`, of an absolute path without links, by /proc/self/mounts' text."""
     best, kind, parts = -1, "", path.parts
     for point, its_kind in _mount_points(mounts):
         if parts[: len(point)] == point and len(point) >= best:
@@ -213,11 +203,13 @@ class KeptLogs(threading.local):
 
     def close(self, path: Path, connection: sqlite3.Connection) -> None:
         """Close a connection, or keep it if it is the first of its file."""
-        if path in self._connections or len(self._connections) >= self._most:
-            connection.close()
-        else:
-            connection.execute("PRAGMA shrink_memory")
-            self._connections[path] = connection
+        # A log that cannot be kept costs time alone.
+        with closing(connection), suppress(sqlite3.Error):
+            if path not in self._connections and len(self._connections) < self._most:
+                # A fresh one: statements that the other has prepared hold the last reply that was bound to them.
+                kept = sqlite3.connect(f"{path.resolve().as_uri()}?mode=rw", isolation_level=None, uri=True)
+                self._connections[path] = kept
+                kept.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()
 
 
 KEPT_LOGS = KeptLogs()

@@ -59,9 +59,8 @@ class Spending:
         if len({event.sampling_rate for event in self.plan}) != 1:
             raise ValueError("plan must have at least one event, and one sampling rate for all")
         if self.first_step < 0 or self.steps < 1 or self.first_step + self.steps > planned:
-            raise ValueError(
-                f"first_step {self.first_step} and steps {self.steps} must lie within the plan's {planned} steps"
-            )
+            said = f"first_step {self.first_step} and steps {self.steps}"
+            raise ValueError(f"{said} must lie within the plan's {planned} steps")
 
 
 @dataclass(frozen=True)
@@ -139,6 +138,13 @@ class LedgerState:
     def plan_of(self, reservation: Reservation) -> History:
         """Return the events of the whole run that a reservation belongs to."""
         return self.plans[reservation.part, reservation.run, reservation.purpose].history
+
+    def is_needed(self, done: Reservation) -> bool:
+        """Say whether a request may still want the reply to an earlier one: not where a simulation has gone on."""
+        after = [row for row in self.reservations.values() if row.run == done.run and row.identity > done.identity]
+        gone_on = any(row.part != "train" or row.round > done.round for row in after)
+        gone_on |= any(run == done.run for run, _ in self.evaluations)
+        return done.durability == "full" or done.part != "train" or not gone_on
 
     def reserved_in(self, part: Part) -> list[Reservation]:
         """Return a part's reservations in the order in which they were made."""

@@ -61,11 +61,7 @@ def outputs_at(loss: Array, level: GaussianEvent, adjacency: Adjacency) -> Array
 
 
 def discretise(level: GaussianEvent, adjacency: Adjacency, spacing: float, reach: float) -> tuple[LossMass, ...]:
-    """Put the loss of one step on the grid of multiples of `spacing`, for each direction.
-
-    The tails of the noise are cut `reach` standard deviations out; what is cut is counted in full. Returns (remove,
-    add), or (replace,), which is its own mirror image.
-    """
+    """Put a step's loss, tails beyond `reach` deviations counted in full, on multiples of `spacing`, by direction."""
     s, q = level.noise_multiplier, level.sampling_rate
     lowest, highest = _ends(level, adjacency, reach)
     first, last = math.floor(lowest / spacing), math.floor(highest / spacing) + 1
@@ -118,7 +114,7 @@ RELATIVE_OVERSHOOT = 1e-5
 # Below this epsilon the share of it is meant.
 SMALL_EPSILON = 0.01
 # Small grids cost nothing, and make up for an estimate of epsilon that is too high.
-SMALLEST_GRID, LARGEST_GRID = 2**15, 2**21
+SMALLEST_GRID, LARGEST_GRID = 2**13, 2**21
 # Grid points times kinds of step: bounds the time of a composition (a few seconds); beyond it the grid coarsens.
 LARGEST_WORK = 2**27
 # Enough for three digits of epsilon: the trapezoid rule on a normal density converges exponentially.
@@ -133,10 +129,7 @@ BELOW, ABOVE, WRAPPED = 18.0, 16.0, 18.0
 
 @dataclass(frozen=True)
 class Grid:
-    """A cyclic grid of losses: spacing h, number of points, order lambda of the tilt, and reach.
-
-    The tails of a step's noise are cut `reach` standard deviations out.
-    """
+    """A cyclic grid of losses: spacing h, points, order lambda of the tilt, and reach, where a step's tails are cut."""
 
     spacing: float
     size: int

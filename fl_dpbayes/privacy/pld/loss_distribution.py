@@ -1,7 +1,4 @@
-"""Epsilon of a composed history from its privacy-loss distribution: an upper bound, with its errors counted in.
-
-docs/proofs/privacy-loss-distribution.md says what the bound consists of.
-"""
+"""Epsilon of a history by its privacy-loss distribution, bounded in docs/proofs/privacy-loss-distribution.md."""
 
 import math
 from bisect import bisect_right
@@ -15,7 +12,16 @@ from scipy.fft import irfft, rfft
 
 from fl_dpbayes.config.files.kept import Kept
 from fl_dpbayes.config.plan import Adjacency
-from fl_dpbayes.privacy.events import MOST_LEVELS, GaussianEvent, History, has_noise, levels_of, slice_history
+from fl_dpbayes.privacy.events import (
+    LEAST_NOISE,
+    MOST_LEVELS,
+    MOST_NOISE,
+    GaussianEvent,
+    History,
+    has_noise,
+    levels_of,
+    slice_history,
+)
 from fl_dpbayes.privacy.gdp import gdp_epsilon
 from fl_dpbayes.privacy.pld.grid import ABOVE, Grid, LossMass, discretise
 
@@ -73,7 +79,8 @@ class _PrefixAccount:
         levels, noise = levels_of(plan) if has_noise(plan) else (), [event.noise_multiplier for event in plan]
         self._plan, self._delta, self._adjacency, self._known = plan, delta, adjacency, dict[int, float]()
         self._grid, self.size = None, 100 * len(plan)
-        many = len(levels) > MOST_COMPOSED_ANEW or noise == sorted(noise)
+        usual = all(not event.is_free and LEAST_NOISE <= event.noise_multiplier <= MOST_NOISE for event in plan)
+        many = usual and (len(levels) > MOST_COMPOSED_ANEW or noise == sorted(noise))
         if many and len(set(noise)) <= MOST_LEVELS and not _in_closed_form(levels, adjacency):
             self._grid = Grid.of(levels, adjacency, delta)
             # Replaced as a whole: another thread finds the old one or the new one.
@@ -111,10 +118,7 @@ class _PrefixAccount:
 
 
 def composition_work(history: History, delta: float, adjacency: Adjacency) -> int:
-    """Return how many grid points `pld_epsilon` transforms, kinds of step times size of the grid.
-
-    0 where a closed form is used; some 10^7 points take a second.
-    """
+    """Count grid points that `pld_epsilon` transforms (10^7 a second): kinds of step times size, 0 in closed form."""
     levels = levels_of(history) if has_noise(history) else ()
     return 0 if _in_closed_form(levels, adjacency) else len(levels) * Grid.of(levels, adjacency, delta).size
 

@@ -74,10 +74,7 @@ class CanaryAudit:
 def audit_canaries(
     scenario: Scenario, folder: Path, generator: np.random.Generator, *, most: int = MOST_CANARIES
 ) -> CanaryAudit:
-    """Plant canaries by coins that `generator` tosses, attack what the site releases, and bound epsilon from below.
-
-    There are `most` canaries where delta allows as many; more of them bound epsilon more sharply.
-    """
+    """Plant up to `most` canaries by coins of `generator`, attack the release, and bound epsilon from below."""
     plan = _langevin_plan(scenario)
     canaries, units, silent = _sizes(plan.privacy.delta, most)
     included = generator.random(canaries) < 0.5

@@ -31,11 +31,7 @@ WHOLE = Split(test_fraction=0.0, key=KEY)
 
 @dataclass(frozen=True)
 class CanaryRecords:
-    """Records of a canary site.
-
-    `features`: float32, or uint8 grey levels, which a site scales to 0 to 1, shape (N, *shape). `labels`: shape (N,).
-    `units`: name of each record's privacy unit, N texts.
-    """
+    """Features (N, *shape), float32 or uint8 grey levels; labels (N,); and the name of each record's privacy unit."""
 
     task: Task
     features: npt.NDArray
@@ -60,10 +56,7 @@ def write_canary_site(
     folder: Path, scenario: Scenario, records: CanaryRecords, units: int, *, delta: float = DELTA,
     policy: Policy | None = None, split: Split = WHOLE,
 ) -> CanarySite:  # fmt: skip
-    """Write records and a hospital's site file, and make its ledger.
-
-    `units`: n, the declared number of training units, within 20 %. `policy`: None allows what the scenario asks for.
-    """
+    """Write records, a hospital's file of n = `units` (within 20 %), `policy` or the scenario's, and its ledger."""
     folder.mkdir(parents=True)
     ledger = LedgerSettings(
         path=folder / "ledger.sqlite", witness=folder / "witness" / "ledger.json", cohort="audit", epsilon=UNLIMITED,
@@ -102,10 +95,7 @@ def unit_names(shares: dict[str, tuple[float, float]], count: int) -> dict[str, 
 def ask(
     site: CanarySite, message_type: str, request: Message, arrays: Arrays, reply: type[MessageT]
 ) -> tuple[MessageT, Arrays]:
-    """Send a site's app the message that a server would send, by Flower's name of its handler.
-
-    Raises UserError if the site refuses.
-    """
+    """Send a site's app the message of a server, by Flower's name of its handler; UserError if the site refuses."""
     answer = answer_of(site.path, message_type, request, arrays)
     config = answer.content.config_records["config"]
     if "refusal" in config:

@@ -68,10 +68,7 @@ class Parts:
 
 
 def audit_counts(scenario: Scenario, folder: Path, generator: np.random.Generator) -> list[Check]:
-    """Test what recalibration and evaluation release, whether or not the scenario asks for them.
-
-    That is the count of bins, the descent, and both evaluations; `generator` draws records and posterior.
-    """
+    """Test what counts of bins, descent and both evaluations release, whether or not the scenario asks for them."""
     parts = _parts(scenario, folder, generator)
     noised = [_evaluation_table(parts, run) for run in range(1, TABLES + 1)]
     counted = [_isotonic_table(parts, run) for run in range(1, TABLES + 1)]
@@ -135,10 +132,9 @@ def _apart(values: Array) -> bool:
 
 
 def _request(parts: Parts, run: int) -> dict[str, Any]:
-    return {
-        "run": f"{run:032x}", "round": 1, "task": parts.site.task, "model": parts.scenario.model,
-        "arrays": arrays_digest(prefixed("posterior", parts.samples)),
-    }  # fmt: skip
+    digest = arrays_digest(prefixed("posterior", parts.samples))
+    whose = {"run": f"{run:032x}", "round": 1, "task": parts.site.task, "model": parts.scenario.model}
+    return whose | {"arrays": digest}
 
 
 def _evaluate(parts: Parts, site: canary_site.CanarySite, run: int, **extra: Any) -> tuple[EvaluateReply, Arrays]:

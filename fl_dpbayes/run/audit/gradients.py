@@ -18,6 +18,7 @@ from fl_dpbayes.run.audit.canary_site import WHOLE, willing
 from fl_dpbayes.run.audit.reading import private_settings
 
 Array = npt.NDArray[np.float64]
+Grey = npt.NDArray[np.uint8]
 
 # A model's own output layer is zero, and then no gradient reaches the layers below; much more would saturate it.
 WEIGHT_SCALE = 0.05
@@ -26,9 +27,7 @@ ATTEMPTS = 100
 CLIPPED_SHARE, WITHIN_BOUND = 0.7, 0.5
 
 
-def synthetic_records(
-    task: Task, generator: np.random.Generator, count: int
-) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
+def synthetic_records(task: Task, generator: np.random.Generator, count: int) -> tuple[Grey, npt.NDArray[np.int64]]:
     """Draw records of random levels, and labels in turn, shapes (count, *shape) and (count,)."""
     return generator.integers(0, 256, (count, *task.input_shape), dtype=np.uint8), np.arange(count) % task.classes
 
@@ -41,7 +40,7 @@ def start_vector(model: Model, task: Task, generator: np.random.Generator, scale
     return start.astype(np.float32).astype(np.float64)
 
 
-def model_features(scenario: Scenario, folder: Path, levels: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
+def model_features(scenario: Scenario, folder: Path, levels: Grey) -> npt.NDArray[np.float32]:
     """Return what the scenario's trained layers see of records: themselves, or their public features."""
     from clients.model_inputs import model_inputs
 
@@ -54,7 +53,7 @@ def model_features(scenario: Scenario, folder: Path, levels: npt.NDArray[np.uint
     return model_inputs(site_file, scenario.model, part).features
 
 
-def unit_gradient(scenario: Scenario, folder: Path, start: Array, levels: npt.NDArray[np.uint8], label: int) -> Array:
+def unit_gradient(scenario: Scenario, folder: Path, start: Array, levels: Grey, label: int) -> Array:
     """Return the gradient of minus the log likelihood of one record, shape (d,), by plain autograd in float64."""
     module = build_model(scenario.model, scenario.data.source.task, seed=0).double()
     torch.nn.utils.vector_to_parameters(torch.from_numpy(start), module.parameters())
@@ -64,13 +63,8 @@ def unit_gradient(scenario: Scenario, folder: Path, start: Array, levels: npt.ND
     return torch.cat([gradient.reshape(-1) for gradient in gradients]).numpy()
 
 
-def reaching_start(
-    scenario: Scenario, folder: Path, generator: np.random.Generator, levels: npt.NDArray[np.uint8], label: int
-) -> Array:
-    """Draw start states until a record's gradient reaches every tensor: hidden units may all be silent.
-
-    Raises UserError if no start is found, so that faults of some layer would be missed.
-    """
+def reaching_start(scenario: Scenario, folder: Path, generator: np.random.Generator, levels: Grey, label: int) -> Array:
+    """Draw starts until a record's gradient reaches every tensor (hidden units may be silent), else raise UserError."""
     for _ in range(ATTEMPTS):
         start = start_vector(scenario.model, scenario.data.source.task, generator)
         if min(tensor_lengths(unit_gradient(scenario, folder, start, levels, label), scenario)) > 0:

@@ -41,10 +41,7 @@ LARGEST_ROUNDING = 0.01
 
 
 def audit_noise(scenario: Scenario, folder: Path, units: int) -> list[Check]:
-    """Test the noise of early, middle and late steps of every chain, and that no two releases share any.
-
-    Some couplings make noise for the number of units of a site of the scenario.
-    """
+    """Test the noise of early, middle and late steps of every chain at n = `units`; no two releases may share any."""
     plan = still_plan(scenario, units)
     first, second = (_silent_site(folder / name, scenario, plan) for name in ("site-1", "site-2"))
     stretches = list(_stretches(plan, _size(scenario)))

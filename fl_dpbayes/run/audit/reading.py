@@ -116,10 +116,7 @@ class Reading:
 
 
 def train(course: Course, start: Arrays, round_number: int, first_step: int, steps: int) -> tuple[TrainReply, Arrays]:
-    """Have a site train a stretch of steps from a start state, and return its reply and what it releases.
-
-    Raises UserError if the site does not train.
-    """
+    """Have a site train a stretch from a start state; return its reply and release; UserError if it does not train."""
     request = TrainRequest(
         run=f"{course.run:032x}", round=round_number, task=course.site.task, model=course.model, plan=course.plan,
         first_step=first_step, steps=steps, start=arrays_digest(start),
@@ -128,10 +125,7 @@ def train(course: Course, start: Arrays, round_number: int, first_step: int, ste
 
 
 def read_stretch(course: Course, start: Mapping[str, Array], round_number: int, first_step: int, steps: int) -> Reading:
-    """Have a site train, and read the noisy sums off what it releases.
-
-    `start` has the vectors (d,) of the state where the stretch starts; those that are not named are 0.
-    """
+    """Have a site train from vectors (d,), 0 where not named, and read the noisy sums off what it releases."""
     plan, sampler = course.plan, course.plan.sampler
     module = build_model(course.model, course.site.task, seed=0)
     size = len(start["parameters"])

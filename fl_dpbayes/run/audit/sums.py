@@ -60,10 +60,7 @@ class Count:
 
 
 def audit_sums(scenario: Scenario, folder: Path, generator: np.random.Generator) -> list[Check]:
-    """Test who joins, and that the sum consists of clipped gradients of whole units and of nothing else.
-
-    The checks are made for units of one record and of several; `generator` draws records and start state.
-    """
+    """Test who joins, and that sums are clipped gradients of whole units, of one record and several, and no more."""
     checks = []
     for records in RECORDS_PER_UNIT:
         crowd = _crowd(scenario, folder / f"crowd-{records}", generator, records)

@@ -142,16 +142,14 @@ def train(case: Case, steps: int, on_step: Callable[..., None] | None = None) ->
     """Run a private chain on made-up records."""
     sampler = SGD(step_size=ConstantStepSize(initial=STEP), prior=FlatPrior())
     privacy = PrivacyPlan(epsilon=1.0, delta=1e-6, sampling_rate=RATE, clip_norm=NORM)
-    plan = TrainingPlan(
-        sampler=sampler, privacy=privacy, rounds=1, steps_per_round=steps, burn_in=0, thinning=steps,
-        chain_start="broadcast",
-    )  # fmt: skip
-    module, features, labels = case.build(), *(values.numpy() for values in _records(case))
-    run_chain(
-        module, TrainingRecords(features, labels, np.arange(len(labels))),
-        PlannedChain(plan, len(labels), np.ones(steps)), range(steps), {"parameters": to_vector(module)},
-        Streams.from_entropy().of_chain(), on_step,
-    )  # fmt: skip
+    sizes: Any = {"rounds": 1, "steps_per_round": steps, "burn_in": 0, "thinning": steps, "chain_start": "broadcast"}
+    plan = TrainingPlan(sampler=sampler, privacy=privacy, **sizes)
+    module, features, labels = case.build(), *(values.numpy().copy() for values in _records(case))
+    # As those of a site.
+    features.flags.writeable = False
+    records, start = TrainingRecords(features, labels, np.arange(len(labels))), {"parameters": to_vector(module)}
+    chain, streams = PlannedChain(plan, len(labels), np.ones(steps)), Streams.from_entropy().of_chain()
+    run_chain(module, records, chain, range(steps), start, streams, on_step)
 
 
 def _records(case: Case) -> tuple[torch.Tensor, torch.Tensor]:

@@ -125,9 +125,8 @@ def _client_app(
             optimizer.step()
         private.cleanup()
         spent[context.node_id] += [GaussianEvent(*event) for event in engine.accountant.history]
-        content = RecordDict({"size": MetricRecord({"num-examples": len(labels)})})
-        content["arrays"] = ArrayRecord(module.state_dict())
-        return Message(content, reply_to=message)
+        size, state = MetricRecord({"num-examples": len(labels)}), ArrayRecord(module.state_dict())
+        return Message(RecordDict({"size": size, "arrays": state}), reply_to=message)
 
     return app
 

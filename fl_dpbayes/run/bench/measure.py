@@ -56,7 +56,8 @@ def measure_rows(
         before: Any = None
         with written(path), suppress(ValueError):
             before = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(before, dict) or before | {"rows": {}} != found:
+        rows_before = before.get("rows") if isinstance(before, dict) else None
+        if not isinstance(rows_before, dict) or before | {"rows": {}} != found:
             raise UserError(f"{path} is of another benchmark, machine or version: give another --json, or delete it")
         found = before
     elif path is not None:

@@ -22,6 +22,5 @@ def kept_samples(sites: int) -> Record:
         f"training={{rounds=1,steps_per_round={SAMPLES},burn_in=0,thinning=1}}", "evaluation={release='none'}",
     )  # fmt: skip
     found = simulated(scenario, "inline")
-    return {"samples of all sites, MiB": 4 * sites * SAMPLES * PARAMETERS / MEBIBYTE} | {
-        name: value for name, value in found.items() if "MiB" in name or name == "run, s"
-    }
+    kept = {name: value for name, value in found.items() if "MiB" in name or name == "run, s"}
+    return {"samples of all sites, MiB": 4 * sites * SAMPLES * PARAMETERS / MEBIBYTE} | kept

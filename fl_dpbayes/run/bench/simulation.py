@@ -28,6 +28,7 @@ STAGES = {
     "/fl_dpbayes/report/": "report", "/clients/": "site, other", "/server/": "server", "<frozen importlib": "imports",
     "/run/bench/simulation.py": "other",
 }  # fmt: skip
+COMMAND = [sys.executable, "-c", "from fl_dpbayes.cli import main; main()"]
 TICK_SECONDS = 0.005
 RECORDS_PER_SITE = 100
 # Sends every node one message and writes a line of its only round.
@@ -37,8 +38,7 @@ from flwr.app import Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
 
-client = ClientApp()
-server = ServerApp()
+client, server = ClientApp(), ServerApp()
 
 @client.train()
 def train(message, context):
@@ -94,17 +94,13 @@ def simulated(
     from fl_dpbayes.run import simulate
     from fl_dpbayes.run.progress import EVENTS_FILE
 
-    made, start, stop = scenario(), time.perf_counter(), threading.Event()
+    made, start = scenario(), time.perf_counter()
     with tempfile.TemporaryDirectory() as parent, cpu_by_stage() as (spent, clock):
-        folder, sites = Path(parent, "run"), len(made.sites)
-        plan = simulate.plan_sites(made, None)
+        folder, plan = Path(parent, "run"), simulate.plan_sites(made, None)
         simulate.new_folder(folder, made.name)
         simulate.write_baselines(made, simulate.prepare_simulation(made, plan, folder), folder)
         ready, before = time.perf_counter(), peak_bytes()
-        if engine == "inline":
-            simulate.run_inline(folder, sites, stop)
-        else:
-            simulate.run_flower(folder, sites, made.resources, stop)
+        simulate.run_on(engine, made, folder, threading.Event())
         ended = time.perf_counter()
         of_rounds = [float(row["seconds"]) for row in read_csv(folder / ROUNDS_FILE)]
         events = [json.loads(line) for line in (folder / EVENTS_FILE).read_text(encoding="utf-8").splitlines()]
@@ -164,8 +160,7 @@ def command(*arguments: str) -> Record:
     """Return what a command of `fl-dpbayes` costs with all the processes that it waits for."""
     start = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
-        call = [sys.executable, "-c", "from fl_dpbayes.cli import main; main()", *arguments]
-        subprocess.run(call, cwd=folder, capture_output=True, check=False)
+        subprocess.run([*COMMAND, *arguments], cwd=folder, capture_output=True, check=False)
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return {"run, s": time.perf_counter() - start, "CPU s": used.ru_utime + used.ru_stime}
 
@@ -174,8 +169,8 @@ def first_line() -> Record:
     """Return how long after the command the quickstart's first line of a round comes from Flower."""
     start = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
-        call = [sys.executable, "-c", "from fl_dpbayes.cli import main; main()", "simulate", "quickstart"]
-        with subprocess.Popen([*call, "--out", f"{folder}/run"], stdout=subprocess.PIPE, text=True) as process:
+        call = [*COMMAND, "simulate", "quickstart", "--out", f"{folder}/run"]
+        with subprocess.Popen(call, stdout=subprocess.PIPE, text=True) as process:
             assert process.stdout is not None
             next(line for line in process.stdout if line.startswith("round "))
             found = time.perf_counter() - start

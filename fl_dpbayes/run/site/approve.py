@@ -28,11 +28,7 @@ def show_waiting(site_file: Path, console: Console) -> None:
 
 
 def approve_digest(site_file: Path, digest: str, console: Console, confirm: Callable[[str], bool]) -> None:
-    """Show a bundle or plan that waits, ask, and approve it.
-
-    The bundle of the version installed here need not wait. Raises UserError if nothing waits under the digest, it is
-    not what its name says, or no site would run it.
-    """
+    """Show what waits under a digest, or this version's bundle, ask, approve it; UserError if no site may run it."""
     read_own_site_file(site_file)
     own = own_bundle()
     waiting: list[tuple[Kind, str, bytes]] = [("bundles", hashlib.sha256(own).hexdigest(), own)]

@@ -16,6 +16,7 @@ site = typer.Typer(help="What a hospital does at its own site.", no_args_is_help
 ledger = typer.Typer(help="Make a site's privacy ledger, look into it, repair its second place.", no_args_is_help=True)
 site.add_typer(ledger, name="ledger")
 SiteFileArgument = Annotated[Path, Argument(help="The site file.")]
+Release = Choice(["none", "noised", "public"])
 Yes = Annotated[bool, Option("--yes", help="Do not ask.")]
 
 
@@ -29,9 +30,7 @@ def site_init(
     units: Annotated[int | None, Option(min=1, help="A round number of patients that train here; public.")] = None,
     epsilon: Annotated[float | None, Option(min=0, help="The most epsilon that all runs may ever spend.")] = None,
     witness: Annotated[str | None, Option(help="The ledger's second place, best on another disk.")] = None,
-    evaluation: Annotated[
-        str | None, Option(click_type=Choice(["none", "noised", "public"]), help="How test results may leave.")
-    ] = None,
+    evaluation: Annotated[str | None, Option(click_type=Release, help="How test results may leave.")] = None,
     superlink: Annotated[str | None, Option(help="The coordinator's server, host:port; empty: later.")] = None,
     yes: Annotated[bool, Option("--yes", help="Take what is proposed where no option answers.")] = False,
 ) -> None:

@@ -115,12 +115,10 @@ def export_ledger(site_file: Path) -> dict[str, Any]:
     feed, and `content` as JSON with sorted keys and no blanks. Raises UserError if there is none, or it cannot be read.
     """
     with ledger_of(site_file) as ledger:
-        whole = {"cohort": asdict(ledger.cohort), "head": ledger.head(), "problems": ledger.verify()}
+        whole: dict[str, Any] = {"cohort": asdict(ledger.cohort), "head": ledger.head(), "problems": ledger.verify()}
         parts = [_spent_values(ledger.spent(part)) for part in PARTS]
-        return {
-            name: json_values(value)
-            for name, value in (whole | {"parts": parts, "entries": list(map(asdict, ledger.entries()))}).items()
-        }
+        whole |= {"parts": parts, "entries": list(map(asdict, ledger.entries()))}
+        return {name: json_values(value) for name, value in whole.items()}
 
 
 @contextmanager

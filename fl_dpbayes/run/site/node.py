@@ -116,10 +116,7 @@ class _Over(BaseException):
 
 
 def try_gate(gate: Gate) -> None:
-    """Run Flower's own loop over a made-up connection: a foreign bundle must be refused, an approved one go through.
-
-    The gate is installed already. Raises UserError if the loop does not ask it, or lets the foreign bundle through.
-    """
+    """Run Flower's loop on a made-up connection: UserError unless it refuses a foreign bundle, not an approved one."""
     decide, gate.decide = gate.decide, lambda bundle, _, mismatch: mismatch or bundle.problem
     logging.disable(logging.ERROR)
     found = _trial(gate)
@@ -201,10 +198,7 @@ def own_bundle(more: Mapping[str, bytes] = {}) -> bytes:
 
 
 def start_node(site_file: Path, _: Console | None = None) -> NoReturn:
-    """Start a site's SuperNode in this process, until it is stopped.
-
-    Raises UserError if the site file names no connection, a key can be read by others, or the gate does not hold.
-    """
+    """Run a site's SuperNode until it is stopped; UserError without a connection, private keys or a gate that holds."""
     connection = site_connection(site_file)[1]
     _check_secrets(connection)
     home = _prepare_home()
@@ -237,10 +231,7 @@ def start_node(site_file: Path, _: Console | None = None) -> NoReturn:
 
 
 def start_app(site_file: Path, _: Console | None = None) -> NoReturn:
-    """Become the process that runs the app for a site's node; best as another user.
-
-    It takes bundles from the node on this machine alone. Raises UserError if the site file names no connection.
-    """
+    """Become the process, best of another user, that runs this machine's bundles; UserError without a connection."""
     connection = site_connection(site_file)[1]
     _prepare_home()
     command = ["flower-superexec", "--insecure", "--runtime-api-address", f"{LOOPBACK}:{connection.port}"]

@@ -30,21 +30,13 @@ class CellJob(NamedTuple):
 
 
 class CellOutcome(NamedTuple):
-    """How a cell ended: a summary, or an error in one line with its traceback."""
-
-    digest: str
-    seconds: float
-    summary: Mapping[str, Any] | None = None
-    error: str = ""
-    trace: str = ""
-
-
-class FinishedCell(NamedTuple):
-    """A cell with the summary of its run."""
+    """How a cell ended: with the summary of its run, or with an error in one line and its traceback."""
 
     cell: StudyCell
-    summary: Mapping[str, Any]
     seconds: float
+    summary: Mapping[str, Any] = {}
+    error: str = ""
+    trace: str = ""
 
 
 def run_cell(job: CellJob) -> CellOutcome:
@@ -70,8 +62,8 @@ def run_cell(job: CellJob) -> CellOutcome:
             shutil.rmtree(work)
     except Exception as error:
         what = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
-        return CellOutcome(job.cell.digest, time.perf_counter() - started, error=what, trace=traceback.format_exc())
-    return CellOutcome(job.cell.digest, time.perf_counter() - started, summary)
+        return CellOutcome(job.cell, time.perf_counter() - started, error=what, trace=traceback.format_exc())
+    return CellOutcome(job.cell, time.perf_counter() - started, summary)
 
 
 def cell_file(folder: Path, cell: StudyCell) -> Path:
@@ -79,24 +71,24 @@ def cell_file(folder: Path, cell: StudyCell) -> Path:
     return folder / CELLS_FOLDER / f"{cell.digest}.json"
 
 
-def keep_outcome(folder: Path, cell: StudyCell, outcome: CellOutcome) -> None:
+def keep_outcome(folder: Path, outcome: CellOutcome) -> None:
     """Write a finished cell's file, or the error of one that failed; a reader meets the whole file or none."""
-    path = cell_file(folder, cell)
+    path = cell_file(folder, outcome.cell)
     error_path = path.with_suffix(".error.txt")
-    if outcome.summary is None:
-        write_atomically(error_path, f"{cell.title}\n{outcome.error}\n\n{outcome.trace}")
+    if outcome.error:
+        write_atomically(error_path, f"{outcome.cell.title}\n{outcome.error}\n\n{outcome.trace}")
         return
-    content = {"labels": dict(cell.labels), "seconds": outcome.seconds, "summary": outcome.summary}
+    content = {"labels": dict(outcome.cell.labels), "seconds": outcome.seconds, "summary": outcome.summary}
     write_sealed_json(path, {key: json_values(value) for key, value in content.items()})
     error_path.unlink(missing_ok=True)
 
 
-def finished_cell(folder: Path, cell: StudyCell) -> FinishedCell | None:
+def finished_cell(folder: Path, cell: StudyCell) -> CellOutcome | None:
     """Read a finished cell; None if its file is absent, or is not as it was written, so that it is to be run."""
     try:
         content = read_sealed_json(cell_file(folder, cell))
         summary = dict(content["summary"])
         parse_summary(summary)
-        return FinishedCell(cell, summary, float(content["seconds"]))
+        return CellOutcome(cell, float(content["seconds"]), summary)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None

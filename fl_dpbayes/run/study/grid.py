@@ -12,9 +12,9 @@ from typing import Any
 
 import fl_dpbayes
 from fl_dpbayes.config.errors import UserError
-from fl_dpbayes.config.scenario import PATH_KEYS, Scenario, with_absolute_paths
+from fl_dpbayes.config.scenario import PATH_KEYS, Scenario, set_key, with_absolute_paths
 from fl_dpbayes.config.study_file import SEED, AxisValue, Study
-from fl_dpbayes.config.validation_text import SWITCHES, drop_keys_of_other_kinds, read_record
+from fl_dpbayes.config.validation_text import read_record
 
 MAX_CELLS = 10_000
 DIGEST_CHARACTERS = 16
@@ -80,27 +80,14 @@ def _cell(study: Study, values: Sequence[AxisValue]) -> StudyCell:
     origin = f"study {study.name!r}, cell ({title})"
     # A whole section first, then keys in it.
     for key, value in sorted(settings, key=lambda item: len(item[0])):
-        _set(content, key, value, {other for other, _ in settings}, origin)
+        given = {other for other, _ in settings}
+        set_key(content, key, None if value == {} else value, given, f"{origin}: {'.'.join(key)}")
+        simulation = content.get("simulation")
+        if key == (SEED,) and isinstance(simulation, dict) and "insecure_seed" in simulation:
+            simulation["insecure_seed"] = value
     shift_labels = _add_shifted_sites(content, study)
     scenario = with_absolute_paths(read_record(Scenario, content, origin))
     return StudyCell(_digest(scenario), labels, scenario, shift_labels)
-
-
-def _set(content: dict[str, Any], key: tuple[str, ...], value: Any, given: set[tuple[str, ...]], origin: str) -> None:
-    (*sections, name), table = key, content
-    for section in sections:
-        table = table.setdefault(section, {})
-        if not isinstance(table, dict):
-            raise UserError(f"{origin}: {'.'.join(key)}: {section!r} is a value, not a table: it has no key {name!r}")
-    if value == {}:
-        table.pop(name, None)
-        return
-    table[name] = copy.deepcopy(value)
-    if name in SWITCHES:
-        drop_keys_of_other_kinds(content, tuple(sections), Scenario, given)
-    simulation = content.get("simulation")
-    if key == (SEED,) and isinstance(simulation, dict) and "insecure_seed" in simulation:
-        simulation["insecure_seed"] = value
 
 
 def _add_shifted_sites(content: dict[str, Any], study: Study) -> dict[str, str]:

@@ -34,7 +34,10 @@ def run_on_ray(jobs: Sequence[CellJob], workers: int, address: str | None) -> Ge
     UserError if there is no cluster at `address` (None: here), or the cells ask for GPUs that are not there.
     """
     with _ray(workers, address):
-        _check_gpus(jobs)
+        wanted = max((job.cell.scenario.resources.gpus_per_site for job in jobs), default=0.0)
+        if wanted > (found := ray.cluster_resources().get("GPU", 0.0)):
+            said = f"resources.gpus_per_site is {wanted:g}, and Ray finds {found:g} GPUs"
+            raise UserError(f"{said}: set it to at most that")
         task = ray.remote(max_retries=0)(run_cell)
         at_once = int(ray.cluster_resources().get("CPU", 1)) + WAITING
         waiting = list(reversed(jobs))
@@ -57,14 +60,7 @@ def _outcome(reference: "ray.ObjectRef", job: CellJob) -> CellOutcome:
     except RayError as problem:
         # The first line says what happened; the rest describes Ray's processes.
         error = f"its process ended ({type(problem).__name__}: {str(problem).strip().splitlines()[0]})"
-    return CellOutcome(job.cell.digest, 0.0, error=error)
-
-
-def _check_gpus(jobs: Sequence[CellJob]) -> None:
-    wanted = max((job.cell.scenario.resources.gpus_per_site for job in jobs), default=0.0)
-    found = ray.cluster_resources().get("GPU", 0.0)
-    if wanted > found:
-        raise UserError(f"resources.gpus_per_site is {wanted:g}, and Ray finds {found:g} GPUs: set it to at most that")
+    return CellOutcome(job.cell, 0.0, error=error)
 
 
 def _check_listening(address: str) -> None:

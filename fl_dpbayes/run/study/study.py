@@ -147,7 +147,6 @@ def _run_missing(
 
 
 def _run(jobs: Sequence[CellJob], folder: Path, workers: int, address: str | None, console: Console) -> dict[str, str]:
-    cells = {job.cell.digest: job.cell for job in jobs}
     # Ray takes a fifth of a second, which a study that is only shown need not pay.
     from fl_dpbayes.run.study.ray_pool import run_on_ray
 
@@ -158,13 +157,12 @@ def _run(jobs: Sequence[CellJob], folder: Path, workers: int, address: str | Non
     with shown as progress, contextlib.closing(run_on_ray(jobs, workers, address)) as outcomes:
         task = progress.add_task("0 failed", total=len(jobs))
         for outcome in outcomes:
-            cell = cells[outcome.digest]
-            keep_outcome(folder, cell, outcome)
+            keep_outcome(folder, outcome)
             if outcome.error:
-                errors[cell.digest] = outcome.error
+                errors[outcome.cell.digest] = outcome.error
             ending = f"failed: {outcome.error}" if outcome.error else duration(outcome.seconds)
             progress.update(task, advance=1, description=f"{len(errors)} failed")
-            progress.console.print(f"{cell.title}: {ending}", markup=False, highlight=False, soft_wrap=True)
+            progress.console.print(f"{outcome.cell.title}: {ending}", markup=False, highlight=False, soft_wrap=True)
     return errors
 
 

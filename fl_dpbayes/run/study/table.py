@@ -12,7 +12,7 @@ from fl_dpbayes.config.study_file import PREDICTOR, SEED, Study
 from fl_dpbayes.config.summary import parse_summary
 from fl_dpbayes.report.study.quantities import over_seeds
 from fl_dpbayes.report.study.results import rows_at
-from fl_dpbayes.run.study.cell import FinishedCell
+from fl_dpbayes.run.study.cell import CellOutcome
 
 PLACE_COLUMNS = ("site", "role", "shift", "severity", "predictor", "n")
 # Lists of flat rows that a summary may hold beside its calibration.
@@ -21,7 +21,7 @@ RUN_COLUMNS = ("epsilon", "heterogeneity", "seconds", "warnings")
 Row = dict[str, Any]
 
 
-def result_table(study: Study, cells: Sequence[FinishedCell]) -> pd.DataFrame:
+def result_table(study: Study, cells: Sequence[CellOutcome]) -> pd.DataFrame:
     """Gather what every cell measured: one row per cell, place (site, `pooled:<role>`, `mean:<role>`) and predictor.
 
     Beside every number of the summary's calibration rows, with the ends of their intervals, of the whole run the
@@ -37,7 +37,7 @@ def result_table(study: Study, cells: Sequence[FinishedCell]) -> pd.DataFrame:
     return _frame(study, rows)
 
 
-def further_table(study: Study, cells: Sequence[FinishedCell], name: str) -> pd.DataFrame:
+def further_table(study: Study, cells: Sequence[CellOutcome], name: str) -> pd.DataFrame:
     """Gather another list of rows of the cells' summaries (one of `FURTHER_TABLES`), which may be empty."""
     return _frame(study, [row for cell in cells for row in _rows(cell, name)])
 
@@ -67,7 +67,7 @@ def write_tables(frame: pd.DataFrame, path: Path) -> None:
             write(partial, index=False)
 
 
-def _rows(cell: FinishedCell, name: str) -> list[Row]:
+def _rows(cell: CellOutcome, name: str) -> list[Row]:
     labels = cell.cell.shift_labels
     kinds = {site: spec.shift for site, spec in cell.cell.scenario.sites.items() if spec.shift is not None}
     shifts = {site: (labels.get(site, shift.kind), shift.severity) for site, shift in kinds.items()}

@@ -38,10 +38,9 @@ def clipped_sum(
 ) -> ClippedSum:  # fmt: skip
     """Return sum_i clip_C(gradient of record i's loss), in the order of `named_parameters()`.
 
-    `features`: records, shape (N, *shape), of the module's type and device; N may be 0, and rows of zeros may pad
-    them to a multiple of `rows`. `targets`: classes (int64) or values (float32), shape (N,). `clip_norm`: C > 0, may be
-    infinite for `flat` and `per-layer` clipping. `loss`: sum over records of the loss whose gradient is clipped.
-    `rows`: how many rows every pass has. Raises ValueError if a layer was used more than once, or not at all.
+    `features`: of the module's type and device, (N, *shape), N may be 0. `targets`: classes (int64) or values
+    (float32), (N,). `clip_norm`: C > 0, may be infinite for `flat` and `per-layer` clipping. `rows`: how many every
+    pass has. Raises ValueError if a layer was used more than once, or not at all.
     """
 
     def piece_sum(part: torch.Tensor, part_targets: torch.Tensor, number: int) -> ClippedSum:

@@ -22,8 +22,7 @@ _ROUNDING_MARGIN = 1e-6
 class ClippedSum:
     """The sum of a batch's clipped gradients, and what the clip did; only the sum, once noised, may leave the site.
 
-    `total`: sum over units of the clipped gradient, shape (d,), float64. `clipped`: number of units whose gradient
-    the rule reduced. `units`: number of units in the batch.
+    `total`: (d,), float64. `clipped`: number of units whose gradient the rule reduced. `units`: of the batch.
     """
 
     total: torch.Tensor
@@ -52,9 +51,8 @@ def clip_factors(layer_norms: Sequence[torch.Tensor], clip_norm: float, clipping
     between Z and 2 Z, so that no factor jumps. Sources: Abadi et al. 2016, Algorithm 1; Bu et al. 2021 (global); Bu et
     al. 2022 (automatic); McMahan et al. 2018.
 
-    `layer_norms`: norm of each unit's gradient in each layer, L tensors of shape (N,). `clip_norm`: C > 0, may be
-    infinite for `flat` and `per-layer`. Returns factors >= 0 for each layer, L tensors of shape (N,), float64. Raises
-    ValueError if the rule needs another C.
+    `layer_norms`: norm of each unit's gradient in each layer, (N,). `clip_norm`: C > 0, may be infinite for `flat` and
+    `per-layer`. Returns factors >= 0 for each layer, (N,), float64. Raises ValueError if the rule needs another C.
     """
     bound = clip_norm * (1 - _ROUNDING_MARGIN)
     layer_norms = [norms.double() for norms in layer_norms]
@@ -77,12 +75,10 @@ def clip_factors(layer_norms: Sequence[torch.Tensor], clip_norm: float, clipping
     return [factors.nan_to_num_(0.0)] * len(layer_norms)
 
 
-def clip_and_sum(
-    layers: Sequence[LayerGradients], clip_norm: float, clipping: Clipping, count: int
-) -> ClippedSum:  # fmt: skip
+def clip_and_sum(layers: Sequence[LayerGradients], clip_norm: float, clipping: Clipping, count: int) -> ClippedSum:
     """Clip the gradients of one pass, layer by layer, and sum them; what is not finite contributes zero.
 
-    `layers`: in the order of the flat vector, of N rows each. `count`: how many of the first are units, not padding.
+    `layers`: in the order of the flat vector. `count`: how many of the first rows are units, not padding.
     """
     factors = clip_factors([layer.norms for layer in layers], clip_norm, clipping)
     least = least_factors(factors)[:count]
@@ -104,9 +100,8 @@ def sum_clipped(
 ) -> ClippedSum:  # fmt: skip
     """Clip materialised gradients and sum them; a gradient that is not finite contributes zero.
 
-    `gradients`: one row per unit, shape (N, d), float32. `clip_norm`: C > 0, may be infinite for `flat` and
-    `per-layer`. `layer_sizes`: number of columns of each layer, from left to right, adding up to d; needed by
-    `per-layer`. `count`: how many of the first rows are units and not padding; all of them if None.
+    `gradients`: one row per unit, (N, d). `clip_norm`: as for `clip_factors`. `layer_sizes`: number of columns of each
+    layer, needed by `per-layer`. `count`: how many of the first rows are units and not padding; all of them if None.
     """
     blocks = gradients.split(list(layer_sizes), dim=1) if isinstance(clipping, PerLayerClipping) else (gradients,)
     layers = [formed_gradients([block]) for block in blocks]

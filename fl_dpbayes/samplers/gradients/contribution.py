@@ -21,11 +21,10 @@ Rows = slice | Tensor
 class LayerGradients:
     """Per-example gradients of one layer, the first parameter's as a product where it need not be formed.
 
-    `norms`: norm of all of the layer's gradient, shape (N,), float64. `formed`: gradients of the parameters in their
-    order, without the first if it is a product, each of shape (N, size). `product`: a, shape (N, groups, L, p), or of
-    an Embedding the indices, shape (N, L), int64; and g, shape (N, groups, L, o). `entries`: size of its parameter.
-    A layer of one position has a, shape (N, p), and g, shape (N, o), and where it is `biased` nothing formed: its bias
-    has g. `buffers`: memory for these two in float64, which every sum uses again: fresh pages cost time.
+    `norms`: of all of the layer's gradient, (N,), float64. `formed`: gradients of the parameters in order, without the
+    first if it is a product, (N, size) each. `product`: a, (N, groups, L, p), or of an Embedding the indices,
+    (N, L); and g, (N, groups, L, o). `entries`: size of its parameter. A layer of one position has a, (N, p), and g,
+    (N, o), and if `biased` nothing formed: its bias has g. `buffers`: float64 memory for these, which sums use again.
     """
 
     norms: Tensor

@@ -36,10 +36,9 @@ class GradientEngine:
 def gradient_engine(module: nn.Module, input_shape: tuple[int, ...]) -> GradientEngine:
     """Choose the book-keeping engine where it is exact for this module, else `torch.func.vmap`.
 
-    Whether a layer is used twice, or its weight is read by other code, cannot be seen from the module's parts. Book-
-    keeping is therefore chosen only if its sum over two synthetic records equals that of their gradients by autograd,
-    each clipped.
-    Raises UserError if the module mixes the records of a batch, or keeps something of them.
+    Whether a layer is used twice, or its weight is read by other code, cannot be seen from the module's parts: its sum
+    over two synthetic records must equal that of their gradients by autograd, each clipped. Raises UserError if the
+    module mixes the records of a batch, or keeps something of them.
     """
     validate_module(module)
     drawn = {VariationalModule: "mean", DropoutModule: "base"}.get(type(module))
@@ -70,10 +69,8 @@ def _agrees_with_autograd(
         losses = [_summed_squares(probe(record[None].clone()), targets) for record in records]
         alone = [torch.autograd.grad(loss, parameters) for loss in losses]
         # In parts: no second copy of them all.
-        norms = [
-            math.hypot(*(float(part.double().norm()) for value in own for part in value.flatten().split(2**16)))
-            for own in alone
-        ]
+        parts = [[part for value in own for part in value.flatten().split(2**16)] for own in alone]
+        norms = [math.hypot(*(float(part.double().norm()) for part in own)) for own in parts]
         # Both are clipped: a layer whose rows are no records would have the right sum and the wrong norms.
         norm = min(norms) / 2
         found = clipped_sum(probe, records.clone(), targets, clip_norm=norm, loss=_summed_squares).total

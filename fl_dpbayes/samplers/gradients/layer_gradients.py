@@ -27,19 +27,17 @@ def layer_gradients(layer: nn.Module, inputs: Tensor, output_gradients: Tensor) 
 
     Linear with one position: |W_i| = |g| |a|. Otherwise, with o x p weights per group, the Gram form sum_{l,m} (a_l .
     a_m)(g_l . g_m), or the norm of W_i itself where forming it is cheaper. Normalisations form sum_l g_l x_l, x the
-    normalised input. `layer`: one with a shortcut. `inputs`: what the layer was given, shape (N, ...).
-    `output_gradients`: gradient of the summed loss at its output, shape (N, ...).
+    normalised input. `layer`: one with a shortcut. `output_gradients`: of the summed loss at its output, (N, ...).
     """
     if isinstance(layer, nn.LayerNorm | nn.GroupNorm):
         return _normalisation(layer, inputs.float(), output_gradients.float())
     if isinstance(layer, nn.Embedding):
         return _embedding(layer, inputs, output_gradients)
-    g = output_gradients.float()
-    if isinstance(layer, nn.Conv2d) and _forms(
-        g[0, 0].numel(), layer.weight[0].numel(), len(layer.weight) // layer.groups
-    ):
-        weights = _convolution_weights(layer, inputs.float(), g).flatten(1)
-        return formed_gradients([weights] if layer.bias is None else [weights, g.sum((2, 3))])
+    if isinstance(layer, nn.Conv2d):
+        g, weight = output_gradients.float(), layer.weight
+        if _forms(g[0, 0].numel(), weight[0].numel(), len(weight) // layer.groups):
+            weights = _convolution_weights(layer, inputs.float(), g).flatten(1)
+            return formed_gradients([weights] if layer.bias is None else [weights, g.sum((2, 3))])
     return _products(layer, *positions(layer, inputs, output_gradients))
 
 

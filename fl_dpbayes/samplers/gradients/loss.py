@@ -12,10 +12,7 @@ _FEW_CLASSES = 32
 
 
 def summed_cross_entropy(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Return the sum over records of -log softmax(logits)_label in nats, in float32 also for half-precision modules.
-
-    `logits`: shape (N, classes). `labels`: classes, shape (N,), int64.
-    """
+    """Return the sum over records of -log softmax(logits)_label in nats, in float32 also for half-precision modules."""
     return functional.cross_entropy(logits.float(), labels, reduction="sum")
 
 

@@ -42,21 +42,19 @@ def wanted_rows(module: nn.Module, way: Way, expected_batch_size: float) -> int:
         most = min(passes.MOST_ROWS, fitting_rows(module))
         return 1 if most < ROWS else passes.cheapest_rows(range(ROWS, most + 1, ROWS // 4), 32, expected_batch_size)
     rows = training_rows(module, expected_batch_size)
-    if isinstance(module, VariationalModule):
-        formed = [layer.weight.numel() for layer in module.mean.modules() if isinstance(layer, nn.Conv2d)]
-        if module.draws * ROWS * max(formed, default=1) > _MAX_ELEMENTS:
-            return 1
-        return max(ROWS, rows // module.draws // ROWS * ROWS)
-    return rows
+    if not isinstance(module, VariationalModule):
+        return rows
+    formed = [layer.weight.numel() for layer in module.mean.modules() if isinstance(layer, nn.Conv2d)]
+    held = module.draws * ROWS * max(formed, default=1)
+    return 1 if held > _MAX_ELEMENTS else max(ROWS, rows // module.draws // ROWS * ROWS)
 
 
 def fitted_rows(
     module: nn.Module, input_shape: Sequence[int], targets: torch.dtype, loss: RecordLoss, rows: int
 ) -> int:
-    """Lower the rows of a pass by book-keeping until what its layers hold for gradients takes at most 768 MiB.
+    """Lower the rows of a pass by book-keeping to a multiple of 32, 16 or 1 whose gradients take at most 768 MiB.
 
-    That is products or formed gradients, Gram matrices of L x L positions, and copies of mapped gradients; found on one
-    made-up row. Arguments and result as those of `checked_gradient_rows`: a multiple of 32, 16 or 1.
+    That is products or formed gradients, Gram matrices of L x L positions, and copies of mapped gradients.
     """
     if isinstance(module, VariationalModule):
         return rows
@@ -75,9 +73,8 @@ def checked_gradient_rows(
 ) -> int:
     """Check on synthetic rows that a pass computes each record's gradient by itself, else take another shape.
 
-    `input_shape`: shape of one record. `targets`: int64 for classes, float32 for values. Returns how many rows
-    every pass must have: `rows`, twice or four times as many, or 1. Raises RowsDependError if a single row does not
-    give the same bits twice.
+    `targets`: int64 for classes, float32 for values. Returns how many rows every pass must have: `rows`, twice or four
+    times as many, or 1. Raises RowsDependError if a single row does not give the same bits twice.
     """
 
     def stand_alone(count: int) -> bool:

@@ -63,26 +63,26 @@ def drawn_layers(
     Raises ValueError if a layer was used more than once, or not at all, or the module was not resampled.
     """
     draws, count = module.draws, len(features)
-    names = list(dict.fromkeys(name.rpartition(".")[0] for name in module.shapes))
-    layers = [module.mean.get_submodule(name) for name in names]
+    prefixes = list(dict.fromkeys(name[: name.rfind(".") + 1] for name in module.shapes))
+    layers = [module.mean.get_submodule(prefix.rstrip(".")) for prefix in prefixes]
     with torch.no_grad():
         weights, noise = module.weight_draws(), module.noise_views()
         slopes = {name: noise[name] * torch.sigmoid(module.spread.get_parameter(name)) for name in module.shapes}
     inputs: dict[nn.Module, torch.Tensor] = {}
     edges: dict[nn.Module, GradientEdge] = {}
 
-    def pass_through(layer: nn.Module, name: str, rows: torch.Tensor) -> torch.Tensor:
+    def pass_through(layer: nn.Module, prefix: str, rows: torch.Tensor) -> torch.Tensor:
         if layer in inputs:
             raise ValueError(f"a {type(layer).__name__} layer is used twice in one forward pass: use the vmap engine")
         # Autograd records the pass only from where something needs a gradient; none is taken by the weights.
-        drawn = weights[_join(name, "weight")].requires_grad_()
+        drawn = weights[f"{prefix}weight"].requires_grad_()
         # A view's place in the graph is lost under a later in-place activation; a copy's is not.
-        outputs = variational_layers.drawn_outputs(layer, rows, drawn, weights.get(_join(name, "bias"))).clone()
+        outputs = variational_layers.drawn_outputs(layer, rows, drawn, weights.get(f"{prefix}bias")).clone()
         inputs[layer], edges[layer] = rows.detach(), get_gradient_edge(outputs)
         return outputs
 
-    for name, layer in zip(names, layers, strict=True):
-        vars(layer)["forward"] = partial(pass_through, layer, name)
+    for prefix, layer in zip(prefixes, layers, strict=True):
+        vars(layer)["forward"] = partial(pass_through, layer, prefix)
     try:
         with torch.enable_grad():
             rows = features.expand(draws, *features.shape).flatten(0, 1)
@@ -93,10 +93,6 @@ def drawn_layers(
     if len(inputs) < len(layers):
         raise ValueError("a trainable layer was not used in the forward pass: use the vmap engine, or freeze it")
     gradients = torch.autograd.grad(value, [edges[layer] for layer in layers])
-    drawn = [(slopes[_join(name, "weight")], slopes.get(_join(name, "bias"))) for name in names]
+    drawn = [(slopes[f"{prefix}weight"], slopes.get(f"{prefix}bias")) for prefix in prefixes]
     parts = zip(layers, gradients, drawn, strict=True)
     return [variational_layers.drawn_layer(layer, inputs[layer], each, *own) for layer, each, own in parts]
-
-
-def _join(layer_name: str, parameter: str) -> str:
-    return f"{layer_name}.{parameter}" if layer_name else parameter

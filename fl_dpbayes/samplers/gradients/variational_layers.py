@@ -64,8 +64,7 @@ def drawn_outputs(
 ) -> torch.Tensor:
     """Apply a layer under S weight draws to S batches at once, rows of draw 1 first.
 
-    `layer`: a Linear or Conv2d; gives stride, padding, dilation and groups. `rows`: inputs, shape (S N, ...).
-    `weights`: shape (S, *weight shape). `biases`: shape (S, o), or None.
+    `layer`: a Linear or Conv2d. `rows`: (S N, ...). `weights`: (S, *weight shape). `biases`: (S, o), or None.
     """
     draws = len(weights)
     if isinstance(layer, nn.Linear):
@@ -88,9 +87,8 @@ def drawn_layer(
 ) -> DrawnLayer:  # fmt: skip
     """Bring a layer's inputs and output gradients into factored form, float32.
 
-    `layer`: a Linear, or a Conv2d with integer zero padding. `rows`: what the layer was given, draw by draw, shape
-    (S N, ...). `output_gradients`: gradient of the summed loss at its output, shape (S N, ...). `weight_slopes`: E
-    of the weight, shape (S, *weight shape). `bias_slopes`: E of the bias, shape (S, o), or None.
+    `layer`: a Linear, or a Conv2d with integer zero padding. `rows`: what it was given, draw by draw, (S N, ...).
+    `weight_slopes`, `bias_slopes`: E of the weight, (S, *weight shape), and of the bias, (S, o), or None.
     """
     draws = len(weight_slopes)
     a, g = positions(layer, rows, output_gradients)
@@ -109,7 +107,7 @@ def drawn_layer(
 def norms(layer: DrawnLayer) -> tuple[torch.Tensor, torch.Tensor]:
     """Return upper bounds, tight to rounding, on the norms of each record's gradient by mean and by spread.
 
-    Two tensors of shape (N,), float64: weight and bias together; not finite where the gradient is not.
+    Both (N,), float64, weight and bias together; not finite where the gradient is not.
     """
     if layer.formed is None:
         by_mean, by_spread = _mean_norms(layer), _spread_norms(layer)
@@ -130,8 +128,7 @@ def weighted_sums(
 ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     """Return the sums over records of c_i M_i and of k_i R_i, weight and, if there is one, bias, flat, float64.
 
-    The factors c_i (mean) and k_i (spread) have shape (N,), float64. A record with factor 0 is left out whatever its
-    gradient holds (0 times infinity is NaN).
+    A record with factor 0 is left out whatever its gradient holds (0 times infinity is NaN).
     """
     scales = layer.input_scale * layer.output_scale
     for_mean, for_spread = _coefficients(mean_factors, scales), _coefficients(spread_factors, scales)
@@ -141,10 +138,8 @@ def weighted_sums(
         by_spread = by_mean if torch.equal(for_mean, for_spread) else _draw_sums(layer, for_spread)
         mean_parts, spread_parts = [by_mean.sum(0)], [(by_spread * layer.weight_slopes).sum(0)]
     else:
-        mean_parts, spread_parts = (
-            [weighted_rows(coefficients, formed.flatten(1))]
-            for coefficients, formed in zip((for_mean, for_spread), layer.formed, strict=True)
-        )
+        by_mean, by_spread = (formed.flatten(1) for formed in layer.formed)
+        mean_parts, spread_parts = [weighted_rows(for_mean, by_mean)], [weighted_rows(for_spread, by_spread)]
     if layer.bias_slopes is not None:
         gradients = layer.output_gradients.sum(dim=3).transpose(0, 1).flatten(1)
         for_mean, for_spread = (_coefficients(each, layer.output_scale) for each in (mean_factors, spread_factors))

@@ -20,11 +20,9 @@ _MAX_ELEMENTS, _CHEAP_ELEMENTS, _MANY_ROWS = 2**25, 2**23, 160
 def per_example_blocks(
     module: nn.Module, features: torch.Tensor, targets: torch.Tensor, loss: RecordLoss = summed_cross_entropy
 ) -> dict[str, torch.Tensor]:
-    """Return the gradient of each record's loss by each parameter.
+    """Return the gradient of each record's loss by each parameter, (N, size), float32, by `named_parameters()`'s names.
 
-    `module`: features (N, *shape) -> outputs (N, ...), no cross-example operation. `features`: records, shape (N,
-    *shape), of the module's type and device. `targets`: classes (int64) or values (float32), shape (N,). Returns
-    tensors (N, size), float32, in the order of `named_parameters()`.
+    `module`: without cross-example operations. The others are those of `book_keeping.clipped_sum`.
     """
     parameters = {name: parameter.detach() for name, parameter in trainable_parameters(module).items()}
     if len(targets) == 0:
@@ -45,10 +43,7 @@ def per_example_gradients(
 
 
 def mapped_gradients(layer: nn.Module, inputs: torch.Tensor, output_gradients: torch.Tensor) -> list[LayerGradients]:
-    """Return what one layer of any kind, with all below it, has for gradients: of each layer that owns parameters.
-
-    `inputs`: what the layer was given, shape (N, ...). `output_gradients`: gradient of the summed loss at its output.
-    """
+    """Return what one layer of any kind, with all below it, has for gradients: of each layer that owns parameters."""
     parameters = {name: value.detach() for name, value in trainable_parameters(layer).items()}
 
     def pulled_back(row: torch.Tensor, gradient: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -56,9 +51,7 @@ def mapped_gradients(layer: nn.Module, inputs: torch.Tensor, output_gradients: t
         return pull(gradient)[0]
 
     gradients = vmap(pulled_back)(inputs, output_gradients)
-    return [
-        formed_gradients(own) for own in by_layer({name: gradients[name].flatten(1).float() for name in parameters})
-    ]
+    return list(map(formed_gradients, by_layer({name: gradients[name].flatten(1).float() for name in parameters})))
 
 
 def per_unit_gradients(
@@ -105,7 +98,7 @@ def clipped_sum(
     """Sum clipped gradients as `book_keeping.clipped_sum`, materialising gradients."""
 
     def piece_sum(part: torch.Tensor, part_targets: torch.Tensor, number: int) -> ClippedSum:
-        blocks = by_layer(per_example_blocks(module, part, part_targets, loss))
-        return clip_and_sum([formed_gradients(layer) for layer in blocks], clip_norm, clipping, number)
+        layers = map(formed_gradients, by_layer(per_example_blocks(module, part, part_targets, loss)))
+        return clip_and_sum(list(layers), clip_norm, clipping, number)
 
     return add_up(module, features.device, starmap(piece_sum, pieces(rows, features, targets)))

@@ -79,9 +79,8 @@ def test_subgroups_are_pooled_over_the_sites_that_have_them() -> None:
         counted = count_predictions("last", part(groups={"sex": people}), groups, PREDICTED)
         card = CARD.model_copy(update={"name": name})
         parts += read_subgroups(card, groups, arrays_of(counted), {"last": counted["last"]})
-    found = [
-        (part.site, part.group[1], int(part.statistics.count)) for part in subgroup_sets(parts, ("held_out", "train"))
-    ]
+    every = subgroup_sets(parts, ("held_out", "train"))
+    found = [(part.site, part.group[1], int(part.statistics.count)) for part in every]
     assert found == [
         ("pooled:held_out", "female", 2), ("pooled:held_out", "male", 10), ("north", "female", 2), ("north", "male", 4),
         ("south", "male", 6),

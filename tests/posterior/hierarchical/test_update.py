@@ -4,17 +4,19 @@ import numpy as np
 import pytest
 from scipy.special import expit
 
-from fl_dpbayes.posterior.hierarchical.mixture import NormalMixture
+from fl_dpbayes.posterior.hierarchical.distribution import mixed
 from fl_dpbayes.posterior.hierarchical.update import residual_sum, updated_at_home, updated_by_release
 from tests.posterior.hierarchical.test_levels import LEVEL, covered, within
 
-PRIOR = NormalMixture(np.array([1.0, 2.0]), np.array([-0.2, 0.1]), np.array([0.36, 0.04]))
+WEIGHTS, MEANS, VARIANCES = np.array([1.0, 2.0]), np.array([-0.2, 0.1]), np.array([0.36, 0.04])
+PRIOR = mixed(WEIGHTS, MEANS, VARIANCES)
 
 
 def test_at_home_it_is_the_exact_posterior() -> None:
     log_odds, labels = np.array([0.3, -1.0, 0.8, 0.1]), np.array([1, 0, 1, 1])
     places = np.linspace(-6, 6, 100_001)
-    density = PRIOR.density(places) * np.prod(expit(np.where(labels, 1, -1) * (log_odds + places[:, None])), axis=1)
+    prior = np.exp(-np.square(places[:, None] - MEANS) / VARIANCES / 2) @ (WEIGHTS / np.sqrt(VARIANCES))
+    density = prior * np.prod(expit(np.where(labels, 1, -1) * (log_odds + places[:, None])), axis=1)
     found, mean = updated_at_home(PRIOR, log_odds, labels), np.average(places, weights=density)
     assert np.isclose(found.mean, mean, atol=1e-4)
     assert np.isclose(found.sd, np.sqrt(np.average((places - mean) ** 2, weights=density)), rtol=1e-3)
@@ -32,8 +34,8 @@ def test_intervals_after_an_update_cover_hospitals_of_the_population(noise: floa
     generator, hits, narrower = np.random.default_rng(0), [], []
     public = generator.normal(0.5, 0.8, 300)
     for _ in range(250):
-        scale = np.sqrt(PRIOR.variances[which := int(generator.random() < 2 / 3)])
-        effect = PRIOR.means[which] + scale * generator.normal()
+        which = int(generator.random() < 2 / 3)
+        effect = MEANS[which] + np.sqrt(VARIANCES[which]) * generator.normal()
         log_odds = generator.choice(public, 100)
         labels = (generator.random(100) < expit(log_odds + effect)).astype(int)
         if noise:

@@ -129,10 +129,8 @@ def test_parameters_that_hardly_vary_are_refused_by_name():
 def two_sites(apart, *, parameters, draws, seed):
     """Standard normal posteriors whose means differ by `apart` standard deviations in every parameter."""
     generator = np.random.default_rng(seed)
-    return {
-        name: as_samples(sign * apart / 2 + generator.standard_normal((draws, parameters)))
-        for name, sign in (("a", -1.0), ("b", 1.0))
-    }
+    means = {"a": -apart / 2, "b": apart / 2}
+    return {name: as_samples(mean + generator.standard_normal((draws, parameters))) for name, mean in means.items()}
 
 
 @pytest.mark.parametrize("rule", ["product-full", "product-diagonal", "consensus-full", "consensus-diagonal"])

@@ -44,6 +44,8 @@ def test_few_levels_no_noise_and_whole_batches_are_counted_as_before() -> None:
     for plan in (
         plan_of("falling", 16), (GaussianEvent(0.0, 0.5, 20),), history_of_steps(np.linspace(3, 9, 40), 1.0),
         history_of_steps(np.linspace(3, 9, 1200), 0.1),
+        *((GaussianEvent(first, 0.01, 10), GaussianEvent(last, 0.01, 10)) for first, last in
+          ((1.0, math.inf), (0.0, 2.0), (1.0, 1e200))),
     ):  # fmt: skip
         assert prefix_epsilon(plan, 15, 1e-5) == pld_epsilon(slice_history(plan, 0, 15), 1e-5)
 

@@ -142,7 +142,7 @@ def test_a_killed_worker_and_a_killed_driver_cost_only_their_cells_and_nobody_el
     first = begin(study_file(tmp_path, "seed = [1, 2, 3]"), "--out", out)
     wait_for(lambda: workers_of(first.pid))
     # Ray runs the code of whoever reaches one of its ports.
-    assert listening(first.pid)
+    wait_for(lambda: listening(first.pid))
     assert listening(first.pid) <= LOOPBACK
     os.kill(workers_of(first.pid)[0], signal.SIGKILL)
     wait_for(finished)

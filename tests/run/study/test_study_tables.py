@@ -14,7 +14,7 @@ from scipy.stats import t as student
 from fl_dpbayes.config.files.atomic_file import read_sealed_json, write_sealed_json
 from fl_dpbayes.config.scenario import scenario_folder
 from fl_dpbayes.config.study_file import Study, study_of
-from fl_dpbayes.run.study.cell import CellOutcome, FinishedCell, finished_cell, keep_outcome
+from fl_dpbayes.run.study.cell import CellOutcome, finished_cell, keep_outcome
 from fl_dpbayes.run.study.differences import differences_table
 from fl_dpbayes.run.study.grid import study_cells
 from fl_dpbayes.run.study.table import further_table, result_table, write_tables
@@ -28,7 +28,7 @@ ECE = {  # method -> alpha -> seed -> value
 
 
 @pytest.fixture
-def made() -> tuple[Study, list[FinishedCell]]:
+def made() -> tuple[Study, list[CellOutcome]]:
     content: dict[str, Any] = {
         **copy.deepcopy(BASE),
         "study": {"compare": ["aggregation.rule", "predictor"], "metrics": ["ece"], "shifted_copy_of": "held-out"},
@@ -60,7 +60,7 @@ def made() -> tuple[Study, list[FinishedCell]]:
             "shift_detection": [{"site": "contrast-2", "predictor": "posterior", "measure": "total", "auroc": 0.5,
                                  "low": 0.4, "high": 0.6, "interval": [0.3, 0.7]}],
         }  # fmt: skip
-        cells.append(FinishedCell(cell, summary, 4.0))
+        cells.append(CellOutcome(cell, 4.0, summary))
     return study, cells
 
 
@@ -95,7 +95,7 @@ def test_a_cell_that_was_edited_is_run_again(tmp_path: Path, made, edit: dict[st
     cell, summary = made[1][0].cell, made[1][0].summary
     path = tmp_path / "cells" / f"{cell.digest}.json"
     path.parent.mkdir()
-    keep_outcome(tmp_path, cell, CellOutcome(cell.digest, 1.0, summary))
+    keep_outcome(tmp_path, CellOutcome(cell, 1.0, summary))
     assert finished_cell(tmp_path, cell) is not None
     if edit is not None:
         content = read_sealed_json(path)

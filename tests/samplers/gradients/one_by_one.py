@@ -21,11 +21,8 @@ def gradient_of(module, features, targets, loss=cross_entropy):
 
 
 def sizes_of_layers(module):
-    own = [
-        [value.numel() for value in layer.parameters(recurse=False) if value.requires_grad]
-        for layer in module.modules()
-    ]
-    return [sum(sizes) for sizes in own if sizes]
+    own = ([value for value in layer.parameters(recurse=False) if value.requires_grad] for layer in module.modules())
+    return [sum(value.numel() for value in values) for values in own if values]
 
 
 def clipped(gradient, clip_norm, clipping=FLAT, layer_sizes=None):

@@ -20,12 +20,9 @@ def test_all_forms_of_a_convolution_give_the_true_norm_and_sum(outputs, side, se
     upstream = torch.randn(layer(inputs).shape, generator=generator)
     found = layer_gradients(layer, inputs, upstream)
     assert (found.product is None) == (outputs != 64)
-    gradients = [
-        torch.cat(
-            [part.double().flatten() for part in torch.autograd.grad(layer(row[None]), layer.parameters(), g[None])]
-        )
-        for row, g in zip(inputs, upstream, strict=True)
-    ]
+    pairs = zip(inputs, upstream, strict=True)
+    parts = [torch.autograd.grad(layer(row[None]), layer.parameters(), g[None]) for row, g in pairs]
+    gradients = [torch.cat([part.double().flatten() for part in own]) for own in parts]
     torch.testing.assert_close(found.norms, torch.stack(gradients).norm(dim=1), rtol=2e-5, atol=0)
     factors, total = torch.tensor([0.5, 0.0, 2.0], dtype=torch.float64), torch.empty_like(gradients[0])
     found.weighted_sum(factors, used_rows(factors), total)

@@ -279,8 +279,6 @@ def test_an_engine_is_probed_once_for_a_structure_whatever_the_parameters(monkey
     probes, plain = [], engines._agrees_with_autograd
     monkeypatch.setattr(engines, "KEPT", Kept())
     monkeypatch.setattr(engines, "_agrees_with_autograd", lambda *asked: probes.append(asked) or plain(*asked))
-    chosen = [
-        gradient_engine(nn.Sequential(nn.Linear(3, width), activation()), (3,)).name
-        for width, activation in [(2, nn.Tanh), (2, nn.Tanh), (4, nn.Tanh), (4, nn.ReLU), (4, nn.ReLU)]
-    ]
+    asked = [(2, nn.Tanh), (2, nn.Tanh), (4, nn.Tanh), (4, nn.ReLU), (4, nn.ReLU)]
+    chosen = [gradient_engine(nn.Sequential(nn.Linear(3, size), kind()), (3,)).name for size, kind in asked]
     assert (chosen, len(probes)) == (["book_keeping"] * 5, 3)

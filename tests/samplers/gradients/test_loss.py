@@ -3,11 +3,8 @@ import math
 import pytest
 import torch
 
-from fl_dpbayes.samplers.gradients.loss import (
-    mean_over_draws,
-    summed_cross_entropy,
-    summed_gaussian_negative_log_likelihood,
-)
+from fl_dpbayes.samplers.gradients import loss
+from fl_dpbayes.samplers.gradients.loss import mean_over_draws, summed_cross_entropy
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -19,7 +16,7 @@ def test_half_precision_logits_lose_nothing_more(dtype):
 
 def test_gaussian_likelihood_by_hand():
     outputs = torch.tensor([[1.0, math.log(4.0)], [0.0, 0.0]])
-    found = summed_gaussian_negative_log_likelihood(outputs, torch.tensor([3.0, 0.5]))
+    found = loss.summed_gaussian_negative_log_likelihood(outputs, torch.tensor([3.0, 0.5]))
     expected = (math.log(4.0) + 1.0 + 0.25) / 2 + math.log(2 * math.pi)
     assert found.item() == pytest.approx(expected)
 

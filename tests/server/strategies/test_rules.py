@@ -187,7 +187,7 @@ def test_averaged_temperature_is_that_of_the_weighting_or_none(federation, setti
         expected = units.sum() * (weights**2 * heat / units).sum()
         assert summary["averaged_temperature"] == pytest.approx(expected, rel=1e-9)
         np.testing.assert_allclose(stored, expected, rtol=1e-9)
-    assert f"the averaged chain's is {summary['averaged_temperature']:.3g}" in caption
+    assert f"The averaged chain's temperature is {summary['averaged_temperature']:.3g}" in caption
 
 
 @pytest.mark.slow
