@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.optimize import minimize
 from scipy.special import expit, log_expit, logsumexp
+from sklearn.linear_model import LogisticRegression
 
 RESULTS = Path(__file__).parent / "results" / "stroke"
 PAGE = RESULTS / "README.md"
@@ -23,7 +24,10 @@ EPSILONS = ("0.5", "1", "2", "8", "none")
 PATIENTS = (10, 20, 50, 100, 200)
 LEAST_LEFT = 20
 SIZES = {"20 to 49": (20, 50), "50 to 99": (50, 100), "100 and more": (100, 10_000)}
+PREDICTORS = ("one", "hierarchical", "home", "alone", "pooled", "published", "no privacy")
 LEVEL, REPLICATES = 0.9, 1000
+# What is known of a place that is held out: of hospitals nothing or their country, of countries that they are new.
+KNOWN = {"fifth": ("unknown", "country known", "new country"), "country": ("new country", "unknown")}
 
 
 # ---------------------------------------------------------------------------------------------------- measuring
@@ -91,7 +95,7 @@ def training(folder: Path) -> dict[str, Row]:
         if not cut:
             continue
         names, patients = cut[0]["names"], cut[0]["patients"]
-        keys = ("one", "hierarchical", "home", "alone", "pooled", "published", "no privacy")
+        keys = [key for key in PREDICTORS if key in cut[0] and not (key == "alone" and epsilon == "none")]
         counts = np.stack([per_place(np.ones(len(one["label"])), one["site"], len(names)) for one in cut])
         sums = {
             key: np.stack([per_place(losses(one[key], one["label"]), one["site"], len(names)) for one in cut])
@@ -107,13 +111,14 @@ def training(folder: Path) -> dict[str, Row]:
             ("one", "pooled"), ("hierarchical", "one"), ("hierarchical", "alone"), ("hierarchical", "pooled"),
             ("home", "hierarchical"), ("home", "one"), ("hierarchical", "published"), ("hierarchical", "no privacy"),
         ):  # fmt: skip
-            rows[f"{one} less {other}, {at}, NLL"] = ratio(sums[one] - sums[other], counts)
+            if one in sums and other in sums:
+                rows[f"{one} less {other}, {at}, NLL"] = ratio(sums[one] - sums[other], counts)
         rows[f"pooled less one, {at}, AUROC"] = auroc_gap(cut, len(names))
         for size, (least, below) in SIZES.items():
             inside = (patients >= least) & (patients < below)
             for key in keys:
                 rows[f"{key}, {at}, {size} patients, NLL"] = ratio(sums[key][:, inside], counts[:, inside])
-            better = min(("one", "alone"), key=lambda key: sums[key][:, inside].sum())
+            better = min((key for key in ("one", "alone") if key in sums), key=lambda key: sums[key][:, inside].sum())
             gap = sums["hierarchical"][:, inside] - sums[better][:, inside]
             rows[f"hierarchical less the better, {at}, {size} patients, NLL"] = ratio(gap, counts[:, inside])
     return rows
@@ -137,13 +142,16 @@ def auroc_gap(cut: Sequence[Mapping[str, npt.NDArray]], places: int) -> Row:
 
 
 def spread(folder: Path) -> dict[str, Row]:
-    """Measure the standard deviations between hospitals against the estimate from all patients without privacy."""
+    """Measure the standard deviations between hospitals against the same estimate from all patients without privacy."""
     from stroke_cells import Cell, country_of, dealt, scenario_of
 
     own = dealt(scenario_of(Cell("split", 1.0, 1)))
     countries = np.unique([country_of(name) for name in own.names], return_inverse=True)[1]
-    truth = dict(zip(("one level", "hospitals", "groups"), maximum_likelihood(own, countries), strict=True))
+    likeliest = dict(zip(("one level", "hospitals", "groups"), maximum_likelihood(own, countries), strict=True))
+    ((_, _, every),) = cells(folder, "all", "none")
+    truth = {name: float(every[f"sd {name}"][0]) for name in likeliest}
     rows: dict[str, Row] = {f"{name}, all patients": {"value": value} for name, value in truth.items()}
+    rows |= {f"{name}, maximum likelihood": {"value": value} for name, value in likeliest.items()}
     for epsilon in EPSILONS:
         found = [one for kind in ("split", "spread") for _, _, one in cells(folder, kind, epsilon)]
         for name, value in truth.items() if found else ():
@@ -170,44 +178,35 @@ def share(values: npt.NDArray) -> Row:
 def maximum_likelihood(own: Any, groups: npt.NDArray[np.int64]) -> tuple[float, float, float]:
     """Return the sd between hospitals of one level, then between hospitals and groups of two, by maximum likelihood.
 
-    A logistic model of all patients with random intercepts; its slopes are fitted with one level and then kept.
+    A logistic model of all patients with random intercepts, integrated on a grid; slopes are those within hospitals.
     `own`: all records by hospital. `groups`: the group of every hospital.
     """
-    inputs, signs, site = own.inputs, np.where(own.labels == 1, 1.0, -1.0), own.site
-    hospitals, width = len(own.names), own.inputs.shape[1]
-    nodes, weights = np.polynomial.hermite_e.hermegauss(61)
-    log_weights = np.log(weights / weights.sum())
+    signs, width = np.where(own.labels == 1, 1.0, -1.0), own.inputs.shape[1]
+    # An indicator of 3 makes the penalty of each hospital's intercept small.
+    indicators = 3.0 * np.eye(len(own.names))[own.site]
+    within = LogisticRegression(max_iter=2000).fit(np.column_stack([own.inputs, indicators]), own.labels)
+    odds, places = own.inputs @ within.coef_[0, :width] + within.intercept_[0], np.linspace(-4, 4, 401)
+    starts = np.searchsorted(own.site, np.arange(len(own.names)))
+    told = np.stack([np.add.reduceat(log_expit(signs * (odds + place)), starts) for place in places], axis=1)
+    likelihood, members = np.exp(told - told.max(axis=1, keepdims=True)), np.eye(groups.max() + 1)[:, groups]
 
-    def one_level(values: Floats) -> tuple[float, Floats]:
-        slopes, middle, sd = values[:width], values[width], np.exp(values[-1])
-        odds = (inputs @ slopes + middle)[:, None] + sd * nodes
-        told = np.add.reduceat(log_expit(signs[:, None] * odds), starts) + log_weights
-        best = logsumexp(told, axis=1)
-        responsibility = np.exp(told - best[:, None])[site] * (signs[:, None] * expit(-signs[:, None] * odds))
-        residual = responsibility.sum(axis=1)
-        slope = np.concatenate([inputs.T @ residual, [residual.sum(), sd * (responsibility @ nodes).sum()]])
-        return -float(best.sum()), -slope
+    def log_prior(middle: float, log_sd: float) -> Floats:
+        above = -np.square((places - middle) / np.exp(log_sd)) / 2
+        return np.asarray(above - logsumexp(above))
 
-    starts = np.searchsorted(site, np.arange(hospitals))
-    start = np.concatenate([np.zeros(width + 1), [np.log(0.5)]])
-    fitted = minimize(one_level, start, jac=True, method="L-BFGS-B", options={"maxiter": 300})
-    places = np.linspace(-3.5, 3.5, 281)
-    odds = inputs @ fitted.x[:width]
-    told = np.stack([
-        np.add.reduceat(log_expit(signs * (odds + place)), starts) for place in places + fitted.x[width]
-    ], axis=1)  # fmt: skip
-    top = told.max(axis=1, keepdims=True)
-    likelihood, members = np.exp(told - top), np.eye(groups.max() + 1)[:, groups]
+    def one_level(values: Floats) -> float:
+        return -float(np.log(likelihood @ np.exp(log_prior(*values))).sum())
 
     def two_levels(values: Floats) -> float:
-        middle, own_sd, group_sd = values[0], *np.exp(values[1:])
-        near = np.exp(-np.square((places[:, None] - places) / own_sd) / 2)
+        near = np.exp(-np.square((places[:, None] - places) / np.exp(values[2])) / 2)
         of_group = members @ np.log(likelihood @ (near / near.sum(axis=0)) + 1e-300)
-        above = -np.square((places - middle) / group_sd) / 2
-        return -float(logsumexp(of_group + above - logsumexp(above), axis=1).sum())
+        return -float(logsumexp(of_group + log_prior(*values[:2]), axis=1).sum())
 
-    both = minimize(two_levels, np.array([0.0, np.log(0.3), np.log(0.4)]), method="Nelder-Mead")
-    return float(np.exp(fitted.x[-1])), float(np.exp(both.x[1])), float(np.exp(both.x[2]))
+    one, two = (
+        minimize(loss, start, method="Nelder-Mead").x
+        for loss, start in ((one_level, [0, -0.5]), (two_levels, [0, -1, -1]))
+    )
+    return float(np.exp(one[1])), float(np.exp(two[2])), float(np.exp(two[1]))
 
 
 def exact_loss(odds: Floats, labels: npt.NDArray[np.int64]) -> float:
@@ -246,11 +245,13 @@ def places_of(folder: Path, kind: str, epsilon: str) -> Iterator[tuple[int, str,
     from fl_dpbayes.posterior.hierarchical.distribution import Distribution
 
     for left, seed, found in cells(folder, kind, epsilon):
+        if left == "nobody":
+            continue
         effects = {key[7:]: Distribution(*value) for key, value in found.items() if key.startswith("effect")}
         for number in np.unique(found["site"]) if kind == "fifth" else [None]:
             chosen = slice(None) if number is None else found["site"] == number
             place = left if number is None else str(found["names"][number])
-            known = {"unknown": effects[""], "new group": effects["new"]}
+            known = {"unknown": effects[""], "new country": effects["new"]}
             if kind == "fifth" and country_of(place) in effects:
                 known["country known"] = effects[country_of(place)]
             patients = {key: found[key][chosen] for key in ("label", "site", "one", "pooled", "odds")}
@@ -282,9 +283,9 @@ def new_hospitals(folder: Path) -> dict[str, Row]:
                     "patients": len(labels), "places": 1.0, "one": losses(own["one"], labels).sum(),
                     "pooled": losses(own["pooled"], labels).sum(), "exact": exact_loss(odds, labels),
                 }  # fmt: skip
-                for name in ("unknown", "country known"):
-                    # Where no other hospital of its country trains, nothing is known of the country.
-                    effect = known.get(name, known["unknown"])
+                for name in KNOWN[kind]:
+                    # Where no other hospital of its country trains, the country is a new one.
+                    effect = known.get(name, known["new country"])
                     low, high, width = rate_interval(effect, odds)
                     figures |= {
                         f"{name} integrated": losses(integrated(odds, effect), labels).sum(),
@@ -292,15 +293,23 @@ def new_hospitals(folder: Path) -> dict[str, Row]:
                         f"{name} held": float(low <= labels.mean() <= high),
                     }  # fmt: skip
                 measured.append((seed, place, figures))
+                if kind == "country" and epsilon == "1" and seed == 1:
+                    low, high, _ = rate_interval(known["new country"], odds)
+                    rows[f"rate, {place}"] = {
+                        "value": labels.mean(), "low": low, "high": high, "patients": len(labels),
+                        "one": own["one"].mean(),
+                    }  # fmt: skip
             if not measured:
                 continue
             found, at = table(measured), f"{what}, epsilon {epsilon}"
-            for key in ("one", "pooled", "exact", "unknown integrated", "country known integrated"):
+            for key in ("one", "pooled", "exact", *(f"{name} integrated" for name in KNOWN[kind])):
                 rows[f"{key}, {at}, NLL"] = ratio(found[key], found["patients"])
-            for name in ("unknown", "country known"):
+            each = np.maximum(found["patients"], 1)
+            for name in KNOWN[kind]:
                 for key in ("integrated", "joint"):
                     gap = found[f"{name} {key}"] - found["one"]
                     rows[f"{name} {key} less one, {at}"] = ratio(gap, found["patients"])
+                    rows[f"{name} {key} less one, {at}, places alike"] = ratio(gap / each, found["places"])
                 rows[f"{name} coverage, {at}"] = ratio(found[f"{name} held"], found["places"])
                 rows[f"{name} width, {at}"] = ratio(found[f"{name} width"], found["places"])
     return rows
@@ -309,7 +318,8 @@ def new_hospitals(folder: Path) -> dict[str, Row]:
 def updating(folder: Path) -> dict[str, Row]:
     """Measure updating at new hospitals, at those of a known country, and in new countries."""
     hospitals = {"unknown": "new hospital", "country known": "country known"}
-    return updates_of(folder, "fifth", "1", hospitals) | updates_of(folder, "country", "1", {"unknown": "new country"})
+    countries = {"new country": "new country"}
+    return updates_of(folder, "fifth", "1", hospitals) | updates_of(folder, "country", "1", countries)
 
 
 def updates_of(folder: Path, kind: str, epsilon: str, names: Mapping[str, str]) -> dict[str, Row]:
@@ -332,7 +342,8 @@ def updates_of(folder: Path, kind: str, epsilon: str, names: Mapping[str, str]) 
             first, rest = order[:count], order[count:]
             odds, labels = own["odds"][rest], own["label"][rest]
             exact, noise = exact_loss(odds, labels), sigma * draw.standard_normal()
-            for name, effect in known.items():
+            for name in (name for name in names if name in known):
+                effect = known[name]
                 told = own["odds"][first], own["label"][first]
                 sent = residual_sum(told[0] + effect.mean, told[1], np.arange(count)) + noise
                 after = {
@@ -357,8 +368,7 @@ def heart(folder: Path) -> dict[str, Row]:
         value, low, high = found["sd one level"]
         what = "all four train" if left == "nobody" else f"{left} held out"
         rows[f"sd, {what}, seed {seed}"] = {"value": value, "low": low, "high": high}
-    rows |= updates_of(folder, "heart", "4", {"unknown": "heart, new hospital"})
-    return rows
+    return rows | updates_of(folder, "heart", "4", {"unknown": "heart, new hospital"})
 
 
 if __name__ == "__main__":

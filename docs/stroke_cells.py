@@ -297,6 +297,7 @@ def make(cell: Cell) -> Arrays:
         if cell.kind == "split":
             found["alone"] = np.zeros(len(odds))
             found["alone"][own.test] = alone(cell)
+        if cell.kind == "split" and cell.epsilon == 1.0:
             found["home"] = at_home(model, own, odds)
         tested = own.test
     else:
