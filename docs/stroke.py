@@ -1,376 +1,308 @@
-"""Writes docs/results/stroke/README.md and its figures from the JSON beside it: `python docs/stroke.py`.
-
-`python docs/stroke.py measure FOLDER` writes the JSON from the cells that `python docs/stroke_cells.py FOLDER` made.
-"""
+"""Writes docs/results/stroke/README.md and its figures from the JSON beside it: `python docs/stroke.py`."""
 
 import json
 import re
-import sys
-from collections.abc import Iterator, Mapping, Sequence
+import tomllib
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
-from scipy.optimize import minimize
-from scipy.special import expit, log_expit, logsumexp
-from sklearn.linear_model import LogisticRegression
+from matplotlib.figure import Figure
+
+from fl_dpbayes.report import figure_style as look
 
 RESULTS = Path(__file__).parent / "results" / "stroke"
 PAGE = RESULTS / "README.md"
-Floats = npt.NDArray[np.float64]
-Row = dict[str, Any]
 EPSILONS = ("0.5", "1", "2", "8", "none")
 PATIENTS = (10, 20, 50, 100, 200)
-LEAST_LEFT = 20
-SIZES = {"20 to 49": (20, 50), "50 to 99": (50, 100), "100 and more": (100, 10_000)}
-PREDICTORS = ("one", "hierarchical", "home", "alone", "pooled", "published", "no privacy")
-LEVEL, REPLICATES = 0.9, 1000
-# What is known of a place that is held out: of hospitals nothing or their country, of countries that they are new.
-KNOWN = {"fifth": ("unknown", "country known", "new country"), "country": ("new country", "unknown")}
+SIZES = ("20 to 49", "50 to 99", "100 and more")
+NAMES = {
+    "one": "the federation's one model", "hierarchical": "a level for each hospital, at the server",
+    "home": "a level for each hospital, updated at home", "alone": "each hospital alone, at the same epsilon",
+    "pooled": "all patients in one place, without privacy",
+    "published": "the trial's own score, fitted on these patients",
+    "no privacy": "a level for each hospital, without privacy",
+}  # fmt: skip
+SAID = {"unknown": "nothing", "country known": "its country", "new country": "that its country is a new one"}
+LEVELS = {
+    "one level": "between hospitals, one level", "hospitals": "between hospitals of a country",
+    "groups": "between countries",
+}  # fmt: skip
+WAYS = {"at home": "at home", "private": "private, epsilon 1", "alone": "at home, a prior that says nothing"}
+KNOWN = {"hospitals": ("unknown", "country known", "new country"), "countries": ("new country", "unknown")}
 
 
-# ---------------------------------------------------------------------------------------------------- measuring
+def found() -> dict[str, dict[str, Any]]:
+    """Return what was measured, by file."""
+    return {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(RESULTS.glob("*.json"))}
 
 
-def measure(folder: Path) -> None:
-    """Write every JSON file of the page from a folder of cells."""
-    for name, function in (
-        ("training", training), ("spread", spread), ("new", new_hospitals), ("update", updating), ("heart", heart),
-    ):  # fmt: skip
-        write(name, function(folder))
-        print(name, flush=True)
+def reference() -> str:
+    """Return the page with its tables made anew."""
+    measured = found()
+    text = PAGE.read_text(encoding="utf-8")
+    blocks = {
+        "answer": answer(measured), "targets": targets(measured), "training": training_table(measured),
+        "sizes": sizes_table(measured), "spread": spread_table(measured), "new": new_table(measured),
+        "update": update_table(measured), "heart": heart_table(measured), "sets": sets_table(measured),
+        "alarm": alarm_table(measured), "program": program_table(measured),
+    }  # fmt: skip
+    for name, lines in blocks.items():
+        block = f"<!-- {name} -->\n\n" + "\n".join(lines) + "\n\n<!-- end -->"
+        text = re.sub(f"<!-- {name} -->.*?<!-- end -->", lambda _, block=block: block, text, flags=re.DOTALL)
+    return text
 
 
-def write(name: str, rows: Mapping[str, Any]) -> None:
-    """Write one file of results, figures to five digits."""
-    text = json.dumps({"rows": rows}, indent=1, default=lambda value: value.item())
-    short = re.sub(r"-?\d+\.\d{6,}(e-?\d+)?", lambda found: f"{float(found.group()):.5g}", text)
-    (RESULTS / f"{name}.json").write_text(short + "\n", encoding="utf-8")
+def shown(row: Mapping[str, Any], digits: int = 3) -> str:
+    """Write a figure with its 90 % interval."""
+    text = f"{row['value']:.{digits}f}"
+    return f"{text} [{row['low']:.{digits}f}, {row['high']:.{digits}f}]" if "low" in row else text
 
 
-def cells(folder: Path, kind: str, epsilon: str) -> Iterator[tuple[str, int, dict[str, npt.NDArray]]]:
-    """Yield the cells of a kind at one epsilon, in order of their names: what is held out, the split's seed, arrays."""
-    for path in sorted(folder.glob(f"{kind}-{epsilon}-*.npz")):
-        left, seed, _ = path.stem.removeprefix(f"{kind}-{epsilon}-").rsplit("-", 2)
-        with np.load(path) as content:
-            yield left, int(seed), dict(content)
+def goals() -> list[dict[str, Any]]:
+    """Return what was to be reached."""
+    return tomllib.loads((RESULTS / "targets.toml").read_text(encoding="utf-8"))["rows"]
 
 
-def losses(p: Floats, labels: npt.NDArray[np.int64]) -> Floats:
-    """Return minus log likelihood of every label, (n,)."""
-    return -np.log(np.where(labels == 1, p, 1 - p))
+def reached(row: Mapping[str, Any], target: Mapping[str, Any]) -> bool:
+    """Say whether a figure is where it was to be."""
+    return row["value"] >= target["reach"] if target.get("above") else row["value"] <= target["reach"]
 
 
-def ratio(above: Floats, below: Floats) -> Row:
-    """Return sum(above) / sum(below) over seeds and places, (S, P), with an interval over both, drawn anew together."""
-    draw = np.random.default_rng(16)
-    seeds, places = above.shape
-    values = []
-    for _ in range(REPLICATES):
-        chosen = np.ix_(draw.integers(seeds, size=seeds), draw.integers(places, size=places))
-        values.append(above[chosen].sum() / below[chosen].sum())
-    low, high = np.quantile(values, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
-    return {"value": above.sum() / below.sum(), "low": low, "high": high, "places": places, "seeds": seeds}
+def found_row(measured: Mapping[str, Any], target: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Return the figure of a target; of several rows the worst."""
+    rows = measured.get(target["file"], {}).get("rows", {})
+    names = [target["row"]] if isinstance(target["row"], str) else target["row"]
+    chosen = [rows[name] for name in names if name in rows]
+    if not chosen:
+        return None
+    return min(chosen, key=lambda row: row["value"] if target.get("above") else -row["value"])
 
 
-def per_place(values: Floats, place: npt.NDArray[np.int64], places: int) -> Floats:
-    """Sum values by place, (places,)."""
-    return np.bincount(place, values, places)
-
-
-def auroc(p: Floats, labels: npt.NDArray[np.int64], weights: Floats) -> float:
-    """Return the area under the ROC curve of weighted records."""
-    order = np.argsort(p, kind="stable")
-    sick, well = (weights * labels)[order], (weights * (1 - labels))[order]
-    return float(sick @ (np.cumsum(well) - well / 2) / (sick.sum() * well.sum()))
-
-
-def training(folder: Path) -> dict[str, Row]:
-    """Measure predictors at training hospitals: gaps in NLL and AUROC between them, at every epsilon."""
-    rows: dict[str, Row] = {}
-    free = {seed: one["hierarchical"] for _, seed, one in cells(folder, "split", "none")}
-    for epsilon in EPSILONS:
-        cut = [one | {"no privacy": free[seed]} for _, seed, one in cells(folder, "split", epsilon) if seed in free]
-        if not cut:
-            continue
-        names, patients = cut[0]["names"], cut[0]["patients"]
-        keys = [key for key in PREDICTORS if key in cut[0] and not (key == "alone" and epsilon == "none")]
-        counts = np.stack([per_place(np.ones(len(one["label"])), one["site"], len(names)) for one in cut])
-        sums = {
-            key: np.stack([per_place(losses(one[key], one["label"]), one["site"], len(names)) for one in cut])
-            for key in keys
-        }
-        at = f"epsilon {epsilon}"
-        for key in keys:
-            rows[f"{key}, {at}, NLL"] = ratio(sums[key], counts)
-            rows[f"{key}, {at}, AUROC"] = {
-                "value": np.mean([auroc(o[key], o["label"], np.ones(len(o["label"]))) for o in cut])
-            }
-        for one, other in (
-            ("one", "pooled"), ("hierarchical", "one"), ("hierarchical", "alone"), ("hierarchical", "pooled"),
-            ("home", "hierarchical"), ("home", "one"), ("hierarchical", "published"), ("hierarchical", "no privacy"),
-        ):  # fmt: skip
-            if one in sums and other in sums:
-                rows[f"{one} less {other}, {at}, NLL"] = ratio(sums[one] - sums[other], counts)
-        rows[f"pooled less one, {at}, AUROC"] = auroc_gap(cut, len(names))
-        for size, (least, below) in SIZES.items():
-            inside = (patients >= least) & (patients < below)
-            for key in keys:
-                rows[f"{key}, {at}, {size} patients, NLL"] = ratio(sums[key][:, inside], counts[:, inside])
-            better = min((key for key in ("one", "alone") if key in sums), key=lambda key: sums[key][:, inside].sum())
-            gap = sums["hierarchical"][:, inside] - sums[better][:, inside]
-            rows[f"hierarchical less the better, {at}, {size} patients, NLL"] = ratio(gap, counts[:, inside])
-    return rows
-
-
-def auroc_gap(cut: Sequence[Mapping[str, npt.NDArray]], places: int) -> Row:
-    """Return the pooled model's AUROC less the one model's, with an interval over splits and hospitals."""
-
-    def gap(chosen: Sequence[int], weights: Floats) -> float:
-        parts = [(cut[at], weights[cut[at]["site"]]) for at in chosen]
-        return float(np.mean([auroc(o["pooled"], o["label"], w) - auroc(o["one"], o["label"], w) for o, w in parts]))
-
-    draw = np.random.default_rng(16)
-    values = []
-    for _ in range(REPLICATES // 2):
-        times = draw.multinomial(places, np.ones(places) / places).astype(float)
-        values.append(gap(draw.integers(len(cut), size=len(cut)).tolist(), times))
-    low, high = np.quantile(values, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
-    value = gap(range(len(cut)), np.ones(places))
-    return {"value": value, "low": low, "high": high, "places": places, "seeds": len(cut)}
-
-
-def spread(folder: Path) -> dict[str, Row]:
-    """Measure the standard deviations between hospitals against the same estimate from all patients without privacy."""
-    from stroke_cells import Cell, country_of, dealt, scenario_of
-
-    own = dealt(scenario_of(Cell("split", 1.0, 1)))
-    countries = np.unique([country_of(name) for name in own.names], return_inverse=True)[1]
-    likeliest = dict(zip(("one level", "hospitals", "groups"), maximum_likelihood(own, countries), strict=True))
-    ((_, _, every),) = cells(folder, "all", "none")
-    truth = {name: float(every[f"sd {name}"][0]) for name in likeliest}
-    rows: dict[str, Row] = {f"{name}, all patients": {"value": value} for name, value in truth.items()}
-    rows |= {f"{name}, maximum likelihood": {"value": value} for name, value in likeliest.items()}
-    for epsilon in EPSILONS:
-        found = [one for kind in ("split", "spread") for _, _, one in cells(folder, kind, epsilon)]
-        for name, value in truth.items() if found else ():
-            told = np.stack([one[f"sd {name}"] for one in found])
-            inside = (told[:, 1] <= value) & (value <= told[:, 2])
-            low, high = np.quantile(told[:, 0], [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
-            error = np.abs(told[:, 0] / value - 1)
-            at = f"{name}, epsilon {epsilon}"
-            rows[at] = {
-                "value": told[:, 0].mean(), "low": low, "high": high, "seeds": len(told),
-                "interval": told[:, 1:].mean(axis=0).tolist(),
-            }  # fmt: skip
-            rows[f"{at}, off by"] = share(error) | {"largest": error.max()}
-            rows[f"{at}, within a fifth"] = share(error <= 0.2)
-            rows[f"{at}, coverage"] = share(inside)
-    return rows
-
-
-def share(values: npt.NDArray) -> Row:
-    """Return the mean of values over seeds, (S,), with an interval over them."""
-    return ratio(values[:, None].astype(float), np.ones((len(values), 1))) | {"places": None}
-
-
-def maximum_likelihood(own: Any, groups: npt.NDArray[np.int64]) -> tuple[float, float, float]:
-    """Return the sd between hospitals of one level, then between hospitals and groups of two, by maximum likelihood.
-
-    A logistic model of all patients with random intercepts, integrated on a grid; slopes are those within hospitals.
-    `own`: all records by hospital. `groups`: the group of every hospital.
-    """
-    signs, width = np.where(own.labels == 1, 1.0, -1.0), own.inputs.shape[1]
-    # An indicator of 3 makes the penalty of each hospital's intercept small.
-    indicators = 3.0 * np.eye(len(own.names))[own.site]
-    within = LogisticRegression(max_iter=2000).fit(np.column_stack([own.inputs, indicators]), own.labels)
-    odds, places = own.inputs @ within.coef_[0, :width] + within.intercept_[0], np.linspace(-4, 4, 401)
-    starts = np.searchsorted(own.site, np.arange(len(own.names)))
-    told = np.stack([np.add.reduceat(log_expit(signs * (odds + place)), starts) for place in places], axis=1)
-    likelihood, members = np.exp(told - told.max(axis=1, keepdims=True)), np.eye(groups.max() + 1)[:, groups]
-
-    def log_prior(middle: float, log_sd: float) -> Floats:
-        above = -np.square((places - middle) / np.exp(log_sd)) / 2
-        return np.asarray(above - logsumexp(above))
-
-    def one_level(values: Floats) -> float:
-        return -float(np.log(likelihood @ np.exp(log_prior(*values))).sum())
-
-    def two_levels(values: Floats) -> float:
-        near = np.exp(-np.square((places[:, None] - places) / np.exp(values[2])) / 2)
-        of_group = members @ np.log(likelihood @ (near / near.sum(axis=0)) + 1e-300)
-        return -float(logsumexp(of_group + log_prior(*values[:2]), axis=1).sum())
-
-    one, two = (
-        minimize(loss, start, method="Nelder-Mead").x
-        for loss, start in ((one_level, [0, -0.5]), (two_levels, [0, -1, -1]))
+def answer(measured: Mapping[str, Any]) -> Iterator[str]:
+    """Return the first words: how many of the figures that were to be reached are."""
+    pairs = [(row, target) for target in goals() if (row := found_row(measured, target)) is not None]
+    count = sum(reached(row, target) for row, target in pairs)
+    rows, new = measured["training"]["rows"], measured["new"]["rows"]
+    own, one, alone, pooled = (
+        f"{rows[f'{key}, epsilon 1, NLL']['value']:.3f}" for key in ("hierarchical", "one", "alone", "pooled")
     )
-    return float(np.exp(one[1])), float(np.exp(two[2])), float(np.exp(two[1]))
+    held, width = (new[f"new country {key}, countries, epsilon 1"]["value"] for key in ("coverage", "width"))
+    yield (
+        f"**At epsilon 1 for each of 259 hospitals, a level for each predicts their patients with log loss {own}: one "
+        f"private model has {one}, each hospital alone {alone}, one model of all patients in one place without privacy "
+        f"{pooled}. The 90 % interval for the event rate held in {held:.0%} of countries that nobody had seen, at a mean "
+        f"width of {width:.2f}. Of {len(pairs)} figures that were to be reached {count} are.**"
+    )
 
 
-def exact_loss(odds: Floats, labels: npt.NDArray[np.int64]) -> float:
-    """Return minus log likelihood at a place's own level: fitted to these patients, and 1/2 for what that flatters."""
-    level = 0.0
-    for _ in range(60):
-        p = expit(odds + level)
-        level += float(np.clip((labels - p).sum() / max((p * (1 - p)).sum(), 1e-9), -1, 1))
-    return float(losses(np.clip(expit(odds + level), 1e-12, 1 - 1e-12), labels).sum()) + 0.5
-
-
-def joint_loss(effect: Any, odds: Floats, labels: npt.NDArray[np.int64]) -> float:
-    """Return minus the log of the probability that an effect's distribution gives all labels of a place together."""
-    signs = np.where(labels == 1, 1.0, -1.0)
-    told = np.array([log_expit(signs * (odds + place)).sum() for place in effect.values])
-    return -float(logsumexp(told, b=effect.weights))
-
-
-def rate_interval(effect: Any, odds: Floats) -> tuple[float, float, float]:
-    """Return the 90 % interval of an observed rate, the chance of patients in it, and the width of the rate's own."""
-    from fl_dpbayes.posterior.hierarchical.distribution import mixed
-
-    low, high = effect.interval(LEVEL)
-    p = expit(odds[:, None] + effect.quantiles((np.arange(200) + 0.5) / 200))
-    observed = mixed(np.ones(200), p.mean(axis=0), (p * (1 - p)).mean(axis=0) / len(odds)).interval(LEVEL)
-    return *observed, float(expit(odds + high).mean() - expit(odds + low).mean())
-
-
-def places_of(folder: Path, kind: str, epsilon: str) -> Iterator[tuple[int, str, dict[str, Any], dict[str, Any]]]:
-    """Yield every held-out place of a kind of cells: seed, name, its patients, and its effect by what is known of it.
-
-    Fifths give hospitals; countries and single hospitals are a place each.
-    """
-    from stroke_cells import country_of
-
-    from fl_dpbayes.posterior.hierarchical.distribution import Distribution
-
-    for left, seed, found in cells(folder, kind, epsilon):
-        if left == "nobody":
+def targets(measured: Mapping[str, Any]) -> Iterator[str]:
+    """Return the table of what was to be reached."""
+    yield from ("| what, at epsilon 1 where nothing else is said | to reach | measured [90 %] | |", "|---|---|---|---|")
+    for target in goals():
+        row = found_row(measured, target)
+        if row is None:
+            yield f"| {target['what']} | {target['said']} | not measured | {target.get('why', '')} |"
             continue
-        effects = {key[7:]: Distribution(*value) for key, value in found.items() if key.startswith("effect")}
-        for number in np.unique(found["site"]) if kind == "fifth" else [None]:
-            chosen = slice(None) if number is None else found["site"] == number
-            place = left if number is None else str(found["names"][number])
-            known = {"unknown": effects[""], "new country": effects["new"]}
-            if kind == "fifth" and country_of(place) in effects:
-                known["country known"] = effects[country_of(place)]
-            patients = {key: found[key][chosen] for key in ("label", "site", "one", "pooled", "odds")}
-            yield seed, place, patients | {"public": found["public odds"]}, known
+        good, digits = reached(row, target), target.get("digits", 3)
+        figure = f"**{shown(row, digits)}**" if good else shown(row, digits)
+        why = "" if good else f"missed: {target.get('why', '')}"
+        yield f"| {target['what']} | {target['said']} | {figure} | {why} |"
 
 
-def table(rows: Sequence[tuple[int, str, Mapping[str, float]]]) -> dict[str, Floats]:
-    """Turn rows of (seed, place, figures) into arrays by figure, (S, P), 0 where a place has none."""
-    seeds, places = sorted({seed for seed, _, _ in rows}), sorted({place for _, place, _ in rows})
-    found: dict[str, Floats] = {}
-    for seed, place, figures in rows:
-        for key, value in figures.items():
-            made = found.setdefault(key, np.zeros((len(seeds), len(places))))
-            made[seeds.index(seed), places.index(place)] = value
-    return found
+def training_table(measured: Mapping[str, Any]) -> Iterator[str]:
+    """Return NLL and AUROC of predictors at training hospitals."""
+    rows = measured["training"]["rows"]
+    yield from ("| NLL [90 %] | " + " | ".join(EPSILONS) + " |", "|---" * (len(EPSILONS) + 1) + "|")
+    for key in NAMES:
+        cells = [rows.get(f"{key}, epsilon {epsilon}, NLL") for epsilon in EPSILONS]
+        yield f"| {NAMES[key]} | " + " | ".join(shown(cell) if cell else "–" for cell in cells) + " |"
+    for what, said in (("", "declared constants"), (", covariance", "public covariance")):
+        for name, key, digits in (("NLL", "one less pooled", 4), ("AUROC", "pooled less one", 4)):
+            cells = [rows.get(f"{key}, epsilon {epsilon}{what}, {name}") for epsilon in EPSILONS]
+            text = " | ".join(shown(cell, digits) if cell else "–" for cell in cells)
+            yield f"| one model's gap to pooled in {name}, {said} | {text} |"
 
 
-def new_hospitals(folder: Path) -> dict[str, Row]:
-    """Measure predictions and intervals at hospitals and in countries that were held out."""
-    from stroke_cells import integrated
-
-    rows: dict[str, Row] = {}
-    for kind, what in (("fifth", "hospitals"), ("country", "countries")):
-        for epsilon in ("1", "8", "none"):
-            measured = []
-            for seed, place, own, known in places_of(folder, kind, epsilon):
-                odds, labels = own["odds"], own["label"]
-                figures = {
-                    "patients": len(labels), "places": 1.0, "one": losses(own["one"], labels).sum(),
-                    "pooled": losses(own["pooled"], labels).sum(), "exact": exact_loss(odds, labels),
-                }  # fmt: skip
-                for name in KNOWN[kind]:
-                    # Where no other hospital of its country trains, the country is a new one.
-                    effect = known.get(name, known["new country"])
-                    low, high, width = rate_interval(effect, odds)
-                    figures |= {
-                        f"{name} integrated": losses(integrated(odds, effect), labels).sum(),
-                        f"{name} joint": joint_loss(effect, odds, labels), f"{name} width": width,
-                        f"{name} held": float(low <= labels.mean() <= high),
-                    }  # fmt: skip
-                measured.append((seed, place, figures))
-                if kind == "country" and epsilon == "1" and seed == 1:
-                    low, high, _ = rate_interval(known["new country"], odds)
-                    rows[f"rate, {place}"] = {
-                        "value": labels.mean(), "low": low, "high": high, "patients": len(labels),
-                        "one": own["one"].mean(),
-                    }  # fmt: skip
-            if not measured:
-                continue
-            found, at = table(measured), f"{what}, epsilon {epsilon}"
-            for key in ("one", "pooled", "exact", *(f"{name} integrated" for name in KNOWN[kind])):
-                rows[f"{key}, {at}, NLL"] = ratio(found[key], found["patients"])
-            each = np.maximum(found["patients"], 1)
-            for name in KNOWN[kind]:
-                for key in ("integrated", "joint"):
-                    gap = found[f"{name} {key}"] - found["one"]
-                    rows[f"{name} {key} less one, {at}"] = ratio(gap, found["patients"])
-                    rows[f"{name} {key} less one, {at}, places alike"] = ratio(gap / each, found["places"])
-                rows[f"{name} coverage, {at}"] = ratio(found[f"{name} held"], found["places"])
-                rows[f"{name} width, {at}"] = ratio(found[f"{name} width"], found["places"])
-    return rows
+def sizes_table(measured: Mapping[str, Any]) -> Iterator[str]:
+    """Return NLL by the number of a hospital's patients, at epsilon 1."""
+    rows = measured["training"]["rows"]
+    yield from ("| NLL [90 %], patients of a hospital | " + " | ".join(SIZES) + " |", "|---" * (len(SIZES) + 1) + "|")
+    for key in NAMES:
+        cells = [rows.get(f"{key}, epsilon 1, {size} patients, NLL") for size in SIZES]
+        yield f"| {NAMES[key]} | " + " | ".join(shown(cell) if cell else "–" for cell in cells) + " |"
 
 
-def updating(folder: Path) -> dict[str, Row]:
-    """Measure updating at new hospitals, at those of a known country, and in new countries."""
-    hospitals = {"unknown": "new hospital", "country known": "country known"}
-    countries = {"new country": "new country"}
-    return updates_of(folder, "fifth", "1", hospitals) | updates_of(folder, "country", "1", countries)
+def spread_table(measured: Mapping[str, Any]) -> Iterator[str]:
+    """Return the standard deviations between hospitals and between countries."""
+    rows = measured["spread"]["rows"]
+    yield (
+        "| sd in log odds | all patients, no privacy | maximum likelihood | epsilon | mean over runs [90 % of them] | a "
+        "run's 90 % interval, mean | it holds the second column |"
+    )
+    yield "|---" * 7 + "|"
+    for name, said in LEVELS.items():
+        all_patients, likeliest = (f"{rows[f'{name}, {key}']['value']:.3f}" for key in ("all patients", "maximum likelihood"))
+        for epsilon in EPSILONS:
+            if (row := rows.get(f"{name}, epsilon {epsilon}")) is not None:
+                low, high = row["interval"]
+                held = f"{rows[f'{name}, epsilon {epsilon}, coverage']['value']:.0%} of {row['seeds']}"
+                interval = f"{low:.2f} to {high:.2f}"
+                yield f"| {said} | {all_patients} | {likeliest} | {epsilon} | {shown(row)} | {interval} | {held} |"
 
 
-def updates_of(folder: Path, kind: str, epsilon: str, names: Mapping[str, str]) -> dict[str, Row]:
-    """Measure how much of the gap to a place's own level its first labelled patients close, at home and by a release.
-
-    A release costs epsilon 1 at delta .001. `names`: what is known of a place -> what its rows are called.
-    """
-    from stroke_cells import integrated
-
-    from fl_dpbayes.posterior.hierarchical.distribution import mixed
-    from fl_dpbayes.posterior.hierarchical.update import residual_sum, updated_at_home, updated_by_release
-    from fl_dpbayes.privacy.planned_noise import solve_multiplier
-
-    draw, flat = np.random.default_rng(16), mixed(np.ones(1), np.zeros(1), np.full(1, 9.0))
-    sigma = solve_multiplier(1.0, 1e-3, 1.0, 1)
-    measured: dict[tuple[str, int], list[tuple[int, str, dict[str, float]]]] = {}
-    for seed, place, own, known in places_of(folder, kind, epsilon):
-        order = draw.permutation(len(own["label"]))
-        for count in (m for m in PATIENTS if m + LEAST_LEFT <= len(order)):
-            first, rest = order[:count], order[count:]
-            odds, labels = own["odds"][rest], own["label"][rest]
-            exact, noise = exact_loss(odds, labels), sigma * draw.standard_normal()
-            for name in (name for name in names if name in known):
-                effect = known[name]
-                told = own["odds"][first], own["label"][first]
-                sent = residual_sum(told[0] + effect.mean, told[1], np.arange(count)) + noise
-                after = {
-                    "at home": updated_at_home(effect, *told), "alone": updated_at_home(flat, *told),
-                    "private": updated_by_release(effect, sent, sigma, count, own["public"]),
-                }  # fmt: skip
-                before = losses(integrated(odds, effect), labels).sum()
-                figures = {key: before - losses(integrated(odds, one), labels).sum() for key, one in after.items()}
-                measured.setdefault((name, count), []).append((seed, place, figures | {"gap": before - exact}))
-    rows = {}
-    for (name, count), one in measured.items():
-        found = table(one)
-        for way in ("at home", "private", "alone"):
-            rows[f"{names[name]}, {way}, {count} patients"] = ratio(found[way], found["gap"])
-    return rows
+def new_table(measured: Mapping[str, Any]) -> Iterator[str]:
+    """Return what is predicted of hospitals and countries that were held out."""
+    rows = measured["new"]["rows"]
+    yield (
+        "| held out | what is known | epsilon | NLL: one model | integrated, less one model | joint score, less one model | "
+        "90 % interval holds | mean width |"
+    )
+    yield "|---" * 8 + "|"
+    for what, names in KNOWN.items():
+        for name in names:
+            for epsilon in ("1", "8", "none"):
+                at = f"{what}, epsilon {epsilon}"
+                if f"one, {at}, NLL" not in rows:
+                    continue
+                gaps = [shown(rows[f"{name} {key} less one, {at}"]) for key in ("integrated", "joint")]
+                held, width = (shown(rows[f"{name} {key}, {at}"], 2) for key in ("coverage", "width"))
+                one = shown(rows[f"one, {at}, NLL"])
+                yield f"| {what} | {SAID[name]} | {epsilon} | {one} | {' | '.join(gaps)} | {held} | {width} |"
 
 
-def heart(folder: Path) -> dict[str, Row]:
-    """Measure what four hospitals with heart disease can tell of the sd between them, then updating at a new one."""
-    rows: dict[str, Row] = {}
-    for left, seed, found in cells(folder, "heart", "4"):
-        value, low, high = found["sd one level"]
-        what = "all four train" if left == "nobody" else f"{left} held out"
-        rows[f"sd, {what}, seed {seed}"] = {"value": value, "low": low, "high": high}
-    return rows | updates_of(folder, "heart", "4", {"unknown": "heart, new hospital"})
+def update_table(measured: Mapping[str, Any]) -> Iterator[str]:
+    """Return the share of the gap to a place's own level that its labelled patients close."""
+    rows = measured["update"]["rows"]
+    yield "| % of the gap closed [90 %] by | " + " | ".join(f"{count} patients" for count in PATIENTS) + " |"
+    yield "|---" * (len(PATIENTS) + 1) + "|"
+    for place in ("new hospital", "country known", "new country"):
+        for way, said in WAYS.items():
+            cells = [rows.get(f"{place}, {way}, {count} patients") for count in PATIENTS]
+            yield f"| {place}, {said} | " + " | ".join(percent(cell) if cell else "–" for cell in cells) + " |"
+
+
+def percent(row: Mapping[str, Any]) -> str:
+    """Write a share in per cent with its interval."""
+    return f"{100 * row['value']:.0f} [{100 * row['low']:.0f}, {100 * row['high']:.0f}]"
+
+
+def heart_table(measured: Mapping[str, Any]) -> Iterator[str]:
+    """Return what four hospitals with heart disease tell."""
+    rows = measured["heart"]["rows"]
+    yield from ("| heart disease, epsilon 4 | median [90 %] |", "|---|---|")
+    for name, row in rows.items():
+        if name.startswith("sd"):
+            yield f"| {name} | {shown(row, 2)} |"
+    for name, row in rows.items():
+        if not name.startswith("sd") and "alone" not in name:
+            yield f"| % of the gap closed: {name} | {percent(row)} |"
+
+
+def sets_table(measured: Mapping[str, Any]) -> Iterator[str]:
+    """Return coverage and size of private conformal sets."""
+    content = measured.get("conformal", {})
+    yield "| calibrated on | epsilon | where | coverage | lowest tenth | size over a non-private set's |"
+    yield "|---" * 6 + "|"
+    for row in content.get("simulated", []):
+        where, held = (
+            f"{row['hospitals']:,} simulated hospitals",
+            f"{row['coverage']:.3f} ± {row['coverage_error']:.3f}",
+        )
+        rest = f"{row['coverage_lowest_tenth']:.3f} | {row['ratio']:.3f}"
+        yield f"| {row['m']} patients | {row['epsilon']:g} | {where} | {held} | {rest} |"
+    for row in content.get("over_countries", []):
+        held = f"{row['coverage']:.3f} (worst country {row['coverage_worst']:.3f})"
+        where = f"{row['countries']} held-out countries"
+        yield f"| {row['m']} patients | {row['epsilon']:g} | {where} | {held} | | {row['ratio']:.3f} |"
+
+
+def alarm_table(measured: Mapping[str, Any]) -> Iterator[str]:
+    """Return how well the alarm foretells the error over held-out countries."""
+    yield from measured.get("alarm", {}).get("lines", ["Not measured here."])
+
+
+def program_table(measured: Mapping[str, Any]) -> Iterator[str]:
+    """Return the program's own runs beside the cells of the same split."""
+    yield "| figure at epsilon 1 | the program's run | cells of the same split, other noise: mean ± sd | draws |"
+    yield "|---|---|---|---|"
+    for name, row in measured.get("program", {"rows": {}})["rows"].items():
+        yield f"| {name} | {row['value']:.4f} | {row['cells']:.4f} ± {row['sd']:.4f} | {row['draws']} |"
+
+
+def by_epsilon() -> Figure:
+    """Draw NLL of every predictor at training hospitals by epsilon."""
+    rows = found()["training"]["rows"]
+    drawn = look.titled_figure("Log loss at training hospitals", "test patients of 5 random splits", 3.2)
+    axes = drawn.subplots()
+    look.quiet_grid(axes, "y")
+    keys = ("hierarchical", "one", "alone", "pooled", "published", "home")
+    for colour, marker, key in zip(look.CYCLE, "osD^vX", keys, strict=True):
+        values = [rows.get(f"{key}, epsilon {epsilon}, NLL", {"value": np.nan})["value"] for epsilon in EPSILONS]
+        axes.plot(values, marker=marker, color=colour, markersize=4, linewidth=1, label=NAMES[key])
+    labels = [f"ε {epsilon}" if epsilon != "none" else "no privacy" for epsilon in EPSILONS]
+    axes.set_xticks(range(len(EPSILONS)), labels)
+    axes.set(ylabel="log loss a patient")
+    look.add_legend(drawn, 1)
+    return drawn
+
+
+def by_country() -> Figure:
+    """Draw the interval for every held-out country's rate, and what it was."""
+    kept = found()["new"]["rows"].items()
+    rows = {name.removeprefix("rate, "): row for name, row in kept if name.startswith("rate, ")}
+    order = sorted(rows, key=lambda name: rows[name]["value"])
+    low, high, one, value = ([rows[name][key] for name in order] for key in ("low", "high", "one", "value"))
+    drawn = look.titled_figure(
+        "Dead or dependent at six months", "each country held out; bar: 90 % interval for the observed rate", 3.6
+    )
+    axes = drawn.subplots()
+    look.quiet_grid(axes, "x")
+    axes.hlines(range(len(order)), low, high, color=look.SKY, linewidth=4, label="interval, epsilon 1")
+    axes.plot(one, range(len(order)), "s", color=look.VERMILLION, markersize=3.5, label="one model's mean")
+    axes.plot(value, range(len(order)), "o", color=look.INK, markersize=3.5, label="observed")
+    axes.set_yticks(range(len(order)), order)
+    look.add_legend(drawn, 2)
+    return drawn
+
+
+def by_patients() -> Figure:
+    """Draw the share of the gap that own labelled patients close."""
+    rows, places = found()["update"]["rows"], ("new hospital", "country known", "new country")
+    drawn = look.titled_figure(
+        "What own labelled patients repair", "% of the gap to the place's own level; bars: 90 %", 4.6
+    )
+    for axes, place in zip(drawn.subplots(3, 1, sharex=True), places, strict=True):
+        look.quiet_grid(axes, "y")
+        for number, ((way, said), colour) in enumerate(zip(WAYS.items(), look.CYCLE, strict=False)):
+            values = [rows[f"{place}, {way}, {count} patients"] for count in PATIENTS]
+            low, middle, high = (100 * np.array([row[key] for row in values]) for key in ("low", "value", "high"))
+            at, ends = np.arange(len(PATIENTS)) + 0.09 * (number - 1), [middle - low, high - middle]
+            axes.errorbar(at, middle, ends, fmt=f"{'osD'[number]}-", color=colour, ms=3.5, lw=1, label=said)
+        axes.axhline(0, color=look.MUTED, linewidth=0.8)
+        axes.set(title=place, ylim=(-60, 105))
+        axes.set_xticks(range(len(PATIENTS)), [f"{count}" for count in PATIENTS])
+    axes.set_xlabel("labelled patients")
+    look.add_legend(drawn, 1)
+    return drawn
+
+
+FIGURES = {
+    "training": ("Log loss of every predictor at training hospitals by epsilon", by_epsilon),
+    "countries": ("Intervals for the event rates of held-out countries, and the rates", by_country),
+    "update": ("Share of the gap that own labelled patients close", by_patients),
+}  # fmt: skip
+
+
+def draw() -> None:
+    """Write the page and its figures."""
+    PAGE.write_text(reference(), encoding="utf-8")
+    for name, (description, function) in FIGURES.items():
+        described = look.drawn_figure(name, description, None, function)
+        assert described is not None
+        (RESULTS / f"{name}.svg").write_text(described.svg, encoding="utf-8")
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["measure"]:
-        measure(Path(sys.argv[2]))
+    draw()

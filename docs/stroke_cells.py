@@ -49,7 +49,7 @@ from fl_dpbayes.privacy.splits import in_test_part
 Floats = npt.NDArray[np.float64]
 Arrays = dict[str, npt.NDArray]
 EPSILONS: tuple[float | None, ...] = (0.5, 1.0, 2.0, 8.0, None)
-SPLITS, NOISES, FIFTHS, TWO = range(1, 6), range(4), range(1, 6), (1, 2)
+SPLITS, NOISES, FIFTHS, TWO = range(1, 6), range(8), range(1, 6), (1, 2)
 # Without privacy nothing is clipped, no noise added, hospitals weigh by their patients, and the chain goes to its mode.
 NO_PRIVACY: dict[str, Any] = {
     "privacy": {"kind": "none", "sampling_rate": 1.0, "delta": 1e-3}, "aggregation": {"rule": "fald"},
@@ -281,13 +281,13 @@ def make(cell: Cell) -> Arrays:
     sums, samples = fald_rounds(scenario, own, cell.generator("noise"))
     task = load_unscaled(scenario.data.source.located(None), "train").task
     model = fit_hospitals(sums, scenario, public_covariates(scenario, task))
-    found = spreads(model)
-    if cell.kind in ("spread", "all"):
+    found = found_spreads = spreads(model)
+    if cell.kind == "all":
         return found
     inputs = with_intercept(own.inputs)
     odds = inputs @ model.conditional
     one = expit(inputs @ np.column_stack([samples[:, -1:], samples[:, :-1]]).T).mean(axis=1)
-    found |= {"label": own.labels, "site": own.site, "one": one, "published": own.published, "odds": odds}
+    found = found | {"label": own.labels, "site": own.site, "one": one, "published": own.published, "odds": odds}
     found["pooled"] = pooled(own, chosen("pooled")["C"])
     if cell.left == "nobody":
         found["hierarchical"] = np.zeros(len(odds))
@@ -297,6 +297,9 @@ def make(cell: Cell) -> Arrays:
         if cell.kind == "split":
             found["alone"] = np.zeros(len(odds))
             found["alone"][own.test] = alone(cell)
+        if cell.kind == "spread":
+            right = {key: np.where(own.labels == 1, found[key], 1 - found[key]) for key in ("one", "hierarchical")}
+            return found_spreads | {f"{key} NLL": -np.log(p[own.test]).mean() for key, p in right.items()}
         if cell.kind == "split" and cell.epsilon == 1.0:
             found["home"] = at_home(model, own, odds)
         tested = own.test
