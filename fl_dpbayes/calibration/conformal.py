@@ -1,16 +1,21 @@
-"""Split conformal prediction sets from merged histograms of p_label: thresholds, coverage and size."""
+"""Split conformal prediction sets from histograms of p_label, merged or private: thresholds, coverage and size."""
 
+import math
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from fl_dpbayes.calibration.bins import COUNT, FINE_BINS, OUTCOME, Floats, coarsen
+from fl_dpbayes.calibration.bins import COUNT, FINE_BINS, OUTCOME, Floats, bin_index, coarsen
 from fl_dpbayes.calibration.intervals import Interval, wilson_interval
 from fl_dpbayes.calibration.statistics import CalibrationStatistics
 
 LEVEL = 0.9
 ROUNDING = 1e-9
+# Powers of two, so that an edge is the same float64 in every rule: counts that get noise, and exact ones.
+NOISED_BINS, EXACT_BINS = 16, 1024
+# The mean of |N(0, 1)|: noise carries a sum over a line by no more than this many standard deviations on average.
+OVERSHOOT = math.sqrt(2 / math.pi)
 
 FirstBins = npt.NDArray[np.int64]
 
@@ -54,3 +59,43 @@ def measure_sets(statistics: CalibrationStatistics, first: FirstBins) -> SetQual
     members = float(sum(table[:, COUNT].sum() for table in tables))
     count = statistics.count
     return SetQuality(covered / count, wilson_interval(covered, count), members / count)
+
+
+def counts_sensitivity(level: float) -> float:
+    """Return sqrt(1 + (1 - level)^2), by which adding or removing a unit moves `set_counts` in L2."""
+    return math.hypot(1.0, 1 - level)
+
+
+def set_counts(of_label: Floats, units: FirstBins, bins: int, level: float) -> Floats:
+    """Return a hospital's counts for `private_threshold`.
+
+    A unit adds one to the bin of its lowest p_label, and takes 1 - level from the first cell: so nobody has to tell the
+    number of units, which is private too. `of_label`: p_label, (N,). `units`: each record's unit, 0, 1, ..., without
+    gaps, (N,). Returns shape (1 + bins,).
+    """
+    lowest = np.ones(units.max() + 1)
+    np.minimum.at(lowest, units, of_label)
+    counts = np.bincount(bin_index(lowest, bins), minlength=bins)
+    return np.concatenate([[-(1 - level) * len(lowest)], counts])
+
+
+def private_threshold(counts: Floats, noise_std: float, level: float) -> float:
+    """Return t of prediction sets {c : p_c >= t} that hold every label of a new unit with probability `level`.
+
+    The sum of counts is followed from the lowest p_label up, and t is the edge before the first at which
+
+        N(p < t) - (1 - level) m + noise > (1 - level) - 1 - sqrt(2 / pi) noise_std.
+
+    Coverage is at least `level` on average over the hospital's units, the noise and the new unit, if the m + 1 units
+    are exchangeable, the noise of each cell is an independent N(0, noise_std^2), and m >= `least_units`. Proof:
+    docs/proofs/private-sets.md. `counts`: of `set_counts`, with noise, or exact (noise_std 0): then t is that of rank
+    ceil((m + 1) level), rounded down to an edge. Returns t in [0, 1]; 0 is the full set.
+    """
+    over = np.cumsum(counts) > -level - OVERSHOOT * noise_std + ROUNDING
+    crossed = int(over.argmax()) if over.any() else len(counts)
+    return max(crossed - 1, 0) / (len(counts) - 1)
+
+
+def least_units(noise_std: float, level: float) -> float:
+    """Return the number of units from which the guarantee of `private_threshold` holds."""
+    return OVERSHOOT * noise_std / (1 - level) - 1

@@ -98,7 +98,8 @@ def _problems(connection: sqlite3.Connection, state: LedgerState) -> Iterator[st
         try:
             reply_body(connection, state, reservation)
         except LedgerError as error:
-            yield str(error)
+            if state.is_needed(state.reservations[reservation]):
+                yield str(error)
     for row in state.reservations.values():
         if row.takeovers > MOST_TAKEOVERS:
             yield f"reservation {row.identity} was taken over {row.takeovers} times, and {MOST_TAKEOVERS} are allowed"

@@ -7,6 +7,7 @@ from its stored reply, at no cost. docs/ledger.md says what stands against a sec
 
 import dataclasses
 import hashlib
+import math
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -158,8 +159,10 @@ class Ledger:
             plan = state.plans.get((spending.part, spending.run, spending.purpose))
             if plan is not None and plan != StoredPlan(spending.plan_digest, spending.plan):
                 return Refused(RefusalCode.PLAN_CHANGED, "plan")
-            answer = self._answer_again(state, spending)
-            return answer if answer is not None else self._reserve_new(state, spending)
+            answer = self._answer_again(state, spending) or self._reserve_new(state, spending)
+            if isinstance(answer, Reserved):
+                self._let_go(state, spending.run, spending.round if spending.part == "train" else math.inf)
+            return answer
 
     def count_evaluation(self, run: str, request_digest: str, per_run: float, life: float) -> int | Refused:
         """Count an evaluation once per request; return how many there were, or the refusal; raise as `reserve`."""
@@ -171,6 +174,7 @@ class Ledger:
                 if of_run >= per_run or len(state.evaluations) >= life:
                     return Refused(RefusalCode.EVALUATIONS_EXHAUSTED)
                 self._append("evaluation", {"run": run, "request_digest": request_digest})
+                self._let_go(state, run, math.inf)
                 return len(state.evaluations) + 1
             return len(state.evaluations)
 
@@ -273,6 +277,16 @@ class Ledger:
         # Before any step runs or any reply leaves; of the two the ledger comes first, so it is never behind.
         with transaction(self._connection):
             advance_witness(self._place, self._connection)
+
+    def _let_go(self, state: LedgerState, run: str, before: float) -> None:
+        # Training replies of a simulation: once its server asks for more, they are in the bank, on the same disk. A
+        # hospital keeps its own, as the server's disk may fail.
+        if self._place.durability == "full":
+            return
+        for (reply,) in self._connection.execute("SELECT reservation FROM reply").fetchall():
+            row = state.reservations.get(reply)
+            if row is not None and (row.part, row.run) == ("train", run) and row.round < before:
+                self._connection.execute("DELETE FROM reply WHERE reservation = ?", (reply,))
 
     def _append(self, kind: str, content: dict[str, Any]) -> Entry:
         return append_entry(self._connection, kind, {"cohort": self.cohort.name, **content})

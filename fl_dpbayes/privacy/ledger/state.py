@@ -139,6 +139,13 @@ class LedgerState:
         """Return the events of the whole run that a reservation belongs to."""
         return self.plans[reservation.part, reservation.run, reservation.purpose].history
 
+    def is_needed(self, done: Reservation) -> bool:
+        """Say whether a request may still want the reply to an earlier one: not where a simulation has gone on."""
+        after = [row for row in self.reservations.values() if row.run == done.run and row.identity > done.identity]
+        gone_on = any(row.part != "train" or row.round > done.round for row in after)
+        gone_on |= any(run == done.run for run, _ in self.evaluations)
+        return done.durability == "full" or done.part != "train" or not gone_on
+
     def reserved_in(self, part: Part) -> list[Reservation]:
         """Return a part's reservations in the order in which they were made."""
         return [reservation for reservation in self.reservations.values() if reservation.part == part]

@@ -114,7 +114,7 @@ RELATIVE_OVERSHOOT = 1e-5
 # Below this epsilon the share of it is meant.
 SMALL_EPSILON = 0.01
 # Small grids cost nothing, and make up for an estimate of epsilon that is too high.
-SMALLEST_GRID, LARGEST_GRID = 2**15, 2**21
+SMALLEST_GRID, LARGEST_GRID = 2**13, 2**21
 # Grid points times kinds of step: bounds the time of a composition (a few seconds); beyond it the grid coarsens.
 LARGEST_WORK = 2**27
 # Enough for three digits of epsilon: the trapezoid rule on a normal density converges exponentially.

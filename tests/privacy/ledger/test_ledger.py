@@ -378,8 +378,14 @@ def test_what_new_entries_add_is_what_the_whole_chain_says(path, monkeypatch, du
             assert ledger.head() == ledger.entries()[-1].head
             assert ledger.reserve(spending(round_), ledger.entries()[0].head) == StoredReply(b"reply")
             assert ledger.reserve(spending(round_), "f" * 64) == Refused(RefusalCode.LEDGER_ROLLED_BACK, "ledger_head")
-    with Ledger.open(place_of(path, durability), COHORT):
+    with Ledger.open(place_of(path, durability), COHORT) as ledger:
         assert sum(known == 1 for known in reads) == whole
+        kept = ledger._connection.execute("SELECT COUNT(*) FROM reply").fetchone()[0]
+        assert (kept, ledger.verify()) == (4 if durability == "full" else 1, []), "its bank has the earlier ones"
+        ledger.count_evaluation(OTHER_RUN, "other", 1, 1)
+        assert ledger.reserve(spending(4)) == StoredReply(b"reply")
+        execute(path, "DELETE FROM reply WHERE reservation = (SELECT MAX(reservation) FROM reply)")
+        assert "missing" in ledger.verify()[0]
     at = path.stat()
     execute(path, "UPDATE chain SET content = replace(content, '\"steps\":5', '\"steps\":1')")
     os.utime(path, ns=(at.st_atime_ns, at.st_mtime_ns))
