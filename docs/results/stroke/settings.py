@@ -1,4 +1,4 @@
-"""Choose the settings of the stroke trial on splits that no table shows: `python docs/results/stroke/search.py`.
+"""Choose the settings of the stroke trial on splits that no table shows: `python docs/results/stroke/settings.py`.
 
 A NumPy replica of the rounds (one full-batch step of every hospital a round, exact accounting, the mean of the kept
 states' predictions) on the simulator's own splits of seeds 101, 102 and 103; the published runs use 1 to 5. Every
@@ -8,7 +8,7 @@ a step up or down its list where that lowers the score, the gap in AUROC plus th
 (C = 1); where no step does, it changes two settings at random. The lists were written after earlier tries on the same
 splits: some 100 of declared constants, 200 of the covariance and 60 of each hospital alone.
 
-Writes `search.csv` (every try, in order), `search.json` (what was chosen) and `covariance.toml` (the public geometry).
+Writes `settings.csv` (every try, in order), `settings.json` (what was chosen) and `covariance.toml` (the public geometry).
 One minute of one core.
 """
 
@@ -213,7 +213,7 @@ def geometry_text(shrinkage: float) -> str:
     said = (
         f"Means and covariance of {PUBLIC_PATIENTS} patients of the trial's hospitals with fewer than 20 patients, "
         f"which take no part and are declared public; {shrinkage:g} of the covariance is the declared variances "
-        "(docs/results/stroke/search.py)"
+        "(docs/results/stroke/settings.py)"
     )
     value = {"centers": public_geometry()[0].tolist(), "covariance": covariance(shrinkage).tolist(), "spread": SPREAD}
     parts = [f"{key} = {json.dumps(one)}" for key, one in ({"kind": "standard", "source": said} | value).items()]
@@ -237,11 +237,11 @@ def main() -> None:
             found[f"epsilon {name}"] = row
         chosen[method] = found
         print(method, json.dumps(found), flush=True)
-    with (HERE / "search.csv").open("w", newline="") as file:
+    with (HERE / "settings.csv").open("w", newline="") as file:
         writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
         writer.writeheader()
         writer.writerows(table)
-    (HERE / "search.json").write_text(json.dumps(chosen, indent=2) + "\n")
+    (HERE / "settings.json").write_text(json.dumps(chosen, indent=2) + "\n")
     (HERE / "covariance.toml").write_text(geometry_text(chosen["covariance"]["settings"]["shrinkage"]))
 
 
