@@ -49,6 +49,7 @@ from fl_dpbayes.run.new_records import NewData, NewRecords, read_new_records
 
 Allowed = Collection[str]
 MOST_NAMED = 10
+NO_SETS = "; nothing guarantees that without sets from own labelled patients (update --sets)"
 UNCERTAINTIES = ("total", "aleatoric", "epistemic")
 SHOWN = ("accuracy", "nll", "brier", "ece", "rms_debiased", "mce", "ace", "sce", "auroc", *reversed(UNCERTAINTIES[1:]))
 
@@ -228,7 +229,7 @@ def _predict(
     if found := hospital.of(run_dir, scenario, task):
         model, effect, threshold = found
         good = with_intercept(np.delete(inputs, list(records.bad), axis=0))
-        _say(f"{hospital}: {model.said_rate(effect, good)} among these records")
+        _say(f"{hospital}: {model.said_rate(effect, good)} among these records{NO_SETS if threshold is None else ''}")
         samples = model.samples(effect, model_shapes(stored.metadata.model, task))
     point = ""
     if warned := one_sample_warning(len(samples.weights), scenario.aggregation.point_name):

@@ -108,6 +108,5 @@ def _threshold(own: OwnRecords, probabilities: Floats, level: float, request: st
     least = OVERSHOOT * own.noise_multiplier * sensitivity / (1 - level) - 1
     if own.units < (declared := np.ceil(least * (1 + MAX_DECLARATION_ERROR))):
         raise UserError(f"sets of level {level:g} need {declared:.0f} patients at this epsilon: raise it")
-    of_label = probabilities[np.arange(len(own.labels)), own.labels]
-    counts = set_counts(of_label, own.unit_index, bins, level)
+    counts = set_counts(probabilities[np.arange(len(own.labels)), own.labels], own.unit_index, bins, level)
     return private_threshold(*own.released("sets", request, counts, sensitivity), level)

@@ -121,11 +121,9 @@ PATHS = [np.ones(100), np.full(128, 0.5), np.tile([2.0, 0, 0, 0], 60), np.eye(60
 @pytest.mark.parametrize("per_bin", PATHS)
 def test_no_more_than_their_share_lie_below_the_threshold_on_average_whatever_the_counts(per_bin):
     generator, std, repeats, bins = np.random.default_rng(11), 2.6, 8_000, len(per_bin)
-    # Of 101 units, the new one among them, which may have raised every sum by one: as the proof has it.
-    counts = np.concatenate([[-0.1 * 100 - 1], per_bin])
-    noised = counts + std * generator.standard_normal((repeats, bins + 1))
-    reached = [round(private_threshold(one, std, 0.9) * bins) for one in noised]
-    below = np.concatenate([[0.0], np.cumsum(per_bin)])[reached]
+    # 101 units, of which the new one may have raised every sum by one.
+    noised = [-0.1 * 100 - 1, *per_bin] + std * generator.standard_normal((repeats, bins + 1))
+    below = np.cumsum([0.0, *per_bin])[[round(private_threshold(one, std, 0.9) * bins) for one in noised]]
     assert below.mean() <= 0.1 * 101 + 3 * below.std() / repeats**0.5
 
 
@@ -135,9 +133,8 @@ def test_private_sets_cover_over_a_thousand_hospitals_and_stay_small(count, epsi
     std = np.hypot(1, 1 - level) * solve_multiplier(epsilon, 1e-3, 1.0, 1)
     found = np.zeros((2, 2, hospitals))
     for at in range(hospitals):
-        # A level of its own at each hospital, which the predictor does not know.
-        odds = generator.normal(0.6, 1.3, count + 500)
-        p, labels = expit(odds), generator.random(count + 500) < expit(odds + generator.normal(0, 0.5))
+        odds, effect = generator.normal(0.6, 1.3, count + 500), generator.normal(0, 0.5)
+        p, labels = expit(odds), generator.random(count + 500) < expit(odds + effect)
         of_label = np.where(labels, p, 1 - p)
         for way, (bins, noise) in enumerate([(NOISED_BINS, std), (EXACT_BINS, 0.0)]):
             counts = set_counts(of_label[:count], np.arange(count), bins, level)
