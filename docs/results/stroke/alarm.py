@@ -14,9 +14,9 @@ outcomes best), `lost` (the difference: what the unknown level costs), `level` (
 draws), `<reference>_rings` (share of draws with p below .05), `<reference>_shift` (of the model's mean log odds);
 `same_population`, `others_rings` for patients drawn from the other countries themselves: .05 if the test is right;
 `foretells`, a row per (reference, statistic, error): `statistic` is `statistic`, or `shift_size` (|shift|), `error`
-is `nll`, `lost` or `level_size` (|level|), and with its sign `shift` against `level`; `spearman` over countries of the mean over draws, its bootstrap 90 %
-interval `interval` over countries, `p_value` by permutation, and `spearman_one_draw`: its mean where each country has
-one draw.
+is `nll`, `lost` or `level_size` (|level|), and with its sign `shift` against `level`; `spearman` over countries of the
+mean over draws, its bootstrap 90 % interval `interval` over countries, `p_value` by permutation, and
+`spearman_one_draw`: its mean where each country has one draw.
 """
 
 import json
