@@ -8,7 +8,7 @@ a step up or down its list where that lowers the score, the gap in AUROC plus th
 (C = 1); where no step does, it changes two settings at random. The lists were written after earlier tries on the same
 splits: some 100 of declared constants, 200 of the covariance and 60 of each hospital alone.
 
-Writes `settings.csv` (every try, in order), `settings.json` (what was chosen) and `covariance.toml` (the public geometry).
+Writes `settings.csv` (every try, in order), `settings.json` (what was chosen) and `covariance.toml` (public geometry).
 One minute of one core.
 """
 
