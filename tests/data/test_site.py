@@ -9,6 +9,7 @@ import pandas
 import pytest
 
 from fl_dpbayes.config.data import Shift
+from fl_dpbayes.config.data_folder import SHARED_RECORDS
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.site_file import (
     LedgerSettings,
@@ -255,13 +256,16 @@ def test_shared_part_of_the_smaller_set_is_estimated() -> None:
 # A site is built once in a process.
 
 
-@pytest.mark.parametrize("checked", [False, True])
-def test_a_changed_record_is_seen_by_the_ledger_though_size_and_time_were_put_back(tmp_path, checked) -> None:
+@pytest.mark.parametrize(("checked", "shared"), [(False, ""), (True, ""), (False, "1")])
+def test_a_changed_record_is_seen_by_the_ledger_though_size_and_time_were_put_back(
+    tmp_path, monkeypatch, checked, shared
+) -> None:
+    monkeypatch.setenv(SHARED_RECORDS, shared)
     table, place = tmp_path / "t.csv", tmp_path / "records.npz"
     rows = pandas.DataFrame({"x": np.arange(100) + 100, "y": np.arange(100) % 2})
     rows.to_csv(table, index=False)
     source = Table(path=table, label="y", classes=2, features=("x",))
-    changes = {"snapshot": place} if checked else {}
+    changes = {"cache_folder": tmp_path / "cache"} | ({"snapshot": place} if checked else {})
     ledger = LedgerSettings(
         path=tmp_path / "l.sqlite", witness=tmp_path / "w" / "w.json", cohort="c", epsilon=1, delta=1e-3
     )
@@ -281,6 +285,7 @@ def test_a_changed_record_is_seen_by_the_ledger_though_size_and_time_were_put_ba
     create_ledger(site_file).close()
     assert [versions(), versions()] == [1, 1]
     assert load_site(site_file) is load_site(site_file)
+    assert isinstance(load_site(site_file).train.features, np.memmap) == bool(shared)
     with pytest.raises(ValueError, match="read-only"):
         load_site(site_file).train.features[0] = 0
     at = table.stat()
