@@ -36,13 +36,11 @@ def main(grid: Grid, context: Context) -> None:
     check_origin(server)
     check_workers_folder(grid)
     replace_dead_actors(grid)
-    if prepared := str(context.run_config.get("prepared", "")):
-        while not Path(prepared).is_file():
-            time.sleep(POLL_SECONDS)
-        given = Path(prepared).read_text(encoding="utf-8")
-        named = str(Path(given, SCENARIO_FILE))
-    else:
-        named, given = (str(context.run_config.get(*key)) for key in (("scenario", "quickstart"), ("output-dir", "")))
+    prepared = str(context.run_config.get("prepared", ""))
+    while prepared and not Path(prepared).is_file():
+        time.sleep(POLL_SECONDS)
+    given = Path(prepared).read_text(encoding="utf-8") if prepared else str(context.run_config.get("output-dir", ""))
+    named = f"{given}/{SCENARIO_FILE}" if prepared else str(context.run_config.get("scenario", "quickstart"))
     scenario = load_scenario(named)
     run_folder = Path(given or f"runs/{scenario.name}-{datetime.now(UTC):%Y%m%d-%H%M%S}").resolve()
     run_folder.mkdir(parents=True, exist_ok=True)

@@ -16,6 +16,7 @@ from fl_dpbayes.data.simulation import BASELINES_FILE, PARTITION_FILE, check_tas
 from fl_dpbayes.models.build import model_shapes
 from fl_dpbayes.posterior.convergence import one_sample_warning
 from fl_dpbayes.posterior.store import POSTERIOR_FILE, save_posterior
+from fl_dpbayes.report.page import write_report
 from fl_dpbayes.report.run_files import CALIBRATION_COLUMNS, calibration_csv_row, write_csv, write_summary
 from fl_dpbayes.report.warnings import sentence
 from server.checkpoint import BEGUN, JournaledSites, check_run_files, prepared_files, read_checkpoint, read_run_journal
@@ -117,14 +118,6 @@ def _roster(grid: Grid, scenario: Scenario, simulation_folder: str, known: Journ
         answered = replace(answered, left_out=(*unlisted_nodes(grid, scenario.sites), *answered.left_out))
         check_enough(answered, scenario)
     return answered if known is None else known.roster_of(answered, scenario.resources.min_sites)
-
-
-def write_report(folder: Path) -> None:
-    """Draw the figures and the page of a run."""
-    # What draws takes half a second to import, and no first round waits for it.
-    from fl_dpbayes.report.page import write_report as write
-
-    write(folder)
 
 
 def _write(federation: Federation, strategy: PosteriorStrategy, record: RunRecord, *, report: bool) -> Exception | None:

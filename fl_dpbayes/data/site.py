@@ -6,12 +6,10 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from fl_dpbayes.config.base import Config
 from fl_dpbayes.config.data import Shift
 from fl_dpbayes.config.data_folder import SHARED_RECORDS
 from fl_dpbayes.config.errors import UserError
@@ -142,20 +140,14 @@ def load_site(site_file: SiteFile) -> Site:
     return KEPT.get(("site", site_file.model_dump_json()), load, array_bytes, files, records)
 
 
-class _Prepared(Config):
-    kind: Literal["prepared"] = "prepared"
-
-
 def _mapped(site_file: SiteFile, site: Site) -> Site:
     # Sampling finds the norms of mapped records anew at each message, since another process may write their file.
+    def mapped(part: SiteSplit) -> SiteSplit:
+        return replace(part, features=cached_features(site_file.cache_folder, site.task, part.features, lambda x: x))
+
     if not os.environ.get(SHARED_RECORDS):
         return site
-    parts = {name: part for name in PARTS if (part := getattr(site, name)) is not None}
-    read = {
-        name: cached_features(site_file.cache_folder, _Prepared(), part.features, lambda features: features)
-        for name, part in parts.items()
-    }
-    return replace(site, **{name: replace(parts[name], features=features) for name, features in read.items()})
+    return replace(site, **{name: mapped(part) for name in PARTS if (part := getattr(site, name)) is not None})
 
 
 def read_records(site_file: SiteFile) -> Records:

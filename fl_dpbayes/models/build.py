@@ -15,8 +15,6 @@ from fl_dpbayes.models.feature_map import feature_shape
 from fl_dpbayes.models.own_module import checked_shapes, given_object, own_module
 from fl_dpbayes.models.parameters import parameter_shapes
 
-MOST_COPIED = 2**14
-
 
 def build_model(model: Model, task: Task, seed: int, weights_folder: Path | None = None) -> nn.Module:
     """Build a module (N, *model_input_shape) -> logits (N, classes) with repeatable initial parameters.
@@ -31,21 +29,17 @@ def build_model(model: Model, task: Task, seed: int, weights_folder: Path | None
     """
     if isinstance(model, ModuleModel):
         return own_module(model, seed, weights_folder)
-    if sum(map(math.prod, model_shapes(model, task).values())) > MOST_COPIED:
-        return _built(model, task, seed)
-    return copy.deepcopy(_copied(model, task, seed))
+    # To copy a small module takes a third of the time of building it.
+    return copy.deepcopy(_built(model, task, seed))
 
 
+@lru_cache(maxsize=2)
 def _built(model: Model, task: Task, seed: int) -> nn.Sequential:
     module = _allocated(_trained_layers(model, task))
     _draw_hidden_weights(module[:-1], seed)
     for parameter in module[-1].parameters():
         parameter.data.zero_()
     return module
-
-
-# To copy a small module takes a third of the time of building it.
-_copied = lru_cache(maxsize=16)(_built)
 
 
 def build_body(model: Model, input_shape: tuple[int, ...], seed: int) -> nn.Sequential:

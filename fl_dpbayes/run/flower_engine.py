@@ -14,11 +14,11 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
 from contextvars import ContextVar
-from dataclasses import dataclass
+from functools import partial
 from http import HTTPStatus
 from http.client import HTTPConnection
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from fl_dpbayes.config.data_folder import SHARED_RECORDS
 from fl_dpbayes.config.errors import UserError
@@ -34,27 +34,19 @@ HOME_FILE, PREPARED_FILE = "flower-home", "prepared"
 HOME_PREFIX = "fl-dpbayes-"
 
 
-@dataclass(frozen=True)
-class StartedFlower:
+class StartedFlower(NamedTuple):
     """A SuperLink in a folder of its own, and the number, to come, of a run that waits for its run directory there."""
 
     home: Path
     command: FlowerCommand
     run: Future[str]
 
-    def begin(self, run_folder: Path) -> str:
-        """Name the prepared run directory to the ServerApp, and return the run's number."""
-        write_atomically(self.home / PREPARED_FILE, str(run_folder))
-        return self.run.result()
-
 
 _STARTED: ContextVar[StartedFlower | None] = ContextVar("started", default=None)
 
 
 @contextmanager
-def started_flower(
-    sites: int, resources: Resources, written_app: Callable[[Path], Path] = write_app
-) -> Iterator[StartedFlower]:
+def started_flower(sites: int, resources: Resources, written_app: Callable[[Path], Path] = write_app) -> Iterator[None]:
     """Start Flower for one `run_flower` in this context, while its run directory is still being made.
 
     Flower's own simulation leaves a server behind, reads its size from nowhere and reports success when the ServerApp
@@ -67,7 +59,7 @@ def started_flower(
         flower = FlowerCommand(home, _environment(home, resources), "own")
         superlink = f'[superlink]\ndefault = "own"\n\n[superlink.own]\naddress = "127.0.0.1:{port}"\ninsecure = true\n'
         (home / "config.toml").write_text(superlink, encoding="utf-8")
-        with _superlink(home, port, flower.environment) as process, ThreadPoolExecutor(1) as pool:
+        with ThreadPoolExecutor(1) as pool, _superlink(home, port, flower.environment) as process:
 
             def submit() -> str:
                 _wait_until_healthy(process, port)
@@ -76,16 +68,10 @@ def started_flower(
                     "client-resources-num-gpus": resources.gpus_per_site,
                 })  # fmt: skip
 
-            started = StartedFlower(home, flower, pool.submit(submit))
-            token = _STARTED.set(started)
-            try:
-                yield started
-            finally:
-                _STARTED.reset(token)
-                if not (home / PREPARED_FILE).exists():
-                    # It has nothing to lose.
-                    kill({process.pid, *descendants(process.pid)})
+            _STARTED.set(StartedFlower(home, flower, pool.submit(submit)))
+            yield
     finally:
+        _STARTED.set(None)
         shutil.rmtree(home, ignore_errors=True)
 
 
@@ -104,7 +90,8 @@ def run_flower(
     (run_folder / HOME_FILE).write_text(str(started.home), encoding="utf-8")
     events = EventReader(run_folder / EVENTS_FILE, end_of_events(run_folder / EVENTS_FILE))
     try:
-        started.command.wait(started.begin(run_folder), run_folder / LOG_FILE, events, stop)
+        write_atomically(started.home / PREPARED_FILE, str(run_folder))
+        started.command.wait(started.run.result(), run_folder / LOG_FILE, events, stop)
     finally:
         with (run_folder / LOG_FILE).open("ab") as log:
             log.write((started.home / LOG_FILE).read_bytes())
@@ -140,27 +127,23 @@ def _environment(home: Path, resources: Resources) -> dict[str, str]:
     }  # fmt: skip
 
 
-_LIBC, _SET_PARENT_DEATH_SIGNAL = ctypes.CDLL(None), 1
-
-
-def _end_with_parent() -> None:
-    # A command that is killed before it has a run directory could name what it left behind to nobody.
-    _LIBC.prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGTERM)
-
-
 @contextmanager
 def _superlink(home: Path, port: int, environment: Mapping[str, str]) -> Iterator[subprocess.Popen]:
     command = ["flower-superlink", "--insecure", "--simulation", "--isolation", "subprocess"]
     command += ["--host", "127.0.0.1", "--port", str(port), "--database", str(home / "state.db")]
     with (home / LOG_FILE).open("ab") as log:
         streams: Any = {"stdout": log, "stderr": log, "stdin": subprocess.DEVNULL}
-        before = _end_with_parent if sys.platform == "linux" else None
+        # PR_SET_PDEATHSIG: what a command that is killed before it has a run directory left, none could find.
+        before = partial(ctypes.CDLL(None).prctl, 1, signal.SIGTERM) if sys.platform == "linux" else None
         process = subprocess.Popen(
             command, env=dict(environment), cwd=home, start_new_session=True, preexec_fn=before, **streams
         )
     try:
         yield process
     finally:
+        if not (home / PREPARED_FILE).exists():
+            # It has nothing to lose.
+            kill({process.pid, *descendants(process.pid)})
         end(process, home)
 
 

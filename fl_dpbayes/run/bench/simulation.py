@@ -51,8 +51,8 @@ def main(grid, context):
         time.sleep(0.1)
     assert not any(reply.has_error() for reply in grid.send_and_receive(
         [Message(RecordDict(), node, "train") for node in nodes]))
-    prepared = pathlib.Path(context.run_config["prepared"]).read_text()
-    pathlib.Path(prepared, "events.jsonl").write_text('{{"event": "finished"}}\\n')
+    folder = pathlib.Path(pathlib.Path(context.run_config["prepared"]).read_text())
+    (folder / "events.jsonl").write_text('{{"event": "finished"}}\\n')
 """
 
 
