@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -142,12 +143,12 @@ def load_site(site_file: SiteFile) -> Site:
 
 def _mapped(site_file: SiteFile, site: Site) -> Site:
     # Sampling finds the norms of mapped records anew at each message, since another process may write their file.
-    def mapped(part: SiteSplit) -> SiteSplit:
-        return replace(part, features=cached_features(site_file.cache_folder, site.task, part.features, lambda x: x))
-
-    if not os.environ.get(SHARED_RECORDS):
-        return site
-    return replace(site, **{name: mapped(part) for name in PARTS if (part := getattr(site, name)) is not None})
+    names = PARTS if os.environ.get(SHARED_RECORDS) else ()
+    parts: dict[str, Any] = {name: part for name in names if (part := getattr(site, name)) is not None}
+    for name, part in parts.items():
+        features = cached_features(site_file.cache_folder, site.task, part.features, lambda found: found)
+        parts[name] = replace(part, features=features)
+    return replace(site, **parts)
 
 
 def read_records(site_file: SiteFile) -> Records:

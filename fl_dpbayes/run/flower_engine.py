@@ -132,18 +132,15 @@ def _superlink(home: Path, port: int, environment: Mapping[str, str]) -> Iterato
     command = ["flower-superlink", "--insecure", "--simulation", "--isolation", "subprocess"]
     command += ["--host", "127.0.0.1", "--port", str(port), "--database", str(home / "state.db")]
     with (home / LOG_FILE).open("ab") as log:
-        streams: Any = {"stdout": log, "stderr": log, "stdin": subprocess.DEVNULL}
         # PR_SET_PDEATHSIG: what a command that is killed before it has a run directory left, none could find.
         before = partial(ctypes.CDLL(None).prctl, 1, signal.SIGTERM) if sys.platform == "linux" else None
-        process = subprocess.Popen(
-            command, env=dict(environment), cwd=home, start_new_session=True, preexec_fn=before, **streams
-        )
+        streams: Any = {"stdout": log, "stderr": log, "stdin": subprocess.DEVNULL, "preexec_fn": before}
+        process = subprocess.Popen(command, env=dict(environment), cwd=home, start_new_session=True, **streams)
     try:
         yield process
     finally:
         if not (home / PREPARED_FILE).exists():
-            # It has nothing to lose.
-            kill({process.pid, *descendants(process.pid)})
+            kill({process.pid, *descendants(process.pid)})  # it has nothing to lose
         end(process, home)
 
 
