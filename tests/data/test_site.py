@@ -11,26 +11,10 @@ import pytest
 from fl_dpbayes.config.data import Shift
 from fl_dpbayes.config.data_folder import SHARED_RECORDS
 from fl_dpbayes.config.errors import UserError
-from fl_dpbayes.config.site_file import (
-    LedgerSettings,
-    Policy,
-    Selection,
-    SiteFile,
-    Split,
-    read_site_file,
-    write_site_file,
-)
+from fl_dpbayes.config.site_file import LedgerSettings, Selection, SiteFile, Split, read_site_file, write_site_file
 from fl_dpbayes.config.sources import BuiltIn, Table
 from fl_dpbayes.config.task import Task
-from fl_dpbayes.data.site import (
-    MAX_DECLARATION_ERROR,
-    Site,
-    SiteSplit,
-    is_delta_allowed,
-    load_site,
-    most_units,
-    read_records,
-)
+from fl_dpbayes.data.site import Site, SiteSplit, is_delta_allowed, load_site, most_units, read_records
 from fl_dpbayes.data.site_ledger import create_ledger, data_version, open_ledger
 from fl_dpbayes.data.snapshot import source_files, write_snapshot
 from fl_dpbayes.privacy.ledger.cohort_creation import shared_fraction, unit_sketch
@@ -44,7 +28,7 @@ KEY = "00112233445566778899aabbccddeeff"
 def digits_site(**changes) -> SiteFile:
     keys = {
         "name": "a", "role": "train", "source": BuiltIn(kind="digits"), "units": 1440,
-        "split": Split(test_fraction=0.2, key=KEY), "policy": Policy(max_run_epsilon=1.0),
+        "split": Split(test_fraction=0.2, key=KEY), "policy": {"max_run_epsilon": 1.0},
     }  # fmt: skip
     return SiteFile(**(keys | changes))
 
@@ -199,7 +183,7 @@ def test_more_units_in_a_part_than_the_declared_number_admits_do_not_load(tmp_pa
     # A key that puts nearly everybody into the test part was chosen, not drawn.
     site_file = patients_file(tmp_path, 400, 40, 0.2, 0.0, 1)
     monkeypatch.setattr("fl_dpbayes.data.site.in_test_part", lambda units, *_: np.arange(len(units)) >= 40)
-    assert most_units(site_file, "train") == pytest.approx(40 / (1 - MAX_DECLARATION_ERROR)) == 50
+    assert most_units(site_file, "train") == pytest.approx(50)
     refused("part for test holds 360 units.*at most 42.*correct units", load_site, site_file)
 
 
