@@ -36,6 +36,9 @@ DataDir = Annotated[Path | None, Option(help="Data folder; default: the variable
 AllowCode = Annotated[list[str] | None, Option(metavar="PACKAGE.MODULE:FUNCTION", help="Import the model's factory.")]
 Assignments = Annotated[list[str] | None, Option("--set", help="Change a key: privacy.epsilon=2; no value removes it.")]
 Resume = Annotated[Path | None, Option(metavar="DIR", help="Go on with the run, or the study, of this folder.")]
+OfSite = Annotated[str | None, Option(help="The training hospital of the records; none: a new one.")]
+OfGroup = Annotated[str | None, Option(help="The group of a new hospital, such as its country.")]
+OneRelease = Annotated[float | None, Option(help="What one release by the site file's ledger may cost.")]
 Delta = Annotated[float, Option(help="Delta, in (0, 1).")]
 AsJson = Annotated[bool, Option("--json", help="Print JSON instead of a table.")]
 NEIGHBOURS, COUPLINGS = ["add_or_remove_one", "replace_one"], ["constant", "temperature", "langevin", "floor"]
@@ -172,11 +175,16 @@ def predict(
     data_dir: DataDir = None,
     skip_bad_rows: Annotated[bool, Option("--skip-bad-rows", help="Leave bad rows empty, and name them.")] = False,
     allow_code: AllowCode = None,
+    site: OfSite = None,
+    group: OfGroup = None,
+    update: Annotated[Path | None, Option(help="What `update` wrote: the hospital's own posterior.")] = None,
 ) -> None:
     """Give class probabilities with uncertainty for new records, from a run's stored posterior."""
-    from fl_dpbayes.run.stored_posterior import predict_records
+    from fl_dpbayes.run.hospital import Hospital
+    from fl_dpbayes.run.stored_posterior import Places, predict_records
 
-    predict_records(run_dir, data, out, console, data_dir, allow_code or (), skip_bad_rows=skip_bad_rows)
+    whose, places = Hospital(site, group, update), Places(data_dir, allow_code or ())
+    predict_records(run_dir, data, out, console, places, skip_bad_rows=skip_bad_rows, hospital=whose)
 
 
 @app.command(epilog="Example: fl-dpbayes evaluate runs/quickstart-1 labelled.csv")
@@ -187,11 +195,48 @@ def evaluate(
     out: Annotated[Path | None, Option(help="The page's folder; default: RUN_DIR/evaluation-<data>-<time>.")] = None,
     allow_code: AllowCode = None,
     as_json: AsJson = False,
+    site: OfSite = None,
+    group: OfGroup = None,
 ) -> None:
     """Measure a run's stored posterior on a labelled data set and write a page; nothing leaves this machine."""
-    from fl_dpbayes.run.stored_posterior import evaluate_records
+    from fl_dpbayes.run.hospital import Hospital
+    from fl_dpbayes.run.stored_posterior import Places, evaluate_records
 
-    evaluate_records(run_dir, data, console, data_dir, allow_code or (), as_json=as_json, out=out)
+    whose, places = Hospital(site, group), Places(data_dir, allow_code or ())
+    evaluate_records(run_dir, data, console, places, as_json=as_json, out=out, hospital=whose)
+
+
+@app.command(
+    epilog="Example: fl-dpbayes update runs/stroke-1 own.csv --group uk\n\n"
+    "Example: fl-dpbayes update runs/stroke-1 site.toml --epsilon 1 --sets 0.9"
+)
+def update(
+    run_dir: Annotated[Path, Argument(help="A run directory.")],
+    data: Annotated[Path, Argument(help="Labelled records, which stay here; or a site file, for one release.")],
+    site: OfSite = None,
+    group: OfGroup = None,
+    earlier: Annotated[Path | None, Option("--update", help="What `update` wrote, of other patients.")] = None,
+    epsilon: OneRelease = None,
+    sets: Annotated[float | None, Option(min=0.5, max=0.999, help="Instead: sets that hold so many outcomes.")] = None,
+    out: Annotated[Path | None, Option(help="Where to write it; default: RUN_DIR/update-<data>.json.")] = None,
+) -> None:
+    """Fit a hospital's own level to its labelled patients, at home, or by one private release; for `predict`."""
+    from fl_dpbayes.run.hospital import Hospital
+    from fl_dpbayes.run.update import update_hospital
+
+    update_hospital(run_dir, data, Hospital(site, group, earlier), epsilon, sets, out, console)
+
+
+@app.command(epilog="Example: fl-dpbayes alarm runs/stroke-1 site.toml --epsilon 0.5")
+def alarm(
+    run_dir: Annotated[Path, Argument(help="A run directory.")],
+    data: Annotated[Path, Argument(help="Records without labels, which stay here; or a site file, for one release.")],
+    epsilon: OneRelease = None,
+) -> None:
+    """Say how far a hospital's patients are from the declared population; it does not see their outcomes."""
+    from fl_dpbayes.run.update import compare_patients
+
+    compare_patients(run_dir, data, epsilon, console)
 
 
 @app.command(epilog="Example: fl-dpbayes account --sigma 1.0 --q 0.01 --steps 1000 --delta 1e-5")

@@ -4,11 +4,12 @@ from collections.abc import Iterable, Iterator
 from functools import partial
 
 import numpy as np
-from flwr.app import Message, MessageType
+from flwr.app import ArrayRecord, Message, MessageType
 
 from fl_dpbayes.calibration.federation.evaluation import Evaluation
 from fl_dpbayes.config.data import roles_sharing_records
 from fl_dpbayes.config.errors import warning
+from fl_dpbayes.posterior.hierarchical.model import HospitalModel
 from fl_dpbayes.posterior.samples import PosteriorSamples
 from fl_dpbayes.protocol.arrays import prefixed
 from fl_dpbayes.protocol.evaluate import EvaluateReply, EvaluateRequest, PredictorName
@@ -48,16 +49,27 @@ class EvaluationStage:
         self.evaluation = Evaluation(federation.roster.task.classes, shared, federation.scenario.seed)
 
     def requests(
-        self, predictors: dict[PredictorName, PosteriorSamples], recalibration: Recalibration | None
-    ) -> Iterator[Message]:
-        """Build one request after the other; `predictors` is emptied once they are encoded."""
+        self, predictors: dict[PredictorName, PosteriorSamples], recalibration: Recalibration | None,
+        hospitals: HospitalModel | None,
+    ) -> Iterator[Message]:  # fmt: skip
+        """Build one request after the other; `predictors` is emptied once they are encoded.
+
+        `hospitals` adds a predictor of its own for every site.
+        """
         scenario = self._federation.scenario
         weights = {kind: tuple(map(float, samples.weights)) for kind, samples in predictors.items()}
         bundle = {name: one for kind, found in predictors.items() for name, one in prefixed(kind, found.arrays).items()}
         predictors.clear()
+        shared = {} if hospitals is None else dict(bundle)
         bundle_digest = arrays_digest(bundle)
         arrays = encoded(bundle)
         for member in self._federation.roster.with_nodes:
+            if hospitals is not None:
+                effect = hospitals.effect(name := member.card.name, scenario.sites[name].group)
+                own = hospitals.samples(effect, self._federation.shapes)
+                weights["hierarchical"], more = tuple(map(float, own.weights)), prefixed("hierarchical", own.arrays)
+                bundle_digest = arrays_digest(shared | more)
+                arrays = ArrayRecord({**arrays, **encoded(more)})
             request = EvaluateRequest(
                 run=self._federation.run, round=self._exchange.round_number, task=member.card.task,
                 model=scenario.model, predictors=weights, arrays=bundle_digest,

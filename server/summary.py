@@ -91,6 +91,7 @@ def summarise_run(strategy: PosteriorStrategy, record: RunRecord, partition: Map
         "baselines": beside, "reliability": reliability,
         "subgroups": evaluation.subgroup_rows() if evaluation else (),
         "shift_detection": evaluation.shift_detection_rows() if evaluation else (),
+        "hospitals": hospitals.described() if (hospitals := strategy.hospitals()) else (),
         "conformal": evaluation.conformal() if evaluation else (), "evaluation_privacy": tested_costs,
         "releases": [*_releases(federation, recalibration), *fitted, *map(_paid_test, statements, statements.values())],
         "bytes": {way: [row[f"bytes_{way}"] for row in record.round_rows] for way in ("up", "down")},

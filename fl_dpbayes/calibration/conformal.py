@@ -1,16 +1,21 @@
-"""Split conformal prediction sets from merged histograms of p_label: thresholds, coverage and size."""
+"""Split conformal prediction sets from histograms of p_label, merged or private: thresholds, coverage and size."""
 
+import math
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from fl_dpbayes.calibration.bins import COUNT, FINE_BINS, OUTCOME, Floats, coarsen
+from fl_dpbayes.calibration.bins import COUNT, FINE_BINS, OUTCOME, Floats, bin_index, coarsen
 from fl_dpbayes.calibration.intervals import Interval, wilson_interval
 from fl_dpbayes.calibration.statistics import CalibrationStatistics
 
 LEVEL = 0.9
 ROUNDING = 1e-9
+# Powers of two, so that an edge is the same float64 in every rule: counts that get noise, and exact ones.
+NOISED_BINS, EXACT_BINS = 16, 1024
+# The mean of |N(0, 1)|: noise carries a sum over a line by no more than this many standard deviations on average.
+OVERSHOOT = math.sqrt(2 / math.pi)
 
 FirstBins = npt.NDArray[np.int64]
 
@@ -50,7 +55,29 @@ def measure_sets(statistics: CalibrationStatistics, first: FirstBins) -> SetQual
         return None
     fine = coarsen(statistics.class_wise, FINE_BINS)
     tables = [table[start:] for table, start in zip(fine, first, strict=True)]
-    covered = float(sum(table[:, OUTCOME].sum() for table in tables))
-    members = float(sum(table[:, COUNT].sum() for table in tables))
+    covered, members = (float(sum(table[:, column].sum() for table in tables)) for column in (OUTCOME, COUNT))
     count = statistics.count
     return SetQuality(covered / count, wilson_interval(covered, count), members / count)
+
+
+def set_counts(of_label: Floats, units: FirstBins, bins: int, level: float) -> Floats:
+    """Return a hospital's counts for `private_threshold`, (1 + bins,).
+
+    A unit adds one to the bin of its lowest p_label and takes 1 - level from the first cell, so nobody has to tell the
+    number of units. `of_label`: p_label, (N,). `units`: each record's unit, 0, 1, ..., without gaps, (N,).
+    """
+    lowest = np.ones(units.max() + 1)
+    np.minimum.at(lowest, units, of_label)
+    return np.append(-(1 - level) * len(lowest), np.bincount(bin_index(lowest, bins), minlength=bins))
+
+
+def private_threshold(counts: Floats, noise_std: float, level: float) -> float:
+    """Return t in [0, 1] of prediction sets {c : p_c >= t}, from `set_counts` with independent N(0, noise_std^2).
+
+    t is the edge before the first, from below, at which N(p < t) - (1 - level) m + noise > -level - kappa, where kappa
+    = sqrt(2 / pi) noise_std. If m + 1 units are exchangeable, and m >= kappa / (1 - level) - 1, sets hold all labels of
+    a new unit with probability `level` or more. Proof: docs/proofs/private-sets.md. Without noise t is the p_label of
+    rank ceil((m + 1) level) from above, rounded down to an edge.
+    """
+    over = np.cumsum(counts) > -level - OVERSHOOT * noise_std + ROUNDING
+    return max(int(np.append(over, True).argmax()) - 1, 0) / (len(counts) - 1)

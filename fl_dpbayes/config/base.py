@@ -5,10 +5,10 @@ import json
 import math
 from collections.abc import Mapping
 from types import NoneType
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
-from pydantic import BaseModel, BeforeValidator, ConfigDict, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 
 class Config(BaseModel):
@@ -23,6 +23,10 @@ class Config(BaseModel):
 
     def _check_keys(self) -> None:
         """Raise ValueError, naming value, allowed and remedy, where keys do not fit each other."""
+
+
+# A key that came later: where it is not given, a record is written, and its digest is, as before it came.
+LEFT_OUT: Any = Field(exclude_if=lambda value: value is None)
 
 
 def by_default(**keys: str) -> BeforeValidator:

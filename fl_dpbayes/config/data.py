@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt
 
-from fl_dpbayes.config.base import Config
+from fl_dpbayes.config.base import LEFT_OUT, Config
 from fl_dpbayes.config.names import EvaluationRelease, Role, SiteName
 from fl_dpbayes.config.sources import OfficialPart, Source
 from fl_dpbayes.config.task import SitePrevalence, TrainedPrevalence, check_noised_estimate
@@ -116,7 +116,8 @@ class SiteSpec(Config):
     the records of the held-out or shifted site of that name and shares its draws, so that shifts can be compared in
     pairs on the same patients. `epsilon` is what a training site's cohort may ever spend, where that differs from the
     other sites'. `prevalence` declares the shares of the classes here, public by declaration, or lets the site estimate
-    them; its predictions are then also measured corrected for them. Nothing checks it against records.
+    them; its predictions are then also measured corrected for them. Nothing checks it against records. `group`: where
+    `[hierarchical]` has a level above the hospitals, which one it is of.
     """
 
     role: Role
@@ -126,6 +127,7 @@ class SiteSpec(Config):
     shift: Shift | None = None
     epsilon: PositiveFloat | None = None
     prevalence: SitePrevalence | None = None
+    group: Annotated[SiteName | None, LEFT_OUT] = None
 
     def _check_keys(self) -> None:
         if self.role == "train":

@@ -11,7 +11,8 @@ EvaluationRelease = Literal["public", "noised", "none"]
 MAX_GROUP_TEXT = 60
 PREDICTORS = {
     "last": "last iterate", "posterior": "average of posterior samples", "recalibrated": "recalibrated posterior",
-    "prior_corrected": "posterior corrected for prevalence", "majority": "majority class",
+    "hierarchical": "posterior over hospitals", "prior_corrected": "posterior corrected for prevalence",
+    "majority": "majority class",
     "site_only": "one site alone", "central": "all records in one place", "published": "published score",
 }  # fmt: skip
 

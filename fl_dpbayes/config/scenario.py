@@ -10,10 +10,11 @@ import tomli_w
 from pydantic import Field, PositiveFloat, PositiveInt, ValidationError, model_validator
 
 from fl_dpbayes.config.aggregation import Aggregation, with_default_rule
-from fl_dpbayes.config.base import Config
+from fl_dpbayes.config.base import LEFT_OUT, Config
 from fl_dpbayes.config.data import DataSpec, IIDPartition, Partition, SiteSpec, check_prevalences, check_shared_records
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.files.atomic_file import write_atomically
+from fl_dpbayes.config.hierarchical import Hierarchical, check_hierarchical
 from fl_dpbayes.config.names import EvaluationRelease, SiteName
 from fl_dpbayes.config.plan import AnyPrivacyPlan, ChainStart, TrainingPlan, check_temperature
 from fl_dpbayes.config.recalibration import AnyRecalibration
@@ -111,6 +112,7 @@ class Scenario(Config):
     aggregation: Aggregation
     evaluation: Evaluation = Evaluation()
     recalibration: AnyRecalibration | None = None
+    hierarchical: Annotated[Hierarchical | None, LEFT_OUT] = None
     resources: Resources = Resources()
     simulation: Simulation = Simulation()
     configurations_tried: PositiveInt = 1
@@ -160,6 +162,7 @@ class Scenario(Config):
                 raise ValueError(f"{drops} those of model.frozen_body are fixed: remove frozen_body, or choose another")
         check_temperature(self.sampler, self.privacy)
         check_prevalences(self.data, self.sites, self.evaluation.release)
+        check_hierarchical(self)
         try:
             plan = training_plan(self, prior_share=1.0, chain_start="own_last")
         except ValidationError as error:

@@ -309,6 +309,20 @@ class AggregationInputs(SummaryPart):
     divergence: Number = None
 
 
+class HospitalRecord(SummaryPart):
+    """What a posterior over hospitals says, by name `of`, with a 90 % interval.
+
+    A standard deviation between so many (`among`) of them, in log odds; the prior says it where it is not `identified`.
+    Or (no `among`) a new hospital's rate of class 1 in the declared population, without the chance of patients.
+    """
+
+    of: Text
+    value: float
+    interval: tuple[float, float]
+    among: int | None = None
+    identified: bool = True
+
+
 class Traffic(SummaryPart):
     """Bytes per round, from the sites (up) and to them (down)."""
 
@@ -351,6 +365,7 @@ class Summary(SummaryPart):
     subgroups: tuple[SubgroupRecord, ...] = ()
     shift_detection: tuple[ShiftDetectionRecord, ...] = ()
     conformal: tuple[ConformalRecord, ...] = ()
+    hospitals: tuple[HospitalRecord, ...] = ()
     evaluation_privacy: tuple[EvaluationPrivacyRecord, ...] = ()
     releases: tuple[ReleaseRecord, ...] = ()
     bytes: Traffic

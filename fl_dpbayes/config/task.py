@@ -4,6 +4,8 @@ import math
 import re
 from typing import Annotated, Any, Literal
 
+import numpy as np
+import numpy.typing as npt
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from fl_dpbayes.config.base import Config, canonical_json
@@ -79,6 +81,40 @@ class FrozenBody(Config):
             raise ValueError("seed and weights both give the body's values: give one of them")
 
 
+Row = Annotated[tuple[float, ...], Field(min_length=1, max_length=200)]
+
+
+class StandardFeatures(Config):
+    """A table's values by a declared geometry: `spread` (x - centers) / scales, or whitened by a public `covariance`.
+
+    Equal clipping of all directions costs a private model least. `source` says where the constants come from: they must
+    be public, and the sites' own records are not. `covariance` of the values x takes the place of scales.
+    """
+
+    kind: Literal["standard"] = "standard"
+    centers: Row
+    scales: tuple[Annotated[float, Field(gt=0)], ...] = ()
+    covariance: Annotated[tuple[Row, ...], Field(max_length=200)] = ()
+    spread: Annotated[float, Field(gt=0, le=100)] = 1.0
+    source: Annotated[str, Field(min_length=10, max_length=500)]
+
+    def _check_keys(self) -> None:
+        if bool(self.scales) == bool(self.covariance):
+            raise ValueError("scales and covariance are two ways to scale: give exactly one of them")
+        if {len(self.scales or self.covariance), *map(len, self.covariance)} != {size := len(self.centers)}:
+            raise ValueError(f"scales or covariance is not of {size} values, or rows of as many: as many as centers")
+        whole = np.array(self.covariance or [[1.0]])
+        if not np.array_equal(whole, whole.T) or np.linalg.eigvalsh(whole)[0] <= 0:
+            raise ValueError("covariance is none: give a symmetric, positive definite matrix")
+
+    @property
+    def matrix(self) -> npt.NDArray[np.float64]:
+        """What centred values are multiplied by."""
+        if self.scales:
+            return np.diag(self.spread / np.array(self.scales))
+        return np.asarray(self.spread * np.linalg.inv(np.linalg.cholesky(self.covariance)).T)
+
+
 def _absent(reason: str) -> BeforeValidator:
     def check(value: Any) -> None:
         if value is not None:
@@ -87,7 +123,7 @@ def _absent(reason: str) -> BeforeValidator:
     return BeforeValidator(check)
 
 
-Features = Annotated[ScatteringFeatures | BackboneFeatures, Field(discriminator="kind")]
+Features = Annotated[ScatteringFeatures | BackboneFeatures | StandardFeatures, Field(discriminator="kind")]
 
 
 class LogisticModel(Config):

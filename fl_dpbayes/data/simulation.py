@@ -72,6 +72,8 @@ def check_task(scenario: Scenario, task: Task) -> None:
     check_prevalence_classes("data.prevalence", scenario.data.prevalence, task.classes)
     for name, site in scenario.sites.items():
         check_prevalence_classes(f"sites.{name}.prevalence", site.prevalence, task.classes)
+    if scenario.hierarchical is not None and task.classes != 2:
+        raise UserError(f"[hierarchical] is for 2 classes, the records have {task.classes}: remove the section")
     rule, shapes = scenario.aggregation, model_shapes(scenario.model, task)
     if rule.own_rounds:
         return

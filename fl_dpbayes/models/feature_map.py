@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fl_dpbayes.config.base import digest
 from fl_dpbayes.config.errors import UserError
-from fl_dpbayes.config.task import BackboneFeatures, Features, ScatteringFeatures
+from fl_dpbayes.config.task import BackboneFeatures, Features, ScatteringFeatures, StandardFeatures
 from fl_dpbayes.models.backbone import LAST_LAYER, backbone
 from fl_dpbayes.models.rows import checked_rows, padded, rows_stand_alone
 from fl_dpbayes.models.scattering import normalised, paths, sampled_size, scattering
@@ -25,6 +25,7 @@ MAX_MADE_UP_NUMBERS = 2.5e8
 # Small passes keep the spectra of a scattering layer in a processor's cache: three times as fast as one large pass.
 SCATTERED_PIXELS_PER_PASS = 16_384
 IMAGES_PER_PASS = 32
+ROWS_PER_PASS = 256
 
 
 @dataclass(frozen=True)
@@ -73,8 +74,13 @@ def checked_feature_map(
 def feature_shape(features: Features, input_shape: tuple[int, ...]) -> tuple[int]:
     """Say how many features, (D,), a record (1 or 3 channels, height, width) has, without computing any.
 
-    Raises UserError if the records are no images, are too small, or would have more than 100,000 features.
+    Raises UserError if the records are no images, are too small, or would have more than 100,000 features; or if a
+    geometry is of another number of values.
     """
+    if isinstance(features, StandardFeatures):
+        if input_shape != (size := len(features.centers),):
+            raise UserError(f"features.centers has {size} values for records of shape {input_shape}: give one each")
+        return (size,)
     if len(input_shape) != 3 or input_shape[0] not in (1, 3):
         problem = f"features of kind {features.kind!r} need images of shape (1 or 3, height, width)"
         raise UserError(f"{problem}, not records of shape {input_shape}: remove features from the model")
@@ -116,6 +122,10 @@ def feature_map(
     transform: Callable[[Tensor], Tensor]
     if isinstance(features, BackboneFeatures):
         transform, most_records = backbone(features, backbone_folder).to(device), IMAGES_PER_PASS
+    elif isinstance(features, StandardFeatures):
+        geometry = features.matrix, features.centers
+        matrix, centers = (torch.tensor(one, dtype=torch.float32, device=device) for one in geometry)
+        transform, most_records = (lambda records: (records - centers) @ matrix), ROWS_PER_PASS
     else:
         _, height, width = input_shape
         most_records = max(1, SCATTERED_PIXELS_PER_PASS // (height * width))

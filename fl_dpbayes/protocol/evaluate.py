@@ -9,7 +9,7 @@ from fl_dpbayes.config.recalibration import RecalibrationMap, parameter_count
 from fl_dpbayes.config.task import TrainedPrevalence
 from fl_dpbayes.protocol.train import Digest, PrivacyStatement, StageReply, StageRequest
 
-PredictorName = Literal["last", "posterior"]
+PredictorName = Literal["last", "posterior", "hierarchical"]
 RECALIBRATED = "recalibrated"
 PRIOR_CORRECTED = "prior_corrected"
 MAPPED = (RECALIBRATED, PRIOR_CORRECTED)  # each is the posterior's predictions, mapped

@@ -56,6 +56,7 @@ class PredictorStyle(NamedTuple):
 PREDICTOR_STYLES: Mapping[str, PredictorStyle] = {
     "last": PredictorStyle(VERMILLION, "s"), "posterior": PredictorStyle(BLUE, "o"),
     "recalibrated": PredictorStyle(GREEN, "D"), "prior_corrected": PredictorStyle(ORANGE, "P"),
+    "hierarchical": PredictorStyle(SKY, "h"),
     "site_only": PredictorStyle(PURPLE, "^"), "central": PredictorStyle(INK, "v"),
 }  # fmt: skip
 

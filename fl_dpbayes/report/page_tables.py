@@ -53,6 +53,7 @@ def run_tables(run: Summary) -> dict[str, PageTable]:
     settings, releases = run.settings, [(release.item, release.how) for release in run.releases]
     return {
         "baselines": baselines_table(run),
+        "hospitals": hospitals_table(run),
         "settings": page_table(("Part", "Settings"), [(row.name, row.value) for row in settings], (0, 1)),
         "privacy": privacy_table(run), "releases": page_table(("What", "How it left a site"), releases, (0, 1)),
         "calibration": page_table(MAIN, once([main_cells(row) for row in over_sites]), (0, 1)),
@@ -96,6 +97,16 @@ def baselines_table(run: Summary) -> PageTable:
             cells.append((f"all {words}", (said, MADE_OF.get(name, "this run")), *values, count(rows[0].n)))
     columns = ("Where", "Predictor", "AUROC", "NLL", "Accuracy, %", "RMS debiased", "n")
     return page_table(columns, once(cells), (0, 1))
+
+
+def hospitals_table(run: Summary) -> PageTable:
+    """Show how much hospitals differ in the level of the outcome, and what rate one that nobody has seen would have."""
+    cells: list[Cells] = []
+    for row in run.hospitals:
+        write, told = (decimal, f"log odds, {row.among} of them") if row.among else (points, "%, declared population")
+        told += "" if row.identified else ": too few to tell, the prior says it"
+        cells.append(((row.of, told), write(row.value), interval(row.interval, write)))
+    return page_table(("What", "Value", "90% interval"), cells)
 
 
 def _across(values: Sequence[float | None], write: Callable[[float | None], str]) -> Cell:

@@ -198,6 +198,8 @@ in the labels. About 95 of 100 intervals should hold it. The plain ECE lies abov
 <div>
 {% for text in words.privacy_notes(run) %}<p class="note">{{ text }}</p>{% endfor %}
 </div></div>
+{% if hospitals.rows %}<h2 id="hospitals">How hospitals differ</h2>
+{{ table(hospitals, "How hospitals differ") }}{% endif %}
 <h2 id="releases">What left each site</h2>
 {% if releases.rows %}{{ table(releases, "What left each site") }}
 {% else %}<p>This run kept no list of releases.</p>{% endif %}

@@ -72,6 +72,8 @@ def read_new_records(
         raise UserError(f"{path}: {FORMS}")
     if table is not None:
         records = _framed(table, path, task, named, labelled=labelled, skip_bad_rows=skip_bad_rows)
+    if labelled and records.labels is None:
+        raise UserError(f"{data} has no labels: give a column 'label', an array 'labels', or a folder for each class")
     return _checked(records, task, source, path)
 
 

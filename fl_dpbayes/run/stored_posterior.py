@@ -5,7 +5,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +13,7 @@ import pandas
 from rich.console import Console
 from rich.table import Table
 from scipy.special import entr
+from torch import nn
 
 from fl_dpbayes import __version__
 from fl_dpbayes.calibration.metrics.errors import reliability_bins
@@ -26,44 +27,58 @@ from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.metrics import METRICS
 from fl_dpbayes.config.names import PREDICTORS, outside_text, site_name
 from fl_dpbayes.config.recalibration import RecalibrationMap
-from fl_dpbayes.config.scenario import load_scenario
+from fl_dpbayes.config.scenario import Scenario, load_scenario
 from fl_dpbayes.config.sources import BuiltIn
 from fl_dpbayes.config.summary import Summary
 from fl_dpbayes.data.simulation import SCENARIO_FILE
-from fl_dpbayes.models.build import build_model
+from fl_dpbayes.models.build import build_model, model_shapes
 from fl_dpbayes.models.feature_map import feature_map
 from fl_dpbayes.models.frozen_body import frozen_body
 from fl_dpbayes.posterior.convergence import one_sample_warning
+from fl_dpbayes.posterior.hierarchical.model import with_intercept
 from fl_dpbayes.posterior.predictive import predict
-from fl_dpbayes.posterior.store import POSTERIOR_FILE, load_posterior
+from fl_dpbayes.posterior.store import POSTERIOR_FILE, StoredPosterior, load_posterior
 from fl_dpbayes.protocol.evaluate import RECALIBRATED
 from fl_dpbayes.report.evaluation_page import write_evaluation
 from fl_dpbayes.report.numbers import decimal, interval, points
 from fl_dpbayes.report.run_files import SUMMARY_FILE, check_not_cut_off, read_summary
 from fl_dpbayes.report.terminal_table import terminal_table
 from fl_dpbayes.report.warnings import sentence
+from fl_dpbayes.run.hospital import NEW_HOSPITAL, Hospital
 from fl_dpbayes.run.new_records import NewData, NewRecords, read_new_records
 
 Allowed = Collection[str]
 MOST_NAMED = 10
+NO_SETS = "; nothing guarantees that without sets from own labelled patients (update --sets)"
 UNCERTAINTIES = ("total", "aleatoric", "epistemic")
 SHOWN = ("accuracy", "nll", "brier", "ece", "rms_debiased", "mce", "ace", "sce", "auroc", *reversed(UNCERTAINTIES[1:]))
 
 
+class Places(NamedTuple):
+    """Where backbones lie, and the code that may be imported."""
+
+    data_dir: Path | None = None
+    allowed_code: Allowed = ()
+
+
+NOWHERE = Places()
+
+
 def predict_records(
-    run_dir: Path, data: Path, out: Path | None, console: Console, data_dir: Path | None = None,
-    allowed_code: Allowed = (), *, skip_bad_rows: bool = False,
+    run_dir: Path, data: Path, out: Path | None, console: Console, places: Places = NOWHERE, *,
+    skip_bad_rows: bool = False, hospital: Hospital = NEW_HOSPITAL,
 ) -> None:  # fmt: skip
     """Write class probabilities and uncertainty for new records as CSV, one row for each, in their order.
 
     Where the run recalibrated its posterior (and not mostly by noise), the probabilities are the recalibrated ones and
     the total uncertainty, in nats, is theirs; neither a map of averaged probabilities nor a point estimate tells
     aleatoric from epistemic, so these cells are then empty. Rows left out by `skip_bad_rows` keep their place, with
-    empty cells. Raises UserError if run or data cannot be read or do not fit, or `out` exists.
+    empty cells. `hospital`: whose patients they are, where the run has a posterior over hospitals. Raises UserError if
+    run or data cannot be read or do not fit, or `out` exists.
     """
     if out is not None and out.exists():
         raise UserError(f"--out {out} exists already: give another name, nothing is overwritten")
-    found = _predict(run_dir, data, data_dir, allowed_code, labelled=False, skip_bad_rows=skip_bad_rows)
+    found = _predict(run_dir, data, places, hospital, labelled=False, skip_bad_rows=skip_bad_rows)
     records, probabilities = found.records, found.probabilities
     classes = np.array(found.class_names or range(probabilities.shape[1]))
     units = {} if records.units is None else dict([records.units])
@@ -71,6 +86,9 @@ def predict_records(
     table = pandas.DataFrame({records.numbered: records.names, **units, "predicted": predicted})
     table[[f"probability_{name}" for name in classes]] = probabilities
     table = table.assign(**{f"{name}_uncertainty": values for name, values in found.uncertainty.items()})
+    if found.threshold is not None:
+        members = probabilities >= np.minimum(found.threshold, probabilities.max(axis=1, keepdims=True))
+        table["set"] = [" | ".join(map(str, classes[row])) for row in members]
     if bad := records.bad:
         table = table.astype({"predicted": object})
         table.iloc[list(bad), 1 + len(units) :] = np.nan
@@ -92,29 +110,27 @@ def predicted_table(run_dir: Path, data: NewData, classes: pandas.Index, allowed
 
     Recalibrated and undefined where those of `predict_records` are.
     """
-    found = _predict(run_dir, data, None, allowed_code, labelled=False)
+    found = _predict(run_dir, data, Places(None, allowed_code), NEW_HOSPITAL, labelled=False)
     table = pandas.DataFrame(found.probabilities, columns=classes)
     return table.assign(**{f"{name}_uncertainty": found.uncertainty[name] for name in ("total", "epistemic")})
 
 
 def evaluate_records(
-    run_dir: Path, data: Path, console: Console, data_dir: Path | None = None, allowed_code: Allowed = (),
-    *, as_json: bool, out: Path | None = None,
+    run_dir: Path, data: Path, console: Console, places: Places = NOWHERE, *, as_json: bool,
+    out: Path | None = None, hospital: Hospital = NEW_HOSPITAL,
 ) -> None:  # fmt: skip
     """Print the calibration of the stored posterior on labelled records, recalibrated where the run did so.
 
     `out`: the folder of the page, which must not exist; None: `evaluation-<data>-<time>` in the run directory. JSON
     goes without a page.
     """
-    found = _predict(run_dir, data, data_dir, allowed_code, labelled=True)
-    records, mapping = found.records, found.mapping
-    if records.labels is None:
-        raise UserError(f"{data} has no labels: give a column 'label', an array 'labels', or a folder for each class")
-    predictor = "posterior" if mapping is None else RECALIBRATED
+    found = _predict(run_dir, data, places, hospital, labelled=True)
+    labels, mapping, predictor = found.records.labels, found.mapping, found.predictor
+    assert labels is not None
     name = f"{'' if mapping is None else 'recalibrated '}{found.point}" if found.point else PREDICTORS[predictor]
-    statistics = from_batch(found.probabilities, records.labels, **(found.uncertainty if found.tells else {}))
+    statistics = from_batch(found.probabilities, labels, **(found.uncertainty if found.tells else {}))
     row = summarise(statistics, np.random.default_rng(0)).as_row()
-    if area := exact_auroc(found.probabilities, records.labels):
+    if area := exact_auroc(found.probabilities, labels):
         row |= {"auroc": area.value, "auroc_bounds": [area.value, area.value]}
     if not found.tells:
         row |= {"epistemic": None, "aleatoric": None}
@@ -162,6 +178,7 @@ class _Predicted:
     """Predictions of a stored posterior after the map; `point` names it where it is one sample.
 
     `tells` says that uncertainties are told apart: neither one sample nor a map of averaged probabilities can do so.
+    `threshold`: the least probability in sets with a guarantee, of which none is empty; None without them.
     """
 
     records: NewRecords
@@ -172,39 +189,62 @@ class _Predicted:
     point: str
     class_names: tuple[str, ...]
     scenario: str
+    predictor: str
+    threshold: float | None
 
 
-def _predict(
-    run_dir: Path, data: NewData, data_dir: Path | None, allowed: Allowed, *, labelled: bool,
-    skip_bad_rows: bool = False,
-) -> _Predicted:  # fmt: skip
+def read_run(run_dir: Path, allowed: Allowed = ()) -> tuple[StoredPosterior, Scenario]:
+    """Read a run's posterior and its scenario; UserError if one is missing, damaged or not that of the other."""
     if not (run_dir / POSTERIOR_FILE).is_file():
         check_not_cut_off(run_dir)
     stored = load_posterior(run_dir / POSTERIOR_FILE, allowed)
     path = run_dir / SCENARIO_FILE
     if not path.is_file() or digest(scenario := load_scenario(str(path))) != stored.metadata.scenario_hash:
         raise UserError(f"{path} is missing or not the scenario of the posterior beside it: put back the run's own")
-    source = scenario.data.source
-    records = read_new_records(data, stored.metadata.task, source, labelled=labelled, skip_bad_rows=skip_bad_rows)
-    samples, model, inputs = stored.samples, stored.metadata.model, records.features
-    backbones = backbone_folder(data_dir or (source.folder if isinstance(source, BuiltIn) else None))
+    return stored, scenario
+
+
+def seen_by_model(
+    stored: StoredPosterior, source: object, inputs: npt.NDArray, data_dir: Path | None = None
+) -> tuple[nn.Module, npt.NDArray[np.float32]]:
+    """Return a run's model, and what its trained layers see of records (N, *input_shape); `source`: of the run's."""
+    model, backbones = stored.metadata.model, data_dir or (source.folder if isinstance(source, BuiltIn) else None)
+    backbones = backbone_folder(backbones)
     module = build_model(model, stored.metadata.task, 0, backbones)
     if model.features is not None:
         inputs = feature_map(model.features, inputs.shape[1:], backbone_folder=backbones)(inputs)
     if model.frozen_body is not None:
         inputs = frozen_body(model, model.frozen_body, inputs.shape[1:], weights_folder=backbones)(inputs)
+    return module, inputs
+
+
+def _predict(
+    run_dir: Path, data: NewData, places: Places, hospital: Hospital, *, labelled: bool,
+    skip_bad_rows: bool = False,
+) -> _Predicted:  # fmt: skip
+    stored, scenario = read_run(run_dir, places.allowed_code)
+    source, task, samples = scenario.data.source, stored.metadata.task, stored.samples
+    records = read_new_records(data, task, source, labelled=labelled, skip_bad_rows=skip_bad_rows)
+    (module, inputs), threshold = seen_by_model(stored, source, records.features, places.data_dir), None
+    if found := hospital.of(run_dir, scenario, task):
+        model, effect, threshold = found
+        good = with_intercept(np.delete(inputs, list(records.bad), axis=0))
+        _say(f"{hospital}: {model.said_rate(effect, good)} among these records{NO_SETS if threshold is None else ''}")
+        samples = model.samples(effect, model_shapes(stored.metadata.model, task))
     point = ""
-    if found := one_sample_warning(len(samples.weights), scenario.aggregation.point_name):
+    if warned := one_sample_warning(len(samples.weights), scenario.aggregation.point_name):
         point = f"point estimate ({scenario.aggregation.point_name or 'one sample'})"
-        _say(f"warning: {sentence(found)}", style="yellow")
+        _say(f"warning: {sentence(warned)}", style="yellow")
     prediction = predict(module, samples.arrays, samples.weights, inputs)
-    probabilities, mapping = prediction.probabilities, _usable_map(stored.metadata.recalibration, run_dir)
+    probabilities = prediction.probabilities
+    mapping = None if found else _usable_map(stored.metadata.recalibration, run_dir)
     uncertainty = {name: getattr(prediction, name) for name in UNCERTAINTIES}
     if not (tells := mapping is None and not point):
         probabilities = probabilities if mapping is None else recalibrate(probabilities, mapping)
         uncertainty = {"total": entr(probabilities).sum(axis=1), "aleatoric": np.nan, "epistemic": np.nan}
-    names = getattr(source, "class_names", ())
-    return _Predicted(records, probabilities, uncertainty, tells, mapping, point, names, scenario.name)
+    names = getattr(source, "class_names", ()), scenario.name
+    predictor = "hierarchical" if found else "posterior" if mapping is None else RECALIBRATED
+    return _Predicted(records, probabilities, uncertainty, tells, mapping, point, *names, predictor, threshold)
 
 
 def _usable_map(mapping: RecalibrationMap | None, run_dir: Path) -> RecalibrationMap | None:

@@ -9,6 +9,7 @@ from flwr.serverapp import Grid
 
 from fl_dpbayes.calibration.federation.evaluation import Evaluation
 from fl_dpbayes.config.errors import UserError, warning
+from fl_dpbayes.posterior.hierarchical.model import HospitalModel
 from fl_dpbayes.posterior.samples import AnySamples, PosteriorSamples
 from fl_dpbayes.report.warnings import sentence
 from server.check_reply import check_disk_space
@@ -40,6 +41,10 @@ class PosteriorStrategy(TrainingRounds):
     @abstractmethod
     def last(self) -> AnySamples | None:
         """Return the point predictor: the last states, or None before the first."""
+
+    def hospitals(self) -> HospitalModel | None:
+        """Return the posterior over hospitals; None where the run has none."""
+        return None
 
     def points_of(self, name: str) -> PosteriorSamples | None:
         """Return the last state of each chain of this name in the bank, as points."""
@@ -85,7 +90,7 @@ class PosteriorStrategy(TrainingRounds):
         self.begin("evaluate", server_round, members)
         stage = EvaluationStage(self.federation, server_round, self.heads, self.record)
         self._evaluation_stage = stage
-        return stage.requests({"last": last.thinned(most), "posterior": thinned}, self.recalibration)
+        return stage.requests({"last": last.thinned(most), "posterior": thinned}, self.recalibration, self.hospitals())
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """Collect every site's additive statistics; the metrics are those of the pooled roles."""

@@ -4,11 +4,20 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.special import expit
 
 from fl_dpbayes.calibration.bins import FINE_BINS, bin_index
-from fl_dpbayes.calibration.conformal import measure_sets, set_thresholds
+from fl_dpbayes.calibration.conformal import (
+    EXACT_BINS,
+    NOISED_BINS,
+    measure_sets,
+    private_threshold,
+    set_counts,
+    set_thresholds,
+)
 from fl_dpbayes.calibration.prior_shift import label_shift_weights, prevalence_from_means
 from fl_dpbayes.calibration.statistics import empty, from_batch
+from fl_dpbayes.privacy.planned_noise import solve_multiplier
 from tests.counted import binary, normal_classes
 
 draw = partial(normal_classes, sharpness=0.8)  # too sure of Bayes' predictions
@@ -87,3 +96,50 @@ def test_prevalences_undefined_limit():
     assert label_shift_weights(np.array([1.0, 0.0]), np.array([0.5, 0.5])) is None
     assert label_shift_weights(np.array([1.0, 0.0]), np.array([1.0, 0.0])).tolist() == [1, 0]
     assert measure_sets(empty(2), np.zeros(2, np.int64)) is None
+
+
+@given(st.integers(0, 10_000), st.integers(1, 400), st.sampled_from([0.5, 0.8, 0.9, 0.95]))
+def test_exact_counts_give_the_threshold_of_split_conformal(seed, count, level):
+    generator = np.random.default_rng(seed)
+    of_label = generator.random(count)
+    rank = int(np.ceil(round((count + 1) * level, 9)))
+    exact = np.sort(of_label)[::-1][rank - 1] if rank <= count else 0.0
+    counts = set_counts(of_label, np.arange(count), EXACT_BINS, level)
+    assert private_threshold(counts, 0.0, level) == bin_index(exact, EXACT_BINS) / EXACT_BINS
+
+
+def test_a_unit_moves_counts_by_its_worst_record_alone():
+    of_label, units = np.array([0.9, 0.2, 0.6]), np.array([0, 0, 1])
+    without, whole = set_counts(of_label[2:], units[:1], 4, 0.9), set_counts(of_label, units, 4, 0.9)
+    assert (whole - without).tolist() == pytest.approx([-0.1, 1, 0, 0, 0])
+
+
+# Counts whose sums come over the line by noise alone, evenly and in steps, and all at once.
+PATHS = [np.ones(100), np.full(128, 0.5), np.tile([2.0, 0, 0, 0], 60), np.eye(60)[3] * 9]
+
+
+@pytest.mark.parametrize("per_bin", PATHS)
+def test_no_more_than_their_share_lie_below_the_threshold_on_average_whatever_the_counts(per_bin):
+    generator, std, repeats, bins = np.random.default_rng(11), 2.6, 8_000, len(per_bin)
+    # 101 units, of which the new one may have raised every sum by one.
+    noised = [-0.1 * 100 - 1, *per_bin] + std * generator.standard_normal((repeats, bins + 1))
+    below = np.cumsum([0.0, *per_bin])[[round(private_threshold(one, std, 0.9) * bins) for one in noised]]
+    assert below.mean() <= 0.1 * 101 + 3 * below.std() / repeats**0.5
+
+
+@pytest.mark.parametrize(("count", "epsilon", "largest"), [(50, 4.0, 1.15), (100, 1.0, 1.15), (300, 1.0, 1.1)])
+def test_private_sets_cover_over_a_thousand_hospitals_and_stay_small(count, epsilon, largest):
+    generator, hospitals, level = np.random.default_rng(12), 1_000, 0.9
+    std = np.hypot(1, 1 - level) * solve_multiplier(epsilon, 1e-3, 1.0, 1)
+    found = np.zeros((2, 2, hospitals))
+    for at in range(hospitals):
+        odds, effect = generator.normal(0.6, 1.3, count + 500), generator.normal(0, 0.5)
+        p, labels = expit(odds), generator.random(count + 500) < expit(odds + effect)
+        of_label = np.where(labels, p, 1 - p)
+        for way, (bins, noise) in enumerate([(NOISED_BINS, std), (EXACT_BINS, 0.0)]):
+            counts = set_counts(of_label[:count], np.arange(count), bins, level)
+            t = private_threshold(counts + noise * generator.standard_normal(bins + 1), noise, level)
+            found[:, way, at] = (of_label[count:] >= t).mean(), np.mean([p[count:] >= t, 1 - p[count:] >= t])
+    covered, sizes = found
+    assert level - 3 * covered[0].std() / hospitals**0.5 <= covered[0].mean() <= level + 0.05
+    assert sizes[0].mean() <= largest * sizes[1].mean()

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from fl_dpbayes.config.task import BackboneFeatures, ScatteringFeatures
+from fl_dpbayes.config.task import BackboneFeatures, ScatteringFeatures, StandardFeatures
 from fl_dpbayes.models.feature_map import feature_map, feature_shape
 from tests.asking import refused
 
@@ -70,3 +70,30 @@ def test_records_may_be_read_only_and_the_global_generator_is_left_alone():
 ])  # fmt: skip
 def test_records_that_have_no_such_features_are_refused(features, input_shape, message):
     refused(message, feature_shape, features, input_shape)
+
+
+def test_a_declared_geometry_gives_features_one_spread_and_no_correlation():
+    generator = np.random.default_rng(0)
+    covariance, centers, said = [[4.0, 3.0], [3.0, 9.0]], (1.0, -2.0), "made up for this test"
+    records = generator.multivariate_normal(centers, covariance, 40_000).astype(np.float32)
+    whitened = StandardFeatures(centers=centers, covariance=covariance, spread=0.5, source=said)
+    assert np.allclose(np.cov(feature_map(whitened, (2,))(records).T), 0.25 * np.eye(2), atol=0.01)
+    scaled = StandardFeatures(centers=centers, scales=(2.0, 3.0), source=said)
+    assert np.allclose(feature_map(scaled, (2,))(records), (records - centers) / (2.0, 3.0), atol=1e-6)
+    refused("centers has 2 values for records of shape", feature_map, scaled, (3,))
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({}, "exactly one of them"),
+        ({"scales": (1.0,)}, "not of 2 values"),
+        ({"covariance": ((1.0, 0.0),)}, "not of 2 values, or rows"),
+        ({"covariance": ((1.0, 2.0), (2.0, 1.0))}, "positive definite"),
+        ({"covariance": ((1.0, 0.5), (0.2, 1.0))}, "symmetric"),
+        ({"scales": (1.0, 0.0)}, "greater than 0"),
+    ],
+)
+def test_a_geometry_that_fits_nothing_is_refused(keys, said):
+    with pytest.raises(ValueError, match=said):
+        StandardFeatures(centers=(0.0, 0.0), source="made up for this test", **keys)

@@ -1,0 +1,101 @@
+"""From clipped sums to effects: exact for Gaussian heads, without bias for clipped logistic ones."""
+
+import numpy as np
+import pytest
+from scipy.special import expit
+
+from fl_dpbayes.posterior.hierarchical.effects import clipped_score, gaussian_effects, log_odds_means, logistic_effects
+from fl_dpbayes.posterior.hierarchical.levels import HospitalPosterior
+from fl_dpbayes.posterior.hierarchical.sums import HospitalMeans
+from tests.posterior.hierarchical.test_levels import LEVEL, covered, within
+
+
+def means_of(units: np.ndarray, gradients: np.ndarray, states: np.ndarray, noise: np.ndarray) -> HospitalMeans:
+    count = len(units)
+    return HospitalMeans(
+        tuple(f"h{k:03d}" for k in range(count)), units, gradients, states, noise, np.full(count, 10.0)
+    )
+
+
+def test_gaussian_effects_do_not_depend_on_the_states_and_have_the_stated_variance() -> None:
+    generator, hospitals, precision = np.random.default_rng(0), 4000, 0.7
+    units, noise = generator.uniform(20, 300, hospitals), generator.uniform(1, 20, hospitals)
+    effects = 0.3 * generator.normal(size=hospitals)
+    averages = effects + generator.normal(size=hospitals) / np.sqrt(units * precision)
+    drawn = noise * generator.normal(size=hospitals)
+
+    def found(states: np.ndarray):
+        gradients = units * precision * (states - averages) + drawn
+        means = means_of(units, gradients[:, None], states[:, None], noise)
+        return gaussian_effects(means, precision)
+
+    one, other = found(np.zeros(hospitals)), found(5 * generator.normal(size=hospitals))
+    assert np.allclose(one.estimates, other.estimates)
+    scaled = (one.estimates - effects) / np.sqrt(one.variances)
+    # Mean 0 and mean square 1, to four standard errors.
+    assert abs(scaled.mean()) < 4 / np.sqrt(hospitals)
+    assert abs(np.square(scaled).mean() - 1) < 4 * np.sqrt(2 / hospitals)
+
+
+def clipped_sums(generator: np.random.Generator, effects: np.ndarray, clip: float, state: np.ndarray, units: int):
+    """Mean clipped score of each hospital over patients of its own, at a state that is not its own."""
+    found = []
+    for effect in effects:
+        x = np.column_stack([np.ones(units), generator.normal(size=(units, len(state) - 1))])
+        y = generator.random(units) < expit(x @ state + effect)
+        score = (expit(x @ state) - y)[:, None] * x
+        found.append((score * np.minimum(1, clip / np.linalg.norm(score, axis=1))[:, None]).sum(axis=0))
+    return np.array(found)
+
+
+@pytest.mark.slow
+def test_the_moments_of_the_clipped_score_are_those_of_patients() -> None:
+    generator, state, clip = np.random.default_rng(1), np.array([0.8, 0.6, -0.4, 0.3]), 0.8
+    x = np.column_stack([np.ones(20_000), generator.normal(size=(20_000, 3))])
+    bias, slope, _ = clipped_score(x, state, clip)
+    (total,) = clipped_sums(generator, np.zeros(1), clip, state, 400_000)
+    assert np.allclose(total / 400_000, bias, atol=0.004)
+    # Without the correction the level would seem to be off by an eighth.
+    assert abs(bias[0] / slope[0, 0]) > 0.1
+    moved = clipped_sums(generator, np.array([-0.05, 0.05]), clip, state, 400_000) / 400_000
+    assert np.allclose((moved[0] - moved[1]) / 0.1, slope[:, 0], atol=0.03)
+    bias, slope, variance = clipped_score(x, state, np.inf)
+    assert np.allclose(slope, variance)
+    assert not bias.any()
+
+
+@pytest.mark.slow
+def test_logistic_effects_are_unbiased_under_clipping_and_noise_and_have_the_stated_variance() -> None:
+    generator, state, clip, units, sigma = np.random.default_rng(2), np.array([0.8, 0.6, -0.4, 0.3]), 0.8, 200, 5.0
+    effects = 0.3 * generator.normal(size=800)
+    sums = clipped_sums(generator, effects, clip, state, units) + sigma * generator.normal(size=(800, 4))
+    covariates = np.column_stack([np.ones(5000), generator.normal(size=(5000, 3))])
+    means = means_of(np.full(800, float(units)), sums, np.tile(state, (800, 1)), np.full(800, sigma))
+    found = logistic_effects(means, clipped_score(covariates, state, clip))
+    scaled = (found.estimates - effects) / np.sqrt(found.variances)
+    # The common slope is that at effect 0, which costs a few per cent of the spread and nothing of the mean.
+    assert abs(np.mean(found.estimates - effects)) < 4 * np.sqrt(found.variances.mean() / 800) + 0.01
+    assert abs(np.square(scaled).mean() - 1) < 4 * np.sqrt(2 / 800) + 0.05
+    posterior = HospitalPosterior(found, 3.0)
+    assert covered(posterior.spreads[0].interval(LEVEL), float(effects.std()))
+    hits = [covered(posterior.of_hospital(k).interval(LEVEL), effects[k]) for k in range(200)]
+    assert within(hits, LEVEL)
+
+
+def test_the_log_odds_of_a_softmax_model_are_the_difference_of_its_rows() -> None:
+    generator = np.random.default_rng(3)
+    weight, bias = generator.normal(size=(2, 3)), generator.normal(size=2)
+    x, y, clip = generator.normal(size=(50, 3)), generator.integers(0, 2, 50), 0.9
+    logits = x @ weight.T + bias
+    residual = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True) - np.eye(2)[y]
+    rows = np.concatenate([np.einsum("nc,nd->ncd", residual, x).reshape(50, -1), residual], axis=1)
+    total = (rows * np.minimum(1, clip / np.linalg.norm(rows, axis=1))[:, None]).sum(axis=0)
+    flat = np.concatenate([weight.ravel(), bias])
+    found = log_odds_means(means_of(np.array([50.0]), total[None], flat[None], np.array([2.0])))
+    ones = np.column_stack([np.ones(50), x])
+    odds = np.append(bias[1] - bias[0], weight[1] - weight[0])
+    score = (expit(ones @ odds) - y)[:, None] * ones
+    expected = (score * np.minimum(1, clip / np.sqrt(2) / np.linalg.norm(score, axis=1))[:, None]).sum(axis=0)
+    assert np.allclose(found.states[0], odds)
+    assert np.allclose(found.gradients[0], expected)
+    assert np.isclose(found.noise[0], 2 / np.sqrt(2))

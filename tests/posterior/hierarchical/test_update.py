@@ -1,0 +1,49 @@
+"""A hospital's own patients: the exact posterior, and what one noisy sum leaves of it."""
+
+import numpy as np
+import pytest
+from scipy.special import expit
+
+from fl_dpbayes.posterior.hierarchical.distribution import mixed
+from fl_dpbayes.posterior.hierarchical.update import residual_sum, updated_at_home, updated_by_release
+from tests.posterior.hierarchical.test_levels import LEVEL, covered, within
+
+WEIGHTS, MEANS, VARIANCES = np.array([1.0, 2.0]), np.array([-0.2, 0.1]), np.array([0.36, 0.04])
+PRIOR = mixed(WEIGHTS, MEANS, VARIANCES)
+
+
+def test_at_home_it_is_the_exact_posterior() -> None:
+    log_odds, labels = np.array([0.3, -1.0, 0.8, 0.1]), np.array([1, 0, 1, 1])
+    places = np.linspace(-6, 6, 100_001)
+    prior = np.exp(-np.square(places[:, None] - MEANS) / VARIANCES / 2) @ (WEIGHTS / np.sqrt(VARIANCES))
+    density = prior * np.prod(expit(np.where(labels, 1, -1) * (log_odds + places[:, None])), axis=1)
+    found, mean = updated_at_home(PRIOR, log_odds, labels), np.average(places, weights=density)
+    assert np.isclose(found.mean, mean, atol=1e-4)
+    assert np.isclose(found.sd, np.sqrt(np.average((places - mean) ** 2, weights=density)), rtol=1e-3)
+
+
+def test_one_unit_moves_the_residual_sum_by_one_at_most() -> None:
+    log_odds, labels, units = np.array([-8.0, -8.0, 8.0]), np.array([1, 1, 0]), np.array([0, 0, 1])
+    assert np.isclose(residual_sum(log_odds, labels, units), 1 - 1, atol=1e-3)
+    assert np.isclose(residual_sum(log_odds[:2], labels[:2], units[:2]), 1, atol=1e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("noise", [0.0, 6.0])
+def test_intervals_after_an_update_cover_hospitals_of_the_population(noise: float) -> None:
+    generator, hits, narrower = np.random.default_rng(0), [], []
+    public = generator.normal(0.5, 0.8, 300)
+    for _ in range(250):
+        which = int(generator.random() < 2 / 3)
+        effect = MEANS[which] + np.sqrt(VARIANCES[which]) * generator.normal()
+        log_odds = generator.choice(public, 100)
+        labels = (generator.random(100) < expit(log_odds + effect)).astype(int)
+        if noise:
+            released = residual_sum(log_odds + PRIOR.mean, labels, np.arange(100)) + noise * generator.normal()
+            found = updated_by_release(PRIOR, released, noise, 100, public)
+        else:
+            found = updated_at_home(PRIOR, log_odds, labels)
+        hits.append(covered(found.interval(LEVEL), effect))
+        narrower.append(found.sd < PRIOR.sd)
+    assert within(hits, LEVEL)
+    assert np.mean(narrower) > 0.9

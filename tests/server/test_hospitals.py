@@ -1,0 +1,244 @@
+"""A run with a posterior over hospitals: what it keeps, through a cut, and what it predicts."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pandas
+import pytest
+
+from fl_dpbayes.config.scenario import Scenario, load_scenario
+from fl_dpbayes.data.site import load_site
+from fl_dpbayes.posterior.hierarchical.sums import HOSPITALS, site_means
+from fl_dpbayes.posterior.sample_store import PosteriorBank
+from fl_dpbayes.report.page_tables import hospitals_table
+from fl_dpbayes.report.run_files import read_summary
+from fl_dpbayes.run.hospital import load_hospitals
+from fl_dpbayes.run.site.ledger import ledger_of
+from tests.asking import refused
+from tests.federations import Federation
+from tests.resumed import assert_same_run
+from tests.server.conftest import Cut
+
+# Every test here needs a whole run.
+pytestmark = pytest.mark.slow
+
+SITES = """sites={
+uk-119 = {role="train", group="uk"}, uk-32 = {role="train", group="uk"}, norway-258 = {role="train", group="norway"},
+uk-129 = {role="held_out", group="uk"}}""".replace("\n", "")
+SETTINGS = [
+    "training={rounds=6, steps_per_round=1, burn_in=2, thinning=1}", "privacy.coupling=constant", "evaluation={}",
+    "privacy.temperature=", "privacy.sampling_rate=1.0", "privacy.epsilon=8", "simulation.insecure_seed=5",
+    "sampler.step_size.initial=1.0", "hierarchical.group=country",
+]  # fmt: skip
+
+
+def scenario(*overrides: str) -> Scenario:
+    return load_scenario("quickstart", [SITES, *SETTINGS, *overrides])
+
+
+@pytest.fixture(scope="module")
+def noised() -> list[np.ndarray]:
+    """What the sites' chains summed up and noised, in the order of their steps."""
+    return []
+
+
+@pytest.fixture(scope="module")
+def run(federations, noised: list[np.ndarray], tmp_path_factory: pytest.TempPathFactory) -> Federation:
+    from fl_dpbayes.samplers import chain
+
+    plain = chain.noisy_gradient
+
+    def watched(clipped_sum, *, noise, noise_multiplier, noise_unit, **settings):
+        noised.append((clipped_sum + noise_multiplier * noise_unit * noise.double()).numpy().copy())
+        given = {"noise": noise, "noise_multiplier": noise_multiplier, "noise_unit": noise_unit}
+        return plain(clipped_sum, **given, **settings)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(chain, "noisy_gradient", watched)
+        return Federation(tmp_path_factory.mktemp("hospitals") / "run", scenario()).run()
+
+
+@pytest.fixture(scope="module")
+def patients(run: Federation) -> Path:
+    """The records of the held-out hospital, with their labels, as a file of its own."""
+    site = load_site(run.site_file("uk-129"))
+    np.savez(path := run.folder.parent / "patients.npz", features=site.test.features, labels=site.test.labels)
+    return path
+
+
+def test_sums_are_those_that_the_chains_noised_to_rounding(run: Federation, noised: list[np.ndarray]) -> None:
+    means = site_means(PosteriorBank(run.folder / "bank").last(HOSPITALS, 0))
+    assert means.sites == ("norway-258", "uk-119", "uk-32")
+    assert means.rounds.tolist() == [4, 4, 4]
+    # Three sites in turn, the Norwegian one last; six rounds, of which the first two are burn-in.
+    own = np.array(noised).reshape(6, 3, -1)[2:, [2, 0, 1]].mean(axis=0)
+    assert np.abs(means.gradients - own).max() < 1e-3 * np.abs(own).max()
+
+
+def test_a_run_that_was_cut_off_keeps_its_sums(run: Federation, federation, tmp_path: Path) -> None:
+    again = Federation(tmp_path / "again", scenario())
+    sent = 0
+
+    def cut(request, reply):
+        nonlocal sent
+        sent += 1
+        if sent == 4 + 3 * 4 + 2:
+            raise Cut
+        return reply
+
+    again.grid.change = cut
+    with pytest.raises(Cut):
+        again.run()
+    again.grid.change = lambda request, reply: reply
+    again.run()
+    assert_same_run(again.folder, run.folder)
+    for name, row in PosteriorBank(run.folder / "bank").last(HOSPITALS, 0).items():
+        assert np.array_equal(PosteriorBank(again.folder / "bank").last(HOSPITALS, 0)[name], row)
+
+
+def test_every_hospital_is_measured_with_its_own_posterior(run: Federation) -> None:
+    summary = run.summary()
+    measured = {row["site"] for row in summary["calibration"] if row["predictor"] == "hierarchical"}
+    assert {"uk-119", "uk-32", "norway-258", "uk-129", "pooled:train", "pooled:held_out"} <= measured
+    bundles = {site: record["arrays"] for site in run.scenario.sites for record in run.asked("evaluate", site)}
+    assert len(set(bundles.values())) == 4
+    # Two groups cannot tell how groups differ, nor three hospitals within two groups how hospitals do.
+    found = summary["hospitals"]
+    assert [(row["among"], row["identified"]) for row in found[:2]] == [(2, False), (2, False)]
+    widths = [row["interval"][1] - row["interval"][0] for row in found]
+    # A new hospital's rate: where nothing is known, in Norway with its one hospital, in the UK with two.
+    assert [row["of"].rpartition(" ")[2] for row in found[2:]] == ["hospital", "norway", "uk"]
+    assert widths[4] < widths[3] < widths[2]
+    table = hospitals_table(read_summary(run.folder))
+    shown = [" ".join(map(str, cell)) for row in table.rows for cell in row]
+    assert any("between hospitals log odds, 2 of them: too few to tell" in cell for cell in shown)
+
+
+def test_what_the_others_foretell_is_less_sure_than_what_a_hospitals_own_states_add(run: Federation) -> None:
+    found = load_hospitals(run.folder, run.scenario, run.scenario.data.source.task)
+    assert found.without("uk-119").sd > 1.5 * found.effect("uk-119").sd
+    alike = found.effect(group="uk")
+    assert abs(found.without("uk-119").mean - alike.mean) < alike.sd
+
+
+def test_predictions_are_those_of_the_hospital_that_is_named(run: Federation, patients: Path, command, refusal) -> None:
+    def predicted(*options: str) -> tuple[pandas.DataFrame, str]:
+        status, printed, said = command("predict", run.folder, patients, *options)
+        assert status == 0
+        (run.folder.parent / "out.csv").write_text(printed)
+        return pandas.read_csv(run.folder.parent / "out.csv"), said
+
+    own, said = predicted("--site", "uk-119")
+    assert "hospital uk-119: rate of class 1" in said
+    assert "nothing guarantees that without sets" in said
+    new, said = predicted()
+    assert "an unknown hospital" in said
+    # How sure the level is, is what differs most.
+    assert own["epistemic_uncertainty"].mean() < new["epistemic_uncertainty"].mean()
+    known, _ = predicted("--group", "uk")
+    assert not np.allclose(known["probability_dead or dependent"], new["probability_dead or dependent"], atol=1e-4)
+    assert "training hospitals' (norway-258, uk-119, uk-32)" in refusal(
+        "predict", run.folder, patients, "--site", "mars"
+    )
+    assert "(norway, uk)" in refusal("predict", run.folder, patients, "--group", "mars")
+
+
+def test_at_home_own_patients_narrow_the_level_and_nothing_is_overwritten(
+    run: Federation, patients: Path, tmp_path: Path, command, refusal
+) -> None:
+    out = tmp_path / "own.json"
+    status, printed, _ = command("update", run.folder, patients, "--group", "uk", "--out", out)
+    assert status == 0
+    assert "nothing left this machine" in " ".join(printed.split())
+    effect = json.loads(out.read_text())
+    assert effect["epsilon"] is None
+    status, _, said = command("predict", run.folder, patients, "--update", out)
+    labels = np.load(patients)["labels"]
+    assert (status, "the updated hospital: rate of class 1" in said) == (0, True)
+    expected = float(said.partition("rate of class 1 ")[2].split()[0])
+    assert abs(expected - labels.mean()) < 0.05
+    assert "exists already" in refusal("update", run.folder, patients, "--out", out)
+    (tmp_path / "bad.json").write_text('{"weights": [1]}')
+    assert "is not what" in refusal("predict", run.folder, patients, "--update", tmp_path / "bad.json")
+    assert "leave out --epsilon" in refusal("update", run.folder, patients, "--epsilon", "1")
+
+
+def test_one_release_is_paid_for_once(run: Federation, tmp_path: Path, command, refusal) -> None:
+    (path,) = (run.folder / "sites").glob("*uk-129.toml")
+
+    def spent() -> float:
+        with ledger_of(path) as ledger:
+            return ledger.spent("test").epsilon
+
+    released = [tmp_path / "first.json", tmp_path / "second.json"]
+    for out in released:
+        status, printed, said = command("update", run.folder, path, "--epsilon", "1", "--out", out)
+        assert (status, "released at epsilon 1" in printed) == (0, True), said
+        assert 0.9 < spent() <= 1.0
+    assert released[0].read_bytes() == released[1].read_bytes()
+    refused_by = refusal("update", run.folder, path, "--epsilon", "100", "--out", tmp_path / "third.json")
+    assert "BUDGET_EXHAUSTED" in refused_by
+    assert "give --epsilon" in refusal("update", run.folder, path)
+    assert "has released its states already" in refusal(
+        "update", run.folder, path, "--epsilon", "1", "--site", "uk-32", "--out", tmp_path / "fourth.json"
+    )
+
+
+def test_sets_are_predicted_from_what_was_paid_for_once(
+    run: Federation, patients: Path, tmp_path: Path, command, refusal
+) -> None:
+    (path,), labels = (run.folder / "sites").glob("*uk-129.toml"), np.load(patients)["labels"]
+    home, first, second, few = (tmp_path / f"{name}.json" for name in ("home", "first", "second", "few"))
+    assert command("update", run.folder, patients, "--sets", "0.8", "--out", home)[0] == 0
+    with ledger_of(path) as ledger:
+        before = ledger.spent("test").epsilon
+        for out in (first, second):
+            status, printed, said = command("update", run.folder, path, "--epsilon", "3", "--sets", "0.8", "--out", out)
+            assert (status, "if patients are exchangeable" in printed) == (0, True), said
+        assert 2.0 < ledger.spent("test").epsilon - before <= 3.0
+    assert first.read_bytes() == second.read_bytes()
+    for file in (home, first):
+        assert command("predict", run.folder, patients, "--update", file, "--out", file.with_suffix(".csv"))[0] == 0
+        sets, names = pandas.read_csv(file.with_suffix(".csv"))["set"], run.scenario.data.source.class_names
+        held = [names[label] in told.split(" | ") for label, told in zip(labels, sets, strict=True)]
+        assert np.mean(held) >= (0.8 if file == home else 0.7)
+    asked = ("--epsilon", "0.01", "--sets", "0.9", "--out", few)
+    assert "patients at this epsilon" in refusal("update", run.folder, path, *asked)
+
+
+def test_alarm_compares_patients_without_their_labels(run: Federation, patients: Path, tmp_path: Path, command) -> None:
+    (path,), told = (run.folder / "sites").glob("*uk-129.toml"), []
+    for name, moved in (("own", 0), ("far", 2)):
+        np.savez(tmp_path / f"{name}.npz", features=np.load(patients)["features"] + moved)
+    for options in ((path, "--epsilon", "1"), (tmp_path / "own.npz",), (tmp_path / "far.npz",)):
+        status, printed, said = command("alarm", run.folder, *options)
+        assert (status, "without labels there is no guarantee" in printed) == (0, True), said
+        told.append(float(printed.partition("declared ones: ")[2].split()[0]))
+    # Noise hides: less is seen of the same patients.
+    assert told[0] < told[1] < told[2]
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("aggregation.rule=mixture", "aggregation.rule is 'mixture'"),
+        ("training.steps_per_round=2", "training.steps_per_round is 2"),
+        ("aggregation={rule='fald', robust='median', site_weights='uniform'}", "aggregation.robust is 'median'"),
+        ("privacy.sampling_rate=0.5", r"privacy.sampling_rate is 0.5.*needs 1.0"),
+        ("model={kind='mlp'}", "model.kind is 'mlp'.*needs 'logistic'"),
+        ("sampler={kind='dp-sgd'}", "sampler.kind is 'sgd'"),
+        ("privacy.pre_noise=0.1", "privacy.pre_noise is 0.1"),
+        ("privacy.clipping={kind='automatic'}", "privacy.clipping.kind is 'automatic'"),
+        ("hierarchical.group=", r"hierarchical.group is None and sites.uk-119.group 'uk'"),
+        ("sites.uk-32.group=", r"sites.uk-32.group None"),
+        ("hierarchical=", r"sites.uk-119.group 'uk'"),
+    ],
+)
+def test_what_the_states_cannot_tell_is_refused(override: str, said: str) -> None:
+    refused(said, scenario, override)
+
+
+def test_more_than_two_classes_are_refused_before_anything_is_spent(federation) -> None:
+    fitting = ["training={rounds=2, steps_per_round=1, burn_in=0, thinning=1}", "aggregation.rule=fald"]
+    refused("for 2 classes, the records have 10", federation, *fitting, "model={kind='logistic'}", "hierarchical={}")
