@@ -35,7 +35,17 @@ KNOWN = {"hospitals": ("unknown", "country known", "new country"), "countries": 
 
 def found() -> dict[str, dict[str, Any]]:
     """Return what was measured, by file."""
-    return {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(RESULTS.glob("*.json"))}
+    measured = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(RESULTS.glob("*.json"))}
+    sets = measured.get("conformal", {})
+    rows: dict[str, dict[str, float]] = {}
+    for kind, key in (("simulated", "simulated"), ("countries", "over_countries")):
+        for row in sets.get(key, []):
+            at, error = f"{row['m']} patients, epsilon {row['epsilon']:g}, {kind}", 1.645 * row.get("coverage_error", 0.0)
+            rows[f"{at}, ratio"], rows[f"{at}, coverage"] = {"value": row["ratio"]}, {"value": row["coverage"]}
+            if error:
+                rows[f"{at}, coverage"] |= {"low": row["coverage"] - error, "high": row["coverage"] + error}
+    sets["rows"] = rows
+    return measured
 
 
 def reference() -> str:
@@ -220,7 +230,19 @@ def sets_table(measured: Mapping[str, Any]) -> Iterator[str]:
 
 def alarm_table(measured: Mapping[str, Any]) -> Iterator[str]:
     """Return how well the alarm foretells the error over held-out countries."""
-    yield from measured.get("alarm", {}).get("lines", ["Not measured here."])
+    yield "| held against | statistic | error that it should foretell | Spearman's rank correlation [90 %] | p |"
+    yield "|---|---|---|---|---|"
+    for row in measured.get("alarm", {}).get("foretells", []):
+        against, what, error = (ALARM.get(row[key], row[key]) for key in ("reference", "statistic", "error"))
+        told = shown({"value": row["spearman"], **dict(zip(("low", "high"), row["interval"], strict=True))}, 2)
+        yield f"| {against} | {what} | {error} | {told} | {row['p_value']:.2f} |"
+
+
+ALARM = {
+    "declared": "the declared population", "others": "the other countries", "statistic": "the private two-sample statistic",
+    "shift_size": "size of the shift in case mix, no privacy", "nll": "log loss",
+    "lost": "log loss above the country's own level", "level_size": "size of the error of the level",
+}  # fmt: skip
 
 
 def program_table(measured: Mapping[str, Any]) -> Iterator[str]:

@@ -263,13 +263,13 @@ def pooled(own: Dealt, penalty: float) -> Floats:
 @lru_cache
 def chosen(method: str) -> dict[str, Any]:
     """Return the settings that the search on other splits has chosen for a method."""
-    return dict(json.loads((RESULTS / "search.json").read_text(encoding="utf-8"))[method]["settings"])
+    return dict(json.loads((RESULTS / "settings.json").read_text(encoding="utf-8"))[method]["settings"])
 
 
 def alone(cell: Cell) -> Floats:
     """Return what each hospital's own private model says of its test patients, in their order."""
     sys.path.insert(0, str(RESULTS))
-    from search import Split, layer_inputs, rounds_alone
+    from settings import Split, layer_inputs, rounds_alone
 
     return rounds_alone(Split(cell.seed), layer_inputs(None), chosen("alone"), cell.epsilon, cell.generator("alone"))
 
