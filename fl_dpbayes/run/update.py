@@ -7,8 +7,9 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 from rich.console import Console
+from scipy.special import expit
 
-from fl_dpbayes.calibration.bins import in_fixed_pieces
+from fl_dpbayes.calibration.bins import in_fixed_pieces, on_grid
 from fl_dpbayes.config.base import digest
 from fl_dpbayes.config.errors import FailedError, UserError
 from fl_dpbayes.config.files.atomic_file import write_atomically
@@ -17,9 +18,8 @@ from fl_dpbayes.config.names import site_name
 from fl_dpbayes.config.site_file import SiteFile, read_site_file
 from fl_dpbayes.data.site import Site, is_delta_allowed, load_site
 from fl_dpbayes.data.site_ledger import open_ledger
-from fl_dpbayes.posterior.hierarchical.update import residual_sum, updated_at_home, updated_by_release
 from fl_dpbayes.privacy.events import GaussianEvent
-from fl_dpbayes.privacy.ledger.ledger import Refused, Reserved, StoredReply
+from fl_dpbayes.privacy.ledger.ledger import Refused, StoredReply
 from fl_dpbayes.privacy.ledger.state import Part, Spending
 from fl_dpbayes.privacy.planned_noise import solve_multiplier
 from fl_dpbayes.run.hospital import Hospital, UpdatedHospital
@@ -42,6 +42,8 @@ def update_hospital(
     target = out or run_dir / f"update-{site_name(data.stem)}.json"
     if target.exists():
         raise UserError(f"{target} exists already: give another --out, nothing is overwritten")
+    if epsilon is not None and hospital.site is not None:
+        raise UserError(f"--site {hospital.site!r} has released its states already: leave it out for a new one")
     stored, scenario = read_run(run_dir)
     task, source, run = stored.metadata.task, scenario.data.source, digest(scenario)
     if (of_run := hospital.of(run_dir, scenario, task)) is None:
@@ -57,26 +59,34 @@ def update_hospital(
         assert records.labels is not None
         # What a training hospital released tells of these very patients.
         before = model.without(hospital.site) if hospital.site else before
-        units, after = len(records.labels), updated_at_home(before, log_odds(records.features), records.labels)
+        units, after = len(records.labels), before.given_labels(log_odds(records.features), records.labels)
     else:
-        if hospital.site is not None:
-            raise UserError(f"--site {hospital.site!r} has released its states already: leave it out for a new one")
         site_file = read_site_file(data)
         site = load_site(site_file)
         if site.task != task:
             raise UserError(f"{data}: its records or classes are not those of the run")
         own, units = site.train or site.test, site.units
-        # What is asked: the effect at which residuals are taken is a part of it.
+        # The effect at which residuals are taken is a part of what is asked.
         request = json.dumps([run, units, before.mean, epsilon])
         residuals = residual_sum(log_odds(own.features) + before.mean, own.labels, own.unit_index)
         noise, sent = _released((site_file, site), request, epsilon, residuals)
-        after = updated_by_release(before, sent, noise, units, model.covariates @ model.conditional)
+        after = before.given_release(sent, noise, units, model.covariates @ model.conditional)
     found = UpdatedHospital(scenario=run, mean=after.mean, sd=after.sd, units=units, epsilon=epsilon)
     write_atomically(target, found.model_dump_json(indent=2) + "\n")
     for said, effect in (("before", before), (f"after {units} patients", after)):
         console.print(f"{said}: {model.said_rate(effect)} in the declared population", highlight=False)
     left = "nothing left this machine: keep the file here" if epsilon is None else f"released at epsilon {epsilon:g}"
     console.print(f"written: {target} ({left})", soft_wrap=True, markup=False)
+
+
+def residual_sum(
+    log_odds: npt.NDArray[np.float64], labels: npt.NDArray[np.int64], units: npt.NDArray[np.int64]
+) -> float:
+    """Return sum_u clamp(sum of y_i - sigmoid(x_i) over the records of unit u, -1, 1): a unit moves it by at most 1.
+
+    `log_odds`: x_i at a public effect, (n,). `units`: the unit of each record, 0, 1, ..., (n,).
+    """
+    return float(on_grid(np.clip(np.bincount(units, labels - expit(log_odds)), -1.0, 1.0)).sum())
 
 
 def _released(own: tuple[SiteFile, Site], request: str, epsilon: float, exact: float) -> tuple[float, float]:
@@ -87,28 +97,26 @@ def _released(own: tuple[SiteFile, Site], request: str, epsilon: float, exact: f
     import_apps()
     from clients.own_site import site_streams
 
-    site_file, site = own
+    (site_file, site), settings = own, own[0].ledger
     part: Part = "test" if site.train is None else "train"
-    settings = site_file.ledger
     if settings is None or not is_delta_allowed(site_file, part, settings.delta):
         raise UserError(f"site {site.name!r} needs a [ledger], with delta below one over its units: see its site file")
     noise = solve_multiplier(epsilon, settings.delta, 1.0, 1, settings.adjacency)
-    streams = site_streams(site_file, hashlib.sha256(request.encode()).hexdigest()[:32], 1, "update")
+    streams = site_streams(site_file, hashlib.sha256(request.encode()).hexdigest(), 1, "update")
     with open_ledger(site_file, site) as ledger:
         # A fingerprint under the ledger's secret key, since the ledger's heads leave the site.
         asked = hashlib.sha256((request + ledger.state().data_versions[-1].fingerprint).encode()).hexdigest()
-        spending = Spending(part, asked[:32], 1, "update", asked, asked, (GaussianEvent(noise, 1.0, 1),), 0, 1)
-        match ledger.reserve(spending):
+        reserved = ledger.reserve(Spending(part, asked, 1, "update", asked, asked, (GaussianEvent(noise, 1, 1),), 0, 1))
+        match reserved:
             case StoredReply(body):
-                return noise, float(json.loads(body))
+                return noise, float(body)
             case Refused(code, field):
                 refused = f"the ledger of site {site.name!r} refuses the release, {code.value} {field}".strip()
                 raise UserError(f"{refused}: lower --epsilon, or see  fl-dpbayes site ledger")
-            case Reserved(reservation):
-                try:
-                    sent = exact + noise * float(streams.generator("noise").standard_normal())
-                    ledger.commit(reservation, json.dumps(sent).encode())
-                except Exception as error:
-                    ledger.fail(reservation)
-                    raise FailedError(f"the release failed, and its budget is spent: {error}") from error
-                return noise, sent
+        try:
+            sent = exact + noise * float(streams.generator("noise").standard_normal())
+            ledger.commit(reserved.reservation, repr(sent).encode())
+        except Exception as error:
+            ledger.fail(reserved.reservation)
+            raise FailedError(f"the release failed, and its budget is spent: {error}") from error
+        return noise, sent
