@@ -43,15 +43,18 @@ def normal_vectors(
 
     i and j are signed integers of 64 and 32 bits of the stream cipher ChaCha20. Its key is drawn from `generator`,
     which moves by these 32 bytes alone; its nonce is the number of a part of 2^14 numbers. Integers do not depend on
-    the device; numbers differ by a rounding of sine and cosine. On the host, and where a core is idle, the next
-    vectors are drawn while the caller works. Sources: Box and Muller 1958; RFC 8439, section 2.3.
+    the device; numbers differ by a rounding of sine and cosine. On the host, where this process has a core to spare,
+    the next vectors of up to 2^18 numbers are drawn while the caller works. Sources: Box and Muller 1958; RFC 8439,
+    section 2.3.
     """
     key, together = generator.bytes(32), max(1, _TOGETHER // size)
     parts, on_host = -(-together * size // PART), device.type == "cpu"
     groups = enumerate(range(0, count, together))
     draws = [(number * parts, min(together, count - first) * size) for number, first in groups]
     draw = _Host(key, together * size) if on_host else partial(on_device, key, device)
-    idle = on_host and len(draws) > 1 and torch.get_num_threads() < (os.cpu_count() or 1)
+    # A second large one would lie in memory throughout the step.
+    ahead = on_host and len(draws) > 1 and size <= _TOGETHER
+    idle = ahead and torch.get_num_threads() < len(os.sched_getaffinity(0))
     for drawn in _ahead(draw, draws) if idle else starmap(draw, draws):
         yield from drawn.reshape(-1, size)
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeAlias
 
 import numpy as np
 from pydantic import Field
@@ -21,12 +21,14 @@ from fl_dpbayes.posterior.sample_store import PosteriorBank
 
 MOST_BYTES = 2**16
 WORDS = {"site": "hospital", "group": "a new hospital of", "update": "the hospital updated in"}
+OfRun: TypeAlias = tuple[HospitalModel, Distribution, float | None]
 
 
 class UpdatedHospital(Config):
     """A hospital's own effect as `update` writes it, a normal posterior in the model of this scenario's run.
 
-    `epsilon`: what the release of a sum over `units` patients cost; null where nothing left the hospital.
+    `epsilon`: what the release of sums over `units` patients cost; null where nothing left the hospital. `threshold`:
+    the least probability of a class in sets of that `level`, both null where the patients told the effect instead.
     """
 
     scenario: str
@@ -34,6 +36,8 @@ class UpdatedHospital(Config):
     sd: Annotated[float, Field(gt=0)]
     units: int
     epsilon: float | None
+    level: float | None = None
+    threshold: float | None = None
 
 
 @dataclass(frozen=True)
@@ -44,10 +48,10 @@ class Hospital:
     group: str | None = None
     update: Path | None = None
 
-    def of(self, run_dir: Path, scenario: Scenario, task: Task) -> tuple[HospitalModel, Distribution] | None:
-        """Return a run's posterior over hospitals and this one's effect; None where it has none and none is named.
+    def of(self, run_dir: Path, scenario: Scenario, task: Task) -> OfRun | None:
+        """Return a run's posterior over hospitals, this one's effect, and the threshold of its sets, if it has any.
 
-        Raises UserError if it has none and a hospital is named, or the name is none of the run's.
+        None where the run has none and none is named. Raises UserError if one is, or if it is none of the run's.
         """
         given = {key: value for key, value in vars(self).items() if value is not None}
         if scenario.hierarchical is None and not given:
@@ -62,7 +66,7 @@ class Hospital:
                 said = f"--{key} {str(given[key])[:60]!r} is none of the run's training hospitals' ({shown})"
                 raise UserError(f"{said}: give one of them, or leave it out for a new one")
         if self.update is None:
-            return model, model.effect(self.site, self.group)
+            return model, model.effect(self.site, self.group), None
         try:
             if self.update.stat().st_size > MOST_BYTES:
                 raise ValueError
@@ -71,7 +75,7 @@ class Hospital:
             raise UserError(f"--update {self.update} is not what  fl-dpbayes update  writes: write it again") from None
         if found.scenario != digest(scenario):
             raise UserError(f"--update {self.update} was made for another run than {run_dir}: update this one")
-        return model, mixed(np.ones(1), np.array([found.mean]), np.array([found.sd**2]))
+        return model, mixed(np.ones(1), np.array([found.mean]), np.array([found.sd**2])), found.threshold
 
     def __str__(self) -> str:
         named = (f"{WORDS[key]} {value}" for key, value in vars(self).items() if value is not None)

@@ -123,6 +123,7 @@ def noisy_gradient(
     for first in range(0, noise.shape[0], _PART):
         part = slice(first, first + _PART)
         gradient = noise[part]
-        noisy = torch.add(clipped_sum[part], gradient.double(), alpha=noise_multiplier * noise_unit)
-        gradient.copy_(noisy).div_(expected_batch_size).add_(data_free_gradient[part], alpha=1 / units)
+        # Added in float64, the type of the sum.
+        torch.add(clipped_sum[part], gradient, alpha=noise_multiplier * noise_unit, out=gradient)
+        gradient.div_(expected_batch_size).add_(data_free_gradient[part], alpha=1 / units)
     return noise

@@ -38,9 +38,9 @@ def test_device_draws_what_the_host_draws(monkeypatch, device: str, numbers: int
 
 @pytest.mark.parametrize("size", [1, 7, 50_000, PART, 300_000])
 def test_vectors_are_the_same_drawn_ahead_and_in_turn(monkeypatch, size: int) -> None:
-    found = []
+    found, threads = [], torch.get_num_threads()
     for idle in (False, True):
-        monkeypatch.setattr(gaussian.os, "cpu_count", lambda idle=idle: torch.get_num_threads() + idle)
+        monkeypatch.setattr(gaussian.os, "sched_getaffinity", lambda _, idle=idle: range(threads + idle))
         generator, other = keyed(3), keyed(3)
         found.append(torch.stack(list(normal_vectors(generator, size, 20))))
         other.bytes(32)

@@ -65,6 +65,15 @@ class HospitalPosterior:
         centre, spread = self._centre(group)
         return self._mixed(centre, spread + np.square(self._own)[:, None] + (group is None) * np.square(self._above))
 
+    def of_any(self) -> Distribution:
+        """Return the effect of a hospital whose group nobody says.
+
+        It is each group's as often as of the K that trained, and of a new one once in K + 1; groups enter as normals.
+        """
+        parts = [*(self.of_new(group) for group in range(self.counts[1])), self.of_new()]
+        shares = np.array([*self._members.sum(axis=0), 1.0])
+        return mixed(shares, np.array([part.mean for part in parts]), np.square([part.sd for part in parts]))
+
     def _mixed(self, means: Floats, variances: Floats) -> Distribution:
         return mixed(self._mass, means.ravel(), variances.ravel())
 

@@ -42,9 +42,11 @@ class HospitalModel:
     covariates: Floats
 
     def effect(self, site: str | None = None, group: str | None = None) -> Distribution:
-        """Return the posterior of a training hospital's effect, or of a new one's, of a known group or of any."""
+        """Return the posterior of a training hospital's effect, or a new one's: of a group, new ones too, or of any."""
         if site in self.sites:
             return self.posterior.of_hospital(self.sites.index(site))
+        if self.groups and not group:
+            return self.posterior.of_any()
         return self.posterior.of_new(self.groups.index(group) if group in self.groups else None)
 
     def without(self, site: str) -> Distribution:

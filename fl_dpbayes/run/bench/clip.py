@@ -1,5 +1,6 @@
 """What a private step costs beside a plain one: whole steps of this library, of Opacus and of `torch.func`."""
 
+import os
 import time
 import warnings
 from collections import defaultdict
@@ -114,11 +115,13 @@ def rows(sizes: Sizes) -> Mapping[str, Callable[[], Record]]:
 def compared(case: Case, repeats: int) -> Record:
     """Return the milliseconds of a plain SGD step, what a private one takes of it by each method, and its memory.
 
-    All are whole steps, interleaved, in CPU time of one thread: medians of `repeats`. A step draws its batch, and where
+    All are whole steps, interleaved, in CPU time on one core: medians of `repeats`. A step draws its batch, and where
     it is private clips, sums, adds noise and steps. Ours is `run_chain` with Poisson batches, padding and float64 sums;
     the others take batches of one size and float32.
     """
     torch.set_num_threads(1)
+    # On one core: a thread that draws noise beside would take CPU time by sharing caches.
+    os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
     others, spent, since = {"plain": _plain(case)} | _peers(case), defaultdict[str, list[float]](list), 0.0
 
     def after_step(*_: object) -> None:

@@ -61,7 +61,10 @@ class LayerGradients:
             if g.dim() == 2:
                 self._outer_sum(a, g, own, out)
                 return
-            _product_sum(a, g.to(torch.float64, copy=True).mul_(own.view(-1, 1, 1, 1)), out[: self.entries])
+            own = own.view(-1, 1, 1, 1)
+            # Both are float64; the narrower one is scaled, which costs less.
+            scaled = (a * own, g) if a.dim() > 2 and a.shape[3] < g.shape[3] else (a, g * own)
+            _product_sum(*scaled, out[: self.entries])
         # A bias of several positions is not summed from g: where they cancel, the rounding of their weighted sum can
         # exceed what their norm foretold.
         parts = out[self.entries :].split([values.shape[1] for values in self.formed])

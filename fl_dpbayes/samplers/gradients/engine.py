@@ -65,22 +65,27 @@ def _agrees_with_autograd(
     records = torch.randn((2, *input_shape), generator=generator).to(parameters[0])
     targets = torch.zeros(2, device=records.device)
     probe, records = resampled(probe, records, np.random.default_rng(0))
+
+    def alone(record: torch.Tensor) -> list[torch.Tensor]:
+        found = torch.autograd.grad(_summed_squares(probe(record[None].clone()), targets), parameters)
+        return [part for value in found for part in value.flatten().split(2**16)]
+
     try:
-        losses = [_summed_squares(probe(record[None].clone()), targets) for record in records]
-        alone = [torch.autograd.grad(loss, parameters) for loss in losses]
-        # In parts: no second copy of them all.
-        parts = [[part for value in own for part in value.flatten().split(2**16)] for own in alone]
-        norms = [math.hypot(*(float(part.double().norm()) for part in own)) for own in parts]
+        # In turn and in parts: no copies of them all lie beside each other.
+        norms = [math.hypot(*(float(part.double().norm()) for part in alone(record))) for record in records]
         # Both are clipped: a layer whose rows are no records would have the right sum and the wrong norms.
         norm = min(norms) / 2
-        found = clipped_sum(probe, records.clone(), targets, clip_norm=norm, loss=_summed_squares).total
+        rest = clipped_sum(probe, records.clone(), targets, clip_norm=norm, loss=_summed_squares).total
+        for record, length in zip(records, norms, strict=True):
+            parts = alone(record)
+            for left, part in zip(rest.split([part.numel() for part in parts]), parts, strict=True):
+                left.sub_(part, alpha=norm / length)
+            # Before the next ones are.
+            del parts, part
     except Exception:
         return False
-    for part, *own in zip(found.split([value.numel() for value in parameters]), *alone, strict=True):
-        for gradient, length in zip(own, norms, strict=True):
-            part.sub_(gradient.flatten(), alpha=norm / length)
     whole = all(parameter.dtype == torch.float32 for parameter in parameters)
-    return bool(found.norm() <= (_PROBE_TOLERANCE if whole else _HALF_TOLERANCE) * norm)
+    return bool(rest.norm() <= (_PROBE_TOLERANCE if whole else _HALF_TOLERANCE) * norm)
 
 
 def _summed_squares(outputs: torch.Tensor, _targets: torch.Tensor) -> torch.Tensor:

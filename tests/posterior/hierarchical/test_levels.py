@@ -48,7 +48,8 @@ def test_intervals_cover_exactly_where_the_spread_is_drawn_from_its_prior(hospit
 
 @pytest.mark.slow
 def test_two_levels_cover_exactly_where_both_spreads_are_drawn_from_their_prior() -> None:
-    generator, hits = np.random.default_rng(2), {"own": [], "above": [], "site": [], "new": [], "known": []}
+    generator = np.random.default_rng(2)
+    hits: dict[str, list] = {"own": [], "above": [], "site": [], "new": [], "known": [], "any": []}
     groups = np.repeat(np.arange(6), 4)
     for _ in range(200):
         own, above = generator.uniform(0, 1, 2)
@@ -60,6 +61,7 @@ def test_two_levels_cover_exactly_where_both_spreads_are_drawn_from_their_prior(
         hits["above"].append(covered(found.spreads[1].interval(LEVEL), above))
         hits["site"].append(covered(found.of_hospital(0).interval(LEVEL), truth[1]))
         hits["known"].append(covered(found.of_new(0).interval(LEVEL), truth[0]))
+        hits["any"].append(covered(found.of_any().interval(LEVEL), truth[0]))
         hits["new"].append(covered(found.of_new().interval(LEVEL), np.hypot(own, above) * generator.normal()))
     assert {name: within(values, LEVEL) for name, values in hits.items()} == dict.fromkeys(hits, True)
 
@@ -137,3 +139,15 @@ def test_a_mixture_has_the_quantiles_of_its_components() -> None:
     apart = mixed(np.array([3.0, 1.0]), np.array([-50.0, 50.0]), np.array([1e-4, 1.0]))
     assert np.allclose(apart.quantiles(np.array([0.375, 0.7499, 0.875])), (-50, -50, 50), atol=0.5)
     assert np.allclose([apart.mean, apart.sd], [-25, np.sqrt(1875.25)], rtol=0.01)
+
+
+def test_a_hospital_of_a_group_that_nobody_says_is_of_each_as_often_as_those_that_trained() -> None:
+    groups = np.repeat([0, 1, 2], [8, 1, 1])
+    found = HospitalPosterior(np.repeat([1.0, -1.0], [8, 2]), np.full(10, 0.01), groups, 3.0)
+    parts = [found.of_new(0), found.of_new(1), found.of_new(2), found.of_new()]
+    shares = np.array([8, 1, 1, 1]) / 11
+    mean = sum(share * part.mean for share, part in zip(shares, parts, strict=True))
+    square = sum(share * (part.sd**2 + part.mean**2) for share, part in zip(shares, parts, strict=True))
+    assert found.of_any().mean == pytest.approx(mean, abs=1e-3)
+    assert found.of_any().sd == pytest.approx(np.sqrt(square - mean**2), rel=1e-3)
+    assert mean > found.of_new().mean + 0.5
