@@ -1,6 +1,7 @@
 """A run with a posterior over hospitals: what it keeps, through a cut, and what it predicts."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -165,18 +166,18 @@ def test_at_home_own_patients_narrow_the_level_and_nothing_is_overwritten(
     assert "leave out --epsilon" in refusal("update", run.folder, patients, "--epsilon", "1")
 
 
+def spent(path: Path) -> float:
+    with ledger_of(path) as ledger:
+        return ledger.spent("test").epsilon
+
+
 def test_one_release_is_paid_for_once(run: Federation, tmp_path: Path, command, refusal) -> None:
     (path,) = (run.folder / "sites").glob("*uk-129.toml")
-
-    def spent() -> float:
-        with ledger_of(path) as ledger:
-            return ledger.spent("test").epsilon
-
     released = [tmp_path / "first.json", tmp_path / "second.json"]
     for out in released:
         status, printed, said = command("update", run.folder, path, "--epsilon", "1", "--out", out)
         assert (status, "released at epsilon 1" in printed) == (0, True), said
-        assert 0.9 < spent() <= 1.0
+        assert 0.9 < spent(path) <= 1.0
     assert released[0].read_bytes() == released[1].read_bytes()
     refused_by = refusal("update", run.folder, path, "--epsilon", "100", "--out", tmp_path / "third.json")
     assert "BUDGET_EXHAUSTED" in refused_by
@@ -218,6 +219,28 @@ def test_alarm_compares_patients_without_their_labels(run: Federation, patients:
         told.append(float(printed.partition("declared ones: ")[2].split()[0]))
     # Noise hides: less is seen of the same patients.
     assert told[0] < told[1] < told[2]
+
+
+def test_a_changed_record_is_another_request_and_a_release_that_fails_is_paid_for(
+    run: Federation, tmp_path: Path, command, refusal, monkeypatch
+) -> None:
+    (path,) = (run.folder / "sites").glob("*uk-129.toml")
+
+    def changed(site_file):
+        site = load_site(site_file)
+        return replace(site, test=replace(site.test, labels=np.append(site.test.labels[:-1], 1 - site.test.labels[-1])))
+
+    asked, costs = ("update", run.folder, path, "--epsilon", "2", "--out"), [spent(path)]
+    for out in (tmp_path / "first.json", tmp_path / "changed.json"):
+        assert command(*asked, out)[0] == 0
+        costs.append(spent(path))
+        monkeypatch.setattr("fl_dpbayes.run.own_records.load_site", changed)
+    monkeypatch.undo()
+    monkeypatch.setattr("fl_dpbayes.privacy.ledger.ledger.Ledger.commit", lambda *_: 1 / 0)
+    asked = ("update", run.folder, path, "--epsilon", "1.5", "--out", tmp_path / "failed.json")
+    assert "its budget is spent" in command(*asked)[2]
+    assert not (tmp_path / "failed.json").exists()
+    assert (np.diff([*costs, spent(path)]) > 0.1).all()
 
 
 @pytest.mark.parametrize(
