@@ -6,6 +6,7 @@ import json
 import shlex
 import signal
 import sys
+from contextlib import nullcontext
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, get_type_hints
@@ -37,6 +38,7 @@ Assignments = Annotated[list[str] | None, Option("--set", help="Change a key: pr
 Resume = Annotated[Path | None, Option(metavar="DIR", help="Go on with the run, or the study, of this folder.")]
 OfSite = Annotated[str | None, Option(help="The training hospital of the records; none: a new one.")]
 OfGroup = Annotated[str | None, Option(help="The group of a new hospital, such as its country.")]
+OneRelease = Annotated[float | None, Option(help="What one release by the site file's ledger may cost.")]
 Delta = Annotated[float, Option(help="Delta, in (0, 1).")]
 AsJson = Annotated[bool, Option("--json", help="Print JSON instead of a table.")]
 NEIGHBOURS, COUPLINGS = ["add_or_remove_one", "replace_one"], ["constant", "temperature", "langevin", "floor"]
@@ -82,9 +84,12 @@ def simulate(
         raise UserError("give a SCENARIO, for example  fl-dpbayes simulate quickstart  (or --resume DIR)")
     # A mistake in the scenario is told before seconds go into imports.
     loaded = load_scenario(scenario, [*(assignments or []), *([f"seed={seed}"] if seed is not None else [])])
-    from fl_dpbayes.run.simulate import simulate as run
+    from fl_dpbayes.run.flower_engine import started_flower
 
-    run(loaded, engine, out, data_dir, console)
+    with started_flower(len(loaded.sites), loaded.resources) if engine == "flower" else nullcontext():
+        from fl_dpbayes.run.simulate import simulate as run
+
+        run(loaded, engine, out, data_dir, console)
 
 
 @app.command(
@@ -203,21 +208,35 @@ def evaluate(
 
 @app.command(
     epilog="Example: fl-dpbayes update runs/stroke-1 own.csv --group uk\n\n"
-    "Example: fl-dpbayes update runs/stroke-1 site.toml --epsilon 1"
+    "Example: fl-dpbayes update runs/stroke-1 site.toml --epsilon 1 --sets 0.9"
 )
 def update(
     run_dir: Annotated[Path, Argument(help="A run directory.")],
     data: Annotated[Path, Argument(help="Labelled records, which stay here; or a site file, for one release.")],
     site: OfSite = None,
     group: OfGroup = None,
-    epsilon: Annotated[float | None, Option(help="What one release by the site file's ledger may cost.")] = None,
+    earlier: Annotated[Path | None, Option("--update", help="What `update` wrote, of other patients.")] = None,
+    epsilon: OneRelease = None,
+    sets: Annotated[float | None, Option(min=0.5, max=0.999, help="Instead: sets that hold so many outcomes.")] = None,
     out: Annotated[Path | None, Option(help="Where to write it; default: RUN_DIR/update-<data>.json.")] = None,
 ) -> None:
     """Fit a hospital's own level to its labelled patients, at home, or by one private release; for `predict`."""
     from fl_dpbayes.run.hospital import Hospital
     from fl_dpbayes.run.update import update_hospital
 
-    update_hospital(run_dir, data, Hospital(site, group), epsilon, out, console)
+    update_hospital(run_dir, data, Hospital(site, group, earlier), epsilon, sets, out, console)
+
+
+@app.command(epilog="Example: fl-dpbayes alarm runs/stroke-1 site.toml --epsilon 0.5")
+def alarm(
+    run_dir: Annotated[Path, Argument(help="A run directory.")],
+    data: Annotated[Path, Argument(help="Records without labels, which stay here; or a site file, for one release.")],
+    epsilon: OneRelease = None,
+) -> None:
+    """Say how far a hospital's patients are from the declared population; it does not see their outcomes."""
+    from fl_dpbayes.run.update import compare_patients
+
+    compare_patients(run_dir, data, epsilon, console)
 
 
 @app.command(epilog="Example: fl-dpbayes account --sigma 1.0 --q 0.01 --steps 1000 --delta 1e-5")

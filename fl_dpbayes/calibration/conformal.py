@@ -55,47 +55,29 @@ def measure_sets(statistics: CalibrationStatistics, first: FirstBins) -> SetQual
         return None
     fine = coarsen(statistics.class_wise, FINE_BINS)
     tables = [table[start:] for table, start in zip(fine, first, strict=True)]
-    covered = float(sum(table[:, OUTCOME].sum() for table in tables))
-    members = float(sum(table[:, COUNT].sum() for table in tables))
+    covered, members = (float(sum(table[:, column].sum() for table in tables)) for column in (OUTCOME, COUNT))
     count = statistics.count
     return SetQuality(covered / count, wilson_interval(covered, count), members / count)
 
 
-def counts_sensitivity(level: float) -> float:
-    """Return sqrt(1 + (1 - level)^2), by which adding or removing a unit moves `set_counts` in L2."""
-    return math.hypot(1.0, 1 - level)
-
-
 def set_counts(of_label: Floats, units: FirstBins, bins: int, level: float) -> Floats:
-    """Return a hospital's counts for `private_threshold`.
+    """Return a hospital's counts for `private_threshold`, (1 + bins,).
 
-    A unit adds one to the bin of its lowest p_label, and takes 1 - level from the first cell: so nobody has to tell the
-    number of units, which is private too. `of_label`: p_label, (N,). `units`: each record's unit, 0, 1, ..., without
-    gaps, (N,). Returns shape (1 + bins,).
+    A unit adds one to the bin of its lowest p_label and takes 1 - level from the first cell, so nobody has to tell the
+    number of units. `of_label`: p_label, (N,). `units`: each record's unit, 0, 1, ..., without gaps, (N,).
     """
     lowest = np.ones(units.max() + 1)
     np.minimum.at(lowest, units, of_label)
-    counts = np.bincount(bin_index(lowest, bins), minlength=bins)
-    return np.concatenate([[-(1 - level) * len(lowest)], counts])
+    return np.append(-(1 - level) * len(lowest), np.bincount(bin_index(lowest, bins), minlength=bins))
 
 
 def private_threshold(counts: Floats, noise_std: float, level: float) -> float:
-    """Return t of prediction sets {c : p_c >= t} that hold every label of a new unit with probability `level`.
+    """Return t in [0, 1] of prediction sets {c : p_c >= t}, from `set_counts` with independent N(0, noise_std^2).
 
-    The sum of counts is followed from the lowest p_label up, and t is the edge before the first at which
-
-        N(p < t) - (1 - level) m + noise > (1 - level) - 1 - sqrt(2 / pi) noise_std.
-
-    Coverage is at least `level` on average over the hospital's units, the noise and the new unit, if the m + 1 units
-    are exchangeable, the noise of each cell is an independent N(0, noise_std^2), and m >= `least_units`. Proof:
-    docs/proofs/private-sets.md. `counts`: of `set_counts`, with noise, or exact (noise_std 0): then t is that of rank
-    ceil((m + 1) level), rounded down to an edge. Returns t in [0, 1]; 0 is the full set.
+    t is the edge before the first, from below, at which N(p < t) - (1 - level) m + noise > -level - kappa, where kappa
+    = sqrt(2 / pi) noise_std. If m + 1 units are exchangeable, and m >= kappa / (1 - level) - 1, sets hold all labels of
+    a new unit with probability `level` or more. Proof: docs/proofs/private-sets.md. Without noise t is the p_label of
+    rank ceil((m + 1) level) from above, rounded down to an edge.
     """
     over = np.cumsum(counts) > -level - OVERSHOOT * noise_std + ROUNDING
-    crossed = int(over.argmax()) if over.any() else len(counts)
-    return max(crossed - 1, 0) / (len(counts) - 1)
-
-
-def least_units(noise_std: float, level: float) -> float:
-    """Return the number of units from which the guarantee of `private_threshold` holds."""
-    return OVERSHOOT * noise_std / (1 - level) - 1
+    return max(int(np.append(over, True).argmax()) - 1, 0) / (len(counts) - 1)

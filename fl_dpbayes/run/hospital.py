@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeAlias
 
 import numpy as np
 from pydantic import Field
@@ -15,17 +15,20 @@ from fl_dpbayes.config.scenario import Scenario
 from fl_dpbayes.config.task import Task
 from fl_dpbayes.models.build import model_shapes
 from fl_dpbayes.posterior.hierarchical.distribution import Distribution, mixed
-from fl_dpbayes.posterior.hierarchical.model import HospitalModel, fit_hospitals, public_covariates
-from fl_dpbayes.posterior.hierarchical.sums import FACTS, HOSPITALS
+from fl_dpbayes.posterior.hierarchical.effects import FACTS, HOSPITALS
+from fl_dpbayes.posterior.hierarchical.model import HospitalModel, fit_hospitals
 from fl_dpbayes.posterior.sample_store import PosteriorBank
 
 MOST_BYTES = 2**16
+WORDS = {"site": "hospital", "group": "a new hospital of", "update": "the hospital updated in"}
+OfRun: TypeAlias = tuple[HospitalModel, Distribution, float | None]
 
 
 class UpdatedHospital(Config):
     """A hospital's own effect as `update` writes it, a normal posterior in the model of this scenario's run.
 
-    `epsilon`: what the release of a sum over `units` patients cost; null where nothing left the hospital.
+    `epsilon`: what the release of sums over `units` patients cost; null where nothing left the hospital. `threshold`:
+    the least probability of a class in sets of that `level`, both null where the patients told the effect instead.
     """
 
     scenario: str
@@ -33,6 +36,50 @@ class UpdatedHospital(Config):
     sd: Annotated[float, Field(gt=0)]
     units: int
     epsilon: float | None
+    level: float | None = None
+    threshold: float | None = None
+
+
+@dataclass(frozen=True)
+class Hospital:
+    """A training hospital by name, a new one of a known `group` or of any, or what `update` wrote of one."""
+
+    site: str | None = None
+    group: str | None = None
+    update: Path | None = None
+
+    def of(self, run_dir: Path, scenario: Scenario, task: Task) -> OfRun | None:
+        """Return a run's posterior over hospitals, this one's effect, and the threshold of its sets, if it has any.
+
+        None where the run has none and none is named. Raises UserError if one is, or if it is none of the run's.
+        """
+        given = {key: value for key, value in vars(self).items() if value is not None}
+        if scenario.hierarchical is None and not given:
+            return None
+        if scenario.hierarchical is None or len(given) > 1:
+            said = "give one of --site, --group and --update, and that for a run of a scenario with [hierarchical]"
+            raise UserError(f"--{' and --'.join(given)} do not fit {run_dir}: {said}")
+        model = load_hospitals(run_dir, scenario, task)
+        for key, known in (("site", model.sites), ("group", model.groups)):
+            if key in given and given[key] not in known:
+                shown = ", ".join(known[:20]) + (", ..." if len(known) > 20 else "") or "none"
+                said = f"--{key} {str(given[key])[:60]!r} is none of the run's training hospitals' ({shown})"
+                raise UserError(f"{said}: give one of them, or leave it out for a new one")
+        if self.update is None:
+            return model, model.effect(self.site, self.group), None
+        try:
+            if self.update.stat().st_size > MOST_BYTES:
+                raise ValueError
+            found = UpdatedHospital.model_validate_json(self.update.read_bytes())
+        except (OSError, ValueError):
+            raise UserError(f"--update {self.update} is not what  fl-dpbayes update  writes: write it again") from None
+        if found.scenario != digest(scenario):
+            raise UserError(f"--update {self.update} was made for another run than {run_dir}: update this one")
+        return model, mixed(np.ones(1), np.array([found.mean]), np.array([found.sd**2])), found.threshold
+
+    def __str__(self) -> str:
+        named = (f"{WORDS[key]} {value}" for key, value in vars(self).items() if value is not None)
+        return next(named, "an unknown hospital (see --site and --group)")
 
 
 def load_hospitals(run_dir: Path, scenario: Scenario, task: Task) -> HospitalModel:
@@ -44,58 +91,12 @@ def load_hospitals(run_dir: Path, scenario: Scenario, task: Task) -> HospitalMod
     try:
         rows = PosteriorBank(run_dir / BANK_FOLDER).last(HOSPITALS, 0) or {}
         fits = {row.shape == (width,) and row.dtype == np.float64 and np.isfinite(row).all() for row in rows.values()}
-        if not rows or not rows.keys() <= scenario.sites.keys() or fits != {True}:
+        if not rows.keys() <= scenario.sites.keys() or fits != {True}:
             raise ValueError("missing, or not those of its sites")
     except DAMAGED as error:
         found = str(error).splitlines()[0]
         raise UserError(f"the sums of hospitals in {run_dir / BANK_FOLDER} are {found}: put back a copy") from None
-    return fit_hospitals(rows, scenario, public_covariates(scenario, task))
-
-
-@dataclass(frozen=True)
-class Hospital:
-    """A training hospital by name, a new one of a known `group` or of any, or what `update` wrote of one."""
-
-    site: str | None = None
-    group: str | None = None
-    update: Path | None = None
-
-    def of(self, run_dir: Path, scenario: Scenario, task: Task) -> tuple[HospitalModel, Distribution] | None:
-        """Return a run's posterior over hospitals and this one's effect; None where it has none and none is named.
-
-        Raises UserError if it has none and a hospital is named, or the name is none of the run's.
-        """
-        given = {key: value for key, value in vars(self).items() if value is not None}
-        if scenario.hierarchical is None:
-            if not given:
-                return None
-            said = f"{run_dir} has no posterior over hospitals, which --{next(iter(given))} is for"
-            raise UserError(f"{said}: leave it out, or run a scenario with [hierarchical]")
-        if len(given) > 1:
-            raise UserError(f"{' and '.join(f'--{key}' for key in given)} each say whose patients they are: give one")
-        model = load_hospitals(run_dir, scenario, task)
-        for key, known in (("site", model.sites), ("group", model.groups)):
-            if key in given and given[key] not in known:
-                shown = ", ".join(known[:20]) + (", ..." if len(known) > 20 else "") or "none"
-                said = f"--{key} {str(given[key])[:60]!r} is none of the run's training hospitals' ({shown})"
-                raise UserError(f"{said}: give one of them, or leave it out for a new one")
-        if self.update is None:
-            return model, model.effect(self.site, self.group)
-        try:
-            if self.update.stat().st_size > MOST_BYTES:
-                raise ValueError
-            found = UpdatedHospital.model_validate_json(self.update.read_bytes())
-        except (OSError, ValueError):
-            raise UserError(f"--update {self.update} is not what  fl-dpbayes update  writes: write it again") from None
-        if found.scenario != digest(scenario):
-            raise UserError(f"--update {self.update} was made for another run than {run_dir}: update this one")
-        return model, mixed(np.ones(1), np.array([found.mean]), np.array([found.sd**2]))
-
-    def __str__(self) -> str:
-        if self.update is not None:
-            return "the updated hospital"
-        known = f"hospital {self.site}" if self.site else f"a new hospital in {self.group}" if self.group else ""
-        return known or "an unknown hospital (see --site and --group)"
+    return fit_hospitals(rows, scenario)
 
 
 NEW_HOSPITAL = Hospital()

@@ -49,6 +49,7 @@ from fl_dpbayes.run.new_records import NewData, NewRecords, read_new_records
 
 Allowed = Collection[str]
 MOST_NAMED = 10
+NO_SETS = "; nothing guarantees that without sets from own labelled patients (update --sets)"
 UNCERTAINTIES = ("total", "aleatoric", "epistemic")
 SHOWN = ("accuracy", "nll", "brier", "ece", "rms_debiased", "mce", "ace", "sce", "auroc", *reversed(UNCERTAINTIES[1:]))
 
@@ -85,6 +86,9 @@ def predict_records(
     table = pandas.DataFrame({records.numbered: records.names, **units, "predicted": predicted})
     table[[f"probability_{name}" for name in classes]] = probabilities
     table = table.assign(**{f"{name}_uncertainty": values for name, values in found.uncertainty.items()})
+    if found.threshold is not None:
+        members = probabilities >= np.minimum(found.threshold, probabilities.max(axis=1, keepdims=True))
+        table["set"] = [" | ".join(map(str, classes[row])) for row in members]
     if bad := records.bad:
         table = table.astype({"predicted": object})
         table.iloc[list(bad), 1 + len(units) :] = np.nan
@@ -174,6 +178,7 @@ class _Predicted:
     """Predictions of a stored posterior after the map; `point` names it where it is one sample.
 
     `tells` says that uncertainties are told apart: neither one sample nor a map of averaged probabilities can do so.
+    `threshold`: the least probability in sets with a guarantee, of which none is empty; None without them.
     """
 
     records: NewRecords
@@ -185,6 +190,7 @@ class _Predicted:
     class_names: tuple[str, ...]
     scenario: str
     predictor: str
+    threshold: float | None
 
 
 def read_run(run_dir: Path, allowed: Allowed = ()) -> tuple[StoredPosterior, Scenario]:
@@ -219,11 +225,11 @@ def _predict(
     stored, scenario = read_run(run_dir, places.allowed_code)
     source, task, samples = scenario.data.source, stored.metadata.task, stored.samples
     records = read_new_records(data, task, source, labelled=labelled, skip_bad_rows=skip_bad_rows)
-    module, inputs = seen_by_model(stored, source, records.features, places.data_dir)
+    (module, inputs), threshold = seen_by_model(stored, source, records.features, places.data_dir), None
     if found := hospital.of(run_dir, scenario, task):
-        model, effect = found
+        model, effect, threshold = found
         good = with_intercept(np.delete(inputs, list(records.bad), axis=0))
-        _say(f"{hospital}: {model.said_rate(effect, good)} among these records")
+        _say(f"{hospital}: {model.said_rate(effect, good)} among these records{NO_SETS if threshold is None else ''}")
         samples = model.samples(effect, model_shapes(stored.metadata.model, task))
     point = ""
     if warned := one_sample_warning(len(samples.weights), scenario.aggregation.point_name):
@@ -238,7 +244,7 @@ def _predict(
         uncertainty = {"total": entr(probabilities).sum(axis=1), "aleatoric": np.nan, "epistemic": np.nan}
     names = getattr(source, "class_names", ()), scenario.name
     predictor = "hierarchical" if found else "posterior" if mapping is None else RECALIBRATED
-    return _Predicted(records, probabilities, uncertainty, tells, mapping, point, *names, predictor)
+    return _Predicted(records, probabilities, uncertainty, tells, mapping, point, *names, predictor, threshold)
 
 
 def _usable_map(mapping: RecalibrationMap | None, run_dir: Path) -> RecalibrationMap | None:

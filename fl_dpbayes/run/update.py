@@ -1,114 +1,121 @@
-"""The work behind `update`: a hospital's own level given its labelled patients, at home or by one private release."""
+"""The work behind `update` and `alarm`: what a hospital's own patients tell of its level, of sets, of its case mix."""
 
-import hashlib
-import json
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 from rich.console import Console
+from scipy.special import expit
 
-from fl_dpbayes.calibration.bins import in_fixed_pieces
+from fl_dpbayes.calibration.bins import Floats, in_fixed_pieces, on_grid
+from fl_dpbayes.calibration.case_mix import case_mix, clipped_inputs
+from fl_dpbayes.calibration.conformal import EXACT_BINS, NOISED_BINS, OVERSHOOT, private_threshold, set_counts
 from fl_dpbayes.config.base import digest
-from fl_dpbayes.config.errors import FailedError, UserError
+from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.files.atomic_file import write_atomically
-from fl_dpbayes.config.kinds import import_apps
 from fl_dpbayes.config.names import site_name
-from fl_dpbayes.config.site_file import SiteFile, read_site_file
-from fl_dpbayes.data.site import Site, is_delta_allowed, load_site
-from fl_dpbayes.data.site_ledger import open_ledger
-from fl_dpbayes.posterior.hierarchical.update import residual_sum, updated_at_home, updated_by_release
-from fl_dpbayes.privacy.events import GaussianEvent
-from fl_dpbayes.privacy.ledger.ledger import Refused, Reserved, StoredReply
-from fl_dpbayes.privacy.ledger.state import Part, Spending
-from fl_dpbayes.privacy.planned_noise import solve_multiplier
-from fl_dpbayes.run.hospital import Hospital, UpdatedHospital
-from fl_dpbayes.run.new_records import read_new_records
-from fl_dpbayes.run.stored_posterior import read_run, seen_by_model
+from fl_dpbayes.data.site import MAX_DECLARATION_ERROR
+from fl_dpbayes.models.build import model_shapes
+from fl_dpbayes.posterior.hierarchical.distribution import mixed
+from fl_dpbayes.posterior.hierarchical.model import HospitalModel, with_intercept
+from fl_dpbayes.posterior.predictive import predict
+from fl_dpbayes.posterior.store import StoredPosterior
+from fl_dpbayes.run.hospital import NEW_HOSPITAL, Hospital, OfRun, UpdatedHospital
+from fl_dpbayes.run.own_records import OwnRecords, read_own
+from fl_dpbayes.run.stored_posterior import read_run
 
 
 def update_hospital(
-    run_dir: Path, data: Path, hospital: Hospital, epsilon: float | None, out: Path | None, console: Console
-) -> None:
+    run_dir: Path, data: Path, hospital: Hospital, epsilon: float | None, sets: float | None, out: Path | None,
+    console: Console,
+) -> None:  # fmt: skip
     """Write a hospital's posterior given its own labelled patients, which `predict --update` reads.
 
     `data`: labelled records, which stay here, or a site file (.toml), of whose training records (its test records, at a
-    site that does not train) one noisy sum is released at `epsilon`, paid for in the site's ledger. Raises UserError if
-    the run has no posterior over hospitals, the records do not fit, or the ledger refuses.
+    site that does not train) noisy sums are released once at `epsilon`, paid for in the site's ledger. `sets`: the
+    level of prediction sets, in (0, 1); the hospital's effect then stays as it was, since sets hold what they say only
+    for predictions that these patients have not changed. Raises UserError if the run has no posterior over hospitals,
+    the records do not fit, they are too few for sets, or the ledger refuses.
     """
-    if (data.suffix == ".toml") != (epsilon is not None):
-        what = "a site file: give --epsilon, its cost" if epsilon is None else "no site file: leave out --epsilon"
-        raise UserError(f"{data} is {what}")
     target = out or run_dir / f"update-{site_name(data.stem)}.json"
     if target.exists():
         raise UserError(f"{target} exists already: give another --out, nothing is overwritten")
-    stored, scenario = read_run(run_dir)
-    task, source, run = stored.metadata.task, scenario.data.source, digest(scenario)
-    if (of_run := hospital.of(run_dir, scenario, task)) is None:
-        raise UserError(f"{run_dir} has no posterior over hospitals: run a scenario with [hierarchical]")
-    model, before = of_run
-
-    def log_odds(features: npt.NDArray) -> npt.NDArray[np.float64]:
-        inputs = seen_by_model(stored, source, features)[1].reshape(len(features), -1).astype(np.float64)
-        return model.conditional[0] + in_fixed_pieces(lambda rows: rows @ model.conditional[1:], inputs)
-
-    if epsilon is None:
-        records = read_new_records(data, task, source, labelled=True)
-        assert records.labels is not None
+    own, stored, run, (model, before, _) = _read(run_dir, data, hospital, epsilon)
+    if own.site is not None and (name := hospital.site or own.site[1].name) in model.sites:
+        raise UserError(f"site {name!r} has released its states already: this release is for a new hospital")
+    after, threshold = before, None
+    if sets is not None:
+        # As the file will have it: sets are of the very predictions that they were calibrated on.
+        effect = mixed(np.ones(1), np.array([before.mean]), np.array([before.sd**2]))
+        samples = model.samples(effect, model_shapes(stored.metadata.model, stored.metadata.task))
+        probabilities = predict(own.module, samples.arrays, samples.weights, own.inputs).probabilities
+        threshold = _threshold(own, probabilities, sets, f"{run} {before.mean} {before.sd} {sets}")
+    elif epsilon is None:
         # What a training hospital released tells of these very patients.
         before = model.without(hospital.site) if hospital.site else before
-        units, after = len(records.labels), updated_at_home(before, log_odds(records.features), records.labels)
+        after = before.given_labels(_log_odds(model, own), own.labels)
     else:
-        if hospital.site is not None:
-            raise UserError(f"--site {hospital.site!r} has released its states already: leave it out for a new one")
-        site_file = read_site_file(data)
-        site = load_site(site_file)
-        if site.task != task:
-            raise UserError(f"{data}: its records or classes are not those of the run")
-        own, units = site.train or site.test, site.units
+        residuals = residual_sum(_log_odds(model, own) + before.mean, own.labels, own.unit_index)
         # What is asked: the effect at which residuals are taken is a part of it.
-        request = json.dumps([run, units, before.mean, epsilon])
-        residuals = residual_sum(log_odds(own.features) + before.mean, own.labels, own.unit_index)
-        noise, sent = _released((site_file, site), request, epsilon, residuals)
-        after = updated_by_release(before, sent, noise, units, model.covariates @ model.conditional)
-    found = UpdatedHospital(scenario=run, mean=after.mean, sd=after.sd, units=units, epsilon=epsilon)
+        sent, noise = own.released("update", f"{run} {before.mean}", np.array([residuals]))
+        after = before.given_release(float(sent[0]), noise, own.units, model.covariates @ model.conditional)
+    found = UpdatedHospital(
+        scenario=run, mean=after.mean, sd=after.sd, units=own.units, epsilon=epsilon, level=sets, threshold=threshold
+    )
     write_atomically(target, found.model_dump_json(indent=2) + "\n")
-    for said, effect in (("before", before), (f"after {units} patients", after)):
+    for said, effect in (("before", before), (f"after {own.units} patients", after)):
         console.print(f"{said}: {model.said_rate(effect)} in the declared population", highlight=False)
+    if threshold is not None:
+        told = f"sets of level {sets:g}, if patients are exchangeable: classes of probability {threshold:.4f} and more"
+        console.print(told, soft_wrap=True, highlight=False)
     left = "nothing left this machine: keep the file here" if epsilon is None else f"released at epsilon {epsilon:g}"
     console.print(f"written: {target} ({left})", soft_wrap=True, markup=False)
 
 
-def _released(own: tuple[SiteFile, Site], request: str, epsilon: float, exact: float) -> tuple[float, float]:
-    """Release a sum that a unit moves by at most 1, with noise; the same request gets the stored answer again.
+def compare_patients(run_dir: Path, data: Path, epsilon: float | None, console: Console) -> None:
+    """Print how far patients, whose labels are not read, are from those that the run declares; raises as above.
 
-    Another version of the records makes it another request. Returns the noise's standard deviation, and the noisy sum.
+    `data`: records, or a site file (.toml), which releases the sum of its patients' clipped features at `epsilon`.
     """
-    import_apps()
-    from clients.own_site import site_streams
+    own, _, run, (model, *_) = _read(run_dir, data, NEW_HOSPITAL, epsilon, labelled=False)
+    public, slopes = model.covariates[:, 1:], model.conditional[1:]
+    shares, norm = clipped_inputs(with_intercept(own.inputs)[:, 1:], own.unit_index, public)
+    sent, noise = own.released("alarm", run, shares.sum(axis=0), norm)
+    found = case_mix(sent, noise, own.units, public)
+    shift, sd = slopes @ found.difference, np.sqrt(slopes @ found.covariance @ slopes)
+    chance = f"about {len(slopes)} +- {np.sqrt(2 * len(slopes)):.0f} by chance, p = {found.p_value:.2g}"
+    console.print(f"distance of {own.units} patients from the declared ones: {found.statistic:.1f} ({chance})")
+    console.print(f"difference of their mean log odds of class 1: {shift:+.2f} (+- {sd:.2f} by chance)")
+    console.print("of their outcomes nothing is known: without labels there is no guarantee")
 
-    site_file, site = own
-    part: Part = "test" if site.train is None else "train"
-    settings = site_file.ledger
-    if settings is None or not is_delta_allowed(site_file, part, settings.delta):
-        raise UserError(f"site {site.name!r} needs a [ledger], with delta below one over its units: see its site file")
-    noise = solve_multiplier(epsilon, settings.delta, 1.0, 1, settings.adjacency)
-    streams = site_streams(site_file, hashlib.sha256(request.encode()).hexdigest()[:32], 1, "update")
-    with open_ledger(site_file, site) as ledger:
-        # A fingerprint under the ledger's secret key, since the ledger's heads leave the site.
-        asked = hashlib.sha256((request + ledger.state().data_versions[-1].fingerprint).encode()).hexdigest()
-        spending = Spending(part, asked[:32], 1, "update", asked, asked, (GaussianEvent(noise, 1.0, 1),), 0, 1)
-        match ledger.reserve(spending):
-            case StoredReply(body):
-                return noise, float(json.loads(body))
-            case Refused(code, field):
-                refused = f"the ledger of site {site.name!r} refuses the release, {code.value} {field}".strip()
-                raise UserError(f"{refused}: lower --epsilon, or see  fl-dpbayes site ledger")
-            case Reserved(reservation):
-                try:
-                    sent = exact + noise * float(streams.generator("noise").standard_normal())
-                    ledger.commit(reservation, json.dumps(sent).encode())
-                except Exception as error:
-                    ledger.fail(reservation)
-                    raise FailedError(f"the release failed, and its budget is spent: {error}") from error
-                return noise, sent
+
+def _read(
+    run_dir: Path, data: Path, hospital: Hospital, epsilon: float | None, *, labelled: bool = True
+) -> tuple[OwnRecords, StoredPosterior, str, OfRun]:
+    stored, scenario = read_run(run_dir)
+    if (found := hospital.of(run_dir, scenario, stored.metadata.task)) is None:
+        raise UserError(f"{run_dir} has no posterior over hospitals: run a scenario with [hierarchical]")
+    own = read_own(data, stored, scenario.data.source, epsilon, labelled=labelled)
+    return own, stored, digest(scenario), found
+
+
+def residual_sum(log_odds: Floats, labels: npt.NDArray[np.int64], units: npt.NDArray[np.int64]) -> float:
+    """Return sum_u clamp(sum of y_i - sigmoid(x_i) over the records of unit u, -1, 1): a unit moves it by at most 1.
+
+    `log_odds`: x_i at a public effect, (n,). `units`: the unit of each record, 0, 1, ..., (n,).
+    """
+    return float(on_grid(np.clip(np.bincount(units, labels - expit(log_odds)), -1.0, 1.0)).sum())
+
+
+def _log_odds(model: HospitalModel, own: OwnRecords) -> Floats:
+    return in_fixed_pieces(lambda rows: rows @ model.conditional, with_intercept(own.inputs))
+
+
+def _threshold(own: OwnRecords, probabilities: Floats, level: float, request: str) -> float:
+    sensitivity, bins = float(np.hypot(1, 1 - level)), NOISED_BINS if own.site else EXACT_BINS
+    # The theorem's least number; a site may hold fewer than it declares. Asked before anything is spent.
+    least = OVERSHOOT * own.noise_multiplier * sensitivity / (1 - level) - 1
+    if own.units < (declared := np.ceil(least * (1 + MAX_DECLARATION_ERROR))):
+        raise UserError(f"sets of level {level:g} need {declared:.0f} patients at this epsilon: raise it")
+    counts = set_counts(probabilities[np.arange(len(own.labels)), own.labels], own.unit_index, bins, level)
+    return private_threshold(*own.released("sets", request, counts, sensitivity), level)

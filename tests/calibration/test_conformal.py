@@ -10,8 +10,6 @@ from fl_dpbayes.calibration.bins import FINE_BINS, bin_index
 from fl_dpbayes.calibration.conformal import (
     EXACT_BINS,
     NOISED_BINS,
-    counts_sensitivity,
-    least_units,
     measure_sets,
     private_threshold,
     set_counts,
@@ -123,34 +121,25 @@ PATHS = [np.ones(100), np.full(128, 0.5), np.tile([2.0, 0, 0, 0], 60), np.eye(60
 @pytest.mark.parametrize("per_bin", PATHS)
 def test_no_more_than_their_share_lie_below_the_threshold_on_average_whatever_the_counts(per_bin):
     generator, std, repeats, bins = np.random.default_rng(11), 2.6, 8_000, len(per_bin)
-    # Of 101 units, the new one among them, which may have raised every sum by one: as the proof has it.
-    counts = np.concatenate([[-0.1 * 100 - 1], per_bin])
-    noised = counts + std * generator.standard_normal((repeats, bins + 1))
-    reached = [round(private_threshold(one, std, 0.9) * bins) for one in noised]
-    below = np.concatenate([[0.0], np.cumsum(per_bin)])[reached]
+    # 101 units, of which the new one may have raised every sum by one.
+    noised = [-0.1 * 100 - 1, *per_bin] + std * generator.standard_normal((repeats, bins + 1))
+    below = np.cumsum([0.0, *per_bin])[[round(private_threshold(one, std, 0.9) * bins) for one in noised]]
     assert below.mean() <= 0.1 * 101 + 3 * below.std() / repeats**0.5
 
 
 @pytest.mark.parametrize(("count", "epsilon", "largest"), [(50, 4.0, 1.15), (100, 1.0, 1.15), (300, 1.0, 1.1)])
 def test_private_sets_cover_over_a_thousand_hospitals_and_stay_small(count, epsilon, largest):
     generator, hospitals, level = np.random.default_rng(12), 1_000, 0.9
-    std = counts_sensitivity(level) * solve_multiplier(epsilon, 1e-3, 1.0, 1)
-    assert least_units(std, level) < count
-    covered, sizes, plain = np.zeros((3, hospitals))
+    std = np.hypot(1, 1 - level) * solve_multiplier(epsilon, 1e-3, 1.0, 1)
+    found = np.zeros((2, 2, hospitals))
     for at in range(hospitals):
-        # A level of its own at each hospital, which the predictor does not know.
-        true = expit(generator.normal(0.6, 1.3, count + 500) + generator.normal(0, 0.5))
-        labels, sure = generator.random(count + 500) < true, expit(generator.normal(0, 0.2) + np.log(true / (1 - true)))
-        of_label = np.where(labels, sure, 1 - sure)
-        both = np.concatenate([sure[count:], 1 - sure[count:]])
-
-        def set_at(bins: int, noise: float, of_label=of_label[:count]) -> float:
-            counts = set_counts(of_label, np.arange(count), bins, level)
-            return private_threshold(counts + noise * generator.standard_normal(bins + 1), noise, level)
-
-        private, exact = set_at(NOISED_BINS, std), set_at(EXACT_BINS, 0.0)
-        covered[at] = (of_label[count:] >= private).mean()
-        sizes[at], plain[at] = 2 * (both >= private).mean(), 2 * (both >= exact).mean()
-    assert covered.mean() >= level - 3 * covered.std() / hospitals**0.5
-    assert covered.mean() <= level + 0.05
-    assert sizes.mean() <= largest * plain.mean()
+        odds, effect = generator.normal(0.6, 1.3, count + 500), generator.normal(0, 0.5)
+        p, labels = expit(odds), generator.random(count + 500) < expit(odds + effect)
+        of_label = np.where(labels, p, 1 - p)
+        for way, (bins, noise) in enumerate([(NOISED_BINS, std), (EXACT_BINS, 0.0)]):
+            counts = set_counts(of_label[:count], np.arange(count), bins, level)
+            t = private_threshold(counts + noise * generator.standard_normal(bins + 1), noise, level)
+            found[:, way, at] = (of_label[count:] >= t).mean(), np.mean([p[count:] >= t, 1 - p[count:] >= t])
+    covered, sizes = found
+    assert level - 3 * covered[0].std() / hospitals**0.5 <= covered[0].mean() <= level + 0.05
+    assert sizes[0].mean() <= largest * sizes[1].mean()

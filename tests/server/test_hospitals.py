@@ -9,7 +9,7 @@ import pytest
 
 from fl_dpbayes.config.scenario import Scenario, load_scenario
 from fl_dpbayes.data.site import load_site
-from fl_dpbayes.posterior.hierarchical.sums import HOSPITALS, site_means
+from fl_dpbayes.posterior.hierarchical.effects import HOSPITALS, site_means
 from fl_dpbayes.posterior.sample_store import PosteriorBank
 from fl_dpbayes.report.page_tables import hospitals_table
 from fl_dpbayes.report.run_files import read_summary
@@ -68,9 +68,10 @@ def patients(run: Federation) -> Path:
 
 
 def test_sums_are_those_that_the_chains_noised_to_rounding(run: Federation, noised: list[np.ndarray]) -> None:
-    means = site_means(PosteriorBank(run.folder / "bank").last(HOSPITALS, 0))
-    assert means.sites == ("norway-258", "uk-119", "uk-32")
-    assert means.rounds.tolist() == [4, 4, 4]
+    sums = PosteriorBank(run.folder / "bank").last(HOSPITALS, 0)
+    means = site_means(sums)
+    assert sorted(sums) == ["norway-258", "uk-119", "uk-32"]
+    assert [row[1] for row in sums.values()] == [4, 4, 4]
     # Three sites in turn, the Norwegian one last; six rounds, of which the first two are burn-in.
     own = np.array(noised).reshape(6, 3, -1)[2:, [2, 0, 1]].mean(axis=0)
     assert np.abs(means.gradients - own).max() < 1e-3 * np.abs(own).max()
@@ -131,6 +132,7 @@ def test_predictions_are_those_of_the_hospital_that_is_named(run: Federation, pa
 
     own, said = predicted("--site", "uk-119")
     assert "hospital uk-119: rate of class 1" in said
+    assert "nothing guarantees that without sets" in said
     new, said = predicted()
     assert "an unknown hospital" in said
     # How sure the level is, is what differs most.
@@ -153,8 +155,8 @@ def test_at_home_own_patients_narrow_the_level_and_nothing_is_overwritten(
     effect = json.loads(out.read_text())
     assert effect["epsilon"] is None
     status, _, said = command("predict", run.folder, patients, "--update", out)
-    labels = np.load(patients)["labels"]
-    assert (status, "the updated hospital: rate of class 1" in said) == (0, True)
+    labels, said = np.load(patients)["labels"], " ".join(said.split())
+    assert (status, "the hospital updated in" in said) == (0, True)
     expected = float(said.partition("rate of class 1 ")[2].split()[0])
     assert abs(expected - labels.mean()) < 0.05
     assert "exists already" in refusal("update", run.folder, patients, "--out", out)
@@ -182,6 +184,40 @@ def test_one_release_is_paid_for_once(run: Federation, tmp_path: Path, command, 
     assert "has released its states already" in refusal(
         "update", run.folder, path, "--epsilon", "1", "--site", "uk-32", "--out", tmp_path / "fourth.json"
     )
+
+
+def test_sets_are_predicted_from_what_was_paid_for_once(
+    run: Federation, patients: Path, tmp_path: Path, command, refusal
+) -> None:
+    (path,), labels = (run.folder / "sites").glob("*uk-129.toml"), np.load(patients)["labels"]
+    home, first, second, few = (tmp_path / f"{name}.json" for name in ("home", "first", "second", "few"))
+    assert command("update", run.folder, patients, "--sets", "0.8", "--out", home)[0] == 0
+    with ledger_of(path) as ledger:
+        before = ledger.spent("test").epsilon
+        for out in (first, second):
+            status, printed, said = command("update", run.folder, path, "--epsilon", "3", "--sets", "0.8", "--out", out)
+            assert (status, "if patients are exchangeable" in printed) == (0, True), said
+        assert 2.0 < ledger.spent("test").epsilon - before <= 3.0
+    assert first.read_bytes() == second.read_bytes()
+    for file in (home, first):
+        assert command("predict", run.folder, patients, "--update", file, "--out", file.with_suffix(".csv"))[0] == 0
+        sets, names = pandas.read_csv(file.with_suffix(".csv"))["set"], run.scenario.data.source.class_names
+        held = [names[label] in told.split(" | ") for label, told in zip(labels, sets, strict=True)]
+        assert np.mean(held) >= (0.8 if file == home else 0.7)
+    asked = ("--epsilon", "0.01", "--sets", "0.9", "--out", few)
+    assert "patients at this epsilon" in refusal("update", run.folder, path, *asked)
+
+
+def test_alarm_compares_patients_without_their_labels(run: Federation, patients: Path, tmp_path: Path, command) -> None:
+    (path,), told = (run.folder / "sites").glob("*uk-129.toml"), []
+    for name, moved in (("own", 0), ("far", 2)):
+        np.savez(tmp_path / f"{name}.npz", features=np.load(patients)["features"] + moved)
+    for options in ((path, "--epsilon", "1"), (tmp_path / "own.npz",), (tmp_path / "far.npz",)):
+        status, printed, said = command("alarm", run.folder, *options)
+        assert (status, "without labels there is no guarantee" in printed) == (0, True), said
+        told.append(float(printed.partition("declared ones: ")[2].split()[0]))
+    # Noise hides: less is seen of the same patients.
+    assert told[0] < told[1] < told[2]
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,6 @@ from scipy.special import expit
 from fl_dpbayes.calibration.conformal import (
     EXACT_BINS,
     NOISED_BINS,
-    counts_sensitivity,
     private_threshold,
     set_counts,
 )
@@ -40,7 +39,7 @@ BETWEEN = 0.48
 def thresholds(of_label: Floats, epsilon: float, bins: int, generator: np.random.Generator) -> tuple[float, float]:
     """Return the private threshold of a hospital's labelled patients, and that of split conformal."""
     units = np.arange(len(of_label))
-    std = counts_sensitivity(LEVEL) * solve_multiplier(epsilon, DELTA, 1.0, 1)
+    std = np.hypot(1, 1 - LEVEL) * solve_multiplier(epsilon, DELTA, 1.0, 1)
     counts = set_counts(of_label, units, bins, LEVEL) + std * generator.standard_normal(bins + 1)
     return private_threshold(counts, std, LEVEL), private_threshold(
         set_counts(of_label, units, EXACT_BINS, LEVEL), 0.0, LEVEL

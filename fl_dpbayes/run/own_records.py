@@ -1,0 +1,100 @@
+"""A hospital's own records for one command: at home, or by a site file, whose ledger pays for what leaves."""
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+from torch import nn
+
+from fl_dpbayes.calibration.bins import Floats
+from fl_dpbayes.config.errors import FailedError, UserError
+from fl_dpbayes.config.kinds import import_apps
+from fl_dpbayes.config.site_file import SiteFile, read_site_file
+from fl_dpbayes.data.site import Site, is_delta_allowed, load_site
+from fl_dpbayes.data.site_ledger import open_ledger
+from fl_dpbayes.posterior.store import StoredPosterior
+from fl_dpbayes.privacy.events import GaussianEvent
+from fl_dpbayes.privacy.ledger.ledger import Refused, Reserved, StoredReply
+from fl_dpbayes.privacy.ledger.state import Part, Spending
+from fl_dpbayes.privacy.planned_noise import solve_multiplier
+from fl_dpbayes.run.new_records import read_new_records
+from fl_dpbayes.run.stored_posterior import seen_by_model
+
+
+@dataclass(frozen=True)
+class OwnRecords:
+    """A run's module, what it sees of the records, (N, ...), their labels, and their units 0, 1, ..., both (N,).
+
+    `units`: how many, as a site declares it. `epsilon` and noise multiplier: of a release by the `site`; at home none.
+    """
+
+    module: nn.Module
+    inputs: npt.NDArray[np.float32]
+    labels: npt.NDArray[np.int64]
+    unit_index: npt.NDArray[np.int64]
+    units: int
+    epsilon: float | None = None
+    noise_multiplier: float = 0.0
+    site: tuple[SiteFile, Site] | None = None
+    part: Part = "train"
+
+    def released(self, purpose: str, request: str, exact: Floats, sensitivity: float = 1.0) -> tuple[Floats, float]:
+        """Return sums with the noise that they leave with, and its standard deviation; at home the sums, and 0.
+
+        The same request gets the stored answer again; another version of the records makes it another request.
+        `sensitivity`: by how much a unit moves the sums in L2. Raises UserError if the ledger refuses.
+        """
+        if self.site is None:
+            return exact, 0.0
+        import_apps()
+        from clients.own_site import site_streams
+
+        (site_file, site), noise = self.site, self.noise_multiplier * sensitivity
+        request = json.dumps([purpose, request, self.units, self.epsilon])
+        streams = site_streams(site_file, hashlib.sha256(request.encode()).hexdigest()[:32], 1, purpose)
+        event = GaussianEvent(self.noise_multiplier, 1.0, 1)
+        with open_ledger(site_file, site) as ledger:
+            # A fingerprint under the ledger's secret key, since the ledger's heads leave the site.
+            asked = hashlib.sha256((request + ledger.state().data_versions[-1].fingerprint).encode()).hexdigest()
+            match ledger.reserve(Spending(self.part, asked[:32], 1, purpose, asked, asked, (event,), 0, 1)):
+                case StoredReply(body):
+                    return np.array(json.loads(body)), noise
+                case Refused(code, field):
+                    refused = f"the ledger of site {site.name!r} refuses the release, {code.value} {field}".strip()
+                    raise UserError(f"{refused}: lower --epsilon, or see  fl-dpbayes site ledger")
+                case Reserved(reservation):
+                    try:
+                        sent = exact + noise * streams.generator("noise").standard_normal(exact.shape)
+                        ledger.commit(reservation, json.dumps(sent.tolist()).encode())
+                    except Exception as error:
+                        ledger.fail(reservation)
+                        raise FailedError(f"the release failed, and its budget is spent: {error}") from error
+                    return sent, noise
+
+
+def read_own(
+    data: Path, stored: StoredPosterior, source: object, epsilon: float | None, *, labelled: bool = True
+) -> OwnRecords:
+    """Read records, or those of a site file (.toml), for a run of this `source`; UserError if they do not fit."""
+    if (data.suffix == ".toml") != (epsilon is not None):
+        what = "a site file: give --epsilon, its cost" if epsilon is None else "no site file: leave out --epsilon"
+        raise UserError(f"{data} is {what}")
+    if epsilon is None:
+        records = read_new_records(data, stored.metadata.task, source, labelled=labelled)
+        labels = np.zeros(len(records.features), np.int64) if records.labels is None else records.labels
+        names = np.arange(len(labels)) if records.units is None else records.units[1].astype(str)
+        index = np.unique(names, return_inverse=True)[1]
+        return OwnRecords(*seen_by_model(stored, source, records.features), labels, index, int(index.max()) + 1)
+    site_file = read_site_file(data)
+    site, settings = load_site(site_file), site_file.ledger
+    if site.task != stored.metadata.task:
+        raise UserError(f"{data}: its records or classes are not those of the run")
+    part: Part = "test" if site.train is None else "train"
+    if settings is None or not is_delta_allowed(site_file, part, settings.delta):
+        raise UserError(f"site {site.name!r} needs a [ledger], with delta below one over its units: see its site file")
+    own, noise = site.train or site.test, solve_multiplier(epsilon, settings.delta, 1.0, 1, settings.adjacency)
+    seen = seen_by_model(stored, source, own.features)
+    return OwnRecords(*seen, own.labels, own.unit_index, site.units, epsilon, noise, (site_file, site), part)
