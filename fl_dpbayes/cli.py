@@ -6,6 +6,7 @@ import json
 import shlex
 import signal
 import sys
+from contextlib import nullcontext
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, get_type_hints
@@ -83,9 +84,12 @@ def simulate(
         raise UserError("give a SCENARIO, for example  fl-dpbayes simulate quickstart  (or --resume DIR)")
     # A mistake in the scenario is told before seconds go into imports.
     loaded = load_scenario(scenario, [*(assignments or []), *([f"seed={seed}"] if seed is not None else [])])
-    from fl_dpbayes.run.simulate import simulate as run
+    from fl_dpbayes.run.flower_engine import started_flower
 
-    run(loaded, engine, out, data_dir, console)
+    with started_flower(len(loaded.sites), loaded.resources) if engine == "flower" else nullcontext():
+        from fl_dpbayes.run.simulate import simulate as run
+
+        run(loaded, engine, out, data_dir, console)
 
 
 @app.command(

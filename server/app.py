@@ -1,6 +1,7 @@
 """The Flower ServerApp."""
 
 import contextlib
+import time
 from datetime import UTC, datetime
 from logging import INFO
 from pathlib import Path
@@ -14,9 +15,9 @@ from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.files.folder_lock import folder_lock
 from fl_dpbayes.config.kinds import check_origin
 from fl_dpbayes.config.scenario import load_scenario
-from fl_dpbayes.data.simulation import SITES_FOLDER, plan_sites, prepare_simulation
+from fl_dpbayes.data.simulation import SCENARIO_FILE, SITES_FOLDER, plan_sites, prepare_simulation
 from server.federation import run_federation
-from server.grid import check_workers_folder, replace_dead_actors
+from server.grid import POLL_SECONDS, check_workers_folder, replace_dead_actors
 from server.registered_nodes import wait_for_sites
 from server.run_record import EventLog
 
@@ -27,15 +28,20 @@ app = ServerApp()
 def main(grid: Grid, context: Context) -> None:
     """Run the scenario that the run config names, and write its run directory.
 
-    Run config: `scenario` (a shipped name or a path), `output-dir` (empty: `runs/<scenario>-<time>`), `data-dir`; and
-    `report`, by which a study leaves out the drawing. `wait`: seconds to wait for real sites; 0 makes simulated ones. A
-    folder that already holds simulated sites' files is used as it is, and a run in it that was cut off is resumed.
+    Run config: `prepared`, a file that will hold the path of a prepared run directory; or `scenario` (a shipped name or
+    a path), `output-dir` (empty: `runs/<scenario>-<time>`), `data-dir`; and `report`, by which a study leaves out the
+    drawing. `wait`: seconds to wait for real sites; 0 makes simulated ones. A folder that already holds simulated
+    sites' files is used as it is, and a run in it that was cut off is resumed.
     """
     check_origin(server)
     check_workers_folder(grid)
     replace_dead_actors(grid)
-    scenario = load_scenario(str(context.run_config.get("scenario", "quickstart")))
-    given = str(context.run_config.get("output-dir", ""))
+    prepared = str(context.run_config.get("prepared", ""))
+    while prepared and not Path(prepared).is_file():
+        time.sleep(POLL_SECONDS)
+    given = Path(prepared).read_text(encoding="utf-8") if prepared else str(context.run_config.get("output-dir", ""))
+    named = f"{given}/{SCENARIO_FILE}" if prepared else str(context.run_config.get("scenario", "quickstart"))
+    scenario = load_scenario(named)
     run_folder = Path(given or f"runs/{scenario.name}-{datetime.now(UTC):%Y%m%d-%H%M%S}").resolve()
     run_folder.mkdir(parents=True, exist_ok=True)
     wait = float(context.run_config.get("wait", 0))

@@ -75,10 +75,21 @@ class AveragingRule(Rule):
 
 
 class FALD(AveragingRule):
-    """Federated averaging of Langevin chains: the states are averaged after every round."""
+    """Federated averaging of Langevin chains: the states are averaged after every round.
+
+    Sites weigh as n_k^`size_power`. Each adds its own noise, so a small site's mean gradient is mostly noise: above 1
+    the average is less noisy and targets a posterior in which records of large sites count more. A move of mere noise
+    is then longer at large sites, which `move_bound` must allow.
+    """
 
     own_rounds = True
     rule: Literal["fald"] = "fald"
+    size_power: Annotated[float, Field(ge=0, le=2)] = 1.0
+
+    def _check_keys(self) -> None:
+        if self.size_power != 1 and self.site_weights == "uniform":
+            raise ValueError(f"size_power {self.size_power:g} weighs by size: remove it, or site_weights = 'uniform'")
+        super()._check_keys()
 
     def site_plan(self, plan: TrainingPlan) -> TrainingPlan:
         """Let sites send their last state only: burn-in and thinning are those of the averaged chain."""

@@ -7,6 +7,8 @@ from pathlib import Path
 from fl_dpbayes.config.errors import UserError
 
 VARIABLE = "FL_DPBAYES_DATA"
+# Set where several processes of a machine answer for the same sites: they map prepared records from one file.
+SHARED_RECORDS = "FL_DPBAYES_SHARED_RECORDS"
 
 
 def known_folder(folder: Path | None) -> Path | None:

@@ -6,7 +6,6 @@ from pydantic import Field
 
 from fl_dpbayes.config.base import Config
 from fl_dpbayes.config.names import GroupText
-from fl_dpbayes.config.rule import PublicInputs, SyntheticInputs
 
 if TYPE_CHECKING:
     from fl_dpbayes.config.scenario import Scenario
@@ -16,13 +15,11 @@ class Hierarchical(Config):
     """Hospitals differ in the level of the outcome: each has an intercept of its own, drawn from a population.
 
     `group`: what the sites' `group` names, for example "country"; it makes a level above the hospitals, and every site
-    needs one. Without it there is one level. `public`: covariates that the clipping of scores is averaged over;
-    synthetic ones are standard normal numbers, for features that are centred and scaled. `largest_sd`: the prior of
-    both standard deviations, in log odds, is uniform from 0 to it.
+    needs one. Without it there is one level. `largest_sd`: the prior of both standard deviations, in log odds, is
+    uniform from 0 to it. Features should be centred and of one scale: that is how the clipping of scores sees them.
     """
 
     group: GroupText | None = None
-    public: PublicInputs = SyntheticInputs()
     largest_sd: Annotated[float, Field(gt=0, le=10)] = 3.0
 
 
@@ -40,6 +37,7 @@ def check_hierarchical(scenario: "Scenario") -> None:
             raise ValueError(f"{said}: set both, as group = 'country' and group = 'uk', or neither")
     for key, found, needed in () if section is None else (
         ("model.kind", scenario.model.kind, "logistic"), ("aggregation.rule", rule.rule, "fald"),
+        ("model.features.kind", getattr(scenario.model.features, "kind", "standard"), "standard"),
         ("aggregation.robust", getattr(rule, "robust", "none"), "none"),
         ("sampler.kind", scenario.sampler.algorithm, "sgld"),
         ("training.steps_per_round", scenario.training.steps_per_round, 1),

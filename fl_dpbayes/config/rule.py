@@ -95,6 +95,11 @@ class Rule(Config):
         return getattr(self, "largest_share", None)
 
     @property
+    def power(self) -> float:
+        """The power of its size that a site weighs as, where sites weigh by size."""
+        return getattr(self, "size_power", 1.0)
+
+    @property
     def inputs(self) -> PublicInputs | None:
         """The inputs that the server needs, None for most rules."""
         return getattr(self, "public", None)

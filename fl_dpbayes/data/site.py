@@ -2,23 +2,27 @@
 
 import logging
 import math
+import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from fl_dpbayes.config.data import Shift
+from fl_dpbayes.config.data_folder import SHARED_RECORDS
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.files.kept import KEPT
 from fl_dpbayes.config.names import Role
 from fl_dpbayes.config.site_file import Selection, SiteFile
 from fl_dpbayes.config.task import Task, check_prevalence_classes
+from fl_dpbayes.data.feature_cache import cached_features
 from fl_dpbayes.data.records import Records, array_bytes, frozen, load_unscaled, magnitude_warnings
 from fl_dpbayes.data.shifts.apply import apply_shift
 from fl_dpbayes.data.snapshot import read_snapshot
-from fl_dpbayes.privacy.ledger.state import Part
+from fl_dpbayes.privacy.ledger.state import PARTS, Part
 from fl_dpbayes.privacy.splits import in_recalibration_part, in_test_part
 
 logger = logging.getLogger("fl_dpbayes.site")
@@ -131,10 +135,20 @@ def load_site(site_file: SiteFile) -> Site:
     records = read_snapshot(site_file) if checked else load_unscaled(site_file.source, site_file.selection.part)
 
     def load() -> Site:
-        return frozen(site_of(site_file, records if checked else prepared(site_file, records)))
+        return frozen(_mapped(site_file, site_of(site_file, records if checked else prepared(site_file, records))))
 
     files = () if indices is None else (indices,)
     return KEPT.get(("site", site_file.model_dump_json()), load, array_bytes, files, records)
+
+
+def _mapped(site_file: SiteFile, site: Site) -> Site:
+    # Sampling finds the norms of mapped records anew at each message, since another process may write their file.
+    names = PARTS if os.environ.get(SHARED_RECORDS) else ()
+    parts: dict[str, Any] = {name: part for name in names if (part := getattr(site, name)) is not None}
+    for name, part in parts.items():
+        features = cached_features(site_file.cache_folder, site.task, part.features, lambda found: found)
+        parts[name] = replace(part, features=features)
+    return replace(site, **parts)
 
 
 def read_records(site_file: SiteFile) -> Records:

@@ -8,10 +8,10 @@ from fl_dpbayes.config.errors import RunWarning, warning
 from fl_dpbayes.config.rule import Rule, cannot_be_kept
 
 
-def unit_weights(units: Mapping[str, int]) -> dict[str, float]:
-    """Weigh each site by its declared size, w_k = n_k / N; a site that trains declares one unit or more."""
-    total = sum(units.values())
-    return {site: count / total for site, count in units.items()}
+def unit_weights(units: Mapping[str, int], power: float = 1.0) -> dict[str, float]:
+    """Weigh each site by its declared size, w_k = n_k^p / sum_j n_j^p; a site that trains declares one unit or more."""
+    total = sum(count**power for count in units.values())
+    return {site: count**power / total for site, count in units.items()}
 
 
 def capped_weights(weights: Mapping[str, float], largest_share: float) -> dict[str, float]:
@@ -34,8 +34,8 @@ def capped_weights(weights: Mapping[str, float], largest_share: float) -> dict[s
 
 
 def size_weights(rule: Rule, units: Mapping[str, int]) -> dict[str, float]:
-    """Weigh each site by its declared size, none above the rule's `largest_share`."""
-    weights = unit_weights(units)
+    """Weigh each site by the rule's power of its declared size, none above the rule's `largest_share`."""
+    weights = unit_weights(units, rule.power)
     return weights if rule.cap is None else capped_weights(weights, rule.cap)
 
 

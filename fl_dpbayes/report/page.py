@@ -10,7 +10,6 @@ from fl_dpbayes.config.files.atomic_file import write_atomically
 from fl_dpbayes.config.names import PREDICTORS
 from fl_dpbayes.report import wording
 from fl_dpbayes.report.answer import answer
-from fl_dpbayes.report.figures import draw_figures
 from fl_dpbayes.report.measure_tables import measure_tables
 from fl_dpbayes.report.model_card import model_card
 from fl_dpbayes.report.page_tables import FEW, facts, run_tables
@@ -26,6 +25,9 @@ def write_report(run_dir: Path | str) -> Path:
 
     Raises UserError if the folder is not a run directory, a record in it is damaged, or it cannot be written to.
     """
+    # No first round waits for half a second of imports.
+    from fl_dpbayes.report.figures import draw_figures
+
     folder = Path(run_dir)
     run = read_summary(folder)
     return write_page(

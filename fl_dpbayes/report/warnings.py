@@ -78,7 +78,7 @@ SENTENCES: dict[str, str | Callable[..., str]] = {
     "resources.min_sites to {needed} or more to stop instead",
     "no-temperature": "aggregation.robust {robust!r}: the averaged states follow no posterior of a known temperature",
     "reweighted": "the averaged chain targets a reweighted posterior: a record of {most} counts {most_times:.3g} "
-    "times, one of {least} {least_times:.3g} times; with site_weights = 'units' and no largest_share each counts once",
+    "times, one of {least} {least_times:.3g} times; by site_weights = 'units' alone each counts once",
     "drift": "between two averages the sites drift apart: after {steps} steps of their own the averaged chain's mean "
     "can be off by about {drift:.1f} standard deviations of the chain, at whatever temperature: lower "
     "training.steps_per_round (with 1 there is no drift), or choose a rule on independent chains",

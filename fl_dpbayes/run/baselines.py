@@ -4,8 +4,7 @@ They read the records of every virtual site in this process, which a run of real
 """
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from functools import reduce
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +12,11 @@ import numpy as np
 import numpy.typing as npt
 
 from fl_dpbayes.calibration.bins import on_grid
-from fl_dpbayes.calibration.statistics import CalibrationStatistics, from_batch, merge
+from fl_dpbayes.calibration.statistics import CalibrationStatistics, from_batch
 from fl_dpbayes.calibration.summarise import measure
 from fl_dpbayes.config.files.atomic_file import write_atomically
 from fl_dpbayes.config.metrics import METRICS
+from fl_dpbayes.config.names import Role
 from fl_dpbayes.config.scenario import Scenario
 from fl_dpbayes.config.site_file import read_site_file
 from fl_dpbayes.config.summary import BaselineRecord, Baselines
@@ -67,7 +67,8 @@ def baselines(sites: Sequence[Site]) -> Baselines:
         found.append(("published", "", _published))
     else:
         missing["published"] = "the data set has none"
-    rows = [row for name, own, predict in found for row in _rows(sites, name, own, predict)]
+    roles = {site.role: _joined([one.test for one in sites if one.role == site.role]) for site in sites}
+    rows = [row for fitted in found for row in _rows(roles, *fitted)]
     return Baselines(rows=tuple(rows), missing=missing)
 
 
@@ -97,13 +98,20 @@ def _published(part: SiteSplit) -> npt.NDArray[np.float64]:
     return np.stack([1 - risk, risk], axis=1)
 
 
-def _rows(sites: Sequence[Site], predictor: str, own: str, predict: Predict) -> Iterator[BaselineRecord]:
-    for role in dict.fromkeys(site.role for site in sites):
-        tested = [site.test for site in sites if site.role == role]
-        sums = reduce(merge, [from_batch(on_grid(predict(part)), part.labels) for part in tested])
-        if sums.count:
+def _joined(parts: Sequence[SiteSplit]) -> SiteSplit:
+    """Join all that a baseline looks at."""
+    published = [part.published for part in parts if part.published is not None]
+    return SiteSplit(
+        np.concatenate([part.features for part in parts]), np.concatenate([part.labels for part in parts]),
+        np.zeros(0, np.int64), 0, published=np.concatenate(published) if len(published) == len(parts) else None,
+    )  # fmt: skip
+
+
+def _rows(roles: Mapping[Role, SiteSplit], predictor: str, own: str, predict: Predict) -> Iterator[BaselineRecord]:
+    for role, part in roles.items():
+        if len(part.labels):
             key = {"site": f"pooled:{role}", "role": role, "predictor": predictor, "trained_at": own}
-            yield BaselineRecord.model_validate(key | _measured(sums))
+            yield BaselineRecord.model_validate(key | _measured(from_batch(on_grid(predict(part)), part.labels)))
 
 
 def _rounded(value: Any) -> Any:

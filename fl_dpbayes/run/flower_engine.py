@@ -1,7 +1,9 @@
 """Runs the apps through Flower's simulation: an own SuperLink for each call, ended with it."""
 
+import ctypes
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -9,13 +11,18 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
+from contextvars import ContextVar
+from functools import partial
 from http import HTTPStatus
 from http.client import HTTPConnection
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from fl_dpbayes.config.data_folder import SHARED_RECORDS
 from fl_dpbayes.config.errors import UserError
+from fl_dpbayes.config.files.atomic_file import write_atomically
 from fl_dpbayes.config.scenario import Resources
 from fl_dpbayes.run.flower_command import ENVIRONMENT, FlowerCommand, write_app
 from fl_dpbayes.run.flower_processes import descendants, end, kill, processes_of
@@ -23,8 +30,49 @@ from fl_dpbayes.run.progress import EVENTS_FILE, EventReader, end_of_events
 
 START_SECONDS = 60.0
 LOG_FILE = "flower.log"
-HOME_FILE = "flower-home"
+HOME_FILE, PREPARED_FILE = "flower-home", "prepared"
 HOME_PREFIX = "fl-dpbayes-"
+
+
+class StartedFlower(NamedTuple):
+    """A SuperLink in a folder of its own, and the number, to come, of a run that waits for its run directory there."""
+
+    home: Path
+    command: FlowerCommand
+    run: Future[str]
+
+
+_STARTED: ContextVar[StartedFlower | None] = ContextVar("started", default=None)
+
+
+@contextmanager
+def started_flower(sites: int, resources: Resources, written_app: Callable[[Path], Path] = write_app) -> Iterator[None]:
+    """Start Flower for one `run_flower` in this context, while its run directory is still being made.
+
+    Flower's own simulation leaves a server behind, reads its size from nowhere and reports success when the ServerApp
+    failed; here the server is a child of this process, its size comes from the scenario, and the status is read back.
+    """
+    home = Path(tempfile.mkdtemp(prefix=HOME_PREFIX))
+    try:
+        with socket.create_server(("127.0.0.1", 0)) as probe:
+            port = int(probe.getsockname()[1])
+        flower = FlowerCommand(home, _environment(home, resources), "own")
+        superlink = f'[superlink]\ndefault = "own"\n\n[superlink.own]\naddress = "127.0.0.1:{port}"\ninsecure = true\n'
+        (home / "config.toml").write_text(superlink, encoding="utf-8")
+        with ThreadPoolExecutor(1) as pool, _superlink(home, port, flower.environment) as process:
+
+            def submit() -> str:
+                _wait_until_healthy(process, port)
+                return flower.submit(written_app(home / "app"), {"prepared": str(home / PREPARED_FILE)}, {
+                    "num-supernodes": sites, "client-resources-num-cpus": resources.cpus_per_site,
+                    "client-resources-num-gpus": resources.gpus_per_site,
+                })  # fmt: skip
+
+            _STARTED.set(StartedFlower(home, flower, pool.submit(submit)))
+            yield
+    finally:
+        _STARTED.set(None)
+        shutil.rmtree(home, ignore_errors=True)
 
 
 def run_flower(
@@ -33,28 +81,20 @@ def run_flower(
 ) -> None:  # fmt: skip
     """Run the prepared scenario of a run directory through `flwr run`.
 
-    Flower's own simulation leaves a server behind, reads its size from nowhere and reports success when the ServerApp
-    failed; here the server is a child of this process, its size comes from the scenario, and the status is read back.
     Raises UserError if Flower could not start, or the run did not complete; the text says where to read on.
     """
-    home = Path(tempfile.mkdtemp(prefix=HOME_PREFIX))
-    (run_folder / HOME_FILE).write_text(str(home), encoding="utf-8")
+    if (started := _STARTED.get()) is None:
+        with started_flower(sites, resources, written_app):
+            run_flower(run_folder, sites, resources, stop)
+        return
+    (run_folder / HOME_FILE).write_text(str(started.home), encoding="utf-8")
     events = EventReader(run_folder / EVENTS_FILE, end_of_events(run_folder / EVENTS_FILE))
     try:
-        with socket.create_server(("127.0.0.1", 0)) as probe:
-            port = int(probe.getsockname()[1])
-        flower = FlowerCommand(home, _environment(home, resources), "own")
-        superlink = f'[superlink]\ndefault = "own"\n\n[superlink.own]\naddress = "127.0.0.1:{port}"\ninsecure = true\n'
-        (home / "config.toml").write_text(superlink, encoding="utf-8")
-        with _superlink(home, port, flower.environment, run_folder / LOG_FILE):
-            run_config = {"scenario": str(run_folder / "scenario.toml"), "output-dir": str(run_folder)}
-            run = flower.submit(written_app(home / "app"), run_config, {
-                "num-supernodes": sites, "client-resources-num-cpus": resources.cpus_per_site,
-                "client-resources-num-gpus": resources.gpus_per_site,
-            })  # fmt: skip
-            flower.wait(run, run_folder / LOG_FILE, events, stop)
+        write_atomically(started.home / PREPARED_FILE, str(run_folder))
+        started.command.wait(started.run.result(), run_folder / LOG_FILE, events, stop)
     finally:
-        shutil.rmtree(home, ignore_errors=True)
+        with (run_folder / LOG_FILE).open("ab") as log:
+            log.write((started.home / LOG_FILE).read_bytes())
         (run_folder / HOME_FILE).unlink(missing_ok=True)
 
 
@@ -80,7 +120,7 @@ def _environment(home: Path, resources: Resources) -> dict[str, str]:
     # Its processes run in another folder, and import a user's own code as this one does.
     paths = [str(Path(path).resolve()) for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
     return os.environ | ray | ENVIRONMENT | {
-        "PYTHONPATH": os.pathsep.join(paths),
+        "PYTHONPATH": os.pathsep.join(paths), SHARED_RECORDS: "1",
         "FLWR_HOME": str(home), "RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
         # Flower's programs are looked up by name, and a user need not have activated the virtual environment.
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
@@ -88,27 +128,30 @@ def _environment(home: Path, resources: Resources) -> dict[str, str]:
 
 
 @contextmanager
-def _superlink(home: Path, port: int, environment: Mapping[str, str], log_file: Path) -> Iterator[None]:
+def _superlink(home: Path, port: int, environment: Mapping[str, str]) -> Iterator[subprocess.Popen]:
     command = ["flower-superlink", "--insecure", "--simulation", "--isolation", "subprocess"]
     command += ["--host", "127.0.0.1", "--port", str(port), "--database", str(home / "state.db")]
-    with log_file.open("ab") as log:
-        streams: Any = {"stdout": log, "stderr": log, "stdin": subprocess.DEVNULL}
+    with (home / LOG_FILE).open("ab") as log:
+        # PR_SET_PDEATHSIG: what a command that is killed before it has a run directory left, none could find.
+        before = partial(ctypes.CDLL(None).prctl, 1, signal.SIGTERM) if sys.platform == "linux" else None
+        streams: Any = {"stdout": log, "stderr": log, "stdin": subprocess.DEVNULL, "preexec_fn": before}
         process = subprocess.Popen(command, env=dict(environment), cwd=home, start_new_session=True, **streams)
     try:
-        _wait_until_healthy(process, port, log_file)
-        yield
+        yield process
     finally:
+        if not (home / PREPARED_FILE).exists():
+            kill({process.pid, *descendants(process.pid)})  # it has nothing to lose
         end(process, home)
 
 
-def _wait_until_healthy(process: subprocess.Popen, port: int, log_file: Path) -> None:
+def _wait_until_healthy(process: subprocess.Popen, port: int) -> None:
     deadline = time.monotonic() + START_SECONDS
     while time.monotonic() < deadline:
         if process.poll() is not None:
-            raise UserError(f"Flower's SuperLink ended at once with status {process.returncode}: see {log_file}")
+            raise UserError(f"Flower's SuperLink ended at once with status {process.returncode}: see its {LOG_FILE}")
         with suppress(OSError), closing(HTTPConnection("127.0.0.1", port, timeout=1)) as connection:
             connection.request("GET", "/health")
             if connection.getresponse().status == HTTPStatus.OK:
                 return
         time.sleep(0.1)
-    raise UserError(f"Flower's SuperLink did not answer within {START_SECONDS:.0f} s: see {log_file}")
+    raise UserError(f"Flower's SuperLink did not answer within {START_SECONDS:.0f} s: see its {LOG_FILE}")

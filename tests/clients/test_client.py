@@ -36,8 +36,7 @@ def test_repeated_request_gets_the_stored_reply_and_costs_nothing(run, first, ki
     one, two = map(ask, again)
     assert rows_of(run.ledger("north")) == before
     if kind == "train":
-        # The bank of the simulation's server has it.
-        assert refusal_of(one) == refusal_of(two) == ("LEDGER_ERROR", "")
+        assert refusal_of(one) == refusal_of(two) == ("LEDGER_ERROR", ""), "the bank of the simulation has it"
     else:
         assert record_of(one) | sent_by(one) == record_of(two) | sent_by(two)
 

@@ -9,27 +9,12 @@ import pandas
 import pytest
 
 from fl_dpbayes.config.data import Shift
+from fl_dpbayes.config.data_folder import SHARED_RECORDS
 from fl_dpbayes.config.errors import UserError
-from fl_dpbayes.config.site_file import (
-    LedgerSettings,
-    Policy,
-    Selection,
-    SiteFile,
-    Split,
-    read_site_file,
-    write_site_file,
-)
+from fl_dpbayes.config.site_file import LedgerSettings, Selection, SiteFile, Split, read_site_file, write_site_file
 from fl_dpbayes.config.sources import BuiltIn, Table
 from fl_dpbayes.config.task import Task
-from fl_dpbayes.data.site import (
-    MAX_DECLARATION_ERROR,
-    Site,
-    SiteSplit,
-    is_delta_allowed,
-    load_site,
-    most_units,
-    read_records,
-)
+from fl_dpbayes.data.site import Site, SiteSplit, is_delta_allowed, load_site, most_units, read_records
 from fl_dpbayes.data.site_ledger import create_ledger, data_version, open_ledger
 from fl_dpbayes.data.snapshot import source_files, write_snapshot
 from fl_dpbayes.privacy.ledger.cohort_creation import shared_fraction, unit_sketch
@@ -43,7 +28,7 @@ KEY = "00112233445566778899aabbccddeeff"
 def digits_site(**changes) -> SiteFile:
     keys = {
         "name": "a", "role": "train", "source": BuiltIn(kind="digits"), "units": 1440,
-        "split": Split(test_fraction=0.2, key=KEY), "policy": Policy(max_run_epsilon=1.0),
+        "split": Split(test_fraction=0.2, key=KEY), "policy": {"max_run_epsilon": 1.0},
     }  # fmt: skip
     return SiteFile(**(keys | changes))
 
@@ -198,7 +183,7 @@ def test_more_units_in_a_part_than_the_declared_number_admits_do_not_load(tmp_pa
     # A key that puts nearly everybody into the test part was chosen, not drawn.
     site_file = patients_file(tmp_path, 400, 40, 0.2, 0.0, 1)
     monkeypatch.setattr("fl_dpbayes.data.site.in_test_part", lambda units, *_: np.arange(len(units)) >= 40)
-    assert most_units(site_file, "train") == pytest.approx(40 / (1 - MAX_DECLARATION_ERROR)) == 50
+    assert most_units(site_file, "train") == pytest.approx(50)
     refused("part for test holds 360 units.*at most 42.*correct units", load_site, site_file)
 
 
@@ -255,13 +240,16 @@ def test_shared_part_of_the_smaller_set_is_estimated() -> None:
 # A site is built once in a process.
 
 
-@pytest.mark.parametrize("checked", [False, True])
-def test_a_changed_record_is_seen_by_the_ledger_though_size_and_time_were_put_back(tmp_path, checked) -> None:
+@pytest.mark.parametrize(("checked", "shared"), [(False, ""), (True, ""), (False, "1")])
+def test_a_changed_record_is_seen_by_the_ledger_though_size_and_time_were_put_back(
+    tmp_path, monkeypatch, checked, shared
+) -> None:
+    monkeypatch.setenv(SHARED_RECORDS, shared)
     table, place = tmp_path / "t.csv", tmp_path / "records.npz"
     rows = pandas.DataFrame({"x": np.arange(100) + 100, "y": np.arange(100) % 2})
     rows.to_csv(table, index=False)
     source = Table(path=table, label="y", classes=2, features=("x",))
-    changes = {"snapshot": place} if checked else {}
+    changes = {"cache_folder": tmp_path / "cache"} | ({"snapshot": place} if checked else {})
     ledger = LedgerSettings(
         path=tmp_path / "l.sqlite", witness=tmp_path / "w" / "w.json", cohort="c", epsilon=1, delta=1e-3
     )
@@ -281,6 +269,7 @@ def test_a_changed_record_is_seen_by_the_ledger_though_size_and_time_were_put_ba
     create_ledger(site_file).close()
     assert [versions(), versions()] == [1, 1]
     assert load_site(site_file) is load_site(site_file)
+    assert isinstance(load_site(site_file).train.features, np.memmap) == bool(shared)
     with pytest.raises(ValueError, match="read-only"):
         load_site(site_file).train.features[0] = 0
     at = table.stat()

@@ -2,7 +2,7 @@
 
 import pytest
 
-from fl_dpbayes.config.aggregation import Mixture
+from fl_dpbayes.config.aggregation import FALD, Mixture
 from fl_dpbayes.config.errors import warning
 from fl_dpbayes.posterior.site_weights import capped_weights, unit_weights, weigh_sites
 
@@ -23,3 +23,11 @@ def test_share_that_missing_sites_break_is_said() -> None:
     assert weights == {"a": 0.5, "b": 0.5}
     assert found == warning("share-not-kept", sites=2, weight=0.5, share=0.3)
     assert weigh_sites(Mixture(largest_share=0.5), {"a": 1, "b": 99})[1] is None
+
+
+def test_sites_weigh_by_a_power_of_their_size() -> None:
+    assert weigh_sites(FALD(size_power=1.5), {"a": 1, "b": 4, "c": 9})[0] == pytest.approx(
+        {"a": 1 / 36, "b": 8 / 36, "c": 27 / 36}
+    )
+    with pytest.raises(ValueError, match=r"size_power 1\.5 weighs by size"):
+        FALD(size_power=1.5, site_weights="uniform")

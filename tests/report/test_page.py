@@ -74,7 +74,7 @@ def sections(reader):
 def written(write_run, monkeypatch):
     """Write a run's report and read it; without figures, which take most of the time."""
     none: dict = {name: [] for name in ("reliability", "epsilon", "sites_figures", "roc", "net_benefit")}
-    monkeypatch.setattr("fl_dpbayes.report.page.draw_figures", lambda *_: none)
+    monkeypatch.setattr("fl_dpbayes.report.figures.draw_figures", lambda *_: none)
     return lambda summary, *rounds: read(write_report(write_run(summary, *rounds)))
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from fl_dpbayes.config.scenario import Scenario, load_scenario
 from fl_dpbayes.data.site import load_site
-from fl_dpbayes.posterior.hierarchical.sums import HOSPITALS, site_means
+from fl_dpbayes.posterior.hierarchical.effects import HOSPITALS, site_means
 from fl_dpbayes.posterior.sample_store import PosteriorBank
 from fl_dpbayes.report.page_tables import hospitals_table
 from fl_dpbayes.report.run_files import read_summary
@@ -70,9 +70,10 @@ def patients(run: Federation) -> Path:
 
 
 def test_sums_are_those_that_the_chains_noised_to_rounding(run: Federation, noised: list[np.ndarray]) -> None:
-    means = site_means(PosteriorBank(run.folder / "bank").last(HOSPITALS, 0))
-    assert means.sites == ("norway-258", "uk-119", "uk-32")
-    assert means.rounds.tolist() == [4, 4, 4]
+    sums = PosteriorBank(run.folder / "bank").last(HOSPITALS, 0)
+    means = site_means(sums)
+    assert sorted(sums) == ["norway-258", "uk-119", "uk-32"]
+    assert [row[1] for row in sums.values()] == [4, 4, 4]
     # Three sites in turn, the Norwegian one last; six rounds, of which the first two are burn-in.
     own = np.array(noised).reshape(6, 3, -1)[2:, [2, 0, 1]].mean(axis=0)
     assert np.abs(means.gradients - own).max() < 1e-3 * np.abs(own).max()
@@ -156,8 +157,8 @@ def test_at_home_own_patients_narrow_the_level_and_nothing_is_overwritten(
     effect = json.loads(out.read_text())
     assert effect["epsilon"] is None
     status, _, said = command("predict", run.folder, patients, "--update", out)
-    labels = np.load(patients)["labels"]
-    assert (status, "the updated hospital: rate of class 1" in said) == (0, True)
+    labels, said = np.load(patients)["labels"], " ".join(said.split())
+    assert (status, "the hospital updated in" in said) == (0, True)
     expected = float(said.partition("rate of class 1 ")[2].split()[0])
     assert abs(expected - labels.mean()) < 0.05
     assert "exists already" in refusal("update", run.folder, patients, "--out", out)

@@ -141,8 +141,8 @@ class LedgerState:
 
     def is_needed(self, done: Reservation) -> bool:
         """Say whether a request may still want the reply to an earlier one: not where a simulation has gone on."""
-        after = [row for row in self.reservations.values() if row.run == done.run and row.identity > done.identity]
-        gone_on = any(row.part != "train" or row.round > done.round for row in after)
+        after = (row for row in self.reservations.values() if row.run == done.run and row.identity > done.identity)
+        gone_on = any((row.part, row.round) != ("train", done.round) for row in after)
         gone_on |= any(run == done.run for run, _ in self.evaluations)
         return done.durability == "full" or done.part != "train" or not gone_on
 

@@ -104,12 +104,11 @@ def write_witness(place: LedgerPlace, position: int, head: str) -> None:
     line = f"{text:<{LINE - 1}}\n".encode()
     with ledger_errors():
         witness = place.real[1]
-        if place.durability == "normal" and len(line) == LINE and witness.is_file():
+        if place.durability == "normal" and witness.is_file() and witness.stat().st_size == len(line) == LINE:
             # The death of a process cannot cut off one write within a page.
             with witness.open("r+b", buffering=0) as file:
-                if os.fstat(file.fileno()).st_size == LINE:
-                    file.write(line)
-                    return
+                file.write(line)
+            return
         if not witness.parent.is_dir():
             witness.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         with replaced(witness, through_power_cut=place.durability == "full") as partial:

@@ -38,7 +38,8 @@ from flwr.app import Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
 
-client, server = ClientApp(), ServerApp()
+client = ClientApp()
+server = ServerApp()
 
 @client.train()
 def train(message, context):
@@ -50,7 +51,8 @@ def main(grid, context):
         time.sleep(0.1)
     assert not any(reply.has_error() for reply in grid.send_and_receive(
         [Message(RecordDict(), node, "train") for node in nodes]))
-    pathlib.Path(context.run_config["output-dir"], "events.jsonl").write_text('{{"event": "finished"}}\\n')
+    folder = pathlib.Path(pathlib.Path(context.run_config["prepared"]).read_text())
+    (folder / "events.jsonl").write_text('{{"event": "finished"}}\\n')
 """
 
 

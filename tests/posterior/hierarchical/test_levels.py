@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fl_dpbayes.posterior.hierarchical.distribution import mixed
-from fl_dpbayes.posterior.hierarchical.levels import Effects, HospitalPosterior
+from fl_dpbayes.posterior.hierarchical.levels import HospitalPosterior
 
 LEVEL = 0.9
 
@@ -13,7 +13,7 @@ def draw(generator: np.random.Generator, variances: np.ndarray, own: float, abov
     """Effects of hospitals of a population, and what a run tells of them."""
     of = np.zeros(len(variances), dtype=int) if groups is None else groups
     effects = above * generator.normal(size=of.max() + 1)[of] + own * generator.normal(size=len(of))
-    return Effects(effects + np.sqrt(variances) * generator.normal(size=len(of)), variances, groups), effects
+    return effects + np.sqrt(variances) * generator.normal(size=len(of)), effects
 
 
 def unequal(generator: np.random.Generator, hospitals: int) -> np.ndarray:
@@ -37,8 +37,9 @@ def test_intervals_cover_exactly_where_the_spread_is_drawn_from_its_prior(hospit
     generator, hits = np.random.default_rng(hospitals), {"tau": [], "own": [], "new": []}
     for _ in range(repeats):
         tau = generator.uniform(0, 1)
-        effects, truth = draw(generator, unequal(generator, hospitals), tau)
-        found = HospitalPosterior(effects, 1.0)
+        variances = unequal(generator, hospitals)
+        estimates, truth = draw(generator, variances, tau)
+        found = HospitalPosterior(estimates, variances, None, 1.0)
         hits["tau"].append(covered(found.spreads[0].interval(LEVEL), tau))
         hits["own"].append(covered(found.of_hospital(0).interval(LEVEL), truth[0]))
         hits["new"].append(covered(found.of_new().interval(LEVEL), tau * generator.normal()))
@@ -52,10 +53,10 @@ def test_two_levels_cover_exactly_where_both_spreads_are_drawn_from_their_prior(
     groups = np.repeat(np.arange(6), 4)
     for _ in range(200):
         own, above = generator.uniform(0, 1, 2)
-        effects, truth = draw(generator, unequal(generator, 24), own, above, groups)
+        variances = unequal(generator, 24)
+        estimates, truth = draw(generator, variances, own, above, groups)
         # A hospital that nobody saw, of the first group.
-        shown = Effects(effects.estimates[1:], effects.variances[1:], groups[1:])
-        found = HospitalPosterior(shown, 1.0)
+        found = HospitalPosterior(estimates[1:], variances[1:], groups[1:], 1.0)
         hits["own"].append(covered(found.spreads[0].interval(LEVEL), own))
         hits["above"].append(covered(found.spreads[1].interval(LEVEL), above))
         hits["site"].append(covered(found.of_hospital(0).interval(LEVEL), truth[1]))
@@ -71,8 +72,9 @@ def test_intervals_cover_at_a_given_spread_on_a_grid_that_is_fine_enough(hospita
     # On a grid as coarse as the posterior is wide, those of 400 hospitals cover .83.
     generator, hits = np.random.default_rng(hospitals), {"tau": [], "own": [], "new": []}
     for _ in range(300):
-        effects, truth = draw(generator, unequal(generator, hospitals), 0.2)
-        found = HospitalPosterior(effects, 3.0)
+        variances = unequal(generator, hospitals)
+        estimates, truth = draw(generator, variances, 0.2)
+        found = HospitalPosterior(estimates, variances, None, 3.0)
         spread = found.spreads[0]
         assert np.diff(spread.values).max() <= spread.sd / 10
         hits["tau"].append(covered(spread.interval(LEVEL), 0.2))
@@ -84,25 +86,25 @@ def test_intervals_cover_at_a_given_spread_on_a_grid_that_is_fine_enough(hospita
 
 def test_where_hospitals_are_alike_the_spread_has_an_upper_bound_and_all_get_one_effect() -> None:
     generator = np.random.default_rng(0)
-    effects, _ = draw(generator, np.full(400, 0.01), 0.0)
-    found = HospitalPosterior(effects, 3.0)
+    estimates, _ = draw(generator, np.full(400, 0.01), 0.0)
+    found = HospitalPosterior(estimates, np.full(400, 0.01), None, 3.0)
     assert found.spreads[0].interval(0.9)[1] < 0.05
     assert max(abs(found.of_hospital(k).mean - found.of_new().mean) for k in range(20)) < 0.06
 
 
 def test_one_hospital_leaves_the_prior_of_the_spread_and_two_cannot_tell_it_either() -> None:
     def fitted(*estimates: float) -> HospitalPosterior:
-        return HospitalPosterior(Effects(np.array(estimates), np.full(len(estimates), 0.1)), 2.0)
+        return HospitalPosterior(np.array(estimates), np.full(len(estimates), 0.1), None, 2.0)
 
     assert np.allclose(fitted(0.3).spreads[0].interval(0.9), (0.1, 1.9), atol=0.01)
     assert np.isclose(fitted(0.3).of_hospital(0).mean, 0.3)
-    assert [fitted(*[0.3, 0.2, 0.1][:count]).identified(0) for count in (1, 2, 3)] == [False, False, True]
+    assert [fitted(*[0.3, 0.2, 0.1][:count]).identified[0] for count in (1, 2, 3)] == [False, False, True]
 
 
 def test_two_levels_are_the_conjugate_posterior_mixed_over_both_spreads() -> None:
     generator, groups = np.random.default_rng(4), np.array([0, 0, 0, 1, 1, 2])
     u, v = generator.normal(size=6), generator.uniform(0.1, 1, 6)
-    found = HospitalPosterior(Effects(u, v, groups), 2.0)
+    found = HospitalPosterior(u, v, groups, 2.0)
     own, above = np.meshgrid(*(np.linspace(0.005, 1.995, 200),) * 2, indexing="ij")
     same = np.equal.outer(groups, groups)
     # u ~ N(m 1, S) with a flat m, at every pair of spreads.
@@ -140,9 +142,8 @@ def test_a_mixture_has_the_quantiles_of_its_components() -> None:
 
 
 def test_a_hospital_of_a_group_that_nobody_says_is_of_each_as_often_as_those_that_trained() -> None:
-    found = HospitalPosterior(
-        Effects(np.repeat([1.0, -1.0], [8, 2]), np.full(10, 0.01), np.repeat([0, 1, 2], [8, 1, 1])), 3.0
-    )
+    groups = np.repeat([0, 1, 2], [8, 1, 1])
+    found = HospitalPosterior(np.repeat([1.0, -1.0], [8, 2]), np.full(10, 0.01), groups, 3.0)
     parts = [found.of_new(0), found.of_new(1), found.of_new(2), found.of_new()]
     shares = np.array([8, 1, 1, 1]) / 11
     mean = sum(share * part.mean for share, part in zip(shares, parts, strict=True))

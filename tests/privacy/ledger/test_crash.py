@@ -145,8 +145,8 @@ for kill in range(count):
             report["killed with an open reservation"] += bool(mine) and mine[-1].state == "reserved"
         newest = {row.run: row.round for row in rows}
         for run_, round_, _ in sent(name)[-3:]:
-            if durability == "normal" and newest[run_] > round_:
-                continue  # asked for more, the server of a simulation has it
+            # Where more was asked for, the server of a simulation has it.
+            if durability == "normal" and newest[run_] > round_: continue
             answer = ledger.reserve(spending(run_, round_, 100.0, 7))
             report["lost replies"] += answer != StoredReply(f"reply {run_} {round_}".encode() * 500)
 print(json.dumps(report))

@@ -1,7 +1,6 @@
 """The file of a ledger: local, private, recognised, and its failures named."""
 
 import os
-import sqlite3
 import stat
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -61,15 +60,6 @@ def test_name_with_characters_of_an_address_is_a_name(tmp_path):
     open_ledger_file(path, "full", create=True).close()
     open_ledger_file(path, "full", create=False).close()
     assert os.listdir(tmp_path) == [path.name]
-
-
-def test_other_database_is_refused(tmp_path):
-    connection = sqlite3.connect(tmp_path / "l.sqlite")
-    connection.execute("CREATE TABLE patients (name TEXT)")
-    connection.close()
-    for create in (True, False):
-        with pytest.raises(LedgerError, match=r"no ledger of format 2: set ledger.path"):
-            open_ledger_file(tmp_path / "l.sqlite", "full", create=create)
 
 
 def test_transaction_leaves_nothing_behind_when_it_fails(tmp_path):
