@@ -217,7 +217,7 @@ def update(
     group: OfGroup = None,
     earlier: Annotated[Path | None, Option("--update", help="What `update` wrote, of other patients.")] = None,
     epsilon: OneRelease = None,
-    sets: Annotated[float | None, Option(min=0.5, max=0.999, help="Instead: sets that hold so many outcomes.")] = None,
+    sets: Annotated[float | None, Option(min=0.5, max=0.999, help="Instead: sets with this coverage.")] = None,
     out: Annotated[Path | None, Option(help="Where to write it; default: RUN_DIR/update-<data>.json.")] = None,
 ) -> None:
     """Fit a hospital's own level to its labelled patients, at home, or by one private release; for `predict`."""
