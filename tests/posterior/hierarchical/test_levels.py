@@ -32,26 +32,6 @@ def within(hits: list[bool], share: float, errors: float = 3.0) -> bool:
 
 
 @pytest.mark.slow
-def test_two_levels_cover_exactly_where_both_spreads_are_drawn_from_their_prior() -> None:
-    generator = np.random.default_rng(2)
-    hits: dict[str, list] = {"own": [], "above": [], "site": [], "new": [], "known": [], "any": []}
-    groups = np.repeat(np.arange(6), 4)
-    for _ in range(200):
-        own, above = generator.uniform(0, 1, 2)
-        variances = unequal(generator, 24)
-        estimates, truth = draw(generator, variances, own, above, groups)
-        # A hospital that nobody saw, of the first group.
-        found = HospitalPosterior(estimates[1:], variances[1:], groups[1:], 1.0)
-        hits["own"].append(covered(found.spreads[0].interval(LEVEL), own))
-        hits["above"].append(covered(found.spreads[1].interval(LEVEL), above))
-        hits["site"].append(covered(found.of_hospital(0).interval(LEVEL), truth[1]))
-        hits["known"].append(covered(found.of_new(0).interval(LEVEL), truth[0]))
-        hits["any"].append(covered(found.of_any().interval(LEVEL), truth[0]))
-        hits["new"].append(covered(found.of_new().interval(LEVEL), np.hypot(own, above) * generator.normal()))
-    assert {name: within(values, LEVEL) for name, values in hits.items()} == dict.fromkeys(hits, True)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(("hospitals", "tau"), [(4, None), (5, None), (50, None), (5, 0.2), (50, 0.2), (400, 0.2)])
 def test_intervals_cover_exactly_under_the_prior_and_at_a_given_spread(hospitals: int, tau: float | None) -> None:
     # On a grid as coarse as the posterior is wide, those of 400 hospitals cover .83.
