@@ -59,7 +59,7 @@ class Hospital:
             return None
         if scenario.hierarchical is None or len(given) > 1:
             said = "give one of --site, --group and --update, and that for a run of a scenario with [hierarchical]"
-            raise UserError(f"--{' and --'.join(given)} do not fit {run_dir}: {said}")
+            raise UserError(f"--{' and --'.join(given)} cannot be used with {run_dir}: {said}")
         model = load_hospitals(run_dir, scenario, task)
         for key, known in (("site", model.sites), ("group", model.groups)):
             if key in given and given[key] not in known:

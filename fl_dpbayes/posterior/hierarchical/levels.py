@@ -87,7 +87,7 @@ class HospitalPosterior:
         return centre, np.square(self._above) * (1 - kept) + np.square(1 - kept) * spread
 
     def _fit(self, own: Floats, above: Floats) -> Floats:
-        """Solve for ubar_j (a, J), o_j, B_j (a, b, J), m (a, b) on a grid, and return the mass of its points, (a, b)."""
+        """Solve for ubar_j (a, J), o_j, B_j (a, b, J), m (a, b) on a grid; return its points' mass, (a, b)."""
         u, v = self.estimates, self.variances
         precision = 1 / (np.square(own)[:, None] + v)  # (a, K)
         total = precision @ self._members  # A_j, (a, J)
