@@ -15,7 +15,8 @@ _UPLOADED = Kept(2**29)
 
 def moved(array: npt.NDArray[Any], device: torch.device) -> torch.Tensor:
     """Copy an array to a device without waiting for what is computed there; on the host it stays where it lies."""
-    tensor = torch.from_dlpack(array)
+    # The second takes arrays that cannot be written, and several times as long.
+    tensor = torch.from_numpy(array) if array.flags.writeable else torch.from_dlpack(array)
     return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
 
 

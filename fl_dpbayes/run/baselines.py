@@ -4,8 +4,8 @@ They read the records of every virtual site in this process, which a run of real
 """
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from functools import reduce
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +13,11 @@ import numpy as np
 import numpy.typing as npt
 
 from fl_dpbayes.calibration.bins import on_grid
-from fl_dpbayes.calibration.statistics import CalibrationStatistics, from_batch, merge
+from fl_dpbayes.calibration.statistics import CalibrationStatistics, from_batch
 from fl_dpbayes.calibration.summarise import measure
 from fl_dpbayes.config.files.atomic_file import write_atomically
 from fl_dpbayes.config.metrics import METRICS
+from fl_dpbayes.config.names import Role
 from fl_dpbayes.config.scenario import Scenario
 from fl_dpbayes.config.site_file import read_site_file
 from fl_dpbayes.config.summary import BaselineRecord, Baselines
@@ -67,7 +68,8 @@ def baselines(sites: Sequence[Site]) -> Baselines:
         found.append(("published", "", _published))
     else:
         missing["published"] = "the data set has none"
-    rows = [row for name, own, predict in found for row in _rows(sites, name, own, predict)]
+    roles = {site.role: _joined([one.test for one in sites if one.role == site.role]) for site in sites}
+    rows = [row for fitted in found for row in _rows(roles, *fitted)]
     return Baselines(rows=tuple(rows), missing=missing)
 
 
@@ -93,17 +95,22 @@ def _regression(features: npt.NDArray, labels: npt.NDArray, classes: int) -> Pre
 
 
 def _published(part: SiteSplit) -> npt.NDArray[np.float64]:
-    risk = np.zeros(0) if part.published is None else part.published
-    return np.stack([1 - risk, risk], axis=1)
+    assert part.published is not None
+    return np.stack([1 - part.published, part.published], axis=1)
 
 
-def _rows(sites: Sequence[Site], predictor: str, own: str, predict: Predict) -> Iterator[BaselineRecord]:
-    for role in dict.fromkeys(site.role for site in sites):
-        tested = [site.test for site in sites if site.role == role]
-        sums = reduce(merge, [from_batch(on_grid(predict(part)), part.labels) for part in tested])
-        if sums.count:
+def _joined(parts: Sequence[SiteSplit]) -> SiteSplit:
+    """Join all that a baseline looks at."""
+    published = [part.published for part in parts if part.published is not None]
+    features, labels = (np.concatenate([getattr(one, name) for one in parts]) for name in ("features", "labels"))
+    return replace(parts[0], features=features, labels=labels, published=np.concatenate(published or [np.zeros(0)]))
+
+
+def _rows(roles: Mapping[Role, SiteSplit], predictor: str, own: str, predict: Predict) -> Iterator[BaselineRecord]:
+    for role, part in roles.items():
+        if len(part.labels):
             key = {"site": f"pooled:{role}", "role": role, "predictor": predictor, "trained_at": own}
-            yield BaselineRecord.model_validate(key | _measured(sums))
+            yield BaselineRecord.model_validate(key | _measured(from_batch(on_grid(predict(part)), part.labels)))
 
 
 def _rounded(value: Any) -> Any:

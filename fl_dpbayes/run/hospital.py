@@ -1,5 +1,6 @@
 """Whose patients new records are: a training hospital's, a new one's, or one's that has updated its own level."""
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, TypeAlias
@@ -15,11 +16,12 @@ from fl_dpbayes.config.scenario import Scenario
 from fl_dpbayes.config.task import Task
 from fl_dpbayes.models.build import model_shapes
 from fl_dpbayes.posterior.hierarchical.distribution import Distribution, mixed
-from fl_dpbayes.posterior.hierarchical.model import HospitalModel, fit_hospitals, public_covariates
-from fl_dpbayes.posterior.hierarchical.sums import FACTS, HOSPITALS
+from fl_dpbayes.posterior.hierarchical.effects import FACTS, HOSPITALS
+from fl_dpbayes.posterior.hierarchical.model import HospitalModel, fit_hospitals
 from fl_dpbayes.posterior.sample_store import PosteriorBank
 
 MOST_BYTES = 2**16
+WORDS = {"site": "hospital", "group": "a new hospital of", "update": "the hospital updated in"}
 OfRun: TypeAlias = tuple[HospitalModel, Distribution, float | None]
 
 
@@ -39,23 +41,6 @@ class UpdatedHospital(Config):
     threshold: float | None = None
 
 
-def load_hospitals(run_dir: Path, scenario: Scenario, task: Task) -> HospitalModel:
-    """Fit the posterior over hospitals of a finished run; UserError if its sums are not there, or damaged."""
-    import_apps()
-    from server.checkpoint import BANK_FOLDER
-
-    width = FACTS + 2 * sum(int(np.prod(shape)) for shape in model_shapes(scenario.model, task).values())
-    try:
-        rows = PosteriorBank(run_dir / BANK_FOLDER).last(HOSPITALS, 0) or {}
-        fits = {row.shape == (width,) and row.dtype == np.float64 and np.isfinite(row).all() for row in rows.values()}
-        if not rows or not rows.keys() <= scenario.sites.keys() or fits != {True}:
-            raise ValueError("missing, or not those of its sites")
-    except DAMAGED as error:
-        found = str(error).splitlines()[0]
-        raise UserError(f"the sums of hospitals in {run_dir / BANK_FOLDER} are {found}: put back a copy") from None
-    return fit_hospitals(rows, scenario, public_covariates(scenario, task))
-
-
 @dataclass(frozen=True)
 class Hospital:
     """A training hospital by name, a new one of a known `group` or of any, or what `update` wrote of one."""
@@ -70,13 +55,11 @@ class Hospital:
         None where the run has none and none is named. Raises UserError if one is, or if it is none of the run's.
         """
         given = {key: value for key, value in vars(self).items() if value is not None}
-        if scenario.hierarchical is None:
-            if not given:
-                return None
-            said = f"{run_dir} has no posterior over hospitals, which --{next(iter(given))} is for"
-            raise UserError(f"{said}: leave it out, or run a scenario with [hierarchical]")
-        if len(given) > 1:
-            raise UserError(f"{' and '.join(f'--{key}' for key in given)} each say whose patients they are: give one")
+        if scenario.hierarchical is None and not given:
+            return None
+        if scenario.hierarchical is None or len(given) > 1:
+            said = "give one of --site, --group and --update, and that for a run of a scenario with [hierarchical]"
+            raise UserError(f"--{' and --'.join(given)} cannot be used with {run_dir}: {said}")
         model = load_hospitals(run_dir, scenario, task)
         for key, known in (("site", model.sites), ("group", model.groups)):
             if key in given and given[key] not in known:
@@ -96,10 +79,25 @@ class Hospital:
         return model, mixed(np.ones(1), np.array([found.mean]), np.array([found.sd**2])), found.threshold
 
     def __str__(self) -> str:
-        if self.update is not None:
-            return "the updated hospital"
-        known = f"hospital {self.site}" if self.site else f"a new hospital in {self.group}" if self.group else ""
-        return known or "an unknown hospital (see --site and --group)"
+        named = (f"{WORDS[key]} {value}" for key, value in vars(self).items() if value is not None)
+        return next(named, "an unknown hospital (see --site and --group)")
+
+
+def load_hospitals(run_dir: Path, scenario: Scenario, task: Task) -> HospitalModel:
+    """Fit the posterior over hospitals of a finished run; UserError if its sums are not there, or damaged."""
+    import_apps()
+    from server.checkpoint import BANK_FOLDER
+
+    width, folder = FACTS + 2 * sum(map(math.prod, model_shapes(scenario.model, task).values())), run_dir / BANK_FOLDER
+    try:
+        rows = PosteriorBank(folder).last(HOSPITALS, 0) or {}
+        table, named = np.array(list(rows.values()), np.float64), rows.keys() <= scenario.sites.keys()
+        if not named or table.shape != (len(rows), width) or not np.isfinite(table).all():
+            raise ValueError("they are not those of its sites")
+    except DAMAGED as error:
+        found = str(error).splitlines()[0]
+        raise UserError(f"the sums of hospitals in {folder} cannot be read ({found}): put back a copy") from None
+    return fit_hospitals(rows, scenario)
 
 
 NEW_HOSPITAL = Hospital()

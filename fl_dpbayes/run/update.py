@@ -3,9 +3,11 @@
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 from rich.console import Console
+from scipy.special import expit
 
-from fl_dpbayes.calibration.bins import Floats, in_fixed_pieces
+from fl_dpbayes.calibration.bins import Floats, in_fixed_pieces, on_grid
 from fl_dpbayes.calibration.case_mix import case_mix, clipped_inputs
 from fl_dpbayes.calibration.conformal import EXACT_BINS, NOISED_BINS, OVERSHOOT, private_threshold, set_counts
 from fl_dpbayes.config.base import digest
@@ -16,7 +18,6 @@ from fl_dpbayes.data.site import MAX_DECLARATION_ERROR
 from fl_dpbayes.models.build import model_shapes
 from fl_dpbayes.posterior.hierarchical.distribution import mixed
 from fl_dpbayes.posterior.hierarchical.model import HospitalModel, with_intercept
-from fl_dpbayes.posterior.hierarchical.update import residual_sum, updated_at_home, updated_by_release
 from fl_dpbayes.posterior.predictive import predict
 from fl_dpbayes.posterior.store import StoredPosterior
 from fl_dpbayes.run.hospital import NEW_HOSPITAL, Hospital, OfRun, UpdatedHospital
@@ -52,17 +53,17 @@ def update_hospital(
     elif epsilon is None:
         # What a training hospital released tells of these very patients.
         before = model.without(hospital.site) if hospital.site else before
-        after = updated_at_home(before, _log_odds(model, own), own.labels)
+        after = before.given_labels(_log_odds(model, own), own.labels)
     else:
         residuals = residual_sum(_log_odds(model, own) + before.mean, own.labels, own.unit_index)
         # What is asked: the effect at which residuals are taken is a part of it.
         sent, noise = own.released("update", f"{run} {before.mean}", np.array([residuals]))
-        after = updated_by_release(before, float(sent[0]), noise, own.units, model.covariates @ model.conditional)
+        after = before.given_release(float(sent[0]), noise, own.units, model.covariates @ model.conditional)
     found = UpdatedHospital(
         scenario=run, mean=after.mean, sd=after.sd, units=own.units, epsilon=epsilon, level=sets, threshold=threshold
     )
     write_atomically(target, found.model_dump_json(indent=2) + "\n")
-    for said, effect in (("before", before), (f"after {own.units} patients", after)):
+    for said, effect in (("before", before), (f"after {own.units} patients", after))[: 2 if sets is None else 1]:
         console.print(f"{said}: {model.said_rate(effect)} in the declared population", highlight=False)
     if threshold is not None:
         told = f"sets of level {sets:g}, if patients are exchangeable: classes of probability {threshold:.4f} and more"
@@ -96,6 +97,14 @@ def _read(
         raise UserError(f"{run_dir} has no posterior over hospitals: run a scenario with [hierarchical]")
     own = read_own(data, stored, scenario.data.source, epsilon, labelled=labelled)
     return own, stored, digest(scenario), found
+
+
+def residual_sum(log_odds: Floats, labels: npt.NDArray[np.int64], units: npt.NDArray[np.int64]) -> float:
+    """Return sum_u clamp(sum of y_i - sigmoid(x_i) over the records of unit u, -1, 1): a unit moves it by at most 1.
+
+    `log_odds`: x_i at a public effect, (n,). `units`: the unit of each record, 0, 1, ..., (n,).
+    """
+    return float(on_grid(np.clip(np.bincount(units, labels - expit(log_odds)), -1.0, 1.0)).sum())
 
 
 def _log_odds(model: HospitalModel, own: OwnRecords) -> Floats:

@@ -9,8 +9,7 @@ from fl_dpbayes.config.aggregation import FALD
 from fl_dpbayes.config.errors import warning
 from fl_dpbayes.posterior.averages import average_of_states
 from fl_dpbayes.posterior.chains import flatten_state
-from fl_dpbayes.posterior.hierarchical.model import HospitalModel, fit_hospitals, public_covariates
-from fl_dpbayes.posterior.hierarchical.sums import HOSPITALS, summed_round
+from fl_dpbayes.posterior.hierarchical.effects import HOSPITALS, summed_round
 from fl_dpbayes.posterior.rules.fald import DriftMeter, averaged_temperature, target_warnings
 from fl_dpbayes.posterior.samples import PerSite, PosteriorSamples, StoredSamples, point_of
 from fl_dpbayes.privacy.planned_noise import planned_chain
@@ -38,9 +37,6 @@ class FALDStrategy(PosteriorStrategy):
         assert isinstance(rule, FALD)
         self._rule = rule
         self._drift = DriftMeter(self.plan.steps_per_round)
-        scenario, task = federation.scenario, federation.roster.task
-        # Before any site spends budget, since a file that does not fit ends the run.
-        self._covariates = None if scenario.hierarchical is None else public_covariates(scenario, task)
 
     def next_state(self, round_number: int, arrays: Arrays, replies: Mapping[str, CheckedReply]) -> Arrays:
         """Average the sites' last states, and keep the average as a sample after burn-in."""
@@ -53,7 +49,7 @@ class FALDStrategy(PosteriorStrategy):
         if beyond > 0:
             positions = PerSite(list(replies), lambda site: without_prefix("parameters", states[site]))
             self._drift.add(positions, without_prefix("parameters", state), self.site_weights)
-            if self._covariates is not None:
+            if self.federation.scenario.hierarchical is not None:
                 self._add_to_sums(round_number, arrays, positions, replies)
         heat = {site: reply.stretch.temperature for site, reply in replies.items()}
         units = self.federation.roster.units
@@ -75,13 +71,6 @@ class FALDStrategy(PosteriorStrategy):
             planned, state = planned_chain(self.plan, units[site]), flatten_state(stepped[site], shapes)
             sums[site] = sums.get(site, 0.0) + summed_round(planned, reply.last_step, start, state)
         self.bank.add(HOSPITALS, round_number, 0, NOTHING, sums)
-
-    def hospitals(self) -> HospitalModel | None:
-        """Fit the posterior over hospitals to what all sites' states tell; None where it is not asked for."""
-        sums = self.bank.last(HOSPITALS, 0)
-        if self._covariates is None or sums is None:
-            return None
-        return fit_hospitals(sums, self.federation.scenario, self._covariates)
 
     def chain_names(self) -> list[str]:
         """Name the one averaged chain."""

@@ -42,10 +42,11 @@ from fl_dpbayes.protocol.evaluate import (
 from fl_dpbayes.protocol.train import PrivacyStatement
 
 ROLES: tuple[Role, ...] = ("held_out", "shifted", "train")
+POOLED = {f"pooled:{role}" for role in ROLES}
 # One diagram for each site: more would be read by nobody, and make the largest part of a summary.
 MAX_RELIABILITY_SITES = 24
-# A site's decision curve is two thirds of its row.
-MAX_CURVE_SITES = 1000
+# A site's decision curve is two thirds of its row, and of that of each of its subgroups.
+MAX_CURVE_SITES = 100
 HEADLINE_PREDICTORS = ("posterior", "last")
 # What Flower's own result shows; intervals and all else are in `summary.json`.
 METRICS = ("n", "accuracy", "nll", "brier", "ece", "rms_debiased")
@@ -125,8 +126,7 @@ class Evaluation:
             for place in shown
             if (statistics := place.exact)
         ]
-        without = {"net_benefit": None} if measured > MAX_CURVE_SITES else {}
-        sites = [self._row(place) | without for place in self.places]
+        sites = [self._row(place) for place in self.places]
         return [*self._pooled_rows, *mean_rows(sites), *sites], reliability
 
     def class_shares(self, site: str) -> tuple[float, ...] | None:
@@ -165,6 +165,8 @@ class Evaluation:
         sums, draws = place.statistics, np.random.default_rng(self._seed)
         found = summarise_noised(sums, draws) if isinstance(sums, NoisedTable) else summarise(sums, draws)
         row = self._key(place) | found.as_row()
+        if place.site not in POOLED and len({one.site for one in self.places}) > MAX_CURVE_SITES:
+            row["net_benefit"] = None
         if row["predictor"] in MAPPED or row["samples"] == 1:
             # One sample has nothing to disagree with, which is not agreement; and a map acts on averaged
             # probabilities, which no longer tell the two uncertainties apart.

@@ -1,10 +1,10 @@
-"""A distribution on a grid: of the spread between hospitals, or of one hospital's effect."""
+"""A distribution on a grid: of the spread between hospitals, or of one's effect, and given its own patients."""
 
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import ndtr
+from scipy.special import expit, log_expit, ndtr
 
 Floats = npt.NDArray[np.float64]
 # Below this share of the largest a component changes nothing that is shown.
@@ -30,13 +30,8 @@ class Distribution:
         return float(np.sqrt(self.weights @ np.square(self.values - self.mean)))
 
     def quantiles(self, shares: Floats) -> Floats:
-        """Return where the distribution function reaches each of `shares`, in (0, 1), of their shape."""
+        """Return the quantiles at `shares`, in (0, 1), of their shape."""
         return np.interp(shares, np.cumsum(self.weights) - self.weights / 2, self.values)
-
-    @property
-    def median(self) -> float:
-        """What is exceeded half of the time."""
-        return float(self.quantiles(np.array([0.5]))[0])
 
     def interval(self, level: float) -> tuple[float, float]:
         """Return the interval that leaves equal shares on both sides, `level` in (0, 1)."""
@@ -47,6 +42,27 @@ class Distribution:
         """Return the posterior, this one being the prior; `log_likelihood`: of each of the values, (G,)."""
         weights = self.weights * np.exp(log_likelihood - log_likelihood.max())
         return Distribution(self.values, weights / weights.sum())
+
+    def given_labels(self, log_odds: Floats, labels: npt.NDArray[np.int64]) -> "Distribution":
+        """Return p(theta | y) ~ p(theta) prod_i sigmoid(x_i + theta)^y_i sigmoid(-x_i - theta)^(1 - y_i).
+
+        `log_odds`: x_i of a hospital's records at effect 0, (n,). `labels`: y_i, 0 or 1, (n,).
+        """
+        signs = np.where(labels == 1, 1.0, -1.0)
+        return self.given(np.array([log_expit(signs * (log_odds + theta)).sum() for theta in self.values]))
+
+    def given_release(self, released: float, noise: float, units: int, log_odds: Floats) -> "Distribution":
+        """Return the effect given a sum of y - p at the effect's mean m, which left with N(0, `noise`^2) added.
+
+        Given theta it is about N(n E[sigmoid(x + theta) - sigmoid(x + m)], n E[v] + noise^2), v the variance of y, over
+        public covariates: those of the hospital entered p and stay there. `units`: n, as declared. `log_odds`: x of
+        public covariates at effect 0, (N,).
+        """
+        found = [((p := expit(log_odds + theta)).mean(), (p * (1 - p)).mean()) for theta in self.values]
+        rates, spreads = np.array(found).T
+        variances = units * spreads + noise**2
+        off = released - units * (rates - expit(log_odds + self.mean).mean())
+        return self.given(-(np.log(variances) + np.square(off) / variances) / 2)
 
 
 def mixed(weights: Floats, means: Floats, variances: Floats) -> Distribution:

@@ -1,30 +1,71 @@
-"""From a site's mean clipped sum to a noisy estimate of its effect on the level: Gaussian and logistic heads.
+"""What each hospital's released states say of its clipped sums, and these of its effect on the level.
 
-The first coordinate is the intercept's. Estimates are relative to the averaged state, in its units.
+    G_t = B [ (w_t - w_t') / a_t + (s/n) grad log p(w_t) ]
+
+is the noisy sum of clipped gradients that a site's one step from the broadcast w_t to its state w_t' took, exactly.
+Rounds after burn-in weigh as 1 / sigma_t^2. Post-processing: nothing here costs privacy.
 """
 
-from dataclasses import replace
+from collections.abc import Mapping
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from scipy.special import expit
 
+from fl_dpbayes.models.priors import prior_gradient
 from fl_dpbayes.posterior.hierarchical.distribution import Floats
-from fl_dpbayes.posterior.hierarchical.levels import Effects
-from fl_dpbayes.posterior.hierarchical.sums import HospitalMeans
+from fl_dpbayes.samplers.planned import PlannedChain
 
-Groups = npt.NDArray[np.int64] | None
+# The bank's name for the sums of all sites; no site can be called so.
+HOSPITALS = "sums of hospitals"
+FACTS = 4
 
 
-def gaussian_effects(means: HospitalMeans, precision: float, groups: Groups = None) -> Effects:
-    """Return the effects of sites whose record has the loss h (w - y)^2 / 2, h = `precision`; exact without clipping.
+def summed_round(chain: PlannedChain, step: int, broadcast: Floats, state: Floats) -> Floats:
+    """Return what a round adds to its site's sums, omega_t = 1 / (sigma_t C)^2 being its weight; (4 + 2 d,).
 
-    u_k = mean of w_t - G_t / (n h),  V_k = 1 / (n h) + sum omega^2 sigma^2 C^2 / (n h)^2. The states w_t cancel, so no
-    record is used twice. d = 1.
+    That is n, 1, omega_t, (omega_t sigma_t C)^2, then omega_t G_t and omega_t w_t. `step`: its number in the plan.
+    `broadcast`, `state`: w_t and w_t', (d,); both were float32, whose rounding is |w| 2^-24 B / a_t of G_t.
     """
-    scale = means.units * precision
-    estimates = means.states[:, 0] - means.gradients[:, 0] / scale
-    return Effects(estimates, 1 / scale + np.square(means.noise / scale), groups)
+    sd = float(chain.noise_multipliers[step]) * chain.plan.privacy.noise_unit
+    weight = 1 / sd**2 if sd > 0 else 1.0
+    pull = prior_gradient(chain.plan.sampler.prior, torch.from_numpy(broadcast)).numpy()
+    moved = (broadcast - state) / chain.step_sizes[step]
+    gradient = chain.scale.expected_batch_size * (moved + chain.plan.prior_share / chain.units * pull)
+    return np.concatenate([(chain.units, 1, weight, (weight * sd) ** 2), weight * gradient, weight * broadcast])
+
+
+class Means(NamedTuple):
+    """Of K sites: units n_k; means of G_t and w_t over rounds, (K, d); the noise's sd in the first, (K,)."""
+
+    units: Floats
+    gradients: Floats
+    states: Floats
+    noise: Floats
+
+
+def site_means(rows: Mapping[str, npt.NDArray]) -> Means:
+    """Divide the sums of one site or more, added up over rounds, by their weights; sites in alphabetical order."""
+    table = np.stack([rows[site] for site in sorted(rows)])
+    units, rounds, weights, squares = table[:, :FACTS].T
+    gradients, states = np.split(table[:, FACTS:] / weights[:, None], 2, axis=1)
+    return Means(units / rounds, gradients, states, np.sqrt(squares) / weights)
+
+
+def log_odds_means(means: Means) -> Means:
+    """Turn means of a softmax model of two classes, its weights (2, D) then biases (2), into those of the log odds.
+
+    The two rows of a record's gradient are opposite, so their half difference is the score of the log odds, clipped at
+    C / sqrt(2), with noise of sigma C / sqrt(2). Intercept first: (K, 1 + D).
+    """
+
+    def contrast(values: Floats) -> Floats:
+        width = (values.shape[1] - 2) // 2
+        return np.column_stack([values[:, -1] - values[:, -2], values[:, width : 2 * width] - values[:, :width]])
+
+    return Means(means.units, contrast(means.gradients) / 2, contrast(means.states), means.noise / np.sqrt(2))
 
 
 def clipped_score(covariates: Floats, state: Floats, clip_norm: float) -> tuple[Floats, Floats, Floats]:
@@ -45,32 +86,20 @@ def clipped_score(covariates: Floats, state: Floats, clip_norm: float) -> tuple[
     return (v * (f0 - f1)) @ covariates, *outer
 
 
-def logistic_effects(means: HospitalMeans, score: tuple[Floats, Floats, Floats], groups: Groups = None) -> Effects:
-    """Return the effects of logistic sites by generalised least squares on all coordinates of the clipped score.
+def site_effects(means: Means, score: tuple[Floats, Floats, Floats]) -> tuple[Floats, Floats]:
+    """Estimate sites' effects u_k on the first coordinate, the intercept, by generalised least squares on all of them.
 
-    With D_k = G_k / n_k - g, R_k = Q / n_k + s_k^2 / n_k^2 I and h the intercept's column of H, both common to all
-    sites (inverting each site's own curve would inflate their spread):
+    With D_k = G_k / n_k - g, R_k = Q / n_k + s_k^2 / n_k^2 I and h the intercept's column of H, all but D and the noise
+    common to all sites (inverting each site's own curve would inflate their spread):
 
         u_k = (mean of w_t)_0 - (averaged state)_0 - h' R_k^-1 D_k / h' R_k^-1 h,   V_k = 1 / h' R_k^-1 h.
+
+    Exact for a Gaussian head without clipping, of loss h (w - y)^2 / 2 and `score` 0, h, h: the states w_t cancel, so
+    that no record is used twice. Returns u_k and their variances V_k, (K,).
     """
     (bias, slope, square), units = score, means.units[:, None]
     noise = np.square(means.noise[:, None] / units)[:, :, None] * np.eye(len(bias))
     weights = np.linalg.solve(square / units[:, :, None] + noise, slope[:, 0])
     variances = 1 / (weights @ slope[:, 0])
     off = variances * (weights * (means.gradients / units - bias)).sum(axis=1)
-    return Effects(means.states[:, 0] - means.centre[0] - off, variances, groups)
-
-
-def log_odds_means(means: HospitalMeans) -> HospitalMeans:
-    """Turn means of a softmax model of two classes, its weights (2, D) then biases (2), into those of the log odds.
-
-    The two rows of a record's gradient are opposite, so their half difference is the score of the log odds, clipped at
-    C / sqrt(2), with noise of sigma C / sqrt(2). Intercept first: (K, 1 + D).
-    """
-
-    def contrast(values: Floats) -> Floats:
-        width = (values.shape[1] - 2) // 2
-        return np.column_stack([values[:, -1] - values[:, -2], values[:, width : 2 * width] - values[:, :width]])
-
-    gradients, states = contrast(means.gradients) / 2, contrast(means.states)
-    return replace(means, gradients=gradients, states=states, noise=means.noise / np.sqrt(2))
+    return means.states[:, 0] - means.states[:, 0].mean() - off, variances

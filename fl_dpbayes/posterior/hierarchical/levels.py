@@ -6,31 +6,17 @@ with flat m and both standard deviations uniform on [0, `largest_sd`], mixed ove
 hospitals in one group and tau_c = 0. Source: Gelman et al., Bayesian Data Analysis, section 5.4.
 """
 
-from dataclasses import dataclass
-
 import numpy as np
 import numpy.typing as npt
 
 from fl_dpbayes.posterior.hierarchical.distribution import Distribution, Floats, mixed
 
-# Steps of a grid from 0 to where the log density is so far below its peak: at most a tenth of a standard deviation.
+# A grid goes to where the log density is so far below its peak, by at most a tenth of a standard deviation a step.
 _POINTS, _FALL, _ZOOMS = {False: 513, True: 129}, 14.0, 6
-# Mixtures are smooth: every fourth point of a grid gives them to four digits.
-_STRIDE = 4
+# Mixtures are smooth: every eighth point of a grid gives them to .003.
+_STRIDE = 8
 # With a prior uniform on [0, inf) the posterior of the spread over K hospitals falls as tau^-(K - 1).
 LEAST_IDENTIFIED = 3
-
-
-@dataclass(frozen=True)
-class Effects:
-    """Estimates u_k of K hospitals' effects with their variances V_k > 0, (K,).
-
-    `groups`: each one's, 0 .. J - 1, (K,); None: there is one level.
-    """
-
-    estimates: Floats
-    variances: Floats
-    groups: npt.NDArray[np.int64] | None = None
 
 
 class HospitalPosterior:
@@ -39,34 +25,37 @@ class HospitalPosterior:
     `spreads`: the distributions of tau_h and tau_c; `counts`: of how many hospitals and groups that is all there is.
     """
 
-    def __init__(self, effects: Effects, largest_sd: float) -> None:
-        """Fit the levels to the effects of K >= 1 hospitals."""
-        two_levels = effects.groups is not None
-        self.effects, self.largest_sd = effects, largest_sd
-        self._groups = np.zeros(len(effects.estimates), np.int64) if effects.groups is None else effects.groups
+    def __init__(
+        self, estimates: Floats, variances: Floats, groups: npt.NDArray[np.int64] | None, largest_sd: float
+    ) -> None:
+        """Fit the levels to u_k and V_k > 0 of K >= 1 hospitals in groups 0 .. J - 1 (None: one level); each (K,)."""
+        self.estimates, self.variances, self.groups, self.largest_sd = estimates, variances, groups, largest_sd
+        two_levels = groups is not None
+        self._groups = np.zeros(len(estimates), np.int64) if groups is None else groups
         self._members = np.eye(self._groups.max() + 1)[self._groups]
         grid = [np.linspace(0, top, _POINTS[two_levels] if top else 1) for top in (largest_sd, largest_sd * two_levels)]
         for _ in range(_ZOOMS):
             mass = self._fit(*grid)
             grid = [_around(values, mass.sum(axis=1 - axis)) for axis, values in enumerate(grid)]
         mass = self._fit(*grid)
-        self.spreads = tuple(Distribution(values, mass.sum(axis=1 - axis)) for axis, values in enumerate(grid))
-        among = self._members.shape[1]
-        self.counts = (len(self._groups) - among + 1, among) if two_levels else (len(self._groups), 1)
+        self.spreads = [Distribution(values, mass.sum(axis=1 - axis)) for axis, values in enumerate(grid)]
+        hospitals, among = self._members.shape
+        self.counts = [hospitals - among + 1, among]
         self._own, self._above = (values[::_STRIDE] for values in grid)
         self._fit(self._own, self._above)
         self._mass = mass[::_STRIDE, ::_STRIDE].ravel()
 
-    def identified(self, level: int) -> bool:
-        """Say whether hospitals (0) or groups (1) are enough to tell their spread; else the prior says it."""
-        return self.counts[level] >= LEAST_IDENTIFIED
+    @property
+    def identified(self) -> list[bool]:
+        """Whether hospitals and groups are enough to tell their spread; else the prior says it."""
+        return [count >= LEAST_IDENTIFIED for count in self.counts]
 
     def of_hospital(self, number: int) -> Distribution:
         """Return the effect of hospital `number`, 0 .. K - 1: its own estimate, drawn towards its group's centre.
 
         E = E c_j + r_k (u_k - E c_j),  var = r_k V_k + (1 - r_k)^2 var c_j,  r_k = tau_h^2 / (tau_h^2 + V_k).
         """
-        u, v, own = self.effects.estimates[number], self.effects.variances[number], np.square(self._own)
+        u, v, own = self.estimates[number], self.variances[number], np.square(self._own)
         kept = (own / (own + v))[:, None]
         centre, spread = self._centre(int(self._groups[number]))
         return self._mixed(centre + kept * (u - centre), kept * v + np.square(1 - kept) * spread)
@@ -98,11 +87,8 @@ class HospitalPosterior:
         return centre, np.square(self._above) * (1 - kept) + np.square(1 - kept) * spread
 
     def _fit(self, own: Floats, above: Floats) -> Floats:
-        """Solve for ubar_j (a, J), o_j (a, b, J), m (a, b) and B_j (a, b, J) at every point of a grid of tau_h, tau_c.
-
-        Returns the mass of every point, (a, b), by the trapezoid rule.
-        """
-        u, v = self.effects.estimates, self.effects.variances
+        """Solve for ubar_j (a, J), o_j, B_j (a, b, J), m (a, b) on a grid; return its points' mass, (a, b)."""
+        u, v = self.estimates, self.variances
         precision = 1 / (np.square(own)[:, None] + v)  # (a, K)
         total = precision @ self._members  # A_j, (a, J)
         self._centres = (precision * u) @ self._members / total
@@ -116,6 +102,7 @@ class HospitalPosterior:
             + np.log(self._weights.sum(axis=2))
         )  # fmt: skip
         mass = np.exp((minus_two.min() - minus_two) / 2)
+        # The trapezoid rule.
         mass[[0, -1]] /= 2
         mass[:, [0, -1]] /= 2
         return np.asarray(mass / mass.sum())

@@ -32,14 +32,16 @@ class ClippedSum:
 
 def add_up(module: nn.Module, device: torch.device, sums: Iterable[ClippedSum]) -> ClippedSum:
     """Add the clipped sums of disjoint parts of a batch, one after the other; zeros for an empty batch."""
-    total, units, clipped = None, 0, torch.tensor(0)
+    found = None
     for each in sums:
-        total = each.total if total is None else total.add_(each.total)
-        clipped, units = clipped + each.clipped, units + each.units
-    if total is None:
+        if found is None:
+            found = each
+        else:
+            found = ClippedSum(found.total.add_(each.total), found.clipped + each.clipped, found.units + each.units)
+    if found is None:
         size = sum(parameter.numel() for parameter in trainable_parameters(module).values())
-        total = torch.zeros(size, dtype=torch.float64, device=device)
-    return ClippedSum(total, clipped, units)
+        return ClippedSum(torch.zeros(size, dtype=torch.float64, device=device), torch.tensor(0), 0)
+    return found
 
 
 def clip_factors(layer_norms: Sequence[torch.Tensor], clip_norm: float, clipping: Clipping) -> list[torch.Tensor]:

@@ -5,7 +5,7 @@ import pytest
 from scipy.special import expit
 
 from fl_dpbayes.posterior.hierarchical.distribution import mixed
-from fl_dpbayes.posterior.hierarchical.update import residual_sum, updated_at_home, updated_by_release
+from fl_dpbayes.run.update import residual_sum
 from tests.posterior.hierarchical.test_levels import LEVEL, covered, within
 
 WEIGHTS, MEANS, VARIANCES = np.array([1.0, 2.0]), np.array([-0.2, 0.1]), np.array([0.36, 0.04])
@@ -17,7 +17,7 @@ def test_at_home_it_is_the_exact_posterior() -> None:
     places = np.linspace(-6, 6, 100_001)
     prior = np.exp(-np.square(places[:, None] - MEANS) / VARIANCES / 2) @ (WEIGHTS / np.sqrt(VARIANCES))
     density = prior * np.prod(expit(np.where(labels, 1, -1) * (log_odds + places[:, None])), axis=1)
-    found, mean = updated_at_home(PRIOR, log_odds, labels), np.average(places, weights=density)
+    found, mean = PRIOR.given_labels(log_odds, labels), np.average(places, weights=density)
     assert np.isclose(found.mean, mean, atol=1e-4)
     assert np.isclose(found.sd, np.sqrt(np.average((places - mean) ** 2, weights=density)), rtol=1e-3)
 
@@ -40,9 +40,9 @@ def test_intervals_after_an_update_cover_hospitals_of_the_population(noise: floa
         labels = (generator.random(100) < expit(log_odds + effect)).astype(int)
         if noise:
             released = residual_sum(log_odds + PRIOR.mean, labels, np.arange(100)) + noise * generator.normal()
-            found = updated_by_release(PRIOR, released, noise, 100, public)
+            found = PRIOR.given_release(released, noise, 100, public)
         else:
-            found = updated_at_home(PRIOR, log_odds, labels)
+            found = PRIOR.given_labels(log_odds, labels)
         hits.append(covered(found.interval(LEVEL), effect))
         narrower.append(found.sd < PRIOR.sd)
     assert within(hits, LEVEL)

@@ -40,7 +40,7 @@ def written(file, source, units, key="0" * 32, **ledger):
 @pytest.fixture
 def spent_site(tmp_path):
     cohort = Cohort("ward [7]", "patient", 3.0, 1e-5, "add_or_remove_one")
-    with open_ledger(tmp_path / "ledger.sqlite", cohort) as ledger:
+    with open_ledger(tmp_path / "ledger.sqlite", cohort, "full") as ledger:
         plan = (GaussianEvent(8.0, 1.0, 20),)
         complete(ledger, spending(1, run="ab" * 8, plan=plan))
         ledger.reserve(spending(2, run="ab" * 8, plan=plan))
