@@ -12,7 +12,8 @@ from matplotlib.figure import Figure
 
 from fl_dpbayes.report import figure_style as look
 
-RESULTS = Path(__file__).parent / "results" / "stroke"
+ROOT = Path(__file__).parent.parent
+RESULTS = ROOT / "docs" / "results" / "stroke"
 PAGE = RESULTS / "README.md"
 EPSILONS = ("0.5", "1", "2", "8", "none")
 PATIENTS = (10, 20, 50, 100, 200)
@@ -29,7 +30,10 @@ LEVELS = {
     "one level": "between hospitals, one level", "hospitals": "between hospitals of a country",
     "groups": "between countries",
 }  # fmt: skip
-WAYS = {"at home": "at home", "private": "private, epsilon 1", "alone": "at home, a prior that says nothing"}
+WAYS = {
+    "no update": "no update", "at home": "at home", "private": "private, epsilon 1",
+    "alone": "at home, a prior that says nothing",
+}  # fmt: skip
 KNOWN = {"hospitals": ("unknown", "country known", "new country"), "countries": ("new country", "unknown")}
 
 
@@ -40,7 +44,10 @@ def found() -> dict[str, dict[str, Any]]:
     rows: dict[str, dict[str, float]] = {}
     for kind, key in (("simulated", "simulated"), ("countries", "over_countries")):
         for row in sets.get(key, []):
-            at, error = f"{row['m']} patients, epsilon {row['epsilon']:g}, {kind}", 1.645 * row.get("coverage_error", 0.0)
+            at, error = (
+                f"{row['m']} patients, epsilon {row['epsilon']:g}, {kind}",
+                1.645 * row.get("coverage_error", 0.0),
+            )
             rows[f"{at}, ratio"], rows[f"{at}, coverage"] = {"value": row["ratio"]}, {"value": row["coverage"]}
             if error:
                 rows[f"{at}, coverage"] |= {"low": row["coverage"] - error, "high": row["coverage"] + error}
@@ -51,17 +58,21 @@ def found() -> dict[str, dict[str, Any]]:
 def reference() -> str:
     """Return the page with its tables made anew."""
     measured = found()
-    text = PAGE.read_text(encoding="utf-8")
     blocks = {
-        "answer": answer(measured), "targets": targets(measured), "training": training_table(measured),
-        "sizes": sizes_table(measured), "spread": spread_table(measured), "new": new_table(measured),
-        "update": update_table(measured), "heart": heart_table(measured), "sets": sets_table(measured),
-        "alarm": alarm_table(measured), "program": program_table(measured),
+        "answer": answer, "score": score, "targets": targets, "training": training_table, "sizes": sizes_table,
+        "spread": spread_table, "new": new_table, "update": update_table, "heart": heart_table, "sets": sets_table,
+        "alarm": alarm_table, "program": program_table,
     }  # fmt: skip
+    text = PAGE.read_text(encoding="utf-8")
     for name, lines in blocks.items():
-        block = f"<!-- {name} -->\n\n" + "\n".join(lines) + "\n\n<!-- end -->"
-        text = re.sub(f"<!-- {name} -->.*?<!-- end -->", lambda _, block=block: block, text, flags=re.DOTALL)
+        text = filled(text, name, "\n" + "\n".join(lines(measured)) + "\n")
     return text
+
+
+def filled(text: str, name: str, block: str) -> str:
+    """Return a page with a block between the marks of a name."""
+    block = f"<!-- {name} -->\n{block}\n<!-- end -->"
+    return re.sub(f"<!-- {name} -->.*?<!-- end -->", lambda _: block, text, flags=re.DOTALL)
 
 
 def shown(row: Mapping[str, Any], digits: int = 3) -> str:
@@ -91,20 +102,36 @@ def found_row(measured: Mapping[str, Any], target: Mapping[str, Any]) -> Mapping
 
 
 def answer(measured: Mapping[str, Any]) -> Iterator[str]:
-    """Return the first words: how many of the figures that were to be reached are."""
-    pairs = [(row, target) for target in goals() if (row := found_row(measured, target)) is not None]
-    count = sum(reached(row, target) for row, target in pairs)
-    rows, new = measured["training"]["rows"], measured["new"]["rows"]
+    """Return the answer in three sentences, which README.md and docs/results.md hold as well."""
+    rows, new, update = (measured[name]["rows"] for name in ("training", "new", "update"))
     own, one, alone, pooled = (
         f"{rows[f'{key}, epsilon 1, NLL']['value']:.3f}" for key in ("hierarchical", "one", "alone", "pooled")
     )
     held, width = (new[f"new country {key}, countries, epsilon 1"]["value"] for key in ("coverage", "width"))
-    yield (
-        f"**At epsilon 1 for each of 259 hospitals, a level for each predicts their patients with log loss {own}: one "
-        f"private model has {one}, each hospital alone {alone}, one model of all patients in one place without privacy "
-        f"{pooled}. The 90 % interval for the event rate held in {held:.0%} of countries that nobody had seen, at a mean "
-        f"width of {width:.2f}. Of {len(pairs)} figures that were to be reached {count} are.**"
+    at_hospitals = new["unknown coverage, hospitals, epsilon 1"]["value"]
+    country = new["country known width, hospitals, epsilon 1"]["value"]
+    home, private = (
+        " or ".join(f"{100 * update[f'new hospital, {way}, {count} patients']['value']:.0f}" for count in (50, 100))
+        for way in ("at home", "private")
     )
+    ranked = sorted(row["auroc"] for name, row in new.items() if name.startswith("rate, "))
+    yield (
+        "In the stroke trial (259 hospitals, epsilon 1 each) the model orders patients of countries that it has not "
+        f"seen well (AUROC {ranked[0]:.2f} to {ranked[-1]:.2f}), but how high their risks are it knows only within an "
+        f"interval {width:.2f} wide, which held in {held:.0%} of unseen countries and {at_hospitals:.0%} of unseen "
+        "hospitals, and no check without outcomes told bad places from good ones. To know a hospital's country narrows "
+        f"that to {country:.2f}; outcomes of 50 or 100 of its own patients repair {home} % of what the unknown level "
+        f"costs where they stay at home, {private} % where one noisy number leaves. A hospital that took part gets a "
+        f"level of its own, and its probabilities are then better (log loss {own}) than those of one private model for "
+        f"all ({one}), of its own patients alone at the same epsilon ({alone}), and of all patients in one place "
+        f"without privacy ({pooled})."
+    )
+
+
+def score(measured: Mapping[str, Any]) -> Iterator[str]:
+    """Say how many of the figures that were to be reached are."""
+    pairs = [(row, target) for target in goals() if (row := found_row(measured, target)) is not None]
+    yield f"Of {len(pairs)} figures {sum(reached(row, target) for row, target in pairs)} are reached."
 
 
 def targets(measured: Mapping[str, Any]) -> Iterator[str]:
@@ -148,12 +175,14 @@ def spread_table(measured: Mapping[str, Any]) -> Iterator[str]:
     """Return the standard deviations between hospitals and between countries."""
     rows = measured["spread"]["rows"]
     yield (
-        "| sd in log odds | all patients, no privacy | maximum likelihood | epsilon | mean over runs [90 % of them] | a "
-        "run's 90 % interval, mean | it holds the second column |"
+        "| sd in log odds | all patients, no privacy | maximum likelihood | epsilon | mean over runs [90 % of them] | "
+        "a run's 90 % interval, mean | it holds the second column |"
     )
     yield "|---" * 7 + "|"
     for name, said in LEVELS.items():
-        all_patients, likeliest = (f"{rows[f'{name}, {key}']['value']:.3f}" for key in ("all patients", "maximum likelihood"))
+        all_patients, likeliest = (
+            f"{rows[f'{name}, {key}']['value']:.3f}" for key in ("all patients", "maximum likelihood")
+        )
         for epsilon in EPSILONS:
             if (row := rows.get(f"{name}, epsilon {epsilon}")) is not None:
                 low, high = row["interval"]
@@ -166,8 +195,8 @@ def new_table(measured: Mapping[str, Any]) -> Iterator[str]:
     """Return what is predicted of hospitals and countries that were held out."""
     rows = measured["new"]["rows"]
     yield (
-        "| held out | what is known | epsilon | NLL: one model | integrated, less one model | joint score, less one model | "
-        "90 % interval holds | mean width |"
+        "| held out | what is known | epsilon | NLL: one model | integrated, less one model | joint score, less one "
+        "model | 90 % interval holds | mean width |"
     )
     yield "|---" * 8 + "|"
     for what, names in KNOWN.items():
@@ -201,13 +230,21 @@ def percent(row: Mapping[str, Any]) -> str:
 def heart_table(measured: Mapping[str, Any]) -> Iterator[str]:
     """Return what four hospitals with heart disease tell."""
     rows = measured["heart"]["rows"]
-    yield from ("| heart disease, epsilon 4 | median [90 %] |", "|---|---|")
-    for name, row in rows.items():
-        if name.startswith("sd"):
-            yield f"| {name} | {shown(row, 2)} |"
-    for name, row in rows.items():
-        if not name.startswith("sd") and "alone" not in name:
-            yield f"| % of the gap closed: {name} | {percent(row)} |"
+    yield from ("| sd between hospitals, epsilon 4 | seed 1 | seed 2 |", "|---|---|---|")
+    for name in (name.removesuffix(", seed 1") for name in rows if name.endswith("seed 1")):
+        yield (
+            f"| {name.removeprefix('sd, ')} | "
+            + " | ".join(shown(rows[f"{name}, seed {one}"], 2) for one in (1, 2))
+            + " |"
+        )
+    yield from (
+        "",
+        "| NLL at the hospital held out, updated with | " + " | ".join(f"{count}" for count in PATIENTS) + " |",
+    )
+    yield "|---" * (len(PATIENTS) + 1) + "|"
+    for way in ("one", "no update", "at home", "private", "own level"):
+        said = {"one": "one model", "own level": "its own level"}.get(way, WAYS.get(way))
+        yield f"| {said} | " + " | ".join(shown(rows[f"{way}, {count} patients"]) for count in PATIENTS) + " |"
 
 
 def sets_table(measured: Mapping[str, Any]) -> Iterator[str]:
@@ -239,9 +276,10 @@ def alarm_table(measured: Mapping[str, Any]) -> Iterator[str]:
 
 
 ALARM = {
-    "declared": "the declared population", "others": "the other countries", "statistic": "the private two-sample statistic",
-    "shift_size": "size of the shift in case mix, no privacy", "nll": "log loss",
-    "lost": "log loss above the country's own level", "level_size": "size of the error of the level",
+    "declared": "the declared population", "others": "the other countries", "statistic": "the two-sample statistic",
+    "shift_size": "size of the model's shift in log odds", "shift": "the model's shift in log odds, signed",
+    "nll": "log loss", "lost": "log loss above the country's own level", "level_size": "size of the error of the level",
+    "level": "error of the level, signed",
 }  # fmt: skip
 
 
@@ -300,8 +338,8 @@ def by_patients() -> Figure:
         for number, ((way, said), colour) in enumerate(zip(WAYS.items(), look.CYCLE, strict=False)):
             values = [rows[f"{place}, {way}, {count} patients"] for count in PATIENTS]
             low, middle, high = (100 * np.array([row[key] for row in values]) for key in ("low", "value", "high"))
-            at, ends = np.arange(len(PATIENTS)) + 0.09 * (number - 1), [middle - low, high - middle]
-            axes.errorbar(at, middle, ends, fmt=f"{'osD'[number]}-", color=colour, ms=3.5, lw=1, label=said)
+            at, ends = np.arange(len(PATIENTS)) + 0.09 * (number - 1.5), [middle - low, high - middle]
+            axes.errorbar(at, middle, ends, fmt=f"{'^osD'[number]}-", color=colour, ms=3.5, lw=1, label=said)
         axes.axhline(0, color=look.MUTED, linewidth=0.8)
         axes.set(title=place, ylim=(-60, 105))
         axes.set_xticks(range(len(PATIENTS)), [f"{count}" for count in PATIENTS])
@@ -320,6 +358,8 @@ FIGURES = {
 def draw() -> None:
     """Write the page and its figures."""
     PAGE.write_text(reference(), encoding="utf-8")
+    for page in (ROOT / "README.md", ROOT / "docs" / "results.md"):
+        page.write_text(filled(page.read_text(encoding="utf-8"), "stroke", *answer(found())), encoding="utf-8")
     for name, (description, function) in FIGURES.items():
         described = look.drawn_figure(name, description, None, function)
         assert described is not None

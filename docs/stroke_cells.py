@@ -14,7 +14,7 @@ import sys
 import time
 import tomllib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -31,17 +31,9 @@ from fl_dpbayes.data.virtual_sites import dealt_sites
 from fl_dpbayes.models.feature_map import feature_map
 from fl_dpbayes.models.priors import prior_gradient
 from fl_dpbayes.posterior.hierarchical.distribution import Distribution
+from fl_dpbayes.posterior.hierarchical.effects import FACTS
 from fl_dpbayes.posterior.hierarchical.levels import HospitalPosterior
-from fl_dpbayes.posterior.hierarchical.model import (
-    LEVEL,
-    NODES,
-    HospitalModel,
-    fit_hospitals,
-    public_covariates,
-    with_intercept,
-)  # fmt: skip
-from fl_dpbayes.posterior.hierarchical.sums import FACTS
-from fl_dpbayes.posterior.hierarchical.update import updated_at_home
+from fl_dpbayes.posterior.hierarchical.model import LEVEL, MEDIAN, SHARES, HospitalModel, fit_hospitals, with_intercept
 from fl_dpbayes.posterior.site_weights import weigh_sites
 from fl_dpbayes.privacy.planned_noise import planned_chain
 from fl_dpbayes.privacy.splits import in_test_part
@@ -231,7 +223,7 @@ def fald_rounds(scenario: Scenario, own: Dealt, noise: np.random.Generator) -> t
         moves = -rate * (sums - plan.prior_share * pull) / units[:, None, None]
         weighed = 1 / noises[:, step] ** 2 if noises.any() else np.ones(len(sites))
         if kept := step >= scenario.training.burn_in:
-            facts = np.column_stack([units, weighed, np.ones(len(sites)), (weighed * noises[:, step]) ** 2])
+            facts = np.column_stack([units, np.ones(len(sites)), weighed, (weighed * noises[:, step]) ** 2])
             summed += np.column_stack([facts, weighed[:, None] * flat(sums), weighed[:, None] * flat(state[None])])
         state = state + np.tensordot(shortened(weights, moves, bound), moves, 1)
         if kept:
@@ -271,7 +263,8 @@ def alone(cell: Cell) -> Floats:
     sys.path.insert(0, str(RESULTS))
     from settings import Split, layer_inputs, rounds_alone
 
-    return rounds_alone(Split(cell.seed), layer_inputs(None), chosen("alone"), cell.epsilon, cell.generator("alone"))
+    noise = cell.generator("alone")
+    return np.asarray(rounds_alone(Split(cell.seed), layer_inputs(None), chosen("alone"), cell.epsilon, noise)[0])
 
 
 def make(cell: Cell) -> Arrays:
@@ -279,8 +272,7 @@ def make(cell: Cell) -> Arrays:
     scenario = scenario_of(cell)
     own = dealt(scenario)
     sums, samples = fald_rounds(scenario, own, cell.generator("noise"))
-    task = load_unscaled(scenario.data.source.located(None), "train").task
-    model = fit_hospitals(sums, scenario, public_covariates(scenario, task))
+    model = fit_hospitals(sums, scenario)
     found = found_spreads = spreads(model)
     if cell.kind == "all":
         return found
@@ -317,16 +309,18 @@ def make(cell: Cell) -> Arrays:
 
 def spreads(model: HospitalModel) -> Arrays:
     """Return posterior medians and 90 % intervals: of one level, and of hospitals and groups of two."""
-    effects, top = model.posterior.effects, model.posterior.largest_sd
-    single = HospitalPosterior(replace(effects, groups=None), top).spreads[0]
+    known = model.posterior
+    single = HospitalPosterior(known.estimates, known.variances, None, known.largest_sd).spreads[0]
     both = dict(zip(("hospitals", "groups"), model.posterior.spreads, strict=True)) if model.groups else {}
-    return {f"sd {of}": np.array([sd.median, *sd.interval(LEVEL)]) for of, sd in ({"one level": single} | both).items()}
+    return {
+        f"sd {of}": np.array([float(sd.quantiles(MEDIAN)), *sd.interval(LEVEL)])
+        for of, sd in ({"one level": single} | both).items()
+    }
 
 
 def integrated(odds: Floats, effect: Distribution) -> Floats:
     """Return probabilities averaged over an effect, (n,)."""
-    nodes = effect.quantiles((np.arange(NODES) + 0.5) / NODES)
-    return np.asarray(expit(odds[:, None] + nodes).mean(axis=1))
+    return np.asarray(expit(odds[:, None] + effect.quantiles(SHARES)).mean(axis=1))
 
 
 def at_home(model: HospitalModel, own: Dealt, odds: Floats) -> Floats:
@@ -335,7 +329,7 @@ def at_home(model: HospitalModel, own: Dealt, odds: Floats) -> Floats:
     for number, name in enumerate(own.names):
         here = own.site == number
         train = here & ~own.test
-        found[here] = integrated(odds[here], updated_at_home(model.without(name), odds[train], own.labels[train]))
+        found[here] = integrated(odds[here], model.without(name).given_labels(odds[train], own.labels[train]))
     return found
 
 

@@ -25,6 +25,8 @@ LEAST_LEFT = 20
 SIZES = {"20 to 49": (20, 50), "50 to 99": (50, 100), "100 and more": (100, 10_000)}
 PREDICTORS = ("one", "hierarchical", "home", "alone", "pooled", "published", "no privacy")
 LEVEL, REPLICATES = 0.9, 1000
+# Draws of the first patients of a place, from each cell.
+REPEATS = {"fifth": 1, "country": 4, "heart": 4}
 # What is known of a place that is held out: of hospitals nothing or their country, of countries that they are new.
 KNOWN = {"fifth": ("unknown", "country known", "new country"), "country": ("new country", "unknown")}
 
@@ -300,6 +302,7 @@ def new_hospitals(folder: Path) -> dict[str, Row]:
                     rows[f"rate, {place}"] = {
                         "value": labels.mean(), "low": low, "high": high, "patients": len(labels),
                         "one": own["one"].mean(),
+                        "auroc": auroc(own["one"], labels, np.ones(len(labels))),
                     }  # fmt: skip
             if not measured:
                 continue
@@ -318,49 +321,59 @@ def new_hospitals(folder: Path) -> dict[str, Row]:
 
 
 def updating(folder: Path) -> dict[str, Row]:
-    """Measure updating at new hospitals, at those of a known country, and in new countries."""
+    """Measure which share of the one model's gap to a place's own level its first labelled patients close.
+
+    At new hospitals, at those of a known country, and in new countries. `gain`: what no update does not close.
+    """
     hospitals = {"unknown": "new hospital", "country known": "country known"}
-    countries = {"new country": "new country"}
-    return updates_of(folder, "fifth", "1", hospitals) | updates_of(folder, "country", "1", countries)
+    measured = updates_of(folder, "fifth", "1", hospitals) | updates_of(
+        folder, "country", "1", {"new country": "new country"}
+    )
+    rows = {}
+    for (name, count), sums in measured.items():
+        for way in ("no update", "at home", "private", "alone"):
+            rows[f"{name}, {way}, {count} patients"] = ratio(sums["one"] - sums[way], sums["one"] - sums["own level"])
+        for way in ("at home", "private"):
+            gain = ratio(sums["no update"] - sums[way], sums["one"] - sums["own level"])
+            rows[f"{name}, {way}, gain, {count} patients"] = gain
+    return rows
 
 
-def updates_of(folder: Path, kind: str, epsilon: str, names: Mapping[str, str]) -> dict[str, Row]:
-    """Measure how much of the gap to a place's own level its first labelled patients close, at home and by a release.
+def updates_of(
+    folder: Path, kind: str, epsilon: str, names: Mapping[str, str]
+) -> dict[tuple[str, int], dict[str, Floats]]:
+    """Update places that were held out with their first labelled patients.
 
-    A release costs epsilon 1 at delta .001. `names`: what is known of a place -> what its rows are called.
+    At home, and by a release at epsilon 1 and delta .001. `names`: what is known of a place -> what it is called.
+    Returns minus log likelihood of its other patients by seed and place, (S, P), for every name and number of patients.
     """
     from stroke_cells import integrated
 
     from fl_dpbayes.posterior.hierarchical.distribution import mixed
-    from fl_dpbayes.posterior.hierarchical.update import residual_sum, updated_at_home, updated_by_release
     from fl_dpbayes.privacy.planned_noise import solve_multiplier
+    from fl_dpbayes.run.update import residual_sum
 
     draw, flat = np.random.default_rng(16), mixed(np.ones(1), np.zeros(1), np.full(1, 9.0))
     sigma = solve_multiplier(1.0, 1e-3, 1.0, 1)
     measured: dict[tuple[str, int], list[tuple[int, str, dict[str, float]]]] = {}
-    for seed, place, own, known in places_of(folder, kind, epsilon):
-        order = draw.permutation(len(own["label"]))
+    drawn = ((row, draw.permutation(len(row[2]["label"])), again) for row in places_of(folder, kind, epsilon)
+             for again in range(REPEATS[kind]))  # fmt: skip
+    for (seed, place, own, known), order, again in drawn:
         for count in (m for m in PATIENTS if m + LEAST_LEFT <= len(order)):
             first, rest = order[:count], order[count:]
             odds, labels = own["odds"][rest], own["label"][rest]
-            exact, noise = exact_loss(odds, labels), sigma * draw.standard_normal()
+            one, noise = losses(own["one"][rest], labels).sum(), sigma * draw.standard_normal()
+            fixed = {"one": one, "own level": exact_loss(odds, labels), "patients": float(len(labels))}
             for name in (name for name in names if name in known):
-                effect = known[name]
-                told = own["odds"][first], own["label"][first]
+                effect, told = known[name], (own["odds"][first], own["label"][first])
                 sent = residual_sum(told[0] + effect.mean, told[1], np.arange(count)) + noise
                 after = {
-                    "at home": updated_at_home(effect, *told), "alone": updated_at_home(flat, *told),
-                    "private": updated_by_release(effect, sent, sigma, count, own["public"]),
+                    "no update": effect, "at home": effect.given_labels(*told), "alone": flat.given_labels(*told),
+                    "private": effect.given_release(sent, sigma, count, own["public"]),
                 }  # fmt: skip
-                before = losses(integrated(odds, effect), labels).sum()
-                figures = {key: before - losses(integrated(odds, one), labels).sum() for key, one in after.items()}
-                measured.setdefault((name, count), []).append((seed, place, figures | {"gap": before - exact}))
-    rows = {}
-    for (name, count), one in measured.items():
-        found = table(one)
-        for way in ("at home", "private", "alone"):
-            rows[f"{names[name]}, {way}, {count} patients"] = ratio(found[way], found["gap"])
-    return rows
+                figures = {key: losses(integrated(odds, found), labels).sum() for key, found in after.items()}
+                measured.setdefault((names[name], count), []).append((10 * seed + again, place, figures | fixed))
+    return {key: table(rows) for key, rows in measured.items()}
 
 
 def heart(folder: Path) -> dict[str, Row]:
@@ -370,7 +383,10 @@ def heart(folder: Path) -> dict[str, Row]:
         value, low, high = found["sd one level"]
         what = "all four train" if left == "nobody" else f"{left} held out"
         rows[f"sd, {what}, seed {seed}"] = {"value": value, "low": low, "high": high}
-    return rows | updates_of(folder, "heart", "4", {"unknown": "heart, new hospital"})
+    for (_, count), sums in updates_of(folder, "heart", "4", {"unknown": "new"}).items():
+        for way in ("one", "no update", "at home", "private", "own level"):
+            rows[f"{way}, {count} patients"] = ratio(sums[way], sums["patients"])
+    return rows
 
 
 def program(folder: Path) -> dict[str, Row]:

@@ -49,7 +49,9 @@ def test_readme_is_read_in_one_look() -> None:
     assert len(README.splitlines()) <= 150
 
 
-@pytest.mark.parametrize(("script", "page"), [("scenario_reference", "scenario"), ("speed", "speed")])
+@pytest.mark.parametrize(
+    ("script", "page"), [("scenario_reference", "scenario"), ("speed", "speed"), ("stroke", "results/stroke/README")]
+)
 def test_written_pages_are_up_to_date(script: str, page: str) -> None:
     place = ROOT / "docs" / f"{script}.py"
     specification = importlib.util.spec_from_file_location(script, place)
@@ -58,6 +60,8 @@ def test_written_pages_are_up_to_date(script: str, page: str) -> None:
     module = importlib.util.module_from_spec(specification)
     specification.loader.exec_module(module)
     assert PAGES[ROOT / "docs" / f"{page}.md"] == module.reference(), f"run python docs/{script}.py"
+    for text in (README, PAGES[ROOT / "docs" / "results.md"]) if script == "stroke" else ():
+        assert "\n".join(module.answer(module.found())) in text, "run python docs/stroke.py"
 
 
 @pytest.mark.slow
