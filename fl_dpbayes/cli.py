@@ -181,9 +181,9 @@ def predict(
 ) -> None:
     """Give class probabilities with uncertainty for new records, from a run's stored posterior."""
     from fl_dpbayes.run.hospital import Hospital
-    from fl_dpbayes.run.stored_posterior import Places, predict_records
+    from fl_dpbayes.run.stored_posterior import predict_records
 
-    whose, places = Hospital(site, group, update), Places(data_dir, allow_code or ())
+    whose, places = Hospital(site, group, update), (data_dir, allow_code or ())
     predict_records(run_dir, data, out, console, places, skip_bad_rows=skip_bad_rows, hospital=whose)
 
 
@@ -200,9 +200,9 @@ def evaluate(
 ) -> None:
     """Measure a run's stored posterior on a labelled data set and write a page; nothing leaves this machine."""
     from fl_dpbayes.run.hospital import Hospital
-    from fl_dpbayes.run.stored_posterior import Places, evaluate_records
+    from fl_dpbayes.run.stored_posterior import evaluate_records
 
-    whose, places = Hospital(site, group), Places(data_dir, allow_code or ())
+    whose, places = Hospital(site, group), (data_dir, allow_code or ())
     evaluate_records(run_dir, data, console, places, as_json=as_json, out=out, hospital=whose)
 
 
@@ -217,7 +217,7 @@ def update(
     group: OfGroup = None,
     earlier: Annotated[Path | None, Option("--update", help="What `update` wrote, of other patients.")] = None,
     epsilon: OneRelease = None,
-    sets: Annotated[float | None, Option(min=0.5, max=0.999, help="Instead: sets that hold so many outcomes.")] = None,
+    sets: Annotated[float | None, Option(min=0.5, max=0.999, help="Instead: sets with this coverage.")] = None,
     out: Annotated[Path | None, Option(help="Where to write it; default: RUN_DIR/update-<data>.json.")] = None,
 ) -> None:
     """Fit a hospital's own level to its labelled patients, at home, or by one private release; for `predict`."""

@@ -1,6 +1,7 @@
 """What README and docs show exists, runs and is up to date."""
 
 import importlib.util
+import json
 import re
 import shlex
 import subprocess
@@ -12,6 +13,7 @@ import typer
 
 import fl_dpbayes
 from fl_dpbayes import cli
+from fl_dpbayes.config.scenario import load_scenario
 
 ROOT = Path(__file__).parent.parent
 PAGES = {
@@ -118,6 +120,19 @@ def test_pages_build_as_a_site_without_a_warning(tmp_path: Path) -> None:
     shown = (tmp_path / "api" / "python.html").read_text(encoding="utf-8")
     missing = {name for name in fl_dpbayes.__all__ if f'id="fl_dpbayes.{name}"' not in shown}
     assert missing <= {"__version__", "strategies"}  # the second is a module, with a heading of its own
+
+
+def test_stroke_scenario_has_the_settings_that_the_search_chose() -> None:
+    folder = ROOT / "docs" / "results" / "stroke"
+    public = load_scenario("stroke", [(folder / "covariance.toml").read_text(encoding="utf-8").strip()])
+    assert (public.model.features.scales, len(public.model.features.covariance)) == ((), 25)
+    chosen = json.loads((folder / "settings.json").read_text(encoding="utf-8"))["declared"]["settings"]
+    found, (rounds, burn_in) = load_scenario("stroke"), chosen.pop("rounds")
+    assert (found.training.rounds, found.training.burn_in) == (rounds, burn_in)
+    assert chosen == {
+        "clip_norm": found.privacy.clip_norm, "size_power": found.aggregation.power,
+        "prior_scale": found.sampler.prior.scale, "step_size": found.sampler.step_size.initial,
+    }  # fmt: skip
 
 
 @pytest.mark.slow

@@ -14,8 +14,7 @@ from fl_dpbayes.config.base import LEFT_OUT, Config
 from fl_dpbayes.config.data import DataSpec, IIDPartition, Partition, SiteSpec, check_prevalences, check_shared_records
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.files.atomic_file import write_atomically
-from fl_dpbayes.config.hierarchical import Hierarchical, check_hierarchical
-from fl_dpbayes.config.names import EvaluationRelease, SiteName
+from fl_dpbayes.config.names import EvaluationRelease, GroupText, SiteName
 from fl_dpbayes.config.plan import AnyPrivacyPlan, ChainStart, TrainingPlan, check_temperature
 from fl_dpbayes.config.recalibration import AnyRecalibration
 from fl_dpbayes.config.sampler import Sampler
@@ -96,6 +95,18 @@ class Simulation(Config):
     traces: bool = False
 
 
+class Hierarchical(Config):
+    """Hospitals differ in the level of the outcome: each has an intercept of its own, drawn from a population.
+
+    `group`: what the sites' `group` names, for example "country"; it makes a level above the hospitals, and every site
+    needs one. Without it there is one level. `largest_sd`: the prior of both standard deviations, in log odds, is
+    uniform from 0 to it. Features should be centred and of one scale: that is how the clipping of scores sees them.
+    """
+
+    group: GroupText | None = None
+    largest_sd: Annotated[float, Field(gt=0, le=10)] = 3.0
+
+
 class Scenario(Config):
     """A whole run: records, sites, model, sampler, privacy, aggregation, evaluation, resources."""
 
@@ -162,12 +173,32 @@ class Scenario(Config):
                 raise ValueError(f"{drops} those of model.frozen_body are fixed: remove frozen_body, or choose another")
         check_temperature(self.sampler, self.privacy)
         check_prevalences(self.data, self.sites, self.evaluation.release)
-        check_hierarchical(self)
+        self._check_hierarchical()
         try:
             plan = training_plan(self, prior_share=1.0, chain_start="own_last")
         except ValidationError as error:
             raise ValueError(f"training: {explain(error, TrainingPlan)}") from None
         self.aggregation.site_plan(plan)
+
+    def _check_hierarchical(self) -> None:
+        """Check that a state tells the noisy sum of clipped gradients exactly, as after one plain step at q = 1."""
+        section, privacy = self.hierarchical, self.privacy
+        level = section.group if section else None
+        for name, site in self.sites.items():
+            if (site.group is None) != (level is None):
+                said = f"hierarchical.group is {level!r} and sites.{name}.group {site.group!r}"
+                raise ValueError(f"{said}: set both, as group = 'country' and group = 'uk', or neither")
+        for key, found, needed in () if section is None else (
+            ("model.kind", self.model.kind, "logistic"), ("aggregation.rule", self.aggregation.rule, "fald"),
+            ("model.features.kind", getattr(self.model.features, "kind", "standard"), "standard"),
+            ("aggregation.robust", getattr(self.aggregation, "robust", "none"), "none"),
+            ("sampler.kind", self.sampler.algorithm, "sgld"), ("privacy.sampling_rate", privacy.sampling_rate, 1.0),
+            ("training.steps_per_round", self.training.steps_per_round, 1),
+            ("privacy.clipping.kind", privacy.clipping.kind, "flat"), ("privacy.pre_noise", privacy.pre_noise, 0.0),
+        ):  # fmt: skip
+            if found != needed:
+                reads = "[hierarchical] reads the sites' clipped sums from their states, which needs"
+                raise ValueError(f"{key} is {found!r}, and {reads} {needed!r}: set it, or remove [hierarchical]")
 
 
 def training_plan(scenario: Scenario, *, prior_share: float, chain_start: ChainStart) -> TrainingPlan:

@@ -103,8 +103,8 @@ class StandardFeatures(Config):
             raise ValueError("scales and covariance are two ways to scale: give exactly one of them")
         if {len(self.scales or self.covariance), *map(len, self.covariance)} != {size := len(self.centers)}:
             raise ValueError(f"scales or covariance is not of {size} values, or rows of as many: as many as centers")
-        whole = np.array(self.covariance or [[1.0]])
-        if not np.array_equal(whole, whole.T) or np.linalg.eigvalsh(whole)[0] <= 0:
+        found = np.array(self.covariance or [[1.0]])
+        if not np.array_equal(found, found.T) or np.linalg.eigvalsh(found)[0] <= 0:
             raise ValueError("covariance is none: give a symmetric, positive definite matrix")
 
     @property

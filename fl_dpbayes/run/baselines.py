@@ -5,6 +5,7 @@ They read the records of every virtual site in this process, which a run of real
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -94,17 +95,15 @@ def _regression(features: npt.NDArray, labels: npt.NDArray, classes: int) -> Pre
 
 
 def _published(part: SiteSplit) -> npt.NDArray[np.float64]:
-    risk = np.zeros(0) if part.published is None else part.published
-    return np.stack([1 - risk, risk], axis=1)
+    assert part.published is not None
+    return np.stack([1 - part.published, part.published], axis=1)
 
 
 def _joined(parts: Sequence[SiteSplit]) -> SiteSplit:
     """Join all that a baseline looks at."""
     published = [part.published for part in parts if part.published is not None]
-    return SiteSplit(
-        np.concatenate([part.features for part in parts]), np.concatenate([part.labels for part in parts]),
-        np.zeros(0, np.int64), 0, published=np.concatenate(published) if len(published) == len(parts) else None,
-    )  # fmt: skip
+    features, labels = (np.concatenate([getattr(one, name) for one in parts]) for name in ("features", "labels"))
+    return replace(parts[0], features=features, labels=labels, published=np.concatenate(published or [np.zeros(0)]))
 
 
 def _rows(roles: Mapping[Role, SiteSplit], predictor: str, own: str, predict: Predict) -> Iterator[BaselineRecord]:

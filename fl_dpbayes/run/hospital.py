@@ -1,5 +1,6 @@
 """Whose patients new records are: a training hospital's, a new one's, or one's that has updated its own level."""
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, TypeAlias
@@ -58,7 +59,7 @@ class Hospital:
             return None
         if scenario.hierarchical is None or len(given) > 1:
             said = "give one of --site, --group and --update, and that for a run of a scenario with [hierarchical]"
-            raise UserError(f"--{' and --'.join(given)} do not fit {run_dir}: {said}")
+            raise UserError(f"--{' and --'.join(given)} cannot be used with {run_dir}: {said}")
         model = load_hospitals(run_dir, scenario, task)
         for key, known in (("site", model.sites), ("group", model.groups)):
             if key in given and given[key] not in known:
@@ -87,15 +88,15 @@ def load_hospitals(run_dir: Path, scenario: Scenario, task: Task) -> HospitalMod
     import_apps()
     from server.checkpoint import BANK_FOLDER
 
-    width = FACTS + 2 * sum(int(np.prod(shape)) for shape in model_shapes(scenario.model, task).values())
+    width, folder = FACTS + 2 * sum(map(math.prod, model_shapes(scenario.model, task).values())), run_dir / BANK_FOLDER
     try:
-        rows = PosteriorBank(run_dir / BANK_FOLDER).last(HOSPITALS, 0) or {}
-        fits = {row.shape == (width,) and row.dtype == np.float64 and np.isfinite(row).all() for row in rows.values()}
-        if not rows.keys() <= scenario.sites.keys() or fits != {True}:
-            raise ValueError("missing, or not those of its sites")
+        rows = PosteriorBank(folder).last(HOSPITALS, 0) or {}
+        table, named = np.array(list(rows.values()), np.float64), rows.keys() <= scenario.sites.keys()
+        if not named or table.shape != (len(rows), width) or not np.isfinite(table).all():
+            raise ValueError("they are not those of its sites")
     except DAMAGED as error:
         found = str(error).splitlines()[0]
-        raise UserError(f"the sums of hospitals in {run_dir / BANK_FOLDER} are {found}: put back a copy") from None
+        raise UserError(f"the sums of hospitals in {folder} cannot be read ({found}): put back a copy") from None
     return fit_hospitals(rows, scenario)
 
 

@@ -5,7 +5,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -48,20 +48,13 @@ from fl_dpbayes.run.hospital import NEW_HOSPITAL, Hospital
 from fl_dpbayes.run.new_records import NewData, NewRecords, read_new_records
 
 Allowed = Collection[str]
+# The data folder, where backbones lie, and the code that may be imported.
+Places = tuple[Path | None, Allowed]
+NOWHERE: Places = (None, ())
 MOST_NAMED = 10
 NO_SETS = "; nothing guarantees that without sets from own labelled patients (update --sets)"
 UNCERTAINTIES = ("total", "aleatoric", "epistemic")
 SHOWN = ("accuracy", "nll", "brier", "ece", "rms_debiased", "mce", "ace", "sce", "auroc", *reversed(UNCERTAINTIES[1:]))
-
-
-class Places(NamedTuple):
-    """Where backbones lie, and the code that may be imported."""
-
-    data_dir: Path | None = None
-    allowed_code: Allowed = ()
-
-
-NOWHERE = Places()
 
 
 def predict_records(
@@ -110,7 +103,7 @@ def predicted_table(run_dir: Path, data: NewData, classes: pandas.Index, allowed
 
     Recalibrated and undefined where those of `predict_records` are.
     """
-    found = _predict(run_dir, data, Places(None, allowed_code), NEW_HOSPITAL, labelled=False)
+    found = _predict(run_dir, data, (None, allowed_code), NEW_HOSPITAL, labelled=False)
     table = pandas.DataFrame(found.probabilities, columns=classes)
     return table.assign(**{f"{name}_uncertainty": found.uncertainty[name] for name in ("total", "epistemic")})
 
@@ -208,8 +201,8 @@ def seen_by_model(
     stored: StoredPosterior, source: object, inputs: npt.NDArray, data_dir: Path | None = None
 ) -> tuple[nn.Module, npt.NDArray[np.float32]]:
     """Return a run's model, and what its trained layers see of records (N, *input_shape); `source`: of the run's."""
-    model, backbones = stored.metadata.model, data_dir or (source.folder if isinstance(source, BuiltIn) else None)
-    backbones = backbone_folder(backbones)
+    model = stored.metadata.model
+    backbones = backbone_folder(data_dir or (source.folder if isinstance(source, BuiltIn) else None))
     module = build_model(model, stored.metadata.task, 0, backbones)
     if model.features is not None:
         inputs = feature_map(model.features, inputs.shape[1:], backbone_folder=backbones)(inputs)
@@ -222,10 +215,10 @@ def _predict(
     run_dir: Path, data: NewData, places: Places, hospital: Hospital, *, labelled: bool,
     skip_bad_rows: bool = False,
 ) -> _Predicted:  # fmt: skip
-    stored, scenario = read_run(run_dir, places.allowed_code)
+    stored, scenario = read_run(run_dir, places[1])
     source, task, samples = scenario.data.source, stored.metadata.task, stored.samples
     records = read_new_records(data, task, source, labelled=labelled, skip_bad_rows=skip_bad_rows)
-    (module, inputs), threshold = seen_by_model(stored, source, records.features, places.data_dir), None
+    (module, inputs), threshold = seen_by_model(stored, source, records.features, places[0]), None
     if found := hospital.of(run_dir, scenario, task):
         model, effect, threshold = found
         good = with_intercept(np.delete(inputs, list(records.bad), axis=0))

@@ -63,7 +63,7 @@ def update_hospital(
         scenario=run, mean=after.mean, sd=after.sd, units=own.units, epsilon=epsilon, level=sets, threshold=threshold
     )
     write_atomically(target, found.model_dump_json(indent=2) + "\n")
-    for said, effect in (("before", before), (f"after {own.units} patients", after)):
+    for said, effect in (("before", before), (f"after {own.units} patients", after))[: 2 if sets is None else 1]:
         console.print(f"{said}: {model.said_rate(effect)} in the declared population", highlight=False)
     if threshold is not None:
         told = f"sets of level {sets:g}, if patients are exchangeable: classes of probability {threshold:.4f} and more"

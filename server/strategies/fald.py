@@ -10,7 +10,6 @@ from fl_dpbayes.config.errors import warning
 from fl_dpbayes.posterior.averages import average_of_states
 from fl_dpbayes.posterior.chains import flatten_state
 from fl_dpbayes.posterior.hierarchical.effects import HOSPITALS, summed_round
-from fl_dpbayes.posterior.hierarchical.model import HospitalModel, fit_hospitals
 from fl_dpbayes.posterior.rules.fald import DriftMeter, averaged_temperature, target_warnings
 from fl_dpbayes.posterior.samples import PerSite, PosteriorSamples, StoredSamples, point_of
 from fl_dpbayes.privacy.planned_noise import planned_chain
@@ -72,11 +71,6 @@ class FALDStrategy(PosteriorStrategy):
             planned, state = planned_chain(self.plan, units[site]), flatten_state(stepped[site], shapes)
             sums[site] = sums.get(site, 0.0) + summed_round(planned, reply.last_step, start, state)
         self.bank.add(HOSPITALS, round_number, 0, NOTHING, sums)
-
-    def hospitals(self) -> HospitalModel | None:
-        """Fit the posterior over hospitals to what all sites' states tell; None where it is not asked for."""
-        sums = self.bank.last(HOSPITALS, 0)
-        return fit_hospitals(sums, self.federation.scenario) if sums else None
 
     def chain_names(self) -> list[str]:
         """Name the one averaged chain."""

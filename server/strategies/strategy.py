@@ -9,7 +9,8 @@ from flwr.serverapp import Grid
 
 from fl_dpbayes.calibration.federation.evaluation import Evaluation
 from fl_dpbayes.config.errors import UserError, warning
-from fl_dpbayes.posterior.hierarchical.model import HospitalModel
+from fl_dpbayes.posterior.hierarchical.effects import HOSPITALS
+from fl_dpbayes.posterior.hierarchical.model import HospitalModel, fit_hospitals
 from fl_dpbayes.posterior.samples import AnySamples, PosteriorSamples
 from fl_dpbayes.report.warnings import sentence
 from server.check_reply import check_disk_space
@@ -43,8 +44,9 @@ class PosteriorStrategy(TrainingRounds):
         """Return the point predictor: the last states, or None before the first."""
 
     def hospitals(self) -> HospitalModel | None:
-        """Return the posterior over hospitals; None where the run has none."""
-        return None
+        """Fit the posterior over hospitals to what all sites' states tell; None where it is not asked for."""
+        sums = self.bank.last(HOSPITALS, 0)
+        return fit_hospitals(sums, self.federation.scenario) if sums else None
 
     def points_of(self, name: str) -> PosteriorSamples | None:
         """Return the last state of each chain of this name in the bank, as points."""

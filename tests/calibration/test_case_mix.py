@@ -5,7 +5,6 @@ from fl_dpbayes.calibration.case_mix import case_mix, clipped_inputs
 
 
 def patients(count: int, generator: np.random.Generator) -> np.ndarray:
-    """Inputs that are skewed, correlated, and of two values: what tables hold."""
     first, skewed, rare = generator.normal(size=count), generator.exponential(size=count), generator.random(count) < 0.2
     return np.column_stack([first, skewed + first / 2, rare])
 
@@ -19,7 +18,6 @@ def test_a_unit_moves_the_sum_by_its_own_clipped_mean_alone():
     far, _ = clipped_inputs(np.full((1, 3), 1e9), np.zeros(1, int), public)
     assert np.linalg.norm(shares, axis=1).max() <= norm * (1 + 1e-12)
     assert norm * (1 - 1e-6) <= np.linalg.norm(far) <= norm
-    # Several records of a unit count as their mean.
     assert shares == pytest.approx(clipped_inputs((inputs[::2] + inputs[1::2]) / 2, np.arange(20), public)[0])
 
 

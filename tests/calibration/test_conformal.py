@@ -100,8 +100,7 @@ def test_prevalences_undefined_limit():
 
 @given(st.integers(0, 10_000), st.integers(1, 400), st.sampled_from([0.5, 0.8, 0.9, 0.95]))
 def test_exact_counts_give_the_threshold_of_split_conformal(seed, count, level):
-    generator = np.random.default_rng(seed)
-    of_label = generator.random(count)
+    of_label = np.random.default_rng(seed).random(count)
     rank = int(np.ceil(round((count + 1) * level, 9)))
     exact = np.sort(of_label)[::-1][rank - 1] if rank <= count else 0.0
     counts = set_counts(of_label, np.arange(count), EXACT_BINS, level)
@@ -114,7 +113,6 @@ def test_a_unit_moves_counts_by_its_worst_record_alone():
     assert (whole - without).tolist() == pytest.approx([-0.1, 1, 0, 0, 0])
 
 
-# Counts whose sums come over the line by noise alone, evenly and in steps, and all at once.
 PATHS = [np.ones(100), np.full(128, 0.5), np.tile([2.0, 0, 0, 0], 60), np.eye(60)[3] * 9]
 
 

@@ -22,7 +22,7 @@ from fl_dpbayes.data.simulation import plan_sites, prepare_simulation
 from fl_dpbayes.data.site_ledger import cohort_of, ledger_place
 from fl_dpbayes.privacy.ledger.ledger import Ledger
 from fl_dpbayes.run.simulate import simulate
-from fl_dpbayes.run.stored_posterior import Places, predict_records
+from fl_dpbayes.run.stored_posterior import predict_records
 from tests.asking import refused
 
 TRAIN = SiteSpec(role="train")
@@ -326,7 +326,7 @@ def test_prediction_finds_frozen_weights_in_the_given_folder(tmp_path, monkeypat
     run = simulate(scenario, "inline", tmp_path / "run", data_dir, Console())
     np.savez(records, features=np.zeros((2, 1, 8, 8), np.float32))
     refused(r"model\.frozen_body\.weights.*--data-dir", predict_records, run, records, out, Console())
-    predict_records(run, records, out, Console(), Places(data_dir))
+    predict_records(run, records, out, Console(), (data_dir, ()))
     assert len(out.read_text().splitlines()) == 3
     out = tmp_path / "gone" / "x.csv"
-    refused("create the folder .*gone first", predict_records, run, records, out, Console(), Places(data_dir))
+    refused("create the folder .*gone first", predict_records, run, records, out, Console(), (data_dir, ()))

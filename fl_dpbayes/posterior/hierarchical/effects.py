@@ -68,10 +68,7 @@ def log_odds_means(means: Means) -> Means:
     return Means(means.units, contrast(means.gradients) / 2, contrast(means.states), means.noise / np.sqrt(2))
 
 
-Score = tuple[Floats, Floats, Floats]
-
-
-def clipped_score(covariates: Floats, state: Floats, clip_norm: float) -> Score:
+def clipped_score(covariates: Floats, state: Floats, clip_norm: float) -> tuple[Floats, Floats, Floats]:
     """Average a clipped logistic score (p - y) x f over covariates (N, d), whose first column is 1, at a state (d,).
 
     With p = sigmoid(x'w), v = p (1 - p), f1 = min(1, C / ((1 - p) |x|)), f0 = min(1, C / (p |x|)):
@@ -89,7 +86,7 @@ def clipped_score(covariates: Floats, state: Floats, clip_norm: float) -> Score:
     return (v * (f0 - f1)) @ covariates, *outer
 
 
-def site_effects(means: Means, score: Score) -> tuple[Floats, Floats]:
+def site_effects(means: Means, score: tuple[Floats, Floats, Floats]) -> tuple[Floats, Floats]:
     """Estimate sites' effects u_k on the first coordinate, the intercept, by generalised least squares on all of them.
 
     With D_k = G_k / n_k - g, R_k = Q / n_k + s_k^2 / n_k^2 I and h the intercept's column of H, all but D and the noise

@@ -13,8 +13,8 @@ from fl_dpbayes.posterior.hierarchical.distribution import Distribution, Floats,
 
 # A grid goes to where the log density is so far below its peak, by at most a tenth of a standard deviation a step.
 _POINTS, _FALL, _ZOOMS = {False: 513, True: 129}, 14.0, 6
-# Mixtures are smooth: every fourth point of a grid gives them to four digits.
-_STRIDE = 4
+# Mixtures are smooth: every eighth point of a grid gives them to .003.
+_STRIDE = 8
 # With a prior uniform on [0, inf) the posterior of the spread over K hospitals falls as tau^-(K - 1).
 LEAST_IDENTIFIED = 3
 
@@ -87,10 +87,7 @@ class HospitalPosterior:
         return centre, np.square(self._above) * (1 - kept) + np.square(1 - kept) * spread
 
     def _fit(self, own: Floats, above: Floats) -> Floats:
-        """Solve for ubar_j (a, J), o_j (a, b, J), m (a, b) and B_j (a, b, J) at every point of a grid of tau_h, tau_c.
-
-        Returns the mass of every point, (a, b), by the trapezoid rule.
-        """
+        """Solve for ubar_j (a, J), o_j, B_j (a, b, J), m (a, b) on a grid; return its points' mass, (a, b)."""
         u, v = self.estimates, self.variances
         precision = 1 / (np.square(own)[:, None] + v)  # (a, K)
         total = precision @ self._members  # A_j, (a, J)
@@ -105,6 +102,7 @@ class HospitalPosterior:
             + np.log(self._weights.sum(axis=2))
         )  # fmt: skip
         mass = np.exp((minus_two.min() - minus_two) / 2)
+        # The trapezoid rule.
         mass[[0, -1]] /= 2
         mass[:, [0, -1]] /= 2
         return np.asarray(mass / mass.sum())

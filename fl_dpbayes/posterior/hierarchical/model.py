@@ -13,12 +13,11 @@ from fl_dpbayes.config.scenario import Scenario
 from fl_dpbayes.posterior.chains import unflatten
 from fl_dpbayes.posterior.hierarchical.distribution import Distribution, Floats
 from fl_dpbayes.posterior.hierarchical.effects import clipped_score, log_odds_means, site_effects, site_means
-from fl_dpbayes.posterior.hierarchical.levels import LEAST_IDENTIFIED, HospitalPosterior
+from fl_dpbayes.posterior.hierarchical.levels import HospitalPosterior
 from fl_dpbayes.posterior.samples import PosteriorSamples
 
 # How many values of a hospital's effect, of equal weight, predictions average over.
-NODES = 32
-COVARIATES = 2000
+NODES, COVARIATES = 32, 2000
 SHARES, MEDIAN = (np.arange(NODES) + 0.5) / NODES, np.array(0.5)
 # E sigmoid(x + tau z) is close to sigmoid(x / sqrt(1 + .346 tau^2)).
 ATTENUATION = 0.346
@@ -59,16 +58,12 @@ class HospitalModel:
     def conditional(self) -> Floats:
         """The log odds within a hospital of effect 0, (1 + D,).
 
-        Slopes fitted across hospitals are marginal: within one they are larger by sqrt(1 + .346 tau^2), about the
-        covariates' mean, where the level is that of the hospital. tau is the posterior's median, where data tell it.
+        Slopes fitted across hospitals are marginal: within one they are larger by sqrt(1 + .346 tau^2), about centred
+        features' mean. tau is the posterior's median, where data tell it.
         """
         medians = np.array([spread.quantiles(MEDIAN) for spread in self.posterior.spreads])
         longer = np.sqrt(1 + ATTENUATION * np.square(medians) @ self.posterior.identified)
-        p = expit(self.covariates @ self.state)
-        middle = np.average(self.covariates, axis=0, weights=p * (1 - p))
-        found = longer * self.state
-        found[0] = self.state[0] - (longer - 1) * (middle[1:] @ self.state[1:])
-        return np.asarray(found)
+        return np.append(self.state[:1], longer * self.state[1:])
 
     def samples(self, effect: Distribution, shapes: Mapping[str, tuple[int, ...]]) -> PosteriorSamples:
         """Return parameters of the model, of these shapes, whose average prediction integrates over an effect."""
@@ -94,12 +89,12 @@ class HospitalModel:
 
     def described(self) -> list[dict[str, Any]]:
         """Say how hospitals differ, as the summary's `hospitals` has it: the spreads, and new hospitals' rates."""
-        levels = zip(("hospitals", "groups"), self.posterior.spreads, self.posterior.counts, strict=True)
+        found, names = self.posterior, ("hospitals", "groups")[: 1 + bool(self.groups)]
         rows: list[dict[str, Any]] = [
             {"of": f"standard deviation between {name}", "value": float(spread.quantiles(MEDIAN)),
-             "interval": spread.interval(LEVEL), "among": count, "identified": count >= LEAST_IDENTIFIED}
-            for name, spread, count in levels
-        ][: 1 + bool(self.groups)]  # fmt: skip
+             "interval": spread.interval(LEVEL), "among": count, "identified": enough}
+            for name, spread, count, enough in zip(names, found.spreads, found.counts, found.identified, strict=False)
+        ]  # fmt: skip
         for group in ("", *self.groups):
             name, (rate, ends) = f"a new hospital{group and ' of '}{group}", self.rate(self.effect(group=group))
             rows.append({"of": f"rate of class 1 at {name}", "value": rate, "interval": ends})

@@ -43,22 +43,6 @@ def clipped_sums(generator: np.random.Generator, effects: np.ndarray, clip: floa
 
 
 @pytest.mark.slow
-def test_the_moments_of_the_clipped_score_are_those_of_patients() -> None:
-    generator, state, clip = np.random.default_rng(1), np.array([0.8, 0.6, -0.4, 0.3]), 0.8
-    x = np.column_stack([np.ones(20_000), generator.normal(size=(20_000, 3))])
-    bias, slope, _ = clipped_score(x, state, clip)
-    (total,) = clipped_sums(generator, np.zeros(1), clip, state, 400_000)
-    assert np.allclose(total / 400_000, bias, atol=0.004)
-    # Without the correction the level would seem to be off by an eighth.
-    assert abs(bias[0] / slope[0, 0]) > 0.1
-    moved = clipped_sums(generator, np.array([-0.05, 0.05]), clip, state, 400_000) / 400_000
-    assert np.allclose((moved[0] - moved[1]) / 0.1, slope[:, 0], atol=0.03)
-    bias, slope, variance = clipped_score(x, state, np.inf)
-    assert np.allclose(slope, variance)
-    assert not bias.any()
-
-
-@pytest.mark.slow
 def test_logistic_effects_are_unbiased_under_clipping_and_noise_and_have_the_stated_variance() -> None:
     generator, state, clip, units, sigma = np.random.default_rng(2), np.array([0.8, 0.6, -0.4, 0.3]), 0.8, 200, 5.0
     effects = 0.3 * generator.normal(size=800)
