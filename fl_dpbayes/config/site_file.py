@@ -53,6 +53,8 @@ class LedgerSettings(Config):
 
     `witness` is the ledger's second place, a small file that knows its last entry: in another folder, best on another
     disk that no backup puts back together with the ledger. Both are made once, by `fl-dpbayes site ledger create`.
+    `durability`: `full` survives a power cut, and keeps replies should the server's disk fail; `normal`, of
+    simulations, survives the death of a process, and keeps a training reply until the server asks for more.
     """
 
     path: PlacedPath

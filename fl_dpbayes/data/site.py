@@ -4,6 +4,7 @@ import logging
 import math
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -146,8 +147,11 @@ def _mapped(site_file: SiteFile, site: Site) -> Site:
     names = PARTS if os.environ.get(SHARED_RECORDS) else ()
     parts: dict[str, Any] = {name: part for name in names if (part := getattr(site, name)) is not None}
     for name, part in parts.items():
-        features = cached_features(site_file.cache_folder, site.task, part.features, lambda found: found)
-        parts[name] = replace(part, features=features)
+        # Where it cannot be written, or holds something else, each process holds its own.
+        with suppress(OSError):
+            found = cached_features(site_file.cache_folder, site.task, part.features, lambda records: records)
+            if found.dtype == part.features.dtype and np.array_equal(found, part.features):
+                parts[name] = replace(part, features=found)
     return replace(site, **parts)
 
 

@@ -14,6 +14,7 @@ from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.site_file import LedgerSettings, Selection, SiteFile, Split, read_site_file, write_site_file
 from fl_dpbayes.config.sources import BuiltIn, Table
 from fl_dpbayes.config.task import Task
+from fl_dpbayes.data.feature_cache import cached_features
 from fl_dpbayes.data.site import Site, SiteSplit, is_delta_allowed, load_site, most_units, read_records
 from fl_dpbayes.data.site_ledger import create_ledger, data_version, open_ledger
 from fl_dpbayes.data.snapshot import source_files, write_snapshot
@@ -95,14 +96,12 @@ def test_a_declaration_need_not_be_exact_but_something_must_be_left_to_train_on(
         assert load_site(digits_site(units=declared)).units == declared
     for declared in (0, 1000, 2000):
         refused(f"declared as {declared}.*for example units = 1400", load_site, digits_site(units=declared))
-    nothing = digits_site(split=Split(test_fraction=1.0, key=KEY), units=0)
-    refused(r"lower split\.test_fraction", load_site, nothing)
+    refused(r"lower split\.test_fraction", load_site, digits_site(split=Split(test_fraction=1.0, key=KEY), units=0))
 
 
 def test_a_site_file_survives_writing_and_reading(tmp_path):
-    written = with_indices(tmp_path, range(40), units=32, shift=Shift(kind="gamma"))
     paths = {"selection": Selection(indices="i.npy"), "cache_folder": Path("cache"), "trace_folder": Path("../traces")}
-    written = written.model_copy(update=paths)
+    written = with_indices(tmp_path, range(40), units=32, shift=Shift(kind="gamma")).model_copy(update=paths)
     write_site_file(written, tmp_path / "sites" / "a.toml")
     read = read_site_file(tmp_path / "sites" / "a.toml")
     assert read.selection.indices == tmp_path / "sites" / "i.npy"
@@ -237,22 +236,15 @@ def test_shared_part_of_the_smaller_set_is_estimated() -> None:
     assert shared_fraction((), unit_sketch(hashes)) == 0.0
 
 
-# A site is built once in a process.
-
-
 @pytest.mark.parametrize(("checked", "shared"), [(False, ""), (True, ""), (False, "1")])
-def test_a_changed_record_is_seen_by_the_ledger_though_size_and_time_were_put_back(
-    tmp_path, monkeypatch, checked, shared
-) -> None:
+def test_ledger_sees_a_changed_record_though_size_and_time_were_put_back(tmp_path, monkeypatch, checked, shared):
     monkeypatch.setenv(SHARED_RECORDS, shared)
     table, place = tmp_path / "t.csv", tmp_path / "records.npz"
     rows = pandas.DataFrame({"x": np.arange(100) + 100, "y": np.arange(100) % 2})
     rows.to_csv(table, index=False)
     source = Table(path=table, label="y", classes=2, features=("x",))
     changes = {"cache_folder": tmp_path / "cache"} | ({"snapshot": place} if checked else {})
-    ledger = LedgerSettings(
-        path=tmp_path / "l.sqlite", witness=tmp_path / "w" / "w.json", cohort="c", epsilon=1, delta=1e-3
-    )
+    ledger = LedgerSettings(path=tmp_path / "l", witness=tmp_path / "w" / "w", cohort="c", epsilon=1, delta=1e-3)
     site_file = digits_site(source=source, units=80, ledger=ledger, **changes)
 
     def versions() -> int:
@@ -277,3 +269,11 @@ def test_a_changed_record_is_seen_by_the_ledger_though_size_and_time_were_put_ba
     os.utime(table, ns=(at.st_atime_ns, at.st_mtime_ns))
     checked_again()
     assert versions() == 2
+
+
+@pytest.mark.parametrize("writable", [True, False])
+def test_shared_records_are_the_sites_own_whatever_lies_in_its_cache(tmp_path, monkeypatch, writable):
+    own, folder = load_site(digits_site()), tmp_path / "cache"
+    cached_features(folder, own.task, own.train.features, np.negative) if writable else folder.touch()
+    monkeypatch.setenv(SHARED_RECORDS, "1")
+    assert np.array_equal(load_site(digits_site(cache_folder=folder)).train.features, own.train.features)

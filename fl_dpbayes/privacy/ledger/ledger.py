@@ -279,8 +279,8 @@ class Ledger:
             advance_witness(self._place, self._connection)
 
     def _let_go(self, state: LedgerState, run: str, before: float) -> None:
-        # Training replies of a simulation: once its server asks for more, they are in the bank, on the same disk. A
-        # hospital keeps its own, as the server's disk may fail.
+        # Training replies of a simulation: once its server asks for more, they are in the bank, on the same disk. With
+        # `full`, a hospital's, they are kept, as the server's disk may fail.
         if self._place.durability == "full":
             return
         for (reply,) in self._connection.execute("SELECT reservation FROM reply").fetchall():
