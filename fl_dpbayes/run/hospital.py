@@ -1,5 +1,6 @@
 """Whose patients new records are: a training hospital's, a new one's, or one's that has updated its own level."""
 
+import hashlib
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,23 +23,23 @@ from fl_dpbayes.posterior.sample_store import PosteriorBank
 
 MOST_BYTES = 2**16
 WORDS = {"site": "hospital", "group": "a new hospital of", "update": "the hospital updated in"}
-OfRun: TypeAlias = tuple[HospitalModel, Distribution, float | None]
+OfRun: TypeAlias = tuple[HospitalModel, Distribution, float | None, str]
 
 
 class UpdatedHospital(Config):
-    """A hospital's own effect as `update` writes it, a normal posterior in the model of this scenario's run.
+    """A hospital's own effect as `update` writes it, a normal posterior in the model of this run.
 
     `epsilon`: what the release of sums over `units` patients cost; null where nothing left the hospital. `threshold`:
     the least probability of a class in sets of that `level`, both null where the patients told the effect instead.
     """
 
-    scenario: str
-    mean: float
-    sd: Annotated[float, Field(gt=0)]
+    run: str
+    mean: Annotated[float, Field(ge=-1e4, le=1e4)]
+    sd: Annotated[float, Field(gt=0, le=1e4)]
     units: int
     epsilon: float | None
     level: float | None = None
-    threshold: float | None = None
+    threshold: Annotated[float, Field(ge=0, le=1)] | None = None
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ class Hospital:
     update: Path | None = None
 
     def of(self, run_dir: Path, scenario: Scenario, task: Task) -> OfRun | None:
-        """Return a run's posterior over hospitals, this one's effect, and the threshold of its sets, if it has any.
+        """Return a run's posterior over hospitals, this one's effect, its sets' threshold if any, and the run's name.
 
         None where the run has none and none is named. Raises UserError if one is, or if it is none of the run's.
         """
@@ -61,22 +62,24 @@ class Hospital:
             said = "give one of --site, --group and --update, and that for a run of a scenario with [hierarchical]"
             raise UserError(f"--{' and --'.join(given)} cannot be used with {run_dir}: {said}")
         model = load_hospitals(run_dir, scenario, task)
+        # Runs of one scenario differ in their noise.
+        run = hashlib.sha256(digest(scenario).encode() + model.state.tobytes()).hexdigest()
         for key, known in (("site", model.sites), ("group", model.groups)):
             if key in given and given[key] not in known:
                 shown = ", ".join(known[:20]) + (", ..." if len(known) > 20 else "") or "none"
                 said = f"--{key} {str(given[key])[:60]!r} is none of the run's training hospitals' ({shown})"
                 raise UserError(f"{said}: give one of them, or leave it out for a new one")
         if self.update is None:
-            return model, model.effect(self.site, self.group), None
+            return model, model.effect(self.site, self.group), None, run
         try:
             if self.update.stat().st_size > MOST_BYTES:
                 raise ValueError
             found = UpdatedHospital.model_validate_json(self.update.read_bytes())
         except (OSError, ValueError):
             raise UserError(f"--update {self.update} is not what  fl-dpbayes update  writes: write it again") from None
-        if found.scenario != digest(scenario):
+        if found.run != run:
             raise UserError(f"--update {self.update} was made for another run than {run_dir}: update this one")
-        return model, mixed(np.ones(1), np.array([found.mean]), np.array([found.sd**2])), found.threshold
+        return model, mixed(np.ones(1), np.array([found.mean]), np.array([found.sd**2])), found.threshold, run
 
     def __str__(self) -> str:
         named = (f"{WORDS[key]} {value}" for key, value in vars(self).items() if value is not None)
@@ -92,7 +95,8 @@ def load_hospitals(run_dir: Path, scenario: Scenario, task: Task) -> HospitalMod
     try:
         rows = PosteriorBank(folder).last(HOSPITALS, 0) or {}
         table, named = np.array(list(rows.values()), np.float64), rows.keys() <= scenario.sites.keys()
-        if not named or table.shape != (len(rows), width) or not np.isfinite(table).all():
+        fits = named and table.shape == (len(rows), width) and np.isfinite(table).all()
+        if not fits or (table[:, :FACTS] < (1, 1, 1e-300, 0)).any():
             raise ValueError("they are not those of its sites")
     except DAMAGED as error:
         found = str(error).splitlines()[0]

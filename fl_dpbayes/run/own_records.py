@@ -79,8 +79,8 @@ def read_own(
     data: Path, stored: StoredPosterior, source: object, epsilon: float | None, *, labelled: bool = True
 ) -> OwnRecords:
     """Read records, or those of a site file (.toml), for a run of this `source`; UserError if they do not fit."""
-    if (data.suffix == ".toml") != (epsilon is not None):
-        what = "a site file: give --epsilon, its cost" if epsilon is None else "no site file: leave out --epsilon"
+    if (named := data.suffix == ".toml") != (epsilon is not None and 0 < epsilon < np.inf):
+        what = "a site file: give --epsilon, its cost, above 0" if named else "no site file: leave out --epsilon"
         raise UserError(f"{data} is {what}")
     if epsilon is None:
         records = read_new_records(data, stored.metadata.task, source, labelled=labelled)

@@ -208,7 +208,8 @@ def seen_by_model(
         inputs = feature_map(model.features, inputs.shape[1:], backbone_folder=backbones)(inputs)
     if model.frozen_body is not None:
         inputs = frozen_body(model, model.frozen_body, inputs.shape[1:], weights_folder=backbones)(inputs)
-    return module, inputs
+    # What overflows in float32 would make a released sum infinite or none, whatever the noise.
+    return module, np.nan_to_num(inputs)
 
 
 def _predict(
@@ -220,7 +221,7 @@ def _predict(
     records = read_new_records(data, task, source, labelled=labelled, skip_bad_rows=skip_bad_rows)
     (module, inputs), threshold = seen_by_model(stored, source, records.features, places[0]), None
     if found := hospital.of(run_dir, scenario, task):
-        model, effect, threshold = found
+        model, effect, threshold, _ = found
         good = with_intercept(np.delete(inputs, list(records.bad), axis=0))
         _say(f"{hospital}: {model.said_rate(effect, good)} among these records{NO_SETS if threshold is None else ''}")
         samples = model.samples(effect, model_shapes(stored.metadata.model, task))

@@ -10,7 +10,6 @@ from scipy.special import expit
 from fl_dpbayes.calibration.bins import Floats, in_fixed_pieces, on_grid
 from fl_dpbayes.calibration.case_mix import case_mix, clipped_inputs
 from fl_dpbayes.calibration.conformal import EXACT_BINS, NOISED_BINS, OVERSHOOT, private_threshold, set_counts
-from fl_dpbayes.config.base import digest
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.files.atomic_file import write_atomically
 from fl_dpbayes.config.names import site_name
@@ -40,7 +39,7 @@ def update_hospital(
     target = out or run_dir / f"update-{site_name(data.stem)}.json"
     if target.exists():
         raise UserError(f"{target} exists already: give another --out, nothing is overwritten")
-    own, stored, run, (model, before, _) = _read(run_dir, data, hospital, epsilon)
+    own, stored, (model, before, _, run) = _read(run_dir, data, hospital, epsilon)
     if own.site is not None and (name := hospital.site or own.site[1].name) in model.sites:
         raise UserError(f"site {name!r} has released its states already: this release is for a new hospital")
     after, threshold = before, None
@@ -60,14 +59,14 @@ def update_hospital(
         sent, noise = own.released("update", f"{run} {before.mean}", np.array([residuals]))
         after = before.given_release(float(sent[0]), noise, own.units, model.covariates @ model.conditional)
     found = UpdatedHospital(
-        scenario=run, mean=after.mean, sd=after.sd, units=own.units, epsilon=epsilon, level=sets, threshold=threshold
+        run=run, mean=after.mean, sd=after.sd, units=own.units, epsilon=epsilon, level=sets, threshold=threshold
     )
     write_atomically(target, found.model_dump_json(indent=2) + "\n")
     for said, effect in (("before", before), (f"after {own.units} patients", after))[: 2 if sets is None else 1]:
         console.print(f"{said}: {model.said_rate(effect)} in the declared population", highlight=False)
     if threshold is not None:
-        told = f"sets of level {sets:g}, if patients are exchangeable: classes of probability {threshold:.4f} and more"
-        console.print(told, soft_wrap=True, highlight=False)
+        told = f"sets of level {sets:g}, if patients are exchangeable and none trained"
+        console.print(f"{told}: classes of probability {threshold:.4f} and more", soft_wrap=True, highlight=False)
     left = "nothing left this machine: keep the file here" if epsilon is None else f"released at epsilon {epsilon:g}"
     console.print(f"written: {target} ({left})", soft_wrap=True, markup=False)
 
@@ -77,7 +76,7 @@ def compare_patients(run_dir: Path, data: Path, epsilon: float | None, console: 
 
     `data`: records, or a site file (.toml), which releases the sum of its patients' clipped features at `epsilon`.
     """
-    own, _, run, (model, *_) = _read(run_dir, data, NEW_HOSPITAL, epsilon, labelled=False)
+    own, _, (model, *_, run) = _read(run_dir, data, NEW_HOSPITAL, epsilon, labelled=False)
     public, slopes = model.covariates[:, 1:], model.conditional[1:]
     shares, norm = clipped_inputs(with_intercept(own.inputs)[:, 1:], own.unit_index, public)
     sent, noise = own.released("alarm", run, shares.sum(axis=0), norm)
@@ -91,20 +90,20 @@ def compare_patients(run_dir: Path, data: Path, epsilon: float | None, console: 
 
 def _read(
     run_dir: Path, data: Path, hospital: Hospital, epsilon: float | None, *, labelled: bool = True
-) -> tuple[OwnRecords, StoredPosterior, str, OfRun]:
+) -> tuple[OwnRecords, StoredPosterior, OfRun]:
     stored, scenario = read_run(run_dir)
     if (found := hospital.of(run_dir, scenario, stored.metadata.task)) is None:
         raise UserError(f"{run_dir} has no posterior over hospitals: run a scenario with [hierarchical]")
     own = read_own(data, stored, scenario.data.source, epsilon, labelled=labelled)
-    return own, stored, digest(scenario), found
+    return own, stored, found
 
 
 def residual_sum(log_odds: Floats, labels: npt.NDArray[np.int64], units: npt.NDArray[np.int64]) -> float:
-    """Return sum_u clamp(sum of y_i - sigmoid(x_i) over the records of unit u, -1, 1): a unit moves it by at most 1.
+    """Return sum_u (mean of y_i - sigmoid(x_i) over the records of unit u): a unit moves it by at most 1.
 
     `log_odds`: x_i at a public effect, (n,). `units`: the unit of each record, 0, 1, ..., (n,).
     """
-    return float(on_grid(np.clip(np.bincount(units, labels - expit(log_odds)), -1.0, 1.0)).sum())
+    return float(on_grid(np.bincount(units, labels - expit(log_odds)) / np.bincount(units)).sum())
 
 
 def _log_odds(model: HospitalModel, own: OwnRecords) -> Floats:
@@ -115,7 +114,7 @@ def _threshold(own: OwnRecords, probabilities: Floats, level: float, request: st
     sensitivity, bins = float(np.hypot(1, 1 - level)), NOISED_BINS if own.site else EXACT_BINS
     # The theorem's least number; a site may hold fewer than it declares. Asked before anything is spent.
     least = OVERSHOOT * own.noise_multiplier * sensitivity / (1 - level) - 1
-    if own.units < (declared := np.ceil(least * (1 + MAX_DECLARATION_ERROR))):
+    if not own.units >= (declared := np.ceil(least * (1 + MAX_DECLARATION_ERROR))):
         raise UserError(f"sets of level {level:g} need {declared:.0f} patients at this epsilon: raise it")
     counts = set_counts(probabilities[np.arange(len(own.labels)), own.labels], own.unit_index, bins, level)
     return private_threshold(*own.released("sets", request, counts, sensitivity), level)

@@ -9,7 +9,7 @@ from flwr.serverapp import Grid
 
 from fl_dpbayes.calibration.federation.evaluation import Evaluation
 from fl_dpbayes.config.errors import UserError, warning
-from fl_dpbayes.posterior.hierarchical.effects import HOSPITALS
+from fl_dpbayes.posterior.hierarchical.effects import HOSPITALS, UNKNOWN
 from fl_dpbayes.posterior.hierarchical.model import HospitalModel, fit_hospitals
 from fl_dpbayes.posterior.samples import AnySamples, PosteriorSamples
 from fl_dpbayes.report.warnings import sentence
@@ -45,8 +45,13 @@ class PosteriorStrategy(TrainingRounds):
 
     def hospitals(self) -> HospitalModel | None:
         """Fit the posterior over hospitals to what all sites' states tell; None where it is not asked for."""
-        sums = self.bank.last(HOSPITALS, 0)
-        return fit_hospitals(sums, self.federation.scenario) if sums else None
+        if not (sums := self.bank.last(HOSPITALS, 0)):
+            return None
+        found = fit_hospitals(sums, self.federation.scenario)
+        why = "of that over hospitals, as it tells no level, or one too far out for hierarchical.largest_sd"
+        unheard = (site for site, v in zip(found.sites, found.posterior.variances, strict=True) if v >= UNKNOWN)
+        self.record.warn(*(warning("left-out-of-posterior", site, reason=why) for site in unheard))
+        return found
 
     def points_of(self, name: str) -> PosteriorSamples | None:
         """Return the last state of each chain of this name in the bank, as points."""

@@ -10,7 +10,8 @@ import pytest
 
 from fl_dpbayes.config.scenario import Scenario, load_scenario
 from fl_dpbayes.data.site import load_site
-from fl_dpbayes.posterior.hierarchical.effects import HOSPITALS, site_means
+from fl_dpbayes.posterior.hierarchical.effects import HOSPITALS, UNKNOWN, site_means
+from fl_dpbayes.posterior.hierarchical.model import fit_hospitals
 from fl_dpbayes.posterior.sample_store import PosteriorBank
 from fl_dpbayes.report.page_tables import hospitals_table
 from fl_dpbayes.report.run_files import read_summary
@@ -126,6 +127,15 @@ def test_what_the_others_foretell_is_less_sure_than_what_a_hospitals_own_states_
     assert abs(found.without("uk-119").mean - alike.mean) < alike.sd
 
 
+def test_a_site_whose_level_cannot_be_and_chains_that_ran_away_are_not_heard(run: Federation) -> None:
+    sums = PosteriorBank(run.folder / "bank").last(HOSPITALS, 0)
+    away = {site: np.append(row[:56], 1e9 * row[56:]) for site, row in sums.items()}
+    assert (fit_hospitals(away, run.scenario).posterior.variances == UNKNOWN).all()
+    sums["uk-32"][55] += 1e6
+    found = fit_hospitals(sums, run.scenario)
+    assert [site for site, v in zip(found.sites, found.posterior.variances, strict=True) if v == UNKNOWN] == ["uk-32"]
+
+
 def test_predictions_are_those_of_the_hospital_that_is_named(run: Federation, patients: Path, command, refusal) -> None:
     def predicted(*options: str) -> tuple[pandas.DataFrame, str]:
         status, printed, said = command("predict", run.folder, patients, *options)
@@ -163,7 +173,7 @@ def test_at_home_own_patients_narrow_the_level_and_nothing_is_overwritten(
     expected = float(said.partition("rate of class 1 ")[2].split()[0])
     assert abs(expected - labels.mean()) < 0.05
     assert "exists already" in refusal("update", run.folder, patients, "--out", out)
-    (tmp_path / "bad.json").write_text('{"weights": [1]}')
+    (tmp_path / "bad.json").write_text(json.dumps(effect | {"mean": 1e300}))
     assert "is not what" in refusal("predict", run.folder, patients, "--update", tmp_path / "bad.json")
     assert "leave out --epsilon" in refusal("update", run.folder, patients, "--epsilon", "1")
 
@@ -184,6 +194,7 @@ def test_one_release_is_paid_for_once(run: Federation, tmp_path: Path, command, 
     refused_by = refusal("update", run.folder, path, "--epsilon", "100", "--out", tmp_path / "third.json")
     assert "BUDGET_EXHAUSTED" in refused_by
     assert "give --epsilon" in refusal("update", run.folder, path)
+    assert "above 0" in refusal("update", run.folder, path, "--epsilon", "nan")
     assert "has released its states already" in refusal(
         "update", run.folder, path, "--epsilon", "1", "--site", "uk-32", "--out", tmp_path / "fourth.json"
     )
@@ -207,11 +218,12 @@ def test_sets_are_predicted_from_what_was_paid_for_once(
         assert command("predict", run.folder, patients, "--update", file, "--out", file.with_suffix(".csv"))[0] == 0
         sets, names = pandas.read_csv(file.with_suffix(".csv"))["set"], run.scenario.data.source.class_names
         held = [names[label] in told.split(" | ") for label, told in zip(labels, sets, strict=True)]
-        assert np.mean(held) >= 0.95
+        assert np.mean(held) >= (0.95 if file == home else 0.9)
     # What leaves has the noise that its sensitivity asks for.
     sent, std = (own := read_own(path, read_run(run.folder)[0], None, 0.5)).released("sets", "", np.zeros(4_000), 1.5)
     assert (std, abs(sent.std() / std - 1) < 0.05) == (1.5 * own.noise_multiplier, True)
     assert "patients at this" in refusal("update", run.folder, path, "--epsilon", "0.1", "--sets", "0.9", "--out", few)
+    assert "patients at this" in refusal("update", run.folder, path, "--epsilon", "1", "--sets", "nan", "--out", few)
 
 
 def test_alarm_compares_patients_without_their_labels(run: Federation, patients: Path, tmp_path: Path, command) -> None:

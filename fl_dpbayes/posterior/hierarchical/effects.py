@@ -21,6 +21,8 @@ from fl_dpbayes.samplers.planned import PlannedChain
 # The bank's name for the sums of all sites; no site can be called so.
 HOSPITALS = "sums of hospitals"
 FACTS = 4
+# The variance of an estimate that says nothing: no log odds are as far apart as its root.
+UNKNOWN = 1e4
 
 
 def summed_round(chain: PlannedChain, step: int, broadcast: Floats, state: Floats) -> Floats:
@@ -98,8 +100,9 @@ def site_effects(means: Means, score: tuple[Floats, Floats, Floats]) -> tuple[Fl
     that no record is used twice. Returns u_k and their variances V_k, (K,).
     """
     (bias, slope, square), units = score, means.units[:, None]
-    noise = np.square(means.noise[:, None] / units)[:, :, None] * np.eye(len(bias))
+    noise = (np.square(means.noise[:, None] / units)[:, :, None] + 1e-30) * np.eye(len(bias))
     weights = np.linalg.solve(square / units[:, :, None] + noise, slope[:, 0])
-    variances = 1 / (weights @ slope[:, 0])
+    # Where a chain has run away the score is flat, and nothing is said of any effect.
+    variances = 1 / np.maximum(weights @ slope[:, 0], 1 / UNKNOWN)
     off = variances * (weights * (means.gradients / units - bias)).sum(axis=1)
     return means.states[:, 0] - means.states[:, 0].mean() - off, variances

@@ -12,7 +12,7 @@ from scipy.special import expit
 from fl_dpbayes.config.scenario import Scenario
 from fl_dpbayes.posterior.chains import unflatten
 from fl_dpbayes.posterior.hierarchical.distribution import Distribution, Floats
-from fl_dpbayes.posterior.hierarchical.effects import clipped_score, log_odds_means, site_effects, site_means
+from fl_dpbayes.posterior.hierarchical.effects import UNKNOWN, clipped_score, log_odds_means, site_effects, site_means
 from fl_dpbayes.posterior.hierarchical.levels import HospitalPosterior
 from fl_dpbayes.posterior.samples import PosteriorSamples
 
@@ -21,8 +21,8 @@ NODES, COVARIATES = 32, 2000
 SHARES, MEDIAN = (np.arange(NODES) + 0.5) / NODES, np.array(0.5)
 # E sigmoid(x + tau z) is close to sigmoid(x / sqrt(1 + .346 tau^2)).
 ATTENUATION = 0.346
-# The variance of an estimate that says nothing: no log odds are as far apart as its root.
-UNKNOWN = 1e4
+# In widest standard deviations from the median: what lies farther is of a hostile or broken site.
+FARTHEST = 3.0
 LEVEL = 0.9
 
 
@@ -120,5 +120,8 @@ def fit_hospitals(rows: Mapping[str, npt.NDArray], scenario: Scenario) -> Hospit
     of_sites = [scenario.sites[site].group or "" for site in sites]
     groups = tuple(sorted(set(of_sites))) if section.group else ()
     numbers = np.array(list(map(groups.index, of_sites))) if groups else None
-    effects = site_effects(means, clipped_score(covariates, state, clip_norm / np.sqrt(2)))
+    estimates, variances = site_effects(means, clipped_score(covariates, state, clip_norm / np.sqrt(2)))
+    centre = np.median(estimates)
+    far = np.abs(estimates - centre) > FARTHEST * np.sqrt(section.largest_sd**2 + variances)
+    effects = np.where(far, centre, estimates), np.where(far, UNKNOWN, variances)
     return HospitalModel(sites, groups, HospitalPosterior(*effects, numbers, section.largest_sd), state, covariates)

@@ -1,10 +1,15 @@
 """A hospital's own patients: the exact posterior, and what one noisy sum leaves of it."""
 
+from types import SimpleNamespace
+from typing import Any
+
 import numpy as np
 import pytest
 from scipy.special import expit
 
+from fl_dpbayes.config.task import LogisticModel, StandardFeatures, Task
 from fl_dpbayes.posterior.hierarchical.distribution import mixed
+from fl_dpbayes.run.stored_posterior import seen_by_model
 from fl_dpbayes.run.update import residual_sum
 from tests.posterior.hierarchical.test_levels import LEVEL, covered, within
 
@@ -26,6 +31,14 @@ def test_one_unit_moves_the_residual_sum_by_one_at_most() -> None:
     log_odds, labels, units = np.array([-8.0, -8.0, 8.0]), np.array([1, 1, 0]), np.array([0, 0, 1])
     assert np.isclose(residual_sum(log_odds, labels, units), 1 - 1, atol=1e-3)
     assert np.isclose(residual_sum(log_odds[:2], labels[:2], units[:2]), 1, atol=1e-3)
+    assert np.isclose(residual_sum(log_odds, np.array([1, 0, 0]), units), 1 / 2 - 1, atol=1e-3)
+
+
+def test_a_value_that_overflows_stays_a_number() -> None:
+    features = StandardFeatures(centers=(0.0,), scales=(0.01,), source="made up here")
+    model, task = LogisticModel(features=features), Task(input_shape=(1,), classes=2)
+    stored: Any = SimpleNamespace(metadata=SimpleNamespace(model=model, task=task))
+    assert np.isfinite(seen_by_model(stored, None, np.full((1, 1), 3e38, np.float32))[1]).all()
 
 
 @pytest.mark.slow
