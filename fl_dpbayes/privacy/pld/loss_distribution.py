@@ -35,11 +35,12 @@ NEGLIGIBLE = 1e-200
 
 
 def pld_epsilon(history: History, delta: float, adjacency: Adjacency = "add_or_remove_one") -> float:
-    """Return epsilon at delta: never below the true value, and hardly above it.
+    """Return epsilon at delta: never below the true value, and mostly hardly above it.
 
-    The excess is at most some 1e-4 of epsilon (or of 0.1), and up to 2e-3 of it for delta below 1e-8 where a few steps
-    at a small sampling rate make large losses rare: the bound on rounding weighs most there. It is exact (1e-12) where
-    every sampling rate is 1, infinite where a step had no noise. Raises ValueError if delta lies outside (0, 1).
+    The excess is mostly 1e-5 of epsilon (or of 0.1), 4e-4 at most in 459 random plans with sampling rates and deltas
+    from 1e-3 and 1e-8 on. Where few steps at smaller rates make large losses rare, the bound on rounding weighs most,
+    and it can be a multiple of epsilon. It is exact (1e-12) where every sampling rate is 1, infinite where a step had
+    no noise. Raises ValueError if delta lies outside (0, 1).
     """
     if not 0 < delta < 1:
         raise ValueError(f"delta is {delta}: it must lie above 0 and below 1")

@@ -18,7 +18,7 @@ from fl_dpbayes.privacy.pld.grid import outputs_at
 from fl_dpbayes.privacy.pld.loss_distribution import composed, pld_epsilon
 from fl_dpbayes.privacy.rdp import rdp_epsilon
 
-# What discretisation may add, as `pld_epsilon` states it.
+# What discretisation may add to the plans of these tests.
 OVERSHOOT = 1e-4
 ADJACENCIES = ["add_or_remove_one", "replace_one"]
 EVENTS = st.builds(
