@@ -117,21 +117,22 @@ def answer(measured: Mapping[str, Any]) -> Iterator[str]:
     ranked = sorted(row["auroc"] for name, row in new.items() if name.startswith("rate, "))
     yield (
         "In the stroke trial (259 hospitals, epsilon 1 each) the model orders patients of countries that it has not "
-        f"seen well (AUROC {ranked[0]:.2f} to {ranked[-1]:.2f}), but how high their risks are it knows only within an "
+        f"seen (AUROC {ranked[0]:.2f} to {ranked[-1]:.2f}), but how high their risks are it knows only within an "
         f"interval {width:.2f} wide, which held in {held:.0%} of unseen countries and {at_hospitals:.0%} of unseen "
-        "hospitals, and no check without outcomes told bad places from good ones. To know a hospital's country narrows "
-        f"that to {country:.2f}; outcomes of 50 or 100 of its own patients repair {home} % of what the unknown level "
-        f"costs where they stay at home, {private} % where one noisy number leaves. A hospital that took part gets a "
-        f"level of its own, and its probabilities are then better (log loss {own}) than those of one private model for "
-        f"all ({one}), of its own patients alone at the same epsilon ({alone}), and of all patients in one place "
-        f"without privacy ({pooled})."
+        "hospitals, and no check without outcomes tells bad places from good ones reliably. To know a hospital's "
+        f"country narrows that to {country:.2f}; outcomes of 50 or 100 of its own patients repair {home} % of what "
+        f"the unknown level costs where they stay at home, {private} % where one noisy number leaves. A hospital that "
+        f"took part gets a level of its own, and its probabilities are then better (log loss {own}) than those of one "
+        f"private model for all ({one}), of its own patients alone at the same epsilon ({alone}), and of all patients in one "
+        f"place without privacy ({pooled})."
     )
 
 
 def score(measured: Mapping[str, Any]) -> Iterator[str]:
     """Say how many of the figures that were to be reached are."""
     pairs = [(row, target) for target in goals() if (row := found_row(measured, target)) is not None]
-    yield f"Of {len(pairs)} figures {sum(reached(row, target) for row, target in pairs)} are reached."
+    count = sum(reached(row, target) for row, target in pairs)
+    yield f"Of {len(pairs)} figures {count} are reached: the figure itself, not always the whole of its interval."
 
 
 def targets(measured: Mapping[str, Any]) -> Iterator[str]:
