@@ -123,8 +123,8 @@ def answer(measured: Mapping[str, Any]) -> Iterator[str]:
         f"country narrows that to {country:.2f}; outcomes of 50 or 100 of its own patients repair {home} % of what "
         f"the unknown level costs where they stay at home, {private} % where one noisy number leaves. A hospital that "
         f"took part gets a level of its own, and its probabilities are then better (log loss {own}) than those of one "
-        f"private model for all ({one}), of its own patients alone at the same epsilon ({alone}), and of all patients in one "
-        f"place without privacy ({pooled})."
+        f"private model for all ({one}), of its own patients alone at the same epsilon ({alone}), and of all patients "
+        f"in one place without privacy ({pooled})."
     )
 
 
