@@ -116,15 +116,17 @@ def answer(measured: Mapping[str, Any]) -> Iterator[str]:
     )
     ranked = sorted(row["auroc"] for name, row in new.items() if name.startswith("rate, "))
     yield (
-        "In the stroke trial (259 hospitals, epsilon 1 each) the model orders patients of countries that it has not "
-        f"seen (AUROC {ranked[0]:.2f} to {ranked[-1]:.2f}), but how high their risks are it knows only within an "
-        f"interval {width:.2f} wide, which held in {held:.0%} of unseen countries and {at_hospitals:.0%} of unseen "
-        "hospitals, and no check without outcomes tells bad places from good ones reliably. To know a hospital's "
-        f"country narrows that to {country:.2f}; outcomes of 50 or 100 of its own patients repair {home} % of what "
-        f"the unknown level costs where they stay at home, {private} % where one noisy number leaves. A hospital that "
-        f"took part gets a level of its own, and its probabilities are then better (log loss {own}) than those of one "
-        f"private model for all ({one}), of its own patients alone at the same epsilon ({alone}), and of all patients "
-        f"in one place without privacy ({pooled})."
+        "At a hospital or in a country that it has not seen, trust the model's order of the patients more than its "
+        f"probabilities: in {len(ranked)} countries held out the order was right in {100 * ranked[0]:.0f} to "
+        f"{100 * ranked[-1]:.0f} % of pairs (AUROC), but the rate of bad outcomes is known only within an interval "
+        f"{100 * width:.0f} points wide (it held in {held:.0%} of countries and {at_hospitals:.0%} of hospitals), and "
+        "no check without outcomes told good places from bad ones reliably. If its country took part the interval is "
+        f"{100 * country:.0f} points wide, and the outcomes of 50 or 100 of its own patients repair {home} % of what "
+        f"the wrong level costs where they stay at home, {private} % where one noisy number leaves. A hospital that "
+        f"took part gets a level of its own, and its probabilities are then better (log loss {own}) than one private "
+        f"model's for all ({one}), those of a model of its own patients alone at the same privacy ({alone}), and those "
+        f"of one model of all patients in one place without privacy ({pooled}): the stroke trial, 259 hospitals, "
+        "epsilon 1 each."
     )
 
 
@@ -221,6 +223,13 @@ def update_table(measured: Mapping[str, Any]) -> Iterator[str]:
         for way, said in WAYS.items():
             cells = [rows.get(f"{place}, {way}, {count} patients") for count in PATIENTS]
             yield f"| {place}, {said} | " + " | ".join(percent(cell) if cell else "–" for cell in cells) + " |"
+    for way in ("at home", "private"):
+        shares = (
+            [rows[f"country known, {one}, {count} patients"]["value"] for one in ("no update", way)]
+            for count in PATIENTS
+        )
+        cells = " | ".join(f"{100 * (after - before) / (1 - before):.0f}" for before, after in shares)
+        yield f"| country known, {WAYS[way]}: of what the country leaves | {cells} |"
 
 
 def percent(row: Mapping[str, Any]) -> str:

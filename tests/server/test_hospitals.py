@@ -132,8 +132,7 @@ def test_every_hospital_is_measured_with_its_own_posterior(run: Federation) -> N
     # A new hospital's rate: where nothing is known, in Norway with its one hospital, in the UK with two.
     assert [row["of"].rpartition(" ")[2] for row in found[2:]] == ["hospital", "norway", "uk"]
     assert widths[4] < widths[3] < widths[2]
-    table = hospitals_table(read_summary(run.folder))
-    shown = [" ".join(map(str, cell)) for row in table.rows for cell in row]
+    shown = [" ".join(map(str, cell)) for row in hospitals_table(read_summary(run.folder)).rows for cell in row]
     assert any("between hospitals log odds, 2 of them: too few to tell" in cell for cell in shown)
 
 
@@ -169,9 +168,8 @@ def test_predictions_are_those_of_the_hospital_that_is_named(run: Federation, pa
     assert own["epistemic_uncertainty"].mean() < new["epistemic_uncertainty"].mean()
     known, _ = predicted("--group", "uk")
     assert not np.allclose(known["probability_dead or dependent"], new["probability_dead or dependent"], atol=1e-4)
-    assert "training hospitals' (norway-258, uk-119, uk-32)" in refusal(
-        "predict", run.folder, patients, "--site", "mars"
-    )
+    said = refusal("predict", run.folder, patients, "--site", "mars")
+    assert "training hospitals' (norway-258, uk-119, uk-32)" in said
     assert "(norway, uk)" in refusal("predict", run.folder, patients, "--group", "mars")
 
 
@@ -208,8 +206,7 @@ def test_one_release_is_paid_for_once(run: Federation, tmp_path: Path, command, 
         assert (status, "released at epsilon 1" in printed) == (0, True), said
         assert 0.9 < spent(path) <= 1.0
     assert released[0].read_bytes() == released[1].read_bytes()
-    refused_by = refusal("update", run.folder, path, "--epsilon", "100", "--out", tmp_path / "third.json")
-    assert "BUDGET_EXHAUSTED" in refused_by
+    assert "BUDGET_EXHAUSTED" in refusal("update", run.folder, path, "--epsilon", "100", "--out", tmp_path / "3.json")
     assert "give --epsilon" in refusal("update", run.folder, path)
     assert "above 0" in refusal("update", run.folder, path, "--epsilon", "nan")
     assert "has released its states already" in refusal(
@@ -223,13 +220,11 @@ def test_sets_are_predicted_from_what_was_paid_for_once(
     (path,), labels = (run.folder / "sites").glob("*uk-129.toml"), np.load(patients)["labels"]
     home, first, second, few = (tmp_path / f"{name}.json" for name in ("home", "first", "second", "few"))
     assert command("update", run.folder, patients, "--sets", "0.95", "--out", home)[0] == 0
-    with ledger_of(path) as ledger:
-        before = ledger.spent("test").epsilon
-        for out in (first, second):
-            options = ("--epsilon", "3", "--sets", "0.95", "--out", out)
-            status, printed, said = command("update", run.folder, path, *options)
-            assert (status, "if patients are exchangeable" in printed) == (0, True), said
-        assert 2.0 < ledger.spent("test").epsilon - before <= 3.0
+    before = spent(path)
+    for out in (first, second):
+        status, printed, said = command("update", run.folder, path, "--epsilon", "3", "--sets", "0.95", "--out", out)
+        assert (status, "if patients are exchangeable" in printed) == (0, True), said
+    assert 2.0 < spent(path) - before <= 3.0
     assert first.read_bytes() == second.read_bytes()
     for file in (home, first):
         assert command("predict", run.folder, patients, "--update", file, "--out", file.with_suffix(".csv"))[0] == 0
