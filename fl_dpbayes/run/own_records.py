@@ -79,7 +79,7 @@ def read_own(
     data: Path, stored: StoredPosterior, source: object, epsilon: float | None, *, labelled: bool = True
 ) -> OwnRecords:
     """Read records, or those of a site file (.toml), for a run of this `source`; UserError if they do not fit."""
-    if (named := data.suffix == ".toml") != (epsilon is not None and 0 < epsilon < np.inf):
+    if (named := data.suffix == ".toml") != (epsilon is not None) or not (epsilon is None or 0 < epsilon < np.inf):
         what = "a site file: give --epsilon, its cost, above 0" if named else "no site file: leave out --epsilon"
         raise UserError(f"{data} is {what}")
     if epsilon is None:

@@ -190,7 +190,7 @@ def test_at_home_own_patients_narrow_the_level_and_nothing_is_overwritten(
     assert "exists already" in refusal("update", run.folder, patients, "--out", out)
     (tmp_path / "bad.json").write_text(json.dumps(effect | {"mean": 1e300}))
     assert "is not what" in refusal("predict", run.folder, patients, "--update", tmp_path / "bad.json")
-    assert "leave out --epsilon" in refusal("update", run.folder, patients, "--epsilon", "1")
+    assert "leave out --epsilon" in refusal("update", run.folder, patients, "--epsilon", "-1")
 
 
 def spent(path: Path) -> float:
