@@ -207,7 +207,7 @@ class Sites:
         federation = replace(self.fixed, run_folder=record.run_folder)
         stage = EvaluationStage(federation, 1, LedgerHeads(None), record)
         predictors = dict(zip(("last", "posterior"), self.predictors, strict=True))
-        stage.collect(replies_to(stage.requests(predictors, self.maps), answer))
+        stage.collect(replies_to(stage.requests(predictors, self.maps, None), answer))
         events = map(json.loads, (record.run_folder / EVENTS_FILE).read_text(encoding="utf-8").splitlines())
         said = [event["problem"] for event in events if event.get("site") == HOSTILE]
         parts = {(place.site, place.predictor): sums_of(place.statistics) for place in stage.evaluation.places}
