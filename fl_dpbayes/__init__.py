@@ -6,6 +6,8 @@ Names are looked up when they are first asked for: importing torch takes seconds
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from fl_dpbayes.config.reproducible_products import ask_for_reproducible_products
+
 if TYPE_CHECKING:
     from fl_dpbayes.run.public_names import *
 
@@ -16,6 +18,9 @@ __all__ = [
     "Privacy", "PrivateChain", "Product", "Run", "UserError", "__version__", "load_run", "predict_proba",
     "private_chain", "register_opacus_accountant", "simulate", "sites_from_arrays", "sites_from_frame", "strategies",
 ]  # fmt: skip
+
+# MKL reads it at torch's first product.
+ask_for_reproducible_products()
 
 
 def __getattr__(name: str) -> Any:
