@@ -26,14 +26,37 @@ from fl_dpbayes.samplers.gradients.stochastic import resampled
 from fl_dpbayes.samplers.gradients.vmap import layer_sizes, per_unit_gradients
 from fl_dpbayes.samplers.planned import ChainStreams
 
+# Bits of a unit, 6 / 64 of a word, beside which a share of 1 / 64 of the uniforms costs little.
+_MOST_BITS = 6
 
-def poisson_units(generator: np.random.Generator, unit_count: int, sampling_rate: float) -> npt.NDArray[np.int64]:
-    """Draw a batch that every unit joins independently with probability `sampling_rate`, rounded down to 2^-53.
 
-    `sampling_rate`: q in (0, 1]. Returns numbers of the units that join, ascending; often empty where q is small.
+def poisson_units(
+    generator: np.random.Generator,
+    unit_count: int,
+    sampling_rate: float,
+) -> npt.NDArray[np.int64]:
+    """Draw a batch that every unit joins by a coin of its own, whatever the others do.
+
+    A unit joins if m fair bits are all 1 and u < q 2^m for a uniform u; m is the largest number up
+    to 6 with q < 2^-m, or 0. So it joins with probability q, rounded down to a multiple of
+    2^-(53 + m), and only a share 2^-m of the units draws a u (docs/sensitivity.md).
+
+    Args:
+        generator: Drawn from are m ceil(n / 64) whole words, then one u per unit whose bits are 1.
+        unit_count: n, 0 or more.
+        sampling_rate: q in (0, 1].
+
+    Returns:
+        Numbers of the units that join, ascending; often empty where q is small.
     """
-    # Uniforms are multiples of 2^-53: joining at u < q would round q up, many times over where q is near 2^-53.
-    return (generator.random(unit_count) + 2.0**-53 <= sampling_rate).nonzero()[0]
+    bits = min(_MOST_BITS, max(0, -math.frexp(sampling_rate)[1]))
+    words = generator.integers(0, 2**64, size=(bits, -(-unit_count // 64)), dtype=np.uint64)
+    all_ones = np.bitwise_and.reduce(words, axis=0).view(np.uint8)
+    candidates = np.unpackbits(all_ones, count=unit_count).view(np.bool_).nonzero()[0]
+    # Uniforms are multiples of 2^-53: joining at u < q would round q up, many times over where q is
+    # near 2^-53. Multiplying by a power of two rounds nothing.
+    threshold = math.ldexp(sampling_rate, bits)
+    return candidates[generator.random(len(candidates)) + 2.0**-53 <= threshold]
 
 
 @dataclass(frozen=True)

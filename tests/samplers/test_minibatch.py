@@ -50,29 +50,124 @@ def units_alone(features, labels, unit_index, **more):
     return [batch_gradient(features[own], labels[own], np.zeros(own.sum(), np.int64), **more)() for own in masks]
 
 
-def test_each_unit_joins_with_its_own_coin():
-    rate, units, draws = 0.3, 200, 2000
-    generator = np.random.default_rng(0)
-    joined = np.zeros((draws, units))
+# Of 6, 3, 1 and 0 bits; the last two are powers of two, of which the bits alone decide nothing.
+RATES = [0.001, 0.013, 0.1, 0.3, 0.7, 0.25, 0.5]
+ERRORS = 4
+
+
+def joined_units(rate, units, draws):
+    generator = np.random.Generator(np.random.Philox(key=5))
+    joined = np.zeros((draws, units), bool)
     for row in joined:
-        row[poisson_units(generator, units, rate)] = 1
-    error = math.sqrt(rate * (1 - rate) / joined.size)
-    assert abs(joined.mean() - rate) <= 4 * error
+        row[poisson_units(generator, units, rate)] = True
+    return joined
+
+
+@pytest.mark.parametrize("rate", RATES)
+def test_each_unit_joins_with_its_own_coin(rate):
+    # Three whole words of 64 bits, and one that is cut.
+    units, draws = 200, 3000
+    joined = joined_units(rate, units, draws)
+    variance = rate * (1 - rate)
+    assert abs(joined.mean() - rate) <= ERRORS * math.sqrt(variance / joined.size)
+    # Of every unit: the sum of squares over units is chi-square, whichever of them were favoured.
+    squares = ((joined.mean(axis=0) - rate) ** 2 * draws / variance).sum()
+    excess = 1 / (draws * variance) - 6 / draws
+    assert abs(squares - units) <= ERRORS * math.sqrt(units * (2 + excess))
     # The batch size varies as a binomial does: shuffled or fixed-size batches would not.
-    expected = units * rate * (1 - rate)
-    assert abs(joined.sum(axis=1).var() / expected - 1) <= 4 * math.sqrt(2 / draws)
-    neighbours = np.corrcoef(joined[:, 0], joined[:, 1])[0, 1]
-    assert abs(neighbours) <= 4 / math.sqrt(draws)
-    steps = np.corrcoef(joined[1:].ravel(), joined[:-1].ravel())[0, 1]
-    assert abs(steps) <= 4 * 1 / math.sqrt(joined[1:].size)
+    sizes = joined.sum(axis=1)
+    excess = (1 - 6 * variance) / (units * variance)
+    assert abs(sizes.var() / (units * variance) - 1) <= ERRORS * math.sqrt((2 + excess) / draws)
 
 
-@pytest.mark.parametrize(("smallest", "rate", "joins"), [(0.0, 1e-17, 0), (0.0, 2.0**-53, 1), (0.5, 0.5, 0)])
-def test_the_resolution_of_uniforms_never_raises_the_rate(smallest, rate, joins):
-    # A uniform of numpy is 0 with probability 2^-53, eleven times a rate of 1e-17.
-    assert poisson_units(np.random.default_rng(0), 50, 1.0).tolist() == list(range(50))
-    generator = SimpleNamespace(random=lambda count: np.full(count, smallest))
-    assert len(poisson_units(generator, 1, rate)) == joins
+@pytest.mark.parametrize("rate", RATES[1:])
+@pytest.mark.parametrize("lag", [1, 7, 8, 63, 64, 128, 200, 264])
+def test_no_units_and_no_steps_join_together(rate, lag):
+    # Neighbours in a byte and in a word, of two words, and of two steps: every pair at once.
+    units = 200
+    joined = joined_units(rate, units, 3000).ravel()
+    pairs = len(joined) - lag
+    together = (joined[lag:] & joined[:-lag]).sum()
+    deviation = math.sqrt(pairs * rate**2 * (1 - rate**2) + 2 * pairs * rate**3 * (1 - rate))
+    assert abs(together - pairs * rate**2) <= ERRORS * deviation
+
+
+@pytest.mark.parametrize("rate", RATES)
+def test_gaps_between_those_who_join_are_geometric(rate):
+    # Over all steps, as if they were one: the law that has no memory, held against up to 20 cells.
+    joined = np.flatnonzero(joined_units(rate, 200, 3000))
+    gaps = np.diff(joined)
+    cells = np.unique(np.floor(np.linspace(0, 3 / rate, 20)).astype(int))
+    counts = np.array([(gaps > start).sum() for start in cells])
+    expected = len(gaps) * (1 - rate) ** cells
+    deviation = np.sqrt(expected * (1 - expected / len(gaps)))
+    # Shares of one sample: 20 of them at once, hence one error more.
+    assert (np.abs(counts - expected) <= (ERRORS + 1) * deviation + 1e-9).all()
+
+
+def scripted(bits, uniform):
+    """A generator whose words are all ones or all zeros, as told, and whose uniforms are one number."""
+    words = {True: np.uint64(2**64 - 1), False: np.uint64(0)}
+
+    def integers(low, high, size, dtype):
+        assert (low, high, dtype) == (0, 2**64, np.uint64)
+        rows = [[words[bit]] * size[1] for bit in bits[: size[0]]]
+        return np.array(rows, np.uint64).reshape(size)
+
+    return SimpleNamespace(integers=integers, random=lambda count: np.full(count, uniform))
+
+
+# A uniform of numpy is 0 with probability 2^-53, eleven times a rate of 1e-17.
+@pytest.mark.parametrize(
+    ("rate", "bits", "uniform", "joins"),
+    [
+        (1e-19, 6, 0.0, False),
+        (2.0**-59, 6, 0.0, True),
+        (2.0**-59, 6, 2.0**-53, False),
+        (0.5, 0, 0.5, False),
+        (0.5, 0, 0.5 - 2.0**-53, True),
+        (0.25, 1, 0.5, False),
+        (0.25, 1, 0.5 - 2.0**-53, True),
+        (0.375, 1, 0.75 - 2.0**-53, True),
+        (0.375, 1, 0.75, False),
+        (1.0, 0, 1 - 2.0**-53, True),
+    ],
+)
+def test_a_coin_shows_heads_at_the_rate_rounded_down(rate, bits, uniform, joins):
+    for count in (1, 64, 65):
+        everyone = list(range(count)) if joins else []
+        assert poisson_units(scripted([True] * 6, uniform), count, rate).tolist() == everyone
+        for zero in range(bits):
+            flipped = [place != zero for place in range(6)]
+            assert not len(poisson_units(scripted(flipped, uniform), count, rate))
+
+
+@pytest.mark.parametrize("rate", [1e-6, 0.01, 0.3, 1.0])
+def test_draws_are_few_and_bounded(rate):
+    asked = []
+    generator = np.random.default_rng(0)
+
+    def random(count):
+        asked.append(count)
+        return generator.random(count)
+
+    def integers(*given, size, dtype):
+        asked.append(math.prod(size))
+        return generator.integers(*given, size=size, dtype=dtype)
+
+    units = 100_000
+    joined = poisson_units(SimpleNamespace(random=random, integers=integers), units, rate)
+    assert sum(asked) <= units * (1 + 6 / 64)
+    if rate <= 0.01:
+        assert sum(asked) <= units / 8
+    assert (np.diff(joined) > 0).all()
+    assert joined.dtype == np.int64
+
+
+def test_nobody_and_everybody_join():
+    generator = np.random.default_rng(0)
+    assert len(poisson_units(generator, 0, 0.01)) == 0
+    assert poisson_units(generator, 50, 1.0).tolist() == list(range(50))
 
 
 def test_empty_batch_and_empty_site_give_zero():
