@@ -14,7 +14,8 @@ from fl_dpbayes.config.base import digest
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.task import BackboneFeatures, Features, ScatteringFeatures, StandardFeatures
 from fl_dpbayes.models.backbone import LAST_LAYER, backbone
-from fl_dpbayes.models.rows import checked_rows, padded, rows_stand_alone
+from fl_dpbayes.models.products import computing
+from fl_dpbayes.models.rows import PassShape, Trial, checked_shape, note, padded
 from fl_dpbayes.models.scattering import normalised, paths, sampled_size, scattering
 from fl_dpbayes.models.strokes import Projection, fit_projection
 
@@ -32,22 +33,30 @@ ROWS_PER_PASS = 256
 class FeatureMap:
     """A fixed map from records to feature vectors, each record by itself to the last bit.
 
-    `output_shape`: (D,). `transform`: a batch (N, *input_shape) -> (N, D), on `device`. `records_per_pass`: how
-    many rows are transformed at a time, missing ones being zero. `device`: where it runs.
+    `output_shape`: (D,). `transform`: a batch (N, *input_shape) -> (N, D), on `device`. `passes`: how many rows are
+    transformed at a time, missing ones being zero, and how. `device`: where it runs.
     """
 
     output_shape: tuple[int]
     transform: Callable[[Tensor], Tensor]
-    records_per_pass: int
+    passes: PassShape
     device: torch.device
+
+    @property
+    def records_per_pass(self) -> int:
+        """How many rows are transformed at a time."""
+        return self.passes.rows
 
     def __call__(self, records: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
         """Map records (N, *input_shape), of images pixels in [0, 1], to features (N, D); N may be 0."""
+        note(self.passes)
         found = np.empty((len(records), *self.output_shape), np.float32)
         for start in range(0, len(records), self.records_per_pass):
             rows = slice(start, start + self.records_per_pass)
             batch, real = padded(self.records_per_pass, torch.tensor(records[rows], device=self.device))
-            found[rows] = self.transform(batch)[real].cpu().numpy()
+            with computing(self.passes.products):
+                mapped = self.transform(batch)
+            found[rows] = mapped[real].cpu().numpy()
         return found
 
 
@@ -61,14 +70,20 @@ def checked_feature_map(
     RowsDependError if a single row differs from itself.
     """
 
-    def stand_alone(count: int) -> bool:
-        records = torch.rand((count, *input_shape), generator=torch.Generator().manual_seed(count)).to(device)
-        labels = torch.zeros(count, device=device)
-        with torch.no_grad():
-            return rows_stand_alone(lambda part, _: [transform(part)], records, labels, np.random.default_rng(0))
+    def trials(shape: PassShape) -> list[Trial]:
+        generator = torch.Generator().manual_seed(shape.rows)
+        records = torch.rand((shape.rows, *input_shape), generator=generator).to(device)
 
-    rows = checked_rows(("features", key, input_shape, str(device)), 2 ** (most_records.bit_length() - 1), stand_alone)
-    return FeatureMap(output_shape, transform, rows, device)
+        def results(part: Tensor, _: Tensor) -> list[Tensor]:
+            with torch.no_grad(), computing(shape.products):
+                return [transform(part)]
+
+        return [Trial(results, records, torch.zeros(shape.rows, device=device))]
+
+    most = 2 ** (most_records.bit_length() - 1)
+    wanted = PassShape("features", wanted=most, rows=most)
+    passes = checked_shape(("features", key, input_shape, str(device)), wanted, trials)
+    return FeatureMap(output_shape, transform, passes, device)
 
 
 def feature_shape(features: Features, input_shape: tuple[int, ...]) -> tuple[int]:

@@ -13,10 +13,13 @@ import logging
 import math
 import os
 import pickle
+import time
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -24,6 +27,7 @@ from torch import Tensor, nn
 
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.models.parameters import trainable_parameters
+from fl_dpbayes.models.products import Products
 
 # (features (P, ...), targets (P,)) -> what a pass computes of each row, tensors whose first axis is the rows'.
 RowResults = Callable[[Tensor, Tensor], Sequence[Tensor]]
@@ -36,9 +40,49 @@ PREDICTION_ROWS = 256
 NEIGHBOURS = (0.0, math.nan, math.inf, 1e30)
 DRAWS = 4
 _INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+TIMED_PASSES = 3
 
 logger = logging.getLogger("fl_dpbayes.site")
-_known: dict[Hashable, int] = {}
+
+
+@dataclass(frozen=True)
+class PassShape:
+    """What every pass of a computation looks like, so that each of its rows stands alone.
+
+    Attributes:
+        computation: What the passes compute of records.
+        wanted: How many rows are cheapest, >= 1.
+        rows: P, how many rows every pass has: `wanted`, twice or four times as many, or 1.
+        products: How matrix products are computed.
+        slower: How many times as long a record takes as in a plain pass of `wanted` rows, measured on made-up rows; 1
+            in such a pass.
+    """
+
+    computation: Literal["gradients", "predictions", "features"]
+    wanted: int
+    rows: int
+    products: Products = "plain"
+    slower: float = 1.0
+
+    @property
+    def one_by_one(self) -> bool:
+        """Whether each record needs a pass of its own, where one for many was wanted."""
+        return self.rows == 1 < self.wanted
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A pass over made-up rows, (P, ...) and (P,), and what it computes of each of them."""
+
+    results: RowResults
+    features: Tensor
+    targets: Tensor
+
+
+# Shape -> passes of that shape, one for each draw of weights.
+Trials = Callable[[PassShape], Iterable[Trial]]
+_known: dict[Hashable, PassShape] = {}
+_noted: ContextVar[set[PassShape] | None] = ContextVar("noted", default=None)
 
 
 def pieces(rows: int, *tensors: Tensor) -> Iterator[tuple[Any, ...]]:
@@ -107,24 +151,74 @@ class RowsDependError(UserError):
     """Not even a record alone gives the same bits twice: nothing can be released with the claimed sensitivity."""
 
 
-def checked_rows(key: Hashable, rows: int, stand_alone: Callable[[int], bool]) -> int:
-    """Return the first of P, 2 P and 4 P rows that passes the check, else 1; once per process, key and thread count.
+def checked_shape(key: Hashable, wanted: PassShape, trials: Trials) -> PassShape:
+    """Return the first shape whose rows stand alone; looked for once per process, key and thread count.
 
-    `rows`: P; 1 if there is memory for no more. `stand_alone`: number of rows -> whether each of them stands alone.
-    Raises RowsDependError if a single row does not give the same bits twice.
+    Tried are P, 2 P and 4 P rows, each with plain and with aligned products, then P with separate products, then 1 row.
+
+    Args:
+        key: What the passes compute, as `structure` says of a module.
+        wanted: The shape that is cheapest; of 1 row if there is memory for no more.
+        trials: Shape -> passes of that shape over made-up rows.
+
+    Raises:
+        RowsDependError: If a single row does not give the same bits twice.
     """
-    key = (key, rows, torch.get_num_threads(), torch.__version__)
+    key = (key, wanted, torch.get_num_threads(), torch.__version__)
     if key not in _known:
-        tried = (rows, 2 * rows, 4 * rows) if rows > 1 else ()
-        found = next(filter(stand_alone, (*tried, 1)), None)
-        if found is None:
+        chosen = next((shape for shape in _choices(wanted) if _stands_alone(shape, trials)), None)
+        if chosen is None:
             problem = "this model gives one record different results when it is computed twice on this device"
             raise RowsDependError(f"{problem}: use another device, or a model without such operations")
-        if found == 1 < rows:
-            said = "rows of a pass depend on each other on this device (tried %d, %d and %d): records are computed"
-            logger.warning(said + " one by one, which is slow", *tried)
-        _known[key] = found
+        if chosen != wanted:
+            alone, together = (_seconds_of_row(shape, trials) for shape in (chosen, wanted))
+            chosen = replace(chosen, slower=max(1.0, float(f"{alone / together:.2g}")))
+        if chosen.one_by_one:
+            logger.warning("rows of a pass depend on each other on this device: records are computed one by one")
+        _known[key] = chosen
     return _known[key]
+
+
+def _choices(wanted: PassShape) -> Iterator[PassShape]:
+    if wanted.rows > 1:
+        for times in (1, 2, 4):
+            yield replace(wanted, rows=times * wanted.rows)
+            yield replace(wanted, rows=times * wanted.rows, products="aligned")
+        yield replace(wanted, products="separate")
+    yield replace(wanted, rows=1)
+
+
+def _stands_alone(shape: PassShape, trials: Trials) -> bool:
+    generator = np.random.default_rng(0)
+    return all(rows_stand_alone(trial.results, trial.features, trial.targets, generator) for trial in trials(shape))
+
+
+def _seconds_of_row(shape: PassShape, trials: Trials) -> float:
+    trial = next(iter(trials(shape)))
+    seconds = []
+    for _ in range(TIMED_PASSES):
+        begun = time.perf_counter()
+        trial.results(trial.features.clone(), trial.targets)
+        seconds.append(time.perf_counter() - begun)
+    return min(seconds) / shape.rows
+
+
+def note(shape: PassShape) -> None:
+    """Let those who listen by `noted_shapes` know that passes of this shape are computed."""
+    noted = _noted.get()
+    if noted is not None:
+        noted.add(shape)
+
+
+@contextmanager
+def noted_shapes() -> Iterator[set[PassShape]]:
+    """Collect the shapes of all passes that are computed while the context lasts."""
+    noted = set[PassShape]()
+    token = _noted.set(noted)
+    try:
+        yield noted
+    finally:
+        _noted.reset(token)
 
 
 def rows_stand_alone(results: RowResults, features: Tensor, targets: Tensor, generator: np.random.Generator) -> bool:

@@ -1,7 +1,7 @@
 """The predictive distribution: class probabilities averaged over posterior samples, and their uncertainty."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import reduce
 
@@ -16,6 +16,8 @@ from fl_dpbayes.models import rows as passes
 from fl_dpbayes.models.module_checks import check_unmoved
 from fl_dpbayes.models.on_device import moved, uploaded
 from fl_dpbayes.models.parameters import called, trainable_parameters
+from fl_dpbayes.models.products import computing
+from fl_dpbayes.models.rows import PassShape, Trial
 
 Floats = npt.NDArray[np.float64]
 Values = Mapping[str, torch.Tensor]
@@ -67,7 +69,8 @@ def predict(
     device = torch.device(device)
     module.to(device)
     check_unmoved(module, features.shape[1:])
-    rows, together = _pass_shape(module, features.shape[1:], device, len(shares))
+    shape, together = _pass_shape(module, features.shape[1:], device, len(shares))
+    passes.note(shape)
     inputs = uploaded(features, device)
     sums = [torch.zeros(())] * 2
     for first in range(0, len(shares), together):
@@ -76,7 +79,8 @@ def predict(
         chosen = np.minimum(numbers, len(shares) - 1)
         values = {name: moved(array[chosen], device) for name, array in samples.items()}
         share = moved(np.where(numbers < len(shares), shares[chosen], 0.0), device)
-        sums = list(map(torch.add, sums, _predict_samples(module, values, share, inputs, rows)))
+        with computing(shape.products):
+            sums = list(map(torch.add, sums, _predict_samples(module, values, share, inputs, shape.rows)))
     probabilities, aleatoric = (each.cpu().numpy() for each in sums)
     total = entr(probabilities).sum(axis=1)
     return Prediction(probabilities, total, aleatoric, np.maximum(total - aleatoric, 0.0))
@@ -123,15 +127,17 @@ def _past_failing(module: nn.Module, values: Values, number: int, part: torch.Te
     return logits
 
 
-def _pass_shape(module: nn.Module, shape: tuple[int, ...], device: torch.device, samples: int) -> tuple[int, int]:
-    """Return how many rows and samples a pass has: several samples where the module can be mapped over them."""
+def _pass_shape(module: nn.Module, shape: tuple[int, ...], device: torch.device, samples: int) -> tuple[PassShape, int]:
+    """Return the shape and the samples of a pass: several samples where the module can be mapped over them."""
     together = min(samples, _samples_together(module, device))
     if together > 1:
         try:
-            return _checked_rows(module, shape, device, together), together
+            passes_of_several = _checked_shape(module, shape, device, together)
+            if not passes_of_several.one_by_one:
+                return passes_of_several, together
         except Exception:
             logger.debug("samples are predicted one by one: this module cannot be mapped over them", exc_info=True)
-    return _checked_rows(module, shape, device, 1), 1
+    return _checked_shape(module, shape, device, 1), 1
 
 
 def _samples_together(module: nn.Module, device: torch.device) -> int:
@@ -142,17 +148,22 @@ def _samples_together(module: nn.Module, device: torch.device) -> int:
     return min(_MOST_TOGETHER, max(1, (_ENTRIES_IN_CACHE if on_host else _ENTRIES_ON_GPU) // max(1, size)))
 
 
-def _checked_rows(module: nn.Module, input_shape: tuple[int, ...], device: torch.device, together: int) -> int:
-    def stand_alone(count: int) -> bool:
-        generator = np.random.default_rng(0)
-        features = torch.randn((count, *input_shape), generator=torch.Generator().manual_seed(count)).to(device)
-        labels = torch.zeros(count, device=device)
+def _checked_shape(module: nn.Module, input_shape: tuple[int, ...], device: torch.device, together: int) -> PassShape:
+    def trials(shape: PassShape) -> Iterator[Trial]:
+        generator = torch.Generator().manual_seed(shape.rows)
+        features = torch.randn((shape.rows, *input_shape), generator=generator).to(device)
+        labels = torch.zeros(shape.rows, device=device)
         drawn = [trainable_parameters(each) for each in passes.drawn_modules(module)] * -(-together // passes.DRAWS)
-        with torch.no_grad():
-            groups = [drawn[first : first + together] for first in range(0, len(drawn), together)]
-            values = [{name: torch.stack([each[name] for each in group]) for name in group[0]} for group in groups]
-            results = (lambda part, _, some=some: [_outputs(module, some, part).movedim(0, 1)] for some in values)
-            return all(passes.rows_stand_alone(result, features, labels, generator) for result in results)
+        groups = [drawn[first : first + together] for first in range(0, len(drawn), together)]
+        for group in groups:
+            values = {name: torch.stack([each[name].detach() for each in group]) for name in group[0]}
+
+            def results(part: torch.Tensor, _: torch.Tensor, values: Values = values) -> list[torch.Tensor]:
+                with torch.no_grad(), computing(shape.products):
+                    return [_outputs(module, values, part).movedim(0, 1)]
+
+            yield Trial(results, features, labels)
 
     key = ("prediction", passes.structure(module), tuple(input_shape), together)
-    return passes.checked_rows(key, passes.prediction_rows(module), stand_alone)
+    rows = passes.prediction_rows(module)
+    return passes.checked_shape(key, PassShape("predictions", wanted=rows, rows=rows), trials)

@@ -16,12 +16,13 @@ from fl_dpbayes.config.plan import AnyPrivacyPlan
 from fl_dpbayes.models.dropout import DropoutModule
 from fl_dpbayes.models.on_device import moved, uploaded
 from fl_dpbayes.models.parameters import trainable_parameters
-from fl_dpbayes.models.rows import failing_rows, structure
+from fl_dpbayes.models.products import computing
+from fl_dpbayes.models.rows import PassShape, failing_rows, note, structure
 from fl_dpbayes.samplers.gradients.clipping import ClippedSum, add_up, clip_and_sum, sum_clipped, with_pre_noise
 from fl_dpbayes.samplers.gradients.dense_chain import DenseChain, dense_chain
 from fl_dpbayes.samplers.gradients.engine import gradient_engine
 from fl_dpbayes.samplers.gradients.loss import RecordLoss, summed_cross_entropy
-from fl_dpbayes.samplers.gradients.pass_shape import Way, checked_gradient_rows, fitted_rows, rounding_eta, wanted_rows
+from fl_dpbayes.samplers.gradients.pass_shape import Way, checked_gradient_shape, fitted_rows, rounding_eta, wanted_rows
 from fl_dpbayes.samplers.gradients.stochastic import resampled
 from fl_dpbayes.samplers.gradients.vmap import layer_sizes, per_unit_gradients
 from fl_dpbayes.samplers.planned import ChainStreams
@@ -111,7 +112,9 @@ class BatchGradient:
             "passes", structure(module), records.features.shape[1:], records.targets.dtype, loss_name, units,
             self._materialises, privacy.sampling_rate, privacy.clip_norm is None, torch.get_num_threads(),
         )  # fmt: skip
-        way, self._clipped_sum, self._rows, eta = KEPT.get(key, partial(self._passes, units), lambda _: 2**12)
+        way, self._clipped_sum, self.passes, eta = KEPT.get(key, partial(self._passes, units), lambda _: 2**12)
+        self._rows = self.passes.rows
+        note(self.passes)
         self._clip_norm = math.inf if privacy.clip_norm is None else privacy.clip_norm / (1 + eta)
         self._chain = None if way == "vmap" else dense_chain(module)
         # What can be written, here or through what it is a view of, may change between two steps.
@@ -122,17 +125,18 @@ class BatchGradient:
             asked = ("lengths", id(records.features), self._rows, self._chain.layers[0].bias is None, like.device)
             self._lengths = KEPT.get(asked, load, lambda found: found.nbytes, of=records.features)
 
-    def _passes(self, units: int) -> tuple[Way, Callable[..., ClippedSum], int, float]:
+    def _passes(self, units: int) -> tuple[Way, Callable[..., ClippedSum], PassShape, float]:
         shapes = (self._features.shape[1:], self._targets.dtype, self._loss)
         engine = gradient_engine(self._module, shapes[0])
         way: Way = "vmap" if self._materialises else engine.name
         rows, eta = wanted_rows(self._module, way, self._privacy.sampling_rate * units), 0.0
         if way == "book_keeping":
             rows = fitted_rows(self._module, *shapes, rows)
+        passes = PassShape("gradients", wanted=rows, rows=rows)
         if self._privacy.clip_norm is not None:
-            rows = checked_gradient_rows(self._module, way, *shapes, rows)
-            eta = rounding_eta(self._module, way, *shapes, rows, units)
-        return way, engine.clipped_sum, rows, eta
+            passes = checked_gradient_shape(self._module, way, *shapes, rows)
+            eta = rounding_eta(self._module, way, *shapes, passes.rows, units)
+        return way, engine.clipped_sum, passes, eta
 
     def __call__(self) -> ClippedSum:
         """Draw a batch and return its sum of clipped gradients; zeros for an empty batch.
@@ -172,7 +176,7 @@ class BatchGradient:
             features, targets = (values.index_select(0, part) for values in (self._features, self._targets))
             lengths = None if known is None else known.index_select(0, part)
             features[count - first :].zero_()
-            layers = chain.gradients(features, targets, self._loss, lengths)
+            layers = chain.gradients(features, targets, self._loss, lengths, self.passes.products)
             return clip_and_sum(layers, self._clip_norm, self._privacy.clipping, min(rows, count - first))
 
         return add_up(self._module, padded.device, map(piece_sum, range(0, count, rows)))
@@ -180,10 +184,11 @@ class BatchGradient:
     def _sum(
         self, module: nn.Module, features: torch.Tensor, targets: torch.Tensor, counts: npt.NDArray[np.int64]
     ) -> ClippedSum:
-        if self._materialises:
-            return self._materialised_sum(module, features, targets, counts)
         bound = {"clip_norm": self._clip_norm, "clipping": self._privacy.clipping}
-        return self._clipped_sum(module, features, targets, **bound, loss=self._loss, rows=self._rows)
+        with computing(self.passes.products):
+            if self._materialises:
+                return self._materialised_sum(module, features, targets, counts)
+            return self._clipped_sum(module, features, targets, **bound, loss=self._loss, rows=self._rows)
 
     def _materialised_sum(
         self, module: nn.Module, features: torch.Tensor, targets: torch.Tensor, counts: npt.NDArray[np.int64]

@@ -1,5 +1,4 @@
 import itertools
-import logging
 import platform
 import subprocess
 import sys
@@ -13,7 +12,7 @@ from fl_dpbayes.config.task import CNNModel, Task
 from fl_dpbayes.models import rows as row_check
 from fl_dpbayes.models.build import build_model
 from fl_dpbayes.models.module_checks import validate_module
-from fl_dpbayes.models.rows import checked_rows, drawn_modules, rows_stand_alone, structure
+from fl_dpbayes.models.rows import drawn_modules, rows_stand_alone, structure
 from tests.asking import refused
 
 
@@ -102,24 +101,6 @@ def test_what_this_processor_mixes_is_found(module, rows, width, dtype) -> None:
     if not found_by_force(module, rows, width, dtype):
         pytest.skip("rows do not depend on each other here")
     assert not stands_alone(module, rows, (width,), dtype)
-
-
-def test_next_number_of_rows_is_taken_and_at_last_one_row(caplog, monkeypatch) -> None:
-    monkeypatch.setattr(row_check, "_known", {})
-    tried = []
-
-    def fits(good):
-        return lambda rows: tried.append(rows) or stands_alone(RowCount(good), rows)
-
-    assert checked_rows("a", 64, fits(256)) == 256
-    assert tried == [64, 128, 256]
-    assert checked_rows("a", 64, fits(64)) == 256  # Once per process.
-    assert tried == [64, 128, 256]
-    with caplog.at_level(logging.WARNING, logger="fl_dpbayes.site"):
-        assert checked_rows("b", 64, fits(1)) == 1
-    assert "one by one" in caplog.text
-    with pytest.raises(row_check.RowsDependError, match="another device"):
-        checked_rows("c", 64, lambda rows: stands_alone(UNREPEATABLE, rows))
 
 
 def test_structure_tells_architectures_apart_and_not_values() -> None:

@@ -12,6 +12,7 @@ from fl_dpbayes.config.task import LogisticModel, MLPModel, Task
 from fl_dpbayes.models.build import build_model
 from fl_dpbayes.models.dropout import DropoutModule
 from fl_dpbayes.models.parameters import to_vector, vector_loader
+from fl_dpbayes.models.rows import PassShape
 from fl_dpbayes.models.variational import VariationalModule
 from fl_dpbayes.samplers import minibatch
 from fl_dpbayes.samplers.gradients.loss import (
@@ -301,7 +302,7 @@ def test_draws_stay_with_their_records_however_the_batch_is_cut(monkeypatch, sto
     assert not torch.equal(whole[0], whole[1])
     monkeypatch.setattr(minibatch, "KEPT", Kept())
     monkeypatch.setattr(minibatch, "wanted_rows", lambda *_: 5)
-    monkeypatch.setattr(minibatch, "checked_gradient_rows", lambda *_: 5)
+    monkeypatch.setattr(minibatch, "checked_gradient_shape", lambda *_: PassShape("gradients", wanted=5, rows=5))
     torch.testing.assert_close(totals(), whole, rtol=1e-4, atol=1e-6)
 
 

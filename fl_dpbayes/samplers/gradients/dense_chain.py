@@ -6,6 +6,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
+from fl_dpbayes.models.products import Products, linear, product
 from fl_dpbayes.models.rows import pieces
 from fl_dpbayes.samplers.gradients.contribution import LayerGradients, input_lengths, outer_gradients
 from fl_dpbayes.samplers.gradients.loss import RecordLoss, output_gradients
@@ -22,16 +23,17 @@ class DenseChain:
 
     @torch.no_grad()
     def gradients(
-        self, features: Tensor, targets: Tensor, loss: RecordLoss, lengths: Tensor | None = None
-    ) -> list[LayerGradients]:
+        self, features: Tensor, targets: Tensor, loss: RecordLoss, lengths: Tensor | None = None,
+        products: Products = "plain",
+    ) -> list[LayerGradients]:  # fmt: skip
         """Return each layer's gradients of one pass; `lengths`: those of `input_lengths`, (N,), if known."""
         inputs = [features.flatten(1) if self.flattens else features]
         for layer, rectified in zip(self.layers, self.rectified, strict=True):
-            outputs = nn.functional.linear(inputs[-1], layer.weight, layer.bias)
+            outputs = linear(inputs[-1], layer.weight, layer.bias, products)
             inputs.append(outputs.relu_() if rectified else outputs)
         gradients = [output_gradients(loss, inputs.pop(), targets)]
         for number in range(len(self.layers) - 1, 0, -1):
-            gradient = gradients[0] @ self.layers[number].weight
+            gradient = product(gradients[0], self.layers[number].weight, products)
             if self.rectified[number - 1]:
                 torch.ops.aten.threshold_backward.grad_input(gradient, inputs[number], 0, grad_input=gradient)
             gradients.insert(0, gradient)

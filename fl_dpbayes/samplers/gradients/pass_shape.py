@@ -4,7 +4,7 @@ The derivation of eta is in docs/sensitivity.md.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Literal
 
 import numpy as np
@@ -14,10 +14,12 @@ from torch import Tensor, nn
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.models import rows as passes
 from fl_dpbayes.models.parameters import trainable_parameters
-from fl_dpbayes.models.rows import ROWS, checked_rows, drawn_modules, rows_stand_alone, structure, training_rows
+from fl_dpbayes.models.products import Products, computing
+from fl_dpbayes.models.rows import ROWS, PassShape, Trial, checked_shape, drawn_modules, structure, training_rows
 from fl_dpbayes.models.variational import VariationalModule
 from fl_dpbayes.samplers.gradients.book_keeping import per_layer_gradients, trained_layers
 from fl_dpbayes.samplers.gradients.contribution import LayerGradients
+from fl_dpbayes.samplers.gradients.dense_chain import dense_chain
 from fl_dpbayes.samplers.gradients.layer_gradients import has_shortcut
 from fl_dpbayes.samplers.gradients.loss import RecordLoss
 from fl_dpbayes.samplers.gradients.stochastic import resampled
@@ -68,29 +70,26 @@ def fitted_rows(
     return min(rows, most // (ROWS // 2) * (ROWS // 2) or (ROWS // 4 if most >= ROWS // 4 else 1))
 
 
-def checked_gradient_rows(
+def checked_gradient_shape(
     module: nn.Module, way: Way, input_shape: Sequence[int], targets: torch.dtype, loss: RecordLoss, rows: int
-) -> int:
+) -> PassShape:
     """Check on synthetic rows that a pass computes each record's gradient by itself, else take another shape.
 
-    `targets`: int64 for classes, float32 for values. Returns how many rows every pass must have: `rows`, twice or four
-    times as many, or 1. Raises RowsDependError if a single row does not give the same bits twice.
+    `targets`: int64 for classes, float32 for values. Returns the shape that every pass must have, as `checked_shape`
+    finds it from `rows` on. Raises RowsDependError if a single row does not give the same bits twice.
     """
 
-    def stand_alone(count: int) -> bool:
-        generator = np.random.default_rng(0)
+    def trials(shape: PassShape) -> Iterator[Trial]:
         for drawn in drawn_modules(module):
-            probe, features, labels = _made_up(drawn, count, input_shape, targets)
+            probe, features, labels = _made_up(drawn, shape.rows, input_shape, targets)
 
             def results(part: Tensor, part_targets: Tensor, probe: nn.Module = probe) -> list[Tensor]:
-                return _row_results(probe, way, part, part_targets, loss)
+                return _row_results(probe, way, part, part_targets, loss, shape.products)
 
-            if not rows_stand_alone(results, features, labels, generator):
-                return False
-        return True
+            yield Trial(results, features, labels)
 
     key = (way, structure(module), tuple(input_shape), targets, getattr(loss, "__qualname__", repr(loss)))
-    return checked_rows(key, rows, stand_alone)
+    return checked_shape(key, PassShape("gradients", wanted=rows, rows=rows), trials)
 
 
 def rounding_eta(
@@ -103,7 +102,7 @@ def rounding_eta(
 
     with L the positions of a layer and kappa how far they may cancel: 1 where a gradient is formed or has one position,
     at most 1000 elsewhere, thanks to the allowance in the norm. P is `rows`, n the declared `units`; the others are
-    those of `checked_gradient_rows`. Raises UserError if eta exceeds 0.001.
+    those of `checked_gradient_shape`. Raises UserError if eta exceeds 0.001.
     """
     terms = 1.0
     if way == "book_keeping":
@@ -138,7 +137,14 @@ def _layers(
     return per_layer_gradients(module, features, targets, loss)
 
 
-def _row_results(module: nn.Module, way: Way, features: Tensor, targets: Tensor, loss: RecordLoss) -> list[Tensor]:
-    if way == "vmap":
-        return [per_example_gradients(module, features, targets, loss)]
-    return [values for layer in _layers(module, features, targets, loss) for values in layer.rows]
+def _row_results(
+    module: nn.Module, way: Way, features: Tensor, targets: Tensor, loss: RecordLoss, products: Products
+) -> list[Tensor]:
+    chain = None if way == "vmap" else dense_chain(module)
+    if chain is not None:
+        layers: Sequence[LayerGradients | DrawnLayer] = chain.gradients(features, targets, loss, None, products)
+        return [values for layer in layers for values in layer.rows]
+    with computing(products):
+        if way == "vmap":
+            return [per_example_gradients(module, features, targets, loss)]
+        return [values for layer in _layers(module, features, targets, loss) for values in layer.rows]
