@@ -5,11 +5,12 @@ the last ENDS bins are divided into cells by log odds, which all that ranks reco
 """
 
 import math
-from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
 from scipy.special import expit
+
+from fl_dpbayes.calibration.row_check import RowFunction, checked_piece
 
 Floats = npt.NDArray[np.float64]
 
@@ -66,19 +67,21 @@ def on_grid(probabilities: Floats) -> Floats:
     return np.round(probabilities * GRID) / GRID
 
 
-def in_fixed_pieces(function: Callable[..., npt.NDArray], *arrays: npt.NDArray) -> npt.NDArray:
+def in_fixed_pieces(function: RowFunction, *arrays: npt.NDArray) -> npt.NDArray:
     """Apply a function of rows to pieces of 1024 rows, missing rows being zero, and join what it gives.
 
     What vectorised code computes for a row could differ in its last bits with the row's place among others, and the
-    last bit of a probability decides on which side of a bin's edge it lies (docs/sensitivity.md). `function`: arrays of
-    shapes (1024, ...) -> shape (1024, ...), row by row. `arrays`: each of shape (N, ...), cut alike.
+    last bit of a probability decides on which side of a bin's edge it lies (docs/sensitivity.md). Where made-up rows
+    show that it does, a piece has one row. `function`: arrays of shapes (1024, ...) -> shape (1024, ...), row by row.
+    `arrays`: each of shape (N, ...), cut alike.
     """
     count, found = len(arrays[0]), []
+    rows = checked_piece(function, arrays, ROWS_PER_PIECE)
     # Where there is no record, a piece of padding alone says what shape a row has.
-    for start in range(0, max(1, count), ROWS_PER_PIECE):
-        buffers = [np.zeros((ROWS_PER_PIECE, *array.shape[1:]), array.dtype) for array in arrays]
+    for start in range(0, max(1, count), rows):
+        buffers = [np.zeros((rows, *array.shape[1:]), array.dtype) for array in arrays]
         for buffer, array in zip(buffers, arrays, strict=True):
-            part = array[start : start + ROWS_PER_PIECE]
+            part = array[start : start + rows]
             buffer[: len(part)] = part
         found.append(function(*buffers))
     return np.concatenate(found)[:count]

@@ -1,0 +1,77 @@
+"""Checks on made-up rows that NumPy computes each row of a piece by itself, whatever its place and its neighbours."""
+
+import logging
+from collections.abc import Callable, Hashable
+from functools import partial
+
+import numpy as np
+import numpy.typing as npt
+
+RowFunction = Callable[..., npt.NDArray]
+# What stands beside the rows that are kept.
+NEIGHBOURS = (0.0, np.nan, 1e30)
+PERMUTATIONS = 4
+
+logger = logging.getLogger("fl_dpbayes.site")
+_known: dict[Hashable, bool] = {}
+
+
+def checked_piece(function: RowFunction, arrays: tuple[npt.NDArray, ...], rows: int) -> int:
+    """Return how many rows a piece has: `rows` where each stands alone, else 1; tried once per process and function.
+
+    Args:
+        function: Arrays (P, ...) -> shape (P, ...), row by row.
+        arrays: Those of the records, of which only shapes and types are read.
+        rows: P, >= 1.
+    """
+    key = (_name(function), tuple((array.shape[1:], array.dtype.str) for array in arrays), rows)
+    if key not in _known:
+        _known[key] = rows_stand_alone(function, arrays, rows)
+        if not _known[key]:
+            logger.warning("rows of a piece depend on each other in NumPy: records are computed one by one")
+    return rows if _known[key] else 1
+
+
+def rows_stand_alone(function: RowFunction, arrays: tuple[npt.NDArray, ...], rows: int) -> bool:
+    """Say whether made-up rows keep every bit when they are moved, or half of them replaced by 0, NaN or 1e30."""
+    generator = np.random.default_rng(0)
+    made_up = [_made_up(array, rows, generator) for array in arrays]
+    with np.errstate(all="ignore"):
+        expected = function(*(array.copy() for array in made_up))
+        for _ in range(PERMUTATIONS):
+            order = generator.permutation(rows)
+            if not _same_bits(function(*(array[order] for array in made_up)), expected[order]):
+                return False
+        for neighbour in NEIGHBOURS:
+            kept = np.sort(generator.choice(rows, max(1, rows // 2), replace=False))
+            beside = [_replaced(array, kept, neighbour) for array in made_up]
+            if not _same_bits(function(*beside)[kept], expected[kept]):
+                return False
+    return True
+
+
+def _name(function: RowFunction) -> Hashable:
+    while isinstance(function, partial):
+        function = function.func
+    return function.__module__, function.__qualname__
+
+
+def _made_up(array: npt.NDArray, rows: int, generator: np.random.Generator) -> npt.NDArray:
+    shape = (rows, *array.shape[1:])
+    if not np.issubdtype(array.dtype, np.floating):
+        return generator.integers(0, 2, shape).astype(array.dtype)
+    values = generator.random(shape) + 1e-3
+    # Rows that are probabilities, as most functions take.
+    return (values / values.sum(axis=-1, keepdims=True) if array.ndim > 1 else values).astype(array.dtype)
+
+
+def _replaced(array: npt.NDArray, kept: npt.NDArray[np.int64], neighbour: float) -> npt.NDArray:
+    floating = np.issubdtype(array.dtype, np.floating)
+    beside = np.full_like(array, neighbour if floating else 0)
+    beside[kept] = array[kept]
+    return beside
+
+
+def _same_bits(first: npt.NDArray, second: npt.NDArray) -> bool:
+    bits = f"u{first.dtype.itemsize}"
+    return bool((first.view(bits) == second.view(bits)).all())
