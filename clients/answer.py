@@ -17,6 +17,7 @@ from fl_dpbayes.config.installed_code import source_digest
 from fl_dpbayes.config.kinds import HOME, check_origin
 from fl_dpbayes.config.site_file import SiteFile
 from fl_dpbayes.models.on_device import release_memory
+from fl_dpbayes.models.rows import noted_shapes
 from fl_dpbayes.privacy.check_statement import reply_metrics
 from fl_dpbayes.privacy.planned_noise import planned_stretch
 from fl_dpbayes.protocol.arrays import Arrays
@@ -58,7 +59,8 @@ def answer(
     check_plan(site_file, own, request)
     check_size(site_file, request)
     try:
-        done = work(site_file, request, message)
+        with noted_shapes():
+            done = work(site_file, request, message)
     finally:
         release_memory()
     noted["charge"] = done.charge

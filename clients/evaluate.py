@@ -15,6 +15,7 @@ from clients.messages import RefusedError, read_predictors
 from clients.model_inputs import capped_units, model_inputs
 from clients.own_site import compute_device, site_streams
 from clients.pay import Answer, SentArrays, pay, spending_of
+from clients.stated_passes import stated_passes
 from fl_dpbayes.calibration.bins import REPORT_BINS, in_fixed_pieces, on_grid
 from fl_dpbayes.calibration.prior_shift import estimated_prevalence, with_prevalence
 from fl_dpbayes.calibration.recalibration.maps import recalibrate
@@ -70,7 +71,8 @@ def evaluate_predictors(site_file: SiteFile, request: EvaluateRequest, message: 
     for name, statistics in _measure(site_file, test, request, arrays, groups).items():
         tables |= prefixed(name, to_arrays(statistics))
     whose = {"run": request.run, "round": request.round, "request": request_digest(request), "release": "public"}
-    reply = EvaluateReply.model_validate(whose | {"groups": groups, "groups_left_out": left_out})
+    said = {"groups": groups, "groups_left_out": left_out, "passes": stated_passes(site_file)}
+    reply = EvaluateReply.model_validate(whose | said)
     return Answer(reply, tables, charge)
 
 

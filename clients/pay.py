@@ -10,6 +10,7 @@ import numpy.typing as npt
 from safetensors.numpy import load, save
 
 from clients.messages import ChargedError, RefusedError
+from clients.stated_passes import stated_passes
 from fl_dpbayes.config.base import Config, digest
 from fl_dpbayes.config.site_file import SiteFile
 from fl_dpbayes.data.site import Site
@@ -61,7 +62,8 @@ def pay(
         case Reserved() as reserved:
             try:
                 fields, arrays = work(reserved)
-                reply = kind.model_validate(_stated(ledger, spending, request, own, reserved) | fields)
+                said = _stated(ledger, spending, request, own, reserved) | {"passes": stated_passes(own[0])}
+                reply = kind.model_validate(said | fields)
                 head = ledger.commit(reserved.reservation, pack_reply(reply, arrays))
             except Exception as error:
                 # An interrupt is no failure of the work: like a kill it leaves the reservation open, to be taken over.

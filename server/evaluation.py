@@ -88,6 +88,7 @@ class EvaluationStage:
             self.evaluation.add(member.card, request, record, partial(read_arrays, reply, dtype=np.float64))
 
         for answer in self._exchange.answers(replies, add, lambda: warn(warning("dropped", stage="evaluation"))):
+            self._record.add_passes(answer.site, answer.passes)
             problem = answer.problem
             if answer.refusal is not None and answer.refusal.code is RefusalCode.NOT_SENT:
                 not_sent.append(answer.site)

@@ -6,6 +6,7 @@ from typing import Generic, TypeVar
 
 from flwr.app import ArrayRecord, Message, Metadata
 
+from fl_dpbayes.protocol.passes import StatedPasses
 from fl_dpbayes.protocol.recalibrate import RecalibrateRequest
 from fl_dpbayes.protocol.refusal import Refusal
 from fl_dpbayes.protocol.train import StageReply, StageRequest, StepsReply, TrainRequest
@@ -33,6 +34,7 @@ class Answer(Generic[CheckedT]):
     refusal: Refusal | None = None
     checked: CheckedT | None = None
     bytes_up: int = 0
+    passes: StatedPasses | None = None
 
     @property
     def usable(self) -> bool:
@@ -116,7 +118,7 @@ class Exchange(Generic[RequestT, ReplyT]):
         if record.ledger_head is not None:
             self._heads.seen[name] = record.ledger_head
         status = record.status if isinstance(record, StepsReply) else "OK"
-        return Answer(name, status, checked=checked, bytes_up=array_bytes(reply))
+        return Answer(name, status, checked=checked, bytes_up=array_bytes(reply), passes=record.passes)
 
     def _read_message_ids(self) -> None:
         # They exist only once the grid has pushed the requests.

@@ -77,6 +77,7 @@ def recalibrate_sites(
         timeout, answered = scenario.resources.round_timeout, set()
         replies = grid.send_and_receive(fit.requests(exchange, members, heads), timeout=timeout)
         for answer in exchange.answers(replies, fit.take, lambda: record.warn(dropped)):
+            record.add_passes(answer.site, answer.passes)
             if answer.usable:
                 answered.add(answer.site)
             else:

@@ -14,6 +14,8 @@ from fl_dpbayes.config.base import Config
 from fl_dpbayes.config.errors import RunWarning, warning
 from fl_dpbayes.config.files.atomic_file import written
 from fl_dpbayes.config.files.journal import Entry, Journal
+from fl_dpbayes.config.summary import PassRecord
+from fl_dpbayes.protocol.passes import StatedPasses
 from fl_dpbayes.protocol.train import PrivacyStatement
 from fl_dpbayes.report.run_files import PRIVACY_COLUMNS, PRIVACY_FILE, ROUND_COLUMNS, ROUNDS_FILE, append_csv, write_csv
 from server.check_reply import CheckedReply
@@ -117,6 +119,9 @@ class RunRecord:
         self.resumed_after: list[int] = []
         self.seconds: dict[str, float] = {}
         self.outcomes: defaultdict[str, SiteOutcomes] = defaultdict(SiteOutcomes)
+        # What passes looked like -> the sites that said so; each is heard once for each computation.
+        self.passes: dict[PassRecord, list[str]] = {}
+        self._heard_of: set[tuple[str, str]] = set()
         self._new: list[dict[str, Any]] = []
         self._kept_warnings = 0
         self._stage = ""
@@ -169,6 +174,19 @@ class RunRecord:
     def warn(self, *found: RunWarning) -> None:
         """Keep warnings for the report, each once."""
         self.warnings += [one for one in dict.fromkeys(found) if one not in self.warnings]
+
+    def add_passes(self, site: str, stated: StatedPasses | None) -> None:
+        """Keep what a site says of its passes when it first does so; warn where it computes records one by one."""
+        if stated is None:
+            return
+        for one in stated.passes:
+            if (site, one.computation) in self._heard_of:
+                continue
+            self._heard_of.add((site, one.computation))
+            row = PassRecord.model_validate(stated.model_dump(exclude={"passes"}) | one.model_dump())
+            self.passes.setdefault(row, []).append(site)
+            if one.rows == 1 < one.wanted:
+                self.warn(warning("one-by-one", site, computation=one.computation, slower=one.slower))
 
     def add_round(self, round_number: int, answers: Sequence[Answer[CheckedReply]], *, bytes_down: int) -> None:
         """Keep one training round and add it to the tables; UserError if one cannot be written."""

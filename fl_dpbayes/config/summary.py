@@ -293,6 +293,24 @@ class ReleaseRecord(SummaryPart):
     how: Text
 
 
+class PassRecord(SummaryPart):
+    """What passes over records looked like at some `sites`: how many records each held, and what computed them.
+
+    `rows` is `wanted`, twice or four times as many, or 1: a count at which each record stood alone, bit for bit, on
+    made-up records. `slower`: how many times as long a record took as in a plain pass of `wanted` records.
+    """
+
+    sites: tuple[Text, ...] = ()
+    computation: Text
+    wanted: int
+    rows: int
+    products: Text = "plain"
+    slower: float = 1.0
+    processor: Text = ""
+    library: Text = ""
+    reproducible: Text = ""
+
+
 class AggregationInputs(SummaryPart):
     """What the server's rule consumed beyond released samples: made-up inputs, or records declared public.
 
@@ -370,6 +388,7 @@ class Summary(SummaryPart):
     releases: tuple[ReleaseRecord, ...] = ()
     bytes: Traffic
     seconds: dict[str, Number]
+    passes: tuple[PassRecord, ...] = ()
     configurations_tried: int | None
     # `posterior.convergence.ConvergenceSummary` with `site` and `warning`; nothing reads it here.
     convergence: tuple[dict[str, Any], ...] = ()

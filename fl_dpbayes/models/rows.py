@@ -174,7 +174,8 @@ def checked_shape(key: Hashable, wanted: PassShape, trials: Trials) -> PassShape
             alone, together = (_seconds_of_row(shape, trials) for shape in (chosen, wanted))
             chosen = replace(chosen, slower=max(1.0, float(f"{alone / together:.2g}")))
         if chosen.one_by_one:
-            logger.warning("rows of a pass depend on each other on this device: records are computed one by one")
+            said = "rows of a pass depend on each other on this device: %s are computed one by one, %.2g times as slow"
+            logger.warning(said, chosen.computation, chosen.slower)
         _known[key] = chosen
     return _known[key]
 
@@ -208,6 +209,11 @@ def note(shape: PassShape) -> None:
     noted = _noted.get()
     if noted is not None:
         noted.add(shape)
+
+
+def shapes_so_far() -> set[PassShape]:
+    """Return the shapes that were noted since the innermost `noted_shapes` began."""
+    return set(_noted.get() or ())
 
 
 @contextmanager

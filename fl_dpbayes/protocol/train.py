@@ -8,6 +8,7 @@ from fl_dpbayes.config.base import Message
 from fl_dpbayes.config.names import OutsideText
 from fl_dpbayes.config.plan import Adjacency, Probability, TrainingPlan
 from fl_dpbayes.config.task import Model, Task
+from fl_dpbayes.protocol.passes import StatedPasses
 
 RunId = Annotated[str, Field(pattern=r"^[0-9a-f]{16,64}$")]
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
@@ -34,13 +35,17 @@ class StageRequest(Message):
 
 
 class StageReply(Message):
-    """What every reply says; `request` is the digest of the request that it answers."""
+    """What every reply says; `request` is the digest of the request that it answers.
+
+    `passes`: what the work's passes over records looked like, which depends on no record.
+    """
 
     protocol: Literal[1] = 1
     run: RunId
     round: RoundNumber
     request: Digest
     ledger_head: Digest | None = None
+    passes: StatedPasses | None = None
 
 
 class TrainRequest(StageRequest):

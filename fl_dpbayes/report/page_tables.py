@@ -58,6 +58,7 @@ def run_tables(run: Summary) -> dict[str, PageTable]:
         "privacy": privacy_table(run), "releases": page_table(("What", "How it left a site"), releases, (0, 1)),
         "calibration": page_table(MAIN, once([main_cells(row) for row in over_sites]), (0, 1)),
         "all_metrics": all_metrics_table(run.calibration), "sites": _site_table(run),
+        "passes": passes_table(run),
         "participation": page_table(("Site", "Rounds that were not OK"), missed, (0, 1)), "cost": _cost_table(run),
     }  # fmt: skip
 
@@ -107,6 +108,19 @@ def hospitals_table(run: Summary) -> PageTable:
         told += "" if row.identified else ": too few to tell, the prior says it"
         cells.append(((row.of, told), write(row.value), interval(row.interval, write)))
     return page_table(("What", "Value", "90% interval"), cells)
+
+
+def passes_table(run: Summary) -> PageTable:
+    """Show how many records each pass held at which sites, and what computed them."""
+    rows: list[Cells] = []
+    for row in run.passes:
+        where = row.sites[0] if len(row.sites) == 1 else f"{len(row.sites)} sites"
+        slower = f"{significant(row.slower)} times" if row.slower > 1 else "as fast"
+        held = f"{row.rows}", "" if row.rows == row.wanted else f"{row.wanted} wanted"
+        computed_by = f"{row.library}, reproducible: {row.reproducible}"
+        rows.append((row.computation, where, held, row.products, slower, row.processor, computed_by))
+    columns = ("Computed", "Where", "Records in a pass", "Products", "Time of a record", "Processor", "Library")
+    return page_table(columns, once(rows), (0, 1, 3, 4, 5, 6))
 
 
 def _across(values: Sequence[float | None], write: Callable[[float | None], str]) -> Cell:

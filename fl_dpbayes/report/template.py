@@ -207,6 +207,14 @@ in the labels. About 95 of 100 intervals should hold it. The plain ECE lies abov
 {{ table(participation, "Who took part in which round") }}{% endif %}
 <h2 id="cost">Cost</h2>
 {{ table(cost, "Bytes and seconds") }}
+{% if passes.rows %}
+<details><summary>How many records were computed at a time</summary>
+{{ table(passes, "Passes over records") }}
+<p class="note">A record's result must not depend, by its last digit, on the records beside it. Each site tries that on
+made-up records and computes as many at a time as stand alone. "Aligned": zeros behind each row; "separate": a product
+for each row. The time of a record is measured on made-up records, beside a plain pass of the wanted size.</p>
+</details>
+{% endif %}
 <h2 id="limits">Limits</h2>
 <details class="guide" open><summary>What these numbers do not say</summary>
 {% if run.private %}

@@ -52,6 +52,9 @@ SENTENCES: dict[str, str | Callable[..., str]] = {
     "share-not-kept": "only {sites:count site} took part, so each weighs {weight:.3g}, above largest_share {share:g}",
     "heaviest": "{site} declares {units} of {all} units and has {weight:.0%} of the weight, more than all others "
     "together; its size is its own word: set aggregation.largest_share, or site_weights = 'uniform'",
+    "one-by-one": "{site} computes {computation} of one record at a time, about {slower:.2g} times as slow as it "
+    "could be: on its processor a record's last digits would else depend on other records. The results are right; "
+    "another processor is faster, or MKL_CBWR=COMPATIBLE set before Python starts may be",
     # Replies.
     "dropped": "{stage}: a reply to no open request was dropped: a duplicate, or one that came too late",
     "not-usable": "round {round}: {site}: {status} {detail}",

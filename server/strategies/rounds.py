@@ -210,6 +210,7 @@ class TrainingRounds(Strategy):
                 self.bank.add(answer.site, server_round, self.chain_of(server_round), checked.samples, checked.last)
                 answer = replace(answer, checked=replace(checked, samples=NOTHING, last={}))
             answers.append(answer)
+            self.record.add_passes(answer.site, answer.passes)
             said = {key: getattr(answer, key) for key in ("site", "status", "detail")}
             spent = {key: getattr(checked.privacy, key) if checked else None for key in ("epsilon", "budget")}
             self.record.events.write("site", round=server_round, **said, **spent)

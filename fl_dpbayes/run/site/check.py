@@ -17,6 +17,7 @@ from fl_dpbayes.data.site import Site, prepared, site_of
 from fl_dpbayes.data.site_ledger import delta_problem
 from fl_dpbayes.data.snapshot import source_files, write_snapshot
 from fl_dpbayes.run.site.check_connection import connection_findings
+from fl_dpbayes.run.site.check_passes import pass_findings
 from fl_dpbayes.run.site.check_records import check_records
 from fl_dpbayes.run.site.findings import Finding, failed, passed, show, skipped, warned
 from fl_dpbayes.run.site.ledger import ledger_of, ledger_problems
@@ -35,6 +36,7 @@ def check_site(path: Path, console: Console, only: str | None = None) -> int:
     status = 0
     if only != "connection":
         status |= show(data_findings(site_file), console)
+        status |= show(pass_findings(site_file), console)
         status |= show(_ledger_findings(path, site_file), console) if site_file.ledger else 0
     if only != "data":
         status |= show(connection_findings(site_file), console)

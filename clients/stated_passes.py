@@ -1,0 +1,26 @@
+"""What a reply says of the passes that its work took."""
+
+from dataclasses import asdict
+
+from clients.own_site import compute_device
+from fl_dpbayes.config.names import outside_text
+from fl_dpbayes.config.site_file import SiteFile
+from fl_dpbayes.models.conditional_reproducibility import reproducible_branch
+from fl_dpbayes.models.processor import processor, product_library
+from fl_dpbayes.models.rows import shapes_so_far
+from fl_dpbayes.protocol.passes import MOST_PASSES, MOST_SLOWER, StatedPass, StatedPasses
+
+
+def stated_passes(site_file: SiteFile) -> StatedPasses | None:
+    """Return what the passes of the work under way looked like, None if there was none: no record has a part in it."""
+    shapes = sorted(shapes_so_far(), key=str)[:MOST_PASSES]
+    if not shapes:
+        return None
+    return StatedPasses(
+        processor=outside_text(processor(compute_device(site_file))),
+        library=outside_text(product_library()),
+        reproducible=reproducible_branch(),
+        passes=tuple(
+            StatedPass.model_validate(asdict(shape) | {"slower": min(shape.slower, MOST_SLOWER)}) for shape in shapes
+        ),
+    )
