@@ -115,6 +115,8 @@ def test_hostile_strings_are_escaped(measured, write_run, measured_summary, priv
     plain, summary = set(read(measured).tags), measured_summary
     summary |= {"scenario": HOSTILE, "aggregation": HOSTILE, "adjacency": HOSTILE, "warnings": [HOSTILE]}
     summary |= {"versions": {HOSTILE: HOSTILE}, "releases": [{"item": HOSTILE, "how": HOSTILE}]}
+    told = dict.fromkeys(("computation", "products", "processor", "library", "reproducible"), HOSTILE)
+    summary |= {"passes": [told | {"sites": [HOSTILE], "wanted": 64, "rows": 1, "slower": 2.0}]}
     summary |= {"seconds": {HOSTILE: 1.0}, "reliability": summary["reliability"][:2]}
     for row in (summary["sites"][0], summary["sites"][4]):
         row |= {"name": HOSTILE, "unit": HOSTILE, "shift": HOSTILE}

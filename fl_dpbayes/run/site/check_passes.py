@@ -10,8 +10,8 @@ from fl_dpbayes.config.task import LogisticModel
 from fl_dpbayes.models.build import build_model
 from fl_dpbayes.models.conditional_reproducibility import reproducible_branch
 from fl_dpbayes.models.processor import processor, product_library
-from fl_dpbayes.models.rows import PassShape
-from fl_dpbayes.run.site.findings import Finding, passed, warned
+from fl_dpbayes.models.rows import PassShape, RowsDependError
+from fl_dpbayes.run.site.findings import Finding, failed, passed, warned
 from fl_dpbayes.samplers.gradients.loss import summed_cross_entropy
 from fl_dpbayes.samplers.gradients.pass_shape import checked_gradient_shape, wanted_rows
 
@@ -25,8 +25,14 @@ def pass_findings(site_file: SiteFile) -> Iterator[Finding]:
     task, device = site_file.source.task, compute_device(site_file)
     module = build_model(LogisticModel(), task, 0, None).to(device)
     rows = wanted_rows(module, "book_keeping", BATCH_SIZE)
-    shape = checked_gradient_shape(module, "book_keeping", task.input_shape, torch.int64, summed_cross_entropy, rows)
-    yield finding_of(shape, device)
+    try:
+        shape = checked_gradient_shape(
+            module, "book_keeping", task.input_shape, torch.int64, summed_cross_entropy, rows
+        )
+    except RowsDependError as error:
+        yield failed("arithmetic", str(error))
+    else:
+        yield finding_of(shape, device)
 
 
 def finding_of(shape: PassShape, device: torch.device) -> Finding:

@@ -8,6 +8,7 @@ import pytest
 from PIL import Image
 
 from fl_dpbayes.config.site_file import read_site_file
+from fl_dpbayes.models import rows as row_check
 
 CANARY = "4711"
 Change = Callable[[list[str]], list[str]]
@@ -82,7 +83,7 @@ def test_patients_in_two_parts_are_found(made, command) -> None:
 def test_sound_data_pass_and_say_what_a_request_takes(made, command, monkeypatch) -> None:
     status, shown, error = command("site", "check", made, "--only", "data")
     assert (status, error) == (0, "")
-    looked_at = ("data", "patients", "memory", "snapshot", "ledger")
+    looked_at = ("data", "patients", "memory", "snapshot", "arithmetic", "ledger")
     assert re.findall(r"^(\w+)  (\w+):", shown, re.M) == [("PASS", name) for name in looked_at]
     monkeypatch.setattr("fl_dpbayes.run.site.check._free_mebibytes", lambda: 100)
     assert re.search(r"FAIL  memory: .* 100 MiB are free", command("site", "check", made, "--only", "data")[1])
@@ -127,3 +128,17 @@ def test_first_line_that_is_a_patient_is_not_quoted(made, command) -> None:
     made.write_text(made.read_text().replace('path = "patients.csv"', 'path = ["patients.csv", "more.csv"]'))
     status, shown, _ = command("site", "check", made, "--only", "data")
     assert (status, CANARY in shown, "FAIL  data: it cannot be read" in shown) == (1, False, True), shown
+
+
+def test_a_machine_that_goes_record_by_record_is_told_with_its_cost(made, command, monkeypatch) -> None:
+    monkeypatch.setattr(row_check, "_known", {})
+    monkeypatch.setattr(row_check, "_stands_alone", lambda shape, _: shape.rows == 1)
+    monkeypatch.setattr(row_check, "_seconds_of_row", lambda shape, _: 12.0 if shape.rows == 1 else 1.0)
+    status, shown, _ = command("site", "check", made, "--only", "data")
+    assert re.search(r"WARN  arithmetic: records are computed one at a time here.* about 12 times as long", shown)
+    assert status == 0
+    monkeypatch.setattr(row_check, "_known", {})
+    monkeypatch.setattr(row_check, "_stands_alone", lambda *_: False)
+    status, shown, _ = command("site", "check", made, "--only", "data")
+    assert re.search(r"FAIL  arithmetic: this model gives one record different results", shown)
+    assert status == 1
