@@ -1,8 +1,10 @@
 """Every process that computes has MKL's conditional reproducibility, before torch's first product."""
 
+import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -62,3 +64,13 @@ def test_the_workers_of_a_cluster_that_others_started_set_it_themselves() -> Non
         "print(ray.get(ray.remote(reproducible_branch).remote()))"
     )
     assert printed(started) == "AUTO"
+
+
+@pytest.mark.slow
+def test_every_process_of_a_flower_run_says_that_it_has_it(tmp_path: Path) -> None:
+    short = "training={rounds=1, steps_per_round=2, burn_in=0, thinning=1}"
+    asked = ["fl-dpbayes", "simulate", "digits", "--set", short, "--out", str(tmp_path / "run")]
+    printed(f"import sys; from fl_dpbayes import cli; sys.argv = {asked}; cli.main()")
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text(encoding="utf-8"))
+    assert {row["computation"] for row in summary["passes"]} == {"gradients", "predictions"}
+    assert {row["reproducible"] for row in summary["passes"]} == {"AUTO"}
