@@ -29,9 +29,9 @@ def test_at_home_it_is_the_exact_posterior() -> None:
 
 def test_one_unit_moves_the_residual_sum_by_one_at_most() -> None:
     log_odds, labels, units = np.array([-8.0, -8.0, 8.0]), np.array([1, 1, 0]), np.array([0, 0, 1])
-    assert np.isclose(residual_sum(log_odds, labels, units), 1 - 1, atol=1e-3)
-    assert np.isclose(residual_sum(log_odds[:2], labels[:2], units[:2]), 1, atol=1e-3)
-    assert np.isclose(residual_sum(log_odds, np.array([1, 0, 0]), units), 1 / 2 - 1, atol=1e-3)
+    assert np.isclose(residual_sum(log_odds, labels, units).sums, 1 - 1, atol=1e-3)
+    assert np.isclose(residual_sum(log_odds[:2], labels[:2], units[:2]).sums, 1, atol=1e-3)
+    assert np.isclose(residual_sum(log_odds, np.array([1, 0, 0]), units).sums, 1 / 2 - 1, atol=1e-3)
 
 
 def test_a_value_that_overflows_stays_a_number() -> None:
@@ -52,7 +52,7 @@ def test_intervals_after_an_update_cover_hospitals_of_the_population(noise: floa
         log_odds = generator.choice(public, 100)
         labels = (generator.random(100) < expit(log_odds + effect)).astype(int)
         if noise:
-            released = residual_sum(log_odds + PRIOR.mean, labels, np.arange(100)) + noise * generator.normal()
+            released = residual_sum(log_odds + PRIOR.mean, labels, np.arange(100)).sums[0] + noise * generator.normal()
             found = PRIOR.given_release(released, noise, 100, public)
         else:
             found = PRIOR.given_labels(log_odds, labels)
