@@ -76,9 +76,7 @@ def evaluate_predictors(site_file: SiteFile, request: EvaluateRequest, message: 
     return Answer(reply, tables, charge)
 
 
-def _noised(
-    site_file: SiteFile, own: tuple[Site, SiteSplit], request: EvaluateRequest, samples: Arrays
-) -> Answer:
+def _noised(site_file: SiteFile, own: tuple[Site, SiteSplit], request: EvaluateRequest, samples: Arrays) -> Answer:
     """Release one coarse noised table per predictor, paid for in the ledger's account of the test part.
 
     Each table is one full-batch Gaussian event; the test part is disjoint from the training part, so it has a budget of
@@ -132,9 +130,7 @@ def _measure(
     return measured
 
 
-def _predictions(
-    site_file: SiteFile, part: SiteSplit, request: EvaluateRequest, arrays: Arrays
-) -> Iterator[_Measured]:
+def _predictions(site_file: SiteFile, part: SiteSplit, request: EvaluateRequest, arrays: Arrays) -> Iterator[_Measured]:
     module = build_model(request.model, request.task, 0, site_file.backbone_folder)
     for predictor, weights in request.predictors.items():
         samples, device = without_prefix(predictor, arrays), compute_device(site_file)

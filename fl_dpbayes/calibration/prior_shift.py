@@ -16,8 +16,8 @@ def with_prevalence(probabilities: Floats, trained: npt.ArrayLike, target: npt.A
 
     p'(y | x) is proportional to p(y | x) target_y / trained_y, exact where only the prevalence differs, p(x | y) being
     the same (Saerens, Latinne and Decaestecker 2002, eq. 4). `probabilities`: shape (N, C), rows that sum to 1.
-    `trained`: C numbers above 0 (below 1e-300 they count as that); those of private records are public knowledge or paid for. `target`: C numbers of 0 or
-    more. Returns shape (N, C), rows that sum to 1.
+    `trained`: C numbers above 0 (below 1e-300 they count as that); those of private records are public knowledge or
+    paid for. `target`: C numbers of 0 or more. Returns shape (N, C), rows that sum to 1.
     """
     # A ratio of an infinite share would make a prediction NaN on some records and not on others.
     shares = np.maximum(np.asarray(trained, np.float64), SMALLEST_SHARE)

@@ -75,9 +75,12 @@ def bounded_shares(shares: Floats, bound: float) -> Floats:
 
 
 def bounded_sum(
-    shares: Floats, bound: float, *, cells: npt.NDArray[np.int64] | None = None, cell_count: int = 0,
-    shares_per_unit: int = 1,
-) -> BoundedSum:  # fmt: skip
+    shares: Floats,
+    bound: float,
+    *,
+    cells: npt.NDArray[np.int64] | None = None,
+    cell_count: int = 0,
+) -> BoundedSum:
     """Add units' shares up: every sum that gets noise is made here.
 
     Shares are bounded, then put on a grid of 2^-30 times a power of two near the bound, towards zero. Sums of up to
@@ -126,9 +129,7 @@ def noised(exact: BoundedSum, noise_multiplier: float, generator: np.random.Gene
     return NoisedTable(exact.sums + noise_std * generator.standard_normal(exact.sums.shape), noise_std)
 
 
-def record_counts(
-    confidence: Floats, outcome: npt.NDArray, bins: int, max_records_per_unit: int = 1
-) -> BoundedSum:
+def record_counts(confidence: Floats, outcome: npt.NDArray, bins: int, max_records_per_unit: int = 1) -> BoundedSum:
     """Count records in equal-width bins of a probability: sums of 1, p and y per bin.
 
     A record adds (1, p, y), each at most 1, to one bin, and all three where it is right with certainty; a unit of up to

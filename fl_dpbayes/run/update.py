@@ -20,7 +20,14 @@ from fl_dpbayes.posterior.hierarchical.distribution import mixed
 from fl_dpbayes.posterior.hierarchical.model import HospitalModel, with_intercept
 from fl_dpbayes.posterior.predictive import predict
 from fl_dpbayes.posterior.store import StoredPosterior
-from fl_dpbayes.run.hospital import NEW_HOSPITAL, Hospital, OfRun, UpdatedHospital
+from fl_dpbayes.run.hospital import (
+    NEW_HOSPITAL,
+    SMALLEST_SD,
+    Hospital,
+    OfRun,
+    UpdatedHospital,
+    checked_effect,
+)
 from fl_dpbayes.run.own_records import OwnRecords, read_own
 from fl_dpbayes.run.stored_posterior import read_run
 
@@ -52,15 +59,16 @@ def update_hospital(
         threshold = _threshold(own, probabilities, sets, f"{run} {before.mean} {before.sd} {sets}")
     elif epsilon is None:
         # What a training hospital released tells of these very patients.
-        before = model.without(hospital.site) if hospital.site else before
+        before = checked_effect(model.without(hospital.site), run_dir) if hospital.site else before
         after = before.given_labels(_log_odds(model, own), own.labels)
     else:
         residuals = residual_sum(_log_odds(model, own) + before.mean, own.labels, own.unit_index)
         # What is asked: the effect at which residuals are taken is a part of it.
         sent, noise = own.released("update", f"{run} {before.mean}", residuals)
         after = before.given_release(float(sent[0]), noise, own.units, model.covariates @ model.conditional)
+    sd = max(after.sd, SMALLEST_SD)
     found = UpdatedHospital(
-        run=run, mean=after.mean, sd=after.sd, units=own.units, epsilon=epsilon, level=sets, threshold=threshold
+        run=run, mean=after.mean, sd=sd, units=own.units, epsilon=epsilon, level=sets, threshold=threshold
     )
     write_atomically(target, found.model_dump_json(indent=2) + "\n")
     for said, effect in (("before", before), (f"after {own.units} patients", after))[: 2 if sets is None else 1]:

@@ -233,7 +233,8 @@ def test_sets_are_predicted_from_what_was_paid_for_once(
         held = [names[label] in told.split(" | ") for label, told in zip(labels, sets, strict=True)]
         assert np.mean(held) >= (0.95 if file == home else 0.9)
     # What leaves has the noise that its sensitivity asks for.
-    sent, std = (own := read_own(path, read_run(run.folder)[0], None, 0.5)).released("sets", "", BoundedSum(np.zeros(4_000), 1.5))
+    own = read_own(path, read_run(run.folder)[0], None, 0.5)
+    sent, std = own.released("sets", "", BoundedSum(np.zeros(4_000), 1.5))
     assert (std, abs(sent.std() / std - 1) < 0.05) == (1.5 * own.noise_multiplier, True)
     assert "patients at this" in refusal("update", run.folder, path, "--epsilon", "0.1", "--sets", "0.9", "--out", few)
     assert "patients at this" in refusal("update", run.folder, path, "--epsilon", "1", "--sets", "nan", "--out", few)

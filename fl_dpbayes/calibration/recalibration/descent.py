@@ -31,8 +31,8 @@ LARGEST_DEVIATION = 0.5
 
 def log_probabilities(probabilities: Floats) -> Floats:
     """Return z = log max(p, PROBABILITY_FLOOR), so that every score lies in [-27.7, 0]."""
-    # A maximum with NaN would be NaN.
-    return np.log(np.fmax(probabilities, PROBABILITY_FLOOR))
+    # What is no number counts as the floor, and what is beyond 1 as that.
+    return np.log(np.fmin(np.fmax(probabilities, PROBABILITY_FLOOR), 1.0))
 
 
 def record_gradients(method: DescentMethod, parameters: Floats, logs: Floats, labels: Labels) -> Floats:
