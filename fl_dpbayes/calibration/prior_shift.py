@@ -7,7 +7,6 @@ from fl_dpbayes.calibration.bins import CONFIDENCE, COUNT, OUTCOME, PRODUCT, Flo
 from fl_dpbayes.calibration.statistics import CalibrationStatistics
 
 ROUNDING = 1e-9
-SMALLEST_SHARE = 1e-300
 EM_STEPS, EM_TOLERANCE = 10_000, 1e-10
 
 
@@ -16,12 +15,10 @@ def with_prevalence(probabilities: Floats, trained: npt.ArrayLike, target: npt.A
 
     p'(y | x) is proportional to p(y | x) target_y / trained_y, exact where only the prevalence differs, p(x | y) being
     the same (Saerens, Latinne and Decaestecker 2002, eq. 4). `probabilities`: shape (N, C), rows that sum to 1.
-    `trained`: C numbers above 0 (below 1e-300 they count as that); those of private records are public knowledge or
-    paid for. `target`: C numbers of 0 or more. Returns shape (N, C), rows that sum to 1.
+    `trained`: C numbers above 0; those of private records are public knowledge or paid for. `target`: C numbers of 0 or
+    more. Returns shape (N, C), rows that sum to 1.
     """
-    # A ratio of an infinite share would make a prediction NaN on some records and not on others.
-    shares = np.maximum(np.asarray(trained, np.float64), SMALLEST_SHARE)
-    weighted = probabilities * (np.asarray(target, np.float64) / shares)
+    weighted = probabilities * (np.asarray(target, np.float64) / np.asarray(trained, np.float64))
     totals = weighted.sum(axis=1, keepdims=True)
     return np.divide(weighted, totals, out=np.full_like(weighted, 1 / probabilities.shape[1]), where=totals > 0)
 

@@ -44,11 +44,3 @@ def test_estimate_is_the_maximum_of_the_likelihood() -> None:
     likelihood = np.log(np.outer(probabilities[:, 0], 1 - grid) * 2 + np.outer(probabilities[:, 1], grid) * 2).sum(0)
     assert estimated_prevalence(probabilities, [0.5, 0.5])[1] == pytest.approx(grid[likelihood.argmax()], abs=1e-4)
     np.testing.assert_array_equal(estimated_prevalence(np.zeros((0, 2)), [0.3, 0.7]), [0.3, 0.7])  # without records
-
-
-@pytest.mark.parametrize("trained", [1e-320, 5e-324, 1e-309])
-def test_a_vanishing_share_at_training_leaves_every_prediction_a_distribution(trained: float) -> None:
-    p = np.array([[0.0, 1.0], [5e-324, 1.0], [0.5, 0.5], [1.0, 0.0]])
-    found = with_prevalence(p, [trained, 1.0], [0.5, 0.5])
-    assert np.isfinite(found).all()
-    assert found.sum(axis=1) == pytest.approx(1.0)

@@ -19,6 +19,7 @@ from fl_dpbayes.models.on_device import uploaded
 from fl_dpbayes.posterior.predictive import predict
 from fl_dpbayes.samplers.local_trace import LocalTrace, log_likelihood_estimate
 from fl_dpbayes.samplers.minibatch import TrainingRecords
+from tests.asking import ROWS, evaluate, refusal_of
 from tests.chains import plan_of, run
 from tests.devices.pretended import CUDA, HOST, pretended
 
@@ -226,3 +227,21 @@ def test_features_are_computed_on_one_device(features, shape: tuple[int, ...]) -
     with pretended():
         found = feature_map(features, shape, device="cuda")(own)
     np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["train", "evaluate"])
+def test_what_a_site_answers_is_computed_on_one_device(table_site, monkeypatch, kind: str) -> None:
+    # What a site sets for a GPU would stay set for other tests.
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    monkeypatch.setattr(torch, "use_deterministic_algorithms", lambda wanted: None)
+    answers = []
+    for device in ("cpu", "cuda"):
+        site = table_site(device)
+        site.write(ROWS, device=device)
+        with pretended() as seen:
+            reply = site.train() if kind == "train" else evaluate(site, weight=0.3)
+        assert refusal_of(reply) is None
+        assert bool(seen.places) == (device == "cuda")
+        answers.append({name: array.numpy() for name, array in reply.content["arrays"].items()})
+    for name, expected in answers[0].items():
+        np.testing.assert_allclose(answers[1][name], expected, rtol=1e-4, atol=1e-5)
