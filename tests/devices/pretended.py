@@ -21,8 +21,8 @@ MOVES = (torch.Tensor.to, torch.Tensor.cpu, torch.Tensor.cuda)
 WAITS = ("item", "tolist", "__bool__", "__int__", "__float__", "__index__", "nonzero", "equal")
 
 
-class TwoDevicesError(RuntimeError):
-    """One operator was given tensors of two devices."""
+class TwoDevicesError(BaseException):
+    """One operator was given tensors of two devices; code that tries another way after an error must not hide it."""
 
 
 @dataclass
@@ -74,6 +74,9 @@ class _Operators(TorchDispatchMode):
         if remote and here and not copies:
             shapes = [tuple(each.shape) for each in here]
             raise TwoDevicesError(f"{func} has tensors of a GPU and of the host, the latter of shapes {shapes}")
+        if remote and here:
+            direction = f"to {self._seen.place(args[0]).type}"
+            self._seen.moves.append((direction, args[0].numel()))
         result = func(*args, **kwargs)
         made_there = not tensors and self._seen.within.type == "cuda"
         if (remote or made_there) and not copies:
