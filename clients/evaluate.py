@@ -2,8 +2,8 @@
 
 import hashlib
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -16,10 +16,10 @@ from clients.model_inputs import capped_units, model_inputs
 from clients.own_site import compute_device, site_streams
 from clients.pay import Answer, SentArrays, pay, spending_of
 from clients.stated_passes import stated_passes
-from fl_dpbayes.calibration.bins import REPORT_BINS, in_fixed_pieces, on_grid
+from fl_dpbayes.calibration.bins import REPORT_BINS, in_fixed_pieces
 from fl_dpbayes.calibration.prior_shift import estimated_prevalence, with_prevalence
 from fl_dpbayes.calibration.recalibration.maps import recalibrate
-from fl_dpbayes.calibration.release import noised_table
+from fl_dpbayes.calibration.release import noised_table, top_label_counts
 from fl_dpbayes.calibration.statistics import CalibrationStatistics, empty, from_batch, to_arrays
 from fl_dpbayes.config.site_file import Policy, SiteFile
 from fl_dpbayes.data.site import Site, SiteSplit, is_delta_allowed, load_site
@@ -42,6 +42,8 @@ from fl_dpbayes.protocol.refusal import RefusalCode
 from fl_dpbayes.protocol.wire import request_digest
 
 OTHER_GROUP = "other"
+# Noise beyond it would leave the numbers that a reply can state.
+MOST_NOISE = 1e100
 Statistics = dict[str, CalibrationStatistics]
 
 
@@ -64,7 +66,7 @@ def evaluate_predictors(site_file: SiteFile, request: EvaluateRequest, message: 
     test = model_inputs(site_file, request.model, site.test)
     if release == "noised":
         capped = capped_units(test, site_file.policy.max_test_records_per_unit)
-        return _noised(site_file, site, request, lambda: _measure(site_file, capped, request, arrays))
+        return _noised(site_file, (site, capped), request, arrays)
     charge = _count_evaluation(site_file, site, request)
     groups, left_out = measured_groups(declared_groups(test, site_file.policy), request)
     tables: SentArrays = {}
@@ -76,7 +78,7 @@ def evaluate_predictors(site_file: SiteFile, request: EvaluateRequest, message: 
     return Answer(reply, tables, charge)
 
 
-def _noised(site_file: SiteFile, site: Site, request: EvaluateRequest, measure: Callable[[], Statistics]) -> Answer:
+def _noised(site_file: SiteFile, own: tuple[Site, SiteSplit], request: EvaluateRequest, samples: Arrays) -> Answer:
     """Release one coarse noised table per predictor, paid for in the ledger's account of the test part.
 
     Each table is one full-batch Gaussian event; the test part is disjoint from the training part, so it has a budget of
@@ -84,9 +86,10 @@ def _noised(site_file: SiteFile, site: Site, request: EvaluateRequest, measure: 
     arrays `<predictor>/noised`. Raises RefusedError POLICY_DENIED with the field, or what the ledger refuses.
     """
     settings, policy, sigma = site_file.ledger, site_file.policy, request.noise_multiplier
+    site, part = own
     if settings is None:
         raise RefusedError(RefusalCode.NOT_SENT)
-    if sigma is None or sigma < policy.min_evaluation_noise_multiplier:
+    if sigma is None or not policy.min_evaluation_noise_multiplier <= sigma <= MOST_NOISE:
         raise RefusedError(RefusalCode.POLICY_DENIED, "noise_multiplier")
     if request.delta != settings.delta or not is_delta_allowed(site_file, "test", request.delta):
         raise RefusedError(RefusalCode.POLICY_DENIED, "delta")
@@ -101,36 +104,49 @@ def _noised(site_file: SiteFile, site: Site, request: EvaluateRequest, measure: 
                 raise RefusedError(RefusalCode.BUDGET_EXHAUSTED)
             streams = site_streams(site_file, request.run, request.round, "evaluate")
             arrays, most = SentArrays(), policy.max_test_records_per_unit
-            for predictor, statistics in measure().items():
-                table = noised_table(statistics, REPORT_BINS, sigma, streams.generator(predictor), most)
-                arrays |= prefixed(predictor, {"noised": table.sums})
+            for measured in _predictions(site_file, part, request, samples):
+                exact = top_label_counts(measured.probabilities, part.labels, REPORT_BINS, most)
+                table = noised_table(exact, sigma, streams.generator(measured.predictor))
+                arrays |= prefixed(measured.predictor, {"noised": table.sums})
             return {"release": "noised", "noise_std": table.noise_std}, arrays
 
         paid = pay(ledger, spending, request, EvaluateReply, (site_file, site), work)
         return replace(paid, charge=counted | paid.charge)
 
 
+@dataclass(frozen=True)
+class _Measured:
+    """What a `predictor` says of a part's records: (N, C) probabilities, and how uncertain its samples are of them."""
+
+    predictor: str
+    probabilities: npt.NDArray
+    uncertainty: dict[str, npt.NDArray]
+
+
 def _measure(
     site_file: SiteFile, part: SiteSplit, request: EvaluateRequest, arrays: Arrays, groups: Sequence[Group] = ()
 ) -> Statistics:
-    module = build_model(request.model, request.task, 0, site_file.backbone_folder)
-    # Sums that get noise are exact: a record then moves them by what it adds, and by no rounding.
-    summed = on_grid if site_file.policy.evaluation_release == "noised" else np.asarray
     measured: Statistics = {}
+    for each in _predictions(site_file, part, request, arrays):
+        measured |= count_predictions(each.predictor, part, groups, each.probabilities, **each.uncertainty)
+    return measured
+
+
+def _predictions(site_file: SiteFile, part: SiteSplit, request: EvaluateRequest, arrays: Arrays) -> Iterator[_Measured]:
+    module = build_model(request.model, request.task, 0, site_file.backbone_folder)
     for predictor, weights in request.predictors.items():
         samples, device = without_prefix(predictor, arrays), compute_device(site_file)
         prediction = predict(module, samples, np.asarray(weights), part.features, device=device)
         uncertainty = {key: getattr(prediction, key) for key in ("epistemic", "aleatoric", "total")}
-        measured |= count_predictions(predictor, part, groups, summed(prediction.probabilities), **uncertainty)
+        yield _Measured(predictor, prediction.probabilities, uncertainty)
         if predictor == "posterior" and request.recalibration is not None:
             mapped = in_fixed_pieces(partial(recalibrate, mapping=request.recalibration), prediction.probabilities)
-            measured |= count_predictions(RECALIBRATED, part, groups, summed(mapped))
+            yield _Measured(RECALIBRATED, mapped, {})
         if predictor == "posterior" and request.trained_prevalence is not None:
             trained, declared, p = request.trained_prevalence, site_file.prevalence, prediction.probabilities
             target = declared if isinstance(declared, tuple) else estimated_prevalence(p, trained)
             corrected = in_fixed_pieces(partial(with_prevalence, trained=trained, target=target), p)
-            measured |= count_predictions(PRIOR_CORRECTED, part, groups, summed(corrected))
-    return measured
+            yield _Measured(PRIOR_CORRECTED, corrected, {})
 
 
 def _count_evaluation(site_file: SiteFile, site: Site, request: EvaluateRequest) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from clients.pay import Answer, SentArrays, pay, spending_of
 from clients.policy import check_recalibration_policy
 from fl_dpbayes.calibration.recalibration.descent import Stretch, private_fit
 from fl_dpbayes.calibration.recalibration.maps import method_code
-from fl_dpbayes.calibration.release import sensitivity
+from fl_dpbayes.calibration.release import noised
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.recalibration import AnyRecalibrationPlan, CountingPlan
 from fl_dpbayes.config.site_file import SiteFile
@@ -59,10 +59,9 @@ def recalibrate_posterior(site_file: SiteFile, request: RecalibrateRequest, mess
             if isinstance(request.plan, CountingPlan):
                 most = site_file.policy.max_test_records_per_unit
                 capped = capped_units(part, most)
-                exact = method_code(request.plan.method).count(predict(capped), capped.labels)
-                noise_std = noise_multiplier * sensitivity(most)
-                noised = exact + noise_std * generator.standard_normal(exact.shape)
-                return {"noise_std": noise_std}, {"noised": noised}
+                exact = method_code(request.plan.method).count(predict(capped), capped.labels, most)
+                table = noised(exact, noise_multiplier, generator)
+                return {"noise_std": table.noise_std}, {"noised": table.sums}
             units, first = site.recalibration_units, request.first_step
             stretch = Stretch(request.plan, noise_multiplier, units, first, reserved.steps)
             records = predict(part), part.labels, part.unit_index

@@ -366,7 +366,7 @@ def updates_of(
             fixed = {"one": one, "own level": exact_loss(odds, labels), "patients": float(len(labels))}
             for name in (name for name in names if name in known):
                 effect, told = known[name], (own["odds"][first], own["label"][first])
-                sent = residual_sum(told[0] + effect.mean, told[1], np.arange(count)) + noise
+                sent = residual_sum(told[0] + effect.mean, told[1], np.arange(count)).sums[0] + noise
                 after = {
                     "no update": effect, "at home": effect.given_labels(*told), "alone": flat.given_labels(*told),
                     "private": effect.given_release(sent, sigma, count, own["public"]),

@@ -6,7 +6,8 @@ import numpy as np
 import numpy.typing as npt
 from scipy.stats import chi2
 
-from fl_dpbayes.calibration.bins import GRID, Floats, in_fixed_pieces
+from fl_dpbayes.calibration.bins import Floats
+from fl_dpbayes.calibration.release import bounded_shares
 
 
 class CaseMix(NamedTuple):
@@ -22,19 +23,14 @@ def clipped_inputs(inputs: Floats, units: npt.NDArray[np.int64], public: Floats)
     """Return clip(mean of unit u's inputs - c), (U, D), of which a sum moves with a unit by at most R in L2, and R.
 
     c is the mean of the `public` inputs, (N, D), and R the root mean square of their distance from it. `inputs`: (n,
-    D). `units`: of each record, 0, 1, ..., without gaps, (n,).
+    D). `units`: of each record, 0, 1, ..., without gaps, (n,). Raises ValueError where R is no bound of a release.
     """
     centre = public.mean(axis=0)
     norm = float(np.sqrt(np.square(public - centre).sum(axis=1).mean()))
     means = np.zeros((units.max() + 1, inputs.shape[1]))
     np.add.at(means, units, (inputs - centre) / np.bincount(units)[units, None])
 
-    def clip(rows: Floats) -> Floats:
-        lengths = np.sqrt(np.square(rows).sum(axis=1, keepdims=True))
-        # To a grid, on which sums are exact, and towards 0: that makes no unit's share longer.
-        return np.trunc(rows * np.minimum(1.0, norm * (1 - 1e-9) / np.maximum(lengths, norm / 2)) * GRID) / GRID
-
-    return in_fixed_pieces(clip, means), norm
+    return bounded_shares(means, norm), norm
 
 
 def case_mix(total: Floats, noise_std: float, units: int, public: Floats) -> CaseMix:

@@ -8,6 +8,7 @@ import numpy.typing as npt
 
 from fl_dpbayes.calibration.bins import COUNT, FINE_BINS, OUTCOME, Floats, bin_index, coarsen
 from fl_dpbayes.calibration.intervals import Interval, wilson_interval
+from fl_dpbayes.calibration.release import BoundedSum, bounded_sum
 from fl_dpbayes.calibration.statistics import CalibrationStatistics
 
 LEVEL = 0.9
@@ -60,15 +61,19 @@ def measure_sets(statistics: CalibrationStatistics, first: FirstBins) -> SetQual
     return SetQuality(covered / count, wilson_interval(covered, count), members / count)
 
 
-def set_counts(of_label: Floats, units: FirstBins, bins: int, level: float) -> Floats:
+def set_counts(of_label: Floats, units: FirstBins, bins: int, level: float) -> BoundedSum:
     """Return a hospital's counts for `private_threshold`, (1 + bins,).
 
     A unit adds one to the bin of its lowest p_label and takes 1 - level from the first cell, so nobody has to tell the
-    number of units. `of_label`: p_label, (N,). `units`: each record's unit, 0, 1, ..., without gaps, (N,).
+    number of units. `of_label`: p_label, (N,); one that is not a number counts as 0. `units`: each record's unit, 0, 1,
+    ..., without gaps, (N,). `level`: in (0, 1).
     """
     lowest = np.ones(units.max() + 1)
-    np.minimum.at(lowest, units, of_label)
-    return np.append(-(1 - level) * len(lowest), np.bincount(bin_index(lowest, bins), minlength=bins))
+    np.minimum.at(lowest, units, np.nan_to_num(of_label))
+    cells = bin_index(np.maximum(lowest, 0.0), bins)
+    per_bin = bounded_sum(np.ones((len(lowest), 1)), 1.0, cells=cells, cell_count=bins)
+    counts = np.append(-(1 - level) * len(lowest), per_bin.sums)
+    return BoundedSum(counts, float(np.hypot(1.0, 1 - level)))
 
 
 def private_threshold(counts: Floats, noise_std: float, level: float) -> float:

@@ -1,7 +1,8 @@
 """A safetensors file of samples that is written and read a few samples at a time."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
 
@@ -9,7 +10,8 @@ import numpy as np
 import numpy.typing as npt
 from safetensors import safe_open
 
-from fl_dpbayes.config.files.array_file import array_header
+from fl_dpbayes.config.errors import UserError
+from fl_dpbayes.config.files.array_file import DAMAGED, array_header, check_values, read_arrays
 from fl_dpbayes.posterior.samples import AnySamples, SamplePiece
 from fl_dpbayes.protocol.arrays import Arrays, prefixed
 
@@ -46,17 +48,45 @@ def write_samples(path: Path, samples: AnySamples, metadata: Mapping[str, str] |
 def open_samples(path: Path) -> SamplePiece:
     """Read the weights and temperatures of a file of `write_samples`, and leave its samples on the disk.
 
-    Each reading of samples opens the file anew, so that its pages are not held between them.
+    Each reading of samples opens the file anew, so that its pages are not held between them. It raises UserError, now
+    or when samples are read, if the file is damaged or a value is not finite or beyond float32's range.
     """
-    with safe_open(path, framework="numpy") as file:
+    with _readable(path), safe_open(path, framework="numpy") as file:
         names = [name for name in file.keys() if name.startswith(f"{SAMPLES}/")]  # noqa: SIM118
         weights, temperatures = file.get_tensor("weights"), file.get_tensor("temperatures")
+        check_values("weights", weights)
+        check_values("temperatures", temperatures)
 
     def rows(numbers: npt.NDArray[np.intp]) -> Arrays:
-        with safe_open(path, framework="numpy") as file:
-            return {name[len(SAMPLES) + 1 :]: _rows(file.get_slice(name), numbers) for name in names}
+        with _readable(path), safe_open(path, framework="numpy") as file:
+            read = {name: _rows(file.get_slice(name), numbers) for name in names}
+            for name, values in read.items():
+                check_values(name, values)
+            return {name[len(SAMPLES) + 1 :]: values for name, values in read.items()}
 
     return SamplePiece(weights, temperatures, rows)
+
+
+def read_state(path: Path) -> Arrays:
+    """Read all arrays of a file of the bank.
+
+    Raises:
+        UserError: If the file is damaged, or a value is not finite or beyond float32's range.
+    """
+    with _readable(path):
+        _, arrays = read_arrays(path)
+        for name, values in arrays.items():
+            check_values(name, values)
+    return arrays
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except DAMAGED as error:
+        reason = str(error).splitlines()[0]
+        raise UserError(f"{path} cannot be read ({reason}): put back a copy of it, or run its scenario again") from None
 
 
 def _rows(tensor, numbers: npt.NDArray[np.intp]) -> npt.NDArray[np.float32]:  # type: ignore[no-untyped-def]

@@ -8,12 +8,11 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from safetensors.numpy import load_file
 
 from fl_dpbayes.config.files.array_file import write_arrays
 from fl_dpbayes.config.files.atomic_file import PARTIAL, replaced, sync_all, written
 from fl_dpbayes.config.files.journal import Entry, check_files, check_no_others, file_entry, listed_files
-from fl_dpbayes.posterior.sample_file import open_samples, write_samples
+from fl_dpbayes.posterior.sample_file import open_samples, read_state, write_samples
 from fl_dpbayes.posterior.samples import PerSite, PosteriorSamples, SamplePiece, StoredSamples, point_of
 from fl_dpbayes.protocol.arrays import Arrays
 
@@ -105,9 +104,9 @@ class PosteriorBank:
         return file_entry(path.relative_to(folder).as_posix(), content, *replaces)
 
     def last(self, site: str, chain: int) -> Arrays | None:
-        """Return the last state of one of a site's chains, or None before its first reply in it."""
+        """Return the last state of one of a site's chains, or None before its first reply; UserError if damaged."""
         path = self._last_paths(site).get(chain)
-        return load_file(path) if path else None
+        return read_state(path) if path else None
 
     def has_last(self, site: str, chain: int) -> bool:
         """Say whether a site has sent a state of one of its chains."""
@@ -163,4 +162,4 @@ def _round_of(path: Path) -> int:
 
 
 def _point(path: Path) -> SamplePiece:
-    return SamplePiece(np.ones(1), np.zeros(1), lambda _: point_of(load_file(path)).arrays)
+    return SamplePiece(np.ones(1), np.zeros(1), lambda _: point_of(read_state(path)).arrays)

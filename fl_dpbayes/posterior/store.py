@@ -12,7 +12,7 @@ from safetensors import safe_open
 
 from fl_dpbayes.config.base import Config
 from fl_dpbayes.config.errors import UserError
-from fl_dpbayes.config.files.array_file import DAMAGED, check_seal, seal, sealable
+from fl_dpbayes.config.files.array_file import DAMAGED, check_seal, check_values, seal, sealable
 from fl_dpbayes.config.files.atomic_file import replaced_atomically
 from fl_dpbayes.config.recalibration import RecalibrationMap, parameter_count
 from fl_dpbayes.config.task import PROVIDED, Model, ModuleModel, Task
@@ -91,8 +91,7 @@ def load_posterior(path: Path, allowed_code: Collection[str] = ()) -> StoredPost
         for name, array in arrays.items():
             if array.dtype != (np.float32 if name.startswith(f"{SAMPLES}/") else np.float64):
                 raise ValueError(f"array {name!r} is {array.dtype}: samples must be float32, all else float64")
-            if not np.isfinite(array).all():
-                raise ValueError(f"array {name!r} has a value that is not finite")
+            check_values(name, array)
         if len(arrays["weights"]) == 0:
             raise ValueError("it holds no sample")
         samples = PosteriorSamples(without_prefix(SAMPLES, arrays), arrays["weights"], arrays["temperatures"])

@@ -2,26 +2,35 @@
 
 import hashlib
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, TypeAlias
 
 import numpy as np
-from pydantic import Field
+import numpy.typing as npt
+from pydantic import Field, PositiveFloat
 
 from fl_dpbayes.config.base import Config, digest
 from fl_dpbayes.config.errors import UserError
-from fl_dpbayes.config.files.array_file import DAMAGED
+from fl_dpbayes.config.files.array_file import DAMAGED, check_values
 from fl_dpbayes.config.kinds import import_apps
 from fl_dpbayes.config.scenario import Scenario
 from fl_dpbayes.config.task import Task
 from fl_dpbayes.models.build import model_shapes
 from fl_dpbayes.posterior.hierarchical.distribution import Distribution, mixed
-from fl_dpbayes.posterior.hierarchical.effects import FACTS, HOSPITALS
+from fl_dpbayes.posterior.hierarchical.effects import FACTS, HOSPITALS, site_means
 from fl_dpbayes.posterior.hierarchical.model import HospitalModel, fit_hospitals
 from fl_dpbayes.posterior.sample_store import PosteriorBank
 
 MOST_BYTES = 2**16
+# In log odds: no level is as far out, and none as sure.
+LARGEST_LEVEL = 1e4
+SMALLEST_SD = 1e-6
+MOST_UNITS = 10**9
+MOST_ROUNDS = 10**6
+SMALLEST_WEIGHT = float(np.finfo(np.float32).tiny)
+PUT_BACK = "put back a copy of the run folder, or run its scenario again"
 WORDS = {"site": "hospital", "group": "a new hospital of", "update": "the hospital updated in"}
 OfRun: TypeAlias = tuple[HospitalModel, Distribution, float | None, str]
 
@@ -33,13 +42,17 @@ class UpdatedHospital(Config):
     the least probability of a class in sets of that `level`, both null where the patients told the effect instead.
     """
 
-    run: str
-    mean: Annotated[float, Field(ge=-1e4, le=1e4)]
-    sd: Annotated[float, Field(gt=0, le=1e4)]
-    units: int
-    epsilon: float | None
-    level: float | None = None
+    run: Annotated[str, Field(max_length=64)]
+    mean: Annotated[float, Field(ge=-LARGEST_LEVEL, le=LARGEST_LEVEL)]
+    sd: Annotated[float, Field(ge=SMALLEST_SD, le=LARGEST_LEVEL)]
+    units: Annotated[int, Field(ge=1, le=MOST_UNITS)]
+    epsilon: PositiveFloat | None
+    level: Annotated[float, Field(gt=0, lt=1)] | None = None
     threshold: Annotated[float, Field(ge=0, le=1)] | None = None
+
+    def _check_keys(self) -> None:
+        if (self.level is None) != (self.threshold is None):
+            raise ValueError("level and threshold are given together or not at all")
 
 
 @dataclass(frozen=True)
@@ -70,7 +83,7 @@ class Hospital:
                 said = f"--{key} {str(given[key])[:60]!r} is none of the run's training hospitals' ({shown})"
                 raise UserError(f"{said}: give one of them, or leave it out for a new one")
         if self.update is None:
-            return model, model.effect(self.site, self.group), None, run
+            return model, checked_effect(model.effect(self.site, self.group), run_dir), None, run
         try:
             if self.update.stat().st_size > MOST_BYTES:
                 raise ValueError
@@ -91,17 +104,58 @@ def load_hospitals(run_dir: Path, scenario: Scenario, task: Task) -> HospitalMod
     import_apps()
     from server.checkpoint import BANK_FOLDER
 
-    width, folder = FACTS + 2 * sum(map(math.prod, model_shapes(scenario.model, task).values())), run_dir / BANK_FOLDER
+    width = FACTS + 2 * sum(map(math.prod, model_shapes(scenario.model, task).values()))
+    folder = run_dir / BANK_FOLDER
     try:
         rows = PosteriorBank(folder).last(HOSPITALS, 0) or {}
-        table, named = np.array(list(rows.values()), np.float64), rows.keys() <= scenario.sites.keys()
-        fits = named and table.shape == (len(rows), width) and np.isfinite(table).all()
-        if not fits or (table[:, :FACTS] < (1, 1, 1e-300, 0)).any():
-            raise ValueError("they are not those of its sites")
-    except DAMAGED as error:
-        found = str(error).splitlines()[0]
-        raise UserError(f"the sums of hospitals in {folder} cannot be read ({found}): put back a copy") from None
-    return fit_hospitals(rows, scenario)
+        _check_sums(rows, scenario, width)
+        # What is beyond all bounds may end in any of these, and in numbers that are none.
+        with np.errstate(all="ignore"):
+            model = fit_hospitals(rows, scenario)
+        check_values("conditional", model.conditional)
+        check_values("covariates", model.covariates)
+        if not model.covariates[:, 1:].std() >= SMALLEST_WEIGHT:
+            raise ValueError("the run's features have no spread")
+    except (*DAMAGED, ArithmeticError, IndexError) as error:
+        reason = str(error).splitlines()[0]
+        raise UserError(f"the sums of hospitals in {folder} cannot be read ({reason}): {PUT_BACK}") from None
+    return model
+
+
+def checked_effect(effect: Distribution, run_dir: Path) -> Distribution:
+    """Return a hospital's effect on the level of its outcome, of a run of which nothing is taken on trust.
+
+    Args:
+        effect: As the run's posterior has it.
+        run_dir: The run, for the error.
+
+    Returns:
+        The effect.
+
+    Raises:
+        UserError: If its mean or standard deviation is none of log odds.
+    """
+    if not (abs(effect.mean) <= LARGEST_LEVEL and 0 < effect.sd <= LARGEST_LEVEL):
+        told = f"mean {effect.mean:g}, standard deviation {effect.sd:g}"
+        said = f"{run_dir} tells a hospital's level by {told}: allowed is up to {LARGEST_LEVEL:g}"
+        raise UserError(f"{said}; {PUT_BACK}")
+    return effect
+
+
+def _check_sums(rows: Mapping[str, npt.NDArray], scenario: Scenario, width: int) -> None:
+    table = np.array(list(rows.values()), np.float64)
+    named = rows.keys() <= scenario.sites.keys()
+    if not (rows and named and table.shape == (len(rows), width)):
+        raise ValueError("they are not those of its sites")
+    units, rounds, weights, squares = table[:, :FACTS].T
+    whole = (units >= rounds) & (rounds >= 1) & (rounds <= MOST_ROUNDS) & (rounds == np.floor(rounds))
+    sized = (units <= MOST_UNITS * rounds) & (weights >= SMALLEST_WEIGHT) & (squares >= 0)
+    if not (whole & sized).all():
+        raise ValueError("they are not those of its sites' rounds")
+    # Sums over weights are what was float32.
+    means = site_means(rows)
+    check_values("states", means.states)
+    check_values("gradients", means.gradients)
 
 
 NEW_HOSPITAL = Hospital()

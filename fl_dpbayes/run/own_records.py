@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import nn
 
-from fl_dpbayes.calibration.bins import Floats
+from fl_dpbayes.calibration.release import BoundedSum, NoisedTable, noised
 from fl_dpbayes.config.errors import FailedError, UserError
 from fl_dpbayes.config.kinds import import_apps
 from fl_dpbayes.config.site_file import SiteFile, read_site_file
@@ -41,18 +41,19 @@ class OwnRecords:
     site: tuple[SiteFile, Site] | None = None
     part: Part = "train"
 
-    def released(self, purpose: str, request: str, exact: Floats, sensitivity: float = 1.0) -> tuple[Floats, float]:
+    def released(self, purpose: str, request: str, exact: BoundedSum) -> NoisedTable:
         """Return sums with the noise that they leave with, and its standard deviation; at home the sums, and 0.
 
         The same request gets the stored answer again; another version of the records makes it another request.
-        `sensitivity`: by how much a unit moves the sums in L2. Raises UserError if the ledger refuses.
+        `exact`: what `bounded_sum` made, so that no value of a run folder makes it infinite. Raises UserError if the
+        ledger refuses.
         """
         if self.site is None:
-            return exact, 0.0
+            return NoisedTable(exact.sums, 0.0)
         import_apps()
         from clients.own_site import site_streams
 
-        (site_file, site), noise = self.site, self.noise_multiplier * sensitivity
+        (site_file, site), noise = self.site, self.noise_multiplier * exact.sensitivity
         request = json.dumps([purpose, request, self.units, self.epsilon])
         streams = site_streams(site_file, hashlib.sha256(request.encode()).hexdigest()[:32], 1, purpose)
         event = GaussianEvent(self.noise_multiplier, 1.0, 1)
@@ -61,18 +62,18 @@ class OwnRecords:
             asked = hashlib.sha256((request + ledger.state().data_versions[-1].fingerprint).encode()).hexdigest()
             match ledger.reserve(Spending(self.part, asked[:32], 1, purpose, asked, asked, (event,), 0, 1)):
                 case StoredReply(body):
-                    return np.array(json.loads(body)), noise
+                    return NoisedTable(np.array(json.loads(body)), noise)
                 case Refused(code, field):
                     refused = f"the ledger of site {site.name!r} refuses the release, {code.value} {field}".strip()
                     raise UserError(f"{refused}: lower --epsilon, or see  fl-dpbayes site ledger")
                 case Reserved(reservation):
                     try:
-                        sent = exact + noise * streams.generator("noise").standard_normal(exact.shape)
-                        ledger.commit(reservation, json.dumps(sent.tolist()).encode())
+                        sent = noised(exact, self.noise_multiplier, streams.generator("noise"))
+                        ledger.commit(reservation, json.dumps(sent.sums.tolist()).encode())
                     except Exception as error:
                         ledger.fail(reservation)
                         raise FailedError(f"the release failed, and its budget is spent: {error}") from error
-                    return sent, noise
+                    return sent
 
 
 def read_own(

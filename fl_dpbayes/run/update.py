@@ -7,9 +7,10 @@ import numpy.typing as npt
 from rich.console import Console
 from scipy.special import expit
 
-from fl_dpbayes.calibration.bins import Floats, in_fixed_pieces, on_grid
+from fl_dpbayes.calibration.bins import Floats, in_fixed_pieces
 from fl_dpbayes.calibration.case_mix import case_mix, clipped_inputs
 from fl_dpbayes.calibration.conformal import EXACT_BINS, NOISED_BINS, OVERSHOOT, private_threshold, set_counts
+from fl_dpbayes.calibration.release import BoundedSum, bounded_sum
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.files.atomic_file import write_atomically
 from fl_dpbayes.config.names import site_name
@@ -19,7 +20,14 @@ from fl_dpbayes.posterior.hierarchical.distribution import mixed
 from fl_dpbayes.posterior.hierarchical.model import HospitalModel, with_intercept
 from fl_dpbayes.posterior.predictive import predict
 from fl_dpbayes.posterior.store import StoredPosterior
-from fl_dpbayes.run.hospital import NEW_HOSPITAL, Hospital, OfRun, UpdatedHospital
+from fl_dpbayes.run.hospital import (
+    NEW_HOSPITAL,
+    SMALLEST_SD,
+    Hospital,
+    OfRun,
+    UpdatedHospital,
+    checked_effect,
+)
 from fl_dpbayes.run.own_records import OwnRecords, read_own
 from fl_dpbayes.run.stored_posterior import read_run
 
@@ -51,15 +59,16 @@ def update_hospital(
         threshold = _threshold(own, probabilities, sets, f"{run} {before.mean} {before.sd} {sets}")
     elif epsilon is None:
         # What a training hospital released tells of these very patients.
-        before = model.without(hospital.site) if hospital.site else before
+        before = checked_effect(model.without(hospital.site), run_dir) if hospital.site else before
         after = before.given_labels(_log_odds(model, own), own.labels)
     else:
         residuals = residual_sum(_log_odds(model, own) + before.mean, own.labels, own.unit_index)
         # What is asked: the effect at which residuals are taken is a part of it.
-        sent, noise = own.released("update", f"{run} {before.mean}", np.array([residuals]))
+        sent, noise = own.released("update", f"{run} {before.mean}", residuals)
         after = before.given_release(float(sent[0]), noise, own.units, model.covariates @ model.conditional)
+    sd = max(after.sd, SMALLEST_SD)
     found = UpdatedHospital(
-        run=run, mean=after.mean, sd=after.sd, units=own.units, epsilon=epsilon, level=sets, threshold=threshold
+        run=run, mean=after.mean, sd=sd, units=own.units, epsilon=epsilon, level=sets, threshold=threshold
     )
     write_atomically(target, found.model_dump_json(indent=2) + "\n")
     for said, effect in (("before", before), (f"after {own.units} patients", after))[: 2 if sets is None else 1]:
@@ -79,7 +88,7 @@ def compare_patients(run_dir: Path, data: Path, epsilon: float | None, console: 
     own, _, (model, *_, run) = _read(run_dir, data, NEW_HOSPITAL, epsilon, labelled=False)
     public, slopes = model.covariates[:, 1:], model.conditional[1:]
     shares, norm = clipped_inputs(with_intercept(own.inputs)[:, 1:], own.unit_index, public)
-    sent, noise = own.released("alarm", run, shares.sum(axis=0), norm)
+    sent, noise = own.released("alarm", run, bounded_sum(shares, norm))
     found = case_mix(sent, noise, own.units, public)
     shift, sd = slopes @ found.difference, np.sqrt(slopes @ found.covariance @ slopes)
     chance = f"about {len(slopes)} +- {np.sqrt(2 * len(slopes)):.0f} by chance, p = {found.p_value:.2g}"
@@ -98,12 +107,13 @@ def _read(
     return own, stored, found
 
 
-def residual_sum(log_odds: Floats, labels: npt.NDArray[np.int64], units: npt.NDArray[np.int64]) -> float:
-    """Return sum_u (mean of y_i - sigmoid(x_i) over the records of unit u): a unit moves it by at most 1.
+def residual_sum(log_odds: Floats, labels: npt.NDArray[np.int64], units: npt.NDArray[np.int64]) -> BoundedSum:
+    """Return sum_u (mean of y_i - sigmoid(x_i) over the records of unit u), (1,): a unit moves it by at most 1.
 
     `log_odds`: x_i at a public effect, (n,). `units`: the unit of each record, 0, 1, ..., (n,).
     """
-    return float(on_grid(np.bincount(units, labels - expit(log_odds)) / np.bincount(units)).sum())
+    means = np.bincount(units, labels - expit(log_odds)) / np.bincount(units)
+    return bounded_sum(means[:, None], 1.0)
 
 
 def _log_odds(model: HospitalModel, own: OwnRecords) -> Floats:
@@ -117,4 +127,4 @@ def _threshold(own: OwnRecords, probabilities: Floats, level: float, request: st
     if not own.units >= (declared := np.ceil(least * (1 + MAX_DECLARATION_ERROR))):
         raise UserError(f"sets of level {level:g} need {declared:.0f} patients at this epsilon: raise it")
     counts = set_counts(probabilities[np.arange(len(own.labels)), own.labels], own.unit_index, bins, level)
-    return private_threshold(*own.released("sets", request, counts, sensitivity), level)
+    return private_threshold(*own.released("sets", request, counts), level)

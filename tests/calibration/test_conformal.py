@@ -103,14 +103,14 @@ def test_exact_counts_give_the_threshold_of_split_conformal(seed, count, level):
     of_label = np.random.default_rng(seed).random(count)
     rank = int(np.ceil(round((count + 1) * level, 9)))
     exact = np.sort(of_label)[::-1][rank - 1] if rank <= count else 0.0
-    counts = set_counts(of_label, np.arange(count), EXACT_BINS, level)
+    counts = set_counts(of_label, np.arange(count), EXACT_BINS, level).sums
     assert private_threshold(counts, 0.0, level) == bin_index(exact, EXACT_BINS) / EXACT_BINS
 
 
 def test_a_unit_moves_counts_by_its_worst_record_alone():
     of_label, units = np.array([0.9, 0.2, 0.6]), np.array([0, 0, 1])
     without, whole = set_counts(of_label[2:], units[:1], 4, 0.9), set_counts(of_label, units, 4, 0.9)
-    assert (whole - without).tolist() == pytest.approx([-0.1, 1, 0, 0, 0])
+    assert (whole.sums - without.sums).tolist() == pytest.approx([-0.1, 1, 0, 0, 0])
 
 
 PATHS = [np.ones(100), np.full(128, 0.5), np.tile([2.0, 0, 0, 0], 60), np.eye(60)[3] * 9]
@@ -135,7 +135,7 @@ def test_private_sets_cover_over_a_thousand_hospitals_and_stay_small(count, epsi
         p, labels = expit(odds), generator.random(count + 500) < expit(odds + effect)
         of_label = np.where(labels, p, 1 - p)
         for way, (bins, noise) in enumerate([(NOISED_BINS, std), (EXACT_BINS, 0.0)]):
-            counts = set_counts(of_label[:count], np.arange(count), bins, level)
+            counts = set_counts(of_label[:count], np.arange(count), bins, level).sums
             t = private_threshold(counts + noise * generator.standard_normal(bins + 1), noise, level)
             found[:, way, at] = (of_label[count:] >= t).mean(), np.mean([p[count:] >= t, 1 - p[count:] >= t])
     covered, sizes = found

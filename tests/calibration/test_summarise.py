@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fl_dpbayes.calibration.metrics import errors, scores
-from fl_dpbayes.calibration.release import NoisedTable, noised_table
+from fl_dpbayes.calibration.release import NoisedTable, noised_table, top_label_counts
 from fl_dpbayes.calibration.statistics import empty, from_batch
 from fl_dpbayes.calibration.summarise import join_small_bins, summarise, summarise_noised
 from fl_dpbayes.report.run_files import CALIBRATION_COLUMNS
@@ -61,13 +61,14 @@ def test_two_classes_have_a_line_and_a_decision_curve():
 def draw(generator, count, gap, confidences=(0.55, 0.62, 0.68, 0.75, 0.82, 0.88, 0.95)):
     confidence = generator.choice(confidences, count)
     right = generator.random(count) < confidence - gap
-    return from_batch(np.stack([confidence, 1 - confidence], axis=1), np.where(right, 0, 1))
+    return np.stack([confidence, 1 - confidence], axis=1), np.where(right, 0, 1)
 
 
 def test_vanishing_noise_gives_the_exact_summary_limit():
-    statistics = draw(np.random.default_rng(61), 3000, 0.1)
-    exact = summarise(statistics, np.random.default_rng(0))
-    noisy = summarise_noised(noised_table(statistics, 15, 1e-9, np.random.default_rng(0)), np.random.default_rng(0))
+    records = draw(np.random.default_rng(61), 3000, 0.1)
+    exact = summarise(from_batch(*records), np.random.default_rng(0))
+    table = noised_table(top_label_counts(*records, 15), 1e-9, np.random.default_rng(0))
+    noisy = summarise_noised(table, np.random.default_rng(0))
     for metric in ("n", "accuracy", "ece", "rms_debiased"):
         assert getattr(noisy, metric) == pytest.approx(getattr(exact, metric), abs=1e-6)
     assert noisy.ece_if_calibrated == pytest.approx(exact.ece_if_calibrated, rel=0.1)
@@ -79,7 +80,8 @@ def test_vanishing_noise_gives_the_exact_summary_limit():
 def test_a_calibrated_model_seldom_exceeds_what_calibration_would_show_with_the_release_noise():
     generator, exceeds = np.random.default_rng(62), 0
     for _ in range(100):
-        summary = summarise_noised(noised_table(draw(generator, 700, 0.0), 15, 1.0, generator), generator)
+        exact = top_label_counts(*draw(generator, 700, 0.0), 15)
+        summary = summarise_noised(noised_table(exact, 1.0, generator), generator)
         exceeds += summary.ece > summary.ece_if_calibrated_high
     assert exceeds / 100 <= 0.05 + 3 * np.sqrt(0.95 * 0.05 / 100)
 
@@ -96,7 +98,7 @@ def test_hidden_by_noise_or_empty_undefined_limit():
 
 def test_joined_bins_keep_every_record():
     generator = np.random.default_rng(65)
-    table = noised_table(draw(generator, 500, 0.0), 15, 1.0, generator)
+    table = noised_table(top_label_counts(*draw(generator, 500, 0.0), 15), 1.0, generator)
     joined, noise = join_small_bins(table)
     np.testing.assert_allclose(joined.sum(axis=0), table.sums.sum(axis=0))
     assert (noise**2).sum() == pytest.approx(15 * table.noise_std**2)

@@ -48,7 +48,15 @@ def test_what_fails_on_one_record_tells_nothing_of_it(table_site, asked: dict, f
     for name, x in (("with", far), ("without", 1.0)):
         site, split = table_site(name), {"test_fraction": 1.0, "key": "5e" * 16}
         site.write([*ROWS, ("far", x, 1.0, 1)], split=split, role="held_out", units=50)
-        assert refusal_of(evaluate(site, **asked)) is None
+        reply = evaluate(site, **asked)
+        assert refusal_of(reply) is None
+        assert all(np.isfinite(array.numpy()).all() for array in reply.content["arrays"].values())
+
+
+@pytest.mark.parametrize("multiplier", [1e101, 1.7e308])
+def test_noise_without_bound_is_refused_before_anything_is_spent(site, multiplier: float) -> None:
+    assert refusal_of(evaluate(site, noise_multiplier=multiplier)) == ("POLICY_DENIED", "noise_multiplier")
+    assert rows_of(site.ledger()) == []
 
 
 def test_evaluations_cannot_be_averaged_for_free(site) -> None:

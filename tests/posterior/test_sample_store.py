@@ -6,8 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from fl_dpbayes.config.files import atomic_file
+from fl_dpbayes.config.files.array_file import read_arrays, write_arrays
 from fl_dpbayes.posterior.sample_store import PosteriorBank
 from fl_dpbayes.posterior.samples import PosteriorSamples
 from tests.asking import refused
@@ -59,3 +61,32 @@ def test_a_round_lists_nothing_and_waits_for_the_disk_a_bounded_number_of_times(
     monkeypatch.setattr(atomic_file, "_sync_file_system", lambda _: (_ for _ in ()).throw(OSError(5, "broken")))
     if sites == 40:
         refused("cannot be written", run, bank, range(4, 5), sites)
+
+
+@pytest.mark.parametrize("value", [1e300, -3.5e38, np.inf, np.nan])
+@pytest.mark.parametrize("changed", ["parameters/w", "samples/w", "weights", "temperatures"])
+def test_a_value_beyond_float32_is_refused_when_it_is_read_and_its_file_named(tmp_path, value, changed) -> None:
+    bank = PosteriorBank(tmp_path)
+    add(bank, "site-0", 1)
+    (path,) = tmp_path.rglob("last-*" if changed == "parameters/w" else "chain-*")
+    _, arrays = read_arrays(path)
+    arrays[changed] = np.full(arrays[changed].shape, value, np.float64)
+    write_arrays(path, arrays)
+
+    def read() -> None:
+        again = PosteriorBank(tmp_path)
+        again.last("site-0", 0)
+        again.stored_last_states("site-0").in_memory()
+        again.stored("site-0").in_memory()
+
+    refused(rf"{path.name} cannot be read .*{changed}.* beyond float32's range.*put back a copy", read)
+
+
+def test_a_file_of_the_bank_that_holds_whole_numbers_or_is_cut_off_is_refused(tmp_path) -> None:
+    bank = PosteriorBank(tmp_path)
+    add(bank, "site-0", 1)
+    (path,) = tmp_path.rglob("last-*")
+    save_file({"parameters/w": np.ones(2, np.int64)}, path)
+    refused("int64: it must be float32 or float64", bank.last, "site-0", 0)
+    path.write_bytes(path.read_bytes()[:20])
+    refused(f"{path.name} cannot be read", bank.last, "site-0", 0)

@@ -63,6 +63,8 @@ def test_recalibration_map_is_kept_and_must_fit_the_classes(tmp_path):
 def hostile_tensors():
     good = tensors_of(samples_of())
     yield "nan", good | {"samples/1.bias": np.full((5, 3), np.nan, np.float32)}, "not finite"
+    yield "weights beyond float32", good | {"weights": np.full(5, 1e300)}, "'weights' .*beyond float32's range"
+    yield "one infinite temperature", good | {"temperatures": np.array([1, 1, 1, 1, np.inf])}, "'temperatures'"
     yield "shape", good | {"samples/1.bias": np.zeros((5, 4), np.float32)}, "names or shapes"
     yield "count", good | {"weights": np.ones(4)}, "names or shapes"
     yield "extra", good | {"samples/more": np.zeros(3, np.float32)}, "names or shapes"

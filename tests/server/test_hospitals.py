@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -10,10 +11,12 @@ import numpy as np
 import pandas
 import pytest
 
+from fl_dpbayes.calibration.release import BoundedSum
+from fl_dpbayes.config.files.array_file import read_arrays, write_arrays
 from fl_dpbayes.config.scenario import Scenario, load_scenario
 from fl_dpbayes.data.site import load_site
 from fl_dpbayes.posterior.hierarchical.effects import HOSPITALS, UNKNOWN, site_means
-from fl_dpbayes.posterior.hierarchical.model import fit_hospitals
+from fl_dpbayes.posterior.hierarchical.model import fit_hospitals, with_intercept
 from fl_dpbayes.posterior.sample_store import PosteriorBank
 from fl_dpbayes.report.page_tables import hospitals_table
 from fl_dpbayes.report.run_files import read_summary
@@ -21,6 +24,7 @@ from fl_dpbayes.run.hospital import load_hospitals
 from fl_dpbayes.run.own_records import read_own
 from fl_dpbayes.run.site.ledger import ledger_of
 from fl_dpbayes.run.stored_posterior import read_run
+from fl_dpbayes.run.update import residual_sum
 from tests.asking import refused
 from tests.federations import Federation
 from tests.resumed import assert_same_run
@@ -232,7 +236,8 @@ def test_sets_are_predicted_from_what_was_paid_for_once(
         held = [names[label] in told.split(" | ") for label, told in zip(labels, sets, strict=True)]
         assert np.mean(held) >= (0.95 if file == home else 0.9)
     # What leaves has the noise that its sensitivity asks for.
-    sent, std = (own := read_own(path, read_run(run.folder)[0], None, 0.5)).released("sets", "", np.zeros(4_000), 1.5)
+    own = read_own(path, read_run(run.folder)[0], None, 0.5)
+    sent, std = own.released("sets", "", BoundedSum(np.zeros(4_000), 1.5))
     assert (std, abs(sent.std() / std - 1) < 0.05) == (1.5 * own.noise_multiplier, True)
     assert "patients at this" in refusal("update", run.folder, path, "--epsilon", "0.1", "--sets", "0.9", "--out", few)
     assert "patients at this" in refusal("update", run.folder, path, "--epsilon", "1", "--sets", "nan", "--out", few)
@@ -295,3 +300,61 @@ def test_what_the_states_cannot_tell_is_refused(override: str, said: str) -> Non
 def test_more_than_two_classes_are_refused_before_anything_is_spent(federation) -> None:
     fitting = ["training={rounds=2, steps_per_round=1, burn_in=0, thinning=1}", "aggregation.rule=fald"]
     refused("for 2 classes, the records have 10", federation, *fitting, "model={kind='logistic'}", "hierarchical={}")
+
+
+def alternating(size: int) -> np.ndarray:
+    return np.where(np.arange(size) % 2, 1.0, -1.0)
+
+
+HOSTILE = {
+    "states beyond float64's squares": (lambda row: 1e307 * alternating(len(row)), "beyond float32's range"),
+    "not a number": (lambda row: row * np.nan, "beyond float32's range"),
+    "a weight that makes them so": (
+        lambda row: np.concatenate([row[:2], [1e-37], row[3:4], 3e38 * alternating(len(row) - 4)]),
+        "'states' has a value",
+    ),
+    "half a round": (lambda row: np.concatenate([row[:1], [0.5], row[2:]]), "rounds"),
+    "a billion patients": (lambda row: np.concatenate([[1e30], row[1:]]), "rounds"),
+    "no weight": (lambda row: np.concatenate([row[:2], [0.0], row[3:]]), "rounds"),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+@pytest.mark.parametrize("asked", [("update",), ("update", "--sets", "0.9"), ("alarm",)])
+def test_a_hostile_bank_is_refused_in_one_line_before_anything_is_spent(
+    run: Federation, tmp_path: Path, refusal, name: str, asked: tuple[str, ...]
+) -> None:
+    change, said = HOSTILE[name]
+    folder = tampered(run, tmp_path, change)
+    (path,) = (run.folder / "sites").glob("*uk-129.toml")
+    before = spent(path)
+    out = () if asked[0] == "alarm" else ("--out", tmp_path / "out.json")
+    told = refusal(asked[0], folder, path, *asked[1:], "--epsilon", "3", *out)
+    assert said in told
+    assert "put back a copy" in told
+    assert spent(path) == before
+
+
+@pytest.mark.parametrize("size", [1e12, 1e36])
+def test_a_release_is_bounded_whatever_states_a_bank_may_hold(run: Federation, tmp_path: Path, size: float) -> None:
+    def change(row: np.ndarray) -> np.ndarray:
+        return np.concatenate([row[:4], row[4:] + min(row[2], 1.0) * size * alternating(len(row) - 4)])
+
+    folder = tampered(run, tmp_path, change)
+    (path,) = (run.folder / "sites").glob("*uk-129.toml")
+    own, stored = read_own(path, read_run(run.folder)[0], None, 0.5), read_run(folder)[0]
+    model = load_hospitals(folder, run.scenario, stored.metadata.task)
+    log_odds = with_intercept(own.inputs) @ model.conditional
+    whole = residual_sum(log_odds, own.labels, own.unit_index)
+    assert np.isfinite(whole.sums).all()
+    assert abs(whole.sums[0]) <= own.unit_index.max() + 1
+
+
+def tampered(run: Federation, tmp_path: Path, change) -> Path:
+    """Copy a run, and change the sums of its hospitals."""
+    folder = tmp_path / "hostile"
+    shutil.copytree(run.folder, folder)
+    (path,) = (folder / "bank" / HOSPITALS).glob("last-*")
+    _, arrays = read_arrays(path)
+    write_arrays(path, {site: change(row) for site, row in arrays.items()})
+    return folder

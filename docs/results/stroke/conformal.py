@@ -40,9 +40,9 @@ def thresholds(of_label: Floats, epsilon: float, bins: int, generator: np.random
     """Return the private threshold of a hospital's labelled patients, and that of split conformal."""
     units = np.arange(len(of_label))
     std = np.hypot(1, 1 - LEVEL) * solve_multiplier(epsilon, DELTA, 1.0, 1)
-    counts = set_counts(of_label, units, bins, LEVEL) + std * generator.standard_normal(bins + 1)
+    counts = set_counts(of_label, units, bins, LEVEL).sums + std * generator.standard_normal(bins + 1)
     return private_threshold(counts, std, LEVEL), private_threshold(
-        set_counts(of_label, units, EXACT_BINS, LEVEL), 0.0, LEVEL
+        set_counts(of_label, units, EXACT_BINS, LEVEL).sums, 0.0, LEVEL
     )
 
 
@@ -89,7 +89,7 @@ def main(bins: int, target: Path) -> None:
         p = expit(log_odds(coefficients, features))
         of_label = np.where(labels == 1, p, 1 - p)
         others = set_counts(of_label[~away], np.arange(int((~away).sum())), EXACT_BINS, LEVEL)
-        threshold = private_threshold(others, 0.0, LEVEL)
+        threshold = private_threshold(others.sums, 0.0, LEVEL)
         p, of_label = p[away], of_label[away]
         coverage = float((of_label >= threshold).mean())
         blind.append({"country": country, "patients": len(p), "coverage": coverage, "size": size(p, threshold)})

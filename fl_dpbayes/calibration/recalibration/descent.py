@@ -18,13 +18,12 @@ from scipy.special import softmax
 
 from fl_dpbayes.calibration.bins import Floats, in_fixed_pieces
 from fl_dpbayes.calibration.recalibration.maps import method_code
+from fl_dpbayes.calibration.release import NORM_ROUNDING, bounded_shares
 from fl_dpbayes.calibration.statistics import PROBABILITY_FLOOR
 from fl_dpbayes.config.errors import RunWarning, warning
 from fl_dpbayes.config.recalibration import PARAMETER_BOUND, DescentMethod, RecalibrationMap, RecalibrationPlan
 
 Labels = npt.NDArray[np.int64]
-# More than the rounding of a norm over a few thousand parameters.
-NORM_ROUNDING = 1e-12
 LARGEST_ETA = 1e-3
 # In log T: probabilities flatter or sharper by a factor of 1.6 by chance.
 LARGEST_DEVIATION = 0.5
@@ -32,7 +31,8 @@ LARGEST_DEVIATION = 0.5
 
 def log_probabilities(probabilities: Floats) -> Floats:
     """Return z = log max(p, PROBABILITY_FLOOR), so that every score lies in [-27.7, 0]."""
-    return np.log(np.maximum(probabilities, PROBABILITY_FLOOR))
+    # What is no number counts as the floor, and what is beyond 1 as that.
+    return np.log(np.fmin(np.fmax(probabilities, PROBABILITY_FLOOR), 1.0))
 
 
 def record_gradients(method: DescentMethod, parameters: Floats, logs: Floats, labels: Labels) -> Floats:
@@ -73,15 +73,14 @@ def private_fit(
     """
     plan, units = stretch.plan, stretch.units
     logs = in_fixed_pieces(log_probabilities, probabilities)
-    bound = plan.clip_norm * (1 - NORM_ROUNDING) / (1 + _rounding_eta(units))
+    bound = plan.clip_norm * (1 - 2 * NORM_ROUNDING) / (1 + _rounding_eta(units))
     parameters = np.asarray(start, np.float64)
     count = int(unit_index.max()) + 1 if len(unit_index) else 0
     for step in range(stretch.first_step, stretch.first_step + stretch.steps):
         gradients = np.zeros((count, len(parameters)))
         of_rows = partial(record_gradients, plan.method, parameters)
         np.add.at(gradients, unit_index, in_fixed_pieces(of_rows, logs, labels))
-        norms = np.linalg.norm(gradients, axis=1, keepdims=True)
-        clipped_sum = (gradients / np.maximum(1.0, norms / bound)).sum(axis=0)
+        clipped_sum = bounded_shares(gradients, bound).sum(axis=0)
         noise = stretch.noise_multiplier * plan.clip_norm * generator.standard_normal(len(parameters))
         move = plan.step_size * (1 - step / plan.steps) * (clipped_sum + noise) / units
         parameters = np.clip(parameters - move, -PARAMETER_BOUND, PARAMETER_BOUND)

@@ -10,29 +10,31 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from fl_dpbayes.calibration.bins import CONFIDENCE, COUNT, OUTCOME, Floats, bin_index, on_grid
-from fl_dpbayes.calibration.release import SENT_COLUMNS, NoisedTable
+from fl_dpbayes.calibration.bins import CONFIDENCE, COUNT, OUTCOME, Floats
+from fl_dpbayes.calibration.release import BoundedSum, NoisedTable, record_counts, top_label_counts
 from fl_dpbayes.config.recalibration import ISOTONIC_BINS, RecalibrationMap
 
 LARGEST_DEVIATION = 0.1  # of the privacy noise in a bin's share of outcomes
 FEWEST_RECORDS = 2.0
 
 
-def count(probabilities: Floats, labels: npt.NDArray[np.int64]) -> Floats:
-    """Count records with probabilities (N, C) and labels (N,) in equal-width bins of the probability the map is of.
+def count(probabilities: Floats, labels: npt.NDArray[np.int64], max_records_per_unit: int = 1) -> BoundedSum:
+    """Count records in equal-width bins of the probability that the map is of, as `release.record_counts`.
 
-    Returns sums of 1, p and the outcome y, shape (ISOTONIC_BINS, 3). A record adds at most 1 to each column of one
-    bin, so the table's sensitivity is `release.sensitivity()`.
+    Args:
+        probabilities: Shape (N, C).
+        labels: Shape (N,), 0 to C - 1.
+        max_records_per_unit: A cap that the caller has enforced.
+
+    Returns:
+        Sums of 1, p and the outcome y, shape (ISOTONIC_BINS, 3).
+
+    Raises:
+        ValueError: If max_records_per_unit is below 1.
     """
-    if probabilities.shape[1] == 2:
-        mapped, outcome = probabilities[:, 1], labels == 1
-    else:
-        mapped, outcome = probabilities.max(axis=1), labels == probabilities.argmax(axis=1)
-    # Rounding may put a probability above 1, and the sensitivity holds up to 1.
-    mapped = np.clip(mapped, 0.0, 1.0)
-    table, terms = np.zeros((ISOTONIC_BINS, SENT_COLUMNS)), [np.ones_like(mapped), on_grid(mapped), outcome]
-    np.add.at(table, bin_index(mapped, ISOTONIC_BINS), np.column_stack(terms))
-    return table
+    if probabilities.shape[1] > 2:
+        return top_label_counts(probabilities, labels, ISOTONIC_BINS, max_records_per_unit)
+    return record_counts(probabilities[:, 1], labels == 1, ISOTONIC_BINS, max_records_per_unit)
 
 
 def fit(table: NoisedTable) -> RecalibrationMap | None:

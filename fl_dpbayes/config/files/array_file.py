@@ -19,6 +19,7 @@ _SEAL, _NO_SUM = "sha256", "0" * 64
 _START = b'{"__metadata__":{"%s":"' % _SEAL.encode()
 _PLACE = 8 + len(_START)
 _CHUNK = 2**20
+LARGEST_VALUE = float(np.finfo(np.float32).max)
 # What a reader may meet in a file that is not as it was written.
 DAMAGED = (SafetensorError, ValueError, OSError)
 
@@ -93,6 +94,24 @@ def read_arrays(path: Path) -> tuple[dict[str, str], dict[str, npt.NDArray]]:
     """
     with safe_open(path, framework="numpy") as file:
         return file.metadata() or {}, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+
+
+def check_values(name: str, values: npt.NDArray) -> None:
+    """Check that an array of a file holds plain numbers that computations in float64 cannot make infinite.
+
+    Args:
+        name: Of the array, for the error.
+        values: The array.
+
+    Raises:
+        ValueError: If it is neither float32 nor float64, or a value is NaN, infinite or beyond float32's range.
+    """
+    if values.dtype not in _TYPE_NAMES:
+        raise ValueError(f"array {name!r} is {values.dtype}: it must be float32 or float64")
+    # A comparison with NaN is false.
+    if not (np.abs(values) <= LARGEST_VALUE).all():
+        allowed = f"a value that is not finite, or beyond float32's range ({LARGEST_VALUE:.2g})"
+        raise ValueError(f"array {name!r} has {allowed}")
 
 
 def _sums(path: Path) -> tuple[str, bytes]:

@@ -23,20 +23,24 @@ HOSPITALS = "sums of hospitals"
 FACTS = 4
 # The variance of an estimate that says nothing: no log odds are as far apart as its root.
 UNKNOWN = 1e4
+# Beyond any state or sum that tells a level: what is added up over rounds then stays within float32's range.
+LARGEST = 1e18
 
 
 def summed_round(chain: PlannedChain, step: int, broadcast: Floats, state: Floats) -> Floats:
     """Return what a round adds to its site's sums, omega_t = 1 / (sigma_t C)^2 being its weight; (4 + 2 d,).
 
     That is n, 1, omega_t, (omega_t sigma_t C)^2, then omega_t G_t and omega_t w_t. `step`: its number in the plan.
-    `broadcast`, `state`: w_t and w_t', (d,); both were float32, whose rounding is |w| 2^-24 B / a_t of G_t.
+    `broadcast`, `state`: w_t and w_t', (d,); both were float32, whose rounding is |w| 2^-24 B / a_t of G_t. A chain
+    that has run away enters with values of at most LARGEST.
     """
     sd = float(chain.noise_multipliers[step]) * chain.plan.privacy.noise_unit
     weight = 1 / sd**2 if sd > 0 else 1.0
     pull = prior_gradient(chain.plan.sampler.prior, torch.from_numpy(broadcast)).numpy()
     moved = (broadcast - state) / chain.step_sizes[step]
     gradient = chain.scale.expected_batch_size * (moved + chain.plan.prior_share / chain.units * pull)
-    return np.concatenate([(chain.units, 1, weight, (weight * sd) ** 2), weight * gradient, weight * broadcast])
+    values = weight * np.clip(np.concatenate([gradient, broadcast]), -LARGEST, LARGEST)
+    return np.concatenate([(chain.units, 1, weight, (weight * sd) ** 2), values])
 
 
 class Means(NamedTuple):

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
 from scipy.optimize import approx_fprime
 from sklearn.linear_model import LogisticRegression
 
@@ -148,3 +149,36 @@ def test_parameters_stay_within_their_bound():
     probabilities, labels = overconfident(5, 3)
     found = descend(probabilities, labels, plan(method="vector"), sigma=1e6)
     assert np.abs(found).max() == PARAMETER_BOUND
+
+
+PREDICTED = st.one_of(st.floats(width=64), st.sampled_from([0.0, 5e-324, 1e-300, 1.0, np.inf, -np.inf, np.nan]))
+STARTS = st.sampled_from([-PARAMETER_BOUND, 0.0, PARAMETER_BOUND])
+
+
+@given(
+    arrays(np.float64, st.tuples(st.integers(1, 4), st.just(2)), elements=PREDICTED),
+    st.sampled_from([("temperature", 1), ("vector", 4), ("platt", 2)]),
+    STARTS,
+    st.sampled_from([1e-6, 0.5, 1e6]),
+)
+def test_a_unit_moves_a_step_by_the_clip_norm_whatever_is_predicted(probabilities, kind, start, clip_norm) -> None:
+    method, size = kind
+    labels = np.arange(len(probabilities)) % 2
+    # So short a step that no parameter meets its bound.
+    plan = RecalibrationPlan(
+        method=method, epsilon=None, delta=1e-3, adjacency="add_or_remove_one", clip_norm=clip_norm, steps=1,
+        rounds=1, step_size=1e-6 / clip_norm,
+    )  # fmt: skip
+    stretch = Stretch(plan, noise_multiplier=0.0, units=10.0, first_step=0, steps=1)
+
+    def stepped(kept: np.ndarray) -> np.ndarray:
+        own = probabilities[kept], labels[kept], np.arange(len(kept))
+        return private_fit(*own, stretch, np.full(size, 0.9 * start), np.random.default_rng(0))
+
+    everyone = np.arange(len(labels))
+    whole = stepped(everyone)
+    assert np.isfinite(whole).all()
+    for unit in everyone:
+        move = np.linalg.norm(whole - stepped(np.delete(everyone, unit)))
+        # A parameter near 10 is rounded to 2^-50.
+        assert move <= 1e-6 / 10 * (1 + 1e-9) + 1e-14

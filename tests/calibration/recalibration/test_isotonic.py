@@ -18,7 +18,7 @@ from tests.counted import miscalibrated
 
 
 def exact(probabilities, labels) -> NoisedTable:
-    return NoisedTable(isotonic.count(probabilities, labels), 0.0)
+    return NoisedTable(isotonic.count(probabilities, labels).sums, 0.0)
 
 
 def values_of(mapping: RecalibrationMap) -> np.ndarray:
@@ -27,7 +27,7 @@ def values_of(mapping: RecalibrationMap) -> np.ndarray:
 
 def test_map_of_exact_counts_is_that_of_scikit_learn_golden() -> None:
     probabilities, labels, _ = miscalibrated(2000, 2, 2.5)
-    table = isotonic.count(probabilities, labels)
+    table = isotonic.count(probabilities, labels).sums
     places = bin_index(probabilities[:, 1], ISOTONIC_BINS)
     np.testing.assert_array_equal(table[:, 0], np.bincount(places, minlength=ISOTONIC_BINS))
     np.testing.assert_array_equal(table[:, 2], np.bincount(places, labels, ISOTONIC_BINS))
@@ -55,7 +55,7 @@ def test_violators_are_pooled_by_their_counts_golden() -> None:
 @given(seed=st.integers(0, 10**6), classes=st.integers(2, 4), noise=st.floats(0, 6))
 def test_map_rises_and_rows_sum_to_one_property(seed: int, classes: int, noise: float) -> None:
     probabilities, labels, _ = miscalibrated(300, classes, 3.0, seed)
-    table = isotonic.count(probabilities, labels)
+    table = isotonic.count(probabilities, labels).sums
     noisy = table + noise * np.random.default_rng(seed).standard_normal(table.shape)
     mapping = isotonic.fit(NoisedTable(noisy, noise))
     if mapping is None:
@@ -93,7 +93,7 @@ def test_no_unit_moves_the_counts_further_than_the_sensitivity(classes: int) -> 
     for m in (1, 2):
         for unit in itertools.combinations_with_replacement(records, m):
             p, y = np.array([rows[row] for row, _ in unit]), np.array([label for _, label in unit])
-            moved = float(np.linalg.norm(isotonic.count(p, y)))
+            moved = float(np.linalg.norm(isotonic.count(p, y).sums))
             assert moved <= sensitivity(m) + 1e-12
             largest = max(largest, moved / m)
     # The bound is met, so the noise is not larger than it need be.
@@ -105,7 +105,7 @@ def test_mapped_predictions_of_other_records_are_better_calibrated(classes: int)
     probabilities, labels, _ = miscalibrated(4000, classes, 2.5)
     others, _, true = miscalibrated(4000, classes, 2.5, seed=1)
     noise = np.sqrt(3) * 2.0
-    table = isotonic.count(probabilities, labels)
+    table = isotonic.count(probabilities, labels).sums
     noisy = NoisedTable(table + noise * np.random.default_rng(0).standard_normal(table.shape), noise)
     mapped = recalibrate(others, isotonic.fit(noisy))
 
@@ -130,7 +130,7 @@ def test_bins_are_joined_until_noise_in_their_shares_is_small() -> None:
 @pytest.mark.parametrize("records", [0, 1, 12])
 def test_without_two_clear_bins_there_is_no_map(records: int) -> None:
     probabilities, labels, _ = miscalibrated(records, 3, 2.0)
-    assert isotonic.fit(NoisedTable(isotonic.count(probabilities, labels), 4.0)) is None
+    assert isotonic.fit(NoisedTable(isotonic.count(probabilities, labels).sums, 4.0)) is None
     assert isotonic.fit(NoisedTable(np.full((ISOTONIC_BINS, 3), -5.0), 2.0)) is None
     # One clear bin would map every prediction to one value.
     one = np.zeros((ISOTONIC_BINS, 3))

@@ -1,14 +1,20 @@
 """A hospital's own patients: the exact posterior, and what one noisy sum leaves of it."""
 
+import json
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+from pydantic import ValidationError
 from scipy.special import expit
 
 from fl_dpbayes.config.task import LogisticModel, StandardFeatures, Task
 from fl_dpbayes.posterior.hierarchical.distribution import mixed
+from fl_dpbayes.run.hospital import UpdatedHospital
 from fl_dpbayes.run.stored_posterior import seen_by_model
 from fl_dpbayes.run.update import residual_sum
 from tests.posterior.hierarchical.test_levels import LEVEL, covered, within
@@ -29,9 +35,9 @@ def test_at_home_it_is_the_exact_posterior() -> None:
 
 def test_one_unit_moves_the_residual_sum_by_one_at_most() -> None:
     log_odds, labels, units = np.array([-8.0, -8.0, 8.0]), np.array([1, 1, 0]), np.array([0, 0, 1])
-    assert np.isclose(residual_sum(log_odds, labels, units), 1 - 1, atol=1e-3)
-    assert np.isclose(residual_sum(log_odds[:2], labels[:2], units[:2]), 1, atol=1e-3)
-    assert np.isclose(residual_sum(log_odds, np.array([1, 0, 0]), units), 1 / 2 - 1, atol=1e-3)
+    assert np.isclose(residual_sum(log_odds, labels, units).sums, 1 - 1, atol=1e-3)
+    assert np.isclose(residual_sum(log_odds[:2], labels[:2], units[:2]).sums, 1, atol=1e-3)
+    assert np.isclose(residual_sum(log_odds, np.array([1, 0, 0]), units).sums, 1 / 2 - 1, atol=1e-3)
 
 
 def test_a_value_that_overflows_stays_a_number() -> None:
@@ -52,7 +58,7 @@ def test_intervals_after_an_update_cover_hospitals_of_the_population(noise: floa
         log_odds = generator.choice(public, 100)
         labels = (generator.random(100) < expit(log_odds + effect)).astype(int)
         if noise:
-            released = residual_sum(log_odds + PRIOR.mean, labels, np.arange(100)) + noise * generator.normal()
+            released = residual_sum(log_odds + PRIOR.mean, labels, np.arange(100)).sums[0] + noise * generator.normal()
             found = PRIOR.given_release(released, noise, 100, public)
         else:
             found = PRIOR.given_labels(log_odds, labels)
@@ -60,3 +66,39 @@ def test_intervals_after_an_update_cover_hospitals_of_the_population(noise: floa
         narrower.append(found.sd < PRIOR.sd)
     assert within(hits, LEVEL)
     assert np.mean(narrower) > 0.9
+
+
+EXTREMES = st.sampled_from([0.0, 5e-324, 1.0, -700.0, 1e160, 1e307, -1e307, 1.7e308, np.inf, -np.inf, np.nan])
+
+
+@given(arrays(np.float64, 4, elements=EXTREMES), arrays(np.float64, (5, 4), elements=EXTREMES))
+def test_a_unit_moves_the_residual_sum_by_one_at_most_whatever_the_run_holds(slopes, rows) -> None:
+    with np.errstate(all="ignore"):
+        log_odds = rows @ slopes
+    labels, units = np.arange(5) % 2, np.array([0, 0, 1, 2, 2])
+    whole = residual_sum(log_odds, labels, units)
+    assert np.isfinite(whole.sums).all()
+    for unit in range(3):
+        kept = units != unit
+        numbers = np.unique(units[kept], return_inverse=True)[1]
+        without = residual_sum(log_odds[kept], labels[kept], numbers)
+        assert abs(whole.sums - without.sums) <= whole.sensitivity <= 1 + 1e-9
+
+
+def test_what_noise_cannot_hide_of_one_patient_more() -> None:
+    # The states of a run folder were 1e307 with alternate signs.
+    slopes, patients = np.array([1e307, -1e307]), np.array([[1.0, 1.0]] * 299 + [[1e3, 1e3]])
+    with np.errstate(all="ignore"):
+        log_odds = patients @ slopes
+    labels, units = np.ones(300, int), np.arange(300)
+    fewer, more = (residual_sum(log_odds[:count], labels[:count], units[:count]).sums for count in (299, 300))
+    assert abs(more - fewer) <= 1
+
+
+def test_an_update_with_values_that_are_none_of_a_hospital_is_refused() -> None:
+    good = {"run": "ab", "mean": 0.1, "sd": 0.2, "units": 30, "epsilon": 1.0}
+    assert UpdatedHospital.model_validate_json(json.dumps(good)).sd == 0.2
+    wrong = [{"sd": 1e-320}, {"mean": 1e5}, {"units": 0}, {"epsilon": -1.0}, {"level": 0.9}]
+    for change in [*wrong, {"level": 2, "threshold": 0}]:
+        with pytest.raises(ValidationError):
+            UpdatedHospital.model_validate_json(json.dumps(good | change))
