@@ -19,7 +19,7 @@ from fl_dpbayes.models.parameters import trainable_parameters
 from fl_dpbayes.models.rows import failing_rows, structure
 from fl_dpbayes.samplers.gradients.clipping import ClippedSum, add_up, clip_and_sum, sum_clipped, with_pre_noise
 from fl_dpbayes.samplers.gradients.dense_chain import DenseChain, dense_chain
-from fl_dpbayes.samplers.gradients.engine import gradient_engine
+from fl_dpbayes.samplers.gradients.engine import VMAP, GradientEngine, gradient_engine, where_gradients_meet
 from fl_dpbayes.samplers.gradients.loss import RecordLoss, summed_cross_entropy
 from fl_dpbayes.samplers.gradients.pass_shape import Way, checked_gradient_rows, fitted_rows, rounding_eta, wanted_rows
 from fl_dpbayes.samplers.gradients.stochastic import resampled
@@ -100,8 +100,16 @@ class BatchGradient:
             self._lengths = KEPT.get(asked, load, lambda found: found.nbytes, of=records.features)
 
     def _passes(self, units: int) -> tuple[Way, Callable[..., ClippedSum], int, float]:
+        shape = self._features.shape[1:]
+        found = self._passes_by(gradient_engine(self._module, shape), units)
+        way, _, rows, _ = found
+        if way == "book_keeping" and where_gradients_meet(self._module, shape, rows) is not None:
+            # At another number of rows they did not.
+            return self._passes_by(VMAP, units)
+        return found
+
+    def _passes_by(self, engine: GradientEngine, units: int) -> tuple[Way, Callable[..., ClippedSum], int, float]:
         shapes = (self._features.shape[1:], self._targets.dtype, self._loss)
-        engine = gradient_engine(self._module, shapes[0])
         way: Way = "vmap" if self._materialises else engine.name
         rows, eta = wanted_rows(self._module, way, self._privacy.sampling_rate * units), 0.0
         if way == "book_keeping":
