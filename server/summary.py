@@ -20,6 +20,7 @@ from fl_dpbayes.privacy.check_statement import largest_at_small_delta
 from fl_dpbayes.protocol.train import PrivacyStatement
 from fl_dpbayes.report.settings_table import settings_table
 from fl_dpbayes.report.warnings import sentence, sentences
+from fl_dpbayes.samplers.gradients.record_by_record import record_by_record_warnings
 from server.recalibration import Recalibration
 from server.roster import Federation
 from server.run_record import RunRecord, cost_cells
@@ -65,6 +66,7 @@ def summarise_run(strategy: PosteriorStrategy, record: RunRecord, partition: Map
         *([] if scenario.privacy.kind == "dp" else sentences([warning("not-private")])),
         *(sentences([warning("looked-at")]) if scenario.data.source.looked_at else []),
         *sentences(map(RunWarning.model_validate, partition.get("warnings", ()))),
+        *sentences(record_by_record_warnings(scenario.model, federation.roster.task)),
         *map(sentence, federation.roster.left_out), *sentences(record.warnings),
         *map(sentence, mixing.optimiser_warnings(scenario)),
         *map(sentence, mixing.mixture_warnings(scenario, bank, chains)),

@@ -15,6 +15,7 @@ from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.task import BackboneFeatures, Features, ScatteringFeatures, StandardFeatures
 from fl_dpbayes.models.backbone import LAST_LAYER, backbone
 from fl_dpbayes.models.products import computing
+from fl_dpbayes.models.row_wise import RowWise
 from fl_dpbayes.models.rows import PassShape, Trial, checked_shape, note, padded
 from fl_dpbayes.models.scattering import normalised, paths, sampled_size, scattering
 from fl_dpbayes.models.strokes import Projection, fit_projection
@@ -136,7 +137,8 @@ def feature_map(
     output_shape, device = feature_shape(features, input_shape), torch.device(device)
     transform: Callable[[Tensor], Tensor]
     if isinstance(features, BackboneFeatures):
-        transform, most_records = backbone(features, backbone_folder).to(device), IMAGES_PER_PASS
+        network = backbone(features, backbone_folder).to(device)
+        transform, most_records = RowWise(network).features, IMAGES_PER_PASS
     elif isinstance(features, StandardFeatures):
         geometry = features.matrix, features.centers
         matrix, centers = (torch.tensor(one, dtype=torch.float32, device=device) for one in geometry)

@@ -11,6 +11,7 @@ from fl_dpbayes.config.task import FrozenBody, Model
 from fl_dpbayes.models.backbone import stored_state
 from fl_dpbayes.models.build import body_layers, build_body
 from fl_dpbayes.models.feature_map import FeatureMap, checked_feature_map
+from fl_dpbayes.models.row_wise import RowWise
 
 MAX_RECORDS_PER_PASS = 64
 # Numbers that one pass may hold in a layer's inputs and outputs together: 256 MiB.
@@ -56,7 +57,7 @@ def frozen_body(
         _load(layers, *stored_state(body.weights, weights_folder, "model.frozen_body.weights"))
     layers.requires_grad_(False).to(device)
     key = digest(model), digest(body)
-    return checked_feature_map(key, input_shape, (width,), layers, records, torch.device(device))
+    return checked_feature_map(key, input_shape, (width,), RowWise(layers).features, records, torch.device(device))
 
 
 def _load(layers: nn.Sequential, state: dict[str, Tensor], origin: str) -> None:

@@ -18,7 +18,10 @@ from fl_dpbayes.models.rows import ROWS, attributes_of, bytes_of, drawn_modules
 PLAIN_LAYERS = (nn.Linear, nn.Conv2d, nn.ReLU, nn.AvgPool2d, nn.Flatten, nn.Sequential)
 # Far beyond the rounding of one record's logits beside others.
 _MIXES = 1e-3
-_EXTREMES = (0.0, 3.0, 10.0, 1e3, 1e6, -3.0, -10.0, -1e3, -1e6)
+_EXTREMES = (0.0, 3.0, 10.0, 1e3, 1e6, 1e30, 1e-30, -3.0, -10.0, -1e3, -1e6, -1e30, -1e-30)
+# By which weights, and the records beside one, are scaled: a guard against overflow does nothing at usual values.
+_WEIGHT_SCALES = (1.0, 1e-30, 1e-10, 1e3, 1e10, 1e30)
+_NEIGHBOUR_SCALES = (1e-30, 1e-10, 1e3, 1e10, 1e30)
 
 
 def validate_module(module: nn.Module) -> None:
@@ -39,6 +42,10 @@ def validate_module(module: nn.Module) -> None:
 
     for name, layer in others:
         named = f"layer {name or type(module).__name__!r} ({type(layer).__name__})"
+        if isinstance(layer, nn.RNNBase | nn.LSTMCell):
+            said = f"{named} cannot be computed record by record (by torch.func.vmap)"
+            remedy = "opacus.layers has DPLSTM, DPGRU and DPRNN, which can and have the same parameters"
+            raise UserError(f"{said}: {remedy}")
         frozen = not any(parameter.requires_grad for parameter in layer.parameters())
         if isinstance(layer, _BatchNorm):
             if not frozen or layer.training or not layer.track_running_stats:
@@ -99,8 +106,32 @@ def check_records_apart(
             if ((together - alone).abs().amax(dim=1) > _MIXES * alone.abs().amax(dim=1)).any():
                 said = f"{named} gives a record other logits when other records are beside it"
                 raise UserError(f"{said}, so clipping per record bounds nothing: compute each row by itself")
+        _check_guards(module, records[:4], named)
         check_unmoved(module, input_shape, named)
     return classes
+
+
+def _check_guards(module: nn.Module, records: Tensor, named: str) -> None:
+    """Check that the records beside one, however large or small, do not change its logits, whatever the weights."""
+    for scale in _WEIGHT_SCALES:
+        scaled = copy.deepcopy(next(drawn_modules(module)))
+        for value in scaled.parameters():
+            value.data = value.data * scale
+        try:
+            expected = scaled(records.clone())[::2]
+        except Exception:
+            # It fails by its weights alone, whatever a record holds.
+            continue
+        for beside in _NEIGHBOUR_SCALES:
+            others = records.clone()
+            others[1::2] *= beside
+            found = _outputs(scaled, others, named, None)[::2]
+            same = found.isfinite() == expected.isfinite()
+            near = (found - expected).abs() <= _MIXES * expected.abs().amax(dim=1, keepdim=True)
+            if not (same & (near | ~expected.isfinite())).all():
+                said = f"{named} gives a record other logits when large or small values are beside it"
+                remedy = "a guard against overflow must look at one record's own values (amax over its own axes)"
+                raise UserError(f"{said}, so clipping per record bounds nothing: {remedy}")
 
 
 def _outputs(module: nn.Module, records: Tensor, named: str, classes: int | None) -> Tensor:

@@ -1,4 +1,4 @@
-"""A module's trainable parameters as one flat vector, as named arrays, and back; its logits as their function.
+"""A module's trainable parameters as one flat vector, as named arrays, and back.
 
 The order is that of `named_parameters()`. Frozen parameters and buffers (running statistics) have no place in it, so
 they can neither be sampled nor released.
@@ -14,9 +14,6 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 Shapes = dict[str, tuple[int, ...]]
-Pullback = Callable[[npt.NDArray[np.float64]], dict[str, npt.NDArray[np.float64]]]
-
-INPUTS_PER_PASS = 2048
 
 
 def trainable_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
@@ -96,37 +93,3 @@ def called(module: nn.Module, values: Mapping[str, Tensor], *inputs: Tensor) -> 
     }  # fmt: skip
     result: Tensor = functional_call(module, placed, inputs, tie_weights=False)
     return result
-
-
-def logits_at(
-    module: nn.Module, inputs: npt.NDArray[np.float32]
-) -> Callable[[Mapping[str, npt.NDArray]], tuple[npt.NDArray[np.float64], Pullback]]:
-    """Fix a model's inputs.
-
-    Returns parameters -> logits f(x_i; w), (N, classes), and the map of a cotangent v (N, classes) to gradients
-    sum_i v_i^T df(x_i; w)/dw by name. Activations of a part of the inputs are held at a time: the map computes them
-    again. All in float64, since a line search compares nearly equal losses.
-    """
-    parts = torch.tensor(inputs).split(INPUTS_PER_PASS)
-
-    def function(parameters: Mapping[str, npt.NDArray]) -> tuple[npt.NDArray[np.float64], Pullback]:
-        values = {name: torch.tensor(array, dtype=torch.float64) for name, array in parameters.items()}
-        # What is not trained joins in the same precision.
-        fixed = {name: value.double() for name, value in module.named_buffers() if value.is_floating_point()}
-        with torch.no_grad():
-            outputs = [functional_call(module, fixed | values, (part.double(),)).numpy() for part in parts]
-            logits = np.concatenate(outputs)
-
-        def pullback(cotangent: npt.NDArray[np.float64]) -> dict[str, npt.NDArray[np.float64]]:
-            leaves = {name: value.clone().requires_grad_() for name, value in values.items()}
-            totals = {name: torch.zeros_like(value) for name, value in values.items()}
-            for part, weights in zip(parts, torch.from_numpy(cotangent).split(INPUTS_PER_PASS), strict=True):
-                output: Tensor = functional_call(module, fixed | leaves, (part.double(),))
-                gradients = torch.autograd.grad(output, list(leaves.values()), weights)
-                for total, gradient in zip(totals.values(), gradients, strict=True):
-                    total += gradient
-            return {name: total.numpy() for name, total in totals.items()}
-
-        return logits, pullback
-
-    return function

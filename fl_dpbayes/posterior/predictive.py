@@ -12,11 +12,13 @@ from scipy.special import entr
 from torch import nn
 from torch.func import vmap
 
+from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.models import rows as passes
 from fl_dpbayes.models.module_checks import check_unmoved
 from fl_dpbayes.models.on_device import moved, uploaded
-from fl_dpbayes.models.parameters import called, trainable_parameters
+from fl_dpbayes.models.parameters import trainable_parameters
 from fl_dpbayes.models.products import computing
+from fl_dpbayes.models.row_wise import RowWise
 from fl_dpbayes.models.rows import PassShape, Trial
 
 Floats = npt.NDArray[np.float64]
@@ -69,7 +71,8 @@ def predict(
     device = torch.device(device)
     module.to(device)
     check_unmoved(module, features.shape[1:])
-    shape, together = _pass_shape(module, features.shape[1:], device, len(shares))
+    computed = RowWise(module)
+    shape, together = _pass_shape(computed, features.shape[1:], device, len(shares))
     passes.note(shape)
     inputs = uploaded(features, device)
     sums = [torch.zeros(())] * 2
@@ -80,14 +83,14 @@ def predict(
         values = {name: moved(array[chosen], device) for name, array in samples.items()}
         share = moved(np.where(numbers < len(shares), shares[chosen], 0.0), device)
         with computing(shape.products):
-            sums = list(map(torch.add, sums, _predict_samples(module, values, share, inputs, shape.rows)))
+            sums = list(map(torch.add, sums, _predict_samples(computed, values, share, inputs, shape.rows)))
     probabilities, aleatoric = (each.cpu().numpy() for each in sums)
     total = entr(probabilities).sum(axis=1)
     return Prediction(probabilities, total, aleatoric, np.maximum(total - aleatoric, 0.0))
 
 
 def _predict_samples(
-    module: nn.Module, values: Values, shares: torch.Tensor, features: torch.Tensor, rows: int
+    computed: RowWise, values: Values, shares: torch.Tensor, features: torch.Tensor, rows: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return sum_m v_m softmax(f(x; w_m)), (N, classes), and sum_m v_m of its entropy, (N,), over some samples."""
     found: list[list[torch.Tensor]] = []
@@ -97,9 +100,9 @@ def _predict_samples(
         part, _ = passes.padded(rows, features[start : start + rows])
         with torch.no_grad():
             try:
-                logits = _outputs(module, values, part)
+                logits = _outputs(computed, values, part)
             except Exception:
-                logits = torch.cat([_past_failing(module, values, number, part) for number in range(len(shares))])
+                logits = torch.cat([_past_failing(computed, values, number, part) for number in range(len(shares))])
         # An error would tell the sender of a hostile sample, without noise, that a record makes it overflow.
         logits = torch.where(logits.isfinite().all(dim=2, keepdim=True), logits, 0.0)
         single = logits.double().softmax(dim=2)
@@ -109,35 +112,42 @@ def _predict_samples(
     return torch.cat([each for each, _ in found]), torch.cat([each for _, each in found])
 
 
-def _outputs(module: nn.Module, values: Values, rows: torch.Tensor) -> torch.Tensor:
+def _outputs(computed: RowWise, values: Values, rows: torch.Tensor) -> torch.Tensor:
     """Return what a module computes of rows (P, ...) under each of S samples, (S, P, classes)."""
+    compute = computed.for_rows(rows)
     if len(next(iter(values.values()))) == 1:
-        return called(module, {name: value[0] for name, value in values.items()}, rows.clone())[None]
-    return vmap(lambda drawn: called(module, drawn, rows.clone()))(values)
+        return compute({name: value[0] for name, value in values.items()}, rows.clone())[None]
+    return vmap(lambda drawn: compute(drawn, rows.clone()))(values)
 
 
-def _past_failing(module: nn.Module, values: Values, number: int, part: torch.Tensor) -> torch.Tensor:
+def _past_failing(computed: RowWise, values: Values, number: int, part: torch.Tensor) -> torch.Tensor:
     # In a pass of the same shape.
     alone = {name: value[number].expand_as(value) for name, value in values.items()}
-    failing = passes.failing_rows(lambda rows: _outputs(module, alone, rows), part)
+    failing = passes.failing_rows(lambda rows: _outputs(computed, alone, rows), part)
     rest = part.clone()
     rest[failing] = 0
-    logits = _outputs(module, alone, rest)[:1]
+    logits = _outputs(computed, alone, rest)[:1]
     logits[:, failing] = torch.nan
     return logits
 
 
-def _pass_shape(module: nn.Module, shape: tuple[int, ...], device: torch.device, samples: int) -> tuple[PassShape, int]:
+def _pass_shape(computed: RowWise, shape: tuple[int, ...], device: torch.device, samples: int) -> tuple[PassShape, int]:
     """Return the shape and the samples of a pass: several samples where the module can be mapped over them."""
-    together = min(samples, _samples_together(module, device))
+    together = min(samples, _samples_together(computed.module, device))
     if together > 1:
         try:
-            passes_of_several = _checked_shape(module, shape, device, together)
+            passes_of_several = _checked_shape(computed, shape, device, together)
             if not passes_of_several.one_by_one:
                 return passes_of_several, together
         except Exception:
             logger.debug("samples are predicted one by one: this module cannot be mapped over them", exc_info=True)
-    return _checked_shape(module, shape, device, 1), 1
+    try:
+        return _checked_shape(computed, shape, device, 1), 1
+    except UserError:
+        raise
+    except Exception as error:
+        said = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        raise UserError(f"the module cannot be computed record by record: {said}; see docs/models.md") from None
 
 
 def _samples_together(module: nn.Module, device: torch.device) -> int:
@@ -148,7 +158,9 @@ def _samples_together(module: nn.Module, device: torch.device) -> int:
     return min(_MOST_TOGETHER, max(1, (_ENTRIES_IN_CACHE if on_host else _ENTRIES_ON_GPU) // max(1, size)))
 
 
-def _checked_shape(module: nn.Module, input_shape: tuple[int, ...], device: torch.device, together: int) -> PassShape:
+def _checked_shape(computed: RowWise, input_shape: tuple[int, ...], device: torch.device, together: int) -> PassShape:
+    module = computed.module
+
     def trials(shape: PassShape) -> Iterator[Trial]:
         generator = torch.Generator().manual_seed(shape.rows)
         features = torch.randn((shape.rows, *input_shape), generator=generator).to(device)
@@ -160,7 +172,7 @@ def _checked_shape(module: nn.Module, input_shape: tuple[int, ...], device: torc
 
             def results(part: torch.Tensor, _: torch.Tensor, values: Values = values) -> list[torch.Tensor]:
                 with torch.no_grad(), computing(shape.products):
-                    return [_outputs(module, values, part).movedim(0, 1)]
+                    return [_outputs(computed, values, part).movedim(0, 1)]
 
             yield Trial(results, features, labels)
 

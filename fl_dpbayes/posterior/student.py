@@ -1,5 +1,6 @@
 """The network of rules that compare predictions: the inputs that the server owns, and the fit to a teacher there."""
 
+import copy
 import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -7,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from scipy.optimize import minimize
 from scipy.special import log_softmax, xlogy
 from torch import nn
@@ -19,11 +21,14 @@ from fl_dpbayes.data.public_records import MAX_VALUES, read_public_records, synt
 from fl_dpbayes.models.build import build_model, model_input_shape
 from fl_dpbayes.models.feature_map import feature_map
 from fl_dpbayes.models.frozen_body import frozen_body
+from fl_dpbayes.models.row_wise import RowWise
 from fl_dpbayes.posterior.chains import flatten_state, state_of
 from fl_dpbayes.protocol.arrays import Arrays
 
 Pullback = Callable[[npt.NDArray[np.float64]], Mapping[str, npt.NDArray]]
 LogitFunction = Callable[[Mapping[str, npt.NDArray]], tuple[npt.NDArray, Pullback]]
+
+INPUTS_PER_PASS = 2048
 
 
 @dataclass(frozen=True)
@@ -67,6 +72,35 @@ def _check_size(count: int, shape: tuple[int, ...]) -> None:
     if count * each > MAX_VALUES:
         said = f"aggregation.public.count is {count}: at {each} numbers for each input at most"
         raise UserError(f"{said} {MAX_VALUES // each} fit into the server's memory: lower it")
+
+
+def logits_at(module: nn.Module, inputs: npt.NDArray[np.float32]) -> LogitFunction:
+    """Fix a model's inputs.
+
+    Returns parameters -> logits f(x_i; w), (N, classes), and the map of a cotangent v (N, classes) to gradients
+    sum_i v_i^T df(x_i; w)/dw by name. Activations of a part of the inputs are held at a time: the map computes them
+    again. All in float64, since a line search compares nearly equal losses.
+    """
+    compute = RowWise(copy.deepcopy(module).double())
+    parts = torch.tensor(inputs).split(INPUTS_PER_PASS)
+
+    def function(parameters: Mapping[str, npt.NDArray]) -> tuple[npt.NDArray[np.float64], Pullback]:
+        values = {name: torch.tensor(array, dtype=torch.float64) for name, array in parameters.items()}
+        with torch.no_grad():
+            logits = np.concatenate([compute(values, part.double()).numpy() for part in parts])
+
+        def pullback(cotangent: npt.NDArray[np.float64]) -> dict[str, npt.NDArray[np.float64]]:
+            leaves = {name: value.clone().requires_grad_() for name, value in values.items()}
+            totals = {name: torch.zeros_like(value) for name, value in values.items()}
+            for part, weights in zip(parts, torch.from_numpy(cotangent).split(INPUTS_PER_PASS), strict=True):
+                gradients = torch.autograd.grad(compute(leaves, part.double()), list(leaves.values()), weights)
+                for total, gradient in zip(totals.values(), gradients, strict=True):
+                    total += gradient
+            return {name: total.numpy() for name, total in totals.items()}
+
+        return logits, pullback
+
+    return function
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,9 @@ from torch import nn
 
 from fl_dpbayes.config.files.atomic_file import replaced
 from fl_dpbayes.config.plan import TrainingPlan
-from fl_dpbayes.models.parameters import called, parameter_shapes, vector_views
+from fl_dpbayes.models.parameters import parameter_shapes, vector_views
 from fl_dpbayes.models.priors import log_prior
+from fl_dpbayes.models.row_wise import RowWise
 from fl_dpbayes.samplers.gradients.clipping import ClippedSum
 from fl_dpbayes.samplers.minibatch import TrainingRecords
 from fl_dpbayes.samplers.state_vectors import ChainState, from_state
@@ -47,17 +48,21 @@ def log_likelihood_estimate(
     """Return a function that estimates the log likelihood of a site's records, N / m sum_{i in S} log p(d_i | w).
 
     S, at most `most` records, is drawn once, so that the trace shows how the chain moves and not how batches differ.
+    Each record is computed by itself. NaN where the module fails on one of them: an error would tell others of it.
     """
     chosen = generator.permutation(len(records.features))[:most]
-    shapes = parameter_shapes(module)
+    shapes, compute = parameter_shapes(module), RowWise(module)
     inputs, wanted = torch.from_numpy(records.features[chosen]), torch.from_numpy(records.targets[chosen])
     scale = len(records.features) / max(1, len(chosen))
 
     @torch.no_grad()
     def estimate(parameters: torch.Tensor) -> float:
         device = parameters.device
-        outputs = called(module, vector_views(parameters, shapes), inputs.to(device))
-        return -scale * float(records.loss(outputs, wanted.to(device)))
+        try:
+            outputs = compute(vector_views(parameters, shapes), inputs.to(device))
+            return -scale * float(records.loss(outputs, wanted.to(device)))
+        except Exception:
+            return math.nan
 
     return estimate
 

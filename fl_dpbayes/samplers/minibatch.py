@@ -20,7 +20,7 @@ from fl_dpbayes.models.products import computing
 from fl_dpbayes.models.rows import PassShape, failing_rows, note, structure
 from fl_dpbayes.samplers.gradients.clipping import ClippedSum, add_up, clip_and_sum, sum_clipped, with_pre_noise
 from fl_dpbayes.samplers.gradients.dense_chain import DenseChain, dense_chain
-from fl_dpbayes.samplers.gradients.engine import gradient_engine
+from fl_dpbayes.samplers.gradients.engine import VMAP, GradientEngine, gradient_engine, where_gradients_meet
 from fl_dpbayes.samplers.gradients.loss import RecordLoss, summed_cross_entropy
 from fl_dpbayes.samplers.gradients.pass_shape import Way, checked_gradient_shape, fitted_rows, rounding_eta, wanted_rows
 from fl_dpbayes.samplers.gradients.stochastic import resampled
@@ -83,6 +83,20 @@ class TrainingRecords:
             raise ValueError("unit_index must number the units 0, 1, 2, ... without a gap")
 
 
+@dataclass(frozen=True)
+class GradientPasses:
+    """How a run's clipped sums are computed.
+
+    `way`: the engine. `clipped_sum`: its function, like `book_keeping.clipped_sum`. `shape`: of every
+    pass. `eta`: how far rounding can move a sum, over the clip norm.
+    """
+
+    way: Way
+    clipped_sum: Callable[..., ClippedSum]
+    shape: PassShape
+    eta: float
+
+
 class BatchGradient:
     """Draws one Poisson batch per call and sums its clipped per-unit gradients.
 
@@ -112,11 +126,13 @@ class BatchGradient:
             "passes", structure(module), records.features.shape[1:], records.targets.dtype, loss_name, units,
             self._materialises, privacy.sampling_rate, privacy.clip_norm is None, torch.get_num_threads(),
         )  # fmt: skip
-        way, self._clipped_sum, self.passes, eta = KEPT.get(key, partial(self._passes, units), lambda _: 2**12)
+        chosen = KEPT.get(key, partial(self._passes, units), lambda _: 2**12)
+        self._clipped_sum = chosen.clipped_sum
+        self.passes = chosen.shape
         self._rows = self.passes.rows
         note(self.passes)
-        self._clip_norm = math.inf if privacy.clip_norm is None else privacy.clip_norm / (1 + eta)
-        self._chain = None if way == "vmap" else dense_chain(module)
+        self._clip_norm = math.inf if privacy.clip_norm is None else privacy.clip_norm / (1 + chosen.eta)
+        self._chain = None if chosen.way == "vmap" else dense_chain(module)
         # What can be written, here or through what it is a view of, may change between two steps.
         fixed = records.features.flags.owndata and not records.features.flags.writeable
         self._lengths = None
@@ -125,9 +141,18 @@ class BatchGradient:
             asked = ("lengths", id(records.features), self._rows, self._chain.layers[0].bias is None, like.device)
             self._lengths = KEPT.get(asked, load, lambda found: found.nbytes, of=records.features)
 
-    def _passes(self, units: int) -> tuple[Way, Callable[..., ClippedSum], PassShape, float]:
+    def _passes(self, units: int) -> GradientPasses:
+        shape = self._features.shape[1:]
+        chosen = self._passes_by(gradient_engine(self._module, shape), units)
+        if chosen.way != "book_keeping":
+            return chosen
+        if where_gradients_meet(self._module, shape, chosen.shape.rows) is None:
+            return chosen
+        # At another number of rows they did not meet.
+        return self._passes_by(VMAP, units)
+
+    def _passes_by(self, engine: GradientEngine, units: int) -> GradientPasses:
         shapes = (self._features.shape[1:], self._targets.dtype, self._loss)
-        engine = gradient_engine(self._module, shapes[0])
         way: Way = "vmap" if self._materialises else engine.name
         rows, eta = wanted_rows(self._module, way, self._privacy.sampling_rate * units), 0.0
         if way == "book_keeping":
@@ -136,7 +161,7 @@ class BatchGradient:
         if self._privacy.clip_norm is not None:
             passes = checked_gradient_shape(self._module, way, *shapes, rows)
             eta = rounding_eta(self._module, way, *shapes, passes.rows, units)
-        return way, engine.clipped_sum, passes, eta
+        return GradientPasses(way=way, clipped_sum=engine.clipped_sum, shape=passes, eta=eta)
 
     def __call__(self) -> ClippedSum:
         """Draw a batch and return its sum of clipped gradients; zeros for an empty batch.

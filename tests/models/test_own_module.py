@@ -14,7 +14,8 @@ from fl_dpbayes.config.site_file import Policy
 from fl_dpbayes.config.task import ModuleModel, Task
 from fl_dpbayes.models.build import build_model, model_shapes
 from fl_dpbayes.models.own_module import provided, unbuilt_size
-from fl_dpbayes.models.parameters import logits_at, to_vector
+from fl_dpbayes.models.parameters import to_vector
+from fl_dpbayes.posterior.student import logits_at
 from fl_dpbayes.samplers.gradients import vmap
 from fl_dpbayes.samplers.gradients.engine import gradient_engine
 from tests.asking import refused
@@ -120,14 +121,14 @@ MIXED = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Dropout(0.5))
     (Residual(MIXED), r"'head\.1'.*GroupNorm"),
     (Residual(MIXED[::2]), "called again.*dp-mc-dropout"),
     (nn.Linear(2, 3), r"fails on records.*\(N, classes\)"),
-    (Residual(nn.Linear(4, 5)), r"shape \[9, 5\].*\[9, 3\]"),
+    (Residual(nn.Linear(4, 5)), r"shape \[13, 5\].*\[13, 3\]"),
     (Residual(how=lambda features: features.mean()), "beside it"),
     (Residual(how=lambda features: torch.rand(3)), "called again"),
     (Residual(how=lambda features: features.mean() * (len(features) > 60)), "beside it"),
     (Residual(how=lambda features: 0 if features.max() < 1e9 else 1), "use torch.where"),
     (Residual(ActNorm(4, 3)), "keeps something of the records"), (Level(5, 3), "clamp an index at both ends"),
     (Residual(Complex()), "floating-point"),
-    (Residual(nn.utils.parametrizations.weight_norm(nn.Linear(4, 5))), r"shape \[9, 5\]"),
+    (Residual(nn.utils.parametrizations.weight_norm(nn.Linear(4, 5))), r"shape \[13, 5\]"),
 ])  # fmt: skip
 def test_module_that_does_not_fit_is_refused_with_the_remedy(module, said):
     with provided(Residual()) as name:

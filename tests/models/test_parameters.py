@@ -3,10 +3,16 @@ import pytest
 import torch
 from torch import nn
 
-from fl_dpbayes.config.task import CNNModel, LogisticModel, MLPModel, Task
-from fl_dpbayes.models import parameters
+from fl_dpbayes.config.task import CNNModel, Task
 from fl_dpbayes.models.build import build_model
-from fl_dpbayes.models.parameters import arrays_to_vector, parameter_shapes, to_vector, vector_loader, vector_to_arrays
+from fl_dpbayes.models.parameters import (
+    arrays_to_vector,
+    parameter_shapes,
+    to_vector,
+    vector_loader,
+    vector_to_arrays,
+    vector_views,
+)
 
 
 @pytest.fixture
@@ -32,7 +38,7 @@ def test_loaded_vector_is_what_the_module_computes_with(module):
     vector = torch.randn(to_vector(module).numel(), generator=torch.Generator().manual_seed(0))
     vector_loader(module)(vector)
     assert torch.equal(to_vector(module), vector)
-    views = parameters.vector_views(vector, parameter_shapes(module))
+    views = vector_views(vector, parameter_shapes(module))
     records = torch.rand(2, 1, 4, 4, generator=torch.Generator().manual_seed(1))
     assert torch.equal(module(records), torch.func.functional_call(module, views, (records,)))
 
@@ -54,31 +60,3 @@ def test_wrong_length_name_or_shape_is_refused(module):
         arrays_to_vector(arrays | {"0.bias": np.zeros(3, np.float32)}, module)
     with pytest.raises(ValueError, match="'extra'"):
         arrays_to_vector(arrays | {"extra": np.zeros(3, np.float32)}, module)
-
-
-TASK = Task(input_shape=(1, 4, 4), classes=3)
-
-
-@pytest.mark.parametrize(
-    "model", [LogisticModel(), MLPModel(hidden=(5,)), CNNModel(channels=(2,), hidden=3)], ids=lambda model: model.kind
-)
-def test_gradient_is_that_of_finite_differences(model, monkeypatch):
-    generator = np.random.default_rng(0)
-    module = build_model(model, TASK, 0)
-    inputs = generator.uniform(size=(7, 1, 4, 4)).astype(np.float32)
-    plain = vector_to_arrays(to_vector(module), module).items()
-    start = {name: array + generator.normal(scale=0.3, size=array.shape) for name, array in plain}
-    cotangent = generator.normal(size=(7, 3))
-    function = parameters.logits_at(module, inputs)
-    logits, gradients_of = function(start)
-    gradients = gradients_of(cotangent)
-    step, direction = 1e-6, {name: generator.normal(size=array.shape) for name, array in start.items()}
-    moved = ({name: array + by * direction[name] for name, array in start.items()} for by in (step, -step))
-    ahead, behind = (function(point)[0] for point in moved)
-    numeric = (cotangent * (ahead - behind)).sum() / (2 * step)
-    assert sum((gradients[name] * direction[name]).sum() for name in start) == pytest.approx(numeric, rel=1e-6)
-    monkeypatch.setattr(parameters, "INPUTS_PER_PASS", 3)
-    again, gradients_again = parameters.logits_at(module, inputs)(start)
-    np.testing.assert_allclose(again, logits, atol=1e-12)
-    for name, gradient in gradients_again(cotangent).items():
-        np.testing.assert_allclose(gradient, gradients[name], atol=1e-12)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from scipy.stats import norm
+from torch import nn
 
 from fl_dpbayes.config.sampler import SGHMC, SGLD, BayesByBackprop, ConstantStepSize, GaussianPrior
 from fl_dpbayes.config.task import MLPModel, Task
@@ -132,3 +133,22 @@ def test_trace_of_a_chain_ends_at_its_last_state():
     assert trace.rows[-1].log_likelihood == likelihood(torch.from_numpy(result.last["parameters"]))
     assert 0 < np.mean([row.clipped_fraction for row in trace.rows]) < 1
     assert 10 < np.mean([row.units for row in trace.rows]) < 30
+
+
+class FailsBeyond(nn.Embedding):
+    """Raises an error for what is beyond its table, where no check of made-up values looks."""
+
+    def forward(self, features):
+        sizes = features[:, 0].abs()
+        return super().forward(torch.where(sizes < 1e5, sizes, 0.0).long())
+
+
+def test_record_on_which_a_module_fails_leaves_no_likelihood_and_no_error():
+    records, plan = records_of(40), plan_of(1.0, steps_per_round=3, thinning=3)
+    whole = chains.run(FailsBeyond(8, 3), records, plan)
+    records.features[7] = 1e3
+    module = FailsBeyond(8, 3)
+    trace = LocalTrace(plan, log_likelihood_estimate(module, records, 40, np.random.default_rng(0)))
+    result = chains.run(module, records, plan, on_step=trace)
+    assert result.samples.shape == whole.samples.shape
+    assert [math.isnan(row.log_likelihood) for row in trace.rows] == [True] * 3

@@ -28,9 +28,11 @@ from fl_dpbayes.protocol.refusal import Refusal, RefusalCode
 from fl_dpbayes.protocol.train import TrainReply, TrainRequest
 from fl_dpbayes.protocol.wire import arrays_digest, read_header
 from fl_dpbayes.report.numbers import rounded_up
+from fl_dpbayes.report.warnings import sentences
 from fl_dpbayes.run.audit.canary_site import answer_of
-from fl_dpbayes.run.site.findings import Finding, failed, passed, show
+from fl_dpbayes.run.site.findings import Finding, failed, passed, show, warned
 from fl_dpbayes.run.site.init_site import coordinators_scenario
+from fl_dpbayes.samplers.gradients.record_by_record import record_by_record_warnings
 from fl_dpbayes.samplers.state_vectors import initial_vectors, state_arrays
 
 MOST_UNITS = 5000
@@ -52,6 +54,8 @@ def dry_run(path: Path, given: str, console: Console) -> int:
     with tempfile.TemporaryDirectory(prefix="fl-dpbayes-") as made:
         made_up = _made_up_site(own, path, Path(made))
         status = show([_asked(made_up, kind, *asked) for kind, asked in _requests(scenario, own).items()], console)
+        slow = record_by_record_warnings(scenario.model, own.source.task)
+        status |= show([warned("model", said) for said in sentences(slow)], console)
     console.print("on made-up records; your ledger and your records were not touched", markup=False)
     return status
 

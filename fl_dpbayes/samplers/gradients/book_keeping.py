@@ -1,6 +1,6 @@
 """The clipped sum by book-keeping: one forward pass, one backward pass to layer outputs, no per-example gradient."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import starmap
 from typing import Any
 
@@ -60,15 +60,28 @@ def per_layer_gradients(
     if chain is not None:
         return chain.gradients(features, targets, loss)
     found: list[LayerGradients] = []
-    for layer, *own in zip(*_backward(module, features, targets, loss), strict=True):
+    layers = trained_layers(module)
+    inputs, gradients = _backward(module, layers, features, lambda outputs: loss(outputs, targets))
+    for layer, *own in zip(layers, inputs, gradients, strict=True):
         found += [layer_gradients(layer, *own)] if has_shortcut(layer) else mapped_gradients(layer, *own)
     return found
 
 
+def layer_rows(module: nn.Module, features: torch.Tensor) -> list[torch.Tensor]:
+    """Return all that book-keeping reads of one pass, each (N, ...), under a made-up gradient at the outputs (N, K).
+
+    That is each trained layer's inputs and the gradients at its outputs.
+    """
+    if dense_chain(module) is not None:
+        return [module(features)]
+    inputs, gradients = _backward(module, trained_layers(module), features, lambda outputs: outputs)
+    return inputs + gradients
+
+
 def _backward(
-    module: nn.Module, features: torch.Tensor, targets: torch.Tensor, loss: RecordLoss
-) -> tuple[Sequence[nn.Module], list[torch.Tensor], list[torch.Tensor]]:
-    layers = trained_layers(module)
+    module: nn.Module, layers: Sequence[nn.Module], features: torch.Tensor,
+    pulled_back: Callable[[torch.Tensor], torch.Tensor],
+) -> tuple[list[torch.Tensor], list[torch.Tensor]]:  # fmt: skip
     inputs: dict[nn.Module, torch.Tensor] = {}
     # An edge, unlike the output tensor, still means this layer's output after a later in-place activation.
     edges: dict[nn.Module, GradientEdge] = {}
@@ -83,11 +96,13 @@ def _backward(
     handles = [layer.register_forward_hook(keep) for layer in layers]
     try:
         with torch.enable_grad():
-            value = loss(module(features), targets)
+            value = pulled_back(module(features))
     finally:
         for handle in handles:
             handle.remove()
     if len(inputs) < len(layers):
         raise ValueError("a trainable layer was not used in the forward pass: use the vmap engine, or freeze it")
-    gradients = torch.autograd.grad(value, [edges[layer] for layer in layers])
-    return layers, [inputs[layer] for layer in layers], list(gradients)
+    # A loss is one number; of outputs themselves, the gradient is as if it were they.
+    given = None if value.dim() == 0 else value.detach()
+    gradients = torch.autograd.grad(value, [edges[layer] for layer in layers], given)
+    return [inputs[layer] for layer in layers], list(gradients)

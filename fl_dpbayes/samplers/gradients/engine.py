@@ -15,7 +15,9 @@ from fl_dpbayes.config.files.kept import KEPT
 from fl_dpbayes.models.dropout import DropoutModule
 from fl_dpbayes.models.module_checks import check_unmoved, validate_module
 from fl_dpbayes.models.parameters import trainable_parameters
-from fl_dpbayes.models.rows import structure
+from fl_dpbayes.models.record_axis import meeting_place
+from fl_dpbayes.models.row_wise import is_chain_of_known_layers
+from fl_dpbayes.models.rows import ROWS, structure
 from fl_dpbayes.models.variational import VariationalModule
 from fl_dpbayes.samplers.gradients import book_keeping, variational, vmap
 from fl_dpbayes.samplers.gradients.clipping import ClippedSum
@@ -33,12 +35,16 @@ class GradientEngine:
     clipped_sum: Callable[..., ClippedSum]
 
 
+VMAP = GradientEngine("vmap", vmap.clipped_sum)
+
+
 def gradient_engine(module: nn.Module, input_shape: tuple[int, ...]) -> GradientEngine:
     """Choose the book-keeping engine where it is exact for this module, else `torch.func.vmap`.
 
-    Whether a layer is used twice, or its weight is read by other code, cannot be seen from the module's parts: its sum
-    over two synthetic records must equal that of their gradients by autograd, each clipped. Raises UserError if the
-    module mixes the records of a batch, or keeps something of them.
+    Rows of a pass must not be able to meet, forwards and backwards. Whether a layer is used twice, or its weight is
+    read by other code, cannot be seen from the module's parts: its sum over two synthetic records must equal that of
+    their gradients by autograd, each clipped. Raises UserError if the module mixes the records of a batch, or keeps
+    something of them.
     """
     validate_module(module)
     drawn = {VariationalModule: "mean", DropoutModule: "base"}.get(type(module))
@@ -47,9 +53,34 @@ def gradient_engine(module: nn.Module, input_shape: tuple[int, ...]) -> Gradient
     # The probe's parameters are its own: modules of one structure agree or not, whatever is trained into them.
     asked = ("engine", engine.clipped_sum, structure(module), input_shape)
     agrees = partial(_agrees_with_autograd, engine.clipped_sum, module, input_shape)
-    if engine.is_supported(module) and KEPT.get(asked, agrees, lambda _: 2**12):
+    apart = engine.is_supported(module) and where_gradients_meet(module, input_shape, ROWS) is None
+    if apart and KEPT.get(asked, agrees, lambda _: 2**12):
         return GradientEngine("book_keeping", engine.clipped_sum)
-    return GradientEngine("vmap", vmap.clipped_sum)
+    return VMAP
+
+
+def where_gradients_meet(module: nn.Module, input_shape: tuple[int, ...], rows: int) -> str | None:
+    """Say where records may meet in a pass of book-keeping, as `meeting_place` does; None: nowhere.
+
+    Asked for the very number of rows of a pass, as Python code may ask for it too.
+    """
+    plain: nn.Module = module
+    if isinstance(module, VariationalModule):
+        # Its weight draws are more rows of the plain module.
+        plain, rows = module.mean, rows * module.draws
+    elif isinstance(module, DropoutModule):
+        plain = module.base
+    if rows < 2 or is_chain_of_known_layers(plain, input_shape):
+        return None
+    asked = ("gradients meet", structure(module), input_shape, rows)
+    return KEPT.get(asked, partial(_followed, module, input_shape, rows), lambda _: 2**10)
+
+
+def _followed(module: nn.Module, input_shape: tuple[int, ...], rows: int) -> str | None:
+    probe = copy.deepcopy(module.mean if isinstance(module, VariationalModule) else module)
+    like = next(iter(trainable_parameters(probe).values()))
+    probe, inputs = resampled(probe, like.new_zeros((rows, *input_shape)), np.random.default_rng(0))
+    return meeting_place(probe, inputs.shape, book_keeping.layer_rows)
 
 
 def _agrees_with_autograd(

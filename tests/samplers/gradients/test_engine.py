@@ -185,7 +185,7 @@ class Branches(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.first, self.circular = nn.Conv2d(1, 4, 3), nn.Conv2d(4, 4, 3, padding=1, padding_mode="circular")
+        self.first, self.mirrored = nn.Conv2d(1, 4, 3), nn.Conv2d(4, 4, 3, padding=1, padding_mode="reflect")
         self.same, self.norm = nn.Conv2d(4, 4, 3, padding="same"), nn.GroupNorm(2, 4)
         self.own, self.head = OwnScale(36), nn.Linear(36, 3)
         self.same.bias.requires_grad_(False)
@@ -193,7 +193,7 @@ class Branches(nn.Module):
     def forward(self, images):
         features = self.first(images)
         joined = self.norm(self.same(features))
-        joined += self.circular(features)
+        joined += self.mirrored(features)
         return self.head(self.own(nn.functional.avg_pool2d(joined.relu(), 2).flatten(1)))
 
 

@@ -1,0 +1,93 @@
+"""The one way to compute a module on the records of a pass: all rows at once where none can meet, else each by itself.
+
+Rows of a pass are computed at once where the module is a chain of known layers, or where its records can be followed
+through every operator; else under `torch.func.vmap`, under which no code can bring two of them together.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from torch.func import vmap
+
+from fl_dpbayes.config.files.kept import KEPT
+from fl_dpbayes.models.backbone import Backbone
+from fl_dpbayes.models.parameters import called
+from fl_dpbayes.models.record_axis import meeting_place
+from fl_dpbayes.models.rows import structure
+
+# Values of the parameters by name, rows (N, *shape) -> outputs (N, ...).
+Pass = Callable[[Mapping[str, Tensor], Tensor], Tensor]
+
+_KNOWN_LAYERS = (nn.Linear, nn.Conv2d, nn.ReLU, nn.AvgPool2d, nn.Flatten, nn.Sequential)
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+class RowWise:
+    """A module as a function of its parameters' values and of rows (N, *shape), each computed by itself.
+
+    Whether rows are computed at once is asked for each number of rows, since Python code may ask for it too.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+        self._meet: dict[tuple[object, ...], bool] = {}
+
+    def __call__(self, values: Mapping[str, Tensor], rows: Tensor) -> Tensor:
+        """Return the outputs (N, ...) under other values of the parameters, by name as `named_parameters` has them."""
+        return self.for_rows(rows)(values, rows)
+
+    def for_rows(self, rows: Tensor) -> Pass:
+        """Return what computes a pass of so many rows; it may be mapped over values of the parameters."""
+        asked = (tuple(rows.shape), torch.is_grad_enabled())
+        if asked not in self._meet:
+            self._meet[asked] = where_rows_meet(self.module, rows.shape) is not None
+        return self._each_by_itself if self._meet[asked] else self._at_once
+
+    def features(self, rows: Tensor) -> Tensor:
+        """Return the outputs (N, ...) under the values that the parameters have."""
+        return self({}, rows)
+
+    def _at_once(self, values: Mapping[str, Tensor], rows: Tensor) -> Tensor:
+        return called(self.module, values, rows)
+
+    def _each_by_itself(self, values: Mapping[str, Tensor], rows: Tensor) -> Tensor:
+        mapped: Tensor = vmap(lambda row: called(self.module, values, row[None])[0])(rows)
+        return mapped
+
+
+def where_rows_meet(module: nn.Module, shape: Sequence[int]) -> str | None:
+    """Say where rows of one pass may meet in a module's forward computation, as `meeting_place` does; None: nowhere.
+
+    `shape`: of the pass, (N, *shape of a record).
+    """
+    if shape[0] < 2 or is_chain_of_known_layers(module, shape[1:]):
+        return None
+    asked = ("rows meet", structure(module), tuple(shape), torch.is_grad_enabled())
+    return KEPT.get(asked, partial(_followed, module, shape), lambda _: 2**10)
+
+
+def _followed(module: nn.Module, shape: Sequence[int]) -> str | None:
+    return meeting_place(module, shape, lambda copied, rows: copied(rows))
+
+
+def is_chain_of_known_layers(module: nn.Module, record_shape: Sequence[int]) -> bool:
+    """Say whether a module does nothing but layer after layer, none of which can bring two records together.
+
+    Such are all models of this package.
+    """
+    if type(module) is Backbone:
+        return True
+    return all(_is_known(layer, len(record_shape)) for layer in module.modules())
+
+
+def _is_known(layer: nn.Module, rank: int) -> bool:
+    own = vars(layer)
+    changed = "forward" in own or any(own.get(name) for name in _HOOKS)
+    if changed or type(layer) not in _KNOWN_LAYERS:
+        return False
+    if isinstance(layer, nn.Flatten):
+        return (layer.start_dim, layer.end_dim) == (1, -1)
+    # What is no batch of pictures, a convolution would take as one picture.
+    return not isinstance(layer, nn.Conv2d) or rank == 3

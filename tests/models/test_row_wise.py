@@ -1,0 +1,319 @@
+"""Whose rows are computed at once: what is followed, what is not, and who asks."""
+
+import ast
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fl_dpbayes.config.task import CNNModel, LogisticModel, MLPModel, ModuleModel, Task
+from fl_dpbayes.models.build import build_model
+from fl_dpbayes.models.own_module import provided
+from fl_dpbayes.models.row_wise import RowWise, is_chain_of_known_layers, where_rows_meet
+from fl_dpbayes.report.warnings import sentences
+from fl_dpbayes.run.bench import clip
+from fl_dpbayes.samplers.gradients import engine
+from fl_dpbayes.samplers.gradients.engine import gradient_engine, where_gradients_meet
+from fl_dpbayes.samplers.gradients.record_by_record import record_by_record_warnings
+
+ROOT = Path(__file__).parents[2]
+ROWS = 64
+
+
+class Of(nn.Module):
+    """A function of records and of layers."""
+
+    def __init__(self, function, *layers) -> None:
+        super().__init__()
+        self.function, self.layers = function, nn.ModuleList(layers or [nn.Linear(8, 3)])
+
+    def forward(self, rows: Tensor) -> Tensor:
+        return self.function(rows, *self.layers)
+
+
+class Backwards(torch.autograd.Function):
+    """Mixes records on the way back alone."""
+
+    @staticmethod
+    def forward(context, values):
+        return values.clone()
+
+    @staticmethod
+    def backward(context, gradient):
+        return gradient / gradient.abs().max()
+
+
+def recurrent(x, step, head):
+    hidden = x.new_zeros(len(x), 8)
+    for part in x.unbind(1):
+        hidden = step(torch.cat([part, hidden], 1)).tanh()
+    return head(hidden)
+
+
+def written(x, head):
+    x = x.clone()
+    x[:, 0] = x[:, 1]
+    x[:, 2:4] *= 2
+    return head(x)
+
+
+def shifted_in_place(x, head):
+    x = x.clone()
+    x[1:] -= x[:-1]
+    return head(x)
+
+
+def attention(batch_first):
+    return nn.MultiheadAttention(8, 2, batch_first=batch_first)
+
+
+def encoder(batch_first):
+    return nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=batch_first)
+
+
+def frozen(layer):
+    return layer.eval().requires_grad_(False)
+
+
+def causal():
+    return torch.full((5, 5), -torch.inf).triu(1)
+
+
+FOLLOWED = {
+    "layers": (nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.LayerNorm(8), nn.Linear(8, 3)), (8,)),
+    "pictures": (
+        nn.Sequential(
+            nn.Conv2d(2, 4, 3, padding=1, padding_mode="reflect"),
+            nn.GroupNorm(2, 4),
+            nn.SiLU(),
+            nn.MaxPool2d(2),
+            nn.LocalResponseNorm(2),
+            nn.Upsample(scale_factor=2, mode="bilinear"),
+            nn.AdaptiveAvgPool2d(1),
+            nn.Flatten(),
+            nn.Linear(4, 3),
+        ),
+        (2, 8, 8),
+    ),
+    "stored statistics": (nn.Sequential(frozen(nn.BatchNorm2d(2)), nn.Flatten(), nn.Linear(32, 3)), (2, 4, 4)),
+    "encoder": (nn.Sequential(encoder(True), nn.Flatten(), nn.Linear(40, 3)), (5, 8)),
+    "sequence first": (Of(lambda x, a, b: b(a(x.transpose(0, 1)).mean(0)), encoder(False), nn.Linear(8, 3)), (5, 8)),
+    "first token": (
+        Of(
+            lambda x, a, b, c: b(a(torch.cat([c.weight[:1].expand(len(x), 1, 8), x], 1))[:, 0]),
+            encoder(True),
+            nn.Linear(8, 3),
+            nn.Embedding(2, 8),
+        ),
+        (5, 8),
+    ),
+    "causal": (
+        Of(lambda x, a, b: b(a(x, x, x, attn_mask=causal())[0].mean(1)), attention(True), nn.Linear(8, 3)),
+        (5, 8),
+    ),
+    "words and places": (
+        Of(
+            lambda x, a, p, b: b((a(x.long().clamp(0, 4)) + p(torch.arange(6))).mean(1)),
+            nn.Embedding(5, 8),
+            nn.Embedding(6, 8),
+            nn.Linear(8, 3),
+        ),
+        (6,),
+    ),
+    "recurrent": (Of(recurrent, nn.Linear(16, 8), nn.Linear(8, 3)), (5, 8)),
+    "written in place": (Of(written), (8,)),
+    "own axes": (Of(lambda x, a: a((x - x.mean(1, keepdim=True)) / x.std(1, keepdim=True).clamp(min=1))), (8,)),
+    "own products": (Of(lambda x, a: a(torch.einsum("nti,nsi->nts", x, x).mean(1)), nn.Linear(5, 3)), (5, 8)),
+    "own order": (Of(lambda x, a: a(x.sort(1).values.cumsum(1).flip(1).roll(1, 1))), (8,)),
+    "spectrum": (Of(lambda x, a: a(torch.fft.rfft(x).abs()), nn.Linear(5, 3)), (8,)),
+    "normed weights": (nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(8, 8)), nn.Linear(8, 3)), (8,)),
+    "unflattened": (
+        nn.Sequential(nn.Unflatten(1, (2, 2, 2)), nn.Conv2d(2, 4, 1), nn.Flatten(), nn.Linear(16, 3)),
+        (8,),
+    ),
+    "gated": (nn.Sequential(nn.Linear(8, 16), nn.GLU(), nn.PReLU(), nn.LogSigmoid(), nn.Linear(8, 3)), (8,)),
+}
+
+MET = {
+    "maximum": Of(lambda x, a: a(x) / x.abs().max()),
+    "detached maximum": Of(lambda x, a: a(x / x.detach().abs().max())),
+    "maximum of data": Of(lambda x, a: a(x / x.data.abs().max())),
+    "norm": Of(lambda x, a: a(x / x.norm())),
+    "deviation where large": Of(lambda x, a: a(torch.where(x.std(0, correction=0) > 1e9, x - x.mean(0), x))),
+    "masked by others": Of(lambda x, a: a(x.masked_fill((x > 9).any(0), 0.0))),
+    "running maximum": Of(lambda x, a: a(x.cummax(0).values)),
+    "running sum": Of(lambda x, a: a(x.cumsum(0))),
+    "sorted": Of(lambda x, a: a(x.sort(0).values)),
+    "rolled": Of(lambda x, a: a(x + x.roll(1, 0))),
+    "rolled flat": Of(lambda x, a: a(x + x.roll(1))),
+    "flipped": Of(lambda x, a: a(x + x.flip(0))),
+    "softmax of columns": nn.Sequential(nn.Softmax(dim=0), nn.Linear(8, 3)),
+    "softmax of all": Of(lambda x, a: a(x * x.view(-1).softmax(0).view(-1, 8))),
+    "flattened": Of(lambda x, a: a(functional.layer_norm(nn.Flatten(0)(x), (x.numel(),)).view_as(x))),
+    "reshaped": Of(lambda x, a: a(x.reshape(8, -1).softmax(1).reshape(-1, 8))),
+    "transposed": Of(lambda x, a: a(functional.layer_norm(x.mT, (len(x),)).mT)),
+    "each other": Of(lambda x, a: a((x @ x.mT).softmax(1) @ x)),
+    "einsum over records": Of(lambda x, a: a(torch.einsum("ni,mi->ni", x, x))),
+    "outer": Of(lambda x, a: a(x[:, None] * x[None]).mean(1)),
+    "attention over records": Of(
+        lambda x, m, a: a(m(x[None], x[None], x[None])[0][0]), attention(True), nn.Linear(8, 3)
+    ),
+    "one picture of all": Of(
+        lambda x, a: a(functional.conv1d(x.mT[None], torch.ones(8, 1, 3), padding=1, groups=8)[0].mT)
+    ),
+    "neighbours": Of(lambda x, a: a(functional.pad(x, (0, 0, 0, 1)).unfold(0, 2, 1).mean(-1))),
+    "chunks": Of(lambda x, a: a(torch.cat(x.chunk(2)[::-1]))),
+    "first record": Of(lambda x, a: a(x - x[:1])),
+    "selected record": Of(lambda x, a: a(x) + a(x[0])),
+    "repeated": Of(lambda x, a: a(x.repeat(2, 1)[::2])),
+    "gathered": Of(lambda x, a: a(x.gather(0, torch.zeros_like(x).long()))),
+    "looked up in others": Of(lambda x, a: a(functional.embedding(torch.zeros(len(x)).long(), x))),
+    "added by index": Of(lambda x, a: a(x.index_add(0, torch.zeros(len(x)).long(), x))),
+    "its number": Of(lambda x, a: a(x + torch.arange(len(x))[:, None])),
+    "in place": Of(shifted_in_place),
+    "statistics of a batch": nn.Sequential(nn.BatchNorm1d(8), nn.Linear(8, 3)),
+    "value": Of(lambda x, a: a(x) * float(x.abs().max())),
+    "array": Of(lambda x, a: a(x) / float(x.detach().numpy().max())),
+    "list": Of(lambda x, a: a(x) / max(map(max, x.tolist()))),
+    "weights' values": Of(lambda x, a: a(x) if a.weight.data.numpy().max() < 1e3 else a(x - x.mean(0))),
+    "mapped over columns": Of(lambda x, a: a(torch.func.vmap(lambda c: c / c.norm(), 1, 1)(x))),
+    "noise": Of(lambda x, a: a(x + torch.rand(8))),
+}
+
+BACKWARDS = {
+    "function": Of(lambda x, a, b: b(Backwards.apply(a(x))), nn.Linear(8, 8), nn.Linear(8, 3)),
+    "function at the end": Of(lambda x, a, b: Backwards.apply(b(a(x))), nn.Linear(8, 8), nn.Linear(8, 3)),
+    "hook": Of(lambda x, a, b: b(hooked(a(x))), nn.Linear(8, 8), nn.Linear(8, 3)),
+}
+
+
+def hooked(values):
+    if values.requires_grad:
+        values.register_hook(lambda gradient: gradient / gradient.norm())
+    return values
+
+
+def many_rows(x, a):
+    return a(x) / (x.abs().max() if len(x) > ROWS else 1)
+
+
+@pytest.mark.parametrize("name", FOLLOWED)
+@pytest.mark.parametrize("grad", [False, True])
+def test_modules_of_usual_layers_are_followed_and_computed_at_once(name, grad):
+    module, shape = FOLLOWED[name]
+    with torch.set_grad_enabled(grad):
+        assert where_rows_meet(module, (ROWS, *shape)) is None
+    assert where_rows_meet(module, (1, *shape)) is None
+
+
+@pytest.mark.parametrize("name", MET)
+def test_module_whose_rows_may_meet_is_not_computed_at_once(name):
+    for grad in (False, True):
+        with torch.set_grad_enabled(grad):
+            assert where_rows_meet(MET[name], (ROWS, 8)) is not None
+    records = torch.randn(ROWS, 8, generator=torch.Generator().manual_seed(0))
+    compute, values = RowWise(MET[name]), {key: value.detach() for key, value in MET[name].named_parameters()}
+    results = []
+    for scale in (1.0, 1e30):
+        others = records.clone()
+        others[1::2] *= scale
+        try:
+            results.append(compute(values, others)[::2])
+        except (RuntimeError, ValueError):
+            # What vmap cannot take is refused before, whatever records hold.
+            results.append(torch.zeros(0))
+    assert torch.equal(*(result.nan_to_num() for result in results))
+
+
+@pytest.mark.parametrize("name", BACKWARDS)
+def test_records_are_followed_on_the_way_back_too(name):
+    module = BACKWARDS[name]
+    assert where_rows_meet(module, (ROWS, 8)) is None
+    assert where_gradients_meet(module, (8,), ROWS) is not None
+    assert gradient_engine(module, (8,)).name == "vmap"
+
+
+@pytest.mark.parametrize("name", ["transformer block", "CNN with GroupNorm", "ResNet-18 with GroupNorm"])
+def test_benched_modules_stay_with_book_keeping(name):
+    case = clip.CASES[name]
+    assert where_gradients_meet(case.build(), case.shape, 32) is None
+
+
+def test_rows_are_asked_for_at_the_number_that_a_pass_has():
+    module = Of(many_rows)
+    assert where_gradients_meet(module, (8,), ROWS) is None
+    assert where_gradients_meet(module, (8,), 2 * ROWS) is not None
+    compute = RowWise(module)
+    assert compute.for_rows(torch.zeros(ROWS, 8)) != compute.for_rows(torch.zeros(2 * ROWS, 8))
+
+
+@pytest.mark.parametrize("model", [LogisticModel(), MLPModel(hidden=(5,)), CNNModel(channels=(2,), hidden=3)])
+def test_shipped_models_are_known_without_following(model, monkeypatch):
+    monkeypatch.setattr(engine, "meeting_place", lambda *_: pytest.fail("followed"))
+    monkeypatch.setattr("fl_dpbayes.models.row_wise.meeting_place", lambda *_: pytest.fail("followed"))
+    module = build_model(model, Task(input_shape=(1, 4, 4), classes=3), seed=0)
+    assert where_rows_meet(module, (ROWS, 1, 4, 4)) is where_gradients_meet(module, (1, 4, 4), ROWS) is None
+
+
+@pytest.mark.parametrize(
+    ("module", "shape"),
+    [
+        (nn.Sequential(nn.Flatten(0), nn.Linear(8, 3)), (8,)),
+        (nn.Sequential(nn.Flatten(1, 2), nn.Linear(8, 3)), (2, 2, 8)),
+        (nn.Sequential(nn.Conv2d(ROWS, 2, 1)), (4, 4)),
+        (nn.Sequential(nn.Linear(8, 3), nn.Softmax(0)), (8,)),
+        (nn.utils.parametrizations.weight_norm(nn.Linear(8, 3)), (8,)),
+    ],
+)
+def test_chain_is_known_only_where_no_layer_of_it_can_mix(module, shape):
+    assert not is_chain_of_known_layers(module, shape)
+
+
+def test_a_hook_or_another_forward_makes_a_layer_unknown():
+    for change in (
+        lambda layer: layer.register_forward_hook(lambda *_: None),
+        lambda layer: setattr(layer, "forward", lambda rows: rows / rows.max()),
+    ):
+        module = nn.Sequential(nn.Linear(8, 3))
+        assert is_chain_of_known_layers(module, (8,))
+        change(module[0])
+        assert not is_chain_of_known_layers(module, (8,))
+
+
+def test_a_person_is_told_where_and_at_what_cost():
+    task = Task(input_shape=(8,), classes=3)
+    for module, told in ((FOLLOWED["layers"][0], 0), (MET["sorted"], 1)):
+        with provided(module) as name:
+            said = sentences(record_by_record_warnings(ModuleModel(factory=name), task))
+        assert len(said) == told
+        assert all("aten.sort" in sentence and "1.2 to 8 times" in sentence for sentence in said)
+    assert record_by_record_warnings(LogisticModel(), task) == []
+
+
+# Files that call modules themselves: on made-up records, or on what is known to be followed or a single record.
+CALLERS = {
+    "fl_dpbayes/models/module_checks.py",
+    "fl_dpbayes/models/parameters.py",
+    "fl_dpbayes/models/row_wise.py",
+    "fl_dpbayes/models/variational.py",
+    "fl_dpbayes/run/audit/gradients.py",
+    "fl_dpbayes/run/bench/clip.py",
+    "fl_dpbayes/run/bench/end_to_end.py",
+    "fl_dpbayes/samplers/gradients/book_keeping.py",
+    "fl_dpbayes/samplers/gradients/engine.py",
+    "fl_dpbayes/samplers/gradients/pass_shape.py",
+    "fl_dpbayes/samplers/gradients/vmap.py",
+}
+CALLS = {"called", "functional_call", "module", "network", "probe", "scaled"}
+
+
+def test_nobody_else_calls_a_module_on_records():
+    found = set()
+    for folder in ("fl_dpbayes", "clients", "server"):
+        for path in (ROOT / folder).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in CALLS:
+                    found.add(path.relative_to(ROOT).as_posix())
+    assert found <= CALLERS, found - CALLERS
