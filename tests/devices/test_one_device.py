@@ -235,6 +235,7 @@ def test_what_a_site_answers_is_computed_on_one_device(table_site, monkeypatch, 
     # What a site sets for a GPU would stay set for other tests.
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     monkeypatch.setattr(torch, "use_deterministic_algorithms", lambda wanted: None)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "pretended")
     answers = []
     for device in ("cpu", "cuda"):
         site = table_site(device)

@@ -206,7 +206,7 @@ def counts_of(run, site: str, stored) -> np.ndarray:
     module = build_model(stored.metadata.model, stored.metadata.task, seed=0)
     thinned = stored.samples.thinned(run.scenario.evaluation.max_samples)
     predicted = predict(module, thinned.arrays, thinned.weights, part.features).probabilities
-    return count(predicted, part.labels)
+    return count(predicted, part.labels).sums
 
 
 @pytest.mark.parametrize("scope", ["federated", "site"])

@@ -18,7 +18,7 @@ import torch
 import clients.evaluate
 import clients.recalibrate
 import clients.train
-from fl_dpbayes.calibration import release
+from fl_dpbayes.calibration.recalibration import isotonic
 from fl_dpbayes.config.files.kept import Kept
 from fl_dpbayes.config.scenario import Scenario, load_scenario
 from fl_dpbayes.config.task import LogisticModel, Task
@@ -64,6 +64,10 @@ def epsilon(scenario: Scenario, folder: Path, generator: np.random.Generator) ->
 def changed(holder: object, name: str, change: Callable[[Callable], Callable]) -> Fault:
     """Put `change(original)` in the place of what a module or class holds."""
     return lambda patch: patch.setattr(holder, name, change(getattr(holder, name)))
+
+
+def without_cap(sound: Callable) -> Callable:
+    return lambda probabilities, labels, bins, most: sound(probabilities, labels, bins)
 
 
 def change_keywords(holder: object, name: str, change: Callable[[dict], dict]) -> Fault:
@@ -209,10 +213,10 @@ FAULTS: dict[str, Fault] = {
         lambda rest: 1 - 0.5 * (np.arange(size := len(rest["chain"].noise_multipliers)) >= 2 * size // 3)),
     "recalibration reads training units": change_site(clients.recalibrate, recalibration="train"),
     "evaluation reads training units": change_site(clients.evaluate, test="train"),
-    "isotonic noise forgets its cap": changed(clients.recalibrate, "sensitivity", lambda sound: lambda most: sound()),
+    "isotonic noise forgets its cap": changed(isotonic, "top_label_counts", without_cap),
     "isotonic counts forget their cap": changed(
         clients.recalibrate, "capped_units", lambda sound: lambda part, most: part),
-    "evaluation noise forgets its cap": changed(release, "sensitivity", lambda sound: lambda most: sound()),
+    "evaluation noise forgets its cap": changed(clients.evaluate, "top_label_counts", without_cap),
     "descent with half the noise": changed(clients.recalibrate, "private_fit", descent_with_half_the_noise),
     "descent that repeats its noise": change_keywords(
         clients.recalibrate, "private_fit", lambda rest: {"generator": np.random.default_rng(3)}),
