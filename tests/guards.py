@@ -1,4 +1,4 @@
-"""Modules whose rows meet only when something in the batch is large, or hardly: ordinary guards against overflow."""
+"""Modules whose rows meet only when something in the batch is large: guards against overflow."""
 
 import numpy as np
 import torch

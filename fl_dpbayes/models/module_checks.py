@@ -9,10 +9,10 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.func import vmap
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fl_dpbayes.config.errors import UserError
+from fl_dpbayes.models.mapped import mapped
 from fl_dpbayes.models.rows import ROWS, attributes_of, bytes_of, drawn_modules
 
 PLAIN_LAYERS = (nn.Linear, nn.Conv2d, nn.ReLU, nn.AvgPool2d, nn.Flatten, nn.Sequential)
@@ -102,7 +102,7 @@ def check_records_apart(
                 dropout = "(for dropout: model.kind 'mlp' or 'cnn', sampler.kind 'dp-mc-dropout')"
                 raise UserError(f"{said}: leave out what changes it or draws random numbers {dropout}")
             # What branches on a value, even on one that is not met here, cannot be mapped over records.
-            alone = vmap(lambda record, drawn=drawn: _outputs(drawn, record[None], named, classes)[0])(part)
+            alone = mapped(lambda record, drawn=drawn: _outputs(drawn, record[None], named, classes)[0], part)
             if ((together - alone).abs().amax(dim=1) > _MIXES * alone.abs().amax(dim=1)).any():
                 said = f"{named} gives a record other logits when other records are beside it"
                 raise UserError(f"{said}, so clipping per record bounds nothing: compute each row by itself")

@@ -1,6 +1,6 @@
 """Follows the records of a pass through every operator that it calls: can two of them meet?
 
-Nothing is computed: torch's fake tensors have shapes and no values, so what is found holds for all values.
+Nothing is computed: torch's fake tensors have no values, so what is found holds for all values.
 """
 
 import copy
@@ -32,11 +32,11 @@ def meeting_place(
     Args:
         module: what the pass computes with; a copy is used, whose parameters have no values either.
         shape: of the input, N >= 2 first; its type and device are those of the parameters.
-        compute: the pass: copy, rows (N, *shape of a record) -> tensors (N, ...), one or lists of them; called once.
+        compute: the pass: copy, rows -> tensors (N, ...), one or lists of them; called once.
 
     Returns:
-        None if each row of every result follows from the same row of the input and from constants; else where rows may
-        meet, or what cannot be followed, in a few words.
+        None if each row of every result follows from the same row of the input and from constants;
+        else where rows may meet, or what cannot be followed, in a few words.
     """
     # It takes a while to import, and shipped models do not need it.
     from torch._subclasses.fake_tensor import FakeTensorMode

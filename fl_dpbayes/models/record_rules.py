@@ -1,7 +1,7 @@
 """Where torch's operators put the records of a pass: one rule for each, its arguments counted in.
 
-A rule may refuse too often, which costs time; it must never accept an operator whose row of one record follows from
-another record's. What has no rule here, or needs a case that a rule does not know, counts as records that meet.
+A rule may refuse too often, which costs time. It must never accept an operator whose result for one
+record follows from another record. What has no rule counts as an operator where records meet.
 """
 
 import math
@@ -24,8 +24,8 @@ class Place:
 class Operand:
     """What is known of a tensor.
 
-    `place`: where its records lie; None for a constant. `alike`: of a constant, places at which it has the same values
-    for every record, as if it held records.
+    `place`: where its records lie; None for a constant. `alike`: of a constant, places at which it
+    has the same values for every record, as if it held records.
     """
 
     shape: tuple[int, ...]
@@ -33,7 +33,7 @@ class Operand:
     alike: frozenset[Place] = frozenset()
 
     def has(self, place: Place) -> bool:
-        """Say whether what lies at one record's part of a place is that record's, or the same for each."""
+        """Say whether a record's part of a place is its own, or the same for each record."""
         return place in self.alike if self.place is None else self.place == place
 
 
@@ -45,8 +45,9 @@ class RecordsMeetError(Exception):
 class Call:
     """One call of an operator.
 
-    `name`: the operator's, without overload and without the mark of writing in place. `arguments`: by name, tensors as
-    operands, defaults included. `shapes`: of what it returned, None for what is no tensor. `count`: N >= 2.
+    `name`: the operator's, without overload and without the mark of writing in place. `arguments`:
+    by name, tensors as operands, defaults included. `shapes`: of what it returned, None for what is
+    no tensor. `count`: N >= 2.
     """
 
     operator: Any
@@ -75,7 +76,7 @@ class Call:
         return RecordsMeetError(f"operator {self.operator} on shapes {shapes}")
 
 
-# Where each result of a call has its records, None for a constant; raises `Call.meet()` where they may meet.
+# Where each result of a call has its records, None for a constant.
 Places = Sequence[Place | None]
 Rule = Callable[[Call], Places]
 
@@ -109,7 +110,7 @@ def places_of(call: Call) -> Places:
 
 
 def alike_places(call: Call, output: int) -> frozenset[Place]:
-    """Return at which places a result that holds no record has the same values for every record."""
+    """Return at which places a result without records has the same values for every record."""
     shape = call.shapes[output] or ()
     if call.name in OF_SHAPES_ALONE:
         return frozenset(_everywhere(shape, range(len(shape)), call.count))
@@ -155,7 +156,7 @@ def _same(call: Call, place: Place) -> Places:
 
 
 def _shared(call: Call, *names: str) -> Place:
-    """Return the one place where all tensors of some arguments have the records; no other may hold any."""
+    """Return the one place where some arguments have the records; no other may hold any."""
     operands = call.operands(*names)
     place = next((operand.place for operand in operands if operand.place is not None), None)
     if place is None or any(operand.place is not None for operand in call.others(*names)):
@@ -174,7 +175,7 @@ def _dims(value: int | Sequence[int] | None, rank: int) -> set[int]:
 
 
 def _fits(operand: Operand, place: Place, shape: Sequence[int]) -> bool:
-    """Say whether an operand, broadcast to a shape, has at a place of it each record's own entries or equal ones."""
+    """Say whether an operand, broadcast to a shape, fits records at a place of that shape."""
     own = replace(place, dim=place.dim - len(shape) + len(operand.shape))
     if operand.place is None and (own.dim < 0 or operand.shape[own.dim] == 1):
         return True
@@ -225,7 +226,7 @@ def _last(dims: int, *names: str) -> Rule:
 
 
 def _product(left: str, right: str, result: str, *names: str) -> Rule:
-    """What sums products over the letters that the result lacks; what else it is given is added, broadcast."""
+    """What sums products over the letters that the result lacks; all else is added, broadcast."""
 
     def rule(call: Call) -> Places:
         factors = list(zip(call.operands(*names), (left, right), strict=True))

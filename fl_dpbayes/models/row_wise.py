@@ -1,7 +1,7 @@
-"""The one way to compute a module on the records of a pass: all rows at once where none can meet, else each by itself.
+"""The one way to compute a module on the records of a pass: at once where none can meet, else apart.
 
-Rows of a pass are computed at once where the module is a chain of known layers, or where its records can be followed
-through every operator; else under `torch.func.vmap`, under which no code can bring two of them together.
+Rows are computed at once where the module is a chain of known layers, or where its records can be
+followed through every operator; else under `torch.func.vmap`, which brings no two of them together.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -9,10 +9,10 @@ from functools import partial
 
 import torch
 from torch import Tensor, nn
-from torch.func import vmap
 
 from fl_dpbayes.config.files.kept import KEPT
 from fl_dpbayes.models.backbone import Backbone
+from fl_dpbayes.models.mapped import mapped
 from fl_dpbayes.models.parameters import called
 from fl_dpbayes.models.record_axis import meeting_place
 from fl_dpbayes.models.rows import structure
@@ -27,7 +27,7 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_
 class RowWise:
     """A module as a function of its parameters' values and of rows (N, *shape), each computed by itself.
 
-    Whether rows are computed at once is asked for each number of rows, since Python code may ask for it too.
+    Whether rows are computed at once is asked for each number of rows: Python code may ask for it.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -35,7 +35,7 @@ class RowWise:
         self._meet: dict[tuple[object, ...], bool] = {}
 
     def __call__(self, values: Mapping[str, Tensor], rows: Tensor) -> Tensor:
-        """Return the outputs (N, ...) under other values of the parameters, by name as `named_parameters` has them."""
+        """Return the outputs (N, ...) under other values of the parameters, by name."""
         return self.for_rows(rows)(values, rows)
 
     def for_rows(self, rows: Tensor) -> Pass:
@@ -53,12 +53,12 @@ class RowWise:
         return called(self.module, values, rows)
 
     def _each_by_itself(self, values: Mapping[str, Tensor], rows: Tensor) -> Tensor:
-        mapped: Tensor = vmap(lambda row: called(self.module, values, row[None])[0])(rows)
-        return mapped
+        outputs: Tensor = mapped(lambda row: called(self.module, values, row[None])[0], rows)
+        return outputs
 
 
 def where_rows_meet(module: nn.Module, shape: Sequence[int]) -> str | None:
-    """Say where rows of one pass may meet in a module's forward computation, as `meeting_place` does; None: nowhere.
+    """Say where rows of one pass may meet in a module, as `meeting_place` does; None: nowhere.
 
     `shape`: of the pass, (N, *shape of a record).
     """
@@ -73,7 +73,7 @@ def _followed(module: nn.Module, shape: Sequence[int]) -> str | None:
 
 
 def is_chain_of_known_layers(module: nn.Module, record_shape: Sequence[int]) -> bool:
-    """Say whether a module does nothing but layer after layer, none of which can bring two records together.
+    """Say whether a module is layer after layer, none of which can bring two records together.
 
     Such are all models of this package.
     """
@@ -85,7 +85,8 @@ def is_chain_of_known_layers(module: nn.Module, record_shape: Sequence[int]) -> 
 def _is_known(layer: nn.Module, rank: int) -> bool:
     own = vars(layer)
     changed = "forward" in own or any(own.get(name) for name in _HOOKS)
-    if changed or type(layer) not in _KNOWN_LAYERS:
+    # A record that is a number would be one entry of a row.
+    if changed or rank == 0 or type(layer) not in _KNOWN_LAYERS:
         return False
     if isinstance(layer, nn.Flatten):
         return (layer.start_dim, layer.end_dim) == (1, -1)

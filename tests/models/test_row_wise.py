@@ -8,8 +8,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.task import CNNModel, LogisticModel, MLPModel, ModuleModel, Task
 from fl_dpbayes.models.build import build_model
+from fl_dpbayes.models.mapped import mapped
 from fl_dpbayes.models.own_module import provided
 from fl_dpbayes.models.row_wise import RowWise, is_chain_of_known_layers, where_rows_meet
 from fl_dpbayes.report.warnings import sentences
@@ -290,6 +292,24 @@ def test_a_person_is_told_where_and_at_what_cost():
         assert len(said) == told
         assert all("aten.sort" in sentence and "1.2 to 8 times" in sentence for sentence in said)
     assert record_by_record_warnings(LogisticModel(), task) == []
+
+
+def test_an_index_beyond_a_record_s_own_table_reads_no_other_record():
+    records = torch.arange(12.0).view(4, 3)
+    indices = torch.tensor([[3], [-1], [0], [2]])
+
+    def looked_up(values):
+        return mapped(lambda index, table: functional.embedding(index, table[:, None]), indices, values)[..., 0, 0]
+
+    for values in (records, records + torch.tensor([[0.0], [0.0], [100.0], [100.0]])):
+        assert looked_up(values)[:2].isnan().all()
+    assert looked_up(records)[2:].tolist() == [6.0, 11.0]
+
+
+@pytest.mark.parametrize("fill", [torch.index_fill, Tensor.index_fill, Tensor.index_fill_])
+def test_filling_by_index_which_is_shifted_into_other_records_is_refused(fill):
+    with pytest.raises(UserError, match=r"torch\.where"):
+        mapped(lambda row, index: fill(row.clone(), 0, index, 5.0), torch.zeros(4, 3), torch.full((4, 1), -1))
 
 
 # Files that call modules themselves: on made-up records, or on what is known to be followed or a single record.

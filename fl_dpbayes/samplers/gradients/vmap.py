@@ -4,9 +4,10 @@ from itertools import starmap
 
 import torch
 from torch import nn
-from torch.func import grad, vjp, vmap
+from torch.func import grad, vjp
 
 from fl_dpbayes.config.plan import FLAT, Clipping
+from fl_dpbayes.models.mapped import mapped
 from fl_dpbayes.models.parameters import called, trainable_parameters
 from fl_dpbayes.models.rows import ROWS, pieces
 from fl_dpbayes.samplers.gradients.clipping import ClippedSum, add_up, clip_and_sum
@@ -31,7 +32,7 @@ def per_example_blocks(
     def record_loss(values: dict[str, torch.Tensor], record: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         return loss(called(module, values, record[None]), target[None])
 
-    gradients = vmap(grad(record_loss), in_dims=(None, 0, 0))(parameters, features, targets)
+    gradients = mapped(grad(record_loss), parameters, features, targets, in_dims=(None, 0, 0))
     return {name: gradients[name].flatten(1).float() for name in parameters}
 
 
@@ -50,7 +51,7 @@ def mapped_gradients(layer: nn.Module, inputs: torch.Tensor, output_gradients: t
         pull = vjp(lambda values: called(layer, values, row[None])[0], parameters)[1]
         return pull(gradient)[0]
 
-    gradients = vmap(pulled_back)(inputs, output_gradients)
+    gradients = mapped(pulled_back, inputs, output_gradients)
     return list(map(formed_gradients, by_layer({name: gradients[name].flatten(1).float() for name in parameters})))
 
 

@@ -1,4 +1,4 @@
-"""Guards over a whole batch in a module of one's own: no record moves another's gradient, prediction or likelihood."""
+"""Guards over a whole batch: no record moves another's gradient, prediction or likelihood."""
 
 import numpy as np
 import pytest

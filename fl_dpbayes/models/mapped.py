@@ -1,0 +1,51 @@
+"""`torch.func.vmap` over the records of a pass, with what it computes by shifted indices kept inside a record."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.func import vmap
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+
+from fl_dpbayes.config.errors import UserError
+
+_FILLS = {torch.index_fill, Tensor.index_fill, Tensor.index_fill_}
+
+
+def mapped(function: Callable[..., Any], *columns: Any, in_dims: Any = 0) -> Any:
+    """Apply a function to each record by itself.
+
+    `columns` and `in_dims`: as of `vmap`. An index beyond an embedding's table gives NaN, since the
+    shifted one may be that of another record's table. Raises UserError for `index_fill`.
+    """
+
+    def inside(*one: Any) -> Any:
+        with _Inside():
+            return function(*one)
+
+    return vmap(inside, in_dims=in_dims)(*columns)
+
+
+class _Inside(TorchFunctionMode):
+    def __torch_function__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        named = dict(kwargs or {})
+        if func in _FILLS:
+            said = "torch.func.vmap fills by index across records"
+            raise UserError(f"{said}: leave out index_fill, and use torch.where or scatter")
+        if func is functional.embedding:
+            indices, weight, *rest = (*args, *(named.pop(name) for name in ("input", "weight") if name in named))
+            return _looked_up(lambda index: func(index, weight, *rest, **named), indices, weight)
+        if func is torch.embedding:
+            weight, indices, *rest = (*args, *(named.pop(name) for name in ("weight", "indices") if name in named))
+            return _looked_up(lambda index: func(weight, index, *rest, **named), indices, weight)
+        return func(*args, **named)
+
+
+def _looked_up(look_up: Callable[[Tensor], Tensor], indices: Tensor, weight: Tensor) -> Tensor:
+    known = (indices >= 0) & (indices < weight.shape[0])
+    found = look_up(torch.where(known, indices, 0))
+    return torch.where(known[..., None], found, torch.nan)
