@@ -47,5 +47,6 @@ class _Inside(TorchFunctionMode):
 
 def _looked_up(look_up: Callable[[Tensor], Tensor], indices: Tensor, weight: Tensor) -> Tensor:
     known = (indices >= 0) & (indices < weight.shape[0])
-    found = look_up(torch.where(known, indices, 0))
-    return torch.where(known[..., None], found, torch.nan)
+    rows = look_up(torch.where(known, indices, 0))
+    # A factor, and no choice between two values: the gradient is NaN as well, so the unit is left out.
+    return rows * torch.where(known, 1.0, torch.nan)[..., None].to(rows)

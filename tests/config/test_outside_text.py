@@ -120,6 +120,7 @@ REPLY = {
     "privacy": {"cohort": "c", "unit": "patient", "units": 40, "adjacency": "add_or_remove_one", "delta": 1e-3,
                 "epsilon": 1.0, "epsilon_method": "pld", "mu": 1.0, "mu_kind": "exact", "steps": 1, "budget": 8.0,
                 "history": [[1.0, 1.0, 1]], "seeded": False},
+    "passes": None,
 }  # fmt: skip
 
 
