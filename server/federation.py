@@ -15,6 +15,7 @@ from fl_dpbayes.config.scenario import Scenario
 from fl_dpbayes.data.simulation import BASELINES_FILE, PARTITION_FILE, check_task, run_identifier
 from fl_dpbayes.models.build import model_shapes
 from fl_dpbayes.posterior.convergence import one_sample_warning
+from fl_dpbayes.posterior.far_off import far_off_warnings
 from fl_dpbayes.posterior.store import POSTERIOR_FILE, save_posterior
 from fl_dpbayes.report.page import write_report
 from fl_dpbayes.report.run_files import CALIBRATION_COLUMNS, calibration_csv_row, write_csv, write_summary
@@ -131,6 +132,7 @@ def _write(federation: Federation, strategy: PosteriorStrategy, record: RunRecor
         record.warn(warning("no-posterior", reason=str(error)))
     joined = {member.card.name for member in strategy.federation.roster.members}
     record.warn(*(warning("absent", name) for name in scenario.sites if name not in joined))
+    record.warn(*far_off_warnings(strategy.distances()))
     if posterior is not None:
         if found := one_sample_warning(len(posterior.weights), scenario.aggregation.point_name):
             record.warn(found)

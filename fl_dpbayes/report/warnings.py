@@ -80,6 +80,8 @@ SENTENCES: dict[str, str | Callable[..., str]] = {
     "move-shortened": "{site} moved the average more than aggregation.move_bound, {bound:g}, times as far as the "
     "median site, and was shortened to that: it is hostile, broken, or differs much from the others. The posterior "
     "counts its records less, and no temperature is shown for it",
+    "far-off": "{site} is far off: its chain ended {times:.3g} times as far from the others' as any other site's did. "
+    "It may have other patients, be broken, or make up what it sends: ask it, and run once without it",
     "too-few-to-trim": "with states of {sites} sites only {trimmed} bad ones could be borne, not {asked}: set "
     "resources.min_sites to {needed} or more to stop instead",
     "no-temperature": "aggregation.robust {robust!r}: the averaged states follow no posterior of a known temperature",
