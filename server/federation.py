@@ -1,6 +1,7 @@
 """One whole run on the server: roster, rounds, evaluation, record."""
 
 import json
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import cast
@@ -59,7 +60,8 @@ def run_federation(
     record = RunRecord(run_folder, journal, tempered=scenario.sampler.has_temperature)
     record.begin("roster")
     known = JournaledSites(entries) if checkpoint is not None else None
-    roster = _roster(ordered, scenario, simulation_folder, known)
+    finished = () if checkpoint is None else checkpoint.participation.finished
+    roster = _roster(ordered, scenario, simulation_folder, known, finished)
     if checkpoint is not None:
         record.events.write("resumed", round=checkpoint.round)
     names = [[member.card.name, member.card.role] for member in roster.members]
@@ -97,7 +99,9 @@ def run_federation(
         raise problem
 
 
-def _roster(grid: Grid, scenario: Scenario, simulation_folder: str, known: JournaledSites | None) -> Roster:
+def _roster(
+    grid: Grid, scenario: Scenario, simulation_folder: str, known: JournaledSites | None, finished: Collection[str]
+) -> Roster:
     if not simulation_folder:
         # Real sites were waited for by name, as many as the run starts with.
         node_ids = allowed_nodes(grid, scenario.sites, only_registered=True)
@@ -118,7 +122,7 @@ def _roster(grid: Grid, scenario: Scenario, simulation_folder: str, known: Journ
     if not simulation_folder:
         answered = replace(answered, left_out=(*unlisted_nodes(grid, scenario.sites), *answered.left_out))
         check_enough(answered, scenario)
-    return answered if known is None else known.roster_of(answered, scenario.resources.min_sites)
+    return answered if known is None else known.roster_of(answered, scenario.resources.min_sites, finished)
 
 
 def _write(federation: Federation, strategy: PosteriorStrategy, record: RunRecord, *, report: bool) -> Exception | None:

@@ -33,7 +33,8 @@ Beta = Annotated[float | Literal["fitted"], _number_or("beta", "fitted", 0, 1, "
 class Mixture(Rule):
     """All samples of all sites, site k with the share w_k (an ensemble; wide, never too sure).
 
-    `largest_share`, here and below: no site's weight is above it, whatever size the site declares.
+    `largest_share`, here and below: no site's weight is above it, whatever size the site declares. Without it the bound
+    is max(0.3, 1.5 / K) for K >= 3 training sites; 1 lifts it. A site that is held to it is named.
     """
 
     whole_prior = True

@@ -14,6 +14,8 @@ from fl_dpbayes.config.sampler import Sampler
 
 SiteWeights = Literal["units", "uniform"]
 LargestShare = Annotated[float, Field(gt=0, le=1)] | None
+# A mixture of three surely right parts of ten and one surely wrong keeps the right answer.
+DEFAULT_SHARE, DEFAULT_TIMES = 0.3, 1.5
 InputCount = Annotated[int, Field(ge=1, le=100_000)]
 
 
@@ -91,8 +93,17 @@ class Rule(Config):
 
     @property
     def cap(self) -> float | None:
-        """The greatest weight that a site may have, None where nothing bounds it."""
+        """The greatest weight that a site may have, None where the scenario names none."""
         return getattr(self, "largest_share", None)
+
+    def share_bound(self, sites: int) -> float:
+        """Return the greatest weight that one of K >= 1 training sites may have by its size.
+
+        Without `largest_share` max(0.3, 1.5 / K), and 1 for two sites or one, of which nobody can say who is right.
+        """
+        if self.cap is not None:
+            return self.cap
+        return max(DEFAULT_SHARE, DEFAULT_TIMES / sites) if sites >= 3 else 1.0
 
     @property
     def power(self) -> float:

@@ -34,7 +34,7 @@ from server.checkpoint import BANK_FOLDER, Checkpoint, JournaledSites, write_che
 from server.exchange import Answer, Exchange
 from server.ledger_heads import LedgerHeads
 from server.messages import encoded
-from server.participation import Participation
+from server.participation import Participation, least_sites
 from server.roster import Federation, Member, with_newcomers
 from server.run_record import RunRecord
 
@@ -128,17 +128,19 @@ class TrainingRounds(Strategy):
             check_disk_space(self.plan, self.federation, len(answers))
         self.record.add_round(server_round, answers, bytes_down=self.exchange.bytes_down)
         self.record.warn(*self.participation.count(answers))
-        over = all(self.participation.has_finished(member.card.name) for member in self.federation.roster.training)
+        training = [member.card.name for member in self.federation.roster.training]
+        left = [name for name in training if not self.participation.has_finished(name)]
+        over = not left
         good = {answer.site: answer.checked for answer in answers if answer.checked is not None}
         if not good and over:
             log(INFO, "no training site goes on: no further step is taken, and on resume this round is asked for again")
             return None, None
-        minimum = self.federation.scenario.resources.min_sites
+        minimum = least_sites(self.federation.scenario.resources.min_sites, len(left))
         if len(good) < minimum and not over:
             problems = "; ".join(f"{bad.site}: {bad.status} {bad.detail}".strip() for bad in answers if not bad.usable)
             raise UserError(
                 f"round {server_round}: {len(good)} training sites gave a usable reply, resources.min_sites asks for "
-                f"{minimum}: {problems or 'no site is left'}"
+                f"{minimum} of the {len(left)} with steps left: {problems or 'no site is left'}"
             )
         if good:
             self.state = self.next_state(server_round, self.state, good)
@@ -202,9 +204,8 @@ class TrainingRounds(Strategy):
             self.record.warn(warning("prior-repeated", planned=planned, times=now / planned))
 
     def _weights(self) -> Mapping[str, float]:
-        weights, found = weigh_sites(self.federation.scenario.aggregation, self.federation.roster.units)
-        if found:
-            self.record.warn(found)
+        weights, warnings = weigh_sites(self.federation.scenario.aggregation, self.federation.roster.units)
+        self.record.warn(*warnings)
         return weights
 
     def _starts_chain(self, server_round: int) -> bool:
