@@ -85,7 +85,7 @@ def test_all_zero_tables_are_told_with_their_sender_and_not_the_neighbour(federa
 
 
 def test_noise_beyond_the_plan_s_is_rejected_with_its_sender(federation) -> None:
-    run = federation("evaluation={release='noised', noise_multiplier=0.2}")
+    run = federation("evaluation={release='noised', noise_multiplier=0.2}", "simulation.cohort_epsilon=1000")
     run.spoil_record(lambda record: record.update(noise_std=999 * record["noise_std"]), ["evaluate"])
     run.run()
     summary = run.summary()
