@@ -3,7 +3,6 @@
 It costs no privacy. It tells that a site differs, never why: other patients, a fault and a lie look alike.
 """
 
-import math
 from collections.abc import Mapping
 
 import numpy as np
@@ -25,6 +24,8 @@ FEWEST_SITES = 4
 COMPARABLE_NOISE = 2.0
 FEWEST_COMPARABLE = 3
 SKETCH_SIZE = 256
+# Where the others are all at one place.
+LARGEST_STATED = 1e9
 
 
 def sketched_move(start: Arrays, state: Arrays, seed: int) -> Floats:
@@ -86,7 +87,7 @@ def relative_distances(moves: Mapping[str, Floats], noise: Mapping[str, float]) 
         noise: site -> v_k >= 0.
 
     Returns:
-        Site -> ratio, infinite where the others are all at one place; empty for fewer than four sites.
+        Site -> ratio, at most `LARGEST_STATED`; empty for fewer than four sites.
     """
     if len(moves) < FEWEST_SITES:
         return {}
@@ -126,4 +127,4 @@ def _times(noise: float, others: Floats) -> Floats:
 def _ratio(distance: float, scale: float) -> float:
     if distance == 0:
         return 0.0
-    return distance / scale if scale > 0 else math.inf
+    return min(LARGEST_STATED, distance / scale) if scale > 0 else LARGEST_STATED
