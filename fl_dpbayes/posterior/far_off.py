@@ -14,9 +14,9 @@ from fl_dpbayes.samplers.planned import PlannedChain
 
 Floats = npt.NDArray[np.float64]
 
-# Fixed before any federation that the false alarms are of was run. By simulation of federations of sites that differ by one Gaussian in
-# p directions, some site of 4 is farther in .145 of them for p = 2, .068 for p = 3, .018 for p = 5, .001 for p = 10;
-# some site of 8 in .024, .009, .001 and none of 6,000.
+# Fixed before any federation was run whose false alarms are counted. By simulation of federations of sites that differ
+# by one Gaussian in p directions, some site of 4 is farther in .145 of them for p = 2, .068 for p = 3, .018 for p = 5,
+# .001 for p = 10; some site of 8 in .024, .009, .001 and none of 6,000.
 LARGEST_RATIO = 2.0
 # The median of two others is as far from each of them as half of the third one's way.
 FEWEST_SITES = 4
