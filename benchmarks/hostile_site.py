@@ -1,16 +1,18 @@
-"""What one hostile site of six can do to each rule: accuracy at a held-out hospital under four attacks.
+"""What one hostile site of four or of eight can do to each rule, under five attacks, and whether it is named.
 
-python benchmarks/hostile_site.py --seeds 3 --rules fald mixture
+python benchmarks/hostile_site.py --out cells.jsonl --sites 4 8 --seeds 1 --rules fald mixture
 
-Through the real server and the real clients, on the scenario `digits`. The hostile site has a sixth of the records
-and knows them, the state that the round starts from and what the server accepts; all but its states is as its honest
-app wrote it. `docs/results/hostile-site` holds three seeds of all rules.
+Through the real server and the real clients, at the noise of the scenarios `quickstart` and `digits`. The hostile site
+knows its records, the state that the round starts from and what the server accepts; all but its states is as its honest
+app wrote it. Each cell is a line of the file once it is done; what is there is not run again.
 """
 
 import argparse
+import json
 import tempfile
+import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -24,12 +26,13 @@ from flwr.clientapp import ClientApp
 from sklearn.linear_model import LogisticRegression
 
 from clients.app import app
-from fl_dpbayes.config.scenario import load_scenario
+from fl_dpbayes.config.scenario import Scenario, load_scenario
 from fl_dpbayes.config.site_file import read_site_file
 from fl_dpbayes.data.simulation import SITES_FOLDER, plan_sites, prepare_simulation
 from fl_dpbayes.data.site import load_site
 from fl_dpbayes.models.build import build_model
 from fl_dpbayes.models.parameters import arrays_to_vector, vector_to_arrays
+from fl_dpbayes.posterior.far_off import LARGEST_RATIO
 from fl_dpbayes.protocol.arrays import without_prefix
 from fl_dpbayes.protocol.train import TrainReply, TrainRequest
 from fl_dpbayes.protocol.wire import read_header
@@ -40,35 +43,75 @@ from server.federation import run_federation
 
 Floats = npt.NDArray[np.float64]
 
-HOSTILE = "a"
-SITES = ",".join(f"{name}={{role='train'}}" for name in "abcdef")
-SMALL_NOISE = ["privacy.epsilon=200", "privacy.coupling=constant", "privacy.temperature="]
-NOISES = {"small noise": SMALL_NOISE, "noise of digits": []}
-PARTITIONS = {"honest": "{kind='iid'}", "skewed": "{kind='dirichlet', alpha=0.5, min_records=60}"}
+LETTERS = "abcdefgh"
 _UNIFORM = "site_weights='uniform', move_bound='none'"
-_PUBLIC = "public={kind='synthetic', pattern='strokes', count=300}, iterations=100"
 RULES = {
-    "fald": "{rule='fald', move_bound='none'}",
-    "fald, moves up to 2": "{rule='fald', move_bound=2}",
-    "fald, moves up to 5": "{rule='fald', move_bound=5}",
+    "fald": "{rule='fald'}",
+    "fald, moves unbounded": "{rule='fald', move_bound='none'}",
     "fald, median": f"{{rule='fald', {_UNIFORM}, robust='median'}}",
     "fald, trimmed mean": f"{{rule='fald', {_UNIFORM}, robust='trimmed-mean', trimmed=1}}",
     "mixture": "{rule='mixture'}",
-    "predbayes": f"{{rule='predbayes', {_PUBLIC}}}",
-    "distillation": f"{{rule='distillation', {_PUBLIC}}}",
-    "fedavg": "{rule='fedavg', move_bound='none'}",
-    "fedavg, moves up to 2": "{rule='fedavg', move_bound=2}",
+    "predbayes": "{rule='predbayes', public={kind='synthetic', pattern='PATTERN', count=300}, iterations=100}",
+    "distillation": "{rule='distillation', public={kind='synthetic', pattern='PATTERN', count=300}, iterations=100}",
+    "fedavg": "{rule='fedavg'}",
     "fedavg, median": f"{{rule='fedavg', {_UNIFORM}, robust='median'}}",
-} | {name: f"{{rule='{name}'}}" for name in (
-    "fedbe", "consensus-uniform", "consensus-diagonal", "product-diagonal", "fedpa",
-)}  # fmt: skip
-TRAINING = "{rounds=5, steps_per_round=20, burn_in=40, thinning=10}"
+    "fedavg, trimmed mean": f"{{rule='fedavg', {_UNIFORM}, robust='trimmed-mean', trimmed=1}}",
+    "fedbe": "{rule='fedbe'}",
+    "consensus-uniform": "{rule='consensus-uniform'}",
+    "consensus-diagonal": "{rule='consensus-diagonal'}",
+    "product-diagonal": "{rule='product-diagonal'}",
+    "fedpa": "{rule='fedpa'}",
+}
+# Hospitals of `quickstart` in the order of their nodes; of eight the hostile one is the second, of usual size.
+HOSPITALS = ("uk-134", "uk-39", "uk-1", "uk-6", "uk-73", "uk-4", "uk-72", "uk-11")
+SMALL_NOISE = ("privacy.epsilon=200", "privacy.coupling=constant", "privacy.temperature=")
+PARTITIONS = {"honest": "{kind='iid'}", "skewed": "{kind='dirichlet', alpha=0.5, min_records=60}"}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run: a rule at a noise with so many training sites, of which one does what `case` says."""
+
+    rule: str
+    noise: str
+    sites: int
+    seed: int
+    case: str
+
+    @property
+    def hostile(self) -> str:
+        """The name of the site that attacks."""
+        return HOSPITALS[1] if self.noise == "quickstart" else LETTERS[0]
+
+    @property
+    def node(self) -> int:
+        """The number of its node, from 1."""
+        return 2 if self.noise == "quickstart" else 1
+
+    def scenario(self) -> Scenario:
+        """The run's scenario."""
+        seeds = (f"seed={self.seed + 1}", f"simulation.insecure_seed={self.seed + 1}")
+        if self.noise == "quickstart":
+            left_out = [f"sites.{name}=" for name in (*HOSPITALS[self.sites :], "uk-81", "new-zealand-121")]
+            rule = RULES[self.rule].replace("PATTERN", "noise")
+            return load_scenario("quickstart", [*left_out, f"aggregation={rule}", "evaluation.baselines=false", *seeds])
+        trainers = ",".join(f"{name}={{role='train'}}" for name in LETTERS[: self.sites])
+        rule = RULES[self.rule].replace("PATTERN", "strokes")
+        noise = SMALL_NOISE if self.noise == "small noise" else ()
+        return load_scenario("digits", [
+            f"sites={{{trainers},held-out={{role='held_out',records=400}}}}", f"aggregation={rule}", *noise,
+            f"partition={PARTITIONS.get(self.case, PARTITIONS['honest'])}", *seeds,
+        ])  # fmt: skip
+
+
+NOISES = ("quickstart", "digits", "small noise")
 
 # A rejected reply harms nobody, so attacks stay a little within the bound.
 WITHIN = 0.99
 # Parameters that do not vary at all are noticed by every rule with precisions.
 TRACE = 0.005
 FROZEN_NORM = 3.0
+QUIET = 0.5
 # Where a plan has no bound, an attack goes this far: a thousand times the prior's standard deviation.
 UNBOUNDED = 1e3
 
@@ -117,8 +160,15 @@ def hidden(view: View) -> Floats:
     return view.start + lengths[:, np.newaxis] * _unit(np.sign(view.wrong - view.right))
 
 
-ATTACKS: Mapping[str, Attack] = {"relabel": relabel, "reverse": reverse, "frozen": frozen, "hidden": hidden}
-CASES = (*PARTITIONS, *ATTACKS)
+def quiet(view: View) -> Floats:
+    """Go half as far as `hidden`, so as not to be told apart from the others."""
+    return view.start + QUIET * (hidden(view) - view.start)
+
+
+ATTACKS: Mapping[str, Attack] = {
+    "relabel": relabel, "reverse": reverse, "frozen": frozen, "hidden": hidden, "quiet": quiet,
+}  # fmt: skip
+CASES = ("honest", *ATTACKS)
 
 
 def with_trace_of_noise(states: Floats, view: View) -> Floats:
@@ -127,17 +177,19 @@ def with_trace_of_noise(states: Floats, view: View) -> Floats:
 
 
 class HostileGrid(InlineGrid):
-    """Nodes of linear models in this process; the first puts an attack's states into its honest app's reply."""
+    """Nodes of linear models in this process; one of them puts an attack's states into its honest app's reply."""
 
-    def __init__(self, client_app: ClientApp, nodes: int, site_file: Path, attack: Attack) -> None:
-        """`site_file` is that of the first node."""
+    def __init__(self, client_app: ClientApp, nodes: int, *, node: int, site_file: Path, attack: Attack) -> None:
+        """Let the node of this number, from 1, and site file attack."""
         super().__init__(client_app, nodes)
-        self._site_file, self._attack = site_file, attack
+        self._node = node
+        self._site_file = site_file
+        self._attack = attack
 
     def answer(self, message: Message) -> Message:
         """Run the ClientApp, and replace what the hostile site sends."""
         reply = super().answer(message)
-        hostile = message.metadata.dst_node_id == 1 and message.metadata.message_type == "train"
+        hostile = message.metadata.dst_node_id == self._node and message.metadata.message_type == "train"
         if hostile and not reply.has_error() and "arrays" in reply.content:
             self._spoil(message, reply)
         return reply
@@ -172,45 +224,52 @@ class HostileGrid(InlineGrid):
         features, labels, classes = site.train.features, site.train.labels, site.task.classes
         rows = features.reshape(len(labels), -1)
         fits = [LogisticRegression(max_iter=1000).fit(rows, (labels + shift) % classes) for shift in (0, 1)]
-        return [np.concatenate([fit.coef_.ravel(), fit.intercept_]) for fit in fits]
+        return [np.concatenate([_of_classes(fit.coef_).ravel(), _of_classes(fit.intercept_)]) for fit in fits]
 
 
-def measure(rule: str, noise: str, seed: int, cases: Sequence[str] = CASES) -> dict[str, float]:
-    """Run a rule's federation once for each case.
+def measure(cell: Cell) -> dict[str, Any]:
+    """Run a federation.
 
-    Returns accuracy and NLL at the held-out hospital by case, how many sites a bound on moves touched though nobody
-    was hostile (`shortened`), and how many replies of the attacker were refused (`rejected`).
+    Returns:
+        `accuracy` and `nll` at the held-out hospital; `named`: whether the hostile site is told to be far off;
+        `others`: how many honest ones are; `distance`: that of the hostile site; `shortened`: how many sites a bound on
+        moves touched; `rejected`: replies of the hostile site that the server refused.
     """
-    values: dict[str, float] = {"rejected": 0.0}
-    for case in cases:
-        summary = _summary(rule, noise, case, seed)
-        (row,) = (row for row in summary["calibration"] if (row["site"], row["predictor"]) == ("held-out", "posterior"))
-        values |= {case: row["accuracy"], f"nll {case}": row["nll"]}
-        if case in ATTACKS:
-            statuses = next(row["statuses"] for row in summary["participation"] if row["site"] == HOSTILE)
-            values["rejected"] += statuses.count("REJECTED")
-        else:
-            # One warning may name several sites.
-            warned = " ".join(text for text in summary["warnings"] if "was shortened" in text)
-            values[f"shortened {case}"] = float(sum(any(f"{s}{c}" in warned for c in " ,)") for s in "abcdef"))
-    return values
+    scenario = cell.scenario()
+    attack = ATTACKS.get(cell.case)
+
+    def grid_of(site_files: Path) -> InlineGrid:
+        if attack is None:
+            return InlineGrid(app, len(scenario.sites))
+        (own,) = site_files.glob(f"*-{cell.hostile}.toml")
+        return HostileGrid(app, len(scenario.sites), node=cell.node, site_file=own, attack=attack)
+
+    summary = summary_of(scenario, grid_of)
+    (held_out,) = (name for name, site in scenario.sites.items() if site.role == "held_out")
+    kept = {(row["site"], row["predictor"]): row for row in summary["calibration"]}
+    row = kept[held_out, "posterior"]
+    participation = {each["site"]: each for each in summary["participation"]}
+    far = {site: (each["distance"] or 0.0) > LARGEST_RATIO for site, each in participation.items()}
+    shortened = " ".join(text for text in summary["warnings"] if "was shortened" in text)
+    return {
+        "accuracy": row["accuracy"],
+        "nll": row["nll"],
+        "named": far[cell.hostile],
+        "others": sum(far.values()) - far[cell.hostile],
+        "distance": participation[cell.hostile]["distance"],
+        "shortened": sum(any(f"{site}{end}" in shortened for end in " ,)") for site in participation),
+        "rejected": participation[cell.hostile]["statuses"].count("REJECTED"),
+    }
 
 
-def _summary(rule: str, noise: str, case: str, seed: int) -> dict[str, Any]:
-    overrides = [
-        f"sites={{{SITES},held-out={{role='held_out',records=400}}}}", f"aggregation={RULES[rule]}", *NOISES[noise],
-        f"training={TRAINING}", f"partition={PARTITIONS.get(case, PARTITIONS['honest'])}",
-        f"seed={seed + 1}", f"simulation.insecure_seed={seed + 1}",
-    ]  # fmt: skip
-    scenario = load_scenario("digits", overrides)
+def summary_of(scenario: Scenario, grid_of: Callable[[Path], InlineGrid]) -> dict[str, Any]:
+    """Run a scenario on the grid that is made for a folder of site files, and return its summary."""
     with tempfile.TemporaryDirectory(prefix="fl-dpbayes-hostile-") as parent:
         folder = Path(parent) / "run"
         prepare_simulation(scenario, plan_sites(scenario, None), folder)
-        nodes, site_files = len(scenario.sites), folder / SITES_FOLDER
+        site_files = folder / SITES_FOLDER
         with task_identity(), logs_in(folder / "flower.log"):
-            attack, own = ATTACKS.get(case), min(site_files.glob("*.toml"))
-            grid = InlineGrid(app, nodes) if attack is None else HostileGrid(app, nodes, own, attack)
-            run_federation(grid, scenario, folder, str(site_files), report=False)
+            run_federation(grid_of(site_files), scenario, folder, str(site_files), report=False)
         return stored_summary(folder)
 
 
@@ -218,18 +277,52 @@ def _unit(vector: Floats) -> Floats:
     return vector / max(float(np.linalg.norm(vector)), 1e-12)
 
 
+def _of_classes(values: Floats) -> Floats:
+    """Share what a fit of two classes says of the second one between both."""
+    return np.concatenate([-values, values]) / 2 if len(values) == 1 else values
+
+
+def measured(path: Path) -> list[dict[str, Any]]:
+    """Read the cells that a file holds."""
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def table(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
+    """Show accuracy by rule and case, `!` where the hostile site was named in every seed, `?` where in some."""
+    frame = pd.DataFrame(rows)
+    keys = ["noise", "sites", "rule", "case"]
+    means = frame.groupby(keys, sort=False)[["accuracy", "named"]].mean()
+    marks = means["named"].map(lambda share: "!" if share == 1 else "?" if share else "")
+    return (means["accuracy"].map("{:.3f}".format) + marks).unstack("case", sort=False)
+
+
 def main() -> None:
-    """Print a row for each noise and rule: means over seeds."""
+    """Measure the cells that are not there yet, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True, help="one line of JSON for each cell")
     parser.add_argument("--seeds", type=int, default=1, help="repetitions (default: 1)")
+    parser.add_argument("--sites", type=int, nargs="+", default=[4, 8], help="training sites (default: 4 8)")
+    parser.add_argument("--noises", nargs="+", choices=NOISES, default=["quickstart", "digits"])
     parser.add_argument("--rules", nargs="+", choices=RULES, default=list(RULES), help="default: all")
     chosen = parser.parse_args()
-    rows = {}
-    for noise in NOISES:
-        for rule in chosen.rules:
-            rows[noise, rule] = pd.DataFrame([measure(rule, noise, seed) for seed in range(chosen.seeds)]).mean()
-            print(f"{rule}, {noise}: {rows[noise, rule].round(3).to_dict()}", flush=True)
-    print(pd.DataFrame(rows).T.round(3).to_string())
+    known = {json.dumps(row["cell"]) for row in measured(chosen.out)}
+    cells = [
+        Cell(rule, noise, sites, seed, case)
+        for seed in range(chosen.seeds)
+        for rule in chosen.rules
+        for noise in chosen.noises
+        for sites in chosen.sites
+        for case in CASES
+    ]
+    for cell in cells:
+        if json.dumps(asdict(cell)) in known:
+            continue
+        began = time.process_time()
+        found = measure(cell)
+        line = {"cell": asdict(cell), **found, "seconds": round(time.process_time() - began, 1)}
+        with chosen.out.open("a") as file:
+            file.write(json.dumps(line) + "\n")
+    print(table([{**row["cell"], **row} for row in measured(chosen.out)]).to_string())
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ round that has none yet are dropped and come again. Nothing random has to be kep
 made where it is used, from the scenario's seed or the round.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
@@ -24,7 +24,7 @@ from fl_dpbayes.protocol.arrays import Arrays
 from fl_dpbayes.protocol.card import SiteCard
 from fl_dpbayes.protocol.train import Digest, RunId
 from fl_dpbayes.report.warnings import sentence
-from server.participation import ParticipationState
+from server.participation import ParticipationState, least_sites
 from server.roster import NO_NODE, Member, Roster
 
 CHECKPOINT_FILE = "checkpoint.safetensors"
@@ -77,12 +77,13 @@ class JournaledSites:
         entry = {name: values for name, values in found.items() if values}
         return [entry] if entry else []
 
-    def roster_of(self, answered: Roster, min_sites: int) -> Roster:
+    def roster_of(self, answered: Roster, min_sites: int | None, finished: Collection[str] = ()) -> Roster:
         """Return the run's roster at the nodes that answered when it was taken up again.
 
         The members are as they were; those that are missing have no node, and may come back before any later round. Who
-        was left out stays out, and who is new may join before the next round. Raises UserError if fewer than
-        `min_sites` training sites of the run are there, or one declares something else.
+        was left out stays out, and who is new may join before the next round. Raises UserError if fewer training sites
+        of the run are there than a round needs (`least_sites`), or one declares something else. `finished`: sites that
+        have no steps left.
         """
         present = {member.card.name: member for member in answered.members}
         members = tuple(present.pop(card.name, Member(NO_NODE, card)) for card in self.cards)
@@ -92,11 +93,13 @@ class JournaledSites:
                 raise UserError(f"{said}: put its site file back, or start a new run")
         training = [member for member in members if member.card.role == "train"]
         missing = [member.card.name for member in training if not member.has_node]
-        if len(training) - len(missing) < min_sites:
+        left = [member for member in training if member.card.name not in finished] or training
+        needed = least_sites(min_sites, len(left))
+        if len(training) - len(missing) < needed:
             reasons = "; ".join(map(sentence, answered.left_out))
             raise UserError(
                 f"{len(training) - len(missing)} training sites of this run answer, resources.min_sites asks for "
-                f"{min_sites}; missing are {', '.join(missing)}{f' ({reasons})' if reasons else ''}: nothing is lost; "
+                f"{needed}; missing are {', '.join(missing)}{f' ({reasons})' if reasons else ''}: nothing is lost; "
                 "start them again, then resume once more"
             )
         new = {member.node_id for member in present.values()}

@@ -45,8 +45,13 @@ class EvaluationStage:
         self._exchange = Exchange[EvaluateRequest, EvaluateReply](
             federation, heads, MessageType.EVALUATE, round_number, EvaluateReply
         )
-        shared = roles_sharing_records(federation.scenario.sites)
-        self.evaluation = Evaluation(federation.roster.task.classes, shared, federation.scenario.seed)
+        scenario = federation.scenario
+        self.evaluation = Evaluation(
+            federation.roster.task.classes,
+            roles_sharing_records(scenario.sites),
+            seed=scenario.seed,
+            max_records_per_unit=scenario.evaluation.max_records_per_unit,
+        )
 
     def requests(
         self, predictors: dict[PredictorName, PosteriorSamples], recalibration: Recalibration | None,

@@ -1,6 +1,7 @@
 """One whole run on the server: roster, rounds, evaluation, record."""
 
 import json
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import cast
@@ -15,6 +16,7 @@ from fl_dpbayes.config.scenario import Scenario
 from fl_dpbayes.data.simulation import BASELINES_FILE, PARTITION_FILE, check_task, run_identifier
 from fl_dpbayes.models.build import model_shapes
 from fl_dpbayes.posterior.convergence import one_sample_warning
+from fl_dpbayes.posterior.far_off import far_off_warnings
 from fl_dpbayes.posterior.store import POSTERIOR_FILE, save_posterior
 from fl_dpbayes.report.page import write_report
 from fl_dpbayes.report.run_files import CALIBRATION_COLUMNS, calibration_csv_row, write_csv, write_summary
@@ -58,7 +60,8 @@ def run_federation(
     record = RunRecord(run_folder, journal, tempered=scenario.sampler.has_temperature)
     record.begin("roster")
     known = JournaledSites(entries) if checkpoint is not None else None
-    roster = _roster(ordered, scenario, simulation_folder, known)
+    finished = () if checkpoint is None else checkpoint.participation.finished
+    roster = _roster(ordered, scenario, simulation_folder, known, finished)
     if checkpoint is not None:
         record.events.write("resumed", round=checkpoint.round)
     names = [[member.card.name, member.card.role] for member in roster.members]
@@ -96,7 +99,9 @@ def run_federation(
         raise problem
 
 
-def _roster(grid: Grid, scenario: Scenario, simulation_folder: str, known: JournaledSites | None) -> Roster:
+def _roster(
+    grid: Grid, scenario: Scenario, simulation_folder: str, known: JournaledSites | None, finished: Collection[str]
+) -> Roster:
     if not simulation_folder:
         # Real sites were waited for by name, as many as the run starts with.
         node_ids = allowed_nodes(grid, scenario.sites, only_registered=True)
@@ -117,7 +122,7 @@ def _roster(grid: Grid, scenario: Scenario, simulation_folder: str, known: Journ
     if not simulation_folder:
         answered = replace(answered, left_out=(*unlisted_nodes(grid, scenario.sites), *answered.left_out))
         check_enough(answered, scenario)
-    return answered if known is None else known.roster_of(answered, scenario.resources.min_sites)
+    return answered if known is None else known.roster_of(answered, scenario.resources.min_sites, finished)
 
 
 def _write(federation: Federation, strategy: PosteriorStrategy, record: RunRecord, *, report: bool) -> Exception | None:
@@ -131,6 +136,7 @@ def _write(federation: Federation, strategy: PosteriorStrategy, record: RunRecor
         record.warn(warning("no-posterior", reason=str(error)))
     joined = {member.card.name for member in strategy.federation.roster.members}
     record.warn(*(warning("absent", name) for name in scenario.sites if name not in joined))
+    record.warn(*far_off_warnings(strategy.distances()))
     if posterior is not None:
         if found := one_sample_warning(len(posterior.weights), scenario.aggregation.point_name):
             record.warn(found)

@@ -18,6 +18,11 @@ _CODES = ("BUDGET_EXHAUSTED", "POLICY_DENIED", "ROLE_DENIED", "PLAN_CHANGED", "N
 FINAL_REFUSALS = frozenset(map(RefusalCode, _CODES))
 
 
+def least_sites(min_sites: int | None, left: int) -> int:
+    """Return how many training sites a round needs, of so many that have steps left: more than half, or as given."""
+    return left // 2 + 1 if min_sites is None else min_sites
+
+
 class ParticipationState(Config):
     """What `Participation` knows between two rounds, for a checkpoint: all but `finished` by site."""
 

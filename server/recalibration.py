@@ -1,8 +1,7 @@
 """After training: sites fit recalibration maps, or count bins once, and the server makes one map of what they send."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import reduce
 from typing import Literal
 
 import numpy as np
@@ -11,13 +10,13 @@ from flwr.app import Message
 from flwr.serverapp import Grid
 
 from fl_dpbayes.calibration.federation.counts import COUNT_ARRAYS, checked_counts, counts_warning, planned_multiplier
-from fl_dpbayes.calibration.recalibration.descent import bounded_map, noise_warning
+from fl_dpbayes.calibration.recalibration.descent import bounded_map, noise_deviation, noise_warning
 from fl_dpbayes.calibration.recalibration.maps import method_code
-from fl_dpbayes.calibration.release import NoisedTable, merge_noised
+from fl_dpbayes.calibration.recalibration.median_map import far_off_maps, median_parameters
+from fl_dpbayes.calibration.release import NoisedTable
 from fl_dpbayes.config import recalibration as config
 from fl_dpbayes.config.errors import RunWarning, warning
 from fl_dpbayes.posterior.samples import PosteriorSamples
-from fl_dpbayes.posterior.site_weights import size_weights
 from fl_dpbayes.privacy.check_statement import checked_statement
 from fl_dpbayes.privacy.events import GaussianEvent
 from fl_dpbayes.protocol.arrays import prefixed
@@ -38,9 +37,9 @@ Scope = Literal["federated", "site"]
 class Recalibration:
     """What came of it.
 
-    `scope`: whether every site uses the average, or each that trained its own. `average`: the mean of the sites' maps,
-    weighed by their declared units; of counts the map of their sum. `statements`: what each recalibration part has
-    spent. `noise`: set where privacy noise alone moves the parameters too far, or hides the counts.
+    `scope`: whether every site uses the same map, or each that trained its own. `average`: the median of the sites'
+    maps. `statements`: what each recalibration part has spent. `noise`: set where privacy noise alone moves the
+    parameters too far, or hides the counts. `far_off`: of each site whose map is far off the median.
     """
 
     scope: Scope
@@ -48,6 +47,7 @@ class Recalibration:
     own: Mapping[str, config.RecalibrationMap]
     statements: Mapping[str, PrivacyStatement]
     noise: RunWarning | None = None
+    far_off: tuple[RunWarning, ...] = ()
 
     def map_of(self, site: str) -> config.RecalibrationMap:
         """Return the map that a site uses; one without a map of its own uses the average."""
@@ -59,7 +59,7 @@ def recalibrate_sites(
 ) -> Recalibration | None:
     """Fit the map at the training sites; None if the scenario asks for none or no site answered.
 
-    Every round starts from the average of the last one, so rounds of one step each are one descent on all sites'
+    Every round starts from the median of the last one, so rounds of one step each are one descent on all sites'
     records together. `heads` of the sites' ledgers are brought up to date.
     """
     scenario = federation.scenario
@@ -85,12 +85,13 @@ def recalibrate_sites(
         members = tuple(member for member in members if member.card.name in answered)
         if not members:
             break
-        fit.average({member.card.name: member.card.units for member in members})
+        fit.combine([member.card.name for member in members])
     if not fit.statements:
         return None
     result = fit.result(scope)
     if result.noise:
         record.warn(result.noise)
+    record.warn(*result.far_off)
     return result
 
 
@@ -137,28 +138,49 @@ class _Fit:
         privacy = checked_statement(answer.privacy, own, reached, self.statements.get(name), self._plan.delta)
         if isinstance(self._plan, config.CountingPlan):
             arrays = read_arrays(reply, COUNT_ARRAYS, np.float64)
-            self._counted[name] = checked_counts(arrays, answer, card, self._noise_multiplier)
+            most_records = self._federation.scenario.evaluation.max_records_per_unit
+            self._counted[name] = checked_counts(
+                arrays, answer, card, noise_multiplier=self._noise_multiplier, most_records=most_records
+            )
         self._own[name], self.statements[name] = np.array(answer.parameters or ()), privacy
 
-    def average(self, units: Mapping[str, int]) -> None:
-        """Average the parameters of the sites that answered, of which the next round starts."""
-        weights = size_weights(self._federation.scenario.aggregation, units)
-        self._parameters = np.average([self._own[name] for name in weights], axis=0, weights=list(weights.values()))
+    def combine(self, sites: Sequence[str]) -> None:
+        """Take the median of the parameters of the sites that answered, of which the next round starts."""
+        if isinstance(self._plan, config.RecalibrationPlan):
+            self._parameters = median_parameters({site: self._own[site] for site in sites})
 
     def result(self, scope: Scope) -> Recalibration:
-        """Return the maps, and say where they are mostly noise."""
-        code = method_code(self._plan.method)
+        """Return the maps, and say where they are mostly noise or far off."""
         if isinstance(self._plan, config.RecalibrationPlan):
-            average: config.RecalibrationMap | None = bounded_map(self._plan, self._parameters)
-            own = {name: bounded_map(self._plan, values) for name, values in self._own.items()}
-            units = {name: statement.units for name, statement in self.statements.items()}
-            noise = noise_warning(self._plan, self._noise_multiplier, units, averaged=scope == "federated")
-        else:
-            average = code.fit(reduce(merge_noised, self._counted.values()))
-            own = {name: code.fit(table) for name, table in self._counted.items()} if scope == "site" else {}
-            noise = counts_warning(average, own)
+            return self._of_descent(self._plan, scope)
+        return self._of_counts(scope)
+
+    def _of_descent(self, plan: config.RecalibrationPlan, scope: Scope) -> Recalibration:
+        units = {name: statement.units for name, statement in self.statements.items()}
+        sigma = self._noise_multiplier
+        deviations = {name: noise_deviation(plan, sigma, count) for name, count in units.items()}
         return Recalibration(
-            scope=scope, average=average or code.identity(),
-            own={name: fitted or code.identity() for name, fitted in own.items()}, statements=self.statements,
-            noise=noise,
-        )  # fmt: skip
+            scope=scope,
+            average=bounded_map(plan, self._parameters),
+            own={name: bounded_map(plan, values) for name, values in self._own.items()},
+            statements=self.statements,
+            noise=noise_warning(plan, sigma, units, together=scope == "federated"),
+            far_off=far_off_maps(plan.method, self._own, deviations),
+        )
+
+    def _of_counts(self, scope: Scope) -> Recalibration:
+        method = self._plan.method
+        code = method_code(method)
+        together = scope == "federated"
+        shared = {name: code.fit(table, len(self._counted)) for name, table in self._counted.items()}
+        single = shared if together else {name: code.fit(table) for name, table in self._counted.items()}
+        parameters = {name: np.array((mapping or code.identity()).parameters) for name, mapping in shared.items()}
+        median = tuple(map(float, median_parameters(parameters)))
+        return Recalibration(
+            scope=scope,
+            average=config.RecalibrationMap(method=method, parameters=median),
+            own={} if together else {name: mapping or code.identity() for name, mapping in single.items()},
+            statements=self.statements,
+            noise=counts_warning(single, together=together),
+            far_off=far_off_maps(method, parameters, {}),
+        )

@@ -24,6 +24,7 @@ from server.exchange import Answer
 EVENTS_FILE = "events.jsonl"
 # The least usual last.
 STATUSES = ("OK", "PARTIAL", "REFUSED", "FAILED", "REJECTED")
+USED = ("OK", "PARTIAL")
 NOT_ASKED = "NOT ASKED"
 
 
@@ -219,9 +220,18 @@ class RunRecord:
         return self.outcomes[site].temperature() if self._tempered else (None, None)
 
     def status(self, site: str) -> str:
-        """Say how a site's rounds went, the least usual first."""
-        said = self.outcomes[site].said
-        return next((f"{status} {said[status]}".strip() for status in reversed(STATUSES) if status in said), NOT_ASKED)
+        """Say how a site's last round went, and after a good one how many were not, by the least usual of these."""
+        outcomes = self.outcomes[site]
+        if not outcomes.statuses:
+            return NOT_ASKED
+        last = outcomes.statuses[max(outcomes.statuses)]
+        if last not in USED:
+            return f"{last} {outcomes.said[last]}".strip()
+        bad = [status for status in outcomes.statuses.values() if status not in USED]
+        if not bad:
+            return "PARTIAL" if "PARTIAL" in outcomes.said else last
+        worst = max(bad, key=STATUSES.index)
+        return f"{last}; {len(bad)} of {len(outcomes.statuses)} rounds {worst} {outcomes.said[worst]}".strip()
 
     def participation(self, site: str) -> tuple[str, ...]:
         """Return a site's status in every round so far; it was not asked after its last, or before it joined."""

@@ -42,6 +42,7 @@ def summarise_run(strategy: PosteriorStrategy, record: RunRecord, partition: Map
     names: tuple[str, ...] = getattr(scenario.data.source, "class_names", ())
     bank, chains = strategy.bank, strategy.chain_names()
     trainers = [member.card.name for member in federation.roster.training]
+    distances = strategy.distances()
     hot = mixing.temperature_warnings(scenario, {site: record.temperature(site)[0] for site in trainers})
     convergence = mixing.convergence_rows(scenario, bank, chains, hot=bool(hot))
     calibration, reliability = evaluation.rows() if evaluation else ([], [])
@@ -88,7 +89,9 @@ def summarise_run(strategy: PosteriorStrategy, record: RunRecord, partition: Map
         "clipped": scenario.privacy.clip_norm is not None, "coupling": getattr(scenario.privacy, "coupling", ""),
         "averaged_temperature": strategy.averaged_temperature() if isinstance(strategy, FALDStrategy) else None,
         "privacy": privacy, "small_delta": largest_at_small_delta(privacy, scenario.privacy.adjacency),
-        "participation": [{"site": name, "statuses": record.participation(name)} for name in trainers],
+        "participation": [
+            {"site": name, "statuses": record.participation(name), "distance": distances.get(name)} for name in trainers
+        ],
         "recalibration": _recalibration(recalibration), "calibration": calibration,
         "baselines": beside, "reliability": reliability,
         "subgroups": evaluation.subgroup_rows() if evaluation else (),

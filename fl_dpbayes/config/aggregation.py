@@ -4,6 +4,7 @@ The rules that average weights or precisions rely on hidden units that mean the 
 number start from the same broadcast weights. The mixture needs no such alignment.
 """
 
+import math
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt
@@ -33,7 +34,9 @@ Beta = Annotated[float | Literal["fitted"], _number_or("beta", "fitted", 0, 1, "
 class Mixture(Rule):
     """All samples of all sites, site k with the share w_k (an ensemble; wide, never too sure).
 
-    `largest_share`, here and below: no site's weight is above it, whatever size the site declares.
+    `largest_share`, here and below: no site's weight is above it, whatever size the site declares; 1 lifts it. Without
+    it the bound is 1.2 / K for K >= 3 training sites, and a half for averages of states, whose moves are bounded as
+    well. A site that is held to it is named.
     """
 
     whole_prior = True
@@ -54,6 +57,7 @@ class AveragingRule(Rule):
     (docs/results/hostile-site), and an average in which one was shortened has no temperature.
     """
 
+    share_times = math.inf
     site_weights: SiteWeights = "units"
     largest_share: LargestShare = None
     robust: Literal["none", "median", "trimmed-mean"] = "none"

@@ -34,7 +34,7 @@ class Method:
     rising_knots: bool = False
 
 
-# Fitted by descent at the sites, whose parameters the server averages.
+# Fitted by descent at the sites, of whose parameters the server takes the median.
 DESCENTS = (
     Method("temperature", parameters=1),
     Method("vector", per_class=2),
@@ -140,8 +140,8 @@ class Recalibration(Config):
     """A map of the posterior's probabilities, fitted by private descent on a share of each training site's units.
 
     The share is kept from training, so `epsilon` (default: `privacy.epsilon`) is spent beside that of training, not on
-    top of it. `federated`: the sites' parameters are averaged after each of `rounds`, into which `steps` are divided,
-    and every site uses the average. `site`: each training site uses its own, the other sites the average.
+    top of it. `federated`: the median of the sites' parameters is taken after each of `rounds`, into which `steps` are
+    divided, and every site uses it. `site`: each training site uses its own, the other sites the median.
     """
 
     method: DescentMethod = "temperature"
@@ -156,13 +156,13 @@ class Recalibration(Config):
     def _check_keys(self) -> None:
         _check_rounds(self.rounds, self.steps)
         if self.scope == "site" and self.rounds > 1:
-            raise ValueError(f"rounds is {self.rounds}, but with scope 'site' nothing is averaged: leave it at 1")
+            raise ValueError(f"rounds is {self.rounds}, but with scope 'site' nothing is combined: leave it at 1")
 
 
 class IsotonicRecalibration(Config):
     """A rising map of the posterior's probabilities, from one private count of bins at each training site.
 
-    `fraction`, `epsilon` and `scope` as for the other methods; `federated`: all sites use the map of the summed counts.
+    `fraction`, `epsilon` and `scope` as for the other methods; `federated`: all sites use the median of their maps.
     """
 
     method: CountingMethod = "isotonic"

@@ -14,6 +14,8 @@ from fl_dpbayes.config.sampler import Sampler
 
 SiteWeights = Literal["units", "uniform"]
 LargestShare = Annotated[float, Field(gt=0, le=1)] | None
+# By size alone no site of three or more weighs more than all others together.
+MOST_BY_SIZE = 0.5
 InputCount = Annotated[int, Field(ge=1, le=100_000)]
 
 
@@ -59,7 +61,8 @@ class Rule(Config):
     from the server's state, by a strategy of the rule's own. `averages_weights`: hidden units must mean the same at
     every site and in every chain. `joins_temperatures`: samples keep the temperatures of their sites. `shows_mixing`:
     the mixing of the sites' chains, or of the averaged one, bears on the result. `needs_temperature`: it uses the
-    spread of samples, which must have a temperature. `implemented_by`: the module with `combine`, in a package that
+    spread of samples, which must have a temperature. `share_times`: how many equal shares a site may weigh by its size,
+    where the scenario names no `largest_share`. `implemented_by`: the module with `combine`, in a package that
     registers the rule by an entry point of `fl_dpbayes.rules`.
     """
 
@@ -70,6 +73,7 @@ class Rule(Config):
     joins_temperatures: ClassVar[bool] = False
     shows_mixing: ClassVar[bool] = True
     needs_temperature: ClassVar[bool] = False
+    share_times: ClassVar[float] = 1.2
     implemented_by: ClassVar[str] = ""
 
     rule: str
@@ -91,8 +95,18 @@ class Rule(Config):
 
     @property
     def cap(self) -> float | None:
-        """The greatest weight that a site may have, None where nothing bounds it."""
+        """The greatest weight that a site may have, None where the scenario names none."""
         return getattr(self, "largest_share", None)
+
+    def share_bound(self, sites: int) -> float:
+        """Return the greatest weight that one of K >= 1 training sites may have by its size.
+
+        Without `largest_share` the rule's `share_times` equal shares, at most a half, and 1 for two sites or one, of
+        which nobody can say who is right.
+        """
+        if self.cap is not None:
+            return self.cap
+        return min(MOST_BY_SIZE, self.share_times / sites) if sites >= 3 else 1.0
 
     @property
     def power(self) -> float:

@@ -45,11 +45,14 @@ class Evaluation(Config):
     `public`: the sites' test records are declared public and their sums leave exactly. `noised`: one coarse table
     leaves with Gaussian noise that the site's ledger pays for. `none`: nothing leaves. `baselines`: a simulation also
     measures simpler predictors; they are fitted to the training records without privacy, which no epsilon covers.
+    `max_records_per_unit`: how many records of one unit a site may count in a noised table; a table whose noise is for
+    more is rejected, as a site could hide all results behind it.
     """
 
     release: EvaluationRelease = "public"
     noise_multiplier: PositiveFloat | None = None
     max_samples: Annotated[int, Field(ge=1, le=10_000)] = 100
+    max_records_per_unit: Annotated[int, Field(ge=1, le=1000)] = 1
     baselines: bool = False
 
     def _check_keys(self) -> None:
@@ -60,7 +63,8 @@ class Evaluation(Config):
 class Resources(Config):
     """What a site's process may use, how long a round may last, and how many sites it takes.
 
-    `min_sites`: the run stops after a round in which fewer training sites gave a usable reply. `silent_rounds`: a site
+    `min_sites`: the run stops after a round in which fewer training sites gave a usable reply (default: more than half
+    of those that have steps left, so that no site that outlasts the others decides alone). `silent_rounds`: a site
     that let so many rounds in a row pass without a reply is asked no more, since each costs the others
     `round_timeout`. `start_nodes`: how many nodes must be connected to start (default: one per site); others may join
     before any later round. `nodes_may_change`: a site that is gone may come back on another node that shows the same
@@ -76,7 +80,7 @@ class Resources(Config):
     device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?)$")] = "auto"
     ray_address: str | None = None
     round_timeout: PositiveFloat = 3600.0
-    min_sites: PositiveInt = 1
+    min_sites: PositiveInt | None = None
     silent_rounds: PositiveInt = 3
     start_nodes: PositiveInt | None = None
     nodes_may_change: bool = False
@@ -154,7 +158,7 @@ class Scenario(Config):
             said = f"sites.{shared[0]}.records_of: the same patients would pay for noised tables in two ledgers"
             raise ValueError(f"{said}: set evaluation.release to 'public' or 'none', or give the site its own records")
         least, start = self.resources.min_sites, self.resources.start_nodes
-        if least > len(training_sites):
+        if least is not None and least > len(training_sites):
             raise ValueError(f"resources.min_sites is {least} but {len(training_sites)} sites train: lower it")
         if start is not None and start > len(self.sites):
             raise ValueError(f"resources.start_nodes is {start} but there are {len(self.sites)} sites: lower it")

@@ -99,10 +99,14 @@ class SmallDeltaRecord(SummaryPart):
 
 
 class ParticipationRecord(SummaryPart):
-    """How a training site's rounds went, one status for each round of the run."""
+    """How a training site's rounds went, one status for each round of the run.
+
+    `distance`: from the median site, in distances of the others (`posterior/far_off.py`).
+    """
 
     site: Text
     statuses: tuple[Text, ...] = ()
+    distance: Number = None
 
 
 class NetBenefitRecord(SummaryPart):

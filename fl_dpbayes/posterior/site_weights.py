@@ -7,6 +7,8 @@ import numpy as np
 from fl_dpbayes.config.errors import RunWarning, warning
 from fl_dpbayes.config.rule import Rule, cannot_be_kept
 
+ROUNDING = 1e-9
+
 
 def unit_weights(units: Mapping[str, int], power: float = 1.0) -> dict[str, float]:
     """Weigh each site by its declared size, w_k = n_k^p / sum_j n_j^p; a site that trains declares one unit or more."""
@@ -33,24 +35,35 @@ def capped_weights(weights: Mapping[str, float], largest_share: float) -> dict[s
         capped |= scaled > largest_share
 
 
-def size_weights(rule: Rule, units: Mapping[str, int]) -> dict[str, float]:
-    """Weigh each site by the rule's power of its declared size, none above the rule's `largest_share`."""
-    weights = unit_weights(units, rule.power)
-    return weights if rule.cap is None else capped_weights(weights, rule.cap)
-
-
-def weigh_sites(rule: Rule, units: Mapping[str, int]) -> tuple[dict[str, float], RunWarning | None]:
+def weigh_sites(rule: Rule, units: Mapping[str, int]) -> tuple[dict[str, float], tuple[RunWarning, ...]]:
     """Weigh the training sites as a rule asks.
 
-    `units`: site -> number of privacy units that it declares; at least one site. Returns site -> w_k, summing to 1; and
-    a warning where too few sites are here for the largest share, or one of three or more has most of it all.
+    Sites that count by size weigh as its power, and none above the rule's bound on a share.
+
+    Args:
+        rule: the scenario's section.
+        units: site -> number of privacy units that it declares; at least one site.
+
+    Returns:
+        Site -> w_k, summing to 1; and a warning of each site that would weigh more than it may, of one that has most of
+        it all nevertheless, and of a bound that too few sites are here to keep.
     """
-    uniform = {site: 1 / len(units) for site in units}
-    weights = uniform if rule.weighing == "uniform" else size_weights(rule, units)
-    if rule.cap is not None and cannot_be_kept(rule.cap, len(units)):
-        return weights, warning("share-not-kept", sites=len(units), weight=1 / len(units), share=rule.cap)
+    count = len(units)
+    if rule.weighing == "uniform":
+        return dict.fromkeys(units, 1 / count), ()
+    asked = unit_weights(units, rule.power)
+    bound = rule.share_bound(count)
+    weights = capped_weights(asked, bound)
+    if cannot_be_kept(bound, count):
+        return weights, (warning("share-not-kept", sites=count, weight=1 / count, share=bound),)
+    stated = {"all": sum(units.values()), "share": bound}
+    warnings = [
+        warning("share-cut", site, units=units[site], asked=asked[site], **stated)
+        for site in units
+        if asked[site] > bound * (1 + ROUNDING)
+    ]
     heaviest = max(weights, key=lambda site: weights[site])
-    if len(weights) < 3 or weights[heaviest] <= 0.5:
-        return weights, None
-    stated = {"units": units[heaviest], "all": sum(units.values()), "weight": weights[heaviest]}
-    return weights, warning("heaviest", heaviest, **stated)
+    if count >= 3 and weights[heaviest] > 0.5 * (1 + ROUNDING):
+        said = {"units": units[heaviest], "all": stated["all"], "weight": weights[heaviest]}
+        warnings.append(warning("heaviest", heaviest, **said))
+    return weights, tuple(warnings)

@@ -44,7 +44,8 @@ def checked_statement(
     Epsilon is at least what the history costs by its privacy-loss distribution. It is at most what the planned steps up
     to the last one cost, where the history holds this run's steps alone, and else at most the budget, beyond which no
     filter admits a step. `planned`: the whole plan, where one is known. `previous`: the last accepted statement of the
-    same part of the site's units in this run. Raises ValueError saying in a few words what does not fit.
+    same part of the site's units in this run. Whatever it holds, epsilon is within the budget. Raises ValueError saying
+    in a few words what does not fit.
     """
     if statement.delta != delta:
         raise ValueError("its privacy statement is for another delta")
@@ -80,6 +81,9 @@ def checked_statement(
         raise ValueError(f"it states epsilon {epsilon:.4g}, its history costs {least:.4g}")
     if epsilon > (1 + EPSILON_TOLERANCE) * most:
         raise ValueError(f"it states epsilon {epsilon:.4g}, its history allows at most {most:.4g}")
+    budget = math.inf if statement.budget is None else statement.budget
+    if max(epsilon, least) > (1 + EPSILON_TOLERANCE) * budget:
+        raise ValueError(f"it states epsilon {epsilon:.4g} of a budget of {budget:.4g}, beyond which no step runs")
     return statement if epsilon >= least else statement.model_copy(update={"epsilon": least})
 
 

@@ -219,7 +219,7 @@ def _cautions(run: Summary) -> Iterator[str]:
             why = f"Results of held-out sites {'are too few to measure calibration' if sent else 'were not sent'}"
         yield f"{why}: nothing here says how the model does at a hospital that never trained."
     for status, verb in STOPPED.items():
-        if names := [row.site for row in run.privacy if row.status.startswith(status)]:
+        if names := [row.site for row in run.privacy if status in row.status]:
             shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
             yield f"{len(names)} of {len(run.privacy)} sites {verb}: {shown}."
     # The end of a budget is known beforehand.

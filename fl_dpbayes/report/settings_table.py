@@ -94,9 +94,12 @@ def _aggregation(scenario: Scenario, inputs: Mapping[str, Any]) -> str:
 
 def _taking_part(scenario: Scenario) -> str:
     resources = scenario.resources
-    least, silent = counted(resources.min_sites, "site"), counted(resources.silent_rounds, "silent round")
+    silent = counted(resources.silent_rounds, "silent round")
+    least = "more than half of the sites with steps left"
+    if resources.min_sites is not None:
+        least = f"at least {counted(resources.min_sites, 'site')}"
     nodes = counted(resources.start_nodes or len(scenario.sites), "node")
-    return f"at least {least} in a round; begins with {nodes}; not asked after {silent}"
+    return f"{least} in a round; begins with {nodes}; not asked after {silent}"
 
 
 def _noise(scenario: Scenario) -> str:

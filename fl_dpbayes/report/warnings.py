@@ -50,6 +50,8 @@ SENTENCES: dict[str, str | Callable[..., str]] = {
     "prior-repeated": "the plan shares the prior between the {planned} training sites of the start and more have "
     "joined: the posterior counts it {times:.3g} times",
     "share-not-kept": "only {sites:count site} took part, so each weighs {weight:.3g}, above largest_share {share:g}",
+    "share-cut": "{site} declares {units} of {all} units and would weigh {asked:.0%}: it was held to {share:.0%}, as a "
+    "size is a site's own word (aggregation.largest_share; 1 lifts the bound)",
     "heaviest": "{site} declares {units} of {all} units and has {weight:.0%} of the weight, more than all others "
     "together; its size is its own word: set aggregation.largest_share, or site_weights = 'uniform'",
     "one-by-one": "{site} computes {computation} of one record at a time, about {slower:.2g} times as slow as it "
@@ -78,8 +80,10 @@ SENTENCES: dict[str, str | Callable[..., str]] = {
     "units-reordered": "the units of {array!r} at site {other!r} match those at {first!r} better in another order: the "
     "sites started from different weights or have swapped hidden units, so averaging weights mixes unlike units",
     "move-shortened": "{site} moved the average more than aggregation.move_bound, {bound:g}, times as far as the "
-    "median site, and was shortened to that: it is hostile, broken, or differs much from the others. The posterior "
-    "counts its records less, and no temperature is shown for it",
+    "median site: it is far off the others and was shortened to that. The posterior counts its records less and has no "
+    "temperature",
+    "far-off": "{site} is far off: its chain ended {times:.3g} times as far from the others' as any other site's did. "
+    "It may have other patients, be broken, or make up what it sends: ask it, and run once without it",
     "too-few-to-trim": "with states of {sites} sites only {trimmed} bad ones could be borne, not {asked}: set "
     "resources.min_sites to {needed} or more to stop instead",
     "no-temperature": "aggregation.robust {robust!r}: the averaged states follow no posterior of a known temperature",
@@ -127,6 +131,8 @@ SENTENCES: dict[str, str | Callable[..., str]] = {
     "counts-noise": "recalibration is mostly noise: in the counts of {where}, fewer than two bins hold enough records "
     "for a share known to {largest:g} (a standard deviation of the privacy noise): the isotonic map changes nothing "
     "there; raise recalibration.fraction or epsilon, or choose method 'temperature'",
+    "map-far-off": "{site}'s recalibration map is far off the median of the sites': by {away:.3g}, where {allowed:.3g} "
+    "may be; the median cannot follow it",
     "fewer-evaluated": "{fitting} samples of each predictor were evaluated, not {asked}: more exceed {mebibytes} MiB",
     "no-evaluation": "{site} sent no evaluation: {reason}",
     "no-evaluation-in-time": "{site} sent no evaluation in time",
@@ -137,6 +143,10 @@ SENTENCES: dict[str, str | Callable[..., str]] = {
     "subgroups-left-out": "{site} left out {left_out} subgroups: a reply holds at most {most}, fewer with many classes",
     "dominating": "{site} states {held:.0f} of {all:.0f} test records and has {share:.0%} of the pooled result of "
     "{role:words} sites, more than all other sites together; its count is its own word: compare the sites' own rows",
+    "empty-results": "{site} sent test results of no record that stands clear of their noise: it has none, or made "
+    "them up; nothing is known of the model there",
+    "vanished": "{site} makes the {metric} pooled over {role:words} sites vanish: it is {without:.3f} without it; read "
+    "the sites' own rows",
     "decisive": "{site} decides what is pooled over the {sites} {role:words} sites: their {metric} is {value:.3f} "
     "[{low:.3f}, {high:.3f}] with it and {without:.3f} without it; sites may differ that much, or one be broken or "
     "made up: read the sites' own rows",

@@ -81,9 +81,9 @@ class FALD(FedAvg):
         if not good:
             return None, None
         units = {site: int(metrics[self.weighted_by_key]) for site, metrics in self._stated.items()}
-        weights, heavy = weigh_sites(self.rule, units)
+        weights, of_weights = weigh_sites(self.rule, units)
         state, warnings, is_mean = average_of_states(self._states, self._sent, self.rule, weights)
-        for found in {*warnings, *target_warnings(self.rule, weights, units), *([heavy] if heavy else [])} - self._said:
+        for found in {*warnings, *target_warnings(self.rule, weights, units), *of_weights} - self._said:
             log(WARNING, "round %s: %s", server_round, sentence(found))
             self._said.add(found)
         heat = self._of_all("temperature") if is_mean else {}

@@ -1,11 +1,13 @@
 """The training rounds, which all rules share: who is asked, what is banked of the answers, and what stays on disk."""
 
+import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from logging import INFO
 from statistics import fmean
 
 import numpy as np
+import numpy.typing as npt
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord
 from flwr.common import log
 from flwr.serverapp import Grid
@@ -18,10 +20,12 @@ from fl_dpbayes.config.files.journal import Entry
 from fl_dpbayes.config.scenario import site_plan
 from fl_dpbayes.models.build import build_model
 from fl_dpbayes.models.parameters import to_vector
+from fl_dpbayes.posterior.far_off import SKETCH_SIZE, noise_of_mean, relative_distances, sketched_move
 from fl_dpbayes.posterior.sample_store import PosteriorBank
 from fl_dpbayes.posterior.samples import PosteriorSamples
 from fl_dpbayes.posterior.site_weights import weigh_sites
-from fl_dpbayes.protocol.arrays import Arrays, prefixed
+from fl_dpbayes.privacy.planned_noise import planned_chain
+from fl_dpbayes.protocol.arrays import Arrays, prefixed, without_prefix
 from fl_dpbayes.protocol.train import TrainReply, TrainRequest
 from fl_dpbayes.protocol.wire import arrays_digest
 from fl_dpbayes.samplers.state_vectors import initial_vectors, state_arrays
@@ -30,7 +34,7 @@ from server.checkpoint import BANK_FOLDER, Checkpoint, JournaledSites, write_che
 from server.exchange import Answer, Exchange
 from server.ledger_heads import LedgerHeads
 from server.messages import encoded
-from server.participation import Participation
+from server.participation import Participation, least_sites
 from server.roster import Federation, Member, with_newcomers
 from server.run_record import RunRecord
 
@@ -38,6 +42,11 @@ from server.run_record import RunRecord
 RESULT: dict[str, Callable[[list[float]], float]] = {"units": sum, "steps": max, "epsilon": max, "temperature": fmean}
 
 NOTHING = PosteriorSamples(arrays={}, weights=np.zeros(0), temperatures=np.zeros(0))
+# The bank's name for the summed moves of all sites; no site can be called so.
+MOVES = "sums of moves"
+SEED = "seed"
+# A float64 holds as many exactly.
+SEED_BITS = 53
 
 
 class TrainingRounds(Strategy):
@@ -119,17 +128,19 @@ class TrainingRounds(Strategy):
             check_disk_space(self.plan, self.federation, len(answers))
         self.record.add_round(server_round, answers, bytes_down=self.exchange.bytes_down)
         self.record.warn(*self.participation.count(answers))
-        over = all(self.participation.has_finished(member.card.name) for member in self.federation.roster.training)
+        training = [member.card.name for member in self.federation.roster.training]
+        left = [name for name in training if not self.participation.has_finished(name)]
+        over = not left
         good = {answer.site: answer.checked for answer in answers if answer.checked is not None}
         if not good and over:
             log(INFO, "no training site goes on: no further step is taken, and on resume this round is asked for again")
             return None, None
-        minimum = self.federation.scenario.resources.min_sites
+        minimum = least_sites(self.federation.scenario.resources.min_sites, len(left))
         if len(good) < minimum and not over:
             problems = "; ".join(f"{bad.site}: {bad.status} {bad.detail}".strip() for bad in answers if not bad.usable)
             raise UserError(
                 f"round {server_round}: {len(good)} training sites gave a usable reply, resources.min_sites asks for "
-                f"{minimum}: {problems or 'no site is left'}"
+                f"{minimum} of the {len(left)} with steps left: {problems or 'no site is left'}"
             )
         if good:
             self.state = self.next_state(server_round, self.state, good)
@@ -193,9 +204,8 @@ class TrainingRounds(Strategy):
             self.record.warn(warning("prior-repeated", planned=planned, times=now / planned))
 
     def _weights(self) -> Mapping[str, float]:
-        weights, found = weigh_sites(self.federation.scenario.aggregation, self.federation.roster.units)
-        if found:
-            self.record.warn(found)
+        weights, warnings = weigh_sites(self.federation.scenario.aggregation, self.federation.roster.units)
+        self.record.warn(*warnings)
         return weights
 
     def _starts_chain(self, server_round: int) -> bool:
@@ -204,10 +214,15 @@ class TrainingRounds(Strategy):
     def _banked(self, server_round: int, replies: Iterable[Message]) -> list[Answer[CheckedReply]]:
         """Check each reply and put its samples into the bank; return the answers without them."""
         answers, dropped = [], warning("dropped", stage=f"round {server_round}")
+        moves = self._moves()
+        start = without_prefix("parameters", self.state)
         for answer in self.exchange.answers(replies, self._checked, lambda: self.record.warn(dropped)):
             checked = answer.checked
             if checked is not None:
                 self.bank.add(answer.site, server_round, self.chain_of(server_round), checked.samples, checked.last)
+                move = sketched_move(start, without_prefix("parameters", checked.last), int(moves[SEED]))
+                name = f"site/{answer.site}"
+                moves[name] = moves.get(name, np.zeros(SKETCH_SIZE + 1)) + np.append(move, 1.0)
                 answer = replace(answer, checked=replace(checked, samples=NOTHING, last={}))
             answers.append(answer)
             self.record.add_passes(answer.site, answer.passes)
@@ -216,7 +231,35 @@ class TrainingRounds(Strategy):
             self.record.events.write("site", round=server_round, **said, **spent)
             # One site's arrays in memory at a time.
             del checked
+        self.bank.add(MOVES, server_round, 0, NOTHING, moves)
         return answers
+
+    def _moves(self) -> dict[str, npt.NDArray]:
+        """Return each site's sketched moves from the server's state and their number, summed over rounds, and a seed.
+
+        Only simulations, which are repeatable, take the scenario's seed: sites may know that.
+        """
+        stored = self.bank.last(MOVES, 0)
+        if stored is not None:
+            return {**stored}
+        seed = secrets.randbits(SEED_BITS)
+        if self.federation.simulation_folder:
+            seed = self.federation.scenario.seed % 2**SEED_BITS
+        return {SEED: np.array(seed, np.float64)}
+
+    def distances(self) -> dict[str, float]:
+        """Say how many times as far from the median site each site is as the others are, all rounds together.
+
+        Whatever the rule, a site's move is from the server's state to where its chain ended: for rules on independent
+        chains the first one of these.
+        """
+        sums = without_prefix("site", self._moves())
+        units = self.federation.roster.units
+        means = {site: total[:-1] / total[-1] for site, total in sums.items()}
+        noise = {
+            site: noise_of_mean(planned_chain(self.plan, units[site]), int(total[-1])) for site, total in sums.items()
+        }
+        return relative_distances(means, noise)
 
     def _checked(self, reply: Message, record: TrainReply, request: TrainRequest, member: Member) -> CheckedReply:
         previous = self.record.statements.get(member.card.name)

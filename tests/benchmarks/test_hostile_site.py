@@ -1,4 +1,4 @@
-"""One hostile site of six, by the attacks of `benchmarks/hostile_site.py`: what the rules bear, and what not.
+"""One hostile site of four or more, by the attacks of `benchmarks/hostile_site.py`: what is borne, and who is named.
 
 FL_DPBAYES_COVERAGE=1 tries every attack on every rule that withstands them; without it the one that it finds hardest.
 """
@@ -8,7 +8,7 @@ import os
 import numpy as np
 import pytest
 
-from benchmarks.hostile_site import ATTACKS, PARTITIONS, View, measure, with_trace_of_noise
+from benchmarks.hostile_site import ATTACKS, Cell, View, measure, with_trace_of_noise
 
 
 def attacks(hardest: str) -> tuple[str, ...]:
@@ -18,30 +18,37 @@ def attacks(hardest: str) -> tuple[str, ...]:
 # With its cheaper disks, intervals and records.
 @pytest.mark.usefixtures("federation")
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("rule", "loss", "hardest"), [("fald, moves up to 2", 0.1, "relabel"), ("fald, median", 0.05, "hidden")]
-)
+@pytest.mark.parametrize(("rule", "loss", "hardest"), [("fald", 0.1, "relabel"), ("fald, median", 0.05, "hidden")])
 def test_where_noise_is_small_a_robust_average_loses_little_to_every_attack(rule, loss, hardest) -> None:
-    bounded = tuple(PARTITIONS) if "moves" in rule else ("honest",)
-    values = measure(rule, "small noise", 0, (*bounded, *attacks(hardest)))
-    # It is the rule that bears the attack: the server takes every reply.
-    assert {values["rejected"], *(values[f"shortened {case}"] for case in bounded)} == {0}
-    assert values["honest"] > 0.9
+    honest = measure(Cell(rule, "small noise", 6, 0, "honest"))
+    # Nobody is hostile, and nobody is named or shortened.
+    assert (honest["named"], honest["others"], honest["shortened"]) == (False, 0, 0)
+    assert honest["accuracy"] > 0.9
     for attack in attacks(hardest):
-        assert values[attack] > values["honest"] - loss, attack
+        found = measure(Cell(rule, "small noise", 6, 0, attack))
+        # It is the rule that bears the attack: the server takes every reply.
+        assert found["rejected"] == 0
+        assert found["accuracy"] > honest["accuracy"] - loss, attack
 
 
 @pytest.mark.usefixtures("federation")
 @pytest.mark.slow
-def test_a_plain_average_is_decided_by_one_site_of_six_and_a_mixture_is_not() -> None:
-    # Without an attack it is what the bounded one is, which shortens nobody then.
-    plain = measure("fald", "small noise", 0, ("relabel",))
-    assert plain["relabel"] < 0.1
-    mixture = measure("mixture", "noise of digits", 0, ("honest", *attacks("frozen")))
-    assert all(mixture[attack] > mixture["honest"] - 0.1 for attack in attacks("frozen"))
-    predictions = measure("predbayes", "noise of digits", 0, ("relabel",))
-    assert predictions["relabel"] < 0.1
-    assert plain["rejected"] == mixture["rejected"] == predictions["rejected"] == 0
+@pytest.mark.parametrize("sites", [4, 8])
+def test_a_mixture_keeps_most_at_the_noise_of_digits(sites: int) -> None:
+    honest = measure(Cell("mixture", "digits", sites, 0, "honest"))["accuracy"]
+    for attack in attacks("frozen"):
+        assert measure(Cell("mixture", "digits", sites, 0, attack))["accuracy"] > honest - 0.1, attack
+
+
+@pytest.mark.usefixtures("federation")
+@pytest.mark.slow
+@pytest.mark.parametrize("noise", ["quickstart", "digits"])
+@pytest.mark.parametrize("rule", ["fald", "mixture", "fedbe", "consensus-uniform", "predbayes"])
+def test_relabelling_site_of_eight_is_named_whatever_the_rule_and_no_honest_one(rule: str, noise: str) -> None:
+    found = measure(Cell(rule, noise, 8, 0, "relabel"))
+    assert (found["named"], found["others"], found["rejected"]) == (True, 0, 0)
+    honest = measure(Cell(rule, noise, 8, 0, "honest"))
+    assert (honest["named"], honest["others"]) == (False, 0)
 
 
 @pytest.mark.parametrize("attack", ATTACKS)

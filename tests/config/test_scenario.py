@@ -49,7 +49,7 @@ DROPOUT = ["sampler.kind=dp-mc-dropout", "aggregation.rule=mixture"]
     (["data.prevalence=[0.5,0.5]", "sites.held-out.prevalence=estimated",
       "evaluation={release='noised', noise_multiplier=2.0}"], "does not cover: declare numbers"),
     (["recalibration={rounds=7}"], "must divide steps"),
-    (["recalibration={scope='site', rounds=2}"], "nothing is averaged"),
+    (["recalibration={scope='site', rounds=2}"], "nothing is combined"),
     (["recalibration={fraction=0.9}"], "leaves nothing to train on"),
     (["recalibration={method='beta'}"], "recalibration: method 'beta'"),
 ])  # fmt: skip

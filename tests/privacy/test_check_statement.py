@@ -70,6 +70,17 @@ def test_statement_by_a_filter_lies_between_its_history_and_its_budget() -> None
             checked_statement(statement, OWN, OWN, None, DELTA)
 
 
+@pytest.mark.parametrize("history", [OWN, (*EARLIER, *OWN)], ids=["this run alone", "earlier runs too"])
+@pytest.mark.parametrize("planned", [(), OWN], ids=["no plan", "known plan"])
+def test_statement_above_its_budget_is_rejected_whatever_its_history_holds(history, planned) -> None:
+    cost = pld_epsilon(history, DELTA)
+    for budget in (1e-9, 0.9 * cost):
+        with pytest.raises(ValueError, match=r"of a budget of|allows at most"):
+            checked_statement(stated(history, budget=budget), OWN, OWN, None, DELTA, planned)
+    whole = stated(history, budget=cost)
+    assert checked_statement(whole, OWN, OWN, None, DELTA, planned).epsilon == cost
+
+
 def test_site_that_joins_late_may_state_the_schedule_of_an_earlier_run() -> None:
     # By the rule of a fixed schedule the earlier run's whole schedule counts, which the server does not know.
     history, whole = (GaussianEvent(1.0, 0.1, 5), *OWN), pld_epsilon((GaussianEvent(1.0, 0.1, 120),), DELTA)

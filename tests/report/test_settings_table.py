@@ -41,7 +41,9 @@ def test_resources_are_said() -> None:
     rows = settings("aggregation.rule=mixture", *resources)
     assert rows["Taking part"] == "at least 2 sites in a round; begins with 4 nodes; not asked after 1 silent round"
     plain = settings("aggregation.rule=mixture")
-    assert plain["Taking part"].startswith("at least 1 site in a round; begins with 7 nodes; ")
+    assert plain["Taking part"].startswith(
+        "more than half of the sites with steps left in a round; begins with 7 nodes; "
+    )
 
 
 def test_public_records_are_named_without_their_folder_and_counted_as_used() -> None:

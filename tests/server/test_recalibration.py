@@ -64,9 +64,8 @@ def test_recalibrated_predictions_are_measured_everywhere_and_paid_for_beside_tr
             assert ledger.verify() == []
     mapping = load_posterior(run.folder / "posterior.safetensors").metadata.recalibration
     assert list(mapping.parameters) == summary["recalibration"]["average"]
-    units = np.array([site["n"] for site in summary["sites"] if site["role"] == "train"])
     own = np.array([parameters[0] for parameters in summary["recalibration"]["sites"].values()])
-    assert mapping.parameters[0] == pytest.approx(units @ own / units.sum(), rel=1e-12)
+    assert mapping.parameters[0] == pytest.approx(np.median(own), rel=1e-12)
     page = (run.folder / "report.html").read_text()
     assert "recalibrated posterior" in page
     assert "ε of recalibration" in page
@@ -210,7 +209,7 @@ def counts_of(run, site: str, stored) -> np.ndarray:
 
 
 @pytest.mark.parametrize("scope", ["federated", "site"])
-def test_isotonic_map_of_exact_counts_is_that_of_the_pool(hospitals, scope: str) -> None:
+def test_isotonic_map_of_exact_counts_is_the_median_of_the_sites(hospitals, scope: str) -> None:
     # A cohort without a budget, as a run without privacy asks for none.
     run = hospitals(
         f"recalibration={{fraction=0.3, method='isotonic', scope='{scope}'}}",
@@ -219,14 +218,15 @@ def test_isotonic_map_of_exact_counts_is_that_of_the_pool(hospitals, scope: str)
     ).run()
     summary, stored = run.summary(), load_posterior(run.folder / "posterior.safetensors")
     counted = {site: counts_of(run, site, stored) for site in ("a", "b")}
-    pooled = fit(NoisedTable(counted["a"] + counted["b"], 0.0))
-    assert summary["recalibration"]["average"] == pytest.approx(list(pooled.parameters))
-    assert stored.metadata.recalibration == fit(NoisedTable(counted["a"] + counted["b"], 0.0))
+    maps = [fit(NoisedTable(table, 0.0), sites=2).parameters for table in counted.values()]
+    median = np.median(maps, axis=0)
+    assert summary["recalibration"]["average"] == pytest.approx(list(median))
+    assert stored.metadata.recalibration.parameters == pytest.approx(tuple(median))
     for site in run.scenario.sites:
         parameters = run.asked("evaluate", site)[0]["recalibration"]["parameters"]
         own = scope == "site" and site in counted
-        expected = fit(NoisedTable(counted[site], 0.0)) if own else pooled
-        assert parameters == pytest.approx(list(expected.parameters))
+        expected = fit(NoisedTable(counted[site], 0.0)).parameters if own else median
+        assert parameters == pytest.approx(list(expected))
     assert ("pooled:train", "recalibrated") in rows_of(run)
     assert summary["recalibration"]["noise"] == ""
 
@@ -270,6 +270,7 @@ def test_counts_carry_the_noise_that_they_state(isotonic) -> None:
 HOSTILE = {
     "a sum is": lambda record, table: table.__imul__(1e7),
     "it states noise of": lambda record, table: record.update(noise_std=record["noise_std"] / 2),
+    "it states noise": lambda record, table: record.update(noise_std=record["noise_std"] * 999),
     "its parameters do not fit": lambda record, table: record.update(noise_std=None, parameters=[0.0]),
 }
 
@@ -295,7 +296,7 @@ def test_hostile_counts_are_rejected_and_the_other_site_answers_alone(hospitals,
 def test_counts_that_are_mostly_noise_change_nothing_and_are_said_so(hospitals) -> None:
     run = hospitals("recalibration={fraction=0.1, method='isotonic', epsilon=0.05}").run()
     summary, rows = run.summary(), rows_of(run)
-    assert sum("recalibration is mostly noise: in the counts of the sum of all sites" in w for w in summary["warnings"])
+    assert sum("recalibration is mostly noise: in the counts of a, b," in w for w in summary["warnings"])
     assert "isotonic map changes nothing" in summary["recalibration"]["noise"]
     assert rows["held", "recalibrated"]["nll"] == pytest.approx(rows["held", "posterior"]["nll"], abs=1e-9)
 
@@ -346,3 +347,55 @@ def test_site_without_a_prevalence_refuses_to_correct_for_one(hospitals) -> None
 ])  # fmt: skip
 def test_what_does_not_fit_the_classes_is_refused_before_anything_runs(federation, override: str, problem: str) -> None:
     refused(problem, federation, override)
+
+
+LIES = {
+    "hottest": ("temperature", [10.0]),
+    "coldest": ("temperature", [-10.0]),
+    "steep and biased": ("vector", [10.0] * 10 + [10.0, -10.0] * 5),
+}
+
+
+@pytest.mark.parametrize(("method", "parameters"), LIES.values(), ids=LIES)
+@pytest.mark.parametrize("rounds", [1, 3])
+def test_one_map_of_four_stays_within_the_others_and_names_its_sender(federation, method, parameters, rounds) -> None:
+    section = f"recalibration={{method='{method}', fraction=0.2, steps=12, rounds={rounds}, epsilon=50}}"
+    run = federation(section, "privacy.epsilon=50")
+    run.spoil_record(lambda record: record.update(parameters=parameters), ("train.recalibrate",))
+    run.run()
+    summary = run.summary()
+    own = summary["recalibration"]["sites"]
+    honest = np.array([own[site] for site in ("north", "east", "west")])
+    found = np.array(summary["recalibration"]["average"])
+    assert (found >= honest.min(axis=0) - 1e-12).all()
+    assert (found <= honest.max(axis=0) + 1e-12).all()
+    (said,) = (text for text in summary["warnings"] if "recalibration map is far off" in text)
+    assert said.startswith("south's")
+    assert "(" not in said
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -11.0, "hot"])
+def test_map_that_is_no_map_is_rejected_with_its_sender(federation, value) -> None:
+    run = federation(*RECALIBRATED)
+    run.spoil_record(lambda record: record.update(parameters=[value]), ("train.recalibrate",))
+    run.run()
+    summary = run.summary()
+    assert any(text.startswith("south did not recalibrate: rejected: ") for text in summary["warnings"])
+    assert set(summary["recalibration"]["sites"]) == {"north", "east", "west"}
+
+
+def test_counts_of_one_site_of_four_that_turn_outcomes_round_do_not_decide(federation) -> None:
+    settings = ("recalibration={fraction=0.3, method='isotonic', epsilon=50}", "privacy.epsilon=50")
+
+    def turned(reply):
+        table = 3 * reply.content["arrays"]["noised"].numpy()
+        table[:, 2] = np.maximum(table[:, 0], 0) - table[:, 2]
+        reply.content["arrays"]["noised"] = Array(table)
+        return reply
+
+    lied = federation(*settings, name="lied")
+    lied.spoil(turned, ("train.recalibrate",))
+    lied.run()
+    honest = federation(*settings, name="honest").run()
+    nll = [rows_of(run)["held-out", "recalibrated"]["nll"] for run in (lied, honest)]
+    assert nll[0] < 1.1 * nll[1]

@@ -135,7 +135,7 @@ def test_run_goes_on_without_sites_that_are_gone_and_with_one_that_comes_back(fe
     monkeypatch.setattr("server.roster.NODE_SECONDS", 0.1)
     run = federation(
         "training={rounds=4, steps_per_round=4, burn_in=2, thinning=2}", "aggregation.rule=mixture",
-        "recalibration={fraction=0.2, steps=2}",
+        "recalibration={fraction=0.2, steps=2}", "resources.min_sites=2",
     )  # fmt: skip
     cut_after(run, len(run.scenario.sites) + 5)
     before = len(run.grid.requests)

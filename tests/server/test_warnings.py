@@ -83,7 +83,8 @@ def test_rule_on_weights_says_whose_hidden_units_are_in_another_order(
 
 @pytest.mark.slow
 def test_states_of_an_optimiser_are_called_so(federation) -> None:
-    (text,) = warnings_of(federation(*FOUR, "aggregation.rule=mixture", "sampler.kind=dp-sgd"))
+    rule = "aggregation={rule='mixture', largest_share=1}"
+    (text,) = warnings_of(federation(*FOUR, rule, "sampler.kind=dp-sgd"))
     assert "states of the optimiser dp-sgd, not posterior samples" in text
 
 

@@ -16,7 +16,7 @@ from fl_dpbayes.config.names import Role
 from fl_dpbayes.config.recalibration import ISOTONIC_BINS, AnyRecalibrationPlan, RecalibrationMap
 from fl_dpbayes.config.summary import CalibrationValues
 from fl_dpbayes.data.site import MAX_DECLARATION_ERROR
-from fl_dpbayes.privacy.planned_noise import solve_multiplier
+from fl_dpbayes.privacy.planned_noise import NOISE_TOLERANCE, solve_multiplier
 from fl_dpbayes.protocol.card import SiteCard
 from fl_dpbayes.protocol.recalibrate import RecalibrateReply
 
@@ -25,6 +25,8 @@ Statistics = CalibrationStatistics | NoisedTable
 MAX_RECORDS_PER_UNIT = 1000
 # One honest sum in 10^9 lies beyond.
 NOISE_DEVIATIONS = 6.0
+# One count in 40 of no record at all lies beyond.
+CLEAR_DEVIATIONS = 2.0
 DECIDED = {"accuracy": "accuracy", "rms_debiased": "calibration error (debiased RMS)"}
 COUNT_ARRAYS = {"noised": (ISOTONIC_BINS, SENT_COLUMNS)}
 
@@ -36,14 +38,18 @@ def record_count(statistics: Statistics) -> float:
     return float(statistics.sums[:, COUNT].sum())
 
 
-def check_noise(noise_std: float, noise_multiplier: float) -> None:
-    """Raise a ValueError where the noise that a site states for each sum does not follow from the multiplier asked for.
+def check_noise(noise_std: float, noise_multiplier: float, most_records: int) -> None:
+    """Raise a ValueError where the noise that a site states for each sum is not what the plan gives.
 
-    It may be as large as the most records of one unit call for.
+    Args:
+        noise_std: standard deviation that it states.
+        noise_multiplier: that of the plan.
+        most_records: the plan's most records of one unit; a site may count fewer, and then needs less noise.
     """
-    least, most = (noise_multiplier * sensitivity(records) for records in (1, MAX_RECORDS_PER_UNIT))
-    if not least <= noise_std <= most * (1 + 1e-9):
-        raise ValueError(f"it states noise of {noise_std:.3g}, not the {least:.3g} to {most:.3g} that was asked for")
+    least, most = (noise_multiplier * sensitivity(records) for records in (1, most_records))
+    if not (1 - NOISE_TOLERANCE) * least <= noise_std <= (1 + NOISE_TOLERANCE) * most:
+        planned = f"{least:.3g} to {most:.3g}" if most_records > 1 else f"{least:.3g}"
+        raise ValueError(f"it states noise of {noise_std:.3g}, the plan asks for {planned}")
 
 
 def check_counts(card: SiteCard, measured: Iterable[Statistics]) -> None:
@@ -67,15 +73,15 @@ def check_counts(card: SiteCard, measured: Iterable[Statistics]) -> None:
 
 
 def checked_counts(
-    arrays: Mapping[str, Floats], answer: RecalibrateReply, card: SiteCard, noise_multiplier: float
+    arrays: Mapping[str, Floats], answer: RecalibrateReply, card: SiteCard, noise_multiplier: float, most_records: int
 ) -> NoisedTable:
     """Check the counts for recalibration that a site sent, as COUNT_ARRAYS has them.
 
-    Raises ValueError if there are none, or the site's size or the noise multiplier does not allow them.
+    Raises ValueError if there are none, or the site's size or the plan's noise (`check_noise`) does not allow them.
     """
     if answer.noise_std is None:
         raise ValueError("it sent parameters, not counts")
-    check_noise(answer.noise_std, noise_multiplier)
+    check_noise(answer.noise_std, noise_multiplier, most_records)
     check_counts(card, [table := NoisedTable(arrays["noised"], answer.noise_std)])
     return table
 
@@ -91,13 +97,21 @@ def planned_multiplier(plan: AnyRecalibrationPlan) -> float:
         return 0.0
 
 
-def counts_warning(together: RecalibrationMap | None, own: Mapping[str, RecalibrationMap | None]) -> RunWarning | None:
-    """Say so where noise hides the bins of the merged counts, or of a site that is to use its own map: it is None."""
-    hidden = [name for name, fitted in own.items() if fitted is None]
-    if together is not None and not hidden:
+def counts_warning(fitted: Mapping[str, RecalibrationMap | None], *, together: bool) -> RunWarning | None:
+    """Say so where noise hides the bins of a site's counts, whose map is then None and changes nothing.
+
+    Args:
+        fitted: site -> its map.
+        together: whether the median of all maps is used, which still changes something while most of them do.
+
+    Returns:
+        A warning that names the sites, or None.
+    """
+    hidden = [name for name, mapping in fitted.items() if mapping is None]
+    needed = len(fitted) / 2 if together else 1
+    if len(hidden) < max(1.0, needed):
         return None
-    where = "the sum of all sites" if together is None else ", ".join(hidden)
-    return warning("counts-noise", where=where, largest=LARGEST_DEVIATION)
+    return warning("counts-noise", where=", ".join(hidden), largest=LARGEST_DEVIATION)
 
 
 def dominating_site(role: Role, counts: Mapping[str, float]) -> RunWarning | None:
@@ -110,8 +124,16 @@ def dominating_site(role: Role, counts: Mapping[str, float]) -> RunWarning | Non
     return warning("dominating", largest, held=held[largest], all=total, share=held[largest] / total, role=role)
 
 
+def empty_site(site: str, statistics: Statistics) -> RunWarning | None:
+    """Say so where a site's test results hold no record, or none that stands clear of the noise on their count."""
+    noise = 0.0
+    if isinstance(statistics, NoisedTable):
+        noise = CLEAR_DEVIATIONS * statistics.noise_std * math.sqrt(len(statistics.sums))
+    return warning("empty-results", site) if record_count(statistics) <= noise else None
+
+
 def decisive_sites(role: Role, tables: Mapping[str, NoisedTable]) -> list[RunWarning]:
-    """Say so where a pooled result without one site differs by more than the width of its 95 % interval.
+    """Say so where a pooled result without one site differs by more than the width of its 95 % interval, or is there.
 
     `tables`: site -> sums of the predictor that is read first, noise 0 where they are exact.
     """
@@ -127,6 +149,8 @@ def decisive_sites(role: Role, tables: Mapping[str, NoisedTable]) -> list[RunWar
     for metric, name in DECIDED.items():
         value, (low, high) = getattr(pooled, metric), pooled.intervals.get(metric) or (None, None)
         rests = {site: getattr(rest, metric) for site, rest in without.items() if getattr(rest, metric) is not None}
+        if value is None:
+            found += [warning("vanished", site, role=role, metric=name, without=rest) for site, rest in rests.items()]
         if value is None or low is None or high is None or not rests:
             continue
         site = max(rests, key=lambda site: abs(rests[site] - value))

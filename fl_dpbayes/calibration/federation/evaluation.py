@@ -15,6 +15,7 @@ from fl_dpbayes.calibration.federation.counts import (
     check_noise,
     decisive_sites,
     dominating_site,
+    empty_site,
     record_count,
 )
 from fl_dpbayes.calibration.federation.rows import SHIFT_PREDICTOR, conformal_rows, mean_rows, shift_detection_rows
@@ -55,8 +56,11 @@ METRICS = ("n", "accuracy", "nll", "brier", "ece", "rms_debiased")
 class Evaluation:
     """Collects the sites' statistics and summarises them."""
 
-    def __init__(self, classes: int, roles_sharing_records: Collection[Role] = (), seed: int = 0) -> None:
-        """Collect for so many classes."""
+    def __init__(
+        self, classes: int, roles_sharing_records: Collection[Role] = (), seed: int = 0, max_records_per_unit: int = 1
+    ) -> None:
+        """Collect for so many classes, and noised tables of at most so many records of one unit."""
+        self._most_records = max_records_per_unit
         self.classes, self._seed, self._unpooled = classes, seed, roles_sharing_records
         self._pooled_roles = [role for role in ROLES if role not in roles_sharing_records]
         self.places, self._subgroups = list[Place](), list[Place]()
@@ -78,7 +82,7 @@ class Evaluation:
         if len(record.groups) > most_groups(len(request.measured) * self._exact_bytes):
             raise ValueError(f"it measured {len(record.groups)} subgroups, whose tables are too large for a reply")
         if record.noise_std is not None:
-            check_noise(record.noise_std, request.noise_multiplier or 0.0)
+            check_noise(record.noise_std, request.noise_multiplier or 0.0, self._most_records)
         if record.privacy is not None and record.privacy.units != card.units:
             raise ValueError("its privacy statement does not fit its card")
         own = (GaussianEvent(request.noise_multiplier or 0.0, 1.0, len(request.measured)),)
@@ -191,7 +195,11 @@ class Evaluation:
                 counts[place.site] = max(record_count(place.statistics), counts.get(place.site, -math.inf))
             if counts and (dominating := dominating_site(role, counts)):
                 found.append(dominating)
-            first_read = {p.site: coarse(p.statistics) for p in members if p.predictor == self._headline}
+            read = {place.site: place.statistics for place in members if place.predictor == self._headline}
+            empty = [said for said in map(empty_site, read, read.values()) if said is not None]
+            found += empty
+            without = {said.site for said in empty if isinstance(read[said.site], CalibrationStatistics)}
+            first_read = {site: coarse(statistics) for site, statistics in read.items() if site not in without}
             found += decisive_sites(role, first_read)
         missing = self._left_out.items()
         return found + [warning("subgroups-left-out", name, left_out=count, most=MAX_GROUPS) for name, count in missing]

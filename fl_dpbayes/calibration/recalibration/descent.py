@@ -18,6 +18,7 @@ from scipy.special import softmax
 
 from fl_dpbayes.calibration.bins import Floats, in_fixed_pieces
 from fl_dpbayes.calibration.recalibration.maps import method_code
+from fl_dpbayes.calibration.recalibration.median_map import median_deviation
 from fl_dpbayes.calibration.release import NORM_ROUNDING, bounded_shares
 from fl_dpbayes.calibration.statistics import PROBABILITY_FLOOR
 from fl_dpbayes.config.errors import RunWarning, warning
@@ -88,23 +89,45 @@ def private_fit(
 
 
 def bounded_map(plan: RecalibrationPlan, parameters: Floats) -> RecalibrationMap:
-    """Return the map of averaged parameters; an average of bounded values may pass the bound by rounding."""
+    """Return the map of combined parameters; a mean of bounded values may pass the bound by rounding."""
     bounded = np.clip(parameters, -PARAMETER_BOUND, PARAMETER_BOUND)
     return RecalibrationMap(method=plan.method, parameters=tuple(map(float, bounded)))
 
 
+def noise_deviation(plan: RecalibrationPlan, noise_multiplier: float, units: float) -> float:
+    """Return how far privacy noise alone moves a site's parameters.
+
+    From a flat loss it makes theta a sum of a_t sigma C xi_t / n, of deviation (a sigma C / n) sqrt(sum_t (1 - t/T)^2).
+
+    Args:
+        plan: the fit.
+        noise_multiplier: sigma >= 0.
+        units: n > 0.
+
+    Returns:
+        A standard deviation, in the unit of the parameters.
+    """
+    decay = np.sqrt(np.square(1 - np.arange(plan.steps) / plan.steps).sum())
+    return float(plan.step_size * noise_multiplier * plan.clip_norm * decay / units)
+
+
 def noise_warning(
-    plan: RecalibrationPlan, noise_multiplier: float, units: Mapping[str, int], *, averaged: bool
+    plan: RecalibrationPlan, noise_multiplier: float, units: Mapping[str, int], *, together: bool
 ) -> RunWarning | None:
     """Say so where the privacy noise alone moves the parameters too far for the map to be of use.
 
-    From a flat loss, noise alone makes theta a sum of a_t sigma C xi_t / n, of deviation (a sigma C / n) sqrt(sum_t
-    (1 - t/T)^2) at a site of n units, and of 1/sqrt(K) of that in the average of K alike.
+    The median of K sites alike has 1/sqrt(K) of a site's deviation, and sqrt(pi/2) times that from three on.
+
+    Args:
+        plan: the fit.
+        noise_multiplier: sigma.
+        units: site -> n; at least one site, of which the smallest is looked at.
+        together: whether the median of the sites is used, or each site's own map.
     """
-    decay = np.sqrt(np.square(1 - np.arange(plan.steps) / plan.steps).sum())
-    alike = np.sqrt(len(units)) if averaged else 1.0
     least = min(units, key=lambda name: units[name])
-    deviation = float(plan.step_size * noise_multiplier * plan.clip_norm * decay / (units[least] * alike))
+    deviation = noise_deviation(plan, noise_multiplier, units[least])
+    if together:
+        deviation *= median_deviation(len(units))
     if deviation <= LARGEST_DEVIATION:
         return None
     return warning("map-noise", name=least, units=units[least], deviation=deviation, largest=LARGEST_DEVIATION)

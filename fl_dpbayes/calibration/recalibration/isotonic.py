@@ -1,4 +1,4 @@
-"""Isotonic recalibration: a rising map of one probability, fitted by the server to counts that sites add up.
+"""Isotonic recalibration: a rising map of one probability, fitted by the server to each site's counts.
 
 Of two classes it maps p_1. Of more it maps the largest probability, whose outcome is whether the top label is right,
 and the others share what is left as before: one map per class would spread the same records and a larger sensitivity
@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fl_dpbayes.calibration.bins import CONFIDENCE, COUNT, OUTCOME, Floats
+from fl_dpbayes.calibration.recalibration.median_map import median_deviation
 from fl_dpbayes.calibration.release import BoundedSum, NoisedTable, record_counts, top_label_counts
 from fl_dpbayes.config.recalibration import ISOTONIC_BINS, RecalibrationMap
 
@@ -37,26 +38,33 @@ def count(probabilities: Floats, labels: npt.NDArray[np.int64], max_records_per_
     return record_counts(probabilities[:, 1], labels == 1, ISOTONIC_BINS, max_records_per_unit)
 
 
-def fit(table: NoisedTable) -> RecalibrationMap | None:
-    """Fit the rising map of least weighted squares to merged sums of `count` (pool adjacent violators).
+def fit(table: NoisedTable, sites: int = 1) -> RecalibrationMap | None:
+    """Fit the rising map of least weighted squares to sums of `count` (pool adjacent violators).
 
         v = argmin_{v_1 <= ... <= v_J} sum_j n_j (y_j / n_j - v_j)^2,   then clipped to [1/(N+2), 1 - 1/(N+2)]
 
     over bins j that were joined until the noise in y_j / n_j has a standard deviation of at most LARGEST_DEVIATION; N
     records cannot tell a share nearer to 0 or 1 from certainty. It reads released numbers only, so it costs no privacy.
-    Bins that were joined share a knot. None where fewer than two bins stand clear of the noise.
+    Bins that were joined share a knot.
+
+    Args:
+        table: one site's noised sums.
+        sites: K, of which the median map is to be used; its noise is that much smaller, its records K times as many.
+
+    Returns:
+        The map, or None where fewer than two bins stand clear of the noise.
     """
     # With what it imports it takes half a second.
     from sklearn.isotonic import isotonic_regression
 
-    groups = _clear_groups(table)
+    groups = _clear_groups(table, LARGEST_DEVIATION / median_deviation(sites))
     if len(groups) < 2:
         return None
     sums = np.stack([table.sums[low:high].sum(axis=0) for low, high in groups])
     edges = np.array(groups) / ISOTONIC_BINS
     counts = sums[:, COUNT]
     positions = np.clip(sums[:, CONFIDENCE] / counts, edges[:, 0], edges[:, 1])
-    floor = 1 / (counts.sum() + 2)
+    floor = 1 / (sites * counts.sum() + 2)
     values = isotonic_regression(sums[:, OUTCOME] / counts, sample_weight=counts, y_min=floor, y_max=1 - floor)
     sizes = [high - low for low, high in groups]
     return _map(np.repeat(positions, sizes), np.repeat(values, sizes))
@@ -94,12 +102,12 @@ def describe(parameters: Sequence[float]) -> str:
     return f"an isotonic map on {ISOTONIC_BINS} merged bins ({len(set(parameters[:ISOTONIC_BINS]))} distinct)"
 
 
-def _clear_groups(table: NoisedTable) -> list[tuple[int, int]]:
+def _clear_groups(table: NoisedTable, largest_deviation: float) -> list[tuple[int, int]]:
     """Join neighbouring bins [low, high) until each count is clear of its noise; empty where even all are not."""
 
     def clear(low: int, high: int) -> bool:
         count = table.sums[low:high, COUNT].sum()
-        return bool(count >= max(FEWEST_RECORDS, table.noise_std * np.sqrt(high - low) / LARGEST_DEVIATION))
+        return bool(count >= max(FEWEST_RECORDS, table.noise_std * np.sqrt(high - low) / largest_deviation))
 
     groups: list[tuple[int, int]] = []
     low = 0

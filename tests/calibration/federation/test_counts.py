@@ -7,7 +7,13 @@ from flwr.app import Array, Message
 
 from fl_dpbayes.calibration.bins import REPORT_BINS, coarsen
 from fl_dpbayes.calibration.federation import counts
-from fl_dpbayes.calibration.federation.counts import check_counts, check_noise, decisive_sites, dominating_site
+from fl_dpbayes.calibration.federation.counts import (
+    check_counts,
+    check_noise,
+    decisive_sites,
+    dominating_site,
+    empty_site,
+)
 from fl_dpbayes.calibration.release import SENT_COLUMNS, NoisedTable, merge_noised, sensitivity
 from fl_dpbayes.calibration.statistics import from_batch
 from fl_dpbayes.report.warnings import sentence
@@ -38,11 +44,54 @@ def test_noised_sums_are_bounded_too(cells: dict[tuple[int, int], float], compla
 
 
 def test_noise_that_is_stated_too_large_is_no_excuse() -> None:
-    for records in (1, 1000):
-        check_noise(4.0 * sensitivity(records), 4.0)
-    for factor in (3.9, 4001.0):
+    for records in (1, 20):
+        check_noise(4.0 * sensitivity(records), 4.0, 20)
+    for factor, most in ((3.9, 1), (4.1, 1), (81.0, 20), (3996.0, 20)):
         with pytest.raises(ValueError, match="states noise"):
-            check_noise(factor * sensitivity(), 4.0)
+            check_noise(factor * sensitivity(), 4.0, most)
+
+
+@pytest.mark.parametrize(("count", "noise", "named"), [
+    (0.0, 0.0, True), (1.0, 0.0, False), (60.0, 10.0, True), (90.0, 10.0, False),
+])  # fmt: skip
+def test_results_of_no_record_name_their_sender(count: float, noise: float, named: bool) -> None:
+    sums = np.zeros((REPORT_BINS, SENT_COLUMNS))
+    sums[0, 0] = count
+    said = empty_site("south", NoisedTable(sums, noise))
+    assert (said is not None) == named
+    assert said is None or sentence(said).startswith("south sent test results of no record")
+
+
+def test_site_that_makes_a_pooled_result_vanish_is_named() -> None:
+    tables = {name: site(250, 0.75, number) for number, name in enumerate("abc")}
+    hidden = tables | {"liar": NoisedTable(np.zeros((REPORT_BINS, SENT_COLUMNS)), 5000.0)}
+    assert counts._summary_of(reduce(merge_noised, hidden.values())).accuracy is None
+    said = decisive_sites("held_out", hidden)
+    assert {found.site for found in said} == {"liar"}
+    assert any("vanish" in sentence(found) for found in said)
+
+
+def test_all_zero_tables_are_told_with_their_sender_and_not_the_neighbour(federation) -> None:
+    def zeros(reply: Message) -> Message:
+        for name, array in list(reply.content["arrays"].items()):
+            reply.content["arrays"][name] = Array(array.numpy() * 0)
+        return reply
+
+    run = federation()
+    run.spoil(zeros, ["evaluate"])
+    said = run.run().warnings()
+    assert any(text.startswith("south sent test results of no record") for text in said)
+    assert not any("decides what is pooled over the" in text and "training" in text for text in said)
+
+
+def test_noise_beyond_the_plan_s_is_rejected_with_its_sender(federation) -> None:
+    run = federation("evaluation={release='noised', noise_multiplier=0.2}", "simulation.cohort_epsilon=1000")
+    run.spoil_record(lambda record: record.update(noise_std=999 * record["noise_std"]), ["evaluate"])
+    run.run()
+    summary = run.summary()
+    assert any("south sent no evaluation: rejected: it states noise of" in text for text in summary["warnings"])
+    rows = {(row["site"], row["predictor"]): row for row in summary["calibration"]}
+    assert rows["pooled:train", "posterior"]["accuracy"] is not None
 
 
 @pytest.mark.parametrize(("counts", "said"), [

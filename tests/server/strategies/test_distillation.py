@@ -57,7 +57,7 @@ def divergence(teacher, student) -> float:
 
 @pytest.mark.slow
 def test_student_of_public_records_predicts_like_the_mixture_of_sites(federation, tmp_path: Path) -> None:
-    run = federation_with_public_file(federation, tmp_path, "rule='distillation'").run()
+    run = federation_with_public_file(federation, tmp_path, "rule='distillation', largest_share=1").run()
     units = {site["name"]: site["n"] for site in run.summary()["sites"] if site["role"] == "train"}
     said = run.summary()["aggregation_inputs"]
     public, unseen = held_back(run, "spare").features, held_back(run, "held-out").features

@@ -1,0 +1,65 @@
+"""From the sites' recalibration maps to one that no single site of three or more can move beyond the others'.
+
+Each parameter is the median of the sites': log T; scales and biases; knots and their values, which a median leaves
+rising. All sites count alike, since a size is a site's own word.
+"""
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+
+from fl_dpbayes.calibration.bins import Floats
+from fl_dpbayes.config.errors import RunWarning, warning
+from fl_dpbayes.config.recalibration import COUNTED
+
+FEWEST_SITES = 3
+# In log T, a log scale or a bias: probabilities flatter or sharper by a factor of 2.7. Of a knot: half of all there is.
+LARGEST_STEP, LARGEST_KNOT = 1.0, 0.5
+# Standard deviations of the privacy noise that an honest map may be off beside.
+NOISE_DEVIATIONS = 4.0
+
+
+def median_parameters(maps: Mapping[str, Floats]) -> Floats:
+    """Return the median over sites of each parameter; of two sites it is their mean.
+
+    Args:
+        maps: site -> parameters, all of one shape (P,); at least one site.
+
+    Returns:
+        Parameters, shape (P,), each within the range of any majority of the sites'.
+    """
+    return np.median(np.stack(list(maps.values())), axis=0)
+
+
+def median_deviation(sites: int) -> float:
+    """Return the standard deviation of the median of so many standard normal numbers; of three or more about.
+
+    sqrt(pi / (2 K)), and exactly 1 and sqrt(1/2) for one site and two.
+    """
+    return math.sqrt((math.pi / 2 if sites >= FEWEST_SITES else 1.0) / sites)
+
+
+def far_off_maps(method: str, maps: Mapping[str, Floats], noise: Mapping[str, float]) -> tuple[RunWarning, ...]:
+    """Name each site of three or more whose map is far off the median in some parameter.
+
+    That is by more than 1 + 4 v_k in log T, a log scale or a bias, or 0.5 in a knot of an isotonic map.
+
+    Args:
+        method: of the maps.
+        maps: site -> parameters (P,).
+        noise: site -> v_k, the standard deviation that privacy alone gives its parameters.
+
+    Returns:
+        A warning for each, in the order of `maps`.
+    """
+    if len(maps) < FEWEST_SITES:
+        return ()
+    centre = median_parameters(maps)
+    far = []
+    for site, parameters in maps.items():
+        away = float(np.abs(parameters - centre).max())
+        allowed = LARGEST_KNOT if method in COUNTED else LARGEST_STEP + NOISE_DEVIATIONS * noise[site]
+        if away > allowed:
+            far.append(warning("map-far-off", site, away=away, allowed=allowed))
+    return tuple(far)
