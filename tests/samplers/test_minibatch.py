@@ -324,7 +324,7 @@ class Level(torch.nn.Embedding):
 @BY_RECORD_OR_PATIENT
 def test_unit_with_a_record_that_raises_an_error_contributes_nothing(unit_index):
     features, labels = site(12)
-    module, others = Level(5, 3), unit_index != unit_index[4]
+    module = Level(5, 3)
     whole = units_alone(features, labels, unit_index, module=module)
     expected = sum(each.total for unit, each in enumerate(whole) if unit != unit_index[4])
     features[4] = 7
