@@ -8,6 +8,7 @@ from pathlib import Path
 
 from clients.messages import RefusedError
 from fl_dpbayes.config.approvals import hold, read_approvals
+from fl_dpbayes.config.approved_code import unapproved_code
 from fl_dpbayes.config.base import Config
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.plan import NoPrivacyPlan, TrainingPlan
@@ -38,6 +39,21 @@ def check_standing(site_file: SiteFile) -> None:
             raise RefusedError(RefusalCode.SITE_STOPPED)
     if policy.expires is not None and datetime.now(UTC).date() > policy.expires:
         raise RefusedError(RefusalCode.POLICY_EXPIRED)
+
+
+def check_installed_code(site_file: SiteFile, path: str) -> None:
+    """Check that the installed code is as it was approved: RefusedError CODE_NOT_APPROVED.
+
+    `path`: of a hospital's site file; empty in a simulation, where nobody approves.
+    """
+    if not path:
+        return
+    try:
+        lines = unapproved_code(site_file, Path(path))
+    except UserError as error:
+        raise RefusedError(RefusalCode.SITE_FILE_INVALID, detail=str(error)) from None
+    if lines:
+        raise RefusedError(RefusalCode.CODE_NOT_APPROVED, detail="; ".join(lines))
 
 
 def check_plan(site_file: SiteFile, path: str, request: Config) -> None:

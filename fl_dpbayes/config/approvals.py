@@ -4,7 +4,7 @@ Both are read at every message, so that an approval holds without a restart. Onl
 file; the folder is written by what meets something unknown, and cannot fill a disk.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Literal
@@ -14,6 +14,7 @@ from pydantic import Field
 
 from fl_dpbayes.config.base import Config
 from fl_dpbayes.config.files.atomic_file import replaced, write_atomically
+from fl_dpbayes.config.names import OutsideText
 from fl_dpbayes.config.validation_text import read_record, read_toml
 
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
@@ -23,10 +24,14 @@ MOST_HELD, MOST_HELD_BYTES = 20, 4 * 2**20
 
 
 class Approvals(Config):
-    """SHA-256 of the app bundles that may run, and digests of the plans that may."""
+    """SHA-256 of the app bundles that may run, digests of the plans that may, and of the code that runs them.
+
+    `code`: name of installed code -> SHA-256 of its files when a bundle was last approved.
+    """
 
     bundles: Annotated[tuple[Digest, ...], Field(max_length=1000)] = ()
     plans: Annotated[tuple[Digest, ...], Field(max_length=1000)] = ()
+    code: Annotated[dict[OutsideText, Digest], Field(max_length=1000)] = Field(default_factory=dict)
 
 
 def approvals_file(site_file: Path) -> Path:
@@ -40,13 +45,16 @@ def read_approvals(site_file: Path) -> Approvals:
     return read_record(Approvals, read_toml(path, "approvals") if path.exists() else {}, f"approvals {path}")
 
 
-def approve(site_file: Path, kind: Kind, digest: str) -> None:
+def approve(site_file: Path, kind: Kind, digest: str, code: Mapping[str, str] | None = None) -> None:
     """Add a bundle or plan to a site's approvals, and remove what was held of it.
 
+    `code`: what is installed, name -> digest, which takes the place of what was approved before; None: as it was.
     Raises UserError if the file is not valid, full, or cannot be written.
     """
     values, path = read_approvals(site_file).model_dump(mode="json"), approvals_file(site_file)
     values[kind] = sorted({*values[kind], digest})
+    if code is not None:
+        values["code"] = dict(code)
     read_record(Approvals, values, f"approvals {path}")
     write_atomically(path, tomli_w.dumps(values))
     # Who runs Flower reads it; nobody but who approves writes it.

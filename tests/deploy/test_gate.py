@@ -16,9 +16,10 @@ from flwr.supernode import start_client_internal as flower
 from rich.console import Console
 
 from fl_dpbayes.config.approvals import MOST_HELD, approvals_file, approve, held, hold, node_log, read_approvals
+from fl_dpbayes.config.approved_code import approve_bundle
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.files.audit_log import read_audit_log
-from fl_dpbayes.config.site_file import Connection, write_site_file
+from fl_dpbayes.config.site_file import Connection, read_own_site_file, write_site_file
 from fl_dpbayes.run.site import node
 from fl_dpbayes.run.site.approve import approve_digest, show_waiting
 from fl_dpbayes.run.site.bundle import decision, own_list, read_bundle
@@ -89,7 +90,7 @@ def test_only_an_approved_bundle_passes_and_every_decision_is_a_line(site_file) 
     sha256 = hashlib.sha256(thin).hexdigest()
     assert passed(site_file, thin).content == b""
     assert [digest for _, digest, _ in held(site_file)] == [sha256]
-    approve(site_file, "bundles", sha256)
+    approve_bundle(read_own_site_file(site_file), site_file, sha256)
     assert passed(site_file, thin).content == thin
     assert list(held(site_file)) == []
     # What the SuperLink says of it must be so: an app is looked up by that.

@@ -217,7 +217,7 @@ def _add(state: LedgerState, entry: Entry) -> None:
         case "rule":
             state.rules[content["part"]] = SpendingRule(content["rule"], read_history(content["schedule"]))
         case "reserved":
-            stated = {key: value for key, value in content.items() if key not in ("kind", "cohort")}
+            stated = {key: value for key, value in content.items() if key not in ("kind", "cohort", "log")}
             made = state.reservations[entry.position] = Reservation(identity=entry.position, **stated)
             before, new = state.spent_in(made.part), slice_history(state.plan_of(made), made.first_step, made.steps)
             state.spending[made.part] = (*before[:-1], *joined((*before[-1:], *new)))

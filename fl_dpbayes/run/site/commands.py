@@ -14,7 +14,9 @@ from typer import Argument, Option
 console = Console()
 site = typer.Typer(help="What a hospital does at its own site.", no_args_is_help=True)
 ledger = typer.Typer(help="Make a site's privacy ledger, look into it, repair its second place.", no_args_is_help=True)
+audit = typer.Typer(help="Check a site's audit log.", no_args_is_help=True)
 site.add_typer(ledger, name="ledger")
+site.add_typer(audit, name="audit")
 SiteFileArgument = Annotated[Path, Argument(help="The site file.")]
 Release = Choice(["none", "noised", "public"])
 Yes = Annotated[bool, Option("--yes", help="Do not ask.")]
@@ -89,7 +91,7 @@ def approve(
 
 def _of_site_file(group: typer.Typer, name: str, work: str, said: str) -> None:
     """Add a command that takes a site file alone; `work`: module and function, which returns the exit status if any."""
-    words = "ledger " if group is ledger else ""
+    words = {id(ledger): "ledger ", id(audit): "audit "}.get(id(group), "")
 
     @group.command(name, help=said, epilog=f"Example: fl-dpbayes site {words}{name} north.toml")
     def command(site_file: SiteFileArgument) -> None:
@@ -107,6 +109,8 @@ for _group, _name, _work, _said in (
     (ledger, "repair", "ledger.repair_ledger",
      "Make a lost second place anew, or accept that the ledger was moved; a ledger that is behind stays refused."),
     (ledger, "show", "ledger.show_ledger", "Show what a site has spent, reservation by reservation."),
+    (audit, "verify", "audit.verify_audit_log",
+     "Check the audit log's chain, and the log and the ledger against each other; status 1 if something is missing."),
     (ledger, "verify", "ledger.verify_ledger", "Check a ledger's hash chain and sums; status 1 if it does not hold."),
 ):  # fmt: skip
     _of_site_file(_group, _name, _work, _said)
@@ -144,7 +148,7 @@ def statement(
     site_file: SiteFileArgument,
     month: Annotated[str, typer.Option(help="Year and month, UTC; this one unless given.")] = "",
 ) -> None:
-    """Say what was asked and what left in a month, what was refused and why, and what it cost."""
+    """Say which code runs, what left in a month, what was refused, what it cost; status 1 if something is missing."""
     from fl_dpbayes.run.site.statement import print_statement
 
-    print_statement(site_file, month, console)
+    raise typer.Exit(print_statement(site_file, month, console))
