@@ -19,6 +19,7 @@ from fl_dpbayes.data.site import is_delta_allowed, recalibration_units
 from fl_dpbayes.models.build import model_shapes
 from fl_dpbayes.models.own_module import unbuilt_size
 from fl_dpbayes.models.parameters import Shapes
+from fl_dpbayes.protocol.evaluate import EvaluateRequest
 from fl_dpbayes.protocol.recalibrate import RecalibrateRequest
 from fl_dpbayes.protocol.refusal import RefusalCode
 from fl_dpbayes.protocol.train import MAX_REPLY_BYTES, StageRequest, TrainRequest, reply_bytes
@@ -58,8 +59,12 @@ def check_installed_code(site_file: SiteFile, path: str) -> None:
 
 def check_plan(site_file: SiteFile, path: str, request: Config) -> None:
     """Hold a plan that is not approved, in the site file or beside it, where the policy asks: PLAN_NOT_APPROVED."""
-    approved = site_file.policy.approved_plans
+    policy = site_file.policy
+    approved = policy.approved_plans
     if approved is None:
+        return
+    if isinstance(request, EvaluateRequest) and policy.evaluation_release == "none":
+        # Nothing of it leaves, whatever it asks for: it is answered NOT_SENT.
         return
     digest = plan_digest(request)
     try:

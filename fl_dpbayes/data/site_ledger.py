@@ -38,7 +38,13 @@ def cohort_of(site_file: SiteFile) -> Cohort:
     # A site that does not train keeps every unit for testing.
     fractions = (split.test_fraction, split.recalibration_fraction) if site_file.role == "train" else (1.0, 0.0)
     spent = settings.epsilon, settings.delta, settings.adjacency
-    return Cohort(settings.cohort, site_file.source.unit, *spent, split=split_name(split.key, *fractions))
+    return Cohort(
+        settings.cohort,
+        site_file.source.unit,
+        *spent,
+        split=split_name(split.key, *fractions),
+        planned_runs=settings.planned_runs,
+    )
 
 
 def delta_problem(site_file: SiteFile) -> str:

@@ -320,7 +320,7 @@ class Ledger:
 
     def _reserve_new(self, state: LedgerState, spending: Spending) -> Reserved | Refused:
         part, budget = spending.part, state.most()
-        rule = state.rules.get(part) or choose_rule(spending.plan, budget)
+        rule = state.rules.get(part) or choose_rule(spending.plan, budget, self.cohort.planned_runs)
         requested = slice_history(spending.plan, spending.first_step, spending.steps)
         # A stock of steps was bought as a whole, for what it costs together.
         whole = rule.name == "fixed schedule" and budget != state.budget()

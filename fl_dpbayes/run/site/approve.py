@@ -13,8 +13,11 @@ from fl_dpbayes.config.approved_code import approve_bundle, site_code, unapprove
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.names import outside_text
 from fl_dpbayes.config.site_file import SiteFile, read_own_site_file
+from fl_dpbayes.protocol.wire import plan_digest, plan_text
 from fl_dpbayes.run.site.bundle import read_bundle
+from fl_dpbayes.run.site.init_site import own_scenario
 from fl_dpbayes.run.site.node import own_bundle
+from fl_dpbayes.run.site.planned_requests import Requests, planned_requests
 
 MOST_LINES, MOST_CHARACTERS = 2000, 2000
 
@@ -53,6 +56,38 @@ def approve_digest(site_file: Path, digest: str, console: Console, confirm: Call
     else:
         approve(site_file, kind, whole)
     console.print(f"approved, from the next message on: {approvals_file(site_file)}", markup=False, soft_wrap=True)
+
+
+def approve_scenario(site_file: Path, given: str, console: Console, confirm: Callable[[str], bool]) -> None:
+    """Show the plans that a coordinator's scenario sends this site, ask for each that is not approved, approve it.
+
+    Raises UserError if site file or scenario cannot be used, or a plan is not confirmed.
+    """
+    own = read_own_site_file(site_file)
+    requests = planned_requests(own_scenario(given, own, site_file), own)
+    for kind in waiting_plans(own, site_file, requests):
+        request = requests[kind][0]
+        assert request is not None
+        digest, content = plan_digest(request), plan_text(request).encode()
+        text, problem = _plan(digest, content)
+        console.print(text, markup=False, highlight=False, soft_wrap=True)
+        if problem or not confirm("approve this plan?"):
+            raise UserError(f"not approved{': ' if problem else ''}{problem}")
+        approve(site_file, "plans", digest)
+        console.print(f"approved: {kind}, plan {digest}", markup=False, soft_wrap=True)
+
+
+def waiting_plans(own: SiteFile, site_file: Path, requests: Requests) -> list[str]:
+    """Name the kinds of requests whose plans the steward has not approved, where the policy asks for it."""
+    if own.policy.approved_plans is None:
+        return []
+    approved = {*own.policy.approved_plans, *read_approvals(site_file).plans}
+    kinds = []
+    for kind, (request, _) in requests.items():
+        nothing_leaves = kind == "evaluate" and own.policy.evaluation_release == "none"
+        if request is not None and not nothing_leaves and plan_digest(request) not in approved:
+            kinds.append(kind)
+    return kinds
 
 
 def _code_lines(site_file: SiteFile) -> list[str]:

@@ -31,6 +31,7 @@ def site_init(
     unit: Annotated[str | None, Option("--unit", "--patient", help="The column of patients; empty: none.")] = None,
     units: Annotated[int | None, Option(min=1, help="A round number of patients that train here; public.")] = None,
     epsilon: Annotated[float | None, Option(min=0, help="The most epsilon that all runs may ever spend.")] = None,
+    runs: Annotated[int | None, Option(min=1, help="Runs of this scenario that are planned; for good.")] = None,
     witness: Annotated[str | None, Option(help="The ledger's second place, best on another disk.")] = None,
     evaluation: Annotated[str | None, Option(click_type=Release, help="How test results may leave.")] = None,
     superlink: Annotated[str | None, Option(help="The coordinator's server, host:port; empty: later.")] = None,
@@ -78,14 +79,17 @@ def site_dry_run(
 def approve(
     site_file: SiteFileArgument,
     digest: Annotated[str | None, Argument(help="Of a bundle or plan, whole; without: what waits.")] = None,
+    scenario: Annotated[str | None, Option(help="The coordinator's scenario, whose plans are approved.")] = None,
     yes: Yes = False,
 ) -> None:
     """Show what a bundle or plan holds and let it run; the node goes on, and asks anew at every message."""
-    from fl_dpbayes.run.site.approve import approve_digest, show_waiting
+    from fl_dpbayes.run.site.approve import approve_digest, approve_scenario, show_waiting
 
-    if digest is None:
+    if scenario is not None:
+        approve_scenario(site_file, scenario, console, lambda question: yes or typer.confirm(question))
+    if digest is None and scenario is None:
         show_waiting(site_file, console)
-    else:
+    elif digest is not None:
         approve_digest(site_file, digest, console, lambda question: yes or typer.confirm(question))
 
 

@@ -4,6 +4,7 @@ import difflib
 import os
 import secrets
 from collections.abc import Callable, Sequence
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,8 +12,9 @@ from rich.console import Console
 
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.names import outside_text
+from fl_dpbayes.config.record_schema import record_schema
 from fl_dpbayes.config.scenario import Scenario, apply_overrides, scenario_content, site_plan
-from fl_dpbayes.config.site_file import read_own_site_file
+from fl_dpbayes.config.site_file import SiteFile, read_own_site_file
 from fl_dpbayes.config.sources import Source, Table
 from fl_dpbayes.config.validation_text import read_record
 from fl_dpbayes.data.sources.table import read_table
@@ -32,6 +34,8 @@ class Question(NamedTuple):
     proposed: str | None = None
 
 
+# For so long a site answers without another look at its file.
+LIFE = timedelta(days=365)
 # Answers a question by its option, or by who sits at the keyboard.
 Ask = Callable[[Question], str]
 
@@ -61,6 +65,7 @@ def init_site(out: Path, ask: Ask, console: Console) -> int:
     what = f"{unit}s that {'train' if trains else 'are tested'} here"
     units = ask(Question("units", f"A round, public number of the {what}", near))
     epsilon = ask(Question("epsilon", "The most epsilon that all runs may ever spend", f"{privacy.epsilon:g}"))
+    runs = ask(Question("runs", "How many runs of this scenario are planned, for good", "1"))
     witness = ask(Question("witness", "The ledger's second place, best on another disk", f"witness/{name}.json"))
     evaluation = ask(Question("evaluation", "Test results may leave: none, noised or public", "none"))
     superlink = ask(Question("superlink", "The coordinator's server, host:port (empty: later)", ""))
@@ -72,6 +77,7 @@ def init_site(out: Path, ask: Ask, console: Console) -> int:
         snapshot=toml_value(f"ledger/{name}.records.npz"), test=test, kept=kept, key=secrets.token_hex(16),
         ledger=toml_value(f"ledger/{name}.sqlite"), witness=toml_value(witness),
         cohort=toml_value(f"{scenario.name} {name}"), epsilon=epsilon, delta=privacy.delta,
+        runs=runs, models=toml_value([scenario.model.kind]), expires=(datetime.now(UTC).date() + LIFE).isoformat(),
         adjacency=privacy.adjacency, run_epsilon=privacy.epsilon, clip_norm=privacy.clip_norm,
         steps=site_plan(scenario, 1).total_steps, evaluation=toml_value(evaluation), wanted=wanted,
     )  # fmt: skip
@@ -111,6 +117,17 @@ def coordinators_scenario(given: str, data: Path, overrides: Sequence[str] = ())
         raise UserError(f"--scenario {given}: {said} for centers, scales, missing and categories known without them")
     if scenario.privacy.kind == "none":
         raise UserError(f"--scenario {given}: privacy.kind is 'none': no hospital can take part in it")
+    return scenario
+
+
+def own_scenario(given: str, own: SiteFile, path: Path) -> Scenario:
+    """Read the coordinator's scenario for a site that has its file already, `path`; UserError if the two differ."""
+    place = getattr(own.source, "path", None)
+    if place is None:
+        raise UserError(f"site file {path}: a site with records of its own can take part, this has none")
+    scenario = coordinators_scenario(given, place if isinstance(place, Path) else place[0])
+    if other := record_schema(scenario.data.source).differences(record_schema(own.source)):
+        raise UserError(f"site file {path}: {', '.join(other)} not as in {given}: take over what it says")
     return scenario
 
 
