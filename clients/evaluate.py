@@ -107,7 +107,7 @@ def _noised(
             arrays, most = SentArrays(), policy.max_test_records_per_unit
             for measured in _predictions(site_file, part, request, samples):
                 exact = top_label_counts(measured.probabilities, part.labels, REPORT_BINS, most)
-                table = noised_table(exact, sigma, streams.generator(measured.predictor))
+                table = noised_table(exact, sigma, streams.cipher(measured.predictor))
                 arrays |= prefixed(measured.predictor, {"noised": table.sums})
             return {"release": "noised", "noise_std": table.noise_std}, arrays
 

@@ -55,7 +55,7 @@ def recalibrate_posterior(site_file: SiteFile, request: RecalibrateRequest, aske
     with open_ledger(site_file, site, asked.line) as ledger:
 
         def work(reserved: Reserved) -> tuple[dict[str, Any], SentArrays]:
-            generator = site_streams(site_file, request.run, request.round, PURPOSE).generator("noise")
+            generator = site_streams(site_file, request.run, request.round, PURPOSE).cipher("noise")
             if isinstance(request.plan, CountingPlan):
                 most = site_file.policy.max_test_records_per_unit
                 capped = capped_units(part, most)

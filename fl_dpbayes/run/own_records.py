@@ -80,7 +80,7 @@ class OwnRecords:
                 case Reserved(reservation):
                     steps = 1
                     try:
-                        sent = noised(exact, self.noise_multiplier, streams.generator("noise"))
+                        sent = noised(exact, self.noise_multiplier, streams.cipher("noise"))
                         ledger.commit(reservation, json.dumps(sent.sums.tolist()).encode())
                     except Exception as error:
                         ledger.fail(reservation)
