@@ -129,7 +129,7 @@ def test_steward_sees_a_plan_before_it_is_approved(site_file) -> None:
     show_waiting(site_file, console)
     shown = console.file.getvalue()
     assert '"epsilon": 2.0' in shown
-    assert f"waits: plan {'0' * 64}\napproved: plan {digest}\n" in shown
+    assert re.search(rf"waits: plan 0{{64}}\napproved: plan {digest} by \S+ on 20\d\d-\d\d-", shown), shown
     # The bundle of the installed version need not wait.
     approve_digest(site_file, hashlib.sha256(node.own_bundle()).hexdigest(), console, lambda _: True)
     assert passed(site_file, node.own_bundle()).content == node.own_bundle()
@@ -183,3 +183,13 @@ def test_gate_holds_in_the_installed_flower(site_file) -> None:
     node.install(gate)
     node.try_gate(gate)
     assert gate.decide(None, b"", "") == "closed"
+
+
+def test_flower_has_no_login_of_its_own_for_who_starts_runs() -> None:
+    # docs/deployment.md says who may reach the Control API, since the installed Flower lets in whoever does.
+    from flwr.superlink.auth_plugin import NoOpControlAuthnPlugin
+    from flwr.superlink.config_loader import get_control_authn_ee_plugins, load_control_authn_plugin
+
+    assert get_control_authn_ee_plugins() == {}
+    assert isinstance(load_control_authn_plugin(), NoOpControlAuthnPlugin)
+    assert load_control_authn_plugin().validate_tokens_in_metadata([])[0]

@@ -26,8 +26,8 @@ def show_waiting(site_file: Path, console: Console) -> None:
     """List what waits for approval, what is approved, the installed code, and the bundle of its version."""
     own, approved = read_own_site_file(site_file), read_approvals(site_file)
     lines = [f"waits: {kind[:-1]} {outside_text(digest)}" for kind, digest, _ in held(site_file)]
-    lines += [f"approved: bundle {digest}" for digest in approved.bundles]
-    lines += [f"approved: plan {digest}" for digest in approved.plans]
+    lines += [f"approved: bundle {digest} {approved.described(digest)}" for digest in approved.bundles]
+    lines += [f"approved: plan {digest} {approved.described(digest)}" for digest in approved.plans]
     lines += _code_lines(own)
     lines += [f"NOT APPROVED: {line}" for line in unapproved_code(own, site_file)]
     lines.append(f"bundle of the version installed here: {hashlib.sha256(own_bundle()).hexdigest()}")

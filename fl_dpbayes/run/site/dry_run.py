@@ -11,14 +11,10 @@ from rich.console import Console
 
 from fl_dpbayes.config.base import Message
 from fl_dpbayes.config.errors import UserError
-from fl_dpbayes.config.scenario import Scenario, site_plan
 from fl_dpbayes.config.site_file import Selection, SiteFile, read_own_site_file, write_site_file
 from fl_dpbayes.config.sources import Arrays as ArraysSource
 from fl_dpbayes.config.sources import Source, Table
 from fl_dpbayes.data.site_ledger import create_ledger
-from fl_dpbayes.privacy.filter import Budget, filter_orders
-from fl_dpbayes.privacy.planned_noise import solve_plan
-from fl_dpbayes.privacy.second_run import price_of_second_run
 from fl_dpbayes.privacy.splits import unit_scores
 from fl_dpbayes.protocol.arrays import Arrays
 from fl_dpbayes.protocol.refusal import Refusal, RefusalCode
@@ -31,12 +27,10 @@ from fl_dpbayes.run.site.approve import waiting_plans
 from fl_dpbayes.run.site.findings import Finding, failed, passed, show, warned
 from fl_dpbayes.run.site.init_site import own_scenario
 from fl_dpbayes.run.site.planned_requests import planned_requests
+from fl_dpbayes.run.site.second_run import second_run
 from fl_dpbayes.samplers.gradients.record_by_record import record_by_record_warnings
 
 MOST_UNITS = 5000
-RULES = {"fixed schedule": "runs declared ahead count as one plan, whole from the second on",
-         "rdp filter": "across runs the Renyi filter counts, which is dearer than one plan",
-         "gdp filter": "full batches compose exactly"}  # fmt: skip
 
 
 def dry_run(path: Path, given: str, console: Console) -> int:
@@ -55,9 +49,11 @@ def dry_run(path: Path, given: str, console: Console) -> int:
         made_up = _made_up_site(own, path, Path(made))
         found = [_asked(made_up, kind, *asked) for kind, asked in requests.items()]
         waiting = _waiting(waiting_plans(own, path, requests), path, given)
-        status = show([*found, *waiting, *_second_run(scenario, own)], console)
-        slow = record_by_record_warnings(scenario.model, own.source.task)
-        status |= show([warned("model", said) for said in sentences(slow)], console)
+        status = show([*found, *waiting], console)
+    if own.role == "train":
+        show([second_run(scenario, own.units, own.ledger.epsilon, own.ledger.planned_runs)], console)
+    slow = record_by_record_warnings(scenario.model, own.source.task)
+    show([warned("model", said) for said in sentences(slow)], console)
     console.print("on made-up records; your ledger and your records were not touched", markup=False)
     return status
 
@@ -126,27 +122,3 @@ def _waiting(kinds: list[str], path: Path, given: str) -> Iterator[Finding]:
     if kinds:
         remedy = f"read and approve them:  fl-dpbayes site approve {path} --scenario {given}"
         yield warned("plans", f"not approved yet, so refused until they are: {', '.join(kinds)}", remedy)
-
-
-def _second_run(scenario: Scenario, own: SiteFile) -> Iterator[Finding]:
-    """Say what the same plan costs a second time, after the whole first run."""
-    settings = own.ledger
-    if own.role != "train" or settings is None:
-        return
-    plan = site_plan(scenario, sum(site.role == "train" for site in scenario.sites.values()))
-    orders = filter_orders(settings.epsilon, settings.delta)
-    budget = Budget(settings.epsilon, settings.delta, settings.adjacency, orders)
-    history = solve_plan(plan, own.units).history
-    price = price_of_second_run(history, budget, settings.planned_runs)
-    first = f"the first run costs epsilon {rounded_up(price.first)}"
-    if price.admitted == 0:
-        yield warned("second run", f"{first}; the budget of {rounded_up(budget.epsilon)} has no room for a second")
-        return
-    begun = f"the first step of a second one makes it {rounded_up(price.after_one)}"
-    whole = f"all its {price.admitted} of {price.steps} steps {rounded_up(price.whole)}"
-    said = f"{first}; {begun}, {whole}, of {rounded_up(budget.epsilon)} ({RULES[price.rule]})"
-    if settings.planned_runs > 1 or price.rule == "gdp filter":
-        yield passed("second run", said)
-        return
-    remedy = f"declared before the ledger is made (ledger.planned_runs = 2), both cost {rounded_up(price.as_one_plan)}"
-    yield warned("second run", said, remedy)

@@ -1,6 +1,7 @@
 """What `fl-dpbayes site init` writes: a hospital's site file, from what the coordinator's scenario says of records."""
 
 import difflib
+import math
 import os
 import secrets
 from collections.abc import Callable, Sequence
@@ -24,6 +25,7 @@ from fl_dpbayes.run.site.check import data_findings
 from fl_dpbayes.run.site.findings import show
 from fl_dpbayes.run.site.keys import write_new
 from fl_dpbayes.run.site.ledger import create_ledger
+from fl_dpbayes.run.site.second_run import second_run
 
 
 class Question(NamedTuple):
@@ -65,6 +67,8 @@ def init_site(out: Path, ask: Ask, console: Console) -> int:
     what = f"{unit}s that {'train' if trains else 'are tested'} here"
     units = ask(Question("units", f"A round, public number of the {what}", near))
     epsilon = ask(Question("epsilon", "The most epsilon that all runs may ever spend", f"{privacy.epsilon:g}"))
+    if trains and units.isdecimal() and int(units) > 0 and _is_budget(epsilon):
+        show([second_run(scenario, int(units), float(epsilon))], console)
     runs = ask(Question("runs", "How many runs of this scenario are planned, for good", "1"))
     witness = ask(Question("witness", "The ledger's second place, best on another disk", f"witness/{name}.json"))
     evaluation = ask(Question("evaluation", "Test results may leave: none, noised or public", "none"))
@@ -144,6 +148,13 @@ def _own_columns(source: Source, ask: Ask) -> tuple[Source, int | None]:
             hint = f": rename {near[0]!r}?" if near else ": rename the column that is meant"
             raise UserError(f"--data {source.place}: no column is called {name!r}{hint}")
     return source, table[unit].nunique() if unit else len(table)
+
+
+def _is_budget(text: str) -> bool:
+    try:
+        return 0 < float(text) < math.inf
+    except ValueError:
+        return False
 
 
 def _source_lines(source: Source, folder: Path) -> str:

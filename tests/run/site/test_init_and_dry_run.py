@@ -173,7 +173,7 @@ def test_plans_that_are_approved_ahead_are_those_that_a_run_sends(federation) ->
 
 @pytest.mark.parametrize(("epsilon", "runs", "said"), [
     ("2.0", "1", r"WARN  second run: .*2\.00; the budget of 2\.00 has no room for a second"),
-    ("6.0", "1", r"WARN  second run: .* epsilon 2\.00; the first step .* makes it [3-5]\.\d+, all its 10 of 10 "),
+    ("6.0", "1", r"WARN  second run: .* epsilon 2\.00; the first step .* makes it [3-5]\.\d+, its 10 of 10 "),
     ("6.0", "2", r"PASS  second run: .* costs epsilon 2\.00; the first step .* makes it 2\.99, .*declared ahead"),
 ])  # fmt: skip
 def test_dry_run_says_what_a_second_run_costs(made, command, epsilon: str, runs: str, said: str) -> None:
@@ -181,3 +181,11 @@ def test_dry_run_says_what_a_second_run_costs(made, command, epsilon: str, runs:
     made.write_text(re.sub(r"\nepsilon = 2", f"\nepsilon = {epsilon}", text))
     status, shown = dry_run(command, made)
     assert (status, bool(re.search(said, shown))) == (0, True), shown
+
+
+def test_init_says_what_a_second_run_costs_before_the_ledger_is_made_for_good(trial, command) -> None:
+    _, shown, _ = command(*init_words(trial), "--epsilon", "6", "--runs", "2")
+    told, made = shown.index("both cost 2.99"), shown.index("made cohort")
+    assert told < made
+    with ledger_of(trial / "north.toml") as ledger:
+        assert ledger.cohort.planned_runs == 2
