@@ -1,6 +1,8 @@
 """What a second run costs: said before the first, and then so by the ledger itself."""
 
 import math
+import re
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +14,7 @@ from fl_dpbayes.privacy.planned_noise import solve_multiplier
 from fl_dpbayes.privacy.pld.loss_distribution import pld_epsilon
 from fl_dpbayes.privacy.second_run import price_of_second_run
 from fl_dpbayes.protocol.refusal import RefusalCode
+from fl_dpbayes.report.numbers import rounded_up
 from tests.ledgers import open_ledger, spending
 
 DELTA, STEPS = 1e-3, 20
@@ -74,3 +77,17 @@ def test_declared_runs_are_a_stock_that_no_less_private_and_no_further_step_take
     with open_ledger(tmp_path / "l.sqlite", cohort) as again:
         assert again.cohort.planned_runs == 2
         assert math.isclose(again.spent("train").epsilon, pld_epsilon((*plan, *plan), DELTA), rel_tol=1e-6)
+
+
+def test_worked_example_of_the_steward_s_page_is_what_is_counted() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "steward.md").read_text(encoding="utf-8")
+    plan = plan_of(2.0, 0.2)
+
+    def row(life: float, runs: int) -> list[str]:
+        budget = Budget(life, DELTA, "add_or_remove_one", filter_orders(life, DELTA))
+        price = price_of_second_run(plan, budget, runs)
+        return [rounded_up(value) for value in (price.first, price.after_one, price.whole)]
+
+    for runs in (1, 2):
+        assert re.search(rf"\(`planned_runs = {runs}`\) \| {' [|] '.join(row(6.0, runs))} \|", page), row(6.0, runs)
+    assert f"the first row is {', '.join(row(4.0, 1))}:" in page, row(4.0, 1)
