@@ -44,16 +44,23 @@ docs: $(VENV)/.installed-dev ## The pages of docs/ as a site, in site/; a warnin
 lock: $(VENV)/.installed ## Pin every package with its hashes in deploy/constraints.txt.
 	$(BIN)/uv pip compile pyproject.toml --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
 	  --no-annotate --no-header --quiet --output-file deploy/constraints.txt
+	for part in hospital "hospital-images --no-deps"; do set -- $$part; \
+	  $(BIN)/uv pip compile deploy/$$1.in $$2 --constraint deploy/constraints.txt \
+	  --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-annotate --no-header --quiet \
+	  --output-file deploy/$$1.txt; done
 
 WHEELHOUSE := wheelhouse
 LOCK := deploy/constraints.txt
+HOSPITAL := deploy/hospital.txt
 wheelhouse: $(VENV)/.installed ## All that a site installs, in wheelhouse/; no index is needed there.
 	rm -rf $(WHEELHOUSE)
 	$(BIN)/python -m pip download --quiet --require-hashes --only-binary :all: -r $(LOCK) -d $(WHEELHOUSE)
 	$(BIN)/python -m pip wheel --quiet --no-deps . -w $(WHEELHOUSE)
 	cp $(LOCK) $(WHEELHOUSE)/constraints.txt
-	cd $(WHEELHOUSE) && echo "fl-dpbayes==$$(echo fl_dpbayes-*.whl | cut -d - -f 2)" \
-	  "--hash=sha256:$$(sha256sum fl_dpbayes-*.whl | cut -c 1-64)" >> constraints.txt
+	cp $(HOSPITAL) deploy/hospital-images.txt $(WHEELHOUSE)/
+	cd $(WHEELHOUSE) && for list in constraints.txt hospital.txt; do \
+	  echo "fl-dpbayes==$$(echo fl_dpbayes-*.whl | cut -d - -f 2)" \
+	  "--hash=sha256:$$(sha256sum fl_dpbayes-*.whl | cut -c 1-64)" >> $$list; done
 
 clean: ## Remove the virtual environment.
 	rm -rf $(VENV)

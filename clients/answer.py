@@ -10,11 +10,12 @@ import clients
 from clients.guard import Noted, own_site_file
 from clients.messages import read_request, reply_message
 from clients.own_site import card_of, site_file_of
-from clients.pay import Answer, Request
-from clients.policy import check_code, check_plan, check_size, check_standing
+from clients.pay import Answer, Asked, Request
+from clients.policy import check_code, check_installed_code, check_plan, check_size, check_standing
 from fl_dpbayes.config.base import Config
-from fl_dpbayes.config.installed_code import source_digest
-from fl_dpbayes.config.kinds import HOME, check_origin
+from fl_dpbayes.config.files.audit_log import ASKED, record
+from fl_dpbayes.config.installed_code import installed_package
+from fl_dpbayes.config.kinds import check_origin
 from fl_dpbayes.config.site_file import SiteFile
 from fl_dpbayes.models.on_device import release_memory
 from fl_dpbayes.models.rows import noted_shapes
@@ -31,6 +32,7 @@ def show_card(message: Message, context: Context, noted: Noted) -> Message:
     site_file = site_file_of(message, context)
     noted["site"] = site_file.name
     check_standing(site_file)
+    check_installed_code(site_file, own_site_file(context))
     card = card_of(site_file)
     if own_site_file(context):
         noted["released"] = _release(card, {})
@@ -38,29 +40,35 @@ def show_card(message: Message, context: Context, noted: Noted) -> Message:
 
 
 def answer(
-    asked: tuple[Message, Context], kind: type[MessageT], work: Callable[[SiteFile, MessageT, Message], Answer],
+    came: tuple[Message, Context], kind: type[MessageT], work: Callable[[SiteFile, MessageT, Asked], Answer],
     noted: Noted,
 ) -> Message:  # fmt: skip
     """Answer a request, if the site's policy stands and allows the code and the plan that it names.
 
-    `asked`: the message, and the context of the node. `noted`: gets what the audit log says of it.
+    No step is paid for before a line of the audit log tells the request. `came`: the message, and the context of the
+    node. `noted`: gets what the audit log says of it.
     """
-    message, context = asked
+    message, context = came
     site_file = site_file_of(message, context)
     noted["site"] = site_file.name
     check_standing(site_file)
+    check_installed_code(site_file, own_site_file(context))
     torch.set_num_threads(site_file.threads)
     request = read_request(message, kind)
     assert isinstance(request, Request)
     if own := own_site_file(context):
         noted |= {"run": request.run, "round": request.round, "request": request_digest(request)}
-        noted |= {"plan": plan_digest(request), "code": source_digest((HOME / "clients", HOME / "fl_dpbayes"))}
+        noted |= {"plan": plan_digest(request), "code": installed_package().digest}
     check_code(site_file, request)
     check_plan(site_file, own, request)
     check_size(site_file, request)
+    line = None
+    if own:
+        line = record(own, noted | {"decision": ASKED})
+        noted["asked"] = line.number
     try:
         with noted_shapes():
-            done = work(site_file, request, message)
+            done = work(site_file, request, Asked(message, line))
     finally:
         release_memory()
     noted["charge"] = done.charge

@@ -9,12 +9,11 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from flwr.app import Message
 
 from clients.messages import RefusedError, read_predictors
 from clients.model_inputs import capped_units, model_inputs
 from clients.own_site import compute_device, site_streams
-from clients.pay import Answer, SentArrays, pay, spending_of
+from clients.pay import Answer, Asked, SentArrays, pay, spending_of
 from clients.stated_passes import stated_passes
 from fl_dpbayes.calibration.bins import REPORT_BINS, in_fixed_pieces
 from fl_dpbayes.calibration.prior_shift import estimated_prevalence, with_prevalence
@@ -47,7 +46,7 @@ MOST_NOISE = 1e100
 Statistics = dict[str, CalibrationStatistics]
 
 
-def evaluate_predictors(site_file: SiteFile, request: EvaluateRequest, message: Message) -> Answer:
+def evaluate_predictors(site_file: SiteFile, request: EvaluateRequest, asked: Asked) -> Answer:
     """Measure each predictor on the site's test records, and let out what the site's policy allows.
 
     That is exact sums (of public test data), noised ones, or nothing. Returns the reply and its arrays
@@ -59,15 +58,15 @@ def evaluate_predictors(site_file: SiteFile, request: EvaluateRequest, message: 
         raise RefusedError(RefusalCode.NOT_SENT)
     if request.trained_prevalence is not None and site_file.prevalence is None:
         raise RefusedError(RefusalCode.BAD_REQUEST, "trained_prevalence")
-    arrays = read_predictors(message, request.model, request.task, request.predictors, request.arrays)
+    arrays = read_predictors(asked.message, request.model, request.task, request.predictors, request.arrays)
     site = load_site(site_file)
     if site.task != request.task:
         raise RefusedError(RefusalCode.BAD_REQUEST, "task")
     test = model_inputs(site_file, request.model, site.test)
     if release == "noised":
         capped = capped_units(test, site_file.policy.max_test_records_per_unit)
-        return _noised(site_file, (site, capped), request, arrays)
-    charge = _count_evaluation(site_file, site, request)
+        return _noised((site_file, site), capped, request, asked, arrays)
+    charge = _count_evaluation((site_file, site), request, asked)
     groups, left_out = measured_groups(declared_groups(test, site_file.policy), request)
     tables: SentArrays = {}
     for name, statistics in _measure(site_file, test, request, arrays, groups).items():
@@ -78,25 +77,27 @@ def evaluate_predictors(site_file: SiteFile, request: EvaluateRequest, message: 
     return Answer(reply, tables, charge)
 
 
-def _noised(site_file: SiteFile, own: tuple[Site, SiteSplit], request: EvaluateRequest, samples: Arrays) -> Answer:
+def _noised(
+    own: tuple[SiteFile, Site], part: SiteSplit, request: EvaluateRequest, asked: Asked, samples: Arrays
+) -> Answer:
     """Release one coarse noised table per predictor, paid for in the ledger's account of the test part.
 
     Each table is one full-batch Gaussian event; the test part is disjoint from the training part, so it has a budget of
     its own. Every unit counts at most `policy.max_test_records_per_unit` of its records. Returns the reply and its
     arrays `<predictor>/noised`. Raises RefusedError POLICY_DENIED with the field, or what the ledger refuses.
     """
+    site_file, site = own
     settings, policy, sigma = site_file.ledger, site_file.policy, request.noise_multiplier
-    site, part = own
     if settings is None:
         raise RefusedError(RefusalCode.NOT_SENT)
     if sigma is None or not policy.min_evaluation_noise_multiplier <= sigma <= MOST_NOISE:
         raise RefusedError(RefusalCode.POLICY_DENIED, "noise_multiplier")
     if request.delta != settings.delta or not is_delta_allowed(site_file, "test", request.delta):
         raise RefusedError(RefusalCode.POLICY_DENIED, "delta")
-    counted = _count_evaluation(site_file, site, request)
+    counted = _count_evaluation(own, request, asked)
     tables = len(request.measured)
     spending = spending_of(request, "test", f"evaluate {request.round}", (GaussianEvent(sigma, 1.0, tables),), tables)
-    with open_ledger(site_file, site) as ledger:
+    with open_ledger(site_file, site, asked.line) as ledger:
 
         def work(reserved: Reserved) -> tuple[dict[str, Any], SentArrays]:
             # A budget for some of the tables is not used: which ones would be missing is nobody's choice.
@@ -106,11 +107,11 @@ def _noised(site_file: SiteFile, own: tuple[Site, SiteSplit], request: EvaluateR
             arrays, most = SentArrays(), policy.max_test_records_per_unit
             for measured in _predictions(site_file, part, request, samples):
                 exact = top_label_counts(measured.probabilities, part.labels, REPORT_BINS, most)
-                table = noised_table(exact, sigma, streams.generator(measured.predictor))
+                table = noised_table(exact, sigma, streams.cipher(measured.predictor))
                 arrays |= prefixed(measured.predictor, {"noised": table.sums})
             return {"release": "noised", "noise_std": table.noise_std}, arrays
 
-        paid = pay(ledger, spending, request, EvaluateReply, (site_file, site), work)
+        paid = pay(ledger, spending, request, EvaluateReply, own, work)
         return replace(paid, charge=counted | paid.charge)
 
 
@@ -149,8 +150,9 @@ def _predictions(site_file: SiteFile, part: SiteSplit, request: EvaluateRequest,
             yield _Measured(PRIOR_CORRECTED, corrected, {})
 
 
-def _count_evaluation(site_file: SiteFile, site: Site, request: EvaluateRequest) -> dict[str, Any]:
+def _count_evaluation(own: tuple[SiteFile, Site], request: EvaluateRequest, asked: Asked) -> dict[str, Any]:
     """Count an evaluation in the ledger before anything is measured, or raise RefusedError; return the log's words."""
+    site_file, site = own
     policy, settings = site_file.policy, site_file.ledger
     if not policy.counts_evaluations:
         if settings is not None:
@@ -158,13 +160,13 @@ def _count_evaluation(site_file: SiteFile, site: Site, request: EvaluateRequest)
                 if ledger.state().closed:
                     raise RefusedError(RefusalCode.COHORT_CLOSED)
         return {}
-    with open_ledger(site_file, site) as ledger:
+    with open_ledger(site_file, site, asked.line) as ledger:
         limits = policy.max_evaluations_per_run, policy.max_evaluations
         per_run, life = (math.inf if limit == "unlimited" else limit for limit in limits)
         # The same sums of other records are another evaluation: their difference is that of the records.
         records = ledger.state().data_versions[-1].fingerprint
-        asked = hashlib.sha256(f"{request_digest(request)} {records}".encode()).hexdigest()
-        counted = ledger.count_evaluation(request.run, asked, per_run, life)
+        identity = hashlib.sha256(f"{request_digest(request)} {records}".encode()).hexdigest()
+        counted = ledger.count_evaluation(request.run, identity, per_run, life)
     if isinstance(counted, Refused):
         raise RefusedError(counted.code, counted.field)
     return {"evaluation": counted}

@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy.typing as npt
+from flwr.app import Message
 from safetensors.numpy import load, save
 
 from clients.messages import ChargedError, RefusedError
 from clients.stated_passes import stated_passes
 from fl_dpbayes.config.base import Config, digest
+from fl_dpbayes.config.files.audit_log import AuditLine
 from fl_dpbayes.config.site_file import SiteFile
 from fl_dpbayes.data.site import Site
 from fl_dpbayes.privacy.events import History, write_history
@@ -25,6 +27,17 @@ from fl_dpbayes.protocol.wire import MessageT, request_digest
 
 SentArrays = dict[str, npt.NDArray]
 Request = TrainRequest | RecalibrateRequest | EvaluateRequest
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A request as it came, and the line of the audit log that was written for it before any step is paid for.
+
+    A simulated site has no log.
+    """
+
+    message: Message
+    line: AuditLine | None
 
 
 @dataclass(frozen=True)

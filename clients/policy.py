@@ -8,6 +8,7 @@ from pathlib import Path
 
 from clients.messages import RefusedError
 from fl_dpbayes.config.approvals import hold, read_approvals
+from fl_dpbayes.config.approved_code import unapproved_code
 from fl_dpbayes.config.base import Config
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.plan import NoPrivacyPlan, TrainingPlan
@@ -18,6 +19,7 @@ from fl_dpbayes.data.site import is_delta_allowed, recalibration_units
 from fl_dpbayes.models.build import model_shapes
 from fl_dpbayes.models.own_module import unbuilt_size
 from fl_dpbayes.models.parameters import Shapes
+from fl_dpbayes.protocol.evaluate import EvaluateRequest
 from fl_dpbayes.protocol.recalibrate import RecalibrateRequest
 from fl_dpbayes.protocol.refusal import RefusalCode
 from fl_dpbayes.protocol.train import MAX_REPLY_BYTES, StageRequest, TrainRequest, reply_bytes
@@ -40,10 +42,29 @@ def check_standing(site_file: SiteFile) -> None:
         raise RefusedError(RefusalCode.POLICY_EXPIRED)
 
 
+def check_installed_code(site_file: SiteFile, path: str) -> None:
+    """Check that the installed code is as it was approved: RefusedError CODE_NOT_APPROVED.
+
+    `path`: of a hospital's site file; empty in a simulation, where nobody approves.
+    """
+    if not path:
+        return
+    try:
+        lines = unapproved_code(site_file, Path(path))
+    except UserError as error:
+        raise RefusedError(RefusalCode.SITE_FILE_INVALID, detail=str(error)) from None
+    if lines:
+        raise RefusedError(RefusalCode.CODE_NOT_APPROVED, detail="; ".join(lines))
+
+
 def check_plan(site_file: SiteFile, path: str, request: Config) -> None:
     """Hold a plan that is not approved, in the site file or beside it, where the policy asks: PLAN_NOT_APPROVED."""
-    approved = site_file.policy.approved_plans
+    policy = site_file.policy
+    approved = policy.approved_plans
     if approved is None:
+        return
+    if isinstance(request, EvaluateRequest) and policy.evaluation_release == "none":
+        # Nothing of it leaves, whatever it asks for: it is answered NOT_SENT.
         return
     digest = plan_digest(request)
     try:

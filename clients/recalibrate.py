@@ -5,12 +5,11 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from flwr.app import Message
 
 from clients.messages import RefusedError, read_predictors
 from clients.model_inputs import capped_units, model_inputs
 from clients.own_site import compute_device, site_streams
-from clients.pay import Answer, SentArrays, pay, spending_of
+from clients.pay import Answer, Asked, SentArrays, pay, spending_of
 from clients.policy import check_recalibration_policy
 from fl_dpbayes.calibration.recalibration.descent import Stretch, private_fit
 from fl_dpbayes.calibration.recalibration.maps import method_code
@@ -36,7 +35,7 @@ PREDICTOR: PredictorName = "posterior"
 PURPOSE = "recalibrate"
 
 
-def recalibrate_posterior(site_file: SiteFile, request: RecalibrateRequest, message: Message) -> Answer:
+def recalibrate_posterior(site_file: SiteFile, request: RecalibrateRequest, asked: Asked) -> Answer:
     """Run the requested stretch of the private fit on the site's recalibration part, as far as its budget admits.
 
     The part is disjoint from those for training and testing, so it has a budget of its own. Returns the reply, and the
@@ -44,7 +43,8 @@ def recalibrate_posterior(site_file: SiteFile, request: RecalibrateRequest, mess
     the ledger cannot be used; nothing was then released.
     """
     check_recalibration_policy(site_file, request)
-    samples = read_predictors(message, request.model, request.task, {PREDICTOR: request.weights}, request.arrays)
+    predictors = {PREDICTOR: request.weights}
+    samples = read_predictors(asked.message, request.model, request.task, predictors, request.arrays)
     site = load_site(site_file)
     if site.recalibration is None or site.task != request.task:
         raise RefusedError(RefusalCode.BAD_REQUEST, "task")
@@ -52,10 +52,10 @@ def recalibrate_posterior(site_file: SiteFile, request: RecalibrateRequest, mess
     noise_multiplier = _noise_multiplier(request.plan)
     plan = (GaussianEvent(noise_multiplier, 1.0, request.plan.steps),)
     predict = partial(_probabilities, site_file, request, samples)
-    with open_ledger(site_file, site) as ledger:
+    with open_ledger(site_file, site, asked.line) as ledger:
 
         def work(reserved: Reserved) -> tuple[dict[str, Any], SentArrays]:
-            generator = site_streams(site_file, request.run, request.round, PURPOSE).generator("noise")
+            generator = site_streams(site_file, request.run, request.round, PURPOSE).cipher("noise")
             if isinstance(request.plan, CountingPlan):
                 most = site_file.policy.max_test_records_per_unit
                 capped = capped_units(part, most)

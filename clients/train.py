@@ -7,13 +7,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from flwr.app import Message
 from torch import nn
 
 from clients.messages import RefusedError, read_start
 from clients.model_inputs import model_inputs
 from clients.own_site import compute_device, site_streams
-from clients.pay import Answer, SentArrays, pay, spending_of
+from clients.pay import Answer, Asked, SentArrays, pay, spending_of
 from clients.policy import check_training_policy
 from fl_dpbayes.config.base import digest
 from fl_dpbayes.config.errors import UserError
@@ -42,21 +41,21 @@ TRACED_RECORDS_SEED = 0
 log = logging.getLogger("fl_dpbayes")
 
 
-def train_chain(site_file: SiteFile, request: TrainRequest, message: Message) -> Answer:
+def train_chain(site_file: SiteFile, request: TrainRequest, asked: Asked) -> Answer:
     """Run the requested stretch of the site's chain, as far as its budget admits, and release its samples.
 
-    `message`: carries the start state `start/<name>`. Returns the reply, and its arrays `samples/<name>` and
+    The message carries the start state `start/<name>`. Returns the reply, and its arrays `samples/<name>` and
     `last/<name>`. Raises RefusedError with the code and the request's field. Raises LedgerError if the ledger cannot
     be used; nothing was then released.
     """
     shapes = check_training_policy(site_file, request)
-    start = read_start(request, message, shapes)
+    start = read_start(request, asked.message, shapes)
     site = load_site(site_file)
     if site.train is None or site.task != request.task:
         raise RefusedError(RefusalCode.BAD_REQUEST, "task")
     part = model_inputs(site_file, request.model, site.train)
     records = TrainingRecords(part.features, part.labels, part.unit_index)
-    with open_ledger(site_file, site) as ledger:
+    with open_ledger(site_file, site, asked.line) as ledger:
         history = _planned_history(ledger, site, request)
         # Found before a step is paid for: a cost that is too long to state could not be released.
         left = sum(event.steps for event in history) - request.first_step

@@ -4,8 +4,11 @@ Both are read at every message, so that an approval holds without a restart. Onl
 file; the folder is written by what meets something unknown, and cannot fill a disk.
 """
 
-from collections.abc import Iterator
+import getpass
+import os
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -14,6 +17,7 @@ from pydantic import Field
 
 from fl_dpbayes.config.base import Config
 from fl_dpbayes.config.files.atomic_file import replaced, write_atomically
+from fl_dpbayes.config.names import OutsideText, outside_text
 from fl_dpbayes.config.validation_text import read_record, read_toml
 
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
@@ -22,11 +26,29 @@ SUFFIXES: dict[Kind, str] = {"bundles": ".fab", "plans": ".json"}
 MOST_HELD, MOST_HELD_BYTES = 20, 4 * 2**20
 
 
+class Given(Config):
+    """By whom, as this machine names its users, and when (UTC) something was approved."""
+
+    by: OutsideText
+    time: OutsideText
+
+
 class Approvals(Config):
-    """SHA-256 of the app bundles that may run, and digests of the plans that may."""
+    """SHA-256 of the app bundles that may run, digests of the plans that may, and of the code that runs them.
+
+    `code`: name of installed code -> SHA-256 of its files when a bundle was last approved. `given`: digest of a bundle
+    or plan -> by whom it was approved last.
+    """
 
     bundles: Annotated[tuple[Digest, ...], Field(max_length=1000)] = ()
     plans: Annotated[tuple[Digest, ...], Field(max_length=1000)] = ()
+    code: Annotated[dict[OutsideText, Digest], Field(max_length=1000)] = Field(default_factory=dict)
+    given: Annotated[dict[Digest, Given], Field(max_length=2000)] = Field(default_factory=dict)
+
+    def described(self, digest: str) -> str:
+        """Say by whom and when something was approved, as far as it is known."""
+        given = self.given.get(digest)
+        return f"by {given.by} on {given.time}" if given is not None else "by nobody that is noted here"
 
 
 def approvals_file(site_file: Path) -> Path:
@@ -40,13 +62,17 @@ def read_approvals(site_file: Path) -> Approvals:
     return read_record(Approvals, read_toml(path, "approvals") if path.exists() else {}, f"approvals {path}")
 
 
-def approve(site_file: Path, kind: Kind, digest: str) -> None:
+def approve(site_file: Path, kind: Kind, digest: str, code: Mapping[str, str] | None = None) -> None:
     """Add a bundle or plan to a site's approvals, and remove what was held of it.
 
+    `code`: what is installed, name -> digest, which takes the place of what was approved before; None: as it was.
     Raises UserError if the file is not valid, full, or cannot be written.
     """
     values, path = read_approvals(site_file).model_dump(mode="json"), approvals_file(site_file)
     values[kind] = sorted({*values[kind], digest})
+    values["given"][digest] = {"by": outside_text(_user()), "time": datetime.now(UTC).isoformat(timespec="seconds")}
+    if code is not None:
+        values["code"] = dict(code)
     read_record(Approvals, values, f"approvals {path}")
     write_atomically(path, tomli_w.dumps(values))
     # Who runs Flower reads it; nobody but who approves writes it.
@@ -92,3 +118,12 @@ def held(site_file: Path, *kinds: Kind) -> Iterator[tuple[Kind, str, Path]]:
     for kind in kinds or SUFFIXES:
         files = held_folder(site_file, kind).glob(f"[!.]*{SUFFIXES[kind]}")
         yield from ((kind, path.stem, path) for path in sorted(files))
+
+
+def _user() -> str:
+    """Name who runs this process; where somebody became root for it, that person."""
+    try:
+        return os.environ.get("SUDO_USER") or getpass.getuser()
+    except (KeyError, OSError):
+        # Of a user without a name.
+        return f"user {os.getuid()}"

@@ -1,9 +1,9 @@
-"""Code beside this package that a run uses: records that installed packages register, and which code a name means."""
+"""Installed code that a run uses: records that other packages register, and which files a name of code stands for."""
 
 import hashlib
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, distribution, entry_points, packages_distributions, requires
 from importlib.util import find_spec
@@ -14,10 +14,13 @@ from pydantic import BaseModel, Field
 
 from fl_dpbayes.config.base import Config
 from fl_dpbayes.config.errors import UserError
-from fl_dpbayes.config.files.kept import files_below
+from fl_dpbayes.config.files.kept import KEPT, files_below
+from fl_dpbayes.config.kinds import HOME
 from fl_dpbayes.config.names import OutsideText
 
 SAMPLERS, RULES, SOURCES = "fl_dpbayes.samplers", "fl_dpbayes.rules", "fl_dpbayes.sources"
+PACKAGE = "fl-dpbayes"
+PACKAGE_FOLDERS = ("fl_dpbayes", "clients", "server")
 # Kind of a registered record -> the module that implements it.
 _modules: dict[str, str] = {}
 
@@ -25,7 +28,7 @@ _modules: dict[str, str] = {}
 class InstalledCode(Config):
     """What a name of code, a factory or a registered sampler's kind, stands for on a machine.
 
-    `digest`: SHA-256 over the .py files of the package's folder, by their paths in order.
+    `digest`: SHA-256 over all files of its distribution's packages, by their paths in order.
     """
 
     name: OutsideText
@@ -38,31 +41,71 @@ class InstalledCode(Config):
         return f"{self.distribution or 'no distribution'} {self.version} (SHA-256 {self.digest[:12]})"
 
 
-@lru_cache(maxsize=256)
 def installed_code(name: str) -> InstalledCode | None:
     """Find the code that a name stands for here, importing nothing of it; None where it is not installed."""
     top = _modules.get(name, name).partition(":")[0].partition(".")[0]
+    places = _places(top)
+    if not places:
+        return None
+    owner = next(iter(_owners().get(top, ())), "")
+    beside = sorted(module for module, owners in _owners().items() if owner in owners and module != top)
+    places += tuple(place for module in beside for place in _places(module))
+    version = distribution(owner).version if owner else ""
+    return InstalledCode(name=name, distribution=owner, version=version, digest=files_digest(places))
+
+
+def installed_package() -> InstalledCode:
+    """Find this package with its two apps, where they are imported from: an editable install's are a checkout's."""
+    places = tuple(HOME / folder for folder in PACKAGE_FOLDERS)
+    try:
+        version = distribution(PACKAGE).version
+    except PackageNotFoundError:
+        version = ""
+    return InstalledCode(name=PACKAGE, distribution=PACKAGE, version=version, digest=files_digest(places))
+
+
+@lru_cache(maxsize=1)
+def registered_modules() -> tuple[str, ...]:
+    """Name the modules of other packages that are imported for the records that they register here."""
+    points = [point for group in (SAMPLERS, RULES, SOURCES) for point in entry_points(group=group)]
+    return tuple(sorted({point.module for point in points}))
+
+
+def files_digest(places: tuple[Path, ...]) -> str:
+    """Return the SHA-256 over all files of folders, or of modules, by their paths in order.
+
+    What Python compiles for itself, `__pycache__`, is left out: it differs from machine to machine.
+    """
+    files = {(path, place) for place in places for path in files_below([place]) if "__pycache__" not in path.parts}
+    named = sorted((path.relative_to(place.parent).as_posix(), path) for path, place in files)
+
+    def read() -> str:
+        known = hashlib.sha256()
+        for shown, path in named:
+            if path.is_file():
+                content = path.read_bytes()
+                known.update(f"{shown}\n{len(content)}\n".encode() + content)
+        return known.hexdigest()
+
+    return KEPT.get(("files digest", places), read, len, [path for _, path in named])
+
+
+def _places(top: str) -> tuple[Path, ...]:
+    """Return the folders, or the file, of a top-level module; none where it is not installed."""
     try:
         spec = find_spec(top)
     except (ImportError, ValueError):
-        return None
+        return ()
     if spec is None:
-        return None
-    places = tuple(map(Path, spec.submodule_search_locations or [spec.origin or ""]))
-    owner = next(iter(packages_distributions().get(top, ())), "")
-    version = distribution(owner).version if owner else ""
-    return InstalledCode(name=name, distribution=owner, version=version, digest=source_digest(places))
+        return ()
+    if spec.submodule_search_locations:
+        return tuple(map(Path, spec.submodule_search_locations))
+    return (Path(spec.origin),) if spec.has_location and spec.origin else ()
 
 
-@lru_cache(maxsize=256)
-def source_digest(places: tuple[Path, ...]) -> str:
-    """Return the SHA-256 over the .py files of folders, or of modules, by their paths in order."""
-    found = {(path, place) for place in places for path in files_below([place]) if path.suffix == ".py"}
-    known = hashlib.sha256()
-    for shown, path in sorted((path.relative_to(place.parent).as_posix(), path) for path, place in found):
-        content = path.read_bytes() if path.is_file() else b""
-        known.update(f"{shown}\n{len(content)}\n".encode() + content)
-    return known.hexdigest()
+@lru_cache(maxsize=1)
+def _owners() -> Mapping[str, list[str]]:
+    return packages_distributions()
 
 
 @lru_cache(maxsize=1)
@@ -72,7 +115,7 @@ def foundations() -> frozenset[str]:
     None of them is code that a scenario may name; pip counts with them.
     """
     needed: set[str] = set()
-    asked = ["fl-dpbayes", "flwr", "opacus", "torchvision", "pip"]
+    asked = [PACKAGE, "flwr", "opacus", "torchvision", "pip"]
     while asked:
         if (name := _normal(asked.pop())) not in needed:
             needed.add(name)
@@ -80,8 +123,8 @@ def foundations() -> frozenset[str]:
                 asked += [each for each in requires(name) or () if "extra ==" not in each]
             except PackageNotFoundError:
                 continue
-    tops = {top for top, owners in packages_distributions().items() if needed & {_normal(owner) for owner in owners}}
-    return frozenset({"fl_dpbayes", "clients", "server", *tops, *sys.stdlib_module_names})
+    tops = {top for top, owners in _owners().items() if needed & {_normal(owner) for owner in owners}}
+    return frozenset({*PACKAGE_FOLDERS, *tops, *sys.stdlib_module_names})
 
 
 def _normal(requirement: str) -> str:

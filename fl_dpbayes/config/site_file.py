@@ -53,6 +53,8 @@ class LedgerSettings(Config):
 
     `witness` is the ledger's second place, a small file that knows its last entry: in another folder, best on another
     disk that no backup puts back together with the ledger. Both are made once, by `fl-dpbayes site ledger create`.
+    `planned_runs`: how many runs of the first plan the cohort is declared for, for good: together they are accounted as
+    one plan, which costs less than one after the other; another plan then runs only step by step in their place.
     `durability`: `full` survives a power cut, and keeps replies should the server's disk fail; `normal`, of
     simulations, survives the death of a process, and keeps a training reply until the server asks for more.
     """
@@ -63,6 +65,7 @@ class LedgerSettings(Config):
     epsilon: PositiveOrInfinite
     delta: Probability
     adjacency: Adjacency = "add_or_remove_one"
+    planned_runs: Annotated[int, Field(ge=1, le=100)] = 1
     durability: Literal["full", "normal"] = "full"
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from fl_dpbayes.config.errors import UserError
+from fl_dpbayes.config.files.audit_log import AuditLine
 from fl_dpbayes.config.files.kept import KEPT
 from fl_dpbayes.config.site_file import LedgerSettings, SiteFile, read_site_file
 from fl_dpbayes.data.site import Site, SiteSplit, is_delta_allowed, most_units
@@ -37,7 +38,13 @@ def cohort_of(site_file: SiteFile) -> Cohort:
     # A site that does not train keeps every unit for testing.
     fractions = (split.test_fraction, split.recalibration_fraction) if site_file.role == "train" else (1.0, 0.0)
     spent = settings.epsilon, settings.delta, settings.adjacency
-    return Cohort(settings.cohort, site_file.source.unit, *spent, split=split_name(split.key, *fractions))
+    return Cohort(
+        settings.cohort,
+        site_file.source.unit,
+        *spent,
+        split=split_name(split.key, *fractions),
+        planned_runs=settings.planned_runs,
+    )
 
 
 def delta_problem(site_file: SiteFile) -> str:
@@ -56,16 +63,17 @@ def create_ledger(site_file: SiteFile, site: Site | None = None) -> Ledger:
 
 
 @contextmanager
-def open_ledger(site_file: SiteFile, site: Site) -> Iterator[Ledger]:
+def open_ledger(site_file: SiteFile, site: Site, asked_in: AuditLine | None = None) -> Iterator[Ledger]:
     """Open the ledger that a site file names, for the site's cohort, and note there which version its records are.
 
-    Raises UserError if the cohort was made with another budget. Raises LedgerError naming the ledger's path, in the
-    context as well: if ledger or cohort was not made, the ledger is not the one that its second place knows, or
-    another cohort has these records.
+    `asked_in`: the line of the audit log that tells the request; a simulated site has no log. Raises UserError if the
+    cohort was made with another budget. Raises LedgerError naming the ledger's path, in the context as well: if ledger
+    or cohort was not made, the ledger is not the one that its second place knows, or another cohort has these records.
     """
     place = ledger_place(_settings(site_file))
     try:
         with Ledger.open(place, cohort_of(site_file)) as ledger:
+            ledger.asked_in = asked_in
             ledger.record_data_version(lambda key: KEPT.get(
                 ("data version", key, cohort_of(site_file)), lambda: data_version(site, key), lambda _: 2**15, of=site
             ))  # fmt: skip

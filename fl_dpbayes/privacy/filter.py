@@ -45,15 +45,18 @@ def filter_orders(epsilon: float, delta: float) -> tuple[float, ...]:
     return tuple(sorted({max(2.0, float(round(1 + share * best))) for share in (0.5, 0.7)}))
 
 
-def choose_rule(plan: History, budget: Budget) -> SpendingRule:
-    """Choose a part's rule from its cohort's first plan, of one sampling rate; a schedule of no step admits nothing."""
+def choose_rule(plan: History, budget: Budget, planned_runs: int = 1) -> SpendingRule:
+    """Choose a part's rule from its cohort's first plan, of one sampling rate; a schedule of no step admits nothing.
+
+    `planned_runs`: for how many runs the cohort was declared; of several, the plan so many times is one schedule.
+    """
     sampling_rate = plan[0].sampling_rate
     if sampling_rate == 1:
         return SpendingRule("gdp filter")
-    sigmas = noise_of_steps(plan)
+    sigmas = np.tile(noise_of_steps(plan), planned_runs)
     steps = largest_prefix(sigmas, sampling_rate, budget.epsilon, budget.delta, budget.adjacency)
     schedule = history_of_steps(sigmas[:steps], sampling_rate)
-    if steps > 0 and renyi_epsilon(schedule, budget) <= budget.epsilon:
+    if planned_runs == 1 and steps > 0 and renyi_epsilon(schedule, budget) <= budget.epsilon:
         return SpendingRule("rdp filter")
     return SpendingRule("fixed schedule", schedule)
 

@@ -1,4 +1,4 @@
-"""Random streams for noise and sampling: one per purpose, keyed with 128 bits, never handed out twice."""
+"""Random streams for noise and sampling: one per purpose, keyed with 128 bits or more, never handed out twice."""
 
 import hashlib
 import json
@@ -6,24 +6,23 @@ import os
 
 import numpy as np
 
+from fl_dpbayes.privacy.cipher_generator import KEY_BYTES, CipherGenerator
 from fl_dpbayes.samplers.planned import ChainStreams
 
 
 class Streams:
     """The random streams of one message: each purpose has its own generator, and gets it once.
 
-    A stream is numpy's counter-based Philox4x64-10 with the 128-bit key
-
-        key = BLAKE2b(purpose; key = master secret, 16 bytes)
+        key = BLAKE2b(purpose; key = master secret)
 
     so streams of different purposes, messages, rounds, sites and runs are independent as far as BLAKE2b is a
     pseudo-random function. Asking for a purpose a second time is an error: noise that is drawn twice cancels out in
     the difference of two releases.
 
-    Philox is a statistical generator, not a cryptographic one: what is made of its numbers directly (who joins a batch,
-    the noise on tables) could in principle tell its key to one who saw enough of it. The noise on sums is made of the
-    stream cipher ChaCha20 under a key drawn here (models/gaussian.py). Sources: Salmon et al., Parallel random numbers:
-    as easy as 1, 2, 3 (SC 2011); RFC 7693 for keyed BLAKE2b.
+    `cipher` hands out a stream of the cipher ChaCha20, for all that hides a record: who joins a batch, the noise on
+    sums, on tables and before the clip. `generator` hands out numpy's Philox4x64-10, which is statistical and not
+    cryptographic, for weights and masks of stochastic models, which hide nothing. Sources: RFC 8439; Salmon et al.,
+    Parallel random numbers: as easy as 1, 2, 3 (SC 2011); RFC 7693 for keyed BLAKE2b.
 
     `seeded`: whether the master secret follows from a seed; what is released is then not private.
     """
@@ -46,14 +45,25 @@ class Streams:
         text = json.dumps([int(seed), context])
         return cls(hashlib.blake2b(text.encode(), digest_size=32, person=b"insecure seed").digest(), seeded=True)
 
+    def cipher(self, purpose: str) -> CipherGenerator:
+        """Hand out the secret stream of a purpose, such as "noise"; ValueError if it was handed out before."""
+        return CipherGenerator(self._key(purpose, KEY_BYTES))
+
     def generator(self, purpose: str) -> np.random.Generator:
-        """Hand out the stream of a purpose, such as "noise", from its start; ValueError if it was handed out before."""
-        if purpose in self._handed_out:
-            raise ValueError(f"the stream {purpose!r} was handed out before: a stream is never used twice")
-        self._handed_out.add(purpose)
-        key = hashlib.blake2b(purpose.encode(), key=self._master, digest_size=16).digest()
-        return np.random.Generator(np.random.Philox(key=int.from_bytes(key, "little")))
+        """Hand out the stream of a purpose that hides nothing; ValueError if it was handed out before."""
+        return np.random.Generator(np.random.Philox(key=int.from_bytes(self._key(purpose, 16), "little")))
 
     def of_chain(self) -> ChainStreams:
         """Hand out the four streams of a chain."""
-        return ChainStreams(*map(self.generator, ("sampling", "noise", "pre-noise", "model")))
+        return ChainStreams(
+            sampling=self.cipher("sampling"),
+            noise=self.cipher("noise"),
+            pre_noise=self.cipher("pre-noise"),
+            model=self.generator("model"),
+        )
+
+    def _key(self, purpose: str, length: int) -> bytes:
+        if purpose in self._handed_out:
+            raise ValueError(f"the stream {purpose!r} was handed out before: a stream is never used twice")
+        self._handed_out.add(purpose)
+        return hashlib.blake2b(purpose.encode(), key=self._master, digest_size=length).digest()

@@ -11,12 +11,15 @@ from fl_dpbayes.config.files.folder_lock import folder_lock
 from fl_dpbayes.config.files.journal import check_files, listed_files
 from fl_dpbayes.config.kinds import import_apps
 from fl_dpbayes.config.scenario import Scenario, load_scenario
-from fl_dpbayes.data.simulation import SCENARIO_FILE, SITES_FOLDER, plan_sites, prepare_simulation
+from fl_dpbayes.data.simulation import BASELINES_FILE, SCENARIO_FILE, SITES_FOLDER, plan_sites, prepare_simulation
 from fl_dpbayes.posterior.store import POSTERIOR_FILE
 from fl_dpbayes.report.run_files import read_summary
+from fl_dpbayes.run.baselines import write_baselines
 from fl_dpbayes.run.flower_engine import end_interrupted
 from fl_dpbayes.run.progress import EVENTS_FILE, EventReader, end_of_events
 from fl_dpbayes.run.simulate import check_machine, run_prepared, show_run
+
+RESULTS = ("calibration.csv", "privacy.csv", "rounds.csv", "report.html")
 
 
 def resume_run(folder: Path, scenario: Scenario | None, engine: str, data_dir: Path | None, console: Console) -> Path:
@@ -46,16 +49,28 @@ def resume_run(folder: Path, scenario: Scenario | None, engine: str, data_dir: P
         check_machine(own.resources)
         if _is_finished(folder):
             console.print(f"the run in {folder} is finished: nothing is left to do", soft_wrap=True, markup=False)
+            _tell_missing(folder, console)
         else:
             if checkpoint is None:
                 # Nothing was asked of any site yet, so the sites can be made once more.
                 prepare_simulation(own, plan_sites(own, data_dir), folder)
             else:
                 check_run_files(folder, entries, checkpoint)
+            if checkpoint is None or not (folder / BASELINES_FILE).is_file():
+                write_baselines(own, sorted((folder / SITES_FOLDER).glob("*.toml")), folder)
             console.print(f"resuming after round {checkpoint.round if checkpoint else 0}", highlight=False)
             run_prepared(own, engine, folder, console)
     show_run(folder, console)
     return folder
+
+
+def _tell_missing(folder: Path, console: Console) -> None:
+    """Name the results that a finished run lacks, as somebody moved or deleted them."""
+    missing = [name for name in (*RESULTS, BASELINES_FILE) if not (folder / name).is_file()]
+    if missing:
+        remedy = f"fl-dpbayes report {folder}  makes the page anew; for all else run the scenario again"
+        said = f"warning: the run lacks {', '.join(missing)}: {remedy}"
+        console.print(said, style="yellow", soft_wrap=True, markup=False)
 
 
 def _is_finished(folder: Path) -> bool:

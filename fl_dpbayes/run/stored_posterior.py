@@ -39,7 +39,6 @@ from fl_dpbayes.posterior.hierarchical.model import with_intercept
 from fl_dpbayes.posterior.predictive import predict
 from fl_dpbayes.posterior.store import POSTERIOR_FILE, StoredPosterior, load_posterior
 from fl_dpbayes.protocol.evaluate import RECALIBRATED
-from fl_dpbayes.report.evaluation_page import write_evaluation
 from fl_dpbayes.report.numbers import decimal, interval, points
 from fl_dpbayes.report.run_files import SUMMARY_FILE, check_not_cut_off, read_summary
 from fl_dpbayes.report.terminal_table import terminal_table
@@ -132,6 +131,9 @@ def evaluate_records(
     else:
         console.print(_metric_table(row, name))
         out = out or run_dir / f"evaluation-{site_name(data.stem)}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
+        # A site that sends what its ledger pays for draws nothing, and need not have a library of figures.
+        from fl_dpbayes.report.evaluation_page import write_evaluation
+
         page = write_evaluation(out, _summary(found, data, predictor, statistics, row))
         console.print(f"report: {page}", soft_wrap=True, markup=False)
 

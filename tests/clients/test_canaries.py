@@ -88,7 +88,7 @@ def test_no_canary_reaches_a_hostile_server(table_site, monkeypatch, place: str)
     else:
         assert refusals == [None, None, None, ("BAD_REQUEST", "run")]
         assert all(f'["ward","{value}"]' in text for value in ("east", "other", "west"))
-    decisions = [line["decision"] for line in read_audit_log(site.path)]
+    decisions = [line["decision"] for line in read_audit_log(site.path) if line["decision"] != "asked"]
     assert decisions == ["refused" if refusal else "answered" for refusal in refusals]
 
 

@@ -223,7 +223,10 @@ def test_the_audit_log_says_what_was_asked_decided_charged_and_released(table_si
         ask()
     monkeypatch.setattr("clients.train.run_chain", lambda *_, **__: 1 / 0)
     site.train(round=2, first_step=1)
-    card, first, again, bad, failed = read_audit_log(site.path)
+    lines = list(read_audit_log(site.path))
+    begun = [line["number"] for line in lines if line["decision"] == "asked"]
+    card, first, again, bad, failed = (line for line in lines if line["decision"] != "asked")
+    assert [line["asked"] for line in (first, again, failed)] == begun
     assert audit_log_path(site.path) == site.folder / "ledger" / "site.audit.jsonl"
     assert (card["message"], card["site"], card["decision"]) == ("query", "north", "answered")
     assert (first["run"], first["round"], first["flower_run"]) == ("ab" * 16, 1, "1")

@@ -19,9 +19,16 @@ import pytest
 from rich.console import Console
 from safetensors.numpy import load_file
 
-from fl_dpbayes.config.approvals import approve
+from fl_dpbayes.config.approved_code import approve_bundle
 from fl_dpbayes.config.files.atomic_file import PARTIAL
-from fl_dpbayes.config.site_file import LedgerSettings, Policy, SiteFile, read_site_file, write_site_file
+from fl_dpbayes.config.site_file import (
+    LedgerSettings,
+    Policy,
+    SiteFile,
+    read_own_site_file,
+    read_site_file,
+    write_site_file,
+)
 from fl_dpbayes.data.simulation import run_identifier
 from fl_dpbayes.privacy.ledger.state import LedgerState
 from fl_dpbayes.run.deploy.deploy import AT_EACH_SITE
@@ -88,7 +95,7 @@ class Story(RealFederation):
             file = self.files[name] = self.add_site(self.record(name))
             assert check_site(file, quiet, "data") == 1  # the ledger is not made yet
             create_ledger(file, quiet)
-            approve(file, "bundles", bundle)
+            approve_bundle(read_own_site_file(file), file, bundle)
             self.register(file, name)
             if name in SITES:
                 write_site_file(self.simulated(file), folder / "sim" / "sites" / f"{number}-{name}.toml")

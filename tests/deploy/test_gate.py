@@ -16,9 +16,10 @@ from flwr.supernode import start_client_internal as flower
 from rich.console import Console
 
 from fl_dpbayes.config.approvals import MOST_HELD, approvals_file, approve, held, hold, node_log, read_approvals
+from fl_dpbayes.config.approved_code import approve_bundle
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.files.audit_log import read_audit_log
-from fl_dpbayes.config.site_file import Connection, write_site_file
+from fl_dpbayes.config.site_file import Connection, read_own_site_file, write_site_file
 from fl_dpbayes.run.site import node
 from fl_dpbayes.run.site.approve import approve_digest, show_waiting
 from fl_dpbayes.run.site.bundle import decision, own_list, read_bundle
@@ -89,7 +90,7 @@ def test_only_an_approved_bundle_passes_and_every_decision_is_a_line(site_file) 
     sha256 = hashlib.sha256(thin).hexdigest()
     assert passed(site_file, thin).content == b""
     assert [digest for _, digest, _ in held(site_file)] == [sha256]
-    approve(site_file, "bundles", sha256)
+    approve_bundle(read_own_site_file(site_file), site_file, sha256)
     assert passed(site_file, thin).content == thin
     assert list(held(site_file)) == []
     # What the SuperLink says of it must be so: an app is looked up by that.
@@ -128,7 +129,7 @@ def test_steward_sees_a_plan_before_it_is_approved(site_file) -> None:
     show_waiting(site_file, console)
     shown = console.file.getvalue()
     assert '"epsilon": 2.0' in shown
-    assert f"waits: plan {'0' * 64}\napproved: plan {digest}\n" in shown
+    assert re.search(rf"waits: plan 0{{64}}\napproved: plan {digest} by \S+ on 20\d\d-\d\d-", shown), shown
     # The bundle of the installed version need not wait.
     approve_digest(site_file, hashlib.sha256(node.own_bundle()).hexdigest(), console, lambda _: True)
     assert passed(site_file, node.own_bundle()).content == node.own_bundle()
@@ -182,3 +183,13 @@ def test_gate_holds_in_the_installed_flower(site_file) -> None:
     node.install(gate)
     node.try_gate(gate)
     assert gate.decide(None, b"", "") == "closed"
+
+
+def test_flower_has_no_login_of_its_own_for_who_starts_runs() -> None:
+    # docs/deployment.md says who may reach the Control API, since the installed Flower lets in whoever does.
+    from flwr.superlink.auth_plugin import NoOpControlAuthnPlugin
+    from flwr.superlink.config_loader import get_control_authn_ee_plugins, load_control_authn_plugin
+
+    assert get_control_authn_ee_plugins() == {}
+    assert isinstance(load_control_authn_plugin(), NoOpControlAuthnPlugin)
+    assert load_control_authn_plugin().validate_tokens_in_metadata([])[0]

@@ -120,7 +120,8 @@ def test_provision_that_was_cut_off_goes_on_and_leaves_no_empty_key(tmp_path, mo
     assert files_in(tmp_path).keys() == whole.keys()
     wheel = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
     read = {f"deploy/{path.name}" for path in (REPOSITORY / "deploy").iterdir()}
-    assert read - wheel["force-include"].keys() == {"deploy/constraints.txt"}
+    lists = {"constraints.txt", "hospital.in", "hospital.txt", "hospital-images.in", "hospital-images.txt"}
+    assert read - wheel["force-include"].keys() == {f"deploy/{name}" for name in lists}
 
 
 def test_register_sh_goes_on_after_each_site_and_says_who_is_missing(tmp_path) -> None:
@@ -135,16 +136,35 @@ def test_register_sh_goes_on_after_each_site_and_says_who_is_missing(tmp_path) -
     assert (done.returncode, [line[:16] for line in done.stdout.splitlines()]) == (1, told)
 
 
+def pinned(name: str) -> dict[str, str]:
+    """Package and version -> all of its block, of a list in deploy/."""
+    blocks = re.split(r"\n(?=\S)", (REPOSITORY / "deploy" / name).read_text())
+    return {re.split(r"[\s;]", block, maxsplit=1)[0]: block.strip() for block in blocks if "==" in block}
+
+
+def test_hospital_s_list_is_a_part_of_the_lock_without_what_no_site_needs() -> None:
+    lock, site, images = (pinned(f"{name}.txt") for name in ("constraints", "hospital", "hospital-images"))
+    assert {*site, *images} <= set(lock)
+    names = {pin.partition("==")[0] for pin in site}
+    assert names.isdisjoint({"ray", "flwr-datasets", "datasets", "matplotlib", "torchvision"})
+    assert {"torch", "flwr", "opacus", "pydantic", "cryptography"} <= names
+    assert {pin.partition("==")[0] for pin in images} == {"torchvision"}
+    hashes = {word for block in lock.values() for word in re.findall("sha256:[0-9a-f]{64}", block)}
+    assert {word for block in (site | images).values() for word in re.findall("sha256:[0-9a-f]{64}", block)} <= hashes
+
+
 @pytest.mark.slow
 def test_wheelhouse_installs_without_an_index_and_only_what_the_lock_names(tmp_path) -> None:
     # The whole is 3 GB: two of its packages, and our own, show the way.
     blocks = re.split(r"\n(?=\S)", (REPOSITORY / "deploy" / "constraints.txt").read_text())
     lock = [f"{block}\n" for block in blocks if block.startswith(("mdurl=", "tomli-w="))]
     (tmp_path / "lock.txt").write_text("".join(lock))
+    (tmp_path / "hospital.txt").write_text(lock[-1])
     house = tmp_path / "house"
     subprocess.run(
         ["make", "wheelhouse", f"VENV={sys.prefix}", "-o", f"{sys.prefix}/.installed", f"WHEELHOUSE={house}",
-         f"LOCK={tmp_path}/lock.txt"], cwd=REPOSITORY, check=True, capture_output=True, timeout=300,
+         f"LOCK={tmp_path}/lock.txt", f"HOSPITAL={tmp_path}/hospital.txt"],
+        cwd=REPOSITORY, check=True, capture_output=True, timeout=300,
     )  # fmt: skip
     install = [sys.executable, "-m", "pip", "--isolated", "install", "--no-index", "--no-deps", "--find-links", house]
     install += ["--require-hashes", "--requirement", house / "constraints.txt", "--target"]
@@ -152,6 +172,9 @@ def test_wheelhouse_installs_without_an_index_and_only_what_the_lock_names(tmp_p
     found = {path.name.split("-")[0] for path in (tmp_path / "there").glob("*.dist-info")}
     assert found == {"mdurl", "tomli_w", "fl_dpbayes"}
     assert (tmp_path / "there" / "fl_dpbayes" / "deploy" / "hospital.toml").is_file()
+    of_site = [*install[:-2], house / "hospital.txt", "--target", tmp_path / "site"]
+    assert subprocess.run(of_site, capture_output=True, timeout=300).returncode == 0
+    assert {path.name.split("-")[0] for path in (tmp_path / "site").glob("*.dist-info")} == {"tomli_w", "fl_dpbayes"}
     (wheel,) = house.glob("fl_dpbayes*.whl")
     wheel.write_bytes(wheel.read_bytes() + b" ")
     assert subprocess.run([*install, tmp_path / "changed"], capture_output=True, timeout=300).returncode == 1

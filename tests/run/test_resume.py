@@ -126,3 +126,36 @@ def test_finished_run_is_shown_and_stopped_one_names_its_command(tmp_path: Path,
     assert (status, "is finished: nothing is left to do" in output) == (0, True)
     assert "Privacy spent" in output
     assert (folder / "events.jsonl").read_bytes() == before
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("last", ["prepare", "baselines", "baselines lost later"])
+def test_run_that_was_killed_before_its_baselines_has_them_when_it_is_resumed(
+    tmp_path: Path, monkeypatch, command, last: str
+) -> None:
+    monkeypatch.setattr("server.federation.write_report", lambda folder: (folder / "report.html").touch())
+    folder, place = tmp_path / "run", "fl_dpbayes.run.simulate."
+
+    class Killed(BaseException):
+        pass
+
+    def kill(*_: object) -> None:
+        raise Killed
+
+    given = ["simulate", "quickstart", *SMALL, "--out", str(folder)]
+    with monkeypatch.context() as patch:
+        patch.setattr(place + ("write_baselines" if last == "prepare" else "run_prepared"), kill)
+        with pytest.raises(Killed):
+            command(*given)
+    assert (folder / "scenario.toml").is_file()
+    assert (folder / "baselines.json").is_file() == (last != "prepare")
+    if last == "baselines lost later":
+        (folder / "baselines.json").unlink()
+    status, output, error = command("simulate", "--resume", folder, "--engine", "inline")
+    assert status == 0, error
+    summary = json.loads((folder / "summary.json").read_text())
+    assert {row["predictor"] for row in summary["baselines"]["rows"]} >= {"majority", "central"}
+    assert "lacks" not in output
+    for name in ("baselines.json", "rounds.csv"):
+        (folder / name).unlink()
+    assert "the run lacks rounds.csv, baselines.json" in command("simulate", "--resume", folder)[1]

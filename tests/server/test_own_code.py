@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from torch import nn
 
-from fl_dpbayes.config.installed_code import installed_code, source_digest
+from fl_dpbayes.config.installed_code import installed_code
 from fl_dpbayes.config.task import ModuleModel, Task
 from fl_dpbayes.posterior.samples import PosteriorSamples
 from fl_dpbayes.posterior.store import load_posterior, save_posterior
@@ -72,8 +72,6 @@ def test_digest_of_code_follows_its_files_and_reading_a_posterior_imports_nothin
     assert "ownnet" not in sys.modules
     assert load_posterior(path, ["ownnet:made"]).metadata.model == model
     (package / "__init__.py").write_text("made = None\n")
-    installed_code.cache_clear()
-    source_digest.cache_clear()
     assert installed_code("ownnet:made").digest != first.digest
     assert installed_code("nowhere:made") is None
 
@@ -89,7 +87,5 @@ def test_package_of_several_folders_is_digested_by_the_files_of_each(tmp_path, m
     for place in (None, *places):
         if place is not None:
             (place / "net.py").write_text(f"made = {len(digests)}\n")
-        installed_code.cache_clear()
-        source_digest.cache_clear()
         digests.append(installed_code("ownspace.net:made").digest)
     assert len({*digests}) == 3

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from fl_dpbayes.config.errors import UserError
+from fl_dpbayes.config.files.audit_log import AuditLine
 from fl_dpbayes.config.files.kept import KEPT
 from fl_dpbayes.privacy.events import slice_history, write_history
 from fl_dpbayes.privacy.filter import admitted_steps, choose_rule, filter_epsilon
@@ -61,7 +62,12 @@ class Refused:
 
 
 class Ledger:
-    """The ledger of one cohort; a context manager, safe across processes and not shared between threads."""
+    """The ledger of one cohort; a context manager, safe across processes and not shared between threads.
+
+    `asked_in`: the line of the site's audit log that tells the request for which entries are made; each names it.
+    """
+
+    asked_in: AuditLine | None = None
 
     def __init__(
         self, connection: sqlite3.Connection, cohort: Cohort, place: LedgerPlace, known: tuple[Verified, int]
@@ -289,7 +295,8 @@ class Ledger:
                 self._connection.execute("DELETE FROM reply WHERE reservation = ?", (reply,))
 
     def _append(self, kind: str, content: dict[str, Any]) -> Entry:
-        return append_entry(self._connection, kind, {"cohort": self.cohort.name, **content})
+        named = {} if self.asked_in is None else {"log": dataclasses.asdict(self.asked_in)}
+        return append_entry(self._connection, kind, {"cohort": self.cohort.name, **named, **content})
 
     def _answer_again(self, state: LedgerState, spending: Spending) -> Reserved | StoredReply | Refused | None:
         plan = (spending.part, spending.run, spending.purpose)
@@ -313,7 +320,7 @@ class Ledger:
 
     def _reserve_new(self, state: LedgerState, spending: Spending) -> Reserved | Refused:
         part, budget = spending.part, state.most()
-        rule = state.rules.get(part) or choose_rule(spending.plan, budget)
+        rule = state.rules.get(part) or choose_rule(spending.plan, budget, self.cohort.planned_runs)
         requested = slice_history(spending.plan, spending.first_step, spending.steps)
         # A stock of steps was bought as a whole, for what it costs together.
         whole = rule.name == "fixed schedule" and budget != state.budget()

@@ -22,6 +22,7 @@ class Cohort:
     """Whose records a budget protects, and how much may ever be spent on each part; fixed when its ledger is made.
 
     A corrected record does not make another cohort. `unit`: such as "patient". `epsilon`: the budget of each part.
+    `planned_runs`: for how many runs of its first plan it was declared, which then are one schedule.
     `split`: what tells the rule that puts each unit in its part from any other; a unit that moved to another part would
     have both budgets spent on it.
     """
@@ -32,6 +33,7 @@ class Cohort:
     delta: float
     adjacency: Adjacency
     split: str = ""
+    planned_runs: int = 1
 
 
 @dataclass(frozen=True)
@@ -217,7 +219,7 @@ def _add(state: LedgerState, entry: Entry) -> None:
         case "rule":
             state.rules[content["part"]] = SpendingRule(content["rule"], read_history(content["schedule"]))
         case "reserved":
-            stated = {key: value for key, value in content.items() if key not in ("kind", "cohort")}
+            stated = {key: value for key, value in content.items() if key not in ("kind", "cohort", "log")}
             made = state.reservations[entry.position] = Reservation(identity=entry.position, **stated)
             before, new = state.spent_in(made.part), slice_history(state.plan_of(made), made.first_step, made.steps)
             state.spending[made.part] = (*before[:-1], *joined((*before[-1:], *new)))

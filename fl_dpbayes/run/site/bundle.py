@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from fl_dpbayes.config.approvals import MOST_HELD_BYTES, hold, node_log, read_approvals
+from fl_dpbayes.config.approved_code import unapproved_code
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.files.audit_log import AuditLogError, record
 from fl_dpbayes.config.names import outside_text
@@ -100,13 +101,14 @@ def decision(site_file: Path, bundle: Bundle, content: bytes, mismatch: str = ""
 
 def _reason(site_file: Path, bundle: Bundle, content: bytes) -> str:
     try:
-        connection = read_own_site_file(site_file).connection
-        allowed = {*read_approvals(site_file).bundles, *(connection.bundles if connection else ())}
+        own = read_own_site_file(site_file)
+        allowed = {*read_approvals(site_file).bundles, *(own.connection.bundles if own.connection else ())}
+        changed = unapproved_code(own, site_file)
     except UserError as error:
         logger.error("%s", error)
         return "the site file or its approvals are not valid"
     if bundle.sha256 in allowed:
-        return bundle.problem
+        return bundle.problem or (f"installed code is not as it was approved: {'; '.join(changed)}" if changed else "")
     kept = hold(site_file, "bundles", bundle.sha256, content)
     place = "held" if kept else "not held: it is too large, or the folder is full"
     return f"not approved, {place}{': ' if bundle.problem else ''}{bundle.problem}"

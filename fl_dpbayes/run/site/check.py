@@ -10,6 +10,7 @@ from rich.console import Console
 
 from clients.messages import RefusedError
 from clients.policy import check_standing
+from fl_dpbayes.config.approved_code import asks_for_approval, site_code, unapproved_code
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.site_file import SiteFile, read_own_site_file
 from fl_dpbayes.data.records import Records
@@ -33,7 +34,7 @@ def check_site(path: Path, console: Console, only: str | None = None) -> int:
     Returns the exit status: 1 if something must be corrected. Raises UserError if the site file cannot be used.
     """
     site_file = read_own_site_file(path)
-    status = 0
+    status = show(_code_findings(path, site_file), console)
     if only != "connection":
         status |= show(data_findings(site_file), console)
         status |= show(pass_findings(site_file), console)
@@ -90,6 +91,16 @@ def _ledger_findings(path: Path, site_file: SiteFile) -> Iterator[Finding]:
         check_standing(site_file)
     except RefusedError as error:
         yield warned("policy", f"every request is refused: {error}", "is it meant? look at expires and stop_file")
+
+
+def _code_findings(path: Path, site_file: SiteFile) -> Iterator[Finding]:
+    if not asks_for_approval(site_file, path):
+        return
+    remedy = f"find out who changed it; if it is meant, approve it:  fl-dpbayes site approve {path}"
+    for line in unapproved_code(site_file, path):
+        yield failed("code", f"{line}; every request is refused", remedy)
+        return
+    yield passed("code", f"as approved: {', '.join(code.described() for code in site_code(site_file))}")
 
 
 def _free_mebibytes() -> float:

@@ -14,7 +14,9 @@ from typer import Argument, Option
 console = Console()
 site = typer.Typer(help="What a hospital does at its own site.", no_args_is_help=True)
 ledger = typer.Typer(help="Make a site's privacy ledger, look into it, repair its second place.", no_args_is_help=True)
+audit = typer.Typer(help="Check a site's audit log.", no_args_is_help=True)
 site.add_typer(ledger, name="ledger")
+site.add_typer(audit, name="audit")
 SiteFileArgument = Annotated[Path, Argument(help="The site file.")]
 Release = Choice(["none", "noised", "public"])
 Yes = Annotated[bool, Option("--yes", help="Do not ask.")]
@@ -29,6 +31,7 @@ def site_init(
     unit: Annotated[str | None, Option("--unit", "--patient", help="The column of patients; empty: none.")] = None,
     units: Annotated[int | None, Option(min=1, help="A round number of patients that train here; public.")] = None,
     epsilon: Annotated[float | None, Option(min=0, help="The most epsilon that all runs may ever spend.")] = None,
+    runs: Annotated[int | None, Option(min=1, help="Runs of this scenario that are planned; for good.")] = None,
     witness: Annotated[str | None, Option(help="The ledger's second place, best on another disk.")] = None,
     evaluation: Annotated[str | None, Option(click_type=Release, help="How test results may leave.")] = None,
     superlink: Annotated[str | None, Option(help="The coordinator's server, host:port; empty: later.")] = None,
@@ -76,20 +79,23 @@ def site_dry_run(
 def approve(
     site_file: SiteFileArgument,
     digest: Annotated[str | None, Argument(help="Of a bundle or plan, whole; without: what waits.")] = None,
+    scenario: Annotated[str | None, Option(help="The coordinator's scenario, whose plans are approved.")] = None,
     yes: Yes = False,
 ) -> None:
     """Show what a bundle or plan holds and let it run; the node goes on, and asks anew at every message."""
-    from fl_dpbayes.run.site.approve import approve_digest, show_waiting
+    from fl_dpbayes.run.site.approve import approve_digest, approve_scenario, show_waiting
 
-    if digest is None:
+    if scenario is not None:
+        approve_scenario(site_file, scenario, console, lambda question: yes or typer.confirm(question))
+    if digest is None and scenario is None:
         show_waiting(site_file, console)
-    else:
+    elif digest is not None:
         approve_digest(site_file, digest, console, lambda question: yes or typer.confirm(question))
 
 
 def _of_site_file(group: typer.Typer, name: str, work: str, said: str) -> None:
     """Add a command that takes a site file alone; `work`: module and function, which returns the exit status if any."""
-    words = "ledger " if group is ledger else ""
+    words = {id(ledger): "ledger ", id(audit): "audit "}.get(id(group), "")
 
     @group.command(name, help=said, epilog=f"Example: fl-dpbayes site {words}{name} north.toml")
     def command(site_file: SiteFileArgument) -> None:
@@ -107,6 +113,8 @@ for _group, _name, _work, _said in (
     (ledger, "repair", "ledger.repair_ledger",
      "Make a lost second place anew, or accept that the ledger was moved; a ledger that is behind stays refused."),
     (ledger, "show", "ledger.show_ledger", "Show what a site has spent, reservation by reservation."),
+    (audit, "verify", "audit.verify_audit_log",
+     "Check the audit log's chain, and the log and the ledger against each other; status 1 if something is missing."),
     (ledger, "verify", "ledger.verify_ledger", "Check a ledger's hash chain and sums; status 1 if it does not hold."),
 ):  # fmt: skip
     _of_site_file(_group, _name, _work, _said)
@@ -144,7 +152,7 @@ def statement(
     site_file: SiteFileArgument,
     month: Annotated[str, typer.Option(help="Year and month, UTC; this one unless given.")] = "",
 ) -> None:
-    """Say what was asked and what left in a month, what was refused and why, and what it cost."""
+    """Say which code runs, what left in a month, what was refused, what it cost; status 1 if something is missing."""
     from fl_dpbayes.run.site.statement import print_statement
 
-    print_statement(site_file, month, console)
+    raise typer.Exit(print_statement(site_file, month, console))

@@ -1,39 +1,34 @@
 """A full round at a site on made-up records: its policy decides, a throw-away ledger pays, and nothing is sent."""
 
-import shutil
 import tempfile
 import time
-import uuid
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pandas
 from rich.console import Console
 
-from fl_dpbayes.config.approvals import approvals_file
 from fl_dpbayes.config.base import Message
 from fl_dpbayes.config.errors import UserError
-from fl_dpbayes.config.record_schema import record_schema
-from fl_dpbayes.config.scenario import Scenario, site_plan
 from fl_dpbayes.config.site_file import Selection, SiteFile, read_own_site_file, write_site_file
 from fl_dpbayes.config.sources import Arrays as ArraysSource
 from fl_dpbayes.config.sources import Source, Table
 from fl_dpbayes.data.site_ledger import create_ledger
-from fl_dpbayes.models.build import build_model
-from fl_dpbayes.models.parameters import to_vector
 from fl_dpbayes.privacy.splits import unit_scores
-from fl_dpbayes.protocol.arrays import Arrays, prefixed
-from fl_dpbayes.protocol.evaluate import EvaluateRequest
+from fl_dpbayes.protocol.arrays import Arrays
 from fl_dpbayes.protocol.refusal import Refusal, RefusalCode
-from fl_dpbayes.protocol.train import TrainReply, TrainRequest
-from fl_dpbayes.protocol.wire import arrays_digest, read_header
+from fl_dpbayes.protocol.train import TrainReply
+from fl_dpbayes.protocol.wire import read_header
 from fl_dpbayes.report.numbers import rounded_up
 from fl_dpbayes.report.warnings import sentences
 from fl_dpbayes.run.audit.canary_site import answer_of
+from fl_dpbayes.run.site.approve import waiting_plans
 from fl_dpbayes.run.site.findings import Finding, failed, passed, show, warned
-from fl_dpbayes.run.site.init_site import coordinators_scenario
+from fl_dpbayes.run.site.init_site import own_scenario
+from fl_dpbayes.run.site.planned_requests import planned_requests
+from fl_dpbayes.run.site.second_run import second_run
 from fl_dpbayes.samplers.gradients.record_by_record import record_by_record_warnings
-from fl_dpbayes.samplers.state_vectors import initial_vectors, state_arrays
 
 MOST_UNITS = 5000
 
@@ -41,21 +36,24 @@ MOST_UNITS = 5000
 def dry_run(path: Path, given: str, console: Console) -> int:
     """Let a site answer the first round of a coordinator's scenario, on made-up records of its schema.
 
-    Records, snapshot and ledger are not opened. Returns the exit status: 1 if a request was refused. Raises UserError
-    if site file or scenario cannot be used.
+    Records, snapshot and ledger are not opened. What the steward has not approved is tried as if it were, and told; so
+    is what a second run of the same plan would cost. Returns the exit status: 1 if a request was refused. Raises
+    UserError if site file or scenario cannot be used.
     """
     own = read_own_site_file(path)
-    place = getattr(own.source, "path", None)
-    if place is None or own.ledger is None:
-        raise UserError(f"site file {path}: a site with a ledger and records of its own can try a round, this has none")
-    scenario = coordinators_scenario(given, place if isinstance(place, Path) else place[0])
-    if other := record_schema(scenario.data.source).differences(record_schema(own.source)):
-        raise UserError(f"site file {path}: {', '.join(other)} not as in {given}: take over what it says")
+    if own.ledger is None:
+        raise UserError(f"site file {path}: a site with a ledger can try a round, this has none")
+    scenario = own_scenario(given, own, path)
+    requests = planned_requests(scenario, own)
     with tempfile.TemporaryDirectory(prefix="fl-dpbayes-") as made:
         made_up = _made_up_site(own, path, Path(made))
-        status = show([_asked(made_up, kind, *asked) for kind, asked in _requests(scenario, own).items()], console)
-        slow = record_by_record_warnings(scenario.model, own.source.task)
-        status |= show([warned("model", said) for said in sentences(slow)], console)
+        found = [_asked(made_up, kind, *asked) for kind, asked in requests.items()]
+        waiting = _waiting(waiting_plans(own, path, requests), path, given)
+        status = show([*found, *waiting], console)
+    if own.role == "train":
+        show([second_run(scenario, own.units, own.ledger.epsilon, own.ledger.planned_runs)], console)
+    slow = record_by_record_warnings(scenario.model, own.source.task)
+    show([warned("model", said) for said in sentences(slow)], console)
     console.print("on made-up records; your ledger and your records were not touched", markup=False)
     return status
 
@@ -71,12 +69,12 @@ def _made_up_site(own: SiteFile, path: Path, folder: Path) -> Path:
     names = names[: int(np.searchsorted(np.cumsum(trains), units)) + 1]
     assert own.ledger is not None
     ledger = own.ledger.model_copy(update={"path": folder / "ledger" / "l", "witness": folder / "witness" / "w"})
+    policy = own.policy.model_copy(update={"approved_plans": None})
     changes = {"source": _made_up_records(own, names, folder, generator), "units": units, "ledger": ledger,
+               "policy": policy,
                "selection": Selection(), "shift": None, "snapshot": None, "connection": None, "trace_folder": None,
                "cache_folder": folder / "cache"}  # fmt: skip
     write_site_file(file := own.model_copy(update=changes), folder / path.name)
-    if approvals_file(path).exists():
-        shutil.copy(approvals_file(path), folder)
     create_ledger(file).close()
     return folder / path.name
 
@@ -101,22 +99,6 @@ def _made_up_records(own: SiteFile, names: list[str | int], folder: Path, genera
     return source.model_copy(update={"path": folder / "records.csv"})
 
 
-def _requests(scenario: Scenario, own: SiteFile) -> dict[str, tuple[Message | None, Arrays]]:
-    plan = site_plan(scenario, sum(site.role == "train" for site in scenario.sites.values()))
-    whose = {"run": uuid.uuid4().hex, "round": 1, "task": own.source.task, "model": scenario.model}
-    module = build_model(scenario.model, own.source.task, scenario.seed, own.backbone_folder)
-    start = state_arrays(initial_vectors(scenario.sampler, to_vector(module)), module)
-    steps = {"first_step": 0, "steps": plan.steps_per_round, "start": arrays_digest(start), "plan": plan}
-    last = {name: values.detach().numpy()[None] for name, values in module.named_parameters()}
-    asked = dict[str, tuple[Message | None, Arrays]](query=(None, {}))
-    if own.role == "train":
-        asked["train"] = TrainRequest.model_validate(whose | steps), prefixed("start", start)
-    evaluation: dict[str, object] = {"predictors": {"last": (1.0,)}, "arrays": arrays_digest(prefixed("last", last))}
-    evaluation |= {"delta": scenario.privacy.delta, "noise_multiplier": scenario.evaluation.noise_multiplier}
-    asked["evaluate"] = EvaluateRequest.model_validate(whose | evaluation), prefixed("last", last)
-    return asked
-
-
 def _asked(site_file: Path, kind: str, request: Message | None, arrays: Arrays) -> Finding:
     start = time.perf_counter()
     content = answer_of(site_file, kind, request, arrays).content
@@ -134,3 +116,9 @@ def _asked(site_file: Path, kind: str, request: Message | None, arrays: Arrays) 
         cost, budget = ("infinite" if number is None else rounded_up(number) for number in numbers)
         said += f"; {reply.steps} steps, epsilon {cost} of {budget}"
     return passed(kind, said)
+
+
+def _waiting(kinds: list[str], path: Path, given: str) -> Iterator[Finding]:
+    if kinds:
+        remedy = f"read and approve them:  fl-dpbayes site approve {path} --scenario {given}"
+        yield warned("plans", f"not approved yet, so refused until they are: {', '.join(kinds)}", remedy)

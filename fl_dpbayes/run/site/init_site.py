@@ -1,9 +1,11 @@
 """What `fl-dpbayes site init` writes: a hospital's site file, from what the coordinator's scenario says of records."""
 
 import difflib
+import math
 import os
 import secrets
 from collections.abc import Callable, Sequence
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,8 +13,9 @@ from rich.console import Console
 
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.names import outside_text
+from fl_dpbayes.config.record_schema import record_schema
 from fl_dpbayes.config.scenario import Scenario, apply_overrides, scenario_content, site_plan
-from fl_dpbayes.config.site_file import read_own_site_file
+from fl_dpbayes.config.site_file import SiteFile, read_own_site_file
 from fl_dpbayes.config.sources import Source, Table
 from fl_dpbayes.config.validation_text import read_record
 from fl_dpbayes.data.sources.table import read_table
@@ -22,6 +25,7 @@ from fl_dpbayes.run.site.check import data_findings
 from fl_dpbayes.run.site.findings import show
 from fl_dpbayes.run.site.keys import write_new
 from fl_dpbayes.run.site.ledger import create_ledger
+from fl_dpbayes.run.site.second_run import second_run
 
 
 class Question(NamedTuple):
@@ -32,6 +36,8 @@ class Question(NamedTuple):
     proposed: str | None = None
 
 
+# For so long a site answers without another look at its file.
+LIFE = timedelta(days=365)
 # Answers a question by its option, or by who sits at the keyboard.
 Ask = Callable[[Question], str]
 
@@ -61,6 +67,9 @@ def init_site(out: Path, ask: Ask, console: Console) -> int:
     what = f"{unit}s that {'train' if trains else 'are tested'} here"
     units = ask(Question("units", f"A round, public number of the {what}", near))
     epsilon = ask(Question("epsilon", "The most epsilon that all runs may ever spend", f"{privacy.epsilon:g}"))
+    if trains and units.isdecimal() and int(units) > 0 and _is_budget(epsilon):
+        show([second_run(scenario, int(units), float(epsilon))], console)
+    runs = ask(Question("runs", "How many runs of this scenario are planned, for good", "1"))
     witness = ask(Question("witness", "The ledger's second place, best on another disk", f"witness/{name}.json"))
     evaluation = ask(Question("evaluation", "Test results may leave: none, noised or public", "none"))
     superlink = ask(Question("superlink", "The coordinator's server, host:port (empty: later)", ""))
@@ -72,6 +81,7 @@ def init_site(out: Path, ask: Ask, console: Console) -> int:
         snapshot=toml_value(f"ledger/{name}.records.npz"), test=test, kept=kept, key=secrets.token_hex(16),
         ledger=toml_value(f"ledger/{name}.sqlite"), witness=toml_value(witness),
         cohort=toml_value(f"{scenario.name} {name}"), epsilon=epsilon, delta=privacy.delta,
+        runs=runs, models=toml_value([scenario.model.kind]), expires=(datetime.now(UTC).date() + LIFE).isoformat(),
         adjacency=privacy.adjacency, run_epsilon=privacy.epsilon, clip_norm=privacy.clip_norm,
         steps=site_plan(scenario, 1).total_steps, evaluation=toml_value(evaluation), wanted=wanted,
     )  # fmt: skip
@@ -114,6 +124,17 @@ def coordinators_scenario(given: str, data: Path, overrides: Sequence[str] = ())
     return scenario
 
 
+def own_scenario(given: str, own: SiteFile, path: Path) -> Scenario:
+    """Read the coordinator's scenario for a site that has its file already, `path`; UserError if the two differ."""
+    place = getattr(own.source, "path", None)
+    if place is None:
+        raise UserError(f"site file {path}: a site with records of its own can take part, this has none")
+    scenario = coordinators_scenario(given, place if isinstance(place, Path) else place[0])
+    if other := record_schema(scenario.data.source).differences(record_schema(own.source)):
+        raise UserError(f"site file {path}: {', '.join(other)} not as in {given}: take over what it says")
+    return scenario
+
+
 def _own_columns(source: Source, ask: Ask) -> tuple[Source, int | None]:
     """Check the names of a table's columns against the coordinator's; return the source, and how many units it has."""
     if not isinstance(source, Table):
@@ -127,6 +148,13 @@ def _own_columns(source: Source, ask: Ask) -> tuple[Source, int | None]:
             hint = f": rename {near[0]!r}?" if near else ": rename the column that is meant"
             raise UserError(f"--data {source.place}: no column is called {name!r}{hint}")
     return source, table[unit].nunique() if unit else len(table)
+
+
+def _is_budget(text: str) -> bool:
+    try:
+        return 0 < float(text) < math.inf
+    except ValueError:
+        return False
 
 
 def _source_lines(source: Source, folder: Path) -> str:

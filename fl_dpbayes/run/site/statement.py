@@ -4,26 +4,31 @@ import re
 from collections import defaultdict
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
 from fl_dpbayes.config.approvals import node_log
+from fl_dpbayes.config.approved_code import unapproved_code
 from fl_dpbayes.config.errors import UserError
-from fl_dpbayes.config.files.audit_log import audit_log_path, read_audit_log
+from fl_dpbayes.config.files.audit_log import ASKED, audit_log_path, read_audit_log
+from fl_dpbayes.config.installed_code import installed_package
 from fl_dpbayes.config.names import counted, outside_text
-from fl_dpbayes.config.site_file import read_site_file
+from fl_dpbayes.config.site_file import SiteFile, read_site_file
 from fl_dpbayes.privacy.ledger.account import spent
 from fl_dpbayes.privacy.ledger.state import PARTS, read_state
 from fl_dpbayes.report.numbers import count, rounded_up
 from fl_dpbayes.report.page_tables import page_table
 from fl_dpbayes.report.terminal_table import printed_table
+from fl_dpbayes.run.site.audit import log_findings
 from fl_dpbayes.run.site.ledger import ledger_of
 
 
-def print_statement(site_file: Path, month: str, console: Console) -> None:
+def print_statement(site_file: Path, month: str, console: Console) -> int:
     """Print what was asked and answered in a month (`2026-11`, UTC; empty: this one), and what it cost.
 
-    Raises UserError if the month, the site file or the ledger cannot be read.
+    Returns the exit status: 1 if log and ledger do not agree, or code changed since it was approved. Raises UserError
+    if the month, the site file or the ledger cannot be read.
     """
     month = month or datetime.now(UTC).strftime("%Y-%m")
     if not re.fullmatch(r"\d{4}-(0[1-9]|1[0-2])", month):
@@ -34,8 +39,9 @@ def print_statement(site_file: Path, month: str, console: Console) -> None:
         lines = [*read_audit_log(site_file), *read_audit_log(node_log(site_file))]
     except OSError as error:
         raise UserError(f"the audit log {log} cannot be read: {error.strerror}") from None
-    events = [line for line in lines if str(line.get("time", "")).startswith(month)]
+    events = [line for line in lines if str(line.get("time", "")).startswith(month) and line.get("decision") != ASKED]
     console.print(f"What left {record.name} in {month} (UTC), by {log}", markup=False, soft_wrap=True)
+    status = _print_findings(site_file, record, console)
     if (first := min((str(line.get("time", "")) for line in lines), default=""))[:7] >= month:
         console.print(f"The log begins on {first[:19]}.", markup=False)
     sums = defaultdict[tuple[str, ...], list[int]](lambda: [0, 0, 0])
@@ -51,14 +57,15 @@ def print_statement(site_file: Path, month: str, console: Console) -> None:
     content = page_table(("run", "request", "answer", "times", "arrays sent", "bytes sent"), rows, range(3))
     shown = printed_table("Requests", content, console.width, expendable=("bytes sent",))
     console.print(shown if rows else "No request came.")
+    _print_code(events, console)
     if record.ledger is None:
-        return
+        return status
     with ledger_of(site_file) as ledger:
         entries, name = ledger.entries(), ledger.cohort.name
     before = read_state([entry for entry in entries if entry.content["time"][:7] < month], name)
     after = read_state([entry for entry in entries if entry.content["time"][:7] <= month], name)
     if after.cohort is None:
-        return
+        return status
     for part in PARTS:
         old, new = spent(before, part) if before.cohort else None, spent(after, part)
         steps, epsilon = (old.steps, old.epsilon) if old else (0, 0.0)
@@ -68,3 +75,27 @@ def print_statement(site_file: Path, month: str, console: Console) -> None:
             console.print(f"{part}: {said}", markup=False)
     measured, closed = len(after.evaluations), "; the cohort is closed" if after.closed else ""
     console.print(f"evaluations: {measured - len(before.evaluations)}, {measured} in all{closed}", markup=False)
+    return status
+
+
+def _print_findings(site_file: Path, record: SiteFile, console: Console) -> int:
+    """Print what is missing of log and ledger, and which code is not as it was approved; return the exit status."""
+    changed = unapproved_code(record, site_file)
+    for line in changed:
+        console.print(f"CODE NOT AS APPROVED: {line}; every request is refused", markup=False, soft_wrap=True)
+    found = log_findings(site_file)
+    for problem in found.problems:
+        console.print(f"GAP: {problem}", markup=False, soft_wrap=True)
+    if found.problems:
+        said = "What follows may lack lines: see  fl-dpbayes site audit verify"
+        console.print(said, markup=False, soft_wrap=True)
+    return 1 if changed or found.problems else 0
+
+
+def _print_code(events: list[dict[str, Any]], console: Console) -> None:
+    """Print which code answered, and whether it is what is installed now."""
+    installed = installed_package().digest
+    answered = dict.fromkeys(str(event["code"]) for event in events if event.get("code"))
+    for digest in answered:
+        now = "which is installed now" if digest == installed else "which is NOT what is installed now"
+        console.print(f"answered by code with SHA-256 {outside_text(digest)}, {now}", markup=False, soft_wrap=True)

@@ -7,10 +7,7 @@ import socket
 import tempfile
 import threading
 from collections.abc import Generator, Iterator, Sequence
-
-import ray
-from ray._private import ray_constants
-from ray.exceptions import OutOfMemoryError, RayError
+from typing import Any
 
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.run.study.cell import CellJob, CellOutcome, run_cell
@@ -20,6 +17,9 @@ CONNECT_SECONDS = 10.0
 OBJECT_STORE_BYTES = 256 * 2**20  # summaries only
 # Tasks that wait beside those that run, so that no core waits for the next one to be sent.
 WAITING = 2
+# Ray reads it as it is imported, so Ray is imported behind it. Where clusters are off, as by default on other systems,
+# Ray listens on the loopback address only; it runs the code of whoever reaches its ports, without a password.
+ALONE = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 VARIABLES = {
     "RAY_USAGE_STATS_ENABLED": "0",
     # A task that asks for no GPU still sees them, as the sites of a simulation do.
@@ -33,7 +33,7 @@ def run_on_ray(jobs: Sequence[CellJob], workers: int, address: str | None) -> Ge
     A job whose process dies is an outcome with an error. Leaving the iterator ends all that was started. Raises
     UserError if there is no cluster at `address` (None: here), or the cells ask for GPUs that are not there.
     """
-    with _ray(workers, address):
+    with _ray(workers, address) as ray:
         wanted = max((job.cell.scenario.resources.gpus_per_site for job in jobs), default=0.0)
         if wanted > (found := ray.cluster_resources().get("GPU", 0.0)):
             said = f"resources.gpus_per_site is {wanted:g}, and Ray finds {found:g} GPUs"
@@ -41,7 +41,7 @@ def run_on_ray(jobs: Sequence[CellJob], workers: int, address: str | None) -> Ge
         task = ray.remote(max_retries=0)(run_cell)
         at_once = int(ray.cluster_resources().get("CPU", 1)) + WAITING
         waiting = list(reversed(jobs))
-        running: dict[ray.ObjectRef, CellJob] = {}
+        running: dict[Any, CellJob] = {}
         while waiting or running:
             while waiting and len(running) < at_once:
                 job = waiting.pop()
@@ -52,7 +52,10 @@ def run_on_ray(jobs: Sequence[CellJob], workers: int, address: str | None) -> Ge
                 yield _outcome(reference, running.pop(reference))
 
 
-def _outcome(reference: "ray.ObjectRef", job: CellJob) -> CellOutcome:
+def _outcome(reference: Any, job: CellJob) -> CellOutcome:
+    import ray
+    from ray.exceptions import OutOfMemoryError, RayError
+
     try:
         return ray.get(reference)
     except OutOfMemoryError:
@@ -71,24 +74,25 @@ def _check_listening(address: str) -> None:
 
 
 @contextlib.contextmanager
-def _ray(workers: int, address: str | None) -> Iterator[None]:
+def _ray(workers: int, address: str | None) -> Iterator[Any]:
+    """Start Ray here, or join the cluster at an address; yield its module, and end it with the context."""
     in_main_thread = threading.current_thread() is threading.main_thread()
     before = signal.getsignal(signal.SIGTERM)
     # Ray leaves logs and sockets of every session in its folder.
     folder = tempfile.TemporaryDirectory(prefix="fl-dpbayes-", ignore_cleanup_errors=True)
-    clusters, own = ray_constants.ENABLE_RAY_CLUSTER, {name: os.environ.get(name) for name in VARIABLES}
-    os.environ.update(VARIABLES)
+    variables = VARIABLES | (ALONE if address is None else {})
+    own = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    import ray
+
     try:
         try:
             if address is None:
-                # Listen on the loopback address only: Ray runs the code of whoever reaches its ports, without a
-                # password. It asks for no such wish on Linux (it turns 127.0.0.1 into the machine's own address), but
-                # does so by itself where clusters are not enabled, as on other systems.
-                ray_constants.ENABLE_RAY_CLUSTER = False
                 ray.init(
                     "local", num_cpus=workers, object_store_memory=OBJECT_STORE_BYTES, include_dashboard=False,
                     log_to_driver=False, configure_logging=False, _temp_dir=folder.name,
                 )  # fmt: skip
+                _check_alone(ray.util.get_node_ip_address())
             else:
                 _check_listening(address)
                 ray.init(address, log_to_driver=False, configure_logging=False)
@@ -97,15 +101,20 @@ def _ray(workers: int, address: str | None) -> Iterator[None]:
             said = f"Ray cannot be reached or started {where} ({str(error).strip().splitlines()[0]})"
             raise UserError(f"{said}: check --ray-address, or leave it out to run on this machine") from None
         finally:
-            ray_constants.ENABLE_RAY_CLUSTER = clusters
             if in_main_thread:
                 # Ray's own handler would end this process without a word on what was kept.
                 signal.signal(signal.SIGTERM, before)
-        yield
+        yield ray
     finally:
         ray.shutdown()
         folder.cleanup()
         # Whoever runs a study from a notebook goes on with an environment of their own.
-        for name in VARIABLES:
+        for name in variables:
             os.environ.pop(name)
         os.environ.update({name: value for name, value in own.items() if value is not None})
+
+
+def _check_alone(host: str) -> None:
+    if not host.startswith("127."):
+        said = f"Ray listens on {host}, where others reach it, since it was imported before the study began"
+        raise UserError(f"{said}: run the study in a process of its own, by  fl-dpbayes study")

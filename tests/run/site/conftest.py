@@ -12,7 +12,7 @@ model = { kind = "logistic" }
 training = { rounds = 2, steps_per_round = 5, thinning = 1 }
 privacy = { epsilon = 2.0, delta = 1e-3, sampling_rate = 0.5 }
 aggregation = { rule = "fald" }
-evaluation = { release = "noised", noise_multiplier = 2.0 }
+evaluation = { release = "noised", noise_multiplier = 4.0 }
 [data.source]
 kind = "table"
 path = "none.csv"

@@ -3,19 +3,29 @@
 import io
 import re
 import tomllib
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
+from fl_dpbayes.config.scenario import load_scenario
 from fl_dpbayes.config.site_file import read_own_site_file
 from fl_dpbayes.data.site import load_site
+from fl_dpbayes.protocol.evaluate import EvaluateRequest
+from fl_dpbayes.protocol.recalibrate import RecalibrateRequest
+from fl_dpbayes.protocol.train import TrainRequest
+from fl_dpbayes.protocol.wire import plan_digest, read_header
+from fl_dpbayes.run.audit.canary_site import answer_of
+from fl_dpbayes.run.site.ledger import ledger_of
+from fl_dpbayes.run.site.planned_requests import planned_requests
+from tests.asking import refusal_of
 from tests.run.site.conftest import files_in, init_words
 
 
 def test_answers_at_the_keyboard_and_options_give_the_same_file(made, command, monkeypatch) -> None:
     folder = made.parent
     # Scenario, data, name, then what is proposed, and the server.
-    typed = "trial.toml|patients.csv|north||sechs|||second/north.json|none, please|noised|server.example:443|"
+    typed = "trial.toml|patients.csv|north||sechs||||second/north.json|none, please|noised|server.example:443|"
     monkeypatch.chdir(folder)
     monkeypatch.setattr("sys.stdin", io.StringIO(typed.replace("|", "\n")))
     (folder / "ledger").rename(folder / "before")
@@ -116,3 +126,66 @@ def test_dry_run_of_a_small_site_without_a_column_of_patients_and_of_other_const
         assert (status, "PASS  train" in shown) == (0, True), shown
     status, shown = dry_run(command, made, centers="[60.0, 140.0]")
     assert (status, "not as in" in shown) == (2, True)
+
+
+def hostile_run(made: Path, number: int):
+    """Ask the site of a written file for a made-up plan within its policy's numbers, as a coordinator may."""
+    request, arrays = planned_requests(load_scenario(str(made.parent / "trial.toml")), read_own_site_file(made))[
+        "train"
+    ]
+    privacy = request.plan.privacy.model_copy(update={"epsilon": 2.0 - number / 10})
+    plan = request.plan.model_copy(update={"privacy": privacy})
+    return refusal_of(answer_of(made, "train", request.model_copy(update={"plan": plan}), arrays))
+
+
+def test_file_as_written_lets_no_plan_run_that_nobody_here_has_seen(made, command) -> None:
+    policy = tomllib.loads(made.read_text())["policy"]
+    assert (policy["approved_plans"], policy["models"]) == ([], ["logistic"])
+    assert 364 <= (policy["expires"] - datetime.now(UTC).date()).days <= 365
+    assert {hostile_run(made, number) for number in range(6)} == {("PLAN_NOT_APPROVED", "plan")}
+    with ledger_of(made) as ledger:
+        assert ledger.rows() == []
+    words = ["site", "approve", made, "--scenario", made.parent / "trial.toml"]
+    status, shown, error = command(*words, "--yes")
+    assert (status, error, '"epsilon": 2.0' in shown) == (0, "", True)
+    assert shown.count("approved: ") == 1
+    assert hostile_run(made, 0) is None
+    assert hostile_run(made, 1) == ("PLAN_NOT_APPROVED", "plan")
+    assert "not approved yet" not in dry_run(command, made)[1]
+
+
+def test_plans_that_are_approved_ahead_are_those_that_a_run_sends(federation) -> None:
+    run = federation(
+        "recalibration={fraction=0.2, rounds=2, steps=4}", "evaluation={release='noised', noise_multiplier=4.0}",
+    ).run()  # fmt: skip
+    kinds = {"train": TrainRequest, "train.recalibrate": RecalibrateRequest, "evaluate": EvaluateRequest}
+    planned = planned_requests(run.scenario, run.site_file("north"))
+    ahead = {kind: plan_digest(planned[kind][0]) for kind in kinds}
+    sent = 0
+    for message in run.grid.requests:
+        kind = kinds.get(message.metadata.message_type)
+        if kind is not None:
+            request = read_header(kind, message.content["config"]["record"])
+            assert plan_digest(request) == ahead[message.metadata.message_type]
+            sent += 1
+    assert sent > 10
+
+
+@pytest.mark.parametrize(("epsilon", "runs", "said"), [
+    ("2.0", "1", r"WARN  second run: .*2\.00; the budget of 2\.00 has no room for a second"),
+    ("6.0", "1", r"WARN  second run: .* epsilon 2\.00; the first step .* makes it [3-5]\.\d+, its 10 of 10 "),
+    ("6.0", "2", r"PASS  second run: .* costs epsilon 2\.00; the first step .* makes it 2\.99, .*declared ahead"),
+])  # fmt: skip
+def test_dry_run_says_what_a_second_run_costs(made, command, epsilon: str, runs: str, said: str) -> None:
+    text = made.read_text().replace("planned_runs = 1", f"planned_runs = {runs}")
+    made.write_text(re.sub(r"\nepsilon = 2", f"\nepsilon = {epsilon}", text))
+    status, shown = dry_run(command, made)
+    assert (status, bool(re.search(said, shown))) == (0, True), shown
+
+
+def test_init_says_what_a_second_run_costs_before_the_ledger_is_made_for_good(trial, command) -> None:
+    _, shown, _ = command(*init_words(trial), "--epsilon", "6", "--runs", "2")
+    told, made = shown.index("both cost 2.99"), shown.index("made cohort")
+    assert told < made
+    with ledger_of(trial / "north.toml") as ledger:
+        assert ledger.cohort.planned_runs == 2

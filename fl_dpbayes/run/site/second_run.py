@@ -1,0 +1,45 @@
+"""Says what a second run of a coordinator's plan would cost a site, while its budget can still be declared."""
+
+from fl_dpbayes.config.plan import Adjacency
+from fl_dpbayes.config.scenario import Scenario, site_plan
+from fl_dpbayes.privacy.filter import Budget, filter_orders
+from fl_dpbayes.privacy.planned_noise import solve_plan
+from fl_dpbayes.privacy.second_run import price_of_second_run
+from fl_dpbayes.report.numbers import rounded_up
+from fl_dpbayes.run.site.findings import Finding, passed, warned
+
+RULES = {
+    "fixed schedule": "runs declared ahead count as one plan, the whole of it from the second run on",
+    "rdp filter": "across runs the Renyi filter counts, which is dearer than one plan",
+    "gdp filter": "full batches compose exactly",
+}
+
+
+def second_run(scenario: Scenario, units: int, epsilon: float, planned_runs: int = 1) -> Finding:
+    """Say what the scenario's plan costs once, and what a second time after it.
+
+    Args:
+        scenario: The coordinator's.
+        units: n of the site, as it declares it.
+        epsilon: What each part of the cohort may ever spend.
+        planned_runs: How many runs the cohort is declared for.
+
+    Returns:
+        A warning where a second run is dearer than it need be, or has no room.
+    """
+    privacy = scenario.privacy
+    adjacency: Adjacency = privacy.adjacency
+    plan = site_plan(scenario, sum(site.role == "train" for site in scenario.sites.values()))
+    budget = Budget(epsilon, privacy.delta, adjacency, filter_orders(epsilon, privacy.delta))
+    price = price_of_second_run(solve_plan(plan, units).history, budget, planned_runs)
+    most = rounded_up(epsilon)
+    first = f"the first run costs epsilon {rounded_up(price.first)}"
+    if price.admitted == 0:
+        return warned("second run", f"{first}; the budget of {most} has no room for a second")
+    begun = f"the first step of a second one makes it {rounded_up(price.after_one)}"
+    whole = f"its {price.admitted} of {price.steps} steps {rounded_up(price.whole)}, of {most}"
+    said = f"{first}; {begun}, {whole} ({RULES[price.rule]})"
+    if planned_runs > 1 or price.rule == "gdp filter":
+        return passed("second run", said)
+    declared = f"declared when the ledger is made (planned_runs = 2), both cost {rounded_up(price.as_one_plan)}"
+    return warned("second run", said, declared)
