@@ -2,7 +2,7 @@
 
 import json
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
@@ -20,12 +20,28 @@ from fl_dpbayes.privacy.audit_statistics import Check
 from fl_dpbayes.report.terminal_table import terminal_table
 from fl_dpbayes.run.audit.canaries import CONFIDENCE, CanaryAudit, audit_canaries
 from fl_dpbayes.run.audit.counts import audit_counts
-from fl_dpbayes.run.audit.noise import MOST_CHAINS as AUDITED_CHAINS
 from fl_dpbayes.run.audit.noise import audit_noise
 from fl_dpbayes.run.audit.one_unit import audit_alone, audit_rounding
+from fl_dpbayes.run.audit.own_releases import audit_own_releases
 from fl_dpbayes.run.audit.reading import private_settings
+from fl_dpbayes.run.audit.replies import audit_replies
 from fl_dpbayes.run.audit.sums import audit_sums
+from fl_dpbayes.run.audit.unseen import not_looked_at
+from fl_dpbayes.run.audit.within import audit_within
 from fl_dpbayes.run.inline_engine import logs_in
+
+ATTACKS: dict[str, Callable[[Scenario, Path, np.random.Generator], list[Check]]] = {
+    "within": audit_within, "sums": audit_sums, "alone": audit_alone, "counts": audit_counts, "own": audit_own_releases,
+    "replies": audit_replies,
+}  # fmt: skip
+
+
+# What the checks of an audit are named by.
+PARTS = frozenset({
+    "noise of training", "noise within a request", "units of 1 record", "units of 3 records", "one unit",
+    "isotonic recalibration", "recalibration by descent", "noised evaluation", "public evaluation",
+    "a new hospital's releases", "replies", "fresh noise", "rounding", "epsilon",
+})  # fmt: skip
 
 
 def audit_scenario(scenario: Scenario, console: Console, *, data_dir: Path | None = None, as_json: bool = False) -> int:
@@ -56,8 +72,8 @@ def run_audit(scenario: Scenario, folder: Path, data_dir: Path | None) -> tuple[
     generator = np.random.default_rng(scenario.simulation.insecure_seed)
     units = min(site.train_units for site in plan_sites(scenario, data_dir).sites if site.spec.role == "train")
     with logs_in(folder / "audit.log"):
-        checks = audit_noise(scenario, folder / "noise", units)
-        for part, attack in {"sums": audit_sums, "alone": audit_alone, "counts": audit_counts}.items():
+        checks = audit_noise(scenario, folder / "noise", units, generator)
+        for part, attack in ATTACKS.items():
             checks += attack(scenario, folder / part, generator)
         checks += audit_rounding(scenario)
         canaries = audit_canaries(scenario, folder / "epsilon", generator)
@@ -85,29 +101,6 @@ def print_audit(console: Console, scenario: Scenario, checks: Sequence[Check], c
         console.print(f"FAILED: {failed} of {len(checks)} checks. Do not release from this code.", style="bold red")
     else:
         console.print(f"passed: all {len(checks)} checks", style="green")
-
-
-def not_looked_at(scenario: Scenario) -> list[str]:
-    """List what an audit of the scenario says nothing about, one sentence for each."""
-    privacy, chains = private_settings(scenario), scenario.training.chains
-    left = [
-        "the account itself: that epsilon follows from noise, sampling rate and number of steps (its own tests do)",
-        "faults smaller than those in the column 'finds', and faults in requests of other kinds than these",
-        "single units that join more often than others: who joins is counted in groups of units",
-        "steps between those asked for: early, middle and late ones of each audited chain, alone and 8 together",
-        "rounding at other batch sizes and start states than these, and on a GPU",
-        "the ledger across crashes and restores, the time that a reply takes, the server, and the network",
-        "the quality of the generator's numbers beyond variance and correlation",
-    ]
-    if chains > AUDITED_CHAINS:
-        left.append(f"all but {AUDITED_CHAINS} of {chains} chains")
-    if privacy.pre_noise > 0:
-        left.append("pre-noise where sums are read (it is on where one unit's length is measured)")
-    if scenario.sampler.draws_samples:
-        left.append("samples drawn from the released state; layers below the last where sums are read")
-    elif len(scenario.sampler.state_vectors) > 1:
-        left.append("what a released state holds beside the vector that sums are read from: momentum, or Adam's others")
-    return left
 
 
 def _check_table(checks: Sequence[Check]) -> Table:

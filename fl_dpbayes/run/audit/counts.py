@@ -24,13 +24,24 @@ from fl_dpbayes.config.site_file import Split, write_site_file
 from fl_dpbayes.data.site import recalibration_units
 from fl_dpbayes.models.build import build_model
 from fl_dpbayes.models.parameters import vector_to_arrays
-from fl_dpbayes.privacy.audit_statistics import Check, Questions, correlation_tests, mean_test, variance_test, verdicts
+from fl_dpbayes.privacy.audit_statistics import (
+    Check,
+    Finding,
+    Questions,
+    correlation_tests,
+    mean_test,
+    variance_test,
+    verdicts,
+)
+from fl_dpbayes.privacy.noise_statistics import deviation_tests, direction_tests, law_tests, pair_test
 from fl_dpbayes.protocol.arrays import Arrays, prefixed
 from fl_dpbayes.protocol.evaluate import EvaluateReply, EvaluateRequest
 from fl_dpbayes.protocol.recalibrate import RecalibrateReply, RecalibrateRequest
 from fl_dpbayes.protocol.wire import arrays_digest
 from fl_dpbayes.run.audit import canary_site
+from fl_dpbayes.run.audit.directions import named_directions, random_directions
 from fl_dpbayes.run.audit.gradients import model_features, start_vector, synthetic_records
+from fl_dpbayes.run.audit.low_bits import low_bit_questions
 
 Array = npt.NDArray[np.float64]
 
@@ -40,14 +51,16 @@ UNITS, RECORDS_PER_UNIT, CAP = 40, 4, 2
 # More noise than at this epsilon would hide which records were read, and nothing of that depends on epsilon.
 LEAST_EPSILON = 2.0
 BINS, COLUMNS = 15, 3
-TABLES = 6
-# Numbers of noise that a descent is tested on.
-NUMBERS = 160
+TABLES = 24
+# Numbers of noise that a descent is tested on, and stretches of each length that are asked for, at most.
+NUMBERS, MOST_STRETCHES = 800, 40
 DESCENTS = (1, 4)
 DESCENT_EPSILON, DESCENT_RUN = 400.0, 1000
 DIFFERENCE = 1e-5
 # Share by which the small moves may change a sum of gradients.
 SLACK = 0.01
+# The lowest bits of float64 that are looked at.
+FLOAT64_BITS = 6
 ATTEMPTS = 2000
 
 
@@ -76,9 +89,11 @@ def audit_counts(scenario: Scenario, folder: Path, generator: np.random.Generato
     binary = {part: (float(p[1]), float(parts.labels[part] == 1)) for part, p in parts.predictions.items()}
     isotonic = binary if scenario.data.source.task.classes == 2 else top
     return [
-        *verdicts("isotonic recalibration", _table_questions(counted, isotonic, "recalibration"), FALSE_ALARM / 4),
+        *verdicts(
+            "isotonic recalibration", _table_questions(counted, isotonic, "recalibration", generator), FALSE_ALARM / 4
+        ),
         *verdicts("recalibration by descent", _descent_questions(parts), FALSE_ALARM / 4),
-        *verdicts("noised evaluation", _table_questions(noised, top, "test"), FALSE_ALARM / 4),
+        *verdicts("noised evaluation", _table_questions(noised, top, "test", generator), FALSE_ALARM / 4),
         _public_check(parts, top),
     ]
 
@@ -163,7 +178,20 @@ def _isotonic_table(parts: Parts, run: int) -> tuple[Array, float]:
     return received["noised"].astype(np.float64), reply.privacy.history[-1][0]
 
 
-def _table_questions(tables: list[tuple[Array, float]], kinds: dict[str, tuple[float, float]], read: str) -> Questions:
+def _by_place(noise: Array, what: str) -> Finding:
+    squares = np.square(noise).sum(axis=0)
+    return deviation_tests(squares, len(noise), lambda place: f"{what} {place + 1}")
+
+
+def law_questions(noise: Array, where: str) -> Questions:
+    """Ask whether noise, N(0, 1) at a sound site, is normal to its tails."""
+    distance, tails = law_tests(noise, where)
+    return {"noise is normal": [distance], "noise is neither cut off nor of heavier tails": [tails]}
+
+
+def _table_questions(
+    tables: list[tuple[Array, float]], kinds: dict[str, tuple[float, float]], read: str, generator: np.random.Generator
+) -> Questions:
     """Compare released tables with what the units of one part add: CAP records of each, every cell with its noise.
 
     A record adds (1, p, y) to the bin of p, at most sqrt(3) long, and a unit at most CAP records: the noise of each sum
@@ -181,10 +209,20 @@ def _table_questions(tables: list[tuple[Array, float]], kinds: dict[str, tuple[f
     read_by = [mean_test(counts[part], deviation, f"records of the {part} part", unit=counted) for part in kinds]
     variances = [variance_test(float(np.square(rest).sum()), rest.size, "all tables")]
     runs = {f"table {number + 1}": each.ravel() for number, each in enumerate(rest)}
+    flat = rest.reshape(len(rest), -1)
+    released = np.stack([table.ravel() for table, _ in tables])
+    labels = np.array([label for _, label in kinds.values()]).astype(np.int64)
+    layout = {"tables": np.arange(flat.shape[1]).reshape(BINS, COLUMNS)}
+    directions = named_directions(layout, flat.shape[1]) | random_directions(flat.shape[1], generator)
     return {
         f"reads {CAP} records of each unit of the {read} part, of no other unit": read_by,
         "noise has the accounted deviation, the cap on a unit's records included": variances,
         "no two tables share noise": correlation_tests(runs),
+        **law_questions(rest, "all tables"),
+        **low_bit_questions(released, FLOAT64_BITS, np.ones(released.shape, bool), labels, "tables"),
+        "noise has the accounted deviation in every direction": direction_tests(flat, directions, "tables")[:1],
+        "noise has the accounted deviation in every cell": [_by_place(flat, "cell")],
+        "no two numbers of a table share noise": [pair_test(np.ascontiguousarray(flat.T), "numbers")],
     }
 
 
@@ -214,7 +252,7 @@ def _descent_questions(parts: Parts) -> Questions:
     gradients = {part: _gradient(section, parts.predictions[part], parts.labels[part]) for part in SHARES}
     own = RECORDS_PER_UNIT * gradients["recalibration"]
     clip_norm = 0.7 * min(float(np.linalg.norm(RECORDS_PER_UNIT * each)) for each in gradients.values())
-    stretches = math.ceil(NUMBERS / len(own) / len(DESCENTS))
+    stretches = min(MOST_STRETCHES, math.ceil(NUMBERS / len(own) / len(DESCENTS)))
     steps = sum(DESCENTS) * stretches
     changes = {"epsilon": DESCENT_EPSILON, "delta": parts.delta, "clip_norm": clip_norm, "steps": 2 * steps}
     changes |= {"rounds": 1, "step_size": 1e-3 / clip_norm}
@@ -223,9 +261,9 @@ def _descent_questions(parts: Parts) -> Questions:
     ends = [0, *itertools.accumulate(DESCENTS * stretches)]
     read = [_descend(parts, plan, first, last, len(own)) for first, last in itertools.pairwise(ends)]
     along = own / float(np.linalg.norm(own))
-    mean = float(np.mean([y @ along for y, _ in read])) - UNITS
-    deviation = math.sqrt(sum(sigma**2 for _, sigma in read)) / len(read)
-    left = np.stack([(y - UNITS * along) / sigma for y, sigma in read])
+    mean = float(np.mean([each.mean @ along for each in read])) - UNITS
+    deviation = math.sqrt(sum(each.noise_std**2 for each in read)) / len(read)
+    left = np.stack([(each.mean - UNITS * along) / each.noise_std for each in read])
     deviations, differences = [], []
     for kind, length in enumerate(DESCENTS):
         rows = left[kind :: len(DESCENTS)]
@@ -240,6 +278,8 @@ def _descent_questions(parts: Parts) -> Questions:
         "noise has the accounted deviation, within a request and across": deviations,
         # What requests had in common would be missing from the difference of two.
         "no two requests in a row share noise": differences,
+        "noise has the accounted deviation in every parameter": [_by_place(left, "parameter")],
+        **law_questions(left, "all requests"),
     }
 
 
@@ -255,11 +295,19 @@ def _gradient(section: config.Recalibration, probabilities: Array, label: int) -
     return np.array([(loss(move) - loss(-move)) / (2 * DIFFERENCE) for move in moves])
 
 
-def _descend(parts: Parts, plan: config.RecalibrationPlan, first: int, last: int, count: int) -> tuple[Array, float]:
+@dataclass(frozen=True)
+class Descent:
+    """Mean noisy sum of a stretch over C, (P,), and the standard deviation of its noise."""
+
+    mean: Array
+    noise_std: float
+
+
+def _descend(parts: Parts, plan: config.RecalibrationPlan, first: int, last: int, count: int) -> Descent:
     request = _request(parts, DESCENT_RUN) | {"round": first + 1}
     reply, _ = _recalibrate(parts, request, plan=plan, first_step=first, steps=last - first, start=(0.0,) * count)
     assert reply.parameters is not None
     sizes = plan.step_size * (1 - np.arange(first, last) / plan.steps)
     scale = recalibration_units(parts.site.file) / (float(sizes.sum()) * plan.clip_norm)
     noise = reply.privacy.history[-1][0] * float(np.linalg.norm(sizes) / sizes.sum())
-    return -scale * np.array(reply.parameters), noise
+    return Descent(-scale * np.array(reply.parameters), noise)

@@ -144,7 +144,7 @@ def _records(
     return rows.reshape(-1, *input_shape)
 
 
-FALSE_ALARM = 1e-5
+FALSE_ALARM = 5e-6
 RECORDS_PER_UNIT = (1, 3)
 REQUESTS = 4
 NOISE = 0.01

@@ -24,7 +24,7 @@ from fl_dpbayes.protocol.wire import arrays_digest
 from fl_dpbayes.run.audit.canary_site import DELTA, UNLIMITED, CanarySite, ask
 from fl_dpbayes.samplers.algorithm import Algorithm, build_algorithm
 from fl_dpbayes.samplers.planned import planned_step_sizes
-from fl_dpbayes.samplers.state_vectors import ChainState, state_arrays, state_vectors
+from fl_dpbayes.samplers.state_vectors import ChainState, state_arrays, state_vectors, to_state
 
 Array = npt.NDArray[np.float64]
 
@@ -99,7 +99,8 @@ class Reading:
     `mean`: y, shape (d,), for Bayes by backprop (2 d,). `weights`: v_k, shape (steps,). `noise_multipliers`:
     sigma_k, as the site's ledger accounts for them. `sampling_rate`: q, as the ledger accounts for it. `rounding`:
     of each entry of y by float32, shape of y. `sample_apart`: largest difference of the last step's sample from the
-    released state; 0 where it is not kept, or is drawn at random.
+    released state; 0 where it is not kept, or is drawn at random. `state`: the released position, float32, empty where
+    it is not linear in the sums. `rest_apart`: as of `rest_apart`, for a single step; of more it is 0.
     """
 
     mean: Array
@@ -108,6 +109,8 @@ class Reading:
     sampling_rate: float
     rounding: Array
     sample_apart: float
+    state: npt.NDArray[np.float32]
+    rest_apart: float
 
     @property
     def noise_std(self) -> float:
@@ -143,6 +146,13 @@ def read_stretch(course: Course, start: Mapping[str, Array], round_number: int, 
     else:
         moved = (position - _position(after, sampler)).numpy()
         resolution = ROUNDING * position.abs().numpy()
+    rest = 0.0
+    if reply.steps == 1:
+        began = to_state(before, sampler, 0)
+        stepped = algorithm.step(
+            began, torch.from_numpy(moved / coefficients.sum()).to(began.parameters), float(sizes[0])
+        )
+        rest = rest_apart(stepped.vectors, after, sampler)
     scale = plan.privacy.sampling_rate * course.site.file.units / (plan.privacy.noise_unit * coefficients.sum())
     rows = reply.privacy.history
     return Reading(
@@ -150,6 +160,8 @@ def read_stretch(course: Course, start: Mapping[str, Array], round_number: int, 
         noise_multipliers=noise_of_steps(read_history(rows))[-reply.steps :],
         rounding=(resolution + ROUNDING * np.abs(pull)) * scale,
         sample_apart=_sample_apart(plan, first_step + reply.steps - 1, released),
+        state=np.empty(0, np.float32) if sampler.rescales else _position(after, sampler).float().numpy(),
+        rest_apart=rest,
     )  # fmt: skip
 
 
@@ -157,6 +169,18 @@ def read_all(course: Course, start: Mapping[str, Array], length: int) -> list[Re
     """Read every stretch of so many steps of a plan, each from the same start and in a round of its own."""
     firsts = range(0, course.plan.total_steps, length)
     return [read_stretch(course, start, first // length + 1, first, length) for first in firsts]
+
+
+def rest_apart(expected: Mapping[str, torch.Tensor], released: Mapping[str, torch.Tensor], sampler: Sampler) -> float:
+    """Return the largest difference of a released momentum or moment from the expected one, over that one's length.
+
+    max |m' - m|_2 / |m|_2
+    """
+    apart = 0.0
+    for name in sampler.moments:
+        difference = float((released[name].double() - expected[name].double()).norm())
+        apart = max(apart, difference / max(float(expected[name].double().norm()), 1e-30))
+    return apart
 
 
 def _sample_apart(plan: TrainingPlan, last_step: int, released: Arrays) -> float:

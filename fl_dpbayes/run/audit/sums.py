@@ -21,7 +21,7 @@ from fl_dpbayes.run.audit.reading import Course, Reading, loud_plan, own_plan, r
 
 Array = npt.NDArray[np.float64]
 
-FALSE_ALARM = 2e-5
+FALSE_ALARM = 1.5e-5
 RECORDS_PER_UNIT = (1, 3)
 MOST_GROUPS = 8
 # Below it the noise would be amplified too much when the groups are told apart.

@@ -15,7 +15,9 @@ import numpy as np
 import pytest
 import torch
 
+import clients.answer
 import clients.evaluate
+import clients.own_site
 import clients.recalibrate
 import clients.train
 from fl_dpbayes.calibration.recalibration import isotonic
@@ -27,16 +29,21 @@ from fl_dpbayes.models.parameters import to_vector
 from fl_dpbayes.models.priors import prior_gradient
 from fl_dpbayes.privacy.audit_statistics import Check
 from fl_dpbayes.privacy.streams import Streams
+from fl_dpbayes.run import update
 from fl_dpbayes.run.audit.canaries import audit_canaries
 from fl_dpbayes.run.audit.counts import audit_counts
 from fl_dpbayes.run.audit.noise import audit_noise
 from fl_dpbayes.run.audit.one_unit import audit_alone
+from fl_dpbayes.run.audit.own_releases import audit_own_releases
+from fl_dpbayes.run.audit.replies import audit_replies
 from fl_dpbayes.run.audit.sums import audit_sums
+from fl_dpbayes.run.audit.within import audit_within
 from fl_dpbayes.samplers import algorithm, chain, minibatch
 from fl_dpbayes.samplers.gradients import clipping, engine
 from fl_dpbayes.samplers.gradients.clipping import sum_clipped
 from fl_dpbayes.samplers.gradients.vmap import per_example_gradients
 from tests import chains
+from tests.run.audit import noise_faults
 
 RUNS = int(os.environ.get("FL_DPBAYES_AUDIT_RUNS", "0"))
 CONSTANT = ("privacy.coupling=constant", "privacy.temperature=")
@@ -54,7 +61,7 @@ Fault = Callable[[pytest.MonkeyPatch], None]
 
 
 def noise(scenario: Scenario, folder: Path, generator: np.random.Generator) -> list[Check]:
-    return audit_noise(scenario, folder, UNITS_OF_SCENARIO)
+    return audit_noise(scenario, folder, UNITS_OF_SCENARIO, generator)
 
 
 def epsilon(scenario: Scenario, folder: Path, generator: np.random.Generator) -> list[Check]:
@@ -184,6 +191,49 @@ def samples_kept_before_their_noise(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(chain, "build_algorithm", built)
 
 
+def change_noise_vector(change: noise_faults.VectorChange) -> Fault:
+    """Change each step's noise, given also its clipped sum."""
+
+    def planted(sound: Callable) -> Callable:
+        def gradient(total: torch.Tensor, **rest) -> torch.Tensor:
+            other = change(rest["noise"].double(), rest | {"clipped_sum": total})
+            return sound(total, **(rest | {"noise": other.float()}))
+
+        return gradient
+
+    return changed(chain, "noisy_gradient", planted)
+
+
+def change_noise_by_batch(change: Callable[[float], float]) -> Fault:
+    """Scale each step's noise by what a realised batch over the expected one makes of it."""
+
+    def planted(patch: pytest.MonkeyPatch) -> None:
+        drawn: list[int] = []
+
+        def watched(sound: Callable) -> Callable:
+            def draw(*given):
+                batch = sound(*given)
+                drawn.append(len(batch))
+                return batch
+
+            return draw
+
+        change_batches(watched)(patch)
+        scaled = lambda rest: rest["noise"] * change(drawn[-1] / rest["expected_batch_size"])  # noqa: E731
+        change_gradient(lambda rest: {"noise": scaled(rest)})(patch)
+
+    return planted
+
+
+def change_result(change: Callable) -> Fault:
+    """Change what a chain hands back, given its records."""
+
+    def planted(sound: Callable) -> Callable:
+        return lambda module, records, **rest: change(sound(module, records, **rest), records)
+
+    return changed(clients.train, "run_chain", planted)
+
+
 FAULTS: dict[str, Fault] = {
     "half the noise": change_gradient(lambda rest: {"noise": rest["noise"] / 2}),
     "noise over root batch size": change_gradient(
@@ -221,9 +271,72 @@ FAULTS: dict[str, Fault] = {
     "descent that repeats its noise": change_keywords(
         clients.recalibrate, "private_fit", lambda rest: {"generator": np.random.default_rng(3)}),
     "samples kept before their noise": samples_kept_before_their_noise,
+    **{name: change_noise_vector(change) for name, change in noise_faults.VECTORS.items()},
+    **{name: change_noise_by_batch(change) for name, change in noise_faults.BY_BATCH.items()},
+    "labels in the last bits of states": change_result(noise_faults.labels_in_last_bits),
+    "class counts in the last bits of states": change_result(noise_faults.class_counts_in_last_bits),
+    "momentum without its noise": change_result(noise_faults.momentum_without_noise),
+    "realised batch size as a metric": noise_faults.batch_as_metric,
+    "realised batch size in place of the number of units": noise_faults.batch_as_units,
+    "number of records as a metric": noise_faults.records_as_metric,
+    "one more array": noise_faults.one_more_array,
+    "fresh noise when asked again": noise_faults.fresh_noise_when_asked_again,
+    "noise that follows from the request": changed(
+        clients.train, "site_streams",
+        lambda sound: lambda site, *asked: Streams.from_insecure_seed(1, f"{site.name} {asked}")),
+    "half the noise in a hospital's releases": changed(
+        Streams, "generator", lambda sound: lambda streams, *asked: noise_faults.Quiet(sound(streams, *asked))),
+    "update moves by more than one": changed(update, "residual_sum", lambda sound: lambda *given: 3 * sound(*given)),
+    "alarm without its clip": changed(
+        update, "clipped_inputs",
+        lambda sound: lambda inputs, units, public: (inputs, sound(inputs, units, public)[1])),
+    "sets count records": changed(
+        update, "set_counts",
+        lambda sound: lambda of_label, units, *rest: sound(of_label, np.arange(len(units)), *rest)),
+    "one stream for all of a hospital's releases": changed(
+        clients.own_site, "site_streams",
+        lambda sound: lambda site, *asked: Streams.from_insecure_seed(1, site.name)),
 }  # fmt: skip
 
 
+WITHIN = {
+    "sum of the noise left out": "in every direction",
+    "class sums of the noise left out": "in every direction",
+    "noise shared by neighbours": "have anything in common",
+    "uniform noise": "noise is normal",
+    "noise cut at two deviations": "cut off",
+    "noise of float16": "comes again",
+    "noise of a short table": "comes again",
+    "Laplace noise": "noise is normal",
+    "Student noise": "cut off",
+    "half of the noise is the other half, mixed up": "comes again",
+    "second half mirrors the first": "have anything in common",
+    "noise of fewer dimensions": "leading directions",
+    "no noise at three places": "at every place",
+    "noise larger at some places": "the same at all places",
+    "noise with an offset": "no offset",
+    "noise beside the gradient alone": "in every direction",
+    "noise by the length of the gradient": "the same in all steps",
+    "noise by the size of the batch": "the same in all steps",
+    "noise by the size of the batch, hardly": "the same in all steps",
+    "labels in the last bits of states": "last bits",
+    "class counts in the last bits of states": "last bits",
+}
+REPLIES = {
+    "realised batch size as a metric": "declared fields",
+    "realised batch size in place of the number of units": "declared fields",
+    "number of records as a metric": "declared fields",
+    "one more array": "declared fields",
+    "fresh noise when asked again": "answered again",
+    "noise that follows from the request": "independent noise",
+}
+OWN = {
+    "half the noise in a hospital's releases": "accounted deviation",
+    "update moves by more than one": "sums of `update`",
+    "alarm without its clip": "sums of `alarm`",
+    "sets count records": "sums of `sets`",
+    "one stream for all of a hospital's releases": "share noise",
+}
 DEVIATION, RATE = "noise has the accounted deviation", "accounted probability"
 PLAIN = {
     (noise, DEVIATION): ("half the noise", "noise over root batch size", "noise repeats within a stretch",
@@ -253,6 +366,10 @@ PLANTED: list[tuple] = [
     ("joins too often", audit_sums, RATE, "privacy.sampling_rate=0.05"),
     ("clip norm for each layer", audit_alone, "at most C", MLP),
     ("second chain with a hundredth of its noise", noise, DEVIATION, "training.chains=2"),
+    *((fault, audit_within, words) for fault, words in WITHIN.items()),
+    ("momentum without its noise", audit_within, "follow from its noisy sums", *CONSTANT, *OTHER_SAMPLERS["dp-sgd"]),
+    *((fault, audit_replies, words) for fault, words in REPLIES.items()),
+    *((fault, audit_own_releases, words) for fault, words in OWN.items()),
 ]
 # One of each kind, in the quick run; the others are slow.
 QUICK = ("half the noise, by noise, sampler.kind=dp-adam", "late steps with half their noise, by noise",
@@ -295,8 +412,9 @@ def test_planted_fault_is_found(planted: tuple, tmp_path: Path) -> None:
 def test_sound_path_raises_no_alarm(kind: str, tmp_path: Path) -> None:
     # Counts read a posterior of the auditor's, and canaries are trained by Langevin steps: no sampler enters them.
     overrides = (*CONSTANT, *OTHER_SAMPLERS[kind]) if kind else ()
+    alone = () if kind else (audit_counts, epsilon, audit_own_releases)
     for seed in seeds(1 if kind else 2 * RUNS or 1):
-        for detector in (noise, audit_sums, audit_alone, *(() if kind else (audit_counts, epsilon))):
+        for detector in (noise, audit_within, audit_sums, audit_alone, audit_replies, *alone):
             assert failed(seed, overrides, detector, tmp_path) == ""
 
 
