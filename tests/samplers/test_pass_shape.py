@@ -245,7 +245,7 @@ def test_model_whose_rows_mix_is_computed_apart_in_passes_of_many(monkeypatch) -
     for layer in (Itself(), Leaky()):
         gradient = gradient_of(nn.Sequential(nn.Flatten(), nn.Linear(64, 5), layer, nn.Linear(5, 3)), 5)
         assert gradient().units == 5
-        shapes.append((gradient.passes.rows, gradient.passes.products))
+        shapes.append((gradient.passes.one_by_one, gradient.passes.products))
     # Nothing is left that could mix: what this processor allows the one it allows the other.
     assert shapes[0] == shapes[1]
 
