@@ -15,7 +15,7 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
 	@touch $@
 
-.PHONY: help simulate test test-deploy quick lint docs lock wheelhouse clean
+.PHONY: help simulate test test-deploy test-processors quick lint docs lock wheelhouse clean
 
 help: ## Show what can be made.
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
@@ -34,6 +34,9 @@ test: lint ## Lint, then every test.
 
 test-deploy: $(VENV)/.installed-dev ## A federation of real processes on this machine, with all that goes wrong.
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 0 -m deploy tests/deploy
+
+test-processors: $(VENV)/.installed-dev ## Tests of rows again, under other settings of the arithmetic and another processor.
+	$(BIN)/python -m tests.processors.run
 
 quick: $(VENV)/.installed-dev ## The tests that take under two minutes.
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow"

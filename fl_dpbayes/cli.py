@@ -303,14 +303,16 @@ def audit(
     raise typer.Exit(audit_scenario(loaded, console, data_dir=data_dir, as_json=as_json))
 
 
-BENCHMARKS = ["clip", "accounting", "simulation", "end-to-end", "memory"]
+BENCHMARKS = ["clip", "sizes", "accounting", "simulation", "end-to-end", "memory"]
 
 
 @app.command(epilog="Example: fl-dpbayes bench clip --only mlp\n\nExample: fl-dpbayes bench memory --json memory.json")
 def bench(
     name: Annotated[str, Argument(click_type=Choice(BENCHMARKS), help="Which benchmark.")],
     only: Annotated[str, Option(help="Rows whose names contain this; default: all.")] = "",
-    repeats: Annotated[int, Option(min=1, max=10_000, help="clip: steps; simulation: rounds; end-to-end: seeds.")] = 20,
+    repeats: Annotated[
+        int, Option(min=1, max=10_000, help="clip, sizes: steps; simulation: rounds; end-to-end: seeds.")
+    ] = 20,
     sites: Annotated[int, Option(min=1, max=10_000, help="simulation, memory: 10, 100, ... up to so many.")] = 100,
     engine: Annotated[str, Option(click_type=Choice(["inline", "flower"]), help="simulation: the engine.")] = "inline",
     file: Annotated[str | None, Option("--json", help="Keep rows in this file and go on from it; -: print it.")] = None,

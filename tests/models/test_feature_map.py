@@ -28,7 +28,8 @@ def test_shape_is_announced(features, input_shape, expected):
 
 def test_records_are_independent_of_the_pass_they_are_in():
     mapped = feature_map(ScatteringFeatures(), (1, 28, 28))
-    records = images(2 * mapped.records_per_pass + 1, 1, 28, 28)
+    # More than two passes of as many rows as this processor allows.
+    records = images(max(6, 2 * mapped.records_per_pass + 1), 1, 28, 28)
     together = mapped(records)
     for rows in ([0], [len(records) - 1], [5, 3], list(range(len(records)))[::-1]):
         np.testing.assert_array_equal(mapped(records[rows]), together[rows])
@@ -44,7 +45,9 @@ def test_every_pass_has_one_number_of_rows(count):
         return mapped.transform(batch)
 
     assert len(replace(mapped, transform=watched)(images(count, 1, 28, 28))) == count
-    assert set(seen) == {mapped.records_per_pass} == {16}
+    assert set(seen) == {mapped.records_per_pass}
+    # Of 16 rows, and where rows depend on each other here, of another public number.
+    assert mapped.records_per_pass in {16, 32, 64, 1}
 
 
 def test_each_colour_is_an_image_of_its_own():

@@ -11,6 +11,7 @@ from torch import nn
 from fl_dpbayes.config.task import CNNModel, Task
 from fl_dpbayes.models import rows as row_check
 from fl_dpbayes.models.build import build_model
+from fl_dpbayes.models.feature_map import checked_feature_map
 from fl_dpbayes.models.module_checks import validate_module
 from fl_dpbayes.models.rows import drawn_modules, rows_stand_alone, structure
 from tests.asking import refused
@@ -65,15 +66,6 @@ def test_planted_dependence_is_found(name) -> None:
     assert not stands_alone(PLANTED[name], 64)
 
 
-@pytest.mark.parametrize("module", [
-    nn.Linear(5, 3), nn.Linear(5, 1), nn.Sequential(nn.Linear(5, 7), nn.Sigmoid(), nn.Linear(7, 1), nn.Softplus()),
-    nn.Sequential(nn.Linear(5, 8), nn.LayerNorm(8), nn.GELU(), nn.Linear(8, 3), nn.Softmax(dim=1)),
-], ids=["linear", "one unit", "vector tails", "normalised"])  # fmt: skip
-@pytest.mark.parametrize("rows", [1, 64, 256])
-def test_plain_layers_stand_alone_at_multiples_of_64(module, rows) -> None:
-    assert stands_alone(module, rows)
-
-
 def found_by_force(module, rows, width, dtype):
     """Say whether any of 300 permutations and replacements changes a bit."""
     module = next(iter(drawn_modules(module.to(dtype))))
@@ -89,6 +81,38 @@ def found_by_force(module, rows, width, dtype):
             if not torch.equal(module(moved)[kept], expected[order][kept]):
                 return True
     return False
+
+
+PLAIN = {
+    "linear": nn.Linear(5, 3),
+    "one unit": nn.Linear(5, 1),
+    "vector tails": nn.Sequential(nn.Linear(5, 7), nn.Sigmoid(), nn.Linear(7, 1), nn.Softplus()),
+    "normalised": nn.Sequential(nn.Linear(5, 8), nn.LayerNorm(8), nn.GELU(), nn.Linear(8, 3), nn.Softmax(dim=1)),
+    "13 columns": nn.Linear(13, 10),
+}
+
+
+@pytest.mark.parametrize("name", PLAIN)
+@pytest.mark.parametrize("wanted", [1, 64, 256])
+def test_no_force_moves_a_bit_of_a_row_in_the_passes_that_were_chosen(name, wanted) -> None:
+    module = next(iter(drawn_modules(PLAIN[name]))).requires_grad_(False)
+    width = 13 if "13" in name else 5
+    outputs = module(torch.zeros(1, width)).shape[-1]
+    mapped = checked_feature_map((name, wanted), (width,), (outputs,), module, wanted, torch.device("cpu"))
+    rows = mapped.records_per_pass
+    # Which of them it is, is the processor's business.
+    assert rows in {wanted, 2 * wanted, 4 * wanted, 1}
+    generator = np.random.default_rng(1)
+    features = generator.standard_normal((rows, width), np.float32)
+    expected = mapped(features)
+    for _ in range(100):
+        order = generator.permutation(rows)
+        moved = features[order]
+        kept = generator.random(rows) < 0.5
+        moved[~kept] = generator.choice(row_check.NEIGHBOURS)
+        found = mapped(moved[: generator.integers(1, rows + 1)])
+        kept = kept[: len(found)]
+        np.testing.assert_array_equal(found[kept], expected[order][: len(found)][kept])
 
 
 @pytest.mark.parametrize(("module", "rows", "width", "dtype"), [

@@ -119,10 +119,24 @@ def compared(case: Case, repeats: int) -> Record:
     it is private clips, sums, adds noise and steps. Ours is `run_chain` with Poisson batches, padding and float64 sums;
     the others take batches of one size and float32.
     """
+    on_one_core()
+    return steps_beside(case, {"plain": plain_step(case)} | peers(case), repeats) | beyond_plain(case)
+
+
+def on_one_core() -> None:
+    """Compute on one core: a thread that draws noise beside would take CPU time by sharing caches."""
     torch.set_num_threads(1)
-    # On one core: a thread that draws noise beside would take CPU time by sharing caches.
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
-    others, spent, since = {"plain": _plain(case)} | _peers(case), defaultdict[str, list[float]](list), 0.0
+
+
+def steps_beside(case: Case, others: Mapping[str, Callable[[], None]], repeats: int) -> Record:
+    """Time our whole steps and others' in turn, `repeats` of each.
+
+    Returns:
+        The milliseconds of a plain step, and the median of each other's steps over that of plain ones.
+    """
+    spent = defaultdict[str, list[float]](list)
+    since = 0.0
 
     def after_step(*_: object) -> None:
         nonlocal since
@@ -138,7 +152,7 @@ def compared(case: Case, repeats: int) -> Record:
     seconds = {name: float(np.median(times[2:])) for name, times in spent.items()}
     plain = seconds.pop("plain")
     ratios = {name: taken / plain for name, taken in seconds.items()}
-    return {"batch": case.batch, "plain, ms": 1e3 * plain, **ratios, **beyond_plain(case)}
+    return {"batch": case.batch, "plain, ms": 1e3 * plain, **ratios}
 
 
 def train(case: Case, steps: int, on_step: Callable[..., None] | None = None) -> None:
@@ -161,7 +175,8 @@ def _records(case: Case) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randn((units, *case.shape), generator=generator), labels
 
 
-def _plain(case: Case) -> Callable[[], None]:
+def plain_step(case: Case) -> Callable[[], None]:
+    """Return what does one step of plain SGD."""
     module = case.build()
     return _training_step(case, module, torch.optim.SGD(module.parameters(), lr=STEP), functional.cross_entropy)
 
@@ -178,7 +193,8 @@ def _training_step(case: Case, module: nn.Module, optimizer: Any, loss: Callable
     return step
 
 
-def _peers(case: Case) -> dict[str, Callable[[], None]]:
+def peers(case: Case) -> dict[str, Callable[[], None]]:
+    """Return what does one private step by each other method that takes the model."""
     warnings.simplefilter("ignore")
     made = {"ghost": partial(_opacus, case, "ghost")}
     if 4 * case.batch * sum(value.numel() for value in case.build().parameters()) <= _LARGEST_GRADIENTS:
@@ -234,13 +250,13 @@ def _peak(case: Case, private: bool) -> int:
     torch.set_num_threads(1)
     # Libraries load.
     train(Case(LogisticModel(), (4,), 16), 1)
-    _plain(Case(LogisticModel(), (4,), 16))()
+    plain_step(Case(LogisticModel(), (4,), 16))()
     # Forgets the peak so far (proc(5)).
     Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
     before = peak_bytes()
     if private:
         train(case, 5)
     else:
-        for step in 5 * [_plain(case)]:
+        for step in 5 * [plain_step(case)]:
             step()
     return peak_bytes() - before

@@ -103,4 +103,8 @@ def _machine() -> dict[str, Any]:
     cpu = next((line.partition(": ")[2] for line in lines if line.startswith("model name")), platform.machine())
     versions = {package: importlib.metadata.version(package) for package in _PACKAGES}
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2**30
-    return {"cpu": cpu, "cores": os.cpu_count(), "memory, GiB": memory, "python": platform.python_version(), **versions}
+    machine = {"cpu": cpu, "cores": os.cpu_count(), "memory, GiB": memory, "python": platform.python_version()}
+    # What is loaded before all else may change what libraries take the processor for.
+    preloaded = os.environ.get("LD_PRELOAD")
+    told = {"preloaded": Path(preloaded).name} if preloaded else {}
+    return machine | told | versions

@@ -13,7 +13,7 @@ from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.scenario import load_scenario
 from fl_dpbayes.config.task import LogisticModel
 from fl_dpbayes.privacy.events import GaussianEvent
-from fl_dpbayes.run.bench import accounting, clip, end_to_end, measure, memory, simulation
+from fl_dpbayes.run.bench import accounting, clip, end_to_end, measure, memory, simulation, sizes
 from fl_dpbayes.run.bench.measure import Sizes, measure_rows
 
 SMALL = Sizes(repeats=1, sites=10, engine="inline")
@@ -82,6 +82,19 @@ def test_clip_measures_ours_beside_every_peer():
 
 
 @pytest.mark.slow
+def test_sizes_measure_a_width_beside_16_and_a_batch_beside_opacus_at_its_fastest():
+    rows = sizes.rows(SMALL)
+    assert {f"logistic, width {width}" for width in (5, 9, 13, 14, 25, 30, 50, 126)} <= rows.keys()
+    assert {f"MLP 784-64-10, batch {batch}" for batch in (16, 64, 256, 1024)} <= rows.keys()
+    wide = measure.alone(rows["logistic, width 13"])
+    assert wide["rows a pass"] >= 1
+    assert wide["over width 16"] > 0
+    beside = measure.alone(rows["linear 300-10, batch 16"])
+    assert beside["ours"] > 0
+    assert any(beside.get(mode, 0) > 0 for mode in sizes.OPACUS)
+
+
+@pytest.mark.slow
 def test_every_second_of_a_simulation_is_some_stage():
     work = partial(simulation.simulated, partial(simulation.growing_scenario, 12, 2), "inline")
     found = measure.alone(work)
@@ -125,3 +138,10 @@ def test_cpu_seconds_are_counted():
             pass
     assert sum(spent.values()) == pytest.approx(0.1, rel=0.2)
     assert clock == sorted(clock)
+
+
+def test_what_is_loaded_before_all_else_is_told(monkeypatch):
+    monkeypatch.delenv("LD_PRELOAD", raising=False)
+    assert "preloaded" not in measure._machine()
+    monkeypatch.setenv("LD_PRELOAD", "/somewhere/another_maker.so")
+    assert measure._machine()["preloaded"] == "another_maker.so"
