@@ -286,7 +286,9 @@ FAULTS: dict[str, Fault] = {
         lambda sound: lambda site, *asked: Streams.from_insecure_seed(1, f"{site.name} {asked}")),
     "half the noise in a hospital's releases": changed(
         Streams, "generator", lambda sound: lambda streams, *asked: noise_faults.Quiet(sound(streams, *asked))),
-    "update moves by more than one": changed(update, "residual_sum", lambda sound: lambda *given: 3 * sound(*given)),
+    "update moves by more than one": changed(
+        update, "residual_sum",
+        lambda sound: lambda *given: dataclasses.replace(sound(*given), sums=3 * sound(*given).sums)),
     "alarm without its clip": changed(
         update, "clipped_inputs",
         lambda sound: lambda inputs, units, public: (inputs, sound(inputs, units, public)[1])),
