@@ -10,6 +10,7 @@ from torch import nn
 from fl_dpbayes.config.task import CNNModel, LogisticModel, Task
 from fl_dpbayes.models.build import build_model
 from fl_dpbayes.models.parameters import to_vector
+from fl_dpbayes.models.rows import noted_shapes
 from fl_dpbayes.posterior import predictive
 from fl_dpbayes.posterior.predictive import predict
 
@@ -49,15 +50,20 @@ def test_each_record_is_predicted_by_itself_whoever_is_with_it(module):
 
 @pytest.mark.parametrize(("model", "rows"), [(LogisticModel(), 256), (CNNModel(channels=(2,), hidden=3), 64)])
 @pytest.mark.parametrize("count", [0, 1, 15, 16, 300])
-def test_every_pass_has_one_number_of_rows(model, rows, count):
+def test_every_pass_has_one_number_of_rows(monkeypatch, model, rows, count):
     module = build_model(model, Task(input_shape=(1, 4, 4), classes=3), seed=0)
     samples = {name: value.detach().numpy()[None] for name, value in module.named_parameters()}
     features = np.random.default_rng(0).random((count, 1, 4, 4), dtype=np.float32)
-    predict(module, samples, np.ones(1), features)
+    with noted_shapes() as shapes:
+        predict(module, samples, np.ones(1), features)
+    (shape,) = shapes
+    assert shape.wanted == rows
+    # What was found without the hook: the check's own passes are not counted.
+    monkeypatch.setattr(predictive, "_pass_shape", lambda *_: (shape, 1))
     seen = []
     module.register_forward_pre_hook(lambda _, inputs: seen.append(len(inputs[0])))
     assert predict(module, samples, np.ones(1), features).probabilities.shape == (count, 3)
-    assert set(seen) == {rows}
+    assert set(seen) == {shape.rows}
 
 
 @settings(deadline=None, derandomize=True, max_examples=40)
