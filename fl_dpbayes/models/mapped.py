@@ -12,13 +12,14 @@ from torch.overrides import TorchFunctionMode
 from fl_dpbayes.config.errors import UserError
 
 _FILLS = {torch.index_fill, Tensor.index_fill, Tensor.index_fill_}
+_RESIZES = {Tensor.resize_, Tensor.resize_as_, torch.resize_as_}
 
 
 def mapped(function: Callable[..., Any], *columns: Any, in_dims: Any = 0) -> Any:
     """Apply a function to each record by itself.
 
     `columns` and `in_dims`: as of `vmap`. An index beyond an embedding's table gives NaN, since the
-    shifted one may be that of another record's table. Raises UserError for `index_fill`.
+    shifted one may be that of another record's table. Raises UserError for `index_fill` and `resize_`.
     """
 
     def inside(*one: Any) -> Any:
@@ -36,6 +37,11 @@ class _Inside(TorchFunctionMode):
         if func in _FILLS:
             said = "torch.func.vmap fills by index across records"
             raise UserError(f"{said}: leave out index_fill, and use torch.where or scatter")
+        if func in _RESIZES:
+            said = "torch.func.vmap cuts resized memory across records"
+            raise UserError(f"{said}: leave out {func.__name__}, and use a slice or torch.nn.functional.pad")
+        if func is Tensor.__setitem__:
+            return _assign(*args)
         if func is functional.embedding:
             indices, weight, *rest = (*args, *(named.pop(name) for name in ("input", "weight") if name in named))
             return _looked_up(lambda index: func(index, weight, *rest, **named), indices, weight)
@@ -43,6 +49,15 @@ class _Inside(TorchFunctionMode):
             weight, indices, *rest = (*args, *(named.pop(name) for name in ("weight", "indices") if name in named))
             return _looked_up(lambda index: func(weight, index, *rest, **named), indices, weight)
         return func(*args, **named)
+
+
+def _assign(target: Tensor, index: Any, value: Any) -> None:
+    indices = index if isinstance(index, tuple) else (index,)
+    indexed = any(isinstance(each, Tensor) and each.dtype != torch.bool for each in indices)
+    if indexed and not (isinstance(value, Tensor) and value.dim() > 0):
+        # The gradient of writing one number is `index_fill`; that of writing many is not.
+        value = torch.zeros_like(target[index]) + value
+    target[index] = value
 
 
 def _looked_up(look_up: Callable[[Tensor], Tensor], indices: Tensor, weight: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fl_dpbayes.models.record_rules import (
@@ -22,6 +23,8 @@ from fl_dpbayes.models.record_rules import (
     leaves,
     places_of,
 )
+
+_SET_DATA = Tensor.data.__set__  # type: ignore[attr-defined]
 
 
 def meeting_place(
@@ -49,10 +52,13 @@ def meeting_place(
             for name, value in layer.named_parameters(recurse=False):
                 empty = nn.Parameter(torch.empty_like(value), value.requires_grad)
                 layer._parameters[name] = empty
-    following = _Following(rows, copied.parameters())
+    following, failures = _Following(rows, copied.parameters()), _Failures()
     try:
-        with torch.autograd.set_multithreading_enabled(False), fake, following:
+        with torch.autograd.set_multithreading_enabled(False), fake, following, failures:
             results = list(leaves(compute(copied, rows)))
+        # Code that goes another way after a failure may not fail on rows that have values.
+        for failure in failures.seen:
+            raise failure
         for result in results:
             operand = following.operand(result)
             if operand.shape[:1] != (len(rows),) or not operand.has(Place(0)):
@@ -63,6 +69,26 @@ def meeting_place(
         # What asks for a value, for one.
         return " ".join(f"{type(error).__name__}: {error}".split())[:200]
     return None
+
+
+class _Failures(TorchFunctionMode):
+    """Notes what fails in torch, even where the code that called it goes on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[Exception] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func == _SET_DATA:
+            raise self._noted(RecordsMeetError("an assignment to .data"))
+        try:
+            return func(*args, **(kwargs or {}))
+        except Exception as error:
+            raise self._noted(error) from None
+
+    def _noted(self, error: Exception) -> Exception:
+        self.seen.append(error)
+        return error
 
 
 class _Following(TorchDispatchMode):

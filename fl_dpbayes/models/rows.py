@@ -26,6 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from fl_dpbayes.config.errors import UserError
+from fl_dpbayes.models.code_behind import code_behind
 from fl_dpbayes.models.parameters import trainable_parameters
 from fl_dpbayes.models.products import Products
 
@@ -308,7 +309,8 @@ def _settings(layer: nn.Module) -> Hashable:
     if type(layer).__module__.startswith("fl_dpbayes."):
         return tuple(sorted((key, repr(v)) for key, v in own.items() if isinstance(v, int | float | str | tuple)))
     try:
-        return hashlib.sha256(pickle.dumps(own)).digest()
+        # Pickled code is a name alone.
+        return hashlib.sha256(pickle.dumps(own)).digest(), code_behind(layer)
     except Exception:
         return object()
 

@@ -14,6 +14,7 @@ from fl_dpbayes.models.build import build_model
 from fl_dpbayes.models.mapped import mapped
 from fl_dpbayes.models.own_module import provided
 from fl_dpbayes.models.row_wise import RowWise, is_chain_of_known_layers, where_rows_meet
+from fl_dpbayes.models.rows import structure
 from fl_dpbayes.report.warnings import sentences
 from fl_dpbayes.run.bench import clip
 from fl_dpbayes.samplers.gradients import engine
@@ -81,6 +82,28 @@ def frozen(layer):
 
 def causal():
     return torch.full((5, 5), -torch.inf).triu(1)
+
+
+def where_it_may_be_read(x, head):
+    try:
+        scale = float(x.abs().max())
+    except Exception:
+        scale = 1.0
+    return head(x) / max(scale, 1e3)
+
+
+def where_numpy_may_read_it(x, head):
+    try:
+        scale = float(x.detach().numpy().max())
+    except Exception:
+        scale = 1.0
+    return head(x) / max(scale, 1e3)
+
+
+def other_data(x, head):
+    x = x * 1
+    x.data = x.data.roll(1, 1)
+    return head(x)
 
 
 FOLLOWED = {
@@ -179,6 +202,9 @@ MET = {
     "value": Of(lambda x, a: a(x) * float(x.abs().max())),
     "array": Of(lambda x, a: a(x) / float(x.detach().numpy().max())),
     "list": Of(lambda x, a: a(x) / max(map(max, x.tolist()))),
+    "value, else none": Of(where_it_may_be_read),
+    "array, else none": Of(where_numpy_may_read_it),
+    "other data": Of(other_data),
     "weights' values": Of(lambda x, a: a(x) if a.weight.data.numpy().max() < 1e3 else a(x - x.mean(0))),
     "mapped over columns": Of(lambda x, a: a(torch.func.vmap(lambda c: c / c.norm(), 1, 1)(x))),
     "noise": Of(lambda x, a: a(x + torch.rand(8))),
@@ -310,6 +336,103 @@ def test_an_index_beyond_a_record_s_own_table_reads_no_other_record():
 def test_filling_by_index_which_is_shifted_into_other_records_is_refused(fill):
     with pytest.raises(UserError, match=r"torch\.where"):
         mapped(lambda row, index: fill(row.clone(), 0, index, 5.0), torch.zeros(4, 3), torch.full((4, 1), -1))
+
+
+def written_at(index, value):
+    """Return a function of a record that writes a value into it, at an index that is negative."""
+
+    def write(row):
+        row = row * 1
+        row[index(row)] = value
+        return (row * torch.arange(1.0, 4.0)).sum()
+
+    return write
+
+
+def last_if_large(row):
+    return -(row[:1] > 9).long()
+
+
+@pytest.mark.parametrize("value", [0.0, 0, torch.tensor(0.0), torch.zeros(1)], ids=str)
+@pytest.mark.parametrize("index", [last_if_large, lambda row: (..., last_if_large(row))], ids=["index", "behind dots"])
+def test_writing_at_a_record_s_own_index_leaves_gradients_of_others(index, value):
+    records = torch.tensor([1.0, 1.0, 10.0, 1.0])[:, None].expand(4, 3)
+    gradients = mapped(torch.func.grad(written_at(index, value)), records)
+    small, large = [0.0, 2.0, 3.0], [1.0, 2.0, 0.0]
+    assert gradients.tolist() == [small, small, large, small]
+
+
+@pytest.mark.parametrize("resize", [Tensor.resize_, lambda row, size: row.resize_as_(torch.zeros(size))])
+def test_resizing_which_cuts_memory_across_records_is_refused(resize):
+    with pytest.raises(UserError, match="resize"):
+        mapped(lambda row: resize(row.clone(), 2), torch.zeros(4, 3))
+
+
+def steady(values):
+    return values.tanh()
+
+
+def guarded(values):
+    return values * (1e3 / values.abs().max()).clamp(max=1)
+
+
+class ByName(nn.Module):
+    """Calls what a global name means now, as the code of a notebook does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 3)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        return self.layer(steady(rows))
+
+
+class Method(ByName):
+    """Calls a method of its own."""
+
+    def bounded(self, rows: Tensor) -> Tensor:
+        return rows.tanh()
+
+    def forward(self, rows: Tensor) -> Tensor:
+        return self.layer(self.bounded(rows))
+
+
+@pytest.mark.parametrize(
+    "rewrite",
+    [
+        lambda patch: patch.setitem(globals(), "steady", guarded),
+        lambda patch: patch.setattr(steady, "__code__", guarded.__code__),
+    ],
+    ids=["other function", "other code"],
+)
+def test_a_function_that_is_written_anew_is_followed_anew(rewrite, monkeypatch):
+    assert where_rows_meet(ByName(), (ROWS, 8)) is None
+    rewrite(monkeypatch)
+    assert where_rows_meet(ByName(), (ROWS, 8)) is not None
+    assert where_gradients_meet(ByName(), (8,), ROWS) is not None
+
+
+def test_a_method_that_is_written_anew_is_followed_anew(monkeypatch):
+    assert where_rows_meet(Method(), (ROWS, 8)) is None
+    monkeypatch.setattr(Method, "bounded", lambda self, rows: guarded(rows))
+    assert where_rows_meet(Method(), (ROWS, 8)) is not None
+
+
+def test_an_attribute_that_is_written_anew_is_followed_anew(monkeypatch):
+    def module():
+        made = ByName()
+        made.function = steady
+        made.layer.forward = made.function
+        return made
+
+    assert where_rows_meet(module(), (ROWS, 8)) is None
+    monkeypatch.setattr(steady, "__code__", guarded.__code__)
+    assert where_rows_meet(module(), (ROWS, 8)) is not None
+
+
+def test_modules_of_the_same_code_are_followed_once():
+    assert structure(ByName()) == structure(ByName())
+    assert structure(nn.Linear(2, 2)) == structure(nn.Linear(2, 2))
 
 
 # Files that call modules themselves: on made-up records, or on what is known to be followed or a single record.

@@ -1,0 +1,114 @@
+"""The Python code that computes a layer, so that code written anew in this process counts as another module.
+
+A function of a notebook's cell, or of a file that is reloaded, keeps its name when it is written anew.
+"""
+
+import sys
+import sysconfig
+from collections.abc import Hashable, Iterator, Mapping
+from functools import partial
+from types import CodeType, FunctionType, MethodType, ModuleType
+
+from torch import Tensor, nn
+
+_FOLDERS = ("stdlib", "platstdlib", "purelib", "platlib")
+_INSTALLED = tuple({sysconfig.get_path(name) for name in _FOLDERS})
+_OWN_PARTS = ("_parameters", "_buffers", "_modules")
+
+
+def code_behind(layer: nn.Module) -> tuple[Hashable, ...]:
+    """Return the code that a layer's class and attributes reach, with the plain values that it reads.
+
+    Followed are functions, closures, defaults, global names and objects, outside of installed
+    packages, which stay as they are while a process lasts.
+    """
+    parts: list[Hashable] = []
+    waiting: list[object] = [type(layer)]
+    waiting += [value for name, value in vars(layer).items() if name not in _OWN_PARTS]
+    reached: dict[int, object] = {}
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, bool | int | float | str):
+            parts.append((type(value), value))
+            continue
+        if id(value) in reached:
+            continue
+        # Kept, so that no other object gets its number.
+        reached[id(value)] = value
+        if isinstance(value, FunctionType) and not value.__code__.co_filename.startswith(_INSTALLED):
+            parts.append(value.__code__)
+        waiting += _behind(value)
+    return tuple(parts)
+
+
+def _behind(value: object) -> list[object]:
+    """Return what a value leads to, one step on."""
+    match value:
+        case FunctionType():
+            installed = value.__code__.co_filename.startswith(_INSTALLED)
+            return [] if installed else list(_read_by(value))
+        case MethodType():
+            return [value.__func__, value.__self__]
+        case staticmethod() | classmethod():
+            return [value.__func__]
+        case property():
+            return [value.fget]
+        case partial():
+            return [value.func, value.args, value.keywords]
+        case Mapping():
+            return list(value.values())
+        case list() | tuple():
+            return list(value)
+        case type():
+            return [each for base in value.__mro__ for each in _written_in(base)]
+        case Tensor() | ModuleType():
+            return []
+    return [] if _is_installed(type(value)) else [type(value), getattr(value, "__dict__", None)]
+
+
+def _written_in(owner: type) -> list[object]:
+    if owner.__module__.partition(".")[0] in ("builtins", "torch"):
+        return []
+    written = list(vars(owner).values())
+    if not _is_installed(owner):
+        return written
+    # A notebook may put a function of its own into an installed class.
+    return [value for value in written if isinstance(value, FunctionType)]
+
+
+def _read_by(function: FunctionType) -> Iterator[object]:
+    yield function.__defaults__
+    yield function.__kwdefaults__
+    for cell in function.__closure__ or ():
+        try:
+            yield cell.cell_contents
+        except ValueError:
+            # Nothing is in it yet.
+            continue
+    names = set(_names(function.__code__))
+    waiting: list[Mapping[str, object]] = [function.__globals__]
+    while waiting:
+        space = waiting.pop()
+        for name in sorted(names & space.keys()):
+            value = space[name]
+            if not isinstance(value, ModuleType):
+                yield value
+            elif not _has_installed_file(value) and vars(value) is not space:
+                waiting.append(vars(value))
+
+
+def _names(code: CodeType) -> Iterator[str]:
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _names(constant)
+
+
+def _is_installed(owner: type) -> bool:
+    module = sys.modules.get(owner.__module__)
+    return owner.__module__ != "__main__" and module is not None and _has_installed_file(module)
+
+
+def _has_installed_file(module: ModuleType) -> bool:
+    # What has no file is built in.
+    return str(getattr(module, "__file__", None) or _INSTALLED[0]).startswith(_INSTALLED)
