@@ -11,6 +11,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from fl_dpbayes.config.base import Config
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.files.audit_log import AuditLogError
+from fl_dpbayes.config.image_library import NotInstalledError
 from fl_dpbayes.config.names import outside_text
 from fl_dpbayes.config.task import Model, Task
 from fl_dpbayes.data.snapshot import DataChangedError, DataUncheckedError
@@ -28,6 +29,7 @@ from fl_dpbayes.samplers.chain import ChainDivergedError
 
 # What the server learns of an error, by its type, the first that fits; of any other it learns INTERNAL.
 CODES = {
+    NotInstalledError: RefusalCode.INSTALLATION_BROKEN,
     LedgerError: RefusalCode.LEDGER_ERROR,
     ChainDivergedError: RefusalCode.DIVERGED,
     RowsDependError: RefusalCode.NOT_REPEATABLE,

@@ -99,8 +99,14 @@ def _places(top: str) -> tuple[Path, ...]:
     if spec is None:
         return ()
     if spec.submodule_search_locations:
-        return tuple(map(Path, spec.submodule_search_locations))
-    return (Path(spec.origin),) if spec.has_location and spec.origin else ()
+        return tuple(map(_on_disk, spec.submodule_search_locations))
+    return (_on_disk(spec.origin),) if spec.has_location and spec.origin else ()
+
+
+def _on_disk(location: str) -> Path:
+    """Return the place of code, or the archive that holds it: `ownnet.zip` of `ownnet.zip/ownnet`."""
+    place = Path(location)
+    return next((path for path in (place, *place.parents) if path.exists()), place)
 
 
 @lru_cache(maxsize=1)

@@ -14,6 +14,7 @@ from torch.nn.functional import interpolate
 
 from fl_dpbayes.config.data_folder import VARIABLE
 from fl_dpbayes.config.errors import UserError
+from fl_dpbayes.config.image_library import require_torchvision
 from fl_dpbayes.config.task import BackboneFeatures
 
 # Mean and standard deviation of ImageNet's colours: constants that torchvision publishes with its weights.
@@ -59,6 +60,7 @@ def backbone(features: BackboneFeatures, folder: Path | None) -> Backbone:
     if no file has that digest, the file is no state of this architecture, or the download fails.
     """
     # torchvision takes longer to import than torch, and every site imports this module.
+    require_torchvision()
     from torchvision.models import get_model, get_model_weights
 
     with torch.device("meta"):

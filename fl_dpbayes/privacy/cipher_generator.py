@@ -11,24 +11,43 @@ import numpy.typing as npt
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 
 KEY_BYTES = 32
+# The cipher counts 2^32 blocks of 64 bytes for a nonce, and then raises.
+NONCE_BYTES = 2**38
 Shape = int | tuple[int, ...] | None
 
 
 class CipherGenerator(np.random.Generator):
     """Bytes, uniforms, whole words and N(0, 1) numbers of one ChaCha20 stream, in the order in which they are asked.
 
-    Whatever else numpy's generator offers raises NotImplementedError. Source: RFC 8439, section 2.3.
+    Nonce 0 gives the first 2^38 bytes, then nonce 1, and so on. Whatever else numpy's generator offers raises
+    NotImplementedError, and so does a copy: it would draw the same numbers again. Source: RFC 8439, section 2.3.
     """
 
     def __init__(self, key: bytes) -> None:
         """Begin the stream of a key of 32 bytes, which is used for nothing else."""
         # The methods that would draw from it are those that raise.
         super().__init__(np.random.Philox(0))
-        self._cipher = Cipher(algorithms.ChaCha20(key, bytes(16)), None).encryptor()
+        self._key = key
+        self._nonce = -1
+        self._begin_next_nonce()
 
     def bytes(self, length: int) -> bytes:  # type: ignore[override]
-        """Return so many bytes of the stream."""
+        """Return so many bytes of the stream; what does not fit behind a nonce begins with the next one."""
+        if length > self._left:
+            self._begin_next_nonce()
+        self._left -= length
         return self._cipher.update(b"\0" * length)
+
+    def __reduce__(self) -> NoReturn:
+        """Refuse to be copied or pickled: numpy's way would make a generator whose numbers everyone knows."""
+        raise NotImplementedError("a stream of ChaCha20 is never copied: what is drawn twice cancels out")
+
+    def _begin_next_nonce(self) -> None:
+        self._nonce += 1
+        self._left = NONCE_BYTES
+        counter = bytes(4)
+        start = counter + self._nonce.to_bytes(12, "little")
+        self._cipher = Cipher(algorithms.ChaCha20(self._key, start), None).encryptor()
 
     def random(  # type: ignore[override]
         self, size: Shape = None, dtype: Any = np.float64, out: None = None

@@ -3,6 +3,7 @@
 import shutil
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -125,3 +126,17 @@ def test_files_that_are_digested_are_those_that_are_imported() -> None:
     code = "import clients, server, fl_dpbayes; print(*(m.__path__[0] for m in (fl_dpbayes, clients, server)))"
     places = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert [Path(place) for place in places] == [installed_code.HOME / name for name in installed_code.PACKAGE_FOLDERS]
+
+
+@pytest.mark.parametrize("name", ["zipped_package/__init__.py", "zipped_module.py"])
+def test_change_of_code_in_an_archive_changes_its_digest(tmp_path, monkeypatch, name: str) -> None:
+    archive = tmp_path / "ownnet.zip"
+    monkeypatch.syspath_prepend(archive)
+    digests = set()
+    for text in ("made = None", "made = 12345"):
+        with zipfile.ZipFile(archive, "w") as file:
+            file.writestr(name, text)
+        sys.path_importer_cache.clear()
+        code = installed_code.installed_code(f"{name.partition('/')[0].removesuffix('.py')}:made")
+        digests.add(code.digest)
+    assert len(digests) == 2

@@ -1,12 +1,15 @@
 """Random streams: independent across everything that tells them apart, never handed out twice."""
 
+import copy
 import itertools
+import pickle
 
 import numpy as np
 import pytest
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 from scipy.stats import kstest
 
+from fl_dpbayes.privacy import cipher_generator
 from fl_dpbayes.privacy.cipher_generator import CipherGenerator
 from fl_dpbayes.privacy.streams import Streams
 
@@ -98,3 +101,19 @@ def test_what_the_cipher_cannot_draw_is_refused_and_never_another_generator_s() 
     ):  # fmt: skip
         with pytest.raises(NotImplementedError, match="ask a generator of numpy"):
             ask()
+
+
+@pytest.mark.parametrize("make_copy", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_stream_is_never_copied(make_copy) -> None:
+    with pytest.raises(NotImplementedError, match="never copied"):
+        make_copy(CipherGenerator(bytes(32)))
+
+
+def test_stream_goes_on_with_the_next_nonce_before_the_cipher_s_count_of_blocks_ends(monkeypatch) -> None:
+    monkeypatch.setattr(cipher_generator, "NONCE_BYTES", 64)
+    generator = CipherGenerator(bytes(32))
+    drawn = [generator.bytes(64) for _ in range(3)]
+    for nonce, block in enumerate(drawn):
+        start = bytes(4) + nonce.to_bytes(12, "little")
+        assert block == Cipher(algorithms.ChaCha20(bytes(32), start), None).encryptor().update(bytes(64))
+    assert len(set(drawn)) == 3

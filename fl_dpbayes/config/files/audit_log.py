@@ -23,6 +23,8 @@ MOST_LINE_BYTES = 2**20
 # The decision of a line that is written before anything is paid for; another, which names it, says what became of it.
 ASKED = "asked"
 FIRST_HEAD = "0" * 64
+# Numbers have 18 digits at most.
+MOST_LINES = 10**18
 _CHAINED = re.compile(r'(\{"number": ([1-9][0-9]{0,17}), .*), "head": "([0-9a-f]{64})"\}')
 # What the mark of the last line takes, which is overwritten in one piece.
 _MARK_BYTES = 128
@@ -53,7 +55,7 @@ class WrittenText:
         """Return what the line says, None where it is no JSON object."""
         try:
             event = json.loads(self.text)
-        except ValueError:
+        except (ValueError, RecursionError):
             return None
         return event if isinstance(event, dict) else None
 
@@ -188,6 +190,8 @@ def _last_line(path: Path, mark: int) -> AuditLine:
         assert standing is not None
         return AuditLine(standing.number + 1, FIRST_HEAD)
     if standing is not None and standing.number > marked.number:
+        # Else a second crash at the same place would leave the log two lines ahead.
+        _write_mark(mark, standing)
         return standing
     return marked
 
@@ -223,10 +227,11 @@ def _head(previous: str, text: str) -> str:
 def _mark_of(content: bytes) -> AuditLine | None:
     try:
         stated = json.loads(content)
-        line = AuditLine(int(stated["number"]), str(stated["head"]))
-    except (ValueError, KeyError, TypeError):
+        line = AuditLine(stated["number"], str(stated["head"]))
+    except (ValueError, KeyError, TypeError, RecursionError):
         return None
-    return line if line.number >= 0 and re.fullmatch("[0-9a-f]{64}", line.head) else None
+    is_number = type(line.number) is int and 0 <= line.number < MOST_LINES
+    return line if is_number and re.fullmatch("[0-9a-f]{64}", line.head) else None
 
 
 @contextmanager

@@ -8,6 +8,7 @@ import torch
 from torch.nn.functional import grid_sample
 
 from fl_dpbayes.config.data import ImageShift
+from fl_dpbayes.config.image_library import require_torchvision
 
 Images = npt.NDArray[np.float32]
 Ladder = tuple[float, float, float, float, float]
@@ -66,6 +67,7 @@ def shift_images(images: Images, kind: ImageShift, severity: int, generator: np.
     pixels = torch.tensor(images)
     if kind in OF_TORCHVISION:
         # Two seconds to import.
+        require_torchvision()
         from torchvision.transforms.v2 import functional
     match kind:
         case "gamma" | "gamma_dark":

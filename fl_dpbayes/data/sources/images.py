@@ -9,6 +9,7 @@ import numpy.typing as npt
 from PIL import Image
 
 from fl_dpbayes.config.errors import UserError
+from fl_dpbayes.config.image_library import require_torchvision
 from fl_dpbayes.config.sources import ImageFolder, OfficialPart
 from fl_dpbayes.data.records import Records
 from fl_dpbayes.data.sources.table import site_names
@@ -26,6 +27,7 @@ def load(source: ImageFolder, part: OfficialPart) -> Records:
     patient, or else one image, known by its path inside the folder. Raises UserError if it is of another form.
     """
     # torchvision takes a second to import, and predictions for single images need this module without it.
+    require_torchvision()
     from torchvision.datasets import ImageFolder as TorchvisionImageFolder
 
     task = source.task

@@ -104,7 +104,8 @@ def _reconcile(found: LogFindings, chain: AuditChain, entries: list[Entry], stat
         found.notes.append(f"{unnamed} entries of the ledger are of an earlier version, and name no line of the log")
     for number, event in chain.lines.items():
         steps = _steps_of(event)
-        if steps and event.get("asked") not in paid:
+        asked = event.get("asked")
+        if steps and not (isinstance(asked, int) and asked in paid):
             found.problems.append(f"line {number} tells of {counted(steps, 'step')} that the ledger does not hold")
 
 

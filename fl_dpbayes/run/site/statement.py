@@ -3,6 +3,7 @@
 import re
 from collections import defaultdict
 from datetime import UTC, datetime
+from itertools import pairwise, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from fl_dpbayes.config.installed_code import installed_package
 from fl_dpbayes.config.names import counted, outside_text
 from fl_dpbayes.config.site_file import SiteFile, read_site_file
 from fl_dpbayes.privacy.ledger.account import spent
+from fl_dpbayes.privacy.ledger.file import Entry
 from fl_dpbayes.privacy.ledger.state import PARTS, read_state
 from fl_dpbayes.report.numbers import count, rounded_up
 from fl_dpbayes.report.page_tables import page_table
@@ -62,8 +64,9 @@ def print_statement(site_file: Path, month: str, console: Console) -> int:
         return status
     with ledger_of(site_file) as ledger:
         entries, name = ledger.entries(), ledger.cohort.name
-    before = read_state([entry for entry in entries if entry.content["time"][:7] < month], name)
-    after = read_state([entry for entry in entries if entry.content["time"][:7] <= month], name)
+    _print_clock(entries, console)
+    before = read_state(_entries_before(entries, month), name)
+    after = read_state(_entries_before(entries, f"{month}~"), name)
     if after.cohort is None:
         return status
     for part in PARTS:
@@ -76,6 +79,20 @@ def print_statement(site_file: Path, month: str, console: Console) -> int:
     measured, closed = len(after.evaluations), "; the cohort is closed" if after.closed else ""
     console.print(f"evaluations: {measured - len(before.evaluations)}, {measured} in all{closed}", markup=False)
     return status
+
+
+def _entries_before(entries: list[Entry], month: str) -> list[Entry]:
+    """Return the entries up to the first of this month or a later one, wherever the clock was set back after it."""
+    return list(takewhile(lambda entry: entry.content["time"][:7] < month, entries))
+
+
+def _print_clock(entries: list[Entry], console: Console) -> None:
+    """Print where the ledger's clock was set back to an earlier month, since steps then count to the later one."""
+    for earlier, later in pairwise(entries):
+        if later.content["time"][:7] < earlier.content["time"][:7]:
+            said = f"the clock was set back before entry {later.position} of the ledger"
+            remedy = f"this entry and those behind it count to no month before {earlier.content['time'][:7]}"
+            console.print(f"{said}: {remedy}", markup=False, soft_wrap=True)
 
 
 def _print_findings(site_file: Path, record: SiteFile, console: Console) -> int:

@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import signal
+from datetime import UTC, datetime
 
 import pytest
 
@@ -14,6 +15,8 @@ from fl_dpbayes.config.approvals import node_log
 from fl_dpbayes.config.files import audit_log
 from fl_dpbayes.config.files.audit_chain import read_chain_of_log
 from fl_dpbayes.config.files.audit_log import audit_log_path, mark_path, read_audit_log, record
+from fl_dpbayes.privacy.ledger import file as ledger_file
+from fl_dpbayes.privacy.ledger.ledger import Ledger
 from fl_dpbayes.run.site.bundle import decision, read_bundle
 from tests.asking import ROWS, evaluate, refusal_of
 from tests.ledgers import PLAN, spending
@@ -241,3 +244,80 @@ def test_log_of_the_node_is_checked_as_well(asked, command) -> None:
     path.write_text(path.read_text().replace("held", "seen"))
     status, said = verified(command, asked)
     assert (status, "log of the node: line 1 is not as it was written" in said) == (1, True), said
+
+
+@pytest.mark.parametrize("crashes", [1, 2, 5])
+def test_crashes_between_a_line_and_its_mark_are_no_gap(tmp_path, monkeypatch, crashes: int) -> None:
+    site_file = tmp_path / "north.toml"
+    record(site_file, {"decision": "answered"})
+    write_mark = audit_log._write_mark
+
+    def killed(mark: int, line: audit_log.AuditLine) -> None:
+        if line.number == written:
+            raise KeyboardInterrupt
+        write_mark(mark, line)
+
+    monkeypatch.setattr(audit_log, "_write_mark", killed)
+    for written in range(2, 2 + crashes):
+        with pytest.raises(KeyboardInterrupt):
+            record(site_file, {"decision": "answered"})
+        chain = read_chain_of_log(site_file)
+        assert (chain.problems, len(chain.lines)) == ([], written)
+
+
+DEEP = "[" * 100_000
+MARKS = {
+    "deep": DEEP,
+    "infinite": json.dumps({"number": float("inf"), "head": "a" * 64}),
+    "true": json.dumps({"number": True, "head": "a" * 64}),
+    "19 digits": json.dumps({"number": 10**18, "head": "a" * 64}),
+}
+
+
+@pytest.mark.parametrize("mark", MARKS)
+def test_mark_that_is_no_mark_is_told_and_the_log_goes_on(tmp_path, mark: str) -> None:
+    site_file = tmp_path / "north.toml"
+    for _ in range(3):
+        record(site_file, {"decision": "answered"})
+    mark_path(audit_log_path(site_file)).write_text(MARKS[mark])
+    assert "is missing" in read_chain_of_log(site_file).problems[0]
+
+
+def test_line_that_was_made_too_deep_to_read_is_told(asked, command) -> None:
+    write_lines(asked, [line.replace('"decision": "refused"', f'"decision": {DEEP}') for line in lines_of(asked)])
+    assert "line 10 is not as it was written" in verified(command, asked)[1]
+
+
+def test_line_that_names_no_number_as_its_beginning_is_told(asked, command) -> None:
+    lines = [re.sub('"asked": [0-9]+', '"asked": []', line) for line in lines_of(asked)]
+    write_lines(asked, lines)
+    assert "is not as it was written" in verified(command, asked)[1]
+
+
+def test_statement_counts_on_where_the_clock_was_set_back_to_an_earlier_month(table_site, command, monkeypatch) -> None:
+    site = table_site()
+    site.write(ROWS)
+    now = datetime(2026, 12, 1, tzinfo=UTC)
+
+    class Clock(datetime):
+        @classmethod
+        def now(cls, tz=None) -> datetime:
+            return now
+
+    monkeypatch.setattr(ledger_file, "datetime", Clock)
+    commit = Ledger.commit
+
+    def commit_earlier(*given) -> str:
+        nonlocal now
+        now = datetime(2026, 11, 30, 23, 59, 59, tzinfo=UTC)
+        return commit(*given)
+
+    monkeypatch.setattr(Ledger, "commit", commit_earlier)
+    assert refusal_of(site.train()) is None
+    said = {}
+    for month in ("2026-11", "2026-12"):
+        status, said[month], error = command("site", "statement", site.path, "--month", month)
+        assert (status, error) == (0, "")
+        assert "the clock was set back before entry" in said[month]
+    assert "train: 1 step" in said["2026-12"]
+    assert "train: 1 step" not in said["2026-11"]

@@ -65,3 +65,38 @@ def test_site_answers_and_says_what_left_without_them(tmp_path: Path, command: s
     done = run(ANSWERS, tmp_path, command)
     assert done.returncode == 0, done.stderr
     assert {"statement": "train: 1 step", "approve": "bundle of the version"}[command] in done.stdout
+
+
+NEEDED = {
+    "images": """
+from fl_dpbayes.config.sources import ImageFolder
+from fl_dpbayes.data.sources.images import load
+work = lambda: load(None, "train")
+""",
+    "a frozen body": """
+from fl_dpbayes.models.backbone import backbone
+work = lambda: backbone(None, None)
+""",
+    "shifted images": """
+import numpy as np
+from fl_dpbayes.data.shifts.acquisition import shift_images
+work = lambda: shift_images(np.zeros((1, 1, 8, 8), np.float32), "contrast", 1, None)
+""",
+}
+TELL = """
+from clients.messages import refusal_of
+from fl_dpbayes.config.errors import UserError
+try:
+    work()
+except UserError as error:
+    print(error, refusal_of(error, {}).code.value)
+"""
+
+
+@pytest.mark.parametrize("need", NEEDED)
+def test_what_needs_torchvision_says_so_and_what_to_install(need: str) -> None:
+    done = run(NEEDED[need] + TELL)
+    assert done.returncode == 0, done.stderr
+    assert "need torchvision" in done.stdout
+    assert "hospital-images.txt" in done.stdout
+    assert done.stdout.split()[-1] == "INSTALLATION_BROKEN"
