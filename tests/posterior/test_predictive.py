@@ -58,10 +58,12 @@ def test_every_pass_has_one_number_of_rows(monkeypatch, model, rows, count):
         predict(module, samples, np.ones(1), features)
     (shape,) = shapes
     assert shape.wanted == rows
-    # What was found without the hook: the check's own passes are not counted.
+    # What was found without the hook: trials on made-up records are not counted.
     monkeypatch.setattr(predictive, "_pass_shape", lambda *_: (shape, 1))
     seen = []
     module.register_forward_pre_hook(lambda _, inputs: seen.append(len(inputs[0])))
+    predict(module, samples, np.ones(1), features)
+    seen.clear()
     assert predict(module, samples, np.ones(1), features).probabilities.shape == (count, 3)
     assert set(seen) == {shape.rows}
 

@@ -220,13 +220,6 @@ def test_units_too_many_for_the_rounding_are_refused() -> None:
         gradient_of(module, 5, units=10_000_000)
 
 
-class Itself(nn.Module):
-    """No layer that is known to keep rows apart, though it does."""
-
-    def forward(self, features):
-        return features + 0 * features
-
-
 class Leaky(nn.Module):
     """Leaves finite rows alone; one row that is not finite spoils all."""
 
@@ -241,13 +234,12 @@ def forget(monkeypatch):
 
 def test_model_whose_rows_mix_is_computed_apart_in_passes_of_many(monkeypatch) -> None:
     forget(monkeypatch)
-    shapes = []
-    for layer in (Itself(), Leaky()):
-        gradient = gradient_of(nn.Sequential(nn.Flatten(), nn.Linear(64, 5), layer, nn.Linear(5, 3)), 5)
-        assert gradient().units == 5
-        shapes.append(gradient.passes)
-    # Nothing is left that could mix: if this processor takes many rows of the one, so it does of the other.
-    assert shapes[0].one_by_one == shapes[1].one_by_one
+    mixing = nn.Sequential(nn.Flatten(), nn.Linear(64, 5), Leaky(), nn.Linear(5, 3))
+    apart, mixed = (gradient_of(module, 5) for module in (Scaled(), mixing))
+    assert mixed().units == 5
+    # Under vmap like the other, nothing is left that could mix: it has as many rows, if this processor allows any.
+    assert mixed.passes.wanted == apart.passes.wanted == 112
+    assert mixed.passes.one_by_one == apart.passes.one_by_one
 
 
 def test_model_whose_rows_depend_in_every_product_is_computed_row_by_row(caplog, monkeypatch) -> None:
