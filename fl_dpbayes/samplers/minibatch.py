@@ -51,11 +51,14 @@ def poisson_units(
         Numbers of the units that join, ascending; often empty where q is small.
     """
     bits = min(_MOST_BITS, max(0, -math.frexp(sampling_rate)[1]))
+    # Uniforms are multiples of 2^-53: joining at u < q would round q up, many times over where q is
+    # near 2^-53.
+    if bits == 0:
+        return (generator.random(unit_count) + 2.0**-53 <= sampling_rate).nonzero()[0]
     words = generator.integers(0, 2**64, size=(bits, -(-unit_count // 64)), dtype=np.uint64)
     all_ones = np.bitwise_and.reduce(words, axis=0).view(np.uint8)
     candidates = np.unpackbits(all_ones, count=unit_count).view(np.bool_).nonzero()[0]
-    # Uniforms are multiples of 2^-53: joining at u < q would round q up, many times over where q is
-    # near 2^-53. Multiplying by a power of two rounds nothing.
+    # Multiplying by a power of two rounds nothing.
     threshold = math.ldexp(sampling_rate, bits)
     return candidates[generator.random(len(candidates)) + 2.0**-53 <= threshold]
 
