@@ -11,7 +11,7 @@ from clients.model_inputs import capped_units, model_inputs
 from clients.own_site import compute_device, site_streams
 from clients.pay import Answer, Asked, SentArrays, pay, spending_of
 from clients.policy import check_recalibration_policy
-from fl_dpbayes.calibration.recalibration.descent import Stretch, private_fit
+from fl_dpbayes.calibration.recalibration.descent import Stretch, private_fit, share_bound
 from fl_dpbayes.calibration.recalibration.maps import method_code
 from fl_dpbayes.calibration.release import noised
 from fl_dpbayes.config.errors import UserError
@@ -48,6 +48,7 @@ def recalibrate_posterior(site_file: SiteFile, request: RecalibrateRequest, aske
     site = load_site(site_file)
     if site.recalibration is None or site.task != request.task:
         raise RefusedError(RefusalCode.BAD_REQUEST, "task")
+    _check_bound(request.plan, site.recalibration_units)
     part = model_inputs(site_file, request.model, site.recalibration)
     noise_multiplier = _noise_multiplier(request.plan)
     plan = (GaussianEvent(noise_multiplier, 1.0, request.plan.steps),)
@@ -70,6 +71,16 @@ def recalibrate_posterior(site_file: SiteFile, request: RecalibrateRequest, aske
 
         spending = spending_of(request, PART, PURPOSE, plan, request.steps)
         return pay(ledger, spending, request, RecalibrateReply, (site_file, site), work)
+
+
+def _check_bound(plan: AnyRecalibrationPlan, units: int) -> None:
+    # Before anything is paid for: no fit of so many units, or of such a clip norm, could be released.
+    if isinstance(plan, CountingPlan):
+        return
+    try:
+        share_bound(plan, units)
+    except ValueError:
+        raise RefusedError(RefusalCode.BAD_REQUEST, "plan.clip_norm") from None
 
 
 def _noise_multiplier(plan: AnyRecalibrationPlan) -> float:

@@ -17,6 +17,8 @@ ROUNDING = 1e-9
 NOISED_BINS, EXACT_BINS = 16, 1024
 # The mean of |N(0, 1)|: noise carries a sum over a line by no more than this many standard deviations on average.
 OVERSHOOT = math.sqrt(2 / math.pi)
+# A share of the sensitivity: more than the rounding of alpha m for up to 2^22 units.
+PRODUCT_ROUNDING = 2.0**-30
 
 FirstBins = npt.NDArray[np.int64]
 
@@ -73,7 +75,19 @@ def set_counts(of_label: Floats, units: FirstBins, bins: int, level: float) -> B
     cells = bin_index(np.maximum(lowest, 0.0), bins)
     per_bin = bounded_sum(np.ones((len(lowest), 1)), 1.0, cells=cells, cell_count=bins)
     counts = np.append(-(1 - level) * len(lowest), per_bin.sums)
-    return BoundedSum(counts, float(np.hypot(1.0, 1 - level)))
+    return BoundedSum(counts, set_sensitivity(level))
+
+
+def set_sensitivity(level: float) -> float:
+    """Return by how much a unit moves `set_counts` of up to 2^22 units at most: sqrt(1 + alpha^2), and rounding.
+
+    Args:
+        level: 1 - alpha, in (0, 1).
+
+    Returns:
+        The sensitivity, in L2.
+    """
+    return math.hypot(1.0, 1 - level) * (1 + PRODUCT_ROUNDING)
 
 
 def private_threshold(counts: Floats, noise_std: float, level: float) -> float:

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from safetensors import safe_open
 
 from fl_dpbayes.config.errors import UserError
-from fl_dpbayes.config.files.array_file import DAMAGED, array_header, check_values, read_arrays
+from fl_dpbayes.config.files.array_file import DAMAGED, array_header, check_types, check_values, read_arrays
 from fl_dpbayes.posterior.samples import AnySamples, SamplePiece
 from fl_dpbayes.protocol.arrays import Arrays, prefixed
 
@@ -52,10 +52,15 @@ def open_samples(path: Path) -> SamplePiece:
     or when samples are read, if the file is damaged or a value is not finite or beyond float32's range.
     """
     with _readable(path), safe_open(path, framework="numpy") as file:
+        check_types(file)
         names = [name for name in file.keys() if name.startswith(f"{SAMPLES}/")]  # noqa: SIM118
         weights, temperatures = file.get_tensor("weights"), file.get_tensor("temperatures")
         check_values("weights", weights)
         check_values("temperatures", temperatures)
+        if weights.ndim != 1 or weights.shape != temperatures.shape:
+            raise ValueError("weights and temperatures need one number for each sample")
+        if min(weights.min(initial=0), temperatures.min(initial=0)) < 0:
+            raise ValueError("a weight or temperature is below 0")
 
     def rows(numbers: npt.NDArray[np.intp]) -> Arrays:
         with _readable(path), safe_open(path, framework="numpy") as file:

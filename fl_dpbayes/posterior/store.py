@@ -12,7 +12,7 @@ from safetensors import safe_open
 
 from fl_dpbayes.config.base import Config
 from fl_dpbayes.config.errors import UserError
-from fl_dpbayes.config.files.array_file import DAMAGED, check_seal, check_values, seal, sealable
+from fl_dpbayes.config.files.array_file import DAMAGED, check_seal, check_types, check_values, seal, sealable
 from fl_dpbayes.config.files.atomic_file import replaced_atomically
 from fl_dpbayes.config.recalibration import RecalibrationMap, parameter_count
 from fl_dpbayes.config.task import PROVIDED, Model, ModuleModel, Task
@@ -87,6 +87,7 @@ def load_posterior(path: Path, allowed_code: Collection[str] = ()) -> StoredPost
             found = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
             if found != expected:
                 raise ValueError("names or shapes of the arrays are not those of the model")
+            check_types(file)
             arrays = {name: file.get_tensor(name) for name in expected}
         for name, array in arrays.items():
             if array.dtype != (np.float32 if name.startswith(f"{SAMPLES}/") else np.float64):

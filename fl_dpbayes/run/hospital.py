@@ -18,7 +18,7 @@ from fl_dpbayes.config.kinds import import_apps
 from fl_dpbayes.config.scenario import Scenario
 from fl_dpbayes.config.task import Task
 from fl_dpbayes.models.build import model_shapes
-from fl_dpbayes.posterior.hierarchical.distribution import Distribution, mixed
+from fl_dpbayes.posterior.hierarchical.distribution import REACH, Distribution, mixed
 from fl_dpbayes.posterior.hierarchical.effects import FACTS, HOSPITALS, site_means
 from fl_dpbayes.posterior.hierarchical.model import HospitalModel, fit_hospitals
 from fl_dpbayes.posterior.sample_store import PosteriorBank
@@ -135,10 +135,11 @@ def checked_effect(effect: Distribution, run_dir: Path) -> Distribution:
     Raises:
         UserError: If its mean or standard deviation is none of log odds.
     """
-    if not (abs(effect.mean) <= LARGEST_LEVEL and 0 < effect.sd <= LARGEST_LEVEL):
+    # Whatever patients tell of it, it stays within REACH standard deviations.
+    if not (effect.sd > 0 and abs(effect.mean) + REACH * effect.sd <= LARGEST_LEVEL):
         told = f"mean {effect.mean:g}, standard deviation {effect.sd:g}"
-        said = f"{run_dir} tells a hospital's level by {told}: allowed is up to {LARGEST_LEVEL:g}"
-        raise UserError(f"{said}; {PUT_BACK}")
+        allowed = f"allowed is up to {LARGEST_LEVEL:g}, {REACH:g} deviations included"
+        raise UserError(f"{run_dir} tells a hospital's level by {told}: {allowed}; {PUT_BACK}")
     return effect
 
 

@@ -196,6 +196,8 @@ def read_run(run_dir: Path, allowed: Allowed = ()) -> tuple[StoredPosterior, Sce
     path = run_dir / SCENARIO_FILE
     if not path.is_file() or digest(scenario := load_scenario(str(path))) != stored.metadata.scenario_hash:
         raise UserError(f"{path} is missing or not the scenario of the posterior beside it: put back the run's own")
+    if stored.metadata.model != scenario.model:
+        raise UserError(f"{run_dir / POSTERIOR_FILE} is of another model than {path}: put back the run's own")
     return stored, scenario
 
 

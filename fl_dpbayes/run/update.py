@@ -9,7 +9,14 @@ from scipy.special import expit
 
 from fl_dpbayes.calibration.bins import Floats, in_fixed_pieces
 from fl_dpbayes.calibration.case_mix import case_mix, clipped_inputs
-from fl_dpbayes.calibration.conformal import EXACT_BINS, NOISED_BINS, OVERSHOOT, private_threshold, set_counts
+from fl_dpbayes.calibration.conformal import (
+    EXACT_BINS,
+    NOISED_BINS,
+    OVERSHOOT,
+    private_threshold,
+    set_counts,
+    set_sensitivity,
+)
 from fl_dpbayes.calibration.release import BoundedSum, bounded_sum
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.files.atomic_file import write_atomically
@@ -121,9 +128,9 @@ def _log_odds(model: HospitalModel, own: OwnRecords) -> Floats:
 
 
 def _threshold(own: OwnRecords, probabilities: Floats, level: float, request: str) -> float:
-    sensitivity, bins = float(np.hypot(1, 1 - level)), NOISED_BINS if own.site else EXACT_BINS
+    bins = NOISED_BINS if own.site else EXACT_BINS
     # The theorem's least number; a site may hold fewer than it declares. Asked before anything is spent.
-    least = OVERSHOOT * own.noise_multiplier * sensitivity / (1 - level) - 1
+    least = OVERSHOOT * own.noise_multiplier * set_sensitivity(level) / (1 - level) - 1
     if not own.units >= (declared := np.ceil(least * (1 + MAX_DECLARATION_ERROR))):
         raise UserError(f"sets of level {level:g} need {declared:.0f} patients at this epsilon: raise it")
     counts = set_counts(probabilities[np.arange(len(own.labels)), own.labels], own.unit_index, bins, level)

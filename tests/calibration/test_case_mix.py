@@ -33,3 +33,21 @@ def test_statistic_has_its_distribution_where_nothing_differs_and_rings_where_it
     for level in (0.1, 0.5):
         assert abs(np.mean(np.array(found) < level) - level) < 4 * (level * (1 - level) / repeats) ** 0.5
     assert np.mean(np.array(other) < 0.1) > 0.5
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, 3.4e38, -3.4e38, 5e-324])
+def test_a_unit_with_extreme_inputs_stays_within_the_bound_and_leaves_others_alone(value: float) -> None:
+    generator = np.random.default_rng(4)
+    public, inputs, units = patients(500, generator), patients(6, generator), np.arange(6) // 2
+    inputs[0, 1] = value
+    shares, norm = clipped_inputs(inputs, units, public)
+    assert np.isfinite(shares).all()
+    assert np.linalg.norm(shares, axis=1).max() <= norm * (1 + 1e-12)
+    assert (shares[1:] == clipped_inputs(inputs[2:], units[:4], public)[0]).all()
+
+
+@pytest.mark.parametrize("size", [0.0, 1e-120])
+def test_declared_inputs_without_a_spread_are_refused(size: float) -> None:
+    public = size * patients(500, np.random.default_rng(4))
+    with pytest.raises(ValueError, match="bound of a unit's share"):
+        clipped_inputs(np.ones((2, 3)), np.arange(2), public)

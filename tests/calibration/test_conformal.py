@@ -141,3 +141,27 @@ def test_private_sets_cover_over_a_thousand_hospitals_and_stay_small(count, epsi
     covered, sizes = found
     assert level - 3 * covered[0].std() / hospitals**0.5 <= covered[0].mean() <= level + 0.05
     assert sizes[0].mean() <= largest * sizes[1].mean()
+
+
+LABEL_PROBABILITIES = st.one_of(
+    st.floats(width=64), st.sampled_from([0.0, -0.0, 5e-324, 1.0, 1e308, -1e308, np.inf, -np.inf, np.nan])
+)
+
+
+@given(st.lists(LABEL_PROBABILITIES, min_size=2, max_size=8), st.sampled_from([1e-4, 0.5, 0.9, 0.9999]))
+def test_a_unit_moves_counts_by_their_sensitivity_whatever_its_probabilities_are(of_label, level):
+    units = np.arange(len(of_label)) // 2
+    whole = set_counts(np.array(of_label), units, NOISED_BINS, level)
+    assert np.isfinite(whole.sums).all()
+    for unit in range(units.max() + (len(of_label) > 2)):
+        kept = units != unit
+        numbers = np.unique(units[kept], return_inverse=True)[1]
+        if kept.any():
+            without = set_counts(np.array(of_label)[kept], numbers, NOISED_BINS, level)
+            assert np.linalg.norm(whole.sums - without.sums) <= whole.sensitivity
+
+
+@pytest.mark.parametrize("level", [0.5001, 0.9, 0.9123, 0.999])
+def test_counts_of_many_units_move_by_their_sensitivity_for_all_their_rounding(level):
+    fewer, more = (set_counts(np.ones(count), np.arange(count), NOISED_BINS, level) for count in (4_000_000, 4_000_001))
+    assert np.linalg.norm(more.sums - fewer.sums) <= more.sensitivity

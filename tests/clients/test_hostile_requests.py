@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 
 from fl_dpbayes.config.recalibration import ISOTONIC_BINS
+from fl_dpbayes.config.task import LogisticModel, Task
+from fl_dpbayes.models.build import model_shapes
 from fl_dpbayes.protocol.arrays import prefixed
 from fl_dpbayes.protocol.wire import arrays_digest
 from tests.asking import ROWS, evaluate, refusal_of, rows_of
@@ -130,3 +132,29 @@ def test_name_of_an_unknown_key_reaches_neither_log_nor_reply_as_it_came(site, c
     assert (code, field) == ("BAD_REQUEST", "?]0;mine??[2J?")
     assert len(caplog.messages) == 2
     assert all(text.isprintable() and len(text) <= 100 for text in caplog.messages)
+
+
+@pytest.mark.parametrize(
+    ("clip_norm", "largest_eta"), [(1e150, 1e-3), (5.0, 0.0)], ids=["clip norm", "more units than rounding allows"]
+)
+def test_a_fit_that_no_bound_holds_for_is_refused_before_anything_is_spent(
+    table_site, monkeypatch, clip_norm: float, largest_eta: float
+) -> None:
+    site, split = table_site("fit"), {"test_fraction": 0.0, "recalibration_fraction": 0.5, "key": "5e" * 16}
+    policy = {"max_run_epsilon": 4.0, "max_clip_norm": 1e200}
+    site.write(ROWS, split=split, units=25, policy=policy)
+    monkeypatch.setattr("fl_dpbayes.calibration.recalibration.descent.LARGEST_ETA", largest_eta)
+    task = Task(input_shape=(2,), classes=2)
+    shapes = model_shapes(LogisticModel(), task)
+    samples = prefixed("posterior", {name: np.zeros((1, *shape), np.float32) for name, shape in shapes.items()})
+    plan = {
+        "method": "temperature", "clip_norm": clip_norm, "steps": 1, "rounds": 1, "step_size": 1.0,
+        "epsilon": 4.0, "delta": 1e-3, "adjacency": "add_or_remove_one",
+    }  # fmt: skip
+    request = {
+        "run": "cd" * 16, "round": 1, "task": task.model_dump(), "model": {"kind": "logistic"}, "weights": [1.0],
+        "arrays": arrays_digest(samples), "plan": plan, "start": [0.0], "first_step": 0, "steps": 1,
+    }  # fmt: skip
+    reply = site.answer("train.recalibrate", request, samples)
+    assert refusal_of(reply) == ("BAD_REQUEST", "plan.clip_norm")
+    assert rows_of(site.ledger()) == []

@@ -1,7 +1,9 @@
 """The bank of released samples: what a round costs it does not grow with the rounds before."""
 
+import json
 import os
 from collections import Counter
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +12,7 @@ from safetensors.numpy import save_file
 
 from fl_dpbayes.config.files import atomic_file
 from fl_dpbayes.config.files.array_file import read_arrays, write_arrays
+from fl_dpbayes.posterior.sample_file import open_samples
 from fl_dpbayes.posterior.sample_store import PosteriorBank
 from fl_dpbayes.posterior.samples import PosteriorSamples
 from tests.asking import refused
@@ -87,6 +90,37 @@ def test_a_file_of_the_bank_that_holds_whole_numbers_or_is_cut_off_is_refused(tm
     add(bank, "site-0", 1)
     (path,) = tmp_path.rglob("last-*")
     save_file({"parameters/w": np.ones(2, np.int64)}, path)
-    refused("int64: it must be float32 or float64", bank.last, "site-0", 0)
+    refused("I64: it must be float32 or float64", bank.last, "site-0", 0)
     path.write_bytes(path.read_bytes()[:20])
     refused(f"{path.name} cannot be read", bank.last, "site-0", 0)
+
+
+def as_stored_type(path: Path, name: str, stored: str) -> None:
+    """Say in a file's header that an array is of another type of the same file format."""
+    content = path.read_bytes()
+    size = int.from_bytes(content[:8], "little")
+    header = json.loads(content[8 : 8 + size])
+    begin, end = header[name]["data_offsets"]
+    header[name] |= {"dtype": stored, "shape": [(end - begin) // {"BF16": 2, "F8_E4M3": 1, "I64": 8}[stored]]}
+    text = json.dumps(header).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + content[8 + size :])
+
+
+@pytest.mark.parametrize("stored", ["BF16", "F8_E4M3", "I64"])
+@pytest.mark.parametrize("name", ["parameters/w", "samples/w", "weights"])
+def test_a_type_that_numpy_has_not_is_refused_when_the_file_is_opened(tmp_path, name, stored) -> None:
+    bank = PosteriorBank(tmp_path)
+    add(bank, "site-0", 1)
+    (path,) = tmp_path.rglob("last-*" if name == "parameters/w" else "chain-*")
+    as_stored_type(path, name, stored)
+    again = PosteriorBank(tmp_path)
+    read = partial(again.last, chain=0) if name == "parameters/w" else again.stored
+    refused(f"{path.name} cannot be read .*{name}' is {stored}: it must be float32 or float64", read, "site-0")
+
+
+@pytest.mark.parametrize("weights", [np.zeros((2, 2)), np.array(1.0), -np.ones(2), np.ones(3)])
+def test_weights_that_are_none_are_refused_when_the_file_is_opened(tmp_path, weights) -> None:
+    path = tmp_path / "chain.safetensors"
+    samples = np.zeros((2, 3), np.float32)
+    write_arrays(path, {"weights": weights, "temperatures": np.zeros(2), "samples/w": samples})
+    refused("cannot be read .*(one number for each sample|below 0)", open_samples, path)

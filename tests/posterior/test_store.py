@@ -2,6 +2,7 @@ import json
 
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from fl_dpbayes.config.files.array_file import seal, sealable, write_arrays
 from fl_dpbayes.config.recalibration import RecalibrationMap
@@ -94,6 +95,21 @@ def test_metadata_that_does_not_fit_is_refused(tmp_path, metadata):
         metadata = {"fl_dpbayes": json.dumps(META | metadata)}
     save_sealed(tensors_of(samples_of()), path, metadata=metadata)
     refused("is not a posterior file", load_posterior, path)
+
+
+def test_a_type_that_numpy_has_not_is_refused(tmp_path):
+    path = tmp_path / "p.safetensors"
+    every = tensors_of(samples_of(1))
+    half = {name: np.zeros(value.shape, np.float16) for name, value in every.items()}
+    save_file(half, path)
+    content = path.read_bytes()
+    size = int.from_bytes(content[:8], "little")
+    header = json.loads(content[8 : 8 + size].replace(b'"F16"', b'"BF16"'))
+    metadata = {"__metadata__": sealable({"fl_dpbayes": json.dumps(META)})}
+    text = json.dumps(metadata | header, separators=(",", ":")).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + content[8 + size :])
+    seal(path)
+    refused("is not a posterior file.*BF16: it must be", load_posterior, path)
 
 
 def test_any_flipped_bit_is_refused_and_so_is_what_is_no_whole_file(tmp_path):

@@ -12,12 +12,17 @@ import pandas
 import pytest
 
 from fl_dpbayes.calibration.release import BoundedSum
+from fl_dpbayes.config.base import digest
 from fl_dpbayes.config.files.array_file import read_arrays, write_arrays
 from fl_dpbayes.config.scenario import Scenario, load_scenario
+from fl_dpbayes.config.task import FrozenBody, MLPModel
 from fl_dpbayes.data.site import load_site
+from fl_dpbayes.models.build import model_shapes
 from fl_dpbayes.posterior.hierarchical.effects import HOSPITALS, UNKNOWN, site_means
 from fl_dpbayes.posterior.hierarchical.model import fit_hospitals, with_intercept
 from fl_dpbayes.posterior.sample_store import PosteriorBank
+from fl_dpbayes.posterior.samples import PosteriorSamples
+from fl_dpbayes.posterior.store import POSTERIOR_FILE, save_posterior
 from fl_dpbayes.report.page_tables import hospitals_table
 from fl_dpbayes.report.run_files import read_summary
 from fl_dpbayes.run.hospital import load_hospitals
@@ -348,6 +353,29 @@ def test_a_release_is_bounded_whatever_states_a_bank_may_hold(run: Federation, t
     whole = residual_sum(log_odds, own.labels, own.unit_index)
     assert np.isfinite(whole.sums).all()
     assert abs(whole.sums[0]) <= own.unit_index.max() + 1
+
+
+def of_another_model(folder: Path) -> None:
+    """Put a posterior into a run's folder whose model sees other values of the records than the run's."""
+    stored, scenario = read_run(folder)
+    model = MLPModel(hidden=(3,), frozen_body=FrozenBody(seed=1))
+    shapes = model_shapes(model, stored.metadata.task)
+    arrays = {name: np.zeros((1, *shape), np.float32) for name, shape in shapes.items()}
+    samples = PosteriorSamples(arrays, np.ones(1), np.zeros(1))
+    save_posterior(folder / POSTERIOR_FILE, samples, model, stored.metadata.task, digest(scenario))
+
+
+@pytest.mark.parametrize("asked", [("update",), ("update", "--sets", "0.9"), ("alarm",)])
+def test_a_posterior_of_another_model_than_its_runs_is_refused_before_anything_is_spent(
+    run: Federation, tmp_path: Path, refusal, asked: tuple[str, ...]
+) -> None:
+    folder = tampered(run, tmp_path, lambda row: row)
+    of_another_model(folder)
+    (path,) = (run.folder / "sites").glob("*uk-129.toml")
+    before = spent(path)
+    out = () if asked[0] == "alarm" else ("--out", tmp_path / "out.json")
+    assert "is of another model than" in refusal(asked[0], folder, path, *asked[1:], "--epsilon", "3", *out)
+    assert spent(path) == before
 
 
 def tampered(run: Federation, tmp_path: Path, change) -> Path:

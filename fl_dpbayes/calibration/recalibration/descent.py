@@ -19,7 +19,7 @@ from scipy.special import softmax
 from fl_dpbayes.calibration.bins import Floats, in_fixed_pieces
 from fl_dpbayes.calibration.recalibration.maps import method_code
 from fl_dpbayes.calibration.recalibration.median_map import median_deviation
-from fl_dpbayes.calibration.release import NORM_ROUNDING, bounded_shares
+from fl_dpbayes.calibration.release import LARGEST_BOUND, NORM_ROUNDING, bounded_shares
 from fl_dpbayes.calibration.statistics import PROBABILITY_FLOOR
 from fl_dpbayes.config.errors import RunWarning, warning
 from fl_dpbayes.config.recalibration import PARAMETER_BOUND, DescentMethod, RecalibrationMap, RecalibrationPlan
@@ -70,11 +70,11 @@ def private_fit(
 
     `probabilities`: shape (N, C); N may be 0. `labels`: shape (N,), 0 .. C - 1. `unit_index`: unit of each record,
     shape (N,). `start`: parameters before the first of these steps, shape (P,). Returns those after the last, each
-    within +-PARAMETER_BOUND. Raises ValueError for so many units that rounding could move a sum by 0.001 of C.
+    within +-PARAMETER_BOUND. Raises ValueError as `share_bound`.
     """
     plan, units = stretch.plan, stretch.units
+    bound = share_bound(plan, units)
     logs = in_fixed_pieces(log_probabilities, probabilities)
-    bound = plan.clip_norm * (1 - 2 * NORM_ROUNDING) / (1 + _rounding_eta(units))
     parameters = np.asarray(start, np.float64)
     count = int(unit_index.max()) + 1 if len(unit_index) else 0
     for step in range(stretch.first_step, stretch.first_step + stretch.steps):
@@ -86,6 +86,26 @@ def private_fit(
         move = plan.step_size * (1 - step / plan.steps) * (clipped_sum + noise) / units
         parameters = np.clip(parameters - move, -PARAMETER_BOUND, PARAMETER_BOUND)
     return parameters
+
+
+def share_bound(plan: RecalibrationPlan, units: float) -> float:
+    """Return the bound of a unit's gradient, so that with all rounding it moves a sum by at most C.
+
+        C (1 - 2e-12) / (1 + eta)
+
+    Args:
+        plan: With the clip norm C.
+        units: n > 0, as for a `Stretch`.
+
+    Returns:
+        The bound.
+
+    Raises:
+        ValueError: If rounding could move a sum of so many units by 0.001 of C, or C is beyond LARGEST_BOUND.
+    """
+    if plan.clip_norm > LARGEST_BOUND:
+        raise ValueError(f"clip_norm is {plan.clip_norm:g}: it must be {LARGEST_BOUND:g} at most")
+    return plan.clip_norm * (1 - 2 * NORM_ROUNDING) / (1 + _rounding_eta(units))
 
 
 def bounded_map(plan: RecalibrationPlan, parameters: Floats) -> RecalibrationMap:

@@ -90,10 +90,26 @@ def check_seal(path: Path) -> None:
 def read_arrays(path: Path) -> tuple[dict[str, str], dict[str, npt.NDArray]]:
     """Read a file of `write_arrays`: metadata, and name -> array.
 
-    Raises SafetensorError, OSError if it is no such file.
+    Raises SafetensorError, ValueError, OSError if it is no such file.
     """
     with safe_open(path, framework="numpy") as file:
+        check_types(file)
         return file.metadata() or {}, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+
+
+def check_types(file: safe_open) -> None:
+    """Check the stored types of a file's arrays before one is read: the format has types that NumPy has not.
+
+    Args:
+        file: An open safetensors file.
+
+    Raises:
+        ValueError: If an array is neither float32 nor float64.
+    """
+    for name in file.keys():  # noqa: SIM118
+        stored = file.get_slice(name).get_dtype()
+        if stored not in _TYPE_NAMES.values():
+            raise ValueError(f"array {name!r} is {stored}: it must be float32 or float64")
 
 
 def check_values(name: str, values: npt.NDArray) -> None:

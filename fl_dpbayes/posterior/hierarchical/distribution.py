@@ -9,7 +9,9 @@ from scipy.special import expit, log_expit, ndtr
 Floats = npt.NDArray[np.float64]
 # Below this share of the largest a component changes nothing that is shown.
 _NEGLIGIBLE = 1e-5
-_CELLS, _REACH = 1600, 9.0
+_CELLS = 1600
+# In standard deviations from its mean: beyond them a mixture has no grid.
+REACH = 9.0
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,6 @@ def mixed(weights: Floats, means: Floats, variances: Floats) -> Distribution:
     shares, means, variances = weights[kept] / weights[kept].sum(), means[kept], variances[kept]
     centre = shares @ means
     sd = np.sqrt(shares @ (variances + np.square(means - centre)))
-    edges = centre + sd * np.linspace(-_REACH, _REACH, _CELLS + 1)
+    edges = centre + sd * np.linspace(-REACH, REACH, _CELLS + 1)
     mass = np.diff(ndtr((edges[:, None] - means) / np.sqrt(variances)) @ shares)
     return Distribution((edges[1:] + edges[:-1]) / 2, mass / mass.sum())

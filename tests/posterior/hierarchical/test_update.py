@@ -1,6 +1,7 @@
 """A hospital's own patients: the exact posterior, and what one noisy sum leaves of it."""
 
 import json
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,9 +15,10 @@ from scipy.special import expit
 
 from fl_dpbayes.config.task import LogisticModel, StandardFeatures, Task
 from fl_dpbayes.posterior.hierarchical.distribution import mixed
-from fl_dpbayes.run.hospital import UpdatedHospital
+from fl_dpbayes.run.hospital import UpdatedHospital, checked_effect
 from fl_dpbayes.run.stored_posterior import seen_by_model
 from fl_dpbayes.run.update import residual_sum
+from tests.asking import refused
 from tests.posterior.hierarchical.test_levels import LEVEL, covered, within
 
 WEIGHTS, MEANS, VARIANCES = np.array([1.0, 2.0]), np.array([-0.2, 0.1]), np.array([0.36, 0.04])
@@ -100,3 +102,11 @@ def test_an_update_with_values_that_are_none_of_a_hospital_is_refused() -> None:
     for change in [*wrong, {"level": 2, "threshold": 0}]:
         with pytest.raises(ValidationError):
             UpdatedHospital.model_validate_json(json.dumps(good | change))
+
+
+def test_an_effect_that_patients_could_move_beyond_what_is_written_is_refused_before() -> None:
+    far = mixed(np.ones(1), np.array([9_995.0]), np.array([100.0]))
+    # A model whose intercept is as far on the other side lets patients tell of it.
+    assert far.given_labels(np.full(200, -10_000.0), np.ones(200, int)).mean > 1e4
+    refused("allowed is up to 10000", checked_effect, far, Path("run"))
+    assert checked_effect(PRIOR, Path("run")) is PRIOR
