@@ -104,6 +104,7 @@ class _Fit:
         classes, counting = federation.roster.task.classes, isinstance(plan, config.CountingPlan)
         self._parameters = np.zeros(0 if counting else config.parameter_count(plan.method, classes))
         self._own: dict[str, npt.NDArray[np.float64]] = {}
+        self._latest: dict[str, npt.NDArray[np.float64]] = {}
         self._counted: dict[str, NoisedTable] = {}
         self.statements: dict[str, PrivacyStatement] = {}
 
@@ -147,7 +148,8 @@ class _Fit:
     def combine(self, sites: Sequence[str]) -> None:
         """Take the median of the parameters of the sites that answered, of which the next round starts."""
         if isinstance(self._plan, config.RecalibrationPlan):
-            self._parameters = median_parameters({site: self._own[site] for site in sites})
+            self._latest = {site: self._own[site] for site in sites}
+            self._parameters = median_parameters(self._latest)
 
     def result(self, scope: Scope) -> Recalibration:
         """Return the maps, and say where they are mostly noise or far off."""
@@ -165,7 +167,8 @@ class _Fit:
             own={name: bounded_map(plan, values) for name, values in self._own.items()},
             statements=self.statements,
             noise=noise_warning(plan, sigma, units, together=scope == "federated"),
-            far_off=far_off_maps(plan.method, self._own, deviations),
+            # A site that stopped answering has a map of an earlier round, which says nothing of where the last one led.
+            far_off=far_off_maps(plan.method, self._latest, deviations),
         )
 
     def _of_counts(self, scope: Scope) -> Recalibration:

@@ -399,3 +399,24 @@ def test_counts_of_one_site_of_four_that_turn_outcomes_round_do_not_decide(feder
     honest = federation(*settings, name="honest").run()
     nll = [rows_of(run)["held-out", "recalibrated"]["nll"] for run in (lied, honest)]
     assert nll[0] < 1.1 * nll[1]
+
+
+def test_site_without_a_good_last_reply_is_not_held_against_later_rounds(federation) -> None:
+    run = federation("recalibration={fraction=0.2, steps=12, rounds=2, epsilon=50}", "privacy.epsilon=50")
+
+    def change(request, reply):
+        later = request.metadata.message_type == "train.recalibrate" and record_of(request)["first_step"] > 0
+        if not later:
+            return reply
+        # The others go on far beyond the first round's map, and a reply without a map is rejected.
+        parameters = [] if run.site_of(request) == "north" else [3.0]
+        record = json.loads(reply.content["config"]["record"])
+        reply.content["config"]["record"] = json.dumps(record | {"parameters": parameters})
+        return reply
+
+    run.grid.change = change
+    run.run()
+    summary = run.summary()
+    assert summary["recalibration"]["average"] == [3.0]
+    assert not [text for text in summary["warnings"] if "recalibration map is far off" in text]
+    assert any(text.startswith("north did not recalibrate") for text in summary["warnings"])
