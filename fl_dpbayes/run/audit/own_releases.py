@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 from rich.console import Console
 
+from fl_dpbayes.calibration.conformal import set_sensitivity
 from fl_dpbayes.config.scenario import Scenario
 from fl_dpbayes.config.task import Task
 from fl_dpbayes.data.site import load_site
@@ -158,7 +159,7 @@ def _bounds(run: Path, scenario: Scenario, task: Task) -> dict[str, float]:
     """Return by how much a unit may move the sums of each release, in L2, from public numbers alone."""
     public = load_hospitals(run, scenario, task).covariates[:, 1:]
     radius = math.sqrt(float(np.square(public - public.mean(axis=0)).sum(axis=1).mean()))
-    return {"update": 1.0, "alarm": radius, "sets": math.hypot(1, 1 - LEVEL)}
+    return {"update": 1.0, "alarm": radius, "sets": set_sensitivity(LEVEL)}
 
 
 def _asks(folder: Path) -> dict[str, Ask]:
