@@ -7,10 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fl_dpbayes.config.site_file import read_site_file
+from fl_dpbayes.config.approved_code import approve_bundle
+from fl_dpbayes.config.site_file import read_own_site_file, read_site_file
 from fl_dpbayes.data.site import Site, load_site, read_records, site_of
 from fl_dpbayes.data.site_ledger import data_version
 from fl_dpbayes.data.snapshot import DataChangedError, DataUncheckedError, source_files, write_snapshot
+from fl_dpbayes.run.site.bundle import read_bundle
+from fl_dpbayes.run.site.node import own_bundle
 from tests.asking import ROWS, record_of, refusal_of, rows_of
 
 PLACE = "ledger/north.records.npz"
@@ -75,6 +78,7 @@ def test_site_that_was_not_checked_as_its_file_is_now_is_refused(site) -> None:
     assert refusal_of(site.train()) == ("DATA_UNCHECKED", "")
     # A site that is connected reads nothing but checked records, whether its file names a snapshot or not.
     site.write(ROWS, connection={"superlink": "localhost:1"})
+    approve_bundle(read_own_site_file(site.path), site.path, read_bundle(own_bundle()).sha256)
     assert refusal_of(site.train()) == ("DATA_CHANGED", "")
     (site.folder / PLACE).unlink()
     assert refusal_of(site.train()) == ("DATA_UNCHECKED", "")

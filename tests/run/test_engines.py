@@ -109,7 +109,7 @@ def test_run_goes_on_when_the_process_of_one_site_is_killed_and_leaves_none_behi
     assert min(usable_sites(folder)) >= 3, "only the message that the dead process held may be lost"
     subprocess.run(simulate("--resume", folder, "--engine", "inline"), check=True, capture_output=True, timeout=300)
     summary = json.loads((folder / "summary.json").read_text())
-    assert [row["site"] for row in summary["privacy"] if row["status"].startswith("FAILED")], summary["warnings"]
+    assert [row["site"] for row in summary["privacy"] if "FAILED" in row["status"]], summary["warnings"]
     assert usable_sites(folder)[-1] == 4
     assert {row["site"] for row in summary["calibration"]} >= {site["name"] for site in summary["sites"]}
     budget = max(row["budget"] for row in summary["privacy"])

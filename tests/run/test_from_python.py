@@ -146,7 +146,7 @@ def test_chains_go_to_arviz_by_site_or_averaged(run, tmp_path, monkeypatch) -> N
     weights = chains.posterior["1.weight"].to_numpy().reshape(-1, 2, 2)
     assert np.allclose(np.sort(weights, axis=0), np.sort(mixed.posterior.samples.arrays["1.weight"], axis=0))
     next((mixed.folder / "bank").glob("*/chain-*")).write_bytes(b"damaged")
-    with pytest.raises(fl.UserError, match="are damaged"):
+    with pytest.raises(fl.UserError, match="cannot be read"):
         mixed.posterior.to_arviz()
     (other := ModuleType("server")).__file__ = str(tmp_path / "server.py")
     monkeypatch.setitem(sys.modules, "server", other)

@@ -137,7 +137,7 @@ def shuffled_epochs(poisson: Callable) -> Callable:
 
     def batch(generator: np.random.Generator, count: int, rate: float) -> np.ndarray:
         if not waiting:
-            waiting.extend(generator.permutation(count).tolist())
+            waiting.extend(generator.random(count).argsort().tolist())
         taken, waiting[:] = waiting[: round(rate * count)], waiting[round(rate * count) :]
         return np.sort(taken)
 
@@ -249,7 +249,7 @@ FAULTS: dict[str, Fault] = {
     "clip norm schedule not followed by the noise": change_clip(
         lambda sound: lambda norms, bound, *rest: sound(norms, 1.1 * bound, *rest)),
     "fixed-size batches": change_batches(
-        lambda sound: lambda generator, count, rate: np.sort(generator.permutation(count)[: round(rate * count)])),
+        lambda sound: lambda generator, count, rate: np.sort(generator.random(count).argsort()[: round(rate * count)])),
     "shuffled epochs": change_batches(shuffled_epochs),
     "joins too often": change_batches(lambda sound: lambda generator, count, rate: sound(generator, count, 1.2 * rate)),
     "one batch for the whole stretch": one_batch_for_the_whole_stretch,
@@ -285,7 +285,7 @@ FAULTS: dict[str, Fault] = {
         clients.train, "site_streams",
         lambda sound: lambda site, *asked: Streams.from_insecure_seed(1, f"{site.name} {asked}")),
     "half the noise in a hospital's releases": changed(
-        Streams, "generator", lambda sound: lambda streams, *asked: noise_faults.Quiet(sound(streams, *asked))),
+        Streams, "cipher", lambda sound: lambda streams, *asked: noise_faults.Quiet(sound(streams, *asked))),
     "update moves by more than one": changed(
         update, "residual_sum",
         lambda sound: lambda *given: dataclasses.replace(sound(*given), sums=3 * sound(*given).sums)),
