@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-SECTIONS = re.split(r"^## (?=An? )", (ROOT / "docs" / "extending.md").read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]
+SECTIONS = re.split(r"^## (?=An? )", (ROOT / "docs" / "extending.md").read_text(encoding="utf-8"), flags=re.MULTILINE)[
+    1:
+]
 EXAMPLES = {
     section.splitlines()[0]: patch for section in SECTIONS for patch in re.findall(r"```diff\n(.*?)```", section, re.S)
 }
