@@ -90,7 +90,7 @@ def test_every_write_may_fail_once(tmp_path: Path, command, monkeypatch: pytest.
     assert status == 0, said
     assert_same_run(folder, tmp_path / "unbroken")
     assert {kind.partition(" ")[0] for kind in disk.failed} == {
-        "scenario.toml", "baselines.json", "partition.json", "sites/*.npy", "sites/*.toml", "journal.jsonl", "events.jsonl",
+        "scenario.toml", "partition.json", "sites/*.npy", "sites/*.toml", "journal.jsonl", "events.jsonl",
         "checkpoint.safetensors", "bank/*.safetensors", "privacy.csv", "rounds.csv", "posterior.safetensors",
-        "summary.json", "calibration.csv", "figures/*.svg", "report.html",
+        "summary.json", "calibration.csv", "figures/*.svg", "report.html", "baselines.json",
     }  # fmt: skip
