@@ -20,7 +20,7 @@ class CipherGenerator(np.random.Generator):
     """Bytes, uniforms, whole words and N(0, 1) numbers of one ChaCha20 stream, in the order in which they are asked.
 
     Nonce 0 gives the first 2^38 bytes, then nonce 1, and so on. Whatever else numpy's generator offers raises
-    NotImplementedError, and so does a copy: it would draw the same numbers again. Source: RFC 8439, section 2.3.
+    TypeError, and so does a copy: it would draw the same numbers again. Source: RFC 8439, section 2.3.
     """
 
     def __init__(self, key: bytes) -> None:
@@ -40,7 +40,7 @@ class CipherGenerator(np.random.Generator):
 
     def __reduce__(self) -> NoReturn:
         """Refuse to be copied or pickled: numpy's way would make a generator whose numbers everyone knows."""
-        raise NotImplementedError("a stream of ChaCha20 is never copied: what is drawn twice cancels out")
+        raise TypeError("a stream of ChaCha20 is never copied: what is drawn twice cancels out")
 
     def _begin_next_nonce(self) -> None:
         self._nonce += 1
@@ -98,7 +98,7 @@ def _shaped(values: npt.NDArray, size: Shape) -> Any:
 
 def _require(holds: bool, said: str) -> None:
     if not holds:
-        raise NotImplementedError(f"{said}: ask a generator of numpy for what hides nothing")
+        raise TypeError(f"{said}: ask a generator of numpy for what hides nothing")
 
 
 def _refused(name: str) -> Any:
