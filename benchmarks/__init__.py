@@ -1,1 +1,4 @@
-"""Scripts that are no federation, or attack one; they come with the source tree, not with the package."""
+"""Scripts that are no federation, or attack one.
+
+They come with the source tree, not with the package.
+"""

@@ -2,7 +2,8 @@
 
 python benchmarks/far_off.py --out alarms.jsonl --seeds 5
 
-Nobody is hostile in any run. Each cell is a line of the file once it is done; what is there is not run again.
+Nobody is hostile in any run. Each cell is a line of the file once it is done; what is there is not
+run again.
 """
 
 import argparse
@@ -33,19 +34,27 @@ def _skewed(sites: int, alpha: float, least: int) -> list[str]:
 
 def _small_hospitals() -> list[str]:
     """Keep the smallest hospitals of the stroke trial's scenario."""
-    sizes = {site.name: site.train_units for site in plan_sites(load_scenario("stroke"), None).sites}
+    sizes = {
+        site.name: site.train_units for site in plan_sites(load_scenario("stroke"), None).sites
+    }
     kept = sorted(sizes, key=lambda name: (sizes[name], name))[:SMALL_HOSPITALS]
     return [*(f"sites.{name}=" for name in sizes if name not in kept), "evaluation.baselines=false"]
 
 
 FEDERATIONS = {
-    "quickstart: 8 hospitals of the stroke trial": ("quickstart", lambda: ["evaluation.baselines=false"]),
+    "quickstart: 8 hospitals of the stroke trial": (
+        "quickstart",
+        lambda: ["evaluation.baselines=false"],
+    ),
     "digits: 4 sites, Dirichlet 1": ("digits", list),
     "digits: 4 sites, Dirichlet 0.3": ("digits", lambda: _skewed(4, 0.3, 40)),
     "digits: 8 sites, Dirichlet 0.3": ("digits", lambda: _skewed(8, 0.3, 20)),
     "heart: 4 hospitals": ("heart", lambda: ["sites.va.role=train"]),
     "mnist: 6 sites, Dirichlet 0.3": ("mnist", lambda: ["partition.alpha=0.3"]),
-    "mnist: 6 sites, Dirichlet 0.1": ("mnist", lambda: ["partition.alpha=0.1", "partition.min_records=500"]),
+    "mnist: 6 sites, Dirichlet 0.1": (
+        "mnist",
+        lambda: ["partition.alpha=0.1", "partition.min_records=500"],
+    ),
     "stroke: its 16 smallest hospitals": ("stroke", _small_hospitals),
 }
 
@@ -59,7 +68,10 @@ def scenario_of(federation: str, rule: str, seed: int) -> Scenario:
 
 
 def measure(federation: str, rule: str, seed: int) -> dict[str, Any]:
-    """Run a federation; return its training sites, which of them are named, and the distance of each."""
+    """Run a federation.
+
+    Return its training sites, which of them are named, and the distance of each.
+    """
     scenario = scenario_of(federation, rule, seed)
     summary = summary_of(scenario, lambda folder: InlineGrid(app, len(scenario.sites)))
     distances = {row["site"]: row["distance"] or 0.0 for row in summary["participation"]}
@@ -69,17 +81,29 @@ def measure(federation: str, rule: str, seed: int) -> dict[str, Any]:
 
 def table(rows: list[dict[str, Any]]) -> pd.DataFrame:
     """Show, for each federation and rule, how many runs named a site and how far the farthest one was."""
-    frame = pd.DataFrame({
-        **row["cell"], "sites": row["sites"], "named": bool(row["named"]), "farthest": max(row["distances"].values()),
-    } for row in rows)  # fmt: skip
+    frame = pd.DataFrame(
+        {
+            **row["cell"],
+            "sites": row["sites"],
+            "named": bool(row["named"]),
+            "farthest": max(row["distances"].values()),
+        }
+        for row in rows
+    )
     groups = frame.groupby(["federation", "rule"], sort=False)
-    counts = {"runs": groups.size(), "with a site named": groups["named"].sum(), "farthest": groups["farthest"].max()}
+    counts = {
+        "runs": groups.size(),
+        "with a site named": groups["named"].sum(),
+        "farthest": groups["farthest"].max(),
+    }
     return pd.DataFrame(counts)
 
 
 def main() -> None:
     """Measure the cells that are not there yet, and print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--out", type=Path, required=True, help="one line of JSON for each cell")
     parser.add_argument("--seeds", type=int, default=1, help="repetitions (default: 1)")
     parser.add_argument("--federations", nargs="+", choices=FEDERATIONS, default=list(FEDERATIONS))
@@ -90,8 +114,11 @@ def main() -> None:
         for federation in chosen.federations:
             for rule in chosen.rules:
                 cell = {"federation": federation, "rule": rule, "seed": seed}
-                # Of one step a round FedPA has no covariance, and levels of hospitals are only for FALD.
-                if json.dumps(cell) in known or (rule != "fald" and federation.startswith("stroke")):
+                # Of one step a round FedPA has no covariance, and levels of hospitals are only for
+                # FALD.
+                if json.dumps(cell) in known or (
+                    rule != "fald" and federation.startswith("stroke")
+                ):
                     continue
                 line = json.dumps({"cell": cell, **measure(federation, rule, seed)})
                 with chosen.out.open("a") as file:

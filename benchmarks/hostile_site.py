@@ -2,9 +2,10 @@
 
 python benchmarks/hostile_site.py --out cells.jsonl --sites 4 8 --seeds 1 --rules fald mixture
 
-Through the real server and the real clients, at the noise of the scenarios `quickstart` and `digits`. The hostile site
-knows its records, the state that the round starts from and what the server accepts; all but its states is as its honest
-app wrote it. Each cell is a line of the file once it is done; what is there is not run again.
+Through the real server and the real clients, at the noise of the scenarios `quickstart` and
+`digits`. The hostile site knows its records, the state that the round starts from and what the
+server accepts; all but its states is as its honest app wrote it. Each cell is a line of the file
+once it is done; what is there is not run again.
 """
 
 import argparse
@@ -51,8 +52,14 @@ RULES = {
     "fald, median": f"{{rule='fald', {_UNIFORM}, robust='median'}}",
     "fald, trimmed mean": f"{{rule='fald', {_UNIFORM}, robust='trimmed-mean', trimmed=1}}",
     "mixture": "{rule='mixture'}",
-    "predbayes": "{rule='predbayes', public={kind='synthetic', pattern='PATTERN', count=300}, iterations=100}",
-    "distillation": "{rule='distillation', public={kind='synthetic', pattern='PATTERN', count=300}, iterations=100}",
+    "predbayes": (
+        "{rule='predbayes', public={kind='synthetic', pattern='PATTERN', count=300}, "
+        "iterations=100}"
+    ),
+    "distillation": (
+        "{rule='distillation', public={kind='synthetic', pattern='PATTERN', "
+        "count=300}, iterations=100}"
+    ),
     "fedavg": "{rule='fedavg'}",
     "fedavg, median": f"{{rule='fedavg', {_UNIFORM}, robust='median'}}",
     "fedavg, trimmed mean": f"{{rule='fedavg', {_UNIFORM}, robust='trimmed-mean', trimmed=1}}",
@@ -62,7 +69,8 @@ RULES = {
     "product-diagonal": "{rule='product-diagonal'}",
     "fedpa": "{rule='fedpa'}",
 }
-# Hospitals of `quickstart` in the order of their nodes; of eight the hostile one is the second, of usual size.
+# Hospitals of `quickstart` in the order of their nodes; of eight the hostile one is the second, of
+# usual size.
 HOSPITALS = ("uk-134", "uk-39", "uk-1", "uk-6", "uk-73", "uk-4", "uk-72", "uk-11")
 SMALL_NOISE = ("privacy.epsilon=200", "privacy.coupling=constant", "privacy.temperature=")
 PARTITIONS = {"honest": "{kind='iid'}", "skewed": "{kind='dirichlet', alpha=0.5, min_records=60}"}
@@ -92,16 +100,27 @@ class Cell:
         """The run's scenario."""
         seeds = (f"seed={self.seed + 1}", f"simulation.insecure_seed={self.seed + 1}")
         if self.noise == "quickstart":
-            left_out = [f"sites.{name}=" for name in (*HOSPITALS[self.sites :], "uk-81", "new-zealand-121")]
+            left_out = [
+                f"sites.{name}=" for name in (*HOSPITALS[self.sites :], "uk-81", "new-zealand-121")
+            ]
             rule = RULES[self.rule].replace("PATTERN", "noise")
-            return load_scenario("quickstart", [*left_out, f"aggregation={rule}", "evaluation.baselines=false", *seeds])
+            return load_scenario(
+                "quickstart",
+                [*left_out, f"aggregation={rule}", "evaluation.baselines=false", *seeds],
+            )
         trainers = ",".join(f"{name}={{role='train'}}" for name in LETTERS[: self.sites])
         rule = RULES[self.rule].replace("PATTERN", "strokes")
         noise = SMALL_NOISE if self.noise == "small noise" else ()
-        return load_scenario("digits", [
-            f"sites={{{trainers},held-out={{role='held_out',records=400}}}}", f"aggregation={rule}", *noise,
-            f"partition={PARTITIONS.get(self.case, PARTITIONS['honest'])}", *seeds,
-        ])  # fmt: skip
+        return load_scenario(
+            "digits",
+            [
+                f"sites={{{trainers},held-out={{role='held_out',records=400}}}}",
+                f"aggregation={rule}",
+                *noise,
+                f"partition={PARTITIONS.get(self.case, PARTITIONS['honest'])}",
+                *seeds,
+            ],
+        )
 
 
 NOISES = ("quickstart", "digits", "small noise")
@@ -112,7 +131,8 @@ WITHIN = 0.99
 TRACE = 0.005
 FROZEN_NORM = 3.0
 QUIET = 0.5
-# Where a plan has no bound, an attack goes this far: a thousand times the prior's standard deviation.
+# Where a plan has no bound, an attack goes this far: a thousand times the prior's standard
+# deviation.
 UNBOUNDED = 1e3
 
 
@@ -120,8 +140,8 @@ UNBOUNDED = 1e3
 class View:
     """What a hostile site knows: d parameters each of `start`, and fitted to its records with right and wrong labels.
 
-    `honest`, (m, d): its own honest chain after each kept step and last. `farthest`, (m,): how far from the start each
-    may be.
+    `honest`, (m, d): its own honest chain after each kept step and last. `farthest`, (m,): how far
+    from the start each may be.
     """
 
     start: Floats
@@ -154,7 +174,8 @@ def frozen(view: View) -> Floats:
 def hidden(view: View) -> Floats:
     """Go as far as an honest chain does, equally in every parameter and always towards wrong labels.
 
-    Source: Baruch, Baruch and Goldberg 2019, "A little is enough: circumventing defenses for distributed learning".
+    Source: Baruch, Baruch and Goldberg 2019, "A little is enough: circumventing defenses for
+    distributed learning".
     """
     lengths = np.linalg.norm(view.honest - view.start, axis=1)
     return view.start + lengths[:, np.newaxis] * _unit(np.sign(view.wrong - view.right))
@@ -166,20 +187,31 @@ def quiet(view: View) -> Floats:
 
 
 ATTACKS: Mapping[str, Attack] = {
-    "relabel": relabel, "reverse": reverse, "frozen": frozen, "hidden": hidden, "quiet": quiet,
-}  # fmt: skip
+    "relabel": relabel,
+    "reverse": reverse,
+    "frozen": frozen,
+    "hidden": hidden,
+    "quiet": quiet,
+}
 CASES = ("honest", *ATTACKS)
 
 
 def with_trace_of_noise(states: Floats, view: View) -> Floats:
     """Add a little of honest noise, so that no parameter is constant."""
-    return states + TRACE * (view.honest - view.honest.mean(axis=0) if len(view.honest) > 1 else 0.0)
+    return states + TRACE * (
+        view.honest - view.honest.mean(axis=0) if len(view.honest) > 1 else 0.0
+    )
 
 
 class HostileGrid(InlineGrid):
-    """Nodes of linear models in this process; one of them puts an attack's states into its honest app's reply."""
+    """Nodes of linear models in this process.
 
-    def __init__(self, client_app: ClientApp, nodes: int, *, node: int, site_file: Path, attack: Attack) -> None:
+    One of them puts an attack's states into its honest app's reply.
+    """
+
+    def __init__(
+        self, client_app: ClientApp, nodes: int, *, node: int, site_file: Path, attack: Attack
+    ) -> None:
         """Let the node of this number, from 1, and site file attack."""
         super().__init__(client_app, nodes)
         self._node = node
@@ -189,22 +221,33 @@ class HostileGrid(InlineGrid):
     def answer(self, message: Message) -> Message:
         """Run the ClientApp, and replace what the hostile site sends."""
         reply = super().answer(message)
-        hostile = message.metadata.dst_node_id == self._node and message.metadata.message_type == "train"
+        hostile = (
+            message.metadata.dst_node_id == self._node and message.metadata.message_type == "train"
+        )
         if hostile and not reply.has_error() and "arrays" in reply.content:
             self._spoil(message, reply)
         return reply
 
     def _spoil(self, message: Message, reply: Message) -> None:
-        arrays, sent = (content.array_records["arrays"] for content in (reply.content, message.content))
+        arrays, sent = (
+            content.array_records["arrays"] for content in (reply.content, message.content)
+        )
         request = read_header(TrainRequest, message.content.config_records["config"]["record"])
         record = read_header(TrainReply, reply.content.config_records["config"]["record"])
         start = without_prefix("start", {name: array.numpy() for name, array in sent.items()})
         bound = displacements(request, record.privacy.units, start, record.steps)
         farthest = np.full(record.steps, UNBOUNDED) if bound is None else bound[:, 0]
-        kept = [step for step in range(record.steps) if request.plan.is_kept(record.first_step + step)]
+        kept = [
+            step for step in range(record.steps) if request.plan.is_kept(record.first_step + step)
+        ]
         released = {name: array.numpy() for name, array in arrays.items()}
-        samples, last = (without_prefix(prefix, released) for prefix in ("samples", "last/parameters"))
-        states = [*({name: array[row] for name, array in samples.items()} for row in range(len(kept))), last]
+        samples, last = (
+            without_prefix(prefix, released) for prefix in ("samples", "last/parameters")
+        )
+        states = [
+            *({name: array[row] for name, array in samples.items()} for row in range(len(kept))),
+            last,
+        ]
         module = build_model(request.model, request.task, seed=0)
         all_states = (without_prefix("parameters", start), *states)
         began, *honest = (arrays_to_vector(each, module).double().numpy() for each in all_states)
@@ -223,8 +266,14 @@ class HostileGrid(InlineGrid):
         assert site.train is not None
         features, labels, classes = site.train.features, site.train.labels, site.task.classes
         rows = features.reshape(len(labels), -1)
-        fits = [LogisticRegression(max_iter=1000).fit(rows, (labels + shift) % classes) for shift in (0, 1)]
-        return [np.concatenate([_of_classes(fit.coef_).ravel(), _of_classes(fit.intercept_)]) for fit in fits]
+        fits = [
+            LogisticRegression(max_iter=1000).fit(rows, (labels + shift) % classes)
+            for shift in (0, 1)
+        ]
+        return [
+            np.concatenate([_of_classes(fit.coef_).ravel(), _of_classes(fit.intercept_)])
+            for fit in fits
+        ]
 
 
 def measure(cell: Cell) -> dict[str, Any]:
@@ -257,7 +306,9 @@ def measure(cell: Cell) -> dict[str, Any]:
         "named": far[cell.hostile],
         "others": sum(far.values()) - far[cell.hostile],
         "distance": participation[cell.hostile]["distance"],
-        "shortened": sum(any(f"{site}{end}" in shortened for end in " ,)") for site in participation),
+        "shortened": sum(
+            any(f"{site}{end}" in shortened for end in " ,)") for site in participation
+        ),
         "rejected": participation[cell.hostile]["statuses"].count("REJECTED"),
     }
 
@@ -298,12 +349,18 @@ def table(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
 
 def main() -> None:
     """Measure the cells that are not there yet, and print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--out", type=Path, required=True, help="one line of JSON for each cell")
     parser.add_argument("--seeds", type=int, default=1, help="repetitions (default: 1)")
-    parser.add_argument("--sites", type=int, nargs="+", default=[4, 8], help="training sites (default: 4 8)")
+    parser.add_argument(
+        "--sites", type=int, nargs="+", default=[4, 8], help="training sites (default: 4 8)"
+    )
     parser.add_argument("--noises", nargs="+", choices=NOISES, default=["quickstart", "digits"])
-    parser.add_argument("--rules", nargs="+", choices=RULES, default=list(RULES), help="default: all")
+    parser.add_argument(
+        "--rules", nargs="+", choices=RULES, default=list(RULES), help="default: all"
+    )
     chosen = parser.parse_args()
     known = {json.dumps(row["cell"]) for row in measured(chosen.out)}
     cells = [

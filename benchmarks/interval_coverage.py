@@ -2,9 +2,10 @@
 
 python benchmarks/interval_coverage.py --replicates 1000
 
-No federation and no training. `noise` is the standard deviation of a private release's noise on each sum. Accuracy,
-NLL and Brier are the coverages of their intervals for the mean over all records like these, NLL among the test sets
-that show one. The page `docs/results/interval-coverage` holds 1,000 test sets of every row and the figure.
+No federation and no training. `noise` is the standard deviation of a private release's noise on
+each sum. Accuracy, NLL and Brier are the coverages of their intervals for the mean over all records
+like these, NLL among the test sets that show one. The page `docs/results/interval-coverage` holds
+1,000 test sets of every row and the figure.
 """
 
 import argparse
@@ -29,7 +30,8 @@ from fl_dpbayes.calibration.summarise import join_small_bins
 from fl_dpbayes.privacy.streams import Streams
 
 COUNTS = (50, 200, 624, 2000, 5000)
-# Standard deviations on each released sum: a site's noise multiplier times sqrt(3), or several sites' in squares.
+# Standard deviations on each released sum: a site's noise multiplier times sqrt(3), or several
+# sites' in squares.
 NOISES, NOISED_COUNTS = (1.0, 5.0, 20.0), (624, 5000)
 NOISED_CONFIDENCES = ("Beta(.6, .6)", "top of 2, uniform", "Beta(8, 1)")
 POPULATION = 400_000
@@ -53,17 +55,24 @@ def _steepened(slope: Floats | float) -> Callable[[Floats], Floats]:
 CONFIDENCES: Mapping[str, Callable[[np.random.Generator, int], Floats]] = {
     "Beta(.6, .6)": lambda generator, count: generator.beta(0.6, 0.6, count),
     "top of 2, uniform": lambda generator, count: generator.uniform(0.5, 1, count),
-    "top of 10, Dirichlet(.3)": lambda generator, count: generator.dirichlet(np.full(10, 0.3), count).max(axis=1),
+    "top of 10, Dirichlet(.3)": lambda generator, count: generator.dirichlet(
+        np.full(10, 0.3), count
+    ).max(axis=1),
     "Beta(8, 1)": lambda generator, count: generator.beta(8, 1, count),
     "95 % above .95": _mostly_sure,
-    "80 % at 1": lambda draw, count: np.where(draw.random(count) < 0.8, 1.0, draw.uniform(0.6, 1, count)),
+    "80 % at 1": lambda draw, count: np.where(
+        draw.random(count) < 0.8, 1.0, draw.uniform(0.6, 1, count)
+    ),
 }
 FREQUENCIES: Mapping[str, Callable[[Floats], Floats]] = {
-    "calibrated": lambda p: p, "logit x .8": _steepened(0.8), "logit x .6": _steepened(0.6),
-    "logit x 1.5": _steepened(1.5), "wrong above .97": lambda p: np.where(p > 0.97, 0.9, p),
+    "calibrated": lambda p: p,
+    "logit x .8": _steepened(0.8),
+    "logit x .6": _steepened(0.6),
+    "logit x 1.5": _steepened(1.5),
+    "wrong above .97": lambda p: np.where(p > 0.97, 0.9, p),
     "all .05 too high": lambda p: np.clip(p - 0.05, 0, 1),
     "bump at .6 to .73": lambda p: np.where((p > 0.6) & (p < 0.73), p - 0.2, p),
-}  # fmt: skip
+}
 # Law of the confidences, records of a test set, noise.
 SETTINGS = [
     *((law, n, 0.0) for law in CONFIDENCES for n in COUNTS),
@@ -85,7 +94,9 @@ class TestSets(NamedTuple):
     right: npt.NDArray[np.bool_]
 
 
-def draw_test_sets(law: str, distortion: str, n: int, replicates: int, generator: np.random.Generator) -> TestSets:
+def draw_test_sets(
+    law: str, distortion: str, n: int, replicates: int, generator: np.random.Generator
+) -> TestSets:
     """Draw R = `replicates` test sets of n records with confidences by `law`, wrong by `distortion`."""
     p = CONFIDENCES[law](generator, replicates * n)
     if distortion == SITES:
@@ -107,13 +118,16 @@ def binned(drawn: TestSets, bins: int) -> Floats:
     return np.stack(sums, axis=1).astype(np.float64).reshape(replicates, bins, 4)
 
 
-def measure(law: str, distortion: str, n: int, noise_std: float, replicates: int, seed: int = 0) -> dict[str, float]:
+def measure(
+    law: str, distortion: str, n: int, noise_std: float, replicates: int, seed: int = 0
+) -> dict[str, float]:
     """Measure coverage and width of the intervals.
 
-    `noise_std`: standard deviation of the noise on each released sum; 0: exact sums. Returns of the debiased RMS
-    error, given the confidences: mean truth, coverage, width, shares of intervals wholly `above` and `below` the
-    truth and of those that hold 0; `spread` is the standard deviation of the number of right answers. With exact
-    sums also the coverage of the other metrics' intervals.
+    `noise_std`: standard deviation of the noise on each released sum; 0: exact sums. Returns of the
+    debiased RMS error, given the confidences: mean truth, coverage, width, shares of intervals
+    wholly `above` and `below` the truth and of those that hold 0; `spread` is the standard
+    deviation of the number of right answers. With exact sums also the coverage of the other
+    metrics' intervals.
     """
     streams = Streams.from_insecure_seed(seed, f"interval-coverage {law} n={n} noise={noise_std:g}")
     generator = streams.generator(distortion)
@@ -131,7 +145,8 @@ def _rms(drawn: TestSets, noise_std: float, generator: np.random.Generator) -> d
     for table in binned(drawn, REPORT_BINS):
         noise, released = np.zeros(len(table)), table[:, :3]
         if noise_std:
-            # The true sums travel along, so that bins that are joined by their noisy counts keep their truth.
+            # The true sums travel along, so that bins that are joined by their noisy counts keep
+            # their truth.
             released = released + noise_std * generator.standard_normal((len(table), 3))
             joined, noise = join_small_bins(NoisedTable(np.hstack([released, table]), noise_std))
             released, table = joined[:, :3], joined[:, 3:]
@@ -146,17 +161,30 @@ def _rms(drawn: TestSets, noise_std: float, generator: np.random.Generator) -> d
         return values
     (low, high), truth = np.transpose(ends), np.array(truths)
     above, below = low > truth + ROUNDING, high < truth - ROUNDING
-    shares = {"truth": truth, "coverage": ~above & ~below, "above": above, "below": below, "width": high - low,
-              "zero": low == 0}  # fmt: skip
+    shares = {
+        "truth": truth,
+        "coverage": ~above & ~below,
+        "above": above,
+        "below": below,
+        "width": high - low,
+        "zero": low == 0,
+    }
     return values | {name: float(np.mean(of_sets)) for name, of_sets in shares.items()}
 
 
 @functools.cache
 def _population_scores(law: str, distortion: str, seed: int) -> dict[str, float]:
     """Return accuracy, NLL and Brier score (two classes) over many records like those of the test sets."""
-    generator = Streams.from_insecure_seed(seed, f"interval-coverage population {law}").generator(distortion)
-    p, frequency, _ = (part[0] for part in draw_test_sets(law, distortion, POPULATION, 1, generator))
-    means = {name: float((frequency * loss(p) + (1 - frequency) * loss(1 - p)).mean()) for name, loss in LOSSES.items()}
+    generator = Streams.from_insecure_seed(seed, f"interval-coverage population {law}").generator(
+        distortion
+    )
+    p, frequency, _ = (
+        part[0] for part in draw_test_sets(law, distortion, POPULATION, 1, generator)
+    )
+    means = {
+        name: float((frequency * loss(p) + (1 - frequency) * loss(1 - p)).mean())
+        for name, loss in LOSSES.items()
+    }
     return {"accuracy": float(frequency.mean()), **means}
 
 
@@ -165,10 +193,16 @@ def _scores(drawn: TestSets, truth: Mapping[str, float]) -> dict[str, float]:
     accurate = [wilson_interval(float(right.sum()), right.size) for right in drawn.right]
     covered = {"accuracy": _share_holding(accurate, truth["accuracy"])}
     classes = np.where(drawn.right, 0, 1)
-    tables = [from_batch(np.column_stack([p, 1 - p]), y) for p, y in zip(drawn.confidence, classes, strict=True)]
+    tables = [
+        from_batch(np.column_stack([p, 1 - p]), y)
+        for p, y in zip(drawn.confidence, classes, strict=True)
+    ]
     for name, interval in (("nll", nll_interval), ("brier", brier_interval)):
         shown = [ends for ends in map(interval, tables) if ends is not None]
-        covered |= {name: _share_holding(shown, truth[name]), f"{name} shown": len(shown) / len(tables)}
+        covered |= {
+            name: _share_holding(shown, truth[name]),
+            f"{name} shown": len(shown) / len(tables),
+        }
     return covered
 
 
@@ -187,12 +221,21 @@ def _band(drawn: TestSets) -> float:
 
 def main() -> None:
     """Print a row for each law of confidences, size, noise and distortion."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--replicates", type=int, default=250, help="test sets of each row (default: 250)")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--replicates", type=int, default=250, help="test sets of each row (default: 250)"
+    )
     replicates = parser.parse_args().replicates
     for law, n, noise in SETTINGS:
-        rows = {distortion: measure(law, distortion, n, noise, replicates) for distortion in DISTORTIONS}
-        print(f"\n{law}, n = {n}, noise {noise:g}\n{pd.DataFrame(rows).T.round(4).to_string()}", flush=True)
+        rows = {
+            distortion: measure(law, distortion, n, noise, replicates) for distortion in DISTORTIONS
+        }
+        print(
+            f"\n{law}, n = {n}, noise {noise:g}\n{pd.DataFrame(rows).T.round(4).to_string()}",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

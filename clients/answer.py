@@ -23,7 +23,13 @@ from fl_dpbayes.privacy.check_statement import reply_metrics
 from fl_dpbayes.privacy.planned_noise import planned_stretch
 from fl_dpbayes.protocol.arrays import Arrays
 from fl_dpbayes.protocol.train import TrainReply, TrainRequest
-from fl_dpbayes.protocol.wire import MessageT, arrays_digest, plan_digest, request_digest, write_header
+from fl_dpbayes.protocol.wire import (
+    MessageT,
+    arrays_digest,
+    plan_digest,
+    request_digest,
+    write_header,
+)
 
 
 def show_card(message: Message, context: Context, noted: Noted) -> Message:
@@ -40,13 +46,15 @@ def show_card(message: Message, context: Context, noted: Noted) -> Message:
 
 
 def answer(
-    came: tuple[Message, Context], kind: type[MessageT], work: Callable[[SiteFile, MessageT, Asked], Answer],
+    came: tuple[Message, Context],
+    kind: type[MessageT],
+    work: Callable[[SiteFile, MessageT, Asked], Answer],
     noted: Noted,
-) -> Message:  # fmt: skip
+) -> Message:
     """Answer a request, if the site's policy stands and allows the code and the plan that it names.
 
-    No step is paid for before a line of the audit log tells the request. `came`: the message, and the context of the
-    node. `noted`: gets what the audit log says of it.
+    No step is paid for before a line of the audit log tells the request. `came`: the message, and
+    the context of the node. `noted`: gets what the audit log says of it.
     """
     message, context = came
     site_file = site_file_of(message, context)
@@ -72,11 +80,14 @@ def answer(
     finally:
         release_memory()
     noted["charge"] = done.charge
-    # A stop holds for what was begun before it: the reply stays in the ledger, and is sent when the stop is lifted.
+    # A stop holds for what was begun before it: the reply stays in the ledger, and is sent when the
+    # stop is lifted.
     check_standing(site_file)
     answered = reply_message(message, done.reply, done.arrays)
     if isinstance(request, TrainRequest) and isinstance(done.reply, TrainReply):
-        stretch = planned_stretch(request.plan, done.reply.privacy.units, done.reply.first_step, done.reply.steps)
+        stretch = planned_stretch(
+            request.plan, done.reply.privacy.units, done.reply.first_step, done.reply.steps
+        )
         answered.content["metrics"] = MetricRecord({**reply_metrics(done.reply, stretch)})
     if own:
         noted["released"] = _release(done.reply, done.arrays)
@@ -85,6 +96,14 @@ def answer(
 
 def _release(reply: Config, arrays: Arrays) -> dict[str, str | int]:
     # Without the ledger's head, which is another one when the same reply is sent again.
-    content = reply.model_copy(update={"ledger_head": None}) if "ledger_head" in type(reply).model_fields else reply
+    content = (
+        reply.model_copy(update={"ledger_head": None})
+        if "ledger_head" in type(reply).model_fields
+        else reply
+    )
     digest = hashlib.sha256((write_header(content) + arrays_digest(arrays)).encode()).hexdigest()
-    return {"digest": digest, "arrays": len(arrays), "bytes": sum(array.nbytes for array in arrays.values())}
+    return {
+        "digest": digest,
+        "arrays": len(arrays),
+        "bytes": sum(array.nbytes for array in arrays.values()),
+    }

@@ -1,7 +1,7 @@
 """The Flower ClientApp: a site's side of every message.
 
-Flower sends the text of an exception to the server, that of a failed import too: all but Flower is imported within the
-guard.
+Flower sends the text of an exception to the server, that of a failed import too: all but Flower is
+imported within the guard.
 """
 
 from flwr.app import Context, Message

@@ -49,16 +49,19 @@ Statistics = dict[str, CalibrationStatistics]
 def evaluate_predictors(site_file: SiteFile, request: EvaluateRequest, asked: Asked) -> Answer:
     """Measure each predictor on the site's test records, and let out what the site's policy allows.
 
-    That is exact sums (of public test data), noised ones, or nothing. Returns the reply and its arrays
-    `<predictor>/<table>`, with subgroups also `group-<i>/<predictor>/<table>`. Raises RefusedError NOT_SENT where the
-    policy lets nothing out; BAD_REQUEST if arrays do not fit; what the ledger refuses.
+    That is exact sums (of public test data), noised ones, or nothing. Returns the reply and its
+    arrays `<predictor>/<table>`, with subgroups also `group-<i>/<predictor>/<table>`. Raises
+    RefusedError NOT_SENT where the policy lets nothing out; BAD_REQUEST if arrays do not fit; what
+    the ledger refuses.
     """
     release = site_file.policy.evaluation_release
     if release == "none":
         raise RefusedError(RefusalCode.NOT_SENT)
     if request.trained_prevalence is not None and site_file.prevalence is None:
         raise RefusedError(RefusalCode.BAD_REQUEST, "trained_prevalence")
-    arrays = read_predictors(asked.message, request.model, request.task, request.predictors, request.arrays)
+    arrays = read_predictors(
+        asked.message, request.model, request.task, request.predictors, request.arrays
+    )
     site = load_site(site_file)
     if site.task != request.task:
         raise RefusedError(RefusalCode.BAD_REQUEST, "task")
@@ -71,20 +74,30 @@ def evaluate_predictors(site_file: SiteFile, request: EvaluateRequest, asked: As
     tables: SentArrays = {}
     for name, statistics in _measure(site_file, test, request, arrays, groups).items():
         tables |= prefixed(name, to_arrays(statistics))
-    whose = {"run": request.run, "round": request.round, "request": request_digest(request), "release": "public"}
+    whose = {
+        "run": request.run,
+        "round": request.round,
+        "request": request_digest(request),
+        "release": "public",
+    }
     said = {"groups": groups, "groups_left_out": left_out, "passes": stated_passes(site_file)}
     reply = EvaluateReply.model_validate(whose | said)
     return Answer(reply, tables, charge)
 
 
 def _noised(
-    own: tuple[SiteFile, Site], part: SiteSplit, request: EvaluateRequest, asked: Asked, samples: Arrays
+    own: tuple[SiteFile, Site],
+    part: SiteSplit,
+    request: EvaluateRequest,
+    asked: Asked,
+    samples: Arrays,
 ) -> Answer:
     """Release one coarse noised table per predictor, paid for in the ledger's account of the test part.
 
-    Each table is one full-batch Gaussian event; the test part is disjoint from the training part, so it has a budget of
-    its own. Every unit counts at most `policy.max_test_records_per_unit` of its records. Returns the reply and its
-    arrays `<predictor>/noised`. Raises RefusedError POLICY_DENIED with the field, or what the ledger refuses.
+    Each table is one full-batch Gaussian event; the test part is disjoint from the training part,
+    so it has a budget of its own. Every unit counts at most `policy.max_test_records_per_unit` of
+    its records. Returns the reply and its arrays `<predictor>/noised`. Raises RefusedError
+    POLICY_DENIED with the field, or what the ledger refuses.
     """
     site_file, site = own
     settings, policy, sigma = site_file.ledger, site_file.policy, request.noise_multiplier
@@ -96,11 +109,14 @@ def _noised(
         raise RefusedError(RefusalCode.POLICY_DENIED, "delta")
     counted = _count_evaluation(own, request, asked)
     tables = len(request.measured)
-    spending = spending_of(request, "test", f"evaluate {request.round}", (GaussianEvent(sigma, 1.0, tables),), tables)
+    spending = spending_of(
+        request, "test", f"evaluate {request.round}", (GaussianEvent(sigma, 1.0, tables),), tables
+    )
     with open_ledger(site_file, site, asked.line) as ledger:
 
         def work(reserved: Reserved) -> tuple[dict[str, Any], SentArrays]:
-            # A budget for some of the tables is not used: which ones would be missing is nobody's choice.
+            # A budget for some of the tables is not used: which ones would be missing is nobody's
+            # choice.
             if reserved.steps < tables:
                 raise RefusedError(RefusalCode.BUDGET_EXHAUSTED)
             streams = site_streams(site_file, request.run, request.round, "evaluate")
@@ -125,15 +141,23 @@ class _Measured:
 
 
 def _measure(
-    site_file: SiteFile, part: SiteSplit, request: EvaluateRequest, arrays: Arrays, groups: Sequence[Group] = ()
+    site_file: SiteFile,
+    part: SiteSplit,
+    request: EvaluateRequest,
+    arrays: Arrays,
+    groups: Sequence[Group] = (),
 ) -> Statistics:
     measured: Statistics = {}
     for each in _predictions(site_file, part, request, arrays):
-        measured |= count_predictions(each.predictor, part, groups, each.probabilities, **each.uncertainty)
+        measured |= count_predictions(
+            each.predictor, part, groups, each.probabilities, **each.uncertainty
+        )
     return measured
 
 
-def _predictions(site_file: SiteFile, part: SiteSplit, request: EvaluateRequest, arrays: Arrays) -> Iterator[_Measured]:
+def _predictions(
+    site_file: SiteFile, part: SiteSplit, request: EvaluateRequest, arrays: Arrays
+) -> Iterator[_Measured]:
     module = build_model(request.model, request.task, 0, site_file.backbone_folder)
     for predictor, weights in request.predictors.items():
         samples, device = without_prefix(predictor, arrays), compute_device(site_file)
@@ -141,17 +165,28 @@ def _predictions(site_file: SiteFile, part: SiteSplit, request: EvaluateRequest,
         uncertainty = {key: getattr(prediction, key) for key in ("epistemic", "aleatoric", "total")}
         yield _Measured(predictor, prediction.probabilities, uncertainty)
         if predictor == "posterior" and request.recalibration is not None:
-            mapped = in_fixed_pieces(partial(recalibrate, mapping=request.recalibration), prediction.probabilities)
+            mapped = in_fixed_pieces(
+                partial(recalibrate, mapping=request.recalibration), prediction.probabilities
+            )
             yield _Measured(RECALIBRATED, mapped, {})
         if predictor == "posterior" and request.trained_prevalence is not None:
-            trained, declared, p = request.trained_prevalence, site_file.prevalence, prediction.probabilities
+            trained, declared, p = (
+                request.trained_prevalence,
+                site_file.prevalence,
+                prediction.probabilities,
+            )
             target = declared if isinstance(declared, tuple) else estimated_prevalence(p, trained)
             corrected = in_fixed_pieces(partial(with_prevalence, trained=trained, target=target), p)
             yield _Measured(PRIOR_CORRECTED, corrected, {})
 
 
-def _count_evaluation(own: tuple[SiteFile, Site], request: EvaluateRequest, asked: Asked) -> dict[str, Any]:
-    """Count an evaluation in the ledger before anything is measured, or raise RefusedError; return the log's words."""
+def _count_evaluation(
+    own: tuple[SiteFile, Site], request: EvaluateRequest, asked: Asked
+) -> dict[str, Any]:
+    """Count an evaluation in the ledger before anything is measured, or raise RefusedError.
+
+    Return the log's words.
+    """
     site_file, site = own
     policy, settings = site_file.policy, site_file.ledger
     if not policy.counts_evaluations:
@@ -163,7 +198,8 @@ def _count_evaluation(own: tuple[SiteFile, Site], request: EvaluateRequest, aske
     with open_ledger(site_file, site, asked.line) as ledger:
         limits = policy.max_evaluations_per_run, policy.max_evaluations
         per_run, life = (math.inf if limit == "unlimited" else limit for limit in limits)
-        # The same sums of other records are another evaluation: their difference is that of the records.
+        # The same sums of other records are another evaluation: their difference is that of the
+        # records.
         records = ledger.state().data_versions[-1].fingerprint
         identity = hashlib.sha256(f"{request_digest(request)} {records}".encode()).hexdigest()
         counted = ledger.count_evaluation(request.run, identity, per_run, life)
@@ -175,15 +211,19 @@ def _count_evaluation(own: tuple[SiteFile, Site], request: EvaluateRequest, aske
 def declared_groups(part: SiteSplit, policy: Policy) -> dict[str, npt.NDArray]:
     """Join the values of attributes that the policy does not name, or that too few units have, to OTHER_GROUP.
 
-    If that were too few units in turn, the smallest group joins it: else what is left out would follow from the rest.
-    Returns attribute -> subgroup of each record, (N,) text, for the attributes that the policy names.
+    If that were too few units in turn, the smallest group joins it: else what is left out would
+    follow from the rest. Returns attribute -> subgroup of each record, (N,) text, for the
+    attributes that the policy names.
     """
     found: dict[str, npt.NDArray] = {}
     for attribute in (name for name in part.groups if name in policy.groups):
         values = part.groups[attribute]
         values = np.where(np.isin(values, policy.groups[attribute]), values, OTHER_GROUP)
         while True:
-            sizes = {str(value): len(np.unique(part.unit_index[values == value])) for value in np.unique(values)}
+            sizes = {
+                str(value): len(np.unique(part.unit_index[values == value]))
+                for value in np.unique(values)
+            }
             others = sizes.pop(OTHER_GROUP, None)
             small = [value for value, size in sizes.items() if size < policy.least_group_units]
             if not small and others is not None and others < policy.least_group_units and sizes:
@@ -196,8 +236,13 @@ def declared_groups(part: SiteSplit, policy: Policy) -> dict[str, npt.NDArray]:
     return found
 
 
-def measured_groups(groups: Mapping[str, npt.NDArray], request: EvaluateRequest) -> tuple[tuple[Group, ...], int]:
-    """Choose the subgroups (attribute, value) of `groups`, (N,) text, that fit into a reply; count those left out."""
+def measured_groups(
+    groups: Mapping[str, npt.NDArray], request: EvaluateRequest
+) -> tuple[tuple[Group, ...], int]:
+    """Choose the subgroups (attribute, value) of `groups`, (N,) text, that fit into a reply.
+
+    Count those left out.
+    """
     tables = to_arrays(empty(request.task.classes)).values()
     most = most_groups(len(request.measured) * sum(table.nbytes for table in tables))
     chosen, left_out = list[Group](), 0
@@ -211,7 +256,11 @@ def measured_groups(groups: Mapping[str, npt.NDArray], request: EvaluateRequest)
 
 
 def count_predictions(
-    predictor: str, part: SiteSplit, groups: Sequence[Group], probabilities: npt.NDArray, **uncertainty: npt.NDArray
+    predictor: str,
+    part: SiteSplit,
+    groups: Sequence[Group],
+    probabilities: npt.NDArray,
+    **uncertainty: npt.NDArray,
 ) -> Statistics:
     """Count predictions, (N, C), of all records as `<predictor>` and of subgroup i as `group-<i>/<predictor>`."""
 
@@ -222,5 +271,7 @@ def count_predictions(
 
     measured = {predictor: counted(slice(None))}
     for number, (attribute, value) in enumerate(groups):
-        measured[f"{subgroup_prefix(number)}/{predictor}"] = counted(part.groups[attribute] == value)
+        measured[f"{subgroup_prefix(number)}/{predictor}"] = counted(
+            part.groups[attribute] == value
+        )
     return measured

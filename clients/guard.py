@@ -1,6 +1,7 @@
 """The guard around every handler: out comes a reply or a fixed code, whatever went wrong, and a line of the audit log.
 
-It imports nothing but Flower and Python until a message has come, so that a broken installation is a code as well.
+It imports nothing but Flower and Python until a message has come, so that a broken installation is
+a code as well.
 """
 
 import json
@@ -21,14 +22,17 @@ _BARE = '{{"code":"{}","field":""}}'
 def guarded(handler: Handler) -> Callable[[Message, Context], Message]:
     """Wrap a handler so that every failure becomes a refusal; details go to the site's own log.
 
-    The handler writes what it learns of a message into its last argument, for the audit log of a node that has a site
-    file of its own. Where that log cannot be written, nothing but a refusal leaves. The wrapped handler raises nothing
-    but KeyboardInterrupt.
+    The handler writes what it learns of a message into its last argument, for the audit log of a
+    node that has a site file of its own. Where that log cannot be written, nothing but a refusal
+    leaves. The wrapped handler raises nothing but KeyboardInterrupt.
     """
 
     @wraps(handler)
     def answer(message: Message, context: Context) -> Message:
-        noted: Noted = {"message": message.metadata.message_type[:80], "flower_run": str(context.run_id)}
+        noted: Noted = {
+            "message": message.metadata.message_type[:80],
+            "flower_run": str(context.run_id),
+        }
         try:
             reply = handler(message, context, noted)
             _record(context, noted | {"decision": "answered"})
@@ -38,14 +42,19 @@ def guarded(handler: Handler) -> Callable[[Message, Context], Message]:
                 _record(context, noted | {"decision": "refused", "refusal": json.loads(refusal)})
             except (Exception, SystemExit):
                 logger.exception("the audit log cannot be written")
-            return Message(RecordDict({"config": ConfigRecord({"refusal": refusal})}), reply_to=message)
+            return Message(
+                RecordDict({"config": ConfigRecord({"refusal": refusal})}), reply_to=message
+            )
         return reply
 
     return answer
 
 
 def own_site_file(context: Context) -> str:
-    """Return the path of a hospital's site file, which no message can change; a simulation's node has none."""
+    """Return the path of a hospital's site file, which no message can change.
+
+    A simulation's node has none.
+    """
     return str(context.node_config.get("site-file") or "")
 
 

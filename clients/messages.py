@@ -27,7 +27,8 @@ from fl_dpbayes.protocol.train import TrainRequest
 from fl_dpbayes.protocol.wire import MessageT, arrays_digest, read_header, write_header
 from fl_dpbayes.samplers.chain import ChainDivergedError
 
-# What the server learns of an error, by its type, the first that fits; of any other it learns INTERNAL.
+# What the server learns of an error, by its type, the first that fits; of any other it learns
+# INTERNAL.
 CODES = {
     NotInstalledError: RefusalCode.INSTALLATION_BROKEN,
     LedgerError: RefusalCode.LEDGER_ERROR,
@@ -44,7 +45,10 @@ logger = logging.getLogger("fl_dpbayes.site")
 
 
 class RefusedError(Exception):
-    """Ends the handling of a message with a `refusal`, all that the server learns; `detail` is for the site's log."""
+    """Ends the handling of a message with a `refusal`, all that the server learns.
+
+    `detail` is for the site's log.
+    """
 
     def __init__(self, code: RefusalCode, field: str = "", detail: str = "") -> None:
         self.refusal = Refusal(code=code, field=outside_text(field))
@@ -52,7 +56,10 @@ class RefusedError(Exception):
 
 
 class ChargedError(Exception):
-    """Work that failed after its steps were paid for; its cause is what happened, `charge` what the audit log says."""
+    """Work that failed after its steps were paid for.
+
+    Its cause is what happened, `charge` what the audit log says.
+    """
 
     def __init__(self, charge: dict[str, Any]) -> None:
         super().__init__("work failed that was paid for")
@@ -60,7 +67,10 @@ class ChargedError(Exception):
 
 
 def refusal_of(error: BaseException, noted: dict[str, Any]) -> Refusal:
-    """Find what the server learns of a failure; its details go to the site's own log, a charge to `noted`."""
+    """Find what the server learns of a failure.
+
+    Its details go to the site's own log, a charge to `noted`.
+    """
     if isinstance(error, ChargedError):
         noted["charge"] = error.charge
         error = error.__cause__ or error
@@ -72,11 +82,18 @@ def refusal_of(error: BaseException, noted: dict[str, Any]) -> Refusal:
             logger.error("%s%s", "ledger: " if kind is LedgerError else "", error)
             return Refusal(code=code)
     logger.error("a handler failed", exc_info=error)
-    return Refusal(code=RefusalCode.INSTALLATION_BROKEN if isinstance(error, ImportError) else RefusalCode.INTERNAL)
+    return Refusal(
+        code=RefusalCode.INSTALLATION_BROKEN
+        if isinstance(error, ImportError)
+        else RefusalCode.INTERNAL
+    )
 
 
 def read_request(message: Message, kind: type[MessageT]) -> MessageT:
-    """Read and validate the header of a request; RefusedError BAD_REQUEST with the first bad field."""
+    """Read and validate the header of a request.
+
+    RefusedError BAD_REQUEST with the first bad field.
+    """
     config = message.content.config_records.get("config", ConfigRecord())
     try:
         return read_header(kind, config.get("record"))
@@ -84,17 +101,27 @@ def read_request(message: Message, kind: type[MessageT]) -> MessageT:
         raise RefusedError(RefusalCode.BAD_REQUEST, str(error).split(":", maxsplit=1)[0]) from None
 
 
-def _read_arrays(message: Message, shapes: dict[str, tuple[int, ...]]) -> dict[str, npt.NDArray[np.float32]]:
-    """Decode exactly the float32 arrays of these names and shapes; RefusedError BAD_REQUEST at a difference."""
+def _read_arrays(
+    message: Message, shapes: dict[str, tuple[int, ...]]
+) -> dict[str, npt.NDArray[np.float32]]:
+    """Decode exactly the float32 arrays of these names and shapes.
+
+    RefusedError BAD_REQUEST at a difference.
+    """
     record = message.content.array_records.get("arrays", ArrayRecord())
     try:
-        return read_sent_arrays(record, {name: (shape, np.dtype(np.float32)) for name, shape in shapes.items()})
+        return read_sent_arrays(
+            record, {name: (shape, np.dtype(np.float32)) for name, shape in shapes.items()}
+        )
     except ValueError:
         raise RefusedError(RefusalCode.BAD_REQUEST, "arrays") from None
 
 
 def read_start(request: TrainRequest, message: Message, shapes: Shapes) -> Arrays:
-    """Return a training request's start state `<vector>/<name>`; RefusedError BAD_REQUEST with the bad field."""
+    """Return a training request's start state `<vector>/<name>`.
+
+    RefusedError BAD_REQUEST with the bad field.
+    """
     arrays = _read_arrays(message, prefixed("start", request.plan.sampler.state_shapes(shapes)))
     start = without_prefix("start", arrays)
     if arrays_digest(start) != request.start:
@@ -103,13 +130,22 @@ def read_start(request: TrainRequest, message: Message, shapes: Shapes) -> Array
 
 
 def read_predictors(
-    message: Message, model: Model, task: Task, predictors: Mapping[PredictorName, Weights], digest: str
+    message: Message,
+    model: Model,
+    task: Task,
+    predictors: Mapping[PredictorName, Weights],
+    digest: str,
 ) -> Arrays:
-    """Read all posterior samples `<predictor>/<name>`, (M, *shape); BAD_REQUEST if names, shapes or digest differ."""
+    """Read all posterior samples `<predictor>/<name>`, (M, *shape).
+
+    BAD_REQUEST if names, shapes or digest differ.
+    """
     parameter_shapes = model_shapes(model, task)
     shapes: dict[str, tuple[int, ...]] = {}
     for predictor, weights in predictors.items():
-        shapes |= prefixed(predictor, {name: (len(weights), *shape) for name, shape in parameter_shapes.items()})
+        shapes |= prefixed(
+            predictor, {name: (len(weights), *shape) for name, shape in parameter_shapes.items()}
+        )
     arrays = _read_arrays(message, shapes)
     if arrays_digest(arrays) != digest:
         raise RefusedError(RefusalCode.BAD_REQUEST, "arrays")
@@ -120,5 +156,7 @@ def reply_message(request: Message, reply: Config, arrays: dict[str, npt.NDArray
     """Build the message that carries a reply and its arrays."""
     content = RecordDict({"config": ConfigRecord({"record": write_header(reply)})})
     if arrays:
-        content["arrays"] = ArrayRecord({name: Array(np.ascontiguousarray(array)) for name, array in arrays.items()})
+        content["arrays"] = ArrayRecord(
+            {name: Array(np.ascontiguousarray(array)) for name, array in arrays.items()}
+        )
     return Message(content, reply_to=request)

@@ -20,11 +20,12 @@ from fl_dpbayes.protocol.refusal import RefusalCode
 def model_inputs(site_file: SiteFile, model: Model, part: SiteSplit) -> SiteSplit:
     """Replace a part's records by the features that the model asks for, computed once and kept on the site's disk.
 
-    To be called before the ledger reserves anything: features that the site cannot compute then cost no budget. Returns
-    the part, its features of shape (N, D) where the model has features or a frozen body. Raises RefusedError
-    BAD_REQUEST if records of this shape have no such features; POLICY_DENIED if they would be computed by weights from
-    the internet and the site's policy does not allow that, or by a larger body than it allows. Raises UserError if the
-    site has not got the weights of backbone or body. Raises OSError if the cache cannot be written.
+    To be called before the ledger reserves anything: features that the site cannot compute then
+    cost no budget. Returns the part, its features of shape (N, D) where the model has features or a
+    frozen body. Raises RefusedError BAD_REQUEST if records of this shape have no such features;
+    POLICY_DENIED if they would be computed by weights from the internet and the site's policy does
+    not allow that, or by a larger body than it allows. Raises UserError if the site has not got the
+    weights of backbone or body. Raises OSError if the cache cannot be written.
     """
     if model.features is not None:
         part = _with_features(site_file, model.features, part)
@@ -45,9 +46,13 @@ def _with_features(site_file: SiteFile, features: Features, part: SiteSplit) -> 
 
     def computed(records: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
         device = compute_device(site_file)
-        return feature_map(features, shape, backbone_folder=site_file.backbone_folder, device=device)(records)
+        return feature_map(
+            features, shape, backbone_folder=site_file.backbone_folder, device=device
+        )(records)
 
-    return replace(part, features=cached_features(site_file.cache_folder, features, part.features, computed))
+    return replace(
+        part, features=cached_features(site_file.cache_folder, features, part.features, computed)
+    )
 
 
 def _with_body(site_file: SiteFile, model: Model, body: FrozenBody, part: SiteSplit) -> SiteSplit:
@@ -62,13 +67,20 @@ def _with_body(site_file: SiteFile, model: Model, body: FrozenBody, part: SiteSp
 
     def computed(records: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
         device = compute_device(site_file)
-        return frozen_body(model, body, shape, weights_folder=site_file.backbone_folder, device=device)(records)
+        return frozen_body(
+            model, body, shape, weights_folder=site_file.backbone_folder, device=device
+        )(records)
 
-    return replace(part, features=cached_features(site_file.cache_folder, model, part.features, computed))
+    return replace(
+        part, features=cached_features(site_file.cache_folder, model, part.features, computed)
+    )
 
 
 def capped_units(part: SiteSplit, max_records: int) -> SiteSplit:
-    """Keep the first `max_records` records of every unit, in their order; a table needs no truth and no subgroups."""
+    """Keep the first `max_records` records of every unit, in their order.
+
+    A table needs no truth and no subgroups.
+    """
     order = np.argsort(part.unit_index, kind="stable")
     starts = np.searchsorted(part.unit_index[order], part.unit_index[order])
     kept = np.sort(order[np.arange(len(order)) - starts < max_records])

@@ -50,20 +50,34 @@ class Answer:
 
 
 def spending_of(request: Request, part: Part, purpose: str, plan: History, steps: int) -> Spending:
-    """Say what a request asks to spend: so many steps of a plan; an evaluation is the whole of its own plan."""
+    """Say what a request asks to spend: so many steps of a plan.
+
+    An evaluation is the whole of its own plan.
+    """
     asked = request_digest(request)
-    stated, first = (asked, 0) if isinstance(request, EvaluateRequest) else (digest(request.plan), request.first_step)
+    stated, first = (
+        (asked, 0)
+        if isinstance(request, EvaluateRequest)
+        else (digest(request.plan), request.first_step)
+    )
     return Spending(part, request.run, request.round, purpose, asked, stated, plan, first, steps)
 
 
 def pay(
-    ledger: Ledger, spending: Spending, request: Request, kind: type[MessageT], own: tuple[SiteFile, Site],
+    ledger: Ledger,
+    spending: Spending,
+    request: Request,
+    kind: type[MessageT],
+    own: tuple[SiteFile, Site],
     work: Callable[[Reserved], tuple[dict[str, Any], SentArrays]],
-) -> Answer:  # fmt: skip
-    """Reserve what a request asks to spend, do the work, and store its reply; the same request gets that reply again.
+) -> Answer:
+    """Reserve what a request asks to spend, do the work, and store its reply.
 
-    `kind`: of the reply. `own`: the site. `work` returns what is of this kind alone in the reply, and its arrays.
-    Raises RefusedError what the ledger refuses, by code and field; ChargedError if the work failed.
+    The same request gets that reply again.
+
+    `kind`: of the reply. `own`: the site. `work` returns what is of this kind alone in the reply,
+    and its arrays. Raises RefusedError what the ledger refuses, by code and field; ChargedError if
+    the work failed.
     """
     charge = {"part": spending.part, "steps": 0}
     match ledger.reserve(spending, request.ledger_head):
@@ -75,11 +89,14 @@ def pay(
         case Reserved() as reserved:
             try:
                 fields, arrays = work(reserved)
-                said = _stated(ledger, spending, request, own, reserved) | {"passes": stated_passes(own[0])}
+                said = _stated(ledger, spending, request, own, reserved) | {
+                    "passes": stated_passes(own[0])
+                }
                 reply = kind.model_validate(said | fields)
                 head = ledger.commit(reserved.reservation, pack_reply(reply, arrays))
             except Exception as error:
-                # An interrupt is no failure of the work: like a kill it leaves the reservation open, to be taken over.
+                # An interrupt is no failure of the work: like a kill it leaves the reservation
+                # open, to be taken over.
                 ledger.fail(reserved.reservation)
                 raise ChargedError(charge | {"steps": reserved.steps}) from error
             spent = reply.model_dump(include={"privacy": {"epsilon"}})["privacy"]
@@ -95,27 +112,48 @@ def pack_reply(reply: Config, arrays: SentArrays) -> bytes:
 
 
 def unpack_reply(body: bytes, kind: type[MessageT]) -> tuple[MessageT, SentArrays]:
-    """Read a stored reply back, the inverse of `pack_reply`; ValueError if the bytes are not such a file."""
+    """Read a stored reply back, the inverse of `pack_reply`.
+
+    ValueError if the bytes are not such a file.
+    """
     header_size = int.from_bytes(body[:8], "little")
     metadata = json.loads(body[8 : 8 + header_size])["__metadata__"]
     return kind.model_validate_json(metadata["reply"]), load(body)
 
 
 def _stated(
-    ledger: Ledger, spending: Spending, request: Request, own: tuple[SiteFile, Site], reserved: Reserved
+    ledger: Ledger,
+    spending: Spending,
+    request: Request,
+    own: tuple[SiteFile, Site],
+    reserved: Reserved,
 ) -> dict[str, Any]:
     """Write what every paid reply states: whose it is, how far it went, and what the part has spent by the ledger."""
     site_file, site = own
     spent, cohort = ledger.spent(spending.part), ledger.cohort
     privacy = PrivacyStatement(
-        cohort=cohort.name, unit=cohort.unit, adjacency=cohort.adjacency, delta=cohort.delta,
+        cohort=cohort.name,
+        unit=cohort.unit,
+        adjacency=cohort.adjacency,
+        delta=cohort.delta,
         units=site.recalibration_units if spending.part == "recalibration" else site.units,
-        epsilon=_finite(spent.epsilon), epsilon_method=spent.method, mu=_finite(spent.mu.mu), mu_kind=spent.mu.kind,
-        steps=spent.steps, budget=_finite(cohort.epsilon),
-        history=tuple((sigma, rate, int(steps)) for sigma, rate, steps in write_history(spent.history)),
+        epsilon=_finite(spent.epsilon),
+        epsilon_method=spent.method,
+        mu=_finite(spent.mu.mu),
+        mu_kind=spent.mu.kind,
+        steps=spent.steps,
+        budget=_finite(cohort.epsilon),
+        history=tuple(
+            (sigma, rate, int(steps)) for sigma, rate, steps in write_history(spent.history)
+        ),
         seeded=site_file.insecure_seed is not None,
-    )  # fmt: skip
-    stated = {"run": spending.run, "round": spending.round, "request": spending.request_digest, "privacy": privacy}
+    )
+    stated = {
+        "run": spending.run,
+        "round": spending.round,
+        "request": spending.request_digest,
+        "privacy": privacy,
+    }
     if not isinstance(request, EvaluateRequest):
         status = "OK" if reserved.steps == request.steps else "PARTIAL"
         stated |= {"status": status, "first_step": request.first_step, "steps": reserved.steps}

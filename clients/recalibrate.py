@@ -38,13 +38,15 @@ PURPOSE = "recalibrate"
 def recalibrate_posterior(site_file: SiteFile, request: RecalibrateRequest, asked: Asked) -> Answer:
     """Run the requested stretch of the private fit on the site's recalibration part, as far as its budget admits.
 
-    The part is disjoint from those for training and testing, so it has a budget of its own. Returns the reply, and the
-    array `noised` of a count of bins. Raises RefusedError with the code and the request's field. Raises LedgerError if
-    the ledger cannot be used; nothing was then released.
+    The part is disjoint from those for training and testing, so it has a budget of its own. Returns
+    the reply, and the array `noised` of a count of bins. Raises RefusedError with the code and the
+    request's field. Raises LedgerError if the ledger cannot be used; nothing was then released.
     """
     check_recalibration_policy(site_file, request)
     predictors = {PREDICTOR: request.weights}
-    samples = read_predictors(asked.message, request.model, request.task, predictors, request.arrays)
+    samples = read_predictors(
+        asked.message, request.model, request.task, predictors, request.arrays
+    )
     site = load_site(site_file)
     if site.recalibration is None or site.task != request.task:
         raise RefusedError(RefusalCode.BAD_REQUEST, "task")
@@ -74,7 +76,8 @@ def recalibrate_posterior(site_file: SiteFile, request: RecalibrateRequest, aske
 
 
 def _check_bound(plan: AnyRecalibrationPlan, units: int) -> None:
-    # Before anything is paid for: no fit of so many units, or of such a clip norm, could be released.
+    # Before anything is paid for: no fit of so many units, or of such a clip norm, could be
+    # released.
     if isinstance(plan, CountingPlan):
         return
     try:
@@ -92,7 +95,12 @@ def _noise_multiplier(plan: AnyRecalibrationPlan) -> float:
         raise RefusedError(RefusalCode.BAD_REQUEST, "plan.epsilon") from None
 
 
-def _probabilities(site_file: SiteFile, request: RecalibrateRequest, samples: Arrays, part: SiteSplit) -> npt.NDArray:
-    module, device = build_model(request.model, request.task, 0, site_file.backbone_folder), compute_device(site_file)
+def _probabilities(
+    site_file: SiteFile, request: RecalibrateRequest, samples: Arrays, part: SiteSplit
+) -> npt.NDArray:
+    module, device = (
+        build_model(request.model, request.task, 0, site_file.backbone_folder),
+        compute_device(site_file),
+    )
     values, weights = without_prefix(PREDICTOR, samples), np.asarray(request.weights)
     return predict(module, values, weights, part.features, device=device).probabilities

@@ -21,6 +21,7 @@ def stated_passes(site_file: SiteFile) -> StatedPasses | None:
         library=outside_text(product_library()),
         reproducible=reproducible_branch(),
         passes=tuple(
-            StatedPass.model_validate(asdict(shape) | {"slower": min(shape.slower, MOST_SLOWER)}) for shape in shapes
+            StatedPass.model_validate(asdict(shape) | {"slower": min(shape.slower, MOST_SLOWER)})
+            for shape in shapes
         ),
     )

@@ -34,8 +34,8 @@ from fl_dpbayes.samplers.planned import PlannedChain
 from fl_dpbayes.samplers.state_vectors import state_arrays, state_vectors
 
 PURPOSE = "train"
-# A trace looks at so many records at most. Which ones stays at the site; they are the same in every round, so that
-# rounds can be compared.
+# A trace looks at so many records at most. Which ones stays at the site; they are the same in every
+# round, so that rounds can be compared.
 MOST_TRACED_RECORDS = 500
 TRACED_RECORDS_SEED = 0
 log = logging.getLogger("fl_dpbayes")
@@ -44,9 +44,9 @@ log = logging.getLogger("fl_dpbayes")
 def train_chain(site_file: SiteFile, request: TrainRequest, asked: Asked) -> Answer:
     """Run the requested stretch of the site's chain, as far as its budget admits, and release its samples.
 
-    The message carries the start state `start/<name>`. Returns the reply, and its arrays `samples/<name>` and
-    `last/<name>`. Raises RefusedError with the code and the request's field. Raises LedgerError if the ledger cannot
-    be used; nothing was then released.
+    The message carries the start state `start/<name>`. Returns the reply, and its arrays
+    `samples/<name>` and `last/<name>`. Raises RefusedError with the code and the request's field.
+    Raises LedgerError if the ledger cannot be used; nothing was then released.
     """
     shapes = check_training_policy(site_file, request)
     start = read_start(request, asked.message, shapes)
@@ -89,24 +89,42 @@ def _planned_history(ledger: Ledger, site: Site, request: TrainRequest) -> Histo
         raise RefusedError(RefusalCode.BAD_REQUEST, "plan.privacy") from None
     if solved.epsilon <= privacy.epsilon:
         return solved.history
-    # The request states its noise, and all steps together would cost more than the run's own epsilon.
+    # The request states its noise, and all steps together would cost more than the run's own
+    # epsilon.
     sigmas = solved.noise_multipliers
-    fitting = largest_prefix(sigmas, privacy.sampling_rate, privacy.epsilon, privacy.delta, privacy.adjacency)
+    fitting = largest_prefix(
+        sigmas, privacy.sampling_rate, privacy.epsilon, privacy.delta, privacy.adjacency
+    )
     if fitting < 1:
         raise RefusedError(RefusalCode.BUDGET_EXHAUSTED, "plan.privacy.epsilon")
     return history_of_steps(sigmas[:fitting], privacy.sampling_rate)
 
 
 def _run(
-    site_file: SiteFile, request: TrainRequest, records: TrainingRecords, chain: PlannedChain, steps: range,
+    site_file: SiteFile,
+    request: TrainRequest,
+    records: TrainingRecords,
+    chain: PlannedChain,
+    steps: range,
     start: Arrays,
-) -> Arrays:  # fmt: skip
-    device, module = compute_device(site_file), build_model(request.model, request.task, 0, site_file.backbone_folder)
+) -> Arrays:
+    device, module = (
+        compute_device(site_file),
+        build_model(request.model, request.task, 0, site_file.backbone_folder),
+    )
     with local_trace(site_file, request, records, module) as trace:
-        streams = site_streams(site_file, request.run, request.round, str(request.first_step)).of_chain()
+        streams = site_streams(
+            site_file, request.run, request.round, str(request.first_step)
+        ).of_chain()
         began = state_vectors(start, request.plan.sampler, module)
         result = run_chain(
-            module.to(device), records, chain=chain, steps=steps, start=began, streams=streams, on_step=trace
+            module.to(device),
+            records,
+            chain=chain,
+            steps=steps,
+            start=began,
+            streams=streams,
+            on_step=trace,
         )
     last = {name: torch.from_numpy(vector) for name, vector in result.last.items()}
     arrays = prefixed("last", state_arrays(last, module))
@@ -119,17 +137,22 @@ def _run(
 def local_trace(
     site_file: SiteFile, request: TrainRequest, records: TrainingRecords, module: nn.Module
 ) -> Iterator[LocalTrace | None]:
-    """Trace the chain that runs while the context lasts, where the site file names a folder for it; else yield None.
+    """Trace the chain that runs while the context lasts, where the site file names a folder for it.
 
-    The table `<run>-<round>.csv` is written at the end, and where the chain fails as well: one that diverged needs it
-    most. It is computed from records without noise, written to a file at the site and to nowhere else.
+    Else yield None.
+
+    The table `<run>-<round>.csv` is written at the end, and where the chain fails as well: one that
+    diverged needs it most. It is computed from records without noise, written to a file at the site
+    and to nowhere else.
     """
     folder = site_file.trace_folder
     if folder is None:
         yield None
         return
     generator = np.random.default_rng(TRACED_RECORDS_SEED)
-    trace = LocalTrace(request.plan, log_likelihood_estimate(module, records, MOST_TRACED_RECORDS, generator))
+    trace = LocalTrace(
+        request.plan, log_likelihood_estimate(module, records, MOST_TRACED_RECORDS, generator)
+    )
     try:
         yield trace
     finally:
@@ -138,4 +161,6 @@ def local_trace(
             trace.write_csv(folder / f"{request.run}-{request.round}.csv")
         except OSError as error:
             # The chain's privacy is spent: its reply must not be lost for want of a trace.
-            log.warning("the trace of round %s cannot be written to %s: %s", request.round, folder, error)
+            log.warning(
+                "the trace of round %s cannot be written to %s: %s", request.round, folder, error
+            )

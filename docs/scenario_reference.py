@@ -47,11 +47,21 @@ def _values(schema: dict[str, Any], records: dict[str, Any]) -> str:
             inner = part.get("items") or {"anyOf": part.get("prefixItems", [{}])}
             texts.append(f"list of {_values(inner, records)}")
         elif part.get("type") == "object":
-            inner = part.get("additionalProperties") or next(iter(part.get("patternProperties", {"": {}}).values()))
-            texts.append(f"table of {_values(inner, records)}" if isinstance(inner, dict) and inner else "table")
+            inner = part.get("additionalProperties") or next(
+                iter(part.get("patternProperties", {"": {}}).values())
+            )
+            texts.append(
+                f"table of {_values(inner, records)}"
+                if isinstance(inner, dict) and inner
+                else "table"
+            )
         elif part.get("type") != "null":
             words = {"integer": "whole number", "boolean": "`true`, `false`", "string": "text"}
-            word = "path" if part.get("format") == "path" else words.get(part.get("type", ""), part.get("type", "any"))
+            word = (
+                "path"
+                if part.get("format") == "path"
+                else words.get(part.get("type", ""), part.get("type", "any"))
+            )
             texts.append(f"{word} {_range(part)}".strip())
     return ", ".join(dict.fromkeys(texts))
 
@@ -73,11 +83,15 @@ def _section(name: str, schema: dict[str, Any], records: dict[str, Any]) -> str:
     for key, field in fields.items():
         # A key that can only be none, such as the features of a network without any, is not shown.
         if values := _values(field, records).replace("|", "\\|"):
-            lines.append(f"| `{key}` | {values} | {_default(key, field, schema.get('required', []))} |")
+            lines.append(
+                f"| `{key}` | {values} | {_default(key, field, schema.get('required', []))} |"
+            )
     return "\n".join(lines)
 
 
-def _in_order(schema: dict[str, Any], records: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
+def _in_order(
+    schema: dict[str, Any], records: dict[str, Any], found: dict[str, Any]
+) -> dict[str, Any]:
     """The records that a schema leads to, in the order of its keys."""
     for name in re.findall(r'"#/\$defs/(\w+)"', json.dumps(schema)):
         if name not in found:
@@ -90,13 +104,18 @@ def _in_order(schema: dict[str, Any], records: dict[str, Any], found: dict[str, 
 def reference() -> str:
     """Return the page, one table for each record of the schema."""
     parts, shown = [INTRODUCTION], set[str]()
-    roots: list[tuple[str, type[BaseModel]]] = [("The scenario", Scenario), ("The site file", SiteFile)]
+    roots: list[tuple[str, type[BaseModel]]] = [
+        ("The scenario", Scenario),
+        ("The site file", SiteFile),
+    ]
     for heading, root in roots:
         schema = root.model_json_schema()
         records = schema.pop("$defs")
         found = _in_order(schema, records, {})
         parts.append(f"## {heading}\n\n{_section(root.__name__, schema, records)}")
-        parts += [_section(name, part, records) for name, part in found.items() if name not in shown]
+        parts += [
+            _section(name, part, records) for name, part in found.items() if name not in shown
+        ]
         shown |= set(found)
     return "\n\n".join(parts) + "\n"
 

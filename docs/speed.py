@@ -22,16 +22,31 @@ OPACUS = ("ghost", "hooks", "functorch")
 LEVEL = 0.96
 SITES = "a site's round beyond its chain, CPU ms"
 METHODS = {
-    "ours": (look.BLUE, "o"), "ghost": (look.VERMILLION, "s"), "hooks": (look.GREEN, "^"),
-    "functorch": (look.PURPLE, "v"), "func.vmap": (look.ORANGE, "D"),
-}  # fmt: skip
-MEASURED = ("test accuracy", "test ece", "averaged accuracy", "averaged ece", "epsilon", "CPU s", "wall s",
-            "median round, CPU s", "median round, s")  # fmt: skip
+    "ours": (look.BLUE, "o"),
+    "ghost": (look.VERMILLION, "s"),
+    "hooks": (look.GREEN, "^"),
+    "functorch": (look.PURPLE, "v"),
+    "func.vmap": (look.ORANGE, "D"),
+}
+MEASURED = (
+    "test accuracy",
+    "test ece",
+    "averaged accuracy",
+    "averaged ece",
+    "epsilon",
+    "CPU s",
+    "wall s",
+    "median round, CPU s",
+    "median round, s",
+)
 
 
 def reference() -> str:
     """Return the page with its tables made anew."""
-    found = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(RESULTS.glob("*.json"))}
+    found = {
+        path.stem: json.loads(path.read_text(encoding="utf-8"))
+        for path in sorted(RESULTS.glob("*.json"))
+    }
     text = PAGE.read_text(encoding="utf-8")
     blocks = {
         "answer": answer(found),
@@ -43,7 +58,9 @@ def reference() -> str:
     }
     for name, lines in blocks.items():
         table = f"<!-- {name} -->\n\n" + "\n".join(lines) + "\n\n<!-- end -->"
-        text = re.sub(f"<!-- {name} -->.*?<!-- end -->", lambda _, table=table: table, text, flags=re.DOTALL)
+        text = re.sub(
+            f"<!-- {name} -->.*?<!-- end -->", lambda _, table=table: table, text, flags=re.DOTALL
+        )
     return text
 
 
@@ -58,7 +75,8 @@ def answer(found: Mapping[str, Any]) -> Iterator[str]:
         for name in ("ours", "Opacus and FedAvg")
     )
     yield (
-        f"**A private step of {len(ratios)} models costs {min(ratios):.1f} to {max(ratios):.1f} times a plain one, "
+        f"**A private step of {len(ratios)} models costs {min(ratios):.1f} to "
+        f"{max(ratios):.1f} times a plain one, "
         f"noise, padding and checks included, and {fallback:.1f} times where gradients must be formed one by one. "
         f"Federated MNIST at equal epsilon takes {ours['CPU s']:.1f} CPU seconds, start to report, where the "
         f"same with Opacus and Flower's FedAvg takes {peer['CPU s']:.1f}, at accuracy {ours['test accuracy']:.3f} and "
@@ -70,14 +88,22 @@ def answer(found: Mapping[str, Any]) -> Iterator[str]:
 def against_opacus(found: Mapping[str, Any]) -> str:
     """Say at how many sizes a step is ahead of the fastest mode of Opacus, and where it is behind."""
     measured = found.get("sizes", NOTHING)["rows"]
-    ratios = {name: beside_opacus(record) for name, record in measured.items() if ", batch " in name}
+    ratios = {
+        name: beside_opacus(record) for name, record in measured.items() if ", batch " in name
+    }
     known = {name: ratio for name, ratio in ratios.items() if ratio is not None}
     if not known:
         return ""
     ahead = sum(ratio < LEVEL for ratio in known.values())
-    behind = [name.replace(", batch ", " at B ") for name, ratio in known.items() if ratio > 2 - LEVEL]
+    behind = [
+        name.replace(", batch ", " at B ") for name, ratio in known.items() if ratio > 2 - LEVEL
+    ]
     told = f"A step is ahead of Opacus' fastest mode at {ahead} of {len(known)} sizes"
-    return f"{told}, and behind it at {'; '.join(behind)}. " if behind else f"{told}, and behind it at none. "
+    return (
+        f"{told}, and behind it at {'; '.join(behind)}. "
+        if behind
+        else f"{told}, and behind it at none. "
+    )
 
 
 def wanted() -> list[dict[str, Any]]:
@@ -87,7 +113,9 @@ def wanted() -> list[dict[str, Any]]:
 
 def goals() -> dict[str, float]:
     """Return what a private step over a plain one was to be, by model."""
-    return {row["row"]: row["reach"] for row in wanted() if row["key"] == "ours" and "over" not in row}
+    return {
+        row["row"]: row["reach"] for row in wanted() if row["key"] == "ours" and "over" not in row
+    }
 
 
 def _mean(rows: Mapping[str, Any], name: str, key: str) -> float:
@@ -103,18 +131,31 @@ def targets(found: Mapping[str, Any]) -> Iterator[str]:
     for row in wanted():
         measured = found.get(row["file"], {"rows": {}})["rows"]
         worst = row["row"] == "*"
-        chosen = measured if worst else {name: record for name, record in measured.items() if name == row["row"]}
-        values = {name: _value(record, row) for name, record in chosen.items() if _is_measured(record, row)}
+        chosen = (
+            measured
+            if worst
+            else {name: record for name, record in measured.items() if name == row["row"]}
+        )
+        values = {
+            name: _value(record, row)
+            for name, record in chosen.items()
+            if _is_measured(record, row)
+        }
         less = row.get("less", row["row"])
         if not values or not (worst or less in measured):
             continue
         name, value = max(values.items(), key=lambda item: item[1])
         value -= measured[less][row["key"]] if "less" in row else 0.0
         shown = f"{value:.3g}" if value < 1000 else f"{value:,.0f}"
-        shown = (f"**{shown}**" if value <= row["reach"] else shown) + (f" ({name})" if worst else "")
+        shown = (f"**{shown}**" if value <= row["reach"] else shown) + (
+            f" ({name})" if worst else ""
+        )
         elsewhere = other_maker(found, row, name)
         command = row["file"] if worst else f"{row['file']} --only '{name}'{row.get('options', '')}"
-        yield f"| {row['what']} | {row['before']} | {shown} | {elsewhere} | {row['reach']:,} | `{command}` |"
+        yield (
+            f"| {row['what']} | {row['before']} | {shown} | {elsewhere} | {row['reach']:,} | "
+            f"`{command}` |"
+        )
 
 
 def other_maker(found: Mapping[str, Any], row: Mapping[str, Any], name: str) -> str:
@@ -133,12 +174,21 @@ def other_maker(found: Mapping[str, Any], row: Mapping[str, Any], name: str) -> 
 
 def widths(found: Mapping[str, Any]) -> Iterator[str]:
     """Return what a step costs by width beside one of width 16, and how many rows a pass has."""
-    yield "| width | logistic regression | MLP | logistic regression, another maker | MLP, another maker |"
+    yield (
+        "| width | logistic regression | MLP | logistic regression, another maker | MLP, "
+        "another maker |"
+    )
     yield "|---|---|---|---|---|"
     files = [found.get(f"sizes{end}", NOTHING)["rows"] for end in ("", OTHER)]
-    numbers = sorted({int(name.rpartition(" ")[2]) for rows in files for name in rows if ", width " in name})
+    numbers = sorted(
+        {int(name.rpartition(" ")[2]) for rows in files for name in rows if ", width " in name}
+    )
     for width in numbers:
-        cells = [_width_cell(rows.get(f"{model}, width {width}")) for rows in files for model in ("logistic", "MLP")]
+        cells = [
+            _width_cell(rows.get(f"{model}, width {width}"))
+            for rows in files
+            for model in ("logistic", "MLP")
+        ]
         yield f"| {width} | " + " | ".join(cells) + " |"
 
 
@@ -150,14 +200,22 @@ def _width_cell(record: Mapping[str, Any] | None) -> str:
 
 
 def batches(found: Mapping[str, Any]) -> Iterator[str]:
-    """Return our step over the fastest mode of Opacus by model and batch size; bold where ours is ahead."""
+    """Return our step over the fastest mode of Opacus by model and batch size.
+
+    Bold where ours is ahead.
+    """
     files = [found.get(f"sizes{end}", NOTHING)["rows"] for end in ("", OTHER)]
-    sizes = sorted({int(name.rpartition(" ")[2]) for rows in files for name in rows if ", batch " in name})
+    sizes = sorted(
+        {int(name.rpartition(" ")[2]) for rows in files for name in rows if ", batch " in name}
+    )
     yield "| model | " + " | ".join(f"B {size:,}" for size in sizes) + " |"
     yield "|---" * (len(sizes) + 1) + "|"
-    for model in dict.fromkeys(name.partition(", batch ")[0] for name in files[0] if ", batch " in name):
+    for model in dict.fromkeys(
+        name.partition(", batch ")[0] for name in files[0] if ", batch " in name
+    ):
         cells = [
-            " / ".join(_batch_cell(rows.get(f"{model}, batch {size}")) for rows in files if rows) for size in sizes
+            " / ".join(_batch_cell(rows.get(f"{model}, batch {size}")) for rows in files if rows)
+            for size in sizes
         ]
         yield f"| {model} | " + " | ".join(cells) + " |"
 
@@ -212,13 +270,17 @@ def machines(found: Mapping[str, Any]) -> Iterator[str]:
             machine += " (taken by libraries for a processor of AMD; emulated)"
         if not when:
             continue
-        yield f"- `{name}.json`: {machine}; {when[0]} to {when[-1]}, load {min(load):.1f} to {max(load):.1f}."
+        yield (
+            f"- `{name}.json`: {machine}; {when[0]} to {when[-1]}, load {min(load):.1f} to "
+            f"{max(load):.1f}."
+        )
 
 
 def figure() -> Figure:
     """Draw what a private step costs by model and method, and what a site's round costs by the number of sites."""
     files = {
-        name: json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8")) for name in ("clip", "simulation")
+        name: json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+        for name in ("clip", "simulation")
     }
     models, growth = files["clip"]["rows"], files["simulation"]["rows"]
     reach = goals()
@@ -231,16 +293,36 @@ def figure() -> Figure:
     look.quiet_grid(steps, "x")
     names = [name for name in models if name in reach][::-1]
     for method, (colour, marker) in METHODS.items():
-        places = [(models[name][method], at) for at, name in enumerate(names) if method in models[name]]
+        places = [
+            (models[name][method], at) for at, name in enumerate(names) if method in models[name]
+        ]
         style = {"markersize": 5, "zorder": 3} if method == "ours" else {"markersize": 3.5}
-        steps.plot(*zip(*places, strict=True), marker, color=colour, linestyle="none", label=method, **style)
-    steps.plot([reach[name] for name in names], range(len(names)), "|", color=look.INK, markersize=11, linestyle="none")
+        steps.plot(
+            *zip(*places, strict=True),
+            marker,
+            color=colour,
+            linestyle="none",
+            label=method,
+            **style,
+        )
+    steps.plot(
+        [reach[name] for name in names],
+        range(len(names)),
+        "|",
+        color=look.INK,
+        markersize=11,
+        linestyle="none",
+    )
     steps.axvline(1, color=look.MUTED, linewidth=0.8)
     steps.set(xscale="log", yticks=range(len(names)), yticklabels=names, title="times a plain step")
     ticks = [1, 2, 5, 10, 20, 50]
     steps.set_xticks(ticks, [f"{tick}" for tick in ticks])
     look.quiet_grid(sites, "y")
-    measured = {int(name.split()[0]): record[SITES] for name, record in growth.items() if name.endswith(" sites")}
+    measured = {
+        int(name.split()[0]): record[SITES]
+        for name, record in growth.items()
+        if name.endswith(" sites")
+    }
     across = sorted(measured)
     sites.plot(across, [measured[count] for count in across], "o-", color=look.BLUE, markersize=4)
     sites.axhline(5, color=look.INK, linewidth=1, linestyle=(0, (5, 3)))
@@ -253,6 +335,8 @@ def figure() -> Figure:
 
 if __name__ == "__main__":
     PAGE.write_text(reference(), encoding="utf-8")
-    described = look.drawn_figure("speed", "What a private step and a site's round cost", None, figure)
+    described = look.drawn_figure(
+        "speed", "What a private step and a site's round cost", None, figure
+    )
     assert described is not None
     (RESULTS / "speed.svg").write_text(described.svg, encoding="utf-8")

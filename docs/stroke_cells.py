@@ -1,7 +1,8 @@
 """The cells of docs/results/stroke: `python docs/stroke_cells.py FOLDER [KIND ...]` makes those that are not there yet.
 
-A cell is a federation of scenarios/stroke.toml whose rounds NumPy takes in one process: records, splits, plans, noise
-multipliers, site weights and estimator are the program's own code, the random numbers of the noise are others.
+A cell is a federation of scenarios/stroke.toml whose rounds NumPy takes in one process: records,
+splits, plans, noise multipliers, site weights and estimator are the program's own code, the random
+numbers of the noise are others.
 """
 
 import os
@@ -33,7 +34,14 @@ from fl_dpbayes.models.priors import prior_gradient
 from fl_dpbayes.posterior.hierarchical.distribution import Distribution
 from fl_dpbayes.posterior.hierarchical.effects import FACTS
 from fl_dpbayes.posterior.hierarchical.levels import HospitalPosterior
-from fl_dpbayes.posterior.hierarchical.model import LEVEL, MEDIAN, SHARES, HospitalModel, fit_hospitals, with_intercept
+from fl_dpbayes.posterior.hierarchical.model import (
+    LEVEL,
+    MEDIAN,
+    SHARES,
+    HospitalModel,
+    fit_hospitals,
+    with_intercept,
+)
 from fl_dpbayes.posterior.site_weights import weigh_sites
 from fl_dpbayes.privacy.planned_noise import planned_chain
 from fl_dpbayes.privacy.splits import in_test_part
@@ -42,11 +50,13 @@ Floats = npt.NDArray[np.float64]
 Arrays = dict[str, npt.NDArray]
 EPSILONS: tuple[float | None, ...] = (0.5, 1.0, 2.0, 8.0, None)
 SPLITS, NOISES, FIFTHS, TWO = range(1, 6), range(8), range(1, 6), (1, 2)
-# Without privacy nothing is clipped, no noise added, hospitals weigh by their patients, and the chain goes to its mode.
+# Without privacy nothing is clipped, no noise added, hospitals weigh by their patients, and the
+# chain goes to its mode.
 NO_PRIVACY: dict[str, Any] = {
-    "privacy": {"kind": "none", "sampling_rate": 1.0, "delta": 1e-3}, "aggregation": {"rule": "fald"},
+    "privacy": {"kind": "none", "sampling_rate": 1.0, "delta": 1e-3},
+    "aggregation": {"rule": "fald"},
     "training": {"rounds": 400, "steps_per_round": 1, "burn_in": 300, "thinning": 1},
-}  # fmt: skip
+}
 COUNTRY = 200
 RESULTS = Path(__file__).parent / "results" / "stroke"
 
@@ -69,7 +79,9 @@ class Cell:
 
     def generator(self, purpose: str) -> np.random.Generator:
         """Return random numbers of this cell for one purpose."""
-        return np.random.default_rng(list(hashlib.sha256(f"{self.name} {purpose}".encode()).digest()))
+        return np.random.default_rng(
+            list(hashlib.sha256(f"{self.name} {purpose}".encode()).digest())
+        )
 
 
 @dataclass(frozen=True)
@@ -102,12 +114,20 @@ def cells() -> Iterator[Cell]:
     order = (1.0, None, 8.0, 0.5, 2.0)
     yield from (Cell("split", epsilon, seed) for epsilon in order for seed in SPLITS)
     yield Cell("all", None, 1)
-    yield from (Cell("covariance", epsilon, seed) for epsilon in (1.0, 0.5, 2.0, 8.0) for seed in SPLITS)
+    yield from (
+        Cell("covariance", epsilon, seed) for epsilon in (1.0, 0.5, 2.0, 8.0) for seed in SPLITS
+    )
     for epsilon in (1.0, 8.0, None):
-        yield from (Cell("fifth", epsilon, seed, f"fifth {number}") for seed in TWO for number in FIFTHS)
-        yield from (Cell("country", epsilon, seed, country) for seed in TWO for country in countries)
+        yield from (
+            Cell("fifth", epsilon, seed, f"fifth {number}") for seed in TWO for number in FIFTHS
+        )
+        yield from (
+            Cell("country", epsilon, seed, country) for seed in TWO for country in countries
+        )
     yield from (Cell("spread", 1.0, seed, noise=noise) for noise in NOISES for seed in SPLITS)
-    yield from (Cell("heart", 4.0, seed, left) for seed in TWO for left in ("nobody", *heart_hospitals()))
+    yield from (
+        Cell("heart", 4.0, seed, left) for seed in TWO for left in ("nobody", *heart_hospitals())
+    )
 
 
 def scenario_of(cell: Cell) -> Scenario:
@@ -121,8 +141,13 @@ def scenario_of(cell: Cell) -> Scenario:
     content["privacy"]["epsilon"] = cell.epsilon
     if cell.kind == "covariance":
         found = chosen("covariance")
-        content["model"] |= tomllib.loads((RESULTS / "covariance.toml").read_text(encoding="utf-8"))["model"]
-        content["privacy"]["clip_norm"], content["aggregation"]["size_power"] = found["clip_norm"], found["size_power"]
+        content["model"] |= tomllib.loads(
+            (RESULTS / "covariance.toml").read_text(encoding="utf-8")
+        )["model"]
+        content["privacy"]["clip_norm"], content["aggregation"]["size_power"] = (
+            found["clip_norm"],
+            found["size_power"],
+        )
         content["sampler"]["prior"]["scale"] = found["prior_scale"]
         content["sampler"]["step_size"]["initial"] = found["step_size"]
         content["training"] |= dict(zip(("rounds", "burn_in"), found["rounds"], strict=True))
@@ -136,7 +161,8 @@ def scenario_of(cell: Cell) -> Scenario:
     return Scenario.model_validate(content)
 
 
-# Four hospitals: one step a round as [hierarchical] needs it, set by hand before any result was seen.
+# Four hospitals: one step a round as [hierarchical] needs it, set by hand before any result was
+# seen.
 HEART: dict[str, Any] = {
     "training": {"rounds": 30, "steps_per_round": 1, "burn_in": 12, "thinning": 1},
     "hierarchical": {},
@@ -178,32 +204,49 @@ def dealt(scenario: Scenario) -> Dealt:
     records = load_unscaled(scenario.data.source.located(None), "train")
     chosen = np.concatenate([site.indices for site in plan.sites])
     number = np.repeat(np.arange(len(plan.sites)), [len(site.indices) for site in plan.sites])
-    test = np.concatenate([
-        in_test_part(records.units[site.indices].tolist(), site.split_key, scenario.data.test_fraction)
-        if site.spec.role == "train" else np.ones(len(site.indices), dtype=bool)
-        for site in plan.sites
-    ])  # fmt: skip
+    test = np.concatenate(
+        [
+            in_test_part(
+                records.units[site.indices].tolist(), site.split_key, scenario.data.test_fraction
+            )
+            if site.spec.role == "train"
+            else np.ones(len(site.indices), dtype=bool)
+            for site in plan.sites
+        ]
+    )
     own = records.subset(chosen)
-    inputs = own.features if (kind := scenario.model.features) is None else feature_map(
-        kind, own.features.shape[1:]
-    )(own.features)  # fmt: skip
+    inputs = (
+        own.features
+        if (kind := scenario.model.features) is None
+        else feature_map(kind, own.features.shape[1:])(own.features)
+    )
     return Dealt(
-        inputs.reshape(len(inputs), -1).astype(np.float64), own.labels,
-        np.zeros(len(own)) if own.published is None else own.published, number, test,
-        tuple(site.name for site in plan.sites), tuple(s.name for s in plan.sites if s.spec.role == "train"),
-    )  # fmt: skip
+        inputs.reshape(len(inputs), -1).astype(np.float64),
+        own.labels,
+        np.zeros(len(own)) if own.published is None else own.published,
+        number,
+        test,
+        tuple(site.name for site in plan.sites),
+        tuple(s.name for s in plan.sites if s.spec.role == "train"),
+    )
 
 
-def fald_rounds(scenario: Scenario, own: Dealt, noise: np.random.Generator) -> tuple[dict[str, Floats], Floats]:
+def fald_rounds(
+    scenario: Scenario, own: Dealt, noise: np.random.Generator
+) -> tuple[dict[str, Floats], Floats]:
     """Take all rounds of rule `fald`, one full-batch step of each site a round.
 
-    Returns what the server sums up of every site, as `summed_round` does, of a softmax model of two classes, weights
-    (2, D) then biases (2); and its samples after burn-in as log odds, biases last, (M, D + 1).
+    Returns what the server sums up of every site, as `summed_round` does, of a softmax model of two
+    classes, weights (2, D) then biases (2); and its samples after burn-in as log odds, biases last,
+    (M, D + 1).
     """
     rows, sites = own.train_rows(), own.training
     inputs, number = np.column_stack([own.inputs[rows], np.ones(len(rows))]), own.number[rows]
     units = np.bincount(number, minlength=len(sites))
-    starts, lengths = np.concatenate([[0], np.cumsum(units)[:-1]]), np.sqrt(2) * np.linalg.norm(inputs, axis=1)
+    starts, lengths = (
+        np.concatenate([[0], np.cumsum(units)[:-1]]),
+        np.sqrt(2) * np.linalg.norm(inputs, axis=1),
+    )
     plan = site_plan(scenario, len(sites))
     chains = [planned_chain(plan, int(count)) for count in units]
     noises = np.stack([chain.noise_multipliers for chain in chains]) * plan.privacy.noise_unit
@@ -223,8 +266,12 @@ def fald_rounds(scenario: Scenario, own: Dealt, noise: np.random.Generator) -> t
         moves = -rate * (sums - plan.prior_share * pull) / units[:, None, None]
         weighed = 1 / noises[:, step] ** 2 if noises.any() else np.ones(len(sites))
         if kept := step >= scenario.training.burn_in:
-            facts = np.column_stack([units, np.ones(len(sites)), weighed, (weighed * noises[:, step]) ** 2])
-            summed += np.column_stack([facts, weighed[:, None] * flat(sums), weighed[:, None] * flat(state[None])])
+            facts = np.column_stack(
+                [units, np.ones(len(sites)), weighed, (weighed * noises[:, step]) ** 2]
+            )
+            summed += np.column_stack(
+                [facts, weighed[:, None] * flat(sums), weighed[:, None] * flat(state[None])]
+            )
         state = state + np.tensordot(shortened(weights, moves, bound), moves, 1)
         if kept:
             samples.append(state[1] - state[0])
@@ -255,7 +302,9 @@ def pooled(own: Dealt, penalty: float) -> Floats:
 @lru_cache
 def chosen(method: str) -> dict[str, Any]:
     """Return the settings that the search on other splits has chosen for a method."""
-    return dict(json.loads((RESULTS / "settings.json").read_text(encoding="utf-8"))[method]["settings"])
+    return dict(
+        json.loads((RESULTS / "settings.json").read_text(encoding="utf-8"))[method]["settings"]
+    )
 
 
 def alone(cell: Cell) -> Floats:
@@ -264,7 +313,9 @@ def alone(cell: Cell) -> Floats:
     from settings import Split, layer_inputs, rounds_alone
 
     noise = cell.generator("alone")
-    return np.asarray(rounds_alone(Split(cell.seed), layer_inputs(None), chosen("alone"), cell.epsilon, noise)[0])
+    return np.asarray(
+        rounds_alone(Split(cell.seed), layer_inputs(None), chosen("alone"), cell.epsilon, noise)[0]
+    )
 
 
 def make(cell: Cell) -> Arrays:
@@ -279,7 +330,13 @@ def make(cell: Cell) -> Arrays:
     inputs = with_intercept(own.inputs)
     odds = inputs @ model.conditional
     one = expit(inputs @ np.column_stack([samples[:, -1:], samples[:, :-1]]).T).mean(axis=1)
-    found = found | {"label": own.labels, "site": own.site, "one": one, "published": own.published, "odds": odds}
+    found = found | {
+        "label": own.labels,
+        "site": own.site,
+        "one": one,
+        "published": own.published,
+        "odds": odds,
+    }
     found["pooled"] = pooled(own, chosen("pooled")["C"])
     if cell.left == "nobody":
         found["hierarchical"] = np.zeros(len(odds))
@@ -290,8 +347,13 @@ def make(cell: Cell) -> Arrays:
             found["alone"] = np.zeros(len(odds))
             found["alone"][own.test] = alone(cell)
         if cell.kind == "spread":
-            right = {key: np.where(own.labels == 1, found[key], 1 - found[key]) for key in ("one", "hierarchical")}
-            return found_spreads | {f"{key} NLL": -np.log(p[own.test]).mean() for key, p in right.items()}
+            right = {
+                key: np.where(own.labels == 1, found[key], 1 - found[key])
+                for key in ("one", "hierarchical")
+            }
+            return found_spreads | {
+                f"{key} NLL": -np.log(p[own.test]).mean() for key, p in right.items()
+            }
         if cell.kind == "split" and cell.epsilon == 1.0:
             found["home"] = at_home(model, own, odds)
         tested = own.test
@@ -299,9 +361,13 @@ def make(cell: Cell) -> Arrays:
         countries = sorted({country_of(name) for name in own.names} & set(model.groups))
         effects = {"": model.effect(), " new": model.posterior.of_new()}
         effects |= {f" {country}": model.effect(group=country) for country in countries}
-        found |= {f"effect{name}": np.stack([one.values, one.weights]) for name, one in effects.items()}
+        found |= {
+            f"effect{name}": np.stack([one.values, one.weights]) for name, one in effects.items()
+        }
         found["public odds"] = model.covariates @ model.conditional
-        tested = np.isin(own.site, [at for at, name in enumerate(own.names) if name not in own.training])
+        tested = np.isin(
+            own.site, [at for at, name in enumerate(own.names) if name not in own.training]
+        )
     patients = {key: value[tested] for key, value in found.items() if value.shape == odds.shape}
     counts = np.bincount(own.site, minlength=len(own.names))
     return found | patients | {"names": np.array(own.names), "patients": counts}
@@ -311,7 +377,11 @@ def spreads(model: HospitalModel) -> Arrays:
     """Return posterior medians and 90 % intervals: of one level, and of hospitals and groups of two."""
     known = model.posterior
     single = HospitalPosterior(known.estimates, known.variances, None, known.largest_sd).spreads[0]
-    both = dict(zip(("hospitals", "groups"), model.posterior.spreads, strict=True)) if model.groups else {}
+    both = (
+        dict(zip(("hospitals", "groups"), model.posterior.spreads, strict=True))
+        if model.groups
+        else {}
+    )
     return {
         f"sd {of}": np.array([float(sd.quantiles(MEDIAN)), *sd.interval(LEVEL)])
         for of, sd in ({"one level": single} | both).items()
@@ -329,7 +399,9 @@ def at_home(model: HospitalModel, own: Dealt, odds: Floats) -> Floats:
     for number, name in enumerate(own.names):
         here = own.site == number
         train = here & ~own.test
-        found[here] = integrated(odds[here], model.without(name).given_labels(odds[train], own.labels[train]))
+        found[here] = integrated(
+            odds[here], model.without(name).given_labels(odds[train], own.labels[train])
+        )
     return found
 
 

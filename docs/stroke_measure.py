@@ -1,6 +1,7 @@
 """Writes the JSON of docs/results/stroke: `python docs/stroke_measure.py FOLDER`, FOLDER from docs/stroke_cells.py.
 
-Every figure has a 90 % interval: seeds and places (hospitals or countries) are drawn anew together, 1,000 times.
+Every figure has a 90 % interval: seeds and places (hospitals or countries) are drawn anew together,
+1,000 times.
 """
 
 import json
@@ -27,16 +28,24 @@ PREDICTORS = ("one", "hierarchical", "home", "alone", "pooled", "published", "no
 LEVEL, REPLICATES = 0.9, 1000
 # Draws of the first patients of a place, from each cell.
 REPEATS = {"fifth": 1, "country": 4, "heart": 4}
-# What is known of a place that is held out: of hospitals nothing or their country, of countries that they are new.
-KNOWN = {"fifth": ("unknown", "country known", "new country"), "country": ("new country", "unknown")}
+# What is known of a place that is held out: of hospitals nothing or their country, of countries
+# that they are new.
+KNOWN = {
+    "fifth": ("unknown", "country known", "new country"),
+    "country": ("new country", "unknown"),
+}
 
 
 def measure(folder: Path) -> None:
     """Write every JSON file of the page from a folder of cells."""
     for name, function in (
-        ("training", training), ("spread", spread), ("new", new_hospitals), ("update", updating), ("heart", heart),
+        ("training", training),
+        ("spread", spread),
+        ("new", new_hospitals),
+        ("update", updating),
+        ("heart", heart),
         ("program", program),
-    ):  # fmt: skip
+    ):
         write(name, function(folder))
         print(name, flush=True)
 
@@ -48,7 +57,9 @@ def write(name: str, rows: Mapping[str, Any]) -> None:
     (RESULTS / f"{name}.json").write_text(short + "\n", encoding="utf-8")
 
 
-def cells(folder: Path, kind: str, epsilon: str) -> Iterator[tuple[str, int, dict[str, npt.NDArray]]]:
+def cells(
+    folder: Path, kind: str, epsilon: str
+) -> Iterator[tuple[str, int, dict[str, npt.NDArray]]]:
     """Yield the cells of a kind at one epsilon, in order of their names: what is held out, the split's seed, arrays."""
     for path in sorted(folder.glob(f"{kind}-{epsilon}-*.npz")):
         left, seed, _ = path.stem.removeprefix(f"{kind}-{epsilon}-").rsplit("-", 2)
@@ -70,7 +81,13 @@ def ratio(above: Floats, below: Floats) -> Row:
         chosen = np.ix_(draw.integers(seeds, size=seeds), draw.integers(places, size=places))
         values.append(above[chosen].sum() / below[chosen].sum())
     low, high = np.quantile(values, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
-    return {"value": above.sum() / below.sum(), "low": low, "high": high, "places": places, "seeds": seeds}
+    return {
+        "value": above.sum() / below.sum(),
+        "low": low,
+        "high": high,
+        "places": places,
+        "seeds": seeds,
+    }
 
 
 def per_place(values: Floats, place: npt.NDArray[np.int64], places: int) -> Floats:
@@ -95,14 +112,26 @@ def of_splits(folder: Path, kind: str, what: str) -> dict[str, Row]:
     rows: dict[str, Row] = {}
     free = {seed: one["hierarchical"] for _, seed, one in cells(folder, "split", "none")}
     for epsilon in EPSILONS:
-        cut = [one | {"no privacy": free[seed]} for _, seed, one in cells(folder, kind, epsilon) if seed in free]
+        cut = [
+            one | {"no privacy": free[seed]}
+            for _, seed, one in cells(folder, kind, epsilon)
+            if seed in free
+        ]
         if not cut:
             continue
         names, patients = cut[0]["names"], cut[0]["patients"]
-        keys = [key for key in PREDICTORS if key in cut[0] and not (key == "alone" and epsilon == "none")]
-        counts = np.stack([per_place(np.ones(len(one["label"])), one["site"], len(names)) for one in cut])
+        keys = [
+            key
+            for key in PREDICTORS
+            if key in cut[0] and not (key == "alone" and epsilon == "none")
+        ]
+        counts = np.stack(
+            [per_place(np.ones(len(one["label"])), one["site"], len(names)) for one in cut]
+        )
         sums = {
-            key: np.stack([per_place(losses(one[key], one["label"]), one["site"], len(names)) for one in cut])
+            key: np.stack(
+                [per_place(losses(one[key], one["label"]), one["site"], len(names)) for one in cut]
+            )
             for key in keys
         }
         at = f"epsilon {epsilon}{what}"
@@ -112,19 +141,32 @@ def of_splits(folder: Path, kind: str, what: str) -> dict[str, Row]:
                 "value": np.mean([auroc(o[key], o["label"], np.ones(len(o["label"]))) for o in cut])
             }
         for one, other in (
-            ("one", "pooled"), ("hierarchical", "one"), ("hierarchical", "alone"), ("hierarchical", "pooled"),
-            ("home", "hierarchical"), ("home", "one"), ("hierarchical", "published"), ("hierarchical", "no privacy"),
-        ):  # fmt: skip
+            ("one", "pooled"),
+            ("hierarchical", "one"),
+            ("hierarchical", "alone"),
+            ("hierarchical", "pooled"),
+            ("home", "hierarchical"),
+            ("home", "one"),
+            ("hierarchical", "published"),
+            ("hierarchical", "no privacy"),
+        ):
             if one in sums and other in sums:
                 rows[f"{one} less {other}, {at}, NLL"] = ratio(sums[one] - sums[other], counts)
         rows[f"pooled less one, {at}, AUROC"] = auroc_gap(cut, len(names))
         for size, (least, below) in SIZES.items():
             inside = (patients >= least) & (patients < below)
             for key in keys:
-                rows[f"{key}, {at}, {size} patients, NLL"] = ratio(sums[key][:, inside], counts[:, inside])
-            better = min((key for key in ("one", "alone") if key in sums), key=lambda key: sums[key][:, inside].sum())
+                rows[f"{key}, {at}, {size} patients, NLL"] = ratio(
+                    sums[key][:, inside], counts[:, inside]
+                )
+            better = min(
+                (key for key in ("one", "alone") if key in sums),
+                key=lambda key: sums[key][:, inside].sum(),
+            )
             gap = sums["hierarchical"][:, inside] - sums[better][:, inside]
-            rows[f"hierarchical less the better, {at}, {size} patients, NLL"] = ratio(gap, counts[:, inside])
+            rows[f"hierarchical less the better, {at}, {size} patients, NLL"] = ratio(
+                gap, counts[:, inside]
+            )
     return rows
 
 
@@ -133,7 +175,14 @@ def auroc_gap(cut: Sequence[Mapping[str, npt.NDArray]], places: int) -> Row:
 
     def gap(chosen: Sequence[int], weights: Floats) -> float:
         parts = [(cut[at], weights[cut[at]["site"]]) for at in chosen]
-        return float(np.mean([auroc(o["pooled"], o["label"], w) - auroc(o["one"], o["label"], w) for o, w in parts]))
+        return float(
+            np.mean(
+                [
+                    auroc(o["pooled"], o["label"], w) - auroc(o["one"], o["label"], w)
+                    for o, w in parts
+                ]
+            )
+        )
 
     draw = np.random.default_rng(16)
     values = []
@@ -151,10 +200,14 @@ def spread(folder: Path) -> dict[str, Row]:
 
     own = dealt(scenario_of(Cell("split", 1.0, 1)))
     countries = np.unique([country_of(name) for name in own.names], return_inverse=True)[1]
-    likeliest = dict(zip(("one level", "hospitals", "groups"), maximum_likelihood(own, countries), strict=True))
+    likeliest = dict(
+        zip(("one level", "hospitals", "groups"), maximum_likelihood(own, countries), strict=True)
+    )
     ((_, _, every),) = cells(folder, "all", "none")
     truth = {name: float(every[f"sd {name}"][0]) for name in likeliest}
-    rows: dict[str, Row] = {f"{name}, all patients": {"value": value} for name, value in truth.items()}
+    rows: dict[str, Row] = {
+        f"{name}, all patients": {"value": value} for name, value in truth.items()
+    }
     rows |= {f"{name}, maximum likelihood": {"value": value} for name, value in likeliest.items()}
     for epsilon in EPSILONS:
         found = [one for kind in ("split", "spread") for _, _, one in cells(folder, kind, epsilon)]
@@ -165,9 +218,12 @@ def spread(folder: Path) -> dict[str, Row]:
             error = np.abs(told[:, 0] / value - 1)
             at = f"{name}, epsilon {epsilon}"
             rows[at] = {
-                "value": told[:, 0].mean(), "low": low, "high": high, "seeds": len(told),
+                "value": told[:, 0].mean(),
+                "low": low,
+                "high": high,
+                "seeds": len(told),
                 "interval": told[:, 1:].mean(axis=0).tolist(),
-            }  # fmt: skip
+            }
             rows[f"{at}, off by"] = share(error) | {"largest": error.max()}
             rows[f"{at}, within a fifth"] = share(error <= 0.2)
             rows[f"{at}, coverage"] = share(inside)
@@ -182,17 +238,27 @@ def share(values: npt.NDArray) -> Row:
 def maximum_likelihood(own: Any, groups: npt.NDArray[np.int64]) -> tuple[float, float, float]:
     """Return the sd between hospitals of one level, then between hospitals and groups of two, by maximum likelihood.
 
-    A logistic model of all patients with random intercepts, integrated on a grid; slopes are those within hospitals.
-    `own`: all records by hospital. `groups`: the group of every hospital.
+    A logistic model of all patients with random intercepts, integrated on a grid; slopes are those
+    within hospitals. `own`: all records by hospital. `groups`: the group of every hospital.
     """
     signs, width = np.where(own.labels == 1, 1.0, -1.0), own.inputs.shape[1]
     # An indicator of 3 makes the penalty of each hospital's intercept small.
     indicators = 3.0 * np.eye(len(own.names))[own.site]
-    within = LogisticRegression(max_iter=2000).fit(np.column_stack([own.inputs, indicators]), own.labels)
-    odds, places = own.inputs @ within.coef_[0, :width] + within.intercept_[0], np.linspace(-4, 4, 401)
+    within = LogisticRegression(max_iter=2000).fit(
+        np.column_stack([own.inputs, indicators]), own.labels
+    )
+    odds, places = (
+        own.inputs @ within.coef_[0, :width] + within.intercept_[0],
+        np.linspace(-4, 4, 401),
+    )
     starts = np.searchsorted(own.site, np.arange(len(own.names)))
-    told = np.stack([np.add.reduceat(log_expit(signs * (odds + place)), starts) for place in places], axis=1)
-    likelihood, members = np.exp(told - told.max(axis=1, keepdims=True)), np.eye(groups.max() + 1)[:, groups]
+    told = np.stack(
+        [np.add.reduceat(log_expit(signs * (odds + place)), starts) for place in places], axis=1
+    )
+    likelihood, members = (
+        np.exp(told - told.max(axis=1, keepdims=True)),
+        np.eye(groups.max() + 1)[:, groups],
+    )
 
     def log_prior(middle: float, log_sd: float) -> Floats:
         above = -np.square((places - middle) / np.exp(log_sd)) / 2
@@ -235,11 +301,15 @@ def rate_interval(effect: Any, odds: Floats) -> tuple[float, float, float]:
 
     low, high = effect.interval(LEVEL)
     p = expit(odds[:, None] + effect.quantiles((np.arange(200) + 0.5) / 200))
-    observed = mixed(np.ones(200), p.mean(axis=0), (p * (1 - p)).mean(axis=0) / len(odds)).interval(LEVEL)
+    observed = mixed(np.ones(200), p.mean(axis=0), (p * (1 - p)).mean(axis=0) / len(odds)).interval(
+        LEVEL
+    )
     return *observed, float(expit(odds + high).mean() - expit(odds + low).mean())
 
 
-def places_of(folder: Path, kind: str, epsilon: str) -> Iterator[tuple[int, str, dict[str, Any], dict[str, Any]]]:
+def places_of(
+    folder: Path, kind: str, epsilon: str
+) -> Iterator[tuple[int, str, dict[str, Any], dict[str, Any]]]:
     """Yield every held-out place of a kind of cells: seed, name, its patients, and its effect by what is known of it.
 
     Fifths give hospitals; countries and single hospitals are a place each.
@@ -251,14 +321,20 @@ def places_of(folder: Path, kind: str, epsilon: str) -> Iterator[tuple[int, str,
     for left, seed, found in cells(folder, kind, epsilon):
         if left == "nobody":
             continue
-        effects = {key[7:]: Distribution(*value) for key, value in found.items() if key.startswith("effect")}
+        effects = {
+            key[7:]: Distribution(*value)
+            for key, value in found.items()
+            if key.startswith("effect")
+        }
         for number in np.unique(found["site"]) if kind == "fifth" else [None]:
             chosen = slice(None) if number is None else found["site"] == number
             place = left if number is None else str(found["names"][number])
             known = {"unknown": effects[""], "new country": effects["new"]}
             if kind == "fifth" and country_of(place) in effects:
                 known["country known"] = effects[country_of(place)]
-            patients = {key: found[key][chosen] for key in ("label", "site", "one", "pooled", "odds")}
+            patients = {
+                key: found[key][chosen] for key in ("label", "site", "one", "pooled", "odds")
+            }
             yield seed, place, patients | {"public": found["public odds"]}, known
 
 
@@ -284,26 +360,33 @@ def new_hospitals(folder: Path) -> dict[str, Row]:
             for seed, place, own, known in places_of(folder, kind, epsilon):
                 odds, labels = own["odds"], own["label"]
                 figures = {
-                    "patients": len(labels), "places": 1.0, "one": losses(own["one"], labels).sum(),
-                    "pooled": losses(own["pooled"], labels).sum(), "exact": exact_loss(odds, labels),
-                }  # fmt: skip
+                    "patients": len(labels),
+                    "places": 1.0,
+                    "one": losses(own["one"], labels).sum(),
+                    "pooled": losses(own["pooled"], labels).sum(),
+                    "exact": exact_loss(odds, labels),
+                }
                 for name in KNOWN[kind]:
                     # Where no other hospital of its country trains, the country is a new one.
                     effect = known.get(name, known["new country"])
                     low, high, width = rate_interval(effect, odds)
                     figures |= {
                         f"{name} integrated": losses(integrated(odds, effect), labels).sum(),
-                        f"{name} joint": joint_loss(effect, odds, labels), f"{name} width": width,
+                        f"{name} joint": joint_loss(effect, odds, labels),
+                        f"{name} width": width,
                         f"{name} held": float(low <= labels.mean() <= high),
-                    }  # fmt: skip
+                    }
                 measured.append((seed, place, figures))
                 if kind == "country" and epsilon == "1" and seed == 1:
                     low, high, _ = rate_interval(known["new country"], odds)
                     rows[f"rate, {place}"] = {
-                        "value": labels.mean(), "low": low, "high": high, "patients": len(labels),
+                        "value": labels.mean(),
+                        "low": low,
+                        "high": high,
+                        "patients": len(labels),
                         "one": own["one"].mean(),
                         "auroc": auroc(own["one"], labels, np.ones(len(labels))),
-                    }  # fmt: skip
+                    }
             if not measured:
                 continue
             found, at = table(measured), f"{what}, epsilon {epsilon}"
@@ -314,7 +397,9 @@ def new_hospitals(folder: Path) -> dict[str, Row]:
                 for key in ("integrated", "joint"):
                     gap = found[f"{name} {key}"] - found["one"]
                     rows[f"{name} {key} less one, {at}"] = ratio(gap, found["patients"])
-                    rows[f"{name} {key} less one, {at}, places alike"] = ratio(gap / each, found["places"])
+                    rows[f"{name} {key} less one, {at}, places alike"] = ratio(
+                        gap / each, found["places"]
+                    )
                 rows[f"{name} coverage, {at}"] = ratio(found[f"{name} held"], found["places"])
                 rows[f"{name} width, {at}"] = ratio(found[f"{name} width"], found["places"])
     return rows
@@ -323,7 +408,8 @@ def new_hospitals(folder: Path) -> dict[str, Row]:
 def updating(folder: Path) -> dict[str, Row]:
     """Measure which share of the one model's gap to a place's own level its first labelled patients close.
 
-    At new hospitals, at those of a known country, and in new countries. `gain`: what no update does not close.
+    At new hospitals, at those of a known country, and in new countries. `gain`: what no update does
+    not close.
     """
     hospitals = {"unknown": "new hospital", "country known": "country known"}
     measured = updates_of(folder, "fifth", "1", hospitals) | updates_of(
@@ -332,7 +418,9 @@ def updating(folder: Path) -> dict[str, Row]:
     rows = {}
     for (name, count), sums in measured.items():
         for way in ("no update", "at home", "private", "alone"):
-            rows[f"{name}, {way}, {count} patients"] = ratio(sums["one"] - sums[way], sums["one"] - sums["own level"])
+            rows[f"{name}, {way}, {count} patients"] = ratio(
+                sums["one"] - sums[way], sums["one"] - sums["own level"]
+            )
         for way in ("at home", "private"):
             gain = ratio(sums["no update"] - sums[way], sums["one"] - sums["own level"])
             rows[f"{name}, {way}, gain, {count} patients"] = gain
@@ -344,8 +432,9 @@ def updates_of(
 ) -> dict[tuple[str, int], dict[str, Floats]]:
     """Update places that were held out with their first labelled patients.
 
-    At home, and by a release at epsilon 1 and delta .001. `names`: what is known of a place -> what it is called.
-    Returns minus log likelihood of its other patients by seed and place, (S, P), for every name and number of patients.
+    At home, and by a release at epsilon 1 and delta .001. `names`: what is known of a place -> what
+    it is called. Returns minus log likelihood of its other patients by seed and place, (S, P), for
+    every name and number of patients.
     """
     from stroke_cells import integrated
 
@@ -356,23 +445,39 @@ def updates_of(
     draw, flat = np.random.default_rng(16), mixed(np.ones(1), np.zeros(1), np.full(1, 9.0))
     sigma = solve_multiplier(1.0, 1e-3, 1.0, 1)
     measured: dict[tuple[str, int], list[tuple[int, str, dict[str, float]]]] = {}
-    drawn = ((row, draw.permutation(len(row[2]["label"])), again) for row in places_of(folder, kind, epsilon)
-             for again in range(REPEATS[kind]))  # fmt: skip
+    drawn = (
+        (row, draw.permutation(len(row[2]["label"])), again)
+        for row in places_of(folder, kind, epsilon)
+        for again in range(REPEATS[kind])
+    )
     for (seed, place, own, known), order, again in drawn:
         for count in (m for m in PATIENTS if m + LEAST_LEFT <= len(order)):
             first, rest = order[:count], order[count:]
             odds, labels = own["odds"][rest], own["label"][rest]
             one, noise = losses(own["one"][rest], labels).sum(), sigma * draw.standard_normal()
-            fixed = {"one": one, "own level": exact_loss(odds, labels), "patients": float(len(labels))}
+            fixed = {
+                "one": one,
+                "own level": exact_loss(odds, labels),
+                "patients": float(len(labels)),
+            }
             for name in (name for name in names if name in known):
                 effect, told = known[name], (own["odds"][first], own["label"][first])
-                sent = residual_sum(told[0] + effect.mean, told[1], np.arange(count)).sums[0] + noise
+                sent = (
+                    residual_sum(told[0] + effect.mean, told[1], np.arange(count)).sums[0] + noise
+                )
                 after = {
-                    "no update": effect, "at home": effect.given_labels(*told), "alone": flat.given_labels(*told),
+                    "no update": effect,
+                    "at home": effect.given_labels(*told),
+                    "alone": flat.given_labels(*told),
                     "private": effect.given_release(sent, sigma, count, own["public"]),
-                }  # fmt: skip
-                figures = {key: losses(integrated(odds, found), labels).sum() for key, found in after.items()}
-                measured.setdefault((names[name], count), []).append((10 * seed + again, place, figures | fixed))
+                }
+                figures = {
+                    key: losses(integrated(odds, found), labels).sum()
+                    for key, found in after.items()
+                }
+                measured.setdefault((names[name], count), []).append(
+                    (10 * seed + again, place, figures | fixed)
+                )
     return {key: table(rows) for key, rows in measured.items()}
 
 
@@ -393,22 +498,32 @@ def program(folder: Path) -> dict[str, Row]:
     """Compare the program's own runs, FOLDER/product-SEED, with cells of the same split and other noise."""
     rows: dict[str, Row] = {}
     for run in sorted(folder.glob("product-*/summary.json")):
-        summary, seed = json.loads(run.read_text(encoding="utf-8")), int(run.parent.name.split("-")[1])
+        summary, seed = (
+            json.loads(run.read_text(encoding="utf-8")),
+            int(run.parent.name.split("-")[1]),
+        )
         others = [one for _, number, one in cells(folder, "spread", "1") if number == seed]
         for key, predictor in (("one", "posterior"), ("hierarchical", "hierarchical")):
             (value,) = (
-                row["nll"] for row in summary["calibration"]
+                row["nll"]
+                for row in summary["calibration"]
                 if row["site"] == "pooled:train" and row["predictor"] == predictor
-            )  # fmt: skip
+            )
             told = np.array([one[f"{key} NLL"] for one in others])
             rows[f"{key}, seed {seed}"] = {
-                "value": value, "cells": told.mean(), "sd": told.std(ddof=1), "draws": len(told),
-            }  # fmt: skip
+                "value": value,
+                "cells": told.mean(),
+                "sd": told.std(ddof=1),
+                "draws": len(told),
+            }
         for name, row in zip(("hospitals", "groups"), summary["hospitals"], strict=False):
             told = np.array([one[f"sd {name}"][0] for one in others])
             rows[f"sd {name}, seed {seed}"] = {
-                "value": row["value"], "cells": told.mean(), "sd": told.std(ddof=1), "draws": len(told),
-            }  # fmt: skip
+                "value": row["value"],
+                "cells": told.mean(),
+                "sd": told.std(ddof=1),
+                "draws": len(told),
+            }
     return rows
 
 

@@ -1,6 +1,7 @@
 """Private, calibrated Bayesian federated learning for hospitals, on Flower.
 
-Names are looked up when they are first asked for: importing torch takes seconds that a command need not pay.
+Names are looked up when they are first asked for: importing torch takes seconds that a command need
+not pay.
 """
 
 from importlib import import_module
@@ -13,11 +14,40 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
-    "CNN", "DPSGD", "DPSGHMC", "DPSGLD", "FALD", "MLP", "Consensus", "DPAdam", "DPBayesByBackprop", "DPMCDropout",
-    "Distillation", "FedAvg", "FedBE", "FedPA", "Logistic", "Mixture", "ModuleModel", "NoPrivacy", "PredBayes",
-    "Privacy", "PrivateChain", "Product", "Run", "UserError", "__version__", "load_run", "predict_proba",
-    "private_chain", "register_opacus_accountant", "simulate", "sites_from_arrays", "sites_from_frame", "strategies",
-]  # fmt: skip
+    "CNN",
+    "DPSGD",
+    "DPSGHMC",
+    "DPSGLD",
+    "FALD",
+    "MLP",
+    "Consensus",
+    "DPAdam",
+    "DPBayesByBackprop",
+    "DPMCDropout",
+    "Distillation",
+    "FedAvg",
+    "FedBE",
+    "FedPA",
+    "Logistic",
+    "Mixture",
+    "ModuleModel",
+    "NoPrivacy",
+    "PredBayes",
+    "Privacy",
+    "PrivateChain",
+    "Product",
+    "Run",
+    "UserError",
+    "__version__",
+    "load_run",
+    "predict_proba",
+    "private_chain",
+    "register_opacus_accountant",
+    "simulate",
+    "sites_from_arrays",
+    "sites_from_frame",
+    "strategies",
+]
 
 # MKL reads it at torch's first product.
 ask_for_reproducible_products()

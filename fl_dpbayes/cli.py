@@ -1,4 +1,7 @@
-"""The command line: each command reads its arguments and calls the library; heavy imports wait until one is used."""
+"""The command line: each command reads its arguments and calls the library.
+
+Heavy imports wait until one is used.
+"""
 
 import atexit
 import gc
@@ -24,38 +27,67 @@ from fl_dpbayes.run.deploy.commands import deploy, provision
 from fl_dpbayes.run.site.commands import site
 
 app = typer.Typer(
-    no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
-)  # fmt: skip
+)
 INTERRUPTED = 130  # what a shell makes of Ctrl-C, and typer
 console = Console()
 errors = Console(stderr=True)
 
-Engine = Annotated[str, Option(click_type=Choice(["flower", "inline"]), help="flower: Ray's processes; inline: here.")]
+Engine = Annotated[
+    str,
+    Option(click_type=Choice(["flower", "inline"]), help="flower: Ray's processes; inline: here."),
+]
 DataDir = Annotated[Path | None, Option(help="Data folder; default: the variable FL_DPBAYES_DATA.")]
-AllowCode = Annotated[list[str] | None, Option(metavar="PACKAGE.MODULE:FUNCTION", help="Import the model's factory.")]
-Assignments = Annotated[list[str] | None, Option("--set", help="Change a key: privacy.epsilon=2; no value removes it.")]
-Resume = Annotated[Path | None, Option(metavar="DIR", help="Go on with the run, or the study, of this folder.")]
-OfSite = Annotated[str | None, Option(help="The training hospital of the records; none: a new one.")]
+AllowCode = Annotated[
+    list[str] | None, Option(metavar="PACKAGE.MODULE:FUNCTION", help="Import the model's factory.")
+]
+Assignments = Annotated[
+    list[str] | None, Option("--set", help="Change a key: privacy.epsilon=2; no value removes it.")
+]
+Resume = Annotated[
+    Path | None, Option(metavar="DIR", help="Go on with the run, or the study, of this folder.")
+]
+OfSite = Annotated[
+    str | None, Option(help="The training hospital of the records; none: a new one.")
+]
 OfGroup = Annotated[str | None, Option(help="The group of a new hospital, such as its country.")]
-OneRelease = Annotated[float | None, Option(help="What one release by the site file's ledger may cost.")]
+OneRelease = Annotated[
+    float | None, Option(help="What one release by the site file's ledger may cost.")
+]
 Delta = Annotated[float, Option(help="Delta, in (0, 1).")]
 AsJson = Annotated[bool, Option("--json", help="Print JSON instead of a table.")]
-NEIGHBOURS, COUPLINGS = ["add_or_remove_one", "replace_one"], ["constant", "temperature", "langevin", "floor"]
-Adjacency = Annotated[str, Option(click_type=Choice(NEIGHBOURS), help="Which data sets are neighbours.")]
+NEIGHBOURS, COUPLINGS = (
+    ["add_or_remove_one", "replace_one"],
+    ["constant", "temperature", "langevin", "floor"],
+)
+Adjacency = Annotated[
+    str, Option(click_type=Choice(NEIGHBOURS), help="Which data sets are neighbours.")
+]
 Coupling = Annotated[str, Option(click_type=Choice(COUPLINGS), help="How noise follows steps.")]
 
 
 @app.callback(invoke_without_command=True)
-def main_options(version: Annotated[bool, Option("--version", help="Show the version and exit.")] = False) -> None:
+def main_options(
+    version: Annotated[bool, Option("--version", help="Show the version and exit.")] = False,
+) -> None:
     """Private, calibrated Bayesian federated learning for hospitals, on Flower."""
     if version:
         console.print(f"fl-dpbayes {__version__}", highlight=False)
         raise typer.Exit
 
 
-def _check_alone(command: str, resume: Path, assignments: list[str] | None, out: Path | None, more: str = "") -> None:
-    given = [*(f"--set {one}" for one in assignments or []), more, f"--out {out}" if out is not None else ""]
+def _check_alone(
+    command: str, resume: Path, assignments: list[str] | None, out: Path | None, more: str = ""
+) -> None:
+    given = [
+        *(f"--set {one}" for one in assignments or []),
+        more,
+        f"--out {out}" if out is not None else "",
+    ]
     if said := " ".join(filter(None, given)):
         alone = f"fl-dpbayes {command} --resume {shlex.quote(str(resume))}  alone"
         raise UserError(f"--resume goes on as it was begun, and you gave {said}: give  {alone}")
@@ -63,30 +95,47 @@ def _check_alone(command: str, resume: Path, assignments: list[str] | None, out:
 
 @app.command(epilog="Example: fl-dpbayes simulate quickstart --set privacy.epsilon=2")
 def simulate(
-    scenario: Annotated[str | None, Argument(help="A shipped name or the path of a .toml file.")] = None,
+    scenario: Annotated[
+        str | None, Argument(help="A shipped name or the path of a .toml file.")
+    ] = None,
     engine: Engine = "flower",
-    out: Annotated[Path | None, Option(help="Run directory; default: runs/<scenario>-<time>.")] = None,
+    out: Annotated[
+        Path | None, Option(help="Run directory; default: runs/<scenario>-<time>.")
+    ] = None,
     assignments: Assignments = None,
     data_dir: DataDir = None,
-    seed: Annotated[int | None, Option(help="Scenario seed: model start, partition, shift, evaluation.")] = None,
+    seed: Annotated[
+        int | None, Option(help="Scenario seed: model start, partition, shift, evaluation.")
+    ] = None,
     resume: Resume = None,
 ) -> None:
-    """Run a scenario over many simulated sites and write its run directory; or go on with one that was cut off."""
+    """Run a scenario over many simulated sites and write its run directory.
+
+    Or go on with one that was cut off.
+    """
     from fl_dpbayes.config.scenario import load_scenario
 
     if resume is not None:
         from fl_dpbayes.run.resume import resume_run
 
-        _check_alone("simulate", resume, assignments, out, f"--seed {seed}" if seed is not None else "")
+        _check_alone(
+            "simulate", resume, assignments, out, f"--seed {seed}" if seed is not None else ""
+        )
         resume_run(resume, load_scenario(scenario) if scenario else None, engine, data_dir, console)
         return
     if scenario is None:
-        raise UserError("give a SCENARIO, for example  fl-dpbayes simulate quickstart  (or --resume DIR)")
+        raise UserError(
+            "give a SCENARIO, for example  fl-dpbayes simulate quickstart  (or --resume DIR)"
+        )
     # A mistake in the scenario is told before seconds go into imports.
-    loaded = load_scenario(scenario, [*(assignments or []), *([f"seed={seed}"] if seed is not None else [])])
+    loaded = load_scenario(
+        scenario, [*(assignments or []), *([f"seed={seed}"] if seed is not None else [])]
+    )
     from fl_dpbayes.run.flower_engine import started_flower
 
-    with started_flower(len(loaded.sites), loaded.resources) if engine == "flower" else nullcontext():
+    with (
+        started_flower(len(loaded.sites), loaded.resources) if engine == "flower" else nullcontext()
+    ):
         from fl_dpbayes.run.simulate import simulate as run
 
         run(loaded, engine, out, data_dir, console)
@@ -98,16 +147,29 @@ def simulate(
     "Example: fl-dpbayes study --resume runs/noniid"
 )
 def study(
-    name: Annotated[str | None, Argument(metavar="STUDY", help="A shipped name or the path of a .toml file.")] = None,
-    out: Annotated[Path | None, Option(help="Folder of the results; default: runs/<study>-<time>.")] = None,
+    name: Annotated[
+        str | None, Argument(metavar="STUDY", help="A shipped name or the path of a .toml file.")
+    ] = None,
+    out: Annotated[
+        Path | None, Option(help="Folder of the results; default: runs/<study>-<time>.")
+    ] = None,
     resume: Resume = None,
     assignments: Assignments = None,
     data_dir: DataDir = None,
-    workers: Annotated[int | None, Option(min=1, max=1024, help="Cells at a time here; default: one per core.")] = None,
-    ray_address: Annotated[str | None, Option(help="A Ray cluster, whose machines have package and data.")] = None,
-    keep_runs: Annotated[bool, Option("--keep-runs", help="Keep each cell's run directory, not only figures.")] = False,
+    workers: Annotated[
+        int | None, Option(min=1, max=1024, help="Cells at a time here; default: one per core.")
+    ] = None,
+    ray_address: Annotated[
+        str | None, Option(help="A Ray cluster, whose machines have package and data.")
+    ] = None,
+    keep_runs: Annotated[
+        bool, Option("--keep-runs", help="Keep each cell's run directory, not only figures.")
+    ] = False,
 ) -> None:
-    """Run a scenario along axes (partition, sampler, budget, seed, shift) and compare methods; or go on with that."""
+    """Run a scenario along axes (partition, sampler, budget, seed, shift) and compare methods.
+
+    Or go on with that.
+    """
     from fl_dpbayes.config.study_file import load_study
 
     if resume is not None:
@@ -126,13 +188,26 @@ def study(
     raise typer.Exit(0 if finished else 1)
 
 
-@app.command(epilog="Example: fl-dpbayes init --from patients.csv --label died --site hospital --unit patient")
+@app.command(
+    epilog="Example: fl-dpbayes init --from patients.csv --label died --site hospital "
+    "--unit patient"
+)
 def init(
-    data: Annotated[list[Path], Option("--from", help="CSV or Parquet tables of the same columns; or images.")],
-    site: Annotated[str, Option(help="The column of hospitals, or 'file'; images: a pattern, as '^([^/]+)/'.")],
-    label: Annotated[str | None, Option(help="The column of what is to be predicted; not for images.")] = None,
-    unit: Annotated[str | None, Option("--unit", "--patient", help="Patients: column, or '/(P[0-9]+)_'.")] = None,
-    out: Annotated[Path | None, Option(help="The file to write; default: the data's name with .toml.")] = None,
+    data: Annotated[
+        list[Path], Option("--from", help="CSV or Parquet tables of the same columns; or images.")
+    ],
+    site: Annotated[
+        str, Option(help="The column of hospitals, or 'file'; images: a pattern, as '^([^/]+)/'.")
+    ],
+    label: Annotated[
+        str | None, Option(help="The column of what is to be predicted; not for images.")
+    ] = None,
+    unit: Annotated[
+        str | None, Option("--unit", "--patient", help="Patients: column, or '/(P[0-9]+)_'.")
+    ] = None,
+    out: Annotated[
+        Path | None, Option(help="The file to write; default: the data's name with .toml.")
+    ] = None,
 ) -> None:
     """Look at tables or images on this machine and write a complete, commented scenario for them."""
     from fl_dpbayes.run.init_scenario import init_scenario
@@ -141,8 +216,13 @@ def init(
 
 
 @app.command(epilog="Example: fl-dpbayes report runs/quickstart-20260101-120000")
-def report(run_dir: Annotated[Path, Argument(help="A run directory, or the folder of a study.")]) -> None:
-    """Print a run's tables and write its report.html and figures again; of a study, write them again."""
+def report(
+    run_dir: Annotated[Path, Argument(help="A run directory, or the folder of a study.")],
+) -> None:
+    """Print a run's tables and write its report.html and figures again.
+
+    Of a study, write them again.
+    """
     from fl_dpbayes.report.page import write_report
     from fl_dpbayes.report.study.page import write_study_report
     from fl_dpbayes.report.study.results import RECORD_FILE
@@ -155,50 +235,80 @@ def report(run_dir: Annotated[Path, Argument(help="A run directory, or the folde
     show_run(run_dir, console)
 
 
-@app.command(epilog="Example: fl-dpbayes tensorboard runs/quickstart-1 logs && tensorboard --logdir logs")
+@app.command(
+    epilog="Example: fl-dpbayes tensorboard runs/quickstart-1 logs && tensorboard --logdir logs"
+)
 def tensorboard(
     run_dir: Annotated[Path, Argument(help="A run directory; the run may still be going on.")],
-    log_dir: Annotated[Path, Argument(help="Where TensorBoard looks; the run gets a folder in it.")],
+    log_dir: Annotated[
+        Path, Argument(help="Where TensorBoard looks; the run gets a folder in it.")
+    ],
     follow: Annotated[bool, Option("--follow", help="Go on until the run has ended.")] = False,
 ) -> None:
-    """Write a run's progress for TensorBoard: epsilon by site, rounds, calibration; nothing leaves this machine."""
+    """Write a run's progress for TensorBoard: epsilon by site, rounds, calibration.
+
+    Nothing leaves this machine.
+    """
     from fl_dpbayes.run.tensorboard import write_tensorboard
 
-    console.print(f"written: {write_tensorboard(run_dir, log_dir, follow=follow)}", soft_wrap=True, markup=False)
+    console.print(
+        f"written: {write_tensorboard(run_dir, log_dir, follow=follow)}",
+        soft_wrap=True,
+        markup=False,
+    )
 
 
-@app.command(epilog="Example: fl-dpbayes predict runs/quickstart-1 new_records.npz --out predictions.csv")
+@app.command(
+    epilog="Example: fl-dpbayes predict runs/quickstart-1 new_records.npz --out predictions.csv"
+)
 def predict(
     run_dir: Annotated[Path, Argument(help="A run directory.")],
-    data: Annotated[Path, Argument(help="New records: .csv, .parquet, .npz, or a folder of images.")],
-    out: Annotated[Path | None, Option(help="Where to write the CSV; default: the terminal.")] = None,
+    data: Annotated[
+        Path, Argument(help="New records: .csv, .parquet, .npz, or a folder of images.")
+    ],
+    out: Annotated[
+        Path | None, Option(help="Where to write the CSV; default: the terminal.")
+    ] = None,
     data_dir: DataDir = None,
-    skip_bad_rows: Annotated[bool, Option("--skip-bad-rows", help="Leave bad rows empty, and name them.")] = False,
+    skip_bad_rows: Annotated[
+        bool, Option("--skip-bad-rows", help="Leave bad rows empty, and name them.")
+    ] = False,
     allow_code: AllowCode = None,
     site: OfSite = None,
     group: OfGroup = None,
-    update: Annotated[Path | None, Option(help="What `update` wrote: the hospital's own posterior.")] = None,
+    update: Annotated[
+        Path | None, Option(help="What `update` wrote: the hospital's own posterior.")
+    ] = None,
 ) -> None:
     """Give class probabilities with uncertainty for new records, from a run's stored posterior."""
     from fl_dpbayes.run.hospital import Hospital
     from fl_dpbayes.run.stored_posterior import predict_records
 
     whose, places = Hospital(site, group, update), (data_dir, allow_code or ())
-    predict_records(run_dir, data, out, console, places, skip_bad_rows=skip_bad_rows, hospital=whose)
+    predict_records(
+        run_dir, data, out, console, places, skip_bad_rows=skip_bad_rows, hospital=whose
+    )
 
 
 @app.command(epilog="Example: fl-dpbayes evaluate runs/quickstart-1 labelled.csv")
 def evaluate(
     run_dir: Annotated[Path, Argument(help="A run directory.")],
-    data: Annotated[Path, Argument(help="Labelled records: .csv, .parquet, .npz, or a folder per class.")],
+    data: Annotated[
+        Path, Argument(help="Labelled records: .csv, .parquet, .npz, or a folder per class.")
+    ],
     data_dir: DataDir = None,
-    out: Annotated[Path | None, Option(help="The page's folder; default: RUN_DIR/evaluation-<data>-<time>.")] = None,
+    out: Annotated[
+        Path | None, Option(help="The page's folder; default: RUN_DIR/evaluation-<data>-<time>.")
+    ] = None,
     allow_code: AllowCode = None,
     as_json: AsJson = False,
     site: OfSite = None,
     group: OfGroup = None,
 ) -> None:
-    """Measure a run's stored posterior on a labelled data set and write a page; nothing leaves this machine."""
+    """Measure a run's stored posterior on a labelled data set and write a page.
+
+    Nothing leaves this machine.
+    """
     from fl_dpbayes.run.hospital import Hospital
     from fl_dpbayes.run.stored_posterior import evaluate_records
 
@@ -212,15 +322,26 @@ def evaluate(
 )
 def update(
     run_dir: Annotated[Path, Argument(help="A run directory.")],
-    data: Annotated[Path, Argument(help="Labelled records, which stay here; or a site file, for one release.")],
+    data: Annotated[
+        Path, Argument(help="Labelled records, which stay here; or a site file, for one release.")
+    ],
     site: OfSite = None,
     group: OfGroup = None,
-    earlier: Annotated[Path | None, Option("--update", help="What `update` wrote, of other patients.")] = None,
+    earlier: Annotated[
+        Path | None, Option("--update", help="What `update` wrote, of other patients.")
+    ] = None,
     epsilon: OneRelease = None,
-    sets: Annotated[float | None, Option(min=0.5, max=0.999, help="Instead: sets with this coverage.")] = None,
-    out: Annotated[Path | None, Option(help="Where to write it; default: RUN_DIR/update-<data>.json.")] = None,
+    sets: Annotated[
+        float | None, Option(min=0.5, max=0.999, help="Instead: sets with this coverage.")
+    ] = None,
+    out: Annotated[
+        Path | None, Option(help="Where to write it; default: RUN_DIR/update-<data>.json.")
+    ] = None,
 ) -> None:
-    """Fit a hospital's own level to its labelled patients, at home, or by one private release; for `predict`."""
+    """Fit a hospital's own level to its labelled patients, at home, or by one private release.
+
+    For `predict`.
+    """
     from fl_dpbayes.run.hospital import Hospital
     from fl_dpbayes.run.update import update_hospital
 
@@ -230,10 +351,16 @@ def update(
 @app.command(epilog="Example: fl-dpbayes alarm runs/stroke-1 site.toml --epsilon 0.5")
 def alarm(
     run_dir: Annotated[Path, Argument(help="A run directory.")],
-    data: Annotated[Path, Argument(help="Records without labels, which stay here; or a site file, for one release.")],
+    data: Annotated[
+        Path,
+        Argument(help="Records without labels, which stay here; or a site file, for one release."),
+    ],
     epsilon: OneRelease = None,
 ) -> None:
-    """Say how far a hospital's patients are from the declared population; it does not see their outcomes."""
+    """Say how far a hospital's patients are from the declared population.
+
+    It does not see their outcomes.
+    """
     from fl_dpbayes.run.update import compare_patients
 
     compare_patients(run_dir, data, epsilon, console)
@@ -245,7 +372,9 @@ def account(
     sigma: Annotated[float | None, Option(help="Noise multiplier.")] = None,
     q: Annotated[float | None, Option(help="Sampling rate.")] = None,
     steps: Annotated[int | None, Option(help="Number of steps.")] = None,
-    history: Annotated[Path | None, Option(help="A JSON list of [noise_multiplier, q, steps] instead.")] = None,
+    history: Annotated[
+        Path | None, Option(help="A JSON list of [noise_multiplier, q, steps] instead.")
+    ] = None,
     adjacency: Adjacency = "add_or_remove_one",
     as_json: AsJson = False,
 ) -> None:
@@ -266,10 +395,14 @@ def solve(
     q: Annotated[float, Option(help="Sampling rate.")],
     steps: Annotated[int, Option(help="Number of steps.")],
     coupling: Coupling = "constant",
-    schedule: Annotated[str, Option(help="Step sizes, as TOML.")] = '{kind="constant", initial=0.1}',
+    schedule: Annotated[
+        str, Option(help="Step sizes, as TOML.")
+    ] = '{kind="constant", initial=0.1}',
     units: Annotated[int, Option(help="n, for couplings with a temperature.")] = 1000,
     clip_norm: Annotated[float, Option(help="C, for couplings with a temperature.")] = 1.0,
-    temperature: Annotated[float | None, Option(help="tau of 'floor' [default: 1.0]; others: none.")] = None,
+    temperature: Annotated[
+        float | None, Option(help="tau of 'floor' [default: 1.0]; others: none.")
+    ] = None,
     adjacency: Adjacency = "add_or_remove_one",
     as_json: AsJson = False,
 ) -> None:
@@ -277,8 +410,15 @@ def solve(
     from fl_dpbayes.privacy.account import account as account_for
     from fl_dpbayes.run.account import account_table, solve_json, solve_table, solved
 
-    options = {"epsilon": epsilon, "delta": delta, "adjacency": adjacency, "coupling": coupling,
-               "clip_norm": clip_norm, "sampling_rate": q, "temperature": temperature}  # fmt: skip
+    options = {
+        "epsilon": epsilon,
+        "delta": delta,
+        "adjacency": adjacency,
+        "coupling": coupling,
+        "clip_norm": clip_norm,
+        "sampling_rate": q,
+        "temperature": temperature,
+    }
     result = solved(options, schedule, steps, units)
     if as_json:
         print(json.dumps(solve_json(result)))
@@ -294,7 +434,10 @@ def audit(
     data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Attack a scenario's own training path with planted canaries; status 1 if it leaks more than it claims."""
+    """Attack a scenario's own training path with planted canaries.
+
+    Status 1 if it leaks more than it claims.
+    """
     from fl_dpbayes.config.scenario import load_scenario
 
     loaded = load_scenario(scenario, assignments or [])
@@ -306,21 +449,35 @@ def audit(
 BENCHMARKS = ["clip", "sizes", "accounting", "simulation", "end-to-end", "memory"]
 
 
-@app.command(epilog="Example: fl-dpbayes bench clip --only mlp\n\nExample: fl-dpbayes bench memory --json memory.json")
+@app.command(
+    epilog="Example: fl-dpbayes bench clip --only mlp\n\nExample: fl-dpbayes bench memory "
+    "--json memory.json"
+)
 def bench(
     name: Annotated[str, Argument(click_type=Choice(BENCHMARKS), help="Which benchmark.")],
     only: Annotated[str, Option(help="Rows whose names contain this; default: all.")] = "",
     repeats: Annotated[
-        int, Option(min=1, max=10_000, help="clip, sizes: steps; simulation: rounds; end-to-end: seeds.")
+        int,
+        Option(
+            min=1, max=10_000, help="clip, sizes: steps; simulation: rounds; end-to-end: seeds."
+        ),
     ] = 20,
-    sites: Annotated[int, Option(min=1, max=10_000, help="simulation, memory: 10, 100, ... up to so many.")] = 100,
-    engine: Annotated[str, Option(click_type=Choice(["inline", "flower"]), help="simulation: the engine.")] = "inline",
-    file: Annotated[str | None, Option("--json", help="Keep rows in this file and go on from it; -: print it.")] = None,
+    sites: Annotated[
+        int, Option(min=1, max=10_000, help="simulation, memory: 10, 100, ... up to so many.")
+    ] = 100,
+    engine: Annotated[
+        str, Option(click_type=Choice(["inline", "flower"]), help="simulation: the engine.")
+    ] = "inline",
+    file: Annotated[
+        str | None, Option("--json", help="Keep rows in this file and go on from it; -: print it.")
+    ] = None,
 ) -> None:
     """Measure speed and memory, as ratios within one run, on this machine."""
     from fl_dpbayes.run.bench.measure import Sizes, measure_rows
 
-    rows = import_module(f"fl_dpbayes.run.bench.{name.replace('-', '_')}").rows(Sizes(repeats, sites, engine))
+    rows = import_module(f"fl_dpbayes.run.bench.{name.replace('-', '_')}").rows(
+        Sizes(repeats, sites, engine)
+    )
     measure_rows(name, rows, only, file, console)
 
 
@@ -329,7 +486,9 @@ app.add_typer(data_commands, name="data")
 
 
 @data_commands.command("fetch", epilog="Example: fl-dpbayes data fetch heart --data-dir data")
-def data_fetch(name: Annotated[str, Argument(help="mnist, pneumonia or heart.")], data_dir: DataDir = None) -> None:
+def data_fetch(
+    name: Annotated[str, Argument(help="mnist, pneumonia or heart.")], data_dir: DataDir = None
+) -> None:
     """Fetch a public data set into the data folder: its licence is shown, its records are checked."""
     from fl_dpbayes.run.fetch_data import fetch_data
 
@@ -348,21 +507,32 @@ def list_shipped() -> None:
 def reproduce(
     name: Annotated[str, Argument(help="Which table or figure; an unknown name lists all.")],
     full: Annotated[bool, Option("--full", help="The paper's size and 5 seeds.")] = False,
-    seeds: Annotated[int | None, Option(min=1, help="Repetitions; default: 1, or 5 with --full.")] = None,
-    out: Annotated[Path | None, Option(help="Folder; what it has is kept. Default: runs/reproduce/NAME.")] = None,
+    seeds: Annotated[
+        int | None, Option(min=1, help="Repetitions; default: 1, or 5 with --full.")
+    ] = None,
+    out: Annotated[
+        Path | None, Option(help="Folder; what it has is kept. Default: runs/reproduce/NAME.")
+    ] = None,
     data_dir: DataDir = None,
     workers: Annotated[int, Option(min=1, help="Number of processes.")] = 2,
 ) -> None:
-    """Measure a table or figure of the papers and print it beside what they report; a rerun does what is missing."""
+    """Measure a table or figure of the papers and print it beside what they report.
+
+    A rerun does what is missing.
+    """
     from fl_dpbayes.run.study import study as studies
 
-    finished = studies.reproduce(name, full, seeds, out, data_dir, studies.Workers(workers), console)
+    finished = studies.reproduce(
+        name, full, seeds, out, data_dir, studies.Workers(workers), console
+    )
     raise typer.Exit(0 if finished else 1)
 
 
 app.add_typer(site, name="site")
 app.add_typer(deploy, name="deploy")
-app.command(epilog="Example: fl-dpbayes provision federation --sites north,south --host fl.example.org")(provision)
+app.command(
+    epilog="Example: fl-dpbayes provision federation --sites north,south --host fl.example.org"
+)(provision)
 
 
 def commands() -> click.Command:
@@ -380,7 +550,8 @@ def commands() -> click.Command:
 
 def main() -> None:
     """Run the command line: status 0 for success, 1 for a failure, 2 for a mistake of the user, 130 for a stop."""
-    # What imports make stays: to look through it for garbage at every 700 objects takes a second of a short run.
+    # What imports make stays: to look through it for garbage at every 700 objects takes a second of
+    # a short run.
     gc.set_threshold(10_000)
     # Nor is it searched, for another second, when the process ends.
     atexit.register(gc.freeze)
@@ -402,7 +573,11 @@ def main() -> None:
         _fail(f"error: {error}", 1 if isinstance(error, FailedError) else 2)
     except Exception as error:
         name = type(error).__name__
-        _fail(f"error: an internal fault ({name}: {error}); please report it with the command you gave", 1)
+        _fail(
+            f"error: an internal fault ({name}: {error}); please report it with the "
+            "command you gave",
+            1,
+        )
 
 
 def _fail(text: str, status: int) -> None:

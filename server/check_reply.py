@@ -16,10 +16,21 @@ from fl_dpbayes.data.site import most_declared
 from fl_dpbayes.posterior.averages import distance
 from fl_dpbayes.posterior.samples import PosteriorSamples
 from fl_dpbayes.privacy.check_statement import checked_statement, reply_metrics
-from fl_dpbayes.privacy.planned_noise import NOISE_TOLERANCE, PlannedStretch, planned_chain, planned_stretch
+from fl_dpbayes.privacy.planned_noise import (
+    NOISE_TOLERANCE,
+    PlannedStretch,
+    planned_chain,
+    planned_stretch,
+)
 from fl_dpbayes.protocol.arrays import Arrays, prefixed, without_prefix
 from fl_dpbayes.protocol.card import SiteCard
-from fl_dpbayes.protocol.train import MAX_REPLY_BYTES, PrivacyStatement, TrainReply, TrainRequest, reply_bytes
+from fl_dpbayes.protocol.train import (
+    MAX_REPLY_BYTES,
+    PrivacyStatement,
+    TrainReply,
+    TrainRequest,
+    reply_bytes,
+)
 from fl_dpbayes.samplers.displacement_bound import displacement_bound
 from server.exchange import check_steps
 from server.messages import read_arrays
@@ -45,21 +56,31 @@ class CheckedReply:
 
 
 def check_train_reply(
-    reply: Message, record: TrainReply, request: TrainRequest, card: SiteCard, shapes: dict[str, tuple[int, ...]],
+    reply: Message,
+    record: TrainReply,
+    request: TrainRequest,
+    card: SiteCard,
+    shapes: dict[str, tuple[int, ...]],
     previous: PrivacyStatement | None,
-) -> CheckedReply:  # fmt: skip
+) -> CheckedReply:
     """Check a reply that answers its request, and decode its arrays.
 
-    `shapes`: of the model's parameters. `previous`: the last accepted statement of the site's spending in this run.
-    Raises ValueError naming the first difference; nothing of the reply may then be used.
+    `shapes`: of the model's parameters. `previous`: the last accepted statement of the site's
+    spending in this run. Raises ValueError naming the first difference; nothing of the reply may
+    then be used.
     """
-    if record.privacy.units != card.units or record.privacy.adjacency != request.plan.privacy.adjacency:
+    if (
+        record.privacy.units != card.units
+        or record.privacy.adjacency != request.plan.privacy.adjacency
+    ):
         raise ValueError("its privacy statement does not fit the site's card or the request")
     check_steps(record, request)
     try:
         stretch = planned_stretch(request.plan, card.units, record.first_step, record.steps)
     except UserError:
-        raise ValueError("no noise meets the plan's budget at its size: no step of it can have run") from None
+        raise ValueError(
+            "no noise meets the plan's budget at its size: no step of it can have run"
+        ) from None
     delta = request.plan.privacy.delta
     own, reached, planned = stretch.history, stretch.reached, stretch.planned
     privacy = checked_statement(record.privacy, own, reached, previous, delta, planned)
@@ -68,18 +89,26 @@ def check_train_reply(
     last = request.plan.sampler.state_shapes(shapes)
     arrays = read_arrays(reply, prefixed("samples", samples) | prefixed("last", last))
     return CheckedReply(
-        samples=PosteriorSamples(without_prefix("samples", arrays), stretch.weights, stretch.temperatures),
-        last=without_prefix("last", arrays), last_step=record.first_step + record.steps - 1, stretch=stretch,
+        samples=PosteriorSamples(
+            without_prefix("samples", arrays), stretch.weights, stretch.temperatures
+        ),
+        last=without_prefix("last", arrays),
+        last_step=record.first_step + record.steps - 1,
+        stretch=stretch,
         # Not those that came beside it, which only say the same again.
-        privacy=privacy, metrics=reply_metrics(record, stretch),
-    )  # fmt: skip
+        privacy=privacy,
+        metrics=reply_metrics(record, stretch),
+    )
 
 
-def check_displacement(reply: CheckedReply, request: TrainRequest, units: int, start: Arrays) -> None:
+def check_displacement(
+    reply: CheckedReply, request: TrainRequest, units: int, start: Arrays
+) -> None:
     """Reject samples and states that lie farther from the start than clipping and the planned noise let a chain get.
 
-    Everything in the bound is public: the request, its start, and the units that the site declares. An honest chain
-    stays within it but for one stretch in 10^12. Raises ValueError naming how far the state lies.
+    Everything in the bound is public: the request, its start, and the units that the site declares.
+    An honest chain stays within it but for one stretch in 10^12. Raises ValueError naming how far
+    the state lies.
     """
     steps = reply.last_step + 1 - request.first_step
     bound = displacements(request, units, start, steps)
@@ -95,19 +124,23 @@ def check_displacement(reply: CheckedReply, request: TrainRequest, units: int, s
     _check("its momentum", _norm(last["momentum"].values()), bound[-1, 1])
 
 
-def displacements(request: TrainRequest, units: int, start: Arrays, steps: int) -> npt.NDArray[np.float64] | None:
+def displacements(
+    request: TrainRequest, units: int, start: Arrays, steps: int
+) -> npt.NDArray[np.float64] | None:
     """Bound how far from its start an honest site can be after each of the request's first `steps` steps.
 
-    `units`: what the site declares, above zero. Returns shape (steps, 2): the greatest distance of the parameters, and
-    the greatest norm of the momentum. None where there is no such bound (`displacement_bound`), or no noise fits the
-    site's budget.
+    `units`: what the site declares, above zero. Returns shape (steps, 2): the greatest distance of
+    the parameters, and the greatest norm of the momentum. None where there is no such bound
+    (`displacement_bound`), or no noise fits the site's budget.
     """
     began = {name: without_prefix(name, start) for name in ("parameters", "momentum")}
     return _displacements(
-        request.plan, units, range(request.first_step, request.first_step + steps),
+        request.plan,
+        units,
+        range(request.first_step, request.first_step + steps),
         sum(array.size for array in began["parameters"].values()),
         (_norm(began["parameters"].values()), _norm(began["momentum"].values())),
-    )  # fmt: skip
+    )
 
 
 # Sites of one size that go on from one state have one bound.
@@ -118,20 +151,31 @@ def _displacements(
     try:
         chain = planned_chain(plan, units)
     except UserError:
-        # The site says in its own refusal that no noise fits; what it would have done is not known here.
+        # The site says in its own refusal that no noise fits; what it would have done is not known
+        # here.
         return None
     bound = displacement_bound(
-        replace(chain, noise_multipliers=(1 + NOISE_TOLERANCE) * chain.noise_multipliers), steps,
-        most_units=most_declared(units), parameters=parameters, start_norm=norms[0], start_momentum=norms[1],
-    )  # fmt: skip
+        replace(chain, noise_multipliers=(1 + NOISE_TOLERANCE) * chain.noise_multipliers),
+        steps,
+        most_units=most_declared(units),
+        parameters=parameters,
+        start_norm=norms[0],
+        start_momentum=norms[1],
+    )
     # Each of the steps rounds every value once or twice, however short it is.
     rounding = 4 * len(steps) * SINGLE_PRECISION
-    return None if bound is None else bound + rounding * (np.array(norms) + np.array([bound[-1, 0], 0.0]))
+    return (
+        None
+        if bound is None
+        else bound + rounding * (np.array(norms) + np.array([bound[-1, 0], 0.0]))
+    )
 
 
 def _check(what: str, distance: float, bound: float) -> None:
     if distance > ROUNDING * bound:
-        raise ValueError(f"{what} lies {distance:.3g} from the start, farther than any chain's {bound:.3g}")
+        raise ValueError(
+            f"{what} lies {distance:.3g} from the start, farther than any chain's {bound:.3g}"
+        )
 
 
 def _norm(arrays: Iterable[npt.NDArray]) -> float:
@@ -143,8 +187,10 @@ def check_reply_size(plan: TrainingPlan, federation: Federation) -> None:
     largest = _largest_reply(plan, federation.parameters)
     if largest > MAX_REPLY_BYTES:
         raise UserError(
-            f"a round's reply would hold {largest // 2**20} MiB ({federation.parameters} parameters), a message "
-            f" holds {MAX_REPLY_BYTES // 2**20} MiB: keep fewer samples in a round (raise training.thinning, or "
+            f"a round's reply would hold {largest // 2**20} MiB ({federation.parameters} "
+            "parameters), a message "
+            f" holds {MAX_REPLY_BYTES // 2**20} MiB: keep fewer samples in a round (raise "
+            "training.thinning, or "
             "take fewer steps_per_round in more rounds)"
         )
 
@@ -155,11 +201,14 @@ def check_disk_space(plan: TrainingPlan, federation: Federation, sites: int) -> 
     free = shutil.disk_usage(federation.run_folder).free
     if free < needed:
         raise UserError(
-            f"a round writes up to {math.ceil(needed / 2**10)} KiB to {federation.run_folder}, whose disk has "
+            f"a round writes up to {math.ceil(needed / 2**10)} KiB to {federation.run_folder}, "
+            "whose disk has "
             f"{free // 2**10} KiB left: free space on it"
         )
 
 
 def _largest_reply(plan: TrainingPlan, parameters: int) -> int:
     starts = range(0, plan.total_rounds * plan.steps_per_round, plan.steps_per_round)
-    return max(reply_bytes(plan, first_step, plan.steps_per_round, parameters) for first_step in starts)
+    return max(
+        reply_bytes(plan, first_step, plan.steps_per_round, parameters) for first_step in starts
+    )

@@ -1,9 +1,10 @@
 """The server's state after a round, on disk: what a run that was cut off goes on from.
 
-One file, no larger for more sites or rounds, is replaced whole, so a checkpoint is never between two rounds; what grows
-stands in the journal and the bank, up to a mark in the checkpoint: a round's are written before it, and those of a
-round that has none yet are dropped and come again. Nothing random has to be kept: every generator of the server is
-made where it is used, from the scenario's seed or the round.
+One file, no larger for more sites or rounds, is replaced whole, so a checkpoint is never between
+two rounds; what grows stands in the journal and the bank, up to a mark in the checkpoint: a round's
+are written before it, and those of a round that has none yet are dropped and come again. Nothing
+random has to be kept: every generator of the server is made where it is used, from the scenario's
+seed or the round.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -16,7 +17,14 @@ from pydantic import Field, PositiveInt, ValidationError
 from fl_dpbayes.config.base import Config
 from fl_dpbayes.config.errors import RunWarning, UserError
 from fl_dpbayes.config.files import journal as journals
-from fl_dpbayes.config.files.array_file import DAMAGED, check_seal, read_arrays, seal, sealable, write_arrays
+from fl_dpbayes.config.files.array_file import (
+    DAMAGED,
+    check_seal,
+    read_arrays,
+    seal,
+    sealable,
+    write_arrays,
+)
 from fl_dpbayes.config.files.atomic_file import replaced_atomically
 from fl_dpbayes.data.simulation import PARTITION_FILE, SCENARIO_FILE, SITES_FOLDER
 from fl_dpbayes.posterior.sample_store import PosteriorBank
@@ -36,13 +44,15 @@ _KEY = "checkpoint"
 class Checkpoint(Config):
     """Everything but the arrays.
 
-    `scenario`: digest of the scenario. `run`: our run id, by which the sites' ledgers know what they have answered.
-    `round`: the last round that is complete; 0 before the first. `planned_sites`: number of training sites when the run
-    began, which the plan is made for. `journal`: how far the journal belongs to these rounds, whose entries hold the
-    roster and the heads of the ledgers (`JournaledSites`). `seconds`: stage -> seconds so far.
+    `scenario`: digest of the scenario. `run`: our run id, by which the sites' ledgers know what
+    they have answered. `round`: the last round that is complete; 0 before the first.
+    `planned_sites`: number of training sites when the run began, which the plan is made for.
+    `journal`: how far the journal belongs to these rounds, whose entries hold the roster and the
+    heads of the ledgers (`JournaledSites`). `seconds`: stage -> seconds so far.
     """
 
-    # Another wherever a plan is written otherwise: the sites' ledgers hold the digest of a run's plan.
+    # Another wherever a plan is written otherwise: the sites' ledgers hold the digest of a run's
+    # plan.
     format: Literal[4] = 4
     scenario: Digest
     run: RunId
@@ -58,32 +68,46 @@ class JournaledSites:
 
     def __init__(self, entries: Iterable[journals.Entry] = ()) -> None:
         """Read them back."""
-        self.cards, self.left_out, self.heads = list[SiteCard](), list[RunWarning](), dict[str, str]()
+        self.cards, self.left_out, self.heads = (
+            list[SiteCard](),
+            list[RunWarning](),
+            dict[str, str](),
+        )
         for entry in entries:
             self.cards += map(SiteCard.model_validate, entry.get("cards", ()))
             self.left_out += map(RunWarning.model_validate, entry.get("left_out", ()))
             self.heads |= entry.get("heads", {})
 
     def new_entries(self, roster: Roster, heads: Mapping[str, str]) -> list[journals.Entry]:
-        """Return an entry for what is new since the last; members and warnings of a roster stay where they are."""
+        """Return an entry for what is new since the last.
+
+        Members and warnings of a roster stay where they are.
+        """
         cards = [member.card for member in roster.members[len(self.cards) :]]
         left_out = roster.left_out[len(self.left_out) :]
         new = {site: head for site, head in heads.items() if self.heads.get(site) != head}
-        self.cards, self.left_out, self.heads = [*self.cards, *cards], [*self.left_out, *left_out], dict(heads)
+        self.cards, self.left_out, self.heads = (
+            [*self.cards, *cards],
+            [*self.left_out, *left_out],
+            dict(heads),
+        )
         found = {
             "cards": [card.model_dump(mode="json") for card in cards],
-            "left_out": [one.model_dump(mode="json") for one in left_out], "heads": new,
-        }  # fmt: skip
+            "left_out": [one.model_dump(mode="json") for one in left_out],
+            "heads": new,
+        }
         entry = {name: values for name, values in found.items() if values}
         return [entry] if entry else []
 
-    def roster_of(self, answered: Roster, min_sites: int | None, finished: Collection[str] = ()) -> Roster:
+    def roster_of(
+        self, answered: Roster, min_sites: int | None, finished: Collection[str] = ()
+    ) -> Roster:
         """Return the run's roster at the nodes that answered when it was taken up again.
 
-        The members are as they were; those that are missing have no node, and may come back before any later round. Who
-        was left out stays out, and who is new may join before the next round. Raises UserError if fewer training sites
-        of the run are there than a round needs (`least_sites`), or one declares something else. `finished`: sites that
-        have no steps left.
+        The members are as they were; those that are missing have no node, and may come back before
+        any later round. Who was left out stays out, and who is new may join before the next round.
+        Raises UserError if fewer training sites of the run are there than a round needs
+        (`least_sites`), or one declares something else. `finished`: sites that have no steps left.
         """
         present = {member.card.name: member for member in answered.members}
         members = tuple(present.pop(card.name, Member(NO_NODE, card)) for card in self.cards)
@@ -98,23 +122,33 @@ class JournaledSites:
         if len(training) - len(missing) < needed:
             reasons = "; ".join(map(sentence, answered.left_out))
             raise UserError(
-                f"{len(training) - len(missing)} training sites of this run answer, resources.min_sites asks for "
-                f"{needed}; missing are {', '.join(missing)}{f' ({reasons})' if reasons else ''}: nothing is lost; "
+                f"{len(training) - len(missing)} training sites of this run answer, "
+                "resources.min_sites asks for "
+                f"{needed}; missing are {', '.join(missing)}{f' ({reasons})' if reasons else ''}: "
+                "nothing is lost; "
                 "start them again, then resume once more"
             )
         new = {member.node_id for member in present.values()}
-        return replace(answered, members=members, left_out=tuple(self.left_out), asked=answered.asked - new)
+        return replace(
+            answered, members=members, left_out=tuple(self.left_out), asked=answered.asked - new
+        )
 
 
 def write_checkpoint(folder: Path, checkpoint: Checkpoint, state: Arrays) -> None:
-    """Replace a run's checkpoint by what is known, and the server state, after a round; UserError if that fails."""
+    """Replace a run's checkpoint by what is known, and the server state, after a round.
+
+    UserError if that fails.
+    """
     with replaced_atomically(folder / CHECKPOINT_FILE) as partial:
         write_arrays(partial, state, sealable({_KEY: checkpoint.model_dump_json()}))
         seal(partial)
 
 
 def read_checkpoint(folder: Path) -> tuple[Checkpoint, Arrays] | None:
-    """Read what was written last; None if the run never came to asking its sites; UserError if it is damaged."""
+    """Read what was written last; None if the run never came to asking its sites.
+
+    UserError if it is damaged.
+    """
     path = folder / CHECKPOINT_FILE
     if not path.is_file():
         return None
@@ -123,28 +157,61 @@ def read_checkpoint(folder: Path) -> tuple[Checkpoint, Arrays] | None:
         metadata, state = read_arrays(path)
         return Checkpoint.model_validate_json(metadata.get(_KEY, "")), state
     except DAMAGED as error:
-        found = "an older version of fl-dpbayes wrote it" if isinstance(error, ValidationError) else error
-        raise UserError(f"{path} cannot be read ({str(found).splitlines()[0]}): {journals.REMEDY}") from None
+        found = (
+            "an older version of fl-dpbayes wrote it"
+            if isinstance(error, ValidationError)
+            else error
+        )
+        raise UserError(
+            f"{path} cannot be read ({str(found).splitlines()[0]}): {journals.REMEDY}"
+        ) from None
 
 
-def read_run_journal(folder: Path, checkpoint: Checkpoint | None) -> tuple[journals.Journal, Sequence[journals.Entry]]:
-    """Read a run's journal as far as its checkpoint goes; UserError if damaged, or sites were asked without one."""
+def read_run_journal(
+    folder: Path, checkpoint: Checkpoint | None
+) -> tuple[journals.Journal, Sequence[journals.Entry]]:
+    """Read a run's journal as far as its checkpoint goes.
+
+    UserError if damaged, or sites were asked without one.
+    """
     path = folder / journals.JOURNAL_FILE
-    entries, mark = journals.read_journal(path, checkpoint.journal if checkpoint is not None else None)
-    if checkpoint is None and (any(BEGUN in entry for entry in entries) or (folder / BANK_FOLDER).exists()):
-        raise UserError(f"{folder / CHECKPOINT_FILE} is missing, and the run has asked its sites: {journals.REMEDY}")
+    entries, mark = journals.read_journal(
+        path, checkpoint.journal if checkpoint is not None else None
+    )
+    if checkpoint is None and (
+        any(BEGUN in entry for entry in entries) or (folder / BANK_FOLDER).exists()
+    ):
+        raise UserError(
+            f"{folder / CHECKPOINT_FILE} is missing, and the run has asked its sites: "
+            f"{journals.REMEDY}"
+        )
     # A run that has asked nothing begins its journal anew.
-    return journals.Journal(path, mark if checkpoint is not None else journals.JournalMark()), entries
+    return journals.Journal(
+        path, mark if checkpoint is not None else journals.JournalMark()
+    ), entries
 
 
 def prepared_files(folder: Path) -> list[journals.Entry]:
     """Return a journal's entries for what a run is made of before its first round."""
-    files = [folder / SCENARIO_FILE, folder / PARTITION_FILE, *sorted((folder / SITES_FOLDER).glob("*"))]
-    return [journals.file_entry(path.relative_to(folder).as_posix(), path) for path in files if path.is_file()]
+    files = [
+        folder / SCENARIO_FILE,
+        folder / PARTITION_FILE,
+        *sorted((folder / SITES_FOLDER).glob("*")),
+    ]
+    return [
+        journals.file_entry(path.relative_to(folder).as_posix(), path)
+        for path in files
+        if path.is_file()
+    ]
 
 
-def check_run_files(folder: Path, entries: Sequence[journals.Entry], checkpoint: Checkpoint) -> None:
-    """Compare a run's files with its journal, and drop those of a round that was cut off; UserError names a bad one."""
+def check_run_files(
+    folder: Path, entries: Sequence[journals.Entry], checkpoint: Checkpoint
+) -> None:
+    """Compare a run's files with its journal, and drop those of a round that was cut off.
+
+    UserError names a bad one.
+    """
     files = journals.listed_files(entries).items()
     listed = {name: entry for name, entry in files if not name.startswith(f"{BANK_FOLDER}/")}
     journals.check_files(folder, listed)

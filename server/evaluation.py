@@ -27,7 +27,10 @@ MAX_PREDICTOR_BYTES = 256 * 2**20
 
 
 def most_evaluated(federation: Federation, samples: int, record: RunRecord) -> int:
-    """Return how many of a predictor's samples may travel, at least one; warn where that is fewer than asked for."""
+    """Return how many of a predictor's samples may travel, at least one.
+
+    Warn where that is fewer than asked for.
+    """
     most = federation.scenario.evaluation.max_samples
     fitting = max(1, MAX_PREDICTOR_BYTES // (4 * federation.parameters))
     if fitting < min(most, samples):
@@ -39,7 +42,9 @@ def most_evaluated(federation: Federation, samples: int, record: RunRecord) -> i
 class EvaluationStage:
     """Asks every site once and collects the additive statistics that come back."""
 
-    def __init__(self, federation: Federation, round_number: int, heads: LedgerHeads, record: RunRecord) -> None:
+    def __init__(
+        self, federation: Federation, round_number: int, heads: LedgerHeads, record: RunRecord
+    ) -> None:
         """Begin the stage after a round; `heads` are read and brought up to date."""
         self._federation, self._heads, self._record = federation, heads, record
         self._exchange = Exchange[EvaluateRequest, EvaluateReply](
@@ -54,16 +59,22 @@ class EvaluationStage:
         )
 
     def requests(
-        self, predictors: dict[PredictorName, PosteriorSamples], recalibration: Recalibration | None,
+        self,
+        predictors: dict[PredictorName, PosteriorSamples],
+        recalibration: Recalibration | None,
         hospitals: HospitalModel | None,
-    ) -> Iterator[Message]:  # fmt: skip
+    ) -> Iterator[Message]:
         """Build one request after the other; `predictors` is emptied once they are encoded.
 
         `hospitals` adds a predictor of its own for every site.
         """
         scenario = self._federation.scenario
         weights = {kind: tuple(map(float, samples.weights)) for kind, samples in predictors.items()}
-        bundle = {name: one for kind, found in predictors.items() for name, one in prefixed(kind, found.arrays).items()}
+        bundle = {
+            name: one
+            for kind, found in predictors.items()
+            for name, one in prefixed(kind, found.arrays).items()
+        }
         predictors.clear()
         shared = {} if hospitals is None else dict(bundle)
         bundle_digest = arrays_digest(bundle)
@@ -72,27 +83,46 @@ class EvaluationStage:
             if hospitals is not None:
                 effect = hospitals.effect(name := member.card.name, scenario.sites[name].group)
                 own = hospitals.samples(effect, self._federation.shapes)
-                weights["hierarchical"], more = tuple(map(float, own.weights)), prefixed("hierarchical", own.arrays)
+                weights["hierarchical"], more = (
+                    tuple(map(float, own.weights)),
+                    prefixed("hierarchical", own.arrays),
+                )
                 bundle_digest = arrays_digest(shared | more)
                 arrays = ArrayRecord({**arrays, **encoded(more)})
             request = EvaluateRequest(
-                run=self._federation.run, round=self._exchange.round_number, task=member.card.task,
-                model=scenario.model, predictors=weights, arrays=bundle_digest,
+                run=self._federation.run,
+                round=self._exchange.round_number,
+                task=member.card.task,
+                model=scenario.model,
+                predictors=weights,
+                arrays=bundle_digest,
                 recalibration=recalibration.map_of(member.card.name) if recalibration else None,
-                trained_prevalence=None if member.card.prevalence is None else scenario.data.prevalence,
-                noise_multiplier=scenario.evaluation.noise_multiplier, delta=scenario.privacy.delta,
+                trained_prevalence=None
+                if member.card.prevalence is None
+                else scenario.data.prevalence,
+                noise_multiplier=scenario.evaluation.noise_multiplier,
+                delta=scenario.privacy.delta,
                 ledger_head=self._heads.seen.get(member.card.name),
-            )  # fmt: skip
+            )
             yield self._exchange.request(request, arrays, member)
 
     def collect(self, replies: Iterable[Message]) -> None:
-        """Check the replies one by one and keep what they say; what is wrong or missing becomes a warning."""
+        """Check the replies one by one and keep what they say.
+
+        What is wrong or missing becomes a warning.
+        """
         not_sent, warn = [], self._record.warn
 
-        def add(reply: Message, record: EvaluateReply, request: EvaluateRequest, member: Member) -> None:
-            self.evaluation.add(member.card, request, record, partial(read_arrays, reply, dtype=np.float64))
+        def add(
+            reply: Message, record: EvaluateReply, request: EvaluateRequest, member: Member
+        ) -> None:
+            self.evaluation.add(
+                member.card, request, record, partial(read_arrays, reply, dtype=np.float64)
+            )
 
-        for answer in self._exchange.answers(replies, add, lambda: warn(warning("dropped", stage="evaluation"))):
+        for answer in self._exchange.answers(
+            replies, add, lambda: warn(warning("dropped", stage="evaluation"))
+        ):
             self._record.add_passes(answer.site, answer.passes)
             problem = answer.problem
             if answer.refusal is not None and answer.refusal.code is RefusalCode.NOT_SENT:
@@ -106,5 +136,7 @@ class EvaluationStage:
             self._record.events.write("evaluated", site=answer.site, problem=problem)
         if not_sent:
             warn(warning("policy", sites=", ".join(not_sent)))
-        gone = [member.card.name for member in self._federation.roster.members if not member.has_node]
+        gone = [
+            member.card.name for member in self._federation.roster.members if not member.has_node
+        ]
         warn(*(warning("gone", name) for name in gone), *self.evaluation.warnings())

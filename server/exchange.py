@@ -12,7 +12,15 @@ from fl_dpbayes.protocol.refusal import Refusal
 from fl_dpbayes.protocol.train import StageReply, StageRequest, StepsReply, TrainRequest
 from fl_dpbayes.protocol.wire import request_digest
 from server.ledger_heads import LedgerHeads
-from server.messages import EXPIRED, RejectedError, array_bytes, error_text, read_reply, rejecting, request_message
+from server.messages import (
+    EXPIRED,
+    RejectedError,
+    array_bytes,
+    error_text,
+    read_reply,
+    rejecting,
+    request_message,
+)
 from server.roster import Federation, Member
 
 NO_REPLY = "no reply in time"
@@ -25,7 +33,8 @@ CheckedT = TypeVar("CheckedT")
 class Answer(Generic[CheckedT]):
     """How one site answered one request, and what the stage made of a reply that is used.
 
-    `status` is OK or PARTIAL of one that is used, else REFUSED, FAILED or REJECTED for the reason `detail`, printable.
+    `status` is OK or PARTIAL of one that is used, else REFUSED, FAILED or REJECTED for the reason
+    `detail`, printable.
     """
 
     site: str
@@ -52,9 +61,17 @@ class Exchange(Generic[RequestT, ReplyT]):
     """Builds a stage's requests and takes the replies to them, each once."""
 
     def __init__(
-        self, federation: Federation, heads: LedgerHeads, message_type: str, round_number: int, kind: type[ReplyT]
+        self,
+        federation: Federation,
+        heads: LedgerHeads,
+        message_type: str,
+        round_number: int,
+        kind: type[ReplyT],
     ) -> None:
-        """Begin a stage whose replies are of a kind; `heads` are brought up to date by each that is used."""
+        """Begin a stage whose replies are of a kind.
+
+        `heads` are brought up to date by each that is used.
+        """
         self._federation, self._heads, self._kind = federation, heads, kind
         self._message_type, self.round_number = message_type, round_number
         self.bytes_down = 0
@@ -64,27 +81,36 @@ class Exchange(Generic[RequestT, ReplyT]):
     def request(self, request: RequestT, arrays: ArrayRecord, member: Member) -> Message:
         """Build the message that carries a request and its arrays to a site."""
         message = request_message(
-            request, arrays, node_id=member.node_id, message_type=self._message_type, round_number=self.round_number,
+            request,
+            arrays,
+            node_id=member.node_id,
+            message_type=self._message_type,
+            round_number=self.round_number,
             time_to_live=self._federation.scenario.resources.round_timeout,
             simulation_folder=self._federation.simulation_folder,
-        )  # fmt: skip
+        )
         self.bytes_down += array_bytes(message)
         # Without its content, which is let go when it is sent.
         self._sent.append((message.metadata, member, request))
         return message
 
     def answers(
-        self, replies: Iterable[Message], check: Callable[[Message, ReplyT, RequestT, Member], CheckedT],
+        self,
+        replies: Iterable[Message],
+        check: Callable[[Message, ReplyT, RequestT, Member], CheckedT],
         dropped: Callable[[], None],
-    ) -> Iterator[Answer[CheckedT]]:  # fmt: skip
-        """Take replies one by one, in their order; yield the answer of each site that was asked, silent ones last.
+    ) -> Iterator[Answer[CheckedT]]:
+        """Take replies one by one, in their order.
 
-        `check` makes of an answer what the stage uses, or rejects it by a ValueError. `dropped` is called for a reply
-        to no open request.
+        Yield the answer of each site that was asked, silent ones last.
+
+        `check` makes of an answer what the stage uses, or rejects it by a ValueError. `dropped` is
+        called for a reply to no open request.
         """
         for reply in replies:
             self._read_message_ids()
-            # Errors made by the grid itself carry another source node: the request's id alone says whose reply it is.
+            # Errors made by the grid itself carry another source node: the request's id alone says
+            # whose reply it is.
             asked = self._asked.pop(reply.metadata.reply_to_message_id, None)
             if asked is None:
                 dropped()
@@ -96,9 +122,12 @@ class Exchange(Generic[RequestT, ReplyT]):
             yield Answer(member.card.name, "FAILED", NO_REPLY)
 
     def _answer(
-        self, reply: Message, member: Member, request: RequestT,
+        self,
+        reply: Message,
+        member: Member,
+        request: RequestT,
         check: Callable[[Message, ReplyT, RequestT, Member], CheckedT],
-    ) -> Answer[CheckedT]:  # fmt: skip
+    ) -> Answer[CheckedT]:
         name = member.card.name
         if said := error_text(reply):
             return Answer(name, "FAILED", NO_REPLY if reply.error.code in EXPIRED else said)
@@ -118,7 +147,9 @@ class Exchange(Generic[RequestT, ReplyT]):
         if record.ledger_head is not None:
             self._heads.seen[name] = record.ledger_head
         status = record.status if isinstance(record, StepsReply) else "OK"
-        return Answer(name, status, checked=checked, bytes_up=array_bytes(reply), passes=record.passes)
+        return Answer(
+            name, status, checked=checked, bytes_up=array_bytes(reply), passes=record.passes
+        )
 
     def _read_message_ids(self) -> None:
         # They exist only once the grid has pushed the requests.
@@ -130,6 +161,11 @@ class Exchange(Generic[RequestT, ReplyT]):
 def check_steps(record: StepsReply, request: TrainRequest | RecalibrateRequest) -> None:
     """Check that a reply's steps are the request's, or a prefix of them where it says so, or raise ValueError."""
     if record.first_step != request.first_step or record.steps > request.steps:
-        raise ValueError(f"it ran steps {record.first_step}+{record.steps}, not {request.first_step}+{request.steps}")
+        raise ValueError(
+            f"it ran steps {record.first_step}+{record.steps}, not "
+            f"{request.first_step}+{request.steps}"
+        )
     if (record.status == "OK") != (record.steps == request.steps):
-        raise ValueError(f"status {record.status} does not fit {record.steps} of {request.steps} steps")
+        raise ValueError(
+            f"status {record.status} does not fit {record.steps} of {request.steps} steps"
+        )

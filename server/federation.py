@@ -19,9 +19,21 @@ from fl_dpbayes.posterior.convergence import one_sample_warning
 from fl_dpbayes.posterior.far_off import far_off_warnings
 from fl_dpbayes.posterior.store import POSTERIOR_FILE, save_posterior
 from fl_dpbayes.report.page import write_report
-from fl_dpbayes.report.run_files import CALIBRATION_COLUMNS, calibration_csv_row, write_csv, write_summary
+from fl_dpbayes.report.run_files import (
+    CALIBRATION_COLUMNS,
+    calibration_csv_row,
+    write_csv,
+    write_summary,
+)
 from fl_dpbayes.report.warnings import sentence
-from server.checkpoint import BEGUN, JournaledSites, check_run_files, prepared_files, read_checkpoint, read_run_journal
+from server.checkpoint import (
+    BEGUN,
+    JournaledSites,
+    check_run_files,
+    prepared_files,
+    read_checkpoint,
+    read_run_journal,
+)
 from server.grid import OrderedGrid
 from server.ledger_heads import HEADS_FILE
 from server.registered_nodes import allowed_nodes, unlisted_nodes
@@ -44,11 +56,12 @@ def run_federation(
 ) -> None:
     """Run a scenario on the connected nodes and write its run directory.
 
-    Whatever happens after the first round, what was computed until then is written. A run directory with a checkpoint
-    is taken up after the round that it holds: a site that has answered a repeated request sends its stored reply.
+    Whatever happens after the first round, what was computed until then is written. A run directory
+    with a checkpoint is taken up after the round that it holds: a site that has answered a repeated
+    request sends its stored reply.
 
-    `report`: whether figures and `report.html` are drawn. Raises UserError if nodes or usable replies are too few,
-    or the checkpoint is that of another scenario.
+    `report`: whether figures and `report.html` are drawn. Raises UserError if nodes or usable
+    replies are too few, or the checkpoint is that of another scenario.
     """
     checkpoint, state = read_checkpoint(run_folder) or (None, {})
     if checkpoint is not None and checkpoint.scenario != digest(scenario):
@@ -73,25 +86,33 @@ def run_federation(
     # The ledgers of a simulation are as new as its run.
     heads_file = None if simulation_folder else run_folder.parent / HEADS_FILE
     shapes = model_shapes(scenario.model, roster.task)
-    federation = Federation(scenario, run, roster, planned, shapes, run_folder, simulation_folder, heads_file)
-    strategy = STRATEGIES.get(scenario.aggregation.rule, IndependentChainsStrategy)(federation, record)
+    federation = Federation(
+        scenario, run, roster, planned, shapes, run_folder, simulation_folder, heads_file
+    )
+    strategy = STRATEGIES.get(scenario.aggregation.rule, IndependentChainsStrategy)(
+        federation, record
+    )
     if checkpoint is None:
         state = strategy.initial_state(0)
         record.journal.append(prepared_files(run_folder))
         strategy.save(0, state)
-        # From here on sites may have spent budget, and a checkpoint that is not there is one that was lost.
+        # From here on sites may have spent budget, and a checkpoint that is not there is one that
+        # was lost.
         record.journal.append([{BEGUN: federation.run}])
     else:
         strategy.restore(checkpoint, entries)
     try:
         strategy.start(
-            grid=ordered, initial_arrays=ArrayRecord({name: Array(array) for name, array in state.items()}),
-            num_rounds=strategy.plan.total_rounds, timeout=scenario.resources.round_timeout,
-        )  # fmt: skip
+            grid=ordered,
+            initial_arrays=ArrayRecord({name: Array(array) for name, array in state.items()}),
+            num_rounds=strategy.plan.total_rounds,
+            timeout=scenario.resources.round_timeout,
+        )
     finally:
         record.end_stage()
         if len(roster.members) > MANY_SITES:
-            # Simulated sites may live in this process. They are asked no more, and the results of so many need room.
+            # Simulated sites may live in this process. They are asked no more, and the results of
+            # so many need room.
             KEPT.clear()
         problem = _write(federation, strategy, record, report=report)
         record.events.write("written", folder=str(run_folder))
@@ -100,7 +121,11 @@ def run_federation(
 
 
 def _roster(
-    grid: Grid, scenario: Scenario, simulation_folder: str, known: JournaledSites | None, finished: Collection[str]
+    grid: Grid,
+    scenario: Scenario,
+    simulation_folder: str,
+    known: JournaledSites | None,
+    finished: Collection[str],
 ) -> Roster:
     if not simulation_folder:
         # Real sites were waited for by name, as many as the run starts with.
@@ -110,28 +135,42 @@ def _roster(
         node_ids = connected_nodes(grid, expected, SETTLED_SECONDS)
         if len(node_ids) < expected:
             raise UserError(
-                f"{len(node_ids)} nodes are connected but the run waits for {expected}: start it with  "
-                f'flwr run . --federation-config "num-supernodes={expected}"  (or use  fl-dpbayes simulate)'
+                f"{len(node_ids)} nodes are connected but the run waits for {expected}: "
+                "start it with  "
+                f'flwr run . --federation-config "num-supernodes={expected}"  (or use  '
+                "fl-dpbayes simulate)"
             )
     else:
         expected = len(known.cards)
         node_ids = connected_nodes(grid, expected)
         if not node_ids:
-            raise UserError(f"none of the run's {expected} nodes is connected: start them again, then resume once more")
+            raise UserError(
+                f"none of the run's {expected} nodes is connected: start them again, then "
+                "resume once more"
+            )
     answered = call_roster(grid, node_ids, scenario, simulation_folder)
     if not simulation_folder:
-        answered = replace(answered, left_out=(*unlisted_nodes(grid, scenario.sites), *answered.left_out))
+        answered = replace(
+            answered, left_out=(*unlisted_nodes(grid, scenario.sites), *answered.left_out)
+        )
         check_enough(answered, scenario)
-    return answered if known is None else known.roster_of(answered, scenario.resources.min_sites, finished)
+    return (
+        answered
+        if known is None
+        else known.roster_of(answered, scenario.resources.min_sites, finished)
+    )
 
 
-def _write(federation: Federation, strategy: PosteriorStrategy, record: RunRecord, *, report: bool) -> Exception | None:
+def _write(
+    federation: Federation, strategy: PosteriorStrategy, record: RunRecord, *, report: bool
+) -> Exception | None:
     folder, scenario = federation.run_folder, federation.scenario
     posterior, problem = None, None
     try:
         posterior = strategy.posterior()
     except Exception as error:
-        # The run may already be ending with an error of its own, and what the sites spent is written in any case.
+        # The run may already be ending with an error of its own, and what the sites spent is
+        # written in any case.
         problem = error
         record.warn(warning("no-posterior", reason=str(error)))
     joined = {member.card.name for member in strategy.federation.roster.members}
@@ -141,19 +180,28 @@ def _write(federation: Federation, strategy: PosteriorStrategy, record: RunRecor
         if found := one_sample_warning(len(posterior.weights), scenario.aggregation.point_name):
             record.warn(found)
         save_posterior(
-            folder / POSTERIOR_FILE, posterior, model=scenario.model, task=federation.roster.task,
+            folder / POSTERIOR_FILE,
+            posterior,
+            model=scenario.model,
+            task=federation.roster.task,
             scenario_hash=digest(scenario),
             recalibration=strategy.recalibration.average if strategy.recalibration else None,
-        )  # fmt: skip
+        )
     partition_file = folder / PARTITION_FILE
-    partition = json.loads(partition_file.read_text(encoding="utf-8")) if partition_file.is_file() else {}
+    partition = (
+        json.loads(partition_file.read_text(encoding="utf-8")) if partition_file.is_file() else {}
+    )
     if (folder / BASELINES_FILE).is_file():
         partition["baselines"] = json.loads((folder / BASELINES_FILE).read_text(encoding="utf-8"))
     stages = {"recalibration": strategy.recalibration, "evaluation": strategy.evaluation}
     record.add_costs({name: stage.statements for name, stage in stages.items() if stage})
     summary = summarise_run(strategy, record, partition)
     write_summary(summary, folder)
-    write_csv(folder / "calibration.csv", map(calibration_csv_row, summary.calibration), CALIBRATION_COLUMNS)
+    write_csv(
+        folder / "calibration.csv",
+        map(calibration_csv_row, summary.calibration),
+        CALIBRATION_COLUMNS,
+    )
     # The page reads it back; of thousands of sites it is not held twice.
     del summary
     if report:

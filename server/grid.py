@@ -17,16 +17,25 @@ from google.protobuf.message import DecodeError
 from fl_dpbayes.config.errors import UserError
 
 POLL_SECONDS = 0.05
-# What Flower raises where the parts of a reply do not fit each other, which its sender chooses; a broken connection
-# raises none of these.
-UNREADABLE = (AttributeError, DecodeError, LookupError, MemoryError, RecursionError, TypeError, ValueError)
+# What Flower raises where the parts of a reply do not fit each other, which its sender chooses; a
+# broken connection raises none of these.
+UNREADABLE = (
+    AttributeError,
+    DecodeError,
+    LookupError,
+    MemoryError,
+    RecursionError,
+    TypeError,
+    ValueError,
+)
 
 
 class OrderedGrid:
     """Wraps a Grid, whose methods it has, so that replies are pulled one by one in the order of their requests.
 
-    Strategies that fold replies as they iterate over them then hold one reply in memory, and equal seeds give equal
-    results whichever site answers first. A request without a reply at the deadline is passed over.
+    Strategies that fold replies as they iterate over them then hold one reply in memory, and equal
+    seeds give equal results whichever site answers first. A request without a reply at the deadline
+    is passed over.
     """
 
     def __init__(self, grid: Grid) -> None:
@@ -35,7 +44,9 @@ class OrderedGrid:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._grid, name)
 
-    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterator[Message]:
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterator[Message]:
         """Push all messages, then yield replies in the same order, for `timeout` seconds together (None: for ever)."""
         pushed: list[tuple[str, Message]] = []
         deadline = math.inf if timeout is None else time.monotonic() + timeout
@@ -51,7 +62,10 @@ class OrderedGrid:
                 yield replies.pop(0)
 
     def _pulled(self, message_id: str, unreadable: Message) -> list[Message]:
-        """Return what has come; an error reply in the place of one that Flower cannot put together from its parts."""
+        """Return what has come.
+
+        An error reply in the place of one that Flower cannot put together from its parts.
+        """
         try:
             return list(self._grid.pull_messages([message_id]))
         except UNREADABLE as error:
@@ -65,20 +79,25 @@ def is_simulated(grid: Grid) -> bool:
 
 
 def check_workers_folder(grid: Grid) -> None:
-    """Check that a simulation's workers, which look into the working folder first, find our app; UserError if not."""
+    """Check that a simulation's workers, which look into the working folder first, find our app.
+
+    UserError if not.
+    """
     found = PathFinder.find_spec("clients", [str(Path.cwd())])
     if is_simulated(grid) and found and found.origin and not Path("fl_dpbayes").is_dir():
         raise UserError(
-            f"{found.origin} is in the way: workers take it for the clients of fl-dpbayes; use the command fl-dpbayes "
-            "simulate, or start flwr run, and the SuperLink that it leaves running, in another folder"
+            f"{found.origin} is in the way: workers take it for the clients of fl-dpbayes; use "
+            "the command fl-dpbayes "
+            "simulate, or start flwr run, and the SuperLink that it leaves running, in "
+            "another folder"
         )
 
 
 def replace_dead_actors(grid: Grid) -> None:
     """Make the simulation's pool of Ray actors put a new actor in the place of a dead one.
 
-    Flower 1.41 returns a dead actor to its pool, where it fails every message at once and so, being always idle, takes
-    most of them: one killed process would cost most sites all their rounds.
+    Flower 1.41 returns a dead actor to its pool, where it fails every message at once and so, being
+    always idle, takes most of them: one killed process would cost most sites all their rounds.
     """
     if not is_simulated(grid):
         return

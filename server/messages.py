@@ -16,7 +16,8 @@ from fl_dpbayes.protocol.arrays import read_sent_arrays
 from fl_dpbayes.protocol.refusal import Refusal, RefusalCode
 from fl_dpbayes.protocol.wire import MessageT, read_header, write_header
 
-# Replies are pulled in the order of the requests: those behind a silent site's when its time is over.
+# Replies are pulled in the order of the requests: those behind a silent site's when its time is
+# over.
 PULL_SECONDS = 60.0
 # What the grid answers in a site's place when a message's time to live is over.
 EXPIRED = (ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE)
@@ -28,15 +29,19 @@ ERRORS = {1: "its app cannot be loaded", 5: "its node is gone", 8: "its app was 
 
 
 class RejectedError(Exception):
-    """A reply that is not what was asked for; its text is the reason, printable and at most 80 characters."""
+    """A reply that is not what was asked for.
+
+    Its text is the reason, printable and at most 80 characters.
+    """
 
 
 @contextmanager
 def rejecting() -> Iterator[None]:
     """Turn whatever goes wrong while one reply is read into its rejection: its site is left out, and the run goes on.
 
-    Checks raise a ValueError that names what is wrong. Nothing else should come, but what a site sends must not choose
-    which of our mistakes ends the run of all others. Raises RejectedError with the reason.
+    Checks raise a ValueError that names what is wrong. Nothing else should come, but what a site
+    sends must not choose which of our mistakes ends the run of all others. Raises RejectedError
+    with the reason.
     """
     try:
         yield
@@ -49,18 +54,29 @@ def rejecting() -> Iterator[None]:
 
 def encoded(arrays: dict[str, npt.NDArray]) -> ArrayRecord:
     """Encode the arrays of a request, each taken out as it is encoded, so that memory need not hold it twice."""
-    return ArrayRecord({name: Array(np.ascontiguousarray(arrays.pop(name))) for name in list(arrays)})
+    return ArrayRecord(
+        {name: Array(np.ascontiguousarray(arrays.pop(name))) for name in list(arrays)}
+    )
 
 
 def request_message(
-    record: Config | None, arrays: ArrayRecord | None, *, node_id: int, message_type: str, round_number: int,
-    time_to_live: float, simulation_folder: str,
-) -> Message:  # fmt: skip
-    """Build the message that carries a request and its encoded arrays to a node; None asks but who the site is.
+    record: Config | None,
+    arrays: ArrayRecord | None,
+    *,
+    node_id: int,
+    message_type: str,
+    round_number: int,
+    time_to_live: float,
+    simulation_folder: str,
+) -> Message:
+    """Build the message that carries a request and its encoded arrays to a node.
 
-    `round_number`: used as Flower's group. `time_to_live`: seconds for which it is waited for; Flower drops request and
-    reply a minute later, so that what came in time can still be pulled. `simulation_folder`: where a virtual site finds
-    its site file; empty in deployment, and never read by a node that has a site file of its own.
+    None asks but who the site is.
+
+    `round_number`: used as Flower's group. `time_to_live`: seconds for which it is waited for;
+    Flower drops request and reply a minute later, so that what came in time can still be pulled.
+    `simulation_folder`: where a virtual site finds its site file; empty in deployment, and never
+    read by a node that has a site file of its own.
     """
     config = ConfigRecord({"simulation-folder": simulation_folder})
     if record is not None:
@@ -69,20 +85,32 @@ def request_message(
     if arrays is not None:
         content["arrays"] = arrays
     return Message(
-        content=content, dst_node_id=node_id, message_type=message_type, ttl=time_to_live + PULL_SECONDS,
+        content=content,
+        dst_node_id=node_id,
+        message_type=message_type,
+        ttl=time_to_live + PULL_SECONDS,
         group_id=str(round_number),
-    )  # fmt: skip
+    )
 
 
 def error_text(reply: Message) -> str:
-    """Say which of Flower's errors came in the place of a reply; nothing where none did, or a bundle was refused."""
+    """Say which of Flower's errors came in the place of a reply.
+
+    Nothing where none did, or a bundle was refused.
+    """
     if not reply.has_error() or reply.error.code == BUNDLE_REFUSED:
         return ""
-    return f"error code {reply.error.code}: {ERRORS.get(reply.error.code, 'the log of its node says more')}"
+    return (
+        f"error code {reply.error.code}: "
+        f"{ERRORS.get(reply.error.code, 'the log of its node says more')}"
+    )
 
 
 def read_reply(reply: Message, kind: type[MessageT], node_id: int) -> MessageT | Refusal:
-    """Read the record of the node that was asked, or its refusal; ValueError for errors, other nodes or no record."""
+    """Read the record of the node that was asked, or its refusal.
+
+    ValueError for errors, other nodes or no record.
+    """
     if said := error_text(reply):
         raise ValueError(said)
     if reply.has_error():
@@ -100,9 +128,15 @@ def read_arrays(
 ) -> dict[str, npt.NDArray]:
     """Decode a reply's arrays, which must be finite and of exactly these names, shapes and type, else ValueError."""
     record = message.content.array_records.get("arrays", ArrayRecord())
-    return read_sent_arrays(record, {name: (shape, np.dtype(dtype)) for name, shape in shapes.items()})
+    return read_sent_arrays(
+        record, {name: (shape, np.dtype(dtype)) for name, shape in shapes.items()}
+    )
 
 
 def array_bytes(message: Message) -> int:
     """Count the bytes of a message's arrays."""
-    return sum(len(array.data) for record in message.content.array_records.values() for array in record.values())
+    return sum(
+        len(array.data)
+        for record in message.content.array_records.values()
+        for array in record.values()
+    )

@@ -13,8 +13,15 @@ from server.exchange import NO_REPLY, Answer
 from server.roster import NO_NODE, Member, Roster
 
 # With these a site says that it will not train again in this run.
-_CODES = ("BUDGET_EXHAUSTED", "POLICY_DENIED", "ROLE_DENIED", "PLAN_CHANGED", "NOT_REPEATABLE", "POLICY_EXPIRED",
-          "COHORT_CLOSED")  # fmt: skip
+_CODES = (
+    "BUDGET_EXHAUSTED",
+    "POLICY_DENIED",
+    "ROLE_DENIED",
+    "PLAN_CHANGED",
+    "NOT_REPEATABLE",
+    "POLICY_EXPIRED",
+    "COHORT_CLOSED",
+)
 FINAL_REFUSALS = frozenset(map(RefusalCode, _CODES))
 
 
@@ -35,7 +42,10 @@ class Participation:
     """Keeps count of the training sites between rounds."""
 
     def __init__(self, silent_rounds: int) -> None:
-        """Start with all sites present; one is given up after `silent_rounds` rounds in a row without a reply."""
+        """Start with all sites present.
+
+        One is given up after `silent_rounds` rounds in a row without a reply.
+        """
         self._silent_rounds = silent_rounds
         self._joined: dict[str, int] = {}
         self._silent: dict[str, int] = {}
@@ -44,25 +54,39 @@ class Participation:
     def state(self) -> ParticipationState:
         """Return what is known so far."""
         silent = {site: rounds for site, rounds in self._silent.items() if rounds}
-        return ParticipationState(joined=self._joined, silent=silent, finished=tuple(sorted(self._finished)))
+        return ParticipationState(
+            joined=self._joined, silent=silent, finished=tuple(sorted(self._finished))
+        )
 
     def restore(self, state: ParticipationState) -> None:
         """Go on from what was known after an earlier round of the same run."""
-        self._joined, self._silent, self._finished = dict(state.joined), dict(state.silent), set(state.finished)
+        self._joined, self._silent, self._finished = (
+            dict(state.joined),
+            dict(state.silent),
+            set(state.finished),
+        )
 
     def has_finished(self, site: str) -> bool:
-        """Say whether a site will never train again in this run, by its own word; one that was given up may."""
+        """Say whether a site will never train again in this run, by its own word.
+
+        One that was given up may.
+        """
         return site in self._finished
 
     def asked(self, roster: Roster) -> list[Member]:
         """Return the members that get a training request."""
         given_up = {name for name, rounds in self._silent.items() if rounds >= self._silent_rounds}
         out = given_up | self._finished
-        return [member for member in roster.training if member.has_node and member.card.name not in out]
+        return [
+            member for member in roster.training if member.has_node and member.card.name not in out
+        ]
 
     def admit(self, server_round: int, before: Roster, after: Roster) -> list[RunWarning]:
         """Note who has come since the roster of the last round, before that of this one."""
-        nodes, found = {member.card.name: member.node_id for member in before.members}, list[RunWarning]()
+        nodes, found = (
+            {member.card.name: member.node_id for member in before.members},
+            list[RunWarning](),
+        )
         for member in after.members:
             name = member.card.name
             returned = member.node_id in before.away - after.away
@@ -96,9 +120,10 @@ class Participation:
     def first_step(self, plan: TrainingPlan, site: str, server_round: int) -> int:
         """Return the first step of the plan that a site runs in a round.
 
-        A chain of a site's own has its burn-in before it whenever it starts, so a site that joins runs the schedule
-        from its beginning and ends it early. Averaged chains go on where they are. A step that a site may have run is
-        never asked for again (its ledger would refuse it): a round that it missed is a gap in its schedule.
+        A chain of a site's own has its burn-in before it whenever it starts, so a site that joins
+        runs the schedule from its beginning and ends it early. Averaged chains go on where they
+        are. A step that a site may have run is never asked for again (its ledger would refuse it):
+        a round that it missed is a gap in its schedule.
         """
         chain, number = divmod(server_round - 1, plan.rounds)
         joined_in, late = divmod(self._joined.get(site, 1) - 1, plan.rounds)

@@ -9,7 +9,12 @@ import numpy.typing as npt
 from flwr.app import Message
 from flwr.serverapp import Grid
 
-from fl_dpbayes.calibration.federation.counts import COUNT_ARRAYS, checked_counts, counts_warning, planned_multiplier
+from fl_dpbayes.calibration.federation.counts import (
+    COUNT_ARRAYS,
+    checked_counts,
+    counts_warning,
+    planned_multiplier,
+)
 from fl_dpbayes.calibration.recalibration.descent import bounded_map, noise_deviation, noise_warning
 from fl_dpbayes.calibration.recalibration.maps import method_code
 from fl_dpbayes.calibration.recalibration.median_map import far_off_maps, median_parameters
@@ -37,9 +42,10 @@ Scope = Literal["federated", "site"]
 class Recalibration:
     """What came of it.
 
-    `scope`: whether every site uses the same map, or each that trained its own. `average`: the median of the sites'
-    maps. `statements`: what each recalibration part has spent. `noise`: set where privacy noise alone moves the
-    parameters too far, or hides the counts. `far_off`: of each site whose map is far off the median.
+    `scope`: whether every site uses the same map, or each that trained its own. `average`: the
+    median of the sites' maps. `statements`: what each recalibration part has spent. `noise`: set
+    where privacy noise alone moves the parameters too far, or hides the counts. `far_off`: of each
+    site whose map is far off the median.
     """
 
     scope: Scope
@@ -55,17 +61,24 @@ class Recalibration:
 
 
 def recalibrate_sites(
-    grid: Grid, federation: Federation, posterior: PosteriorSamples, heads: LedgerHeads, record: RunRecord
+    grid: Grid,
+    federation: Federation,
+    posterior: PosteriorSamples,
+    heads: LedgerHeads,
+    record: RunRecord,
 ) -> Recalibration | None:
     """Fit the map at the training sites; None if the scenario asks for none or no site answered.
 
-    Every round starts from the median of the last one, so rounds of one step each are one descent on all sites'
-    records together. `heads` of the sites' ledgers are brought up to date.
+    Every round starts from the median of the last one, so rounds of one step each are one descent
+    on all sites' records together. `heads` of the sites' ledgers are brought up to date.
     """
     scenario = federation.scenario
     if scenario.recalibration is None:
         return None
-    plan, scope = config.recalibration_plan(scenario.recalibration, scenario.privacy), scenario.recalibration.scope
+    plan, scope = (
+        config.recalibration_plan(scenario.recalibration, scenario.privacy),
+        scenario.recalibration.scope,
+    )
     fit = _Fit(federation, plan, posterior)
     members = tuple(member for member in federation.roster.training if member.has_node)
     record.begin("recalibrate")
@@ -73,7 +86,9 @@ def recalibrate_sites(
     for number in range(1, plan.rounds + 1):
         names = [member.card.name for member in members]
         record.events.write("recalibrate", round=number, rounds=plan.rounds, sites=names)
-        exchange = Exchange[RecalibrateRequest, RecalibrateReply](federation, heads, MESSAGE, number, RecalibrateReply)
+        exchange = Exchange[RecalibrateRequest, RecalibrateReply](
+            federation, heads, MESSAGE, number, RecalibrateReply
+        )
         timeout, answered = scenario.resources.round_timeout, set()
         replies = grid.send_and_receive(fit.requests(exchange, members, heads), timeout=timeout)
         for answer in exchange.answers(replies, fit.take, lambda: record.warn(dropped)):
@@ -98,7 +113,9 @@ def recalibrate_sites(
 class _Fit:
     """What the sites have fitted so far: parameters of a descent, or counts of bins, of which there is one round."""
 
-    def __init__(self, federation: Federation, plan: config.AnyRecalibrationPlan, posterior: PosteriorSamples) -> None:
+    def __init__(
+        self, federation: Federation, plan: config.AnyRecalibrationPlan, posterior: PosteriorSamples
+    ) -> None:
         self._federation, self._plan, self._posterior = federation, plan, posterior
         self._noise_multiplier = planned_multiplier(plan)
         classes, counting = federation.roster.task.classes, isinstance(plan, config.CountingPlan)
@@ -109,7 +126,10 @@ class _Fit:
         self.statements: dict[str, PrivacyStatement] = {}
 
     def requests(
-        self, exchange: Exchange[RecalibrateRequest, RecalibrateReply], members: Iterable[Member], heads: LedgerHeads
+        self,
+        exchange: Exchange[RecalibrateRequest, RecalibrateReply],
+        members: Iterable[Member],
+        heads: LedgerHeads,
     ) -> Iterator[Message]:
         """Build the requests of a round, one after the other."""
         bundle = prefixed("posterior", self._posterior.arrays)
@@ -117,15 +137,23 @@ class _Fit:
         arrays = encoded(bundle)
         for member in members:
             request = RecalibrateRequest(
-                run=self._federation.run, round=exchange.round_number, task=member.card.task,
-                model=self._federation.scenario.model, weights=tuple(map(float, self._posterior.weights)),
-                arrays=bundle_digest, plan=self._plan,
-                first_step=(exchange.round_number - 1) * self._plan.steps_per_round, steps=self._plan.steps_per_round,
-                start=tuple(map(float, self._parameters)) or None, ledger_head=heads.seen.get(member.card.name),
-            )  # fmt: skip
+                run=self._federation.run,
+                round=exchange.round_number,
+                task=member.card.task,
+                model=self._federation.scenario.model,
+                weights=tuple(map(float, self._posterior.weights)),
+                arrays=bundle_digest,
+                plan=self._plan,
+                first_step=(exchange.round_number - 1) * self._plan.steps_per_round,
+                steps=self._plan.steps_per_round,
+                start=tuple(map(float, self._parameters)) or None,
+                ledger_head=heads.seen.get(member.card.name),
+            )
             yield exchange.request(request, arrays, member)
 
-    def take(self, reply: Message, answer: RecalibrateReply, request: RecalibrateRequest, member: Member) -> None:
+    def take(
+        self, reply: Message, answer: RecalibrateReply, request: RecalibrateRequest, member: Member
+    ) -> None:
         """Check and keep what a site has fitted, or raise ValueError if it is not what was asked for."""
         name, card = member.card.name, member.card
         check_steps(answer, request)
@@ -136,12 +164,18 @@ class _Fit:
             raise ValueError("its privacy statement does not fit the site's card or the request")
         counts = answer.steps, answer.first_step + answer.steps
         own, reached = ((GaussianEvent(self._noise_multiplier, 1.0, steps),) for steps in counts)
-        privacy = checked_statement(answer.privacy, own, reached, self.statements.get(name), self._plan.delta)
+        privacy = checked_statement(
+            answer.privacy, own, reached, self.statements.get(name), self._plan.delta
+        )
         if isinstance(self._plan, config.CountingPlan):
             arrays = read_arrays(reply, COUNT_ARRAYS, np.float64)
             most_records = self._federation.scenario.evaluation.max_records_per_unit
             self._counted[name] = checked_counts(
-                arrays, answer, card, noise_multiplier=self._noise_multiplier, most_records=most_records
+                arrays,
+                answer,
+                card,
+                noise_multiplier=self._noise_multiplier,
+                most_records=most_records,
             )
         self._own[name], self.statements[name] = np.array(answer.parameters or ()), privacy
 
@@ -167,7 +201,8 @@ class _Fit:
             own={name: bounded_map(plan, values) for name, values in self._own.items()},
             statements=self.statements,
             noise=noise_warning(plan, sigma, units, together=scope == "federated"),
-            # A site that stopped answering has a map of an earlier round, which says nothing of where the last one led.
+            # A site that stopped answering has a map of an earlier round, which says nothing of
+            # where the last one led.
             far_off=far_off_maps(plan.method, self._latest, deviations),
         )
 
@@ -175,14 +210,23 @@ class _Fit:
         method = self._plan.method
         code = method_code(method)
         together = scope == "federated"
-        shared = {name: code.fit(table, len(self._counted)) for name, table in self._counted.items()}
-        single = shared if together else {name: code.fit(table) for name, table in self._counted.items()}
-        parameters = {name: np.array((mapping or code.identity()).parameters) for name, mapping in shared.items()}
+        shared = {
+            name: code.fit(table, len(self._counted)) for name, table in self._counted.items()
+        }
+        single = (
+            shared if together else {name: code.fit(table) for name, table in self._counted.items()}
+        )
+        parameters = {
+            name: np.array((mapping or code.identity()).parameters)
+            for name, mapping in shared.items()
+        }
         median = tuple(map(float, median_parameters(parameters)))
         return Recalibration(
             scope=scope,
             average=config.RecalibrationMap(method=method, parameters=median),
-            own={} if together else {name: mapping or code.identity() for name, mapping in single.items()},
+            own={}
+            if together
+            else {name: mapping or code.identity() for name, mapping in single.items()},
             statements=self.statements,
             noise=counts_warning(single, together=together),
             far_off=far_off_maps(method, parameters, {}),

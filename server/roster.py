@@ -35,7 +35,10 @@ SHARED = ("task", "data_schema")
 
 @dataclass(frozen=True)
 class Member:
-    """A node and what its site says of itself; the node is `NO_NODE` until a site of a resumed run has come back."""
+    """A node and what its site says of itself.
+
+    The node is `NO_NODE` until a site of a resumed run has come back.
+    """
 
     node_id: int
     card: SiteCard
@@ -50,9 +53,10 @@ class Member:
 class Roster:
     """The sites of a run in a fixed order, and what is known of the nodes.
 
-    `left_out`: a warning of each node that did not join. `asked`: nodes that have answered; none is asked again.
-    `silences`: node -> how often in a row it gave no answer. `away`: nodes of members that were not connected when the
-    roster was last called. `first_nodes`: site -> the node that it had first, which keeps its name.
+    `left_out`: a warning of each node that did not join. `asked`: nodes that have answered; none is
+    asked again. `silences`: node -> how often in a row it gave no answer. `away`: nodes of members
+    that were not connected when the roster was last called. `first_nodes`: site -> the node that it
+    had first, which keeps its name.
     """
 
     members: tuple[Member, ...]
@@ -85,7 +89,10 @@ class Roster:
 
 @dataclass(frozen=True)
 class Federation:
-    """What is fixed for a run, begun by `planned_sites` training sites; `heads_file` keeps ledger heads across runs."""
+    """What is fixed for a run, begun by `planned_sites` training sites.
+
+    `heads_file` keeps ledger heads across runs.
+    """
 
     scenario: Scenario
     run: str
@@ -103,7 +110,10 @@ class Federation:
 
 
 def connected_nodes(grid: Grid, expected: int, settled: float | None = None) -> list[int]:
-    """Wait, for a time or `settled` seconds after the last one, for `expected` nodes; return the ids, ascending."""
+    """Wait, for a time or `settled` seconds after the last one, for `expected` nodes.
+
+    Return the ids, ascending.
+    """
     deadline, seen = time.monotonic() + NODE_SECONDS, 0
     while True:
         node_ids = sorted(grid.get_node_ids())
@@ -114,32 +124,47 @@ def connected_nodes(grid: Grid, expected: int, settled: float | None = None) -> 
         time.sleep(POLL_SECONDS)
 
 
-def call_roster(grid: Grid, node_ids: Sequence[int], scenario: Scenario, simulation_folder: str) -> Roster:
-    """Ask every node for its card; members are in the scenario's order, others after these alphabetically.
+def call_roster(
+    grid: Grid, node_ids: Sequence[int], scenario: Scenario, simulation_folder: str
+) -> Roster:
+    """Ask every node for its card.
 
-    A node that did not answer, repeats a name, declares too few units or has another task than most is left out. Raises
-    UserError if no site that trains answered.
+    Members are in the scenario's order, others after these alphabetically.
+
+    A node that did not answer, repeats a name, declares too few units or has another task than most
+    is left out. Raises UserError if no site that trains answered.
     """
     timeout = scenario.resources.round_timeout
     members, left_out, answered = _cards(grid, node_ids, {}, scenario, simulation_folder, timeout)
     silences = dict.fromkeys(set(node_ids) - answered, 1)
-    return replace(_agreeing(members, left_out, list(scenario.sites)), asked=frozenset(answered), silences=silences)
+    return replace(
+        _agreeing(members, left_out, list(scenario.sites)),
+        asked=frozenset(answered),
+        silences=silences,
+    )
 
 
 def with_newcomers(grid: Grid, federation: Federation) -> Roster:
     """Ask the nodes that have come since for their cards, and let those that fit join.
 
-    A node is asked until it answers, or has been silent too often. The order of the members so far stays, newcomers
-    follow. A site keeps its node while that is gone; only where the rules allow it may another take its place, if its
-    card says the same, until the first one is back. The roster is an equal one if nothing has changed.
+    A node is asked until it answers, or has been silent too often. The order of the members so far
+    stays, newcomers follow. A site keeps its node while that is gone; only where the rules allow it
+    may another take its place, if its card says the same, until the first one is back. The roster
+    is an equal one if nothing has changed.
     """
     roster, scenario = federation.roster, federation.scenario
     nodes_may_change = scenario.resources.nodes_may_change
-    connected = set(allowed_nodes(grid, scenario.sites, only_registered=not federation.simulation_folder))
-    given_up = {node for node, count in roster.silences.items() if count >= scenario.resources.silent_rounds}
+    connected = set(
+        allowed_nodes(grid, scenario.sites, only_registered=not federation.simulation_folder)
+    )
+    given_up = {
+        node for node, count in roster.silences.items() if count >= scenario.resources.silent_rounds
+    }
     newcomers = sorted(connected - roster.asked - given_up)
     members = {member.card.name: member for member in roster.members}
-    first_nodes = {name: roster.first_nodes.get(name, member.node_id) for name, member in members.items()}
+    first_nodes = {
+        name: roster.first_nodes.get(name, member.node_id) for name, member in members.items()
+    }
     taken = {}
     for name, member in members.items():
         if first_nodes[name] in connected:
@@ -150,7 +175,9 @@ def with_newcomers(grid: Grid, federation: Federation) -> Roster:
             gone = f"{name} has a node of its own, which is gone"
             taken[name] = f"{gone}: start that again, or set resources.nodes_may_change"
     timeout = min(CARD_SECONDS, scenario.resources.round_timeout)
-    cards, left_out, answered = _cards(grid, newcomers, taken, scenario, federation.simulation_folder, timeout)
+    cards, left_out, answered = _cards(
+        grid, newcomers, taken, scenario, federation.simulation_folder, timeout
+    )
     joined = {}
     for name, member in cards.items():
         if name in members and member.card != members[name].card:
@@ -164,36 +191,56 @@ def with_newcomers(grid: Grid, federation: Federation) -> Roster:
             left_out.append(_differs(member, roster.task))
     silent = {node: roster.silences.get(node, 0) + 1 for node in newcomers if node not in answered}
     return Roster(
-        (*members.values(), *(joined[name] for name in sorted(joined))), (*roster.left_out, *left_out),
-        roster.asked | answered, {**roster.silences, **silent},
-        frozenset(member.node_id for member in members.values()) - connected - {NO_NODE}, first_nodes,
-    )  # fmt: skip
+        (*members.values(), *(joined[name] for name in sorted(joined))),
+        (*roster.left_out, *left_out),
+        roster.asked | answered,
+        {**roster.silences, **silent},
+        frozenset(member.node_id for member in members.values()) - connected - {NO_NODE},
+        first_nodes,
+    )
 
 
 def check_enough(roster: Roster, scenario: Scenario) -> None:
-    """Check before any site pays that as many joined as the run starts with; UserError says why others did not."""
-    needed, joined = scenario.resources.start_nodes or len(scenario.sites), {each.card.name for each in roster.members}
+    """Check before any site pays that as many joined as the run starts with.
+
+    UserError says why others did not.
+    """
+    needed, joined = (
+        scenario.resources.start_nodes or len(scenario.sites),
+        {each.card.name for each in roster.members},
+    )
     if len(joined) < needed:
         absent = ", ".join(name for name in scenario.sites if name not in joined)
         why = "; ".join(map(sentence, roster.left_out)) or "no answer came"
         raise UserError(
-            f"{len(joined)} of {len(scenario.sites)} sites joined, the run starts with {needed}; {absent} did not "
-            f"({why}): mend that, or start a new run with lower resources.start_nodes; no privacy was spent"
+            f"{len(joined)} of {len(scenario.sites)} sites joined, the run starts with {needed}; "
+            f"{absent} did not "
+            f"({why}): mend that, or start a new run with lower resources.start_nodes; no "
+            "privacy was spent"
         )
 
 
 def _cards(
-    grid: Grid, node_ids: Sequence[int], taken: Mapping[str, str], scenario: Scenario, simulation_folder: str,
+    grid: Grid,
+    node_ids: Sequence[int],
+    taken: Mapping[str, str],
+    scenario: Scenario,
+    simulation_folder: str,
     timeout: float,
-) -> tuple[dict[str, Member], list[RunWarning], set[int]]:  # fmt: skip
+) -> tuple[dict[str, Member], list[RunWarning], set[int]]:
     query = partial(
-        request_message, None, None, message_type=MessageType.QUERY, round_number=0, time_to_live=timeout,
+        request_message,
+        None,
+        None,
+        message_type=MessageType.QUERY,
+        round_number=0,
+        time_to_live=timeout,
         simulation_folder=simulation_folder,
-    )  # fmt: skip
+    )
     requests = [query(node_id=node_id) for node_id in node_ids]
-    # A site whose expected batch q n is below one unit would take steps far longer than its share of the evidence:
-    # they are scaled by 1/(q n), so a claim to one unit would be a licence to go anywhere. 1/q of a decimal q may lie a
-    # rounding above a whole number.
+    # A site whose expected batch q n is below one unit would take steps far longer than its share
+    # of the evidence: they are scaled by 1/(q n), so a claim to one unit would be a licence to go
+    # anywhere. 1/q of a decimal q may lie a rounding above a whole number.
     least_units = math.ceil(1 / scenario.privacy.sampling_rate - 1e-9)
     members, left_out, answered = dict[str, Member](), list[RunWarning](), set[int]()
     shared: dict[Config, Config] = {}
@@ -202,7 +249,9 @@ def _cards(
     for reply in grid.send_and_receive(requests, timeout=timeout):
         # Message ids exist only once the grid has pushed the requests.
         if waiting is None:
-            waiting = {request.metadata.message_id: request.metadata.dst_node_id for request in requests}
+            waiting = {
+                request.metadata.message_id: request.metadata.dst_node_id for request in requests
+            }
         node_id = waiting.pop(reply.metadata.reply_to_message_id, None)
         if node_id is None or (reply.has_error() and reply.error.code in EXPIRED):
             continue
@@ -213,17 +262,24 @@ def _cards(
             if isinstance(card, Refusal):
                 raise ValueError(card.describe())
             # Thousands of sites share one task and one schema, in memory too.
-            same = {name: shared.setdefault(value, value) for name, value in zip(SHARED, _shared(card), strict=True)}
+            same = {
+                name: shared.setdefault(value, value)
+                for name, value in zip(SHARED, _shared(card), strict=True)
+            }
             card = card.model_copy(update=same)
             if reason := taken.get(card.name, _taken(card.name) if card.name in members else ""):
                 raise ValueError(reason)
             if names.get(node_id, card.name) != card.name:
-                raise ValueError(f"its site file calls it {card.name}: give it the name under which its key is known")
+                raise ValueError(
+                    f"its site file calls it {card.name}: give it the name under which its "
+                    "key is known"
+                )
             if reason := _other_code(card, scenario.named_code) or _other_schema(card, schema):
                 raise ValueError(reason)
             if card.role == "train" and card.units < least_units:
                 raise ValueError(
-                    f"{card.name} declares {card.units} units, and at the plan's sampling rate a site that trains "
+                    f"{card.name} declares {card.units} units, and at the plan's sampling rate a "
+                    "site that trains "
                     f"needs {least_units}, so that a batch holds one on average"
                 )
         except (RejectedError, ValueError) as error:
@@ -235,7 +291,9 @@ def _cards(
     return members, left_out, answered
 
 
-def _agreeing(members: dict[str, Member], left_out: list[RunWarning], order: Sequence[str]) -> Roster:
+def _agreeing(
+    members: dict[str, Member], left_out: list[RunWarning], order: Sequence[str]
+) -> Roster:
     names = [*(name for name in order if name in members), *sorted(members.keys() - set(order))]
     ordered = [members[name] for name in names]
     trainers = [member for member in ordered if member.card.role == "train"]
@@ -244,8 +302,12 @@ def _agreeing(members: dict[str, Member], left_out: list[RunWarning], order: Seq
         raise UserError(f"no site that trains answered: {why}")
     # The first of the commonest: one site's word must not leave out all others.
     shared = Counter(_shared(member.card) for member in trainers).most_common(1)[0][0]
-    left_out += [_differs(member, shared[0]) for member in ordered if _shared(member.card) != shared]
-    return Roster(tuple(member for member in ordered if _shared(member.card) == shared), tuple(left_out))
+    left_out += [
+        _differs(member, shared[0]) for member in ordered if _shared(member.card) != shared
+    ]
+    return Roster(
+        tuple(member for member in ordered if _shared(member.card) == shared), tuple(left_out)
+    )
 
 
 def _shared(card: SiteCard) -> tuple[Task, RecordSchema]:
@@ -263,8 +325,13 @@ def _scenarios_schema(scenario: Scenario) -> RecordSchema | None:
 def _other_schema(card: SiteCard, schema: RecordSchema | None) -> str:
     """Say in what a site's records are not what the scenario says; an empty text if they are."""
     parts = schema.differences(card.data_schema) if schema is not None else []
-    said = f"{card.name} has other {' and '.join(parts)} than the scenario (names and their order, centers, scales, "
-    remedy = "missing, class names): take over the source of the coordinator's scenario in its site file"
+    said = (
+        f"{card.name} has other {' and '.join(parts)} than the scenario (names and their "
+        "order, centers, scales, "
+    )
+    remedy = (
+        "missing, class names): take over the source of the coordinator's scenario in its site file"
+    )
     return said + remedy if parts else ""
 
 
@@ -280,7 +347,10 @@ def _other_code(card: SiteCard, names: Sequence[str]) -> str:
             said = f"{card.name} does not allow {name!r} (policy.allowed_code of its site file)"
             return f"{said}, or has not installed it"
         if found.digest != ours.digest:
-            said = f"{card.name} has other code for {name!r}: {found.described()}, the server {ours.described()}"
+            said = (
+                f"{card.name} has other code for {name!r}: {found.described()}, the server "
+                f"{ours.described()}"
+            )
             return f"{said}: install the same version at both"
     return ""
 

@@ -17,7 +17,14 @@ from fl_dpbayes.config.files.journal import Entry, Journal
 from fl_dpbayes.config.summary import PassRecord
 from fl_dpbayes.protocol.passes import StatedPasses
 from fl_dpbayes.protocol.train import PrivacyStatement
-from fl_dpbayes.report.run_files import PRIVACY_COLUMNS, PRIVACY_FILE, ROUND_COLUMNS, ROUNDS_FILE, append_csv, write_csv
+from fl_dpbayes.report.run_files import (
+    PRIVACY_COLUMNS,
+    PRIVACY_FILE,
+    ROUND_COLUMNS,
+    ROUNDS_FILE,
+    append_csv,
+    write_csv,
+)
 from server.check_reply import CheckedReply
 from server.exchange import Answer
 
@@ -35,7 +42,10 @@ class EventLog:
         self._path = run_folder / EVENTS_FILE
 
     def write(self, event: str, **details: Any) -> None:
-        """Append an event with its time (seconds since the epoch) as one line of JSON; UserError if that fails."""
+        """Append an event with its time (seconds since the epoch) as one line of JSON.
+
+        UserError if that fails.
+        """
         line = json.dumps({"event": event, "time": time.time(), **details})
         with written(self._path), self._path.open("a", encoding="utf-8") as file:
             file.write(line + "\n")
@@ -47,12 +57,16 @@ def cost_cells(statement: PrivacyStatement) -> dict[str, Any]:
     stated = {name: getattr(statement, name) for name in names}
     noises: Sequence[float | None] = [sigma for sigma, *_ in statement.history] or [None]
     return {name: math.inf if value is None else value for name, value in stated.items()} | {
-        "noise_multiplier_first": noises[0], "noise_multiplier_last": noises[-1],
-    }  # fmt: skip
+        "noise_multiplier_first": noises[0],
+        "noise_multiplier_last": noises[-1],
+    }
 
 
 class _ReplyEntry(Config):
-    """What the record keeps of a reply; of its history only the rows after the first `kept`, which it had before."""
+    """What the record keeps of a reply.
+
+    Of its history only the rows after the first `kept`, which it had before.
+    """
 
     samples: int
     temperature: tuple[float, float, float, float]
@@ -79,7 +93,8 @@ class _RoundEntry(Config):
 class SiteOutcomes:
     """How a site's rounds went so far, without what its replies said.
 
-    `statuses`: by round. `said`: what came with each status when it first came. `used`: number of replies that were.
+    `statuses`: by round. `said`: what came with each status when it first came. `used`: number of
+    replies that were.
     """
 
     def __init__(self) -> None:
@@ -108,7 +123,10 @@ class SiteOutcomes:
 
 
 class RunRecord:
-    """Collects a run's rows; what a round adds is appended to the journal, to `privacy.csv` and to `rounds.csv`."""
+    """Collects a run's rows.
+
+    What a round adds is appended to the journal, to `privacy.csv` and to `rounds.csv`.
+    """
 
     def __init__(self, run_folder: Path, journal: Journal, *, tempered: bool = True) -> None:
         self.run_folder, self.journal, self.events = run_folder, journal, EventLog(run_folder)
@@ -120,7 +138,8 @@ class RunRecord:
         self.resumed_after: list[int] = []
         self.seconds: dict[str, float] = {}
         self.outcomes: defaultdict[str, SiteOutcomes] = defaultdict(SiteOutcomes)
-        # What passes looked like -> the sites that said so; each is heard once for each computation.
+        # What passes looked like -> the sites that said so; each is heard once for each
+        # computation.
         self.passes: dict[PassRecord, list[str]] = {}
         self._heard_of: set[tuple[str, str]] = set()
         self._new: list[dict[str, Any]] = []
@@ -134,8 +153,13 @@ class RunRecord:
         entries, self._new, self._kept_warnings = [*self._new, *warnings], [], len(self.warnings)
         return entries
 
-    def restore(self, entries: Iterable[Entry], seconds: Mapping[str, float], round_number: int) -> None:
-        """Go on from a run's journal after a round, with the seconds of each stage until then; times add up."""
+    def restore(
+        self, entries: Iterable[Entry], seconds: Mapping[str, float], round_number: int
+    ) -> None:
+        """Go on from a run's journal after a round, with the seconds of each stage until then.
+
+        Times add up.
+        """
         own, self.warnings, rows = self.warnings, [], list[dict[str, Any]]()
         for entry in entries:
             if "round" in entry:
@@ -177,27 +201,46 @@ class RunRecord:
         self.warnings += [one for one in dict.fromkeys(found) if one not in self.warnings]
 
     def add_passes(self, site: str, stated: StatedPasses | None) -> None:
-        """Keep what a site says of its passes when it first does so; warn where it computes records one by one."""
+        """Keep what a site says of its passes when it first does so.
+
+        Warn where it computes records one by one.
+        """
         if stated is None:
             return
         for one in stated.passes:
             if (site, one.computation) in self._heard_of:
                 continue
             self._heard_of.add((site, one.computation))
-            row = PassRecord.model_validate(stated.model_dump(exclude={"passes"}) | one.model_dump())
+            row = PassRecord.model_validate(
+                stated.model_dump(exclude={"passes"}) | one.model_dump()
+            )
             self.passes.setdefault(row, []).append(site)
             if one.rows == 1 < one.wanted:
-                self.warn(warning("one-by-one", site, computation=one.computation, slower=one.slower))
+                self.warn(
+                    warning("one-by-one", site, computation=one.computation, slower=one.slower)
+                )
 
-    def add_round(self, round_number: int, answers: Sequence[Answer[CheckedReply]], *, bytes_down: int) -> None:
+    def add_round(
+        self, round_number: int, answers: Sequence[Answer[CheckedReply]], *, bytes_down: int
+    ) -> None:
         """Keep one training round and add it to the tables; UserError if one cannot be written."""
         if not answers:
             return
-        seconds, outcomes = round(time.monotonic() - self._started, 3), tuple(map(self._entry, answers))
-        entry = _RoundEntry(round=round_number, seconds=seconds, bytes_down=bytes_down, outcomes=outcomes)
+        seconds, outcomes = (
+            round(time.monotonic() - self._started, 3),
+            tuple(map(self._entry, answers)),
+        )
+        entry = _RoundEntry(
+            round=round_number, seconds=seconds, bytes_down=bytes_down, outcomes=outcomes
+        )
         self._new.append({"round": entry.model_dump(mode="json")})
         bad = [answer for answer in answers if not answer.usable]
-        self.warn(*(warning("not-usable", a.site, round=round_number, status=a.status, detail=a.detail) for a in bad))
+        self.warn(
+            *(
+                warning("not-usable", a.site, round=round_number, status=a.status, detail=a.detail)
+                for a in bad
+            )
+        )
         rows = self._take(entry)
         if len(self.round_rows) == 1:
             self._write_tables(rows)
@@ -231,10 +274,15 @@ class RunRecord:
         if not bad:
             return "PARTIAL" if "PARTIAL" in outcomes.said else last
         worst = max(bad, key=STATUSES.index)
-        return f"{last}; {len(bad)} of {len(outcomes.statuses)} rounds {worst} {outcomes.said[worst]}".strip()
+        return (
+            f"{last}; {len(bad)} of {len(outcomes.statuses)} rounds {worst} {outcomes.said[worst]}"
+        ).strip()
 
     def participation(self, site: str) -> tuple[str, ...]:
-        """Return a site's status in every round so far; it was not asked after its last, or before it joined."""
+        """Return a site's status in every round so far.
+
+        It was not asked after its last, or before it joined.
+        """
         statuses = self.outcomes[site].statuses
         return tuple(statuses.get(row["round"], NOT_ASKED) for row in self.round_rows)
 
@@ -248,8 +296,10 @@ class RunRecord:
             reply = _ReplyEntry(
                 samples=len(stretch.weights),
                 temperature=(stretch.step_weight, stretch.temperature, *stretch.temperature_range),
-                privacy=privacy.model_dump(mode="json", exclude={"history"}), kept=kept, history=privacy.history[kept:],
-            )  # fmt: skip
+                privacy=privacy.model_dump(mode="json", exclude={"history"}),
+                kept=kept,
+                history=privacy.history[kept:],
+            )
         said = {name: getattr(answer, name) for name in ("site", "status", "detail", "bytes_up")}
         return _OutcomeEntry(**said, reply=reply)
 
@@ -258,12 +308,19 @@ class RunRecord:
         for outcome in entry.outcomes:
             self.outcomes[outcome.site].add(entry.round, outcome)
         statuses = [outcome.status for outcome in entry.outcomes]
-        self.round_rows.append({
-            "round": entry.round, "seconds": entry.seconds, "sites_asked": len(entry.outcomes),
-            **{f"sites_{status.lower()}": statuses.count(status) for status in STATUSES},
-            "bytes_up": sum(outcome.bytes_up for outcome in entry.outcomes), "bytes_down": entry.bytes_down,
-            "samples_kept": sum(outcome.reply.samples for outcome in entry.outcomes if outcome.reply),
-        })  # fmt: skip
+        self.round_rows.append(
+            {
+                "round": entry.round,
+                "seconds": entry.seconds,
+                "sites_asked": len(entry.outcomes),
+                **{f"sites_{status.lower()}": statuses.count(status) for status in STATUSES},
+                "bytes_up": sum(outcome.bytes_up for outcome in entry.outcomes),
+                "bytes_down": entry.bytes_down,
+                "samples_kept": sum(
+                    outcome.reply.samples for outcome in entry.outcomes if outcome.reply
+                ),
+            }
+        )
         return [self._privacy_row(entry.round, outcome) for outcome in entry.outcomes]
 
     def _privacy_row(self, round_number: int, outcome: _OutcomeEntry) -> dict[str, Any]:
@@ -274,7 +331,9 @@ class RunRecord:
             stated: dict[str, Any] = {**reply.privacy, "history": (*before, *reply.history)}
             # It was validated when it came.
             self.statements[outcome.site] = statement = PrivacyStatement.model_construct(**stated)
-            row |= cost_cells(statement) | {"temperature": reply.temperature[1] if self._tempered else None}
+            row |= cost_cells(statement) | {
+                "temperature": reply.temperature[1] if self._tempered else None
+            }
         return row
 
     def _write_tables(self, privacy: Iterable[Mapping[str, Any]]) -> None:

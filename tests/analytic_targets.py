@@ -1,8 +1,9 @@
 """Posteriors that are known exactly, and chains on them: one harness for samplers and for rules that join samples.
 
-A target holds a site's records and everything public of its chain: prior to the power `share`, sampling rate q, clip
-norm C (which clips nothing here) and n units of one record each. `independent_chains` runs a sampler many times at once
-on one, as `run_chain` would. Tolerances are standard errors of the draws, never a free choice.
+A target holds a site's records and everything public of its chain: prior to the power `share`,
+sampling rate q, clip norm C (which clips nothing here) and n units of one record each.
+`independent_chains` runs a sampler many times at once on one, as `run_chain` would. Tolerances are
+standard errors of the draws, never a free choice.
 """
 
 from collections.abc import Mapping
@@ -34,7 +35,8 @@ SIZE = ConstantStepSize(initial=0.1)
 class Target:
     """Records (n, d) and targets (n,) of a model whose loss depends on x w alone, and the settings of a chain.
 
-    A kind has `errors`, the slope of each record's loss by its output x w, and the `posterior_mean` given all records.
+    A kind has `errors`, the slope of each record's loss by its output x w, and the `posterior_mean`
+    given all records.
     """
 
     features: np.ndarray
@@ -55,11 +57,13 @@ class Target:
 class Regression(Target):
     """loss_i = (x_i w - y_i)^2 / 2: the posterior is N(m, (n H)^-1), H the curvature of the mean energy.
 
-    A step is linear in z = (w - m, momentum), z <- A z + g noise, so the stationary covariance solves
+    A step is linear in z = (w - m, momentum), z <- A z + g noise, so the stationary covariance
+    solves
 
         Cov z = A Cov z A' + g [q (1 - q) / B^2 sum_i x_i x_i' (x_i' Cov w x_i + r_i^2) + (sigma C / B)^2 I] g'
 
-    exactly, Poisson batches included: r_i is record i's residual at m; A and g are read off the sampler's step.
+    exactly, Poisson batches included: r_i is record i's residual at m; A and g are read off the
+    sampler's step.
     """
 
     def errors(self, outputs: torch.Tensor) -> torch.Tensor:
@@ -68,28 +72,39 @@ class Regression(Target):
     @property
     def curvature(self) -> np.ndarray:
         prior_precision = self.share / self.prior.scale**2
-        return (self.features.T @ self.features + prior_precision * np.eye(self.features.shape[1])) / self.units
+        return (
+            self.features.T @ self.features + prior_precision * np.eye(self.features.shape[1])
+        ) / self.units
 
     @property
     def posterior_mean(self) -> np.ndarray:
         return np.linalg.solve(self.units * self.curvature, self.features.T @ self.targets)
 
-    def stationary_covariance(self, sampler: Sampler, step_size: float, noise_scale: float) -> np.ndarray:
+    def stationary_covariance(
+        self, sampler: Sampler, step_size: float, noise_scale: float
+    ) -> np.ndarray:
         """Solve the fixed point above for Cov w, noise_scale = sigma C / B."""
         dimensions, rate = len(self.curvature), self.sampling_rate
         transition, gain = linear_step(sampler, step_size, self.curvature)
         residuals = self.features @ self.posterior_mean - self.targets
         weight = rate * (1 - rate) / (rate * self.units) ** 2
 
-        def new_noise(position_covariance: np.ndarray, residual_squares: Any, constant: float) -> np.ndarray:
-            spread = np.einsum("ni,ij,nj->n", self.features, position_covariance, self.features) + residual_squares
+        def new_noise(
+            position_covariance: np.ndarray, residual_squares: Any, constant: float
+        ) -> np.ndarray:
+            spread = (
+                np.einsum("ni,ij,nj->n", self.features, position_covariance, self.features)
+                + residual_squares
+            )
             batch = weight * (self.features.T * spread) @ self.features
             return gain @ (batch + constant * np.eye(dimensions)) @ gain.T
 
         size, columns = len(transition), []
         for unit in np.eye(size * size):
             covariance = unit.reshape(size, size)
-            image = transition @ covariance @ transition.T + new_noise(covariance[:dimensions, :dimensions], 0.0, 0.0)
+            image = transition @ covariance @ transition.T + new_noise(
+                covariance[:dimensions, :dimensions], 0.0, 0.0
+            )
             columns.append((covariance - image).ravel())
         constant = new_noise(np.zeros((dimensions, dimensions)), residuals**2, noise_scale**2)
         # A sampler without momentum leaves the second half of z alone, at zero.
@@ -138,10 +153,14 @@ def logistic() -> Logistic:
     generator = np.random.default_rng(6)
     features = generator.standard_normal((40, 2))
     truth = 1 / (1 + np.exp(-features @ np.array([1.0, -0.6])))
-    return Logistic(features, (generator.random(40) < truth).astype(float), GaussianPrior(scale=1.5), share=1.0)
+    return Logistic(
+        features, (generator.random(40) < truth).astype(float), GaussianPrior(scale=1.5), share=1.0
+    )
 
 
-def linear_step(sampler: Sampler, step_size: float, curvature: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def linear_step(
+    sampler: Sampler, step_size: float, curvature: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
     """A, shape (2 d, 2 d), and g, shape (2 d, d), of z <- A z + g noise on a mean energy of this curvature."""
     eye = torch.eye(2 * len(curvature) + len(curvature), dtype=torch.float64)
     position, momentum, noise = eye.split(len(curvature), dim=1)
@@ -155,7 +174,13 @@ def linear_step(sampler: Sampler, step_size: float, curvature: np.ndarray) -> tu
 
 
 def independent_chains(
-    target: Target, sampler: Sampler, step_size: float, sigma: float, *, steps: int = 150, seed: int = 0
+    target: Target,
+    sampler: Sampler,
+    step_size: float,
+    sigma: float,
+    *,
+    steps: int = 150,
+    seed: int = 0,
 ) -> np.ndarray:
     """Final positions of many chains that start at the posterior mean, shape (CHAINS, d)."""
     generator = np.random.default_rng(seed)
@@ -166,11 +191,15 @@ def independent_chains(
     for _ in range(steps):
         errors = target.errors(state.parameters @ features.T)
         if target.sampling_rate < 1:
-            joins = generator.random((CHAINS, target.units), dtype=np.float32) < target.sampling_rate
+            joins = (
+                generator.random((CHAINS, target.units), dtype=np.float32) < target.sampling_rate
+            )
             errors = errors * torch.from_numpy(joins)
         gradient = noisy_gradient(
             errors @ features,
-            noise=torch.from_numpy(generator.standard_normal(tuple(state.parameters.shape), dtype=np.float32)),
+            noise=torch.from_numpy(
+                generator.standard_normal(tuple(state.parameters.shape), dtype=np.float32)
+            ),
             noise_multiplier=float(sigma),
             noise_unit=target.clip_norm,
             expected_batch_size=scale.expected_batch_size,
@@ -181,12 +210,16 @@ def independent_chains(
     return state.parameters.double().numpy()
 
 
-def assert_within_four_standard_errors(positions: np.ndarray, mean: np.ndarray, covariance: np.ndarray) -> None:
+def assert_within_four_standard_errors(
+    positions: np.ndarray, mean: np.ndarray, covariance: np.ndarray
+) -> None:
     """Means and products of deviations from `mean`, positions (N, d), are the stated ones."""
     error = positions - mean
     assert (np.abs(error.mean(axis=0)) <= 4 * error.std(axis=0) / np.sqrt(len(error))).all()
     products = error[:, :, None] * error[:, None, :]
-    assert (np.abs(products.mean(axis=0) - covariance) <= 4 * products.std(axis=0) / np.sqrt(len(error))).all()
+    assert (
+        np.abs(products.mean(axis=0) - covariance) <= 4 * products.std(axis=0) / np.sqrt(len(error))
+    ).all()
 
 
 def check_gaussian_target(sampler: Sampler, *, temperature: float) -> None:
@@ -202,12 +235,17 @@ def check_gaussian_target(sampler: Sampler, *, temperature: float) -> None:
         if size == 0.2:
             positions = independent_chains(target, sampler, size, sigma, seed=1)
             assert_within_four_standard_errors(positions, target.posterior_mean, law)
-    np.testing.assert_allclose(law, temperature * np.linalg.inv(target.units * target.curvature), rtol=1e-3)
+    np.testing.assert_allclose(
+        law, temperature * np.linalg.inv(target.units * target.curvature), rtol=1e-3
+    )
 
 
 @dataclass(frozen=True)
 class LinearSites:
-    """y = X w + noise at each of several sites, whose posteriors are known exactly; prior N(0, prior_scale^2 I)."""
+    """y = X w + noise at each of several sites, whose posteriors are known exactly.
+
+    Prior N(0, prior_scale^2 I).
+    """
 
     information: dict[str, np.ndarray]  # site -> X^T X / noise^2
     evidence: dict[str, np.ndarray]  # site -> X^T y / noise^2
@@ -220,7 +258,9 @@ class LinearSites:
     def natural(self, site: str, share: float, scale: float = 1.0) -> NaturalGaussian:
         """p(w)^share p(D_k|w)^scale."""
         prior = np.eye(3) / self.prior_scale**2
-        return NaturalGaussian(share * prior + scale * self.information[site], scale * self.evidence[site])
+        return NaturalGaussian(
+            share * prior + scale * self.information[site], scale * self.evidence[site]
+        )
 
     def factors(self, share: float) -> list[NaturalGaussian]:
         return [self.natural(site, share) for site in self.sites]
@@ -239,7 +279,10 @@ class LinearSites:
 
 
 def linear_sites(*, diagonal: bool) -> LinearSites:
-    """Four heterogeneous sites; `diagonal`: of orthogonal designs, so diagonal precisions that differ between sites."""
+    """Four heterogeneous sites.
+
+    `diagonal`: of orthogonal designs, so diagonal precisions that differ between sites.
+    """
     generator = np.random.default_rng(11)
     truth = np.array([1.0, -0.6, 0.3])
     information, evidence = {}, {}
@@ -258,18 +301,24 @@ def linear_sites(*, diagonal: bool) -> LinearSites:
     return LinearSites(information, evidence)
 
 
-def as_samples(draws: np.ndarray, temperature: float = 1.0, weights: np.ndarray | None = None) -> PosteriorSamples:
+def as_samples(
+    draws: np.ndarray, temperature: float = 1.0, weights: np.ndarray | None = None
+) -> PosteriorSamples:
     """One array "w" (float64 if the draws are, so that rounding of the message does not hide in tolerances)."""
     weights = np.ones(len(draws)) if weights is None else weights
     return PosteriorSamples({"w": draws}, weights, np.full(len(draws), float(temperature)))
 
 
-def random_samples(moments: Moments, count: int, generator: np.random.Generator) -> PosteriorSamples:
+def random_samples(
+    moments: Moments, count: int, generator: np.random.Generator
+) -> PosteriorSamples:
     """Independent draws."""
     return as_samples(generator.multivariate_normal(*moments, size=count))
 
 
-def exact_samples(moments: Moments, count: int, temperature: float = 1.0, seed: int = 3) -> PosteriorSamples:
+def exact_samples(
+    moments: Moments, count: int, temperature: float = 1.0, seed: int = 3
+) -> PosteriorSamples:
     """Draws whose sample mean and unbiased sample covariance are exactly the moments."""
     mean, covariance = moments
     noise = np.random.default_rng(seed).normal(size=(count, len(mean)))
@@ -288,10 +337,19 @@ def combined(
     scale: float = 1.5,
     **settings: Any,
 ) -> Aggregate:
-    """Combine samples by a rule of this name and settings; `draws` may be more than a scenario's."""
+    """Combine samples by a rule of this name and settings.
+
+    `draws` may be more than a scenario's.
+    """
     draws = {"draws": settings.pop("draws")} if "draws" in settings else {}
-    rule = TypeAdapter(Aggregation).validate_python({"rule": name, **settings}).model_copy(update=draws)
-    sampler = SGLD(step_size=SIZE, prior=FlatPrior() if np.isinf(scale) else GaussianPrior(scale=scale))
+    rule = (
+        TypeAdapter(Aggregation)
+        .validate_python({"rule": name, **settings})
+        .model_copy(update=draws)
+    )
+    sampler = SGLD(
+        step_size=SIZE, prior=FlatPrior() if np.isinf(scale) else GaussianPrior(scale=scale)
+    )
     shares, source = weights or dict.fromkeys(samples, 1.0), generator or np.random.default_rng(0)
     return combine_sites(rule, Released(samples, shares, sampler, sites or len(samples), source))
 

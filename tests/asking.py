@@ -12,12 +12,20 @@ from fl_dpbayes.protocol.refusal import Refusal
 from fl_dpbayes.protocol.wire import arrays_digest
 
 # Patients with one row each: name, x, y, label.
-ROWS = [(f"p{number:03d}", float(x), float(y), number % 2) for number, (x, y) in
-        enumerate(np.random.default_rng(0).normal(size=(50, 2)))]  # fmt: skip
+ROWS = [
+    (f"p{number:03d}", float(x), float(y), number % 2)
+    for number, (x, y) in enumerate(np.random.default_rng(0).normal(size=(50, 2)))
+]
 
 
-SOURCE = {"kind": "table", "path": "patients.csv", "label": "sick", "classes": 2, "features": ["x", "y"],
-          "unit_column": "patient"}  # fmt: skip
+SOURCE = {
+    "kind": "table",
+    "path": "patients.csv",
+    "label": "sick",
+    "classes": 2,
+    "features": ["x", "y"],
+    "unit_column": "patient",
+}
 
 
 def refused(said: str, call, *arguments, **keys) -> None:
@@ -48,7 +56,9 @@ def rows_of(ledger) -> list:
         return ledger.rows()
 
 
-def changed(message: Message, arrays: dict | None = None, record: str | None = None, **changes) -> Message:
+def changed(
+    message: Message, arrays: dict | None = None, record: str | None = None, **changes
+) -> Message:
     """Copy a request with other keys (`plan__delta=0.1`), another record, or other arrays (None takes one away)."""
     config, sent = ConfigRecord(dict(message.content["config"])), dict(message.content["arrays"])
     content = json.loads(config["record"])
@@ -78,15 +88,26 @@ def ask(message: Message, number: int = 0, **node_config) -> Message:
     from clients.app import app
 
     config = node_config or {"partition-id": number, "num-partitions": 7}
-    return app(message, Context(run_id=1, node_id=1, node_config=config, state=RecordDict(), run_config={}))
+    return app(
+        message, Context(run_id=1, node_id=1, node_config=config, state=RecordDict(), run_config={})
+    )
 
 
 def evaluate(site, weight: float = 0.0, sent=None, **changes) -> Message:
     """Ask for the noised table of one predictor, whose weights are all `weight`, unless other arrays are sent."""
-    sample = {"1.weight": np.full((1, 2, 2), weight, np.float32), "1.bias": np.zeros((1, 2), np.float32)}
+    sample = {
+        "1.weight": np.full((1, 2, 2), weight, np.float32),
+        "1.bias": np.zeros((1, 2), np.float32),
+    }
     arrays = prefixed("last", sample)
     content = {
-        "run": "cd" * 16, "round": 1, "task": {"input_shape": [2], "classes": 2}, "model": {"kind": "logistic"},
-        "predictors": {"last": [1.0]}, "arrays": arrays_digest(arrays), "noise_multiplier": 2.0, "delta": 1e-3,
-    }  # fmt: skip
+        "run": "cd" * 16,
+        "round": 1,
+        "task": {"input_shape": [2], "classes": 2},
+        "model": {"kind": "logistic"},
+        "predictors": {"last": [1.0]},
+        "arrays": arrays_digest(arrays),
+        "noise_multiplier": 2.0,
+        "delta": 1e-3,
+    }
     return site.answer("evaluate", content | changes, arrays if sent is None else sent)

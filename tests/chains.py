@@ -15,11 +15,24 @@ from fl_dpbayes.samplers.state_vectors import initial_vectors
 FLAT_SGLD = SGLD(step_size=ConstantStepSize(initial=0.1), prior=FlatPrior())
 
 
-def plan_of(sampler: Sampler = FLAT_SGLD, privacy: AnyPrivacyPlan | dict | None = None, **settings) -> TrainingPlan:
-    """One round of 12 steps, all kept, unless `settings` say otherwise; a dict changes the usual privacy."""
+def plan_of(
+    sampler: Sampler = FLAT_SGLD, privacy: AnyPrivacyPlan | dict | None = None, **settings
+) -> TrainingPlan:
+    """One round of 12 steps, all kept, unless `settings` say otherwise.
+
+    A dict changes the usual privacy.
+    """
     if privacy is None or isinstance(privacy, dict):
-        privacy = PrivacyPlan(**({"epsilon": 1.0, "delta": 1e-5, "sampling_rate": 0.5} | (privacy or {})))
-    usual = {"rounds": 1, "steps_per_round": 12, "burn_in": 0, "thinning": 1, "chain_start": "broadcast"}
+        privacy = PrivacyPlan(
+            **({"epsilon": 1.0, "delta": 1e-5, "sampling_rate": 0.5} | (privacy or {}))
+        )
+    usual = {
+        "rounds": 1,
+        "steps_per_round": 12,
+        "burn_in": 0,
+        "thinning": 1,
+        "chain_start": "broadcast",
+    }
     return TrainingPlan(sampler=sampler, privacy=privacy, **(usual | settings))
 
 
@@ -28,8 +41,21 @@ def streams_of(*seeds) -> ChainStreams:
     return ChainStreams(*map(np.random.default_rng, seeds))
 
 
-def run(module: nn.Module, records, plan: TrainingPlan, sigma=1.0, *, units=None, steps=None, start=None, **more):
-    """Run a chain; by default all steps from the module's own parameters, one unit per record, seeds 0 to 3."""
+def run(
+    module: nn.Module,
+    records,
+    plan: TrainingPlan,
+    sigma=1.0,
+    *,
+    units=None,
+    steps=None,
+    start=None,
+    **more,
+):
+    """Run a chain.
+
+    By default all steps from the module's own parameters, one unit per record, seeds 0 to 3.
+    """
     records = records if isinstance(records, TrainingRecords) else TrainingRecords(*records)
     start = start if start is not None else initial_vectors(plan.sampler, to_vector(module))
     start = {"parameters": start} if isinstance(start, torch.Tensor) else start

@@ -21,7 +21,10 @@ def federation(tmp_path: Path):
 
 @pytest.fixture(scope="module")
 def federations(tmp_path_factory: pytest.TempPathFactory):
-    """For runs that several tests of a module look at; use up no run with another fixture while one is made."""
+    """For runs that several tests of a module look at.
+
+    Use up no run with another fixture while one is made.
+    """
     from tests.federations import federations_in
 
     with federations_in(tmp_path_factory.mktemp("federations")) as make:
@@ -68,5 +71,7 @@ def data_folder() -> Path:
     """The data folder, where there is one."""
     folder = os.environ.get("FL_DPBAYES_DATA")
     if not folder:
-        pytest.skip("FL_DPBAYES_DATA is not set: MNIST, PneumoniaMNIST and heart disease are not at hand")
+        pytest.skip(
+            "FL_DPBAYES_DATA is not set: MNIST, PneumoniaMNIST and heart disease are not at hand"
+        )
     return Path(folder)

@@ -16,10 +16,15 @@ from fl_dpbayes.config.task import Task
 from fl_dpbayes.protocol.card import SiteCard
 
 CARD = SiteCard(
-    name="north", role="held_out", task=Task(input_shape=(2,), classes=2), units=8, unit="patient",
+    name="north",
+    role="held_out",
+    task=Task(input_shape=(2,), classes=2),
+    units=8,
+    unit="patient",
     data_schema=RecordSchema(features="0" * 64, constants="0" * 64, labels="0" * 64),
-    evaluation_release="public", seeded=False,
-)  # fmt: skip
+    evaluation_release="public",
+    seeded=False,
+)
 GOLDEN = json.loads((Path(__file__).parent / "golden" / "calibration.json").read_text())
 
 
@@ -60,10 +65,12 @@ def best_fit(method, probabilities, labels) -> RecalibrationMap:
     logs = log_probabilities(probabilities)
     start = np.zeros(parameter_count(method, logs.shape[1]))
     found = minimize(
-        lambda parameters: map_loss(method, parameters, logs, labels), start,
+        lambda parameters: map_loss(method, parameters, logs, labels),
+        start,
         jac=lambda parameters: record_gradients(method, parameters, logs, labels).mean(axis=0),
-        bounds=[(-PARAMETER_BOUND, PARAMETER_BOUND)] * len(start), options={"ftol": 1e-14, "gtol": 1e-9},
-    )  # fmt: skip
+        bounds=[(-PARAMETER_BOUND, PARAMETER_BOUND)] * len(start),
+        options={"ftol": 1e-14, "gtol": 1e-9},
+    )
     return RecalibrationMap(method=method, parameters=tuple(map(float, found.x)))
 
 

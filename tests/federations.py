@@ -29,9 +29,12 @@ from fl_dpbayes.run.inline_engine import InlineGrid, task_identity
 from tests.asking import SOURCE, record_of
 
 SMALL = [
-    "training={rounds=2, steps_per_round=4, burn_in=2, thinning=2}", "privacy.coupling=constant",
-    "privacy.temperature=", "privacy.sampling_rate=1.0", "simulation.insecure_seed=5",
-]  # fmt: skip
+    "training={rounds=2, steps_per_round=4, burn_in=2, thinning=2}",
+    "privacy.coupling=constant",
+    "privacy.temperature=",
+    "privacy.sampling_rate=1.0",
+    "simulation.insecure_seed=5",
+]
 
 
 class WatchedGrid(InlineGrid):
@@ -48,9 +51,15 @@ class WatchedGrid(InlineGrid):
         return super().push_messages(messages)
 
     def pull_messages(self, message_ids):
-        requests = {message_id: self._waiting[message_id] for message_id in message_ids if message_id in self._waiting}
+        requests = {
+            message_id: self._waiting[message_id]
+            for message_id in message_ids
+            if message_id in self._waiting
+        }
         replies = super().pull_messages(list(requests))
-        changed = [self.change(requests[reply.metadata.reply_to_message_id], reply) for reply in replies]
+        changed = [
+            self.change(requests[reply.metadata.reply_to_message_id], reply) for reply in replies
+        ]
         return [reply for reply in changed if reply is not None]
 
 
@@ -67,7 +76,9 @@ class Federation:
     def run(self, grid: Grid | None = None) -> "Federation":
         from server.federation import run_federation
 
-        run_federation(grid or self.grid, self.scenario, self.folder, str(self.folder / SITES_FOLDER))
+        run_federation(
+            grid or self.grid, self.scenario, self.folder, str(self.folder / SITES_FOLDER)
+        )
         return self
 
     def site_of(self, message: Message) -> str:
@@ -109,18 +120,27 @@ class Federation:
         return [record_of(message) for message in self.requests(kind, site)]
 
     def spoil(
-        self, change: Callable[[Message], Message | None], kinds: Collection[str] = ("train",),
-        sites: Collection[str] = ("south",), rounds: Collection[int] | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        change: Callable[[Message], Message | None],
+        kinds: Collection[str] = ("train",),
+        sites: Collection[str] = ("south",),
+        rounds: Collection[int] | None = None,
+    ) -> None:
         """Let `change` make something else of what these sites answer, in these rounds or in all."""
 
         def changed(request: Message, reply: Message) -> Message | None:
             asked = request.metadata.message_type in kinds and self.site_of(request) in sites
-            return change(reply) if asked and (rounds is None or int(request.metadata.group_id) in rounds) else reply
+            return (
+                change(reply)
+                if asked and (rounds is None or int(request.metadata.group_id) in rounds)
+                else reply
+            )
 
         self.grid.change = changed
 
-    def spoil_record(self, change: Callable[[dict], object], *arguments: Collection, **which: Collection) -> None:
+    def spoil_record(
+        self, change: Callable[[dict], object], *arguments: Collection, **which: Collection
+    ) -> None:
         """Let `change` alter the record of what sites answer."""
 
         def changed(reply: Message) -> Message:
@@ -131,7 +151,9 @@ class Federation:
 
         self.spoil(changed, *arguments, **which)
 
-    def silence(self, site: str, rounds: Collection[int] | None = None, error: int | None = None) -> None:
+    def silence(
+        self, site: str, rounds: Collection[int] | None = None, error: int | None = None
+    ) -> None:
         """Let a site not answer when it is asked to train, or an error come in its place."""
 
         def silent(reply: Message) -> Message | None:
@@ -145,7 +167,9 @@ class Federation:
 
 @contextmanager
 def federations_in(folder: Path) -> Iterator[Callable[..., Federation]]:
-    """Build federations of the sites of `digits` with few steps; few draws behind references, and no waits for disks.
+    """Build federations of the sites of `digits` with few steps.
+
+    Few draws behind references, and no waits for disks.
 
     Drawing figures takes most of such a run's time, so only tests of the report draw them.
     """
@@ -153,7 +177,9 @@ def federations_in(folder: Path) -> Iterator[Callable[..., Federation]]:
         patch.setattr("server.federation.write_report", lambda folder: None)
         patch.setattr("fl_dpbayes.calibration.intervals.REPLICATES", 50)
         patch.setattr("os.fsync", lambda descriptor: None)
-        yield lambda *overrides, name="run": Federation(folder / name, load_scenario("digits", [*SMALL, *overrides]))
+        yield lambda *overrides, name="run": Federation(
+            folder / name, load_scenario("digits", [*SMALL, *overrides])
+        )
 
 
 class TableSite:
@@ -171,29 +197,50 @@ class TableSite:
         lines = [f"{patient},{x!r},{y!r},{label}" for patient, x, y, label in rows]
         (self.folder / "patients.csv").write_text("\n".join(["patient,x,y,sick", *lines]) + "\n")
         keys: dict[str, object] = {
-            "name": "north", "role": "train", "units": 40, "split": {"test_fraction": 0.25, "key": "5e" * 16},
+            "name": "north",
+            "role": "train",
+            "units": 40,
+            "split": {"test_fraction": 0.25, "key": "5e" * 16},
             "source": SOURCE | {"classes": self.CLASSES},
-            "ledger": {"path": "ledger/north.sqlite", "witness": "witness/north.json",
-                       "cohort": "north 2026", "epsilon": 8.0, "delta": 1e-3, "durability": "normal"},
-            "policy": {"max_run_epsilon": 4.0, "evaluation_release": "noised"}, "insecure_seed": 3,
-        }  # fmt: skip
+            "ledger": {
+                "path": "ledger/north.sqlite",
+                "witness": "witness/north.json",
+                "cohort": "north 2026",
+                "epsilon": 8.0,
+                "delta": 1e-3,
+                "durability": "normal",
+            },
+            "policy": {"max_run_epsilon": 4.0, "evaluation_release": "noised"},
+            "insecure_seed": 3,
+        }
         content = {key: value for key, value in (keys | changes).items() if value is not None}
         self.path.write_text(tomli_w.dumps(content))
         place = content.get("ledger")
-        if isinstance(place, dict) and not any((self.folder / place[key]).exists() for key in ("path", "witness")):
+        if isinstance(place, dict) and not any(
+            (self.folder / place[key]).exists() for key in ("path", "witness")
+        ):
             create_ledger(read_site_file(self.path)).close()
 
-    def message(self, kind: str, record: dict | None = None, arrays: Arrays | None = None) -> Message:
+    def message(
+        self, kind: str, record: dict | None = None, arrays: Arrays | None = None
+    ) -> Message:
         """Write a message to the node, as Flower does; a hostile server validates nothing."""
-        content = RecordDict({"config": ConfigRecord({} if record is None else {"record": json.dumps(record)})})
+        content = RecordDict(
+            {"config": ConfigRecord({} if record is None else {"record": json.dumps(record)})}
+        )
         if arrays:
-            made = {name: sent if isinstance(sent, Array) else Array(sent) for name, sent in arrays.items()}
+            made = {
+                name: sent if isinstance(sent, Array) else Array(sent)
+                for name, sent in arrays.items()
+            }
             content["arrays"] = ArrayRecord(made)
         message = Message(content, dst_node_id=1, message_type=kind)
         message.metadata.__dict__["_message_id"] = "1"
         return message
 
-    def answer(self, kind: str, record: dict | None = None, arrays: Arrays | None = None) -> Message:
+    def answer(
+        self, kind: str, record: dict | None = None, arrays: Arrays | None = None
+    ) -> Message:
         """Send a message to the node."""
         from clients.app import app
 
@@ -202,24 +249,51 @@ class TableSite:
         return app(self.message(kind, record, arrays), context)
 
     def train(self, **changes: object) -> Message:
-        """Ask for a round; `plan` and `privacy` are changes of the plan and its privacy, `arrays` sent beside."""
+        """Ask for a round.
+
+        `plan` and `privacy` are changes of the plan and its privacy, `arrays` sent beside.
+        """
         extra: Arrays = dict(changes.pop("arrays", {}))  # type: ignore[call-overload]
         plan, privacy, start = (dict(changes.pop(key, {})) for key in ("plan", "privacy", "start"))  # type: ignore[call-overload]
-        task, steps = Task(input_shape=(2,), classes=self.CLASSES), {"kind": "constant", "initial": self.STEP_SIZE}
+        task, steps = (
+            Task(input_shape=(2,), classes=self.CLASSES),
+            {"kind": "constant", "initial": self.STEP_SIZE},
+        )
         shapes = model_shapes(LogisticModel(), task)
-        state = {name: np.asarray(start.get(name, np.zeros(shape)), np.float32) for name, shape in shapes.items()}
+        state = {
+            name: np.asarray(start.get(name, np.zeros(shape)), np.float32)
+            for name, shape in shapes.items()
+        }
         arrays = prefixed("parameters", state)
         content: dict[str, object] = {
-            "run": "ab" * 16, "round": 1, "task": task.model_dump(), "model": {"kind": "logistic"}, "first_step": 0,
-            "steps": 1, "start": arrays_digest(arrays),
+            "run": "ab" * 16,
+            "round": 1,
+            "task": task.model_dump(),
+            "model": {"kind": "logistic"},
+            "first_step": 0,
+            "steps": 1,
+            "start": arrays_digest(arrays),
             "plan": {
-                "rounds": 8, "steps_per_round": 1, "burn_in": 0, "thinning": 1, "chain_start": "broadcast",
+                "rounds": 8,
+                "steps_per_round": 1,
+                "burn_in": 0,
+                "thinning": 1,
+                "chain_start": "broadcast",
                 "sampler": {"kind": "dp-sgld", "prior": {"kind": "flat"}, "step_size": steps},
-                "privacy": {"epsilon": 4.0, "delta": 1e-3, "sampling_rate": 1.0, "clip_norm": self.CLIP_NORM} | privacy,
-            } | plan,
-        }  # fmt: skip
+                "privacy": {
+                    "epsilon": 4.0,
+                    "delta": 1e-3,
+                    "sampling_rate": 1.0,
+                    "clip_norm": self.CLIP_NORM,
+                }
+                | privacy,
+            }
+            | plan,
+        }
         return self.answer("train", content | changes, prefixed("start", arrays) | extra)
 
     def ledger(self) -> Ledger:
-        place = LedgerPlace(self.folder / "ledger/north.sqlite", self.folder / "witness/north.json", "normal")
+        place = LedgerPlace(
+            self.folder / "ledger/north.sqlite", self.folder / "witness/north.json", "normal"
+        )
         return Ledger.open_existing(place, "north 2026")

@@ -69,7 +69,9 @@ class Guarded(nn.Module):
     def __init__(self, guard) -> None:
         super().__init__()
         self.guard, self.takes = guard, GUARDS[guard][0]
-        self.first = nn.Embedding(8, WIDTH) if self.takes == "embedding" else nn.Linear(WIDTH, WIDTH)
+        self.first = (
+            nn.Embedding(8, WIDTH) if self.takes == "embedding" else nn.Linear(WIDTH, WIDTH)
+        )
         self.last = nn.Linear(WIDTH, CLASSES)
 
     def forward(self, rows: Tensor) -> Tensor:

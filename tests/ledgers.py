@@ -28,7 +28,17 @@ def open_ledger(path: Path, cohort: Cohort, durability="normal") -> Ledger:
         return Ledger.open(place, cohort)
 
 
-def spending(round_=1, *, run=RUN, plan=PLAN, first_step=None, steps=5, part="train", purpose="train", request=None):
+def spending(
+    round_=1,
+    *,
+    run=RUN,
+    plan=PLAN,
+    first_step=None,
+    steps=5,
+    part="train",
+    purpose="train",
+    request=None,
+):
     """Ask for five steps of a plan, those of the round unless told otherwise."""
     first_step = (round_ - 1) * 5 if first_step is None else first_step
     digest = f"{run}{round_}{steps}" if request is None else request

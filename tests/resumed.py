@@ -18,7 +18,9 @@ def spent(run: Path) -> dict[str, list[tuple[int, float, str]]]:
         if settings is not None and settings.path.is_file():
             with ledger_of(path) as ledger:
                 assert ledger.verify() == []
-                found[path.stem] = [(part.steps, part.epsilon, part.method) for part in map(ledger.spent, PARTS)]
+                found[path.stem] = [
+                    (part.steps, part.epsilon, part.method) for part in map(ledger.spent, PARTS)
+                ]
     assert found
     return found
 
@@ -27,4 +29,6 @@ def assert_same_run(folder: Path, unbroken: Path) -> None:
     for name in ("posterior.safetensors", "privacy.csv", "calibration.csv"):
         assert (folder / name).read_bytes() == (unbroken / name).read_bytes(), name
     assert spent(folder) == spent(unbroken)
-    assert_frame_equal(*(read_csv(run / "rounds.csv").drop(columns="seconds") for run in (folder, unbroken)))
+    assert_frame_equal(
+        *(read_csv(run / "rounds.csv").drop(columns="seconds") for run in (folder, unbroken))
+    )

@@ -17,7 +17,8 @@ from fl_dpbayes.config.scenario import load_scenario
 
 ROOT = Path(__file__).parent.parent
 PAGES = {
-    path: path.read_text(encoding="utf-8") for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]
+    path: path.read_text(encoding="utf-8")
+    for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]
 }
 WRITTEN = {path: text for path, text in PAGES.items() if "results" not in path.parts}
 README = PAGES[ROOT / "README.md"]
@@ -36,7 +37,9 @@ def test_links_lead_somewhere_and_files_and_tests_that_pages_name_exist(path: Pa
             target = (path.parent / place).resolve() if place else path
             assert target.exists(), link
             assert not anchor or anchor in anchors(PAGES[target]), link
-    for name in re.findall(r"`((?:tests|fl_dpbayes|clients|server|docs|scenarios)/[\w/.-]+\.\w+)`", WRITTEN[path]):
+    for name in re.findall(
+        r"`((?:tests|fl_dpbayes|clients|server|docs|scenarios)/[\w/.-]+\.\w+)`", WRITTEN[path]
+    ):
         assert (ROOT / name).is_file(), name
 
 
@@ -50,7 +53,8 @@ def test_readme_is_read_in_one_look() -> None:
 
 
 @pytest.mark.parametrize(
-    ("script", "page"), [("scenario_reference", "scenario"), ("speed", "speed"), ("stroke", "results/stroke/README")]
+    ("script", "page"),
+    [("scenario_reference", "scenario"), ("speed", "speed"), ("stroke", "results/stroke/README")],
 )
 def test_written_pages_are_up_to_date(script: str, page: str) -> None:
     place = ROOT / "docs" / f"{script}.py"
@@ -77,11 +81,15 @@ def test_examples_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -
     assert "1.828" in printed
     section = PAGES[ROOT / "docs" / "run-directory.md"]
     for entry in (tmp_path / "runs" / "example").iterdir():
-        assert f"`{entry.name}{'/' if entry.is_dir() else ''}`" in section or entry.suffix == ".log", entry.name
+        assert (
+            f"`{entry.name}{'/' if entry.is_dir() else ''}`" in section or entry.suffix == ".log"
+        ), entry.name
 
 
 @pytest.mark.slow
-def test_own_data_page_does_what_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+def test_own_data_page_does_what_it_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
     monkeypatch.chdir(tmp_path)
     page = PAGES[ROOT / "docs" / "own-data.md"]
     (make,) = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
@@ -94,11 +102,16 @@ def test_own_data_page_does_what_it_says(tmp_path: Path, monkeypatch: pytest.Mon
             cli.commands()(shlex.split(line) + engine)
         printed = " ".join(capsys.readouterr().out.split())
         assert (end.value.code or 0) == 0, printed
-        assert " ".join(answer.replace("engine flower", "engine inline").split(", writing")[0].split()) in printed
+        assert (
+            " ".join(answer.replace("engine flower", "engine inline").split(", writing")[0].split())
+            in printed
+        )
         if line.startswith("init"):
             scenario = Path("patients.toml").read_text(encoding="utf-8")
             for key in corrected.splitlines():
-                scenario, found = re.subn(rf"^{key.split(' =')[0]} = .*$", key, scenario, flags=re.MULTILINE)
+                scenario, found = re.subn(
+                    rf"^{key.split(' =')[0]} = .*$", key, scenario, flags=re.MULTILINE
+                )
                 assert found == 1, key
             Path("patients.toml").write_text(scenario, encoding="utf-8")
     assert "n = 246" in Path("runs/first/report.html").read_text(encoding="utf-8")
@@ -109,7 +122,9 @@ def test_commands_that_pages_list_are_all_there_are() -> None:
     assert isinstance(group, typer.core.TyperGroup)
     for text in (README, PAGES[ROOT / "docs" / "commands.md"]):
         rows = re.findall(r"^\| (`fl-dpbayes [^|]+)\|", text, flags=re.MULTILINE)
-        listed = {name for row in rows for name in re.findall(r"`(?:fl-dpbayes )?([a-z]+)[^`]*`", row)}
+        listed = {
+            name for row in rows for name in re.findall(r"`(?:fl-dpbayes )?([a-z]+)[^`]*`", row)
+        }
         listed -= {"verify", "export", "repair"}
         assert listed <= set(group.commands)
     assert listed == set(group.commands), "docs/commands.md lists every command"
@@ -117,26 +132,37 @@ def test_commands_that_pages_list_are_all_there_are() -> None:
 
 @pytest.mark.slow
 def test_pages_build_as_a_site_without_a_warning(tmp_path: Path) -> None:
-    pytest.importorskip("mkdocs", reason="the site needs the extra docs: pip install 'fl-dpbayes[docs]'")
+    pytest.importorskip(
+        "mkdocs", reason="the site needs the extra docs: pip install 'fl-dpbayes[docs]'"
+    )
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
     built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert built.returncode == 0, built.stderr
     shown = (tmp_path / "api" / "python.html").read_text(encoding="utf-8")
     missing = {name for name in fl_dpbayes.__all__ if f'id="fl_dpbayes.{name}"' not in shown}
-    assert missing <= {"__version__", "strategies"}  # the second is a module, with a heading of its own
+    assert missing <= {
+        "__version__",
+        "strategies",
+    }  # the second is a module, with a heading of its own
 
 
 def test_stroke_scenario_has_the_settings_that_the_search_chose() -> None:
     folder = ROOT / "docs" / "results" / "stroke"
-    public = load_scenario("stroke", [(folder / "covariance.toml").read_text(encoding="utf-8").strip()])
+    public = load_scenario(
+        "stroke", [(folder / "covariance.toml").read_text(encoding="utf-8").strip()]
+    )
     assert (public.model.features.scales, len(public.model.features.covariance)) == ((), 25)
-    chosen = json.loads((folder / "settings.json").read_text(encoding="utf-8"))["declared"]["settings"]
+    chosen = json.loads((folder / "settings.json").read_text(encoding="utf-8"))["declared"][
+        "settings"
+    ]
     found, (rounds, burn_in) = load_scenario("stroke"), chosen.pop("rounds")
     assert (found.training.rounds, found.training.burn_in) == (rounds, burn_in)
     assert chosen == {
-        "clip_norm": found.privacy.clip_norm, "size_power": found.aggregation.power,
-        "prior_scale": found.sampler.prior.scale, "step_size": found.sampler.step_size.initial,
-    }  # fmt: skip
+        "clip_norm": found.privacy.clip_norm,
+        "size_power": found.aggregation.power,
+        "prior_scale": found.sampler.prior.scale,
+        "step_size": found.sampler.step_size.initial,
+    }
 
 
 @pytest.mark.slow
@@ -146,9 +172,16 @@ def test_tutorial_notebook_runs(tmp_path: Path) -> None:
     from nbclient import NotebookClient
 
     notebook = nbformat.read(ROOT / "docs" / "tutorial.ipynb", 4)
-    assert not any(cell.get("outputs") for cell in notebook.cells), "kept without results: noise is fresh"
-    notebook.cells.append(nbformat.v4.new_code_cell("assert 0.4 < np.mean(display.prob_true) < 0.52  # 46 % of 296"))
+    assert not any(cell.get("outputs") for cell in notebook.cells), (
+        "kept without results: noise is fresh"
+    )
+    notebook.cells.append(
+        nbformat.v4.new_code_cell("assert 0.4 < np.mean(display.prob_true) < 0.52  # 46 % of 296")
+    )
     NotebookClient(notebook, timeout=200, resources={"metadata": {"path": str(tmp_path)}}).execute()
-    page, figure = notebook.cells[-2].outputs[0], [cell.outputs for cell in notebook.cells if "Display" in cell.source]
+    page, figure = (
+        notebook.cells[-2].outputs[0],
+        [cell.outputs for cell in notebook.cells if "Display" in cell.source],
+    )
     assert "new-zealand" in page["data"]["text/html"]
     assert "image/png" in str(figure)

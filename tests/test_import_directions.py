@@ -1,4 +1,7 @@
-"""Imports run one way through the packages; only the composition root knows the apps, and only the apps know Flower."""
+"""Imports run one way through the packages.
+
+Only the composition root knows the apps, and only the apps know Flower.
+"""
 
 import ast
 from collections.abc import Iterator
@@ -7,9 +10,18 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 LAYERS = [
-    {"config"}, {"protocol", "models"}, {"samplers"}, {"privacy"}, {"data"}, {"posterior", "calibration"}, {"report"},
-    {"clients", "server"}, {"run"}, {"cli"}, {"fl_dpbayes"},
-]  # fmt: skip
+    {"config"},
+    {"protocol", "models"},
+    {"samplers"},
+    {"privacy"},
+    {"data"},
+    {"posterior", "calibration"},
+    {"report"},
+    {"clients", "server"},
+    {"run"},
+    {"cli"},
+    {"fl_dpbayes"},
+]
 COMMANDS = ("fl_dpbayes.cli", "fl_dpbayes.run.site.commands", "fl_dpbayes.run.deploy.commands")
 MOST_PARAMETERS = 7
 RANK = {package: rank for rank, packages in enumerate(LAYERS) for package in packages}
@@ -33,14 +45,24 @@ def imported_modules(path: Path) -> set[str]:
 
 
 def package_of(module: str) -> str:
-    """The ranked package: the second part of a library module, the first of an app's; the root is ranked last."""
+    """The ranked package: the second part of a library module, the first of an app's.
+
+    The root is ranked last.
+    """
     parts = module.split(".")
     return parts[1] if parts[0] == "fl_dpbayes" and len(parts) > 1 else parts[0]
 
 
 def modules() -> dict[str, Path]:
-    paths = [path for folder in ("fl_dpbayes", "clients", "server") for path in (ROOT / folder).rglob("*.py")]
-    return {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path for path in paths}
+    paths = [
+        path
+        for folder in ("fl_dpbayes", "clients", "server")
+        for path in (ROOT / folder).rglob("*.py")
+    ]
+    return {
+        ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
+        for path in paths
+    }
 
 
 MODULES = modules()
@@ -53,7 +75,10 @@ def test_every_module_is_ranked_and_imports_only_from_before() -> None:
         for imported in imported_modules(path):
             other = package_of(imported)
             # What needs no more than the version may ask the root for it.
-            if imported.split(".")[0] in {"fl_dpbayes", "clients", "server"} and other not in (package, "fl_dpbayes"):
+            if imported.split(".")[0] in {"fl_dpbayes", "clients", "server"} and other not in (
+                package,
+                "fl_dpbayes",
+            ):
                 assert RANK[other] < RANK[package], f"{module} imports {imported}"
 
 
@@ -64,8 +89,14 @@ def test_root_holds_nothing_but_its_names_and_the_command_line() -> None:
 def test_packages_step_sizes_and_noise_without_torch() -> None:
     without = {"fl_dpbayes.samplers.noise", "fl_dpbayes.samplers.planned"}
     for module, path in MODULES.items():
-        if package_of(module) in {"config", "protocol", "privacy", "calibration", "report"} or module in without:
-            assert not {name.split(".")[0] for name in imported_modules(path)} & {"torch", "opacus"}, module
+        if (
+            package_of(module) in {"config", "protocol", "privacy", "calibration", "report"}
+            or module in without
+        ):
+            assert not {name.split(".")[0] for name in imported_modules(path)} & {
+                "torch",
+                "opacus",
+            }, module
 
 
 def test_only_the_apps_and_what_runs_them_know_flower() -> None:

@@ -24,7 +24,9 @@ def main(grid: Grid, context: Context) -> None:
         chances = fl.predict_proba(net, posterior, features)
         return MetricRecord({"accuracy": float((chances.argmax(axis=1) == labels.numpy()).mean())})
 
-    strategy.start(grid, ArrayRecord(net.state_dict()), num_rounds=PLAN["rounds"], evaluate_fn=evaluate)
+    strategy.start(
+        grid, ArrayRecord(net.state_dict()), num_rounds=PLAN["rounds"], evaluate_fn=evaluate
+    )
     place = Path(str(context.run_config["posterior"])).resolve()
     np.savez(place, **strategy.posterior().arrays)
     print(f"posterior samples: {place}")

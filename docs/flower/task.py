@@ -24,4 +24,6 @@ def records(part: int, parts: int = SITES + 1) -> tuple[torch.Tensor, torch.Tens
     """Return features and labels of one part; the last part is held out."""
     features, labels = load_digits(return_X_y=True)
     # 16 is the greatest grey level that there can be: a public constant.
-    return torch.tensor(features[part::parts] / 16, dtype=torch.float32), torch.tensor(labels[part::parts])
+    return torch.tensor(features[part::parts] / 16, dtype=torch.float32), torch.tensor(
+        labels[part::parts]
+    )

@@ -1,7 +1,8 @@
 """The grid that predictions are counted in: equal-width bins by one float64 rule, those at the ends divided further.
 
-A confident model puts most records into the first and the last of 960 bins, whose order is then lost. So the first and
-the last ENDS bins are divided into cells by log odds, which all that ranks records reads.
+A confident model puts most records into the first and the last of 960 bins, whose order is then
+lost. So the first and the last ENDS bins are divided into cells by log odds, which all that ranks
+records reads.
 """
 
 import math
@@ -17,7 +18,9 @@ Floats = npt.NDArray[np.float64]
 FINE_BINS = 960  # divisible by 10, 12, 15, 16, 20, 24, 30 and 32
 REPORT_BINS = 15
 ENDS = 16  # at 16/960 a bin is as wide in log odds as a cell
-CELL_GROWTH = 1.01  # cells are as wide as 1 % of their log odds, so a temperature on top changes little
+CELL_GROWTH = (
+    1.01  # cells are as wide as 1 % of their log odds, so a temperature on top changes little
+)
 LARGEST_LOG_ODDS = 700.0  # float64 holds no probability below exp(-708) at full precision
 COUNT, CONFIDENCE, OUTCOME, SQUARE, PRODUCT = range(COLUMNS := 5)
 # A sum of up to 2^23 multiples of 2^-30 in [0, 1] is exact in float64.
@@ -27,10 +30,13 @@ ROWS_PER_PIECE = 1024
 
 def bin_index(confidence: npt.ArrayLike, bins: int) -> npt.NDArray[np.int64]:
     """Place confidences p in [0, 1] in M equal-width bins [k/M, (k+1)/M), the last closed: min(floor(p M), M - 1)."""
-    return np.minimum(np.floor(np.asarray(confidence, np.float64) * bins).astype(np.int64), bins - 1)
+    return np.minimum(
+        np.floor(np.asarray(confidence, np.float64) * bins).astype(np.int64), bins - 1
+    )
 
 
-# Upper edges of the cells of the first ENDS bins, as probabilities, rising; the last is that of the bins.
+# Upper edges of the cells of the first ENDS bins, as probabilities, rising; the last is that of the
+# bins.
 _START = math.log((FINE_BINS - ENDS) / ENDS)
 _STEPS = math.ceil(math.log(LARGEST_LOG_ODDS / _START) / math.log(CELL_GROWTH))
 _DIVIDED = expit(-_START * CELL_GROWTH ** np.arange(1, _STEPS))
@@ -41,16 +47,18 @@ _MIDDLE = np.arange(len(END_EDGES), CELLS - len(END_EDGES))
 # The first cell of each fine bin, and CELLS at the end.
 FIRST_CELL = np.concatenate([_LOWER, _MIDDLE, CELLS - np.append(len(END_EDGES), _LOWER[::-1])])
 FINE_BIN_OF_CELL = np.repeat(np.arange(FINE_BINS), np.diff(FIRST_CELL))
-# Ends of the fine bin of each cell: its own are finer than rows that sum to 1 within 1e-6 can keep to.
+# Ends of the fine bin of each cell: its own are finer than rows that sum to 1 within 1e-6 can keep
+# to.
 LOW, HIGH = FINE_BIN_OF_CELL / FINE_BINS, (FINE_BIN_OF_CELL + 1) / FINE_BINS
 
 
 def cell_index(confidence: npt.ArrayLike, rest: npt.ArrayLike) -> npt.NDArray[np.int64]:
     """Place confidences in cells: fine bins of p, those near 0 divided by p and those near 1 by the rest.
 
-    The order of cells is that of the log odds log(p / rest): 1 - p alone could not tell 1 - 1e-20 from 1 - 1e-30.
-    `confidence`: p in [0, 1]. `rest`: the probability of everything else, of the same shape. Returns indices in [0,
-    CELLS - 1]; all of a fine bin lie in [FIRST_CELL[k], FIRST_CELL[k + 1] - 1].
+    The order of cells is that of the log odds log(p / rest): 1 - p alone could not tell 1 - 1e-20
+    from 1 - 1e-30. `confidence`: p in [0, 1]. `rest`: the probability of everything else, of the
+    same shape. Returns indices in [0, CELLS - 1]; all of a fine bin lie in [FIRST_CELL[k],
+    FIRST_CELL[k + 1] - 1].
     """
     fine = bin_index(confidence, FINE_BINS)
     from_below = np.searchsorted(END_EDGES, confidence, side="right")
@@ -70,10 +78,11 @@ def on_grid(probabilities: Floats) -> Floats:
 def in_fixed_pieces(function: RowFunction, *arrays: npt.NDArray) -> npt.NDArray:
     """Apply a function of rows to pieces of 1024 rows, missing rows being zero, and join what it gives.
 
-    What vectorised code computes for a row could differ in its last bits with the row's place among others, and the
-    last bit of a probability decides on which side of a bin's edge it lies (docs/sensitivity.md). Where made-up rows
-    show that it does, a piece has one row. `function`: arrays of shapes (1024, ...) -> shape (1024, ...), row by row.
-    `arrays`: each of shape (N, ...), cut alike.
+    What vectorised code computes for a row could differ in its last bits with the row's place among
+    others, and the last bit of a probability decides on which side of a bin's edge it lies
+    (docs/sensitivity.md). Where made-up rows show that it does, a piece has one row. `function`:
+    arrays of shapes (1024, ...) -> shape (1024, ...), row by row. `arrays`: each of shape (N, ...),
+    cut alike.
     """
     count, found = len(arrays[0]), []
     rows = checked_piece(function, arrays, ROWS_PER_PIECE)
@@ -90,7 +99,8 @@ def in_fixed_pieces(function: RowFunction, *arrays: npt.NDArray) -> npt.NDArray:
 def coarsen(table: Floats, bins: int) -> Floats:
     """Sum the cells of a table, shape (..., CELLS, columns), into B equal-width bins, shape (..., B, columns).
 
-    Records are never binned again: 11/15 lies in another of 15 bins by way of 300. B divides FINE_BINS.
+    Records are never binned again: 11/15 lies in another of 15 bins by way of 300. B divides
+    FINE_BINS.
     """
     return np.add.reduceat(table, FIRST_CELL[: -1 : FINE_BINS // bins], axis=-2)
 
@@ -98,8 +108,8 @@ def coarsen(table: Floats, bins: int) -> Floats:
 def equal_mass(table: Floats, ranges: int) -> Floats:
     """Join neighbouring cells of a table (M, columns) into R ranges (R, columns) of about equally many records.
 
-    Cell k goes to range min(floor(R * (n_0 + ... + n_{k-1} + n_k / 2) / N), R - 1); a cell is never split, so masses
-    are equal up to the content of one cell, and a range may be empty.
+    Cell k goes to range min(floor(R * (n_0 + ... + n_{k-1} + n_k / 2) / N), R - 1); a cell is never
+    split, so masses are equal up to the content of one cell, and a range may be empty.
     """
     count, total = table[:, COUNT], table[:, COUNT].sum()
     joined = np.zeros((ranges, table.shape[1]))

@@ -19,11 +19,14 @@ class CaseMix(NamedTuple):
     p_value: float
 
 
-def clipped_inputs(inputs: Floats, units: npt.NDArray[np.int64], public: Floats) -> tuple[Floats, float]:
+def clipped_inputs(
+    inputs: Floats, units: npt.NDArray[np.int64], public: Floats
+) -> tuple[Floats, float]:
     """Return clip(mean of unit u's inputs - c), (U, D), of which a sum moves with a unit by at most R in L2, and R.
 
-    c is the mean of the `public` inputs, (N, D), and R the root mean square of their distance from it. `inputs`: (n,
-    D). `units`: of each record, 0, 1, ..., without gaps, (n,). Raises ValueError where R is no bound of a release.
+    c is the mean of the `public` inputs, (N, D), and R the root mean square of their distance from
+    it. `inputs`: (n, D). `units`: of each record, 0, 1, ..., without gaps, (n,). Raises ValueError
+    where R is no bound of a release.
     """
     centre = public.mean(axis=0)
     norm = float(np.sqrt(np.square(public - centre).sum(axis=1).mean()))

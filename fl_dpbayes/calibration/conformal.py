@@ -13,9 +13,11 @@ from fl_dpbayes.calibration.statistics import CalibrationStatistics
 
 LEVEL = 0.9
 ROUNDING = 1e-9
-# Powers of two, so that an edge is the same float64 in every rule: counts that get noise, and exact ones.
+# Powers of two, so that an edge is the same float64 in every rule: counts that get noise, and exact
+# ones.
 NOISED_BINS, EXACT_BINS = 16, 1024
-# The mean of |N(0, 1)|: noise carries a sum over a line by no more than this many standard deviations on average.
+# The mean of |N(0, 1)|: noise carries a sum over a line by no more than this many standard
+# deviations on average.
 OVERSHOOT = math.sqrt(2 / math.pi)
 # A share of the sensitivity: more than the rounding of alpha m for up to 2^22 units.
 PRODUCT_ROUNDING = 2.0**-30
@@ -23,19 +25,23 @@ PRODUCT_ROUNDING = 2.0**-30
 FirstBins = npt.NDArray[np.int64]
 
 
-def set_thresholds(calibration: CalibrationStatistics, level: float, weights: Floats | None = None) -> FirstBins:
+def set_thresholds(
+    calibration: CalibrationStatistics, level: float, weights: Floats | None = None
+) -> FirstBins:
     """Return the thresholds of prediction sets {c : p_c >= t_c} that hold the label with probability `level`.
 
-    Score 1 - p_label. t_c is the lower edge of the fine bin in which the calibration records, sorted from the largest
-    p_label down and weighing w_label each, first reach level (sum_i w_i + w_c); 0, the full set, where they never do.
-    Without weights that is the record of rank ceil((n + 1) level). Rounding down to an edge makes sets larger by at
-    most one bin, so the promise holds: coverage is at least `level` on average over calibration sets, for one new
-    record from the same population (from the one that the weights describe).
+    Score 1 - p_label. t_c is the lower edge of the fine bin in which the calibration records,
+    sorted from the largest p_label down and weighing w_label each, first reach level (sum_i w_i +
+    w_c); 0, the full set, where they never do. Without weights that is the record of rank ceil((n +
+    1) level). Rounding down to an edge makes sets larger by at most one bin, so the promise holds:
+    coverage is at least `level` on average over calibration sets, for one new record from the same
+    population (from the one that the weights describe).
 
-    Source: Sadinle, Lei, Wasserman, JASA 114 (2019), 223-234 (score); Tibshirani et al., NeurIPS 2019, and Podkopaev
-    and Ramdas, UAI 2021 (weights for label shift, the candidate's own mass at infinity). `level`: 1 - alpha, in (0, 1).
-    `weights`: w, prevalence at the target over prevalence in the calibration records, shape (C,), >= 0; None for 1.
-    Returns index of the first fine bin of p_c that is in the set, per class, shape (C,); t_c is that index / FINE_BINS.
+    Source: Sadinle, Lei, Wasserman, JASA 114 (2019), 223-234 (score); Tibshirani et al., NeurIPS
+    2019, and Podkopaev and Ramdas, UAI 2021 (weights for label shift, the candidate's own mass at
+    infinity). `level`: 1 - alpha, in (0, 1). `weights`: w, prevalence at the target over prevalence
+    in the calibration records, shape (C,), >= 0; None for 1. Returns index of the first fine bin of
+    p_c that is in the set, per class, shape (C,); t_c is that index / FINE_BINS.
     """
     mass = np.ones(calibration.classes) if weights is None else weights
     reached = np.cumsum((mass @ coarsen(calibration.class_wise, FINE_BINS)[..., OUTCOME])[::-1])
@@ -58,7 +64,9 @@ def measure_sets(statistics: CalibrationStatistics, first: FirstBins) -> SetQual
         return None
     fine = coarsen(statistics.class_wise, FINE_BINS)
     tables = [table[start:] for table, start in zip(fine, first, strict=True)]
-    covered, members = (float(sum(table[:, column].sum() for table in tables)) for column in (OUTCOME, COUNT))
+    covered, members = (
+        float(sum(table[:, column].sum() for table in tables)) for column in (OUTCOME, COUNT)
+    )
     count = statistics.count
     return SetQuality(covered / count, wilson_interval(covered, count), members / count)
 
@@ -66,9 +74,9 @@ def measure_sets(statistics: CalibrationStatistics, first: FirstBins) -> SetQual
 def set_counts(of_label: Floats, units: FirstBins, bins: int, level: float) -> BoundedSum:
     """Return a hospital's counts for `private_threshold`, (1 + bins,).
 
-    A unit adds one to the bin of its lowest p_label and takes 1 - level from the first cell, so nobody has to tell the
-    number of units. `of_label`: p_label, (N,); one that is not a number counts as 0. `units`: each record's unit, 0, 1,
-    ..., without gaps, (N,). `level`: in (0, 1).
+    A unit adds one to the bin of its lowest p_label and takes 1 - level from the first cell, so
+    nobody has to tell the number of units. `of_label`: p_label, (N,); one that is not a number
+    counts as 0. `units`: each record's unit, 0, 1, ..., without gaps, (N,). `level`: in (0, 1).
     """
     lowest = np.ones(units.max() + 1)
     np.minimum.at(lowest, units, np.nan_to_num(of_label))
@@ -93,10 +101,11 @@ def set_sensitivity(level: float) -> float:
 def private_threshold(counts: Floats, noise_std: float, level: float) -> float:
     """Return t in [0, 1] of prediction sets {c : p_c >= t}, from `set_counts` with independent N(0, noise_std^2).
 
-    t is the edge before the first, from below, at which N(p < t) - (1 - level) m + noise > -level - kappa, where kappa
-    = sqrt(2 / pi) noise_std. If m + 1 units are exchangeable, and m >= kappa / (1 - level) - 1, sets hold all labels of
-    a new unit with probability `level` or more. Proof: docs/proofs/private-sets.md. Without noise t is the p_label of
-    rank ceil((m + 1) level) from above, rounded down to an edge.
+    t is the edge before the first, from below, at which N(p < t) - (1 - level) m + noise > -level -
+    kappa, where kappa = sqrt(2 / pi) noise_std. If m + 1 units are exchangeable, and m >= kappa /
+    (1 - level) - 1, sets hold all labels of a new unit with probability `level` or more. Proof:
+    docs/proofs/private-sets.md. Without noise t is the p_label of rank ceil((m + 1) level) from
+    above, rounded down to an edge.
     """
     over = np.cumsum(counts) > -level - OVERSHOOT * noise_std + ROUNDING
     return max(int(np.append(over, True).argmax()) - 1, 0) / (len(counts) - 1)

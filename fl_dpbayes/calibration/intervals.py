@@ -1,7 +1,7 @@
 """Intervals that cover, from merged sums alone; level 95 % throughout.
 
-The raw ECE has none here: percentile and basic bootstrap intervals of it miss a calibrated model's value nearly
-always. It is shown with the value that a calibrated model would reach at that n.
+The raw ECE has none here: percentile and basic bootstrap intervals of it miss a calibrated model's
+value nearly always. It is shown with the value that a calibrated model would reach at that n.
 """
 
 import math
@@ -38,9 +38,10 @@ class Measured(NamedTuple):
 def wilson_interval(successes: float, count: float, noise_variance: float = 0.0) -> Interval | None:
     """Return the score interval of a proportion, also where both sums carry noise of known variance.
 
-    The proportions a with (y - a n)^2 <= z^2 [a (1 - a) n + v (1 + a^2)]. Source: Wilson, JASA 22 (1927), 209-212;
-    Fieller's argument for the noisy denominator. `noise_variance`: v, of independent Gaussian noise on y and on n; 0
-    for exact sums. Returns the interval within [0, 1]; [0, 1] where the noise hides n; None of no records.
+    The proportions a with (y - a n)^2 <= z^2 [a (1 - a) n + v (1 + a^2)]. Source: Wilson, JASA 22
+    (1927), 209-212; Fieller's argument for the noisy denominator. `noise_variance`: v, of
+    independent Gaussian noise on y and on n; 0 for exact sums. Returns the interval within [0, 1];
+    [0, 1] where the noise hides n; None of no records.
     """
     if count <= 0 and noise_variance == 0:
         return None
@@ -49,12 +50,15 @@ def wilson_interval(successes: float, count: float, noise_variance: float = 0.0)
     linear = successes * count + z2 * count / 2
     if count <= 0 or quadratic <= 0:
         return Interval(0.0, 1.0)
-    # linear^2 - quadratic * constant, without the terms that cancel: among 10^8 records they would hide the rest.
+    # linear^2 - quadratic * constant, without the terms that cancel: among 10^8 records they would
+    # hide the rest.
     inner = successes * count * (count - successes) + z2 * count**2 / 4
     inner += noise_variance * (count**2 + successes**2 + z2 * (count - noise_variance))
     root = math.sqrt(max(0.0, z2 * inner))
     low, high = (linear - root) / quadratic, (linear + root) / quadratic
-    share = min(1.0, max(0.0, successes / count))  # at 0 or all of n an end is the share itself but for rounding
+    share = min(
+        1.0, max(0.0, successes / count)
+    )  # at 0 or all of n an end is the share itself but for rounding
     return Interval(min(share, max(0.0, low)), max(share, min(1.0, high)))
 
 
@@ -63,7 +67,8 @@ def ece_if_calibrated(
 ) -> tuple[float, float] | None:
     """Return mean and 95 % quantile of the ECE that a calibrated model of the same confidences would show at this n.
 
-    The outcomes of each fine bin are drawn with its mean confidence as their probability. None without records.
+    The outcomes of each fine bin are drawn with its mean confidence as their probability. None
+    without records.
     """
     if statistics.count == 0:
         return None
@@ -87,8 +92,9 @@ def draw_calibrated(filled: Floats, generator: np.random.Generator) -> Floats:
 def student_interval(values: Sequence[float] | Floats) -> Interval:
     """Return mean +- t_{n - 1} s / sqrt(n) of two finite values or more, one per seed, by Student's t over seeds.
 
-    Of differences between methods a seed gives both the same split, start and shift. It speaks of seeds like these on
-    the same data, not of other hospitals: t is 12.7 for two. Source: Student, Biometrika 6 (1908), 1-25.
+    Of differences between methods a seed gives both the same split, start and shift. It speaks of
+    seeds like these on the same data, not of other hospitals: t is 12.7 for two. Source: Student,
+    Biometrika 6 (1908), 1-25.
     """
     mean, count = float(np.mean(values)), len(values)
     half = float(stdtrit(count - 1, (1 + LEVEL) / 2) * np.std(values, ddof=1) / math.sqrt(count))

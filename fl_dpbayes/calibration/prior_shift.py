@@ -13,14 +13,17 @@ EM_STEPS, EM_TOLERANCE = 10_000, 1e-10
 def with_prevalence(probabilities: Floats, trained: npt.ArrayLike, target: npt.ArrayLike) -> Floats:
     """Move predictions from the prevalence that they were trained at to another.
 
-    p'(y | x) is proportional to p(y | x) target_y / trained_y, exact where only the prevalence differs, p(x | y) being
-    the same (Saerens, Latinne and Decaestecker 2002, eq. 4). `probabilities`: shape (N, C), rows that sum to 1.
-    `trained`: C numbers above 0; those of private records are public knowledge or paid for. `target`: C numbers of 0 or
-    more. Returns shape (N, C), rows that sum to 1.
+    p'(y | x) is proportional to p(y | x) target_y / trained_y, exact where only the prevalence
+    differs, p(x | y) being the same (Saerens, Latinne and Decaestecker 2002, eq. 4).
+    `probabilities`: shape (N, C), rows that sum to 1. `trained`: C numbers above 0; those of
+    private records are public knowledge or paid for. `target`: C numbers of 0 or more. Returns
+    shape (N, C), rows that sum to 1.
     """
     weighted = probabilities * (np.asarray(target, np.float64) / np.asarray(trained, np.float64))
     totals = weighted.sum(axis=1, keepdims=True)
-    return np.divide(weighted, totals, out=np.full_like(weighted, 1 / probabilities.shape[1]), where=totals > 0)
+    return np.divide(
+        weighted, totals, out=np.full_like(weighted, 1 / probabilities.shape[1]), where=totals > 0
+    )
 
 
 def estimated_prevalence(probabilities: Floats, trained: npt.ArrayLike) -> Floats:
@@ -28,9 +31,10 @@ def estimated_prevalence(probabilities: Floats, trained: npt.ArrayLike) -> Float
 
         pi_c <- (1/N) sum_i p'(c | x_i),    p' = with_prevalence(p, trained, pi),    from pi = trained
 
-    (Saerens, Latinne and Decaestecker 2002, eq. 9-10). Expectation maximisation of a concave likelihood, so no other
-    maximum can hold it. It needs no label, but predictions that are calibrated at training, and equal p(x | y) there
-    and here. It is as confidential as the records. Returns C numbers that sum to 1; `trained` without a record.
+    (Saerens, Latinne and Decaestecker 2002, eq. 9-10). Expectation maximisation of a concave
+    likelihood, so no other maximum can hold it. It needs no label, but predictions that are
+    calibrated at training, and equal p(x | y) there and here. It is as confidential as the records.
+    Returns C numbers that sum to 1; `trained` without a record.
     """
     estimate = np.asarray(trained, np.float64) / np.sum(trained)
     for _ in range(EM_STEPS if len(probabilities) else 0):
@@ -45,13 +49,16 @@ def prevalence(statistics: CalibrationStatistics) -> Floats:
     return statistics.class_wise[..., OUTCOME].sum(axis=1) / statistics.count
 
 
-def prevalence_from_means(source: CalibrationStatistics, target: CalibrationStatistics) -> Floats | None:
+def prevalence_from_means(
+    source: CalibrationStatistics, target: CalibrationStatistics
+) -> Floats | None:
     """Estimate the target's class shares from its mean prediction, its labels unused (soft black-box shift estimation).
 
-    pi_1 = (m - m_0) / (m_1 - m_0), cut to [0, 1]: m is the target's mean p(y = 1), m_c the source's mean over records
-    of class c. It is right where only the prevalence differs. Source: Lipton, Wang, Smola, "Detecting and correcting
-    for label shift with black box predictors", ICML 2018. Returns (1 - pi_1, pi_1), or None for more than two classes
-    (of which the sums hold too little), one class in the source, or m_1 <= m_0.
+    pi_1 = (m - m_0) / (m_1 - m_0), cut to [0, 1]: m is the target's mean p(y = 1), m_c the source's
+    mean over records of class c. It is right where only the prevalence differs. Source: Lipton,
+    Wang, Smola, "Detecting and correcting for label shift with black box predictors", ICML 2018.
+    Returns (1 - pi_1, pi_1), or None for more than two classes (of which the sums hold too little),
+    one class in the source, or m_1 <= m_0.
     """
     if source.classes != 2:
         return None

@@ -8,7 +8,14 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fl_dpbayes.calibration.bins import FINE_BINS, OUTCOME, Floats, bin_index, in_fixed_pieces, on_grid
+from fl_dpbayes.calibration.bins import (
+    FINE_BINS,
+    OUTCOME,
+    Floats,
+    bin_index,
+    in_fixed_pieces,
+    on_grid,
+)
 
 SENT_COLUMNS = OUTCOME + 1
 # Far inside the range of float64, so that no square of a bound, or sum of them, leaves it.
@@ -56,7 +63,8 @@ def bounded_shares(shares: Floats, bound: float) -> Floats:
 
         v_i <- 0 if an entry of v_i is NaN or infinite, else v_i min(1, R / |v_i|)
 
-    A share depends on its own unit alone. No square is taken of a value before it is scaled, so none overflows.
+    A share depends on its own unit alone. No square is taken of a value before it is scaled, so
+    none overflows.
 
     Args:
         shares: v_i, one row per unit, shape (U, K).
@@ -83,8 +91,9 @@ def bounded_sum(
 ) -> BoundedSum:
     """Add units' shares up: every sum that gets noise is made here.
 
-    Shares are bounded, then put on a grid of 2^-30 times a power of two near the bound, towards zero. Sums of up to
-    2^22 shares are then exact in float64, so a unit moves them by its own shares and by no rounding.
+    Shares are bounded, then put on a grid of 2^-30 times a power of two near the bound, towards
+    zero. Sums of up to 2^22 shares are then exact in float64, so a unit moves them by its own
+    shares and by no rounding.
 
     Args:
         shares: One row per share, shape (N, K); NaN or infinite ones count as zero.
@@ -109,8 +118,12 @@ def bounded_sum(
     return BoundedSum(table, sensitivity)
 
 
-def noised(exact: BoundedSum, noise_multiplier: float, generator: np.random.Generator) -> NoisedTable:
-    """Add Gaussian noise to a sum; its cost is one event of this noise multiplier at sampling rate 1.
+def noised(
+    exact: BoundedSum, noise_multiplier: float, generator: np.random.Generator
+) -> NoisedTable:
+    """Add Gaussian noise to a sum.
+
+    Its cost is one event of this noise multiplier at sampling rate 1.
 
     Args:
         exact: What `bounded_sum` made.
@@ -125,15 +138,22 @@ def noised(exact: BoundedSum, noise_multiplier: float, generator: np.random.Gene
     """
     noise_std = noise_multiplier * exact.sensitivity
     if not 0 <= noise_std < math.inf:
-        raise ValueError(f"noise_multiplier is {noise_multiplier}: its noise must be finite, and 0 or more")
-    return NoisedTable(exact.sums + noise_std * generator.standard_normal(exact.sums.shape), noise_std)
+        raise ValueError(
+            f"noise_multiplier is {noise_multiplier}: its noise must be finite, and 0 or more"
+        )
+    return NoisedTable(
+        exact.sums + noise_std * generator.standard_normal(exact.sums.shape), noise_std
+    )
 
 
-def record_counts(confidence: Floats, outcome: npt.NDArray, bins: int, max_records_per_unit: int = 1) -> BoundedSum:
+def record_counts(
+    confidence: Floats, outcome: npt.NDArray, bins: int, max_records_per_unit: int = 1
+) -> BoundedSum:
     """Count records in equal-width bins of a probability: sums of 1, p and y per bin.
 
-    A record adds (1, p, y), each at most 1, to one bin, and all three where it is right with certainty; a unit of up to
-    m records moves the table by at most m sqrt(3). Bins are those of the statistics that leave exactly.
+    A record adds (1, p, y), each at most 1, to one bin, and all three where it is right with
+    certainty; a unit of up to m records moves the table by at most m sqrt(3). Bins are those of the
+    statistics that leave exactly.
 
     Args:
         confidence: p, shape (N,); a record whose p is not a number counts nowhere, one beyond [0, 1] at its end.
@@ -175,7 +195,9 @@ def top_label_counts(
     return record_counts(probabilities.max(axis=1), right, bins, max_records_per_unit)
 
 
-def noised_table(exact: BoundedSum, noise_multiplier: float, generator: np.random.Generator) -> NoisedTable:
+def noised_table(
+    exact: BoundedSum, noise_multiplier: float, generator: np.random.Generator
+) -> NoisedTable:
     """Release a table of test records as `noised`, never without noise.
 
     Args:

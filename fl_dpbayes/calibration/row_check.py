@@ -17,7 +17,9 @@ _known: dict[Hashable, bool] = {}
 
 
 def checked_piece(function: RowFunction, arrays: tuple[npt.NDArray, ...], rows: int) -> int:
-    """Return how many rows a piece has: `rows` where each stands alone, else 1; tried once per process and function.
+    """Return how many rows a piece has: `rows` where each stands alone, else 1.
+
+    Tried once per process and function.
 
     Args:
         function: Arrays (P, ...) -> shape (P, ...), row by row.
@@ -28,7 +30,9 @@ def checked_piece(function: RowFunction, arrays: tuple[npt.NDArray, ...], rows: 
     if key not in _known:
         _known[key] = rows_stand_alone(function, arrays, rows)
         if not _known[key]:
-            logger.warning("rows of a piece depend on each other in NumPy: records are computed one by one")
+            logger.warning(
+                "rows of a piece depend on each other in NumPy: records are computed one by one"
+            )
     return rows if _known[key] else 1
 
 
@@ -62,7 +66,9 @@ def _made_up(array: npt.NDArray, rows: int, generator: np.random.Generator) -> n
         return generator.integers(0, 2, shape).astype(array.dtype)
     values = generator.random(shape) + 1e-3
     # Rows that are probabilities, as most functions take.
-    return (values / values.sum(axis=-1, keepdims=True) if array.ndim > 1 else values).astype(array.dtype)
+    return (values / values.sum(axis=-1, keepdims=True) if array.ndim > 1 else values).astype(
+        array.dtype
+    )
 
 
 def _replaced(array: npt.NDArray, kept: npt.NDArray[np.int64], neighbour: float) -> npt.NDArray:

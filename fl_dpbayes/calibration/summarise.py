@@ -6,7 +6,13 @@ from typing import Any
 import numpy as np
 
 from fl_dpbayes.calibration.bins import CONFIDENCE, COUNT, Floats
-from fl_dpbayes.calibration.intervals import LEVEL, Measured, draw_calibrated, ece_if_calibrated, wilson_interval
+from fl_dpbayes.calibration.intervals import (
+    LEVEL,
+    Measured,
+    draw_calibrated,
+    ece_if_calibrated,
+    wilson_interval,
+)
 from fl_dpbayes.calibration.metrics.errors import mean_absolute_gap
 from fl_dpbayes.calibration.metrics.two_classes import decision_curve
 from fl_dpbayes.calibration.release import NoisedTable
@@ -26,14 +32,20 @@ def measure(metric: Metric, statistics: CalibrationStatistics) -> Measured | Non
     return found if found is None or isinstance(found, Measured) else Measured(found)
 
 
-def summarise(statistics: CalibrationStatistics, generator: np.random.Generator) -> CalibrationValues:
-    """Summarise exact statistics of a site, or of several merged; without records n = 0 and all else is None.
+def summarise(
+    statistics: CalibrationStatistics, generator: np.random.Generator
+) -> CalibrationValues:
+    """Summarise exact statistics of a site, or of several merged.
+
+    Without records n = 0 and all else is None.
 
     `generator`: source of the draws behind `ece_if_calibrated`.
     """
     if statistics.count == 0:
         return CalibrationValues(n=0)
-    measured = {key: found for key, metric in METRICS.items() if (found := measure(metric, statistics))}
+    measured = {
+        key: found for key, metric in METRICS.items() if (found := measure(metric, statistics))
+    }
     values: dict[str, Any] = {key: found.value for key, found in measured.items()}
     values |= {f"{key}_bounds": found.bounds for key, found in measured.items() if found.bounds}
     if reference := ece_if_calibrated(statistics, generator):
@@ -48,9 +60,10 @@ def summarise(statistics: CalibrationStatistics, generator: np.random.Generator)
 def summarise_noised(table: NoisedTable, generator: np.random.Generator) -> CalibrationValues:
     """Summarise a noised table of a site, or of several merged.
 
-    `ece` is the raw top-label error over `join_small_bins`, release noise included; so is `ece_if_calibrated`, with
-    which it is to be compared. `rms_debiased` has the variance of the noise taken out. All but n are None where the
-    noise hides the records; other metrics do not follow from what was sent.
+    `ece` is the raw top-label error over `join_small_bins`, release noise included; so is
+    `ece_if_calibrated`, with which it is to be compared. `rms_debiased` has the variance of the
+    noise taken out. All but n are None where the noise hides the records; other metrics do not
+    follow from what was sent.
     """
     count, _, correct = map(float, table.sums.sum(axis=0))
     n = max(0, round(count))
@@ -65,20 +78,28 @@ def summarise_noised(table: NoisedTable, generator: np.random.Generator) -> Cali
     reference = np.abs(drawn).sum(axis=1) / joined[:, COUNT].sum()
     share = wilson_interval(correct, count, len(table.sums) * table.noise_std**2)
     intervals = {"accuracy": share, "rms_debiased": rms_interval(joined, noise)}
-    return CalibrationValues.model_validate({
-        "n": n, "accuracy": min(1.0, max(0.0, correct / count)), "ece": mean_absolute_gap(joined),
-        "ece_if_calibrated": float(reference.mean()),
-        "ece_if_calibrated_high": float(np.quantile(reference, LEVEL)),
-        "rms_debiased": math.sqrt(min(1.0, max(0.0, float(debiased_mean_square_gap(joined, noise))))),
-        "intervals": {metric: ends for metric, ends in intervals.items() if ends is not None},
-    })  # fmt: skip
+    return CalibrationValues.model_validate(
+        {
+            "n": n,
+            "accuracy": min(1.0, max(0.0, correct / count)),
+            "ece": mean_absolute_gap(joined),
+            "ece_if_calibrated": float(reference.mean()),
+            "ece_if_calibrated_high": float(np.quantile(reference, LEVEL)),
+            "rms_debiased": math.sqrt(
+                min(1.0, max(0.0, float(debiased_mean_square_gap(joined, noise))))
+            ),
+            "intervals": {metric: ends for metric, ends in intervals.items() if ends is not None},
+        }
+    )
 
 
 def join_small_bins(table: NoisedTable) -> tuple[Floats, Floats]:
-    """Join neighbouring bins until each count is CLEAR of its noise; it reads released numbers only.
+    """Join neighbouring bins until each count is CLEAR of its noise.
 
-    Returns the sums per joined bin, (J, 3), and their noise's standard deviation, (J,); J = 0 where all is mostly
-    noise.
+    It reads released numbers only.
+
+    Returns the sums per joined bin, (J, 3), and their noise's standard deviation, (J,); J = 0 where
+    all is mostly noise.
     """
     joined: list[tuple[Floats, float]] = []
     for row in table.sums:

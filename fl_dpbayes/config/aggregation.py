@@ -1,7 +1,7 @@
 """The scenario's section `[aggregation]`: one record per rule, which says what the rule asks of the sites' chains.
 
-The rules that average weights or precisions rely on hidden units that mean the same at every site: all chains of one
-number start from the same broadcast weights. The mixture needs no such alignment.
+The rules that average weights or precisions rely on hidden units that mean the same at every site:
+all chains of one number start from the same broadcast weights. The mixture needs no such alignment.
 """
 
 import math
@@ -27,16 +27,20 @@ def _number_or(key: str, word: str, least: float, most: float, said: str) -> Bef
     return BeforeValidator(check)
 
 
-MoveBound = Annotated[float | Literal["none"], _number_or("move_bound", "none", 1, float("inf"), "1 on")]
-Beta = Annotated[float | Literal["fitted"], _number_or("beta", "fitted", 0, 1, "0 (mixture) to 1 (product)")]
+MoveBound = Annotated[
+    float | Literal["none"], _number_or("move_bound", "none", 1, float("inf"), "1 on")
+]
+Beta = Annotated[
+    float | Literal["fitted"], _number_or("beta", "fitted", 0, 1, "0 (mixture) to 1 (product)")
+]
 
 
 class Mixture(Rule):
     """All samples of all sites, site k with the share w_k (an ensemble; wide, never too sure).
 
-    `largest_share`, here and below: no site's weight is above it, whatever size the site declares; 1 lifts it. Without
-    it the bound is 1.2 / K for K >= 3 training sites, and a half for averages of states, whose moves are bounded as
-    well. A site that is held to it is named.
+    `largest_share`, here and below: no site's weight is above it, whatever size the site declares;
+    1 lifts it. Without it the bound is 1.2 / K for K >= 3 training sites, and a half for averages
+    of states, whose moves are bounded as well. A site that is held to it is named.
     """
 
     whole_prior = True
@@ -50,11 +54,12 @@ class Mixture(Rule):
 class AveragingRule(Rule):
     """An average of states, which can be made robust against hostile or broken sites.
 
-    `robust`: the median over sites of each parameter, or the mean without the `trimmed` least and greatest values.
-    A median of many noisy states has pi/2 times the variance of their mean, and nobody knows whose posterior it
-    samples, so the states of a robust FALD have no temperature. `move_bound`: of three sites or more none moves the
-    average more than so many times as far as the median site; honest sites hardly ever do
-    (docs/results/hostile-site), and an average in which one was shortened has no temperature.
+    `robust`: the median over sites of each parameter, or the mean without the `trimmed` least and
+    greatest values. A median of many noisy states has pi/2 times the variance of their mean, and
+    nobody knows whose posterior it samples, so the states of a robust FALD have no temperature.
+    `move_bound`: of three sites or more none moves the average more than so many times as far as
+    the median site; honest sites hardly ever do (docs/results/hostile-site), and an average in
+    which one was shortened has no temperature.
     """
 
     share_times = math.inf
@@ -66,24 +71,32 @@ class AveragingRule(Rule):
 
     def _check_keys(self) -> None:
         if (self.robust == "trimmed-mean") != (self.trimmed is not None):
-            raise ValueError("trimmed, the number of bad sites to bear, is given exactly with robust 'trimmed-mean'")
+            raise ValueError(
+                "trimmed, the number of bad sites to bear, is given exactly with robust "
+                "'trimmed-mean'"
+            )
         if self.robust != "none" and self.site_weights != "uniform":
-            raise ValueError(f"robust {self.robust!r} counts all sites alike: set site_weights = 'uniform'")
+            raise ValueError(
+                f"robust {self.robust!r} counts all sites alike: set site_weights = 'uniform'"
+            )
 
     def check(self, sampler: Sampler, training_sites: int) -> None:
         """Check also that sites are enough to trim."""
         if self.trimmed is not None and 2 * self.trimmed >= training_sites:
             sites = f"{training_sites} training sites"
-            raise ValueError(f"aggregation.trimmed is {self.trimmed} for {sites}: it must be below half of them")
+            raise ValueError(
+                f"aggregation.trimmed is {self.trimmed} for {sites}: it must be below half of them"
+            )
         super().check(sampler, training_sites)
 
 
 class FALD(AveragingRule):
     """Federated averaging of Langevin chains: the states are averaged after every round.
 
-    Sites weigh as n_k^`size_power`. Each adds its own noise, so a small site's mean gradient is mostly noise: above 1
-    the average is less noisy and targets a posterior in which records of large sites count more. A move of mere noise
-    is then longer at large sites, which `move_bound` must allow.
+    Sites weigh as n_k^`size_power`. Each adds its own noise, so a small site's mean gradient is
+    mostly noise: above 1 the average is less noisy and targets a posterior in which records of
+    large sites count more. A move of mere noise is then longer at large sites, which `move_bound`
+    must allow.
     """
 
     own_rounds = True
@@ -92,7 +105,10 @@ class FALD(AveragingRule):
 
     def _check_keys(self) -> None:
         if self.size_power != 1 and self.site_weights == "uniform":
-            raise ValueError(f"size_power {self.size_power:g} weighs by size: remove it, or site_weights = 'uniform'")
+            raise ValueError(
+                f"size_power {self.size_power:g} weighs by size: remove it, or "
+                "site_weights = 'uniform'"
+            )
         super()._check_keys()
 
     def site_plan(self, plan: TrainingPlan) -> TrainingPlan:
@@ -102,7 +118,9 @@ class FALD(AveragingRule):
     def check(self, sampler: Sampler, training_sites: int) -> None:
         """Check also that states are posterior samples."""
         if sampler.draws_samples:
-            averaged = f"averages states, which are no posterior samples of sampler.kind {sampler.kind!r}"
+            averaged = (
+                f"averages states, which are no posterior samples of sampler.kind {sampler.kind!r}"
+            )
             raise ValueError(f"aggregation.rule 'fald' {averaged}: choose rule 'mixture'")
         super().check(sampler, training_sites)
 
@@ -155,7 +173,8 @@ class Consensus(PrecisionRule):
 class Product(PrecisionRule):
     """The product of the sites' Gaussians, from which `draws` are taken.
 
-    `prior`: each site targets 1/K of it (`fractional`), or the whole, which the product then divides out (`divided`).
+    `prior`: each site targets 1/K of it (`fractional`), or the whole, which the product then
+    divides out (`divided`).
     """
 
     rule: Literal["product-full", "product-diagonal"]
@@ -169,16 +188,21 @@ class Product(PrecisionRule):
         """Check also that the prior is a Gaussian or flat."""
         super().check(sampler, training_sites)
         if isinstance(sampler.prior, LaplacePrior):
-            refused = f"aggregation.rule {self.rule!r} multiplies Gaussians, and sampler.prior.kind 'laplace' is none"
-            raise ValueError(f"{refused}: choose prior.kind 'gaussian' or 'flat', or a consensus rule")
+            refused = (
+                f"aggregation.rule {self.rule!r} multiplies Gaussians, and "
+                "sampler.prior.kind 'laplace' is none"
+            )
+            raise ValueError(
+                f"{refused}: choose prior.kind 'gaussian' or 'flat', or a consensus rule"
+            )
 
 
 class FedPA(Rule):
     """Posterior averaging: after every round the server moves along the sites' deltas, weighed by their precisions.
 
-    Rounds of which no sample is kept (`training.burn_in`) are FedAvg's. The result is one point. `shrinkage` is rho in
-    prior standard deviations, 0 for FedAvg's deltas; without `learning_rate` it is 1 / (1 + (l - 1) rho) for l samples
-    a round, with which no direction overshoots.
+    Rounds of which no sample is kept (`training.burn_in`) are FedAvg's. The result is one point.
+    `shrinkage` is rho in prior standard deviations, 0 for FedAvg's deltas; without `learning_rate`
+    it is 1 / (1 + (l - 1) rho) for l samples a round, with which no direction overshoots.
     """
 
     makes_point = True
@@ -200,14 +224,16 @@ class FedPA(Rule):
 class DistillingRule(Rule):
     """A rule on the sites' predictions at `public` inputs, which one network then learns to imitate.
 
-    `iterations` bounds the L-BFGS iterations of that fit. docs/proofs/distillation.md measures the kinds of inputs.
+    `iterations` bounds the L-BFGS iterations of that fit. docs/proofs/distillation.md measures the
+    kinds of inputs.
     """
 
     whole_prior = True
     makes_point = True
     averages_weights = False
     public: PublicInputs = Field(
-        description="for example --set aggregation.public.kind=synthetic --set aggregation.public.pattern=strokes, or "
+        description="for example --set aggregation.public.kind=synthetic --set "
+        "aggregation.public.pattern=strokes, or "
         "a file of public records (README, Aggregation)"
     )
     iterations: Annotated[int, Field(ge=1, le=10_000)] = 500
@@ -232,7 +258,10 @@ class PredBayes(DistillingRule):
 
     def _check_keys(self) -> None:
         if self.needs_labels and self.public.kind != "file":
-            raise ValueError("beta 'fitted' needs public records with labels: give public of kind 'file', or a number")
+            raise ValueError(
+                "beta 'fitted' needs public records with labels: give public of kind "
+                "'file', or a number"
+            )
 
 
 AnyRule = Mixture | FALD | FedAvg | FedBE | FedPA | Consensus | Product | Distillation | PredBayes
@@ -244,8 +273,9 @@ if not TYPE_CHECKING:
 def with_default_rule(content: Any) -> Any:
     """Name a scenario's aggregation rule where it names none.
 
-    FALD, the best where all were measured (README, "Which aggregation rule"); the mixture for samplers whose states are
-    no posterior samples, which cannot be averaged. Returns the content with `aggregation.rule`.
+    FALD, the best where all were measured (README, "Which aggregation rule"); the mixture for
+    samplers whose states are no posterior samples, which cannot be averaged. Returns the content
+    with `aggregation.rule`.
     """
     section = content.get("aggregation", {}) if isinstance(content, dict) else None
     if not isinstance(section, dict) or "rule" in section:

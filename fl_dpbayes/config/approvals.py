@@ -1,7 +1,8 @@
 """What a site's steward has approved, and what waits for a look: a file and a folder beside the site file.
 
-Both are read at every message, so that an approval holds without a restart. Only `fl-dpbayes site approve` writes the
-file; the folder is written by what meets something unknown, and cannot fill a disk.
+Both are read at every message, so that an approval holds without a restart. Only `fl-dpbayes site
+approve` writes the file; the folder is written by what meets something unknown, and cannot fill a
+disk.
 """
 
 import getpass
@@ -36,8 +37,8 @@ class Given(Config):
 class Approvals(Config):
     """SHA-256 of the app bundles that may run, digests of the plans that may, and of the code that runs them.
 
-    `code`: name of installed code -> SHA-256 of its files when a bundle was last approved. `given`: digest of a bundle
-    or plan -> by whom it was approved last.
+    `code`: name of installed code -> SHA-256 of its files when a bundle was last approved. `given`:
+    digest of a bundle or plan -> by whom it was approved last.
     """
 
     bundles: Annotated[tuple[Digest, ...], Field(max_length=1000)] = ()
@@ -48,7 +49,11 @@ class Approvals(Config):
     def described(self, digest: str) -> str:
         """Say by whom and when something was approved, as far as it is known."""
         given = self.given.get(digest)
-        return f"by {given.by} on {given.time}" if given is not None else "by nobody that is noted here"
+        return (
+            f"by {given.by} on {given.time}"
+            if given is not None
+            else "by nobody that is noted here"
+        )
 
 
 def approvals_file(site_file: Path) -> Path:
@@ -57,20 +62,30 @@ def approvals_file(site_file: Path) -> Path:
 
 
 def read_approvals(site_file: Path) -> Approvals:
-    """Read a site's approvals; where there is no file, nothing is approved. UserError if it is not valid."""
+    """Read a site's approvals; where there is no file, nothing is approved.
+
+    UserError if it is not valid.
+    """
     path = approvals_file(site_file)
-    return read_record(Approvals, read_toml(path, "approvals") if path.exists() else {}, f"approvals {path}")
+    return read_record(
+        Approvals, read_toml(path, "approvals") if path.exists() else {}, f"approvals {path}"
+    )
 
 
-def approve(site_file: Path, kind: Kind, digest: str, code: Mapping[str, str] | None = None) -> None:
+def approve(
+    site_file: Path, kind: Kind, digest: str, code: Mapping[str, str] | None = None
+) -> None:
     """Add a bundle or plan to a site's approvals, and remove what was held of it.
 
-    `code`: what is installed, name -> digest, which takes the place of what was approved before; None: as it was.
-    Raises UserError if the file is not valid, full, or cannot be written.
+    `code`: what is installed, name -> digest, which takes the place of what was approved before;
+    None: as it was. Raises UserError if the file is not valid, full, or cannot be written.
     """
     values, path = read_approvals(site_file).model_dump(mode="json"), approvals_file(site_file)
     values[kind] = sorted({*values[kind], digest})
-    values["given"][digest] = {"by": outside_text(_user()), "time": datetime.now(UTC).isoformat(timespec="seconds")}
+    values["given"][digest] = {
+        "by": outside_text(_user()),
+        "time": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
     if code is not None:
         values["code"] = dict(code)
     read_record(Approvals, values, f"approvals {path}")
@@ -95,7 +110,9 @@ def node_log(site_file: Path) -> Path:
 
 
 def hold(site_file: Path, kind: Kind, digest: str, content: bytes) -> bool:
-    """Keep what is unknown for the steward's look, if it is small enough and few wait; say whether it is there.
+    """Keep what is unknown for the steward's look, if it is small enough and few wait.
+
+    Say whether it is there.
 
     What is held stays: who sends more cannot push it out.
     """

@@ -1,6 +1,7 @@
 """The installed code that a site's steward approved with a bundle: whether it is still as it was then.
 
-This shows a change that nobody noticed. It does not stop whoever controls the machine, and may change the check too.
+This shows a change that nobody noticed. It does not stop whoever controls the machine, and may
+change the check too.
 """
 
 from pathlib import Path
@@ -18,7 +19,8 @@ from fl_dpbayes.config.site_file import SiteFile
 def site_code(site_file: SiteFile) -> list[InstalledCode]:
     """Find the code that a site runs for others.
 
-    It is this package with its apps, what the site's policy allows beside it, and packages that register records.
+    It is this package with its apps, what the site's policy allows beside it, and packages that
+    register records.
     """
     names = sorted({*site_file.policy.allowed_code, *registered_modules()})
     beside = [code for name in names if (code := installed_code(name)) is not None]
@@ -39,7 +41,9 @@ def asks_for_approval(site_file: SiteFile, path: Path) -> bool:
 
 
 def unapproved_code(site_file: SiteFile, path: Path) -> list[str]:
-    """Say which installed code is not as it was approved, a line for each; none where no approval is asked for.
+    """Say which installed code is not as it was approved, a line for each.
+
+    None where no approval is asked for.
 
     `path`: of the site file. Raises UserError if the approvals cannot be read.
     """
@@ -52,5 +56,7 @@ def unapproved_code(site_file: SiteFile, path: Path) -> list[str]:
         if before is None:
             lines.append(f"{code.name}: {code.described()} was never approved")
         elif before != code.digest:
-            lines.append(f"{code.name}: {code.described()} is installed, SHA-256 {before[:12]} was approved")
+            lines.append(
+                f"{code.name}: {code.described()} is installed, SHA-256 {before[:12]} was approved"
+            )
     return lines

@@ -14,7 +14,9 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 class Config(BaseModel):
     """A frozen record that refuses unknown keys, NaN and infinity."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, validate_default=True)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, allow_inf_nan=False, validate_default=True
+    )
 
     @model_validator(mode="after")
     def _validated(self) -> Self:
@@ -25,7 +27,8 @@ class Config(BaseModel):
         """Raise ValueError, naming value, allowed and remedy, where keys do not fit each other."""
 
 
-# A key that came later: where it is not given, a record is written, and its digest is, as before it came.
+# A key that came later: where it is not given, a record is written, and its digest is, as before it
+# came.
 LEFT_OUT: Any = Field(exclude_if=lambda value: value is None)
 
 
@@ -54,7 +57,8 @@ JSONValue = None | bool | int | float | str | list["JSONValue"] | dict[str, "JSO
 def json_values(value: object) -> JSONValue:
     """Turn nested mappings, lists, tuples, numbers and NumPy values into plain JSON values of the same structure.
 
-    NaN is None, infinities are "inf" and "-inf", keys are strings; a value of another type is a ValueError.
+    NaN is None, infinities are "inf" and "-inf", keys are strings; a value of another type is a
+    ValueError.
     """
     # A summary of a thousand sites has millions of plain values.
     if type(value) in (str, int, bool, NoneType):
@@ -69,4 +73,6 @@ def json_values(value: object) -> JSONValue:
         return {str(key): json_values(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [json_values(item) for item in value]
-    raise ValueError(f"{type(value).__name__} is no JSON value: give numbers, strings, lists, mappings or None")
+    raise ValueError(
+        f"{type(value).__name__} is no JSON value: give numbers, strings, lists, mappings or None"
+    )

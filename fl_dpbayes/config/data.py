@@ -13,11 +13,27 @@ from fl_dpbayes.config.task import SitePrevalence, TrainedPrevalence, check_nois
 
 Severity = Annotated[int, Field(ge=1, le=5)]
 ImageShift = Literal[
-    "gamma", "gamma_dark", "contrast", "exposure", "detector_noise", "blur", "resolution", "inversion", "border",
-    "marker", "bias_field", "rotation",
-]  # fmt: skip
+    "gamma",
+    "gamma_dark",
+    "contrast",
+    "exposure",
+    "detector_noise",
+    "blur",
+    "resolution",
+    "inversion",
+    "border",
+    "marker",
+    "bias_field",
+    "rotation",
+]
 ShiftKind = Literal[
-    ImageShift, "prevalence", "tilt", "missing_features", "label_flip", "under_reporting", "boundary_flip"
+    ImageShift,
+    "prevalence",
+    "tilt",
+    "missing_features",
+    "label_flip",
+    "under_reporting",
+    "boundary_flip",
 ]
 
 
@@ -55,7 +71,8 @@ class FeaturePartition(Config):
 
         (1 - strictness) noise + strictness score, both of unit variance
 
-    The score is an image's mean pixel, or a table's column `feature`. At strictness 0 sites are alike, at 1 in order.
+    The score is an image's mean pixel, or a table's column `feature`. At strictness 0 sites are
+    alike, at 1 in order.
     """
 
     kind: Literal["feature"] = "feature"
@@ -70,7 +87,12 @@ class NaturalPartition(Config):
 
 
 Partition = Annotated[
-    IIDPartition | DirichletPartition | ClassesPartition | QuantityPartition | FeaturePartition | NaturalPartition,
+    IIDPartition
+    | DirichletPartition
+    | ClassesPartition
+    | QuantityPartition
+    | FeaturePartition
+    | NaturalPartition,
     Field(discriminator="kind"),
 ]
 
@@ -78,8 +100,9 @@ Partition = Annotated[
 class Shift(Config):
     """A change of acquisition, population or annotation at one site, of severity 1 to 5.
 
-    `feature` names the column that a shift of kind `tilt` weighs records by; no other kind takes it. Privacy is that of
-    the records as shifted: which ones a shift keeps or relabels may depend on the others, so it is for simulations.
+    `feature` names the column that a shift of kind `tilt` weighs records by; no other kind takes
+    it. Privacy is that of the records as shifted: which ones a shift keeps or relabels may depend
+    on the others, so it is for simulations.
     """
 
     kind: ShiftKind
@@ -88,21 +111,28 @@ class Shift(Config):
 
     def _check_keys(self) -> None:
         if self.kind == "tilt" and self.feature is None:
-            raise ValueError("kind 'tilt' needs the key feature: name the column to tilt by, for example 'age'")
+            raise ValueError(
+                "kind 'tilt' needs the key feature: name the column to tilt by, for example 'age'"
+            )
         if self.kind != "tilt" and self.feature is not None:
             raise ValueError(f"feature is for kind 'tilt': remove it for kind {self.kind!r}")
 
 
 class DataSpec(Config):
-    """Where a scenario's records come from; `source = "digits"` is short for `source = {kind = "digits"}`.
+    """Where a scenario's records come from.
 
-    A relative path in a source starts at the folder of the scenario's file. `test_fraction` is the share of each
-    training site's units that is kept for testing. `records`: use only that many records of the part `train`, drawn by
-    the scenario's seed in whole units. `prevalence` declares the shares of the classes among the training records,
-    public by declaration, for sites that declare their own.
+    `source = "digits"` is short for `source = {kind = "digits"}`.
+
+    A relative path in a source starts at the folder of the scenario's file. `test_fraction` is the
+    share of each training site's units that is kept for testing. `records`: use only that many
+    records of the part `train`, drawn by the scenario's seed in whole units. `prevalence` declares
+    the shares of the classes among the training records, public by declaration, for sites that
+    declare their own.
     """
 
-    source: Annotated[Source, BeforeValidator(lambda value: {"kind": value} if isinstance(value, str) else value)]
+    source: Annotated[
+        Source, BeforeValidator(lambda value: {"kind": value} if isinstance(value, str) else value)
+    ]
     test_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.2
     records: PositiveInt | None = None
     prevalence: TrainedPrevalence | None = None
@@ -111,13 +141,15 @@ class DataSpec(Config):
 class SiteSpec(Config):
     """One site of a scenario: its role, its records and how they differ from the other sites'.
 
-    Training sites share out the records of the official part `train` among them. A held-out or shifted site has
-    `records` records of `part` set aside for it; without `records` it has all of that part. With `records_of` it holds
-    the records of the held-out or shifted site of that name and shares its draws, so that shifts can be compared in
-    pairs on the same patients. `epsilon` is what a training site's cohort may ever spend, where that differs from the
-    other sites'. `prevalence` declares the shares of the classes here, public by declaration, or lets the site estimate
-    them; its predictions are then also measured corrected for them. Nothing checks it against records. `group`: where
-    `[hierarchical]` has a level above the hospitals, which one it is of.
+    Training sites share out the records of the official part `train` among them. A held-out or
+    shifted site has `records` records of `part` set aside for it; without `records` it has all of
+    that part. With `records_of` it holds the records of the held-out or shifted site of that name
+    and shares its draws, so that shifts can be compared in pairs on the same patients. `epsilon` is
+    what a training site's cohort may ever spend, where that differs from the other sites'.
+    `prevalence` declares the shares of the classes here, public by declaration, or lets the site
+    estimate them; its predictions are then also measured corrected for them. Nothing checks it
+    against records. `group`: where `[hierarchical]` has a level above the hospitals, which one it
+    is of.
     """
 
     role: Role
@@ -133,31 +165,48 @@ class SiteSpec(Config):
         if self.role == "train":
             for key, default in (("part", "train"), ("records", None), ("records_of", None)):
                 if (value := getattr(self, key)) != default:
-                    raise ValueError(f"{key} is {value!r}: it is for held_out and shifted sites, remove it here")
+                    raise ValueError(
+                        f"{key} is {value!r}: it is for held_out and shifted sites, remove it here"
+                    )
         elif self.epsilon is not None:
-            raise ValueError(f"epsilon is {self.epsilon:g}: it is the budget of a training site, remove it here")
+            raise ValueError(
+                f"epsilon is {self.epsilon:g}: it is the budget of a training site, remove it here"
+            )
         if self.records_of is not None and (self.records is not None or self.part != "train"):
-            raise ValueError("records_of already says which records the site holds: remove records and part, or it")
+            raise ValueError(
+                "records_of already says which records the site holds: remove records "
+                "and part, or it"
+            )
 
 
 def check_shared_records(sites: Mapping[str, SiteSpec]) -> None:
     """Check that every `records_of` names a held-out or shifted site with records of its own, or raise ValueError."""
-    owners = [name for name, spec in sites.items() if spec.role != "train" and spec.records_of is None]
+    owners = [
+        name for name, spec in sites.items() if spec.role != "train" and spec.records_of is None
+    ]
     for name, spec in sites.items():
         if spec.records_of is None or spec.records_of in owners:
             continue
         reason = "there is no such site"
         if owner := sites.get(spec.records_of):
             borrowed = f"that site has records of another one itself ({owner.records_of!r})"
-            reason = "that is a training site, whose records the model has seen" if owner.role == "train" else borrowed
-        allowed = f"name one of {', '.join(owners)}" if owners else "give the site records of its own"
+            reason = (
+                "that is a training site, whose records the model has seen"
+                if owner.role == "train"
+                else borrowed
+            )
+        allowed = (
+            f"name one of {', '.join(owners)}" if owners else "give the site records of its own"
+        )
         raise ValueError(f"sites.{name}.records_of is {spec.records_of!r}, but {reason}: {allowed}")
 
 
 def with_part_of_owner(sites: Mapping[str, SiteSpec]) -> dict[str, SiteSpec]:
     """Give each site that shares records, in their order, the official part from which these come."""
     return {
-        name: spec if spec.records_of is None else spec.model_copy(update={"part": sites[spec.records_of].part})
+        name: spec
+        if spec.records_of is None
+        else spec.model_copy(update={"part": sites[spec.records_of].part})
         for name, spec in sites.items()
     }
 
@@ -168,9 +217,14 @@ def roles_sharing_records(sites: Mapping[str, SiteSpec]) -> frozenset[Role]:
     return frozenset(role for (role, _), count in holders.items() if count > 1)
 
 
-def check_prevalences(data: DataSpec, sites: Mapping[str, SiteSpec], release: EvaluationRelease) -> None:
+def check_prevalences(
+    data: DataSpec, sites: Mapping[str, SiteSpec], release: EvaluationRelease
+) -> None:
     """Check the prevalences that a scenario declares, as far as it goes without its records, or raise ValueError."""
     for name, site in sites.items():
         if site.prevalence is not None and data.prevalence is None:
-            raise ValueError(f"sites.{name}.prevalence is given, data.prevalence is not: declare there training's")
+            raise ValueError(
+                f"sites.{name}.prevalence is given, data.prevalence is not: declare "
+                "there training's"
+            )
         check_noised_estimate(f"sites.{name}.prevalence", site.prevalence, release)

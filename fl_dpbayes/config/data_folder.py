@@ -7,7 +7,8 @@ from pathlib import Path
 from fl_dpbayes.config.errors import UserError
 
 VARIABLE = "FL_DPBAYES_DATA"
-# Set where several processes of a machine answer for the same sites: they map prepared records from one file.
+# Set where several processes of a machine answer for the same sites: they map prepared records from
+# one file.
 SHARED_RECORDS = "FL_DPBAYES_SHARED_RECORDS"
 
 
@@ -27,16 +28,24 @@ def backbone_folder(folder: Path | None) -> Path | None:
 def data_file(folder: Path | None, name: str, origin: str) -> Path:
     """Find the file of that name in the data folder, `known_folder(folder)`.
 
-    Raises UserError if no folder is known or the file is not in it; `origin` is where it can be had.
+    Raises UserError if no folder is known or the file is not in it; `origin` is where it can be
+    had.
     """
     folder = known_folder(folder)
     if folder is None:
-        problem = f"{name} is needed but no data folder is known: give --data-dir DIR or set {VARIABLE}"
-        raise UserError(f"{problem} (Python: data_dir); get it there by  fl-dpbayes data fetch  or from {origin}")
+        problem = (
+            f"{name} is needed but no data folder is known: give --data-dir DIR or set {VARIABLE}"
+        )
+        raise UserError(
+            f"{problem} (Python: data_dir); get it there by  fl-dpbayes data fetch  or "
+            f"from {origin}"
+        )
     path = folder / name
     if not path.is_file():
         problem = f"{path} does not exist: get it by  fl-dpbayes data fetch  or from {origin}"
-        raise UserError(f"{problem}, or give another folder by --data-dir (Python: data_dir) or {VARIABLE}")
+        raise UserError(
+            f"{problem}, or give another folder by --data-dir (Python: data_dir) or {VARIABLE}"
+        )
     return path
 
 

@@ -15,7 +15,8 @@ class Told(Exception):  # noqa: N818
 class UserError(Told):
     """A mistake that a user can correct.
 
-    The text names the value, what is allowed and the remedy; the command line prints it alone and ends with status 2.
+    The text names the value, what is allowed and the remedy; the command line prints it alone and
+    ends with status 2.
     """
 
 
@@ -34,7 +35,10 @@ Value = str | int | float
 
 
 class RunWarning(Config):
-    """A warning of one `kind`; `site` is the one site that it speaks of, if any, `values` are what it names."""
+    """A warning of one `kind`.
+
+    `site` is the one site that it speaks of, if any, `values` are what it names.
+    """
 
     kind: str
     site: str = ""
@@ -42,6 +46,12 @@ class RunWarning(Config):
 
 
 def warning(kind: str, site: str = "", /, **values: Value) -> RunWarning:
-    """Make a warning of a kind of `report.warnings.SENTENCES`; a number that is not finite is kept as text."""
-    named = {key: each if isinstance(each, str) or math.isfinite(each) else str(each) for key, each in values.items()}
+    """Make a warning of a kind of `report.warnings.SENTENCES`.
+
+    A number that is not finite is kept as text.
+    """
+    named = {
+        key: each if isinstance(each, str) or math.isfinite(each) else str(each)
+        for key, each in values.items()
+    }
     return RunWarning(kind=kind, site=site, values=tuple(named.items()))

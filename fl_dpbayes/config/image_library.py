@@ -12,6 +12,12 @@ def require_torchvision() -> None:
     try:
         import torchvision  # noqa: F401
     except ImportError as error:
-        remedy = "install it as hospital-images.txt of the wheelhouse lists it, or  pip install torchvision"
-        said = f"images and frozen bodies need torchvision, which cannot be imported ({str(error)[:200]})"
+        remedy = (
+            "install it as hospital-images.txt of the wheelhouse lists it, or  pip "
+            "install torchvision"
+        )
+        said = (
+            "images and frozen bodies need torchvision, which cannot be imported "
+            f"({str(error)[:200]})"
+        )
         raise NotInstalledError(f"{said}: {remedy}") from None

@@ -5,7 +5,13 @@ import re
 import sys
 from collections.abc import Callable, Mapping
 from functools import lru_cache
-from importlib.metadata import PackageNotFoundError, distribution, entry_points, packages_distributions, requires
+from importlib.metadata import (
+    PackageNotFoundError,
+    distribution,
+    entry_points,
+    packages_distributions,
+    requires,
+)
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, Union, get_args
@@ -38,20 +44,29 @@ class InstalledCode(Config):
 
     def described(self) -> str:
         """Say distribution, version and the beginning of the digest."""
-        return f"{self.distribution or 'no distribution'} {self.version} (SHA-256 {self.digest[:12]})"
+        return (
+            f"{self.distribution or 'no distribution'} {self.version} (SHA-256 {self.digest[:12]})"
+        )
 
 
 def installed_code(name: str) -> InstalledCode | None:
-    """Find the code that a name stands for here, importing nothing of it; None where it is not installed."""
+    """Find the code that a name stands for here, importing nothing of it.
+
+    None where it is not installed.
+    """
     top = _modules.get(name, name).partition(":")[0].partition(".")[0]
     places = _places(top)
     if not places:
         return None
     owner = next(iter(_owners().get(top, ())), "")
-    beside = sorted(module for module, owners in _owners().items() if owner in owners and module != top)
+    beside = sorted(
+        module for module, owners in _owners().items() if owner in owners and module != top
+    )
     places += tuple(place for module in beside for place in _places(module))
     version = distribution(owner).version if owner else ""
-    return InstalledCode(name=name, distribution=owner, version=version, digest=files_digest(places))
+    return InstalledCode(
+        name=name, distribution=owner, version=version, digest=files_digest(places)
+    )
 
 
 def installed_package() -> InstalledCode:
@@ -61,7 +76,9 @@ def installed_package() -> InstalledCode:
         version = distribution(PACKAGE).version
     except PackageNotFoundError:
         version = ""
-    return InstalledCode(name=PACKAGE, distribution=PACKAGE, version=version, digest=files_digest(places))
+    return InstalledCode(
+        name=PACKAGE, distribution=PACKAGE, version=version, digest=files_digest(places)
+    )
 
 
 @lru_cache(maxsize=1)
@@ -76,7 +93,12 @@ def files_digest(places: tuple[Path, ...]) -> str:
 
     What Python compiles for itself, `__pycache__`, is left out: it differs from machine to machine.
     """
-    files = {(path, place) for place in places for path in files_below([place]) if "__pycache__" not in path.parts}
+    files = {
+        (path, place)
+        for place in places
+        for path in files_below([place])
+        if "__pycache__" not in path.parts
+    }
     named = sorted((path.relative_to(place.parent).as_posix(), path) for path, place in files)
 
     def read() -> str:
@@ -129,7 +151,9 @@ def foundations() -> frozenset[str]:
                 asked += [each for each in requires(name) or () if "extra ==" not in each]
             except PackageNotFoundError:
                 continue
-    tops = {top for top, owners in _owners().items() if needed & {_normal(owner) for owner in owners}}
+    tops = {
+        top for top, owners in _owners().items() if needed & {_normal(owner) for owner in owners}
+    }
     return frozenset({*PACKAGE_FOLDERS, *tops, *sys.stdlib_module_names})
 
 
@@ -137,12 +161,15 @@ def _normal(requirement: str) -> str:
     return re.sub(r"[-_.]+", "-", re.split(r"[^\w.-]", requirement, maxsplit=1)[0]).lower()
 
 
-def extended(namespace: dict[str, Any], name: str, group: str, base: type[Config]) -> Callable[[str], Any]:
+def extended(
+    namespace: dict[str, Any], name: str, group: str, base: type[Config]
+) -> Callable[[str], Any]:
     """Take a union of records out of a module, and give what makes the longer one when it is asked for.
 
-    The records of a group of entry points join those of the union. They are loaded that late since a record's module
-    imports that of its base. `namespace`: of the module, whose `__getattr__` the returned function is to be. Asking
-    raises UserError if an entry point cannot be loaded, names no record of `base` with its code, or has a taken kind.
+    The records of a group of entry points join those of the union. They are loaded that late since
+    a record's module imports that of its base. `namespace`: of the module, whose `__getattr__` the
+    returned function is to be. Asking raises UserError if an entry point cannot be loaded, names no
+    record of `base` with its code, or has a taken kind.
     """
     shipped, field = get_args(namespace.pop(name))
 
@@ -156,15 +183,29 @@ def extended(namespace: dict[str, Any], name: str, group: str, base: type[Config
             try:
                 record: Any = point.load()
             except Exception as error:
-                why = f"{type(error).__name__}: {str(error)[:200]}; keep the record in a module of its own"
-                raise UserError(f"{said} cannot be loaded: {why}, or uninstall the package") from None
+                why = (
+                    f"{type(error).__name__}: {str(error)[:200]}; keep the record in a "
+                    "module of its own"
+                )
+                raise UserError(
+                    f"{said} cannot be loaded: {why}, or uninstall the package"
+                ) from None
             fits = isinstance(record, type) and issubclass(record, base)
             if not fits or not getattr(record, "implemented_by", ""):
-                raise UserError(f"{said} is no subclass of {base.__name__} with implemented_by, the module of its code")
+                raise UserError(
+                    f"{said} is no subclass of {base.__name__} with implemented_by, the "
+                    "module of its code"
+                )
             kinds = kinds_of(record)
             # The private and the other form of a sampler are one algorithm.
-            if both := {f"dp-{kind}" for kind in kinds} & taken | {kind.removeprefix("dp-") for kind in kinds} & taken:
-                raise UserError(f"{said} takes the name {min(both)!r}, which is another's: give it a kind of its own")
+            if (
+                both := {f"dp-{kind}" for kind in kinds} & taken
+                | {kind.removeprefix("dp-") for kind in kinds} & taken
+            ):
+                raise UserError(
+                    f"{said} takes the name {min(both)!r}, which is another's: give it a "
+                    "kind of its own"
+                )
             taken |= kinds
             _modules.update(dict.fromkeys(kinds, record.implemented_by))
             records.append(record)
@@ -177,4 +218,6 @@ def extended(namespace: dict[str, Any], name: str, group: str, base: type[Config
 def kinds_of(record: type[BaseModel]) -> set[str]:
     """Return the kinds, or rules, that a record may have."""
     fields = [record.model_fields[key] for key in ("kind", "rule") if key in record.model_fields]
-    return {kind for field in fields for kind in get_args(field.annotation) if isinstance(kind, str)}
+    return {
+        kind for field in fields for kind in get_args(field.annotation) if isinstance(kind, str)
+    }

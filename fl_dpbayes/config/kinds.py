@@ -40,4 +40,7 @@ def check_origin(module: ModuleType) -> None:
     found = Path(module.__file__ or next(iter(module.__path__))).resolve()
     if HOME / module.__name__ not in [found, *found.parents]:
         problem = f"{found} is in the way: Python took it for {HOME / module.__name__}; rename it"
-        raise UserError(f"{problem}, or start where it is not imported first, for example by the command fl-dpbayes")
+        raise UserError(
+            f"{problem}, or start where it is not imported first, for example by the "
+            "command fl-dpbayes"
+        )

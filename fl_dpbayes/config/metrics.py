@@ -1,4 +1,7 @@
-"""The metrics of a predictor on a set of records, one record each; tables, figures and files go through them."""
+"""The metrics of a predictor on a set of records, one record each.
+
+Tables, figures and files go through them.
+"""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -8,11 +11,12 @@ from typing import Literal
 class Metric:
     """A number that follows from the sums that sites add up.
 
-    `key`: its name in `summary.json` and `calibration.csv`, and of the function that computes it, in the module `file`
-    of `calibration/metrics`. `label`: what tables and figures call it; empty for the key in words. `better`: which
-    values are. `unit`: of a share percentage points are shown. `rank`: 1 stands before 2 in `calibration.csv`, and has
-    columns `_low` and `_high` as 2 has; 3 stands last and has none. `calibration_error`: in [0, 1], 0 at best.
-    `bounded`: its ends are bounds that hold for any order of records within a cell, not an interval.
+    `key`: its name in `summary.json` and `calibration.csv`, and of the function that computes it,
+    in the module `file` of `calibration/metrics`. `label`: what tables and figures call it; empty
+    for the key in words. `better`: which values are. `unit`: of a share percentage points are
+    shown. `rank`: 1 stands before 2 in `calibration.csv`, and has columns `_low` and `_high` as 2
+    has; 3 stands last and has none. `calibration_error`: in [0, 1], 0 at best. `bounded`: its ends
+    are bounds that hold for any order of records within a cell, not an interval.
     """
 
     key: str

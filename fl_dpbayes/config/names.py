@@ -10,23 +10,34 @@ Role = Literal["train", "held_out", "shifted"]
 EvaluationRelease = Literal["public", "noised", "none"]
 MAX_GROUP_TEXT = 60
 PREDICTORS = {
-    "last": "last iterate", "posterior": "average of posterior samples", "recalibrated": "recalibrated posterior",
-    "hierarchical": "posterior over hospitals", "prior_corrected": "posterior corrected for prevalence",
+    "last": "last iterate",
+    "posterior": "average of posterior samples",
+    "recalibrated": "recalibrated posterior",
+    "hierarchical": "posterior over hospitals",
+    "prior_corrected": "posterior corrected for prevalence",
     "majority": "majority class",
-    "site_only": "one site alone", "central": "all records in one place", "published": "published score",
-}  # fmt: skip
+    "site_only": "one site alone",
+    "central": "all records in one place",
+    "published": "published score",
+}
 
 
 def site_name(text: str) -> str:
     """Return a hospital's own name as a site can bear it: accents are dropped, whatever else is odd becomes a dash."""
-    plain = "".join(letter for letter in unicodedata.normalize("NFKD", text) if not unicodedata.combining(letter))
+    plain = "".join(
+        letter
+        for letter in unicodedata.normalize("NFKD", text)
+        if not unicodedata.combining(letter)
+    )
     return re.sub(r"[^A-Za-z0-9._]+", "-", plain).strip("-._")[:64]
 
 
 def _check_site_name(text: str) -> str:
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", text):
         hint = f", for example {like!r}" if (like := site_name(text[:200])) else ""
-        raise ValueError(f"a site's name is 1 to 64 of A-Z, a-z, 0-9, '.', '_' and '-', no sign first{hint}")
+        raise ValueError(
+            f"a site's name is 1 to 64 of A-Z, a-z, 0-9, '.', '_' and '-', no sign first{hint}"
+        )
     return text
 
 
@@ -34,10 +45,13 @@ SiteName = Annotated[str, AfterValidator(_check_site_name)]
 
 
 def outside_text(text: str, most: int = 80) -> str:
-    """Return a text from another machine as nothing but text, of at most `most` characters; all of it passes here.
+    """Return a text from another machine as nothing but text, of at most `most` characters.
 
-    Whatever Unicode does not call printable becomes a question mark: control characters (escape sequences begin with
-    one), line ends, marks that reverse writing. What is cut off leaves an ellipsis. A second call changes nothing.
+    All of it passes here.
+
+    Whatever Unicode does not call printable becomes a question mark: control characters (escape
+    sequences begin with one), line ends, marks that reverse writing. What is cut off leaves an
+    ellipsis. A second call changes nothing.
     """
     shown = "".join(letter if letter.isprintable() else "?" for letter in text[: most + 1])
     return shown if len(shown) <= most else shown[: most - 1] + "…"

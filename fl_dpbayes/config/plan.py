@@ -9,8 +9,9 @@ from fl_dpbayes.config.base import Config, by_default
 from fl_dpbayes.config.sampler import Sampler
 
 
-# Every rule bounds a unit's contribution by the clip norm C in the Euclidean norm over all parameters, whatever the
-# data, so the sensitivity is C and the account of the noise is the same under each.
+# Every rule bounds a unit's contribution by the clip norm C in the Euclidean norm over all
+# parameters, whatever the data, so the sensitivity is C and the account of the noise is the same
+# under each.
 class FlatClipping(Config):
     """Factor min(1, C / |g|) (Abadi et al. 2016, Algorithm 1)."""
 
@@ -20,8 +21,9 @@ class FlatClipping(Config):
 class GlobalClipping(Config):
     """Factor C / Z if |g| <= Z, falling linearly to 0 at 2 Z (Bu et al. 2021, global clipping, there 0 beyond Z).
 
-    Every gradient within the bound Z >= C is scaled alike, so that their directions' mixture stays as it was. A factor
-    that dropped to 0 at once would let the last bit of a norm move a contribution by C.
+    Every gradient within the bound Z >= C is scaled alike, so that their directions' mixture stays
+    as it was. A factor that dropped to 0 at once would let the last bit of a norm move a
+    contribution by C.
     """
 
     kind: Literal["global"] = "global"
@@ -32,7 +34,8 @@ class AutomaticClipping(Config):
     """Factor C / (|g| + stability): every gradient is normalised, none keeps its length (Bu et al. 2022, AUTO-S)."""
 
     kind: Literal["automatic"] = "automatic"
-    # Far below it float32 holds neither a gradient's squares nor the factor of a gradient that vanishes.
+    # Far below it float32 holds neither a gradient's squares nor the factor of a gradient that
+    # vanishes.
     stability: Annotated[float, Field(ge=1e-6)] = 0.01
 
 
@@ -45,7 +48,10 @@ class PerLayerClipping(Config):
     kind: Literal["per-layer"] = "per-layer"
 
 
-Clipping = Annotated[FlatClipping | GlobalClipping | AutomaticClipping | PerLayerClipping, Field(discriminator="kind")]
+Clipping = Annotated[
+    FlatClipping | GlobalClipping | AutomaticClipping | PerLayerClipping,
+    Field(discriminator="kind"),
+]
 
 FLAT = FlatClipping()
 Adjacency = Literal["add_or_remove_one", "replace_one"]
@@ -54,22 +60,32 @@ NoiseCoupling = Literal["constant", "temperature", "langevin", "floor"]
 Probability = Annotated[float, Field(gt=0, lt=1)]
 SamplingRate = Annotated[float, Field(gt=0, le=1)]
 MAX_STEPS = 1_000_000
-# Far below it float32 holds neither the squares of the gradients that are to be clipped nor the noise on their sum.
+# Far below it float32 holds neither the squares of the gradients that are to be clipped nor the
+# noise on their sum.
 MIN_CLIP_NORM = 1e-6
 
 
 def _check_clipping(clipping: Clipping, clip_norm: float | None) -> None:
     if isinstance(clipping, GlobalClipping | AutomaticClipping) and clip_norm is None:
-        raise ValueError(f"clipping.kind {clipping.kind!r} scales every gradient to clip_norm: give clip_norm")
-    if isinstance(clipping, GlobalClipping) and clip_norm is not None and clipping.bound < clip_norm:
-        raise ValueError(f"clipping.bound is {clipping.bound}: it must be at least clip_norm, {clip_norm}")
+        raise ValueError(
+            f"clipping.kind {clipping.kind!r} scales every gradient to clip_norm: give clip_norm"
+        )
+    if (
+        isinstance(clipping, GlobalClipping)
+        and clip_norm is not None
+        and clipping.bound < clip_norm
+    ):
+        raise ValueError(
+            f"clipping.bound is {clipping.bound}: it must be at least clip_norm, {clip_norm}"
+        )
 
 
 class PrivacyPlan(Config):
     """What the mechanism adds and what the run may cost at a site.
 
-    Where the free parameter of the coupling (`noise_multiplier` for `constant` and `floor`, `temperature` for
-    `temperature` and `langevin`) is absent, the site solves it so that the last planned step meets `epsilon`.
+    Where the free parameter of the coupling (`noise_multiplier` for `constant` and `floor`,
+    `temperature` for `temperature` and `langevin`) is absent, the site solves it so that the last
+    planned step meets `epsilon`.
     """
 
     kind: Literal["dp"] = "dp"
@@ -92,9 +108,14 @@ class PrivacyPlan(Config):
     def _check_keys(self) -> None:
         _check_clipping(self.clipping, self.clip_norm)
         if self.coupling == "constant" and self.temperature is not None:
-            raise ValueError("temperature is not used by coupling 'constant': remove it or choose 'floor'")
+            raise ValueError(
+                "temperature is not used by coupling 'constant': remove it or choose 'floor'"
+            )
         if self.coupling in ("temperature", "langevin") and self.noise_multiplier is not None:
-            raise ValueError(f"noise_multiplier is not used by coupling {self.coupling!r}: give temperature or neither")
+            raise ValueError(
+                f"noise_multiplier is not used by coupling {self.coupling!r}: give "
+                "temperature or neither"
+            )
         if self.coupling == "floor" and self.temperature is None:
             raise ValueError("coupling 'floor' needs temperature (1.0 is the Bayesian posterior)")
 
@@ -102,7 +123,8 @@ class PrivacyPlan(Config):
 class Privacy(PrivacyPlan):
     """A `PrivacyPlan` of which only `epsilon` and `delta` must be given.
 
-    Its chain samples the posterior, at temperature 1; where the budget asks for more noise, it is as much hotter.
+    Its chain samples the posterior, at temperature 1; where the budget asks for more noise, it is
+    as much hotter.
     """
 
     coupling: NoiseCoupling = "floor"
@@ -111,14 +133,19 @@ class Privacy(PrivacyPlan):
     @model_validator(mode="before")
     @classmethod
     def _at_temperature_1(cls, given: Any) -> Any:
-        return {"temperature": 1.0} | given if isinstance(given, dict) and "coupling" not in given else given
+        return (
+            {"temperature": 1.0} | given
+            if isinstance(given, dict) and "coupling" not in given
+            else given
+        )
 
 
 class NoPrivacyPlan(Config):
     """A run without privacy, for reference: epsilon is infinite, and a site takes part only if its policy says so.
 
-    Without `clip_norm` nothing is clipped. The noise on the sum has the given `noise_standard_deviation`, or that of
-    Langevin dynamics at `temperature`; with neither there is none. Clip or noise alone are ablations.
+    Without `clip_norm` nothing is clipped. The noise on the sum has the given
+    `noise_standard_deviation`, or that of Langevin dynamics at `temperature`; with neither there is
+    none. Clip or noise alone are ablations.
     """
 
     kind: Literal["none"] = "none"
@@ -139,17 +166,22 @@ class NoPrivacyPlan(Config):
     def _check_keys(self) -> None:
         _check_clipping(self.clipping, self.clip_norm)
         if self.noise_standard_deviation > 0 and self.temperature is not None:
-            raise ValueError("noise_standard_deviation and temperature both fix the noise: give one of them")
+            raise ValueError(
+                "noise_standard_deviation and temperature both fix the noise: give one of them"
+            )
 
 
-AnyPrivacyPlan = Annotated[Annotated[PrivacyPlan | NoPrivacyPlan, Field(discriminator="kind")], by_default(kind="dp")]
+AnyPrivacyPlan = Annotated[
+    Annotated[PrivacyPlan | NoPrivacyPlan, Field(discriminator="kind")], by_default(kind="dp")
+]
 
 
 class TrainingPlan(Config):
     """Everything about a run's chains that is fixed before their first step.
 
-    The chains run in turn, each of `rounds * steps_per_round` steps with the schedule from its start; `burn_in` and
-    `thinning` hold for each. All of them are one account. Their prior is to the power `prior_share`.
+    The chains run in turn, each of `rounds * steps_per_round` steps with the schedule from its
+    start; `burn_in` and `thinning` hold for each. All of them are one account. Their prior is to
+    the power `prior_share`.
     """
 
     rounds: PositiveInt
@@ -180,16 +212,26 @@ class TrainingPlan(Config):
     def _check_keys(self) -> None:
         named, algorithm = f"sampler.kind {self.sampler.kind!r}", self.sampler.algorithm
         if self.privacy.kind == "dp" and not self.sampler.is_private:
-            choice = f"choose 'dp-{algorithm}', or privacy.kind = 'none' if nothing is to be protected"
+            choice = (
+                f"choose 'dp-{algorithm}', or privacy.kind = 'none' if nothing is to be protected"
+            )
             raise ValueError(f"{named} is not private, but privacy.kind is 'dp': {choice}")
         if self.privacy.kind == "none" and self.sampler.is_private:
             choice = f"choose {algorithm!r}, or give a privacy budget"
             raise ValueError(f"{named} is private, but privacy.kind is 'none': {choice}")
         if self.total_steps > MAX_STEPS:
-            raise ValueError(f"chains * rounds * steps_per_round is {self.total_steps}: allowed are {MAX_STEPS} steps")
+            raise ValueError(
+                f"chains * rounds * steps_per_round is {self.total_steps}: allowed are "
+                f"{MAX_STEPS} steps"
+            )
         if self.burn_in + self.thinning > self.chain_steps:
-            problem = f"burn_in {self.burn_in} + thinning {self.thinning} exceeds the {self.chain_steps} planned steps"
-            raise ValueError(f"{problem}, so no sample would be kept: lower burn_in or thinning, or add rounds")
+            problem = (
+                f"burn_in {self.burn_in} + thinning {self.thinning} exceeds the "
+                f"{self.chain_steps} planned steps"
+            )
+            raise ValueError(
+                f"{problem}, so no sample would be kept: lower burn_in or thinning, or add rounds"
+            )
 
     def is_kept(self, step: int) -> bool:
         """Say whether the state after `step` (0-based, of the whole run) is kept as a posterior sample."""
@@ -199,7 +241,9 @@ class TrainingPlan(Config):
     def kept_before(self, step: int) -> int:
         """Count the samples that are kept before step `step` (0-based) of the run."""
         chains, steps = divmod(step, self.chain_steps)
-        whole, begun = (max(0, done - self.burn_in) // self.thinning for done in (self.chain_steps, steps))
+        whole, begun = (
+            max(0, done - self.burn_in) // self.thinning for done in (self.chain_steps, steps)
+        )
         return chains * whole + begun
 
 
@@ -213,8 +257,16 @@ def check_temperature(sampler: Sampler, privacy: AnyPrivacyPlan) -> None:
     if isinstance(privacy, NoPrivacyPlan):
         if privacy.temperature is not None:
             has_none = f"sampler.kind {sampler.kind!r} has none"
-            raise ValueError(f"privacy.temperature is {privacy.temperature:g}: {has_none}: remove it, or choose 'sgld'")
+            raise ValueError(
+                f"privacy.temperature is {privacy.temperature:g}: {has_none}: remove it, or "
+                "choose 'sgld'"
+            )
     elif privacy.coupling != "constant":
-        said = f"privacy.coupling is {privacy.coupling!r}, and sampler.kind {sampler.kind!r} has no temperature"
+        said = (
+            f"privacy.coupling is {privacy.coupling!r}, and sampler.kind {sampler.kind!r} has "
+            "no temperature"
+        )
         remedy = "set privacy.coupling = 'constant' and remove privacy.temperature"
-        raise ValueError(f"{said}: {remedy}, or choose sampler.kind 'dp-sgld', 'dp-sgd' or 'dp-sghmc'")
+        raise ValueError(
+            f"{said}: {remedy}, or choose sampler.kind 'dp-sgld', 'dp-sgd' or 'dp-sghmc'"
+        )

@@ -22,9 +22,10 @@ ISOTONIC_BINS = 15
 class Method:
     """A recalibration method, whose code is `calibration/recalibration/<name>.py`.
 
-    `name`: in scenarios and messages. `parameters`: of a map, whatever the number of classes. `per_class`: more
-    parameters for each class. `for_more_classes`: what to choose instead for more than two classes; empty where it
-    takes any number. `rising_knots`: the parameters are positions of knots, then values, in [0, 1] and never falling.
+    `name`: in scenarios and messages. `parameters`: of a map, whatever the number of classes.
+    `per_class`: more parameters for each class. `for_more_classes`: what to choose instead for more
+    than two classes; empty where it takes any number. `rising_knots`: the parameters are positions
+    of knots, then values, in [0, 1] and never falling.
     """
 
     name: str
@@ -56,7 +57,10 @@ else:
 
 
 def parameter_count(method: RecalibrationMethod, classes: int) -> int:
-    """Return how many parameters a map of 2 or more classes has; ValueError if the method is not for so many."""
+    """Return how many parameters a map of 2 or more classes has.
+
+    ValueError if the method is not for so many.
+    """
     record = METHODS[method]
     if record.for_more_classes and classes != 2:
         allowed = f"here are {classes}: choose {record.for_more_classes!r}"
@@ -67,9 +71,10 @@ def parameter_count(method: RecalibrationMethod, classes: int) -> int:
 class RecalibrationMap(Config):
     """A map of class probabilities.
 
-    `temperature`: log T. `vector`: the log scales of all classes, then their biases. `platt`: log scale and bias of the
-    log odds of class 1. Of these, all parameters 0 change nothing. `isotonic`: the positions of ISOTONIC_BINS knots,
-    then their values; both in [0, 1] and neither ever falls.
+    `temperature`: log T. `vector`: the log scales of all classes, then their biases. `platt`: log
+    scale and bias of the log odds of class 1. Of these, all parameters 0 change nothing.
+    `isotonic`: the positions of ISOTONIC_BINS knots, then their values; both in [0, 1] and neither
+    ever falls.
     """
 
     method: RecalibrationMethod
@@ -80,10 +85,17 @@ class RecalibrationMap(Config):
         if not record.rising_knots:
             return
         if len(self.parameters) != record.parameters:
-            raise ValueError(f"an {self.method} map has {record.parameters} parameters, not {len(self.parameters)}")
+            raise ValueError(
+                f"an {self.method} map has {record.parameters} parameters, not "
+                f"{len(self.parameters)}"
+            )
         half = record.parameters // 2
         for knots in (self.parameters[:half], self.parameters[half:]):
-            if knots[0] < 0 or knots[-1] > 1 or any(left > right for left, right in pairwise(knots)):
+            if (
+                knots[0] < 0
+                or knots[-1] > 1
+                or any(left > right for left, right in pairwise(knots))
+            ):
                 raise ValueError(f"the knots of an {self.method} map lie in [0, 1] and never fall")
 
 
@@ -95,8 +107,8 @@ def _check_rounds(rounds: int, steps: int) -> None:
 class RecalibrationPlan(Config):
     """The fit of a map at each site: `steps` full-batch steps over all rounds, which cost `epsilon` together.
 
-    Without `epsilon` the fit has no noise and no privacy, and a site takes part only if its policy says so. The step
-    size falls linearly from `step_size` to 0 over the plan.
+    Without `epsilon` the fit has no noise and no privacy, and a site takes part only if its policy
+    says so. The step size falls linearly from `step_size` to 0 over the plan.
     """
 
     method: DescentMethod
@@ -118,9 +130,12 @@ class RecalibrationPlan(Config):
 
 
 class CountingPlan(Config):
-    """One count of bins at each site, released once at a cost of `epsilon`; the server fits the map to it.
+    """One count of bins at each site, released once at a cost of `epsilon`.
 
-    Without `epsilon` the count is exact and not private, and a site takes part only if its policy says so.
+    The server fits the map to it.
+
+    Without `epsilon` the count is exact and not private, and a site takes part only if its policy
+    says so.
     """
 
     method: CountingMethod = "isotonic"
@@ -139,9 +154,10 @@ AnyRecalibrationPlan = Annotated[RecalibrationPlan | CountingPlan, Field(discrim
 class Recalibration(Config):
     """A map of the posterior's probabilities, fitted by private descent on a share of each training site's units.
 
-    The share is kept from training, so `epsilon` (default: `privacy.epsilon`) is spent beside that of training, not on
-    top of it. `federated`: the median of the sites' parameters is taken after each of `rounds`, into which `steps` are
-    divided, and every site uses it. `site`: each training site uses its own, the other sites the median.
+    The share is kept from training, so `epsilon` (default: `privacy.epsilon`) is spent beside that
+    of training, not on top of it. `federated`: the median of the sites' parameters is taken after
+    each of `rounds`, into which `steps` are divided, and every site uses it. `site`: each training
+    site uses its own, the other sites the median.
     """
 
     method: DescentMethod = "temperature"
@@ -156,13 +172,16 @@ class Recalibration(Config):
     def _check_keys(self) -> None:
         _check_rounds(self.rounds, self.steps)
         if self.scope == "site" and self.rounds > 1:
-            raise ValueError(f"rounds is {self.rounds}, but with scope 'site' nothing is combined: leave it at 1")
+            raise ValueError(
+                f"rounds is {self.rounds}, but with scope 'site' nothing is combined: leave it at 1"
+            )
 
 
 class IsotonicRecalibration(Config):
     """A rising map of the posterior's probabilities, from one private count of bins at each training site.
 
-    `fraction`, `epsilon` and `scope` as for the other methods; `federated`: all sites use the median of their maps.
+    `fraction`, `epsilon` and `scope` as for the other methods; `federated`: all sites use the
+    median of their maps.
     """
 
     method: CountingMethod = "isotonic"
@@ -172,11 +191,14 @@ class IsotonicRecalibration(Config):
 
 
 AnyRecalibration = Annotated[
-    Annotated[Recalibration | IsotonicRecalibration, Field(discriminator="method")], by_default(method="temperature")
+    Annotated[Recalibration | IsotonicRecalibration, Field(discriminator="method")],
+    by_default(method="temperature"),
 ]
 
 
-def recalibration_plan(recalibration: AnyRecalibration, privacy: AnyPrivacyPlan) -> AnyRecalibrationPlan:
+def recalibration_plan(
+    recalibration: AnyRecalibration, privacy: AnyPrivacyPlan
+) -> AnyRecalibrationPlan:
     """Build the plan that every recalibration request carries.
 
     The plan of the training gives delta, adjacency and, where the section has none, epsilon.

@@ -11,9 +11,19 @@ from fl_dpbayes.config.sources import Source
 
 # Where a source lies and whose its records are; sites may differ in these.
 _OF_THE_SITE = {
-    "path", "folder", "name", "revision", "config", "splits", "constants", "site_column", "unit_column",
-    "group_columns", "site_pattern", "patient_pattern",
-}  # fmt: skip
+    "path",
+    "folder",
+    "name",
+    "revision",
+    "config",
+    "splits",
+    "constants",
+    "site_column",
+    "unit_column",
+    "group_columns",
+    "site_pattern",
+    "patient_pattern",
+}
 _CONSTANTS = ("centers", "scales", "missing")
 _LABELS = ("label", "classes", "class_names")
 PartDigest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
@@ -28,11 +38,15 @@ class RecordSchema(Config):
 
     def differences(self, other: "RecordSchema") -> list[str]:
         """Name the parts in which another schema differs."""
-        return [name for name in type(self).model_fields if getattr(self, name) != getattr(other, name)]
+        return [
+            name for name in type(self).model_fields if getattr(self, name) != getattr(other, name)
+        ]
 
 
 def record_schema(source: Source) -> RecordSchema:
-    """Return the schema of a source; nothing is read but the names of an image folder's sub-folders.
+    """Return the schema of a source.
+
+    Nothing is read but the names of an image folder's sub-folders.
 
     Raises UserError if these are not here.
     """
@@ -43,6 +57,9 @@ def record_schema(source: Source) -> RecordSchema:
     labels["class_names"] = getattr(source, "class_names", ())
     features = {"shape": task.input_shape, **told}
     parts = {"features": features, "constants": constants, "labels": labels}
-    # Lists keep their order; keys of a table, as of missing values and categories, are in the order of the features.
+    # Lists keep their order; keys of a table, as of missing values and categories, are in the order
+    # of the features.
     texts = {name: json.dumps(part, separators=(",", ":")) for name, part in parts.items()}
-    return RecordSchema(**{name: hashlib.sha256(text.encode()).hexdigest() for name, text in texts.items()})
+    return RecordSchema(
+        **{name: hashlib.sha256(text.encode()).hexdigest() for name, text in texts.items()}
+    )

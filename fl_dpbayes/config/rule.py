@@ -22,8 +22,9 @@ InputCount = Annotated[int, Field(ge=1, le=100_000)]
 class SyntheticInputs(Config):
     """Made-up inputs of the server: no record enters, so they need no governance.
 
-    `strokes`: random pen strokes, for square grey pictures of handwriting and the like. `noise`: smooth random
-    patterns in [0, 1] for images, standard normal values for tables (which fit features that are centred and scaled).
+    `strokes`: random pen strokes, for square grey pictures of handwriting and the like. `noise`:
+    smooth random patterns in [0, 1] for images, standard normal values for tables (which fit
+    features that are centred and scaled).
     """
 
     kind: Literal["synthetic"] = "synthetic"
@@ -35,16 +36,19 @@ class SyntheticInputs(Config):
 class PublicFile(Config):
     """Public records that the server holds: a .npz archive (`features`, on request `labels`) or a folder of images.
 
-    They need a governance of their own: in `statement` the user declares that they are public and why, which the
-    report shows. At most the first `count` records are used.
+    They need a governance of their own: in `statement` the user declares that they are public and
+    why, which the report shows. At most the first `count` records are used.
     """
 
     kind: Literal["file"]
     path: Path
     statement: str = Field(
-        min_length=10, max_length=500, pattern=r"^[^\x00-\x1f\x7f]*\S[^\x00-\x1f\x7f]*$",
-        description="a sentence of 10 to 500 characters that declares these records public and says why",
-    )  # fmt: skip
+        min_length=10,
+        max_length=500,
+        pattern=r"^[^\x00-\x1f\x7f]*\S[^\x00-\x1f\x7f]*$",
+        description="a sentence of 10 to 500 characters that declares these records public "
+        "and says why",
+    )
     count: InputCount = 20_000
 
 
@@ -54,16 +58,19 @@ PublicInputs = Annotated[SyntheticInputs | PublicFile, Field(discriminator="kind
 class Rule(Config):
     """A section `[aggregation]`: fields are what a scenario may set, and a rule overrides what else is not as here.
 
-    A rule on independent chains has `combine(rule, released)` in the module `code` of `fl_dpbayes.posterior.rules`.
+    A rule on independent chains has `combine(rule, released)` in the module `code` of
+    `fl_dpbayes.posterior.rules`.
 
-    `whole_prior`: sites target p(w) p(D_k|w) each (convention B), not p(w)^(1/K) p(D_k|w), of which precisions add
-    (convention A). `makes_point`: one point of whatever it is given, and no posterior. `own_rounds`: every round starts
-    from the server's state, by a strategy of the rule's own. `averages_weights`: hidden units must mean the same at
-    every site and in every chain. `joins_temperatures`: samples keep the temperatures of their sites. `shows_mixing`:
-    the mixing of the sites' chains, or of the averaged one, bears on the result. `needs_temperature`: it uses the
-    spread of samples, which must have a temperature. `share_times`: how many equal shares a site may weigh by its size,
-    where the scenario names no `largest_share`. `implemented_by`: the module with `combine`, in a package that
-    registers the rule by an entry point of `fl_dpbayes.rules`.
+    `whole_prior`: sites target p(w) p(D_k|w) each (convention B), not p(w)^(1/K) p(D_k|w), of which
+    precisions add (convention A). `makes_point`: one point of whatever it is given, and no
+    posterior. `own_rounds`: every round starts from the server's state, by a strategy of the rule's
+    own. `averages_weights`: hidden units must mean the same at every site and in every chain.
+    `joins_temperatures`: samples keep the temperatures of their sites. `shows_mixing`: the mixing
+    of the sites' chains, or of the averaged one, bears on the result. `needs_temperature`: it uses
+    the spread of samples, which must have a temperature. `share_times`: how many equal shares a
+    site may weigh by its size, where the scenario names no `largest_share`. `implemented_by`: the
+    module with `combine`, in a package that registers the rule by an entry point of
+    `fl_dpbayes.rules`.
     """
 
     whole_prior: ClassVar[bool] = False
@@ -90,7 +97,10 @@ class Rule(Config):
 
     @property
     def weighing(self) -> SiteWeights:
-        """Say how sites are weighed; rules that weigh by precision count all alike in what they average plainly."""
+        """Say how sites are weighed.
+
+        Rules that weigh by precision count all alike in what they average plainly.
+        """
         return getattr(self, "site_weights", "uniform")
 
     @property
@@ -101,8 +111,8 @@ class Rule(Config):
     def share_bound(self, sites: int) -> float:
         """Return the greatest weight that one of K >= 1 training sites may have by its size.
 
-        Without `largest_share` the rule's `share_times` equal shares, at most a half, and 1 for two sites or one, of
-        which nobody can say who is right.
+        Without `largest_share` the rule's `share_times` equal shares, at most a half, and 1 for two
+        sites or one, of which nobody can say who is right.
         """
         if self.cap is not None:
             return self.cap
@@ -132,24 +142,40 @@ class Rule(Config):
         return 1
 
     def site_plan(self, plan: TrainingPlan) -> TrainingPlan:
-        """Make of the scenario's plan the one that sites get; ValueError names what does not fit the rule."""
+        """Make of the scenario's plan the one that sites get.
+
+        ValueError names what does not fit the rule.
+        """
         return plan
 
     def check(self, sampler: Sampler, training_sites: int) -> None:
         """Check that the rule fits the chains; ValueError names what does not, and the remedy."""
         if self.needs_temperature and not sampler.has_temperature:
-            said = f"needs samples at a known temperature, which sampler.kind {sampler.kind!r} does not have"
-            raise ValueError(f"aggregation.rule {self.rule!r} {said}: choose rule 'mixture', 'fedavg' or 'fedbe'")
+            said = (
+                f"needs samples at a known temperature, which sampler.kind {sampler.kind!r} "
+                "does not have"
+            )
+            raise ValueError(
+                f"aggregation.rule {self.rule!r} {said}: choose rule 'mixture', 'fedavg' or 'fedbe'"
+            )
         if self.cap is not None and cannot_be_kept(self.cap, training_sites):
-            least, share = math.ceil(1e6 / training_sites) / 1e6, f"aggregation.largest_share is {self.cap:g}"
-            problem = f"{share}, but {counted(training_sites, 'training site')} share 1: raise it to {least:g} or more"
+            least, share = (
+                math.ceil(1e6 / training_sites) / 1e6,
+                f"aggregation.largest_share is {self.cap:g}",
+            )
+            problem = (
+                f"{share}, but {counted(training_sites, 'training site')} share 1: raise it "
+                f"to {least:g} or more"
+            )
             raise ValueError(f"{problem}, or leave it out and set site_weights = 'uniform'")
 
     def with_public_path(self, change: Callable[[Path], Path]) -> "Rule":
         """Return the rule with its public file, if it has one, elsewhere."""
         if not isinstance(self.inputs, PublicFile):
             return self
-        return self.model_copy(update={"public": self.inputs.model_copy(update={"path": change(self.inputs.path)})})
+        return self.model_copy(
+            update={"public": self.inputs.model_copy(update={"path": change(self.inputs.path)})}
+        )
 
 
 def cannot_be_kept(share: float, sites: int) -> bool:

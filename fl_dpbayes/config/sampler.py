@@ -1,7 +1,8 @@
 """The algorithm of a site's chain, its step sizes and its prior: what a plan says of them.
 
-An algorithm has one name where it is private (`dp-sgd`) and one where it is not (`sgd`); both run the same code, the
-module of that name in `fl_dpbayes/samplers`, and a plan's privacy settings must agree with the name.
+An algorithm has one name where it is private (`dp-sgd`) and one where it is not (`sgd`); both run
+the same code, the module of that name in `fl_dpbayes/samplers`, and a plan's privacy settings must
+agree with the name.
 """
 
 import math
@@ -44,9 +45,14 @@ class PolynomialStepSize(Config):
 
 # A number is short for a constant step size.
 StepSizeSchedule = Annotated[
-    ConstantStepSize | ExponentialStepSize | PolynomialStepSize, Field(discriminator="kind"),
-    BeforeValidator(lambda given: {"kind": "constant", "initial": given} if isinstance(given, int | float) else given),
-]  # fmt: skip
+    ConstantStepSize | ExponentialStepSize | PolynomialStepSize,
+    Field(discriminator="kind"),
+    BeforeValidator(
+        lambda given: (
+            {"kind": "constant", "initial": given} if isinstance(given, int | float) else given
+        )
+    ),
+]
 
 
 class GaussianPrior(Config):
@@ -75,16 +81,18 @@ Prior = Annotated[GaussianPrior | LaplacePrior | FlatPrior, Field(discriminator=
 class SamplerSettings(Config):
     """What every algorithm has: step sizes, a prior, and what it says of itself.
 
-    A chain's state is made of vectors as long as the model's parameter vector, all of them functions of noisy sums and
-    public constants. `parameters` is the first, and the point predictor.
+    A chain's state is made of vectors as long as the model's parameter vector, all of them
+    functions of noisy sums and public constants. `parameters` is the first, and the point
+    predictor.
 
-    `position`: vectors of the state that together are the chain's position. `has_temperature`: the update is
-    linear, so it is Langevin dynamics at a temperature T_t that its noise gives it. `only_descends`: without noise
-    for a temperature its states are those of an optimiser, not posterior samples. `rescales`: steps are scaled by
-    what gradients were before, so that only the first moment is linear in them. `draws_samples`: posterior samples
-    are drawn at random from the state, they are not its positions. `needs_hidden_units`: it has nothing to do in a
-    model without hidden units that are trained. `implemented_by`: the module with `build`, in a package that registers
-    the sampler by an entry point of `fl_dpbayes.samplers`.
+    `position`: vectors of the state that together are the chain's position. `has_temperature`: the
+    update is linear, so it is Langevin dynamics at a temperature T_t that its noise gives it.
+    `only_descends`: without noise for a temperature its states are those of an optimiser, not
+    posterior samples. `rescales`: steps are scaled by what gradients were before, so that only the
+    first moment is linear in them. `draws_samples`: posterior samples are drawn at random from the
+    state, they are not its positions. `needs_hidden_units`: it has nothing to do in a model without
+    hidden units that are trained. `implemented_by`: the module with `build`, in a package that
+    registers the sampler by an entry point of `fl_dpbayes.samplers`.
     """
 
     position: ClassVar[tuple[str, ...]] = ("parameters",)
@@ -136,16 +144,25 @@ class SamplerSettings(Config):
 
     @property
     def levers(self) -> dict[str, float]:
-        """Settings that cool a chain beside smaller steps; temperature goes as step size over friction."""
+        """Settings that cool a chain beside smaller steps.
+
+        Temperature goes as step size over friction.
+        """
         return {"momentum": self._kept} if self._kept else {}
 
     @property
     def _kept(self) -> float:
         return getattr(self, "momentum", 0.0)
 
-    def state_shapes(self, parameter_shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+    def state_shapes(
+        self, parameter_shapes: Mapping[str, tuple[int, ...]]
+    ) -> dict[str, tuple[int, ...]]:
         """Return `<vector>/<parameter name>` -> shape of the arrays in which a state travels, in order."""
-        return {f"{vector}/{name}": shape for vector in self.state_vectors for name, shape in parameter_shapes.items()}
+        return {
+            f"{vector}/{name}": shape
+            for vector in self.state_vectors
+            for name, shape in parameter_shapes.items()
+        }
 
 
 class SGLD(SamplerSettings):
@@ -181,9 +198,12 @@ class Adam(SamplerSettings):
 
 
 class SGHMC(SamplerSettings):
-    """Stochastic gradient Hamiltonian Monte Carlo; `friction` is the share of the momentum lost in each step.
+    """Stochastic gradient Hamiltonian Monte Carlo.
 
-    At the same step size and privacy noise the chain is hotter than Langevin dynamics by 1 / friction.
+    `friction` is the share of the momentum lost in each step.
+
+    At the same step size and privacy noise the chain is hotter than Langevin dynamics by 1 /
+    friction.
     """
 
     has_temperature = True
@@ -209,7 +229,8 @@ class SGHMC(SamplerSettings):
 class BayesByBackprop(SamplerSettings):
     """Bayes by backprop: a Gaussian per weight, whose mean and spread are trained by gradient descent.
 
-    `draws` weight draws are averaged before the clip; `initial_scale` is the standard deviation at the start.
+    `draws` weight draws are averaged before the clip; `initial_scale` is the standard deviation at
+    the start.
     """
 
     position = ("parameters", "spread")
@@ -225,7 +246,10 @@ class BayesByBackprop(SamplerSettings):
 
 
 class MCDropout(SamplerSettings):
-    """Gradient descent with dropout at `rate`, a mask per record; each posterior sample is one draw of masks."""
+    """Gradient descent with dropout at `rate`, a mask per record.
+
+    Each posterior sample is one draw of masks.
+    """
 
     draws_samples = True
     needs_hidden_units = True
@@ -234,7 +258,9 @@ class MCDropout(SamplerSettings):
     momentum: Decay = 0.0
 
 
-Sampler = Annotated[SGLD | SGD | Adam | SGHMC | BayesByBackprop | MCDropout, Field(discriminator="kind")]
+Sampler = Annotated[
+    SGLD | SGD | Adam | SGHMC | BayesByBackprop | MCDropout, Field(discriminator="kind")
+]
 if not TYPE_CHECKING:
     __getattr__ = extended(globals(), "Sampler", SAMPLERS, SamplerSettings)
 

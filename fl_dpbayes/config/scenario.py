@@ -11,7 +11,14 @@ from pydantic import Field, PositiveFloat, PositiveInt, ValidationError, model_v
 
 from fl_dpbayes.config.aggregation import Aggregation, with_default_rule
 from fl_dpbayes.config.base import LEFT_OUT, Config
-from fl_dpbayes.config.data import DataSpec, IIDPartition, Partition, SiteSpec, check_prevalences, check_shared_records
+from fl_dpbayes.config.data import (
+    DataSpec,
+    IIDPartition,
+    Partition,
+    SiteSpec,
+    check_prevalences,
+    check_shared_records,
+)
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.files.atomic_file import write_atomically
 from fl_dpbayes.config.names import EvaluationRelease, GroupText, SiteName
@@ -19,7 +26,13 @@ from fl_dpbayes.config.plan import AnyPrivacyPlan, ChainStart, TrainingPlan, che
 from fl_dpbayes.config.recalibration import AnyRecalibration
 from fl_dpbayes.config.sampler import Sampler
 from fl_dpbayes.config.task import LogisticModel, Model, ModuleModel
-from fl_dpbayes.config.validation_text import SWITCHES, drop_keys_of_other_kinds, explain, read_record, read_toml
+from fl_dpbayes.config.validation_text import (
+    SWITCHES,
+    drop_keys_of_other_kinds,
+    explain,
+    read_record,
+    read_toml,
+)
 
 STUDY_PREFIX = "study-"
 PATH_KEYS = ("path", "folder")
@@ -29,7 +42,8 @@ STUDY_TABLES = {"axes", "variants", "study", "paper"}
 class Training(Config):
     """How many chains each site runs one after the other, how long, and which of each chain's states are kept.
 
-    `burn_in` and `thinning` count steps of a chain. Every further chain costs as much privacy as the first.
+    `burn_in` and `thinning` count steps of a chain. Every further chain costs as much privacy as
+    the first.
     """
 
     rounds: PositiveInt
@@ -42,11 +56,12 @@ class Training(Config):
 class Evaluation(Config):
     """How test results may leave a site, and how many posterior samples are sent to be evaluated.
 
-    `public`: the sites' test records are declared public and their sums leave exactly. `noised`: one coarse table
-    leaves with Gaussian noise that the site's ledger pays for. `none`: nothing leaves. `baselines`: a simulation also
-    measures simpler predictors; they are fitted to the training records without privacy, which no epsilon covers.
-    `max_records_per_unit`: how many records of one unit a site may count in a noised table; a table whose noise is for
-    more is rejected, as a site could hide all results behind it.
+    `public`: the sites' test records are declared public and their sums leave exactly. `noised`:
+    one coarse table leaves with Gaussian noise that the site's ledger pays for. `none`: nothing
+    leaves. `baselines`: a simulation also measures simpler predictors; they are fitted to the
+    training records without privacy, which no epsilon covers. `max_records_per_unit`: how many
+    records of one unit a site may count in a noised table; a table whose noise is for more is
+    rejected, as a site could hide all results behind it.
     """
 
     release: EvaluationRelease = "public"
@@ -63,15 +78,17 @@ class Evaluation(Config):
 class Resources(Config):
     """What a site's process may use, how long a round may last, and how many sites it takes.
 
-    `min_sites`: the run stops after a round in which fewer training sites gave a usable reply (default: more than half
-    of those that have steps left, so that no site that outlasts the others decides alone). `silent_rounds`: a site
-    that let so many rounds in a row pass without a reply is asked no more, since each costs the others
-    `round_timeout`. `start_nodes`: how many nodes must be connected to start (default: one per site); others may join
-    before any later round. `nodes_may_change`: a site that is gone may come back on another node that shows the same
-    card; a card is no proof of who shows it, so allow it only where every node is authenticated. A fraction in
-    `gpus_per_site` is the share of a GPU's memory that a site's process takes at most. `ray_address`: of a Ray cluster,
-    as `127.0.0.1:6379` on the machine of `ray start --head --port=6379`, which others join by `ray start
-    --address=HOST:6379`; all have package and data, and the run directory at the same place of a shared disk.
+    `min_sites`: the run stops after a round in which fewer training sites gave a usable reply
+    (default: more than half of those that have steps left, so that no site that outlasts the others
+    decides alone). `silent_rounds`: a site that let so many rounds in a row pass without a reply is
+    asked no more, since each costs the others `round_timeout`. `start_nodes`: how many nodes must
+    be connected to start (default: one per site); others may join before any later round.
+    `nodes_may_change`: a site that is gone may come back on another node that shows the same card;
+    a card is no proof of who shows it, so allow it only where every node is authenticated. A
+    fraction in `gpus_per_site` is the share of a GPU's memory that a site's process takes at most.
+    `ray_address`: of a Ray cluster, as `127.0.0.1:6379` on the machine of `ray start --head
+    --port=6379`, which others join by `ray start --address=HOST:6379`; all have package and data,
+    and the run directory at the same place of a shared disk.
     """
 
     cpus_per_site: PositiveInt = 1
@@ -89,9 +106,10 @@ class Resources(Config):
 class Simulation(Config):
     """What only a simulation may set.
 
-    `insecure_seed` makes noise and sampling repeatable, so that nothing released is private: the report says so.
-    `cohort_epsilon` is what each virtual site may ever spend (default: `privacy.epsilon`). `traces` keeps a trace of
-    every chain (log posterior, clipped share) in the run's folder `traces`; it is not private, and no site sends it.
+    `insecure_seed` makes noise and sampling repeatable, so that nothing released is private: the
+    report says so. `cohort_epsilon` is what each virtual site may ever spend (default:
+    `privacy.epsilon`). `traces` keeps a trace of every chain (log posterior, clipped share) in the
+    run's folder `traces`; it is not private, and no site sends it.
     """
 
     insecure_seed: int | None = None
@@ -102,9 +120,10 @@ class Simulation(Config):
 class Hierarchical(Config):
     """Hospitals differ in the level of the outcome: each has an intercept of its own, drawn from a population.
 
-    `group`: what the sites' `group` names, for example "country"; it makes a level above the hospitals, and every site
-    needs one. Without it there is one level. `largest_sd`: the prior of both standard deviations, in log odds, is
-    uniform from 0 to it. Features should be centred and of one scale: that is how the clipping of scores sees them.
+    `group`: what the sites' `group` names, for example "country"; it makes a level above the
+    hospitals, and every site needs one. Without it there is one level. `largest_sd`: the prior of
+    both standard deviations, in log odds, is uniform from 0 to it. Features should be centred and
+    of one scale: that is how the clipping of scores sees them.
     """
 
     group: GroupText | None = None
@@ -155,13 +174,23 @@ class Scenario(Config):
         check_shared_records(self.sites)
         shared = [name for name, site in self.sites.items() if site.records_of is not None]
         if shared and self.evaluation.release == "noised":
-            said = f"sites.{shared[0]}.records_of: the same patients would pay for noised tables in two ledgers"
-            raise ValueError(f"{said}: set evaluation.release to 'public' or 'none', or give the site its own records")
+            said = (
+                f"sites.{shared[0]}.records_of: the same patients would pay for noised tables "
+                "in two ledgers"
+            )
+            raise ValueError(
+                f"{said}: set evaluation.release to 'public' or 'none', or give the site "
+                "its own records"
+            )
         least, start = self.resources.min_sites, self.resources.start_nodes
         if least is not None and least > len(training_sites):
-            raise ValueError(f"resources.min_sites is {least} but {len(training_sites)} sites train: lower it")
+            raise ValueError(
+                f"resources.min_sites is {least} but {len(training_sites)} sites train: lower it"
+            )
         if start is not None and start > len(self.sites):
-            raise ValueError(f"resources.start_nodes is {start} but there are {len(self.sites)} sites: lower it")
+            raise ValueError(
+                f"resources.start_nodes is {start} but there are {len(self.sites)} sites: lower it"
+            )
         self.aggregation.check(self.sampler, len(training_sites))
         test, kept = self.kept_fractions
         if kept + test >= 1:
@@ -170,11 +199,19 @@ class Scenario(Config):
         if self.sampler.needs_hidden_units:
             drops = f"sampler.kind {self.sampler.kind!r} drops hidden units, and"
             if isinstance(self.model, ModuleModel):
-                raise ValueError(f"{drops} those of a module of one's own are not known: choose another sampler")
+                raise ValueError(
+                    f"{drops} those of a module of one's own are not known: choose another sampler"
+                )
             if isinstance(self.model, LogisticModel):
-                raise ValueError(f"{drops} model.kind 'logistic' has none: choose 'mlp' or 'cnn', or another sampler")
+                raise ValueError(
+                    f"{drops} model.kind 'logistic' has none: choose 'mlp' or 'cnn', or "
+                    "another sampler"
+                )
             if self.model.frozen_body is not None:
-                raise ValueError(f"{drops} those of model.frozen_body are fixed: remove frozen_body, or choose another")
+                raise ValueError(
+                    f"{drops} those of model.frozen_body are fixed: remove frozen_body, or "
+                    "choose another"
+                )
         check_temperature(self.sampler, self.privacy)
         check_prevalences(self.data, self.sites, self.evaluation.release)
         self._check_hierarchical()
@@ -191,24 +228,44 @@ class Scenario(Config):
         for name, site in self.sites.items():
             if (site.group is None) != (level is None):
                 said = f"hierarchical.group is {level!r} and sites.{name}.group {site.group!r}"
-                raise ValueError(f"{said}: set both, as group = 'country' and group = 'uk', or neither")
-        for key, found, needed in () if section is None else (
-            ("model.kind", self.model.kind, "logistic"), ("aggregation.rule", self.aggregation.rule, "fald"),
-            ("model.features.kind", getattr(self.model.features, "kind", "standard"), "standard"),
-            ("aggregation.robust", getattr(self.aggregation, "robust", "none"), "none"),
-            ("sampler.kind", self.sampler.algorithm, "sgld"), ("privacy.sampling_rate", privacy.sampling_rate, 1.0),
-            ("training.steps_per_round", self.training.steps_per_round, 1),
-            ("privacy.clipping.kind", privacy.clipping.kind, "flat"), ("privacy.pre_noise", privacy.pre_noise, 0.0),
-        ):  # fmt: skip
+                raise ValueError(
+                    f"{said}: set both, as group = 'country' and group = 'uk', or neither"
+                )
+        for key, found, needed in (
+            ()
+            if section is None
+            else (
+                ("model.kind", self.model.kind, "logistic"),
+                ("aggregation.rule", self.aggregation.rule, "fald"),
+                (
+                    "model.features.kind",
+                    getattr(self.model.features, "kind", "standard"),
+                    "standard",
+                ),
+                ("aggregation.robust", getattr(self.aggregation, "robust", "none"), "none"),
+                ("sampler.kind", self.sampler.algorithm, "sgld"),
+                ("privacy.sampling_rate", privacy.sampling_rate, 1.0),
+                ("training.steps_per_round", self.training.steps_per_round, 1),
+                ("privacy.clipping.kind", privacy.clipping.kind, "flat"),
+                ("privacy.pre_noise", privacy.pre_noise, 0.0),
+            )
+        ):
             if found != needed:
-                reads = "[hierarchical] reads the sites' clipped sums from their states, which needs"
-                raise ValueError(f"{key} is {found!r}, and {reads} {needed!r}: set it, or remove [hierarchical]")
+                reads = (
+                    "[hierarchical] reads the sites' clipped sums from their states, which needs"
+                )
+                raise ValueError(
+                    f"{key} is {found!r}, and {reads} {needed!r}: set it, or remove [hierarchical]"
+                )
 
 
-def training_plan(scenario: Scenario, *, prior_share: float, chain_start: ChainStart) -> TrainingPlan:
+def training_plan(
+    scenario: Scenario, *, prior_share: float, chain_start: ChainStart
+) -> TrainingPlan:
     """Build the plan of the whole run, which every training request carries.
 
-    `prior_share`: s in (0, 1], the share of the prior that one site targets; the aggregation rule sets it.
+    `prior_share`: s in (0, 1], the share of the prior that one site targets; the aggregation rule
+    sets it.
     """
     chains = {"prior_share": prior_share, "chain_start": chain_start, **dict(scenario.training)}
     return TrainingPlan(sampler=scenario.sampler, privacy=scenario.privacy, **chains)
@@ -218,7 +275,9 @@ def site_plan(scenario: Scenario, sites: int) -> TrainingPlan:
     """Build the plan that fits the scenario's rule and K training sites."""
     rule = scenario.aggregation
     start: ChainStart = "broadcast" if rule.own_rounds else "own_last"
-    return rule.site_plan(training_plan(scenario, prior_share=rule.prior_share(sites), chain_start=start))
+    return rule.site_plan(
+        training_plan(scenario, prior_share=rule.prior_share(sites), chain_start=start)
+    )
 
 
 def scenario_folder() -> Path:
@@ -235,11 +294,14 @@ def shipped_scenarios() -> list[str]:
 
 
 def load_scenario(name_or_path: str, overrides: list[str] | tuple[str, ...] = ()) -> Scenario:
-    """Read, override and validate a scenario; its paths become absolute: the file's own start at its folder.
+    """Read, override and validate a scenario.
 
-    `overrides`: assignments `key.sub_key=value`; the value is read as TOML, or else as text; no value removes the key.
-    Where a table's kind or rule is set, keys of the file that only its other kinds have are dropped. Raises UserError
-    if there is no such scenario, it is not TOML, or a key is unknown, missing or out of range.
+    Its paths become absolute: the file's own start at its folder.
+
+    `overrides`: assignments `key.sub_key=value`; the value is read as TOML, or else as text; no
+    value removes the key. Where a table's kind or rule is set, keys of the file that only its other
+    kinds have are dropped. Raises UserError if there is no such scenario, it is not TOML, or a key
+    is unknown, missing or out of range.
     """
     content = scenario_content(name_or_path)
     apply_overrides(content, overrides)
@@ -247,11 +309,17 @@ def load_scenario(name_or_path: str, overrides: list[str] | tuple[str, ...] = ()
 
 
 def scenario_content(name_or_path: str) -> dict[str, Any]:
-    """Return what a scenario's file says, with its name and absolute paths, not yet validated; UserError as above."""
+    """Return what a scenario's file says, with its name and absolute paths, not yet validated.
+
+    UserError as above.
+    """
     path = _find(name_or_path)
     content = place_paths(read_toml(path, "scenario"), path.parent)
     if STUDY_TABLES & content.keys():
-        raise UserError(f"{name_or_path!r} is a study, not one scenario: run it with  fl-dpbayes study {name_or_path}")
+        raise UserError(
+            f"{name_or_path!r} is a study, not one scenario: run it with  fl-dpbayes study "
+            f"{name_or_path}"
+        )
     content.setdefault("name", path.stem)
     return content
 
@@ -262,15 +330,24 @@ def apply_overrides(content: dict[str, Any], overrides: Sequence[str]) -> None:
     for assignment in overrides:
         key, (_, separator, text) = _key(assignment), assignment.partition("=")
         if not separator or not all(key):
-            raise UserError(f"setting {assignment!r}: write it as key.sub_key=value, for example privacy.epsilon=2")
+            raise UserError(
+                f"setting {assignment!r}: write it as key.sub_key=value, for example "
+                "privacy.epsilon=2"
+            )
         value = _toml_value(assignment, text.strip()) if text.strip() else None
         set_key(content, key, value, given, f"setting {assignment!r}")
 
 
 def set_key(
-    content: dict[str, Any], key: tuple[str, ...], value: Any, given: Collection[tuple[str, ...]], origin: str
+    content: dict[str, Any],
+    key: tuple[str, ...],
+    value: Any,
+    given: Collection[tuple[str, ...]],
+    origin: str,
 ) -> None:
-    """Set a key of a parsed file in place (None removes it); a new kind drops what it does not have and none `given`.
+    """Set a key of a parsed file in place (None removes it).
+
+    A new kind drops what it does not have and none `given`.
 
     Raises UserError, begun by `origin`, if a section of the key is no table.
     """
@@ -278,7 +355,9 @@ def set_key(
     for section in sections:
         table = table.setdefault(section, {})
         if not isinstance(table, dict):
-            raise UserError(f"{origin}: {section!r} is a value, not a table, so it has no key {name!r}")
+            raise UserError(
+                f"{origin}: {section!r} is a value, not a table, so it has no key {name!r}"
+            )
     if value is None:
         table.pop(name, None)
         return
@@ -289,12 +368,20 @@ def set_key(
 
 def place_paths(content: Any, folder: Path) -> Any:
     """Make the relative paths of a parsed file absolute, in place; they start at `folder`."""
-    items = content.items() if isinstance(content, dict) else enumerate(content) if isinstance(content, list) else ()
+    items = (
+        content.items()
+        if isinstance(content, dict)
+        else enumerate(content)
+        if isinstance(content, list)
+        else ()
+    )
     for key, value in list(items):
         if key in PATH_KEYS and isinstance(value, str):
             content[key] = str((folder / value).resolve())
         elif key in PATH_KEYS and isinstance(value, list):
-            content[key] = [str((folder / one).resolve()) if isinstance(one, str) else one for one in value]
+            content[key] = [
+                str((folder / one).resolve()) if isinstance(one, str) else one for one in value
+            ]
         else:
             place_paths(value, folder)
     return content
@@ -303,7 +390,9 @@ def place_paths(content: Any, folder: Path) -> Any:
 def with_absolute_paths(scenario: Scenario) -> Scenario:
     """Resolve the scenario's paths against the working directory, so that they mean the same from any other."""
     aggregation = scenario.aggregation.with_public_path(Path.resolve)
-    data = scenario.data.model_copy(update={"source": scenario.data.source.with_place(Path.resolve)})
+    data = scenario.data.model_copy(
+        update={"source": scenario.data.source.with_place(Path.resolve)}
+    )
     return scenario.model_copy(update={"data": data, "aggregation": aggregation})
 
 
@@ -319,7 +408,10 @@ def _find(name_or_path: str) -> Path:
     shipped = scenario_folder() / f"{name_or_path}.toml"
     if "/" in name_or_path or not shipped.is_file():
         choice = ", ".join(shipped_scenarios())
-        raise UserError(f"no scenario {name_or_path!r}: choose one of {choice}, or give the path of a .toml file")
+        raise UserError(
+            f"no scenario {name_or_path!r}: choose one of {choice}, or give the path of "
+            "a .toml file"
+        )
     return shipped
 
 
@@ -332,5 +424,7 @@ def _toml_value(assignment: str, text: str) -> Any:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError as error:
         if text[:1] in ("{", "[", '"', "'"):
-            raise UserError(f"setting {assignment!r}: the value is not valid TOML: {error}") from None
+            raise UserError(
+                f"setting {assignment!r}: the value is not valid TOML: {error}"
+            ) from None
         return text

@@ -45,18 +45,22 @@ class Split(Config):
     def _check_keys(self) -> None:
         test, recalibration = self.test_fraction, self.recalibration_fraction
         if test + recalibration > 1:
-            raise ValueError(f"test_fraction {test} + recalibration_fraction {recalibration} exceed 1: lower one")
+            raise ValueError(
+                f"test_fraction {test} + recalibration_fraction {recalibration} exceed 1: lower one"
+            )
 
 
 class LedgerSettings(Config):
     """Where the site keeps its ledger, for which cohort, and how much that cohort may ever spend.
 
-    `witness` is the ledger's second place, a small file that knows its last entry: in another folder, best on another
-    disk that no backup puts back together with the ledger. Both are made once, by `fl-dpbayes site ledger create`.
-    `planned_runs`: how many runs of the first plan the cohort is declared for, for good: together they are accounted as
-    one plan, which costs less than one after the other; another plan then runs only step by step in their place.
-    `durability`: `full` survives a power cut, and keeps replies should the server's disk fail; `normal`, of
-    simulations, survives the death of a process, and keeps a training reply until the server asks for more.
+    `witness` is the ledger's second place, a small file that knows its last entry: in another
+    folder, best on another disk that no backup puts back together with the ledger. Both are made
+    once, by `fl-dpbayes site ledger create`. `planned_runs`: how many runs of the first plan the
+    cohort is declared for, for good: together they are accounted as one plan, which costs less than
+    one after the other; another plan then runs only step by step in their place. `durability`:
+    `full` survives a power cut, and keeps replies should the server's disk fail; `normal`, of
+    simulations, survives the death of a process, and keeps a training reply until the server asks
+    for more.
     """
 
     path: PlacedPath
@@ -72,22 +76,25 @@ class LedgerSettings(Config):
 class Policy(Config):
     """What a site allows a request to ask for.
 
-    `allow_non_private` lets a run train without privacy, where `max_run_epsilon` and the ledger's budget are
-    infinite too: for simulation. `max_parameters` bounds the trained numbers of a model, times its weight draws,
-    and those of its frozen body; of an own module, all that it has. `allow_downloads` lets a request name a frozen
-    network whose weights torchvision fetches. `max_test_records_per_unit` caps what one patient can add to a noised
-    evaluation table, or to the counts of isotonic recalibration; further records of that unit are left out of it.
-    `allowed_code`: installed code beside this package that a request may name, with any settings: factories of own
-    modules, `package.module:function`, and the kinds of samplers that installed packages register. `models`: the
-    kinds that are allowed, all where it is left out. `max_samples` bounds the posterior samples of one run's plan.
+    `allow_non_private` lets a run train without privacy, where `max_run_epsilon` and the ledger's
+    budget are infinite too: for simulation. `max_parameters` bounds the trained numbers of a model,
+    times its weight draws, and those of its frozen body; of an own module, all that it has.
+    `allow_downloads` lets a request name a frozen network whose weights torchvision fetches.
+    `max_test_records_per_unit` caps what one patient can add to a noised evaluation table, or to
+    the counts of isotonic recalibration; further records of that unit are left out of it.
+    `allowed_code`: installed code beside this package that a request may name, with any settings:
+    factories of own modules, `package.module:function`, and the kinds of samplers that installed
+    packages register. `models`: the kinds that are allowed, all where it is left out. `max_samples`
+    bounds the posterior samples of one run's plan.
 
-    `expires`: the last day (UTC) on which requests are answered. `stop_file`: while there is such a file none is.
-    `approved_plans`: digests of the plans that may run, beside those that `fl-dpbayes site approve` allowed; where it
-    is left out, all that the other keys allow.
+    `expires`: the last day (UTC) on which requests are answered. `stop_file`: while there is such a
+    file none is. `approved_plans`: digests of the plans that may run, beside those that `fl-dpbayes
+    site approve` allowed; where it is left out, all that the other keys allow.
 
-    `max_evaluations_per_run` and `max_evaluations` count in the ledger; the same request again counts once.
-    `unlimited` does not count, for simulation. `groups`: attribute -> those of its values by which sums over public
-    test records may leave; all others are "other", and so is a subgroup of fewer than `least_group_units` units.
+    `max_evaluations_per_run` and `max_evaluations` count in the ledger; the same request again
+    counts once. `unlimited` does not count, for simulation. `groups`: attribute -> those of its
+    values by which sums over public test records may leave; all others are "other", and so is a
+    subgroup of fewer than `least_group_units` units.
     """
 
     max_run_epsilon: PositiveOrInfinite
@@ -99,7 +106,9 @@ class Policy(Config):
     evaluation_release: EvaluationRelease = "none"
     min_evaluation_noise_multiplier: PositiveFloat = 1.0
     max_test_records_per_unit: PositiveInt = 1
-    allowed_code: Annotated[tuple[Annotated[str, Field(min_length=1, max_length=200)], ...], Field(max_length=100)] = ()
+    allowed_code: Annotated[
+        tuple[Annotated[str, Field(min_length=1, max_length=200)], ...], Field(max_length=100)
+    ] = ()
     models: tuple[Literal["logistic", "mlp", "cnn", "module"], ...] | None = None
     max_samples: PositiveInt = 10_000
     expires: date | None = None
@@ -107,7 +116,9 @@ class Policy(Config):
     approved_plans: tuple[Digest, ...] | None = None
     max_evaluations_per_run: Count = 20
     max_evaluations: Count = 200
-    groups: dict[GroupText, Annotated[tuple[GroupText, ...], Field(min_length=1)]] = Field(default_factory=dict)
+    groups: dict[GroupText, Annotated[tuple[GroupText, ...], Field(min_length=1)]] = Field(
+        default_factory=dict
+    )
     least_group_units: PositiveInt = 10
 
     @property
@@ -117,15 +128,20 @@ class Policy(Config):
 
 
 class Connection(Config):
-    """How a site's node reaches the coordinator, for `fl-dpbayes site start`; a simulation has none.
+    """How a site's node reaches the coordinator, for `fl-dpbayes site start`.
 
-    `superlink`: the coordinator's host:port. `ca`: the certificate that its server's is checked against. `key`: the
-    node's own private key, made by `fl-dpbayes site keys`. The process that holds the key listens on `port` of this
-    machine only; another process, best of another user, runs the app (`fl-dpbayes site app`) and proves by `secret`
-    that it may. `bundles`: SHA-256 of app bundles that may run, beside those approved by `fl-dpbayes site approve`.
+    A simulation has none.
+
+    `superlink`: the coordinator's host:port. `ca`: the certificate that its server's is checked
+    against. `key`: the node's own private key, made by `fl-dpbayes site keys`. The process that
+    holds the key listens on `port` of this machine only; another process, best of another user,
+    runs the app (`fl-dpbayes site app`) and proves by `secret` that it may. `bundles`: SHA-256 of
+    app bundles that may run, beside those approved by `fl-dpbayes site approve`.
     """
 
-    superlink: Annotated[str, Field(pattern=r"^[A-Za-z0-9.\-]{1,253}:[0-9]{1,5}$", description="host:port")]
+    superlink: Annotated[
+        str, Field(pattern=r"^[A-Za-z0-9.\-]{1,253}:[0-9]{1,5}$", description="host:port")
+    ]
     ca: PlacedPath = Path("ca.crt")
     key: PlacedPath = Path("node.key")
     port: Annotated[int, Field(ge=1, le=65535)] = 9094
@@ -136,15 +152,17 @@ class Connection(Config):
 class SiteFile(Config):
     """Everything that makes a site. Paths are relative to the file's own folder.
 
-    `units` is n, the number of privacy units in the training part (at a held-out or shifted site: in all of it): a
-    public constant that the site declares, never counted from its data when a message comes. `insecure_seed` makes
-    noise and sampling repeatable, for simulation and tests only; what is released is then not private, and says so.
-    `cache_folder` holds features of records, as confidential as these; `backbone_folder` holds the weight files that a
-    request may name by their SHA-256. `trace_folder`, where given, gets a table `<run>-<round>.csv` of each training
-    round: log posterior and clipped share along the chain. These are computed without noise, and never sent.
-    `prevalence` declares the shares of the classes here, which are then public, or is `estimated`: from predictions, at
-    the site, and never sent. `snapshot`: the file that `fl-dpbayes site check` writes and requests read in place of the
-    source; one that changed since is refused until it is checked again (with a connection by default).
+    `units` is n, the number of privacy units in the training part (at a held-out or shifted site:
+    in all of it): a public constant that the site declares, never counted from its data when a
+    message comes. `insecure_seed` makes noise and sampling repeatable, for simulation and tests
+    only; what is released is then not private, and says so. `cache_folder` holds features of
+    records, as confidential as these; `backbone_folder` holds the weight files that a request may
+    name by their SHA-256. `trace_folder`, where given, gets a table `<run>-<round>.csv` of each
+    training round: log posterior and clipped share along the chain. These are computed without
+    noise, and never sent. `prevalence` declares the shares of the classes here, which are then
+    public, or is `estimated`: from predictions, at the site, and never sent. `snapshot`: the file
+    that `fl-dpbayes site check` writes and requests read in place of the source; one that changed
+    since is refused until it is checked again (with a connection by default).
     """
 
     name: SiteName
@@ -181,9 +199,19 @@ class SiteFile(Config):
             budgets["ledger.epsilon"] = self.ledger.epsilon
         for key, epsilon in budgets.items():
             if math.isinf(epsilon) and not self.policy.allow_non_private:
-                raise ValueError(f"{key} is infinite: give a budget; only policy.allow_non_private goes without one")
-        if self.policy.evaluation_release == "public" and self.policy.counts_evaluations and self.ledger is None:
-            raise ValueError("policy.evaluation_release is 'public': evaluations are counted in a ledger, name one")
+                raise ValueError(
+                    f"{key} is infinite: give a budget; only policy.allow_non_private "
+                    "goes without one"
+                )
+        if (
+            self.policy.evaluation_release == "public"
+            and self.policy.counts_evaluations
+            and self.ledger is None
+        ):
+            raise ValueError(
+                "policy.evaluation_release is 'public': evaluations are counted in a "
+                "ledger, name one"
+            )
         check_noised_estimate("prevalence", self.prevalence, self.policy.evaluation_release)
 
 
@@ -194,7 +222,9 @@ def read_site_file(path: Path) -> SiteFile:
     """
     folder = path.resolve().parent
     site_file = read_record(SiteFile, read_toml(path, "site file"), f"site file {path}", folder)
-    return site_file.model_copy(update={"source": site_file.source.with_place(lambda place: folder / place)})
+    return site_file.model_copy(
+        update={"source": site_file.source.with_place(lambda place: folder / place)}
+    )
 
 
 def read_own_site_file(path: Path) -> SiteFile:
@@ -204,8 +234,13 @@ def read_own_site_file(path: Path) -> SiteFile:
     """
     site_file = read_site_file(path)
     if site_file.source.looked_at:
-        said = f"site file {path}: source.constants is 'from_records': what is computed from patients is a release"
-        remedy = "replace centers, scales, missing and categories by values known without these records"
+        said = (
+            f"site file {path}: source.constants is 'from_records': what is computed from "
+            "patients is a release"
+        )
+        remedy = (
+            "replace centers, scales, missing and categories by values known without these records"
+        )
         raise UserError(f"{said}: {remedy}, then set constants = 'public'")
     return site_file
 
@@ -214,4 +249,6 @@ def write_site_file(site_file: SiteFile, path: Path) -> None:
     """Write a site file as TOML."""
     with written(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(tomli_w.dumps(site_file.model_dump(mode="json", exclude_none=True)), encoding="utf-8")
+        path.write_text(
+            tomli_w.dumps(site_file.model_dump(mode="json", exclude_none=True)), encoding="utf-8"
+        )

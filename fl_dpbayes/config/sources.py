@@ -29,7 +29,8 @@ SplitName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]+$")]
 class SourceConfig(Config):
     """What every source says of itself, beside its keys, without loading a record.
 
-    `implemented_by`: the module with `load`, of a source registered by an entry point of `fl_dpbayes.sources`.
+    `implemented_by`: the module with `load`, of a source registered by an entry point of
+    `fl_dpbayes.sources`.
     """
 
     implemented_by: ClassVar[str] = ""
@@ -41,7 +42,10 @@ class SourceConfig(Config):
 
     @property
     def parts(self) -> tuple[OfficialPart, ...]:
-        """The parts as the data set's authors split it; only `train`, which is all of it, where they did not."""
+        """The parts as the data set's authors split it.
+
+        Only `train`, which is all of it, where they did not.
+        """
         return ("train",)
 
     @property
@@ -62,17 +66,26 @@ class SourceConfig(Config):
 
     @property
     def places(self) -> tuple[Path, ...]:
-        """The files and folders that records are read from; none for what is made up, shipped or pinned."""
+        """The files and folders that records are read from.
+
+        None for what is made up, shipped or pinned.
+        """
         given = getattr(self, "path", None) or ()
         return given if isinstance(given, tuple) else (given,)
 
     def with_place(self, change: Callable[[Path], Path | None]) -> Self:
         """Change the path or folder where the source lies, if it has one."""
-        places = {key: place for key in ("path", "folder") if (place := getattr(self, key, None)) is not None}
-        return self.model_copy(update={
-            key: tuple(map(change, place)) if isinstance(place, tuple) else change(place)
-            for key, place in places.items()
-        })  # fmt: skip
+        places = {
+            key: place
+            for key in ("path", "folder")
+            if (place := getattr(self, key, None)) is not None
+        }
+        return self.model_copy(
+            update={
+                key: tuple(map(change, place)) if isinstance(place, tuple) else change(place)
+                for key, place in places.items()
+            }
+        )
 
     def located(self, data_dir: Path | None) -> Self:
         """Resolve where the source lies; `data_dir` is where built-in ones do."""
@@ -94,26 +107,40 @@ def _task(*shape: int, classes: int = 2) -> Task:
 
 _KNOWN = {
     "digits": _Known(
-        _task(1, 8, 8, classes=10), ("train",), "handwritten digits of scikit-learn (Alpaydin and Kaynak, UCI 1998)"
+        _task(1, 8, 8, classes=10),
+        ("train",),
+        "handwritten digits of scikit-learn (Alpaydin and Kaynak, UCI 1998)",
     ),
     "mnist": _Known(
-        _task(1, 28, 28, classes=10), ("train", "test"), "MNIST digits (LeCun et al. 1998), CC BY-SA 3.0",
+        _task(1, 28, 28, classes=10),
+        ("train", "test"),
+        "MNIST digits (LeCun et al. 1998), CC BY-SA 3.0",
         place="MNIST/raw",
     ),
     "pneumonia": _Known(
-        _task(1, 28, 28), ("train", "validation", "test"),
-        "PneumoniaMNIST, chest radiographs of children (Kermany et al. 2018; Yang et al. 2023), CC BY 4.0",
-        class_names=("normal", "pneumonia"), place="pneumoniamnist.npz",
+        _task(1, 28, 28),
+        ("train", "validation", "test"),
+        "PneumoniaMNIST, chest radiographs of children (Kermany et al. 2018; Yang et al. "
+        "2023), CC BY 4.0",
+        class_names=("normal", "pneumonia"),
+        place="pneumoniamnist.npz",
     ),
     "heart": _Known(
-        _task(15), ("train",), "UCI heart disease of four hospitals (Detrano et al. 1989), CC BY 4.0", "patient",
-        ("no heart disease", "heart disease"), "heart-disease",
+        _task(15),
+        ("train",),
+        "UCI heart disease of four hospitals (Detrano et al. 1989), CC BY 4.0",
+        "patient",
+        ("no heart disease", "heart disease"),
+        "heart-disease",
     ),
     "stroke": _Known(
-        _task(25), ("train",), "International Stroke Trial (Sandercock et al., Trials 12:101, 2011), ODC-By 1.0",
-        "patient", ("independent", "dead or dependent"),
+        _task(25),
+        ("train",),
+        "International Stroke Trial (Sandercock et al., Trials 12:101, 2011), ODC-By 1.0",
+        "patient",
+        ("independent", "dead or dependent"),
     ),
-}  # fmt: skip
+}
 
 
 def _known(name: str) -> Any:
@@ -121,7 +148,10 @@ def _known(name: str) -> Any:
 
 
 class BuiltIn(SourceConfig):
-    """One of the data sets that the project knows; `folder` is the data folder (unused for what is shipped)."""
+    """One of the data sets that the project knows.
+
+    `folder` is the data folder (unused for what is shipped).
+    """
 
     kind: Literal["digits", "mnist", "pneumonia", "heart", "stroke"]
     folder: Path | None = None
@@ -142,7 +172,10 @@ class BuiltIn(SourceConfig):
 def _check_constants(features: int, centers: tuple[float, ...], scales: tuple[float, ...]) -> None:
     for key, given in (("centers", centers), ("scales", scales)):
         if len(given) not in (0, features):
-            raise ValueError(f"{key} has {len(given)} values for {features} numeric features: give one each, or none")
+            raise ValueError(
+                f"{key} has {len(given)} values for {features} numeric features: give one "
+                "each, or none"
+            )
     if any(scale <= 0 for scale in scales):
         raise ValueError("a value of scales is not above 0")
 
@@ -150,14 +183,16 @@ def _check_constants(features: int, centers: tuple[float, ...], scales: tuple[fl
 class Table(SourceConfig):
     """A CSV or Parquet table, or several of the same columns, with a label column, numeric features and categories.
 
-    A feature is (value - center) / scale, by constants that are public: known beforehand, not computed from the table.
-    Without them values stay as they are. `constants` says "from_records" where they were proposed after a look at the
-    records: a simulation says so, a hospital's site refuses. `missing` gives a feature the constant that stands in
-    where a value is missing, and one more feature that is 1 there. `categories` gives a column of text one feature per
-    declared value, which is 1 where a row has it. `class_names`: the labels as the table writes them, in the order of
-    the classes; else labels are the numbers 0 to classes - 1. `site_column` names the hospital, for a natural partition
-    ("file", of several files, is each one's name); `unit_column` the privacy unit, for example the patient;
-    `group_columns` attributes such as sex, by whose values calibration is measured too.
+    A feature is (value - center) / scale, by constants that are public: known beforehand, not
+    computed from the table. Without them values stay as they are. `constants` says "from_records"
+    where they were proposed after a look at the records: a simulation says so, a hospital's site
+    refuses. `missing` gives a feature the constant that stands in where a value is missing, and one
+    more feature that is 1 there. `categories` gives a column of text one feature per declared
+    value, which is 1 where a row has it. `class_names`: the labels as the table writes them, in the
+    order of the classes; else labels are the numbers 0 to classes - 1. `site_column` names the
+    hospital, for a natural partition ("file", of several files, is each one's name); `unit_column`
+    the privacy unit, for example the patient; `group_columns` attributes such as sex, by whose
+    values calibration is measured too.
     """
 
     kind: Literal["table"] = "table"
@@ -169,8 +204,12 @@ class Table(SourceConfig):
     centers: tuple[float, ...] = ()
     scales: tuple[float, ...] = ()
     constants: Literal["public", "from_records"] = "public"
-    missing: dict[ColumnName, Annotated[float, Field(allow_inf_nan=False)]] = Field(default_factory=dict)
-    categories: dict[ColumnName, Annotated[tuple[GroupText, ...], Field(min_length=1)]] = Field(default_factory=dict)
+    missing: dict[ColumnName, Annotated[float, Field(allow_inf_nan=False)]] = Field(
+        default_factory=dict
+    )
+    categories: dict[ColumnName, Annotated[tuple[GroupText, ...], Field(min_length=1)]] = Field(
+        default_factory=dict
+    )
     site_column: ColumnName | None = None
     unit_column: ColumnName | None = None
     group_columns: Annotated[tuple[GroupText, ...], Field(max_length=5)] = ()
@@ -189,7 +228,9 @@ class Table(SourceConfig):
     def text_columns(self) -> tuple[str, ...]:
         """The columns that are read as text: a patient 007 is not a patient 7."""
         named = (*self.group_columns, *self.categories, self.site_column, self.unit_column)
-        return tuple(name for name in (*named, self.label if self.class_names else None) if name is not None)
+        return tuple(
+            name for name in (*named, self.label if self.class_names else None) if name is not None
+        )
 
     @property
     def feature_names(self) -> tuple[str, ...]:
@@ -207,9 +248,14 @@ class Table(SourceConfig):
         if not self.feature_names:
             raise ValueError("features and categories are both empty: name at least one column")
         if (names := len(set(self.class_names))) not in (0, self.classes):
-            raise ValueError(f"class_names has {names} names for {self.classes} classes: give one each")
+            raise ValueError(
+                f"class_names has {names} names for {self.classes} classes: give one each"
+            )
         if unknown := [name for name in self.missing if name not in self.features]:
-            raise ValueError(f"missing names {unknown[0]!r}, which is none of features: add it there or remove it here")
+            raise ValueError(
+                f"missing names {unknown[0]!r}, which is none of features: add it there or "
+                "remove it here"
+            )
 
 
 def _one_group(pattern: str) -> str:
@@ -218,7 +264,9 @@ def _one_group(pattern: str) -> str:
     except re.error as error:
         raise ValueError(f"{pattern!r} is no regular expression: {error}") from None
     if groups != 1:
-        raise ValueError(f"{pattern!r} has {groups} groups: give one, around the name, as in '^(P[0-9]+)_'")
+        raise ValueError(
+            f"{pattern!r} has {groups} groups: give one, around the name, as in '^(P[0-9]+)_'"
+        )
     return pattern
 
 
@@ -228,9 +276,10 @@ PathPattern = Annotated[str, Field(min_length=1, max_length=200), AfterValidator
 class ImageFolder(SourceConfig):
     """A folder with one sub-folder of images per class, in alphabetical order of their names.
 
-    `patient_pattern`: a regular expression whose one group finds the patient in an image's path inside its class
-    folder, for example `^(P[0-9]+)_` or, with a folder for each patient, `^([^/]+)/`. All images of a patient are one
-    privacy unit; without it each image is one. `site_pattern` finds the hospital in the same way.
+    `patient_pattern`: a regular expression whose one group finds the patient in an image's path
+    inside its class folder, for example `^(P[0-9]+)_` or, with a folder for each patient,
+    `^([^/]+)/`. All images of a patient are one privacy unit; without it each image is one.
+    `site_pattern` finds the hospital in the same way.
     """
 
     kind: Literal["images"] = "images"
@@ -251,7 +300,10 @@ class ImageFolder(SourceConfig):
             raise UserError(f"image folder {self.path} does not exist")
         classes = len(self.class_names)
         if classes < 2:
-            raise UserError(f"image folder {self.path} has {classes} sub-folders: make one per class, at least two")
+            raise UserError(
+                f"image folder {self.path} has {classes} sub-folders: make one per class, "
+                "at least two"
+            )
         return Task(input_shape=(self.channels, self.height, self.width), classes=classes)
 
     @property
@@ -261,17 +313,25 @@ class ImageFolder(SourceConfig):
 
     @property
     def class_names(self) -> tuple[str, ...]:
-        """The names of the sub-folders, in the order of the classes; none where the folder is not here."""
-        return tuple(sorted(each.name for each in self.path.iterdir() if each.is_dir())) if self.path.is_dir() else ()
+        """The names of the sub-folders, in the order of the classes.
+
+        None where the folder is not here.
+        """
+        return (
+            tuple(sorted(each.name for each in self.path.iterdir() if each.is_dir()))
+            if self.path.is_dir()
+            else ()
+        )
 
 
 class HuggingFace(SourceConfig):
     """A data set of the Hugging Face hub, or a local folder of Parquet files in its layout.
 
-    Either `name` and `revision`, the commit whose files are read, so that every site and every later run reads the
-    same, or `path`. `features` is one image column, resized to `height` x `width`, or a list of numeric ones, centred
-    and scaled by public constants as in a table. `splits` says which split each official part is. `site_column` names
-    who collected a record, for a natural partition, `unit_column` the privacy unit.
+    Either `name` and `revision`, the commit whose files are read, so that every site and every
+    later run reads the same, or `path`. `features` is one image column, resized to `height` x
+    `width`, or a list of numeric ones, centred and scaled by public constants as in a table.
+    `splits` says which split each official part is. `site_column` names who collected a record, for
+    a natural partition, `unit_column` the privacy unit.
     """
 
     kind: Literal["huggingface"] = "huggingface"
@@ -320,23 +380,32 @@ class HuggingFace(SourceConfig):
 
     def _check_keys(self) -> None:
         if (self.name is None) == (self.path is None):
-            raise ValueError("give either name (and revision) or path, a local folder of Parquet files")
+            raise ValueError(
+                "give either name (and revision) or path, a local folder of Parquet files"
+            )
         if (self.name is None) != (self.revision is None):
-            raise ValueError("revision is the commit of the hub's data set: give it with name, and not with path")
+            raise ValueError(
+                "revision is the commit of the hub's data set: give it with name, and not with path"
+            )
         if {self.height is not None, self.width is not None} != {self.image is not None}:
-            raise ValueError("height and width must be given exactly when features is one column of images")
+            raise ValueError(
+                "height and width must be given exactly when features is one column of images"
+            )
         _check_constants(len(self.columns), self.centers, self.scales)
 
 
 class Arrays(SourceConfig):
     """A NumPy archive: `features` (N, *input_shape), `labels` (N,) from 0, and `sites` and `units` (N,) where known.
 
-    Whole numbers of one byte are grey levels, which become 0 to 1. `class_names` are what predictions call the classes.
+    Whole numbers of one byte are grey levels, which become 0 to 1. `class_names` are what
+    predictions call the classes.
     """
 
     kind: Literal["arrays"] = "arrays"
     path: Path
-    input_shape: Annotated[tuple[Annotated[int, Field(gt=0, le=4096)], ...], Field(min_length=1, max_length=3)]
+    input_shape: Annotated[
+        tuple[Annotated[int, Field(gt=0, le=4096)], ...], Field(min_length=1, max_length=3)
+    ]
     classes: Annotated[int, Field(ge=2, le=1000)]
     class_names: tuple[GroupText, ...] = ()
 
@@ -349,9 +418,10 @@ class Arrays(SourceConfig):
 class SyntheticSites(SourceConfig):
     """Records of natural sites `site-1`, `site-2`, ..., of equal size, with known p(y | x) at each.
 
-    `records` and `test_records` are how many the parts `train` and `test` hold, over all sites. `heterogeneity` is how
-    much the sites differ, in what they record and in how they label it; at 0 they are alike. The same `seed` gives the
-    same hospitals and patients, whatever the scenario's own seed is.
+    `records` and `test_records` are how many the parts `train` and `test` hold, over all sites.
+    `heterogeneity` is how much the sites differ, in what they record and in how they label it; at 0
+    they are alike. The same `seed` gives the same hospitals and patients, whatever the scenario's
+    own seed is.
     """
 
     records: Annotated[int, Field(ge=2, le=1_000_000)] = 6000
@@ -368,7 +438,9 @@ class SyntheticSites(SourceConfig):
     def _check_keys(self) -> None:
         for key, count in (("records", self.records), ("test_records", self.test_records)):
             if count < self.sites:
-                raise ValueError(f"{key} is {count} for {self.sites} sites: give each site at least one record")
+                raise ValueError(
+                    f"{key} is {count} for {self.sites} sites: give each site at least one record"
+                )
 
 
 class Logistic2D(SyntheticSites):
@@ -390,8 +462,8 @@ class Logistic2D(SyntheticSites):
 class Radiographs(SyntheticSites):
     """Chest-like grey pictures with an opacity, whose contrast decides on the label, see `radiographs.py`.
 
-    `side`: pixels per row and column. `steepness` and `threshold`: the log odds of label 1 rise by `steepness` per unit
-    of contrast (0 to 1) and are even at `threshold`, at the average site.
+    `side`: pixels per row and column. `steepness` and `threshold`: the log odds of label 1 rise by
+    `steepness` per unit of contrast (0 to 1) and are even at `threshold`, at the average site.
     """
 
     kind: Literal["radiographs"] = "radiographs"

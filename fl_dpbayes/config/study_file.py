@@ -1,4 +1,7 @@
-"""A study file: a scenario plus axes along which it is varied; a paper's also holds what the paper printed."""
+"""A study file: a scenario plus axes along which it is varied.
+
+A paper's also holds what the paper printed.
+"""
 
 import json
 import re
@@ -23,12 +26,37 @@ SEED = "seed"
 SHIFT_KIND, SHIFT_SEVERITY = "shift.kind", "shift.severity"
 SHIFT_AXES = (SHIFT_KIND, SHIFT_SEVERITY)
 LABEL = "label"
-# Columns of the study's tables, and sections of a scenario, which a column of the same name would hide.
+# Columns of the study's tables, and sections of a scenario, which a column of the same name would
+# hide.
 RESERVED = {
-    "cell", "seed", "site", "role", "shift", "severity", "predictor", "n", "epsilon", "heterogeneity",
-    "compared", "method", "baseline", "metric", "over", "mean", "low", "high", "pairs", "column", "paper", "measured",
-}  # fmt: skip
-METRICS = tuple(name for name, field in CalibrationRecord.model_fields.items() if field.annotation == (float | None))
+    "cell",
+    "seed",
+    "site",
+    "role",
+    "shift",
+    "severity",
+    "predictor",
+    "n",
+    "epsilon",
+    "heterogeneity",
+    "compared",
+    "method",
+    "baseline",
+    "metric",
+    "over",
+    "mean",
+    "low",
+    "high",
+    "pairs",
+    "column",
+    "paper",
+    "measured",
+}
+METRICS = tuple(
+    name
+    for name, field in CalibrationRecord.model_fields.items()
+    if field.annotation == (float | None)
+)
 PAPERS = "papers"
 PRINTED = (*METRICS, "epsilon")
 MAX_VALUES = 1000
@@ -43,16 +71,22 @@ Section = TypeVar("Section", bound=Config)
 class StudySection(Config):
     """What a study asks: `compare` names axes (or `predictor`) whose values are methods, the first the baseline.
 
-    `metrics` are compared, the first is printed for `where`, a site or `pooled:<role>` or `mean:<role>`. Axes over
-    shifts give every run further sites, which hold the records of `shifted_copy_of`. `order` lists all axes as tables
-    show them; default: as they stand in the file. `baseline` names one value of each of some axes (or of `predictor`):
-    the answer holds every combination of their values against it, at each value of the axes `separate` by itself.
+    `metrics` are compared, the first is printed for `where`, a site or `pooled:<role>` or
+    `mean:<role>`. Axes over shifts give every run further sites, which hold the records of
+    `shifted_copy_of`. `order` lists all axes as tables show them; default: as they stand in the
+    file. `baseline` names one value of each of some axes (or of `predictor`): the answer holds
+    every combination of their values against it, at each value of the axes `separate` by itself.
     """
 
     question: Annotated[str, Field(max_length=500)] = ""
     compare: tuple[str, ...] = ()
     order: tuple[str, ...] = ()
-    metrics: Annotated[tuple[str, ...], Field(min_length=1)] = ("rms_debiased", "ece", "nll", "accuracy")
+    metrics: Annotated[tuple[str, ...], Field(min_length=1)] = (
+        "rms_debiased",
+        "ece",
+        "nll",
+        "accuracy",
+    )
     where: Annotated[str, Field(min_length=1, max_length=80)] = "pooled:held_out"
     shifted_copy_of: SiteName | None = None
     focus: dict[str, str | int | float] = Field(default_factory=dict)
@@ -70,9 +104,10 @@ class StudySection(Config):
 class PaperSection(Config):
     """Where a paper prints what its study measures: `values` are rows of labels and of what stands there.
 
-    Labels are those of axes (one that is left out is averaged over), `predictor` (default: `posterior`) and `site`
-    (default: the study's `where`); every other key is a metric or `epsilon`. `full` is laid over the file at the
-    paper's own size. `notes` say what differs from the paper.
+    Labels are those of axes (one that is left out is averaged over), `predictor` (default:
+    `posterior`) and `site` (default: the study's `where`); every other key is a metric or
+    `epsilon`. `full` is laid over the file at the paper's own size. `notes` say what differs from
+    the paper.
     """
 
     source: Annotated[str, Field(max_length=300)]
@@ -82,7 +117,10 @@ class PaperSection(Config):
 
 
 class Published(NamedTuple):
-    """One value that a paper prints: `labels` of axes, of `predictor` and of `site`; then the column and the value."""
+    """One value that a paper prints: `labels` of axes, of `predictor` and of `site`.
+
+    Then the column and the value.
+    """
 
     labels: Mapping[str, Any]
     column: str
@@ -90,7 +128,10 @@ class Published(NamedTuple):
 
 
 class AxisValue(NamedTuple):
-    """One value of an axis: what tables call it, and what it sets; an empty table removes its key."""
+    """One value of an axis: what tables call it, and what it sets.
+
+    An empty table removes its key.
+    """
 
     label: Any
     settings: Mapping[Key, Any]
@@ -107,8 +148,9 @@ class Axis(NamedTuple):
 class Study:
     """A study: what it asks, the scenario that it varies, and along what.
 
-    `axes` are those that make runs; `shift_axes` make shifted sites within every run. `order` names all of them.
-    `content` is the whole file. `published` are the values of its paper, none for a study of our own.
+    `axes` are those that make runs; `shift_axes` make shifted sites within every run. `order` names
+    all of them. `content` is the whole file. `published` are the values of its paper, none for a
+    study of our own.
     """
 
     name: str
@@ -124,7 +166,9 @@ class Study:
 
 def shipped_studies() -> list[str]:
     """Return the names of the studies that come with the package, in alphabetical order, without the papers'."""
-    return sorted(path.stem for path in scenarios.scenario_folder().glob(f"{scenarios.STUDY_PREFIX}*.toml"))
+    return sorted(
+        path.stem for path in scenarios.scenario_folder().glob(f"{scenarios.STUDY_PREFIX}*.toml")
+    )
 
 
 def shipped_papers() -> list[str]:
@@ -135,8 +179,9 @@ def shipped_papers() -> list[str]:
 def load_study(name_or_path: str, overrides: Sequence[str] = (), *, full: bool = False) -> Study:
     """Read a study (a shipped name, with or without `study-`, a paper's table, or the path of a TOML file).
 
-    `overrides`: assignments `key.sub_key=value`, as for a scenario; `axes.seed=[1,2]` replaces an axis. `full`: lay
-    `paper.full` over the file first. Its cells are not validated yet. Raises UserError if it is absent or wrong.
+    `overrides`: assignments `key.sub_key=value`, as for a scenario; `axes.seed=[1,2]` replaces an
+    axis. `full`: lay `paper.full` over the file first. Its cells are not validated yet. Raises
+    UserError if it is absent or wrong.
     """
     path = _find(name_or_path)
     content = scenarios.place_paths(read_toml(path, "study"), path.parent)
@@ -152,7 +197,8 @@ def load_study(name_or_path: str, overrides: Sequence[str] = (), *, full: bool =
 def study_of(content: Mapping[str, Any], origin: str) -> Study:
     """Validate the content of a study file.
 
-    Raises UserError with one line that calls the file `origin` and names the key, its value and what is allowed.
+    Raises UserError with one line that calls the file `origin` and names the key, its value and
+    what is allowed.
     """
     try:
         return _study_of(content)
@@ -163,8 +209,13 @@ def study_of(content: Mapping[str, Any], origin: str) -> Study:
 def _study_of(content: Mapping[str, Any]) -> Study:
     study_name = content.get("name", "study")
     # It names the folder of the results, and the cells' scenarios may have names of their own.
-    if not isinstance(study_name, str) or not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", study_name):
-        raise ValueError(f"name is {study_name!r}: choose up to 64 letters, digits and . _ -, a letter or digit first")
+    if not isinstance(study_name, str) or not re.fullmatch(
+        r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", study_name
+    ):
+        raise ValueError(
+            f"name is {study_name!r}: choose up to 64 letters, digits and . _ -, a letter "
+            "or digit first"
+        )
     section = _validated(StudySection, "study", content.get("study", {}))
     paper = _validated(PaperSection, "paper", content["paper"]) if "paper" in content else None
     axes = [*_listed_axes(content.get("axes", {})), *_variant_axes(content.get("variants", {}))]
@@ -182,17 +233,31 @@ def _study_of(content: Mapping[str, Any]) -> Study:
     making_runs = tuple(axis for axis in axes if axis.name not in SHIFT_AXES)
     shift_axes = tuple(axis for name in SHIFT_AXES for axis in axes if axis.name == name)
     if shift_axes and shift_axes[0].name != SHIFT_KIND:
-        raise ValueError(f'axes.{SHIFT_SEVERITY} needs axes.{SHIFT_KIND} beside it, such as  ["contrast"]')
+        raise ValueError(
+            f'axes.{SHIFT_SEVERITY} needs axes.{SHIFT_KIND} beside it, such as  ["contrast"]'
+        )
     if shift_axes and section.shifted_copy_of is None:
-        raise ValueError(f"study.shifted_copy_of is missing: name the held-out site whose records {SHIFT_KIND} shifts")
+        raise ValueError(
+            "study.shifted_copy_of is missing: name the held-out site whose records "
+            f"{SHIFT_KIND} shifts"
+        )
     labels = {axis.name: [value.label for value in axis.values] for axis in making_runs}
     _check_names(section, labels)
     return Study(
-        name=study_name, section=section,
-        scenario={key: value for key, value in content.items() if key not in scenarios.STUDY_TABLES}, axes=making_runs,
-        shift_axes=shift_axes, order=tuple(order), content=content, paper=paper,
-        published=_published(paper, {**labels, PREDICTOR: list(PREDICTORS)}, section.where) if paper else (),
-    )  # fmt: skip
+        name=study_name,
+        section=section,
+        scenario={
+            key: value for key, value in content.items() if key not in scenarios.STUDY_TABLES
+        },
+        axes=making_runs,
+        shift_axes=shift_axes,
+        order=tuple(order),
+        content=content,
+        paper=paper,
+        published=_published(paper, {**labels, PREDICTOR: list(PREDICTORS)}, section.where)
+        if paper
+        else (),
+    )
 
 
 def write_study(study: Study, path: Path) -> None:
@@ -206,7 +271,11 @@ def same_study(one: Study, other: Study) -> bool:
     """Return whether two studies ask the same of the same runs, whatever their files are called."""
 
     def asked(study: Study) -> Any:
-        return study.section.model_copy(update={"order": study.order}), {**study.content, "name": "", "study": {}}
+        return study.section.model_copy(update={"order": study.order}), {
+            **study.content,
+            "name": "",
+            "study": {},
+        }
 
     return asked(one) == asked(other)
 
@@ -218,7 +287,9 @@ def _validated(section: type[Section], key: str, table: Any) -> Section:
         raise ValueError(f"{key}: {explain(error, section)}") from None
 
 
-def _published(paper: PaperSection, known: Mapping[str, Sequence[Any]], where: str) -> tuple[Published, ...]:
+def _published(
+    paper: PaperSection, known: Mapping[str, Sequence[Any]], where: str
+) -> tuple[Published, ...]:
     """Part each row of `paper.values` into labels, which must be those of the axes, and values of known columns."""
     found = []
     for row in paper.values:
@@ -230,7 +301,10 @@ def _published(paper: PaperSection, known: Mapping[str, Sequence[Any]], where: s
             if column in labels:
                 continue
             if column not in PRINTED or not isinstance(value, int | float):
-                problem = f"paper.values has {column} = {value!r}: it must be an axis ({', '.join(known)}), site"
+                problem = (
+                    f"paper.values has {column} = {value!r}: it must be an axis "
+                    f"({', '.join(known)}), site"
+                )
                 raise ValueError(f"{problem}, or a number of {', '.join(PRINTED)}")
             found.append(Published(labels | place, column, float(value)))
     return tuple(found)
@@ -246,11 +320,16 @@ def _lay_over(content: dict[str, Any], above: Mapping[str, Any]) -> None:
 
 def _listed_axes(table: Any) -> Iterator[Axis]:
     if not isinstance(table, Mapping):
-        raise ValueError(f"axes is {table!r}: it must be a table of lists, such as  [axes] seed = [1, 2, 3]")
+        raise ValueError(
+            f"axes is {table!r}: it must be a table of lists, such as  [axes] seed = [1, 2, 3]"
+        )
     for key, values in _leaves(table):
         name = ".".join(key)
         if not isinstance(values, list) or not values:
-            remedy = "it must be a list of at least one value; a single value belongs into the scenario itself"
+            remedy = (
+                "it must be a list of at least one value; a single value belongs into the "
+                "scenario itself"
+            )
             raise ValueError(f"axes.{name} is {values!r}: {remedy}")
         if len(values) > MAX_VALUES:
             raise ValueError(f"axes.{name} has {len(values)} values: at most {MAX_VALUES}")
@@ -261,8 +340,13 @@ def _check_labels(axis: Axis) -> None:
     """Refuse texts that would steer a terminal, or that a spreadsheet would run."""
     for label in (value.label for value in axis.values if isinstance(value.label, str)):
         if len(label) > MAX_LABEL or not label.isprintable() or label.startswith(FORMULA):
-            allowed = f"up to {MAX_LABEL} printable characters, of which the first is none of {' '.join(FORMULA)}"
-            raise ValueError(f"the axis {axis.name} has the label {label[:60]!r}: tables hold {allowed}")
+            allowed = (
+                f"up to {MAX_LABEL} printable characters, of which the first is none of "
+                f"{' '.join(FORMULA)}"
+            )
+            raise ValueError(
+                f"the axis {axis.name} has the label {label[:60]!r}: tables hold {allowed}"
+            )
 
 
 def _leaves(table: Mapping[str, Any], above: Key = ()) -> list[tuple[Key, Any]]:
@@ -277,7 +361,10 @@ def _axis_value(key: Key, value: Any) -> AxisValue:
     if isinstance(value, Mapping):
         content = {name: item for name, item in value.items() if name != LABEL}
         named = (value.get(name) for name in (LABEL, *SWITCHES, "method"))
-        label = next((str(name) for name in named if isinstance(name, str)), "none" if not content else str(content))
+        label = next(
+            (str(name) for name in named if isinstance(name, str)),
+            "none" if not content else str(content),
+        )
         return AxisValue(label, {key: content})
     return AxisValue(json.dumps(value) if isinstance(value, list) else value, {key: value})
 
@@ -300,14 +387,24 @@ def _variant_axes(table: Any) -> Iterator[Axis]:
         raise ValueError(f"variants is {table!r}: it must hold a table per axis")
     for name, variants in table.items():
         if not re.fullmatch(r"[a-z][a-z0-9_]{0,39}", name) or name in RESERVED:
-            raise ValueError(f"variants.{name}: choose a name of a-z, 0-9 and _, none of {', '.join(sorted(RESERVED))}")
+            raise ValueError(
+                f"variants.{name}: choose a name of a-z, 0-9 and _, none of "
+                f"{', '.join(sorted(RESERVED))}"
+            )
         if not isinstance(variants, Mapping) or not variants:
-            raise ValueError(f"variants.{name} is {variants!r}: it must hold a table of overrides per label")
+            raise ValueError(
+                f"variants.{name} is {variants!r}: it must hold a table of overrides per label"
+            )
         for label, settings in variants.items():
             if not isinstance(settings, Mapping):
                 remedy = 'it must be a table of overrides, such as { "partition.alpha" = 0.1 }'
                 raise ValueError(f"variants.{name}.{label} is {settings!r}: {remedy}")
-        yield Axis(name, tuple(AxisValue(label, dict(_leaves(settings))) for label, settings in variants.items()))
+        yield Axis(
+            name,
+            tuple(
+                AxisValue(label, dict(_leaves(settings))) for label, settings in variants.items()
+            ),
+        )
 
 
 def _check_names(section: StudySection, labels: Mapping[str, Sequence[Any]]) -> None:
@@ -318,17 +415,27 @@ def _check_names(section: StudySection, labels: Mapping[str, Sequence[Any]]) -> 
             raise ValueError(f"study.compare names {name!r}: choose among {', '.join(allowed)}")
     _check_values("study.focus", section.focus, labels)
     _check_values("study.baseline", section.baseline, {**labels, PREDICTOR: list(PREDICTORS)})
-    apart = [name for name in labels if name != SEED and name not in section.baseline] if section.baseline else []
+    apart = (
+        [name for name in labels if name != SEED and name not in section.baseline]
+        if section.baseline
+        else []
+    )
     for name in section.separate:
         if name not in apart:
-            choice = f"choose among {', '.join(apart)}" if apart else "it needs study.baseline beside it"
+            choice = (
+                f"choose among {', '.join(apart)}" if apart else "it needs study.baseline beside it"
+            )
             raise ValueError(f"study.separate names {name!r}: {choice}")
 
 
 def _check_values(key: str, chosen: Mapping[str, Any], known: Mapping[str, Sequence[Any]]) -> None:
     for name, label in chosen.items():
         if label not in known.get(name, []):
-            choice = ", ".join(map(str, known[name])) if name in known else f"an axis among {', '.join(known)}"
+            choice = (
+                ", ".join(map(str, known[name]))
+                if name in known
+                else f"an axis among {', '.join(known)}"
+            )
             raise ValueError(f"{key} has {name} = {label!r}: choose {choice}")
 
 
@@ -341,5 +448,7 @@ def _find(name_or_path: str) -> Path:
     name = f"{scenarios.STUDY_PREFIX}{name_or_path.removeprefix(scenarios.STUDY_PREFIX)}"
     if name not in shipped_studies():
         choice = ", ".join((*shipped_studies(), *shipped_papers()))
-        raise UserError(f"no study {name_or_path!r}: choose one of {choice}, or give the path of a .toml file")
+        raise UserError(
+            f"no study {name_or_path!r}: choose one of {choice}, or give the path of a .toml file"
+        )
     return folder / f"{name}.toml"

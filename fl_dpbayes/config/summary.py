@@ -8,7 +8,15 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, create_model, model_serializer
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    create_model,
+    model_serializer,
+)
 
 from fl_dpbayes.config.base import JSONValue, json_values
 from fl_dpbayes.config.installed_code import InstalledCode
@@ -25,14 +33,25 @@ def printable(value: JSONValue, most: int | None = MAX_TEXT) -> JSONValue:
     """
     if isinstance(value, str):
         value = value[:most]
-        return value if value.isprintable() else "".join(each if each.isprintable() else "�" for each in value)
+        return (
+            value
+            if value.isprintable()
+            else "".join(each if each.isprintable() else "�" for each in value)
+        )
     if isinstance(value, list):
         return [printable(item, most) for item in value]
-    return {key: printable(item, most) for key, item in value.items()} if isinstance(value, dict) else value
+    return (
+        {key: printable(item, most) for key, item in value.items()}
+        if isinstance(value, dict)
+        else value
+    )
 
 
 Text = Annotated[str, BeforeValidator(lambda value: "" if value is None else value)]
-Number = Annotated[float | None, AfterValidator(lambda value: None if value is None or math.isnan(value) else value)]
+Number = Annotated[
+    float | None,
+    AfterValidator(lambda value: None if value is None or math.isnan(value) else value),
+]
 Interval = tuple[Number, Number] | None
 
 
@@ -68,10 +87,12 @@ class EvaluationPrivacyRecord(SummaryPart):
 
 
 class PrivacyRecord(EvaluationPrivacyRecord):
-    """What a run cost one site's training units; `temperature` is the mean over steps weighted by step size.
+    """What a run cost one site's training units.
 
-    `epsilon` is that of training, `recalibration_epsilon` that of recalibration, which is spent on other units of the
-    site: each unit's cost is one of the two, so at most the larger.
+    `temperature` is the mean over steps weighted by step size.
+
+    `epsilon` is that of training, `recalibration_epsilon` that of recalibration, which is spent on
+    other units of the site: each unit's cost is one of the two, so at most the larger.
     """
 
     status: Text = ""
@@ -84,7 +105,10 @@ class PrivacyRecord(EvaluationPrivacyRecord):
 
     @property
     def largest_epsilon(self) -> float | None:
-        """The cost to any one unit: the larger of training and recalibration; None if either is not recorded."""
+        """The cost to any one unit: the larger of training and recalibration.
+
+        None if either is not recorded.
+        """
         if self.epsilon is None:
             return None
         return max(self.epsilon, self.recalibration_epsilon or 0.0)
@@ -125,10 +149,12 @@ class NetBenefitRecord(SummaryPart):
 
 # What stands beside a metric.
 _BESIDE: dict[str, dict[str, Any]] = {
-    "nll": {"nll_clipped": int | None}, "ece_binary": {"ece_if_calibrated": Number, "ece_if_calibrated_high": Number},
-    "auroc": {"auroc_bounds": Interval}, "aurc_excess": {"aurc_bounds": Interval},
+    "nll": {"nll_clipped": int | None},
+    "ece_binary": {"ece_if_calibrated": Number, "ece_if_calibrated_high": Number},
+    "auroc": {"auroc_bounds": Interval},
+    "aurc_excess": {"aurc_bounds": Interval},
     "calibration_slope": {"net_benefit": tuple[NetBenefitRecord, ...] | None},
-}  # fmt: skip
+}
 
 
 def _measured() -> Any:
@@ -145,13 +171,16 @@ _Measured: Any = _measured()
 
 
 class CalibrationValues(_Measured):
-    """Every metric of `config.metrics` of one predictor on one set of `n` records; undefined values are None.
+    """Every metric of `config.metrics` of one predictor on one set of `n` records.
 
-    `n` is rounded where records were counted with noise. `nll_clipped`: records whose p_label was below the floor.
-    `ece_if_calibrated`: mean ECE of a calibrated model with the same confidences at this n, `..._high` its 95 %
-    quantile. `auroc_bounds`, `aurc_bounds`: what they can be at least and at most, whatever the order within cells; no
-    interval. `net_benefit`: decision curve at steps of .05; two classes only. `intervals`: 95 % intervals of metrics
-    that have one that covers; `nll` has none where one more wrong answer could change too much.
+    Undefined values are None.
+
+    `n` is rounded where records were counted with noise. `nll_clipped`: records whose p_label was
+    below the floor. `ece_if_calibrated`: mean ECE of a calibrated model with the same confidences
+    at this n, `..._high` its 95 % quantile. `auroc_bounds`, `aurc_bounds`: what they can be at
+    least and at most, whatever the order within cells; no interval. `net_benefit`: decision curve
+    at steps of .05; two classes only. `intervals`: 95 % intervals of metrics that have one that
+    covers; `nll` has none where one more wrong answer could change too much.
     """
 
     n: int | None = None
@@ -165,15 +194,18 @@ class CalibrationValues(_Measured):
         return {name: row.pop(name) for name in first if name in row} | row | last
 
     def as_row(self) -> dict[str, Any]:
-        """Return the values as plain numbers, intervals as lists [low, high]; n first, intervals last."""
+        """Return the values as plain numbers, intervals as lists [low, high].
+
+        N first, intervals last.
+        """
         return self.model_dump(mode="json")
 
 
 class CalibrationRecord(CalibrationValues):
     """How one predictor did at one site, or at all sites of a role; it averages `samples`.
 
-    `pooled:<role>` takes the sites' records as one set, `mean:<role>` averages the sites' rows, and `median:<role>` is
-    their median, which the report takes.
+    `pooled:<role>` takes the sites' records as one set, `mean:<role>` averages the sites' rows, and
+    `median:<role>` is their median, which the report takes.
     """
 
     site: Text
@@ -189,7 +221,10 @@ class CalibrationRecord(CalibrationValues):
 
 
 class BaselineRecord(CalibrationRecord):
-    """How a simpler predictor did on the same test records; `trained_at` is the site of one that trained alone."""
+    """How a simpler predictor did on the same test records.
+
+    `trained_at` is the site of one that trained alone.
+    """
 
     trained_at: Text = ""
 
@@ -211,7 +246,8 @@ class SubgroupRecord(CalibrationRecord):
 class ShiftDetectionRecord(SummaryPart):
     """How well uncertainty tells a place's records from those of the training sites: `auroc` is .5 by chance.
 
-    `measure` is "epistemic" or "total"; `low` and `high` bound the AUROC whatever the order within a cell.
+    `measure` is "epistemic" or "total"; `low` and `high` bound the AUROC whatever the order within
+    a cell.
     """
 
     site: Text
@@ -228,7 +264,8 @@ class ShiftDetectionRecord(SummaryPart):
 class ConformalRecord(SummaryPart):
     """How conformal prediction sets did at one place: `coverage` is to be `level` or more, `size` small.
 
-    `weights` is "none", "label-shift" (by the place's own labels) or "label-shift-estimated" (by its predictions).
+    `weights` is "none", "label-shift" (by the place's own labels) or "label-shift-estimated" (by
+    its predictions).
     """
 
     site: Text
@@ -300,8 +337,9 @@ class ReleaseRecord(SummaryPart):
 class PassRecord(SummaryPart):
     """What passes over records looked like at some `sites`: how many records each held, and what computed them.
 
-    `rows` is `wanted`, twice or four times as many, or 1: a count at which each record stood alone, bit for bit, on
-    made-up records. `slower`: how many times as long a record took as in a plain pass of `wanted` records.
+    `rows` is `wanted`, twice or four times as many, or 1: a count at which each record stood alone,
+    bit for bit, on made-up records. `slower`: how many times as long a record took as in a plain
+    pass of `wanted` records.
     """
 
     sites: tuple[Text, ...] = ()
@@ -334,8 +372,9 @@ class AggregationInputs(SummaryPart):
 class HospitalRecord(SummaryPart):
     """What a posterior over hospitals says, by name `of`, with a 90 % interval.
 
-    A standard deviation between so many (`among`) of them, in log odds; the prior says it where it is not `identified`.
-    Or (no `among`) a new hospital's rate of class 1 in the declared population, without the chance of patients.
+    A standard deviation between so many (`among`) of them, in log odds; the prior says it where it
+    is not `identified`. Or (no `among`) a new hospital's rate of class 1 in the declared
+    population, without the chance of patients.
     """
 
     of: Text
@@ -353,7 +392,10 @@ class Traffic(SummaryPart):
 
 
 class Summary(SummaryPart):
-    """A whole run; `class_names` in the order of the classes, empty where they have no names but their numbers."""
+    """A whole run.
+
+    `class_names` in the order of the classes, empty where they have no names but their numbers.
+    """
 
     scenario: Text
     description: Text = ""
@@ -403,7 +445,11 @@ class Summary(SummaryPart):
     @property
     def trained(self) -> list[SiteRecord]:
         """The sites of which the run has steps."""
-        return [site for site in self.sites if site.name in {row.site for row in self.privacy if row.steps}]
+        return [
+            site
+            for site in self.sites
+            if site.name in {row.site for row in self.privacy if row.steps}
+        ]
 
     @property
     def places(self) -> list[CalibrationRecord]:
@@ -412,19 +458,28 @@ class Summary(SummaryPart):
 
     @property
     def recalibration_noise(self) -> str:
-        """Why the recalibrated probabilities are not to be used; empty where nothing speaks against them."""
+        """Why the recalibrated probabilities are not to be used.
+
+        Empty where nothing speaks against them.
+        """
         return self.recalibration.noise if self.recalibration else ""
 
 
 def parse_summary(summary: Mapping[str, object]) -> Summary:
     """Validate a summary as `summary.json` holds it; its texts become fit to be shown.
 
-    `summary`: undefined numbers are None or NaN, infinite ones inf or "inf". Raises ValueError naming the first
-    part that is missing or of another type.
+    `summary`: undefined numbers are None or NaN, infinite ones inf or "inf". Raises ValueError
+    naming the first part that is missing or of another type.
     """
-    shown = {name: partial(printable, most=None if name == "warnings" else MAX_TEXT) for name in summary}
+    shown = {
+        name: partial(printable, most=None if name == "warnings" else MAX_TEXT) for name in summary
+    }
     # Of long lists, such as the rows of thousands of sites, one item at a time.
-    return Summary.model_validate({
-        name: map(shown[name], map(json_values, value)) if isinstance(value, list) else shown[name](json_values(value))
-        for name, value in summary.items()
-    })  # fmt: skip
+    return Summary.model_validate(
+        {
+            name: map(shown[name], map(json_values, value))
+            if isinstance(value, list)
+            else shown[name](json_values(value))
+            for name, value in summary.items()
+        }
+    )

@@ -18,13 +18,17 @@ Width = Annotated[int, Field(gt=0, le=8192)]
 class Task(Config):
     """A classification task: records of shape `input_shape`, labels 0 .. classes - 1."""
 
-    input_shape: Annotated[tuple[Annotated[int, Field(gt=0, le=4096)], ...], Field(min_length=1, max_length=3)]
+    input_shape: Annotated[
+        tuple[Annotated[int, Field(gt=0, le=4096)], ...], Field(min_length=1, max_length=3)
+    ]
     classes: Annotated[int, Field(ge=2, le=1000)]
 
 
 def _sha256(value: str) -> str:
     if not re.fullmatch(r"[0-9a-f]{64}", value):
-        raise ValueError(f"{value[:60]!r} is no SHA-256: give 64 lower-case hexadecimal digits (sha256sum FILE)")
+        raise ValueError(
+            f"{value[:60]!r} is no SHA-256: give 64 lower-case hexadecimal digits (sha256sum FILE)"
+        )
     return value
 
 
@@ -45,7 +49,10 @@ class StrokeProjection(Config):
 
 
 class ScatteringFeatures(Config):
-    """Scattering coefficients of orders 0 to 2: `scales` octaves, `angles` orientations; nothing is learned."""
+    """Scattering coefficients of orders 0 to 2: `scales` octaves, `angles` orientations.
+
+    Nothing is learned.
+    """
 
     kind: Literal["scattering"] = "scattering"
     scales: Annotated[int, Field(ge=1, le=5)] = 2
@@ -56,12 +63,15 @@ class ScatteringFeatures(Config):
 class BackboneFeatures(Config):
     """What a frozen torchvision network computes before its last layer, for images resized to a square.
 
-    `weights` is the SHA-256 of a weight file, which each site looks for in its own `backbone_folder`; null means
-    torchvision's own download. The weights must come from public data: those learned from patients would cost privacy.
+    `weights` is the SHA-256 of a weight file, which each site looks for in its own
+    `backbone_folder`; null means torchvision's own download. The weights must come from public
+    data: those learned from patients would cost privacy.
     """
 
     kind: Literal["backbone"] = "backbone"
-    architecture: Literal["resnet18", "resnet50", "efficientnet_b0", "efficientnet_b1"] = "efficientnet_b1"
+    architecture: Literal["resnet18", "resnet50", "efficientnet_b0", "efficientnet_b1"] = (
+        "efficientnet_b1"
+    )
     weights: WeightsDigest | None = None
     image_size: Annotated[int, Field(ge=32, le=512)] = 224
 
@@ -69,8 +79,9 @@ class BackboneFeatures(Config):
 class FrozenBody(Config):
     """All layers of a network before its last, held at public values: the sites train and release the last layer alone.
 
-    The values are the random ones of `seed`, or those of the file whose SHA-256 is `weights`, in each site's
-    `backbone_folder`. They must be public, or released and paid for. Privacy does not rest on them.
+    The values are the random ones of `seed`, or those of the file whose SHA-256 is `weights`, in
+    each site's `backbone_folder`. They must be public, or released and paid for. Privacy does not
+    rest on them.
     """
 
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
@@ -87,8 +98,9 @@ Row = Annotated[tuple[float, ...], Field(min_length=1, max_length=200)]
 class StandardFeatures(Config):
     """A table's values by a declared geometry: `spread` (x - centers) / scales, or whitened by a public `covariance`.
 
-    Equal clipping of all directions costs a private model least. `source` says where the constants come from: they must
-    be public, and the sites' own records are not. `covariance` of the values x takes the place of scales.
+    Equal clipping of all directions costs a private model least. `source` says where the constants
+    come from: they must be public, and the sites' own records are not. `covariance` of the values x
+    takes the place of scales.
     """
 
     kind: Literal["standard"] = "standard"
@@ -100,9 +112,16 @@ class StandardFeatures(Config):
 
     def _check_keys(self) -> None:
         if bool(self.scales) == bool(self.covariance):
-            raise ValueError("scales and covariance are two ways to scale: give exactly one of them")
-        if {len(self.scales or self.covariance), *map(len, self.covariance)} != {size := len(self.centers)}:
-            raise ValueError(f"scales or covariance is not of {size} values, or rows of as many: as many as centers")
+            raise ValueError(
+                "scales and covariance are two ways to scale: give exactly one of them"
+            )
+        if {len(self.scales or self.covariance), *map(len, self.covariance)} != {
+            size := len(self.centers)
+        }:
+            raise ValueError(
+                f"scales or covariance is not of {size} values, or rows of as many: as "
+                "many as centers"
+            )
         found = np.array(self.covariance or [[1.0]])
         if not np.array_equal(found, found.T) or np.linalg.eigvalsh(found)[0] <= 0:
             raise ValueError("covariance is none: give a symmetric, positive definite matrix")
@@ -123,7 +142,9 @@ def _absent(reason: str) -> BeforeValidator:
     return BeforeValidator(check)
 
 
-Features = Annotated[ScatteringFeatures | BackboneFeatures | StandardFeatures, Field(discriminator="kind")]
+Features = Annotated[
+    ScatteringFeatures | BackboneFeatures | StandardFeatures, Field(discriminator="kind")
+]
 
 
 class LogisticModel(Config):
@@ -131,7 +152,9 @@ class LogisticModel(Config):
 
     kind: Literal["logistic"] = "logistic"
     features: Features | None = None
-    frozen_body: Annotated[None, _absent("model.kind 'logistic' has none: remove it, or choose 'mlp' or 'cnn'")] = None
+    frozen_body: Annotated[
+        None, _absent("model.kind 'logistic' has none: remove it, or choose 'mlp' or 'cnn'")
+    ] = None
 
 
 class MLPModel(Config):
@@ -150,7 +173,9 @@ class CNNModel(Config):
     channels: Annotated[tuple[Width, ...], Field(min_length=1, max_length=4)] = (16, 32)
     kernel_size: Literal[3, 5] = 3
     hidden: Width = 64
-    features: Annotated[None, _absent("model.kind 'cnn' takes none: remove it, or choose 'logistic' or 'mlp'")] = None
+    features: Annotated[
+        None, _absent("model.kind 'cnn' takes none: remove it, or choose 'logistic' or 'mlp'")
+    ] = None
     frozen_body: FrozenBody | None = None
 
 
@@ -162,13 +187,23 @@ MAX_SETTINGS, MAX_SETTINGS_DEPTH, MAX_SETTINGS_TEXT = 256, 4, 1000
 def _counted(key: str, value: Any, depth: int) -> int:
     if isinstance(value, dict | list):
         if depth > MAX_SETTINGS_DEPTH:
-            raise ValueError(f"{key[:60]!r} lies more than {MAX_SETTINGS_DEPTH} tables or lists deep: flatten it")
+            raise ValueError(
+                f"{key[:60]!r} lies more than {MAX_SETTINGS_DEPTH} tables or lists deep: flatten it"
+            )
         items = value.items() if isinstance(value, dict) else ((key, item) for item in value)
         return 1 + sum(_counted(str(name), item, depth + 1) for name, item in items)
     number = isinstance(value, int | float) and abs(value) < 2**63
-    if not (number or (isinstance(value, str) and len(value) <= MAX_SETTINGS_TEXT)) or len(key) > 100:
-        problem = f"{key[:60]!r} is no number, true, false or text of up to {MAX_SETTINGS_TEXT} characters"
-        raise ValueError(f"{problem}, by a name of up to 100: give one, or lists and tables of them")
+    if (
+        not (number or (isinstance(value, str) and len(value) <= MAX_SETTINGS_TEXT))
+        or len(key) > 100
+    ):
+        problem = (
+            f"{key[:60]!r} is no number, true, false or text of up to "
+            f"{MAX_SETTINGS_TEXT} characters"
+        )
+        raise ValueError(
+            f"{problem}, by a name of up to 100: give one, or lists and tables of them"
+        )
     return 1
 
 
@@ -180,27 +215,37 @@ def _check_settings(settings: dict[str, Any]) -> dict[str, Any]:
 
 def _factory(value: str) -> str:
     if not re.fullmatch(r"[A-Za-z_]\w*(\.\w+)*:\w+(\.\w+)*", value) or len(value) > 200:
-        raise ValueError(f"{value[:60]!r} names no factory: write 'package.module:function', in up to 200 characters")
+        raise ValueError(
+            f"{value[:60]!r} names no factory: write 'package.module:function', in up to "
+            "200 characters"
+        )
     return value
 
 
 class ModuleModel(Config):
     """A torch module of one's own, records (N, *shape) -> logits (N, classes), no record of which depends on another.
 
-    `factory`: `package.module:function` of an installed package, called with `settings`; it returns the module. A
-    hospital's site imports it only if its policy lists it. `trainable`: patterns of parameter names, as `head.*`;
-    empty: all that require a gradient. Everything else is a public constant: what the factory makes at `seed`, or the
-    file in `backbone_folder` whose SHA-256 is `weights`, which may hold all parameters and buffers by name, or some.
+    `factory`: `package.module:function` of an installed package, called with `settings`; it returns
+    the module. A hospital's site imports it only if its policy lists it. `trainable`: patterns of
+    parameter names, as `head.*`; empty: all that require a gradient. Everything else is a public
+    constant: what the factory makes at `seed`, or the file in `backbone_folder` whose SHA-256 is
+    `weights`, which may hold all parameters and buffers by name, or some.
     """
 
     kind: Literal["module"] = "module"
     factory: Annotated[str, AfterValidator(_factory)]
-    settings: Annotated[dict[str, Any], AfterValidator(_check_settings)] = Field(default_factory=dict)
-    trainable: Annotated[tuple[Annotated[str, Field(min_length=1, max_length=200)], ...], Field(max_length=100)] = ()
+    settings: Annotated[dict[str, Any], AfterValidator(_check_settings)] = Field(
+        default_factory=dict
+    )
+    trainable: Annotated[
+        tuple[Annotated[str, Field(min_length=1, max_length=200)], ...], Field(max_length=100)
+    ] = ()
     weights: WeightsDigest | None = None
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     features: Features | None = None
-    frozen_body: Annotated[None, _absent("model.kind 'module' has none: name the trained part by trainable")] = None
+    frozen_body: Annotated[
+        None, _absent("model.kind 'module' has none: name the trained part by trainable")
+    ] = None
 
     def __hash__(self) -> int:
         """Hash the settings by what is in them."""
@@ -211,41 +256,59 @@ Model = Annotated[LogisticModel | MLPModel | CNNModel | ModuleModel, Field(discr
 
 
 MAX_DEVIATION = 1e-6
-# A correction divides by it: by one near 0 it would overflow for some records, and the failure would tell of them.
+# A correction divides by it: by one near 0 it would overflow for some records, and the failure
+# would tell of them.
 SMALLEST_TRAINED = 1e-9
 
 
 def _sum_to_one(shares: tuple[float, ...]) -> tuple[float, ...]:
     if abs(math.fsum(shares) - 1) > MAX_DEVIATION:
-        raise ValueError(f"the shares of the classes sum to {math.fsum(shares):.6g}: they must sum to 1")
+        raise ValueError(
+            f"the shares of the classes sum to {math.fsum(shares):.6g}: they must sum to 1"
+        )
     return shares
 
 
 def _above_zero(shares: tuple[float, ...]) -> tuple[float, ...]:
     if min(shares) < SMALLEST_TRAINED:
-        raise ValueError(f"a class has share {min(shares):g}: one that is trained on has {SMALLEST_TRAINED:g} or more")
+        raise ValueError(
+            f"a class has share {min(shares):g}: one that is trained on has "
+            f"{SMALLEST_TRAINED:g} or more"
+        )
     return shares
 
 
 Prevalence = Annotated[
-    tuple[Annotated[float, Field(ge=0, le=1)], ...], Field(min_length=2, max_length=1000), AfterValidator(_sum_to_one)
+    tuple[Annotated[float, Field(ge=0, le=1)], ...],
+    Field(min_length=2, max_length=1000),
+    AfterValidator(_sum_to_one),
 ]
 TrainedPrevalence = Annotated[Prevalence, AfterValidator(_above_zero)]
 # `estimated`: by the site, from its own predictions, and kept there.
 SitePrevalence = Literal["estimated"] | Prevalence
 
 
-def check_noised_estimate(key: str, prevalence: SitePrevalence | None, release: EvaluationRelease) -> None:
+def check_noised_estimate(
+    key: str, prevalence: SitePrevalence | None, release: EvaluationRelease
+) -> None:
     """Refuse an estimate where results leave with noise: it moves every record's prediction by all the others'.
 
-    The noise covers what one unit adds to the sums itself, not what it does to the others' predictions. Raises
-    ValueError for an estimate under release `noised`; `key` is what to call it.
+    The noise covers what one unit adds to the sums itself, not what it does to the others'
+    predictions. Raises ValueError for an estimate under release `noised`; `key` is what to call it.
     """
     if prevalence == "estimated" and release == "noised":
-        raise ValueError(f"{key} is 'estimated', which the noise of release 'noised' does not cover: declare numbers")
+        raise ValueError(
+            f"{key} is 'estimated', which the noise of release 'noised' does not cover: "
+            "declare numbers"
+        )
 
 
-def check_prevalence_classes(key: str, prevalence: Prevalence | SitePrevalence | None, classes: int) -> None:
+def check_prevalence_classes(
+    key: str, prevalence: Prevalence | SitePrevalence | None, classes: int
+) -> None:
     """Check that a declared prevalence has one share for each class of the records, or raise UserError naming `key`."""
     if isinstance(prevalence, tuple) and len(prevalence) != classes:
-        raise UserError(f"{key} has {len(prevalence)} shares, the records have {classes} classes: give one for each")
+        raise UserError(
+            f"{key} has {len(prevalence)} shares, the records have {classes} classes: give "
+            "one for each"
+        )

@@ -32,8 +32,13 @@ def read_toml(path: Path, what: str) -> dict[str, Any]:
         raise UserError(f"{what} {path} is not valid TOML: {error}") from None
 
 
-def read_record(model: type[Record], content: Mapping[str, Any], origin: str, folder: Path | None = None) -> Record:
-    """Validate parsed TOML, whose paths start at `folder`; UserError with one line, which begins with `origin`."""
+def read_record(
+    model: type[Record], content: Mapping[str, Any], origin: str, folder: Path | None = None
+) -> Record:
+    """Validate parsed TOML, whose paths start at `folder`.
+
+    UserError with one line, which begins with `origin`.
+    """
     try:
         return model.model_validate(content, context=folder)
     except ValidationError as error:
@@ -44,7 +49,11 @@ def explain(error: ValidationError, model: type[BaseModel]) -> str:
     """Say in one line what is wrong with the first bad key: key, value and remedy."""
     first = min(error.errors(include_url=False), key=lambda item: item["type"] == "missing")
     tags = _union_tags(model)
-    location = [part for index, part in enumerate(first["loc"]) if part != "[key]" and not (index and part in tags)]
+    location = [
+        part
+        for index, part in enumerate(first["loc"])
+        if part != "[key]" and not (index and part in tags)
+    ]
     key = ".".join(str(part) for part in location)
     kind, value = first["type"], first.get("input")
     if kind == "extra_forbidden":
@@ -60,8 +69,14 @@ def explain(error: ValidationError, model: type[BaseModel]) -> str:
         tag = context.get("tag", "is missing")
         return f"{key}: {discriminator} {tag!r}: choose one of {context.get('expected_tags', '')}"
     if kind in ("model_type", "model_attributes_type", "dict_type"):
-        return f"{key} is {_short(value)}: it must be a table; {_table_at(model, first['loc'], value)}"
-    described = _description_at(model, first["loc"]).removeprefix(", ") if kind == "string_pattern_mismatch" else ""
+        return (
+            f"{key} is {_short(value)}: it must be a table; {_table_at(model, first['loc'], value)}"
+        )
+    described = (
+        _description_at(model, first["loc"]).removeprefix(", ")
+        if kind == "string_pattern_mismatch"
+        else ""
+    )
     message = described or first["msg"].removeprefix("Value error, ")
     message = message[0].lower() + message[1:] if message else message
     if kind == "value_error" or location[-1:] == [SECRET]:
@@ -70,12 +85,16 @@ def explain(error: ValidationError, model: type[BaseModel]) -> str:
 
 
 def drop_keys_of_other_kinds(
-    content: dict[str, Any], location: tuple[str, ...], model: type[BaseModel], given: Collection[tuple[str, ...]]
+    content: dict[str, Any],
+    location: tuple[str, ...],
+    model: type[BaseModel],
+    given: Collection[tuple[str, ...]],
 ) -> None:
     """Remove the keys of a section that its new kind does not have and another kind of it has.
 
-    Keys that no kind has stay, and those that were given beside the kind, so that validation names them. `content`: the
-    whole file, of the record `model`; changed in place. `location`: where the section stands, with its new kind.
+    Keys that no kind has stay, and those that were given beside the kind, so that validation names
+    them. `content`: the whole file, of the record `model`; changed in place. `location`: where the
+    section stands, with its new kind.
     """
     section, records = reduce(getitem, location, content), _records_at(model, location)
     kinds = {value for switch in SWITCHES if isinstance(value := section.get(switch), str)}
@@ -101,7 +120,10 @@ def _records_in(annotation: Any) -> list[type[BaseModel]]:
 
 
 def _table_at(model: type[BaseModel], location: tuple[Any, ...], given: Any) -> str:
-    """Say which keys the table at a location has; a kind given in its place is taken for an example."""
+    """Say which keys the table at a location has.
+
+    A kind given in its place is taken for an example.
+    """
     records = _records_at(model, location)
     kinds = [tag for record in records for tag in sorted(kinds_of(record))]
     if not kinds:
@@ -109,7 +131,10 @@ def _table_at(model: type[BaseModel], location: tuple[Any, ...], given: Any) -> 
     discriminator = "rule" if any("rule" in record.model_fields for record in records) else "kind"
     example = given if given in kinds else kinds[0]
     allowed = ", ".join(map(repr, kinds))
-    return f"its key {discriminator!r} is one of {allowed}, for example {{ {discriminator} = {example!r} }}"
+    return (
+        f"its key {discriminator!r} is one of {allowed}, for example {{ {discriminator} = "
+        f"{example!r} }}"
+    )
 
 
 def _fields_at(model: type[BaseModel], location: tuple[Any, ...]) -> list[str]:
@@ -120,7 +145,10 @@ def _description_at(model: type[BaseModel], location: tuple[Any, ...]) -> str:
     """Say what a key holds, where its field says so."""
     *section, name = location
     fields = (record.model_fields.get(name) for record in _records_at(model, tuple(section)))
-    return next((f", {field.description}" for field in fields if field is not None and field.description), "")
+    return next(
+        (f", {field.description}" for field in fields if field is not None and field.description),
+        "",
+    )
 
 
 def _records_at(model: type[BaseModel], location: tuple[Any, ...]) -> list[type[BaseModel]]:

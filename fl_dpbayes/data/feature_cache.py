@@ -1,7 +1,7 @@
 """Features of a site's records on its own disk, so that they are computed once and not in every round.
 
-A cache file holds what was derived from records: it is as confidential as they are, is readable by its owner only, and
-never leaves the site.
+A cache file holds what was derived from records: it is as confidential as they are, is readable by
+its owner only, and never leaves the site.
 """
 
 import contextlib
@@ -26,12 +26,14 @@ MAX_BYTES = 8 * 2**30
 Array = npt.NDArray[np.float32]
 
 
-def cached_features(folder: Path, features: Config, records: Array, compute: Callable[[Array], Array]) -> Array:
+def cached_features(
+    folder: Path, features: Config, records: Array, compute: Callable[[Array], Array]
+) -> Array:
     """Return the features of records, (N, D), from the cache if they are there: read-only, memory-mapped.
 
-    Their key is the features' settings and the bytes of the records (N, *shape). Processes that miss at the same time
-    each compute and write; the last complete file stays. Beyond 8 GiB the oldest files make space. Raises OSError if
-    the folder cannot be written.
+    Their key is the features' settings and the bytes of the records (N, *shape). Processes that
+    miss at the same time each compute and write; the last complete file stays. Beyond 8 GiB the
+    oldest files make space. Raises OSError if the folder cannot be written.
     """
     path = folder / f"{_key(features, records)}.npy"
     if (found := _read(path)) is not None:
@@ -45,13 +47,18 @@ def cached_features(folder: Path, features: Config, records: Array, compute: Cal
 
 
 def _key(features: Config, records: Array) -> str:
-    hasher = hashlib.blake2b(f"{VERSION}|{digest(features)}|{records.shape}".encode(), digest_size=16)
+    hasher = hashlib.blake2b(
+        f"{VERSION}|{digest(features)}|{records.shape}".encode(), digest_size=16
+    )
     hasher.update(np.ascontiguousarray(records, "<f4").data)
     return hasher.hexdigest()
 
 
 def _read(path: Path) -> Array | None:
-    """Map a whole file into memory; NumPy's reader of headers raises almost anything at a damaged one."""
+    """Map a whole file into memory.
+
+    NumPy's reader of headers raises almost anything at a damaged one.
+    """
     try:
         size = path.stat().st_size - CHECKSUM_BYTES
         with path.open("rb") as file:

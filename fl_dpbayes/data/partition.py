@@ -6,7 +6,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from fl_dpbayes.config.data import ClassesPartition, DirichletPartition, FeaturePartition, Partition, QuantityPartition
+from fl_dpbayes.config.data import (
+    ClassesPartition,
+    DirichletPartition,
+    FeaturePartition,
+    Partition,
+    QuantityPartition,
+)
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.data.records import Records
 
@@ -20,14 +26,19 @@ MAX_ATTEMPTS = 50
 
 
 def partition_labels(
-    labels: Indices, partition: Partition, sites: int, generator: np.random.Generator, scores: Floats | None = None
+    labels: Indices,
+    partition: Partition,
+    sites: int,
+    generator: np.random.Generator,
+    scores: Floats | None = None,
 ) -> list[Indices]:
     """Divide N items (records, or privacy units of several) over sites by labels or scores, each to exactly one site.
 
-    `scores`: (N,), finite, what feature skew sorts by; other kinds do not look at it. Raises UserError if the request
-    cannot be met; the text names the scenario's key and the remedy. Raises ValueError if the partition is natural,
-    which has nothing to divide, or lacks scores. Source: kinds of Li et al., Federated Learning on Non-IID Data Silos,
-    2022; for the Dirichlet division, Yurochkin et al. 2019; for feature skew, flwr-datasets' ContinuousPartitioner.
+    `scores`: (N,), finite, what feature skew sorts by; other kinds do not look at it. Raises
+    UserError if the request cannot be met; the text names the scenario's key and the remedy. Raises
+    ValueError if the partition is natural, which has nothing to divide, or lacks scores. Source:
+    kinds of Li et al., Federated Learning on Non-IID Data Silos, 2022; for the Dirichlet division,
+    Yurochkin et al. 2019; for feature skew, flwr-datasets' ContinuousPartitioner.
     """
     # Importing it takes seconds.
     from flwr_datasets import partitioner as partitioners
@@ -40,7 +51,9 @@ def partition_labels(
             parts = _deal(shuffled, partitioners.IidPartitioner(num_partitions=sites), sites)
         case "dirichlet":
             least, seed = partition.min_records, int(generator.integers(2**31))
-            skew = partitioners.DirichletPartitioner(sites, "label", partition.alpha, least, seed=seed)
+            skew = partitioners.DirichletPartitioner(
+                sites, "label", partition.alpha, least, seed=seed
+            )
             try:
                 parts = _deal(shuffled, skew, sites)
             except ValueError:
@@ -54,23 +67,37 @@ def partition_labels(
             if scores is None:
                 raise ValueError("feature skew needs a score for each item")
             strictness, seed = partition.strictness, int(generator.integers(2**31))
-            blurred = partitioners.ContinuousPartitioner(sites, "score", strictness=strictness, seed=seed)
+            blurred = partitioners.ContinuousPartitioner(
+                sites, "score", strictness=strictness, seed=seed
+            )
             parts = _deal(_standard(scores[order], partition), blurred, sites, column="score")
         case "natural":
-            raise ValueError("a natural partition has nothing to divide: select records by their natural site")
+            raise ValueError(
+                "a natural partition has nothing to divide: select records by their natural site"
+            )
     return [np.sort(order[part]) for part in parts]
 
 
 def feature_scores(records: Records, feature: str | None) -> Floats:
-    """Return each image's mean pixel, or a column of a table, (N,); UserError if the column does not fit them."""
+    """Return each image's mean pixel, or a column of a table, (N,).
+
+    UserError if the column does not fit them.
+    """
     if len(records.task.input_shape) == 3:
         if feature is not None:
-            raise UserError(f"partition.feature is {feature!r}, but the records are images: remove the key")
+            raise UserError(
+                f"partition.feature is {feature!r}, but the records are images: remove the key"
+            )
         return records.features.mean(axis=(1, 2, 3), dtype=np.float64)
     if feature not in records.feature_names:
         given = "missing" if feature is None else repr(feature)
-        allowed = ", ".join(records.feature_names) or "none, as the source does not name them: choose another partition"
-        raise UserError(f"partition.feature is {given}: name the feature that sites differ in: {allowed}")
+        allowed = (
+            ", ".join(records.feature_names)
+            or "none, as the source does not name them: choose another partition"
+        )
+        raise UserError(
+            f"partition.feature is {given}: name the feature that sites differ in: {allowed}"
+        )
     return records.features[:, records.feature_names.index(feature)].astype(np.float64)
 
 
@@ -98,12 +125,18 @@ def feature_total_variation(scores: Floats, parts: list[Indices]) -> float:
 def _mean_distance(frequencies: list[Indices]) -> float:
     counts = np.stack(frequencies)
     pooled = counts.sum(axis=0) / counts.sum()
-    return float(0.5 * np.abs(counts / counts.sum(axis=1, keepdims=True) - pooled).sum(axis=1).mean())
+    return float(
+        0.5 * np.abs(counts / counts.sum(axis=1, keepdims=True) - pooled).sum(axis=1).mean()
+    )
 
 
 def _check_feasible(labels: Indices, partition: Partition, sites: int) -> None:
     count = len(labels)
-    least = partition.min_records if isinstance(partition, DirichletPartition | QuantityPartition) else 1
+    least = (
+        partition.min_records
+        if isinstance(partition, DirichletPartition | QuantityPartition)
+        else 1
+    )
     if sites * least > count:
         remedy = "fewer sites" if least == 1 else "a lower partition.min_records or fewer sites"
         wanted = f"{sites} training sites of at least {least} records need {sites * least}"
@@ -114,10 +147,15 @@ def _check_feasible(labels: Indices, partition: Partition, sites: int) -> None:
         if partition.classes_per_site > classes:
             raise UserError(f"{key}, but there are {classes} classes: choose at most that")
         if most < classes:
-            raise UserError(f"{key}: sites would hold at most {most} of {classes} classes: raise it, or add sites")
+            raise UserError(
+                f"{key}: sites would hold at most {most} of {classes} classes: raise it, "
+                "or add sites"
+            )
 
 
-def _classes(labels: Indices, classes_per_site: int, sites: int, generator: np.random.Generator) -> list[Indices]:
+def _classes(
+    labels: Indices, classes_per_site: int, sites: int, generator: np.random.Generator
+) -> list[Indices]:
     """Give each site the next few classes of a shuffled circle: every class is used, and equally often to within one.
 
     Chance, as in flwr-datasets' PathologicalPartitioner, drops classes that no site drew.
@@ -129,15 +167,23 @@ def _classes(labels: Indices, classes_per_site: int, sites: int, generator: np.r
         holders = places[places % len(classes) == position] // classes_per_site
         members = np.flatnonzero(labels == label)
         if len(members) < len(holders):
-            lacks = f"{len(holders)} of them would share class {label}, which has {len(members)} records"
-            problem = f"partition.classes_per_site is {classes_per_site}: no division over {sites} training sites"
+            lacks = (
+                f"{len(holders)} of them would share class {label}, which has "
+                f"{len(members)} records"
+            )
+            problem = (
+                f"partition.classes_per_site is {classes_per_site}: no division over {sites} "
+                "training sites"
+            )
             raise UserError(f"{problem}, since {lacks}: lower it, or use fewer training sites")
         for holder, share in zip(holders, np.array_split(members, len(holders)), strict=True):
             parts[holder].append(share)
     return [np.concatenate(part) for part in parts]
 
 
-def _sizes(count: int, partition: QuantityPartition, sites: int, generator: np.random.Generator) -> list[int]:
+def _sizes(
+    count: int, partition: QuantityPartition, sites: int, generator: np.random.Generator
+) -> list[int]:
     for _ in range(MAX_ATTEMPTS):
         shares = generator.dirichlet(np.full(sites, partition.alpha))
         ends = np.round(np.cumsum(shares) * count).astype(int)
@@ -153,24 +199,37 @@ def _standard(scores: Floats, partition: FeaturePartition) -> Floats:
     if not spread > 0:
         what = "mean pixel" if partition.feature is None else f"value of {partition.feature!r}"
         same = f"all {len(scores)} records have the same {what}"
-        raise UserError(f"partition.kind is 'feature', but {same}: choose another partition.feature or partition")
+        raise UserError(
+            f"partition.kind is 'feature', but {same}: choose another partition.feature "
+            "or partition"
+        )
     # The partitioner takes small values for equal ones.
     return (scores - scores.mean()) / spread
 
 
-def _no_division(partition: DirichletPartition | QuantityPartition, count: int, sites: int) -> UserError:
+def _no_division(
+    partition: DirichletPartition | QuantityPartition, count: int, sites: int
+) -> UserError:
     return UserError(
-        f"partition.alpha is {partition.alpha:g} and partition.min_records is {partition.min_records}: none of the "
-        f"divisions of {count} records over {sites} training sites gave each that many: raise alpha, lower min_records"
+        f"partition.alpha is {partition.alpha:g} and partition.min_records is "
+        f"{partition.min_records}: none of the "
+        f"divisions of {count} records over {sites} training sites gave each that many: raise "
+        "alpha, lower min_records"
     )
 
 
-def _deal(values: npt.NDArray, partitioner: "Partitioner", sites: int, column: str = "label") -> list[Indices]:
+def _deal(
+    values: npt.NDArray, partitioner: "Partitioner", sites: int, column: str = "label"
+) -> list[Indices]:
     from datasets import Dataset
 
     items: dict[str, Any] = {column: values, "index": np.arange(len(values))}
     partitioner.dataset = Dataset.from_dict(items)
     with warnings.catch_warnings():
-        # Its retries and dropped classes come as warnings; what they mean is checked and reported by our callers.
+        # Its retries and dropped classes come as warnings; what they mean is checked and reported
+        # by our callers.
         warnings.simplefilter("ignore")
-        return [np.array(partitioner.load_partition(site)["index"][:], dtype=np.int64) for site in range(sites)]
+        return [
+            np.array(partitioner.load_partition(site)["index"][:], dtype=np.int64)
+            for site in range(sites)
+        ]

@@ -21,13 +21,15 @@ T = TypeVar("T")
 class Records:
     """Labelled records with the privacy unit that each belongs to.
 
-    `features`: float32, (N, *task.input_shape), pixels in [0, 1]; or uint8 grey levels, not yet scaled: a site takes
-    its few records out of a large file before it spends four times the memory on them. `labels`: (N,), in 0 ..
-    classes - 1. `units`: (N,), the id of each record's privacy unit: text, or the record's number where it is its own.
-    `natural_site`: (N,) text, the site that collected each record. `unit`: what a privacy unit is called. `truth`: (N,
-    classes), the probabilities that each label was drawn from, where records are made up. `published`: (N,), the risk
-    of class 1 by a score that was published with the records. `groups`: attribute -> (N,) text, for example {"sex":
-    ["female", ...]}. `feature_names`: those of a table, in their order. None, or empty, where nobody knows it.
+    `features`: float32, (N, *task.input_shape), pixels in [0, 1]; or uint8 grey levels, not yet
+    scaled: a site takes its few records out of a large file before it spends four times the memory
+    on them. `labels`: (N,), in 0 .. classes - 1. `units`: (N,), the id of each record's privacy
+    unit: text, or the record's number where it is its own. `natural_site`: (N,) text, the site that
+    collected each record. `unit`: what a privacy unit is called. `truth`: (N, classes), the
+    probabilities that each label was drawn from, where records are made up. `published`: (N,), the
+    risk of class 1 by a score that was published with the records. `groups`: attribute -> (N,)
+    text, for example {"sex": ["female", ...]}. `feature_names`: those of a table, in their order.
+    None, or empty, where nobody knows it.
     """
 
     features: npt.NDArray
@@ -46,7 +48,9 @@ class Records:
 
     def subset(self, indices: npt.NDArray) -> "Records":
         """Return the records at `indices` (integers in [0, N) or a boolean mask), in that order."""
-        chosen: dict[str, Any] = {"groups": {name: value[indices] for name, value in self.groups.items()}}
+        chosen: dict[str, Any] = {
+            "groups": {name: value[indices] for name, value in self.groups.items()}
+        }
         for key in ("features", "labels", "units", "natural_site", "truth", "published"):
             chosen[key] = None if (value := getattr(self, key)) is None else value[indices]
         return replace(self, **chosen)
@@ -74,13 +78,18 @@ def magnitude_warnings(records: Records, source: Source) -> list[RunWarning]:
 def load_unscaled(source: Source, part: OfficialPart) -> Records:
     """Load one official part of a source as its files hold it, in their order: pixels may still be whole numbers.
 
-    A source of this package is read once in a process, while its files stay as they are; its records are then shared
-    and read-only. Raises UserError if the source has no such part, or a file is missing, damaged or not as described.
+    A source of this package is read once in a process, while its files stay as they are; its
+    records are then shared and read-only. Raises UserError if the source has no such part, or a
+    file is missing, damaged or not as described.
     """
     if part not in source.parts:
         raise UserError(
             f"source {source.kind!r} has no part {part!r}: choose {' or '.join(source.parts)}"
-            + ("; for held-out records give the site a number of records" if source.parts == ("train",) else "")
+            + (
+                "; for held-out records give the site a number of records"
+                if source.parts == ("train",)
+                else ""
+            )
         )
     code = implementation("fl_dpbayes.data.sources", source.kind, source.implemented_by)
 
@@ -91,7 +100,9 @@ def load_unscaled(source: Source, part: OfficialPart) -> Records:
         # Only its author knows what it reads.
         return load()
     places = [*source.places, *filter(None, [getattr(code, "PATH", None)])]
-    return KEPT.get(("records", source.model_dump_json(), part), load, array_bytes, files_below(places))
+    return KEPT.get(
+        ("records", source.model_dump_json(), part), load, array_bytes, files_below(places)
+    )
 
 
 def frozen(holder: T) -> T:

@@ -16,9 +16,22 @@ from fl_dpbayes.config.names import counted
 from fl_dpbayes.config.recalibration import parameter_count, recalibration_plan
 from fl_dpbayes.config.rule import PublicFile
 from fl_dpbayes.config.scenario import Scenario, training_plan, write_scenario
-from fl_dpbayes.config.site_file import LedgerSettings, Policy, Selection, SiteFile, Split, write_site_file
+from fl_dpbayes.config.site_file import (
+    LedgerSettings,
+    Policy,
+    Selection,
+    SiteFile,
+    Split,
+    write_site_file,
+)
 from fl_dpbayes.config.sources import BuiltIn
-from fl_dpbayes.config.task import BackboneFeatures, Model, ModuleModel, Task, check_prevalence_classes
+from fl_dpbayes.config.task import (
+    BackboneFeatures,
+    Model,
+    ModuleModel,
+    Task,
+    check_prevalence_classes,
+)
 from fl_dpbayes.data.public_records import read_public_records
 from fl_dpbayes.data.site import most_declared, most_in_part
 from fl_dpbayes.data.site_ledger import prepare_simulated_ledger
@@ -33,10 +46,12 @@ SCENARIO_FILE, PARTITION_FILE, BASELINES_FILE = "scenario.toml", "partition.json
 
 
 def plan_sites(scenario: Scenario, data_dir: Path | None) -> SitePlan:
-    """Deal the scenario's records to its sites, and check all that it names; the one way into a simulation.
+    """Deal the scenario's records to its sites, and check all that it names.
 
-    Nothing is written. Raises UserError as `check_task`, or if the partition is impossible, data, weights or public
-    records are missing, or delta is not below 1/n at a training site.
+    The one way into a simulation.
+
+    Nothing is written. Raises UserError as `check_task`, or if the partition is impossible, data,
+    weights or public records are missing, or delta is not below 1/n at a training site.
     """
     plan = dealt_sites(scenario, data_dir)
     check_task(scenario, plan.task)
@@ -45,7 +60,8 @@ def plan_sites(scenario: Scenario, data_dir: Path | None) -> SitePlan:
         if site.spec.role == "train" and scenario.privacy.delta * most >= 1:
             bound = f"below 1/n = {1 / most:.3g} at site {site.name!r} for every n up to {most:.0f}"
             raise UserError(
-                f"privacy.delta is {scenario.privacy.delta}: it must be {bound}, which its declared {site.train_units} "
+                f"privacy.delta is {scenario.privacy.delta}: it must be {bound}, which its "
+                f"declared {site.train_units} "
                 "admits, or one record could be disclosed outright: lower it"
             )
     rule, model = scenario.aggregation, scenario.model
@@ -54,15 +70,18 @@ def plan_sites(scenario: Scenario, data_dir: Path | None) -> SitePlan:
         # The server's process knows the environment's data folder only.
         _check_weights(model, plan.task, backbone_folder(None))
     if isinstance(rule.inputs, PublicFile):
-        read_public_records(rule.inputs.path, plan.task, most=rule.inputs.count, labelled=rule.needs_labels)
+        read_public_records(
+            rule.inputs.path, plan.task, most=rule.inputs.count, labelled=rule.needs_labels
+        )
     return plan
 
 
 def check_task(scenario: Scenario, task: Task) -> None:
     """Check what depends on the shape of a record and the number of classes.
 
-    Raises UserError if the method of recalibration is not for so many classes, a prevalence names another number,
-    the model does not fit the records, or the rule needs more samples of each site than its chains keep.
+    Raises UserError if the method of recalibration is not for so many classes, a prevalence names
+    another number, the model does not fit the records, or the rule needs more samples of each site
+    than its chains keep.
     """
     if scenario.recalibration is not None:
         try:
@@ -73,7 +92,9 @@ def check_task(scenario: Scenario, task: Task) -> None:
     for name, site in scenario.sites.items():
         check_prevalence_classes(f"sites.{name}.prevalence", site.prevalence, task.classes)
     if scenario.hierarchical is not None and task.classes != 2:
-        raise UserError(f"[hierarchical] is for 2 classes, the records have {task.classes}: remove the section")
+        raise UserError(
+            f"[hierarchical] is for 2 classes, the records have {task.classes}: remove the section"
+        )
     rule, shapes = scenario.aggregation, model_shapes(scenario.model, task)
     if rule.own_rounds:
         return
@@ -82,8 +103,10 @@ def check_task(scenario: Scenario, task: Task) -> None:
     least, planned = rule.least_samples(parameters), plan.kept_before(plan.total_steps)
     if planned < least:
         raise UserError(
-            f"aggregation.rule {rule.rule!r} needs {counted(least, 'sample')} of each site for {parameters} "
-            f"parameters, training keeps {planned}: lower thinning or burn_in, run more rounds, or choose a rule "
+            f"aggregation.rule {rule.rule!r} needs {counted(least, 'sample')} of each site for "
+            f"{parameters} "
+            f"parameters, training keeps {planned}: lower thinning or burn_in, run more rounds, "
+            "or choose a rule "
             "without precision matrices"
         )
 
@@ -93,8 +116,9 @@ def prepare_simulation(
 ) -> list[Path]:
     """Write a run's resolved scenario, site files, ledgers and the beginning of its journal.
 
-    `cache_folder`: where the sites keep features of records; runs may share one. None: `cache` in the run directory.
-    Returns the site files `sites/<number>-<name>.toml`, in the plan's order, which is also their alphabetical order.
+    `cache_folder`: where the sites keep features of records; runs may share one. None: `cache` in
+    the run directory. Returns the site files `sites/<number>-<name>.toml`, in the plan's order,
+    which is also their alphabetical order.
     """
     folder = run_folder / SITES_FOLDER
     with written(run_folder):
@@ -102,9 +126,16 @@ def prepare_simulation(
     write_scenario(scenario, run_folder / SCENARIO_FILE)
     partition = {
         "label_total_variation": plan.label_total_variation,
-        **({} if plan.feature_total_variation is None else {"feature_total_variation": plan.feature_total_variation}),
+        **(
+            {}
+            if plan.feature_total_variation is None
+            else {"feature_total_variation": plan.feature_total_variation}
+        ),
         "warnings": [found.model_dump(mode="json") for found in plan.warnings],
-        "units": {site.name: {part: getattr(site, f"{part}_units") for part in PARTS} for site in plan.sites},
+        "units": {
+            site.name: {part: getattr(site, f"{part}_units") for part in PARTS}
+            for site in plan.sites
+        },
     }
     write_atomically(run_folder / PARTITION_FILE, json.dumps(partition, indent=2) + "\n")
     digits = max(2, len(str(len(plan.sites) - 1)))
@@ -113,7 +144,9 @@ def prepare_simulation(
         path = folder / f"{number:0{digits}d}-{site.name}.toml"
         with written(path.with_suffix(".npy")):
             np.save(path.with_suffix(".npy"), site.indices, allow_pickle=False)
-        write_site_file(_site_file(scenario, plan, site, Path(f"{path.stem}.npy"), cache_folder), path)
+        write_site_file(
+            _site_file(scenario, plan, site, Path(f"{path.stem}.npy"), cache_folder), path
+        )
         prepare_simulated_ledger(path)
         paths.append(path)
     entries = [file_entry(name, run_folder / name) for name in (SCENARIO_FILE, PARTITION_FILE)]
@@ -126,15 +159,22 @@ def run_identifier(scenario: Scenario) -> str:
     if scenario.simulation.insecure_seed is None:
         return uuid.uuid4().hex
     source = scenario.data.source
-    named = source.with_place(lambda place: None if isinstance(source, BuiltIn) else Path(place.name))
+    named = source.with_place(
+        lambda place: None if isinstance(source, BuiltIn) else Path(place.name)
+    )
     changes = {
         "data": scenario.data.model_copy(update={"source": named}),
         "simulation": scenario.simulation.model_copy(update={"traces": False}),
         "aggregation": scenario.aggregation.with_public_path(lambda path: Path(path.name)),
     }
-    # Seeded runs keep their names, hence their random numbers, from when scenarios had this section.
-    content = scenario.model_copy(update=changes).model_dump(mode="json") | {"transport": {"precision": "float32"}}
-    digest = hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+    # Seeded runs keep their names, hence their random numbers, from when scenarios had this
+    # section.
+    content = scenario.model_copy(update=changes).model_dump(mode="json") | {
+        "transport": {"precision": "float32"}
+    }
+    digest = hashlib.sha256(
+        json.dumps(content, sort_keys=True, separators=(",", ":")).encode()
+    ).hexdigest()
     return hashlib.sha256(f"run:{digest}".encode()).hexdigest()[:32]
 
 
@@ -167,27 +207,44 @@ def _site_file(
     fit = recalibration_plan(again, privacy).steps if again else 0
     steps = max(training.chains * training.rounds * training.steps_per_round, fit)
     return SiteFile(
-        name=site.name, role=site.spec.role, source=plan.source,
+        name=site.name,
+        role=site.spec.role,
+        source=plan.source,
         selection=Selection(part=site.spec.part, indices=indices),
         units=site.train_units if trains else site.test_units,
         split=Split(test_fraction=test, recalibration_fraction=recalibration, key=site.split_key),
-        shift=site.spec.shift, shift_seed=site.shift_seed,
+        shift=site.spec.shift,
+        shift_seed=site.shift_seed,
         ledger=LedgerSettings(
-            path=Path("..") / "ledgers" / f"{site.name}.sqlite", witness=Path("..") / "witnesses" / f"{site.name}.json",
-            cohort=f"simulation of {scenario.name}", delta=privacy.delta, adjacency=privacy.adjacency,
-            epsilon=site.spec.epsilon or simulation.cohort_epsilon or run_epsilon, durability="normal",
+            path=Path("..") / "ledgers" / f"{site.name}.sqlite",
+            witness=Path("..") / "witnesses" / f"{site.name}.json",
+            cohort=f"simulation of {scenario.name}",
+            delta=privacy.delta,
+            adjacency=privacy.adjacency,
+            epsilon=site.spec.epsilon or simulation.cohort_epsilon or run_epsilon,
+            durability="normal",
         ),
         policy=Policy(
-            max_run_epsilon=run_epsilon, allow_non_private=privacy.kind == "none", allow_downloads=True,
-            max_steps=steps, max_samples=steps, allowed_code=scenario.named_code, groups=plan.groups,
-            least_group_units=1, max_evaluations_per_run="unlimited", max_evaluations="unlimited",
+            max_run_epsilon=run_epsilon,
+            allow_non_private=privacy.kind == "none",
+            allow_downloads=True,
+            max_steps=steps,
+            max_samples=steps,
+            allowed_code=scenario.named_code,
+            groups=plan.groups,
+            least_group_units=1,
+            max_evaluations_per_run="unlimited",
+            max_evaluations="unlimited",
             evaluation_release=scenario.evaluation.release,
             min_evaluation_noise_multiplier=scenario.evaluation.noise_multiplier or 1.0,
         ),
-        threads=scenario.resources.threads_per_site, device=scenario.resources.device,
+        threads=scenario.resources.threads_per_site,
+        device=scenario.resources.device,
         insecure_seed=simulation.insecure_seed,
         cache_folder=Path("..") / "cache" if cache_folder is None else cache_folder.resolve(),
         backbone_folder=None if plan.weights_folder is None else plan.weights_folder.resolve(),
-        trace_folder=Path("..") / TRACES_FOLDER / site.name if simulation.traces and trains else None,
+        trace_folder=Path("..") / TRACES_FOLDER / site.name
+        if simulation.traces and trains
+        else None,
         prevalence=site.spec.prevalence,
-    )  # fmt: skip
+    )

@@ -19,12 +19,16 @@ from fl_dpbayes.privacy.ledger.state import Cohort, DataVersion
 from fl_dpbayes.privacy.ledger.witness import LedgerPlace
 from fl_dpbayes.privacy.splits import split_name
 
-# Where each record or picture is its own unit, its name is a row number or a file's: only its content identifies it.
+# Where each record or picture is its own unit, its name is a row number or a file's: only its
+# content identifies it.
 UNNAMED_UNITS = ("record", "image")
 
 
 def ledger_place(settings: LedgerSettings) -> LedgerPlace:
-    """Say where a ledger and its second place lie; UserError if links or `..` lead both into one folder."""
+    """Say where a ledger and its second place lie.
+
+    UserError if links or `..` lead both into one folder.
+    """
     place = LedgerPlace(settings.path, settings.witness, settings.durability)
     if place.real[0].parent == place.real[1].parent:
         led = f"ledger.witness {settings.witness} leads to the folder of the ledger {settings.path}"
@@ -33,10 +37,17 @@ def ledger_place(settings: LedgerSettings) -> LedgerPlace:
 
 
 def cohort_of(site_file: SiteFile) -> Cohort:
-    """Describe the cohort of a site file, without reading a record; UserError if it names no ledger."""
+    """Describe the cohort of a site file, without reading a record.
+
+    UserError if it names no ledger.
+    """
     settings, split = _settings(site_file), site_file.split
     # A site that does not train keeps every unit for testing.
-    fractions = (split.test_fraction, split.recalibration_fraction) if site_file.role == "train" else (1.0, 0.0)
+    fractions = (
+        (split.test_fraction, split.recalibration_fraction)
+        if site_file.role == "train"
+        else (1.0, 0.0)
+    )
     spent = settings.epsilon, settings.delta, settings.adjacency
     return Cohort(
         settings.cohort,
@@ -50,9 +61,16 @@ def cohort_of(site_file: SiteFile) -> Cohort:
 def delta_problem(site_file: SiteFile) -> str:
     """Say why every request would be refused for the ledger's delta; empty where it would not."""
     settings = site_file.ledger
-    if settings is None or site_file.role != "train" or is_delta_allowed(site_file, "train", settings.delta):
+    if (
+        settings is None
+        or site_file.role != "train"
+        or is_delta_allowed(site_file, "train", settings.delta)
+    ):
         return ""
-    below = f"{1 / most_units(site_file, 'train'):.6g}, one over the most units that units = {site_file.units} admits"
+    below = (
+        f"{1 / most_units(site_file, 'train'):.6g}, one over the most units that units = "
+        f"{site_file.units} admits"
+    )
     return f"ledger.delta is {settings.delta:g}: it must be below {below}"
 
 
@@ -63,20 +81,28 @@ def create_ledger(site_file: SiteFile, site: Site | None = None) -> Ledger:
 
 
 @contextmanager
-def open_ledger(site_file: SiteFile, site: Site, asked_in: AuditLine | None = None) -> Iterator[Ledger]:
+def open_ledger(
+    site_file: SiteFile, site: Site, asked_in: AuditLine | None = None
+) -> Iterator[Ledger]:
     """Open the ledger that a site file names, for the site's cohort, and note there which version its records are.
 
-    `asked_in`: the line of the audit log that tells the request; a simulated site has no log. Raises UserError if the
-    cohort was made with another budget. Raises LedgerError naming the ledger's path, in the context as well: if ledger
-    or cohort was not made, the ledger is not the one that its second place knows, or another cohort has these records.
+    `asked_in`: the line of the audit log that tells the request; a simulated site has no log.
+    Raises UserError if the cohort was made with another budget. Raises LedgerError naming the
+    ledger's path, in the context as well: if ledger or cohort was not made, the ledger is not the
+    one that its second place knows, or another cohort has these records.
     """
     place = ledger_place(_settings(site_file))
     try:
         with Ledger.open(place, cohort_of(site_file)) as ledger:
             ledger.asked_in = asked_in
-            ledger.record_data_version(lambda key: KEPT.get(
-                ("data version", key, cohort_of(site_file)), lambda: data_version(site, key), lambda _: 2**15, of=site
-            ))  # fmt: skip
+            ledger.record_data_version(
+                lambda key: KEPT.get(
+                    ("data version", key, cohort_of(site_file)),
+                    lambda: data_version(site, key),
+                    lambda _: 2**15,
+                    of=site,
+                )
+            )
             yield ledger
     except LedgerError as error:
         raise LedgerError(with_path(error, place.path)) from error
@@ -88,12 +114,19 @@ def with_path(error: LedgerError, path: Path) -> str:
 
 
 def prepare_simulated_ledger(path: Path) -> None:
-    """Make the ledger of a virtual site, unless it is there; what a cut-off preparation left behind is made anew."""
+    """Make the ledger of a virtual site, unless it is there.
+
+    What a cut-off preparation left behind is made anew.
+    """
     site_file = read_site_file(path)
     settings = _settings(site_file)
     if settings.path.exists() and settings.witness.exists():
         return
-    for left in (settings.witness, settings.path, *(Path(f"{settings.path}{end}") for end in ("-wal", "-shm"))):
+    for left in (
+        settings.witness,
+        settings.path,
+        *(Path(f"{settings.path}{end}") for end in ("-wal", "-shm")),
+    ):
         left.unlink(missing_ok=True)
     create_ledger(site_file).close()
 
@@ -101,16 +134,20 @@ def prepare_simulated_ledger(path: Path) -> None:
 def data_version(site: Site, key: bytes) -> DataVersion:
     """Describe a site's records under a secret key.
 
-    The ledger's heads leave the site and are hashes over all that it holds. Without the key, of 1 to 64 bytes, whoever
-    knows all records but one could try out the last one until the head fits. Returns the fingerprint of all parts, and
-    a sketch of their units: by name where the source names them (a patient column), else by content. Source: RFC 7693
-    for keyed BLAKE2b.
+    The ledger's heads leave the site and are hashes over all that it holds. Without the key, of 1
+    to 64 bytes, whoever knows all records but one could try out the last one until the head fits.
+    Returns the fingerprint of all parts, and a sketch of their units: by name where the source
+    names them (a patient column), else by content. Source: RFC 7693 for keyed BLAKE2b.
     """
     whole, units = hashlib.blake2b(key=key, digest_size=16, person=b"data version"), list[str]()
     for part in filter(None, (site.train, site.test, site.recalibration)):
-        rows = zip(np.ascontiguousarray(part.features), np.ascontiguousarray(part.labels), strict=True)
+        rows = zip(
+            np.ascontiguousarray(part.features), np.ascontiguousarray(part.labels), strict=True
+        )
         records = [_hash(row.tobytes() + label.tobytes(), key) for row, label in rows]
-        whole.update(f"{part.features.dtype.str}{part.features.shape}{part.labels.dtype.str}".encode())
+        whole.update(
+            f"{part.features.dtype.str}{part.features.shape}{part.labels.dtype.str}".encode()
+        )
         whole.update("".join(records).encode() + part.unit_index.tobytes())
         units += records if site.unit in UNNAMED_UNITS else _named(part, records, key)
     return DataVersion(whole.hexdigest(), unit_sketch(units))
@@ -118,7 +155,9 @@ def data_version(site: Site, key: bytes) -> DataVersion:
 
 def _settings(site_file: SiteFile) -> LedgerSettings:
     if site_file.ledger is None:
-        raise UserError(f"the site file of {site_file.name!r} names no ledger: only sites that train need one")
+        raise UserError(
+            f"the site file of {site_file.name!r} names no ledger: only sites that train need one"
+        )
     return site_file.ledger
 
 

@@ -17,12 +17,17 @@ from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.image_library import require_torchvision
 from fl_dpbayes.config.task import BackboneFeatures
 
-# Mean and standard deviation of ImageNet's colours: constants that torchvision publishes with its weights.
+# Mean and standard deviation of ImageNet's colours: constants that torchvision publishes with its
+# weights.
 MEAN = (0.485, 0.456, 0.406)
 STANDARD_DEVIATION = (0.229, 0.224, 0.225)
 # Name of the layer that is left out, and how many features reach it.
-LAST_LAYER = {"resnet18": ("fc", 512), "resnet50": ("fc", 2048), "efficientnet_b0": ("classifier", 1280),
-              "efficientnet_b1": ("classifier", 1280)}  # fmt: skip
+LAST_LAYER = {
+    "resnet18": ("fc", 512),
+    "resnet50": ("fc", 2048),
+    "efficientnet_b0": ("classifier", 1280),
+    "efficientnet_b1": ("classifier", 1280),
+}
 SUFFIXES = (".pth", ".pt", ".safetensors")
 
 
@@ -54,10 +59,11 @@ class Backbone(nn.Module):
 def backbone(features: BackboneFeatures, folder: Path | None) -> Backbone:
     """Load a frozen backbone.
 
-    A request names weights by digest only, so it can make a site read nothing but a file which that site placed in the
-    folder. Pickled files are read in torch's weights-only mode, which runs no code. `folder`: where the site keeps
-    weight files (.pth, .pt, .safetensors), under any name; not needed for torchvision's own download. Raises UserError
-    if no file has that digest, the file is no state of this architecture, or the download fails.
+    A request names weights by digest only, so it can make a site read nothing but a file which that
+    site placed in the folder. Pickled files are read in torch's weights-only mode, which runs no
+    code. `folder`: where the site keeps weight files (.pth, .pt, .safetensors), under any name; not
+    needed for torchvision's own download. Raises UserError if no file has that digest, the file is
+    no state of this architecture, or the download fails.
     """
     # torchvision takes longer to import than torch, and every site imports this module.
     require_torchvision()
@@ -74,34 +80,53 @@ def backbone(features: BackboneFeatures, folder: Path | None) -> Backbone:
         try:
             state, origin = weights.get_state_dict(progress=False, check_hash=True), weights.url
         except (URLError, OSError, RuntimeError) as error:
-            said = f"{weights.url} cannot be downloaded: {error}; put the file in a folder, name that folder"
-            raise UserError(f"{said} as backbone_folder, and give model.features.weights its SHA-256") from None
+            said = (
+                f"{weights.url} cannot be downloaded: {error}; put the file in a folder, "
+                "name that folder"
+            )
+            raise UserError(
+                f"{said} as backbone_folder, and give model.features.weights its SHA-256"
+            ) from None
     body = {name: value for name, value in state.items() if not name.startswith(f"{last_layer}.")}
     try:
         halves = {name: value.float() for name, value in body.items() if value.is_floating_point()}
         network.load_state_dict(body | halves, strict=True, assign=True)
     except (RuntimeError, AttributeError, TypeError) as error:
         said = f"{origin} does not hold the weights of {features.architecture}: {str(error)[:300]}"
-        raise UserError(f"{said}; give a file of that architecture, or correct model.features.architecture") from None
+        raise UserError(
+            f"{said}; give a file of that architecture, or correct model.features.architecture"
+        ) from None
     return Backbone(network, features.image_size)
 
 
 def stored_weights(digest: str, folder: Path | None, key: str) -> Path:
-    """Find the file of weights in a folder that has a SHA-256 in hexadecimal; `key` of the scenario gave it.
+    """Find the file of weights in a folder that has a SHA-256 in hexadecimal.
+
+    `key` of the scenario gave it.
 
     Raises UserError if no folder is known, or no file in it has that digest.
     """
     if folder is None:
-        said = f"{key}: the file of SHA-256 {digest[:12]}... is needed but no folder of weight files is known"
+        said = (
+            f"{key}: the file of SHA-256 {digest[:12]}... is needed but no folder of weight "
+            "files is known"
+        )
         remedy = f"give --data-dir or set {VARIABLE} to the folder that holds backbones/"
         raise UserError(f"{said}: {remedy}; at a hospital, set backbone_folder in the site file")
-    candidates = sorted(path for path in folder.glob("*") if path.suffix in SUFFIXES and path.is_file())
+    candidates = sorted(
+        path for path in folder.glob("*") if path.suffix in SUFFIXES and path.is_file()
+    )
     for path in candidates:
         with path.open("rb") as file:
             if hashlib.file_digest(file, "sha256").hexdigest() == digest:
                 return path
-    problem = f"none of the {len(candidates)} weight files in {folder} has the SHA-256 {digest}: put the file there"
-    raise UserError(f"{problem}, set {VARIABLE} to the folder that holds backbones/, or correct {key}")
+    problem = (
+        f"none of the {len(candidates)} weight files in {folder} has the SHA-256 {digest}: "
+        "put the file there"
+    )
+    raise UserError(
+        f"{problem}, set {VARIABLE} to the folder that holds backbones/, or correct {key}"
+    )
 
 
 def stored_state(digest: str, folder: Path | None, key: str) -> tuple[dict[str, Tensor], str]:
@@ -115,8 +140,16 @@ def stored_state(digest: str, folder: Path | None, key: str) -> tuple[dict[str, 
             state = safetensors.torch.load_file(path)
         else:
             state = torch.load(path, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, safetensors.SafetensorError, zipfile.BadZipFile, RuntimeError, EOFError) as error:
-        raise UserError(f"{path} is not a file of weights alone: {str(error)[:300]}; save a plain state_dict") from None
+    except (
+        pickle.UnpicklingError,
+        safetensors.SafetensorError,
+        zipfile.BadZipFile,
+        RuntimeError,
+        EOFError,
+    ) as error:
+        raise UserError(
+            f"{path} is not a file of weights alone: {str(error)[:300]}; save a plain state_dict"
+        ) from None
     if not isinstance(state, dict) or not all(isinstance(name, str) for name in state):
         raise UserError(f"{path} is not a file of weights by name: save a plain state_dict")
     return state, str(path)

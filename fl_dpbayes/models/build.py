@@ -16,16 +16,20 @@ from fl_dpbayes.models.own_module import checked_shapes, given_object, own_modul
 from fl_dpbayes.models.parameters import parameter_shapes
 
 
-def build_model(model: Model, task: Task, seed: int, weights_folder: Path | None = None) -> nn.Module:
+def build_model(
+    model: Model, task: Task, seed: int, weights_folder: Path | None = None
+) -> nn.Module:
     """Build a module (N, *model_input_shape) -> logits (N, classes) with repeatable initial parameters.
 
-    Hidden weights are uniform on [-b, b], b = sqrt(6 / fan_in) (He et al. 2015, eq. 10); biases and the output layer
-    are zero, so every model starts at the uniform prediction. torch's global generator is neither read nor moved.
-    Of a model with a frozen body only the last layer is built: it has the names that it has in the whole network.
+    Hidden weights are uniform on [-b, b], b = sqrt(6 / fan_in) (He et al. 2015, eq. 10); biases and
+    the output layer are zero, so every model starts at the uniform prediction. torch's global
+    generator is neither read nor moved. Of a model with a frozen body only the last layer is built:
+    it has the names that it has in the whole network.
 
-    An own module starts at what its factory draws at the seed, or at the values of its file of weights.
-    `weights_folder`: where the weights of an own module lie. Returns the module, on the CPU, in float32; its parameters
-    are those that are trained. Raises UserError if records of this shape do not fit, or an own module cannot be made.
+    An own module starts at what its factory draws at the seed, or at the values of its file of
+    weights. `weights_folder`: where the weights of an own module lie. Returns the module, on the
+    CPU, in float32; its parameters are those that are trained. Raises UserError if records of this
+    shape do not fit, or an own module cannot be made.
     """
     if isinstance(model, ModuleModel):
         return own_module(model, seed, weights_folder)
@@ -52,7 +56,8 @@ def build_body(model: Model, input_shape: tuple[int, ...], seed: int) -> nn.Sequ
 def model_shapes(model: Model, task: Task) -> dict[str, tuple[int, ...]]:
     """Return the shapes of a model's trained parameters by name, in the order of the flat vector.
 
-    None is allocated but for an own module, which is checked too. Raises UserError as `build_model`.
+    None is allocated but for an own module, which is checked too. Raises UserError as
+    `build_model`.
     """
     return _shapes(model, task, given_object(model))
 
@@ -78,7 +83,8 @@ def body_layers(model: Model, input_shape: tuple[int, ...]) -> tuple[nn.Sequenti
 
     `input_shape` is that of a record, or (D,) of its features. Raises UserError as `build_model`.
     """
-    # The meta device draws no initial values: constructors would otherwise advance torch's global generator.
+    # The meta device draws no initial values: constructors would otherwise advance torch's global
+    # generator.
     with torch.device("meta"):
         match model:
             case LogisticModel():
@@ -90,11 +96,18 @@ def body_layers(model: Model, input_shape: tuple[int, ...]) -> tuple[nn.Sequenti
             case CNNModel():
                 return _cnn_body(model, input_shape), model.hidden
             case ModuleModel():
-                raise UserError("model.kind 'module' has no frozen_body: name the trained part by model.trainable")
+                raise UserError(
+                    "model.kind 'module' has no frozen_body: name the trained part by "
+                    "model.trainable"
+                )
 
 
 def _body_input_shape(model: Model, task: Task) -> tuple[int, ...]:
-    return task.input_shape if model.features is None else feature_shape(model.features, task.input_shape)
+    return (
+        task.input_shape
+        if model.features is None
+        else feature_shape(model.features, task.input_shape)
+    )
 
 
 def _trained_layers(model: Model, task: Task) -> nn.Sequential:
@@ -125,17 +138,26 @@ def _draw_hidden_weights(layers: nn.Sequential, seed: int) -> None:
 
 def _cnn_body(model: CNNModel, input_shape: tuple[int, ...]) -> nn.Sequential:
     if len(input_shape) != 3:
-        problem = f"model kind 'cnn' needs records of shape (channels, height, width), not {input_shape}"
+        problem = (
+            f"model kind 'cnn' needs records of shape (channels, height, width), not {input_shape}"
+        )
         raise UserError(f"{problem}: choose model kind 'mlp' or 'logistic'")
     channels, height, width = input_shape
     blocks = len(model.channels)
     if min(height, width) < 2**blocks:
-        said = f"model kind 'cnn' with {blocks} blocks halves each side {blocks} times, so it needs records of"
+        said = (
+            f"model kind 'cnn' with {blocks} blocks halves each side {blocks} times, so it "
+            "needs records of"
+        )
         remedy = "list fewer channels or choose model kind 'mlp'"
-        raise UserError(f"{said} at least {2**blocks} x {2**blocks}, not {height} x {width}: {remedy}")
+        raise UserError(
+            f"{said} at least {2**blocks} x {2**blocks}, not {height} x {width}: {remedy}"
+        )
     layers: list[nn.Module] = []
     for outputs in model.channels:
-        convolution = nn.Conv2d(channels, outputs, model.kernel_size, padding=model.kernel_size // 2)
+        convolution = nn.Conv2d(
+            channels, outputs, model.kernel_size, padding=model.kernel_size // 2
+        )
         layers += [convolution, nn.ReLU(), nn.AvgPool2d(2)]
         channels = outputs
     flat = channels * (height // 2**blocks) * (width // 2**blocks)

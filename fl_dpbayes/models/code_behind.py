@@ -1,6 +1,7 @@
 """The Python code that computes a layer, so that code written anew in this process counts as another module.
 
-A function of a notebook's cell, or of a file that is reloaded, keeps its name when it is written anew.
+A function of a notebook's cell, or of a file that is reloaded, keeps its name when it is written
+anew.
 """
 
 import sys
@@ -35,7 +36,9 @@ def code_behind(layer: nn.Module) -> tuple[Hashable, ...]:
             continue
         # Kept, so that no other object gets its number.
         reached[id(value)] = value
-        if isinstance(value, FunctionType) and not value.__code__.co_filename.startswith(_INSTALLED):
+        if isinstance(value, FunctionType) and not value.__code__.co_filename.startswith(
+            _INSTALLED
+        ):
             parts.append(value.__code__)
         waiting += _behind(value)
     return tuple(parts)

@@ -1,7 +1,8 @@
 """Dropout on the inputs of a module's layers, and its draws as ordinary parameter vectors.
 
-A mask on a layer's inputs is the same as a mask on the columns of its weight, so a network with one draw of masks is
-the plain network with other weights: that is the posterior draw of Gal and Ghahramani 2016 (section 3, q(W)).
+A mask on a layer's inputs is the same as a mask on the columns of its weight, so a network with one
+draw of masks is the plain network with other weights: that is the posterior draw of Gal and
+Ghahramani 2016 (section 3, q(W)).
 """
 
 import math
@@ -20,10 +21,11 @@ from fl_dpbayes.models.parameters import parameter_shapes, vector_views
 class DropoutModule(nn.Module):
     """A module with dropout before its Linear and Conv2d layers, a mask per record.
 
-    Each input feature of a Linear and each input channel of a Conv2d is kept with probability 1 - rate and then
-    multiplied by 1 / (1 - rate). The first layer's inputs are the record, which is left as it is; layers that are not
-    trained get no mask. `rate`: in (0, 1). `masks`: the factors of all masked inputs, in the order of the layers, shape
-    (records, inputs). Raises UserError if there is no layer to mask.
+    Each input feature of a Linear and each input channel of a Conv2d is kept with probability 1 -
+    rate and then multiplied by 1 / (1 - rate). The first layer's inputs are the record, which is
+    left as it is; layers that are not trained get no mask. `rate`: in (0, 1). `masks`: the factors
+    of all masked inputs, in the order of the layers, shape (records, inputs). Raises UserError if
+    there is no layer to mask.
     """
 
     masks: torch.Tensor
@@ -31,7 +33,11 @@ class DropoutModule(nn.Module):
     def __init__(self, module: nn.Module, rate: float) -> None:
         super().__init__()
         self.base = module
-        layers = {name: layer for name, layer in module.named_modules() if isinstance(layer, (nn.Linear, nn.Conv2d))}
+        layers = {
+            name: layer
+            for name, layer in module.named_modules()
+            if isinstance(layer, (nn.Linear, nn.Conv2d))
+        }
         shapes = parameter_shapes(module)
         self._widths = {
             name: layer.in_features if isinstance(layer, nn.Linear) else layer.in_channels
@@ -39,8 +45,13 @@ class DropoutModule(nn.Module):
             if f"{name}.weight" in shapes
         }
         if not self._widths:
-            problem = "MC dropout finds no units to drop: the model has no trained layer behind another"
-            raise UserError(f"{problem}; choose a model with a hidden layer, such as kind 'mlp', or another sampler")
+            problem = (
+                "MC dropout finds no units to drop: the model has no trained layer behind another"
+            )
+            raise UserError(
+                f"{problem}; choose a model with a hidden layer, such as kind 'mlp', or "
+                "another sampler"
+            )
         self._rate = np.float32(rate)
         masks = torch.ones(0, sum(self._widths.values()), device=next(module.parameters()).device)
         self.register_buffer("masks", masks, persistent=False)
@@ -50,22 +61,30 @@ class DropoutModule(nn.Module):
         self.masks = self._draw_masks(generator, records)
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
-        """Return the outputs of the plain module under the last drawn masks, as many as records; row i for record i."""
+        """Return the outputs of the plain module under the last drawn masks, as many as records.
+
+        Row i for record i.
+        """
         self._check_masks(features)
         return self.masked(features, self.masks)
 
     def masked(self, features: torch.Tensor, masks: torch.Tensor) -> torch.Tensor:
         """Return the outputs (N, K) of the plain module under masks (N, inputs), as `self.masks`."""
         with ExitStack() as hooks:
-            for name, mask in zip(self._widths, masks.split(list(self._widths.values()), dim=1), strict=True):
-                hooks.enter_context(self.base.get_submodule(name).register_forward_pre_hook(_masking(mask)))
+            for name, mask in zip(
+                self._widths, masks.split(list(self._widths.values()), dim=1), strict=True
+            ):
+                hooks.enter_context(
+                    self.base.get_submodule(name).register_forward_pre_hook(_masking(mask))
+                )
             return self.base(features)
 
     def with_masks_as_inputs(self, features: torch.Tensor) -> tuple[nn.Module, torch.Tensor]:
         """Return the same computation as a module without state, and its inputs: each record joined to its mask.
 
-        Per-example gradients take a batch apart, in chunks or one by one; so joined, a mask stays with its record. The
-        module has the same trainable parameters. Raises ValueError if the number of records is not that of the masks.
+        Per-example gradients take a batch apart, in chunks or one by one; so joined, a mask stays
+        with its record. The module has the same trainable parameters. Raises ValueError if the
+        number of records is not that of the masks.
         """
         self._check_masks(features)
         inputs = torch.cat([self.masks.to(features.dtype), features.flatten(1)], dim=1)
@@ -86,7 +105,9 @@ class DropoutModule(nn.Module):
 
     def _check_masks(self, features: torch.Tensor) -> None:
         if len(self.masks) != len(features):
-            raise ValueError(f"{len(features)} records, {len(self.masks)} masks: call resample before each batch")
+            raise ValueError(
+                f"{len(features)} records, {len(self.masks)} masks: call resample before each batch"
+            )
 
     def _draw_masks(self, generator: np.random.Generator, records: int) -> torch.Tensor:
         kept = generator.random((records, self.masks.shape[1]), dtype=np.float32) >= self._rate
@@ -109,7 +130,11 @@ def _masking(mask: torch.Tensor) -> Any:
     def multiply(layer: nn.Module, arguments: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
         inputs, *others = arguments
         between = (1,) * (inputs.dim() - 2)
-        shape = (*mask.shape, *between) if isinstance(layer, nn.Conv2d) else (len(mask), *between, mask.shape[1])
+        shape = (
+            (*mask.shape, *between)
+            if isinstance(layer, nn.Conv2d)
+            else (len(mask), *between, mask.shape[1])
+        )
         return inputs * mask.view(shape).to(inputs.dtype), *others
 
     return multiply

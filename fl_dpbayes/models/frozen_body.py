@@ -20,13 +20,19 @@ _SAMPLES = "samples/"
 
 
 def body_size(model: Model, input_shape: tuple[int, ...]) -> int:
-    """Count the parameters of a frozen body without allocating them; UserError if it cannot take such records."""
+    """Count the parameters of a frozen body without allocating them.
+
+    UserError if it cannot take such records.
+    """
     layers, _ = body_layers(model, input_shape)
     return sum(parameter.numel() for parameter in layers.parameters())
 
 
 def records_per_pass(model: Model, input_shape: tuple[int, ...]) -> int:
-    """Say how many records, at most 64, fit into a pass, without taking its memory; UserError as `body_size`."""
+    """Say how many records, at most 64, fit into a pass, without taking its memory.
+
+    UserError as `body_size`.
+    """
     layers, _ = body_layers(model, input_shape)
     values = torch.empty((1, *input_shape), device="meta")
     widest = 1
@@ -37,27 +43,38 @@ def records_per_pass(model: Model, input_shape: tuple[int, ...]) -> int:
 
 
 def frozen_body(
-    model: Model, body: FrozenBody, input_shape: tuple[int, ...], *, weights_folder: Path | None = None,
+    model: Model,
+    body: FrozenBody,
+    input_shape: tuple[int, ...],
+    *,
+    weights_folder: Path | None = None,
     device: str | torch.device = "cpu",
-) -> FeatureMap:  # fmt: skip
+) -> FeatureMap:
     """Prepare the map from records, or their features, to what a model's last layer reads.
 
-    `input_shape`: of a record, or (D,) of its features. `weights_folder`: where weight files lie (.safetensors, .pth,
-    .pt), under any name; not needed for random values. Raises UserError if records of this shape do not fit or take too
-    much memory, no file has the digest, or the file holds other parameters, or one that is not finite.
+    `input_shape`: of a record, or (D,) of its features. `weights_folder`: where weight files lie
+    (.safetensors, .pth, .pt), under any name; not needed for random values. Raises UserError if
+    records of this shape do not fit or take too much memory, no file has the digest, or the file
+    holds other parameters, or one that is not finite.
     """
     layers, width = body_layers(model, input_shape)
     records = records_per_pass(model, input_shape)
     if not records:
-        said = f"a layer of model.frozen_body holds more than {MAX_ACTIVATIONS} numbers for one record"
-        raise UserError(f"{said} of shape {list(input_shape)}: choose fewer channels or hidden units")
+        said = (
+            f"a layer of model.frozen_body holds more than {MAX_ACTIVATIONS} numbers for one record"
+        )
+        raise UserError(
+            f"{said} of shape {list(input_shape)}: choose fewer channels or hidden units"
+        )
     if body.weights is None:
         layers = build_body(model, input_shape, body.seed)
     else:
         _load(layers, *stored_state(body.weights, weights_folder, "model.frozen_body.weights"))
     layers.requires_grad_(False).to(device)
     key = digest(model), digest(body)
-    return checked_feature_map(key, input_shape, (width,), RowWise(layers).features, records, torch.device(device))
+    return checked_feature_map(
+        key, input_shape, (width,), RowWise(layers).features, records, torch.device(device)
+    )
 
 
 def _load(layers: nn.Sequential, state: dict[str, Tensor], origin: str) -> None:
@@ -67,18 +84,32 @@ def _load(layers: nn.Sequential, state: dict[str, Tensor], origin: str) -> None:
         values = {name: value.float() for name, value in network if not name.startswith(last_layer)}
         layers.load_state_dict(values, strict=True, assign=True)
     except (RuntimeError, AttributeError, TypeError) as error:
-        said = f"{origin} does not hold this body: {str(error)[:300]}; give weights of the same architecture"
-        raise UserError(f"{said} on records of the same shape, or correct model.frozen_body.weights") from None
+        said = (
+            f"{origin} does not hold this body: {str(error)[:300]}; give weights of the same "
+            "architecture"
+        )
+        raise UserError(
+            f"{said} on records of the same shape, or correct model.frozen_body.weights"
+        ) from None
     if not all(torch.isfinite(value).all() for value in layers.parameters()):
         raise UserError(f"{origin} holds a weight that is not a finite number: give other weights")
 
 
 def _one_network(state: dict[str, Tensor], origin: str) -> dict[str, Tensor]:
-    """Take the network out of a run's posterior file of one sample; leave a plain file of weights as it is."""
-    samples = {name.removeprefix(_SAMPLES): value for name, value in state.items() if name.startswith(_SAMPLES)}
+    """Take the network out of a run's posterior file of one sample.
+
+    Leave a plain file of weights as it is.
+    """
+    samples = {
+        name.removeprefix(_SAMPLES): value
+        for name, value in state.items()
+        if name.startswith(_SAMPLES)
+    }
     if not samples:
         return state
     if any(value.shape[:1] != (1,) for value in samples.values()):
         problem = f"{origin} is a posterior of several samples, whose hidden layers differ"
-        raise UserError(f"{problem}: give one network, such as that of a run with aggregation.rule 'fedavg'")
+        raise UserError(
+            f"{problem}: give one network, such as that of a run with aggregation.rule 'fedavg'"
+        )
     return {name: value[0] for name, value in samples.items()}

@@ -16,7 +16,8 @@ from fl_dpbayes.models.on_device import moved
 
 # Numbers of a part, 6 bytes of the stream each: what is made of them stays in a processor's cache.
 PART = 2**14
-# Small vectors are drawn together, up to so many numbers: on a device each of 500 operations costs a launch.
+# Small vectors are drawn together, up to so many numbers: on a device each of 500 operations costs
+# a launch.
 _TOGETHER = 2**18
 # On a device; some 200 MB for as long as it takes.
 _PARTS_AT_ONCE = 256
@@ -41,11 +42,11 @@ def normal_vectors(
 
         (x, y) = sqrt(-2 log u) (cos a, sin a),   u = (|i| + 1/2) / 2^63,   a = pi j / 2^31
 
-    i and j are signed integers of 64 and 32 bits of the stream cipher ChaCha20. Its key is drawn from `generator`,
-    which moves by these 32 bytes alone; its nonce is the number of a part of 2^14 numbers. Integers do not depend on
-    the device; numbers differ by a rounding of sine and cosine. On the host, where this process has a core to spare,
-    the next vectors of up to 2^18 numbers are drawn while the caller works. Sources: Box and Muller 1958; RFC 8439,
-    section 2.3.
+    i and j are signed integers of 64 and 32 bits of the stream cipher ChaCha20. Its key is drawn
+    from `generator`, which moves by these 32 bytes alone; its nonce is the number of a part of 2^14
+    numbers. Integers do not depend on the device; numbers differ by a rounding of sine and cosine.
+    On the host, where this process has a core to spare, the next vectors of up to 2^18 numbers are
+    drawn while the caller works. Sources: Box and Muller 1958; RFC 8439, section 2.3.
     """
     key, together = generator.bytes(32), max(1, _TOGETHER // size)
     parts, on_host = -(-together * size // PART), device.type == "cpu"
@@ -59,7 +60,9 @@ def normal_vectors(
         yield from drawn.reshape(-1, size)
 
 
-def _ahead(draw: Callable[[int, int], torch.Tensor], draws: Iterable[tuple[int, int]]) -> Iterator[torch.Tensor]:
+def _ahead(
+    draw: Callable[[int, int], torch.Tensor], draws: Iterable[tuple[int, int]]
+) -> Iterator[torch.Tensor]:
     with ThreadPoolExecutor(1) as other:
         drawn = (other.submit(draw, *each) for each in draws)
         # The next one is begun before this one is waited for.
@@ -79,14 +82,18 @@ class _Host:
         for number, start in enumerate(range(0, numbers, PART), first):
             part = drawn[start : start + PART]
             pairs = (len(part) + 1) // 2
-            cipher = Cipher(algorithms.ChaCha20(self._key, bytes(8) + number.to_bytes(8, "little")), None)
+            cipher = Cipher(
+                algorithms.ChaCha20(self._key, bytes(8) + number.to_bytes(8, "little")), None
+            )
             cipher.encryptor().update_into(_ZEROS[: 12 * pairs], self._words)
             words = np.frombuffer(self._words, np.uint8, 12 * pairs)
             _box_muller(words, self._square[:pairs], self._singles[:, :pairs], part)
         return torch.from_numpy(drawn)
 
 
-def _box_muller(words: npt.NDArray[np.uint8], square: npt.NDArray[np.float64], singles: Floats, into: Floats) -> None:
+def _box_muller(
+    words: npt.NDArray[np.uint8], square: npt.NDArray[np.float64], singles: Floats, into: Floats
+) -> None:
     pairs, rest, (radius, angle) = len(square), len(into) // 2, singles
     np.abs(words[: 8 * pairs].view(np.int64), out=square, dtype=np.float64, casting="unsafe")
     # Of u near 0 every bit is kept, and near 1 those of float64.
@@ -95,7 +102,13 @@ def _box_muller(words: npt.NDArray[np.uint8], square: npt.NDArray[np.float64], s
     np.log(square, out=square)
     square *= -2.0
     np.sqrt(square, out=radius, dtype=np.float32, casting="unsafe")
-    np.multiply(words[8 * pairs :].view(np.int32), np.float32(_TURN), out=angle, dtype=np.float32, casting="unsafe")
+    np.multiply(
+        words[8 * pairs :].view(np.int32),
+        np.float32(_TURN),
+        out=angle,
+        dtype=np.float32,
+        casting="unsafe",
+    )
     np.cos(angle, out=into[:pairs])
     np.sin(angle[:rest], out=into[pairs:])
     into[:pairs] *= radius
@@ -106,23 +119,36 @@ def on_device(key: bytes, device: torch.device, first: int, numbers: int) -> tor
     """Draw the numbers from part `first` of the key's stream on, shape (numbers,), with torch alone."""
     whole, left = divmod(numbers, PART)
     nonces = first + torch.arange(whole + 1, device=device)
-    pieces = [_drawn_parts(key, part, PART) for part in nonces[:whole].split(_PARTS_AT_ONCE) if whole]
+    pieces = [
+        _drawn_parts(key, part, PART) for part in nonces[:whole].split(_PARTS_AT_ONCE) if whole
+    ]
     return torch.cat([*pieces, *([_drawn_parts(key, nonces[whole:], left)] if left else [])])
 
 
 def _drawn_parts(key: bytes, nonces: torch.Tensor, numbers: int) -> torch.Tensor:
     pairs = (numbers + 1) // 2
     words = chacha20(key, nonces, -(-12 * pairs // 64))
-    square = words[:, : 2 * pairs].view(torch.int64).double().abs_().add_(0.5).mul_(2.0**-63).log_().mul_(-2.0)
+    square = (
+        words[:, : 2 * pairs]
+        .view(torch.int64)
+        .double()
+        .abs_()
+        .add_(0.5)
+        .mul_(2.0**-63)
+        .log_()
+        .mul_(-2.0)
+    )
     radius, angle = square.float().sqrt_(), words[:, 2 * pairs : 3 * pairs].float().mul_(_TURN)
-    return torch.cat([angle.cos().mul_(radius), angle.sin_().mul_(radius)], 1)[:, :numbers].flatten()
+    return torch.cat([angle.cos().mul_(radius), angle.sin_().mul_(radius)], 1)[
+        :, :numbers
+    ].flatten()
 
 
 def chacha20(key: bytes, nonces: torch.Tensor, blocks: int) -> torch.Tensor:
     """Return the first blocks of the cipher's stream for each nonce, (N, 16 blocks), int32, as its bytes lie.
 
-    `key`: 32 bytes. `nonces`: shape (N,), int64, on the device where to compute. Source: RFC 8439, section 2.3, with
-    counter and nonce of 64 bits each, as Bernstein 2008.
+    `key`: 32 bytes. `nonces`: shape (N,), int64, on the device where to compute. Source: RFC 8439,
+    section 2.3, with counter and nonce of 64 bits each, as Bernstein 2008.
     """
     start = torch.zeros((4, 4, len(nonces), blocks), dtype=torch.int32, device=nonces.device)
     fixed = np.frombuffer(bytearray(b"expand 32-byte k" + key), np.int32)
@@ -137,7 +163,9 @@ def chacha20(key: bytes, nonces: torch.Tensor, blocks: int) -> torch.Tensor:
             c = c + d
             b = _rotated(b ^ c, right)
         b, c, d = b.roll(-shift, 0), c.roll(2, 0), d.roll(shift, 0)
-    return torch.stack([a, b, c, d]).add_(start).flatten(0, 1).permute(1, 2, 0).contiguous().flatten(1)
+    return (
+        torch.stack([a, b, c, d]).add_(start).flatten(0, 1).permute(1, 2, 0).contiguous().flatten(1)
+    )
 
 
 def _rotated(x: torch.Tensor, by: int) -> torch.Tensor:

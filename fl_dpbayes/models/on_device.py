@@ -14,18 +14,28 @@ _UPLOADED = Kept(2**29)
 
 
 def moved(array: npt.NDArray[Any], device: torch.device) -> torch.Tensor:
-    """Copy an array to a device without waiting for what is computed there; on the host it stays where it lies."""
+    """Copy an array to a device without waiting for what is computed there.
+
+    On the host it stays where it lies.
+    """
     # The second takes arrays that cannot be written, and several times as long.
     tensor = torch.from_numpy(array) if array.flags.writeable else torch.from_dlpack(array)
     return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
 
 
-def uploaded(array: npt.NDArray[Any], device: torch.device, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """Copy an array to a device; one that cannot be written is copied once, as long as it lives and there is room."""
+def uploaded(
+    array: npt.NDArray[Any], device: torch.device, dtype: torch.dtype | None = None
+) -> torch.Tensor:
+    """Copy an array to a device.
+
+    One that cannot be written is copied once, as long as it lives and there is room.
+    """
     copied = partial(torch.from_dlpack(array).to, device=device, dtype=dtype)
     if device.type == "cpu" or array.flags.writeable:
         return copied()
-    return _UPLOADED.get((id(array), str(device), dtype), copied, lambda tensor: tensor.nbytes, of=array)
+    return _UPLOADED.get(
+        (id(array), str(device), dtype), copied, lambda tensor: tensor.nbytes, of=array
+    )
 
 
 def keep_share(device: torch.device) -> None:

@@ -10,7 +10,8 @@ from fl_dpbayes.config.sampler import FlatPrior, GaussianPrior, LaplacePrior, Pr
 def log_prior(prior: Prior, vector: torch.Tensor) -> torch.Tensor:
     """Return the log density of the prior, log p(w).
 
-    Gaussian: -|w|^2 / (2 scale^2) - d log(scale sqrt(2 pi)). Laplace: -|w|_1 / scale - d log(2 scale). Flat: 0.
+    Gaussian: -|w|^2 / (2 scale^2) - d log(scale sqrt(2 pi)). Laplace: -|w|_1 / scale - d log(2
+    scale). Flat: 0.
     """
     match prior:
         case GaussianPrior():

@@ -12,7 +12,10 @@ CPU_FILE = Path("/proc/cpuinfo")
 
 @cache
 def processor(device: torch.device) -> str:
-    """Name a device's maker and model, as the system does; of a system that does not, the architecture."""
+    """Name a device's maker and model, as the system does.
+
+    Of a system that does not, the architecture.
+    """
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     try:
@@ -23,7 +26,11 @@ def processor(device: torch.device) -> str:
     for line in lines:
         key, _, value = line.partition(":")
         named.setdefault(key.strip(), value.strip())
-    said = [named[key] for key in ("vendor_id", "model name", "CPU implementer", "CPU part") if key in named]
+    said = [
+        named[key]
+        for key in ("vendor_id", "model name", "CPU implementer", "CPU part")
+        if key in named
+    ]
     return " ".join(said) or platform.processor() or platform.machine()
 
 

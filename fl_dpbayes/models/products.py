@@ -1,7 +1,8 @@
 """Ways of computing the matrix products of a pass, so that equal rows get equal bits wherever they lie in memory.
 
-A product may be computed otherwise where a row does not start at a multiple of 64 bytes. Zeros behind each row move all
-rows there and change no sum. Where that is not enough, each row is a product of its own.
+A product may be computed otherwise where a row does not start at a multiple of 64 bytes. Zeros
+behind each row move all rows there and change no sum. Where that is not enough, each row is a
+product of its own.
 """
 
 from collections.abc import Callable, Iterator
@@ -37,7 +38,10 @@ def computing(products: Products) -> Iterator[None]:
 
 
 def product(left: Tensor, right: Tensor, products: Products) -> Tensor:
-    """Multiply (m, k) by (k, n) in this way; for code that names its products, which costs less than `computing`."""
+    """Multiply (m, k) by (k, n) in this way.
+
+    For code that names its products, which costs less than `computing`.
+    """
     return left @ right if products == "plain" else _WAYS[products](left, right)
 
 
@@ -64,7 +68,11 @@ class _Rewritten(TorchDispatchMode):
         }
 
     def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         """Compute a product by the function of its kind, and all else as torch does."""
         return self._rewritten.get(func, func)(*args, **kwargs or {})
@@ -80,7 +88,9 @@ def _separate(left: Tensor, right: Tensor) -> Tensor:
     """Multiply (m, k) by (k, n) as m products of (1, k) by (k, n)."""
     columns = right.shape[-1]
     left, right = _operands(left, right)
-    return torch.bmm(left[:, None], right.expand(len(left), *right.shape))[:, 0, :columns].contiguous()
+    return torch.bmm(left[:, None], right.expand(len(left), *right.shape))[
+        :, 0, :columns
+    ].contiguous()
 
 
 def _operands(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
@@ -95,7 +105,11 @@ def _operands(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
 
 def _filled(values: Tensor, rows: int, columns: int) -> Tensor:
     """Copy matrices (..., r, c) into zeros (..., rows, columns), unless they lie like that already."""
-    if values.shape[-2:] == (rows, columns) and values.is_contiguous() and values.data_ptr() % ROW_BYTES == 0:
+    if (
+        values.shape[-2:] == (rows, columns)
+        and values.is_contiguous()
+        and values.data_ptr() % ROW_BYTES == 0
+    ):
         return values
     filled = values.new_zeros((*values.shape[:-2], rows, columns))
     filled[..., : values.shape[-2], : values.shape[-1]] = values
@@ -103,7 +117,9 @@ def _filled(values: Tensor, rows: int, columns: int) -> Tensor:
 
 
 def _plus(product: Callable[[Tensor, Tensor], Tensor]) -> Callable[..., Tensor]:
-    def added(addend: Tensor, left: Tensor, right: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
+    def added(
+        addend: Tensor, left: Tensor, right: Tensor, *, beta: float = 1, alpha: float = 1
+    ) -> Tensor:
         total = product(left, right)
         if alpha != 1:
             total = total * alpha

@@ -102,7 +102,10 @@ class _Following(TorchDispatchMode):
         self._known[id(rows)] = (rows, Operand(tuple(rows.shape), Place(0)))
 
     def operand(self, value: object) -> Operand:
-        """Return what is known of a tensor; raises RecordsMeetError if nobody can say where it comes from."""
+        """Return what is known of a tensor.
+
+        Raises RecordsMeetError if nobody can say where it comes from.
+        """
         from torch._subclasses.fake_tensor import FakeTensor
 
         if not isinstance(value, Tensor):
@@ -121,11 +124,24 @@ class _Following(TorchDispatchMode):
         outputs = list(leaves(result))
         arguments = func._schema.arguments
         given = dict(zip((each.name for each in arguments), args, strict=False)) | (kwargs or {})
-        described = {each.name: self._described(given.get(each.name, each.default_value)) for each in arguments}
-        written = [each.name for each in arguments if each.alias_info is not None and each.alias_info.is_write]
+        described = {
+            each.name: self._described(given.get(each.name, each.default_value))
+            for each in arguments
+        }
+        written = [
+            each.name
+            for each in arguments
+            if each.alias_info is not None and each.alias_info.is_write
+        ]
         name = func._schema.name.removeprefix("aten::")
         shapes = [tuple(each.shape) if isinstance(each, Tensor) else None for each in outputs]
-        call = Call(func, name if name.startswith("__") else name.rstrip("_"), described, shapes, self._count)
+        call = Call(
+            func,
+            name if name.startswith("__") else name.rstrip("_"),
+            described,
+            shapes,
+            self._count,
+        )
         for tensor, operand in zip(outputs, self._results(call, written), strict=True):
             if operand is not None:
                 self._known[id(tensor)] = (tensor, operand)
@@ -144,7 +160,9 @@ class _Following(TorchDispatchMode):
         holds = any(operand.place is not None for operand in call.operands())
         if holds and call.name not in OF_SHAPES_ALONE | EMPTY:
             places = places_of(call)
-            if written and any(operand.place != place for operand in call.operands(*written) for place in places):
+            if written and any(
+                operand.place != place for operand in call.operands(*written) for place in places
+            ):
                 raise call.meet()
             paired = zip(call.shapes, places, strict=True)
             return [None if shape is None else Operand(shape, place) for shape, place in paired]
@@ -153,5 +171,6 @@ class _Following(TorchDispatchMode):
             raise RecordsMeetError(f"operator {call.operator}, which writes into a constant")
         numbered = enumerate(call.shapes)
         return [
-            None if shape is None else Operand(shape, None, alike_places(call, number)) for number, shape in numbered
+            None if shape is None else Operand(shape, None, alike_places(call, number))
+            for number, shape in numbered
         ]

@@ -104,7 +104,9 @@ def places_of(call: Call) -> Places:
         raise RecordsMeetError(f"operator {call.operator}, for which there is no rule")
     places = rule(call)
     for shape, place in zip(call.shapes, places, strict=True):
-        if place is not None and (shape is None or shape[place.dim] % (call.count * place.inner) != 0):
+        if place is not None and (
+            shape is None or shape[place.dim] % (call.count * place.inner) != 0
+        ):
             raise call.meet()
     return places
 
@@ -135,7 +137,12 @@ def alike_places(call: Call, output: int) -> frozenset[Place]:
 
 def _everywhere(shape: Sequence[int], dims: Sequence[int], count: int) -> set[Place]:
     blocks = {dim: shape[dim] // count for dim in dims if shape[dim] % count == 0}
-    return {Place(dim, inner) for dim, most in blocks.items() for inner in range(1, most + 1) if most % inner == 0}
+    return {
+        Place(dim, inner)
+        for dim, most in blocks.items()
+        for inner in range(1, most + 1)
+        if most % inner == 0
+    }
 
 
 def _with_records(value: Any, operand: Operand, holding: Operand) -> Any:
@@ -187,7 +194,9 @@ def _entry_by_entry(call: Call) -> Places:
     holding = next(operand for operand in call.operands() if operand.place is not None)
     assert holding.place is not None
     place = replace(holding.place, dim=holding.place.dim + len(shape) - len(holding.shape))
-    if place.dim >= len(shape) or not all(_fits(operand, place, shape) for operand in call.operands()):
+    if place.dim >= len(shape) or not all(
+        _fits(operand, place, shape) for operand in call.operands()
+    ):
         raise call.meet()
     return _same(call, place)
 
@@ -230,7 +239,9 @@ def _product(left: str, right: str, result: str, *names: str) -> Rule:
 
     def rule(call: Call) -> Places:
         factors = list(zip(call.operands(*names), (left, right), strict=True))
-        held = [(operand.place, letters) for operand, letters in factors if operand.place is not None]
+        held = [
+            (operand.place, letters) for operand, letters in factors if operand.place is not None
+        ]
         if not held:
             raise call.meet()
         place, letters = held[0]
@@ -327,7 +338,9 @@ def _looked_up(call: Call) -> Places:
 
 def _indexed(call: Call) -> Places:
     """One index in brackets, of constants elsewhere than at the records, or of records into a constant."""
-    (position, index), *more = [(at, each) for at, each in enumerate(call["indices"]) if each is not None]
+    (position, index), *more = [
+        (at, each) for at, each in enumerate(call["indices"]) if each is not None
+    ]
     if more:
         raise call.meet()
     if call["self"].place is None:
@@ -342,7 +355,8 @@ def _indexed(call: Call) -> Places:
 def _first(*names: str, but: Callable[[Call], bool] = lambda _: False, constant: int = 0) -> Rule:
     """What works on each index of the first dimension by itself.
 
-    `but`: which calls it does not hold for. `constant`: how many of the last results are constants or not given.
+    `but`: which calls it does not hold for. `constant`: how many of the last results are constants
+    or not given.
     """
 
     def rule(call: Call) -> Places:
@@ -386,11 +400,16 @@ def _other_groups(call: Call) -> bool:
 
 
 def _attended(outputs: int, *names: str) -> Rule:
-    """Attention of each record by itself, records first; so many of its first results hold records."""
+    """Attention of each record by itself, records first.
+
+    So many of its first results hold records.
+    """
 
     def rule(call: Call) -> Places:
         masks = call.operands("attn_mask", "attn_bias")
-        place = _shared(call, *names, *(name for name in ("attn_mask", "attn_bias") if _holds(call[name])))
+        place = _shared(
+            call, *names, *(name for name in ("attn_mask", "attn_bias") if _holds(call[name]))
+        )
         scores = (*_shape(call, "query")[:3], _shape(call, "key")[2])
         ranks = {len(operand.shape) for operand in call.operands("query", "key", "value")}
         if place.dim != 0 or ranks != {4} or not all(_fits(mask, place, scores) for mask in masks):
@@ -405,7 +424,17 @@ def _holds(value: object) -> bool:
 
 
 # What depends on shapes alone, and has the same value in every entry.
-OF_SHAPES_ALONE = {"zeros", "ones", "full", "new_zeros", "new_ones", "new_full", "zeros_like", "ones_like", "full_like"}
+OF_SHAPES_ALONE = {
+    "zeros",
+    "ones",
+    "full",
+    "new_zeros",
+    "new_ones",
+    "new_full",
+    "zeros_like",
+    "ones_like",
+    "full_like",
+}
 # Memory that nothing was written to yet.
 EMPTY = {"empty", "new_empty", "empty_like", "empty_strided", "new_empty_strided"}
 
@@ -426,7 +455,8 @@ def _batch_sums(call: Call) -> bool:
     return _of_batches(call) or _sums_over_records(call)
 
 
-# Names of operators, and their rule. Beside these, all that torch marks as pointwise work entry by entry.
+# Names of operators, and their rule. Beside these, all that torch marks as pointwise work entry by
+# entry.
 _TABLE: tuple[tuple[str, Rule], ...] = (
     ("_conj _to_copy alias copy detach fill lift_fresh masked_fill zero", _entry_by_entry),
     ("elu_backward hardshrink_backward hardsigmoid_backward hardswish", _entry_by_entry),

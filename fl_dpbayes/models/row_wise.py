@@ -39,7 +39,10 @@ class RowWise:
         return self.for_rows(rows)(values, rows)
 
     def for_rows(self, rows: Tensor) -> Pass:
-        """Return what computes a pass of so many rows; it may be mapped over values of the parameters."""
+        """Return what computes a pass of so many rows.
+
+        It may be mapped over values of the parameters.
+        """
         asked = (tuple(rows.shape), torch.is_grad_enabled())
         if asked not in self._meet:
             self._meet[asked] = where_rows_meet(self.module, rows.shape) is not None

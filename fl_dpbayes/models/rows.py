@@ -1,9 +1,10 @@
 """One record's result is its own: all passes over records have one shape, at which each row is computed by itself.
 
-What a pass computes for one row can differ in its last bits with the number of rows, and a hostile start state makes
-any difference large. At one shape, checked on synthetic rows to compute each row by itself, a record's result is its
-own. The check reads no record; what it shows holds for this module, shape, device, number of threads and library build,
-as far as it was tried: it is a test and not a proof (docs/sensitivity.md).
+What a pass computes for one row can differ in its last bits with the number of rows, and a hostile
+start state makes any difference large. At one shape, checked on synthetic rows to compute each row
+by itself, a record's result is its own. The check reads no record; what it shows holds for this
+module, shape, device, number of threads and library build, as far as it was tried: it is a test and
+not a proof (docs/sensitivity.md).
 """
 
 import copy
@@ -30,11 +31,12 @@ from fl_dpbayes.models.code_behind import code_behind
 from fl_dpbayes.models.parameters import trainable_parameters
 from fl_dpbayes.models.products import Products
 
-# (features (P, ...), targets (P,)) -> what a pass computes of each row, tensors whose first axis is the rows'.
+# (features (P, ...), targets (P,)) -> what a pass computes of each row, tensors whose first axis is
+# the rows'.
 RowResults = Callable[[Tensor, Tensor], Sequence[Tensor]]
 
-# Kernels treat their last rows apart; at multiples of 64 there are no such rows, at those of 16 and 32 there seldom
-# are, and the check says where.
+# Kernels treat their last rows apart; at multiples of 64 there are no such rows, at those of 16 and
+# 32 there seldom are, and the check says where.
 ROWS = 64
 MOST_ROWS = 1280
 PREDICTION_ROWS = 256
@@ -89,8 +91,8 @@ _noted: ContextVar[set[PassShape] | None] = ContextVar("noted", default=None)
 def pieces(rows: int, *tensors: Tensor) -> Iterator[tuple[Any, ...]]:
     """Cut tensors (N, ...) alike into pieces of exactly P rows, and say how many of them are records.
 
-    The last piece is padded by zeros; one that is whole, and begins where kernels work on whole vectors, is not copied.
-    There is no piece for N = 0.
+    The last piece is padded by zeros; one that is whole, and begins where kernels work on whole
+    vectors, is not copied. There is no piece for N = 0.
     """
     count = min(map(len, tensors))
 
@@ -122,30 +124,41 @@ def training_rows(module: nn.Module, expected_batch_size: float) -> int:
 
     The latter in convolutions and where layers are normalised: a row is dear there.
     """
-    if any(isinstance(layer, nn.Conv2d | nn.LayerNorm | nn.GroupNorm) for layer in module.modules()):
-        return cheapest_rows(range(ROWS // 4, 5 * ROWS // 2 + 1, ROWS // 4), 16, expected_batch_size)
+    if any(
+        isinstance(layer, nn.Conv2d | nn.LayerNorm | nn.GroupNorm) for layer in module.modules()
+    ):
+        return cheapest_rows(
+            range(ROWS // 4, 5 * ROWS // 2 + 1, ROWS // 4), 16, expected_batch_size
+        )
     size = sum(value.numel() for value in trainable_parameters(module).values())
-    return cheapest_rows(range(ROWS, MOST_ROWS + 1, ROWS // 2), 32 + 2**20 / max(1, size), expected_batch_size)
+    return cheapest_rows(
+        range(ROWS, MOST_ROWS + 1, ROWS // 2), 32 + 2**20 / max(1, size), expected_batch_size
+    )
 
 
 def cheapest_rows(choices: Iterable[int], beside: float, expected_batch_size: float) -> int:
     """Return the P at which the passes of a batch of B = q n units on average cost least.
 
-    B is a public constant, never the size of a drawn batch. `beside`: what a pass costs beside its rows, in rows.
+    B is a public constant, never the size of a drawn batch. `beside`: what a pass costs beside its
+    rows, in rows.
     """
     spread = math.sqrt(2 * expected_batch_size)
 
     def cost(rows: int) -> float:
         # The size of a Poisson batch is nearly normal; pass k + 1 is needed if it exceeds k P.
         starts = range(0, math.ceil(expected_batch_size + 6 * spread), rows)
-        return (rows + beside) * sum(math.erfc((start - expected_batch_size) / spread) / 2 for start in starts)
+        return (rows + beside) * sum(
+            math.erfc((start - expected_batch_size) / spread) / 2 for start in starts
+        )
 
     return min(choices, key=cost)
 
 
 def prediction_rows(module: nn.Module) -> int:
     """Choose P for predictions: 64 for convolutions, else 256."""
-    return ROWS if any(isinstance(layer, nn.Conv2d) for layer in module.modules()) else PREDICTION_ROWS
+    return (
+        ROWS if any(isinstance(layer, nn.Conv2d) for layer in module.modules()) else PREDICTION_ROWS
+    )
 
 
 class RowsDependError(UserError):
@@ -153,9 +166,12 @@ class RowsDependError(UserError):
 
 
 def checked_shape(key: Hashable, wanted: PassShape, trials: Trials) -> PassShape:
-    """Return the first shape whose rows stand alone; looked for once per process, key and thread count.
+    """Return the first shape whose rows stand alone.
 
-    Tried are P, 2 P and 4 P rows, each with plain and with aligned products, then P with separate products, then 1 row.
+    Looked for once per process, key and thread count.
+
+    Tried are P, 2 P and 4 P rows, each with plain and with aligned products, then P with separate
+    products, then 1 row.
 
     Args:
         key: What the passes compute, as `structure` says of a module.
@@ -169,13 +185,21 @@ def checked_shape(key: Hashable, wanted: PassShape, trials: Trials) -> PassShape
     if key not in _known:
         chosen = next((shape for shape in _choices(wanted) if _stands_alone(shape, trials)), None)
         if chosen is None:
-            problem = "this model gives one record different results when it is computed twice on this device"
-            raise RowsDependError(f"{problem}: use another device, or a model without such operations")
+            problem = (
+                "this model gives one record different results when it is computed twice "
+                "on this device"
+            )
+            raise RowsDependError(
+                f"{problem}: use another device, or a model without such operations"
+            )
         if chosen != wanted:
             alone, together = (_seconds_of_row(shape, trials) for shape in (chosen, wanted))
             chosen = replace(chosen, slower=max(1.0, float(f"{alone / together:.2g}")))
         if chosen.one_by_one:
-            said = "rows of a pass depend on each other on this device: %s are computed one by one, %.2g times as slow"
+            said = (
+                "rows of a pass depend on each other on this device: %s are computed one by "
+                "one, %.2g times as slow"
+            )
             logger.warning(said, chosen.computation, chosen.slower)
         _known[key] = chosen
     return _known[key]
@@ -192,7 +216,10 @@ def _choices(wanted: PassShape) -> Iterator[PassShape]:
 
 def _stands_alone(shape: PassShape, trials: Trials) -> bool:
     generator = np.random.default_rng(0)
-    return all(rows_stand_alone(trial.results, trial.features, trial.targets, generator) for trial in trials(shape))
+    return all(
+        rows_stand_alone(trial.results, trial.features, trial.targets, generator)
+        for trial in trials(shape)
+    )
 
 
 def _seconds_of_row(shape: PassShape, trials: Trials) -> float:
@@ -228,18 +255,23 @@ def noted_shapes() -> Iterator[set[PassShape]]:
         _noted.reset(token)
 
 
-def rows_stand_alone(results: RowResults, features: Tensor, targets: Tensor, generator: np.random.Generator) -> bool:
+def rows_stand_alone(
+    results: RowResults, features: Tensor, targets: Tensor, generator: np.random.Generator
+) -> bool:
     """Say whether the rows' results keep every bit when the pass is repeated, permuted, or has other neighbours.
 
-    Tried are a repetition, a permutation, and three passes in which all rows but half, 2 % or one are replaced, by 0,
-    NaN, infinity or 1e30 (by 0 where one stays); of a single row the repetition. `features`, `targets`: synthetic.
+    Tried are a repetition, a permutation, and three passes in which all rows but half, 2 % or one
+    are replaced, by 0, NaN, infinity or 1e30 (by 0 where one stays); of a single row the
+    repetition. `features`, `targets`: synthetic.
     """
     rows = len(features)
     expected = [values.clone() for values in results(features.clone(), targets)]
 
     def agree(places: np.ndarray, found: Sequence[Tensor], at: np.ndarray) -> bool:
         mine, theirs = (torch.from_numpy(each).to(features.device) for each in (places, at))
-        return all(_same_bits(new[theirs], old[mine]) for new, old in zip(found, expected, strict=True))
+        return all(
+            _same_bits(new[theirs], old[mine]) for new, old in zip(found, expected, strict=True)
+        )
 
     everyone = np.arange(rows)
     if not agree(everyone, results(features.clone(), targets), everyone):
@@ -250,7 +282,11 @@ def rows_stand_alone(results: RowResults, features: Tensor, targets: Tensor, gen
     moved = torch.from_numpy(order).to(features.device)
     if not agree(order, results(features[moved], targets[moved]), everyone):
         return False
-    for kept, neighbours in ((rows // 2, NEIGHBOURS), (max(2, rows // 50), NEIGHBOURS), (1, (0.0,))):
+    for kept, neighbours in (
+        (rows // 2, NEIGHBOURS),
+        (max(2, rows // 50), NEIGHBOURS),
+        (1, (0.0,)),
+    ):
         places = np.sort(generator.choice(rows, kept, replace=False))
         stay = torch.from_numpy(places).to(features.device)
         values = torch.from_numpy(generator.choice(neighbours, rows)).to(features)
@@ -263,9 +299,12 @@ def rows_stand_alone(results: RowResults, features: Tensor, targets: Tensor, gen
 
 
 def failing_rows(results: Callable[[Tensor], object], features: Tensor) -> Tensor:
-    """Say on which rows (N, ...) a pass raises an error, each tried beside zeros, shape (N,); raises what zeros raise.
+    """Say on which rows (N, ...) a pass raises an error, each tried beside zeros, shape (N,).
 
-    An error that left a site would tell that a record has such a value: it counts as a result that is not finite.
+    Raises what zeros raise.
+
+    An error that left a site would tell that a record has such a value: it counts as a result that
+    is not finite.
     """
     results(torch.zeros_like(features))
     failing = torch.zeros(len(features), dtype=torch.bool, device=features.device)
@@ -287,27 +326,48 @@ def drawn_modules(module: nn.Module) -> Iterator[nn.Module]:
         for value in trainable_parameters(drawn).values():
             if draw % 2:
                 shape, most = value.shape, 2**20
-                numbers = torch.randint(-most, most + 1, shape, generator=generator, dtype=torch.float32).div_(most)
+                numbers = torch.randint(
+                    -most, most + 1, shape, generator=generator, dtype=torch.float32
+                ).div_(most)
             else:
-                numbers = torch.randn(value.shape, generator=generator).div_(max(1, value[:1].numel()) ** 0.5)
+                numbers = torch.randn(value.shape, generator=generator).div_(
+                    max(1, value[:1].numel()) ** 0.5
+                )
             value.data = numbers.to(value)
         yield drawn
 
 
 def structure(module: nn.Module) -> Hashable:
-    """Return what a module computes apart from its parameters' values; equal to no other where none can say."""
+    """Return what a module computes apart from its parameters' values.
+
+    Equal to no other where none can say.
+    """
     # A layer that is used twice is named twice.
-    named = (*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False))
-    values = [(name, tuple(one.shape), one.dtype, str(one.device), one.requires_grad) for name, one in named]
+    named = (
+        *module.named_parameters(remove_duplicate=False),
+        *module.named_buffers(remove_duplicate=False),
+    )
+    values = [
+        (name, tuple(one.shape), one.dtype, str(one.device), one.requires_grad)
+        for name, one in named
+    ]
     kept = [hashlib.sha256(bytes_of(value)).digest() for value in module.buffers()]
     layers = module.named_modules(remove_duplicate=False)
-    return tuple((name, type(layer), _settings(layer)) for name, layer in layers), tuple(values), tuple(kept)
+    return (
+        tuple((name, type(layer), _settings(layer)) for name, layer in layers),
+        tuple(values),
+        tuple(kept),
+    )
 
 
 def _settings(layer: nn.Module) -> Hashable:
     own = attributes_of(layer)
     if type(layer).__module__.startswith("fl_dpbayes."):
-        return tuple(sorted((key, repr(v)) for key, v in own.items() if isinstance(v, int | float | str | tuple)))
+        return tuple(
+            sorted(
+                (key, repr(v)) for key, v in own.items() if isinstance(v, int | float | str | tuple)
+            )
+        )
     try:
         # Pickled code is a name alone.
         return hashlib.sha256(pickle.dumps(own)).digest(), code_behind(layer)
@@ -317,7 +377,11 @@ def _settings(layer: nn.Module) -> Hashable:
 
 def attributes_of(layer: nn.Module) -> dict[str, object]:
     """Return what a layer holds beside its parameters, buffers and layers."""
-    return {key: value for key, value in vars(layer).items() if key not in ("_parameters", "_buffers", "_modules")}
+    return {
+        key: value
+        for key, value in vars(layer).items()
+        if key not in ("_parameters", "_buffers", "_modules")
+    }
 
 
 def bytes_of(value: Tensor) -> bytes:

@@ -1,4 +1,7 @@
-"""A fixed scattering transform: two layers of Morlet wavelets and moduli, then a local average; nothing is learned."""
+"""A fixed scattering transform: two layers of Morlet wavelets and moduli, then a local average.
+
+Nothing is learned.
+"""
 
 import math
 from dataclasses import dataclass
@@ -8,13 +11,15 @@ from torch import Tensor
 from torch.fft import fft2, ifft2
 from torch.nn.functional import group_norm, pad
 
-# Width of a wavelet of scale 1 and of the average of scale 1, in pixels, and the wavelet's centre frequency.
+# Width of a wavelet of scale 1 and of the average of scale 1, in pixels, and the wavelet's centre
+# frequency.
 WAVELET_WIDTH = 0.8
 CENTRE_FREQUENCY = 3 * math.pi / 4
 # Periods of the padded image over which a filter is summed to make it periodic.
 PERIODS = 2
-# Paths (neighbouring angles) that are normalised together, and what is added to their variance: without it, an empty
-# image would become amplified rounding error, and a path that hardly responds would weigh as much as one that does.
+# Paths (neighbouring angles) that are normalised together, and what is added to their variance:
+# without it, an empty image would become amplified rounding error, and a path that hardly responds
+# would weigh as much as one that does.
 PATHS_PER_GROUP = 4
 VARIANCE_FLOOR = 1e-4
 
@@ -27,13 +32,15 @@ class Scattering:
         S1 = |x * psi_{j1,a1}| * phi_J                         0 <= j1 < J
         S2 = ||x * psi_{j1,a1}| * psi_{j2,a2}| * phi_J         j1 < j2 < J
 
-    for angles a = 0 .. L - 1, sampled every 2^J pixels. A layer at scale j is kept at every 2^j-th pixel, as its
-    spectrum is narrow; there the filter of scale i is that of scale i - j. Source: Bruna and Mallat, Invariant
-    scattering convolution networks, PAMI 2013, section 2; Oyallon and Mallat, CVPR 2015.
+    for angles a = 0 .. L - 1, sampled every 2^J pixels. A layer at scale j is kept at every 2^j-th
+    pixel, as its spectrum is narrow; there the filter of scale i is that of scale i - j. Source:
+    Bruna and Mallat, Invariant scattering convolution networks, PAMI 2013, section 2; Oyallon and
+    Mallat, CVPR 2015.
 
-    `padding`: pixels by which an image is mirrored outwards (left, right, top, bottom). `wavelets`: by (resolution j,
-    scale i), (L, height / 2^j, width / 2^j), real: spectra of the wavelets. `averages`: by resolution j, matrices of
-    shapes (rows, height / 2^j) and (columns, width / 2^j). `scales`: J.
+    `padding`: pixels by which an image is mirrored outwards (left, right, top, bottom). `wavelets`:
+    by (resolution j, scale i), (L, height / 2^j, width / 2^j), real: spectra of the wavelets.
+    `averages`: by resolution j, matrices of shapes (rows, height / 2^j) and (columns, width / 2^j).
+    `scales`: J.
     """
 
     padding: tuple[int, int, int, int]
@@ -42,10 +49,12 @@ class Scattering:
     scales: int
 
     def __call__(self, images: Tensor) -> list[Tensor]:
-        """Transform images (N, height, width), float32; a record's coefficients depend on that record alone.
+        """Transform images (N, height, width), float32.
 
-        Returns coefficients by group, a group being the paths of equal order and scales: order 0, then for each
-        j1 its order 1 and the j2 > j1; each (N, paths, rows, columns).
+        A record's coefficients depend on that record alone.
+
+        Returns coefficients by group, a group being the paths of equal order and scales: order 0,
+        then for each j1 its order 1 and the j2 > j1; each (N, paths, rows, columns).
         """
         padded = pad(images[:, None], self.padding, mode="reflect")
         groups = [self._average(padded, 0)]
@@ -67,7 +76,9 @@ class Scattering:
         return rows @ (layer @ columns.T)
 
 
-def scattering(height: int, width: int, *, scales: int, angles: int, device: str | torch.device = "cpu") -> Scattering:
+def scattering(
+    height: int, width: int, *, scales: int, angles: int, device: str | torch.device = "cpu"
+) -> Scattering:
     """Prepare the transform for images of height and width in pixels, each at least 2 * 2^scales.
 
     `scales`: J, the number of octaves; coefficients are local averages over about 2^J pixels.
@@ -78,11 +89,17 @@ def scattering(height: int, width: int, *, scales: int, angles: int, device: str
     wavelets, averages = {}, {}
     for resolution in range(scales):
         rows, columns = full_height >> resolution, full_width >> resolution
-        row_average, column_average = (_averaging_matrix(size, scales - resolution) for size in (rows, columns))
+        row_average, column_average = (
+            _averaging_matrix(size, scales - resolution) for size in (rows, columns)
+        )
         averages[resolution] = row_average.to(device), column_average.to(device)
-        # Order 1 takes every scale at full resolution, order 2 a coarser scale than that of its resolution.
+        # Order 1 takes every scale at full resolution, order 2 a coarser scale than that of its
+        # resolution.
         for scale in range(resolution + 1 if resolution else 0, scales):
-            bank = [_morlet_spectrum(rows, columns, scale - resolution, k, angles) for k in range(angles)]
+            bank = [
+                _morlet_spectrum(rows, columns, scale - resolution, k, angles)
+                for k in range(angles)
+            ]
             wavelets[resolution, scale] = torch.stack(bank).to(device)
     return Scattering((left, right, top, bottom), wavelets, averages, scales)
 
@@ -92,10 +109,13 @@ def normalised(groups: list[Tensor]) -> Tensor:
 
         (s - mean(s)) / sqrt(var(s) + 1e-4)
 
-    with mean and variance over the positions of four paths of equal order and scales (of the one path of order 0).
-    Source: Wu and He, ECCV 2018; in front of a private head: Tramer and Boneh, ICLR 2021, section 2.
+    with mean and variance over the positions of four paths of equal order and scales (of the one
+    path of order 0). Source: Wu and He, ECCV 2018; in front of a private head: Tramer and Boneh,
+    ICLR 2021, section 2.
     """
-    parts = [group_norm(s, max(1, s.shape[1] // PATHS_PER_GROUP), eps=VARIANCE_FLOOR) for s in groups]
+    parts = [
+        group_norm(s, max(1, s.shape[1] // PATHS_PER_GROUP), eps=VARIANCE_FLOOR) for s in groups
+    ]
     return torch.cat([part.flatten(1) for part in parts], dim=1)
 
 
@@ -124,7 +144,11 @@ def _convolve(spectra: Tensor, wavelets: Tensor, step: int) -> Tensor:
     total: Tensor | None = None
     for row in range(step):
         for column in range(step):
-            block = (..., slice(row * height, (row + 1) * height), slice(column * width, (column + 1) * width))
+            block = (
+                ...,
+                slice(row * height, (row + 1) * height),
+                slice(column * width, (column + 1) * width),
+            )
             factor = wavelets[block] / step**2
             term = spectra[block][:, :, None]
             total = term * factor if total is None else total.addcmul_(term, factor.to(term.dtype))
@@ -136,7 +160,8 @@ def _morlet_spectrum(height: int, width: int, scale: int, number: int, angles: i
 
         psi(u) = g(u) (exp(i xi . u) - c),    g(u) = exp(-|u'|^2 / (2 s^2)) slant / (2 pi s^2),    s = .8 * 2^j
 
-    u' is u turned, its second coordinate times slant = 4 / L; |xi| = 3 pi / 4 / 2^j along it; c makes the mean zero.
+    u' is u turned, its second coordinate times slant = 4 / L; |xi| = 3 pi / 4 / 2^j along it; c
+    makes the mean zero.
     """
     angle = math.pi * number / angles
     width_pixels, slant = WAVELET_WIDTH * 2**scale, 4 / angles
@@ -160,7 +185,8 @@ def _morlet_spectrum(height: int, width: int, scale: int, number: int, angles: i
 def _averaging_matrix(size: int, octaves: int) -> Tensor:
     """Rows that average a padded line with a Gaussian of s = .4 * 2^J pixels, one row per 2^J pixels inside the margin.
 
-    phi(u) = exp(-u^2 / (2 s^2)) / sum, made periodic; in two dimensions phi is the product over both axes.
+    phi(u) = exp(-u^2 / (2 s^2)) / sum, made periodic; in two dimensions phi is the product over
+    both axes.
     """
     stride = 2**octaves
     centres = torch.arange(stride, size - stride, stride, dtype=torch.float64)[:, None]

@@ -1,7 +1,7 @@
 """The sites' samples as float64 matrices, one site in memory at a time.
 
-Sites are taken in the order of their names, so that a rule does not depend on the order in which replies came. A
-mapping that reads its values from disk is never held whole.
+Sites are taken in the order of their names, so that a rule does not depend on the order in which
+replies came. A mapping that reads its values from disk is never held whole.
 """
 
 import math
@@ -21,7 +21,9 @@ Shapes = dict[str, tuple[int, ...]]
 
 @dataclass(frozen=True)
 class Chain:
-    """One site's draws (M, d), M >= 1, their weights, which sum to 1, and temperatures; `shapes` by column order.
+    """One site's draws (M, d), M >= 1, their weights, which sum to 1, and temperatures.
+
+    `shapes` by column order.
 
     `warnings`: what a rule that averages weights should say about this site.
     """
@@ -42,7 +44,9 @@ class Chain:
         """Name a column by its array and its place in it, such as `1.weight[0, 3]`."""
         for name, shape in self.shapes.items():
             if column < math.prod(shape):
-                return f"{name}[{', '.join(str(place) for place in np.unravel_index(column, shape))}]"
+                return (
+                    f"{name}[{', '.join(str(place) for place in np.unravel_index(column, shape))}]"
+                )
             column -= math.prod(shape)
         raise IndexError("there are fewer columns")
 
@@ -58,19 +62,24 @@ def chains(site_samples: Mapping[str, AnySamples]) -> Iterator[Chain]:
         if not len(site_samples[site]):
             continue
         samples = site_samples[site].in_memory()
-        draws, weights = _flatten(site, samples.arrays, shapes), samples.weights / samples.weights.sum()
+        draws, weights = (
+            _flatten(site, samples.arrays, shapes),
+            samples.weights / samples.weights.sum(),
+        )
         chain = Chain(site, draws, weights, samples.temperatures, shapes)
         reference = reference or (site, chain.mean)
         if reference[0] != site:
-            chain = replace(chain, warnings=alignment_warnings(reference, (site, chain.mean), shapes))
+            chain = replace(
+                chain, warnings=alignment_warnings(reference, (site, chain.mean), shapes)
+            )
         yield chain
 
 
 def at_unit_temperature(chain: Chain) -> Chain:
     """Rescale draws of a tempered posterior to temperature 1.
 
-    A Gaussian posterior with covariance S has covariance T S at temperature T, so
-    w_t <- m + (w_t - m) / sqrt(T_t), m the chain's mean, which stays. T_t is a public constant. A site with a draw at
+    A Gaussian posterior with covariance S has covariance T S at temperature T, so w_t <- m + (w_t -
+    m) / sqrt(T_t), m the chain's mean, which stays. T_t is a public constant. A site with a draw at
     temperature 0 is left as it is, with a warning: its spread is not that of a tempered posterior.
     """
     temperatures = chain.temperatures
@@ -80,13 +89,17 @@ def at_unit_temperature(chain: Chain) -> Chain:
         return replace(chain, warnings=(*chain.warnings, warning("temperature-zero", chain.site)))
     mean = chain.mean
     deviations = (chain.draws - mean) / np.sqrt(temperatures)[:, np.newaxis]
-    # Unequal temperatures inside a chain would otherwise move its mean by a part of the sampling error.
+    # Unequal temperatures inside a chain would otherwise move its mean by a part of the sampling
+    # error.
     deviations -= chain.weights @ deviations
     return replace(chain, draws=mean + deviations, temperatures=np.ones_like(temperatures))
 
 
 def sample_shapes(site_samples: Mapping[str, AnySamples]) -> Shapes:
-    """Return the shape of each parameter, from the first site that sent a sample; ValueError if none did."""
+    """Return the shape of each parameter, from the first site that sent a sample.
+
+    ValueError if none did.
+    """
     for site in sorted(site_samples):
         if len(site_samples[site]):
             first = site_samples[site].thinned(1)
@@ -94,9 +107,13 @@ def sample_shapes(site_samples: Mapping[str, AnySamples]) -> Shapes:
     raise ValueError("no site sent a sample")
 
 
-def flatten_state(state: Mapping[str, npt.NDArray], shapes: Mapping[str, tuple[int, ...]]) -> npt.NDArray[np.float64]:
+def flatten_state(
+    state: Mapping[str, npt.NDArray], shapes: Mapping[str, tuple[int, ...]]
+) -> npt.NDArray[np.float64]:
     """Join a model's arrays into one vector (d,), in the order of `shapes`, which they must have."""
-    return _flatten("the server", {name: array[np.newaxis] for name, array in state.items()}, shapes)[0]
+    return _flatten(
+        "the server", {name: array[np.newaxis] for name, array in state.items()}, shapes
+    )[0]
 
 
 def unflatten(draws: npt.NDArray[np.float64], shapes: Mapping[str, tuple[int, ...]]) -> Arrays:
@@ -104,7 +121,9 @@ def unflatten(draws: npt.NDArray[np.float64], shapes: Mapping[str, tuple[int, ..
     ends = np.cumsum([math.prod(shape) for shape in shapes.values()])
     parts = np.split(draws, ends[:-1], axis=1)
     named = zip(shapes.items(), parts, strict=True)
-    return {name: part.astype(np.float32).reshape((len(draws), *shape)) for (name, shape), part in named}
+    return {
+        name: part.astype(np.float32).reshape((len(draws), *shape)) for (name, shape), part in named
+    }
 
 
 def state_of(vector: npt.NDArray[np.float64], shapes: Mapping[str, tuple[int, ...]]) -> Arrays:
@@ -117,6 +136,8 @@ def _flatten(
 ) -> npt.NDArray[np.float64]:
     found = {name: tuple(array.shape[1:]) for name, array in arrays.items()}
     if found != dict(shapes):
-        raise ValueError(f"the arrays of {owner!r} have other names or shapes than those of the first site")
+        raise ValueError(
+            f"the arrays of {owner!r} have other names or shapes than those of the first site"
+        )
     rows = [np.asarray(arrays[name], np.float64).reshape(len(arrays[name]), -1) for name in shapes]
     return np.concatenate(rows, axis=1)

@@ -1,7 +1,7 @@
 """Has a chain converged: split R-hat and effective sample size of a scalar quantity.
 
-Source: Vehtari, Gelman, Simpson, Carpenter and Buerkner 2021, "Rank-normalization, folding, and localization: an
-improved R-hat for assessing convergence of MCMC", Bayesian Analysis 16(2).
+Source: Vehtari, Gelman, Simpson, Carpenter and Buerkner 2021, "Rank-normalization, folding, and
+localization: an improved R-hat for assessing convergence of MCMC", Bayesian Analysis 16(2).
 """
 
 import numpy as np
@@ -15,7 +15,8 @@ Draws = npt.NDArray[np.float64]
 def rank_normalised(draws: Draws) -> Draws:
     """Replace draws by normal scores of their pooled ranks, so that heavy tails do not hide a difference.
 
-    z = Phi^-1((rank - 3/8) / (S + 1/4)) (eq. 14), S the number of all draws, shape (chains, draws) as they have.
+    z = Phi^-1((rank - 3/8) / (S + 1/4)) (eq. 14), S the number of all draws, shape (chains, draws)
+    as they have.
     """
     _, places, ties = np.unique(draws, return_inverse=True, return_counts=True)
     # Equal draws share the mean of their ranks.
@@ -26,9 +27,10 @@ def rank_normalised(draws: Draws) -> Draws:
 def split_r_hat(draws: Draws) -> float:
     """Return the potential scale reduction of chains that are each cut in halves.
 
-    R = sqrt(((N - 1) / N W + B / N) / W), B and W the between- and within-chain variances (eqs. 1-4). Near 1 where the
-    halves agree; the paper asks for less than 1.01 on `rank_normalised` draws, (chains, draws), of which there are four
-    or more per chain. NaN if every draw is the same.
+    R = sqrt(((N - 1) / N W + B / N) / W), B and W the between- and within-chain variances (eqs.
+    1-4). Near 1 where the halves agree; the paper asks for less than 1.01 on `rank_normalised`
+    draws, (chains, draws), of which there are four or more per chain. NaN if every draw is the
+    same.
     """
     halves = _split(draws)
     count = halves.shape[1]
@@ -42,8 +44,9 @@ def split_r_hat(draws: Draws) -> float:
 def effective_sample_size(draws: Draws) -> float:
     """Return how many independent draws would estimate the mean as well.
 
-    S / (1 + 2 sum_t rho_t), S the number of draws, rho_t the autocorrelation over all split chains (eqs. 10-13), the
-    sum cut by Geyer's initial monotone sequence; at most S log10(S). NaN if every draw is the same.
+    S / (1 + 2 sum_t rho_t), S the number of draws, rho_t the autocorrelation over all split chains
+    (eqs. 10-13), the sum cut by Geyer's initial monotone sequence; at most S log10(S). NaN if every
+    draw is the same.
     """
     halves = _split(draws)
     chains, count = halves.shape

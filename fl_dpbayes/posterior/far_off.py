@@ -1,6 +1,7 @@
 """Which sites end far off the others: one statistic of released states, the same for every aggregation rule.
 
-It costs no privacy. It tells that a site differs, never why: other patients, a fault and a lie look alike.
+It costs no privacy. It tells that a site differs, never why: other patients, a fault and a lie look
+alike.
 """
 
 from collections.abc import Mapping
@@ -14,9 +15,10 @@ from fl_dpbayes.samplers.planned import PlannedChain
 
 Floats = npt.NDArray[np.float64]
 
-# Fixed before any federation was run whose false alarms are counted. By simulation of federations of sites that differ
-# by one Gaussian in p directions, some site of 4 is farther in .145 of them for p = 2, .068 for p = 3, .018 for p = 5,
-# .001 for p = 10; some site of 8 in .024, .009, .001 and none of 6,000.
+# Fixed before any federation was run whose false alarms are counted. By simulation of federations
+# of sites that differ by one Gaussian in p directions, some site of 4 is farther in .145 of them
+# for p = 2, .068 for p = 3, .018 for p = 5, .001 for p = 10; some site of 8 in .024, .009, .001 and
+# none of 6,000.
 LARGEST_RATIO = 2.0
 # The median of two others is as far from each of them as half of the third one's way.
 FEWEST_SITES = 4
@@ -31,8 +33,9 @@ LARGEST_STATED = 1e9
 def sketched_move(start: Arrays, state: Arrays, seed: int) -> Floats:
     """Fold the move w - w_0 of a state into 256 numbers, s_b = sum over i = b (mod 256) of e_i (w - w_0)_i.
 
-    The signs e_i are drawn from a seed that no site may know, so that nobody can choose a move that they hide. Of up to
-    256 parameters nothing is lost; of more, distances between sketches are right on average.
+    The signs e_i are drawn from a seed that no site may know, so that nobody can choose a move that
+    they hide. Of up to 256 parameters nothing is lost; of more, distances between sketches are
+    right on average.
 
     Args:
         start: w_0, arrays by name.
@@ -75,12 +78,14 @@ def noise_of_mean(chain: PlannedChain, rounds: int) -> float:
 def relative_distances(moves: Mapping[str, Floats], noise: Mapping[str, float]) -> dict[str, float]:
     """Say how many times as far from the median of the others each site is as any other site is.
 
-    With m_k the median, over all sites but k, of each number of x_j, and v_k the planned noise in x_k,
+    With m_k the median, over all sites but k, of each number of x_j, and v_k the planned noise in
+    x_k,
 
         D_k = |x_k - m_k|,    ratio_k = D_k / max over j != k of D_j max(1, v_k / v_j).
 
-    What a site's own larger noise explains does not count against it, and the maximum is over sites j with v_j <= 2 v_k
-    where these are three or more. One site of four or more cannot move m_k out of the range of the others.
+    What a site's own larger noise explains does not count against it, and the maximum is over sites
+    j with v_j <= 2 v_k where these are three or more. One site of four or more cannot move m_k out
+    of the range of the others.
 
     Args:
         moves: site -> its mean move x_k, all of one shape.
@@ -101,13 +106,19 @@ def relative_distances(moves: Mapping[str, Floats], noise: Mapping[str, float]) 
         if comparable.sum() < FEWEST_COMPARABLE:
             comparable = others
         times = _times(planned[number], planned[comparable])
-        ratios[site] = _ratio(float(distances[number]), float((distances[comparable] * times).max()))
+        ratios[site] = _ratio(
+            float(distances[number]), float((distances[comparable] * times).max())
+        )
     return ratios
 
 
 def far_off_warnings(ratios: Mapping[str, float]) -> tuple[RunWarning, ...]:
     """Name each site that is more than `LARGEST_RATIO` times as far off as any other."""
-    return tuple(warning("far-off", site, times=ratio) for site, ratio in ratios.items() if ratio > LARGEST_RATIO)
+    return tuple(
+        warning("far-off", site, times=ratio)
+        for site, ratio in ratios.items()
+        if ratio > LARGEST_RATIO
+    )
 
 
 def _medians_of_others(positions: Floats) -> Floats:
@@ -116,7 +127,9 @@ def _medians_of_others(positions: Floats) -> Floats:
     ranks = positions.argsort(axis=0, kind="stable").argsort(axis=0, kind="stable")
     count = len(positions)
     middle = {(count - 2) // 2, (count - 1) // 2}
-    return np.mean([np.where(ranks > place, ordered[place], ordered[place + 1]) for place in middle], axis=0)
+    return np.mean(
+        [np.where(ranks > place, ordered[place], ordered[place + 1]) for place in middle], axis=0
+    )
 
 
 def _times(noise: float, others: Floats) -> Floats:

@@ -1,7 +1,7 @@
 """Gaussians in natural parameters, where products of densities are sums.
 
-N(m, S) is held as precision L = S^-1 and h = L m. The precision is a vector (d,) for a diagonal one, else a matrix
-(d, d); all operands of a sum have the same form.
+N(m, S) is held as precision L = S^-1 and h = L m. The precision is a vector (d,) for a diagonal
+one, else a matrix (d, d); all operands of a sum have the same form.
 """
 
 from dataclasses import dataclass
@@ -23,7 +23,9 @@ class NaturalGaussian:
 
     def __add__(self, other: "NaturalGaussian") -> "NaturalGaussian":
         """Multiply two densities."""
-        return NaturalGaussian(self.precision + other.precision, self.precision_mean + other.precision_mean)
+        return NaturalGaussian(
+            self.precision + other.precision, self.precision_mean + other.precision_mean
+        )
 
     def power(self, exponent: float) -> "NaturalGaussian":
         """Raise the density to a power."""
@@ -46,7 +48,10 @@ class NaturalGaussian:
 
 
 def centred_prior(scale: float, like: NaturalGaussian) -> NaturalGaussian:
-    """Return the prior N(0, scale^2 I) with a precision of the form of `like`; an infinite scale is the flat prior."""
+    """Return the prior N(0, scale^2 I) with a precision of the form of `like`.
+
+    An infinite scale is the flat prior.
+    """
     precision = np.full(len(like.precision_mean), 1 / scale**2)
     own_form = precision if like.precision.ndim == 1 else np.diag(precision)
     return NaturalGaussian(own_form, np.zeros_like(like.precision_mean))
@@ -55,14 +60,18 @@ def centred_prior(scale: float, like: NaturalGaussian) -> NaturalGaussian:
 def floored(gaussian: NaturalGaussian, floor: float) -> tuple[NaturalGaussian, int]:
     """Raise precisions that lie below a floor >= 0, in any direction (eigenvalue), to it; h stays.
 
-    Returns the corrected Gaussian, and in how many directions it was below the floor by more than rounding. Raises
-    ValueError if a precision is not positive and the floor is 0, so that no proper Gaussian is near.
+    Returns the corrected Gaussian, and in how many directions it was below the floor by more than
+    rounding. Raises ValueError if a precision is not positive and the floor is 0, so that no proper
+    Gaussian is near.
     """
     precision = gaussian.precision
     values, vectors = (precision, None) if precision.ndim == 1 else np.linalg.eigh(precision)
     raised, values = int((values < floor * (1 - _ROUNDING)).sum()), np.maximum(values, floor)
     if not (values > 0).all():
-        said = f"the product's precision is not positive in {int((values <= 0).sum())} directions and the prior is flat"
+        said = (
+            f"the product's precision is not positive in {int((values <= 0).sum())} directions "
+            "and the prior is flat"
+        )
         raise ValueError(f"{said}: send more samples per site, or use a Gaussian prior")
     if not raised:
         return gaussian, 0

@@ -1,8 +1,8 @@
 """A site's Gaussian estimated from its draws, with an unbiased precision, and what its uncertainty does to a product.
 
-The inverse of a sample variance is too large on average: for n independent Gaussian draws in p dimensions
-E[S^-1] = (n - 1) / (n - p - 2) Sigma^-1 (3.0 times too large at n = 4, p = 1; infinite at n = 3). Rules that add
-precisions would add up that bias, so it is divided out.
+The inverse of a sample variance is too large on average: for n independent Gaussian draws in p
+dimensions E[S^-1] = (n - 1) / (n - p - 2) Sigma^-1 (3.0 times too large at n = 4, p = 1; infinite
+at n = 3). Rules that add precisions would add up that bias, so it is divided out.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -22,7 +22,8 @@ Estimate = Callable[[Chain], tuple[NaturalGaussian, tuple[RunWarning, ...]]]
 _COORDINATES = 64
 # Standard errors from which on neighbouring draws count as correlated.
 _SIGNIFICANT = 3.0
-# Of standard deviations in one matrix: their precisions then differ by 10^10, of the 10^16 that float64 tells apart.
+# Of standard deviations in one matrix: their precisions then differ by 10^10, of the 10^16 that
+# float64 tells apart.
 _LEAST_SPREAD = 1e-5
 # With a mean half a standard deviation off, a 95 % interval holds the truth 92 times in 100.
 LARGEST_ERROR = 0.5
@@ -31,16 +32,19 @@ LARGEST_ERROR = 0.5
 def effective_draws(chain: Chain) -> float:
     """Return how many independent, equally weighted draws are worth as much as the chain.
 
-    n = (1 / sum_t v_t^2) * min(1, ESS / M): Kish's size for the weights, times the share that autocorrelation leaves,
-    measured on up to 64 evenly spaced coordinates together. The share is 1 unless neighbouring draws are correlated by
-    3 standard errors: of a few coordinates ESS is so uncertain that min(1, .) alone would take a fifth from independent
-    draws. Source: Kish 1965; Vehtari et al. 2021.
+    n = (1 / sum_t v_t^2) * min(1, ESS / M): Kish's size for the weights, times the share that
+    autocorrelation leaves, measured on up to 64 evenly spaced coordinates together. The share is 1
+    unless neighbouring draws are correlated by 3 standard errors: of a few coordinates ESS is so
+    uncertain that min(1, .) alone would take a fifth from independent draws. Source: Kish 1965;
+    Vehtari et al. 2021.
     """
     size = float(1 / np.square(chain.weights).sum())
     count, parameters = chain.draws.shape
     if count < 4:
         return size
-    chosen = chain.draws[:, np.linspace(0, parameters - 1, min(parameters, _COORDINATES)).astype(int)]
+    chosen = chain.draws[
+        :, np.linspace(0, parameters - 1, min(parameters, _COORDINATES)).astype(int)
+    ]
     spread = chosen.std(axis=0)
     moving = chosen[:, spread > 0]
     if not moving.shape[1]:
@@ -49,7 +53,8 @@ def effective_draws(chain: Chain) -> float:
     if not _correlated(standardised):
         return size
     half = count // 2
-    # Centring makes the halves' means opposite, which halves the variance between them; this restores it.
+    # Centring makes the halves' means opposite, which halves the variance between them; this
+    # restores it.
     for part in (standardised[:half], standardised[-half:]):
         part += (np.sqrt(2) - 1) * part.mean(axis=0)
     return size * min(1.0, effective_sample_size(standardised.T) / standardised.size)
@@ -58,8 +63,9 @@ def effective_draws(chain: Chain) -> float:
 def _correlated(standardised: npt.NDArray[np.float64]) -> bool:
     """Say whether neighbouring draws are correlated beyond chance.
 
-    Of M independent draws the lag-1 correlation of p coordinates together has mean -1/M and variance 1 / (M p*), with
-    p* = p^2 / sum_ij R_ij^2 coordinates that are independent of each other, R their correlations.
+    Of M independent draws the lag-1 correlation of p coordinates together has mean -1/M and
+    variance 1 / (M p*), with p* = p^2 / sum_ij R_ij^2 coordinates that are independent of each
+    other, R their correlations.
     """
     count, parameters = standardised.shape
     neighbours = float((standardised[:-1] * standardised[1:]).sum()) / standardised.size
@@ -70,14 +76,20 @@ def _correlated(standardised: npt.NDArray[np.float64]) -> bool:
 def diagonal_gaussian(chain: Chain) -> tuple[NaturalGaussian, tuple[RunWarning, ...]]:
     """Estimate N(m, diag v) from a chain, its precision (n - 3) / (n - 1) / v.
 
-    v = sum_t v_t (w_t - m)^2 / (1 - sum_t v_t^2) is unbiased; n is the effective number of draws. By the mean of the
-    inverse chi-squared distribution. Raises ValueError if there are fewer than 5 draws, or a parameter does not vary.
+    v = sum_t v_t (w_t - m)^2 / (1 - sum_t v_t^2) is unbiased; n is the effective number of draws.
+    By the mean of the inverse chi-squared distribution. Raises ValueError if there are fewer than 5
+    draws, or a parameter does not vary.
     """
     factor, warnings = _unbiased_factor(chain, 1)
     variance = weighted_variance(chain)
     if not (variance > 0).all():
-        said = f"{int((variance <= 0).sum())} parameters of site {chain.site!r} do not vary between its samples"
-        raise ValueError(f"{said}: aggregate the layers that are sampled only, or use a rule without precisions")
+        said = (
+            f"{int((variance <= 0).sum())} parameters of site {chain.site!r} do not vary "
+            "between its samples"
+        )
+        raise ValueError(
+            f"{said}: aggregate the layers that are sampled only, or use a rule without precisions"
+        )
     precision = factor / variance
     return NaturalGaussian(precision, precision * chain.mean), warnings
 
@@ -85,9 +97,10 @@ def diagonal_gaussian(chain: Chain) -> tuple[NaturalGaussian, tuple[RunWarning, 
 def full_gaussian(chain: Chain) -> tuple[NaturalGaussian, tuple[RunWarning, ...]]:
     """Estimate N(m, S) from a chain, its precision (n - d - 2) / (n - 1) S^-1.
 
-    S = sum_t v_t (w_t - m)(w_t - m)^T / (1 - sum_t v_t^2) is unbiased; n is the effective number of draws. By the mean
-    of the inverse Wishart distribution. Raises ValueError if there are fewer than d + 4 draws, their covariance is
-    singular, or a parameter varies so little that the others' precisions are lost in its rounding.
+    S = sum_t v_t (w_t - m)(w_t - m)^T / (1 - sum_t v_t^2) is unbiased; n is the effective number of
+    draws. By the mean of the inverse Wishart distribution. Raises ValueError if there are fewer
+    than d + 4 draws, their covariance is singular, or a parameter varies so little that the others'
+    precisions are lost in its rounding.
     """
     factor, warnings = _unbiased_factor(chain, chain.draws.shape[1])
     rows = deviations(chain)
@@ -96,15 +109,23 @@ def full_gaussian(chain: Chain) -> tuple[NaturalGaussian, tuple[RunWarning, ...]
     try:
         precision = factor * cho_solve(cho_factor(covariance, lower=True), np.eye(len(covariance)))
     except np.linalg.LinAlgError:
-        raise ValueError(f"the covariance of site {chain.site!r} is singular: use the diagonal form") from None
+        raise ValueError(
+            f"the covariance of site {chain.site!r} is singular: use the diagonal form"
+        ) from None
     return NaturalGaussian(precision, precision @ chain.mean), warnings
 
 
 def _check_scales(chain: Chain, spread: npt.NDArray[np.float64]) -> None:
     least, most = int(spread.argmin()), int(spread.argmax())
     if spread[least] < _LEAST_SPREAD * spread[most]:
-        said = f"parameter {chain.parameter(least)} of site {chain.site!r} hardly varies between its samples (standard"
-        said += f" deviation {spread[least]:.2g}, that of {chain.parameter(most)} is {spread[most]:.2g}), so that no"
+        said = (
+            f"parameter {chain.parameter(least)} of site {chain.site!r} hardly varies between "
+            "its samples (standard"
+        )
+        said += (
+            f" deviation {spread[least]:.2g}, that of {chain.parameter(most)} is "
+            f"{spread[most]:.2g}), so that no"
+        )
         remedy = "use the diagonal form, or aggregate the layers that are sampled only"
         raise ValueError(f"{said} precision of the others can be told beside its own: {remedy}")
 
@@ -112,7 +133,8 @@ def _check_scales(chain: Chain, spread: npt.NDArray[np.float64]) -> None:
 def weighted_variance(chain: Chain) -> npt.NDArray[np.float64]:
     """Return the unbiased variance of each parameter, shape (d,).
 
-    v = sum_t v_t (w_t - m)^2 / (1 - sum_t v_t^2), v_t the weights, which sum to 1; of 2 draws or more.
+    v = sum_t v_t (w_t - m)^2 / (1 - sum_t v_t^2), v_t the weights, which sum to 1; of 2 draws or
+    more.
     """
     return chain.weights @ np.square(deviations(chain)) / (1 - np.square(chain.weights).sum())
 
@@ -126,12 +148,17 @@ def deviations(chain: Chain) -> npt.NDArray[np.float64]:
 def _unbiased_factor(chain: Chain, dimensions: int) -> tuple[float, tuple[RunWarning, ...]]:
     least = dimensions + 4
     if len(chain.weights) < least:
-        said = f"site {chain.site!r} sent {counted(len(chain.weights), 'sample')}: a precision over {dimensions}"
+        said = (
+            f"site {chain.site!r} sent {counted(len(chain.weights), 'sample')}: a precision "
+            f"over {dimensions}"
+        )
         remedy = "keep more samples, or use the diagonal form, or a rule without precisions"
         raise ValueError(f"{said} dimensions needs at least {least}; {remedy}")
     effective = effective_draws(chain)
     few = effective < least
-    warnings = (warning("few-effective", chain.site, effective=effective, least=least),) if few else ()
+    warnings = (
+        (warning("few-effective", chain.site, effective=effective, least=least),) if few else ()
+    )
     size = max(effective, least)
     return (size - dimensions - 2) / (size - 1), warnings
 
@@ -140,19 +167,24 @@ def _unbiased_factor(chain: Chain, dimensions: int) -> tuple[float, tuple[RunWar
 ESTIMATES: Mapping[str, Estimate] = {"full": full_gaussian, "diagonal": diagonal_gaussian}
 
 
-def mean_error(factors: Iterable[tuple[NaturalGaussian, float]], combined: NaturalGaussian) -> float:
+def mean_error(
+    factors: Iterable[tuple[NaturalGaussian, float]], combined: NaturalGaussian
+) -> float:
     """Return the standard error of a product's mean that comes from its factors' precisions.
 
-    The more the sites' posteriors conflict, the larger it is: with m = L^-1 sum_k L_k m_k an error of L_k moves m by
-    L^-1 (error of L_k) v_k, v_k = m_k - m. The error of m_k itself, 1/n of the posterior's variance, is not counted.
-    For n' degrees of freedom and p dimensions, with c = (n' - p) (n' - p - 3),
+    The more the sites' posteriors conflict, the larger it is: with m = L^-1 sum_k L_k m_k an error
+    of L_k moves m by L^-1 (error of L_k) v_k, v_k = m_k - m. The error of m_k itself, 1/n of the
+    posterior's variance, is not counted. For n' degrees of freedom and p dimensions, with c = (n' -
+    p) (n' - p - 3),
 
         Cov(L_k v) = [(n' - p - 1) (v' L_k v) L_k + (n' - p + 1) L_k v v' L_k] / c,
 
-    and e^2 = (1/d) sum_k tr(L^-1 Cov(L_k v_k)) over d parameters; n' = n - 1 for n effective draws. A diagonal form is
-    d times p = 1. Source: von Rosen 1988, "Moments for the inverted Wishart distribution".
+    and e^2 = (1/d) sum_k tr(L^-1 Cov(L_k v_k)) over d parameters; n' = n - 1 for n effective draws.
+    A diagonal form is d times p = 1. Source: von Rosen 1988, "Moments for the inverted Wishart
+    distribution".
 
-    `combined`: the product, its precision positive. Returns e in standard deviations of the product.
+    `combined`: the product, its precision positive. Returns e in standard deviations of the
+    product.
     """
     mean, total, parameters = combined.mean, 0.0, len(combined.precision_mean)
     solver = None if combined.precision.ndim == 1 else cho_factor(combined.precision, lower=True)
@@ -160,7 +192,11 @@ def mean_error(factors: Iterable[tuple[NaturalGaussian, float]], combined: Natur
         away = factor.mean - mean
         if solver is None:
             # Fewer draws than the formula takes are counted as its least.
-            total += 2 / max(1.0, draws - 5) * float((np.square(factor.precision * away) / combined.precision).sum())
+            total += (
+                2
+                / max(1.0, draws - 5)
+                * float((np.square(factor.precision * away) / combined.precision).sum())
+            )
             continue
         pull = factor.precision @ away
         first = float(away @ pull) * float(np.trace(cho_solve(solver, factor.precision)))

@@ -34,9 +34,9 @@ logger = logging.getLogger("fl_dpbayes")
 class Prediction:
     """Class probabilities of records and how uncertain they are, entropies in nats, (N,).
 
-    `probabilities`: p(y | x) averaged over the posterior, (N, classes). `total`: entropy of these. `aleatoric`:
-    averaged entropy of the single samples' probabilities. `epistemic`: total - aleatoric, the mutual information of
-    label and parameters, >= 0.
+    `probabilities`: p(y | x) averaged over the posterior, (N, classes). `total`: entropy of these.
+    `aleatoric`: averaged entropy of the single samples' probabilities. `epistemic`: total -
+    aleatoric, the mutual information of label and parameters, >= 0.
     """
 
     probabilities: Floats
@@ -46,25 +46,33 @@ class Prediction:
 
 
 def predict(
-    module: nn.Module, samples: Mapping[str, npt.NDArray[np.float32]], weights: npt.NDArray[np.float64],
-    features: npt.NDArray[np.float32], *, device: str | torch.device = "cpu",
-) -> Prediction:  # fmt: skip
+    module: nn.Module,
+    samples: Mapping[str, npt.NDArray[np.float32]],
+    weights: npt.NDArray[np.float64],
+    features: npt.NDArray[np.float32],
+    *,
+    device: str | torch.device = "cpu",
+) -> Prediction:
     """Average the class probabilities of posterior samples.
 
-    p(y | x) = sum_m v_m softmax(f(x; w_m))_y,  v = weights / sum of weights. Entropies follow Depeweg et al. 2018:
-    total H[p], aleatoric sum_m v_m H[p_m], epistemic their difference. Several samples of a small model share a
-    pass, on a GPU of any. A sample whose logits for a record are not all finite, or cannot be computed, predicts every
-    class alike for it. Every pass has one shape, at which a record's prediction does not depend on other records, to
-    the last bit (docs/sensitivity.md).
+    p(y | x) = sum_m v_m softmax(f(x; w_m))_y,  v = weights / sum of weights. Entropies follow
+    Depeweg et al. 2018: total H[p], aleatoric sum_m v_m H[p_m], epistemic their difference. Several
+    samples of a small model share a pass, on a GPU of any. A sample whose logits for a record are
+    not all finite, or cannot be computed, predicts every class alike for it. Every pass has one
+    shape, at which a record's prediction does not depend on other records, to the last bit
+    (docs/sensitivity.md).
 
-    `module` is moved to `device`; its parameters are not changed. `samples`: name -> (M, *shape), M >= 1. `weights`:
-    >= 0, not all zero. Raises ValueError if these do not fit the samples, RowsDependError if a single row does not give
-    the same bits twice, UserError if a call leaves something of the records in the module.
+    `module` is moved to `device`; its parameters are not changed. `samples`: name -> (M, *shape), M
+    >= 1. `weights`: >= 0, not all zero. Raises ValueError if these do not fit the samples,
+    RowsDependError if a single row does not give the same bits twice, UserError if a call leaves
+    something of the records in the module.
     """
     shares = np.asarray(weights, np.float64)
     counts = {len(array) for array in samples.values()}
     if shares.ndim != 1 or counts != {len(shares)}:
-        raise ValueError(f"weights have shape {shares.shape}, samples per parameter are {sorted(counts)}")
+        raise ValueError(
+            f"weights have shape {shares.shape}, samples per parameter are {sorted(counts)}"
+        )
     if not (shares >= 0).all() or not 0 < shares.sum() < np.inf:
         raise ValueError("weights must be finite, 0 or more, and not all 0")
     shares = shares / shares.sum()
@@ -83,7 +91,9 @@ def predict(
         values = {name: moved(array[chosen], device) for name, array in samples.items()}
         share = moved(np.where(numbers < len(shares), shares[chosen], 0.0), device)
         with computing(shape.products):
-            sums = list(map(torch.add, sums, _predict_samples(computed, values, share, inputs, shape.rows)))
+            sums = list(
+                map(torch.add, sums, _predict_samples(computed, values, share, inputs, shape.rows))
+            )
     probabilities, aleatoric = (each.cpu().numpy() for each in sums)
     total = entr(probabilities).sum(axis=1)
     return Prediction(probabilities, total, aleatoric, np.maximum(total - aleatoric, 0.0))
@@ -102,11 +112,17 @@ def _predict_samples(
             try:
                 logits = _outputs(computed, values, part)
             except Exception:
-                logits = torch.cat([_past_failing(computed, values, number, part) for number in range(len(shares))])
-        # An error would tell the sender of a hostile sample, without noise, that a record makes it overflow.
+                logits = torch.cat(
+                    [_past_failing(computed, values, number, part) for number in range(len(shares))]
+                )
+        # An error would tell the sender of a hostile sample, without noise, that a record makes it
+        # overflow.
         logits = torch.where(logits.isfinite().all(dim=2, keepdim=True), logits, 0.0)
         single = logits.double().softmax(dim=2)
-        weighted = shares[:, None, None] * single, shares[:, None] * torch.special.entr(single).sum(dim=2)
+        weighted = (
+            shares[:, None, None] * single,
+            shares[:, None] * torch.special.entr(single).sum(dim=2),
+        )
         # One after the other, so that a record's place in the pass is no part of the sum.
         found.append([reduce(torch.add, each.unbind())[:count] for each in weighted])
     return torch.cat([each for each, _ in found]), torch.cat([each for _, each in found])
@@ -120,7 +136,9 @@ def _outputs(computed: RowWise, values: Values, rows: torch.Tensor) -> torch.Ten
     return vmap(lambda drawn: compute(drawn, rows.clone()))(values)
 
 
-def _past_failing(computed: RowWise, values: Values, number: int, part: torch.Tensor) -> torch.Tensor:
+def _past_failing(
+    computed: RowWise, values: Values, number: int, part: torch.Tensor
+) -> torch.Tensor:
     # In a pass of the same shape.
     alone = {name: value[number].expand_as(value) for name, value in values.items()}
     failing = passes.failing_rows(lambda rows: _outputs(computed, alone, rows), part)
@@ -131,7 +149,9 @@ def _past_failing(computed: RowWise, values: Values, number: int, part: torch.Te
     return logits
 
 
-def _pass_shape(computed: RowWise, shape: tuple[int, ...], device: torch.device, samples: int) -> tuple[PassShape, int]:
+def _pass_shape(
+    computed: RowWise, shape: tuple[int, ...], device: torch.device, samples: int
+) -> tuple[PassShape, int]:
     """Return the shape and the samples of a pass: several samples where the module can be mapped over them."""
     together = min(samples, _samples_together(computed.module, device))
     if together > 1:
@@ -140,14 +160,19 @@ def _pass_shape(computed: RowWise, shape: tuple[int, ...], device: torch.device,
             if not passes_of_several.one_by_one:
                 return passes_of_several, together
         except Exception:
-            logger.debug("samples are predicted one by one: this module cannot be mapped over them", exc_info=True)
+            logger.debug(
+                "samples are predicted one by one: this module cannot be mapped over them",
+                exc_info=True,
+            )
     try:
         return _checked_shape(computed, shape, device, 1), 1
     except UserError:
         raise
     except Exception as error:
         said = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-        raise UserError(f"the module cannot be computed record by record: {said}; see docs/models.md") from None
+        raise UserError(
+            f"the module cannot be computed record by record: {said}; see docs/models.md"
+        ) from None
 
 
 def _samples_together(module: nn.Module, device: torch.device) -> int:
@@ -155,22 +180,32 @@ def _samples_together(module: nn.Module, device: torch.device) -> int:
     if on_host and passes.prediction_rows(module) < passes.PREDICTION_ROWS:
         # There convolutions with several weights are slower than one after the other.
         return 1
-    return min(_MOST_TOGETHER, max(1, (_ENTRIES_IN_CACHE if on_host else _ENTRIES_ON_GPU) // max(1, size)))
+    return min(
+        _MOST_TOGETHER, max(1, (_ENTRIES_IN_CACHE if on_host else _ENTRIES_ON_GPU) // max(1, size))
+    )
 
 
-def _checked_shape(computed: RowWise, input_shape: tuple[int, ...], device: torch.device, together: int) -> PassShape:
+def _checked_shape(
+    computed: RowWise, input_shape: tuple[int, ...], device: torch.device, together: int
+) -> PassShape:
     module = computed.module
 
     def trials(shape: PassShape) -> Iterator[Trial]:
         generator = torch.Generator().manual_seed(shape.rows)
         features = torch.randn((shape.rows, *input_shape), generator=generator).to(device)
         labels = torch.zeros(shape.rows, device=device)
-        drawn = [trainable_parameters(each) for each in passes.drawn_modules(module)] * -(-together // passes.DRAWS)
+        drawn = [trainable_parameters(each) for each in passes.drawn_modules(module)] * -(
+            -together // passes.DRAWS
+        )
         groups = [drawn[first : first + together] for first in range(0, len(drawn), together)]
         for group in groups:
-            values = {name: torch.stack([each[name].detach() for each in group]) for name in group[0]}
+            values = {
+                name: torch.stack([each[name].detach() for each in group]) for name in group[0]
+            }
 
-            def results(part: torch.Tensor, _: torch.Tensor, values: Values = values) -> list[torch.Tensor]:
+            def results(
+                part: torch.Tensor, _: torch.Tensor, values: Values = values
+            ) -> list[torch.Tensor]:
                 with torch.no_grad(), computing(shape.products):
                     return [_outputs(computed, values, part).movedim(0, 1)]
 

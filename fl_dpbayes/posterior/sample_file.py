@@ -11,24 +11,37 @@ import numpy.typing as npt
 from safetensors import safe_open
 
 from fl_dpbayes.config.errors import UserError
-from fl_dpbayes.config.files.array_file import DAMAGED, array_header, check_types, check_values, read_arrays
+from fl_dpbayes.config.files.array_file import (
+    DAMAGED,
+    array_header,
+    check_types,
+    check_values,
+    read_arrays,
+)
 from fl_dpbayes.posterior.samples import AnySamples, SamplePiece
 from fl_dpbayes.protocol.arrays import Arrays, prefixed
 
 SAMPLES = "samples"
 
 
-def write_samples(path: Path, samples: AnySamples, metadata: Mapping[str, str] | None = None) -> None:
+def write_samples(
+    path: Path, samples: AnySamples, metadata: Mapping[str, str] | None = None
+) -> None:
     """Write weights, temperatures and samples `samples/<name>`, holding one part of the samples at a time.
 
-    safetensors itself writes only what is in memory as a whole; its format is a length, a JSON header, and the arrays'
-    bytes. Source: https://huggingface.co/docs/safetensors.
+    safetensors itself writes only what is in memory as a whole; its format is a length, a JSON
+    header, and the arrays' bytes. Source: https://huggingface.co/docs/safetensors.
     """
     count, parts = len(samples), iter(samples.parts())
     first = next(parts)
     whole = {"temperatures": samples.temperatures, "weights": samples.weights}
-    arrays: dict[str, tuple[np.dtype, tuple[int, ...]]] = {name: (np.dtype(np.float64), (count,)) for name in whole}
-    forms = {name: (array.dtype, (count, *array.shape[1:])) for name, array in sorted(first.arrays.items())}
+    arrays: dict[str, tuple[np.dtype, tuple[int, ...]]] = {
+        name: (np.dtype(np.float64), (count,)) for name in whole
+    }
+    forms = {
+        name: (array.dtype, (count, *array.shape[1:]))
+        for name, array in sorted(first.arrays.items())
+    }
     arrays |= prefixed(SAMPLES, forms)
     header, places = array_header(arrays, metadata or {})
     with path.open("wb") as file:
@@ -48,8 +61,9 @@ def write_samples(path: Path, samples: AnySamples, metadata: Mapping[str, str] |
 def open_samples(path: Path) -> SamplePiece:
     """Read the weights and temperatures of a file of `write_samples`, and leave its samples on the disk.
 
-    Each reading of samples opens the file anew, so that its pages are not held between them. It raises UserError, now
-    or when samples are read, if the file is damaged or a value is not finite or beyond float32's range.
+    Each reading of samples opens the file anew, so that its pages are not held between them. It
+    raises UserError, now or when samples are read, if the file is damaged or a value is not finite
+    or beyond float32's range.
     """
     with _readable(path), safe_open(path, framework="numpy") as file:
         check_types(file)
@@ -91,7 +105,9 @@ def _readable(path: Path) -> Iterator[None]:
         yield
     except DAMAGED as error:
         reason = str(error).splitlines()[0]
-        raise UserError(f"{path} cannot be read ({reason}): put back a copy of it, or run its scenario again") from None
+        raise UserError(
+            f"{path} cannot be read ({reason}): put back a copy of it, or run its scenario again"
+        ) from None
 
 
 def _rows(tensor, numbers: npt.NDArray[np.intp]) -> npt.NDArray[np.float32]:  # type: ignore[no-untyped-def]

@@ -11,9 +11,21 @@ import numpy.typing as npt
 
 from fl_dpbayes.config.files.array_file import write_arrays
 from fl_dpbayes.config.files.atomic_file import PARTIAL, replaced, sync_all, written
-from fl_dpbayes.config.files.journal import Entry, check_files, check_no_others, file_entry, listed_files
+from fl_dpbayes.config.files.journal import (
+    Entry,
+    check_files,
+    check_no_others,
+    file_entry,
+    listed_files,
+)
 from fl_dpbayes.posterior.sample_file import open_samples, read_state, write_samples
-from fl_dpbayes.posterior.samples import PerSite, PosteriorSamples, SamplePiece, StoredSamples, point_of
+from fl_dpbayes.posterior.samples import (
+    PerSite,
+    PosteriorSamples,
+    SamplePiece,
+    StoredSamples,
+    point_of,
+)
 from fl_dpbayes.protocol.arrays import Arrays
 
 _NAME = re.compile(r"(?:chain|last)-\d{4,}-round-\d{6,}\.safetensors")
@@ -25,15 +37,19 @@ class PosteriorBank:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._new: list[dict[str, Any]] = []
-        # Not yet surely on the disk; replaced by them; and of each site, by chain, the newest state.
+        # Not yet surely on the disk; replaced by them; and of each site, by chain, the newest
+        # state.
         self._unsynced: list[Path] = []
         self._replaced: list[Path] = []
         self._last: dict[str, dict[int, Path]] = {}
 
-    def add(self, site: str, round_number: int, chain: int, samples: PosteriorSamples, last: Arrays) -> None:
+    def add(
+        self, site: str, round_number: int, chain: int, samples: PosteriorSamples, last: Arrays
+    ) -> None:
         """Store a site's samples of one round, which belongs to a chain, and the state after its last step.
 
-        They are surely on the disk after `new_entries`. Raises UserError if a file cannot be written.
+        They are surely on the disk after `new_entries`. Raises UserError if a file cannot be
+        written.
         """
         folder = self._folder / site
         with written(folder):
@@ -80,7 +96,9 @@ class PosteriorBank:
         self._last.clear()
         for folder in self._folder.glob("*"):
             for path in folder.glob("*"):
-                if path.name.endswith(PARTIAL) or (_NAME.fullmatch(path.name) and _round_of(path) > round_number):
+                if path.name.endswith(PARTIAL) or (
+                    _NAME.fullmatch(path.name) and _round_of(path) > round_number
+                ):
                     path.unlink()
             newest = set(self._last_paths(folder.name).values())
             for path in folder.glob("last-*"):
@@ -93,7 +111,11 @@ class PosteriorBank:
         Raises UserError naming the first file that is missing, damaged or not of the run.
         """
         folder, name = self._folder.parent, self._folder.name
-        listed = {file: entry for file, entry in listed_files(entries).items() if file.startswith(f"{name}/")}
+        listed = {
+            file: entry
+            for file, entry in listed_files(entries).items()
+            if file.startswith(f"{name}/")
+        }
         check_files(folder, listed)
         self.keep_through(round_number)
         check_no_others(folder, f"{name}/*/*", listed)
@@ -104,7 +126,10 @@ class PosteriorBank:
         return file_entry(path.relative_to(folder).as_posix(), content, *replaces)
 
     def last(self, site: str, chain: int) -> Arrays | None:
-        """Return the last state of one of a site's chains, or None before its first reply; UserError if damaged."""
+        """Return the last state of one of a site's chains, or None before its first reply.
+
+        UserError if damaged.
+        """
         path = self._last_paths(site).get(chain)
         return read_state(path) if path else None
 
@@ -126,14 +151,19 @@ class PosteriorBank:
         return sorted((self._folder / site).glob("chain-*-round-*.safetensors"))
 
     def _path(self, kind: str, site: str, round_number: int, chain: int) -> Path:
-        # With its round: a state of a round that was cut off must not be where the repeated round starts.
+        # With its round: a state of a round that was cut off must not be where the repeated round
+        # starts.
         return self._folder / site / f"{kind}-{chain:04d}-round-{round_number:06d}.safetensors"
 
     def _last_paths(self, site: str) -> dict[int, Path]:
         # By chain, in order; of each the newest. Listed once, since a folder grows with the rounds.
         if site in self._last:
             return self._last[site]
-        found = (path for path in sorted((self._folder / site).glob("last-*")) if _NAME.fullmatch(path.name))
+        found = (
+            path
+            for path in sorted((self._folder / site).glob("last-*"))
+            if _NAME.fullmatch(path.name)
+        )
         self._last[site] = dict(sorted({_chain_of(path): path for path in found}.items()))
         return self._last[site]
 

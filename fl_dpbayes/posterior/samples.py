@@ -18,8 +18,9 @@ ValueT = TypeVar("ValueT")
 class PosteriorSamples:
     """Weighted samples of a model's parameters, by name float32 (M, *shape).
 
-    `weights`: >= 0, not all zero unless M = 0; need not sum to one. `temperatures`: T_t >= 0 at which each was drawn.
-    Raises ValueError if lengths differ, or a number is negative or not finite.
+    `weights`: >= 0, not all zero unless M = 0; need not sum to one. `temperatures`: T_t >= 0 at
+    which each was drawn. Raises ValueError if lengths differ, or a number is negative or not
+    finite.
     """
 
     arrays: Arrays
@@ -27,9 +28,14 @@ class PosteriorSamples:
     temperatures: npt.NDArray[np.float64]
 
     def __post_init__(self) -> None:
-        lengths = {len(self.weights), len(self.temperatures)} | {len(array) for array in self.arrays.values()}
+        lengths = {len(self.weights), len(self.temperatures)} | {
+            len(array) for array in self.arrays.values()
+        }
         if len(lengths) != 1 or self.weights.ndim != 1 or self.temperatures.ndim != 1:
-            raise ValueError(f"arrays, weights and temperatures need one entry per sample, found {sorted(lengths)}")
+            raise ValueError(
+                "arrays, weights and temperatures need one entry per sample, found "
+                f"{sorted(lengths)}"
+            )
         for name, values in (("weights", self.weights), ("temperatures", self.temperatures)):
             if not (np.isfinite(values).all() and (values >= 0).all()):
                 raise ValueError(f"{name} must be finite and 0 or more")
@@ -58,14 +64,18 @@ class PosteriorSamples:
     def thinned(self, max_samples: int) -> "PosteriorSamples":
         """Keep at most `max_samples` >= 1 samples, evenly spaced over the order in which they stand.
 
-        Of equal blocks the last sample stays and takes the whole weight, so that a site's share in a mixture stays.
+        Of equal blocks the last sample stays and takes the whole weight, so that a site's share in
+        a mixture stays.
         """
         return self if len(self) <= max_samples else StoredSamples(self.pieces).thinned(max_samples)
 
 
 @dataclass(frozen=True)
 class SamplePiece:
-    """Consecutive samples that are read together, as those of one file; `rows` reads those of ascending numbers."""
+    """Consecutive samples that are read together, as those of one file.
+
+    `rows` reads those of ascending numbers.
+    """
 
     weights: npt.NDArray[np.float64]
     temperatures: npt.NDArray[np.float64]
@@ -74,7 +84,10 @@ class SamplePiece:
 
 @dataclass(frozen=True)
 class StoredSamples:
-    """Weighted samples in pieces, at least one sample; offers what `PosteriorSamples` does without holding them."""
+    """Weighted samples in pieces, at least one sample.
+
+    Offers what `PosteriorSamples` does without holding them.
+    """
 
     pieces: tuple[SamplePiece, ...]
 
@@ -95,7 +108,9 @@ class StoredSamples:
         """Read the samples in their order, one piece in memory at a time."""
         for piece in self.pieces:
             if len(piece.weights):
-                yield PosteriorSamples(piece.rows(np.arange(len(piece.weights))), piece.weights, piece.temperatures)
+                yield PosteriorSamples(
+                    piece.rows(np.arange(len(piece.weights))), piece.weights, piece.temperatures
+                )
 
     def in_memory(self) -> PosteriorSamples:
         """Read all samples."""
@@ -107,7 +122,11 @@ class StoredSamples:
         last = np.array([block[-1] for block in blocks])
         starts = np.cumsum([0, *(len(piece.weights) for piece in self.pieces)])
         chosen = [last[(last >= start) & (last < end)] - start for start, end in pairwise(starts)]
-        kept = [piece.rows(numbers) for piece, numbers in zip(self.pieces, chosen, strict=True) if len(numbers)]
+        kept = [
+            piece.rows(numbers)
+            for piece, numbers in zip(self.pieces, chosen, strict=True)
+            if len(numbers)
+        ]
         arrays = {name: np.concatenate([rows[name] for rows in kept]) for name in kept[0]}
         weights = np.array([self.weights[block].sum() for block in blocks])
         return PosteriorSamples(arrays, weights, self.temperatures[last])
@@ -117,7 +136,10 @@ AnySamples = PosteriorSamples | StoredSamples
 
 
 class PerSite(Mapping[str, ValueT]):
-    """Site -> what it sent, read anew at every look-up to spare memory; `read` returns None if it sent nothing."""
+    """Site -> what it sent, read anew at every look-up to spare memory.
+
+    `read` returns None if it sent nothing.
+    """
 
     def __init__(self, sites: Sequence[str], read: Callable[[str], ValueT | None]) -> None:
         self._sites, self._read = sites, read
@@ -136,13 +158,20 @@ class PerSite(Mapping[str, ValueT]):
 
 
 def concatenate(parts: Sequence[PosteriorSamples]) -> PosteriorSamples:
-    """Join samples of the same model, in the given order, keeping their weights; at least one set of them."""
-    arrays = {name: np.concatenate([part.arrays[name] for part in parts]) for name in parts[0].arrays}
+    """Join samples of the same model, in the given order, keeping their weights.
+
+    At least one set of them.
+    """
+    arrays = {
+        name: np.concatenate([part.arrays[name] for part in parts]) for name in parts[0].arrays
+    }
     whole = StoredSamples(tuple(piece for part in parts for piece in part.pieces))
     return PosteriorSamples(arrays, whole.weights, whole.temperatures)
 
 
 def point_of(state: Arrays) -> PosteriorSamples:
     """Return a chain's state as a point predictor: its parameters as the one sample, without a temperature."""
-    parameters = {name: array[np.newaxis] for name, array in without_prefix("parameters", state).items()}
+    parameters = {
+        name: array[np.newaxis] for name, array in without_prefix("parameters", state).items()
+    }
     return PosteriorSamples(arrays=parameters, weights=np.ones(1), temperatures=np.zeros(1))

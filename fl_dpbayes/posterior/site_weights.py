@@ -11,16 +11,22 @@ ROUNDING = 1e-9
 
 
 def unit_weights(units: Mapping[str, int], power: float = 1.0) -> dict[str, float]:
-    """Weigh each site by its declared size, w_k = n_k^p / sum_j n_j^p; a site that trains declares one unit or more."""
+    """Weigh each site by its declared size, w_k = n_k^p / sum_j n_j^p.
+
+    A site that trains declares one unit or more.
+    """
     total = sum(count**power for count in units.values())
     return {site: count**power / total for site, count in units.items()}
 
 
 def capped_weights(weights: Mapping[str, float], largest_share: float) -> dict[str, float]:
-    """Keep every site's weight at or below a share of the whole; the others gain what it loses, in proportion.
+    """Keep every site's weight at or below a share of the whole.
 
-    w_k <- min(c, lambda w_k) with lambda >= 1 such that the weights sum to 1; all are 1/K where K c <= 1. `weights`:
-    site -> w_k >= 0, summing to 1. `largest_share`: c in (0, 1]. Returned weights sum to 1 unless all are at the cap.
+    The others gain what it loses, in proportion.
+
+    w_k <- min(c, lambda w_k) with lambda >= 1 such that the weights sum to 1; all are 1/K where K c
+    <= 1. `weights`: site -> w_k >= 0, summing to 1. `largest_share`: c in (0, 1]. Returned weights
+    sum to 1 unless all are at the cap.
     """
     if largest_share * len(weights) <= 1:
         return {site: 1 / len(weights) for site in weights}
@@ -35,7 +41,9 @@ def capped_weights(weights: Mapping[str, float], largest_share: float) -> dict[s
         capped |= scaled > largest_share
 
 
-def weigh_sites(rule: Rule, units: Mapping[str, int]) -> tuple[dict[str, float], tuple[RunWarning, ...]]:
+def weigh_sites(
+    rule: Rule, units: Mapping[str, int]
+) -> tuple[dict[str, float], tuple[RunWarning, ...]]:
     """Weigh the training sites as a rule asks.
 
     Sites that count by size weigh as its power, and none above the rule's bound on a share.

@@ -12,7 +12,14 @@ from safetensors import safe_open
 
 from fl_dpbayes.config.base import Config
 from fl_dpbayes.config.errors import UserError
-from fl_dpbayes.config.files.array_file import DAMAGED, check_seal, check_types, check_values, seal, sealable
+from fl_dpbayes.config.files.array_file import (
+    DAMAGED,
+    check_seal,
+    check_types,
+    check_values,
+    seal,
+    sealable,
+)
 from fl_dpbayes.config.files.atomic_file import replaced_atomically
 from fl_dpbayes.config.recalibration import RecalibrationMap, parameter_count
 from fl_dpbayes.config.task import PROVIDED, Model, ModuleModel, Task
@@ -26,7 +33,10 @@ _KEY = "fl_dpbayes"
 
 
 class PosteriorMetadata(Config):
-    """What a posterior file says of itself; `recalibration` is the map that was fitted to its predictions."""
+    """What a posterior file says of itself.
+
+    `recalibration` is the map that was fitted to its predictions.
+    """
 
     format: Literal[2] = 2
     model: Model
@@ -37,8 +47,13 @@ class PosteriorMetadata(Config):
     @model_validator(mode="after")
     def _recalibration_fits(self) -> "PosteriorMetadata":
         mapping = self.recalibration
-        if mapping is not None and len(mapping.parameters) != parameter_count(mapping.method, self.task.classes):
-            raise ValueError(f"recalibration has parameters for another number of classes than {self.task.classes}")
+        if mapping is not None and len(mapping.parameters) != parameter_count(
+            mapping.method, self.task.classes
+        ):
+            raise ValueError(
+                "recalibration has parameters for another number of classes than "
+                f"{self.task.classes}"
+            )
         return self
 
 
@@ -55,35 +70,49 @@ class CodeNotAllowedError(UserError):
 
 
 def save_posterior(
-    path: Path, samples: AnySamples, model: Model, task: Task, scenario_hash: str,
+    path: Path,
+    samples: AnySamples,
+    model: Model,
+    task: Task,
+    scenario_hash: str,
     recalibration: RecalibrationMap | None = None,
-) -> None:  # fmt: skip
-    """Write samples, weights, temperatures, metadata and a checksum of it all; a reader never meets half a file.
+) -> None:
+    """Write samples, weights, temperatures, metadata and a checksum of it all.
 
-    Samples that stay on disk are copied a piece at a time; `scenario_hash` is the digest of the resolved scenario.
-    Raises UserError if it cannot be written.
+    A reader never meets half a file.
+
+    Samples that stay on disk are copied a piece at a time; `scenario_hash` is the digest of the
+    resolved scenario. Raises UserError if it cannot be written.
     """
-    metadata = PosteriorMetadata(model=model, task=task, scenario_hash=scenario_hash, recalibration=recalibration)
+    metadata = PosteriorMetadata(
+        model=model, task=task, scenario_hash=scenario_hash, recalibration=recalibration
+    )
     with replaced_atomically(path) as partial:
         write_samples(partial, samples, sealable({_KEY: metadata.model_dump_json()}))
         seal(partial)
 
 
 def load_posterior(path: Path, allowed_code: Collection[str] = ()) -> StoredPosterior:
-    """Read a file of `save_posterior`, taking nothing in it on trust; its samples fit their model and are finite.
+    """Read a file of `save_posterior`, taking nothing in it on trust.
 
-    `allowed_code`: factories of own modules that the file may name, since reading it imports what it names. Raises
-    UserError if the file is absent, names another factory, or its metadata, names, shapes, types or values are not as
-    they must be.
+    Its samples fit their model and are finite.
+
+    `allowed_code`: factories of own modules that the file may name, since reading it imports what
+    it names. Raises UserError if the file is absent, names another factory, or its metadata, names,
+    shapes, types or values are not as they must be.
     """
     if not path.is_file():
-        raise UserError(f"posterior file {path} does not exist: give the run directory of a finished run")
+        raise UserError(
+            f"posterior file {path} does not exist: give the run directory of a finished run"
+        )
     try:
         check_seal(path)
         with safe_open(path, framework="numpy") as file:
             metadata = PosteriorMetadata.model_validate_json((file.metadata() or {}).get(_KEY, ""))
             _check_code(metadata.model, path, allowed_code)
-            expected = _expected_shapes(metadata, int(np.prod(file.get_slice("weights").get_shape())))
+            expected = _expected_shapes(
+                metadata, int(np.prod(file.get_slice("weights").get_shape()))
+            )
             found = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
             if found != expected:
                 raise ValueError("names or shapes of the arrays are not those of the model")
@@ -91,11 +120,15 @@ def load_posterior(path: Path, allowed_code: Collection[str] = ()) -> StoredPost
             arrays = {name: file.get_tensor(name) for name in expected}
         for name, array in arrays.items():
             if array.dtype != (np.float32 if name.startswith(f"{SAMPLES}/") else np.float64):
-                raise ValueError(f"array {name!r} is {array.dtype}: samples must be float32, all else float64")
+                raise ValueError(
+                    f"array {name!r} is {array.dtype}: samples must be float32, all else float64"
+                )
             check_values(name, array)
         if len(arrays["weights"]) == 0:
             raise ValueError("it holds no sample")
-        samples = PosteriorSamples(without_prefix(SAMPLES, arrays), arrays["weights"], arrays["temperatures"])
+        samples = PosteriorSamples(
+            without_prefix(SAMPLES, arrays), arrays["weights"], arrays["temperatures"]
+        )
         return StoredPosterior(samples, metadata)
     except CodeNotAllowedError:
         raise
@@ -106,15 +139,23 @@ def load_posterior(path: Path, allowed_code: Collection[str] = ()) -> StoredPost
     except (*DAMAGED, UserError, RuntimeError) as error:
         # RuntimeError is how torch refuses a model whose size does not fit its integers.
         reason = str(error)
-    said = f"{path} is not a posterior file of this version: {reason}. Put back a copy of it, or write it again with  "
+    said = (
+        f"{path} is not a posterior file of this version: {reason}. Put back a copy of it, or "
+        "write it again with  "
+    )
     said += f"fl-dpbayes simulate --resume {shlex.quote(str(path.parent))}"
     raise UserError(f"{said}  (for one of an older version, run its scenario again)")
 
 
 def _check_code(model: Model, path: Path, allowed: Collection[str]) -> None:
-    if isinstance(model, ModuleModel) and not model.factory.startswith(PROVIDED) and model.factory not in allowed:
+    if (
+        isinstance(model, ModuleModel)
+        and not model.factory.startswith(PROVIDED)
+        and model.factory not in allowed
+    ):
         raise CodeNotAllowedError(
-            f"{path} names the code {model.factory!r}, which would be imported and run here: if you trust it, allow it "
+            f"{path} names the code {model.factory!r}, which would be imported and run here: if "
+            "you trust it, allow it "
             f"with  --allow-code {model.factory}  (Python: allowed_code=[{model.factory!r}])"
         )
 

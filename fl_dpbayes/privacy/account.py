@@ -9,7 +9,8 @@ from fl_dpbayes.privacy.gdp import gdp_epsilon, gdp_mu
 from fl_dpbayes.privacy.pld.loss_distribution import pld_epsilon
 from fl_dpbayes.privacy.rdp import rdp_epsilon
 
-# A delta of 1e-3 allows one record in a thousand to be disclosed outright; this one is shown beside it.
+# A delta of 1e-3 allows one record in a thousand to be disclosed outright; this one is shown beside
+# it.
 SMALL_DELTA = 1e-5
 
 
@@ -17,8 +18,8 @@ SMALL_DELTA = 1e-5
 class Account:
     """The cost of a history: every epsilon holds for delta.
 
-    mu_kind is `exact`, or `clt`: a limit, not an upper bound, and then neither is epsilon_gdp. epsilon_small_delta is
-    epsilon_pld at `SMALL_DELTA`; None where delta is as small.
+    mu_kind is `exact`, or `clt`: a limit, not an upper bound, and then neither is epsilon_gdp.
+    epsilon_small_delta is epsilon_pld at `SMALL_DELTA`; None where delta is as small.
     """
 
     delta: float

@@ -1,6 +1,7 @@
 """A generator whose numbers are the stream cipher ChaCha20's: for all that must not be guessed from what is released.
 
-It takes the place of numpy's where batches are drawn and noise is made, with the few methods that these use.
+It takes the place of numpy's where batches are drawn and noise is made, with the few methods that
+these use.
 """
 
 import math
@@ -19,8 +20,9 @@ Shape = int | tuple[int, ...] | None
 class CipherGenerator(np.random.Generator):
     """Bytes, uniforms, whole words and N(0, 1) numbers of one ChaCha20 stream, in the order in which they are asked.
 
-    Nonce 0 gives the first 2^38 bytes, then nonce 1, and so on. Whatever else numpy's generator offers raises
-    TypeError, and so does a copy: it would draw the same numbers again. Source: RFC 8439, section 2.3.
+    Nonce 0 gives the first 2^38 bytes, then nonce 1, and so on. Whatever else numpy's generator
+    offers raises TypeError, and so does a copy: it would draw the same numbers again. Source: RFC
+    8439, section 2.3.
     """
 
     def __init__(self, key: bytes) -> None:
@@ -32,7 +34,10 @@ class CipherGenerator(np.random.Generator):
         self._begin_next_nonce()
 
     def bytes(self, length: int) -> bytes:  # type: ignore[override]
-        """Return so many bytes of the stream; what does not fit behind a nonce begins with the next one."""
+        """Return so many bytes of the stream.
+
+        What does not fit behind a nonce begins with the next one.
+        """
         if length > self._left:
             self._begin_next_nonce()
         self._left -= length
@@ -57,11 +62,19 @@ class CipherGenerator(np.random.Generator):
         return _shaped((self._words(size) >> np.uint64(11)) * 2.0**-53, size)
 
     def integers(  # type: ignore[override]
-        self, low: int, high: int, size: Shape = None, dtype: Any = np.uint64, endpoint: bool = False
+        self,
+        low: int,
+        high: int,
+        size: Shape = None,
+        dtype: Any = np.uint64,
+        endpoint: bool = False,
     ) -> Any:
         """Draw whole numbers in [0, 2^k), each as probable, for a k of 1 to 64; other ranges raise."""
         bits = high.bit_length() - 1
-        _require(low == 0 and high == 2**bits and 1 <= bits <= 64 and not endpoint, "integers() draws 0 to 2^k - 1")
+        _require(
+            low == 0 and high == 2**bits and 1 <= bits <= 64 and not endpoint,
+            "integers() draws 0 to 2^k - 1",
+        )
         return _shaped((self._words(size) >> np.uint64(64 - bits)).astype(dtype), size)
 
     def standard_normal(  # type: ignore[override]

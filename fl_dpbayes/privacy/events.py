@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-# More kinds of step than this share noise levels, rounded down: an upper bound, at most 1 % apart in noise over four
-# decades of it.
+# More kinds of step than this share noise levels, rounded down: an upper bound, at most 1 % apart
+# in noise over four decades of it.
 MOST_LEVELS = 1000
-# Between these the square of a noise multiplier stays inside float64. More noise is counted as this much.
+# Between these the square of a noise multiplier stays inside float64. More noise is counted as this
+# much.
 LEAST_NOISE, MOST_NOISE = 1e-150, 1e100
 
 
@@ -22,9 +23,10 @@ LEAST_NOISE, MOST_NOISE = 1e-150, 1e100
 class GaussianEvent:
     """Steps, 0 or more, of the Poisson-subsampled Gaussian mechanism with equal noise.
 
-    `noise_multiplier`: standard deviation of the noise on the sum of clipped gradients, over the clip norm; >= 0
-    (0: no noise, epsilon is infinite). `sampling_rate`: probability with which each privacy unit joins a batch, in
-    [0, 1] (0: nothing was used). Raises ValueError if a value lies outside its range or is not a number.
+    `noise_multiplier`: standard deviation of the noise on the sum of clipped gradients, over the
+    clip norm; >= 0 (0: no noise, epsilon is infinite). `sampling_rate`: probability with which each
+    privacy unit joins a batch, in [0, 1] (0: nothing was used). Raises ValueError if a value lies
+    outside its range or is not a number.
     """
 
     noise_multiplier: float
@@ -51,12 +53,16 @@ History = tuple[GaussianEvent, ...]
 def history_of_steps(noise_multipliers: Iterable[float], sampling_rate: float) -> History:
     """Turn sigma_t of steps at one sampling rate into events in their order, joining equal neighbours."""
     groups = groupby(noise_multipliers)
-    return tuple(GaussianEvent(float(sigma), sampling_rate, len(list(group))) for sigma, group in groups)
+    return tuple(
+        GaussianEvent(float(sigma), sampling_rate, len(list(group))) for sigma, group in groups
+    )
 
 
 def noise_of_steps(history: History) -> npt.NDArray[np.float64]:
     """Write a history's noise multipliers step by step, shape (T,)."""
-    return np.repeat([event.noise_multiplier for event in history], [event.steps for event in history]).astype(float)
+    return np.repeat(
+        [event.noise_multiplier for event in history], [event.steps for event in history]
+    ).astype(float)
 
 
 def joined(history: Iterable[GaussianEvent]) -> History:
@@ -78,11 +84,16 @@ def slice_history(history: History, first_step: int, steps: int) -> History:
 
 
 def read_history(rows: Sequence[Sequence[float]]) -> History:
-    """Read rows `[noise_multiplier, sampling_rate, steps]`, an event each; ValueError if a form or value is wrong."""
+    """Read rows `[noise_multiplier, sampling_rate, steps]`, an event each.
+
+    ValueError if a form or value is wrong.
+    """
     events = []
     for position, row in enumerate(rows):
         if not isinstance(row, (list, tuple)) or len(row) != 3:
-            raise ValueError(f"row {position} is {row!r}: expected [noise_multiplier, sampling_rate, steps]")
+            raise ValueError(
+                f"row {position} is {row!r}: expected [noise_multiplier, sampling_rate, steps]"
+            )
         sigma, rate, steps = row
         whole: Any = int(steps) if isinstance(steps, float) and steps.is_integer() else steps
         events.append(GaussianEvent(float(sigma), float(rate), whole))
@@ -104,9 +115,10 @@ def levels_of(history: History) -> History:
 
         q = 1:  N(0, sigma_1^2), ..., N(0, sigma_T^2) together cost one release with 1/sigma^2 = sum 1/sigma_t^2
 
-    Of a history with noise in every step (see `has_noise`). Sorted, so that histories that differ only in order or
-    grouping give the same levels, distinct in noise and rate, at most `MOST_LEVELS` per rate.
-    Source: Dong, Roth and Su (2022), corollary 3.3, for the joining of Gaussian releases.
+    Of a history with noise in every step (see `has_noise`). Sorted, so that histories that differ
+    only in order or grouping give the same levels, distinct in noise and rate, at most
+    `MOST_LEVELS` per rate. Source: Dong, Roth and Su (2022), corollary 3.3, for the joining of
+    Gaussian releases.
     """
     steps: dict[tuple[float, float], int] = Counter()
     for event in history:

@@ -32,7 +32,10 @@ class Budget:
 
 @dataclass(frozen=True)
 class SpendingRule:
-    """How a part's budget is spent, fixed by its first plan; `schedule` is the stock of `fixed schedule`."""
+    """How a part's budget is spent, fixed by its first plan.
+
+    `schedule` is the stock of `fixed schedule`.
+    """
 
     name: RuleName
     schedule: History = ()
@@ -46,9 +49,12 @@ def filter_orders(epsilon: float, delta: float) -> tuple[float, ...]:
 
 
 def choose_rule(plan: History, budget: Budget, planned_runs: int = 1) -> SpendingRule:
-    """Choose a part's rule from its cohort's first plan, of one sampling rate; a schedule of no step admits nothing.
+    """Choose a part's rule from its cohort's first plan, of one sampling rate.
 
-    `planned_runs`: for how many runs the cohort was declared; of several, the plan so many times is one schedule.
+    A schedule of no step admits nothing.
+
+    `planned_runs`: for how many runs the cohort was declared; of several, the plan so many times is
+    one schedule.
     """
     sampling_rate = plan[0].sampling_rate
     if sampling_rate == 1:
@@ -65,11 +71,16 @@ def admitted_steps(rule: SpendingRule, spent: History, requested: History, budge
     """Count the first steps of a request, from 0 to all, that the budget admits on top of what was spent."""
     if rule.name == "fixed schedule":
         return _admitted_by_schedule(rule.schedule, spent, requested)
-    return (_admitted_by_gdp if rule.name == "gdp filter" else _admitted_by_renyi)(spent, requested, budget)
+    return (_admitted_by_gdp if rule.name == "gdp filter" else _admitted_by_renyi)(
+        spent, requested, budget
+    )
 
 
 def filter_epsilon(rule: SpendingRule, spent: History, budget: Budget) -> float:
-    """Give the epsilon, at the cohort's delta, of everything spent in a part; a fixed schedule counts whole."""
+    """Give the epsilon, at the cohort's delta, of everything spent in a part.
+
+    A fixed schedule counts whole.
+    """
     if all(event.is_free for event in spent):
         return 0.0
     if rule.name == "gdp filter":
@@ -81,7 +92,9 @@ def filter_epsilon(rule: SpendingRule, spent: History, budget: Budget) -> float:
 
 def renyi_epsilon(history: History, budget: Budget) -> float:
     """Turn a history into epsilon by the best of the cohort's orders, each holding its share of delta."""
-    epsilons = _renyi_conversion(budget) + renyi_divergences(history, budget.orders, budget.adjacency)
+    epsilons = _renyi_conversion(budget) + renyi_divergences(
+        history, budget.orders, budget.adjacency
+    )
     return max(0.0, float(np.min(epsilons)))
 
 
@@ -105,13 +118,19 @@ def _admitted_by_gdp(spent: History, requested: History, budget: Budget) -> int:
 
     costs = [np.full(event.steps, squared_mu((replace(event, steps=1),))) for event in requested]
     mus = np.sqrt(squared_mu(spent) + np.cumsum(np.concatenate(costs)))
-    return _longest(len(mus), lambda steps: gdp_epsilon(float(mus[steps - 1]), budget.delta) <= budget.epsilon)
+    return _longest(
+        len(mus), lambda steps: gdp_epsilon(float(mus[steps - 1]), budget.delta) <= budget.epsilon
+    )
 
 
 def _admitted_by_schedule(schedule: History, spent: History, requested: History) -> int:
     if not schedule or any(event.sampling_rate > schedule[0].sampling_rate for event in requested):
         return 0
-    stock, used, wanted = np.sort(noise_of_steps(schedule)), noise_of_steps(spent), noise_of_steps(requested)
+    stock, used, wanted = (
+        np.sort(noise_of_steps(schedule)),
+        noise_of_steps(spent),
+        noise_of_steps(requested),
+    )
 
     def fits(steps: int) -> bool:
         needed = np.sort(np.concatenate([used, wanted[:steps]]))

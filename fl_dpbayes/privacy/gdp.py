@@ -29,10 +29,10 @@ def gdp_mu(history: History, adjacency: Adjacency = "add_or_remove_one") -> GdpM
         q < 1:  mu^2 = sum q_t^2 (exp(1 / sigma_t^2) - 1), the limit for add or remove
                 mu^2 = sum 4 q_t^2 sinh(1 / sigma_t^2), the same limit of the pair that `replace_one` compares
 
-    In a history that mixes them, each event adds its own term and the kind is `clt`. An empty history costs 0, a step
-    without noise is infinite.
-    Source: Dong, Roth and Su (2022), corollary 3.3; Bu et al. (2020), theorem 5. The limit for `replace_one` is the
-    same argument for the loss q (exp((2x - 1) / (2 sigma^2)) - exp((-2x - 1) / (2 sigma^2))), x ~ N(0, sigma^2), whose
+    In a history that mixes them, each event adds its own term and the kind is `clt`. An empty
+    history costs 0, a step without noise is infinite. Source: Dong, Roth and Su (2022), corollary
+    3.3; Bu et al. (2020), theorem 5. The limit for `replace_one` is the same argument for the loss
+    q (exp((2x - 1) / (2 sigma^2)) - exp((-2x - 1) / (2 sigma^2))), x ~ N(0, sigma^2), whose
     variance is 4 q^2 sinh(1 / sigma^2).
     """
     paid = [event for event in history if not event.is_free]
@@ -46,17 +46,22 @@ def _mu_squared(event: GaussianEvent, adjacency: Adjacency) -> float:
         precision = (1 / sigma) ** 2
         if q == 1:
             return (4.0 if adjacency == "replace_one" else 1.0) * precision
-        return q**2 * (4.0 * math.sinh(precision) if adjacency == "replace_one" else math.expm1(precision))
+        return q**2 * (
+            4.0 * math.sinh(precision) if adjacency == "replace_one" else math.expm1(precision)
+        )
     except (OverflowError, ZeroDivisionError):
         return math.inf
 
 
 def gdp_delta(mu: float, epsilon: float) -> float:
-    """Return delta(epsilon) in [0, 1] of mu-Gaussian differential privacy; mu and epsilon may be infinite.
+    """Return delta(epsilon) in [0, 1] of mu-Gaussian differential privacy.
+
+    Mu and epsilon may be infinite.
 
         delta = Phi(a) - exp(epsilon) Phi(b),   a = mu / 2 - epsilon / mu,   b = a - mu
 
-    Source: Dong, Roth and Su (2022), corollary 2.13. exp(epsilon) Phi(b) = phi(a) Phi(b) / phi(b) avoids overflow.
+    Source: Dong, Roth and Su (2022), corollary 2.13. exp(epsilon) Phi(b) = phi(a) Phi(b) / phi(b)
+    avoids overflow.
     """
     if mu == 0 or math.isinf(epsilon):
         return 0.0
@@ -68,7 +73,8 @@ def gdp_delta(mu: float, epsilon: float) -> float:
 def gdp_epsilon(mu: float, delta: float) -> float:
     """Return the smallest epsilon with delta(epsilon) <= delta under mu-Gaussian differential privacy.
 
-    epsilon is 0 or more, to a relative 1e-12 (infinite for infinite mu, or for delta = 0 and mu > 0).
+    epsilon is 0 or more, to a relative 1e-12 (infinite for infinite mu, or for delta = 0 and mu >
+    0).
     """
     if mu == 0 or delta >= 1:
         return 0.0
@@ -76,15 +82,19 @@ def gdp_epsilon(mu: float, delta: float) -> float:
         return math.inf
     if gdp_delta(mu, 0.0) <= delta:
         return 0.0
-    # In z = epsilon / mu - mu / 2 a large mu loses no digits; Phi(-z) <= exp(-z^2 / 2) = delta at the upper end.
+    # In z = epsilon / mu - mu / 2 a large mu loses no digits; Phi(-z) <= exp(-z^2 / 2) = delta at
+    # the upper end.
     highest = math.sqrt(-2 * math.log(delta)) + 1e-9
-    z = brentq(lambda z: _delta_at(z, mu) - delta, -mu / 2, highest, xtol=1e-15, rtol=1e-14, maxiter=1000)
+    z = brentq(
+        lambda z: _delta_at(z, mu) - delta, -mu / 2, highest, xtol=1e-15, rtol=1e-14, maxiter=1000
+    )
     return max(0.0, mu * (mu / 2 + float(z)))
 
 
 def _delta_at(z: float, mu: float) -> float:
     density = math.exp(-z * z / 2) / math.sqrt(2 * math.pi)
-    # For z > 0 the two Mills ratios are subtracted first: both terms carry the same small factor phi(z).
+    # For z > 0 the two Mills ratios are subtracted first: both terms carry the same small factor
+    # phi(z).
     if z > 0:
         return max(0.0, density * (_mills_ratio(z) - _mills_ratio(mu + z)))
     return max(0.0, float(ndtr(-z)) - density * _mills_ratio(mu + z))

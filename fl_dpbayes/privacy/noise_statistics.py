@@ -1,7 +1,7 @@
 """Tests of a matrix of noise: its law, its deviation in each direction, and what its numbers have in common.
 
-A sound row is a draw of N(0, I). Every law below is exact or conservative for it. docs/audit.md says which faults each
-test finds.
+A sound row is a draw of N(0, I). Every law below is exact or conservative for it. docs/audit.md
+says which faults each test finds.
 """
 
 import math
@@ -27,7 +27,9 @@ MOST_VECTORS = 800
 MOST_LEADING = 12
 
 
-def worst(probabilities: Array, where: Callable[[int], str], effect: Callable[[float], Effect]) -> Finding:
+def worst(
+    probabilities: Array, where: Callable[[int], str], effect: Callable[[float], Effect]
+) -> Finding:
     """Join tests of one kind into one (Bonferroni): p = min(1, m min p_i) for m of them, independent or not.
 
     `where`: number of a test -> its place, in words. `effect`: of one of them, by its level.
@@ -65,8 +67,9 @@ def spread_test(squares: Array, degrees: float, where: str) -> Finding:
 
         s_i = Phi^{-1}(F(X_i)) ~ N(0, 1),   sum s_i^2 ~ chi^2_m
 
-    F the distribution function of chi^2, m their number. It finds noise whose size follows from something that changes,
-    such as the batch that was drawn: shared variances of relative deviation v give s_i the variance 1 + degrees v^2/2.
+    F the distribution function of chi^2, m their number. It finds noise whose size follows from
+    something that changes, such as the batch that was drawn: shared variances of relative deviation
+    v give s_i the variance 1 + degrees v^2/2.
     """
     scores = _normal_scores(chi2.cdf(squares, degrees), chi2.sf(squares, degrees))
     total = float(scores @ scores)
@@ -78,7 +81,9 @@ def spread_test(squares: Array, degrees: float, where: str) -> Finding:
         varied = math.sqrt(2 * (ratio - 1) / degrees)
         return varied, f"variances that vary by {varied:.1%} or more"
 
-    return Finding(min(1.0, 2 * tail), f"{where}: {math.sqrt(total / count):.3g} of what is expected", effect)
+    return Finding(
+        min(1.0, 2 * tail), f"{where}: {math.sqrt(total / count):.3g} of what is expected", effect
+    )
 
 
 def excess_test(total: float, degrees: int, where: str) -> Finding:
@@ -89,7 +94,9 @@ def excess_test(total: float, degrees: int, where: str) -> Finding:
         ratio = math.sqrt(chi2.isf(level, degrees) / chi2.isf(1 - MISS, degrees))
         return ratio, f"{ratio:.2g} times what is expected by chance, or more"
 
-    return Finding(probability, f"{where}: {math.sqrt(total / degrees):.3g} of what is expected", effect)
+    return Finding(
+        probability, f"{where}: {math.sqrt(total / degrees):.3g} of what is expected", effect
+    )
 
 
 def size_scores(noise: Array) -> Array:
@@ -102,9 +109,10 @@ def size_scores(noise: Array) -> Array:
 def law_tests(noise: Array, where: str) -> list[Finding]:
     """Test that numbers, of any shape, are independent draws of N(0, 1).
 
-    Kolmogorov and Smirnov's distance, of exact law; and the numbers beyond c_k, P(|N| > c_k) = 2^-k, which are
-    Binomial(n, 2^-k): k from 1 to where one in 1,000 audits has any. It finds what is cut off or rounded coarsely, and
-    tails that are heavier or lighter. Source: Simard and L'Ecuyer (2011) for the distance.
+    Kolmogorov and Smirnov's distance, of exact law; and the numbers beyond c_k, P(|N| > c_k) =
+    2^-k, which are Binomial(n, 2^-k): k from 1 to where one in 1,000 audits has any. It finds what
+    is cut off or rounded coarsely, and tails that are heavier or lighter. Source: Simard and
+    L'Ecuyer (2011) for the distance.
     """
     ordered = np.sort(noise, axis=None)
     count = len(ordered)
@@ -116,10 +124,14 @@ def law_tests(noise: Array, where: str) -> list[Finding]:
         least = float(kstwo.isf(level, count)) + float(norm.isf(MISS)) / (2 * math.sqrt(count))
         return least, f"a distribution function that is {least:.2g} off, or more"
 
-    findings = [Finding(float(kstwo.sf(distance, count)), f"{where}, all numbers", effect_of_distance)]
+    findings = [
+        Finding(float(kstwo.sf(distance, count)), f"{where}, all numbers", effect_of_distance)
+    ]
     powers = np.arange(1, math.ceil(math.log2(count)) + 11)
     shares = 0.5**powers
-    beyond = count - np.searchsorted(np.sort(np.abs(noise), axis=None), norm.isf(shares / 2), side="right")
+    beyond = count - np.searchsorted(
+        np.sort(np.abs(noise), axis=None), norm.isf(shares / 2), side="right"
+    )
     below_or_equal = binom.cdf(beyond, count, shares)
     above_or_equal = binom.sf(beyond - 1, count, shares)
 
@@ -130,7 +142,10 @@ def law_tests(noise: Array, where: str) -> list[Finding]:
 
     def place(number: int) -> str:
         expected = count * shares[number]
-        return f"{where}, {beyond[number]} beyond {norm.isf(shares[number] / 2):.3g}, not {expected:.3g}"
+        return (
+            f"{where}, {beyond[number]} beyond {norm.isf(shares[number] / 2):.3g}, not "
+            f"{expected:.3g}"
+        )
 
     tails = np.minimum(1.0, 2 * np.minimum(below_or_equal, above_or_equal))
     return [*findings, worst(tails, place, effect_of_tail)]
@@ -139,9 +154,10 @@ def law_tests(noise: Array, where: str) -> list[Finding]:
 def collision_test(noise: Array, where: str) -> Finding:
     """Test that no size |z| comes again: no copies, no coarse grid, no short table that numbers are taken from.
 
-    n sizes fall into M cells of equal probability, of which n^2 / (2 M) share one by chance. Given those before, a size
-    falls into a cell that is taken with probability (i - 1) / M at most, so the number that do is at most as probable
-    as under Binomial(n, (n - 1) / (2 M)). Source: Knuth, The art of computer programming 2, 3.3.2 I; Hoeffding (1956).
+    n sizes fall into M cells of equal probability, of which n^2 / (2 M) share one by chance. Given
+    those before, a size falls into a cell that is taken with probability (i - 1) / M at most, so
+    the number that do is at most as probable as under Binomial(n, (n - 1) / (2 M)). Source: Knuth,
+    The art of computer programming 2, 3.3.2 I; Hoeffding (1956).
 
     `noise`: continuous, as resolution by float32 is dithered away beforehand.
     """
@@ -156,20 +172,32 @@ def collision_test(noise: Array, where: str) -> Finding:
         probability = float(binom.sf(collisions - 1, count, chance))
 
     def effect(level: float) -> Effect:
-        least = float(binom.isf(level, count, chance)) + float(norm.isf(MISS)) * math.sqrt(count * chance)
-        return least / count, f"{least - count * chance:.0f} of {count} numbers that come again, or more"
+        least = float(binom.isf(level, count, chance)) + float(norm.isf(MISS)) * math.sqrt(
+            count * chance
+        )
+        return (
+            least / count,
+            f"{least - count * chance:.0f} of {count} numbers that come again, or more",
+        )
 
-    return Finding(probability, f"{where}, {collisions} numbers come again, not {count * chance:.0f}", effect)
+    return Finding(
+        probability, f"{where}, {collisions} numbers come again, not {count * chance:.0f}", effect
+    )
 
 
 def direction_tests(
-    noise: Array, directions: Mapping[str, Array], where: str, *, slack: Mapping[str, float] | None = None
+    noise: Array,
+    directions: Mapping[str, Array],
+    where: str,
+    *,
+    slack: Mapping[str, float] | None = None,
 ) -> list[Finding]:
     """Test deviation and mean of the noise along directions that were chosen without it.
 
         <u, z_t> ~ N(0, 1) for |u| = 1,   sum_t <u, z_t>^2 ~ chi^2_T,   mean of variance 1 / T
 
-    `noise`: (T, d). `directions`: name -> (d,), scaled here. `slack`: name -> how far a mean may be off.
+    `noise`: (T, d). `directions`: name -> (d,), scaled here. `slack`: name -> how far a mean may be
+    off.
     """
     names = [name for name, direction in directions.items() if direction.any()]
     along = np.stack([directions[name] / np.linalg.norm(directions[name]) for name in names])
@@ -190,13 +218,17 @@ def direction_tests(
 def leading_test(noise: Array, where: str) -> Finding:
     """Test the noise along the directions in which other noise of the same code is largest and least.
 
-    Half of the rows choose them, the other half is tested, and the other way round: sum of squares ~ chi^2_{T k} for k
-    directions. The least are tried where half of the rows span all directions. It finds noise of fewer dimensions.
+    Half of the rows choose them, the other half is tested, and the other way round: sum of squares
+    ~ chi^2_{T k} for k directions. The least are tried where half of the rows span all directions.
+    It finds noise of fewer dimensions.
     """
     totals = []
     degrees = []
     half = len(noise) // 2
-    for chosen, tested in ((noise[:half], noise[half : 2 * half]), (noise[half : 2 * half], noise[:half])):
+    for chosen, tested in (
+        (noise[:half], noise[half : 2 * half]),
+        (noise[half : 2 * half], noise[:half]),
+    ):
         _, _, directions = np.linalg.svd(chosen, full_matrices=False)
         count = min(MOST_LEADING, max(1, len(directions) // 4))
         groups = [directions[:count]]
@@ -211,10 +243,17 @@ def leading_test(noise: Array, where: str) -> Finding:
     def effect(level: float) -> Effect:
         most = int(sizes.max())
         ratio = math.sqrt(chi2.isf(level / 2, most) / chi2.isf(1 - MISS, most))
-        return ratio - 1, f"a deviation of {ratio:.2g} times the claim or more along some directions"
+        return (
+            ratio - 1,
+            f"a deviation of {ratio:.2g} times the claim or more along some directions",
+        )
 
     ratios = np.sqrt(np.array(totals) / sizes)
-    return worst(np.minimum(1.0, 2 * tails), lambda number: f"{where}, {ratios[number]:.3g} times the claim", effect)
+    return worst(
+        np.minimum(1.0, 2 * tails),
+        lambda number: f"{where}, {ratios[number]:.3g} times the claim",
+        effect,
+    )
 
 
 def correlation_test(pairs: Sequence[tuple[str, Array, Array]], where: str) -> Finding:
@@ -272,12 +311,16 @@ def pair_test(vectors: Array, where: str) -> Finding:
     def effect(level: float) -> Effect:
         return correlation_effect(level / pairs, size)
 
-    return Finding(probability, f"{where} {first + 1} and {second + 1}, correlation {largest:.3g}", effect)
+    return Finding(
+        probability, f"{where} {first + 1} and {second + 1}, correlation {largest:.3g}", effect
+    )
 
 
 def correlation_effect(level: float, size: int) -> Effect:
     """Return the correlation of two vectors (size,) that a test at a level finds but for `MISS`, and its words."""
-    least = math.sqrt(1 - betaincinv((size - 1) / 2, 0.5, level)) + float(norm.isf(MISS)) / math.sqrt(size)
+    least = math.sqrt(1 - betaincinv((size - 1) / 2, 0.5, level)) + float(
+        norm.isf(MISS)
+    ) / math.sqrt(size)
     return least, f"a correlation of {least:.2g} or more" if least < 1 else "a repetition"
 
 
@@ -290,7 +333,13 @@ def bit_tests(counts: Array, trials: Array, where: Callable[[int], str]) -> Find
     def effect(level: float) -> Effect:
         excess = float(norm.isf(level / 2) + norm.isf(MISS)) / math.sqrt(4 * fewest)
         if excess >= 0.5:
-            return 1.0, f"bits that are always alike among {max(fewest, 1 - math.floor(math.log2(level)))} or more"
+            return (
+                1.0,
+                (
+                    "bits that are always alike among "
+                    f"{max(fewest, 1 - math.floor(math.log2(level)))} or more"
+                ),
+            )
         return excess, f"a share of ones of {0.5 + excess:.3f} or more"
 
     return worst(np.minimum(1.0, 2 * np.minimum(below_or_equal, above_or_equal)), where, effect)

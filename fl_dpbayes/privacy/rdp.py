@@ -13,8 +13,26 @@ from fl_dpbayes.privacy.events import History, has_noise, levels_of
 
 Array = npt.NDArray[np.float64]
 
-ORDERS: tuple[float, ...] = (1.0625, 1.125, 1.25, 1.5, 1.75, *map(float, range(2, 33)), 36.0, 40.0, 44.0, 48.0, 56.0,
-                             64.0, 80.0, 96.0, 128.0, 192.0, 256.0, 512.0)  # fmt: skip
+ORDERS: tuple[float, ...] = (
+    1.0625,
+    1.125,
+    1.25,
+    1.5,
+    1.75,
+    *map(float, range(2, 33)),
+    36.0,
+    40.0,
+    44.0,
+    48.0,
+    56.0,
+    64.0,
+    80.0,
+    96.0,
+    128.0,
+    192.0,
+    256.0,
+    512.0,
+)
 
 
 def renyi_divergences(
@@ -22,9 +40,9 @@ def renyi_divergences(
 ) -> Array:
     """Return an upper bound on the Renyi divergence of a whole history at each order.
 
-    The value of a history, sum_t D_alpha, is infinite where a step had no noise, and does not depend on the order of
-    events (see `levels_of`). Raises ValueError if an order alpha is not above 1.
-    Source: Mironov (2017), proposition 1.
+    The value of a history, sum_t D_alpha, is infinite where a step had no noise, and does not
+    depend on the order of events (see `levels_of`). Raises ValueError if an order alpha is not
+    above 1. Source: Mironov (2017), proposition 1.
     """
     alpha = np.asarray(orders, dtype=np.float64)
     if not np.all(alpha > 1):
@@ -33,12 +51,18 @@ def renyi_divergences(
         return np.full(alpha.shape, np.inf)
     total = np.zeros(alpha.shape)
     for level in levels_of(history):
-        total += level.steps * _divergences(level.noise_multiplier, level.sampling_rate, (*orders,), adjacency)
+        total += level.steps * _divergences(
+            level.noise_multiplier, level.sampling_rate, (*orders,), adjacency
+        )
     return total
 
 
-def rdp_epsilon(history: History, delta: float, adjacency: Adjacency = "add_or_remove_one") -> float:
-    """Return the epsilon that Renyi accounting proves at delta in (0, 1), over `ORDERS`; it may be infinite.
+def rdp_epsilon(
+    history: History, delta: float, adjacency: Adjacency = "add_or_remove_one"
+) -> float:
+    """Return the epsilon that Renyi accounting proves at delta in (0, 1), over `ORDERS`.
+
+    It may be infinite.
 
         epsilon = min_alpha  D_alpha + log(1 - 1/alpha) - log(alpha delta) / (alpha - 1)
 
@@ -54,13 +78,15 @@ def rdp_epsilon(history: History, delta: float, adjacency: Adjacency = "add_or_r
 
 # A reply's steps are those of the replies before, and a few more.
 @lru_cache(maxsize=4096)
-def _divergences(noise_multiplier: float, q: float, orders: tuple[float, ...], adjacency: Adjacency) -> Array:
+def _divergences(
+    noise_multiplier: float, q: float, orders: tuple[float, ...], adjacency: Adjacency
+) -> Array:
     """Return D_alpha of one step.
 
-    Without subsampling D_alpha = alpha k^2 / (2 sigma^2), k = 1 or (replace) 2; subsampling only lowers it. With it,
-    replacing is removing then adding: by the Cauchy-Schwarz inequality
-    (alpha - 1) D_alpha(P || Q) <= [K(2 alpha) + K(2 alpha - 1)] / 2, where K(a) = (a - 1) D_a of one removal.
-    Source: Mironov (2017), proposition 11.
+    Without subsampling D_alpha = alpha k^2 / (2 sigma^2), k = 1 or (replace) 2; subsampling only
+    lowers it. With it, replacing is removing then adding: by the Cauchy-Schwarz inequality (alpha -
+    1) D_alpha(P || Q) <= [K(2 alpha) + K(2 alpha - 1)] / 2, where K(a) = (a - 1) D_a of one
+    removal. Source: Mironov (2017), proposition 11.
     """
     variance, alpha = noise_multiplier**2, np.array(orders)
     unsampled = alpha * ((2.0 if adjacency == "replace_one" else 0.5) / variance)
@@ -84,9 +110,9 @@ class _Removal:
 
         K(alpha) = log sum_k C(alpha, k) (1 - q)^(alpha - k) q^k exp((k^2 - k) / (2 sigma^2))
 
-    Between whole orders the chord is taken: K is convex, so the chord lies above it. The binomial coefficients are
-    shared by all steps.
-    Source: Mironov, Talwar and Zhang (2019), section 3.3; removing costs at least as much as adding, theorem 5.
+    Between whole orders the chord is taken: K is convex, so the chord lies above it. The binomial
+    coefficients are shared by all steps. Source: Mironov, Talwar and Zhang (2019), section 3.3;
+    removing costs at least as much as adding, theorem 5.
     """
 
     def __init__(self, alpha: Array) -> None:

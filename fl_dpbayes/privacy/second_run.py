@@ -11,10 +11,11 @@ from fl_dpbayes.privacy.pld.loss_distribution import pld_epsilon
 class SecondRun:
     """The epsilon of two runs of one plan, each at the cohort's delta.
 
-    `rule`: by which steps are counted from the second run on. `steps`: of the first run, as far as the budget admits
-    its plan; `admitted`: of the second. `first`: epsilon of the first run alone, by its privacy-loss distribution.
-    `after_one`: with one step of the second. `whole`: with all that are admitted. `as_one_plan`: what the same steps
-    cost by their privacy-loss distribution, had they been one plan from the start.
+    `rule`: by which steps are counted from the second run on. `steps`: of the first run, as far as
+    the budget admits its plan; `admitted`: of the second. `first`: epsilon of the first run alone,
+    by its privacy-loss distribution. `after_one`: with one step of the second. `whole`: with all
+    that are admitted. `as_one_plan`: what the same steps cost by their privacy-loss distribution,
+    had they been one plan from the start.
     """
 
     rule: RuleName

@@ -15,18 +15,23 @@ def unit_scores(units: Sequence[Unit], key: bytes) -> npt.NDArray[np.float64]:
 
         score = floor(BLAKE2b(unit; key) / 2^11) / 2^53
 
-    `units`: N names of units; a text, a number and bytes are different units even where they look alike. `key`: 1
-    to 64 secret bytes, fixed for the life of the cohort. Returns scores of shape (N,), in [0, 1). Raises ValueError
-    if the key is empty or longer than 64 bytes, or a unit has another type.
+    `units`: N names of units; a text, a number and bytes are different units even where they look
+    alike. `key`: 1 to 64 secret bytes, fixed for the life of the cohort. Returns scores of shape
+    (N,), in [0, 1). Raises ValueError if the key is empty or longer than 64 bytes, or a unit has
+    another type.
     """
     if not 1 <= len(key) <= 64:
         raise ValueError(f"the key has {len(key)} bytes: it must have 1 to 64")
     hashed = partial(hashlib.blake2b, key=key, digest_size=8, person=b"unit split")
-    bits = np.frombuffer(b"".join(hashed(_unit_bytes(unit)).digest() for unit in units), dtype="<u8")
+    bits = np.frombuffer(
+        b"".join(hashed(_unit_bytes(unit)).digest() for unit in units), dtype="<u8"
+    )
     return (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
-def in_test_part(units: Sequence[Unit], key_hex: str, test_fraction: float) -> npt.NDArray[np.bool_]:
+def in_test_part(
+    units: Sequence[Unit], key_hex: str, test_fraction: float
+) -> npt.NDArray[np.bool_]:
     """Say which of N units belong to the test part: those whose score is below `test_fraction`, in [0, 1]."""
     return unit_scores(units, bytes.fromhex(key_hex)) < test_fraction
 
@@ -46,7 +51,9 @@ def split_name(key_hex: str, test_fraction: float, recalibration_fraction: float
     # Without a recalibration part the name is the one that ledgers made before there was one hold.
     shares = [test_fraction, recalibration_fraction] if recalibration_fraction else [test_fraction]
     text = " ".join(repr(float(share)) for share in shares)
-    return hashlib.blake2b(text.encode(), key=bytes.fromhex(key_hex), digest_size=16, person=b"split name").hexdigest()
+    return hashlib.blake2b(
+        text.encode(), key=bytes.fromhex(key_hex), digest_size=16, person=b"split name"
+    ).hexdigest()
 
 
 def _unit_bytes(unit: Unit) -> bytes:
@@ -56,4 +63,6 @@ def _unit_bytes(unit: Unit) -> bytes:
         return b"bytes:" + unit
     if isinstance(unit, (int, np.integer)):
         return b"number:" + str(int(unit)).encode()
-    raise ValueError(f"a unit's name is a {type(unit).__name__}: it must be text, bytes or a whole number")
+    raise ValueError(
+        f"a unit's name is a {type(unit).__name__}: it must be text, bytes or a whole number"
+    )

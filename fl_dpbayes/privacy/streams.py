@@ -15,14 +15,15 @@ class Streams:
 
         key = BLAKE2b(purpose; key = master secret)
 
-    so streams of different purposes, messages, rounds, sites and runs are independent as far as BLAKE2b is a
-    pseudo-random function. Asking for a purpose a second time is an error: noise that is drawn twice cancels out in
-    the difference of two releases.
+    so streams of different purposes, messages, rounds, sites and runs are independent as far as
+    BLAKE2b is a pseudo-random function. Asking for a purpose a second time is an error: noise that
+    is drawn twice cancels out in the difference of two releases.
 
-    `cipher` hands out a stream of the cipher ChaCha20, for all that hides a record: who joins a batch, the noise on
-    sums, on tables and before the clip. `generator` hands out numpy's Philox4x64-10, which is statistical and not
-    cryptographic, for weights and masks of stochastic models, which hide nothing. Sources: RFC 8439; Salmon et al.,
-    Parallel random numbers: as easy as 1, 2, 3 (SC 2011); RFC 7693 for keyed BLAKE2b.
+    `cipher` hands out a stream of the cipher ChaCha20, for all that hides a record: who joins a
+    batch, the noise on sums, on tables and before the clip. `generator` hands out numpy's
+    Philox4x64-10, which is statistical and not cryptographic, for weights and masks of stochastic
+    models, which hide nothing. Sources: RFC 8439; Salmon et al., Parallel random numbers: as easy
+    as 1, 2, 3 (SC 2011); RFC 7693 for keyed BLAKE2b.
 
     `seeded`: whether the master secret follows from a seed; what is released is then not private.
     """
@@ -43,15 +44,26 @@ class Streams:
     def from_insecure_seed(cls, seed: int, context: str) -> "Streams":
         """Make streams that equal seed and context repeat, for simulation and tests: nothing released is private."""
         text = json.dumps([int(seed), context])
-        return cls(hashlib.blake2b(text.encode(), digest_size=32, person=b"insecure seed").digest(), seeded=True)
+        return cls(
+            hashlib.blake2b(text.encode(), digest_size=32, person=b"insecure seed").digest(),
+            seeded=True,
+        )
 
     def cipher(self, purpose: str) -> CipherGenerator:
-        """Hand out the secret stream of a purpose, such as "noise"; ValueError if it was handed out before."""
+        """Hand out the secret stream of a purpose, such as "noise".
+
+        ValueError if it was handed out before.
+        """
         return CipherGenerator(self._key(purpose, KEY_BYTES))
 
     def generator(self, purpose: str) -> np.random.Generator:
-        """Hand out the stream of a purpose that hides nothing; ValueError if it was handed out before."""
-        return np.random.Generator(np.random.Philox(key=int.from_bytes(self._key(purpose, 16), "little")))
+        """Hand out the stream of a purpose that hides nothing.
+
+        ValueError if it was handed out before.
+        """
+        return np.random.Generator(
+            np.random.Philox(key=int.from_bytes(self._key(purpose, 16), "little"))
+        )
 
     def of_chain(self) -> ChainStreams:
         """Hand out the four streams of a chain."""
@@ -64,6 +76,8 @@ class Streams:
 
     def _key(self, purpose: str, length: int) -> bytes:
         if purpose in self._handed_out:
-            raise ValueError(f"the stream {purpose!r} was handed out before: a stream is never used twice")
+            raise ValueError(
+                f"the stream {purpose!r} was handed out before: a stream is never used twice"
+            )
         self._handed_out.add(purpose)
         return hashlib.blake2b(purpose.encode(), key=self._master, digest_size=length).digest()

@@ -1,7 +1,7 @@
 """Named arrays from outside: bounded in number and size, finite, of the expected names, shapes and type.
 
-What a message says of its arrays is compared and never followed: nothing is allocated before the size is known to be
-the expected one, and no general reader of the format is called.
+What a message says of its arrays is compared and never followed: nothing is allocated before the
+size is known to be the expected one, and no general reader of the format is called.
 """
 
 from collections.abc import Mapping
@@ -16,7 +16,8 @@ Arrays = dict[str, npt.NDArray[np.float32]]
 ValueT = TypeVar("ValueT")
 STYPE = "numpy.ndarray"
 MAGIC = b"\x93NUMPY\x01\x00"
-# numpy pads its header with blanks to a multiple of 64 bytes, and leaves space for a first axis that grows.
+# numpy pads its header with blanks to a multiple of 64 bytes, and leaves space for a first axis
+# that grows.
 MOST_HEADER = 512
 
 
@@ -43,7 +44,10 @@ class SentArray(Protocol):
 def read_sent_arrays(
     sent: Mapping[str, SentArray], layout: Mapping[str, tuple[tuple[int, ...], np.dtype]]
 ) -> dict[str, npt.NDArray]:
-    """Read exactly the arrays of this layout, all finite, each into memory of its own; ValueError at a difference."""
+    """Read exactly the arrays of this layout, all finite, each into memory of its own.
+
+    ValueError at a difference.
+    """
     if len(sent) > len(layout) or set(sent) != set(layout):
         missing = next((repr(name) for name in layout if name not in sent), "none")
         extra = next((repr(outside_text(name, 24)) for name in sent if name not in layout), "none")
@@ -65,7 +69,10 @@ def _read(name: str, sent: SentArray, shape: tuple[int, ...], dtype: np.dtype) -
     length = start - len(MAGIC) - 2
     header, lengths = sent.data[len(MAGIC) + 2 : start], tuple(map(int, shape))
     expected = f"{{'descr': {dtype.str!r}, 'fortran_order': False, 'shape': {lengths}, }}".encode()
-    if sent.data[: len(MAGIC) + 2] != MAGIC + length.to_bytes(2, "little") or header.rstrip() != expected:
+    if (
+        sent.data[: len(MAGIC) + 2] != MAGIC + length.to_bytes(2, "little")
+        or header.rstrip() != expected
+    ):
         raise ValueError(f"the data of array {name!r} are not {dtype} of shape {tuple(shape)}")
     array = np.frombuffer(sent.data, dtype, offset=start).reshape(shape).copy()
     if not np.isfinite(array).all():

@@ -17,9 +17,9 @@ MAX_UNITS = 10_000_000_000
 class SiteCard(Message):
     """Answer to a query: who the site is, its role, its declared size and what it lets out.
 
-    `prevalence`: the declared shares of its classes; `estimated` says that the site estimates them and keeps them.
-    `code`: what is installed here of the code that its policy allows. `data_schema`: what its records have in common
-    with those of the other sites.
+    `prevalence`: the declared shares of its classes; `estimated` says that the site estimates them
+    and keeps them. `code`: what is installed here of the code that its policy allows.
+    `data_schema`: what its records have in common with those of the other sites.
     """
 
     protocol: Literal[1] = 1

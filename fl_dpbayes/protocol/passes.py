@@ -1,6 +1,7 @@
 """What a site says of its passes over records: how many records each holds, and what computed them.
 
-It depends on the model, the plan and the machine: the check that decides it reads made-up rows alone.
+It depends on the model, the plan and the machine: the check that decides it reads made-up rows
+alone.
 """
 
 from typing import Annotated, Literal
@@ -20,7 +21,8 @@ RowCount = Annotated[int, Field(ge=1, le=MOST_ROWS)]
 class StatedPass(Config):
     """Passes of one kind: records that one was wanted to hold and holds, and the way of its matrix products.
 
-    `slower`: how many times as long a record takes as in a plain pass of `wanted` records, measured on made-up rows.
+    `slower`: how many times as long a record takes as in a plain pass of `wanted` records, measured
+    on made-up rows.
     """
 
     computation: Literal["gradients", "predictions", "features"]
@@ -31,7 +33,10 @@ class StatedPass(Config):
 
 
 class StatedPasses(Config):
-    """All passes of one answer; `reproducible` names the branch of MKL's conditional reproducibility in force."""
+    """All passes of one answer.
+
+    `reproducible` names the branch of MKL's conditional reproducibility in force.
+    """
 
     processor: OutsideText
     library: OutsideText

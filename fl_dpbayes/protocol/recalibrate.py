@@ -4,13 +4,21 @@ from typing import Annotated, Literal
 
 from pydantic import Field, PositiveInt
 
-from fl_dpbayes.config.recalibration import AnyRecalibrationPlan, CountingPlan, Parameters, parameter_count
+from fl_dpbayes.config.recalibration import (
+    AnyRecalibrationPlan,
+    CountingPlan,
+    Parameters,
+    parameter_count,
+)
 from fl_dpbayes.protocol.evaluate import Weights
 from fl_dpbayes.protocol.train import Digest, StageRequest, StepsReply
 
 
 class RecalibrateRequest(StageRequest):
-    """One round's share of a planned fit to the posterior `posterior/<name>`, (M, ...); a descent starts at `start`."""
+    """One round's share of a planned fit to the posterior `posterior/<name>`, (M, ...).
+
+    A descent starts at `start`.
+    """
 
     protocol: Literal[1] = 1
     weights: Weights
@@ -22,8 +30,15 @@ class RecalibrateRequest(StageRequest):
 
     def _check_keys(self) -> None:
         if self.first_step + self.steps > self.plan.steps:
-            raise ValueError(f"first_step {self.first_step} + steps {self.steps} exceeds the plan's {self.plan.steps}")
-        expected = 0 if isinstance(self.plan, CountingPlan) else parameter_count(self.plan.method, self.task.classes)
+            raise ValueError(
+                f"first_step {self.first_step} + steps {self.steps} exceeds the plan's "
+                f"{self.plan.steps}"
+            )
+        expected = (
+            0
+            if isinstance(self.plan, CountingPlan)
+            else parameter_count(self.plan.method, self.task.classes)
+        )
         given = len(self.start or ())
         if given != expected:
             raise ValueError(f"start has {given} parameters, the method takes {expected}")

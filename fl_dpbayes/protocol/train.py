@@ -25,7 +25,10 @@ MAX_REPLY_BYTES = 512 * 2**20
 
 
 class StageRequest(Message):
-    """What every request says; `ledger_head` echoes the last head of the site's ledger that the server saw."""
+    """What every request says.
+
+    `ledger_head` echoes the last head of the site's ledger that the server saw.
+    """
 
     run: RunId
     round: RoundNumber
@@ -49,7 +52,10 @@ class StageReply(Message):
 
 
 class TrainRequest(StageRequest):
-    """One round's share of a planned chain from arrays `start/<name>`; `precision` is that of all arrays sent back."""
+    """One round's share of a planned chain from arrays `start/<name>`.
+
+    `precision` is that of all arrays sent back.
+    """
 
     protocol: Literal[2] = 2
     plan: TrainingPlan
@@ -60,11 +66,22 @@ class TrainRequest(StageRequest):
 
     def _check_keys(self) -> None:
         if self.first_step + self.steps > self.plan.total_steps:
-            raise ValueError(f"first_step {self.first_step} + steps {self.steps} exceeds {self.plan.total_steps} steps")
-        chains = {step // self.plan.chain_steps for step in (self.first_step, self.first_step + self.steps - 1)}
+            raise ValueError(
+                f"first_step {self.first_step} + steps {self.steps} exceeds "
+                f"{self.plan.total_steps} steps"
+            )
+        chains = {
+            step // self.plan.chain_steps
+            for step in (self.first_step, self.first_step + self.steps - 1)
+        }
         if len(chains) > 1:
-            raise ValueError(f"first_step {self.first_step} + steps {self.steps} crosses from one chain to the next")
-        kept = self.plan.kept_before(self.first_step + self.steps) - self.plan.kept_before(self.first_step)
+            raise ValueError(
+                f"first_step {self.first_step} + steps {self.steps} crosses from one "
+                "chain to the next"
+            )
+        kept = self.plan.kept_before(self.first_step + self.steps) - self.plan.kept_before(
+            self.first_step
+        )
         if kept > MAX_SAMPLES_PER_REPLY:
             most = f"a reply holds at most {MAX_SAMPLES_PER_REPLY}"
             raise ValueError(f"{self.steps} steps keep {kept} samples, {most}: raise thinning")
@@ -79,8 +96,8 @@ def reply_bytes(plan: TrainingPlan, first_step: int, steps: int, parameters: int
 class PrivacyStatement(Message):
     """What a run has cost a cohort so far, as its site accounts for it.
 
-    `epsilon`, `mu` and `budget` are null where they are infinite. `history` lists `[noise_multiplier, sampling_rate,
-    steps]`, neighbours of equal noise and rate joined.
+    `epsilon`, `mu` and `budget` are null where they are infinite. `history` lists
+    `[noise_multiplier, sampling_rate, steps]`, neighbours of equal noise and rate joined.
     """
 
     cohort: OutsideText
@@ -94,12 +111,17 @@ class PrivacyStatement(Message):
     mu_kind: Literal["exact", "clt"]
     steps: StepCount
     budget: PositiveFloat | None
-    history: Annotated[tuple[tuple[NonNegative, Rate, StepCount], ...], Field(max_length=MAX_HISTORY)]
+    history: Annotated[
+        tuple[tuple[NonNegative, Rate, StepCount], ...], Field(max_length=MAX_HISTORY)
+    ]
     seeded: bool
 
 
 class StepsReply(StageReply):
-    """What a reply says of its steps and their cost; PARTIAL: only a prefix of the steps fitted the budget."""
+    """What a reply says of its steps and their cost.
+
+    PARTIAL: only a prefix of the steps fitted the budget.
+    """
 
     status: Literal["OK", "PARTIAL"]
     first_step: Annotated[int, Field(ge=0)]
@@ -111,5 +133,6 @@ class StepsReply(StageReply):
 class TrainReply(StepsReply):
     """What a site releases: kept samples `samples/<name>` of shape (M, ...) and the last state `last/<name>`.
 
-    Which steps they come from, their weights and temperatures follow from the plan, so they are not stated.
+    Which steps they come from, their weights and temperatures follow from the plan, so they are not
+    stated.
     """

@@ -12,13 +12,15 @@ from pydantic import ValidationError
 from fl_dpbayes.config.base import Message, digest
 from fl_dpbayes.config.names import outside_text
 
-# The largest honest headers list weights of 20,000 samples, or the noise of each of tens of thousands of steps.
+# The largest honest headers list weights of 20,000 samples, or the noise of each of tens of
+# thousands of steps.
 MAX_HEADER_BYTES = 4 * 2**20
 MAX_KEYS = 1000
 MAX_VALUES = 100_000
 # Of one key in an error.
 MOST_KEY = 40
-# More errors than this are counted, not described: describing them would cost more than reading them.
+# More errors than this are counted, not described: describing them would cost more than reading
+# them.
 MOST_ERRORS = 100
 MessageT = TypeVar("MessageT", bound=Message)
 
@@ -31,15 +33,17 @@ def write_header(record: Message) -> str:
 def read_header(kind: type[MessageT], text: object) -> MessageT:
     """Read and validate the JSON text of a message.
 
-    Anything may come: its size, and the number of its keys and values, are bounded before it is parsed. Raises
-    ValueError if it is not text, too long, or not a valid record; the message names the first bad field and never
-    repeats what came, but for the name of an unknown key, cut short and printable.
+    Anything may come: its size, and the number of its keys and values, are bounded before it is
+    parsed. Raises ValueError if it is not text, too long, or not a valid record; the message names
+    the first bad field and never repeats what came, but for the name of an unknown key, cut short
+    and printable.
     """
     if not isinstance(text, str):
         raise ValueError("the header is not text")
     if len(text) > MAX_HEADER_BYTES:
         raise ValueError(f"the header has {len(text)} characters, more than {MAX_HEADER_BYTES}")
-    # Each key is followed by a colon, and each value but the first of its list or table has a comma before it.
+    # Each key is followed by a colon, and each value but the first of its list or table has a comma
+    # before it.
     if text.count(":") > MAX_KEYS or text.count(",") > MAX_VALUES:
         raise ValueError(f"the header holds more than {MAX_KEYS} keys or {MAX_VALUES} values")
     try:
@@ -50,7 +54,9 @@ def read_header(kind: type[MessageT], text: object) -> MessageT:
         return kind.model_validate(value)
     except ValidationError as error:
         if error.error_count() > MOST_ERRORS:
-            raise ValueError(f"{kind.__name__}: {error.error_count()} fields are not valid") from None
+            raise ValueError(
+                f"{kind.__name__}: {error.error_count()} fields are not valid"
+            ) from None
         first = error.errors(include_input=False, include_url=False, include_context=False)[0]
         field = ".".join(_keys(first["loc"], value))
         raise ValueError(f"{field or kind.__name__}: {outside_text(first['msg'])}") from None
@@ -92,10 +98,17 @@ def request_digest(request: Message) -> str:
 
 
 def plan_text(request: Message) -> str:
-    """Write what a person approves as canonical JSON: kind, task, model, and plan or evaluation; no run, no arrays."""
-    stated = request.model_dump(mode="json", include={"task", "model", "plan", "noise_multiplier", "delta"})
+    """Write what a person approves as canonical JSON: kind, task, model, and plan or evaluation.
+
+    No run, no arrays.
+    """
+    stated = request.model_dump(
+        mode="json", include={"task", "model", "plan", "noise_multiplier", "delta"}
+    )
     stated |= {"measured": measured} if (measured := getattr(request, "measured", None)) else {}
-    return json.dumps({"kind": type(request).__name__} | stated, sort_keys=True, separators=(",", ":"))
+    return json.dumps(
+        {"kind": type(request).__name__} | stated, sort_keys=True, separators=(",", ":")
+    )
 
 
 def plan_digest(request: Message) -> str:

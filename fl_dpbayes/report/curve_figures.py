@@ -26,18 +26,39 @@ def epsilon_figure(curves: Sequence[EpsilonCurve], subtitle: str) -> Figure | No
         key = (curve.rounds, tuple(round(epsilon, 4) for epsilon in curve.epsilons))
         joined.setdefault(key, (curve, []))[1].append(curve.site)
     groups = sorted(joined.values(), key=lambda group: -group[0].epsilons[-1])
-    budgets = sorted({curve.budget for curve in drawn if curve.budget is not None and math.isfinite(curve.budget)})
+    budgets = sorted(
+        {
+            curve.budget
+            for curve in drawn
+            if curve.budget is not None and math.isfinite(curve.budget)
+        }
+    )
     figure = look.titled_figure("Epsilon spent after each round", subtitle, 2.9)
     axes = figure.subplots()
     look.quiet_grid(axes, "y")
     for number, (curve, sites) in enumerate(groups):
-        style: Any = {"color": MUTED, "linewidth": 0.8, "alpha": 0.4, "label": f"{len(drawn)} sites"}
+        style: Any = {
+            "color": MUTED,
+            "linewidth": 0.8,
+            "alpha": 0.4,
+            "label": f"{len(drawn)} sites",
+        }
         if len(groups) <= len(look.CYCLE):
-            name = look.short(sites[0], 24) + (f" and {len(sites) - 1} more" if len(sites) > 1 else "")
-            style = {"color": look.CYCLE[number], "marker": "o", "markersize": 2.8, "linewidth": 1.3, "label": name}
+            name = look.short(sites[0], 24) + (
+                f" and {len(sites) - 1} more" if len(sites) > 1 else ""
+            )
+            style = {
+                "color": look.CYCLE[number],
+                "marker": "o",
+                "markersize": 2.8,
+                "linewidth": 1.3,
+                "label": name,
+            }
         axes.plot(curve.rounds, curve.epsilons, **style)
     for budget in budgets[-2:]:
-        axes.axhline(budget, color=INK, linewidth=1, linestyle=(0, (5, 3)), label=f"budget {budget:g}")
+        axes.axhline(
+            budget, color=INK, linewidth=1, linestyle=(0, (5, 3)), label=f"budget {budget:g}"
+        )
     axes.set(xlabel="round", title="epsilon")
     axes.set_ylim(bottom=0)
     axes.yaxis.set_major_formatter("{x:g}")
@@ -49,20 +70,34 @@ def epsilon_figure(curves: Sequence[EpsilonCurve], subtitle: str) -> Figure | No
 def net_benefit_figure(rows: Sequence[CalibrationRecord], title: str) -> Figure:
     """Draw the net benefit of each predictor at one place over the threshold above which a patient is treated."""
     subtitle = f"net benefit per 100 records, n = {count(rows[0].n)}; band: 95% interval"
-    figure = look.titled_figure(title, subtitle, 2.4 + look.LEGEND_INCHES * math.ceil(len(rows) / 2 + 1))
+    figure = look.titled_figure(
+        title, subtitle, 2.4 + look.LEGEND_INCHES * math.ceil(len(rows) / 2 + 1)
+    )
     axes = figure.subplots()
     look.quiet_grid(axes, "y")
     curves = [row.net_benefit or () for row in rows]
     threshold = [100 * point.threshold for point in curves[0]]
     ends = [point.interval for point in curves[0]]
     low, high = ([_hundred(end[at] if end else None) for end in ends] for at in (0, 1))
-    axes.fill_between(threshold, low, high, color=predictor_style(rows[0].predictor).colour, alpha=0.15, linewidth=0)
+    axes.fill_between(
+        threshold,
+        low,
+        high,
+        color=predictor_style(rows[0].predictor).colour,
+        alpha=0.15,
+        linewidth=0,
+    )
     values = []
     for row, curve in zip(rows, curves, strict=True):
         style, across = predictor_style(row.predictor), [100 * point.threshold for point in curve]
         benefit = [_hundred(point.model) for point in curve]
         values += benefit
-        shape: Any = {"marker": style.marker, "markersize": 3, "color": style.colour, "linewidth": 1.3}
+        shape: Any = {
+            "marker": style.marker,
+            "markersize": 3,
+            "color": style.colour,
+            "linewidth": 1.3,
+        }
         axes.plot(across, benefit, label=predictor_name(row), **shape)
     everyone = [_hundred(point.all) for point in curves[0]]
     axes.plot(threshold, everyone, color=INK, linewidth=1, linestyle=(0, (4, 3)), label="treat all")
@@ -76,8 +111,13 @@ def net_benefit_figure(rows: Sequence[CalibrationRecord], title: str) -> Figure:
 
 
 def roc_figure(rows: Sequence[ReliabilityRecord], title: str, subtitle: str) -> Figure:
-    """Draw the ROC curve of each predictor at one place; a band holds every curve that the counted bins allow."""
-    figure = look.titled_figure(title, subtitle, 3.4 + look.LEGEND_INCHES * math.ceil(len(rows) / 2))
+    """Draw the ROC curve of each predictor at one place.
+
+    A band holds every curve that the counted bins allow.
+    """
+    figure = look.titled_figure(
+        title, subtitle, 3.4 + look.LEGEND_INCHES * math.ceil(len(rows) / 2)
+    )
     axes = figure.subplots()
     look.quiet_grid(axes, "y")
     axes.plot([0, 100], [0, 100], color=MUTED, linewidth=0.8, linestyle=(0, (4, 3)))
@@ -86,7 +126,12 @@ def roc_figure(rows: Sequence[ReliabilityRecord], title: str, subtitle: str) -> 
         x, y = ([100 * point[at] for point in row.roc] for at in (0, 1))
         axes.fill_between(x, y, [*y[1:], y[-1]], step="post", color=colour, alpha=0.25, linewidth=0)
         axes.plot(x, y, color=colour, linewidth=1.2, label=predictor_name(row))
-    axes.set(xlim=(0, 100), ylim=(0, 100), title="sensitivity, %", xlabel="false alarms: 100 less specificity, %")
+    axes.set(
+        xlim=(0, 100),
+        ylim=(0, 100),
+        title="sensitivity, %",
+        xlabel="false alarms: 100 less specificity, %",
+    )
     look.add_legend(figure)
     return figure
 

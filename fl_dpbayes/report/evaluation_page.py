@@ -36,11 +36,19 @@ def write_evaluation(folder: Path, run: Summary) -> Path:
     try:
         folder.mkdir(parents=True)
     except OSError as error:
-        raise UserError(f"--out {folder} cannot be made ({error.strerror}): give the name of a new folder") from None
+        raise UserError(
+            f"--out {folder} cannot be made ({error.strerror}): give the name of a new folder"
+        ) from None
     row = run.calibration[-1]
     figures = draw_figures(folder, run, ())
     return write_page(
-        folder, EVALUATION, title=f"{run.scenario} on {row.site}", row=row, off_by=off_by(row),
-        levels=answer(run).sites, metrics=all_metrics_table([row]), facts=facts(run),
+        folder,
+        EVALUATION,
+        title=f"{run.scenario} on {row.site}",
+        row=row,
+        off_by=off_by(row),
+        levels=answer(run).sites,
+        metrics=all_metrics_table([row]),
+        facts=facts(run),
         **{name: figures[name] for name in ("reliability", "roc", "net_benefit")},
-    )  # fmt: skip
+    )

@@ -20,29 +20,63 @@ from fl_dpbayes.report.page_tables import PageTable
 
 INK, MUTED, GRID, BAND = "#1f2933", "#5b6770", "#e3e7ea", "#dfe5ea"
 # Okabe and Ito (2008), without yellow, which is too light on white.
-BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9"
+BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY = (
+    "#0072B2",
+    "#D55E00",
+    "#009E73",
+    "#CC79A7",
+    "#E69F00",
+    "#56B4E9",
+)
 PAPER, EDGE = "#ffffff", "#b6bfc6"
 # The page gives these other values in the dark.
 VARIABLES = {
-    INK: "ink", MUTED: "muted", GRID: "grid", BAND: "band", PAPER: "paper", EDGE: "edge", BLUE: "blue",
-    VERMILLION: "vermillion", GREEN: "green", PURPLE: "purple", ORANGE: "orange", SKY: "sky",
-}  # fmt: skip
+    INK: "ink",
+    MUTED: "muted",
+    GRID: "grid",
+    BAND: "band",
+    PAPER: "paper",
+    EDGE: "edge",
+    BLUE: "blue",
+    VERMILLION: "vermillion",
+    GREEN: "green",
+    PURPLE: "purple",
+    ORANGE: "orange",
+    SKY: "sky",
+}
 CYCLE = (BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY)
 LEGEND_INCHES, LINE_INCHES = 0.17, 0.155
 TITLE_CHARACTERS, SUBTITLE_CHARACTERS = 44, 62
-WIDTH_INCHES = 3.6  # 346 CSS pixels: a telephone's width, so that text is never scaled down to unreadable
+WIDTH_INCHES = (
+    3.6  # 346 CSS pixels: a telephone's width, so that text is never scaled down to unreadable
+)
 
 FONT_STACK = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
 _SETTINGS: Any = {
     "svg.fonttype": "none",
     "text.parse_math": False,  # a site name may hold a dollar sign
-    "font.family": ["DejaVu Sans"], "font.size": 8, "axes.titlesize": 7.5, "axes.labelsize": 7.5,
-    "xtick.labelsize": 7.5, "ytick.labelsize": 7.5, "text.color": INK, "axes.labelcolor": MUTED,
-    "axes.titlecolor": MUTED, "axes.titlelocation": "left", "axes.titlepad": 4, "axes.edgecolor": EDGE,
-    "axes.linewidth": 0.7, "xtick.color": MUTED, "ytick.color": MUTED, "xtick.major.width": 0.7,
-    "ytick.major.width": 0.7, "axes.spines.top": False, "axes.spines.right": False, "figure.facecolor": "none",
+    "font.family": ["DejaVu Sans"],
+    "font.size": 8,
+    "axes.titlesize": 7.5,
+    "axes.labelsize": 7.5,
+    "xtick.labelsize": 7.5,
+    "ytick.labelsize": 7.5,
+    "text.color": INK,
+    "axes.labelcolor": MUTED,
+    "axes.titlecolor": MUTED,
+    "axes.titlelocation": "left",
+    "axes.titlepad": 4,
+    "axes.edgecolor": EDGE,
+    "axes.linewidth": 0.7,
+    "xtick.color": MUTED,
+    "ytick.color": MUTED,
+    "xtick.major.width": 0.7,
+    "ytick.major.width": 0.7,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "figure.facecolor": "none",
     "axes.facecolor": "none",
-}  # fmt: skip
+}
 _NOT_FOR_INLINE = re.compile(r"<\?xml.*?\?>|<!DOCTYPE.*?>|<style.*?</style>", re.S)
 
 
@@ -54,11 +88,14 @@ class PredictorStyle(NamedTuple):
 
 
 PREDICTOR_STYLES: Mapping[str, PredictorStyle] = {
-    "last": PredictorStyle(VERMILLION, "s"), "posterior": PredictorStyle(BLUE, "o"),
-    "recalibrated": PredictorStyle(GREEN, "D"), "prior_corrected": PredictorStyle(ORANGE, "P"),
+    "last": PredictorStyle(VERMILLION, "s"),
+    "posterior": PredictorStyle(BLUE, "o"),
+    "recalibrated": PredictorStyle(GREEN, "D"),
+    "prior_corrected": PredictorStyle(ORANGE, "P"),
     "hierarchical": PredictorStyle(SKY, "h"),
-    "site_only": PredictorStyle(PURPLE, "^"), "central": PredictorStyle(INK, "v"),
-}  # fmt: skip
+    "site_only": PredictorStyle(PURPLE, "^"),
+    "central": PredictorStyle(INK, "v"),
+}
 
 
 def predictor_style(predictor: str) -> PredictorStyle:
@@ -95,18 +132,31 @@ class DrawnFigure:
 def drawn_figure(
     name: str, description: str, table: PageTable | None, draw: Callable[[], Figure | None]
 ) -> DrawnFigure | None:
-    """Draw a figure in the look above, equal ones as equal text; None where there is nothing to draw."""
+    """Draw a figure in the look above, equal ones as equal text.
+
+    None where there is nothing to draw.
+    """
     with figure_settings(name):
         if (figure := draw()) is None:
             return None
         buffer = io.StringIO()
-        figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
-    # The measured font is part of matplotlib, so layout does not depend on the machine; the reader may not have it.
-    return DrawnFigure(name, buffer.getvalue().replace("'DejaVu Sans'", FONT_STACK), description, table)
+        figure.savefig(
+            buffer,
+            format="svg",
+            metadata={"Date": None, "Creator": None, "Format": None, "Type": None},
+        )
+    # The measured font is part of matplotlib, so layout does not depend on the machine; the reader
+    # may not have it.
+    return DrawnFigure(
+        name, buffer.getvalue().replace("'DejaVu Sans'", FONT_STACK), description, table
+    )
 
 
 def save_figures(folder: Path, figures: Iterable[DrawnFigure]) -> None:
-    """Save figures as SVG below `figures` of a run's or a study's folder; raises UserError if it cannot be."""
+    """Save figures as SVG below `figures` of a run's or a study's folder.
+
+    Raises UserError if it cannot be.
+    """
     below = folder / "figures"
     with written(below):
         below.mkdir(exist_ok=True)
@@ -127,9 +177,14 @@ def figure_settings(name: str) -> Iterator[None]:
 
 
 def titled_figure(title: str, subtitle: str, body_inches: float) -> Figure:
-    """Begin a figure with a title and a quieter text below it; the rest has so much height, and is laid out to fit."""
+    """Begin a figure with a title and a quieter text below it.
+
+    The rest has so much height, and is laid out to fit.
+    """
     heading = textwrap.wrap(title, TITLE_CHARACTERS)
-    quiet = [line for text in subtitle.split("\n") for line in textwrap.wrap(text, SUBTITLE_CHARACTERS)]
+    quiet = [
+        line for text in subtitle.split("\n") for line in textwrap.wrap(text, SUBTITLE_CHARACTERS)
+    ]
     height = body_inches + LINE_INCHES * (len(heading) + len(quiet)) + 0.1
     layout = ConstrainedLayoutEngine(rect=(0, 0, 1, body_inches / height), w_pad=0.02, h_pad=0.02)
     figure = Figure(figsize=(WIDTH_INCHES, height), layout=layout)
@@ -152,7 +207,9 @@ def add_legend(figure: Figure, columns: int = 2) -> None:
         handles, labels = axes.get_legend_handles_labels()
         found |= dict(zip(labels, handles, strict=True))
     look: Any = {"labelcolor": "linecolor", "fontsize": 7.5, "frameon": False, "borderaxespad": 0}
-    figure.legend(list(found.values()), list(found), loc="outside lower left", ncols=columns, **look)
+    figure.legend(
+        list(found.values()), list(found), loc="outside lower left", ncols=columns, **look
+    )
 
 
 def short(text: str, most: int) -> str:

@@ -16,7 +16,9 @@ def model_card(run: Summary) -> dict[str, str]:
     shares = [100 * site.shares[1] for site in run.sites if site.shares and len(site.shares) == 2]
     outcome = ", ".join(run.class_names) or "classes without names"
     if shares:
-        outcome += f"; {event(run)} in {min(shares):.0f}% to {max(shares):.0f}% of a site's test records"
+        outcome += (
+            f"; {event(run)} in {min(shares):.0f}% to {max(shares):.0f}% of a site's test records"
+        )
     units = sum(site.n or 0 for site in run.trained)
     tested = sum(site.test_n or 0 for site in run.sites)
     return {
@@ -27,14 +29,23 @@ def model_card(run: Summary) -> dict[str, str]:
         "Treatments received": UNKNOWN,
         "Outcome": outcome,
         "Predictors": settings.get("Predictors", UNKNOWN),
-        "Sample size": f"{count(units)} units trained, {count(tested)} records tested; why so many is {UNKNOWN}",
+        "Sample size": (
+            f"{count(units)} units trained, {count(tested)} records tested; why so many "
+            f"is {UNKNOWN}"
+        ),
         "Missing data": settings.get("Missing values", UNKNOWN),
         "Model": "; ".join(
-            f"{name.lower()}: {settings[name]}" for name in ("Model", "Features", "Sampler") if name in settings
+            f"{name.lower()}: {settings[name]}"
+            for name in ("Model", "Features", "Sampler")
+            if name in settings
         ),
         "Tuning": f"configurations tried: {facts(run).get('Configurations tried', UNKNOWN)}",
-        "Performance measures": "calibration (debiased RMS, ECE, intercept, slope), AUROC, NLL and net benefit",
-        "Fairness": f"measured by {groups}: see Subgroups" if groups else "no subgroup was measured",
+        "Performance measures": (
+            "calibration (debiased RMS, ECE, intercept, slope), AUROC, NLL and net benefit"
+        ),
+        "Fairness": f"measured by {groups}: see Subgroups"
+        if groups
+        else "no subgroup was measured",
         "Result": found.calibration,
         "Use": found.advice,
         "Privacy": found.privacy,

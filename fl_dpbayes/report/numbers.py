@@ -76,7 +76,9 @@ def known(ends: tuple[float | None, float | None] | None) -> tuple[float, float]
     return None if ends is None or ends[0] is None or ends[1] is None else (ends[0], ends[1])
 
 
-def interval(ends: tuple[float | None, float | None] | None, write: Callable[[float | None], str]) -> str:
+def interval(
+    ends: tuple[float | None, float | None] | None, write: Callable[[float | None], str]
+) -> str:
     """Write an interval as "[low, high]", or nothing where it is undefined."""
     return f"[{write(ends[0])}, {write(ends[1])}]" if (ends := known(ends)) else ""
 

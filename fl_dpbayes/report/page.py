@@ -23,7 +23,8 @@ PAGE = "report.html"
 def write_report(run_dir: Path | str) -> Path:
     """Write `report.html` from a run directory's `summary.json` and `privacy.csv`, and its figures beside it.
 
-    Raises UserError if the folder is not a run directory, a record in it is damaged, or it cannot be written to.
+    Raises UserError if the folder is not a run directory, a record in it is damaged, or it cannot
+    be written to.
     """
     # No first round waits for half a second of imports.
     from fl_dpbayes.report.figures import draw_figures
@@ -31,11 +32,22 @@ def write_report(run_dir: Path | str) -> Path:
     folder = Path(run_dir)
     run = read_summary(folder)
     return write_page(
-        folder, RUN, title=f"{run.scenario}: privacy and calibration", run=run, answer=answer(run), words=wording,
-        facts=facts(run), few=FEW, card=model_card(run),
-        missing={PREDICTORS.get(k, k): why for k, why in run.baselines.missing.items()} if run.baselines else {},
-        **run_tables(run), **draw_figures(folder, run, read_epsilon_curves(folder)), **measure_tables(run),
-    )  # fmt: skip
+        folder,
+        RUN,
+        title=f"{run.scenario}: privacy and calibration",
+        run=run,
+        answer=answer(run),
+        words=wording,
+        facts=facts(run),
+        few=FEW,
+        card=model_card(run),
+        missing={PREDICTORS.get(k, k): why for k, why in run.baselines.missing.items()}
+        if run.baselines
+        else {},
+        **run_tables(run),
+        **draw_figures(folder, run, read_epsilon_curves(folder)),
+        **measure_tables(run),
+    )
 
 
 def write_page(folder: Path, template: str, **content: object) -> Path:
@@ -55,4 +67,6 @@ def write_page(folder: Path, template: str, **content: object) -> Path:
 
 def _unbroken(text: str) -> str:
     """Keep each "[low, high]" and "n = 450" on one line."""
-    return re.sub(r"\[[^\[\]]*\]|\bn = \d+", lambda match: match[0].replace(" ", "\N{NO-BREAK SPACE}"), text)
+    return re.sub(
+        r"\[[^\[\]]*\]|\bn = \d+", lambda match: match[0].replace(" ", "\N{NO-BREAK SPACE}"), text
+    )

@@ -8,12 +8,34 @@ from itertools import compress
 from rich import filesize
 
 from fl_dpbayes.config.names import PREDICTORS
-from fl_dpbayes.config.summary import CalibrationRecord, EvaluationPrivacyRecord, PrivacyRecord, Summary
+from fl_dpbayes.config.summary import (
+    CalibrationRecord,
+    EvaluationPrivacyRecord,
+    PrivacyRecord,
+    Summary,
+)
 from fl_dpbayes.report import numbers
 from fl_dpbayes.report.answer import median_rows, one_outcome
-from fl_dpbayes.report.numbers import UNDEFINED, count, decimal, interval, points, probability, rounded_up, significant
+from fl_dpbayes.report.numbers import (
+    UNDEFINED,
+    count,
+    decimal,
+    interval,
+    points,
+    probability,
+    rounded_up,
+    significant,
+)
 from fl_dpbayes.report.run_files import EpsilonCurve
-from fl_dpbayes.report.wording import ROLES, SITE_ROLES, event, in_reading_order, place_name, predictor_name, tempered
+from fl_dpbayes.report.wording import (
+    ROLES,
+    SITE_ROLES,
+    event,
+    in_reading_order,
+    place_name,
+    predictor_name,
+    tempered,
+)
 
 Cell = tuple[str, str]  # value and what stands more quietly behind it
 Cells = tuple[str | Cell, ...]
@@ -30,37 +52,60 @@ _BESIDE = (("auroc", decimal), ("nll", decimal), ("accuracy", points), ("rms_deb
 
 @dataclass(frozen=True)
 class PageTable:
-    """A table of the page; the columns at the positions `text_columns` hold words, aligned left, the others numbers."""
+    """A table of the page.
+
+    The columns at the positions `text_columns` hold words, aligned left, the others numbers.
+    """
 
     columns: tuple[str, ...]
     rows: list[tuple[Cell, ...]]
     text_columns: frozenset[int] = frozenset({0})
 
 
-def page_table(columns: Sequence[str], rows: Iterable[Sequence[str | Cell]], words: Iterable[int] = (0,)) -> PageTable:
-    """Make a table of values, some with what stands behind them; the columns of `words` hold words."""
-    cells = [tuple(value if isinstance(value, tuple) else (value, "") for value in row) for row in rows]
+def page_table(
+    columns: Sequence[str], rows: Iterable[Sequence[str | Cell]], words: Iterable[int] = (0,)
+) -> PageTable:
+    """Make a table of values, some with what stands behind them.
+
+    The columns of `words` hold words.
+    """
+    cells = [
+        tuple(value if isinstance(value, tuple) else (value, "") for value in row) for row in rows
+    ]
     return PageTable(tuple(columns), cells, frozenset(words))
 
 
 def run_tables(run: Summary) -> dict[str, PageTable]:
     """Gather the tables of who took part, what it cost and how it is calibrated, by the page's names."""
-    over_sites = in_reading_order([*median_rows(run), *(row for row in run.calibration if row.over)])
+    over_sites = in_reading_order(
+        [*median_rows(run), *(row for row in run.calibration if row.over)]
+    )
     missed = [
-        (row.site, ", ".join(f"{at} {status}" for at, status in enumerate(row.statuses, 1) if status != "OK") or "none")
+        (
+            row.site,
+            ", ".join(
+                f"{at} {status}" for at, status in enumerate(row.statuses, 1) if status != "OK"
+            )
+            or "none",
+        )
         for row in run.participation
     ]
     settings, releases = run.settings, [(release.item, release.how) for release in run.releases]
     return {
         "baselines": baselines_table(run),
         "hospitals": hospitals_table(run),
-        "settings": page_table(("Part", "Settings"), [(row.name, row.value) for row in settings], (0, 1)),
-        "privacy": privacy_table(run), "releases": page_table(("What", "How it left a site"), releases, (0, 1)),
+        "settings": page_table(
+            ("Part", "Settings"), [(row.name, row.value) for row in settings], (0, 1)
+        ),
+        "privacy": privacy_table(run),
+        "releases": page_table(("What", "How it left a site"), releases, (0, 1)),
         "calibration": page_table(MAIN, once([main_cells(row) for row in over_sites]), (0, 1)),
-        "all_metrics": all_metrics_table(run.calibration), "sites": _site_table(run),
+        "all_metrics": all_metrics_table(run.calibration),
+        "sites": _site_table(run),
         "passes": passes_table(run),
-        "participation": page_table(("Site", "Rounds that were not OK"), missed, (0, 1)), "cost": _cost_table(run),
-    }  # fmt: skip
+        "participation": page_table(("Site", "Rounds that were not OK"), missed, (0, 1)),
+        "cost": _cost_table(run),
+    }
 
 
 def records(n: int | None) -> Cell:
@@ -95,7 +140,9 @@ def baselines_table(run: Summary) -> PageTable:
             if len(rows) == 1:
                 values[-1] = error_cell(rows[0])
             said = PREDICTORS.get(name, name) if name in MADE_OF else predictor_name(rows[0])
-            cells.append((f"all {words}", (said, MADE_OF.get(name, "this run")), *values, count(rows[0].n)))
+            cells.append(
+                (f"all {words}", (said, MADE_OF.get(name, "this run")), *values, count(rows[0].n))
+            )
     columns = ("Where", "Predictor", "AUROC", "NLL", "Accuracy, %", "RMS debiased", "n")
     return page_table(columns, once(cells), (0, 1))
 
@@ -104,7 +151,11 @@ def hospitals_table(run: Summary) -> PageTable:
     """Show how much hospitals differ in the level of the outcome, and what rate one that nobody has seen would have."""
     cells: list[Cells] = []
     for row in run.hospitals:
-        write, told = (decimal, f"log odds, {row.among} of them") if row.among else (points, "%, declared population")
+        write, told = (
+            (decimal, f"log odds, {row.among} of them")
+            if row.among
+            else (points, "%, declared population")
+        )
         told += "" if row.identified else ": too few to tell, the prior says it"
         cells.append(((row.of, told), write(row.value), interval(row.interval, write)))
     return page_table(("What", "Value", "90% interval"), cells)
@@ -118,8 +169,18 @@ def passes_table(run: Summary) -> PageTable:
         slower = f"{significant(row.slower)} times" if row.slower > 1 else "as fast"
         held = f"{row.rows}", "" if row.rows == row.wanted else f"{row.wanted} wanted"
         computed_by = f"{row.library}, reproducible: {row.reproducible}"
-        rows.append((row.computation, where, held, row.products, slower, row.processor, computed_by))
-    columns = ("Computed", "Where", "Records in a pass", "Products", "Time of a record", "Processor", "Library")
+        rows.append(
+            (row.computation, where, held, row.products, slower, row.processor, computed_by)
+        )
+    columns = (
+        "Computed",
+        "Where",
+        "Records in a pass",
+        "Products",
+        "Time of a record",
+        "Processor",
+        "Library",
+    )
     return page_table(columns, once(rows), (0, 1, 3, 4, 5, 6))
 
 
@@ -133,13 +194,19 @@ def _across(values: Sequence[float | None], write: Callable[[float | None], str]
 def once(rows: Sequence[Cells]) -> list[Cells]:
     """Leave out a first cell that repeats the one above it."""
     first = [None, *(row[0] for row in rows)]
-    return [("" if row[0] == above else row[0], *row[1:]) for row, above in zip(rows, first, strict=False)]
+    return [
+        ("" if row[0] == above else row[0], *row[1:])
+        for row, above in zip(rows, first, strict=False)
+    ]
 
 
 def privacy_table(run: Summary) -> PageTable:
-    """Show what each site spent on training, then on noised test results; epsilon and mu are rounded up.
+    """Show what each site spent on training, then on noised test results.
 
-    Columns that say nothing in this run are left out: budget, delta and mu without privacy, temperature without one.
+    Epsilon and mu are rounded up.
+
+    Columns that say nothing in this run are left out: budget, delta and mu without privacy,
+    temperature without one.
     """
     sites = {site.name: site for site in run.sites}
     paid = run.private or bool(run.evaluation_privacy)
@@ -150,7 +217,12 @@ def privacy_table(run: Summary) -> PageTable:
     rows: list[Cells] = []
     for row in run.privacy:
         site = sites.get(row.site)
-        who = row.site, site.unit if site else row.unit, count(site.n if site else None), count(row.steps)
+        who = (
+            row.site,
+            site.unit if site else row.unit,
+            count(site.n if site else None),
+            count(row.steps),
+        )
         spent = rounded_up(row.epsilon), row.epsilon_method if run.private else ""
         temperature = significant(row.temperature), interval(row.temperature_range, significant)
         account = _account_cells(row) if run.private else ("", "", "")
@@ -158,7 +230,9 @@ def privacy_table(run: Summary) -> PageTable:
         rows.append((*who, spent, extra, *account, temperature, row.status or UNDEFINED))
     for paying in run.evaluation_privacy:
         cost = rounded_up(paying.epsilon), paying.epsilon_method
-        rows.append((paying.site, paying.unit, "", "", cost, "", *_account_cells(paying), "", "evaluation"))
+        rows.append(
+            (paying.site, paying.unit, "", "", cost, "", *_account_cells(paying), "", "evaluation")
+        )
     shown = [list(compress(row, columns.values())) for row in rows]
     names = [name for name, wanted in columns.items() if wanted]
     return page_table(names, shown, (0, 1, len(names) - 1))
@@ -169,22 +243,40 @@ def _account_cells(row: PrivacyRecord | EvaluationPrivacyRecord) -> Cells:
     return significant(row.budget), probability(row.delta), mu
 
 
-MAIN = ("Where", "Predictor", "n", "RMS debiased", "ECE (if calibrated)", "Accuracy, %", "NLL", "AUROC [bounds]")
+MAIN = (
+    "Where",
+    "Predictor",
+    "n",
+    "RMS debiased",
+    "ECE (if calibrated)",
+    "Accuracy, %",
+    "NLL",
+    "AUROC [bounds]",
+)
 
 
 _FURTHER = {
-    "Brier": ("brier", decimal), "ACE": ("ace", points), "SCE": ("sce", points), "MCE": ("mce", points),
-    "Epistemic, nats": ("epistemic", decimal), "Aleatoric, nats": ("aleatoric", decimal),
-    "ECE, 10 bins": ("ece_10", points), "ECE, 20 bins": ("ece_20", points),
+    "Brier": ("brier", decimal),
+    "ACE": ("ace", points),
+    "SCE": ("sce", points),
+    "MCE": ("mce", points),
+    "Epistemic, nats": ("epistemic", decimal),
+    "Aleatoric, nats": ("aleatoric", decimal),
+    "ECE, 10 bins": ("ece_10", points),
+    "ECE, 20 bins": ("ece_20", points),
     "ECE, equal mass": ("ece_equal_mass", points),
-    "ECE, binary": ("ece_binary", points), "AURC": ("aurc", decimal), "Excess AURC": ("aurc_excess", decimal),
-}  # fmt: skip
+    "ECE, binary": ("ece_binary", points),
+    "AURC": ("aurc", decimal),
+    "Excess AURC": ("aurc_excess", decimal),
+}
 
 
 def all_metrics_table(rows: Sequence[CalibrationRecord]) -> PageTable:
     """Show every metric of the given rows; binary ECE where any row has it."""
     binary = any(row.ece_binary is not None for row in rows)
-    further = {name: found for name, found in _FURTHER.items() if binary or found[0] != "ece_binary"}
+    further = {
+        name: found for name, found in _FURTHER.items() if binary or found[0] != "ece_binary"
+    }
     cells: list[Cells] = []
     for row in in_reading_order(rows):
         values = (write(getattr(row, key)) for key, write in further.values())
@@ -198,7 +290,16 @@ def main_cells(row: CalibrationRecord) -> Cells:
     accuracy = points(row.accuracy), interval(row.intervals.get("accuracy"), points)
     nll = decimal(row.nll), interval(row.intervals.get("nll"), decimal)
     area = decimal(row.auroc), interval(row.auroc_bounds, decimal)
-    return place_name(row.site), predictor_name(row), records(row.n), error_cell(row), ece, accuracy, nll, area
+    return (
+        place_name(row.site),
+        predictor_name(row),
+        records(row.n),
+        error_cell(row),
+        ece,
+        accuracy,
+        nll,
+        area,
+    )
 
 
 def _site_table(run: Summary) -> PageTable:
@@ -219,7 +320,9 @@ def _site_table(run: Summary) -> PageTable:
             (SITE_ROLES[site.role], site.shift.replace("_", " ")),
             (count(site.n), f"{site.unit}s" if site.unit and site.n != 1 else site.unit),
             records(site.test_n),
-            points(max(site.shares) if len(site.shares) > 2 else site.shares[1]) if site.shares else UNDEFINED,
+            points(max(site.shares) if len(site.shares) > 2 else site.shares[1])
+            if site.shares
+            else UNDEFINED,
             *(points(shares.get(site.name)) for shares in groups.values()),
         )
         for site in run.sites
@@ -241,10 +344,15 @@ def epsilon_table(curves: Sequence[EpsilonCurve]) -> PageTable:
 
 def _cost_table(run: Summary) -> PageTable:
     rows = [
-        (f"Bytes sent {way} all sites", *(map(filesize.decimal, (sum(sent), max(sent))) if sent else [UNDEFINED] * 2))
+        (
+            f"Bytes sent {way} all sites",
+            *(map(filesize.decimal, (sum(sent), max(sent))) if sent else [UNDEFINED] * 2),
+        )
         for way, sent in (("by", run.bytes.up), ("to", run.bytes.down))
     ]
-    rows += [(f"Time: {stage}", numbers.duration(seconds), "") for stage, seconds in run.seconds.items()]
+    rows += [
+        (f"Time: {stage}", numbers.duration(seconds), "") for stage, seconds in run.seconds.items()
+    ]
     return page_table(("", "Total", "Largest round"), rows)
 
 
@@ -254,13 +362,21 @@ def facts(run: Summary) -> Mapping[str, str]:
         "Scenario": run.scenario,
         "Data": run.data,
         "Finished": run.finished,
-        "Duration": numbers.duration(sum(filter(None, run.seconds.values()))) if run.seconds else "",
+        "Duration": numbers.duration(sum(filter(None, run.seconds.values())))
+        if run.seconds
+        else "",
         "Aggregation": run.aggregation,
         **_aggregation_inputs(run),
-        "Resumed": ", ".join(f"after round {number}" if number else "before round 1" for number in run.resumed_after),
+        "Resumed": ", ".join(
+            f"after round {number}" if number else "before round 1" for number in run.resumed_after
+        ),
         "Seed of partition and model": "" if run.seed is None else str(run.seed),
-        "Label heterogeneity (mean total variation)": "" if run.heterogeneity is None else decimal(run.heterogeneity),
-        "Configurations tried": "" if run.configurations_tried is None else count(run.configurations_tried),
+        "Label heterogeneity (mean total variation)": ""
+        if run.heterogeneity is None
+        else decimal(run.heterogeneity),
+        "Configurations tried": ""
+        if run.configurations_tried is None
+        else count(run.configurations_tried),
         "Versions": ", ".join(f"{name} {version}" for name, version in run.versions.items()),
     }
     return {name: value for name, value in known.items() if value}
@@ -278,4 +394,6 @@ def _aggregation_inputs(run: Summary) -> dict[str, str]:
         used = f"{number}made-up inputs ({inputs.pattern}), no record"
     divergence = "Divergence of the distilled network from its teacher, nats per input"
     numbers = {"beta of PredBayes": inputs.beta, divergence: inputs.divergence}
-    return {"Server's own inputs": used} | {key: decimal(value) for key, value in numbers.items() if value is not None}
+    return {"Server's own inputs": used} | {
+        key: decimal(value) for key, value in numbers.items() if value is not None
+    }

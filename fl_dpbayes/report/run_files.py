@@ -18,19 +18,48 @@ from fl_dpbayes.config.summary import CalibrationRecord, Summary, parse_summary
 SUMMARY_FILE, PRIVACY_FILE, ROUNDS_FILE = "summary.json", "privacy.csv", "rounds.csv"
 
 PRIVACY_COLUMNS = (
-    "site", "round", "steps", "epsilon", "epsilon_method", "delta", "mu", "mu_kind", "adjacency",
-    "noise_multiplier_first", "noise_multiplier_last", "temperature", "status", "reason", "budget", "purpose",
-)  # fmt: skip
+    "site",
+    "round",
+    "steps",
+    "epsilon",
+    "epsilon_method",
+    "delta",
+    "mu",
+    "mu_kind",
+    "adjacency",
+    "noise_multiplier_first",
+    "noise_multiplier_last",
+    "temperature",
+    "status",
+    "reason",
+    "budget",
+    "purpose",
+)
 ROUND_COLUMNS = (
-    "round", "seconds", "sites_asked", "sites_ok", "sites_partial", "sites_refused", "sites_failed", "sites_rejected",
-    "bytes_up", "bytes_down", "samples_kept",
-)  # fmt: skip
+    "round",
+    "seconds",
+    "sites_asked",
+    "sites_ok",
+    "sites_partial",
+    "sites_refused",
+    "sites_failed",
+    "sites_rejected",
+    "bytes_up",
+    "bytes_down",
+    "samples_kept",
+)
 _RANKED = [metric for rank in (1, 2) for metric in METRICS.values() if metric.rank == rank]
 CALIBRATION_COLUMNS = (
-    "site", "role", "predictor", "n", *(metric.key for metric in _RANKED), "ece_if_calibrated",
-    "ece_if_calibrated_high", *(metric.key for metric in METRICS.values() if metric.rank == 3),
+    "site",
+    "role",
+    "predictor",
+    "n",
+    *(metric.key for metric in _RANKED),
+    "ece_if_calibrated",
+    "ece_if_calibrated_high",
+    *(metric.key for metric in METRICS.values() if metric.rank == 3),
     *(f"{metric.key}_{end}" for metric in _RANKED for end in ("low", "high")),
-)  # fmt: skip
+)
 
 
 def write_summary(summary: Summary | Mapping[str, object], run_dir: Path | str) -> Path:
@@ -41,14 +70,18 @@ def write_summary(summary: Summary | Mapping[str, object], run_dir: Path | str) 
     folder = Path(run_dir)
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / SUMMARY_FILE
-    given = summary.model_dump(exclude_unset=True) if isinstance(summary, Summary) else dict(summary)
+    given = (
+        summary.model_dump(exclude_unset=True) if isinstance(summary, Summary) else dict(summary)
+    )
     # One part at a time is held twice.
     content = {key: json_values(given.pop(key)) for key in list(given)}
     atomic_file.write_sealed_json(path, content, indent=2, beside=[PRIVACY_FILE])
     return path
 
 
-def write_csv(path: Path | str, rows: Iterable[Mapping[str, object]], columns: Sequence[str]) -> Path:
+def write_csv(
+    path: Path | str, rows: Iterable[Mapping[str, object]], columns: Sequence[str]
+) -> Path:
     """Write a table as CSV: undefined, as an absent column is, is an empty cell, infinite is "inf".
 
     Raises ValueError if a row has a key that is no column.
@@ -60,12 +93,17 @@ def write_csv(path: Path | str, rows: Iterable[Mapping[str, object]], columns: S
 
 
 def append_csv(path: Path, rows: Iterable[Mapping[str, object]], columns: Sequence[str]) -> None:
-    """Append rows to a table of `write_csv`; what it holds is not written again. Raises UserError if it cannot be."""
+    """Append rows to a table of `write_csv`; what it holds is not written again.
+
+    Raises UserError if it cannot be.
+    """
     with atomic_file.written(path), path.open("a", encoding="utf-8", newline="") as file:
         file.write(_csv_lines(rows, columns, header=False))
 
 
-def _csv_lines(rows: Iterable[Mapping[str, object]], columns: Sequence[str], *, header: bool) -> str:
+def _csv_lines(
+    rows: Iterable[Mapping[str, object]], columns: Sequence[str], *, header: bool
+) -> str:
     writer = csv.DictWriter(buffer := io.StringIO(), columns, lineterminator="\n", restval="")
     if header:
         writer.writeheader()
@@ -84,10 +122,17 @@ def read_csv(path: Path | str) -> list[dict[str, str]]:
 
 
 def calibration_csv_row(row: CalibrationRecord) -> dict[str, object]:
-    """Flatten a row of the summary to the columns of `calibration.csv`; bounds stand in for an absent interval."""
-    cells: dict[str, object] = {column: getattr(row, column, None) for column in CALIBRATION_COLUMNS}
+    """Flatten a row of the summary to the columns of `calibration.csv`.
+
+    Bounds stand in for an absent interval.
+    """
+    cells: dict[str, object] = {
+        column: getattr(row, column, None) for column in CALIBRATION_COLUMNS
+    }
     for metric in _RANKED:
-        ends = row.intervals.get(metric.key) or (getattr(row, f"{metric.key}_bounds") if metric.bounded else None)
+        ends = row.intervals.get(metric.key) or (
+            getattr(row, f"{metric.key}_bounds") if metric.bounded else None
+        )
         if ends is not None:
             cells[f"{metric.key}_low"], cells[f"{metric.key}_high"] = ends
     return cells
@@ -95,7 +140,9 @@ def calibration_csv_row(row: CalibrationRecord) -> dict[str, object]:
 
 def check_not_cut_off(run_dir: Path | str) -> None:
     """Say how to go on with a run of which the result is missing."""
-    if any((Path(run_dir) / name).is_file() for name in ("scenario.toml", "checkpoint.safetensors")):
+    if any(
+        (Path(run_dir) / name).is_file() for name in ("scenario.toml", "checkpoint.safetensors")
+    ):
         raise UserError(f"the run in {run_dir} is not finished: go on with  {_resume(run_dir)}")
 
 
@@ -104,7 +151,10 @@ def _resume(run_dir: Path | str) -> str:
 
 
 def read_summary(run_dir: Path | str) -> Summary:
-    """Read and check `summary.json` of a run directory, and `privacy.csv` beside it; raises as `stored_summary`."""
+    """Read and check `summary.json` of a run directory, and `privacy.csv` beside it.
+
+    Raises as `stored_summary`.
+    """
     return _checked(run_dir)[1]
 
 
@@ -120,7 +170,10 @@ def _checked(run_dir: Path | str) -> tuple[dict[str, Any], Summary]:
     path = Path(run_dir) / SUMMARY_FILE
     if not path.is_file():
         check_not_cut_off(run_dir)
-        given = "Give the folder that `fl-dpbayes simulate` printed at its end, for instance runs/quickstart-1"
+        given = (
+            "Give the folder that `fl-dpbayes simulate` printed at its end, for instance "
+            "runs/quickstart-1"
+        )
         raise UserError(f"{run_dir} is not a run directory: it holds no summary.json. {given}")
     read = path
     try:
@@ -134,12 +187,20 @@ def _checked(run_dir: Path | str) -> tuple[dict[str, Any], Summary]:
         reason = f"{'.'.join(str(part) for part in first['loc'])}: {first['msg']}"
     except (atomic_file.DamagedError, OSError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-    again = f"write it again with  {_resume(run_dir)}  (for a folder of an older version, run the scenario again)"
-    raise UserError(f"{read} is not as a run writes it: {reason}. Put back a copy of it, or {again}")
+    again = (
+        f"write it again with  {_resume(run_dir)}  (for a folder of an older version, run the "
+        "scenario again)"
+    )
+    raise UserError(
+        f"{read} is not as a run writes it: {reason}. Put back a copy of it, or {again}"
+    )
 
 
 class EpsilonCurve(NamedTuple):
-    """Epsilon spent at one site after each of its rounds; `budget` is None where none was stated."""
+    """Epsilon spent at one site after each of its rounds.
+
+    `budget` is None where none was stated.
+    """
 
     site: str
     rounds: tuple[int, ...]
@@ -162,4 +223,7 @@ def read_epsilon_curves(run_dir: Path | str) -> list[EpsilonCurve]:
         remedy = "remove it to report without epsilon per round, or run again"
         raise UserError(f"{path} is damaged ({reason}): {remedy}") from None
     ordered = {site: dict(sorted(spent.items())) for site, spent in points.items()}
-    return [EpsilonCurve(site, tuple(of), tuple(of.values()), budgets[site]) for site, of in ordered.items()]
+    return [
+        EpsilonCurve(site, tuple(of), tuple(of.values()), budgets[site])
+        for site, of in ordered.items()
+    ]

@@ -13,11 +13,13 @@ from fl_dpbayes.config.scenario import Scenario
 from fl_dpbayes.config.summary import SettingRecord
 
 
-def settings_table(scenario: Scenario, aggregation_inputs: Mapping[str, Any] | None) -> tuple[SettingRecord, ...]:
+def settings_table(
+    scenario: Scenario, aggregation_inputs: Mapping[str, Any] | None
+) -> tuple[SettingRecord, ...]:
     """Say what was run.
 
-    `aggregation_inputs`: what the run's record says of inputs of the server's own; None where it used none. Returns
-    one row `name`, `value` per part, in words.
+    `aggregation_inputs`: what the run's record says of inputs of the server's own; None where it
+    used none. Returns one row `name`, `value` per part, in words.
     """
     privacy, norm = scenario.privacy, scenario.privacy.clip_norm
     spent = "none: epsilon is infinite"
@@ -32,14 +34,18 @@ def settings_table(scenario: Scenario, aggregation_inputs: Mapping[str, Any] | N
             or "no rule: a missing value is refused, or the data set prepares it"
         ),
         "Model": _described(scenario.model, "features"),
-        "Features": _described(scenario.model.features) if scenario.model.features else "none: the records themselves",
+        "Features": _described(scenario.model.features)
+        if scenario.model.features
+        else "none: the records themselves",
         "Sampler": _described(scenario.sampler, "step_size", "prior"),
         "Step size": _described(scenario.sampler.step_size),
         "Prior": _described(scenario.sampler.prior),
         "Length": _length(scenario),
         "Privacy": spent,
         "Noise": _noise(scenario),
-        "Clipping": "none" if norm is None else f"{_described(privacy.clipping)}, clip norm {norm:g}",
+        "Clipping": "none"
+        if norm is None
+        else f"{_described(privacy.clipping)}, clip norm {norm:g}",
         "Batches": f"each unit with probability {privacy.sampling_rate:g} (Poisson)",
         "Aggregation": _aggregation(scenario, aggregation_inputs or {}),
         "Recalibration": _recalibration(scenario),
@@ -50,9 +56,15 @@ def settings_table(scenario: Scenario, aggregation_inputs: Mapping[str, Any] | N
 
 def _described(record: Config, *left_out: str) -> str:
     """Name a record's kind, then its settings."""
-    values = {name: getattr(record, name) for name in type(record).model_fields if name not in left_out}
+    values = {
+        name: getattr(record, name) for name in type(record).model_fields if name not in left_out
+    }
     kind = values.pop("kind", None) or values.pop("rule", "")
-    settings = [f"{name.replace('_', ' ')} {_text(value)}" for name, value in values.items() if value is not None]
+    settings = [
+        f"{name.replace('_', ' ')} {_text(value)}"
+        for name, value in values.items()
+        if value is not None
+    ]
     return ", ".join([str(kind), *settings] if kind else settings)
 
 
@@ -75,14 +87,17 @@ def _length(scenario: Scenario) -> str:
     each = f"{counted(training.rounds, 'round')} x {counted(training.steps_per_round, 'step')}"
     if training.chains == 1:
         return f"1 chain per site: {each}; {kept}"
-    return f"{training.chains} chains per site: their costs add up to one account; each {each}; {kept}"
+    return (
+        f"{training.chains} chains per site: their costs add up to one account; each {each}; {kept}"
+    )
 
 
 def _aggregation(scenario: Scenario, inputs: Mapping[str, Any]) -> str:
     rule, public = scenario.aggregation, scenario.aggregation.inputs
     if public is None:
         return _described(rule)
-    # A file's path is nobody's business but the server's, and it may hold fewer records than asked for.
+    # A file's path is nobody's business but the server's, and it may hold fewer records than asked
+    # for.
     used = inputs.get("count", public.count)
     records = (
         f"{used} public records of {public.path.name}"
@@ -109,8 +124,14 @@ def _noise(scenario: Scenario) -> str:
             return f"that of Langevin dynamics at temperature {privacy.temperature:g}"
         deviation = privacy.noise_standard_deviation
         return f"standard deviation {deviation:g} on the sum of gradients" if deviation else "none"
-    given = {name: getattr(privacy, name) for name in ("coupling", "temperature", "noise_multiplier")}
-    parts = [f"{name.replace('_', ' ')} {_text(value)}" for name, value in given.items() if value is not None]
+    given = {
+        name: getattr(privacy, name) for name in ("coupling", "temperature", "noise_multiplier")
+    }
+    parts = [
+        f"{name.replace('_', ' ')} {_text(value)}"
+        for name, value in given.items()
+        if value is not None
+    ]
     if privacy.noise_multiplier is None and privacy.coupling in ("constant", "floor"):
         parts.append("noise multiplier solved from epsilon at each site")
     elif privacy.noise_multiplier is None and privacy.temperature is None:
@@ -125,7 +146,15 @@ def _recalibration(scenario: Scenario) -> str:
     if section is None:
         return "none"
     epsilon = recalibration_plan(section, scenario.privacy).epsilon or math.inf
-    cost = "not private" if math.isinf(epsilon) else f"epsilon {epsilon:g} on units kept from training"
-    settings = _described(section, "method", "scope", "epsilon", "fraction") or f"{ISOTONIC_BINS} merged bins"
+    cost = (
+        "not private" if math.isinf(epsilon) else f"epsilon {epsilon:g} on units kept from training"
+    )
+    settings = (
+        _described(section, "method", "scope", "epsilon", "fraction")
+        or f"{ISOTONIC_BINS} merged bins"
+    )
     whose = "one map over all sites" if section.scope == "federated" else "a map per site"
-    return f"{section.method}, {whose}, {section.fraction:.0%} of each training site's units, {cost}, {settings}"
+    return (
+        f"{section.method}, {whose}, {section.fraction:.0%} of each training site's units, "
+        f"{cost}, {settings}"
+    )

@@ -13,7 +13,10 @@ WIDTH = 100
 
 def privacy_table(run: Summary, width: int = WIDTH) -> Table:
     """Show what the run cost each site that trained, and each site that released noised test results."""
-    content, title = page_tables.privacy_table(run), "Privacy spent" if run.private else "Training without privacy"
+    content, title = (
+        page_tables.privacy_table(run),
+        "Privacy spent" if run.private else "Training without privacy",
+    )
     expendable = ("Unit", "μ", "Temperature", "Units n", "Steps")
     notes = " ".join(privacy_notes(run))
     return printed_table(title, content, width, quiet=("μ",), expendable=expendable, caption=notes)
@@ -26,10 +29,17 @@ def calibration_table(run: Summary, width: int = WIDTH) -> Table:
     cells = [(str(where).removesuffix(" sites"), *others) for where, *others in cells]
     content = page_tables.page_table(page_tables.MAIN, page_tables.once(cells), (0, 1))
     caption = (
-        "Accuracy in %, calibration errors in percentage points, [95% interval]; in parentheses the ECE that a "
+        "Accuracy in %, calibration errors in percentage points, [95% interval]; in "
+        "parentheses the ECE that a "
         "perfectly calibrated model would show at that n."
-        + (" A median is taken of the sites' own rows: one site cannot move it beyond the others." if medians else "")
+        + (
+            " A median is taken of the sites' own rows: one site cannot move it beyond the others."
+            if medians
+            else ""
+        )
     )
     *_, rms, ece, accuracy, nll, area = page_tables.MAIN
     quiet, expendable = (rms, ece, area), (area, nll, "n", ece, accuracy)
-    return printed_table("Calibration", content, width, quiet=quiet, expendable=expendable, caption=caption)
+    return printed_table(
+        "Calibration", content, width, quiet=quiet, expendable=expendable, caption=caption
+    )

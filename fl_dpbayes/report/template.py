@@ -1,4 +1,7 @@
-"""The report pages as Jinja templates; every value in them is escaped unless it is one of our own figures."""
+"""The report pages as Jinja templates.
+
+Every value in them is escaped unless it is one of our own figures.
+"""
 
 # Where the list of contents goes, which is read off the headings.
 CONTENTS = "<!-- contents -->"

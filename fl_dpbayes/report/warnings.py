@@ -17,25 +17,42 @@ def _few_samples(samples: int, least: int, chains: int, apart: str = "") -> str:
 
 def _not_mixed(certain: bool, chains: int, share: float, largest: float, hot: bool) -> str:
     between = "the chains disagree" if chains > 1 else "the chain's first and second half disagree"
-    remedy = " or run more steps" if hot else ", run more steps, or take larger steps (hotter if private)"
-    seen = f"{between} in {share:.0%} of the quantities looked at (R-hat above 1.1, largest {largest:.2f})"
-    return f"The sampler {'has not' if certain else 'may not have'} mixed: {seen}. Lengthen burn_in{remedy}."
+    remedy = (
+        " or run more steps"
+        if hot
+        else ", run more steps, or take larger steps (hotter if private)"
+    )
+    seen = (
+        f"{between} in {share:.0%} of the quantities looked at (R-hat above 1.1, largest "
+        f"{largest:.2f})"
+    )
+    return (
+        f"The sampler {'has not' if certain else 'may not have'} mixed: {seen}. Lengthen "
+        f"burn_in{remedy}."
+    )
 
 
 def _hot(
-    planned: float, mean: float, site: str = "", sites: int = 1, friction: float = 0.0, momentum: float = 0.0
+    planned: float,
+    mean: float,
+    site: str = "",
+    sites: int = 1,
+    friction: float = 0.0,
+    momentum: float = 0.0,
 ) -> str:
     which = f"{site}{f', the hottest of {sites} such sites' if sites > 1 else ''}: " if site else ""
     less = f", less momentum than {momentum:g}" if momentum else ""
     lever = f", more friction than {friction:g}" if friction else less
     return (
-        f"{which}Privacy needs more noise than temperature {planned:g}: the chain sampled at {mean:.3g}, so its "
+        f"{which}Privacy needs more noise than temperature {planned:g}: the chain sampled at "
+        f"{mean:.3g}, so its "
         f"posterior is about {(mean / planned) ** 0.5:.2g} times too wide. Smaller steps{lever}, a larger budget or "
         "more units cool it."
     )
 
 
-# `{name:count noun}` writes "1 noun", "2 nouns", `{role:words}` a role as it is said; all else is as in `str.format`.
+# `{name:count noun}` writes "1 noun", "2 nouns", `{role:words}` a role as it is said; all else is
+# as in `str.format`.
 SENTENCES: dict[str, str | Callable[..., str]] = {
     # Who takes part.
     "no-card": "a node did not join: {reason}",
@@ -45,17 +62,29 @@ SENTENCES: dict[str, str | Callable[..., str]] = {
     "came-back": "round {round}: {site} came back",
     "came-back-elsewhere": "round {round}: {site} came back on another node",
     "joined": "round {round}: {site} joined the training",
-    "silent": "{site} gave no reply in {silent} rounds in a row (resources.silent_rounds) and trains no more",
+    "silent": (
+        "{site} gave no reply in {silent} rounds in a row (resources.silent_rounds) and "
+        "trains no more"
+    ),
     "missing": "{site} was missing when the run was resumed",
-    "prior-repeated": "the plan shares the prior between the {planned} training sites of the start and more have "
+    "prior-repeated": "the plan shares the prior between the {planned} training sites of the start "
+    "and more have "
     "joined: the posterior counts it {times:.3g} times",
-    "share-not-kept": "only {sites:count site} took part, so each weighs {weight:.3g}, above largest_share {share:g}",
-    "share-cut": "{site} declares {units} of {all} units and would weigh {asked:.0%}: it was held to {share:.0%}, as a "
+    "share-not-kept": (
+        "only {sites:count site} took part, so each weighs {weight:.3g}, above "
+        "largest_share {share:g}"
+    ),
+    "share-cut": "{site} declares {units} of {all} units and would weigh {asked:.0%}: it was held "
+    "to {share:.0%}, as a "
     "size is a site's own word (aggregation.largest_share; 1 lifts the bound)",
-    "heaviest": "{site} declares {units} of {all} units and has {weight:.0%} of the weight, more than all others "
-    "together; its size is its own word: set aggregation.largest_share, or site_weights = 'uniform'",
-    "one-by-one": "{site} computes {computation} of one record at a time, about {slower:.2g} times as slow as it "
-    "could be: on its processor a record's last digits would else depend on other records. The results are right; "
+    "heaviest": "{site} declares {units} of {all} units and has {weight:.0%} of the weight, more "
+    "than all others "
+    "together; its size is its own word: set aggregation.largest_share, or "
+    "site_weights = 'uniform'",
+    "one-by-one": "{site} computes {computation} of one record at a time, about {slower:.2g} times "
+    "as slow as it "
+    "could be: on its processor a record's last digits would else depend on other "
+    "records. The results are right; "
     "another processor is faster, or MKL_CBWR=COMPATIBLE set before Python starts may be",
     # The model.
     "record-by-record": "Records could meet in the module of model.factory ({place}), so each is computed by itself: a "
@@ -167,19 +196,27 @@ def sentence(warning: RunWarning) -> str:
     """Say a warning in words; `of` among its values, the names that it holds for, comes first."""
     said, values = SENTENCES[warning.kind], dict(warning.values)
     sites = values.pop("of", "")
-    text = said(**values) if callable(said) else _Words().format(said, site=warning.site, **values).strip()
+    text = (
+        said(**values)
+        if callable(said)
+        else _Words().format(said, site=warning.site, **values).strip()
+    )
     return f"{sites}: {text}" if sites else text
 
 
 def sentences(warnings: Iterable[RunWarning]) -> list[str]:
     """Say each warning once, and what is said of several sites once, with the sites that it holds for.
 
-    Returns sentences at the place of their first warning. Warnings of one kind that differ only by their site, or
-    by numbers that belong to it (another round is another matter), are one sentence.
+    Returns sentences at the place of their first warning. Warnings of one kind that differ only by
+    their site, or by numbers that belong to it (another round is another matter), are one sentence.
     """
     groups: dict[tuple[object, ...], list[RunWarning]] = {}
     for warning in dict.fromkeys(warnings):
-        shared = [(name, value) for name, value in warning.values if name == "round" or isinstance(value, str)]
+        shared = [
+            (name, value)
+            for name, value in warning.values
+            if name == "round" or isinstance(value, str)
+        ]
         key = (warning.kind, *shared) if warning.site else (warning,)
         groups.setdefault(key, []).append(warning)
     return [_joined(group) for group in groups.values()]
@@ -187,7 +224,9 @@ def sentences(warnings: Iterable[RunWarning]) -> list[str]:
 
 def _joined(group: list[RunWarning]) -> str:
     first, *others = group
-    names = [name for name in dict.fromkeys(warning.site for warning in others) if name != first.site]
+    names = [
+        name for name in dict.fromkeys(warning.site for warning in others) if name != first.site
+    ]
     if not names:
         return sentence(first)
     alike = all(warning.values == first.values for warning in others)

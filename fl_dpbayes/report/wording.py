@@ -31,19 +31,28 @@ def event(run: Summary) -> str:
 
 def neighbours(run: Summary) -> str:
     """Say what two neighbouring data sets of a training site differ by."""
-    unit = " or ".join(sorted({site.unit for site in run.sites if site.role == "train" and site.unit})) or "record"
+    unit = (
+        " or ".join(sorted({site.unit for site in run.sites if site.role == "train" and site.unit}))
+        or "record"
+    )
     verb = ADJACENCY.get(run.adjacency)
     return f"{verb} one {unit}" if verb else f"{run.adjacency} ({unit})"
 
 
 def _unspent_text(run: Summary) -> Iterator[str]:
-    spent = {row.epsilon / row.budget: row for row in run.privacy if row.status == "OK" and row.epsilon and row.budget}
+    spent = {
+        row.epsilon / row.budget: row
+        for row in run.privacy
+        if row.status == "OK" and row.epsilon and row.budget
+    }
     if run.coupling != "floor" or not spent or min(spent) > MOSTLY:
         return
     row = spent[min(spent)]
     yield (
-        f"{row.site} spent {rounded_up(row.epsilon)} of a budget of {significant(row.budget)}: coupling 'floor' never "
-        "adds less noise than the planned temperature needs, which alone is more private. More steps or a lower "
+        f"{row.site} spent {rounded_up(row.epsilon)} of a budget of "
+        f"{significant(row.budget)}: coupling 'floor' never "
+        "adds less noise than the planned temperature needs, which alone is more private. "
+        "More steps or a lower "
         "temperature would use the rest; a smaller budget changes nothing."
     )
 
@@ -51,30 +60,61 @@ def _unspent_text(run: Summary) -> Iterator[str]:
 def privacy_notes(run: Summary) -> Iterator[str]:
     """Say what the table of privacy means: adjacency, a small delta, unspent budgets, approximations, temperatures."""
     if run.private:
-        text, small = f"Two data sets are neighbours if they differ by {neighbours(run)}.", run.small_delta
-        methods = ", ".join(sorted({row.epsilon_method for row in run.privacy if row.epsilon_method}))
+        text, small = (
+            f"Two data sets are neighbours if they differ by {neighbours(run)}.",
+            run.small_delta,
+        )
+        methods = ", ".join(
+            sorted({row.epsilon_method for row in run.privacy if row.epsilon_method})
+        )
         yield f"{text} ε{f', by {methods},' if methods else ''} and μ are rounded up."
         if small is not None:
-            yield f"At delta {probability(small.delta)} epsilon of {small.site} is {rounded_up(small.epsilon)}."
+            yield (
+                f"At delta {probability(small.delta)} epsilon of {small.site} is "
+                f"{rounded_up(small.epsilon)}."
+            )
         yield from _unspent_text(run)
-        yield "ε after a round holds if the run's end was fixed beforehand; else the plan's, and always the budget."
+        yield (
+            "ε after a round holds if the run's end was fixed beforehand; else the plan's, and "
+            "always the budget."
+        )
         if run.chains > 1:
             yield f"{run.chains} chains per site: their costs add up to this one account."
         if any(row.recalibration_epsilon is not None for row in run.privacy):
-            yield "Recalibration used units kept from training: each unit pays one of the two ε, so at most the larger."
+            yield (
+                "Recalibration used units kept from training: each unit pays one of the two ε, "
+                "so at most the larger."
+            )
         if any(row.mu_kind == "clt" for row in run.privacy):
-            yield "μ (clt) is an approximation and not an upper bound; the ε beside it does not come from it."
+            yield (
+                "μ (clt) is an approximation and not an upper bound; the ε beside it does not "
+                "come from it."
+            )
     else:
-        yield "Not private: epsilon is infinite. What the sites released may show any of their records."
+        yield (
+            "Not private: epsilon is infinite. What the sites released may show any of "
+            "their records."
+        )
     if run.evaluation_privacy:
-        yield "Rows of status evaluation: what noised test results cost, on units that did not train."
+        yield (
+            "Rows of status evaluation: what noised test results cost, on units that did not train."
+        )
     if tempered(run):
-        yield "Temperature is the mean over steps, weighted by step size: of the noise alone, 1 is the posterior."
+        yield (
+            "Temperature is the mean over steps, weighted by step size: of the noise alone, 1 is "
+            "the posterior."
+        )
         if run.aggregation == "fald":
             found = run.averaged_temperature
-            yield f"The averaged chain's temperature is {'not known' if found is None else f'{found:.3g}'}."
+            yield (
+                "The averaged chain's temperature is "
+                f"{'not known' if found is None else f'{found:.3g}'}."
+            )
         if run.clipped:
-            yield "If many gradients are clipped the chain is hotter than shown; the clipped share stays at each site."
+            yield (
+                "If many gradients are clipped the chain is hotter than shown; the clipped share "
+                "stays at each site."
+            )
     if run.seeded:
         yield "seeded: not private."
 
@@ -92,11 +132,19 @@ def place_name(site: str) -> str:
 
 
 def in_reading_order(rows: Sequence[CalibrationRecord]) -> list[CalibrationRecord]:
-    """Order rows as read: medians, pooled, means, sites; held-out before shifted before training; last, posterior."""
+    """Order rows as read: medians, pooled, means, sites; held-out before shifted before training.
+
+    Last, posterior.
+    """
     kinds, roles = ["median", "pooled", "mean", ""], list(ROLES)
     predictors = {name: at for at, name in enumerate(PREDICTORS)}
 
     def order(row: CalibrationRecord) -> tuple[int, int, str, int]:
-        return kinds.index(row.over), roles.index(row.role), row.site, predictors.get(row.predictor, len(predictors))
+        return (
+            kinds.index(row.over),
+            roles.index(row.role),
+            row.site,
+            predictors.get(row.predictor, len(predictors)),
+        )
 
     return sorted(rows, key=order)

@@ -22,10 +22,17 @@ from fl_dpbayes.samplers.planned import step_sizes
 
 # Beyond it the arithmetic has no digits left to count steps with.
 MAX_ACCOUNTED_STEPS = 10**12
-OPTIONS = {"epsilon": "--epsilon", "delta": "--delta", "sampling_rate": "--q", "clip_norm": "--clip-norm",
-           "temperature": "--temperature"}  # fmt: skip
-NEIGHBOURS = {"add_or_remove_one": "neighbours differ by adding or removing one unit",
-              "replace_one": "neighbours differ by replacing one unit"}  # fmt: skip
+OPTIONS = {
+    "epsilon": "--epsilon",
+    "delta": "--delta",
+    "sampling_rate": "--q",
+    "clip_norm": "--clip-norm",
+    "temperature": "--temperature",
+}
+NEIGHBOURS = {
+    "add_or_remove_one": "neighbours differ by adding or removing one unit",
+    "replace_one": "neighbours differ by replacing one unit",
+}
 
 
 class _Schedule(Config):
@@ -33,7 +40,12 @@ class _Schedule(Config):
 
 
 def account_of(
-    sigma: float | None, q: float | None, steps: int | None, history: Path | None, delta: float, adjacency: Adjacency
+    sigma: float | None,
+    q: float | None,
+    steps: int | None,
+    history: Path | None,
+    delta: float,
+    adjacency: Adjacency,
 ) -> Account:
     """Account for `steps` steps of noise multiplier `sigma` at sampling rate `q`, or for the JSON list of `history`.
 
@@ -45,7 +57,11 @@ def account_of(
         return account(_history_in(history), delta, adjacency)
     if history is not None or sigma is None or q is None or steps is None:
         raise UserError("give either --sigma, --q and --steps together, or --history FILE")
-    for option, value, high in (("--sigma", sigma, math.inf), ("--q", q, 1), ("--steps", steps, MAX_ACCOUNTED_STEPS)):
+    for option, value, high in (
+        ("--sigma", sigma, math.inf),
+        ("--q", q, 1),
+        ("--steps", steps, MAX_ACCOUNTED_STEPS),
+    ):
         _require(option, value, 0, high)
     return account((GaussianEvent(sigma, q, steps),), delta, adjacency)
 
@@ -74,18 +90,24 @@ def _history_in(path: Path) -> History:
 def solved(options: dict[str, Any], schedule: str, steps: int, units: int) -> SolvedNoise:
     """Solve the free parameter of a coupling for a target epsilon.
 
-    `options`: fields of a `PrivacyPlan`; `temperature` is tau of `floor`, None: 1. Raises UserError if a value is out
-    of range, or the target cannot be met.
+    `options`: fields of a `PrivacyPlan`; `temperature` is tau of `floor`, None: 1. Raises UserError
+    if a value is out of range, or the target cannot be met.
     """
     temperature, coupling = options["temperature"], options["coupling"]
     _require("--steps", steps, 1, MAX_STEPS)
     _require("--units", units, 1, math.inf)
     if temperature is not None and coupling != "floor":
         has = "has no temperature" if coupling == "constant" else "finds its own"
-        raise UserError(f"--temperature is {temperature}, but --coupling {coupling} {has}: leave it out, or take floor")
+        raise UserError(
+            f"--temperature is {temperature}, but --coupling {coupling} {has}: leave it out, "
+            "or take floor"
+        )
     options |= {"temperature": 1.0} if temperature is None and coupling == "floor" else {}
     try:
-        content, example = tomllib.loads(f"schedule = {schedule}"), '{kind="polynomial", initial=0.1, power=0.33}'
+        content, example = (
+            tomllib.loads(f"schedule = {schedule}"),
+            '{kind="polynomial", initial=0.1, power=0.33}',
+        )
         sizes = read_record(_Schedule, content, f"--schedule (for example {example})").schedule
     except tomllib.TOMLDecodeError as error:
         raise UserError(f"--schedule is not a TOML value: {error}") from None
@@ -94,7 +116,9 @@ def solved(options: dict[str, Any], schedule: str, steps: int, units: int) -> So
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         option = OPTIONS.get(str(first["loc"][0]), first["loc"][0])
-        raise UserError(f"{option} is {first['input']!r}: {first['msg'][:1].lower()}{first['msg'][1:]}") from None
+        raise UserError(
+            f"{option} is {first['input']!r}: {first['msg'][:1].lower()}{first['msg'][1:]}"
+        ) from None
     try:
         return solve_noise(plan, step_sizes(sizes, steps), units)
     except ValueError as error:
@@ -117,16 +141,32 @@ def account_table(found: Account) -> Table:
     tightest = "privacy-loss distribution: the tightest upper bound; this one is reported"
     table.add_row("PLD", _text(found.epsilon_pld), tightest)
     if found.epsilon_small_delta is not None:
-        table.add_row("PLD", _text(found.epsilon_small_delta), f"the same at delta = {SMALL_DELTA:g}")
-    table.add_row("RDP", _text(found.epsilon_rdp), "Renyi divergences: an upper bound, looser; filters across runs")
+        table.add_row(
+            "PLD", _text(found.epsilon_small_delta), f"the same at delta = {SMALL_DELTA:g}"
+        )
+    table.add_row(
+        "RDP",
+        _text(found.epsilon_rdp),
+        "Renyi divergences: an upper bound, looser; filters across runs",
+    )
     table.add_row(f"GDP ({found.mu_kind})", _text(found.epsilon_gdp), _gdp_meaning(found))
     return table
 
 
 def solve_json(found: SolvedNoise) -> JSONValue:
-    """Write solved noise as JSON values; the coupling `floor` has both parameters, infinite is the string "inf"."""
-    free = {key: value for key in ("noise_multiplier", "temperature") if (value := getattr(found, key)) is not None}
-    return json_values(free | {"epsilon": found.epsilon, "delta": found.delta, "history": write_history(found.history)})
+    """Write solved noise as JSON values.
+
+    The coupling `floor` has both parameters, infinite is the string "inf".
+    """
+    free = {
+        key: value
+        for key in ("noise_multiplier", "temperature")
+        if (value := getattr(found, key)) is not None
+    }
+    return json_values(
+        free
+        | {"epsilon": found.epsilon, "delta": found.delta, "history": write_history(found.history)}
+    )
 
 
 def solve_table(found: SolvedNoise) -> Table:
@@ -135,10 +175,15 @@ def solve_table(found: SolvedNoise) -> Table:
     table = terminal_table(f"noise for {len(sigmas)} steps; {NEIGHBOURS[found.adjacency]}")
     table.add_column("quantity")
     table.add_column("value", justify="right", no_wrap=True)
-    for name, value in (("noise multiplier", found.noise_multiplier), ("temperature", found.temperature)):
+    for name, value in (
+        ("noise multiplier", found.noise_multiplier),
+        ("temperature", found.temperature),
+    ):
         if value is not None:
             table.add_row(name, _text(value))
-    table.add_row("noise multiplier, first to last step", f"{_text(sigmas[0])} to {_text(sigmas[-1])}")
+    table.add_row(
+        "noise multiplier, first to last step", f"{_text(sigmas[0])} to {_text(sigmas[-1])}"
+    )
     table.add_row(f"epsilon at delta = {found.delta:g} (PLD)", _text(found.epsilon))
     return table
 

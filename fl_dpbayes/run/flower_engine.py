@@ -46,27 +46,38 @@ _STARTED: ContextVar[StartedFlower | None] = ContextVar("started", default=None)
 
 
 @contextmanager
-def started_flower(sites: int, resources: Resources, written_app: Callable[[Path], Path] = write_app) -> Iterator[None]:
+def started_flower(
+    sites: int, resources: Resources, written_app: Callable[[Path], Path] = write_app
+) -> Iterator[None]:
     """Start Flower for one `run_flower` in this context, while its run directory is still being made.
 
-    Flower's own simulation leaves a server behind, reads its size from nowhere and reports success when the ServerApp
-    failed; here the server is a child of this process, its size comes from the scenario, and the status is read back.
+    Flower's own simulation leaves a server behind, reads its size from nowhere and reports success
+    when the ServerApp failed; here the server is a child of this process, its size comes from the
+    scenario, and the status is read back.
     """
     home = Path(tempfile.mkdtemp(prefix=HOME_PREFIX))
     try:
         with socket.create_server(("127.0.0.1", 0)) as probe:
             port = int(probe.getsockname()[1])
         flower = FlowerCommand(home, _environment(home, resources), "own")
-        superlink = f'[superlink]\ndefault = "own"\n\n[superlink.own]\naddress = "127.0.0.1:{port}"\ninsecure = true\n'
+        superlink = (
+            '[superlink]\ndefault = "own"\n\n[superlink.own]\naddress = '
+            f'"127.0.0.1:{port}"\ninsecure = true\n'
+        )
         (home / "config.toml").write_text(superlink, encoding="utf-8")
         with ThreadPoolExecutor(1) as pool, _superlink(home, port, flower.environment) as process:
 
             def submit() -> str:
                 _wait_until_healthy(process, port)
-                return flower.submit(written_app(home / "app"), {"prepared": str(home / PREPARED_FILE)}, {
-                    "num-supernodes": sites, "client-resources-num-cpus": resources.cpus_per_site,
-                    "client-resources-num-gpus": resources.gpus_per_site,
-                })  # fmt: skip
+                return flower.submit(
+                    written_app(home / "app"),
+                    {"prepared": str(home / PREPARED_FILE)},
+                    {
+                        "num-supernodes": sites,
+                        "client-resources-num-cpus": resources.cpus_per_site,
+                        "client-resources-num-gpus": resources.gpus_per_site,
+                    },
+                )
 
             _STARTED.set(StartedFlower(home, flower, pool.submit(submit)))
             yield
@@ -76,12 +87,16 @@ def started_flower(sites: int, resources: Resources, written_app: Callable[[Path
 
 
 def run_flower(
-    run_folder: Path, sites: int, resources: Resources, stop: threading.Event,
+    run_folder: Path,
+    sites: int,
+    resources: Resources,
+    stop: threading.Event,
     written_app: Callable[[Path], Path] = write_app,
-) -> None:  # fmt: skip
+) -> None:
     """Run the prepared scenario of a run directory through `flwr run`.
 
-    Raises UserError if Flower could not start, or the run did not complete; the text says where to read on.
+    Raises UserError if Flower could not start, or the run did not complete; the text says where to
+    read on.
     """
     if (started := _STARTED.get()) is None:
         with started_flower(sites, resources, written_app):
@@ -114,17 +129,31 @@ def end_interrupted(run_folder: Path) -> None:
 
 
 def _environment(home: Path, resources: Resources) -> dict[str, str]:
-    # Ray of its own listens on the loopback address only: it runs the code of whoever reaches its ports.
+    # Ray of its own listens on the loopback address only: it runs the code of whoever reaches its
+    # ports.
     address = resources.ray_address
     ray = {"RAY_ADDRESS": address} if address else {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
     # Its processes run in another folder, and import a user's own code as this one does.
-    paths = [str(Path(path).resolve()) for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
-    return os.environ | ray | ENVIRONMENT | {
-        "PYTHONPATH": os.pathsep.join(paths), SHARED_RECORDS: "1",
-        "FLWR_HOME": str(home), "RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-        # Flower's programs are looked up by name, and a user need not have activated the virtual environment.
-        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
-    }  # fmt: skip
+    paths = [
+        str(Path(path).resolve())
+        for path in os.environ.get("PYTHONPATH", "").split(os.pathsep)
+        if path
+    ]
+    return (
+        os.environ
+        | ray
+        | ENVIRONMENT
+        | {
+            "PYTHONPATH": os.pathsep.join(paths),
+            SHARED_RECORDS: "1",
+            "FLWR_HOME": str(home),
+            "RAY_USAGE_STATS_ENABLED": "0",
+            "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+            # Flower's programs are looked up by name, and a user need not have activated the
+            # virtual environment.
+            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
+        }
+    )
 
 
 @contextmanager
@@ -132,10 +161,20 @@ def _superlink(home: Path, port: int, environment: Mapping[str, str]) -> Iterato
     command = ["flower-superlink", "--insecure", "--simulation", "--isolation", "subprocess"]
     command += ["--host", "127.0.0.1", "--port", str(port), "--database", str(home / "state.db")]
     with (home / LOG_FILE).open("ab") as log:
-        # PR_SET_PDEATHSIG: what a command that is killed before it has a run directory left, none could find.
-        before = partial(ctypes.CDLL(None).prctl, 1, signal.SIGTERM) if sys.platform == "linux" else None
-        streams: Any = {"stdout": log, "stderr": log, "stdin": subprocess.DEVNULL, "preexec_fn": before}
-        process = subprocess.Popen(command, env=dict(environment), cwd=home, start_new_session=True, **streams)
+        # PR_SET_PDEATHSIG: what a command that is killed before it has a run directory left, none
+        # could find.
+        before = (
+            partial(ctypes.CDLL(None).prctl, 1, signal.SIGTERM) if sys.platform == "linux" else None
+        )
+        streams: Any = {
+            "stdout": log,
+            "stderr": log,
+            "stdin": subprocess.DEVNULL,
+            "preexec_fn": before,
+        }
+        process = subprocess.Popen(
+            command, env=dict(environment), cwd=home, start_new_session=True, **streams
+        )
     try:
         yield process
     finally:
@@ -148,10 +187,15 @@ def _wait_until_healthy(process: subprocess.Popen, port: int) -> None:
     deadline = time.monotonic() + START_SECONDS
     while time.monotonic() < deadline:
         if process.poll() is not None:
-            raise UserError(f"Flower's SuperLink ended at once with status {process.returncode}: see its {LOG_FILE}")
+            raise UserError(
+                f"Flower's SuperLink ended at once with status {process.returncode}: see "
+                f"its {LOG_FILE}"
+            )
         with suppress(OSError), closing(HTTPConnection("127.0.0.1", port, timeout=1)) as connection:
             connection.request("GET", "/health")
             if connection.getresponse().status == HTTPStatus.OK:
                 return
         time.sleep(0.1)
-    raise UserError(f"Flower's SuperLink did not answer within {START_SECONDS:.0f} s: see its {LOG_FILE}")
+    raise UserError(
+        f"Flower's SuperLink did not answer within {START_SECONDS:.0f} s: see its {LOG_FILE}"
+    )

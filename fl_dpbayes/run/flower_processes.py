@@ -11,21 +11,32 @@ END_SECONDS = 10.0
 
 def end(process: subprocess.Popen, home: Path) -> None:
     """End a SuperLink with all that it started."""
-    # Ray renames some of its processes, which overwrites the start of their environment, so the tree is read as well.
+    # Ray renames some of its processes, which overwrites the start of their environment, so the
+    # tree is read as well.
     tree = descendants(process.pid)
     process.terminate()
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(END_SECONDS)
-    kill({number for number, started in tree.items() if _parent_and_start(number)[1] == started} | processes_of(home))
+    kill(
+        {number for number, started in tree.items() if _parent_and_start(number)[1] == started}
+        | processes_of(home)
+    )
     process.wait()
 
 
 def descendants(ancestor: int) -> dict[int, int]:
     """Return the processes below `ancestor` with their start times, which tell a reused number apart."""
-    known = {int(entry.name): _parent_and_start(int(entry.name)) for entry in Path("/proc").glob("[0-9]*")}
+    known = {
+        int(entry.name): _parent_and_start(int(entry.name))
+        for entry in Path("/proc").glob("[0-9]*")
+    }
     found, generation = dict[int, int](), {ancestor}
     while generation:
-        generation = {number for number, (parent, _) in known.items() if parent in generation and number not in found}
+        generation = {
+            number
+            for number, (parent, _) in known.items()
+            if parent in generation and number not in found
+        }
         found |= {number: known[number][1] for number in generation}
     return found
 
@@ -42,8 +53,8 @@ def _parent_and_start(process: int) -> tuple[int, int]:
 def processes_of(home: Path) -> set[int]:
     """Return the processes that were started with this FLWR_HOME.
 
-    Flower and Ray put their programs into sessions of their own and let some outlive their parents; all of them inherit
-    the variable.
+    Flower and Ray put their programs into sessions of their own and let some outlive their parents;
+    all of them inherit the variable.
     """
     found = set()
     for entry in Path("/proc").glob("[0-9]*"):

@@ -38,8 +38,9 @@ OfRun: TypeAlias = tuple[HospitalModel, Distribution, float | None, str]
 class UpdatedHospital(Config):
     """A hospital's own effect as `update` writes it, a normal posterior in the model of this run.
 
-    `epsilon`: what the release of sums over `units` patients cost; null where nothing left the hospital. `threshold`:
-    the least probability of a class in sets of that `level`, both null where the patients told the effect instead.
+    `epsilon`: what the release of sums over `units` patients cost; null where nothing left the
+    hospital. `threshold`: the least probability of a class in sets of that `level`, both null where
+    the patients told the effect instead.
     """
 
     run: Annotated[str, Field(max_length=64)]
@@ -66,13 +67,17 @@ class Hospital:
     def of(self, run_dir: Path, scenario: Scenario, task: Task) -> OfRun | None:
         """Return a run's posterior over hospitals, this one's effect, its sets' threshold if any, and the run's name.
 
-        None where the run has none and none is named. Raises UserError if one is, or if it is none of the run's.
+        None where the run has none and none is named. Raises UserError if one is, or if it is none
+        of the run's.
         """
         given = {key: value for key, value in vars(self).items() if value is not None}
         if scenario.hierarchical is None and not given:
             return None
         if scenario.hierarchical is None or len(given) > 1:
-            said = "give one of --site, --group and --update, and that for a run of a scenario with [hierarchical]"
+            said = (
+                "give one of --site, --group and --update, and that for a run of a scenario "
+                "with [hierarchical]"
+            )
             raise UserError(f"--{' and --'.join(given)} cannot be used with {run_dir}: {said}")
         model = load_hospitals(run_dir, scenario, task)
         # Runs of one scenario differ in their noise.
@@ -80,7 +85,10 @@ class Hospital:
         for key, known in (("site", model.sites), ("group", model.groups)):
             if key in given and given[key] not in known:
                 shown = ", ".join(known[:20]) + (", ..." if len(known) > 20 else "") or "none"
-                said = f"--{key} {str(given[key])[:60]!r} is none of the run's training hospitals' ({shown})"
+                said = (
+                    f"--{key} {str(given[key])[:60]!r} is none of the run's training "
+                    f"hospitals' ({shown})"
+                )
                 raise UserError(f"{said}: give one of them, or leave it out for a new one")
         if self.update is None:
             return model, checked_effect(model.effect(self.site, self.group), run_dir), None, run
@@ -89,10 +97,19 @@ class Hospital:
                 raise ValueError
             found = UpdatedHospital.model_validate_json(self.update.read_bytes())
         except (OSError, ValueError):
-            raise UserError(f"--update {self.update} is not what  fl-dpbayes update  writes: write it again") from None
+            raise UserError(
+                f"--update {self.update} is not what  fl-dpbayes update  writes: write it again"
+            ) from None
         if found.run != run:
-            raise UserError(f"--update {self.update} was made for another run than {run_dir}: update this one")
-        return model, mixed(np.ones(1), np.array([found.mean]), np.array([found.sd**2])), found.threshold, run
+            raise UserError(
+                f"--update {self.update} was made for another run than {run_dir}: update this one"
+            )
+        return (
+            model,
+            mixed(np.ones(1), np.array([found.mean]), np.array([found.sd**2])),
+            found.threshold,
+            run,
+        )
 
     def __str__(self) -> str:
         named = (f"{WORDS[key]} {value}" for key, value in vars(self).items() if value is not None)
@@ -100,7 +117,10 @@ class Hospital:
 
 
 def load_hospitals(run_dir: Path, scenario: Scenario, task: Task) -> HospitalModel:
-    """Fit the posterior over hospitals of a finished run; UserError if its sums are not there, or damaged."""
+    """Fit the posterior over hospitals of a finished run.
+
+    UserError if its sums are not there, or damaged.
+    """
     import_apps()
     from server.checkpoint import BANK_FOLDER
 
@@ -118,7 +138,9 @@ def load_hospitals(run_dir: Path, scenario: Scenario, task: Task) -> HospitalMod
             raise ValueError("the run's features have no spread")
     except (*DAMAGED, ArithmeticError, IndexError) as error:
         reason = str(error).splitlines()[0]
-        raise UserError(f"the sums of hospitals in {folder} cannot be read ({reason}): {PUT_BACK}") from None
+        raise UserError(
+            f"the sums of hospitals in {folder} cannot be read ({reason}): {PUT_BACK}"
+        ) from None
     return model
 
 
@@ -149,7 +171,9 @@ def _check_sums(rows: Mapping[str, npt.NDArray], scenario: Scenario, width: int)
     if not (rows and named and table.shape == (len(rows), width)):
         raise ValueError("they are not those of its sites")
     units, rounds, weights, squares = table[:, :FACTS].T
-    whole = (units >= rounds) & (rounds >= 1) & (rounds <= MOST_ROUNDS) & (rounds == np.floor(rounds))
+    whole = (
+        (units >= rounds) & (rounds >= 1) & (rounds <= MOST_ROUNDS) & (rounds == np.floor(rounds))
+    )
     sized = (units <= MOST_UNITS * rounds) & (weights >= SMALLEST_WEIGHT) & (squares >= 0)
     if not (whole & sized).all():
         raise ValueError("they are not those of its sites' rounds")

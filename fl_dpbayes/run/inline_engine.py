@@ -12,8 +12,8 @@ from flwr.clientapp import ClientApp
 from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
 
-# Flower lets only a process that has an identity build messages, and has no public way to give one; this private name
-# is why pyproject bounds flwr to one minor version.
+# Flower lets only a process that has an identity build messages, and has no public way to give one;
+# this private name is why pyproject bounds flwr to one minor version.
 from flwr.supercore.task_identity import TaskIdentity
 
 from fl_dpbayes.config.errors import UserError
@@ -30,15 +30,19 @@ CLIENT_APP_RAISED = 2  # Flower's error code for an exception in a ClientApp
 class InlineGrid(Grid):
     """Nodes 1 .. K of a ClientApp without Ray, network and server; each has a partition number.
 
-    A request waits here until its reply is pulled, and is answered then. `names`: node -> the name under which it is
-    registered; none in a simulation.
+    A request waits here until its reply is pulled, and is answered then. `names`: node -> the name
+    under which it is registered; none in a simulation.
     """
 
-    def __init__(self, client_app: ClientApp, nodes: int, stop: threading.Event | None = None) -> None:
+    def __init__(
+        self, client_app: ClientApp, nodes: int, stop: threading.Event | None = None
+    ) -> None:
         self._client_app, self._stop = client_app, stop
         self.names: Mapping[int, str] = {}
         self._contexts = {
-            node: Context(RUN_ID, node, {"partition-id": node - 1, "num-partitions": nodes}, RecordDict(), {})
+            node: Context(
+                RUN_ID, node, {"partition-id": node - 1, "num-partitions": nodes}, RecordDict(), {}
+            )
             for node in range(1, nodes + 1)
         }
         self._nodes: Iterable[int] = self._contexts
@@ -87,9 +91,15 @@ class InlineGrid(Grid):
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         """Return the replies to the requests with these ids."""
-        return [self.answer(self._waiting.pop(number)) for number in message_ids if number in self._waiting]
+        return [
+            self.answer(self._waiting.pop(number))
+            for number in message_ids
+            if number in self._waiting
+        ]
 
-    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterable[Message]:
         """Push requests and return their replies in the same order."""
         return self.pull_messages(self.push_messages(messages))
 
@@ -97,16 +107,24 @@ class InlineGrid(Grid):
 def run_inline(run_folder: Path, sites: int, stop: threading.Event, *, report: bool = True) -> None:
     """Run the prepared scenario of a run directory on an in-process grid.
 
-    `run_folder`: holds `scenario.toml` and `sites/`. `report`: whether figures and `report.html` are drawn. Raises
-    UserError what the ServerApp could not do, or that the run was stopped.
+    `run_folder`: holds `scenario.toml` and `sites/`. `report`: whether figures and `report.html`
+    are drawn. Raises UserError what the ServerApp could not do, or that the run was stopped.
     """
     import_apps()
     from clients.app import app as client_app
     from server.app import app as server_app
 
-    context = Context(RUN_ID, 0, {}, RecordDict(), run_config={
-        "scenario": str(run_folder / "scenario.toml"), "output-dir": str(run_folder), "report": report,
-    })  # fmt: skip
+    context = Context(
+        RUN_ID,
+        0,
+        {},
+        RecordDict(),
+        run_config={
+            "scenario": str(run_folder / "scenario.toml"),
+            "output-dir": str(run_folder),
+            "report": report,
+        },
+    )
     with task_identity(), logs_in(run_folder / LOG_FILE), KEPT_LOGS.lasting():
         server_app(InlineGrid(client_app, sites, stop), context)
 
@@ -116,11 +134,14 @@ def logs_in(path: Path) -> Iterator[None]:
     """Send what Flower and the virtual sites log to a file while the context lasts, not across a progress display."""
     with written(path):
         handler = _QuietFile(path, encoding="utf-8")
-    before = [(logger, logger.handlers[:], logger.propagate) for logger in map(logging.getLogger, LOGGERS)]
+    before = [
+        (logger, logger.handlers[:], logger.propagate) for logger in map(logging.getLogger, LOGGERS)
+    ]
     try:
         for logger, *_ in before:
             logger.handlers[:] = [handler]
-            # Opacus, imported on the first use of some samplers, gives the root logger a handler on the terminal.
+            # Opacus, imported on the first use of some samplers, gives the root logger a handler on
+            # the terminal.
             logger.propagate = False
         yield
     finally:

@@ -12,13 +12,24 @@ from fl_dpbayes.run.study.study import SCRIPTS
 
 def list_shipped(console: Console) -> None:
     """Print the names of scenarios, studies, papers' tables and data sets, and the command for each."""
-    scenarios = {name: str(scenario_content(name).get("description", "")) for name in shipped_scenarios()}
-    known = {name.removeprefix(STUDY_PREFIX): load_study(name).scenario for name in shipped_studies()}
+    scenarios = {
+        name: str(scenario_content(name).get("description", "")) for name in shipped_scenarios()
+    }
+    known = {
+        name.removeprefix(STUDY_PREFIX): load_study(name).scenario for name in shipped_studies()
+    }
     studies = {name: str(scenario.get("description", "")) for name, scenario in known.items()}
     papers = {name: load_study(name).paper.source for name in shipped_papers()}  # type: ignore[union-attr]
-    papers |= {name: f"a script of the source tree: python {script}" for name, script in SCRIPTS.items()}
+    papers |= {
+        name: f"a script of the source tree: python {script}" for name, script in SCRIPTS.items()
+    }
     sets = SHIPPED | {name: f"{found.what}; {found.licence}" for name, found in SETS.items()}
-    for command, rows in (("simulate", scenarios), ("study", studies), ("reproduce", papers), ("data fetch", sets)):
+    for command, rows in (
+        ("simulate", scenarios),
+        ("study", studies),
+        ("reproduce", papers),
+        ("data fetch", sets),
+    ):
         table = terminal_table(f"fl-dpbayes {command} NAME")
         table.add_column("name", no_wrap=True)
         table.add_column()

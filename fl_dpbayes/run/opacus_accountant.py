@@ -9,7 +9,8 @@ from fl_dpbayes.privacy.pld.loss_distribution import pld_epsilon
 def register_opacus_accountant() -> None:
     """Register our accountant with Opacus 1.6, so that `PrivacyEngine(accountant="pld")` uses it.
 
-    Its epsilon is an upper bound, for adding or removing one record and Poisson sampling (`poisson_sampling=True`).
+    Its epsilon is an upper bound, for adding or removing one record and Poisson sampling
+    (`poisson_sampling=True`).
     """
     # Importing Opacus takes over a second.
     from opacus.accountants import RDPAccountant, register_accountant

@@ -1,4 +1,7 @@
-"""What `import fl_dpbayes as fl` offers, by the names that it has there; the package looks here when it is asked."""
+"""What `import fl_dpbayes as fl` offers, by the names that it has there.
+
+The package looks here when it is asked.
+"""
 
 from collections.abc import Callable
 from functools import wraps
@@ -22,7 +25,8 @@ R = TypeVar("R", bound=BaseModel)
 def _of(record: type[R]) -> Callable[..., R]:
     """Make a record of its keys; a mistake is one line."""
 
-    # Without a type for each key: a number is a constant step size, which a type checker cannot know of the record.
+    # Without a type for each key: a number is a constant step size, which a type checker cannot
+    # know of the record.
     @wraps(record, updated=())
     def made(**keys: object) -> R:
         return read_record(record, keys, record.__name__)

@@ -35,15 +35,19 @@ class RunPosterior:
 
     def __repr__(self) -> str:
         count = sum(int(np.prod(array.shape[1:])) for array in self.samples.arrays.values())
-        return f"{counted(len(self), 'posterior sample')} of {count} parameters by rule {self.rule.rule!r}"
+        return (
+            f"{counted(len(self), 'posterior sample')} of {count} parameters by rule "
+            f"{self.rule.rule!r}"
+        )
 
     def to_arviz(self) -> Any:
         """Return the chains as `arviz.InferenceData`: variables (chain, draw, *shape), weights and temperatures.
 
-        Chains are the sites', by name (`north`, or `north 1`, `north 2` where each ran several), where the rule keeps
-        them; of a rule that averages the sites in every round they are the averaged ones. Chains of unequal length lose
-        their first draws. ArviZ counts draws alike: `sample_stats.weights` says where the run does not. Raises
-        UserError if ArviZ is not installed, or a file of a chain is damaged.
+        Chains are the sites', by name (`north`, or `north 1`, `north 2` where each ran several),
+        where the rule keeps them; of a rule that averages the sites in every round they are the
+        averaged ones. Chains of unequal length lose their first draws. ArviZ counts draws alike:
+        `sample_stats.weights` says where the run does not. Raises UserError if ArviZ is not
+        installed, or a file of a chain is damaged.
         """
         try:
             import arviz
@@ -52,12 +56,22 @@ class RunPosterior:
         try:
             chains, names = self._chains() or {"posterior": self.samples}, self.samples.arrays
             least = min(map(len, chains.values()))
-            posterior = {name: np.stack([chain.arrays[name][-least:] for chain in chains.values()]) for name in names}
+            posterior = {
+                name: np.stack([chain.arrays[name][-least:] for chain in chains.values()])
+                for name in names
+            }
         except (*DAMAGED, KeyError) as error:
-            raise UserError(f"the chains in {self.folder} are damaged ({error}): put back a copy of them") from None
+            raise UserError(
+                f"the chains in {self.folder} are damaged ({error}): put back a copy of them"
+            ) from None
         weights = np.stack([chain.weights[-least:] for chain in chains.values()])
-        stats = {"weights": weights, "temperatures": np.stack([one.temperatures[-least:] for one in chains.values()])}
-        return arviz.from_dict(posterior=posterior, sample_stats=stats, coords={"chain": list(chains)})
+        stats = {
+            "weights": weights,
+            "temperatures": np.stack([one.temperatures[-least:] for one in chains.values()]),
+        }
+        return arviz.from_dict(
+            posterior=posterior, sample_stats=stats, coords={"chain": list(chains)}
+        )
 
     def _chains(self) -> dict[str, PosteriorSamples]:
         import_apps()
@@ -71,6 +85,8 @@ class RunPosterior:
                 several = len(np.unique(numbers)) > 1
                 for number in np.unique(numbers):
                     rows = np.flatnonzero(numbers == number)
-                    chain = PosteriorSamples(samples.rows(rows), samples.weights[rows], samples.temperatures[rows])
+                    chain = PosteriorSamples(
+                        samples.rows(rows), samples.weights[rows], samples.temperatures[rows]
+                    )
                     found[f"{name} {number + 1}" if several else name] = chain
         return found

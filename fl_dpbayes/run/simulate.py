@@ -29,11 +29,17 @@ from fl_dpbayes.run.weak_budget import weak_budget
 FULL_BYTES = 2**16
 
 
-def simulate(scenario: Scenario, engine: str, run_folder: Path | None, data_dir: Path | None, console: Console) -> Path:
+def simulate(
+    scenario: Scenario,
+    engine: str,
+    run_folder: Path | None,
+    data_dir: Path | None,
+    console: Console,
+) -> Path:
     """Run a scenario and write its run directory.
 
-    `run_folder`: absent or empty. Raises UserError if the scenario cannot run, or its run failed; what was computed is
-    then in the run directory. Raises Stopped if an interrupt ended it.
+    `run_folder`: absent or empty. Raises UserError if the scenario cannot run, or its run failed;
+    what was computed is then in the run directory. Raises Stopped if an interrupt ended it.
     """
     check_machine(scenario.resources)
     plan = plan_sites(scenario, data_dir)
@@ -44,7 +50,9 @@ def simulate(scenario: Scenario, engine: str, run_folder: Path | None, data_dir:
     return folder
 
 
-def run_planned(scenario: Scenario, plan: SitePlan, engine: str, folder: Path, console: Console) -> None:
+def run_planned(
+    scenario: Scenario, plan: SitePlan, engine: str, folder: Path, console: Console
+) -> None:
     """Make the sites of a plan in a run directory, measure the baselines on them, and run the scenario."""
     write_baselines(scenario, prepare_simulation(scenario, plan, folder), folder)
     run_prepared(scenario, engine, folder, console)
@@ -52,12 +60,18 @@ def run_planned(scenario: Scenario, plan: SitePlan, engine: str, folder: Path, c
 
 def run_prepared(scenario: Scenario, engine: str, folder: Path, console: Console) -> None:
     """Run the scenario of a run directory, from its checkpoint where it has one."""
-    console.print(f"[bold]{scenario.name}[/bold]: {counted(len(scenario.sites), 'site')}, "
-                  f"{counted(scenario.training.rounds, 'round')}, engine {engine}, writing {folder}")  # fmt: skip
+    console.print(
+        f"[bold]{scenario.name}[/bold]: {counted(len(scenario.sites), 'site')}, "
+        f"{counted(scenario.training.rounds, 'round')}, engine {engine}, writing {folder}"
+    )
     if scenario.privacy.kind == "none":
         console.print("NOT PRIVATE: privacy.kind is 'none', epsilon is infinite", style="bold red")
     planned = json.loads((folder / PARTITION_FILE).read_text(encoding="utf-8"))["units"]
-    trained = {name: planned[name]["train"] for name, site in scenario.sites.items() if site.role == "train"}
+    trained = {
+        name: planned[name]["train"]
+        for name, site in scenario.sites.items()
+        if site.role == "train"
+    }
     if weak := weak_budget(scenario, trained):
         console.print(f"warning: {weak}", style="yellow", markup=False)
     events, start = folder / EVENTS_FILE, end_of_events(folder / EVENTS_FILE)
@@ -65,12 +79,17 @@ def run_prepared(scenario: Scenario, engine: str, folder: Path, console: Console
     resume += "" if engine == "flower" else f" --engine {engine}"
     try:
         rounds = scenario.training.rounds * scenario.training.chains
-        failure = run_and_follow(partial(run_on, engine, scenario, folder), EventReader(events, start), rounds, console)
+        failure = run_and_follow(
+            partial(run_on, engine, scenario, folder), EventReader(events, start), rounds, console
+        )
     except KeyboardInterrupt:
         from server.checkpoint import read_checkpoint
 
         done = found[0].round if (found := read_checkpoint(folder)) else 0
-        kept = f"{done} of {counted(rounds, 'round')} {'is' if done == 1 else 'are'} complete and kept, with their cost"
+        kept = (
+            f"{done} of {counted(rounds, 'round')} {'is' if done == 1 else 'are'} complete and "
+            "kept, with their cost"
+        )
         raise Stopped(f"{kept}, in {folder}; go on with  {resume}") from None
     raise_failure(failure, EventReader(events, start), folder, resume)
 
@@ -109,7 +128,9 @@ def show_run(run_folder: Path, console: Console) -> None:
     console.print(f"report: {run_folder / 'report.html'}", soft_wrap=True, markup=False)
 
 
-def raise_failure(failure: BaseException | None, reader: EventReader, folder: Path, resume: str) -> None:
+def raise_failure(
+    failure: BaseException | None, reader: EventReader, folder: Path, resume: str
+) -> None:
     """Raise why a run did not come to its end, if it did not: its last word, or what ended it."""
     events = reader.new_events()
     reasons = [str(event["reason"]) for event in events if event["event"] == "failed"]
@@ -120,7 +141,10 @@ def raise_failure(failure: BaseException | None, reader: EventReader, folder: Pa
         reasons = [str(failure)]
     if reasons:
         kept = f"what was computed until then, and the logs, are in {folder}"
-        raise FailedError(f"the run stopped: {reasons[-1]} ({kept}; once the cause is removed, go on with  {resume})")
+        raise FailedError(
+            f"the run stopped: {reasons[-1]} ({kept}; once the cause is removed, go on "
+            f"with  {resume})"
+        )
     if failure is not None:
         raise failure
     if not any(event["event"] == "finished" for event in events):
@@ -128,7 +152,10 @@ def raise_failure(failure: BaseException | None, reader: EventReader, folder: Pa
 
 
 def new_folder(given: Path | None, name: str, inside: str = SITES_FOLDER) -> Path:
-    """Make the folder of a run or a study, `runs/<name>-<time>` where none is given; UserError if it is not empty."""
+    """Make the folder of a run or a study, `runs/<name>-<time>` where none is given.
+
+    UserError if it is not empty.
+    """
     folder = (given or Path("runs") / f"{name}-{datetime.now(UTC):%Y%m%d-%H%M%S}").resolve()
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"{folder} is not empty: give a folder that does not exist yet")

@@ -1,8 +1,9 @@
 """What every sampler is made of.
 
-The module named as the kind (`sgld.py`, `mc_dropout.py`) has `build(sampler, module) -> Algorithm`. A sampler sees no
-record: its step gets a private estimate of the gradient of the mean energy U(w) / n, in which the clipped sum, its
-noise and the prior are already put together, and whatever it does with that is post-processing.
+The module named as the kind (`sgld.py`, `mc_dropout.py`) has `build(sampler, module) -> Algorithm`.
+A sampler sees no record: its step gets a private estimate of the gradient of the mean energy U(w) /
+n, in which the clipped sum, its noise and the prior are already put together, and whatever it does
+with that is post-processing.
 """
 
 from collections.abc import Callable
@@ -31,17 +32,20 @@ def prior_energy_gradient(prior: Prior, position: torch.Tensor, prior_share: flo
 class Algorithm:
     """What a sampler is made of.
 
-    `module`: its trainable parameters are the chain's position. `step`: (state, noisy gradient (d,), step size a > 0)
-    -> next state; it leaves its input as it is. `data_free_gradient`: (prior, position, s) -> gradient of minus the log
-    prior times the site's share of it (Bayes by backprop: of that expectation minus the entropy, which is not shared
-    out). No record enters, so it stays outside the clip. `draw`: position -> one parameter vector (d,) of the plain
-    model: the posterior sample. `record_loss`: turns the loss of the plain model's outputs into the module's.
+    `module`: its trainable parameters are the chain's position. `step`: (state, noisy gradient
+    (d,), step size a > 0) -> next state; it leaves its input as it is. `data_free_gradient`:
+    (prior, position, s) -> gradient of minus the log prior times the site's share of it (Bayes by
+    backprop: of that expectation minus the entropy, which is not shared out). No record enters, so
+    it stays outside the clip. `draw`: position -> one parameter vector (d,) of the plain model: the
+    posterior sample. `record_loss`: turns the loss of the plain model's outputs into the module's.
     """
 
     module: nn.Module
     step: Callable[[ChainState, torch.Tensor, float], ChainState]
     data_free_gradient: Callable[[Any, torch.Tensor, float], torch.Tensor] = prior_energy_gradient
-    draw: Callable[[torch.Tensor, np.random.Generator], torch.Tensor] = lambda position, generator: position
+    draw: Callable[[torch.Tensor, np.random.Generator], torch.Tensor] = lambda position, generator: (
+        position
+    )
     record_loss: Callable[[RecordLoss], RecordLoss] = lambda loss: loss
 
 

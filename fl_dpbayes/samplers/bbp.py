@@ -10,6 +10,11 @@ from fl_dpbayes.samplers.gradients.loss import mean_over_draws
 
 
 def build(sampler: BayesByBackprop, module: nn.Module) -> Algorithm:
-    """Return the sampler; its position is (mean, spread), twice as long as the model's parameters."""
+    """Return the sampler.
+
+    Its position is (mean, spread), twice as long as the model's parameters.
+    """
     drawn = variational.VariationalModule(module, sampler.draws)
-    return Algorithm(drawn, sgld.step, variational.divergence_gradient, variational.draw, mean_over_draws)
+    return Algorithm(
+        drawn, sgld.step, variational.divergence_gradient, variational.draw, mean_over_draws
+    )

@@ -18,16 +18,23 @@ FAILURE_PROBABILITY = 1e-12
 
 
 def displacement_bound(
-    chain: PlannedChain, steps: range, *, most_units: float, parameters: int, start_norm: float,
+    chain: PlannedChain,
+    steps: range,
+    *,
+    most_units: float,
+    parameters: int,
+    start_norm: float,
     start_momentum: float = 0.0,
-) -> Array | None:  # fmt: skip
+) -> Array | None:
     """Bound how far a chain is from its start after each step of a stretch, and how long its momentum is.
 
-    A step is linear in x_t = (w_t - w_0, m_t), so x_t is what clipped sums of b members carry, b bounded by Bernstein's
-    inequality, plus Gaussian noise of known covariance (docs/proofs/displacement.md).
+    A step is linear in x_t = (w_t - w_0, m_t), so x_t is what clipped sums of b members carry, b
+    bounded by Bernstein's inequality, plus Gaussian noise of known covariance
+    (docs/proofs/displacement.md).
 
-    `chain`: with at least sigma_t for its noise multipliers. `most_units`: how many units the site may hold, at least
-    the declared n. `start_norm`: |w_0|. `start_momentum`: |m_0|. Returns shape (steps, 2): after each step the greatest
+    `chain`: with at least sigma_t for its noise multipliers. `most_units`: how many units the site
+    may hold, at least the declared n. `start_norm`: |w_0|. `start_momentum`: |m_0|. Returns shape
+    (steps, 2): after each step the greatest
     |w_t - w_0| and |m_t|, exceeded with probability at most 1e-12 in the whole stretch. None where there is no such
     bound: without a clip norm, for samplers whose step is not linear or whose samples are draws, and for other priors.
     """

@@ -17,8 +17,8 @@ Array = npt.NDArray[np.float64]
 class ChainStreams(NamedTuple):
     """The generators of a chain, each used for nothing else.
 
-    They draw who joins each batch, the noise on the sums, the noise before the clip, and weights or masks of stochastic
-    models, in training and for their posterior samples.
+    They draw who joins each batch, the noise on the sums, the noise before the clip, and weights or
+    masks of stochastic models, in training and for their posterior samples.
     """
 
     sampling: np.random.Generator
@@ -31,8 +31,8 @@ class ChainStreams(NamedTuple):
 class PlannedChain:
     """All that the plan and the site's declared size fix of a run's chains: public constants, computed once a request.
 
-    `units`: n > 0, as the site declares; the real count enters nowhere. `noise_multipliers`: sigma_t in the plan's
-    noise unit (C, or 1 where nothing is private), shape (plan.total_steps,).
+    `units`: n > 0, as the site declares; the real count enters nowhere. `noise_multipliers`:
+    sigma_t in the plan's noise unit (C, or 1 where nothing is private), shape (plan.total_steps,).
     """
 
     plan: TrainingPlan
@@ -60,11 +60,15 @@ class PlannedChain:
 def noise_scale(plan: TrainingPlan, units: int) -> NoiseScale:
     """Return C, B, n and friction of a plan at a site of n units."""
     privacy = plan.privacy
-    return NoiseScale(privacy.noise_unit, privacy.sampling_rate * units, units, plan.sampler.momentum_lost)
+    return NoiseScale(
+        privacy.noise_unit, privacy.sampling_rate * units, units, plan.sampler.momentum_lost
+    )
 
 
 def planned_step_sizes(plan: TrainingPlan) -> Array:
-    """Return a_t > 0 of every step of a plan, shape (plan.total_steps,); each chain starts the schedule anew.
+    """Return a_t > 0 of every step of a plan, shape (plan.total_steps,).
+
+    Each chain starts the schedule anew.
 
     Raises ValueError if a decaying step size underflows to zero.
     """
@@ -74,7 +78,8 @@ def planned_step_sizes(plan: TrainingPlan) -> Array:
 def noise_without_privacy(plan: TrainingPlan, units: int) -> Array:
     """Return the standard deviation of the noise on the sum in a run without privacy, shape (plan.total_steps,).
 
-    sqrt(2 alpha tau / (n a_t)) B at temperature tau and friction alpha, or the constant that the plan gives.
+    sqrt(2 alpha tau / (n a_t)) B at temperature tau and friction alpha, or the constant that the
+    plan gives.
     """
     sizes, privacy = planned_step_sizes(plan), plan.privacy
     assert isinstance(privacy, NoPrivacyPlan)
@@ -90,7 +95,8 @@ def step_sizes(schedule: StepSizeSchedule, steps: int) -> Array:
         exponential   a_t = a_0 decay^t
         polynomial    a_t = a_0 (1 + t / offset)^(-power)    (Welling and Teh 2011, section 3)
 
-    Returns a_0 .. a_{T-1} > 0. Raises ValueError if a decaying step size underflows to zero before the last step.
+    Returns a_0 .. a_{T-1} > 0. Raises ValueError if a decaying step size underflows to zero before
+    the last step.
     """
     t = np.arange(steps, dtype=np.float64)
     if isinstance(schedule, ConstantStepSize):
@@ -100,5 +106,8 @@ def step_sizes(schedule: StepSizeSchedule, steps: int) -> Array:
     else:
         sizes = schedule.initial * np.power(1.0 + t / schedule.offset, -schedule.power)
     if steps and not sizes[-1] > 0:
-        raise ValueError(f"the {schedule.kind} step size is zero before step {steps}: use slower decay or fewer steps")
+        raise ValueError(
+            f"the {schedule.kind} step size is zero before step {steps}: use slower decay "
+            "or fewer steps"
+        )
     return sizes

@@ -1,9 +1,10 @@
 """Stochastic gradient descent with momentum.
 
-At a constant step size it is the path of stochastic gradient Hamiltonian Monte Carlo with friction 1 - beta (v = -a m),
-so the noise of a private gradient keeps it at temperature T = a n sigma^2 C^2 / (2 (1 - beta) B^2), meant or not.
-Without momentum it is the Langevin step: Theorem 1 of Zhang et al.
-Sources: Polyak 1964 (heavy ball); Mandt, Hoffman and Blei 2017, section 4 (stationary distribution).
+At a constant step size it is the path of stochastic gradient Hamiltonian Monte Carlo with friction
+1 - beta (v = -a m), so the noise of a private gradient keeps it at temperature T = a n sigma^2 C^2
+/ (2 (1 - beta) B^2), meant or not. Without momentum it is the Langevin step: Theorem 1 of Zhang et
+al. Sources: Polyak 1964 (heavy ball); Mandt, Hoffman and Blei 2017, section 4 (stationary
+distribution).
 """
 
 from functools import partial
@@ -22,7 +23,9 @@ def build(sampler: SGD, module: nn.Module) -> Algorithm:
     return Algorithm(module, partial(step, momentum=sampler.momentum))
 
 
-def step(state: ChainState, gradient: torch.Tensor, step_size: float, *, momentum: float) -> ChainState:
+def step(
+    state: ChainState, gradient: torch.Tensor, step_size: float, *, momentum: float
+) -> ChainState:
     """Return m <- beta m + d, w <- w - a m for the noisy gradient d, shape (d,), and momentum beta in [0, 1)."""
     if momentum == 0:
         return sgld.step(state, gradient, step_size)

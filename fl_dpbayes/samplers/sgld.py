@@ -1,9 +1,10 @@
 """Stochastic gradient Langevin dynamics.
 
-With a_t = eta_t n and gradient noise of standard deviation sigma C / B it targets the posterior at temperature
-T_t = a_t n sigma_t^2 C^2 / (2 B^2), clipping and mini-batch noise aside. Where the mean energy is quadratic with
-curvature h, its stationary variance is exactly Var(w) = T / (n h) / (1 - a h / 2).
-Sources: Welling and Teh 2011, eq. 4; Zhang et al., Algorithm 2 (noise coupling); Abadi et al. 2016, Algorithm 1.
+With a_t = eta_t n and gradient noise of standard deviation sigma C / B it targets the posterior at
+temperature T_t = a_t n sigma_t^2 C^2 / (2 B^2), clipping and mini-batch noise aside. Where the mean
+energy is quadratic with curvature h, its stationary variance is exactly Var(w) = T / (n h) / (1 - a
+h / 2). Sources: Welling and Teh 2011, eq. 4; Zhang et al., Algorithm 2 (noise coupling); Abadi et
+al. 2016, Algorithm 1.
 """
 
 import torch
@@ -21,4 +22,6 @@ def build(sampler: SGLD, module: nn.Module) -> Algorithm:
 
 def step(state: ChainState, gradient: torch.Tensor, step_size: float) -> ChainState:
     """Return w <- w - a d for the noisy gradient d, shape (d,)."""
-    return ChainState({"parameters": torch.add(state.parameters, gradient, alpha=-step_size)}, state.step + 1)
+    return ChainState(
+        {"parameters": torch.add(state.parameters, gradient, alpha=-step_size)}, state.step + 1
+    )

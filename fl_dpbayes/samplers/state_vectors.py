@@ -29,16 +29,24 @@ class ChainState:
 def initial_vectors(sampler: Sampler, parameters: torch.Tensor) -> dict[str, torch.Tensor]:
     """Return the state's vectors (d,) at the start of a chain, from the plain model's initial parameters (d,)."""
     start = sampler.start_values
-    vectors = {name: torch.full_like(parameters, start.get(name, 0.0)) for name in sampler.state_vectors}
+    vectors = {
+        name: torch.full_like(parameters, start.get(name, 0.0)) for name in sampler.state_vectors
+    }
     return vectors | {"parameters": parameters}
 
 
-def to_state(vectors: Vectors, sampler: Sampler, step: int, device: str | torch.device = "cpu") -> ChainState:
+def to_state(
+    vectors: Vectors, sampler: Sampler, step: int, device: str | torch.device = "cpu"
+) -> ChainState:
     """Continue a chain from the vectors (d,) that its last stretch left, `step` steps of it behind."""
-    here = {name: vectors[name].to(device=device, dtype=torch.float32) for name in sampler.state_vectors}
+    here = {
+        name: vectors[name].to(device=device, dtype=torch.float32) for name in sampler.state_vectors
+    }
     parts = [here[name] for name in sampler.position]
     position = torch.cat(parts) if len(parts) > 1 else parts[0]
-    return ChainState({"parameters": position} | {name: here[name] for name in sampler.moments}, step)
+    return ChainState(
+        {"parameters": position} | {name: here[name] for name in sampler.moments}, step
+    )
 
 
 def from_state(state: ChainState, sampler: Sampler) -> dict[str, torch.Tensor]:
@@ -58,4 +66,7 @@ def state_vectors(arrays: Arrays, sampler: Sampler, module: nn.Module) -> dict[s
 
     Raises ValueError if a name or shape is not the module's.
     """
-    return {name: arrays_to_vector(without_prefix(name, arrays), module) for name in sampler.state_vectors}
+    return {
+        name: arrays_to_vector(without_prefix(name, arrays), module)
+        for name in sampler.state_vectors
+    }

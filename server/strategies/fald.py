@@ -21,14 +21,18 @@ from server.strategies.rounds import NOTHING
 from server.strategies.strategy import PosteriorStrategy
 
 AVERAGED = "averaged chain"
-# In standard deviations of the posterior: with as much, a 95 % interval holds the truth 83 times in 100.
+# In standard deviations of the posterior: with as much, a 95 % interval holds the truth 83 times in
+# 100.
 LARGEST_DRIFT = 1.0
 
 
 class FALDStrategy(PosteriorStrategy):
-    """Each chain starts from the broadcast state with 1/K of the prior; the averaged states are the samples.
+    """Each chain starts from the broadcast state with 1/K of the prior.
 
-    `burn_in` and `thinning` of the scenario apply to the averaged chain: at most one of its states is kept per round.
+    The averaged states are the samples.
+
+    `burn_in` and `thinning` of the scenario apply to the averaged chain: at most one of its states
+    is kept per round.
     """
 
     def __init__(self, federation: Federation, record: RunRecord) -> None:
@@ -38,16 +42,23 @@ class FALDStrategy(PosteriorStrategy):
         self._rule = rule
         self._drift = DriftMeter(self.plan.steps_per_round)
 
-    def next_state(self, round_number: int, arrays: Arrays, replies: Mapping[str, CheckedReply]) -> Arrays:
+    def next_state(
+        self, round_number: int, arrays: Arrays, replies: Mapping[str, CheckedReply]
+    ) -> Arrays:
         """Average the sites' last states, and keep the average as a sample after burn-in."""
         chain = self.chain_of(round_number)
         states = self.bank.states_of(list(replies), chain)
         state, warnings, is_mean = average_of_states(states, arrays, self._rule, self.site_weights)
         self.record.warn(*warnings)
-        training, last_step = self.federation.scenario.training, max(reply.last_step for reply in replies.values())
+        training, last_step = (
+            self.federation.scenario.training,
+            max(reply.last_step for reply in replies.values()),
+        )
         beyond = last_step % self.plan.chain_steps + 1 - training.burn_in
         if beyond > 0:
-            positions = PerSite(list(replies), lambda site: without_prefix("parameters", states[site]))
+            positions = PerSite(
+                list(replies), lambda site: without_prefix("parameters", states[site])
+            )
             self._drift.add(positions, without_prefix("parameters", state), self.site_weights)
             if self.federation.scenario.hierarchical is not None:
                 self._add_to_sums(round_number, arrays, positions, replies)
@@ -62,13 +73,20 @@ class FALDStrategy(PosteriorStrategy):
         return state
 
     def _add_to_sums(
-        self, round_number: int, arrays: Arrays, stepped: Mapping[str, Arrays], replies: Mapping[str, CheckedReply]
+        self,
+        round_number: int,
+        arrays: Arrays,
+        stepped: Mapping[str, Arrays],
+        replies: Mapping[str, CheckedReply],
     ) -> None:
         shapes, units = self.federation.shapes, self.federation.roster.units
         sums: dict[str, npt.NDArray] = {**(self.bank.last(HOSPITALS, 0) or {})}
         start = flatten_state(without_prefix("parameters", arrays), shapes)
         for site, reply in replies.items():
-            planned, state = planned_chain(self.plan, units[site]), flatten_state(stepped[site], shapes)
+            planned, state = (
+                planned_chain(self.plan, units[site]),
+                flatten_state(stepped[site], shapes),
+            )
             sums[site] = sums.get(site, 0.0) + summed_round(planned, reply.last_step, start, state)
         self.bank.add(HOSPITALS, round_number, 0, NOTHING, sums)
 
@@ -77,14 +95,22 @@ class FALDStrategy(PosteriorStrategy):
         return [AVERAGED]
 
     def posterior(self) -> StoredSamples | None:
-        """Return the averaged states after burn-in; say where they are not draws of the posterior."""
-        self.record.warn(*target_warnings(self._rule, self.site_weights, self.federation.roster.units))
+        """Return the averaged states after burn-in.
+
+        Say where they are not draws of the posterior.
+        """
+        self.record.warn(
+            *target_warnings(self._rule, self.site_weights, self.federation.roster.units)
+        )
         if (drift := self._drift.drift() or 0.0) > LARGEST_DRIFT:
             self.record.warn(warning("drift", steps=self.plan.steps_per_round, drift=drift))
         return self.bank.stored(AVERAGED)
 
     def averaged_temperature(self) -> float | None:
-        """Return the mean temperature of the averaged states; None before the first, and where they have none."""
+        """Return the mean temperature of the averaged states.
+
+        None before the first, and where they have none.
+        """
         stored = self.bank.stored(AVERAGED)
         if stored is None or not (stored.temperatures > 0).all():
             return None

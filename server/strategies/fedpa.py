@@ -18,9 +18,12 @@ SERVER_STATE = "server state"
 
 
 class FedPAStrategy(PosteriorStrategy):
-    """Each round starts from the broadcast state with 1/K of the prior; the server takes one step along the deltas.
+    """Each round starts from the broadcast state with 1/K of the prior.
 
-    A momentum or moment of a site's chain does not outlive the round: it belongs to that site's own posterior.
+    The server takes one step along the deltas.
+
+    A momentum or moment of a site's chain does not outlive the round: it belongs to that site's own
+    posterior.
     """
 
     def __init__(self, federation: Federation, record: RunRecord) -> None:
@@ -29,25 +32,35 @@ class FedPAStrategy(PosteriorStrategy):
         assert isinstance(rule, FedPA)
         steps = self.plan.steps_per_round
         ends = range(steps, self.plan.chain_steps + 1, steps)
-        samples = max(self.plan.kept_before(end) - self.plan.kept_before(end - steps) for end in ends)
+        samples = max(
+            self.plan.kept_before(end) - self.plan.kept_before(end - steps) for end in ends
+        )
         if samples < 2:
             raise UserError(
-                f"aggregation.rule 'fedpa' needs at least 2 samples of each site in a round, training keeps {samples}: "
+                "aggregation.rule 'fedpa' needs at least 2 samples of each site in a round, "
+                f"training keeps {samples}: "
                 "lower thinning, or take more steps per round"
             )
         steepest = 1 + (samples - 1) * rule.shrinkage
         self._shrinkage, self._learning_rate = rule.shrinkage, rule.learning_rate or 1 / steepest
         if self._learning_rate >= 2 / steepest:
             raise UserError(
-                f"aggregation.learning_rate is {self._learning_rate:g}: with {samples} samples a round and shrinkage "
+                f"aggregation.learning_rate is {self._learning_rate:g}: with {samples} samples a "
+                "round and shrinkage "
                 f"{rule.shrinkage:g} steps grow without end unless it is below {2 / steepest:.3g}; leave it out for a "
                 "stable one"
             )
 
-    def next_state(self, round_number: int, arrays: Arrays, replies: Mapping[str, CheckedReply]) -> Arrays:
+    def next_state(
+        self, round_number: int, arrays: Arrays, replies: Mapping[str, CheckedReply]
+    ) -> Arrays:
         """Take one step along the sites' deltas, or average their last states if no sample of the round is kept."""
         chain = self.chain_of(round_number)
-        sampled = [site for site in replies if self.bank.round_samples(site, round_number, chain) is not None]
+        sampled = [
+            site
+            for site in replies
+            if self.bank.round_samples(site, round_number, chain) is not None
+        ]
         if sampled:
             moved = self._moved(sampled, round_number, chain, arrays)
         else:
@@ -63,10 +76,12 @@ class FedPAStrategy(PosteriorStrategy):
         def combined(of: list[str]) -> tuple[Arrays, tuple[RunWarning, ...]]:
             return fedpa.server_step(
                 without_prefix("parameters", arrays),
-                PerSite(of, lambda site: self.bank.round_samples(site, round_number, chain)), self.site_weights,
-                shrinkage=self._shrinkage, prior_scale=prior_scale(self.federation.scenario.sampler),
+                PerSite(of, lambda site: self.bank.round_samples(site, round_number, chain)),
+                self.site_weights,
+                shrinkage=self._shrinkage,
+                prior_scale=prior_scale(self.federation.scenario.sampler),
                 learning_rate=self._learning_rate,
-            )  # fmt: skip
+            )
 
         try:
             moved, warnings = combined(sites)

@@ -1,4 +1,7 @@
-"""Strategy: every site runs its own chain to the end; a rule makes one posterior of what all of them released."""
+"""Strategy: every site runs its own chain to the end.
+
+A rule makes one posterior of what all of them released.
+"""
 
 import numpy as np
 
@@ -8,7 +11,13 @@ from fl_dpbayes.config.task import LogisticModel
 from fl_dpbayes.posterior.averages import average_of_states
 from fl_dpbayes.posterior.rules.combine import Aggregate, Released, combine_sites
 from fl_dpbayes.posterior.rules.mixture import joined
-from fl_dpbayes.posterior.samples import AnySamples, PerSite, PosteriorSamples, concatenate, point_of
+from fl_dpbayes.posterior.samples import (
+    AnySamples,
+    PerSite,
+    PosteriorSamples,
+    concatenate,
+    point_of,
+)
 from fl_dpbayes.posterior.student import prepare_student
 from fl_dpbayes.protocol.arrays import Arrays, without_prefix
 from server.roster import Federation
@@ -19,7 +28,8 @@ from server.strategies.strategy import PosteriorStrategy
 class IndependentChainsStrategy(PosteriorStrategy):
     """Each chain continues from its own last state, and all chains of one number start from the same weights.
 
-    The server state never changes. A site that released too few samples for the rule is left out, with a warning.
+    The server state never changes. A site that released too few samples for the rule is left out,
+    with a warning.
     """
 
     def __init__(self, federation: Federation, record: RunRecord) -> None:
@@ -31,9 +41,12 @@ class IndependentChainsStrategy(PosteriorStrategy):
         self._student = None
         if self.rule.inputs is not None:
             # Before any site spends budget, since a file that does not fit ends the run.
-            self._student = prepare_student(self.rule.inputs, task, model, labelled=self.rule.needs_labels)
+            self._student = prepare_student(
+                self.rule.inputs, task, model, labelled=self.rule.needs_labels
+            )
             record.aggregation_inputs = dict(self._student.description)
-        # A last layer on a frozen body has no hidden units of its own either, and starts at zero in every chain.
+        # A last layer on a frozen body has no hidden units of its own either, and starts at zero in
+        # every chain.
         unaligned = not isinstance(model, LogisticModel) and model.frozen_body is None
         if self.rule.averages_weights and unaligned and self.plan.chains > 1:
             record.warn(warning("different-starts", rule=self.rule.rule, chains=self.plan.chains))
@@ -59,13 +72,20 @@ class IndependentChainsStrategy(PosteriorStrategy):
 
     def _combined(self, sites: list[str]) -> Aggregate:
         # The posterior is asked for more than once, and some rules take time.
-        key = [(site, len(self.bank.sample_chains(site)), self.site_weights[site]) for site in sites]
+        key = [
+            (site, len(self.bank.sample_chains(site)), self.site_weights[site]) for site in sites
+        ]
         if self._combined_last is None or self._combined_last[0] != key:
             states = map(self.initial_state, range(self.plan.chains))
             starts = tuple(without_prefix("parameters", state) for state in states)
             samples, planned = PerSite(sites, self.bank.stored), self.federation.planned_sites
-            sampler, generator = self.federation.scenario.sampler, np.random.default_rng(self.federation.scenario.seed)
-            released = Released(samples, self.site_weights, sampler, planned, generator, starts, self._student)
+            sampler, generator = (
+                self.federation.scenario.sampler,
+                np.random.default_rng(self.federation.scenario.seed),
+            )
+            released = Released(
+                samples, self.site_weights, sampler, planned, generator, starts, self._student
+            )
             self._combined_last = key, combine_sites(self.rule, released)
         aggregate = self._combined_last[1]
         if aggregate.facts:
@@ -76,7 +96,11 @@ class IndependentChainsStrategy(PosteriorStrategy):
         """Return one point per chain: under averaging rules the average of its last states, else their mixture."""
         if isinstance(self.rule, AveragingRule):
             return self._averaged_last(self.rule)
-        present = {site: points for site in self.chain_names() if (points := self.bank.stored_last_states(site))}
+        present = {
+            site: points
+            for site in self.chain_names()
+            if (points := self.bank.stored_last_states(site))
+        }
         return joined(present, self.site_weights) if present else None
 
     def _averaged_last(self, rule: AveragingRule) -> PosteriorSamples | None:
@@ -85,7 +109,9 @@ class IndependentChainsStrategy(PosteriorStrategy):
             sites = [site for site in self.chain_names() if self.bank.has_last(site, chain)]
             if sites:
                 states = self.bank.states_of(sites, chain)
-                average, warnings, _ = average_of_states(states, self.initial_state(chain), rule, self.site_weights)
+                average, warnings, _ = average_of_states(
+                    states, self.initial_state(chain), rule, self.site_weights
+                )
                 points.append(point_of(average))
                 self.record.warn(*warnings)
         return concatenate(points) if points else None

@@ -20,7 +20,12 @@ from fl_dpbayes.config.files.journal import Entry
 from fl_dpbayes.config.scenario import site_plan
 from fl_dpbayes.models.build import build_model
 from fl_dpbayes.models.parameters import to_vector
-from fl_dpbayes.posterior.far_off import SKETCH_SIZE, noise_of_mean, relative_distances, sketched_move
+from fl_dpbayes.posterior.far_off import (
+    SKETCH_SIZE,
+    noise_of_mean,
+    relative_distances,
+    sketched_move,
+)
 from fl_dpbayes.posterior.sample_store import PosteriorBank
 from fl_dpbayes.posterior.samples import PosteriorSamples
 from fl_dpbayes.posterior.site_weights import weigh_sites
@@ -29,7 +34,13 @@ from fl_dpbayes.protocol.arrays import Arrays, prefixed, without_prefix
 from fl_dpbayes.protocol.train import TrainReply, TrainRequest
 from fl_dpbayes.protocol.wire import arrays_digest
 from fl_dpbayes.samplers.state_vectors import initial_vectors, state_arrays
-from server.check_reply import CheckedReply, check_disk_space, check_displacement, check_reply_size, check_train_reply
+from server.check_reply import (
+    CheckedReply,
+    check_disk_space,
+    check_displacement,
+    check_reply_size,
+    check_train_reply,
+)
 from server.checkpoint import BANK_FOLDER, Checkpoint, JournaledSites, write_checkpoint
 from server.exchange import Answer, Exchange
 from server.ledger_heads import LedgerHeads
@@ -39,7 +50,12 @@ from server.roster import Federation, Member, with_newcomers
 from server.run_record import RunRecord
 
 # What Flower's own result says of a round's sites.
-RESULT: dict[str, Callable[[list[float]], float]] = {"units": sum, "steps": max, "epsilon": max, "temperature": fmean}
+RESULT: dict[str, Callable[[list[float]], float]] = {
+    "units": sum,
+    "steps": max,
+    "epsilon": max,
+    "temperature": fmean,
+}
 
 NOTHING = PosteriorSamples(arrays={}, weights=np.zeros(0), temperatures=np.zeros(0))
 # The bank's name for the summed moves of all sites; no site can be called so.
@@ -81,7 +97,13 @@ class TrainingRounds(Strategy):
     def summary(self) -> None:
         """Log what is about to run."""
         sites, plan = len(self.federation.roster.training), self.plan
-        log(INFO, "\t└── %s training sites, %s of %s steps per round", sites, plan.steps_per_round, plan.total_steps)
+        log(
+            INFO,
+            "\t└── %s training sites, %s of %s steps per round",
+            sites,
+            plan.steps_per_round,
+            plan.total_steps,
+        )
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -92,7 +114,11 @@ class TrainingRounds(Strategy):
         if server_round > 1:
             self._admit(server_round, grid)
         received = {name: array.numpy() for name, array in arrays.items()}
-        self.state = self.initial_state(self.chain_of(server_round)) if self._starts_chain(server_round) else received
+        self.state = (
+            self.initial_state(self.chain_of(server_round))
+            if self._starts_chain(server_round)
+            else received
+        )
         members = self.participation.asked(self.federation.roster)
         check_disk_space(self.plan, self.federation, len(members))
         self.exchange = Exchange[TrainRequest, TrainReply](
@@ -112,7 +138,9 @@ class TrainingRounds(Strategy):
         names = [member.card.name for member in members]
         self.record.begin(stage, round=server_round, rounds=self.plan.total_rounds, sites=names)
 
-    def next_state(self, round_number: int, arrays: Arrays, replies: Mapping[str, CheckedReply]) -> Arrays:
+    def next_state(
+        self, round_number: int, arrays: Arrays, replies: Mapping[str, CheckedReply]
+    ) -> Arrays:
         """Return the server state after a round: as it was, unless the rule makes something of the banked replies."""
         return arrays
 
@@ -124,7 +152,8 @@ class TrainingRounds(Strategy):
             return None, None
         answers = self._banked(server_round, replies)
         if self.federation.simulation_folder and not all(answer.usable for answer in answers):
-            # Simulated sites have this disk for their ledgers: what failed because it is full comes again on resume.
+            # Simulated sites have this disk for their ledgers: what failed because it is full comes
+            # again on resume.
             check_disk_space(self.plan, self.federation, len(answers))
         self.record.add_round(server_round, answers, bytes_down=self.exchange.bytes_down)
         self.record.warn(*self.participation.count(answers))
@@ -133,22 +162,35 @@ class TrainingRounds(Strategy):
         over = not left
         good = {answer.site: answer.checked for answer in answers if answer.checked is not None}
         if not good and over:
-            log(INFO, "no training site goes on: no further step is taken, and on resume this round is asked for again")
+            log(
+                INFO,
+                "no training site goes on: no further step is taken, and on resume this round is "
+                "asked for again",
+            )
             return None, None
         minimum = least_sites(self.federation.scenario.resources.min_sites, len(left))
         if len(good) < minimum and not over:
-            problems = "; ".join(f"{bad.site}: {bad.status} {bad.detail}".strip() for bad in answers if not bad.usable)
+            problems = "; ".join(
+                f"{bad.site}: {bad.status} {bad.detail}".strip()
+                for bad in answers
+                if not bad.usable
+            )
             raise UserError(
-                f"round {server_round}: {len(good)} training sites gave a usable reply, resources.min_sites asks for "
+                f"round {server_round}: {len(good)} training sites gave a usable reply, "
+                "resources.min_sites asks for "
                 f"{minimum} of the {len(left)} with steps left: {problems or 'no site is left'}"
             )
         if good:
             self.state = self.next_state(server_round, self.state, good)
         self.save(server_round, self.state)
-        state = ArrayRecord({name: Array(np.ascontiguousarray(array)) for name, array in self.state.items()})
+        state = ArrayRecord(
+            {name: Array(np.ascontiguousarray(array)) for name, array in self.state.items()}
+        )
         said = [checked.metrics for checked in good.values()]
         metrics = {name: how([one[name] for one in said]) for name, how in RESULT.items() if said}
-        return state, MetricRecord({**(self.record.round_rows[-1] if self.record.round_rows else {}), **metrics})
+        return state, MetricRecord(
+            {**(self.record.round_rows[-1] if self.record.round_rows else {}), **metrics}
+        )
 
     def save(self, round_number: int, state: Arrays) -> None:
         """Write the checkpoint of a round that is complete; 0 before the first."""
@@ -156,10 +198,14 @@ class TrainingRounds(Strategy):
         sites = self._journaled.new_entries(federation.roster, self.heads.seen)
         entries = [*self.bank.new_entries(), *self.record.new_entries(), *sites]
         checkpoint = Checkpoint(
-            scenario=digest(federation.scenario), run=federation.run, round=round_number,
-            planned_sites=federation.planned_sites, participation=self.participation.state(),
-            journal=self.record.journal.append(entries), seconds=self.record.seconds_so_far(),
-        )  # fmt: skip
+            scenario=digest(federation.scenario),
+            run=federation.run,
+            round=round_number,
+            planned_sites=federation.planned_sites,
+            participation=self.participation.state(),
+            journal=self.record.journal.append(entries),
+            seconds=self.record.seconds_so_far(),
+        )
         write_checkpoint(federation.run_folder, checkpoint, state)
         self.heads.keep()
         self.bank.drop_replaced()
@@ -169,11 +215,14 @@ class TrainingRounds(Strategy):
         self.done_rounds = checkpoint.round
         self._journaled = JournaledSites(entries)
         self.heads.restore(self._journaled.heads)
-        # At real sites a steward may have changed the policy since; a site that refuses again is charged nothing.
+        # At real sites a steward may have changed the policy since; a site that refuses again is
+        # charged nothing.
         forgotten = {} if self.federation.simulation_folder else {"finished": ()}
         self.participation.restore(checkpoint.participation.model_copy(update=forgotten))
         self.record.restore(entries, checkpoint.seconds, checkpoint.round)
-        missing = [member.card.name for member in self.federation.roster.members if not member.has_node]
+        missing = [
+            member.card.name for member in self.federation.roster.members if not member.has_node
+        ]
         self.record.warn(*(warning("missing", name) for name in missing))
 
     def _requests(self, server_round: int, members: Iterable[Member]) -> Iterator[Message]:
@@ -184,12 +233,16 @@ class TrainingRounds(Strategy):
                 # A state that is broadcast is encoded once, and in memory once.
                 encoding = start, arrays_digest(start), encoded(prefixed("start", start))
             request = TrainRequest(
-                run=self.federation.run, round=server_round, task=member.card.task,
-                model=self.federation.scenario.model, plan=self.plan,
+                run=self.federation.run,
+                round=server_round,
+                task=member.card.task,
+                model=self.federation.scenario.model,
+                plan=self.plan,
                 first_step=self.participation.first_step(self.plan, member.card.name, server_round),
-                steps=self.plan.steps_per_round, start=encoding[1],
+                steps=self.plan.steps_per_round,
+                start=encoding[1],
                 ledger_head=self.heads.seen.get(member.card.name),
-            )  # fmt: skip
+            )
             yield self.exchange.request(request, encoding[2], member)
 
     def _admit(self, server_round: int, grid: Grid) -> None:
@@ -204,7 +257,9 @@ class TrainingRounds(Strategy):
             self.record.warn(warning("prior-repeated", planned=planned, times=now / planned))
 
     def _weights(self) -> Mapping[str, float]:
-        weights, warnings = weigh_sites(self.federation.scenario.aggregation, self.federation.roster.units)
+        weights, warnings = weigh_sites(
+            self.federation.scenario.aggregation, self.federation.roster.units
+        )
         self.record.warn(*warnings)
         return weights
 
@@ -216,18 +271,31 @@ class TrainingRounds(Strategy):
         answers, dropped = [], warning("dropped", stage=f"round {server_round}")
         moves = self._moves()
         start = without_prefix("parameters", self.state)
-        for answer in self.exchange.answers(replies, self._checked, lambda: self.record.warn(dropped)):
+        for answer in self.exchange.answers(
+            replies, self._checked, lambda: self.record.warn(dropped)
+        ):
             checked = answer.checked
             if checked is not None:
-                self.bank.add(answer.site, server_round, self.chain_of(server_round), checked.samples, checked.last)
-                move = sketched_move(start, without_prefix("parameters", checked.last), int(moves[SEED]))
+                self.bank.add(
+                    answer.site,
+                    server_round,
+                    self.chain_of(server_round),
+                    checked.samples,
+                    checked.last,
+                )
+                move = sketched_move(
+                    start, without_prefix("parameters", checked.last), int(moves[SEED])
+                )
                 name = f"site/{answer.site}"
                 moves[name] = moves.get(name, np.zeros(SKETCH_SIZE + 1)) + np.append(move, 1.0)
                 answer = replace(answer, checked=replace(checked, samples=NOTHING, last={}))
             answers.append(answer)
             self.record.add_passes(answer.site, answer.passes)
             said = {key: getattr(answer, key) for key in ("site", "status", "detail")}
-            spent = {key: getattr(checked.privacy, key) if checked else None for key in ("epsilon", "budget")}
+            spent = {
+                key: getattr(checked.privacy, key) if checked else None
+                for key in ("epsilon", "budget")
+            }
             self.record.events.write("site", round=server_round, **said, **spent)
             # One site's arrays in memory at a time.
             del checked
@@ -250,19 +318,26 @@ class TrainingRounds(Strategy):
     def distances(self) -> dict[str, float]:
         """Say how many times as far from the median site each site is as the others are, all rounds together.
 
-        Whatever the rule, a site's move is from the server's state to where its chain ended: for rules on independent
-        chains the first one of these.
+        Whatever the rule, a site's move is from the server's state to where its chain ended: for
+        rules on independent chains the first one of these.
         """
         sums = without_prefix("site", self._moves())
         units = self.federation.roster.units
         means = {site: total[:-1] / total[-1] for site, total in sums.items()}
         noise = {
-            site: noise_of_mean(planned_chain(self.plan, units[site]), int(total[-1])) for site, total in sums.items()
+            site: noise_of_mean(planned_chain(self.plan, units[site]), int(total[-1]))
+            for site, total in sums.items()
         }
         return relative_distances(means, noise)
 
-    def _checked(self, reply: Message, record: TrainReply, request: TrainRequest, member: Member) -> CheckedReply:
+    def _checked(
+        self, reply: Message, record: TrainReply, request: TrainRequest, member: Member
+    ) -> CheckedReply:
         previous = self.record.statements.get(member.card.name)
-        checked = check_train_reply(reply, record, request, member.card, self.federation.shapes, previous)
-        check_displacement(checked, request, member.card.units, self.start_of(member.card.name, request.round))
+        checked = check_train_reply(
+            reply, record, request, member.card, self.federation.shapes, previous
+        )
+        check_displacement(
+            checked, request, member.card.units, self.start_of(member.card.name, request.round)
+        )
         return checked

@@ -24,10 +24,13 @@ CombinedT = TypeVar("CombinedT")
 
 
 class PosteriorStrategy(TrainingRounds):
-    """Runs the sites' private chains and keeps their samples; a rule says how they become one posterior.
+    """Runs the sites' private chains and keeps their samples.
 
-    A rule's strategy says what the posterior and the point predictor are (`posterior`, `last`); where it differs, also
-    where chains start (`start_arrays`) and what becomes of a round (`next_state`).
+    A rule says how they become one posterior.
+
+    A rule's strategy says what the posterior and the point predictor are (`posterior`, `last`);
+    where it differs, also where chains start (`start_arrays`) and what becomes of a round
+    (`next_state`).
     """
 
     def __init__(self, federation: Federation, record: RunRecord) -> None:
@@ -44,12 +47,22 @@ class PosteriorStrategy(TrainingRounds):
         """Return the point predictor: the last states, or None before the first."""
 
     def hospitals(self) -> HospitalModel | None:
-        """Fit the posterior over hospitals to what all sites' states tell; None where it is not asked for."""
+        """Fit the posterior over hospitals to what all sites' states tell.
+
+        None where it is not asked for.
+        """
         if not (sums := self.bank.last(HOSPITALS, 0)):
             return None
         found = fit_hospitals(sums, self.federation.scenario)
-        why = "of that over hospitals, as it tells no level, or one too far out for hierarchical.largest_sd"
-        unheard = (site for site, v in zip(found.sites, found.posterior.variances, strict=True) if v >= UNKNOWN)
+        why = (
+            "of that over hospitals, as it tells no level, or one too far out for "
+            "hierarchical.largest_sd"
+        )
+        unheard = (
+            site
+            for site, v in zip(found.sites, found.posterior.variances, strict=True)
+            if v >= UNKNOWN
+        )
         self.record.warn(*(warning("left-out-of-posterior", site, reason=why) for site in unheard))
         return found
 
@@ -61,9 +74,12 @@ class PosteriorStrategy(TrainingRounds):
     def of_fitting(
         self, sites: list[str], combine: Callable[[list[str]], CombinedT], kind: str, **values: int
     ) -> CombinedT | None:
-        """Combine those sites of which `combine` makes something alone, and warn of the others; None if none or all do.
+        """Combine those sites of which `combine` makes something alone, and warn of the others.
 
-        What one site sent must not cost the others their round or posterior, whose privacy is spent.
+        None if none or all do.
+
+        What one site sent must not cost the others their round or posterior, whose privacy is
+        spent.
         """
         fitting = []
         for site in sites:
@@ -88,18 +104,26 @@ class PosteriorStrategy(TrainingRounds):
         if posterior is None or last is None:
             said = "; ".join(map(sentence, self.record.warnings))
             said = said or "lower training.burn_in, or see rounds.csv for what the sites said"
-            raise UserError(f"no posterior sample was kept, so there is nothing to evaluate: {said}")
+            raise UserError(
+                f"no posterior sample was kept, so there is nothing to evaluate: {said}"
+            )
         members = self.federation.roster.with_nodes
         check_disk_space(self.plan, self.federation, len(members))
         most = most_evaluated(self.federation, max(len(posterior), len(last)), self.record)
         thinned = posterior.thinned(most)
-        self.recalibration = recalibrate_sites(grid, self.federation, thinned, self.heads, self.record)
+        self.recalibration = recalibrate_sites(
+            grid, self.federation, thinned, self.heads, self.record
+        )
         self.begin("evaluate", server_round, members)
         stage = EvaluationStage(self.federation, server_round, self.heads, self.record)
         self._evaluation_stage = stage
-        return stage.requests({"last": last.thinned(most), "posterior": thinned}, self.recalibration, self.hospitals())
+        return stage.requests(
+            {"last": last.thinned(most), "posterior": thinned}, self.recalibration, self.hospitals()
+        )
 
-    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+    def aggregate_evaluate(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> MetricRecord | None:
         """Collect every site's additive statistics; the metrics are those of the pooled roles."""
         if self._evaluation_stage is None:
             return None

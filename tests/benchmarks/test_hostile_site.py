@@ -1,6 +1,7 @@
 """One hostile site of four or more, by the attacks of `benchmarks/hostile_site.py`: what is borne, and who is named.
 
-FL_DPBAYES_COVERAGE=1 tries every attack on every rule that withstands them; without it the one that it finds hardest.
+FL_DPBAYES_COVERAGE=1 tries every attack on every rule that withstands them; without it the one that
+it finds hardest.
 """
 
 import os
@@ -18,8 +19,12 @@ def attacks(hardest: str) -> tuple[str, ...]:
 # With its cheaper disks, intervals and records.
 @pytest.mark.usefixtures("federation")
 @pytest.mark.slow
-@pytest.mark.parametrize(("rule", "loss", "hardest"), [("fald", 0.1, "relabel"), ("fald, median", 0.05, "hidden")])
-def test_where_noise_is_small_a_robust_average_loses_little_to_every_attack(rule, loss, hardest) -> None:
+@pytest.mark.parametrize(
+    ("rule", "loss", "hardest"), [("fald", 0.1, "relabel"), ("fald, median", 0.05, "hidden")]
+)
+def test_where_noise_is_small_a_robust_average_loses_little_to_every_attack(
+    rule, loss, hardest
+) -> None:
     honest = measure(Cell(rule, "small noise", 6, 0, "honest"))
     # Nobody is hostile, and nobody is named or shortened.
     assert (honest["named"], honest["others"], honest["shortened"]) == (False, 0, 0)
@@ -37,14 +42,18 @@ def test_where_noise_is_small_a_robust_average_loses_little_to_every_attack(rule
 def test_a_mixture_keeps_most_at_the_noise_of_digits(sites: int) -> None:
     honest = measure(Cell("mixture", "digits", sites, 0, "honest"))["accuracy"]
     for attack in attacks("frozen"):
-        assert measure(Cell("mixture", "digits", sites, 0, attack))["accuracy"] > honest - 0.1, attack
+        assert measure(Cell("mixture", "digits", sites, 0, attack))["accuracy"] > honest - 0.1, (
+            attack
+        )
 
 
 @pytest.mark.usefixtures("federation")
 @pytest.mark.slow
 @pytest.mark.parametrize("noise", ["quickstart", "digits"])
 @pytest.mark.parametrize("rule", ["fald", "mixture", "fedbe", "consensus-uniform", "predbayes"])
-def test_relabelling_site_of_eight_is_named_whatever_the_rule_and_no_honest_one(rule: str, noise: str) -> None:
+def test_relabelling_site_of_eight_is_named_whatever_the_rule_and_no_honest_one(
+    rule: str, noise: str
+) -> None:
     found = measure(Cell(rule, noise, 8, 0, "relabel"))
     assert (found["named"], found["others"], found["rejected"]) == (True, 0, 0)
     honest = measure(Cell(rule, noise, 8, 0, "honest"))

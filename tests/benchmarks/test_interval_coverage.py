@@ -1,6 +1,7 @@
 """The interval of the calibration error holds the truth on simulated models, and seldom more often than it should.
 
-FL_DPBAYES_COVERAGE=1 checks all settings that are not between others; without it every third of them.
+FL_DPBAYES_COVERAGE=1 checks all settings that are not between others; without it every third of
+them.
 """
 
 import math
@@ -9,7 +10,14 @@ import os
 import numpy as np
 import pytest
 
-from benchmarks.interval_coverage import DISTORTIONS, NOISED_CONFIDENCES, SETTINGS, binned, draw_test_sets, measure
+from benchmarks.interval_coverage import (
+    DISTORTIONS,
+    NOISED_CONFIDENCES,
+    SETTINGS,
+    binned,
+    draw_test_sets,
+    measure,
+)
 from fl_dpbayes.calibration import rms_interval as interval
 
 LEAST_SPREAD = 2.5  # sd of right answers below which a few outcomes carry all probability
@@ -18,7 +26,8 @@ LEAST_SPREAD = 2.5  # sd of right answers below which a few outcomes carry all p
 def faults(law: str, n: int, noise: float, replicates: int) -> list[str]:
     """Name the rows that cover less than 93 %, and the setting if it covers more than 99 %, by three standard errors.
 
-    The upper bound is asked of all rows together: on a few hundred test sets no single row could exceed it.
+    The upper bound is asked of all rows together: on a few hundred test sets no single row could
+    exceed it.
     """
     found, errs = [], []
     for distortion in DISTORTIONS:
@@ -38,7 +47,8 @@ def faults(law: str, n: int, noise: float, replicates: int) -> list[str]:
     return found
 
 
-# Without sizes and noise between others, and half of the costliest; the published table has them all.
+# Without sizes and noise between others, and half of the costliest; the published table has them
+# all.
 QUICKEST = [
     (law, n, noise)
     for law, n, noise in SETTINGS
@@ -46,7 +56,12 @@ QUICKEST = [
 ]
 # Every third, from the second on, has most laws and every size and noise.
 CHOSEN = QUICKEST if os.environ.get("FL_DPBAYES_COVERAGE") == "1" else QUICKEST[1::3]
-CHOSEN = [*CHOSEN, ("top of 2, uniform", 200, 0.0), ("95 % above .95", 50, 0.0), ("Beta(8, 1)", 624, 5.0)]
+CHOSEN = [
+    *CHOSEN,
+    ("top of 2, uniform", 200, 0.0),
+    ("95 % above .95", 50, 0.0),
+    ("Beta(8, 1)", 624, 5.0),
+]
 
 
 @pytest.mark.slow
@@ -56,7 +71,9 @@ def test_it_covers_on_all_models(law: str, n: int, noise: float) -> None:
 
 
 @pytest.mark.slow
-def test_it_sees_an_interval_with_too_small_or_too_large_tails(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_sees_an_interval_with_too_small_or_too_large_tails(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     for tail in (0.08, 0.0005):
         monkeypatch.setattr(interval, "TAIL", tail)
         assert faults("top of 2, uniform", 624, 0.0, 300) != []
@@ -68,7 +85,9 @@ def test_sums_of_bins_by_hand() -> None:
     assert table.shape == (3, 15, 4)
     inside = np.floor(drawn.confidence * 15) == 9
     weights = (inside, drawn.confidence, drawn.right, drawn.frequency)
-    np.testing.assert_allclose(table[:, 9], np.transpose([(weight * inside).sum(axis=1) for weight in weights]))
+    np.testing.assert_allclose(
+        table[:, 9], np.transpose([(weight * inside).sum(axis=1) for weight in weights])
+    )
     np.testing.assert_allclose(table[..., 1].sum(axis=1) - table[..., 3].sum(axis=1), 40 * 0.05)
 
 
@@ -76,7 +95,9 @@ def test_sums_of_bins_by_hand() -> None:
 def test_answers_are_right_as_often_as_stated(distortion: str) -> None:
     drawn = draw_test_sets("Beta(.6, .6)", distortion, 40_000, 1, np.random.default_rng(1))
     away = drawn.right.mean() - drawn.frequency.mean()
-    assert abs(away) < 4 * math.sqrt(float((drawn.frequency * (1 - drawn.frequency)).mean()) / 40_000)
+    assert abs(away) < 4 * math.sqrt(
+        float((drawn.frequency * (1 - drawn.frequency)).mean()) / 40_000
+    )
     assert (np.abs(drawn.frequency - drawn.confidence).max() < 1e-9) == (distortion == "calibrated")
 
 

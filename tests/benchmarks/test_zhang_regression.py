@@ -22,7 +22,8 @@ def test_simulation_has_the_stated_shape_range_and_law() -> None:
     standard = noise / (0.3 * np.abs(x + 2))
     assert abs(standard.mean()) < 4 / np.sqrt(len(standard))
     assert abs(standard.var() - 1) < 4 * np.sqrt(2 / len(standard))
-    # Differences of the function do not see the centring: E (f(a) - f(b))^2 = 2 (1 - exp(-(a - b)^2 / 2)).
+    # Differences of the function do not see the centring: E (f(a) - f(b))^2 = 2 (1 - exp(-(a - b)^2
+    # / 2)).
     ratios = []
     for run in runs:
         gaps = run.function[40::50] - run.function[:-10:50]
@@ -35,21 +36,29 @@ def test_mean_and_variance_are_those_of_draws_from_the_mixture() -> None:
     generator = np.random.default_rng(0)
     draws, weights = generator.normal(size=(3, 2, 2)), np.array([1.0, 2.0, 5.0])
     which = generator.choice(3, size=400_000, p=weights / 8)
-    y = draws[which, :, 0] + np.exp(draws[which, :, 1] / 2) * generator.standard_normal((which.size, 2))
+    y = draws[which, :, 0] + np.exp(draws[which, :, 1] / 2) * generator.standard_normal(
+        (which.size, 2)
+    )
     mean, variance = predicted(draws, weights)
     np.testing.assert_allclose(mean, y.mean(axis=0), atol=0.01)
     np.testing.assert_allclose(variance, y.var(axis=0), rtol=0.02)
 
 
 @pytest.mark.parametrize(("method", "setting"), SETTINGS)
-def test_every_method_gives_finite_values(method: str, setting: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_method_gives_finite_values(
+    method: str, setting: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     _, *rest = SETTINGS[method, setting]
     monkeypatch.setattr(script, "SETTINGS", {(method, setting): ([8], *rest)})
     monkeypatch.setattr(script, "STEPS", 6)
     monkeypatch.setattr(script, "BURN_IN", 3)
     values = measure(method, setting, 0, simulations=2)
     private = setting.startswith(DP)
-    assert all(np.isfinite(value) for name, value in values.items() if name not in ("epsilon", "at 1/n") or private)
+    assert all(
+        np.isfinite(value)
+        for name, value in values.items()
+        if name not in ("epsilon", "at 1/n") or private
+    )
     assert np.isinf(values["epsilon"]) != private
 
 

@@ -55,7 +55,8 @@ def test_weighted_threshold_agrees_with_sorted_records():
 
 
 @pytest.mark.parametrize(
-    ("count", "target"), [*((n, None) for n in (30, 200)), *((n, [0.1, 0.7, 0.2]) for n in (60, 300))]
+    ("count", "target"),
+    [*((n, None) for n in (30, 200)), *((n, [0.1, 0.7, 0.2]) for n in (60, 300))],
 )
 def test_sets_cover_on_average_and_plain_ones_do_not_under_label_shift(count, target):
     generator, level, seeds = np.random.default_rng(5), 0.9, 200
@@ -71,7 +72,9 @@ def test_sets_cover_on_average_and_plain_ones_do_not_under_label_shift(count, ta
     error = np.hypot(np.std(weighted) / seeds**0.5, (0.09 / 50_000) ** 0.5)
     assert np.mean(weighted) >= level - 3 * error
     if target is None:
-        assert np.mean(plain) <= level + 1 / (count + 1) + 0.003 + 3 * error  # .003: at most a fine bin more
+        assert (
+            np.mean(plain) <= level + 1 / (count + 1) + 0.003 + 3 * error
+        )  # .003: at most a fine bin more
     else:
         assert np.mean(plain) < level - 3 * np.std(plain) / seeds**0.5
 
@@ -82,7 +85,9 @@ def test_prevalence_from_means_recovers_the_truth_without_labels():
     source = from_batch(*draw(generator, 50_000, [0.6, 0.4]))
     for _ in range(100):
         probabilities, _ = draw(generator, 500, [0.15, 0.85])
-        estimates.append(prevalence_from_means(source, from_batch(probabilities, np.zeros(500, np.int64)))[1])
+        estimates.append(
+            prevalence_from_means(source, from_batch(probabilities, np.zeros(500, np.int64)))[1]
+        )
     assert abs(np.mean(estimates) - 0.85) < 3 * np.std(estimates) / 10 + 0.01
     assert 0.01 < np.std(estimates) < 0.05
 
@@ -90,7 +95,9 @@ def test_prevalence_from_means_recovers_the_truth_without_labels():
 def test_prevalences_undefined_limit():
     one_class, both = binary([0.2, 0.9], [1, 1]), binary([0.2, 0.9], [0, 1])
     assert prevalence_from_means(one_class, both) is None
-    assert prevalence_from_means(binary([0.9, 0.2], [0, 1]), both) is None  # ranks the classes the wrong way
+    assert (
+        prevalence_from_means(binary([0.9, 0.2], [0, 1]), both) is None
+    )  # ranks the classes the wrong way
     three = from_batch([[0.2, 0.7, 0.1]], [0])
     assert prevalence_from_means(three, three) is None
     assert label_shift_weights(np.array([1.0, 0.0]), np.array([0.5, 0.5])) is None
@@ -109,7 +116,10 @@ def test_exact_counts_give_the_threshold_of_split_conformal(seed, count, level):
 
 def test_a_unit_moves_counts_by_its_worst_record_alone():
     of_label, units = np.array([0.9, 0.2, 0.6]), np.array([0, 0, 1])
-    without, whole = set_counts(of_label[2:], units[:1], 4, 0.9), set_counts(of_label, units, 4, 0.9)
+    without, whole = (
+        set_counts(of_label[2:], units[:1], 4, 0.9),
+        set_counts(of_label, units, 4, 0.9),
+    )
     assert (whole.sums - without.sums).tolist() == pytest.approx([-0.1, 1, 0, 0, 0])
 
 
@@ -121,11 +131,15 @@ def test_no_more_than_their_share_lie_below_the_threshold_on_average_whatever_th
     generator, std, repeats, bins = np.random.default_rng(11), 2.6, 8_000, len(per_bin)
     # 101 units, of which the new one may have raised every sum by one.
     noised = [-0.1 * 100 - 1, *per_bin] + std * generator.standard_normal((repeats, bins + 1))
-    below = np.cumsum([0.0, *per_bin])[[round(private_threshold(one, std, 0.9) * bins) for one in noised]]
+    below = np.cumsum([0.0, *per_bin])[
+        [round(private_threshold(one, std, 0.9) * bins) for one in noised]
+    ]
     assert below.mean() <= 0.1 * 101 + 3 * below.std() / repeats**0.5
 
 
-@pytest.mark.parametrize(("count", "epsilon", "largest"), [(50, 4.0, 1.15), (100, 1.0, 1.15), (300, 1.0, 1.1)])
+@pytest.mark.parametrize(
+    ("count", "epsilon", "largest"), [(50, 4.0, 1.15), (100, 1.0, 1.15), (300, 1.0, 1.1)]
+)
 def test_private_sets_cover_over_a_thousand_hospitals_and_stay_small(count, epsilon, largest):
     generator, hospitals, level = np.random.default_rng(12), 1_000, 0.9
     std = np.hypot(1, 1 - level) * solve_multiplier(epsilon, 1e-3, 1.0, 1)
@@ -136,19 +150,27 @@ def test_private_sets_cover_over_a_thousand_hospitals_and_stay_small(count, epsi
         of_label = np.where(labels, p, 1 - p)
         for way, (bins, noise) in enumerate([(NOISED_BINS, std), (EXACT_BINS, 0.0)]):
             counts = set_counts(of_label[:count], np.arange(count), bins, level).sums
-            t = private_threshold(counts + noise * generator.standard_normal(bins + 1), noise, level)
-            found[:, way, at] = (of_label[count:] >= t).mean(), np.mean([p[count:] >= t, 1 - p[count:] >= t])
+            t = private_threshold(
+                counts + noise * generator.standard_normal(bins + 1), noise, level
+            )
+            found[:, way, at] = (
+                (of_label[count:] >= t).mean(),
+                np.mean([p[count:] >= t, 1 - p[count:] >= t]),
+            )
     covered, sizes = found
     assert level - 3 * covered[0].std() / hospitals**0.5 <= covered[0].mean() <= level + 0.05
     assert sizes[0].mean() <= largest * sizes[1].mean()
 
 
 LABEL_PROBABILITIES = st.one_of(
-    st.floats(width=64), st.sampled_from([0.0, -0.0, 5e-324, 1.0, 1e308, -1e308, np.inf, -np.inf, np.nan])
+    st.floats(width=64),
+    st.sampled_from([0.0, -0.0, 5e-324, 1.0, 1e308, -1e308, np.inf, -np.inf, np.nan]),
 )
 
 
-@given(st.lists(LABEL_PROBABILITIES, min_size=2, max_size=8), st.sampled_from([1e-4, 0.5, 0.9, 0.9999]))
+@given(
+    st.lists(LABEL_PROBABILITIES, min_size=2, max_size=8), st.sampled_from([1e-4, 0.5, 0.9, 0.9999])
+)
 def test_a_unit_moves_counts_by_their_sensitivity_whatever_its_probabilities_are(of_label, level):
     units = np.arange(len(of_label)) // 2
     whole = set_counts(np.array(of_label), units, NOISED_BINS, level)
@@ -163,5 +185,8 @@ def test_a_unit_moves_counts_by_their_sensitivity_whatever_its_probabilities_are
 
 @pytest.mark.parametrize("level", [0.5001, 0.9, 0.9123, 0.999])
 def test_counts_of_many_units_move_by_their_sensitivity_for_all_their_rounding(level):
-    fewer, more = (set_counts(np.ones(count), np.arange(count), NOISED_BINS, level) for count in (4_000_000, 4_000_001))
+    fewer, more = (
+        set_counts(np.ones(count), np.arange(count), NOISED_BINS, level)
+        for count in (4_000_000, 4_000_001)
+    )
     assert np.linalg.norm(more.sums - fewer.sums) <= more.sensitivity

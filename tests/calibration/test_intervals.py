@@ -12,13 +12,16 @@ def test_wilson_interval_golden_and_in_its_limits():
     # Newcombe, Statistics in Medicine 17 (1998), table I: 81 of 263 and 0 of 20.
     assert wilson_interval(81, 263) == pytest.approx((0.2553, 0.3662), abs=5e-5)
     assert wilson_interval(0, 20) == pytest.approx((0.0, 0.1611), abs=5e-5)
-    # Of very many records: n / (n + z^2) to 1, where linear^2 and quadratic * constant agree in all digits.
+    # Of very many records: n / (n + z^2) to 1, where linear^2 and quadratic * constant agree in all
+    # digits.
     low, high = wilson_interval(2e8, 2e8)
     np.testing.assert_allclose(1 - low, 1.959963984540054**2 / 2e8, rtol=1e-6)
     assert high == pytest.approx(1.0, abs=1e-12)
     assert wilson_interval(0, 0) is None
     assert wilson_interval(80, 100, 1e-12) == pytest.approx(wilson_interval(80, 100), abs=1e-12)
-    assert wilson_interval(5, 8, 100.0) == wilson_interval(-3, -8, 100.0) == (0.0, 1.0)  # hidden by noise
+    assert (
+        wilson_interval(5, 8, 100.0) == wilson_interval(-3, -8, 100.0) == (0.0, 1.0)
+    )  # hidden by noise
 
 
 @pytest.mark.parametrize("accuracy", [0.6, 0.95])
@@ -27,7 +30,9 @@ def test_noisy_wilson_interval_covers(accuracy):
     inside = 0
     for _ in range(1000):
         right = generator.binomial(300, accuracy)
-        low, high = wilson_interval(right + 10 * generator.normal(), 300 + 10 * generator.normal(), 100.0)
+        low, high = wilson_interval(
+            right + 10 * generator.normal(), 300 + 10 * generator.normal(), 100.0
+        )
         inside += low <= accuracy <= high
     assert inside / 1000 > 0.95 - 4 * np.sqrt(0.95 * 0.05 / 1000)
 

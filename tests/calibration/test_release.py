@@ -47,7 +47,9 @@ def test_a_table_has_the_bins_of_the_statistics_that_leave_exactly():
 def test_sensitivity_is_the_largest_change_by_any_record(classes):
     others, labels = np.full((7, classes), 1 / classes), np.arange(7) % classes
     changes = [
-        np.linalg.norm(sent(np.vstack([others, p]), np.append(labels, label)) - sent(others, labels))
+        np.linalg.norm(
+            sent(np.vstack([others, p]), np.append(labels, label)) - sent(others, labels)
+        )
         for p, label in records(classes, 6)
     ]
     assert max(changes) == pytest.approx(sensitivity(), abs=1e-12)
@@ -56,7 +58,10 @@ def test_sensitivity_is_the_largest_change_by_any_record(classes):
 
 def test_sensitivity_of_capped_units_is_the_largest_change_by_any_unit():
     singles = [sent(p[None], [label]) for p, label in records(2, 6)]
-    changes = [np.linalg.norm(first + second) for first, second in itertools.combinations_with_replacement(singles, 2)]
+    changes = [
+        np.linalg.norm(first + second)
+        for first, second in itertools.combinations_with_replacement(singles, 2)
+    ]
     assert max(changes) == pytest.approx(sensitivity(2), abs=1e-12)
     with pytest.raises(ValueError, match="1 or more"):
         sensitivity(0)
@@ -88,22 +93,32 @@ def test_merged_noise_adds_in_variance():
 
 EXTREMES = st.one_of(
     st.floats(width=64),
-    st.sampled_from([0.0, 5e-324, -5e-324, 1e-160, 1e160, 1e307, -1e307, 1.7e308, math.inf, -math.inf, math.nan]),
+    st.sampled_from(
+        [0.0, 5e-324, -5e-324, 1e-160, 1e160, 1e307, -1e307, 1.7e308, math.inf, -math.inf, math.nan]
+    ),
 )
 BOUNDS = st.sampled_from([1e-100, 1e-6, 0.7, 1.0, math.sqrt(3), 1e6, 1e100])
 
 
-@given(arrays(np.float64, st.tuples(st.integers(1, 5), st.integers(1, 4)), elements=EXTREMES), BOUNDS)
+@given(
+    arrays(np.float64, st.tuples(st.integers(1, 5), st.integers(1, 4)), elements=EXTREMES), BOUNDS
+)
 def test_a_sum_of_any_floats_is_finite_and_each_unit_moves_it_by_the_bound_at_most(shares, bound):
     whole = bounded_sum(shares, bound)
     assert np.isfinite(whole.sums).all()
     assert np.linalg.norm(whole.sums / bound) <= len(shares) * (1 + 1e-11)
     for unit in range(len(shares)):
         without = bounded_sum(np.delete(shares, unit, axis=0), bound)
-        assert np.linalg.norm((whole.sums - without.sums) / bound) <= whole.sensitivity / bound <= 1 + 1e-11
+        assert (
+            np.linalg.norm((whole.sums - without.sums) / bound)
+            <= whole.sensitivity / bound
+            <= 1 + 1e-11
+        )
 
 
-@given(arrays(np.float64, st.tuples(st.integers(1, 5), st.integers(1, 4)), elements=EXTREMES), BOUNDS)
+@given(
+    arrays(np.float64, st.tuples(st.integers(1, 5), st.integers(1, 4)), elements=EXTREMES), BOUNDS
+)
 def test_a_share_that_fits_stays_and_one_that_is_no_number_counts_as_nothing(shares, bound):
     kept = bounded_shares(shares, bound)
     for before, after in zip(shares, kept, strict=True):
@@ -122,7 +137,9 @@ def test_what_is_no_bound_is_refused(bound):
 
 
 @given(arrays(np.float64, st.tuples(st.integers(1, 6), st.just(3)), elements=EXTREMES))
-def test_a_table_of_any_predictions_is_finite_and_each_record_moves_it_by_its_sensitivity_at_most(probabilities):
+def test_a_table_of_any_predictions_is_finite_and_each_record_moves_it_by_its_sensitivity_at_most(
+    probabilities,
+):
     labels = np.arange(len(probabilities)) % 3
     whole = top_label_counts(probabilities, labels, 15)
     assert np.isfinite(whole.sums).all()

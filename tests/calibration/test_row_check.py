@@ -55,7 +55,9 @@ def test_a_product_gives_a_record_the_same_bits_beside_any_others(width) -> None
 def test_what_is_computed_of_records_is_checked_once_and_for_each_shape(monkeypatch) -> None:
     checked = []
     original = row_check.rows_stand_alone
-    monkeypatch.setattr(row_check, "rows_stand_alone", lambda *given: checked.append(given[2]) or original(*given))
+    monkeypatch.setattr(
+        row_check, "rows_stand_alone", lambda *given: checked.append(given[2]) or original(*given)
+    )
     for parameter in (0.9, 1.1):
         gradients = partial(record_gradients, "temperature", np.array([parameter]))
         assert in_fixed_pieces(gradients, log_probabilities(PROBABILITIES), LABELS).shape[0] == 5

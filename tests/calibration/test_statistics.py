@@ -7,7 +7,15 @@ from hypothesis import strategies as st
 from scipy.special import expit
 
 from fl_dpbayes.calibration.bins import CELLS, FINE_BIN_OF_CELL, FIRST_CELL
-from fl_dpbayes.calibration.statistics import SCALARS, empty, from_arrays, from_batch, merge, sparse, to_arrays
+from fl_dpbayes.calibration.statistics import (
+    SCALARS,
+    empty,
+    from_arrays,
+    from_batch,
+    merge,
+    sparse,
+    to_arrays,
+)
 
 
 def with_parts(seed, count, classes):
@@ -24,7 +32,11 @@ def with_parts(seed, count, classes):
 
 def counted(predictions, chosen):
     probabilities, labels, parts = predictions
-    return from_batch(probabilities[chosen], labels[chosen], **{name: values[chosen] for name, values in parts.items()})
+    return from_batch(
+        probabilities[chosen],
+        labels[chosen],
+        **{name: values[chosen] for name, values in parts.items()},
+    )
 
 
 def assert_same(first, second, tolerance=1e-12):
@@ -60,12 +72,16 @@ def test_merge_property_associative_commutative_neutral_equal_to_pooled_in_any_o
     assert pooled.truth_count == pooled.count
 
 
-@pytest.mark.parametrize(("probabilities", "labels", "right"), [
-    (np.array([[0.5, 0.5], [1.0, 0.0], [0.0, 1.0], [0.9, 0.1]]) * (1 - 9e-7), [0, 0, 1, 1], 3),
-    pytest.param(np.full((3, 1000), 1e-3), [0, 1, 999], 1, marks=pytest.mark.slow),
-    (np.column_stack([expit(-SURE), expit(SURE)]) * (1 - 9e-7), SURE > 0, len(SURE)),
-    (np.column_stack([expit(-20 * SURE), expit(20 * SURE)]), SURE > 0, len(SURE)),
-], ids=["rows that sum to one only roughly", "a thousand classes", "nearly sure", "sure"])  # fmt: skip
+@pytest.mark.parametrize(
+    ("probabilities", "labels", "right"),
+    [
+        (np.array([[0.5, 0.5], [1.0, 0.0], [0.0, 1.0], [0.9, 0.1]]) * (1 - 9e-7), [0, 0, 1, 1], 3),
+        pytest.param(np.full((3, 1000), 1e-3), [0, 1, 999], 1, marks=pytest.mark.slow),
+        (np.column_stack([expit(-SURE), expit(SURE)]) * (1 - 9e-7), SURE > 0, len(SURE)),
+        (np.column_stack([expit(-20 * SURE), expit(20 * SURE)]), SURE > 0, len(SURE)),
+    ],
+    ids=["rows that sum to one only roughly", "a thousand classes", "nearly sure", "sure"],
+)
 def test_round_trip_limit(probabilities, labels, right):
     statistics = from_batch(probabilities, labels)
     read = from_arrays(to_arrays(statistics), probabilities.shape[1])
@@ -75,7 +91,10 @@ def test_round_trip_limit(probabilities, labels, right):
 def test_scalars_by_hand():
     statistics = from_batch([[0.8, 0.2], [0.3, 0.7], [1.0, 0.0]], [0, 0, 1])
     assert (statistics.count, statistics.correct) == (3, 1)
-    assert [from_batch(HALVES, [label]).correct for label in (0, 1)] == [1, 0]  # ties go to the first class
+    assert [from_batch(HALVES, [label]).correct for label in (0, 1)] == [
+        1,
+        0,
+    ]  # ties go to the first class
     losses = [-math.log(0.8), -math.log(0.3), -math.log(1e-12)]
     assert statistics.nll == pytest.approx(sum(losses))
     assert statistics.nll_squared == pytest.approx(sum(loss**2 for loss in losses))
@@ -85,8 +104,12 @@ def test_scalars_by_hand():
 
 
 def test_uncertainty_is_summed_and_one_sample_has_no_epistemic_part():
-    statistics = from_batch([[0.5, 0.5]] * 2, [0, 1], epistemic=[0.3, 0.1], aleatoric=[0.3, 0.5], total=[0.6, 0.6])
-    assert (statistics.epistemic, statistics.aleatoric, statistics.total) == pytest.approx((0.4, 0.8, 1.2))
+    statistics = from_batch(
+        [[0.5, 0.5]] * 2, [0, 1], epistemic=[0.3, 0.1], aleatoric=[0.3, 0.5], total=[0.6, 0.6]
+    )
+    assert (statistics.epistemic, statistics.aleatoric, statistics.total) == pytest.approx(
+        (0.4, 0.8, 1.2)
+    )
     statistics = from_batch([[0.5, 0.5], [1.0, 0.0]], [0, 0])
     assert statistics.epistemic == 0
     assert statistics.aleatoric == statistics.total == pytest.approx(math.log(2))
@@ -97,7 +120,11 @@ def test_uncertainty_is_counted_by_its_share_of_ln_c():
     total = np.array([20.5 * width, 100.5 * width, math.log(3) + 1e-7])
     epistemic = np.array([0.0, 1e-6 * width, 30.5 * width])
     statistics = from_batch(
-        np.full((3, 3), 1 / 3), [0, 1, 2], epistemic=epistemic, aleatoric=total - epistemic, total=total
+        np.full((3, 3), 1 / 3),
+        [0, 1, 2],
+        epistemic=epistemic,
+        aleatoric=total - epistemic,
+        total=total,
     )
     filled = [np.flatnonzero(row) for row in statistics.uncertainty]
     assert [FINE_BIN_OF_CELL[cells].tolist() for cells in filled] == [[0, 0, 30], [20, 100, 959]]
@@ -118,34 +145,64 @@ def test_truth_is_that_of_the_predicted_class():
 HALVES = [[0.5, 0.5]]
 
 
-@pytest.mark.parametrize(("probabilities", "labels", "parts", "complaint"), [
-    ([[0.5, math.nan]], [0], {}, "NaN"), ([[1.2, -0.2]], [0], {}, "softmax"), ([[0.2, 0.9]], [0], {}, "to 1.1"),
-    ([0.2, 0.8], [0, 1], {}, "shape"), ([[1.0]], [0], {}, "2 or more classes"), (HALVES, [0, 1], {}, "one per row"),
-    *((HALVES, [label], {}, "not a class") for label in (2, -1, 0.5)),
-    (HALVES, [0], {"truth": [[0.5, 0.6]]}, "sums to 1.1"), (HALVES, [0], {"truth": [[0.2, 0.3, 0.5]]}, "expected"),
-    (HALVES, [0], {"truth": [[1.2, -0.2]]}, "must lie"), (HALVES, [0], {"truth": [0.5]}, "shape"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("probabilities", "labels", "parts", "complaint"),
+    [
+        ([[0.5, math.nan]], [0], {}, "NaN"),
+        ([[1.2, -0.2]], [0], {}, "softmax"),
+        ([[0.2, 0.9]], [0], {}, "to 1.1"),
+        ([0.2, 0.8], [0, 1], {}, "shape"),
+        ([[1.0]], [0], {}, "2 or more classes"),
+        (HALVES, [0, 1], {}, "one per row"),
+        *((HALVES, [label], {}, "not a class") for label in (2, -1, 0.5)),
+        (HALVES, [0], {"truth": [[0.5, 0.6]]}, "sums to 1.1"),
+        (HALVES, [0], {"truth": [[0.2, 0.3, 0.5]]}, "expected"),
+        (HALVES, [0], {"truth": [[1.2, -0.2]]}, "must lie"),
+        (HALVES, [0], {"truth": [0.5]}, "shape"),
+    ],
+)
 def test_bad_predictions_and_truths_are_refused(probabilities, labels, parts, complaint):
     with pytest.raises(ValueError, match=complaint):
         from_batch(probabilities, labels, **parts)
 
 
-# More than the tables hold, a fraction, losses below 0 and above the clip, squares that no losses give, more clipped
-# than the loss allows, a Brier score that the tables do not give, entropies that are above log C, do not add up or are
-# below 0; truths that are more than the records, negative, half a one, or none's.
+# More than the tables hold, a fraction, losses below 0 and above the clip, squares that no losses
+# give, more clipped than the loss allows, a Brier score that the tables do not give, entropies that
+# are above log C, do not add up or are below 0; truths that are more than the records, negative,
+# half a one, or none's.
 OF_SCALARS = [
-    ("count", 1), ("count", 0.5), ("correct", 1), ("nll", -1e6), ("nll", 1e6), ("nll_squared", -1e6),
-    ("nll_squared", 1e9), ("nll_clipped", 40), ("brier", 0.1), ("brier_squared", 1e6), ("total", 1e6),
-    ("epistemic", 0.1), ("aleatoric", -1e6), *(("truth_count", change) for change in (1, -51, -0.5, -50)),
-]  # fmt: skip
-# Counts of one cell, of one class, negative; sums outside of their bin; outcomes above the count; uncertain records
-# that are more than all, halves, or fewer than none; truth above the count or negative.
+    ("count", 1),
+    ("count", 0.5),
+    ("correct", 1),
+    ("nll", -1e6),
+    ("nll", 1e6),
+    ("nll_squared", -1e6),
+    ("nll_squared", 1e9),
+    ("nll_clipped", 40),
+    ("brier", 0.1),
+    ("brier_squared", 1e6),
+    ("total", 1e6),
+    ("epistemic", 0.1),
+    ("aleatoric", -1e6),
+    *(("truth_count", change) for change in (1, -51, -0.5, -50)),
+]
+# Counts of one cell, of one class, negative; sums outside of their bin; outcomes above the count;
+# uncertain records that are more than all, halves, or fewer than none; truth above the count or
+# negative.
 OF_CELLS = [
-    ("top_label", (CELLS - 1, 0), 1), ("top_label", (CELLS - 1, 0), -1e3), ("class_wise", (1, 0, 0), 1),
-    ("top_label", (CELLS - 1, 1), 1), ("class_wise", (0, 10, 3), 5), ("class_wise", (1, 10, 4), 5),
-    ("top_label", (700, 2), 5), ("uncertainty", (0, 0), 1), ("uncertainty", (1, slice(500, 502)), 0.5),
-    ("uncertainty", (0, slice(0, 2)), np.array([1, -1])), ("truth", 900, 60), ("truth", 900, -60),
-]  # fmt: skip
+    ("top_label", (CELLS - 1, 0), 1),
+    ("top_label", (CELLS - 1, 0), -1e3),
+    ("class_wise", (1, 0, 0), 1),
+    ("top_label", (CELLS - 1, 1), 1),
+    ("class_wise", (0, 10, 3), 5),
+    ("class_wise", (1, 10, 4), 5),
+    ("top_label", (700, 2), 5),
+    ("uncertainty", (0, 0), 1),
+    ("uncertainty", (1, slice(500, 502)), 0.5),
+    ("uncertainty", (0, slice(0, 2)), np.array([1, -1])),
+    ("truth", 900, 60),
+    ("truth", 900, -60),
+]
 
 
 @pytest.mark.parametrize(

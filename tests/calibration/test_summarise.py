@@ -9,13 +9,27 @@ from fl_dpbayes.calibration.statistics import empty, from_batch
 from fl_dpbayes.calibration.summarise import join_small_bins, summarise, summarise_noised
 from fl_dpbayes.report.run_files import CALIBRATION_COLUMNS
 
-KEYS = {"n", "accuracy", "nll", "brier", "ece", "ece_if_calibrated", "rms_debiased", "mce", "ace", "sce", "auroc"}
+KEYS = {
+    "n",
+    "accuracy",
+    "nll",
+    "brier",
+    "ece",
+    "ece_if_calibrated",
+    "rms_debiased",
+    "mce",
+    "ace",
+    "sce",
+    "auroc",
+}
 
 
 def random_statistics(seed=41, count=300, classes=3):
     generator = np.random.default_rng(seed)
     probabilities = generator.dirichlet(np.ones(classes), count)
-    return from_batch(probabilities, np.array([generator.choice(classes, p=row) for row in probabilities]))
+    return from_batch(
+        probabilities, np.array([generator.choice(classes, p=row) for row in probabilities])
+    )
 
 
 def test_row_holds_every_metric_as_plain_json():
@@ -107,10 +121,35 @@ def test_joined_bins_keep_every_record():
 
 def test_columns_of_calibration_csv_golden():
     names = [
-        "site", "role", "predictor", "n", "accuracy", "nll", "brier", "ece", "rms_debiased", "mce", "ace", "sce",
-        "auroc", "ece_10", "ece_20", "ece_equal_mass", "ece_binary", "aurc", "aurc_excess", "calibration_intercept",
-        "calibration_slope", "ece_if_calibrated", "ece_if_calibrated_high", "ece_true", "rms_true", "epistemic",
+        "site",
+        "role",
+        "predictor",
+        "n",
+        "accuracy",
+        "nll",
+        "brier",
+        "ece",
+        "rms_debiased",
+        "mce",
+        "ace",
+        "sce",
+        "auroc",
+        "ece_10",
+        "ece_20",
+        "ece_equal_mass",
+        "ece_binary",
+        "aurc",
+        "aurc_excess",
+        "calibration_intercept",
+        "calibration_slope",
+        "ece_if_calibrated",
+        "ece_if_calibrated_high",
+        "ece_true",
+        "rms_true",
+        "epistemic",
         "aleatoric",
-    ]  # fmt: skip
+    ]
     with_ends = names[4 : names.index("ece_if_calibrated")]
-    assert list(CALIBRATION_COLUMNS) == names + [f"{metric}_{end}" for metric in with_ends for end in ("low", "high")]
+    assert list(CALIBRATION_COLUMNS) == names + [
+        f"{metric}_{end}" for metric in with_ends for end in ("low", "high")
+    ]

@@ -36,11 +36,22 @@ def hospital(table_site):
 
     def written(name: str, count: int, others: int, **changes: object):
         site = table_site(name)
-        site.write([], source={
-            "kind": "table", "path": "wide.csv", "label": "sick", "classes": 2, "unit_column": "patient",
-            "features": [f"x{column}" for column in range(COLUMNS)],
-        }, units=15, **changes)  # fmt: skip
-        records, labels = (np.concatenate([values[:count], values[:others]]) for values in (RECORDS, LABELS))
+        site.write(
+            [],
+            source={
+                "kind": "table",
+                "path": "wide.csv",
+                "label": "sick",
+                "classes": 2,
+                "unit_column": "patient",
+                "features": [f"x{column}" for column in range(COLUMNS)],
+            },
+            units=15,
+            **changes,
+        )
+        records, labels = (
+            np.concatenate([values[:count], values[:others]]) for values in (RECORDS, LABELS)
+        )
         frame = pandas.DataFrame(records, columns=[f"x{column}" for column in range(COLUMNS)])
         frame["patient"], frame["sick"] = [*MEASURED[:count], *TRAINING[:others]], labels
         frame.to_csv(site.folder / "wide.csv", index=False)
@@ -50,7 +61,9 @@ def hospital(table_site):
 
 
 def hostile_samples(seed: int) -> dict[str, np.ndarray]:
-    module = build_model(MLPModel(hidden=(HIDDEN,)), Task(input_shape=(COLUMNS,), classes=2), seed=0)
+    module = build_model(
+        MLPModel(hidden=(HIDDEN,)), Task(input_shape=(COLUMNS,), classes=2), seed=0
+    )
     amplify(module, np.random.default_rng(seed))
     arrays = vector_to_arrays(to_vector(module), module)
     return prefixed("posterior", {name: value[None] for name, value in arrays.items()})
@@ -58,9 +71,12 @@ def hostile_samples(seed: int) -> dict[str, np.ndarray]:
 
 def asked(samples: dict, **more: object) -> dict:
     return {
-        "run": "cd" * 16, "round": 1, "task": {"input_shape": [COLUMNS], "classes": 2},
-        "model": {"kind": "mlp", "hidden": [HIDDEN]}, "arrays": arrays_digest(samples),
-    } | more  # fmt: skip
+        "run": "cd" * 16,
+        "round": 1,
+        "task": {"input_shape": [COLUMNS], "classes": 2},
+        "model": {"kind": "mlp", "hidden": [HIDDEN]},
+        "arrays": arrays_digest(samples),
+    } | more
 
 
 def noised(reply: Message, name: str = "noised") -> np.ndarray:
@@ -84,17 +100,25 @@ def counted(site, samples: dict) -> np.ndarray:
 
 
 HELD_OUT = {"others": 0, "role": "held_out", "split": {"test_fraction": 1.0, "key": KEY}}
-FOR_RECALIBRATION = {"others": 15, "split": {"test_fraction": 0.0, "recalibration_fraction": 0.5, "key": KEY}}
+FOR_RECALIBRATION = {
+    "others": 15,
+    "split": {"test_fraction": 0.0, "recalibration_fraction": 0.5, "key": KEY},
+}
 
 
 @pytest.mark.parametrize(
-    ("answered", "part"), [(evaluated, HELD_OUT), (counted, FOR_RECALIBRATION)], ids=["evaluation", "isotonic counts"]
+    ("answered", "part"),
+    [(evaluated, HELD_OUT), (counted, FOR_RECALIBRATION)],
+    ids=["evaluation", "isotonic counts"],
 )
 def test_one_unit_moves_a_table_by_its_sensitivity(hospital, answered, part) -> None:
     moves = []
     for seed in range(3):
         samples = hostile_samples(seed)
-        tables = [answered(hospital(f"{seed}-{count}", count, **part), samples) for count in (14, 15, 16, 17)]
+        tables = [
+            answered(hospital(f"{seed}-{count}", count, **part), samples)
+            for count in (14, 15, 16, 17)
+        ]
         moves += [float(np.linalg.norm(more - fewer)) for fewer, more in pairwise(tables)]
     assert 0 < max(moves) <= math.sqrt(3) * (1 + 1e-12)
 
@@ -109,6 +133,9 @@ def test_one_unit_moves_a_fit_by_the_clip_norm(hospital) -> None:
     moves = []
     for seed in range(3):
         samples = hostile_samples(seed)
-        steps = [fitted(hospital(f"{seed}-{count}", count, **FOR_RECALIBRATION), samples) for count in (14, 15, 16)]
+        steps = [
+            fitted(hospital(f"{seed}-{count}", count, **FOR_RECALIBRATION), samples)
+            for count in (14, 15, 16)
+        ]
         moves += [float(np.linalg.norm(more - fewer)) * 15 for fewer, more in pairwise(steps)]
     assert 0.01 < max(moves) <= 0.5 * (1 + 1e-12)

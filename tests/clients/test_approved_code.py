@@ -40,7 +40,9 @@ def installed(tmp_path, monkeypatch) -> Path:
         (beside / name).mkdir()
         (beside / name / "__init__.py").write_text("made = None\n")
     (beside / "ownnet-1.0.dist-info").mkdir()
-    (beside / "ownnet-1.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: ownnet\nVersion: 1.0\n")
+    (beside / "ownnet-1.0.dist-info" / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: ownnet\nVersion: 1.0\n"
+    )
     record = "ownnet/__init__.py,,\nownnet_core/__init__.py,,\n"
     (beside / "ownnet-1.0.dist-info" / "RECORD").write_text(record)
     monkeypatch.setattr(installed_code, "HOME", folder)
@@ -79,15 +81,18 @@ def test_code_that_changed_is_refused_before_a_record_is_read_and_told(
     monkeypatch.setattr("clients.train.load_site", lambda _: pytest.fail("a record was read"))
     for ask in (lambda: approved.answer("query"), approved.train):
         assert refusal_of(ask()) == ("CODE_NOT_APPROVED", "")
-    assert {line["refusal"]["code"] for line in list(read_audit_log(approved.path))[-2:]} == {"CODE_NOT_APPROVED"}
+    assert {line["refusal"]["code"] for line in list(read_audit_log(approved.path))[-2:]} == {
+        "CODE_NOT_APPROVED"
+    }
     # The node's own process looks as well, before the bundle reaches the app.
     bundle = own_bundle()
     assert "not as it was approved" in decision(approved.path, read_bundle(bundle), bundle)
     whose = "ownnet:made" if "ownnet" in CHANGES[change][0] else "fl-dpbayes"
     for words, told in (
-        (("approve",), f"NOT APPROVED: {whose}"), (("check",), f"FAIL  code: {whose}"),
+        (("approve",), f"NOT APPROVED: {whose}"),
+        (("check",), f"FAIL  code: {whose}"),
         (("statement",), f"CODE NOT AS APPROVED: {whose}"),
-    ):  # fmt: skip
+    ):
         status, said, _ = command("site", *words, approved.path)
         assert told in said, said
         assert status == (0 if words == ("approve",) else 1)
@@ -109,12 +114,16 @@ def test_approval_shows_the_digest_of_every_distribution_and_what_python_compile
 
 
 def test_code_that_the_policy_allows_later_needs_an_approval(approved) -> None:
-    text = approved.path.read_text().replace('"ownnet:made"', '"ownnet:made",\n"tests.asking:evaluate"')
+    text = approved.path.read_text().replace(
+        '"ownnet:made"', '"ownnet:made",\n"tests.asking:evaluate"'
+    )
     approved.path.write_text(text)
     assert refusal_of(approved.answer("query")) == ("CODE_NOT_APPROVED", "")
 
 
-def test_approvals_that_cannot_be_read_let_nothing_run_and_those_of_before_ask_anew(approved) -> None:
+def test_approvals_that_cannot_be_read_let_nothing_run_and_those_of_before_ask_anew(
+    approved,
+) -> None:
     before = approvals_file(approved.path).read_text().partition("[code]")[0]
     approvals_file(approved.path).write_text(before)
     assert refusal_of(approved.train()) == ("CODE_NOT_APPROVED", "")
@@ -123,9 +132,16 @@ def test_approvals_that_cannot_be_read_let_nothing_run_and_those_of_before_ask_a
 
 
 def test_files_that_are_digested_are_those_that_are_imported() -> None:
-    code = "import clients, server, fl_dpbayes; print(*(m.__path__[0] for m in (fl_dpbayes, clients, server)))"
-    places = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
-    assert [Path(place) for place in places] == [installed_code.HOME / name for name in installed_code.PACKAGE_FOLDERS]
+    code = (
+        "import clients, server, fl_dpbayes; print(*(m.__path__[0] for m in (fl_dpbayes, "
+        "clients, server)))"
+    )
+    places = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout.split()
+    assert [Path(place) for place in places] == [
+        installed_code.HOME / name for name in installed_code.PACKAGE_FOLDERS
+    ]
 
 
 @pytest.mark.parametrize("name", ["zipped_package/__init__.py", "zipped_module.py"])

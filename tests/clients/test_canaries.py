@@ -17,10 +17,16 @@ from tests.asking import ROWS, SOURCE, evaluate, refusal_of
 
 ROOT = Path(__file__).parents[2]
 CANARY = "Gundel-Gaukeley"
-GROUPS = [f"{CANARY} ward" if number < 12 else ("east", "west")[number % 2] for number in range(len(ROWS))]
+GROUPS = [
+    f"{CANARY} ward" if number < 12 else ("east", "west")[number % 2] for number in range(len(ROWS))
+]
 WARDS = SOURCE | {"group_columns": ["ward"]}
-POLICY = {"max_run_epsilon": 4.0, "evaluation_release": "public", "groups": {"ward": ["east", "west"]},
-          "least_group_units": 2}  # fmt: skip
+POLICY = {
+    "max_run_epsilon": 4.0,
+    "evaluation_release": "public",
+    "groups": {"ward": ["east", "west"]},
+    "least_group_units": 2,
+}
 
 
 def seen_by_a_hostile_server(site) -> tuple[str, list[tuple[str, str] | None]]:
@@ -28,7 +34,9 @@ def seen_by_a_hostile_server(site) -> tuple[str, list[tuple[str, str] | None]]:
     from clients.app import app
 
     requests: list[Message] = []
-    site.answer = lambda kind, record=None, arrays=None: requests.append(site.message(kind, record, arrays))
+    site.answer = lambda kind, record=None, arrays=None: requests.append(
+        site.message(kind, record, arrays)
+    )
     site.answer("query")
     site.train()
     evaluate(site)
@@ -54,15 +62,26 @@ PLANTED: dict[str, tuple] = {
     "patient id": ("", {"rows": [(f"{CANARY} {row[0]}", *row[1:]) for row in ROWS]}),
     "cell": ("DATA_INVALID", {}, "patients.csv", repr(ROWS[7][1]), CANARY),
     "path of the data": ("DATA_INVALID", {"source": WARDS | {"path": f"{CANARY}.csv"}}),
-    "policy": ("SITE_FILE_INVALID", {}, "site.toml", "[policy]", f'[policy]\n{CANARY} = "{CANARY}"'),
+    "policy": (
+        "SITE_FILE_INVALID",
+        {},
+        "site.toml",
+        "[policy]",
+        f'[policy]\n{CANARY} = "{CANARY}"',
+    ),
     "path of the site file": ("SITE_FILE_MISSING", {}),
-    "cohort": ("COHORT_CHANGED", {"ledger": PLACE | {"cohort": CANARY, "epsilon": 8.0, "delta": 1e-3}},
-               "site.toml", "epsilon = 8.0", "epsilon = 9.0"),
+    "cohort": (
+        "COHORT_CHANGED",
+        {"ledger": PLACE | {"cohort": CANARY, "epsilon": 8.0, "delta": 1e-3}},
+        "site.toml",
+        "epsilon = 8.0",
+        "epsilon = 9.0",
+    ),
     "import error": ("INSTALLATION_BROKEN", ImportError(CANARY)),
     "memory error": ("INTERNAL", MemoryError(CANARY)),
     "CUDA error": ("INTERNAL", torch.cuda.OutOfMemoryError(f"CUDA out of memory: {CANARY}")),
     "exit": ("INTERNAL", SystemExit(CANARY)),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("place", PLANTED)
@@ -70,12 +89,20 @@ def test_no_canary_reaches_a_hostile_server(table_site, monkeypatch, place: str)
     code, changes, *later = PLANTED[place]
     site = table_site()
     if isinstance(changes, BaseException):
-        for name in ("clients.train.load_site", "clients.evaluate.load_site", "clients.answer.card_of"):
+        for name in (
+            "clients.train.load_site",
+            "clients.evaluate.load_site",
+            "clients.answer.card_of",
+        ):
             monkeypatch.setattr(name, Mock(side_effect=changes))
         changes = {}
     site.write(**{"rows": ROWS, "source": WARDS, "policy": POLICY} | changes)
     table = site.folder / "patients.csv"
-    table.write_text("\n".join(map(",".join, zip(table.read_text().splitlines(), ["ward", *GROUPS], strict=True))))
+    table.write_text(
+        "\n".join(
+            map(",".join, zip(table.read_text().splitlines(), ["ward", *GROUPS], strict=True))
+        )
+    )
     if later:
         file, old, new = later
         (site.folder / file).write_text((site.folder / file).read_text().replace(old, new))
@@ -84,11 +111,15 @@ def test_no_canary_reaches_a_hostile_server(table_site, monkeypatch, place: str)
     text, refusals = seen_by_a_hostile_server(site)
     assert CANARY not in text
     if code:
-        assert {refusal for refusal in refusals if refusal} - {("BAD_REQUEST", "run")} == {(code, "")}
+        assert {refusal for refusal in refusals if refusal} - {("BAD_REQUEST", "run")} == {
+            (code, "")
+        }
     else:
         assert refusals == [None, None, None, ("BAD_REQUEST", "run")]
         assert all(f'["ward","{value}"]' in text for value in ("east", "other", "west"))
-    decisions = [line["decision"] for line in read_audit_log(site.path) if line["decision"] != "asked"]
+    decisions = [
+        line["decision"] for line in read_audit_log(site.path) if line["decision"] != "asked"
+    ]
     assert decisions == ["refused" if refusal else "answered" for refusal in refusals]
 
 
@@ -117,23 +148,36 @@ for kind in ("query", "train", "train.recalibrate", "evaluate"):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("module", ["torch", "pydantic", "fl_dpbayes.config.site_file", "clients.answer"])
+@pytest.mark.parametrize(
+    "module", ["torch", "pydantic", "fl_dpbayes.config.site_file", "clients.answer"]
+)
 def test_import_that_fails_is_a_code_and_a_line_of_the_log(table_site, module: str) -> None:
     site = table_site()
     site.write(ROWS)
     done = subprocess.run(
-        [sys.executable, "-c", BROKEN, str(ROOT), module, CANARY, str(site.path)], cwd=ROOT, capture_output=True,
-        text=True, check=True, env=os.environ | {"PYTHONPATH": str(ROOT)},
-    )  # fmt: skip
+        [sys.executable, "-c", BROKEN, str(ROOT), module, CANARY, str(site.path)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+    )
     refusals = [json.loads(json.loads(line)["refusal"]) for line in done.stdout.splitlines()]
     assert refusals == [{"code": "INSTALLATION_BROKEN", "field": ""}] * 4
     assert CANARY not in done.stdout
-    assert [line["refusal"]["code"] for line in read_audit_log(site.path)] == ["INSTALLATION_BROKEN"] * 4
+    assert [line["refusal"]["code"] for line in read_audit_log(site.path)] == [
+        "INSTALLATION_BROKEN"
+    ] * 4
 
 
 @pytest.mark.slow
 def test_importing_the_app_costs_under_two_cpu_seconds_and_loads_no_torch() -> None:
-    asked = "import sys, time, clients.app; print(sorted({'torch', 'scipy', 'sklearn', 'pydantic'} & set(sys.modules)))"
+    asked = (
+        "import sys, time, clients.app; print(sorted({'torch', 'scipy', 'sklearn', "
+        "'pydantic'} & set(sys.modules)))"
+    )
     asked += "; print(time.process_time() < 2)"
-    done = subprocess.run([sys.executable, "-c", asked], cwd=ROOT, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", asked], cwd=ROOT, capture_output=True, text=True, check=True
+    )
     assert done.stdout == "[]\nTrue\n"

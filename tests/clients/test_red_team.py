@@ -15,11 +15,20 @@ LONG = "training={rounds=2, steps_per_round=6, burn_in=0, thinning=1}"
 
 
 @pytest.mark.parametrize("rule", ["consensus-diagonal", "product-diagonal", "fedpa"])
-def test_constant_samples_of_one_site_leave_the_others_their_posterior(federation, rule: str) -> None:
+def test_constant_samples_of_one_site_leave_the_others_their_posterior(
+    federation, rule: str
+) -> None:
     def constant(reply):
         sent = reply.content["arrays"]
-        samples = {name: array.numpy() for name, array in sent.items() if name.startswith("samples/")}
-        sent.update({name: Array(np.repeat(values[:1], len(values), axis=0)) for name, values in samples.items()})
+        samples = {
+            name: array.numpy() for name, array in sent.items() if name.startswith("samples/")
+        }
+        sent.update(
+            {
+                name: Array(np.repeat(values[:1], len(values), axis=0))
+                for name, values in samples.items()
+            }
+        )
         return reply
 
     run = federation(LONG, "sampler.prior.kind=gaussian", f"aggregation.rule={rule}")

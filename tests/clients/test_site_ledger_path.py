@@ -32,7 +32,9 @@ def evaluated(site, head: str | None) -> Message:
 
 def ask(site, kind: str, head: str | None = None) -> tuple[str, str] | None:
     """Return the refusal of a request of a new run, which the server has seen no head for."""
-    return refusal_of(site.train(run="cd" * 16, ledger_head=head) if kind == "train" else evaluated(site, head))
+    return refusal_of(
+        site.train(run="cd" * 16, ledger_head=head) if kind == "train" else evaluated(site, head)
+    )
 
 
 def restore(folder, copy=None) -> None:
@@ -90,7 +92,11 @@ def test_both_places_put_back_are_noticed_by_the_servers_head(spent, kind: str) 
 
 
 def test_second_ledger_with_a_second_place_of_its_own_is_noticed_by_the_servers_head(spent) -> None:
-    other = {"path": "other/north.sqlite", "witness": "other witness/north.json", "cohort": "north again"}
+    other = {
+        "path": "other/north.sqlite",
+        "witness": "other witness/north.json",
+        "cohort": "north again",
+    }
     spent.write(ROWS, ledger=LEDGER | other)
     assert (spent.folder / "other/north.sqlite").exists()
     assert ask(spent, "train", spent.head) == ("LEDGER_ROLLED_BACK", "ledger_head")
@@ -106,11 +112,19 @@ def test_head_that_a_hostile_server_made_up_refuses_its_own_requests_only(spent)
     head_of(round_of(spent, 3, spent.head))
 
 
-@pytest.mark.parametrize("change", [
-    {"cohort": "renamed"}, {"path": "ledger/renamed.sqlite"}, {"path": "second/north.sqlite"},
-    {"witness": "elsewhere/north.json"},
-], ids=["renamed cohort", "renamed ledger", "second ledger", "another second place"])  # fmt: skip
-def test_site_file_that_names_another_budget_for_the_same_records_is_refused(spent, change: dict) -> None:
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"cohort": "renamed"},
+        {"path": "ledger/renamed.sqlite"},
+        {"path": "second/north.sqlite"},
+        {"witness": "elsewhere/north.json"},
+    ],
+    ids=["renamed cohort", "renamed ledger", "second ledger", "another second place"],
+)
+def test_site_file_that_names_another_budget_for_the_same_records_is_refused(
+    spent, change: dict
+) -> None:
     spent.write(ROWS, ledger=LEDGER | change)
     assert ask(spent, "train") == ask(spent, "evaluate") == ("LEDGER_ERROR", "")
     spent.write(ROWS)
@@ -121,7 +135,9 @@ def test_site_file_that_names_another_budget_for_the_same_records_is_refused(spe
 def test_renamed_cohort_is_refused_even_where_it_was_made(spent, what: str) -> None:
     rows = CORRECTED if what == "and a corrected row" else ROWS
     key = "5f" * 16 if what == "and another split key" else "5e" * 16
-    spent.write(rows, ledger=LEDGER | {"cohort": "renamed"}, split={"test_fraction": 0.25, "key": key})
+    spent.write(
+        rows, ledger=LEDGER | {"cohort": "renamed"}, split={"test_fraction": 0.25, "key": key}
+    )
     create_ledger(read_site_file(spent.path)).close()
     assert ask(spent, "train") == ask(spent, "evaluate") == ("LEDGER_ERROR", "")
 
@@ -159,12 +175,17 @@ def test_network_file_system_is_refused_without_a_step(site, monkeypatch) -> Non
     assert steps_of(site) == (0, 0)
 
 
-@pytest.mark.parametrize("change", [
-    {"ledger": LEDGER | {"epsilon": 80.0}}, {"ledger": LEDGER | {"adjacency": "replace_one"}},
-    # A unit that was in both parts would have both budgets spent on it.
-    {"split": {"test_fraction": 0.25, "key": "5f" * 16}}, {"split": {"test_fraction": 0.26, "key": "5e" * 16}},
-    {"role": "held_out", "units": 50},
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"ledger": LEDGER | {"epsilon": 80.0}},
+        {"ledger": LEDGER | {"adjacency": "replace_one"}},
+        # A unit that was in both parts would have both budgets spent on it.
+        {"split": {"test_fraction": 0.25, "key": "5f" * 16}},
+        {"split": {"test_fraction": 0.26, "key": "5e" * 16}},
+        {"role": "held_out", "units": 50},
+    ],
+)
 def test_budget_and_parts_of_a_cohort_are_never_restated(site, change: dict) -> None:
     head_of(round_of(site, 1))
     site.write(ROWS, **change)
@@ -193,5 +214,8 @@ def test_other_number_of_units_changes_no_noise_of_a_run(site) -> None:
     with site.ledger() as ledger:
         assert ledger.planned("train", "ab" * 16, "train") == planned
         assert ledger.spent("train").history == ledger.state().spent_in("train")
-        noises = [{event.noise_multiplier for event in found.history} for found in (ledger.spent("train"), planned)]
+        noises = [
+            {event.noise_multiplier for event in found.history}
+            for found in (ledger.spent("train"), planned)
+        ]
         assert noises[0] == noises[1]

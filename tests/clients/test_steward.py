@@ -50,24 +50,76 @@ def evaluations(count: int, **changes):
 
 
 KEYS = {
-    "expires": ({"expires": str(TODAY - timedelta(days=1))}, {"expires": str(TODAY)}, trains({}), "POLICY_EXPIRED"),
+    "expires": (
+        {"expires": str(TODAY - timedelta(days=1))},
+        {"expires": str(TODAY)},
+        trains({}),
+        "POLICY_EXPIRED",
+    ),
     "stop_file": ({"stop_file": "patients.csv"}, {"stop_file": "stop"}, trains({}), "SITE_STOPPED"),
-    "stop_file not seen": ({"stop_file": "patients.csv/stop"}, None, lambda site: site.answer("query"), "SITE_STOPPED"),
-    "no disk for it": ({"stop_file": "no disk/stop"}, None, lambda site: site.answer("query"), "SITE_STOPPED"),
-    "max_parameters": ({"max_parameters": 5}, {"max_parameters": 6}, evaluations(1), "POLICY_DENIED model"),
+    "stop_file not seen": (
+        {"stop_file": "patients.csv/stop"},
+        None,
+        lambda site: site.answer("query"),
+        "SITE_STOPPED",
+    ),
+    "no disk for it": (
+        {"stop_file": "no disk/stop"},
+        None,
+        lambda site: site.answer("query"),
+        "SITE_STOPPED",
+    ),
+    "max_parameters": (
+        {"max_parameters": 5},
+        {"max_parameters": 6},
+        evaluations(1),
+        "POLICY_DENIED model",
+    ),
     "approved_plans": ({"approved_plans": ["0" * 64]}, {}, trains({}), "PLAN_NOT_APPROVED plan"),
-    "models": ({"models": ["logistic"]}, {"models": ["mlp"]}, trains(MLP), "POLICY_DENIED model.kind"),
-    "allowed_code": ({}, None, trains({"model": {"kind": "module", "factory": "a:b"}}), "POLICY_DENIED model.factory"),
-    "max_samples": ({"max_samples": 7}, {"max_samples": 8}, trains({}), "POLICY_DENIED plan.thinning"),
-    "max_run_epsilon": ({"max_run_epsilon": 3.9}, {}, trains({}), "POLICY_DENIED plan.privacy.epsilon"),
-    "max_evaluations_per_run": ({"max_evaluations_per_run": 2}, {"max_evaluations_per_run": 3}, evaluations(3), SPENT),
-    "max_evaluations": ({"max_evaluations": 2}, {"max_evaluations": 3}, evaluations(3, run="ef" * 16), SPENT),
+    "models": (
+        {"models": ["logistic"]},
+        {"models": ["mlp"]},
+        trains(MLP),
+        "POLICY_DENIED model.kind",
+    ),
+    "allowed_code": (
+        {},
+        None,
+        trains({"model": {"kind": "module", "factory": "a:b"}}),
+        "POLICY_DENIED model.factory",
+    ),
+    "max_samples": (
+        {"max_samples": 7},
+        {"max_samples": 8},
+        trains({}),
+        "POLICY_DENIED plan.thinning",
+    ),
+    "max_run_epsilon": (
+        {"max_run_epsilon": 3.9},
+        {},
+        trains({}),
+        "POLICY_DENIED plan.privacy.epsilon",
+    ),
+    "max_evaluations_per_run": (
+        {"max_evaluations_per_run": 2},
+        {"max_evaluations_per_run": 3},
+        evaluations(3),
+        SPENT,
+    ),
+    "max_evaluations": (
+        {"max_evaluations": 2},
+        {"max_evaluations": 3},
+        evaluations(3, run="ef" * 16),
+        SPENT,
+    ),
     "evaluation_release": ({"evaluation_release": "none"}, {}, evaluations(1), "NOT_SENT"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("key", KEYS)
-def test_each_key_of_the_policy_is_enforced_and_its_refusal_is_a_line_of_the_log(table_site, key: str) -> None:
+def test_each_key_of_the_policy_is_enforced_and_its_refusal_is_a_line_of_the_log(
+    table_site, key: str
+) -> None:
     keys, allowed, ask, said = KEYS[key]
     site = table_site()
     with_policy(site, **keys)
@@ -84,7 +136,9 @@ def test_each_key_of_the_policy_is_enforced_and_its_refusal_is_a_line_of_the_log
 
 def test_the_same_sums_of_other_records_are_another_evaluation(table_site) -> None:
     site = table_site()
-    keys = {"policy": {"max_run_epsilon": 4.0, "evaluation_release": "public", "max_evaluations": 1}}
+    keys = {
+        "policy": {"max_run_epsilon": 4.0, "evaluation_release": "public", "max_evaluations": 1}
+    }
     site.write(ROWS, **keys)
     assert refusal_of(evaluate(site)) is None
     assert refusal_of(evaluate(site)) is None
@@ -92,7 +146,9 @@ def test_the_same_sums_of_other_records_are_another_evaluation(table_site) -> No
     assert refusal_of(evaluate(site)) == ("EVALUATIONS_EXHAUSTED", "")
 
 
-def test_evaluations_stay_counted_when_the_ledger_is_opened_anew_and_no_request_resets_them(table_site) -> None:
+def test_evaluations_stay_counted_when_the_ledger_is_opened_anew_and_no_request_resets_them(
+    table_site,
+) -> None:
     site = table_site()
     with_policy(site, evaluation_release="public", max_evaluations=2)
     answers = [refusal_of(evaluate(site, run=f"{number:02x}" * 16)) for number in range(3)]
@@ -101,7 +157,9 @@ def test_evaluations_stay_counted_when_the_ledger_is_opened_anew_and_no_request_
     with site.ledger() as ledger:
         assert len(ledger.state().evaluations) == 2
         assert ledger.verify() == []
-    charges = [line["charge"]["evaluation"] for line in read_audit_log(site.path) if "charge" in line]
+    charges = [
+        line["charge"]["evaluation"] for line in read_audit_log(site.path) if "charge" in line
+    ]
     assert charges == [1, 2, 2]
 
 
@@ -112,24 +170,36 @@ def test_public_sums_are_counted_so_a_site_without_a_ledger_has_none(table_site)
     assert refusal_of(evaluate(site)) == ("SITE_FILE_INVALID", "")
 
 
-def test_a_plan_approved_at_the_site_runs_from_the_next_message_on_and_another_does_not(table_site, command) -> None:
+def test_a_plan_approved_at_the_site_runs_from_the_next_message_on_and_another_does_not(
+    table_site, command
+) -> None:
     site = table_site()
     with_policy(site, approved_plans=[])
     assert refusal_of(site.train()) == ("PLAN_NOT_APPROVED", "plan")
     digest = list(read_audit_log(site.path))[-1]["plan"]
-    assert "nothing readable waits" in command("site", "approve", site.path, digest[:12], "--yes")[2]
+    assert (
+        "nothing readable waits" in command("site", "approve", site.path, digest[:12], "--yes")[2]
+    )
     status, said, _ = command("site", "approve", site.path, digest, "--yes")
     assert (status, '"clip_norm": 0.5' in said) == (0, True)
     assert refusal_of(site.train()) is None
     assert refusal_of(site.train(round=2, first_step=1)) is None
-    for other in (LATER, MLP, {"task": {"input_shape": [3], "classes": 2}}, {"privacy": {"epsilon": 3.0}}):
+    for other in (
+        LATER,
+        MLP,
+        {"task": {"input_shape": [3], "classes": 2}},
+        {"privacy": {"epsilon": 3.0}},
+    ):
         assert refusal_of(site.train(**other)) == ("PLAN_NOT_APPROVED", "plan")
     # What an evaluation measures is part of what is approved: each table is paid for.
     for asked in ({}, {"trained_prevalence": (0.5, 0.5), "predictors": {"posterior": [1.0]}}):
         assert refusal_of(evaluate(site, **asked)) == ("PLAN_NOT_APPROVED", "plan")
     one, more = list(read_audit_log(site.path))[-2:]
     assert one["plan"] != more["plan"]
-    assert refusal_of(evaluate(site, predictors={"last": [0.0]})) == ("BAD_REQUEST", "EvaluateRequest")
+    assert refusal_of(evaluate(site, predictors={"last": [0.0]})) == (
+        "BAD_REQUEST",
+        "EvaluateRequest",
+    )
     approvals_file(site.path).write_text("plans = 1")
     assert refusal_of(site.train(run="cd" * 16)) == ("SITE_FILE_INVALID", "")
 
@@ -141,7 +211,10 @@ def test_a_cohort_is_lowered_and_closed_by_a_command_for_good(table_site, comman
     with site.ledger() as ledger:
         spent = ledger.spent("train").epsilon
     for epsilon in (9, 8, 0):
-        assert "not between 0 and 8" in command("site", "ledger", "lower", site.path, epsilon, "--yes")[2]
+        assert (
+            "not between 0 and 8"
+            in command("site", "ledger", "lower", site.path, epsilon, "--yes")[2]
+        )
     assert command("site", "ledger", "lower", site.path, spent * 1.05, "--yes")[0] == 0
     assert "not between" in command("site", "ledger", "lower", site.path, spent * 1.1, "--yes")[2]
     assert refusal_of(site.train(round=2, first_step=1)) == ("BUDGET_EXHAUSTED", "")
@@ -154,9 +227,17 @@ def test_a_cohort_is_lowered_and_closed_by_a_command_for_good(table_site, comman
     assert len(rows_of(site.ledger())) == 1
 
 
-def test_a_stock_of_steps_that_costs_more_than_the_lowered_budget_gives_no_further_step(tmp_path) -> None:
+def test_a_stock_of_steps_that_costs_more_than_the_lowered_budget_gives_no_further_step(
+    tmp_path,
+) -> None:
     plan = (GaussianEvent(1.0, 0.2, 20),)
-    whole = Cohort("a", "patient", pld_epsilon(plan, 1e-3, "add_or_remove_one") * 1.001, 1e-3, "add_or_remove_one")
+    whole = Cohort(
+        "a",
+        "patient",
+        pld_epsilon(plan, 1e-3, "add_or_remove_one") * 1.001,
+        1e-3,
+        "add_or_remove_one",
+    )
     with open_ledger(tmp_path / "site.sqlite", whole) as ledger:
         complete(ledger, spending(1, plan=plan))
         assert ledger.state().rules["train"].name == "fixed schedule"
@@ -170,14 +251,22 @@ def close(site) -> None:
         ledger.restrict(None)
 
 
-@pytest.mark.parametrize(("end", "code"), [
-    (lambda site: (site.folder / "stop").touch(), "SITE_STOPPED"), (close, "COHORT_CLOSED"),
-])  # fmt: skip
-def test_what_was_begun_before_the_end_does_not_leave_after_it(table_site, monkeypatch, end, code: str) -> None:
+@pytest.mark.parametrize(
+    ("end", "code"),
+    [
+        (lambda site: (site.folder / "stop").touch(), "SITE_STOPPED"),
+        (close, "COHORT_CLOSED"),
+    ],
+)
+def test_what_was_begun_before_the_end_does_not_leave_after_it(
+    table_site, monkeypatch, end, code: str
+) -> None:
     site = table_site()
     with_policy(site, stop_file="stop")
     run_chain = clients.train.run_chain
-    monkeypatch.setattr("clients.train.run_chain", lambda *given, **keys: (end(site), run_chain(*given, **keys))[1])
+    monkeypatch.setattr(
+        "clients.train.run_chain", lambda *given, **keys: (end(site), run_chain(*given, **keys))[1]
+    )
     assert refusal_of(site.train()) == (code, "")
     assert list(read_audit_log(site.path))[-1]["charge"]["steps"] == 1
     (site.folder / "stop").unlink(missing_ok=True)
@@ -188,7 +277,9 @@ def test_what_was_begun_before_the_end_does_not_leave_after_it(table_site, monke
 @pytest.mark.parametrize("counted", [20, "unlimited"])
 def test_a_closed_cohort_lets_no_public_sums_out(table_site, counted) -> None:
     site = table_site()
-    with_policy(site, evaluation_release="public", max_evaluations=counted, max_evaluations_per_run=counted)
+    with_policy(
+        site, evaluation_release="public", max_evaluations=counted, max_evaluations_per_run=counted
+    )
     assert refusal_of(evaluate(site)) is None
     close(site)
     assert refusal_of(evaluate(site)) == ("COHORT_CLOSED", "")
@@ -197,17 +288,32 @@ def test_a_closed_cohort_lets_no_public_sums_out(table_site, counted) -> None:
 GROUPS = {"a": 30, "b": 20, "c": 4, "d": 9}
 
 
-@pytest.mark.parametrize(("declared", "least", "expected"), [
-    ("abcd", 1, GROUPS), ("x", 1, None), ("", 1, None), ("ab", 14, {"a": 30, "other": 33}),
-    *((declared, 10, {"a": 30, "b": 20, "other": 13}) for declared in ("ab", "abcd")),
-    # Four would be left out, and follow from the rest: the smallest group joins them.
-    ("abd", 5, {"a": 30, "b": 20, "other": 13}),
-])  # fmt: skip
-def test_values_that_are_not_declared_or_too_rare_are_other(declared: str, least: int, expected) -> None:
-    values, units = np.repeat(list(GROUPS), [2 * size for size in GROUPS.values()]), np.repeat(np.arange(63), 2)
-    part = SiteSplit(np.zeros((126, 1)), np.zeros(126), units, 63, groups={"ward": values, "name": values})
+@pytest.mark.parametrize(
+    ("declared", "least", "expected"),
+    [
+        ("abcd", 1, GROUPS),
+        ("x", 1, None),
+        ("", 1, None),
+        ("ab", 14, {"a": 30, "other": 33}),
+        *((declared, 10, {"a": 30, "b": 20, "other": 13}) for declared in ("ab", "abcd")),
+        # Four would be left out, and follow from the rest: the smallest group joins them.
+        ("abd", 5, {"a": 30, "b": 20, "other": 13}),
+    ],
+)
+def test_values_that_are_not_declared_or_too_rare_are_other(
+    declared: str, least: int, expected
+) -> None:
+    values, units = (
+        np.repeat(list(GROUPS), [2 * size for size in GROUPS.values()]),
+        np.repeat(np.arange(63), 2),
+    )
+    part = SiteSplit(
+        np.zeros((126, 1)), np.zeros(126), units, 63, groups={"ward": values, "name": values}
+    )
     groups = {"ward": tuple(declared)} if declared else {}
-    found = declared_groups(part, Policy(max_run_epsilon=1.0, groups=groups, least_group_units=least))
+    found = declared_groups(
+        part, Policy(max_run_epsilon=1.0, groups=groups, least_group_units=least)
+    )
     if expected is None:
         assert found == {}
         return
@@ -216,10 +322,17 @@ def test_values_that_are_not_declared_or_too_rare_are_other(declared: str, least
     assert dict(zip(names.tolist(), (counts // 2).tolist(), strict=True)) == expected
 
 
-def test_the_audit_log_says_what_was_asked_decided_charged_and_released(table_site, monkeypatch) -> None:
+def test_the_audit_log_says_what_was_asked_decided_charged_and_released(
+    table_site, monkeypatch
+) -> None:
     site = table_site()
     with_policy(site)
-    for ask in (lambda: site.answer("query"), site.train, site.train, lambda: site.train(round=2, steps=0)):
+    for ask in (
+        lambda: site.answer("query"),
+        site.train,
+        site.train,
+        lambda: site.train(round=2, steps=0),
+    ):
         ask()
     monkeypatch.setattr("clients.train.run_chain", lambda *_, **__: 1 / 0)
     site.train(round=2, first_step=1)
@@ -232,10 +345,16 @@ def test_the_audit_log_says_what_was_asked_decided_charged_and_released(table_si
     assert (first["run"], first["round"], first["flower_run"]) == ("ab" * 16, 1, "1")
     assert all(len(first[key]) == 64 for key in ("request", "plan", "code"))
     assert first["charge"]["steps"] == 1 < first["charge"]["epsilon_so_far"]
-    assert (again["charge"], again["released"]) == ({"part": "train", "steps": 0}, first["released"])
+    assert (again["charge"], again["released"]) == (
+        {"part": "train", "steps": 0},
+        first["released"],
+    )
     assert (first["released"]["arrays"], first["released"]["bytes"]) == (4, 48)
     assert bad["refusal"]["code"] == "BAD_REQUEST"
-    assert (failed["refusal"]["code"], failed["charge"]) == ("INTERNAL", {"part": "train", "steps": 1})
+    assert (failed["refusal"]["code"], failed["charge"]) == (
+        "INTERNAL",
+        {"part": "train", "steps": 1},
+    )
 
 
 def test_nothing_leaves_without_its_line(table_site) -> None:
@@ -255,7 +374,9 @@ def test_nothing_leaves_without_its_line(table_site) -> None:
     assert len(rows_of(site.ledger())) == 1
 
 
-def test_the_audit_log_is_rotated_and_a_line_that_was_cut_off_is_passed_over(tmp_path, monkeypatch) -> None:
+def test_the_audit_log_is_rotated_and_a_line_that_was_cut_off_is_passed_over(
+    tmp_path, monkeypatch
+) -> None:
     monkeypatch.setattr(audit_log, "MOST_BYTES", 200)
     monkeypatch.setattr(audit_log, "FILES_KEPT", 3)
     site_file = tmp_path / "north.toml"
@@ -291,8 +412,17 @@ def test_statement_says_what_left_in_a_month(table_site, capsys) -> None:
     console = Console(width=120)
     print_statement(site.path, "", console)
     said = capsys.readouterr().out
-    for words in ("north", "abababababababab", "answered", "BAD_REQUEST steps", "train: 1 step; epsilon 0.000 before",
-                  "test: 1 step;", "of 8", "not approved, held", "evaluations: 1, 1 in all"):  # fmt: skip
+    for words in (
+        "north",
+        "abababababababab",
+        "answered",
+        "BAD_REQUEST steps",
+        "train: 1 step; epsilon 0.000 before",
+        "test: 1 step;",
+        "of 8",
+        "not approved, held",
+        "evaluations: 1, 1 in all",
+    ):
         assert words in said, said
     print_statement(site.path, "2020-01", console)
     assert "No request came." in capsys.readouterr().out

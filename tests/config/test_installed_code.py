@@ -1,4 +1,7 @@
-"""The package of docs/extending.md, whose sampler, rule and source come by entry points; in a process that finds it."""
+"""The package of docs/extending.md, whose sampler, rule and source come by entry points.
+
+In a process that finds it.
+"""
 
 import os
 import re
@@ -44,31 +47,51 @@ def run(folder: Path, file: str = "plugin/first.py", old: str = "", new: str = "
         points += [f"[{group}]", *(f"{name} = {place}" for name, place in named.items())]
     installed = "{name}-{version}.dist-info".format(**project)
     for name, content in {
-        **FILES, file: FILES[file].replace(old, new), f"{installed}/entry_points.txt": "\n".join(points),
-        f"{installed}/METADATA": "Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n".format(**project),
+        **FILES,
+        file: FILES[file].replace(old, new),
+        f"{installed}/entry_points.txt": "\n".join(points),
+        f"{installed}/METADATA": "Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n".format(
+            **project
+        ),
         f"{installed}/RECORD": "".join(f"{name},,\n" for name in FILES if name.endswith(".py")),
-    }.items():  # fmt: skip
+    }.items():
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(content)
     done = subprocess.run(
-        [sys.executable, "-c", RUN], cwd=folder, env=os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{folder}"},
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        [sys.executable, "-c", RUN],
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{folder}"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     return done.stdout + done.stderr
 
 
 @pytest.mark.slow
-def test_sampler_rule_and_source_of_another_package_run_without_a_change_here(tmp_path: Path) -> None:
+def test_sampler_rule_and_source_of_another_package_run_without_a_change_here(
+    tmp_path: Path,
+) -> None:
     said = run(tmp_path)
-    for words in ('"aggregation": "first"', '"dp-nesterov"', "POLICY_DENIED plan.sampler.kind", '"version": "1.2"'):
+    for words in (
+        '"aggregation": "first"',
+        '"dp-nesterov"',
+        "POLICY_DENIED plan.sampler.kind",
+        '"version": "1.2"',
+    ):
         assert words in said, said
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("file", "old", "new", "said"), [
-    ("plugin/nesterov.py", '"nesterov", ', '"sgld", ', "takes the name 'dp-sgld'"),
-    ("plugin/first.py", '"plugin.code"', '""', "implemented_by"),
-    ("plugin/tumours.py", "import SourceConfig", "import Nothing", "cannot be loaded"),
-])  # fmt: skip
-def test_entry_point_that_does_not_fit_is_named(tmp_path: Path, file: str, old: str, new: str, said: str) -> None:
+@pytest.mark.parametrize(
+    ("file", "old", "new", "said"),
+    [
+        ("plugin/nesterov.py", '"nesterov", ', '"sgld", ', "takes the name 'dp-sgld'"),
+        ("plugin/first.py", '"plugin.code"', '""', "implemented_by"),
+        ("plugin/tumours.py", "import SourceConfig", "import Nothing", "cannot be loaded"),
+    ],
+)
+def test_entry_point_that_does_not_fit_is_named(
+    tmp_path: Path, file: str, old: str, new: str, said: str
+) -> None:
     assert said in run(tmp_path, file, old, new)

@@ -17,7 +17,8 @@ from fl_dpbayes.protocol.refusal import Refusal
 from fl_dpbayes.protocol.train import TrainReply
 from fl_dpbayes.protocol.wire import read_header
 
-# Title of the terminal, colour, cursor, a link, bell, new line, reversed writing, no width, half of a pair.
+# Title of the terminal, colour, cursor, a link, bell, new line, reversed writing, no width, half of
+# a pair.
 HOSTILE = "\x1b]0;mine\x07\x1b[2J\x1b[31m\x9b5A\r\n\u202egnp\u2066\u200b\ufeff\ud800\u2028\x00"
 
 
@@ -41,9 +42,17 @@ def test_refusal_card_and_unknown_key_carry_no_control_character() -> None:
     with pytest.raises(ValueError, match="unicode"):
         read_header(Refusal, json.dumps({"code": "BAD_REQUEST", "field": HOSTILE}))
     field = read_header(Refusal, json.dumps({"code": "BAD_REQUEST", "field": text})).describe()
-    card = {"name": "a", "role": "train", "task": {"input_shape": [2], "classes": 2}, "units": 40, "unit": text,
-            "shift": text, "evaluation_release": "none", "seeded": False,
-            "data_schema": dict.fromkeys(("features", "constants", "labels"), "0" * 64)}  # fmt: skip
+    card = {
+        "name": "a",
+        "role": "train",
+        "task": {"input_shape": [2], "classes": 2},
+        "units": 40,
+        "unit": text,
+        "shift": text,
+        "evaluation_release": "none",
+        "seeded": False,
+        "data_schema": dict.fromkeys(("features", "constants", "labels"), "0" * 64),
+    }
     read = read_header(SiteCard, json.dumps(card))
     for shown in (field, read.unit, read.shift):
         assert shown.isprintable()
@@ -63,20 +72,29 @@ def keys(count: int) -> str:
 
 # Made where a test asks for one: some are tens of megabytes.
 HEADERS = {
-    "15 MB key": lambda: json.dumps({"x" * 15_000_000: 1}), "4 MB key": lambda: json.dumps({"x" * 4_000_000: 1}),
-    "400,000 keys": lambda: keys(400_000), "all keys that fit": lambda: keys(990),
-    "history of 600,000 rows": lambda: json.dumps({"privacy": {"history": [[1.0, 0.1, 1]] * 600_000}}),
-    "history of 33,000 rows": lambda: json.dumps({"privacy": {"history": [[1.5, 0.1, 1]] * 33_000}}),
+    "15 MB key": lambda: json.dumps({"x" * 15_000_000: 1}),
+    "4 MB key": lambda: json.dumps({"x" * 4_000_000: 1}),
+    "400,000 keys": lambda: keys(400_000),
+    "all keys that fit": lambda: keys(990),
+    "history of 600,000 rows": lambda: json.dumps(
+        {"privacy": {"history": [[1.0, 0.1, 1]] * 600_000}}
+    ),
+    "history of 33,000 rows": lambda: json.dumps(
+        {"privacy": {"history": [[1.5, 0.1, 1]] * 33_000}}
+    ),
     "33,000 bad rows": lambda: json.dumps({"privacy": {"history": [["a", "b", "c"]] * 33_000}}),
     "99,000 bad steps": lambda: json.dumps({"sample_steps": [""] * 99_000}),
     "99,000 empty lists": lambda: json.dumps({"sample_steps": [[]] * 99_000}),
-    "nested": lambda: "[" * 100_000, "nested tables": lambda: '{"a":' * 900 + "1" + "}" * 900,
+    "nested": lambda: "[" * 100_000,
+    "nested tables": lambda: '{"a":' * 900 + "1" + "}" * 900,
     "long number": lambda: '{"steps": 1' + "0" * 4_000_000 + "}",
     "long fraction": lambda: '{"step_weight": 0.' + "1" * 4_000_000 + "}",
     "key twice": lambda: '{"steps": 1, "steps": 2}',
     "long text": lambda: json.dumps({"status": "x" * 4_000_000}),
-    "row of two": lambda: '{"privacy": {"history": [[1.0, 0.1]]}}', "list": lambda: "[1]", "text": lambda: '"text"',
-}  # fmt: skip
+    "row of two": lambda: '{"privacy": {"history": [[1.0, 0.1]]}}',
+    "list": lambda: "[1]",
+    "text": lambda: '"text"',
+}
 
 
 @pytest.mark.parametrize("name", HEADERS)
@@ -110,21 +128,47 @@ except ValueError as error:
 
 
 def test_what_python_does_not_count_stays_below_64_mebibytes_too() -> None:
-    ended = subprocess.run([sys.executable, "-c", COSTLIEST], capture_output=True, text=True, check=True)
+    ended = subprocess.run(
+        [sys.executable, "-c", COSTLIEST], capture_output=True, text=True, check=True
+    )
     assert int(ended.stdout) < 64 * 1024
 
 
 REPLY = {
-    "run": "ab" * 16, "round": 1, "request": "0" * 64, "status": "OK", "first_step": 0, "steps": 1,
+    "run": "ab" * 16,
+    "round": 1,
+    "request": "0" * 64,
+    "status": "OK",
+    "first_step": 0,
+    "steps": 1,
     "ledger_head": "0" * 64,
-    "privacy": {"cohort": "c", "unit": "patient", "units": 40, "adjacency": "add_or_remove_one", "delta": 1e-3,
-                "epsilon": 1.0, "epsilon_method": "pld", "mu": 1.0, "mu_kind": "exact", "steps": 1, "budget": 8.0,
-                "history": [[1.0, 1.0, 1]], "seeded": False},
+    "privacy": {
+        "cohort": "c",
+        "unit": "patient",
+        "units": 40,
+        "adjacency": "add_or_remove_one",
+        "delta": 1e-3,
+        "epsilon": 1.0,
+        "epsilon_method": "pld",
+        "mu": 1.0,
+        "mu_kind": "exact",
+        "steps": 1,
+        "budget": 8.0,
+        "history": [[1.0, 1.0, 1]],
+        "seeded": False,
+    },
     "passes": None,
-}  # fmt: skip
+}
 
 
-def test_an_honest_reply_is_read_as_it_was_and_numbers_that_json_does_not_know_are_named_by_their_field() -> None:
-    assert read_header(TrainReply, json.dumps(REPLY)).model_dump(mode="json") == {"protocol": 1, **REPLY}
+def test_an_honest_reply_is_read_as_it_was_and_numbers_that_json_does_not_know_are_named_by_their_field() -> (
+    None
+):
+    assert read_header(TrainReply, json.dumps(REPLY)).model_dump(mode="json") == {
+        "protocol": 1,
+        **REPLY,
+    }
     with pytest.raises(ValueError, match=r"^privacy\.epsilon: .*finite"):
-        read_header(TrainReply, json.dumps(REPLY | {"privacy": REPLY["privacy"] | {"epsilon": np.inf}}))
+        read_header(
+            TrainReply, json.dumps(REPLY | {"privacy": REPLY["privacy"] | {"epsilon": np.inf}})
+        )

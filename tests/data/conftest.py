@@ -29,6 +29,9 @@ class Dealt:
         return [load_site(file) for file in self.files(folder)]
 
 
+DIRICHLET = DirichletPartition(alpha=1.0)
+
+
 @pytest.fixture(scope="session")
 def deal() -> Callable[..., Dealt]:
     """Deal records to the sites of a scenario that is `digits` but for them."""
@@ -36,8 +39,10 @@ def deal() -> Callable[..., Dealt]:
 
     digits = DataSpec(source="digits")
 
-    def dealt(sites, partition=DirichletPartition(alpha=1.0), data=digits, data_dir=None, **changes):  # noqa: B008
-        scenario = base.model_copy(update={"sites": sites, "partition": partition, "data": data, **changes})
+    def dealt(sites, partition=DIRICHLET, data=digits, data_dir=None, **changes):
+        scenario = base.model_copy(
+            update={"sites": sites, "partition": partition, "data": data, **changes}
+        )
         return Dealt(scenario, plan_sites(scenario, data_dir))
 
     return dealt
@@ -55,7 +60,10 @@ def check_truth() -> Callable[[Records], None]:
         for label in range(records.task.classes):
             stated, drawn = truth[:, label], records.labels == label
             of_bin = np.minimum((stated * bins).astype(int), bins - 1)
-            for chosen in [np.ones(len(records), bool), *(of_bin == number for number in range(bins))]:
+            for chosen in [
+                np.ones(len(records), bool),
+                *(of_bin == number for number in range(bins)),
+            ]:
                 variance = (stated * (1 - stated))[chosen].sum()
                 assert abs((drawn - stated)[chosen].sum()) <= 4 * np.sqrt(variance) + 1e-9
 

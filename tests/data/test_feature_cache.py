@@ -44,7 +44,9 @@ def test_features_are_computed_once_into_a_file_for_its_owner_only(tmp_path, rec
 def test_another_record_or_feature_has_a_file_of_its_own(tmp_path, records, monkeypatch):
     compute, nearly = doubling(), records.copy()
     nearly[5, 0, 3, 4] = np.nextafter(nearly[5, 0, 3, 4], np.float32(2))
-    for number, changed in enumerate((records, nearly, records[::-1], records.reshape(6, 1, 5, 4)), start=1):
+    for number, changed in enumerate(
+        (records, nearly, records[::-1], records.reshape(6, 1, 5, 4)), start=1
+    ):
         found = cached_features(tmp_path, FEATURES, changed, compute)
         np.testing.assert_array_equal(found, 2 * changed.reshape(6, 20))
         assert compute.call_count == len(list(tmp_path.iterdir())) == number
@@ -65,10 +67,13 @@ def bit(content: bytes, place: int) -> bytes:
 
 
 DAMAGED = {
-    "truncated": lambda content: content[:-40], "empty": lambda _: b"", "pickle": lambda _: pickled(),
+    "truncated": lambda content: content[:-40],
+    "empty": lambda _: b"",
+    "pickle": lambda _: pickled(),
     "no array": lambda _: b"something else entirely, longer than a checksum of thirty-two bytes",
-    "bit": lambda content: bit(content, -100), "bit of the header": lambda content: bit(content, 20),
-}  # fmt: skip
+    "bit": lambda content: bit(content, -100),
+    "bit of the header": lambda content: bit(content, 20),
+}
 
 
 @pytest.mark.parametrize("how", DAMAGED)
@@ -92,7 +97,9 @@ def test_writers_at_the_same_time_leave_one_whole_file(tmp_path, records):
         return 2 * array.reshape(len(array), -1)
 
     with ThreadPoolExecutor(4) as pool:
-        for array in pool.map(lambda _: cached_features(tmp_path, FEATURES, records, compute), range(4)):
+        for array in pool.map(
+            lambda _: cached_features(tmp_path, FEATURES, records, compute), range(4)
+        ):
             np.testing.assert_array_equal(array, 2 * records.reshape(6, 20))
     assert len(list(tmp_path.iterdir())) == 1
 
@@ -104,10 +111,15 @@ def test_a_failed_computation_leaves_nothing(tmp_path, records, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_no_records_are_no_error_nor_is_a_file_that_another_process_deletes_meanwhile(tmp_path, records):
+def test_no_records_are_no_error_nor_is_a_file_that_another_process_deletes_meanwhile(
+    tmp_path, records
+):
     none = np.empty((0, 1, 4, 5), np.float32)
     for _ in range(2):
-        assert cached_features(tmp_path, FEATURES, none, lambda _: np.empty((0, 20))).shape == (0, 20)
+        assert cached_features(tmp_path, FEATURES, none, lambda _: np.empty((0, 20))).shape == (
+            0,
+            20,
+        )
     # A dangling link is listed and cannot be looked at, as a file that is gone since it was listed.
     (tmp_path / "gone.npy").symlink_to(tmp_path / "nowhere")
     found = cached_features(tmp_path, FEATURES, records, doubling())

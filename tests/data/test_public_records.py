@@ -40,25 +40,55 @@ def test_archive_is_read_flat_or_shaped_and_cut_to_the_first_records(tmp_path):
     assert len(read(archive(tmp_path, features=np.array([[-3, 200]])), NUMBERS).features) == 1
 
 
-@pytest.mark.parametrize(("arrays", "said"), [
-    ({"inputs": GOOD}, "no array 'features': the archive has inputs"),
-    ({"features": GOOD[:, :3]}, r"shape \(3, 3\) of type float64: give at least one row of 4 numbers"),
-    ({"features": GOOD[:0]}, "at least one row"), ({"features": GOOD[0]}, "at least one row"),
-    *(({"features": GOOD.astype(kind)}, "not of plain numbers") for kind in ("U4", complex, object)),
-    ({"features": GOOD * np.nan}, "not a finite number"), ({"features": GOOD * 1e300}, "not a finite number"),
-    ({"features": GOOD * 16}, r"pixels from 0 to 16: .* divide by the largest grey level"),
-], ids=["name", "shape", "empty", "flat", "text", "complex", "pickle", "nan", "overflow", "unscaled"])  # fmt: skip
+@pytest.mark.parametrize(
+    ("arrays", "said"),
+    [
+        ({"inputs": GOOD}, "no array 'features': the archive has inputs"),
+        (
+            {"features": GOOD[:, :3]},
+            r"shape \(3, 3\) of type float64: give at least one row of 4 numbers",
+        ),
+        ({"features": GOOD[:0]}, "at least one row"),
+        ({"features": GOOD[0]}, "at least one row"),
+        *(
+            ({"features": GOOD.astype(kind)}, "not of plain numbers")
+            for kind in ("U4", complex, object)
+        ),
+        ({"features": GOOD * np.nan}, "not a finite number"),
+        ({"features": GOOD * 1e300}, "not a finite number"),
+        ({"features": GOOD * 16}, r"pixels from 0 to 16: .* divide by the largest grey level"),
+    ],
+    ids=[
+        "name",
+        "shape",
+        "empty",
+        "flat",
+        "text",
+        "complex",
+        "pickle",
+        "nan",
+        "overflow",
+        "unscaled",
+    ],
+)
 def test_wrong_archive_is_refused_in_one_line(tmp_path, arrays, said):
     with pytest.raises(UserError, match=said) as caught:
         read(archive(tmp_path, **arrays))
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(("labels", "said"), [
-    (None, "no array 'labels'"), (np.array([0, 1]), r"shape \(2,\)"), (np.array([0.0, 1.0, 2.0]), "type float64"),
-    (np.array([0, 1, 3]), "whole numbers from 0 to 2"), (np.array([0, 1, -1]), "whole numbers from 0 to 2"),
-    (np.array([{}, {}, {}], dtype=object), "not of plain numbers"),
-], ids=["absent", "count", "type", "high", "low", "pickle"])  # fmt: skip
+@pytest.mark.parametrize(
+    ("labels", "said"),
+    [
+        (None, "no array 'labels'"),
+        (np.array([0, 1]), r"shape \(2,\)"),
+        (np.array([0.0, 1.0, 2.0]), "type float64"),
+        (np.array([0, 1, 3]), "whole numbers from 0 to 2"),
+        (np.array([0, 1, -1]), "whole numbers from 0 to 2"),
+        (np.array([{}, {}, {}], dtype=object), "not of plain numbers"),
+    ],
+    ids=["absent", "count", "type", "high", "low", "pickle"],
+)
 def test_labels_matter_only_where_asked_for(tmp_path, labels, said):
     path = archive(tmp_path, features=GOOD, **({} if labels is None else {"labels": labels}))
     assert read(path).labels is None
@@ -73,7 +103,9 @@ def zipped(path, content: bytes):
 
 def test_header_that_claims_too_much_is_refused_before_memory_is_taken(tmp_path):
     header = io.BytesIO()
-    np.lib.format.write_array_header_1_0(header, {"descr": "<f4", "fortran_order": False, "shape": (10**6, 10**6)})
+    np.lib.format.write_array_header_1_0(
+        header, {"descr": "<f4", "fortran_order": False, "shape": (10**6, 10**6)}
+    )
     path = zipped(tmp_path / "public.npz", header.getvalue())
     refused("at most 268435456 numbers are read", read, path)
 
@@ -120,9 +152,17 @@ def test_folder_of_images_with_and_without_labels(tmp_path):
     folder = folder_of_images(tmp_path)
     records = read(folder, labelled=True)
     assert records.labels.tolist() == [0, 0, 1, 1, 2, 2]
-    np.testing.assert_allclose(records.features[:, 0, 0, 0] * 255, [0, 0, 100, 100, 200, 200], atol=1e-3)
+    np.testing.assert_allclose(
+        records.features[:, 0, 0, 0] * 255, [0, 0, 100, 100, 200, 200], atol=1e-3
+    )
     assert len(read(folder, most=3).features) == 3
-    refused("each image must lie in one of 4", read, folder, PIXELS.model_copy(update={"classes": 4}), labelled=True)
+    refused(
+        "each image must lie in one of 4",
+        read,
+        folder,
+        PIXELS.model_copy(update={"classes": 4}),
+        labelled=True,
+    )
     refused("are no images", read, folder, NUMBERS)
 
 
@@ -135,7 +175,9 @@ def test_folder_without_an_image_or_with_a_bad_or_huge_one_is_refused(tmp_path, 
     refused(r"0\.png cannot be read", read, tmp_path)
 
 
-@pytest.mark.parametrize(("pattern", "shape"), [("noise", (3, 7, 12)), ("noise", (1, 1, 1)), ("strokes", (1, 8, 8))])
+@pytest.mark.parametrize(
+    ("pattern", "shape"), [("noise", (3, 7, 12)), ("noise", (1, 1, 1)), ("strokes", (1, 8, 8))]
+)
 def test_pictures_have_the_shape_and_range_of_pixels(pattern, shape):
     inputs = synthetic_inputs(pattern, 20, shape, np.random.default_rng(0))
     assert (inputs.shape, inputs.dtype) == ((20, *shape), np.float32)
@@ -144,7 +186,9 @@ def test_pictures_have_the_shape_and_range_of_pixels(pattern, shape):
         assert len(np.unique(inputs.reshape(20, -1), axis=0)) == 20
     if shape[0] == 3:
         assert inputs.std(axis=0).min() > 0.01
-    np.testing.assert_array_equal(inputs, synthetic_inputs(pattern, 20, shape, np.random.default_rng(0)))
+    np.testing.assert_array_equal(
+        inputs, synthetic_inputs(pattern, 20, shape, np.random.default_rng(0))
+    )
 
 
 def test_pictures_are_smooth_table_values_normal_and_strokes_square_and_grey():
@@ -155,4 +199,11 @@ def test_pictures_are_smooth_table_values_normal_and_strokes_square_and_grey():
     assert abs(inputs.mean()) < 4 / np.sqrt(inputs.size)
     assert abs(inputs.var() - 1) < 4 * np.sqrt(2 / inputs.size)
     for shape in ((5,), (3, 8, 8), (1, 8, 9)):
-        refused("draws square grey pictures", synthetic_inputs, "strokes", 2, shape, np.random.default_rng(0))
+        refused(
+            "draws square grey pictures",
+            synthetic_inputs,
+            "strokes",
+            2,
+            shape,
+            np.random.default_rng(0),
+        )

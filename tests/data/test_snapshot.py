@@ -11,7 +11,12 @@ from fl_dpbayes.config.approved_code import approve_bundle
 from fl_dpbayes.config.site_file import read_own_site_file, read_site_file
 from fl_dpbayes.data.site import Site, load_site, read_records, site_of
 from fl_dpbayes.data.site_ledger import data_version
-from fl_dpbayes.data.snapshot import DataChangedError, DataUncheckedError, source_files, write_snapshot
+from fl_dpbayes.data.snapshot import (
+    DataChangedError,
+    DataUncheckedError,
+    source_files,
+    write_snapshot,
+)
 from fl_dpbayes.run.site.bundle import read_bundle
 from fl_dpbayes.run.site.node import own_bundle
 from tests.asking import ROWS, record_of, refusal_of, rows_of
@@ -54,7 +59,9 @@ def rewritten(site, change: Callable[[bytes], bytes]) -> None:
 
 
 CHANGES = {
-    "value of the same length": lambda site: rewritten(site, lambda text: text.replace(b",1\n", b",0\n", 1)),
+    "value of the same length": lambda site: rewritten(
+        site, lambda text: text.replace(b",1\n", b",0\n", 1)
+    ),
     "row more": lambda site: rewritten(site, lambda text: text + b"p999,0.0,0.0,1\n"),
     "later time": lambda site: os.utime(site.folder / "patients.csv", ns=(1, 1)),
     "no file": lambda site: (site.folder / "patients.csv").unlink(),
@@ -62,7 +69,9 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_changed_source_is_refused_with_its_code_until_it_is_checked_again(site, change: str) -> None:
+def test_changed_source_is_refused_with_its_code_until_it_is_checked_again(
+    site, change: str
+) -> None:
     CHANGES[change](site)
     assert refusal_of(site.train()) == ("DATA_CHANGED", "")
     assert rows_of(site.ledger()) == []
@@ -76,7 +85,8 @@ def test_changed_source_is_refused_with_its_code_until_it_is_checked_again(site,
 def test_site_that_was_not_checked_as_its_file_is_now_is_refused(site) -> None:
     site.write(ROWS, snapshot=PLACE, selection={"part": "train", "natural_site": "here"})
     assert refusal_of(site.train()) == ("DATA_UNCHECKED", "")
-    # A site that is connected reads nothing but checked records, whether its file names a snapshot or not.
+    # A site that is connected reads nothing but checked records, whether its file names a snapshot
+    # or not.
     site.write(ROWS, connection={"superlink": "localhost:1"})
     approve_bundle(read_own_site_file(site.path), site.path, read_bundle(own_bundle()).sha256)
     assert refusal_of(site.train()) == ("DATA_CHANGED", "")

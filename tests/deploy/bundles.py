@@ -21,9 +21,15 @@ def query(message, context):
 
 
 def app_folder(folder: Path, name: str, client: str, code: str = "") -> Path:
-    project = APP_PROJECT.format(version="1.0").partition("scenario =")[0] + 'nodes = 0\noutput = ""\n'
-    for ours, theirs in (("fl-dpbayes-run", name), ('"fl-dpbayes"', '"elsewhere"'), ("clients.app:app", client),
-                         ("server.app:app", "tests.deploy.probe:app")):  # fmt: skip
+    project = (
+        APP_PROJECT.format(version="1.0").partition("scenario =")[0] + 'nodes = 0\noutput = ""\n'
+    )
+    for ours, theirs in (
+        ("fl-dpbayes-run", name),
+        ('"fl-dpbayes"', '"elsewhere"'),
+        ("clients.app:app", client),
+        ("server.app:app", "tests.deploy.probe:app"),
+    ):
         project = project.replace(ours, theirs)
     folder.mkdir()
     (folder / "pyproject.toml").write_text(project)

@@ -43,7 +43,16 @@ class RealFederation:
         self.folder, self.names = folder, list(names)
         self.port = free_port()
         self.processes: dict[str, subprocess.Popen] = {}
-        self.cli("provision", self.kit, "--sites", ",".join(names), "--host", "localhost", "--port", self.port)
+        self.cli(
+            "provision",
+            self.kit,
+            "--sites",
+            ",".join(names),
+            "--host",
+            "localhost",
+            "--port",
+            self.port,
+        )
         (folder / "home").mkdir()
         text = (self.kit / "coordinator" / "config.toml").read_text()
         text = text.replace("/etc/fl-dpbayes", str((self.kit / "coordinator").resolve()))
@@ -54,18 +63,33 @@ class RealFederation:
         return self.folder / "kit"
 
     def environment(self, home: str = "home") -> dict[str, str]:
-        return os.environ | ENVIRONMENT | {
-            "FLWR_HOME": str(self.folder / home), "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2", "OMP_NUM_THREADS": "1",
-            "PYTHONPATH": str(REPOSITORY), "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
-        }  # fmt: skip
+        return (
+            os.environ
+            | ENVIRONMENT
+            | {
+                "FLWR_HOME": str(self.folder / home),
+                "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",
+                "OMP_NUM_THREADS": "1",
+                "PYTHONPATH": str(REPOSITORY),
+                "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
+            }
+        )
 
-    def cli(self, *words: object, program: str = "fl-dpbayes", status: int = 0, seconds: float = 400) -> str:
+    def cli(
+        self, *words: object, program: str = "fl-dpbayes", status: int = 0, seconds: float = 400
+    ) -> str:
         """Run a command to its end and return what it printed."""
         command = [str(BIN / program), *map(str, words)]
         done = subprocess.run(
-            command, env=self.environment(), cwd=self.folder, timeout=seconds, check=False, text=True,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        )  # fmt: skip
+            command,
+            env=self.environment(),
+            cwd=self.folder,
+            timeout=seconds,
+            check=False,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
         assert done.returncode == status, done.stdout
         return done.stdout
 
@@ -73,9 +97,14 @@ class RealFederation:
         """Start a process that stays."""
         with (self.folder / f"{name}.log").open("ab") as log:
             self.processes[name] = subprocess.Popen(
-                [str(BIN / str(words[0])), *map(str, words[1:])], env=self.environment(home), cwd=self.folder,
-                stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True,
-            )  # fmt: skip
+                [str(BIN / str(words[0])), *map(str, words[1:])],
+                env=self.environment(home),
+                cwd=self.folder,
+                stdout=log,
+                stderr=log,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+            )
 
     def log(self, name: str) -> str:
         path = self.folder / f"{name}.log"
@@ -92,19 +121,42 @@ class RealFederation:
     def start_superlink(self) -> None:
         keys = self.kit / "coordinator"
         self.start(
-            "superlink", "flower-superlink", "--ssl-ca-certfile", keys / "ca.crt", "--ssl-certfile",
-            keys / "server.pem", "--ssl-keyfile", keys / "server.key", "--enable-supernode-auth", "--host", "127.0.0.1",
-            "--port", self.port, "--database", self.folder / "state.db", "--disable-runtime-dependency-installation",
-            "--isolation", "process", "--superexec-auth-secret-file", keys / "server.secret",
-        )  # fmt: skip
+            "superlink",
+            "flower-superlink",
+            "--ssl-ca-certfile",
+            keys / "ca.crt",
+            "--ssl-certfile",
+            keys / "server.pem",
+            "--ssl-keyfile",
+            keys / "server.key",
+            "--enable-supernode-auth",
+            "--host",
+            "127.0.0.1",
+            "--port",
+            self.port,
+            "--database",
+            self.folder / "state.db",
+            "--disable-runtime-dependency-installation",
+            "--isolation",
+            "process",
+            "--superexec-auth-secret-file",
+            keys / "server.secret",
+        )
         wait_for(lambda: self.listens(self.port))
 
     def start_serverapp(self) -> None:
         keys = self.kit / "coordinator"
         self.start(
-            "serverapp", "flower-superexec", "--root-certificates", keys / "ca.crt", "--runtime-api-address",
-            f"localhost:{self.port}", "--superexec-auth-secret-file", keys / "server.secret", home="home-server",
-        )  # fmt: skip
+            "serverapp",
+            "flower-superexec",
+            "--root-certificates",
+            keys / "ca.crt",
+            "--runtime-api-address",
+            f"localhost:{self.port}",
+            "--superexec-auth-secret-file",
+            keys / "server.secret",
+            home="home-server",
+        )
 
     def add_site(self, record: SiteFile, superlink: str = "") -> Path:
         """Write a site's file with its connection, make its key, and register it."""
@@ -136,7 +188,9 @@ class RealFederation:
     def run(self, app: Path, **config: str) -> str:
         """Run an app to its end; return the status."""
         given = " ".join(f"{key}={json.dumps(value)}" for key, value in config.items())
-        answer = self.cli("run", app, "remote", "--format", "json", "--run-config", given, program="flwr")
+        answer = self.cli(
+            "run", app, "remote", "--format", "json", "--run-config", given, program="flwr"
+        )
         run_id = json.loads(answer[answer.index("{") :])["run-id"]
         return str(wait_for(lambda: self._ended(str(run_id)), 240))
 

@@ -1,6 +1,7 @@
 """One long-lived federation of real processes: TLS, node authentication, process isolation, and what goes wrong there.
 
-The tests are steps of one story, in their order; each goes on with the ledgers and the processes of those before it.
+The tests are steps of one story, in their order; each goes on with the ledgers and the processes of
+those before it.
 """
 
 import csv
@@ -89,7 +90,9 @@ class Story(RealFederation):
         self.start_superlink()
         self.start_serverapp()
         folder, quiet = self.folder, Console(file=StringIO())
-        bundle = (self.kit / "hospital" / "connection.toml").read_text().split('bundles = ["')[1][:64]
+        bundle = (
+            (self.kit / "hospital" / "connection.toml").read_text().split('bundles = ["')[1][:64]
+        )
         (folder / "sim" / "sites").mkdir(parents=True)
         for number, name in enumerate(self.names):
             file = self.files[name] = self.add_site(self.record(name))
@@ -98,30 +101,47 @@ class Story(RealFederation):
             approve_bundle(read_own_site_file(file), file, bundle)
             self.register(file, name)
             if name in SITES:
-                write_site_file(self.simulated(file), folder / "sim" / "sites" / f"{number}-{name}.toml")
+                write_site_file(
+                    self.simulated(file), folder / "sim" / "sites" / f"{number}-{name}.toml"
+                )
                 create_ledger(folder / "sim" / "sites" / f"{number}-{name}.toml", quiet)
 
     def record(self, name: str) -> SiteFile:
         """A site of `site_record` with planted texts, seeded, whose training waits where a test puts a pipe."""
         record = site_record(self.folder / name, name)
         lines = (self.folder / name / "patients.csv").read_text().splitlines()
-        rows = [f"{line},{PATIENT}-{row},{GROUP}-{row % 2},{CELL}-{row}" for row, line in enumerate(lines[1:])]
+        rows = [
+            f"{line},{PATIENT}-{row},{GROUP}-{row % 2},{CELL}-{row}"
+            for row, line in enumerate(lines[1:])
+        ]
         place = self.folder / name / PLACE / "patients.csv"
         place.parent.mkdir()
         place.write_text("\n".join([f"{lines[0]},patient,ward,note", *rows]) + "\n")
-        columns = {"path": Path(PLACE, place.name), "unit_column": "patient", "group_columns": ("ward",)}
-        return record.model_copy(update={
-            "source": record.source.model_copy(update=columns), "insecure_seed": 7, "trace_folder": Path("trace"),
-            "ledger": record.ledger.model_copy(update={"epsilon": BUDGETS.get(name, 6.0)}),
-            "policy": Policy(max_run_epsilon=3.0, evaluation_release="public", groups={"ward": ("A",)}),
-        })  # fmt: skip
+        columns = {
+            "path": Path(PLACE, place.name),
+            "unit_column": "patient",
+            "group_columns": ("ward",),
+        }
+        return record.model_copy(
+            update={
+                "source": record.source.model_copy(update=columns),
+                "insecure_seed": 7,
+                "trace_folder": Path("trace"),
+                "ledger": record.ledger.model_copy(update={"epsilon": BUDGETS.get(name, 6.0)}),
+                "policy": Policy(
+                    max_run_epsilon=3.0, evaluation_release="public", groups={"ward": ("A",)}
+                ),
+            }
+        )
 
     def simulated(self, file: Path) -> SiteFile:
         """The same site without connection, with a ledger of its own."""
         record, sim = read_site_file(file), self.folder / "sim"
         places = {"path": sim / f"{record.name}.db", "witness": sim / "witness" / record.name}
         ledger = LedgerSettings.model_validate(record.ledger.model_dump() | places)
-        return record.model_copy(update={"connection": None, "snapshot": None, "trace_folder": None, "ledger": ledger})
+        return record.model_copy(
+            update={"connection": None, "snapshot": None, "trace_folder": None, "ledger": ledger}
+        )
 
     def start_sites(self, *names: str) -> None:
         for name in names or SITES:
@@ -130,8 +150,12 @@ class Story(RealFederation):
 
     def scenario(self, name: str, least: int = 3, timeout: int = 120) -> str:
         """Write a scenario; return the run's identifier."""
-        (self.folder / f"{name}.toml").write_text(SCENARIO.format(name=name, least=least, timeout=timeout))
-        return run_identifier(coordinators_scenario(str(self.folder / f"{name}.toml"), AT_EACH_SITE))
+        (self.folder / f"{name}.toml").write_text(
+            SCENARIO.format(name=name, least=least, timeout=timeout)
+        )
+        return run_identifier(
+            coordinators_scenario(str(self.folder / f"{name}.toml"), AT_EACH_SITE)
+        )
 
     def follow(self, *words: str) -> None:
         """Start a `deploy` command beside the test."""
@@ -154,7 +178,9 @@ class Story(RealFederation):
     def wait_reserved(self, site: str, run: str, number: int) -> None:
         def reserved() -> bool:
             found = ledger_state(self.files[site]).reservations.values()
-            return (run, number, "reserved") in {(each.run, each.round, each.state) for each in found}
+            return (run, number, "reserved") in {
+                (each.run, each.round, each.state) for each in found
+            }
 
         wait_for(reserved)
 
@@ -178,11 +204,15 @@ class Story(RealFederation):
         for table in ("privacy.csv", "calibration.csv", "rounds.csv"):
             assert rows(real / table) == rows(sim / table)
         for number, site in enumerate(SITES):
-            states = [ledger_state(file) for file in (self.files[site], sim / "sites" / f"{number}-{site}.toml")]
+            states = [
+                ledger_state(file)
+                for file in (self.files[site], sim / "sites" / f"{number}-{site}.toml")
+            ]
             (spent, taken), (expected, _) = map(ledger_entries, states)
             assert spent == expected
             assert taken == (takeovers if site == "north" else 0)
-            # What is counted holds the fingerprint of the records, a snapshot's here and a table's there.
+            # What is counted holds the fingerprint of the records, a snapshot's here and a table's
+            # there.
             runs = [sorted(run for run, _ in state.evaluations) for state in states]
             assert runs[0] == runs[1]
 
@@ -204,7 +234,10 @@ def ledger_entries(state: LedgerState) -> tuple[list[dict], int]:
 def rows(table: Path) -> list[dict[str, str]]:
     with table.open(newline="") as file:
         found = list(csv.DictReader(file))
-    return [{key: row[key] for key in row if key not in ("seconds", "bytes_up", "bytes_down")} for row in found]
+    return [
+        {key: row[key] for key in row if key not in ("seconds", "bytes_up", "bytes_down")}
+        for row in found
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -259,16 +292,21 @@ def test_reply_after_the_timeout_is_kept_and_costs_nothing_again(story: Story) -
     story.follow("resume", "late")
     story.wait_reserved("south", run, 2)
     assert paid == story.done("south", run)
-    # The next step goes on from here: the ServerApp dies in round 2, and south's reply finds nobody.
+    # The next step goes on from here: the ServerApp dies in round 2, and south's reply finds
+    # nobody.
     story.kill("serverapp")
     story.let_go(pipe)
     story.start_serverapp()
 
 
-def test_foreign_bundle_gets_a_code_and_starts_no_process_and_approval_needs_no_restart(story: Story) -> None:
+def test_foreign_bundle_gets_a_code_and_starts_no_process_and_approval_needs_no_restart(
+    story: Story,
+) -> None:
     story.start_sites()
     mark, output = story.folder / "foreign-code-ran", story.folder / "replies.json"
-    foreign = app_folder(story.folder / "foreign", "foreign", "foreign:app", FOREIGN.format(mark=str(mark)))
+    foreign = app_folder(
+        story.folder / "foreign", "foreign", "foreign:app", FOREIGN.format(mark=str(mark))
+    )
     thin = app_folder(story.folder / "thin", "thin", "clients.app:app")
 
     def ask(app: Path) -> list[dict]:
@@ -288,7 +326,9 @@ def test_foreign_bundle_gets_a_code_and_starts_no_process_and_approval_needs_no_
     assert started() == before
     # One hospital approves, and what it had refused stays refused at the others.
     waiting = story.cli("site", "approve", story.files["north"])
-    held = {path.stem: path for path in (story.folder / "north" / "site.held" / "bundles").glob("*.fab")}
+    held = {
+        path.stem: path for path in (story.folder / "north" / "site.held" / "bundles").glob("*.fab")
+    }
     assert len(held) == 2
     assert all(f"waits: bundle {digest}" in waiting for digest in held)
     by_code = {b"foreign.py" in path.read_bytes(): digest for digest, path in held.items()}
@@ -308,7 +348,9 @@ def test_run_whose_serverapp_died_goes_on_as_if_unbroken(story: Story) -> None:
     story.check_equals_simulation("late")
 
 
-def test_node_and_superlink_die_and_come_back_and_a_spent_budget_ends_one_site(story: Story) -> None:
+def test_node_and_superlink_die_and_come_back_and_a_spent_budget_ends_one_site(
+    story: Story,
+) -> None:
     story.start_sites()
     run = story.scenario("killed", least=2)
     pipe = story.hold("north", run, 1)
@@ -319,7 +361,12 @@ def test_node_and_superlink_die_and_come_back_and_a_spent_budget_ends_one_site(s
     # As systemd does: again and again, until the lease of the killed one is over.
     refused = 0
     story.start_site(story.files["north"], wait=False)
-    while wait_for(lambda: story.log("node-north").count("SuperNode ID") == 2 or story.ended("node-north")) == "ended":
+    while (
+        wait_for(
+            lambda: story.log("node-north").count("SuperNode ID") == 2 or story.ended("node-north")
+        )
+        == "ended"
+    ):
         refused += 1
         story.kill("app-north")
         story.start_site(story.files["north"], wait=False)
@@ -340,7 +387,10 @@ def test_node_and_superlink_die_and_come_back_and_a_spent_budget_ends_one_site(s
 def test_unknown_key_and_wrong_authority_bring_no_node_up(story: Story) -> None:
     stranger, fooled = (story.add_site(story.record(name)) for name in ("stranger", "fooled"))
     (story.folder / "other").mkdir()
-    shutil.copy(RealFederation(story.folder / "other", ["fooled"]).kit / "hospital" / "ca.crt", fooled.parent)
+    shutil.copy(
+        RealFederation(story.folder / "other", ["fooled"]).kit / "hospital" / "ca.crt",
+        fooled.parent,
+    )
     for file in (stranger, fooled):
         story.start_site(file, wait=False)
     assert "FAIL  CA: " in story.cli("site", "check", fooled, "--only", "connection", status=1)
@@ -351,10 +401,22 @@ def test_unknown_key_and_wrong_authority_bring_no_node_up(story: Story) -> None:
 
 def test_no_planted_text_is_in_the_servers_log_database_or_run_folders(story: Story) -> None:
     story.end()
-    places = [story.folder / "superlink.log", story.folder / "serverapp.log", *story.folder.glob("state.db*")]
-    places += [path for name in ("plain", "late", "killed", "home-server") for path in (story.folder / name).rglob("*")]
+    places = [
+        story.folder / "superlink.log",
+        story.folder / "serverapp.log",
+        *story.folder.glob("state.db*"),
+    ]
+    places += [
+        path
+        for name in ("plain", "late", "killed", "home-server")
+        for path in (story.folder / name).rglob("*")
+    ]
     kept = {path: path.read_bytes() for path in places if path.is_file()}
     assert any(b"north" in kept[path] for path in kept if path.name.startswith("state.db"))
     for planted in (CELL, GROUP, PATIENT, PLACE):
-        assert planted in "".join(story.files["north"].parent.joinpath(PLACE, "patients.csv").read_text()) + PLACE
+        assert (
+            planted
+            in "".join(story.files["north"].parent.joinpath(PLACE, "patients.csv").read_text())
+            + PLACE
+        )
         assert [path for path, content in kept.items() if planted.encode() in content] == []

@@ -15,7 +15,15 @@ from flwr.supercore.fab import Fab
 from flwr.supernode import start_client_internal as flower
 from rich.console import Console
 
-from fl_dpbayes.config.approvals import MOST_HELD, approvals_file, approve, held, hold, node_log, read_approvals
+from fl_dpbayes.config.approvals import (
+    MOST_HELD,
+    approvals_file,
+    approve,
+    held,
+    hold,
+    node_log,
+    read_approvals,
+)
 from fl_dpbayes.config.approved_code import approve_bundle
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.files.audit_log import read_audit_log
@@ -34,7 +42,9 @@ PROJECT = zipfile.ZipFile(io.BytesIO(node.own_bundle())).read("pyproject.toml").
 def site_file(tmp_path, monkeypatch):
     monkeypatch.setattr(flower, "_init_connection", flower._init_connection)
     monkeypatch.setattr("os.environ", dict(node.os.environ))
-    record = site_record(tmp_path, "north").model_copy(update={"connection": Connection(superlink="localhost:1")})
+    record = site_record(tmp_path, "north").model_copy(
+        update={"connection": Connection(superlink="localhost:1")}
+    )
     write_site_file(record, tmp_path / "north.toml")
     for name, mode in (("node.key", 0o600), ("node.secret", 0o640), ("ca.crt", 0o644)):
         (tmp_path / name).touch(mode)
@@ -57,7 +67,14 @@ def passed(site_file, content: bytes, **told: str) -> Fab:
 
     @contextmanager
     def connect():
-        yield 1, None, None, lambda _: run, lambda *_: Fab(told.get("hash_str", bundle.sha256), content, {}), None
+        yield (
+            1,
+            None,
+            None,
+            lambda _: run,
+            lambda *_: Fab(told.get("hash_str", bundle.sha256), content, {}),
+            None,
+        )
 
     gate = node.Gate(lambda *given: decision(site_file, *given))
     with gate.around(connect)() as (_, _, _, get_run, get_fab, _):
@@ -70,13 +87,20 @@ def passed(site_file, content: bytes, **told: str) -> Fab:
 
 CODE = ("extra.py", "print()")
 NEVER = {
-    "code": zipped(CODE), "two project files": zipped(("pyproject.toml", PROJECT)), "no archive": b"PK",
+    "code": zipped(CODE),
+    "two project files": zipped(("pyproject.toml", PROJECT)),
+    "no archive": b"PK",
     "another app": zipped(project=PROJECT.replace("clients.app:app", "os:system")),
-    "an agent": zipped(project=PROJECT.replace("clientapp =", 'agentapp = "clients.app:app"\nclientapp =')),
-    "no version": zipped(project=PROJECT.replace("version", "vision")), "a bomb": zipped(project="#" * 10**6),
+    "an agent": zipped(
+        project=PROJECT.replace("clientapp =", 'agentapp = "clients.app:app"\nclientapp =')
+    ),
+    "no version": zipped(project=PROJECT.replace("version", "vision")),
+    "a bomb": zipped(project="#" * 10**6),
     "a list of files of the site": zipped(listed=f"../../patients.csv,{'0' * 64},8"),
-    "a version that is a path": zipped(project=re.sub('version = "[^"]*"', 'version = "1/../../x"', PROJECT)),
-}  # fmt: skip
+    "a version that is a path": zipped(
+        project=re.sub('version = "[^"]*"', 'version = "1/../../x"', PROJECT)
+    ),
+}
 
 
 @pytest.mark.parametrize("what", NEVER)
@@ -94,8 +118,13 @@ def test_only_an_approved_bundle_passes_and_every_decision_is_a_line(site_file) 
     assert passed(site_file, thin).content == thin
     assert list(held(site_file)) == []
     # What the SuperLink says of it must be so: an app is looked up by that.
-    for told in ({"fab_id": "a/b"}, {"fab_version": "../../x"}, {"fab_hash": "0" * 64}, {"hash_str": "0" * 64},
-                 {"primary_task_type": "flwr-agentapp"}):  # fmt: skip
+    for told in (
+        {"fab_id": "a/b"},
+        {"fab_version": "../../x"},
+        {"fab_hash": "0" * 64},
+        {"hash_str": "0" * 64},
+        {"primary_task_type": "flwr-agentapp"},
+    ):
         assert passed(site_file, thin, **told).content == b"", told
     approvals_file(site_file).write_text("bundles = 3")
     assert passed(site_file, thin).content == b""
@@ -122,38 +151,62 @@ def test_steward_sees_a_plan_before_it_is_approved(site_file) -> None:
     refused("not approved", approve_digest, site_file, digest, console, lambda _: False)
     (site_file.parent / "north.held" / "bundles" / "unreadable.fab").mkdir(parents=True)
     for unfit in ("0" * 64, digest[:63], "f" * 64):
-        refused(r"changed|nothing readable waits under", approve_digest, site_file, unfit, console, lambda _: True)
+        refused(
+            r"changed|nothing readable waits under",
+            approve_digest,
+            site_file,
+            unfit,
+            console,
+            lambda _: True,
+        )
     assert read_approvals(site_file).plans == ()
     approve_digest(site_file, digest, console, lambda _: True)
     assert read_approvals(site_file).plans == (digest,)
     show_waiting(site_file, console)
     shown = console.file.getvalue()
     assert '"epsilon": 2.0' in shown
-    assert re.search(rf"waits: plan 0{{64}}\napproved: plan {digest} by \S+ on 20\d\d-\d\d-", shown), shown
+    assert re.search(
+        rf"waits: plan 0{{64}}\napproved: plan {digest} by \S+ on 20\d\d-\d\d-", shown
+    ), shown
     # The bundle of the installed version need not wait.
-    approve_digest(site_file, hashlib.sha256(node.own_bundle()).hexdigest(), console, lambda _: True)
+    approve_digest(
+        site_file, hashlib.sha256(node.own_bundle()).hexdigest(), console, lambda _: True
+    )
     assert passed(site_file, node.own_bundle()).content == node.own_bundle()
 
 
 PULL = flower._pull_and_store_message
 ROUND = {  # what of Flower or of the gate is another -> what is said
     "no gate": (node, "install", lambda gate: None, "did not ask"),
-    "open gate": (node, "read_bundle", lambda content: replace(read_bundle(content), problem=""), "let a foreign"),
+    "open gate": (
+        node,
+        "read_bundle",
+        lambda content: replace(read_bundle(content), problem=""),
+        "let a foreign",
+    ),
     "no place": (flower, "_init_connection", None, "no place"),
     "broken Flower": (flower, "_verify_fab", None, "cannot be tried"),
-    "Flower that trusts all": (flower, "_pull_and_store_message",
-                               lambda **given: PULL(**given | {"trusted_entities": None}), "cannot be tried"),
-}  # fmt: skip
+    "Flower that trusts all": (
+        flower,
+        "_pull_and_store_message",
+        lambda **given: PULL(**given | {"trusted_entities": None}),
+        "cannot be tried",
+    ),
+}
 
 
 @pytest.mark.parametrize(("place", "name", "other", "said"), ROUND.values(), ids=ROUND)
-def test_node_does_not_start_where_flower_goes_round_the_gate(site_file, monkeypatch, place, name, other, said) -> None:
+def test_node_does_not_start_where_flower_goes_round_the_gate(
+    site_file, monkeypatch, place, name, other, said
+) -> None:
     monkeypatch.setattr(place, name, other) if other else monkeypatch.delattr(place, name)
     refused(f"does not start: .*{said}", node.start_node, site_file)
 
 
 def test_no_proxy_stands_between_node_and_app(monkeypatch) -> None:
-    monkeypatch.setattr("os.environ", {"HTTP_PROXY": "http://203.0.113.1:1", "no_proxy": "intranet"})
+    monkeypatch.setattr(
+        "os.environ", {"HTTP_PROXY": "http://203.0.113.1:1", "no_proxy": "intranet"}
+    )
     node._prepare_home()
     proxies = httpx._utils.get_environment_proxies()
     assert {proxies["all://127.0.0.1"], proxies["all://*intranet"]} == {None}
@@ -164,7 +217,11 @@ def test_node_does_not_start_with_a_key_that_others_read(site_file, name, mode) 
     (site_file.parent / name).chmod(mode)
     refused(f"{name} can be read by others", node.start_node, site_file)
     (site_file.parent / name).chmod(0o600)
-    refused(r"does not start \(.*\): is .*ca.crt a certificate, and .* 9094, free", node.start_node, site_file)
+    refused(
+        r"does not start \(.*\): is .*ca.crt a certificate, and .* 9094, free",
+        node.start_node,
+        site_file,
+    )
 
 
 def test_keys_that_cannot_all_be_written_are_made_anew(site_file) -> None:
@@ -186,7 +243,8 @@ def test_gate_holds_in_the_installed_flower(site_file) -> None:
 
 
 def test_flower_has_no_login_of_its_own_for_who_starts_runs() -> None:
-    # docs/deployment.md says who may reach the Control API, since the installed Flower lets in whoever does.
+    # docs/deployment.md says who may reach the Control API, since the installed Flower lets in
+    # whoever does.
     from flwr.superlink.auth_plugin import NoOpControlAuthnPlugin
     from flwr.superlink.config_loader import get_control_authn_ee_plugins, load_control_authn_plugin
 

@@ -1,7 +1,8 @@
 """A device that is pretended: values stay on the host, and each storage has a note of where it would lie.
 
-torch's own fake tensors cannot be differentiated where torch was built for CUDA and no GPU is there. Here every
-operator, of backward passes and under `vmap` too, runs on the host and is refused where real devices would refuse it.
+torch's own fake tensors cannot be differentiated where torch was built for CUDA and no GPU is
+there. Here every operator, of backward passes and under `vmap` too, runs on the host and is refused
+where real devices would refuse it.
 """
 
 from collections.abc import Iterator, Mapping
@@ -22,16 +23,20 @@ WAITS = ("item", "tolist", "__bool__", "__int__", "__float__", "__index__", "non
 
 
 class TwoDevicesError(BaseException):
-    """One operator was given tensors of two devices; code that tries another way after an error must not hide it."""
+    """One operator was given tensors of two devices.
+
+    Code that tries another way after an error must not hide it.
+    """
 
 
 @dataclass
 class Seen:
     """What was asked of a pretended device.
 
-    `places`: storages that lie there, by address; a weak reference keeps an address from being used again. `moves`: the
-    direction and number of entries of each copy between host and device. `waits`: where the host asked for a value.
-    `within`: where a call's tensors lie, while it runs: what torch itself makes on the way, it makes there.
+    `places`: storages that lie there, by address; a weak reference keeps an address from being used
+    again. `moves`: the direction and number of entries of each copy between host and device.
+    `waits`: where the host asked for a value. `within`: where a call's tensors lie, while it runs:
+    what torch itself makes on the way, it makes there.
     """
 
     places: dict[int, tuple[StorageWeakRef, torch.device]] = field(default_factory=dict)
@@ -73,7 +78,9 @@ class _Operators(TorchDispatchMode):
         copies = func is torch.ops.aten.copy_.default
         if remote and here and not copies:
             shapes = [tuple(each.shape) for each in here]
-            raise TwoDevicesError(f"{func} has tensors of a GPU and of the host, the latter of shapes {shapes}")
+            raise TwoDevicesError(
+                f"{func} has tensors of a GPU and of the host, the latter of shapes {shapes}"
+            )
         if remote and here:
             direction = f"to {self._seen.place(args[0]).type}"
             self._seen.moves.append((direction, args[0].numel()))
@@ -107,7 +114,8 @@ class _Calls(TorchFunctionMode):
         remote = [each for each in tree_leaves((args, kwargs)) if isinstance(each, torch.Tensor)]
         remote = [each for each in remote if seen.place(each).type == "cuda"]
         if func is torch.device or name == "_parse_to":
-            # What names a device, and what reads the arguments of a module's `to`, touches no tensor.
+            # What names a device, and what reads the arguments of a module's `to`, touches no
+            # tensor.
             return func(*args, **kwargs)
         if name in WAITS and remote:
             seen.waits.append(name)
@@ -129,11 +137,19 @@ class _Calls(TorchFunctionMode):
                     seen.put(each, target)
         return result
 
-    def _moved(self, tensor: torch.Tensor, target: torch.device, func: Any, args: Any, kwargs: Any) -> torch.Tensor:
+    def _moved(
+        self, tensor: torch.Tensor, target: torch.device, func: Any, args: Any, kwargs: Any
+    ) -> torch.Tensor:
         before = self._seen.place(tensor)
         given = [each for each in args[1:] if not isinstance(each, torch.Tensor)]
         others = [each for each in args[1:] if isinstance(each, torch.Tensor)]
-        moved = tensor.to(others[0].dtype) if others else tensor.to(*given, **kwargs) if func is MOVES[0] else tensor
+        moved = (
+            tensor.to(others[0].dtype)
+            if others
+            else tensor.to(*given, **kwargs)
+            if func is MOVES[0]
+            else tensor
+        )
         if before.type == target.type:
             return moved
         self._seen.moves.append((f"to {target.type}", tensor.numel()))

@@ -1,6 +1,7 @@
 """Steps, predictions, features, noise and the row check on a pretended GPU: no operator meets tensors of two devices.
 
-Nothing here runs on a GPU. Values are those of the host, so that results can be compared with the host's own.
+Nothing here runs on a GPU. Values are those of the host, so that results can be compared with the
+host's own.
 """
 
 import numpy as np
@@ -9,7 +10,16 @@ import torch
 from torch import nn
 
 from fl_dpbayes.config.plan import FLAT, AutomaticClipping, GlobalClipping, PerLayerClipping
-from fl_dpbayes.config.sampler import SGD, SGHMC, SGLD, Adam, BayesByBackprop, GaussianPrior, LaplacePrior, MCDropout
+from fl_dpbayes.config.sampler import (
+    SGD,
+    SGHMC,
+    SGLD,
+    Adam,
+    BayesByBackprop,
+    GaussianPrior,
+    LaplacePrior,
+    MCDropout,
+)
 from fl_dpbayes.config.task import ScatteringFeatures, StandardFeatures
 from fl_dpbayes.models import on_device as on_devices
 from fl_dpbayes.models import rows as passes
@@ -37,13 +47,27 @@ def convolution() -> nn.Module:
 
 
 def plain_convolution() -> nn.Module:
-    layers = nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.AvgPool2d(2), nn.Conv2d(4, 8, 1), nn.ReLU()
+    layers = (
+        nn.Conv2d(1, 4, 3, padding=1),
+        nn.ReLU(),
+        nn.AvgPool2d(2),
+        nn.Conv2d(4, 8, 1),
+        nn.ReLU(),
+    )
     return nn.Sequential(*layers, nn.Flatten(), nn.Linear(32, 3))
 
 
 def sequence() -> nn.Module:
-    words = nn.Flatten(2), nn.Unflatten(1, (1, 1)), nn.Flatten(1, 2), nn.Unflatten(2, (4, 4)), nn.Flatten(1, 2)
-    return nn.Sequential(*words, nn.LayerNorm(4), nn.Linear(4, 5), nn.Tanh(), nn.Flatten(), nn.Linear(20, 3))
+    words = (
+        nn.Flatten(2),
+        nn.Unflatten(1, (1, 1)),
+        nn.Flatten(1, 2),
+        nn.Unflatten(2, (4, 4)),
+        nn.Flatten(1, 2),
+    )
+    return nn.Sequential(
+        *words, nn.LayerNorm(4), nn.Linear(4, 5), nn.Tanh(), nn.Flatten(), nn.Linear(20, 3)
+    )
 
 
 class Words(nn.Module):
@@ -68,19 +92,30 @@ class Mapped(nn.Module):
 
 
 MODULES = {
-    "dense": dense, "convolution": convolution, "sequence": sequence, "words": Words, "mapped": Mapped,
-    "conv1d": lambda: nn.Sequential(nn.Flatten(2), nn.Conv1d(1, 3, 5), nn.Tanh(), nn.Flatten(), nn.Linear(36, 3)),
-}  # fmt: skip
+    "dense": dense,
+    "convolution": convolution,
+    "sequence": sequence,
+    "words": Words,
+    "mapped": Mapped,
+    "conv1d": lambda: nn.Sequential(
+        nn.Flatten(2), nn.Conv1d(1, 3, 5), nn.Tanh(), nn.Flatten(), nn.Linear(36, 3)
+    ),
+}
 SAMPLERS = {
     "sgld": SGLD(step_size=0.1, prior=GaussianPrior(scale=1.0)),
     "laplace": SGLD(step_size=0.1, prior=LaplacePrior(scale=1.0)),
-    "sgd": SGD(step_size=0.1, momentum=0.5), "adam": Adam(step_size=0.1), "sghmc": SGHMC(step_size=0.1, friction=0.5),
-    "bbp": BayesByBackprop(step_size=0.1), "mc-dropout": MCDropout(step_size=0.1),
-}  # fmt: skip
+    "sgd": SGD(step_size=0.1, momentum=0.5),
+    "adam": Adam(step_size=0.1),
+    "sghmc": SGHMC(step_size=0.1, friction=0.5),
+    "bbp": BayesByBackprop(step_size=0.1),
+    "mc-dropout": MCDropout(step_size=0.1),
+}
 RULES = {
-    "flat": FLAT, "global": GlobalClipping(bound=3.0), "automatic": AutomaticClipping(stability=0.1),
+    "flat": FLAT,
+    "global": GlobalClipping(bound=3.0),
+    "automatic": AutomaticClipping(stability=0.1),
     "per-layer": PerLayerClipping(),
-}  # fmt: skip
+}
 
 
 @pytest.fixture(autouse=True)
@@ -102,7 +137,13 @@ def stepped(build, sampler, device: str, units: int = RECORDS, **privacy):
     module, plan = build(), plan_of(sampler, privacy | {"clip_norm": 1.0}, steps_per_round=3)
     own = records(units)
     trace = LocalTrace(plan, log_likelihood_estimate(module, own, 10, np.random.default_rng(0)))
-    return run(module.to(device), own, plan, units=units, on_step=trace if sampler.kind != "dp-bbp" else None)
+    return run(
+        module.to(device),
+        own,
+        plan,
+        units=units,
+        on_step=trace if sampler.kind != "dp-bbp" else None,
+    )
 
 
 def assert_alike_on_both(build, sampler, **settings) -> None:
@@ -126,7 +167,9 @@ def test_a_step_of_every_engine_and_layer_stays_on_one_device(name: str) -> None
 
 
 @pytest.mark.parametrize("build", [dense, Words])
-@pytest.mark.parametrize("settings", [{"pre_noise": 0.1}, {"units": 20}], ids=["pre-noise", "patients"])
+@pytest.mark.parametrize(
+    "settings", [{"pre_noise": 0.1}, {"units": 20}], ids=["pre-noise", "patients"]
+)
 def test_gradients_that_are_materialised_stay_on_one_device(build, settings: dict) -> None:
     assert_alike_on_both(build, SAMPLERS["sgld"], **settings)
 
@@ -220,7 +263,9 @@ def test_records_are_copied_to_the_device_once() -> None:
 GEOMETRY = StandardFeatures(centers=(0.0, 1.0), scales=(1.0, 2.0), source="made up for this test")
 
 
-@pytest.mark.parametrize(("features", "shape"), [(ScatteringFeatures(), (1, 16, 16)), (GEOMETRY, (2,))])
+@pytest.mark.parametrize(
+    ("features", "shape"), [(ScatteringFeatures(), (1, 16, 16)), (GEOMETRY, (2,))]
+)
 def test_features_are_computed_on_one_device(features, shape: tuple[int, ...]) -> None:
     own = np.random.default_rng(0).random((3, *shape)).astype(np.float32)
     expected = feature_map(features, shape)(own)

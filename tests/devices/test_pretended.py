@@ -8,10 +8,17 @@ from torch.func import grad, vmap
 from tests.devices.pretended import CUDA, HOST, TwoDevicesError, pretended
 
 
-def test_operators_on_two_devices_are_refused_in_forward_and_backward_passes_and_under_vmap() -> None:
+def test_operators_on_two_devices_are_refused_in_forward_and_backward_passes_and_under_vmap() -> (
+    None
+):
     with pretended():
         here, there = torch.ones(3, 2), torch.ones(3, 2, device="cuda")
-        assert (here.device, there.device, (there @ there.mT).device, there.cpu().device) == (HOST, CUDA, CUDA, HOST)
+        assert (here.device, there.device, (there @ there.mT).device, there.cpu().device) == (
+            HOST,
+            CUDA,
+            CUDA,
+            HOST,
+        )
         assert there.is_cuda
         assert not here.is_cuda
         for mixing in (
@@ -41,7 +48,10 @@ def test_moves_and_waits_are_counted() -> None:
         there = torch.ones(5).to("cuda")
         assert float(there.sum()) == 5
         assert there.to("cpu", non_blocking=True).numpy().tolist() == [1] * 5
-        assert nn.Linear(2, 3).to(torch.device("cuda"))(torch.ones(1, 2, device=there.device)).device == CUDA
+        assert (
+            nn.Linear(2, 3).to(torch.device("cuda"))(torch.ones(1, 2, device=there.device)).device
+            == CUDA
+        )
     assert seen.moves[:2] == [("to cuda", 5), ("to cpu", 5)]
     assert seen.waits == ["__float__"]
     assert torch.ones(3).device == HOST

@@ -43,15 +43,22 @@ def stored(folder, content, name="weights.pth", architecture="resnet18", **optio
 def files(network, tmp_path_factory):
     """A folder with the network's weights in two formats, and what names them."""
     folder, state = tmp_path_factory.mktemp("backbones"), network.state_dict()
-    return folder, [stored(folder, state, name, image_size=64) for name in ("weights.pth", "any name.safetensors")]
+    return folder, [
+        stored(folder, state, name, image_size=64)
+        for name in ("weights.pth", "any name.safetensors")
+    ]
 
 
 def images(*shape):
     return np.random.default_rng(0).random(shape, dtype=np.float32)
 
 
-@pytest.mark.parametrize(("number", "channels"), [pytest.param(0, 3, marks=pytest.mark.slow), (1, 1)])
-def test_features_are_what_reaches_the_last_layer_whatever_the_batch(network, files, number, channels):
+@pytest.mark.parametrize(
+    ("number", "channels"), [pytest.param(0, 3, marks=pytest.mark.slow), (1, 1)]
+)
+def test_features_are_what_reaches_the_last_layer_whatever_the_batch(
+    network, files, number, channels
+):
     folder, named = files
     records = images(3, channels, 64, 64)
     mapped = feature_map(named[number], (channels, 64, 64), backbone_folder=folder)
@@ -61,7 +68,9 @@ def test_features_are_what_reaches_the_last_layer_whatever_the_batch(network, fi
     found = mapped(records)
     assert found.shape == (3, *mapped.output_shape) == (3, 512)
     with torch.no_grad():
-        torch.testing.assert_close(network.fc(torch.tensor(found)), network(standard), atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(
+            network.fc(torch.tensor(found)), network(standard), atol=1e-4, rtol=1e-4
+        )
     np.testing.assert_allclose(mapped(records[[2, 0]]), found[[2, 0]], atol=1e-4, rtol=1e-4)
 
 
@@ -76,7 +85,10 @@ def test_backbone_is_frozen_and_draws_nothing(files):
 
 
 def test_another_head_and_half_precision_are_taken(network, tmp_path):
-    state = {name: value.half() if value.is_floating_point() else value for name, value in network.state_dict().items()}
+    state = {
+        name: value.half() if value.is_floating_point() else value
+        for name, value in network.state_dict().items()
+    }
     state["fc.weight"], state["fc.bias"] = torch.zeros(2, 512), torch.zeros(2)
     module = backbone(stored(tmp_path, state), tmp_path)
     assert {parameter.dtype for parameter in module.parameters()} == {torch.float32}
@@ -88,15 +100,21 @@ def test_number_of_features_is_the_width_of_the_last_layer(architecture):
         network = torchvision.models.get_model(architecture, weights=None)
     name, width = LAST_LAYER[architecture]
     assert [child for child, _ in network.named_children()][-1] == name
-    linear = [module for module in getattr(network, name).modules() if isinstance(module, torch.nn.Linear)]
+    linear = [
+        module for module in getattr(network, name).modules() if isinstance(module, torch.nn.Linear)
+    ]
     assert [layer.in_features for layer in linear] == [width]
 
 
-@pytest.mark.parametrize(("architecture", "spoil"), [
-    ("resnet50", lambda state: state),
-    ("resnet18", lambda state: state | {"conv1.weight": torch.zeros(64, 1, 7, 7)}),
-    ("resnet18", lambda state: dict.fromkeys(state, "text")),
-], ids=["another architecture", "a wrong shape", "no tensors"])  # fmt: skip
+@pytest.mark.parametrize(
+    ("architecture", "spoil"),
+    [
+        ("resnet50", lambda state: state),
+        ("resnet18", lambda state: state | {"conv1.weight": torch.zeros(64, 1, 7, 7)}),
+        ("resnet18", lambda state: dict.fromkeys(state, "text")),
+    ],
+    ids=["another architecture", "a wrong shape", "no tensors"],
+)
 def test_other_weights_are_refused(network, tmp_path, architecture, spoil):
     features = stored(tmp_path, spoil(network.state_dict()), architecture=architecture)
     refused(f"does not hold the weights of {architecture}", backbone, features, tmp_path)
@@ -113,13 +131,16 @@ def test_a_pickle_with_code_is_refused_without_running_it(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "content"), [("a.pth", b"no pickle"), ("b.pth", b""), ("c.safetensors", b"no"), ("d.pt", b"PK\3\4cut")]
+    ("name", "content"),
+    [("a.pth", b"no pickle"), ("b.pth", b""), ("c.safetensors", b"no"), ("d.pt", b"PK\3\4cut")],
 )
 def test_a_damaged_file_is_refused(tmp_path, name, content):
     refused("not a file of weights", backbone, stored(tmp_path, content, name), tmp_path)
 
 
-def test_weights_are_told_apart_by_digest_alone_and_no_file_outside_the_folder_is_reached(network, files, tmp_path):
+def test_weights_are_told_apart_by_digest_alone_and_no_file_outside_the_folder_is_reached(
+    network, files, tmp_path
+):
     folder, (features, _) = files
     stored(folder, {"conv1.weight": torch.zeros(1)}, "first.pth")
     assert torch.equal(backbone(features, folder).network.conv1.weight, network.conv1.weight)

@@ -10,15 +10,23 @@ from tests.asking import refused
 
 MODELS = [LogisticModel(), MLPModel(hidden=(7, 5)), CNNModel(channels=(3, 4), hidden=6)]
 ROWS = [Task(input_shape=(10,), classes=3)]
-IMAGES = [Task(input_shape=(channels, side, side), classes=3) for channels in (1, 3) for side in (8, 28)]
+IMAGES = [
+    Task(input_shape=(channels, side, side), classes=3) for channels in (1, 3) for side in (8, 28)
+]
 
 
-@pytest.mark.parametrize(("shape", "channels", "said"), [
-    ((64,), (8, 16), "choose model kind 'mlp'"), ((8, 8), (8, 16), "choose model kind 'mlp'"),
-    ((1, 8, 8), (2, 2, 2, 2), "at least 16 x 16, not 8 x 8"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("shape", "channels", "said"),
+    [
+        ((64,), (8, 16), "choose model kind 'mlp'"),
+        ((8, 8), (8, 16), "choose model kind 'mlp'"),
+        ((1, 8, 8), (2, 2, 2, 2), "at least 16 x 16, not 8 x 8"),
+    ],
+)
 def test_cnn_refuses_records_that_are_no_images_or_too_small_for_its_blocks(shape, channels, said):
-    refused(said, build_model, CNNModel(channels=channels), Task(input_shape=shape, classes=2), seed=0)
+    refused(
+        said, build_model, CNNModel(channels=channels), Task(input_shape=shape, classes=2), seed=0
+    )
 
 
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model.kind)
@@ -34,11 +42,15 @@ def test_seed_decides_and_global_generator_stays(model):
 
 
 def test_hidden_weights_have_he_variance():
-    weight = build_model(MLPModel(hidden=(500,)), Task(input_shape=(200,), classes=2), seed=0)[1].weight
+    weight = build_model(MLPModel(hidden=(500,)), Task(input_shape=(200,), classes=2), seed=0)[
+        1
+    ].weight
     assert weight.var().item() == pytest.approx(2 / 200, rel=0.02)
 
 
-@pytest.mark.parametrize(("model", "task"), [*product(MODELS, IMAGES), *product(MODELS[:2], ROWS)], ids=str)
+@pytest.mark.parametrize(
+    ("model", "task"), [*product(MODELS, IMAGES), *product(MODELS[:2], ROWS)], ids=str
+)
 def test_first_prediction_is_uniform_and_shapes_are_known_without_building(model, task):
     module = build_model(model, task, seed=3)
     for count in (2, 0):
@@ -47,5 +59,7 @@ def test_first_prediction_is_uniform_and_shapes_are_known_without_building(model
 
 
 def test_shapes_of_a_huge_model_cost_no_memory():
-    shapes = model_shapes(MLPModel(hidden=(8192,) * 8), Task(input_shape=(4096, 4096, 4096), classes=1000))
+    shapes = model_shapes(
+        MLPModel(hidden=(8192,) * 8), Task(input_shape=(4096, 4096, 4096), classes=1000)
+    )
     assert shapes["1.weight"] == (8192, 4096**3)

@@ -39,7 +39,9 @@ def test_only_inputs_behind_the_first_layer_and_of_trained_layers_are_dropped(mo
     assert set(module.masks.unique().tolist()) == {0.0, 2.0}
     assert to_vector(module).equal(to_vector(module.base))
     module.base[3].requires_grad_(False)
-    assert DropoutModule(module.base, rate=0.5).masks.shape[1] == (7 if model.kind == "mlp" else 24 + 5)
+    assert DropoutModule(module.base, rate=0.5).masks.shape[1] == (
+        7 if model.kind == "mlp" else 24 + 5
+    )
 
 
 def test_each_rate_is_the_share_dropped_and_the_mean_is_kept():
@@ -58,7 +60,9 @@ def test_a_model_without_a_hidden_layer_and_masks_for_other_records_are_refused(
 
 def test_mask_multiplies_what_the_next_layer_reads():
     module = dropped(MODELS[0])
-    first, _, second, _, third = (layer for layer in module.base if not isinstance(layer, nn.Flatten))
+    first, _, second, _, third = (
+        layer for layer in module.base if not isinstance(layer, nn.Flatten)
+    )
     one, two = module.masks.split([9, 7], dim=1)
     hidden = torch.relu(second(torch.relu(first(records().flatten(1))) * one)) * two
     torch.testing.assert_close(module(records()), third(hidden))
@@ -74,10 +78,15 @@ def test_joined_inputs_give_the_same_outputs_and_may_be_cut(model):
     assert module.base(records()).shape == outputs.shape
 
 
-GROUPED = [nn.Sequential(nn.Conv2d(1, 6, 3), nn.Tanh(), nn.Conv2d(6, 12, 3, groups=n), nn.Flatten()) for n in (1, 2, 3)]
+GROUPED = [
+    nn.Sequential(nn.Conv2d(1, 6, 3), nn.Tanh(), nn.Conv2d(6, 12, 3, groups=n), nn.Flatten())
+    for n in (1, 2, 3)
+]
 
 
-@pytest.mark.parametrize("base", [*(build_model(model, TASK, seed=0) for model in MODELS), *GROUPED])
+@pytest.mark.parametrize(
+    "base", [*(build_model(model, TASK, seed=0) for model in MODELS), *GROUPED]
+)
 @pytest.mark.parametrize("seed", [0, 1, 3])
 def test_draw_is_the_plain_model_with_one_mask_folded_into_its_weights(base, seed):
     module = DropoutModule(randomise(base), rate=0.5)

@@ -13,10 +13,14 @@ def images(*shape):
     return np.random.default_rng(0).random(shape, dtype=np.float32)
 
 
-@pytest.mark.parametrize(("features", "input_shape", "expected"), [
-    (ScatteringFeatures(), (1, 28, 28), 3969), (ScatteringFeatures(scales=3), (1, 28, 28), 217 * 9),
-    (ScatteringFeatures(angles=4), (3, 9, 12), 3 * 25 * 2 * 3),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("features", "input_shape", "expected"),
+    [
+        (ScatteringFeatures(), (1, 28, 28), 3969),
+        (ScatteringFeatures(scales=3), (1, 28, 28), 217 * 9),
+        (ScatteringFeatures(angles=4), (3, 9, 12), 3 * 25 * 2 * 3),
+    ],
+)
 def test_shape_is_announced(features, input_shape, expected):
     mapped = feature_map(features, input_shape)
     assert feature_shape(features, input_shape) == mapped.output_shape == (expected,)
@@ -55,7 +59,9 @@ def test_each_colour_is_an_image_of_its_own():
     in_colour = feature_map(ScatteringFeatures(), (3, 16, 16))(records).reshape(4, 3, -1)
     grey = feature_map(ScatteringFeatures(), (1, 16, 16))
     for channel in range(3):
-        np.testing.assert_allclose(in_colour[:, channel], grey(records[:, channel : channel + 1]), atol=1e-5)
+        np.testing.assert_allclose(
+            in_colour[:, channel], grey(records[:, channel : channel + 1]), atol=1e-5
+        )
 
 
 def test_records_may_be_read_only_and_the_global_generator_is_left_alone():
@@ -65,12 +71,16 @@ def test_records_may_be_read_only_and_the_global_generator_is_left_alone():
     assert torch.equal(torch.get_rng_state(), state)
 
 
-@pytest.mark.parametrize(("features", "input_shape", "message"), [
-    (ScatteringFeatures(), (13,), "need images"), (BackboneFeatures(), (28, 28), "need images"),
-    (ScatteringFeatures(), (2, 28, 28), "need images"),
-    (ScatteringFeatures(scales=3), (1, 8, 8), "at least 16 x 16"),
-    (ScatteringFeatures(scales=1, angles=16), (3, 256, 256), "allowed are 100000"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("features", "input_shape", "message"),
+    [
+        (ScatteringFeatures(), (13,), "need images"),
+        (BackboneFeatures(), (28, 28), "need images"),
+        (ScatteringFeatures(), (2, 28, 28), "need images"),
+        (ScatteringFeatures(scales=3), (1, 8, 8), "at least 16 x 16"),
+        (ScatteringFeatures(scales=1, angles=16), (3, 256, 256), "allowed are 100000"),
+    ],
+)
 def test_records_that_have_no_such_features_are_refused(features, input_shape, message):
     refused(message, feature_shape, features, input_shape)
 
@@ -82,7 +92,9 @@ def test_a_declared_geometry_gives_features_one_spread_and_no_correlation():
     whitened = StandardFeatures(centers=centers, covariance=covariance, spread=0.5, source=said)
     assert np.allclose(np.cov(feature_map(whitened, (2,))(records).T), 0.25 * np.eye(2), atol=0.01)
     scaled = StandardFeatures(centers=centers, scales=(2.0, 3.0), source=said)
-    assert np.allclose(feature_map(scaled, (2,))(records), (records - centers) / (2.0, 3.0), atol=1e-6)
+    assert np.allclose(
+        feature_map(scaled, (2,))(records), (records - centers) / (2.0, 3.0), atol=1e-6
+    )
     refused("centers has 2 values for records of shape", feature_map, scaled, (3,))
 
 

@@ -8,7 +8,14 @@ import pytest
 import safetensors.torch
 import torch
 
-from fl_dpbayes.config.task import CNNModel, FrozenBody, LogisticModel, MLPModel, ScatteringFeatures, Task
+from fl_dpbayes.config.task import (
+    CNNModel,
+    FrozenBody,
+    LogisticModel,
+    MLPModel,
+    ScatteringFeatures,
+    Task,
+)
 from fl_dpbayes.models.build import build_model, model_input_shape, model_shapes
 from fl_dpbayes.models.frozen_body import body_size, frozen_body, records_per_pass
 from fl_dpbayes.models.parameters import parameter_shapes, to_vector, vector_to_arrays
@@ -21,9 +28,10 @@ from tests.samplers.gradients import one_by_one
 TASK = Task(input_shape=(1, 8, 8), classes=3)
 BODY = FrozenBody(seed=4)
 MODELS = [
-    MLPModel(hidden=(7, 5), frozen_body=BODY), MLPModel(hidden=(5,), features=ScatteringFeatures(), frozen_body=BODY),
+    MLPModel(hidden=(7, 5), frozen_body=BODY),
+    MLPModel(hidden=(5,), features=ScatteringFeatures(), frozen_body=BODY),
     CNNModel(channels=(3,), hidden=6, frozen_body=BODY),
-]  # fmt: skip
+]
 NAMES = ["mlp", "mlp on features", "cnn"]
 CLIP_NORM = 0.4
 
@@ -42,7 +50,9 @@ def whole_network(model, seed=4):
 
 
 def take_last_layer(head, whole):
-    head.load_state_dict({name: value for name, value in whole.state_dict().items() if name in head.state_dict()})
+    head.load_state_dict(
+        {name: value for name, value in whole.state_dict().items() if name in head.state_dict()}
+    )
 
 
 @pytest.mark.parametrize("model", MODELS, ids=NAMES)
@@ -57,7 +67,9 @@ def test_last_layer_on_the_body_is_the_whole_network(model):
     assert torch.equal(to_vector(head), torch.zeros_like(to_vector(head)))
     take_last_layer(head, whole)
     with torch.no_grad():
-        torch.testing.assert_close(head(torch.tensor(mapped(records))), whole(torch.tensor(records)))
+        torch.testing.assert_close(
+            head(torch.tensor(mapped(records))), whole(torch.tensor(records))
+        )
     np.testing.assert_array_equal(mapped(records[[2, 1]]), mapped(records)[[2, 1]])
     assert mapped(records[:0]).shape == (0, *mapped.output_shape)
     assert body_size(model, records.shape[1:]) == to_vector(whole).numel() - to_vector(head).numel()
@@ -122,16 +134,29 @@ def test_a_posterior_is_a_body_if_it_holds_one_network(tmp_path):
     whole, body = posterior_file(tmp_path, MODELS[0], count=1)
     assert_body_of(whole, MODELS[0], body, tmp_path)
     _, body = posterior_file(tmp_path, MODELS[0], count=2)
-    refused(r"several samples.*'fedavg'", frozen_body, MODELS[0], body, TASK.input_shape, weights_folder=tmp_path)
+    refused(
+        r"several samples.*'fedavg'",
+        frozen_body,
+        MODELS[0],
+        body,
+        TASK.input_shape,
+        weights_folder=tmp_path,
+    )
 
 
-@pytest.mark.parametrize(("spoil", "said"), [
-    (lambda state: {name: value for name, value in state.items() if name != "1.bias"}, "1.bias"),
-    (lambda state: state | {"1.bias": torch.zeros(6)}, "size mismatch"),
-    (lambda state: state | {"9.weight": torch.zeros(2, 2)}, "9.weight"),
-    (lambda state: state | {"1.bias": torch.full((7,), torch.nan)}, "not a finite number"),
-    (lambda state: {"samples/1.bias": torch.tensor(1.0)}, "several samples"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (
+            lambda state: {name: value for name, value in state.items() if name != "1.bias"},
+            "1.bias",
+        ),
+        (lambda state: state | {"1.bias": torch.zeros(6)}, "size mismatch"),
+        (lambda state: state | {"9.weight": torch.zeros(2, 2)}, "9.weight"),
+        (lambda state: state | {"1.bias": torch.full((7,), torch.nan)}, "not a finite number"),
+        (lambda state: {"samples/1.bias": torch.tensor(1.0)}, "several samples"),
+    ],
+)
 def test_another_file_and_a_missing_one_are_refused(spoil, said, tmp_path):
     body = stored(tmp_path, spoil(whole_network(MODELS[0]).state_dict()))
     for wanted, message in ((body, said), (FrozenBody(weights="0" * 64), r"0{64}")):
@@ -150,4 +175,10 @@ def test_a_pass_takes_bounded_memory_and_a_huge_body_is_counted_without() -> Non
     assert records_per_pass(CNNModel(channels=(8, 16)), (1, 28, 28)) == 64
     assert 0 < records_per_pass(CNNModel(channels=(512, 8)), (3, 224, 224)) < 64
     assert records_per_pass(CNNModel(channels=(2048, 8)), (3, 224, 224)) == 0
-    refused("choose fewer channels", frozen_body, CNNModel(channels=(2048, 8), frozen_body=BODY), BODY, (3, 224, 224))
+    refused(
+        "choose fewer channels",
+        frozen_body,
+        CNNModel(channels=(2048, 8), frozen_body=BODY),
+        BODY,
+        (3, 224, 224),
+    )

@@ -26,8 +26,19 @@ def test_device_cipher_is_the_library_s_bit_for_bit() -> None:
             assert words.numpy().tobytes() == cipher.encryptor().update(bytes(131 * 64))
 
 
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(
-    not torch.cuda.is_available(), reason="needs a CUDA device")])])  # fmt: skip
+@pytest.mark.parametrize(
+    "device",
+    [
+        "cpu",
+        pytest.param(
+            "cuda",
+            marks=[
+                pytest.mark.gpu,
+                pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+            ],
+        ),
+    ],
+)
 @pytest.mark.parametrize("numbers", [1, 2, 31, 1000, PART, 3 * PART + 1])
 def test_device_draws_what_the_host_draws(monkeypatch, device: str, numbers: int) -> None:
     monkeypatch.setattr(gaussian, "_PARTS_AT_ONCE", 2)
@@ -40,7 +51,9 @@ def test_device_draws_what_the_host_draws(monkeypatch, device: str, numbers: int
 def test_vectors_are_the_same_drawn_ahead_and_in_turn(monkeypatch, size: int) -> None:
     found, threads = [], torch.get_num_threads()
     for idle in (False, True):
-        monkeypatch.setattr(gaussian.os, "sched_getaffinity", lambda _, idle=idle: range(threads + idle))
+        monkeypatch.setattr(
+            gaussian.os, "sched_getaffinity", lambda _, idle=idle: range(threads + idle)
+        )
         generator, other = keyed(3), keyed(3)
         found.append(torch.stack(list(normal_vectors(generator, size, 20))))
         other.bytes(32)
@@ -62,12 +75,20 @@ def test_each_of_128_key_bits_changes_the_noise() -> None:
 
 def test_noise_reaches_9_standard_deviations_and_is_finite_at_every_integer() -> None:
     """Noise that ends before 8 would let one release exclude a neighbour: a failure that delta does not count."""
-    integers, turns = [0, 1, -1, 2**62, 2**63 - 1, -(2**63)], [0, 2**31 - 1, -(2**31), 2**30, -(2**30), 1]
-    words = np.concatenate([np.array(integers, "<i8").view(np.uint8), np.array(turns, "<i4").view(np.uint8)])
+    integers, turns = (
+        [0, 1, -1, 2**62, 2**63 - 1, -(2**63)],
+        [0, 2**31 - 1, -(2**31), 2**30, -(2**30), 1],
+    )
+    words = np.concatenate(
+        [np.array(integers, "<i8").view(np.uint8), np.array(turns, "<i4").view(np.uint8)]
+    )
     found = np.empty(12, np.float32)
     gaussian._box_muller(words, np.empty(6), np.empty((2, 6), np.float32), found)
     radii = np.hypot(found[:6], found[6:])
-    exact = [math.sqrt(2 * 64 * math.log(2)), *[math.sqrt(2 * (63 * math.log(2) - math.log(1.5)))] * 2]
+    exact = [
+        math.sqrt(2 * 64 * math.log(2)),
+        *[math.sqrt(2 * (63 * math.log(2) - math.log(1.5)))] * 2,
+    ]
     np.testing.assert_allclose(radii, [*exact, math.sqrt(2 * math.log(2)), 0, 0], rtol=1e-6)
     assert 9.4 < found[0] < 9.5
 
@@ -85,4 +106,6 @@ def test_law_is_normal_in_its_middle_its_tails_and_near_zero() -> None:
     # The two numbers of a pair, and squares of neighbours.
     for lag in (1, PART // 2):
         for one in (drawn, drawn**2 - 1):
-            assert abs((one[lag:] * one[:-lag]).mean() / one.var()) < 4.5 / math.sqrt(len(drawn)), lag
+            assert abs((one[lag:] * one[:-lag]).mean() / one.var()) < 4.5 / math.sqrt(len(drawn)), (
+                lag
+            )

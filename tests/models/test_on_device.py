@@ -1,4 +1,7 @@
-"""Records on a device: copied once while they stand, and never another's; a share of the GPU's memory."""
+"""Records on a device: copied once while they stand, and never another's.
+
+A share of the GPU's memory.
+"""
 
 from unittest import mock
 
@@ -17,7 +20,9 @@ def fixed(size: int) -> np.ndarray:
     return array
 
 
-def test_records_that_cannot_be_written_are_copied_once_within_bounds_and_others_each_time(monkeypatch) -> None:
+def test_records_that_cannot_be_written_are_copied_once_within_bounds_and_others_each_time(
+    monkeypatch,
+) -> None:
     monkeypatch.setattr(on_device, "_UPLOADED", on_device.Kept(200))
     first, large, changing = fixed(20), fixed(51), np.zeros(3, np.float32)
     kept = on_device.uploaded(first, META)

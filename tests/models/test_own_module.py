@@ -33,7 +33,9 @@ class Residual(nn.Module):
 
     def forward(self, features):
         hidden = self.first(features)
-        return self.head(self.norm((hidden + self.branch(hidden)).mean(dim=(2, 3)))) + self.how(features)
+        return self.head(self.norm((hidden + self.branch(hidden)).mean(dim=(2, 3)))) + self.how(
+            features
+        )
 
 
 class ActNorm(nn.Linear):
@@ -76,16 +78,23 @@ def own(factory: str = "Residual", **keys: object) -> ModuleModel:
     return ModuleModel(factory=f"tests.models.test_own_module:{factory}", **keys)
 
 
-@pytest.mark.parametrize(("trainable", "engine"), [
-    ((), "book_keeping"), (("norm.*",), "book_keeping"), (("head.*", "branch.2.*"), "book_keeping"),
-    (("head.weight",), "vmap"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("trainable", "engine"),
+    [
+        ((), "book_keeping"),
+        (("norm.*",), "book_keeping"),
+        (("head.*", "branch.2.*"), "book_keeping"),
+        (("head.weight",), "vmap"),
+    ],
+)
 def test_gradients_of_records_are_exact_and_clipped_whatever_part_is_trained(trainable, engine):
     model, whole = own(trainable=trainable), dict(Residual().named_parameters())
     module = build_model(model, TASK, seed=3)
     assert (model_shapes(model, TASK).keys() < whole.keys()) == bool(trainable)
     # Where it is not trained, a value is the same for every start.
-    assert torch.equal(module.first.weight, build_model(model, TASK, seed=7).first.weight) == bool(trainable)
+    assert torch.equal(module.first.weight, build_model(model, TASK, seed=7).first.weight) == bool(
+        trainable
+    )
     features, labels = torch.randn(6, *TASK.input_shape), torch.arange(6) % 3
     chosen = gradient_engine(one_by_one.randomise(module), TASK.input_shape)
     assert chosen.name == engine
@@ -108,28 +117,37 @@ def test_weights_by_digest_hold_all_or_some_and_nothing_else(tmp_path):
         safetensors.torch.save_file(state, path)
         return own(weights=hashlib.sha256(path.read_bytes()).hexdigest(), trainable=("head.*",))
 
-    module = build_model(weighing({"first.bias": torch.ones(4), "head.bias": torch.ones(3)}), TASK, 5, tmp_path)
+    module = build_model(
+        weighing({"first.bias": torch.ones(4), "head.bias": torch.ones(3)}), TASK, 5, tmp_path
+    )
     assert module.first.bias.tolist() + module.head.bias.tolist() == [1.0] * 7
-    for state, said in (({"x": torch.ones(1)}, "'x'"), ({"head.bias": torch.ones(4)}, r"has \(3,\)")):
+    for state, said in (
+        ({"x": torch.ones(1)}, "'x'"),
+        ({"head.bias": torch.ones(4)}, r"has \(3,\)"),
+    ):
         refused(said, build_model, weighing(state), TASK, 5, tmp_path)
 
 
 MIXED = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Dropout(0.5))
 
 
-@pytest.mark.parametrize(("module", "said"), [
-    (Residual(MIXED), r"'head\.1'.*GroupNorm"),
-    (Residual(MIXED[::2]), "called again.*dp-mc-dropout"),
-    (nn.Linear(2, 3), r"fails on records.*\(N, classes\)"),
-    (Residual(nn.Linear(4, 5)), r"shape \[13, 5\].*\[13, 3\]"),
-    (Residual(how=lambda features: features.mean()), "beside it"),
-    (Residual(how=lambda features: torch.rand(3)), "called again"),
-    (Residual(how=lambda features: features.mean() * (len(features) > 60)), "beside it"),
-    (Residual(how=lambda features: 0 if features.max() < 1e9 else 1), "use torch.where"),
-    (Residual(ActNorm(4, 3)), "keeps something of the records"), (Level(5, 3), "clamp an index at both ends"),
-    (Residual(Complex()), "floating-point"),
-    (Residual(nn.utils.parametrizations.weight_norm(nn.Linear(4, 5))), r"shape \[13, 5\]"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("module", "said"),
+    [
+        (Residual(MIXED), r"'head\.1'.*GroupNorm"),
+        (Residual(MIXED[::2]), "called again.*dp-mc-dropout"),
+        (nn.Linear(2, 3), r"fails on records.*\(N, classes\)"),
+        (Residual(nn.Linear(4, 5)), r"shape \[13, 5\].*\[13, 3\]"),
+        (Residual(how=lambda features: features.mean()), "beside it"),
+        (Residual(how=lambda features: torch.rand(3)), "called again"),
+        (Residual(how=lambda features: features.mean() * (len(features) > 60)), "beside it"),
+        (Residual(how=lambda features: 0 if features.max() < 1e9 else 1), "use torch.where"),
+        (Residual(ActNorm(4, 3)), "keeps something of the records"),
+        (Level(5, 3), "clamp an index at both ends"),
+        (Residual(Complex()), "floating-point"),
+        (Residual(nn.utils.parametrizations.weight_norm(nn.Linear(4, 5))), r"shape \[13, 5\]"),
+    ],
+)
 def test_module_that_does_not_fit_is_refused_with_the_remedy(module, said):
     with provided(Residual()) as name:
         assert model_shapes(ModuleModel(factory=name), TASK)
@@ -163,7 +181,10 @@ def test_engines_refuse_a_module_that_keeps_records_and_take_keyword_calls():
 
 
 def frozen():
-    return nn.Sequential(Residual(nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Dropout(0.5))), nn.Linear(3, 3))
+    return nn.Sequential(
+        Residual(nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Dropout(0.5))),
+        nn.Linear(3, 3),
+    )
 
 
 def test_part_that_is_not_trained_is_in_evaluation_mode():
@@ -175,18 +196,30 @@ def test_object_is_known_while_it_is_provided_and_to_this_process_only():
     given.first.requires_grad_(False)
     with provided(given) as name:
         model = ModuleModel(factory=name)
-        refused("requires_grad_", build_model, ModuleModel(factory=name, trainable=("head.*",)), TASK, 0)
+        refused(
+            "requires_grad_", build_model, ModuleModel(factory=name, trainable=("head.*",)), TASK, 0
+        )
         module = build_model(model, TASK, 0)
         assert torch.equal(module.first.weight, given.first.weight)
-        zeros = {key: np.zeros(shape, np.float32) for key, shape in model_shapes(model, TASK).items()}
+        zeros = {
+            key: np.zeros(shape, np.float32) for key, shape in model_shapes(model, TASK).items()
+        }
         assert not logits_at(module, np.zeros((2, *TASK.input_shape), np.float32))(zeros)[0].any()
     refused("name a factory", build_model, model, TASK, 0)
 
 
-@pytest.mark.parametrize("factory", [
-    "os:system", "antigravity:fly", "torch.hub:load", "pip._internal:main", "fl_dpbayes.cli:main",
-    "tests.models.test_own_module:torch.os.system", "tests.models.test_own_module:safetensors.torch.save_file",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "factory",
+    [
+        "os:system",
+        "antigravity:fly",
+        "torch.hub:load",
+        "pip._internal:main",
+        "fl_dpbayes.cli:main",
+        "tests.models.test_own_module:torch.os.system",
+        "tests.models.test_own_module:safetensors.torch.save_file",
+    ],
+)
 def test_factory_is_a_class_of_modules_or_a_function_of_its_own_package(factory, tmp_path):
     model = ModuleModel(factory=factory, settings={"command": f"touch {tmp_path / 'called'}"})
     refused("is refused", build_model, model, TASK, 0)

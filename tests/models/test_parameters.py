@@ -17,7 +17,9 @@ from fl_dpbayes.models.parameters import (
 
 @pytest.fixture
 def module():
-    return build_model(CNNModel(channels=(2,), hidden=3), Task(input_shape=(1, 4, 4), classes=2), seed=0)
+    return build_model(
+        CNNModel(channels=(2,), hidden=3), Task(input_shape=(1, 4, 4), classes=2), seed=0
+    )
 
 
 def test_round_trip_of_one_vector_in_any_order_and_of_a_stack(module):

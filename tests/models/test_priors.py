@@ -6,11 +6,15 @@ from fl_dpbayes.config.sampler import FlatPrior, GaussianPrior, LaplacePrior
 from fl_dpbayes.models.priors import log_prior, prior_gradient
 
 PRIORS = pytest.mark.parametrize(
-    "prior", [GaussianPrior(scale=0.7), LaplacePrior(scale=0.7), FlatPrior()], ids=lambda prior: prior.kind
+    "prior",
+    [GaussianPrior(scale=0.7), LaplacePrior(scale=0.7), FlatPrior()],
+    ids=lambda prior: prior.kind,
 )
 
 
-@pytest.mark.parametrize(("prior", "distribution"), [(GaussianPrior, norm), (LaplacePrior, laplace)])
+@pytest.mark.parametrize(
+    ("prior", "distribution"), [(GaussianPrior, norm), (LaplacePrior, laplace)]
+)
 def test_log_density_is_that_of_scipy(prior, distribution):
     vector = torch.tensor([0.3, -2.0, 1.0])
     expected = distribution.logpdf(vector.numpy(), scale=0.7).sum()

@@ -71,7 +71,8 @@ def linear_trials(shape: PassShape) -> Iterator[Trial]:
 
 
 @pytest.mark.parametrize(
-    ("kind", "rows", "products"), [("start", 64, "aligned"), ("number", 64, "separate"), ("batches", 1, "plain")]
+    ("kind", "rows", "products"),
+    [("start", 64, "aligned"), ("number", 64, "separate"), ("batches", 1, "plain")],
 )
 def test_the_first_way_in_which_rows_stand_alone_is_taken(kind, rows, products, caplog) -> None:
     wanted = PassShape("predictions", wanted=64, rows=64)
@@ -87,7 +88,9 @@ def test_the_first_way_in_which_rows_stand_alone_is_taken(kind, rows, products, 
 def test_more_rows_are_tried_in_each_way_before_fewer(monkeypatch) -> None:
     tried = []
     monkeypatch.setattr(row_check, "_seconds_of_row", lambda *_: 1.0)
-    monkeypatch.setattr(row_check, "_stands_alone", lambda shape, _: tried.append((shape.rows, shape.products)))
+    monkeypatch.setattr(
+        row_check, "_stands_alone", lambda shape, _: tried.append((shape.rows, shape.products))
+    )
     with pytest.raises(RowsDependError, match="another device"):
         checked_shape("none", PassShape("gradients", wanted=64, rows=64), linear_trials)
     each = [(rows, products) for rows in (64, 128, 256) for products in ("plain", "aligned")]
@@ -105,7 +108,9 @@ def test_a_row_that_differs_from_itself_is_refused() -> None:
 
 def network(width: int) -> nn.Module:
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(width, 10), nn.Tanh(), nn.Linear(10, width), nn.Tanh(), nn.Linear(width, 3))
+    return nn.Sequential(
+        nn.Linear(width, 10), nn.Tanh(), nn.Linear(10, width), nn.Tanh(), nn.Linear(width, 3)
+    )
 
 
 def backwards(width: int) -> torch.Tensor:
@@ -151,7 +156,9 @@ def summed(width: int) -> torch.Tensor:
 
 
 def scaled(width: int) -> torch.Tensor:
-    return torch.addmm(torch.randn(3), torch.randn(16, width), torch.randn(width, 3), beta=0.5, alpha=2.0)
+    return torch.addmm(
+        torch.randn(3), torch.randn(16, width), torch.randn(width, 3), beta=0.5, alpha=2.0
+    )
 
 
 COMPUTED = (backwards, by_record, by_sample, of_vector, in_double, gram, attention, summed, scaled)
@@ -200,7 +207,10 @@ def test_products_that_are_named_are_those_of_the_block(products) -> None:
     with torch.no_grad(), computing(products):
         inside = layer(features), nn.functional.linear(features, layer.weight), features @ right
     with torch.no_grad():
-        named = linear(features, layer.weight, layer.bias, products), linear(features, layer.weight, None, products)
+        named = (
+            linear(features, layer.weight, layer.bias, products),
+            linear(features, layer.weight, None, products),
+        )
         assert all(map(torch.equal, inside, (*named, product(features, right, products))))
 
 
@@ -224,7 +234,9 @@ def test_predictions_and_features_are_computed_in_the_way_that_was_found() -> No
     matrix = torch.randn(13, 4)
 
     def mapped() -> np.ndarray:
-        return checked_feature_map("map", (13,), (4,), lambda rows: rows @ matrix, 64, torch.device("cpu"))(features)
+        return checked_feature_map(
+            "map", (13,), (4,), lambda rows: rows @ matrix, 64, torch.device("cpu")
+        )(features)
 
     # Under some settings of MKL aligned products depend on each other by themselves.
     for kind, products in (("start", {"aligned", "separate"}), ("number", {"separate"})):
@@ -235,5 +247,8 @@ def test_predictions_and_features_are_computed_in_the_way_that_was_found() -> No
             assert np.array_equal(alone, beside[7:8])
             assert mapped().shape == (70, 4)
         assert planted._calls
-        assert {shape.computation: shape.rows for shape in noted} == {"predictions": 256, "features": 64}
+        assert {shape.computation: shape.rows for shape in noted} == {
+            "predictions": 256,
+            "features": 64,
+        }
         assert {shape.products for shape in noted} <= products

@@ -122,9 +122,15 @@ FOLLOWED = {
         ),
         (2, 8, 8),
     ),
-    "stored statistics": (nn.Sequential(frozen(nn.BatchNorm2d(2)), nn.Flatten(), nn.Linear(32, 3)), (2, 4, 4)),
+    "stored statistics": (
+        nn.Sequential(frozen(nn.BatchNorm2d(2)), nn.Flatten(), nn.Linear(32, 3)),
+        (2, 4, 4),
+    ),
     "encoder": (nn.Sequential(encoder(True), nn.Flatten(), nn.Linear(40, 3)), (5, 8)),
-    "sequence first": (Of(lambda x, a, b: b(a(x.transpose(0, 1)).mean(0)), encoder(False), nn.Linear(8, 3)), (5, 8)),
+    "sequence first": (
+        Of(lambda x, a, b: b(a(x.transpose(0, 1)).mean(0)), encoder(False), nn.Linear(8, 3)),
+        (5, 8),
+    ),
     "first token": (
         Of(
             lambda x, a, b, c: b(a(torch.cat([c.weight[:1].expand(len(x), 1, 8), x], 1))[:, 0]),
@@ -135,7 +141,11 @@ FOLLOWED = {
         (5, 8),
     ),
     "causal": (
-        Of(lambda x, a, b: b(a(x, x, x, attn_mask=causal())[0].mean(1)), attention(True), nn.Linear(8, 3)),
+        Of(
+            lambda x, a, b: b(a(x, x, x, attn_mask=causal())[0].mean(1)),
+            attention(True),
+            nn.Linear(8, 3),
+        ),
         (5, 8),
     ),
     "words and places": (
@@ -149,16 +159,30 @@ FOLLOWED = {
     ),
     "recurrent": (Of(recurrent, nn.Linear(16, 8), nn.Linear(8, 3)), (5, 8)),
     "written in place": (Of(written), (8,)),
-    "own axes": (Of(lambda x, a: a((x - x.mean(1, keepdim=True)) / x.std(1, keepdim=True).clamp(min=1))), (8,)),
-    "own products": (Of(lambda x, a: a(torch.einsum("nti,nsi->nts", x, x).mean(1)), nn.Linear(5, 3)), (5, 8)),
-    "own order": (Of(lambda x, a: a(x.sort(1).values.cumsum(1).flip(1).roll(1, 1))), (8,)),
-    "spectrum": (Of(lambda x, a: a(torch.fft.rfft(x).abs()), nn.Linear(5, 3)), (8,)),
-    "normed weights": (nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(8, 8)), nn.Linear(8, 3)), (8,)),
-    "unflattened": (
-        nn.Sequential(nn.Unflatten(1, (2, 2, 2)), nn.Conv2d(2, 4, 1), nn.Flatten(), nn.Linear(16, 3)),
+    "own axes": (
+        Of(lambda x, a: a((x - x.mean(1, keepdim=True)) / x.std(1, keepdim=True).clamp(min=1))),
         (8,),
     ),
-    "gated": (nn.Sequential(nn.Linear(8, 16), nn.GLU(), nn.PReLU(), nn.LogSigmoid(), nn.Linear(8, 3)), (8,)),
+    "own products": (
+        Of(lambda x, a: a(torch.einsum("nti,nsi->nts", x, x).mean(1)), nn.Linear(5, 3)),
+        (5, 8),
+    ),
+    "own order": (Of(lambda x, a: a(x.sort(1).values.cumsum(1).flip(1).roll(1, 1))), (8,)),
+    "spectrum": (Of(lambda x, a: a(torch.fft.rfft(x).abs()), nn.Linear(5, 3)), (8,)),
+    "normed weights": (
+        nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(8, 8)), nn.Linear(8, 3)),
+        (8,),
+    ),
+    "unflattened": (
+        nn.Sequential(
+            nn.Unflatten(1, (2, 2, 2)), nn.Conv2d(2, 4, 1), nn.Flatten(), nn.Linear(16, 3)
+        ),
+        (8,),
+    ),
+    "gated": (
+        nn.Sequential(nn.Linear(8, 16), nn.GLU(), nn.PReLU(), nn.LogSigmoid(), nn.Linear(8, 3)),
+        (8,),
+    ),
 }
 
 MET = {
@@ -166,7 +190,9 @@ MET = {
     "detached maximum": Of(lambda x, a: a(x / x.detach().abs().max())),
     "maximum of data": Of(lambda x, a: a(x / x.data.abs().max())),
     "norm": Of(lambda x, a: a(x / x.norm())),
-    "deviation where large": Of(lambda x, a: a(torch.where(x.std(0, correction=0) > 1e9, x - x.mean(0), x))),
+    "deviation where large": Of(
+        lambda x, a: a(torch.where(x.std(0, correction=0) > 1e9, x - x.mean(0), x))
+    ),
     "masked by others": Of(lambda x, a: a(x.masked_fill((x > 9).any(0), 0.0))),
     "running maximum": Of(lambda x, a: a(x.cummax(0).values)),
     "running sum": Of(lambda x, a: a(x.cumsum(0))),
@@ -176,7 +202,9 @@ MET = {
     "flipped": Of(lambda x, a: a(x + x.flip(0))),
     "softmax of columns": nn.Sequential(nn.Softmax(dim=0), nn.Linear(8, 3)),
     "softmax of all": Of(lambda x, a: a(x * x.view(-1).softmax(0).view(-1, 8))),
-    "flattened": Of(lambda x, a: a(functional.layer_norm(nn.Flatten(0)(x), (x.numel(),)).view_as(x))),
+    "flattened": Of(
+        lambda x, a: a(functional.layer_norm(nn.Flatten(0)(x), (x.numel(),)).view_as(x))
+    ),
     "reshaped": Of(lambda x, a: a(x.reshape(8, -1).softmax(1).reshape(-1, 8))),
     "transposed": Of(lambda x, a: a(functional.layer_norm(x.mT, (len(x),)).mT)),
     "each other": Of(lambda x, a: a((x @ x.mT).softmax(1) @ x)),
@@ -186,7 +214,9 @@ MET = {
         lambda x, m, a: a(m(x[None], x[None], x[None])[0][0]), attention(True), nn.Linear(8, 3)
     ),
     "one picture of all": Of(
-        lambda x, a: a(functional.conv1d(x.mT[None], torch.ones(8, 1, 3), padding=1, groups=8)[0].mT)
+        lambda x, a: a(
+            functional.conv1d(x.mT[None], torch.ones(8, 1, 3), padding=1, groups=8)[0].mT
+        )
     ),
     "neighbours": Of(lambda x, a: a(functional.pad(x, (0, 0, 0, 1)).unfold(0, 2, 1).mean(-1))),
     "chunks": Of(lambda x, a: a(torch.cat(x.chunk(2)[::-1]))),
@@ -205,14 +235,18 @@ MET = {
     "value, else none": Of(where_it_may_be_read),
     "array, else none": Of(where_numpy_may_read_it),
     "other data": Of(other_data),
-    "weights' values": Of(lambda x, a: a(x) if a.weight.data.numpy().max() < 1e3 else a(x - x.mean(0))),
+    "weights' values": Of(
+        lambda x, a: a(x) if a.weight.data.numpy().max() < 1e3 else a(x - x.mean(0))
+    ),
     "mapped over columns": Of(lambda x, a: a(torch.func.vmap(lambda c: c / c.norm(), 1, 1)(x))),
     "noise": Of(lambda x, a: a(x + torch.rand(8))),
 }
 
 BACKWARDS = {
     "function": Of(lambda x, a, b: b(Backwards.apply(a(x))), nn.Linear(8, 8), nn.Linear(8, 3)),
-    "function at the end": Of(lambda x, a, b: Backwards.apply(b(a(x))), nn.Linear(8, 8), nn.Linear(8, 3)),
+    "function at the end": Of(
+        lambda x, a, b: Backwards.apply(b(a(x))), nn.Linear(8, 8), nn.Linear(8, 3)
+    ),
     "hook": Of(lambda x, a, b: b(hooked(a(x))), nn.Linear(8, 8), nn.Linear(8, 3)),
 }
 
@@ -242,7 +276,10 @@ def test_module_whose_rows_may_meet_is_not_computed_at_once(name):
         with torch.set_grad_enabled(grad):
             assert where_rows_meet(MET[name], (ROWS, 8)) is not None
     records = torch.randn(ROWS, 8, generator=torch.Generator().manual_seed(0))
-    compute, values = RowWise(MET[name]), {key: value.detach() for key, value in MET[name].named_parameters()}
+    compute, values = (
+        RowWise(MET[name]),
+        {key: value.detach() for key, value in MET[name].named_parameters()},
+    )
     results = []
     for scale in (1.0, 1e30):
         others = records.clone()
@@ -263,7 +300,9 @@ def test_records_are_followed_on_the_way_back_too(name):
     assert gradient_engine(module, (8,)).name == "vmap"
 
 
-@pytest.mark.parametrize("name", ["transformer block", "CNN with GroupNorm", "ResNet-18 with GroupNorm"])
+@pytest.mark.parametrize(
+    "name", ["transformer block", "CNN with GroupNorm", "ResNet-18 with GroupNorm"]
+)
 def test_benched_modules_stay_with_book_keeping(name):
     case = clip.CASES[name]
     assert where_gradients_meet(case.build(), case.shape, 32) is None
@@ -277,12 +316,20 @@ def test_rows_are_asked_for_at_the_number_that_a_pass_has():
     assert compute.for_rows(torch.zeros(ROWS, 8)) != compute.for_rows(torch.zeros(2 * ROWS, 8))
 
 
-@pytest.mark.parametrize("model", [LogisticModel(), MLPModel(hidden=(5,)), CNNModel(channels=(2,), hidden=3)])
+@pytest.mark.parametrize(
+    "model", [LogisticModel(), MLPModel(hidden=(5,)), CNNModel(channels=(2,), hidden=3)]
+)
 def test_shipped_models_are_known_without_following(model, monkeypatch):
     monkeypatch.setattr(engine, "meeting_place", lambda *_: pytest.fail("followed"))
-    monkeypatch.setattr("fl_dpbayes.models.row_wise.meeting_place", lambda *_: pytest.fail("followed"))
+    monkeypatch.setattr(
+        "fl_dpbayes.models.row_wise.meeting_place", lambda *_: pytest.fail("followed")
+    )
     module = build_model(model, Task(input_shape=(1, 4, 4), classes=3), seed=0)
-    assert where_rows_meet(module, (ROWS, 1, 4, 4)) is where_gradients_meet(module, (1, 4, 4), ROWS) is None
+    assert (
+        where_rows_meet(module, (ROWS, 1, 4, 4))
+        is where_gradients_meet(module, (1, 4, 4), ROWS)
+        is None
+    )
 
 
 @pytest.mark.parametrize(
@@ -325,7 +372,9 @@ def test_an_index_beyond_a_record_s_own_table_reads_no_other_record():
     indices = torch.tensor([[3], [-1], [0], [2]])
 
     def looked_up(values):
-        return mapped(lambda index, table: functional.embedding(index, table[:, None]), indices, values)[..., 0, 0]
+        return mapped(
+            lambda index, table: functional.embedding(index, table[:, None]), indices, values
+        )[..., 0, 0]
 
     for values in (records, records + torch.tensor([[0.0], [0.0], [100.0], [100.0]])):
         assert looked_up(values)[:2].isnan().all()
@@ -335,7 +384,11 @@ def test_an_index_beyond_a_record_s_own_table_reads_no_other_record():
 @pytest.mark.parametrize("fill", [torch.index_fill, Tensor.index_fill, Tensor.index_fill_])
 def test_filling_by_index_which_is_shifted_into_other_records_is_refused(fill):
     with pytest.raises(UserError, match=r"torch\.where"):
-        mapped(lambda row, index: fill(row.clone(), 0, index, 5.0), torch.zeros(4, 3), torch.full((4, 1), -1))
+        mapped(
+            lambda row, index: fill(row.clone(), 0, index, 5.0),
+            torch.zeros(4, 3),
+            torch.full((4, 1), -1),
+        )
 
 
 def written_at(index, value):
@@ -354,7 +407,9 @@ def last_if_large(row):
 
 
 @pytest.mark.parametrize("value", [0.0, 0, torch.tensor(0.0), torch.zeros(1)], ids=str)
-@pytest.mark.parametrize("index", [last_if_large, lambda row: (..., last_if_large(row))], ids=["index", "behind dots"])
+@pytest.mark.parametrize(
+    "index", [last_if_large, lambda row: (..., last_if_large(row))], ids=["index", "behind dots"]
+)
 def test_writing_at_a_record_s_own_index_leaves_gradients_of_others(index, value):
     records = torch.tensor([1.0, 1.0, 10.0, 1.0])[:, None].expand(4, 3)
     gradients = mapped(torch.func.grad(written_at(index, value)), records)
@@ -362,7 +417,9 @@ def test_writing_at_a_record_s_own_index_leaves_gradients_of_others(index, value
     assert gradients.tolist() == [small, small, large, small]
 
 
-@pytest.mark.parametrize("resize", [Tensor.resize_, lambda row, size: row.resize_as_(torch.zeros(size))])
+@pytest.mark.parametrize(
+    "resize", [Tensor.resize_, lambda row, size: row.resize_as_(torch.zeros(size))]
+)
 def test_resizing_which_cuts_memory_across_records_is_refused(resize):
     with pytest.raises(UserError, match="resize"):
         mapped(lambda row: resize(row.clone(), 2), torch.zeros(4, 3))
@@ -435,7 +492,8 @@ def test_modules_of_the_same_code_are_followed_once():
     assert structure(nn.Linear(2, 2)) == structure(nn.Linear(2, 2))
 
 
-# Files that call modules themselves: on made-up records, or on what is known to be followed or a single record.
+# Files that call modules themselves: on made-up records, or on what is known to be followed or a
+# single record.
 CALLERS = {
     "fl_dpbayes/models/module_checks.py",
     "fl_dpbayes/models/parameters.py",
@@ -457,6 +515,10 @@ def test_nobody_else_calls_a_module_on_records():
     for folder in ("fl_dpbayes", "clients", "server"):
         for path in (ROOT / folder).rglob("*.py"):
             for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-                if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in CALLS:
+                if (
+                    isinstance(node, ast.Call)
+                    and isinstance(node.func, ast.Name)
+                    and node.func.id in CALLS
+                ):
                     found.add(path.relative_to(ROOT).as_posix())
     assert found <= CALLERS, found - CALLERS

@@ -49,14 +49,18 @@ CALLS = itertools.count()
 UNREPEATABLE = Of(lambda features: features + next(CALLS))
 PLANTED = {
     "row number": Of(lambda features: features + 1e-6 * torch.arange(len(features))[:, None]),
-    "leaky NaN": Of(lambda features: features + 0 * features.sum()), "one bit": Of(one_bit), "calls": UNREPEATABLE,
-}  # fmt: skip
+    "leaky NaN": Of(lambda features: features + 0 * features.sum()),
+    "one bit": Of(one_bit),
+    "calls": UNREPEATABLE,
+}
 
 
 def stands_alone(module, rows, shape=(5,), dtype=torch.float32):
     features = torch.randn((rows, *shape), generator=torch.Generator().manual_seed(rows)).to(dtype)
     with torch.no_grad():
-        results = [lambda part, _, drawn=drawn: [drawn(part)] for drawn in drawn_modules(module.to(dtype))]
+        results = [
+            lambda part, _, drawn=drawn: [drawn(part)] for drawn in drawn_modules(module.to(dtype))
+        ]
         given = features, torch.zeros(rows)
         return all(rows_stand_alone(result, *given, np.random.default_rng(0)) for result in results)
 
@@ -87,7 +91,9 @@ PLAIN = {
     "linear": nn.Linear(5, 3),
     "one unit": nn.Linear(5, 1),
     "vector tails": nn.Sequential(nn.Linear(5, 7), nn.Sigmoid(), nn.Linear(7, 1), nn.Softplus()),
-    "normalised": nn.Sequential(nn.Linear(5, 8), nn.LayerNorm(8), nn.GELU(), nn.Linear(8, 3), nn.Softmax(dim=1)),
+    "normalised": nn.Sequential(
+        nn.Linear(5, 8), nn.LayerNorm(8), nn.GELU(), nn.Linear(8, 3), nn.Softmax(dim=1)
+    ),
     "13 columns": nn.Linear(13, 10),
 }
 
@@ -98,7 +104,9 @@ def test_no_force_moves_a_bit_of_a_row_in_the_passes_that_were_chosen(name, want
     module = next(iter(drawn_modules(PLAIN[name]))).requires_grad_(False)
     width = 13 if "13" in name else 5
     outputs = module(torch.zeros(1, width)).shape[-1]
-    mapped = checked_feature_map((name, wanted), (width,), (outputs,), module, wanted, torch.device("cpu"))
+    mapped = checked_feature_map(
+        (name, wanted), (width,), (outputs,), module, wanted, torch.device("cpu")
+    )
     rows = mapped.records_per_pass
     # Which of them it is, is the processor's business.
     assert rows in {wanted, 2 * wanted, 4 * wanted, 1}
@@ -115,11 +123,15 @@ def test_no_force_moves_a_bit_of_a_row_in_the_passes_that_were_chosen(name, want
         np.testing.assert_array_equal(found[kept], expected[order][: len(found)][kept])
 
 
-@pytest.mark.parametrize(("module", "rows", "width", "dtype"), [
-    (nn.Sigmoid(), 20, 3, torch.float32),
-    (nn.Sequential(nn.Linear(784, 1), nn.ReLU(), nn.Linear(1, 2)), 17, 784, torch.float32),
-    (nn.Linear(784, 10), 64, 784, torch.bfloat16),
-], ids=["sigmoid of 20 rows", "one unit of 17 rows", "bfloat16"])  # fmt: skip
+@pytest.mark.parametrize(
+    ("module", "rows", "width", "dtype"),
+    [
+        (nn.Sigmoid(), 20, 3, torch.float32),
+        (nn.Sequential(nn.Linear(784, 1), nn.ReLU(), nn.Linear(1, 2)), 17, 784, torch.float32),
+        (nn.Linear(784, 10), 64, 784, torch.bfloat16),
+    ],
+    ids=["sigmoid of 20 rows", "one unit of 17 rows", "bfloat16"],
+)
 def test_what_this_processor_mixes_is_found(module, rows, width, dtype) -> None:
     # Which of them depend is the processor's business: what brute force finds, the check must find.
     if not found_by_force(module, rows, width, dtype):
@@ -129,12 +141,23 @@ def test_what_this_processor_mixes_is_found(module, rows, width, dtype) -> None:
 
 def test_structure_tells_architectures_apart_and_not_values() -> None:
     assert structure(nn.Linear(5, 3)) == structure(nn.Linear(5, 3))
-    others = [nn.Linear(5, 4), nn.Linear(5, 3, bias=False), nn.Linear(5, 3).bfloat16(), nn.Conv2d(5, 3, 1)]
+    others = [
+        nn.Linear(5, 4),
+        nn.Linear(5, 3, bias=False),
+        nn.Linear(5, 3).bfloat16(),
+        nn.Conv2d(5, 3, 1),
+    ]
     assert len({structure(module) for module in [nn.Linear(5, 3), *others]}) == 5
     assert structure(RowCount(1)) != structure(RowCount(2))
-    assert structure(RowCount({"good": 1})) == structure(RowCount({"good": 1})) != structure(RowCount({"good": 2}))
+    assert (
+        structure(RowCount({"good": 1}))
+        == structure(RowCount({"good": 1}))
+        != structure(RowCount({"good": 2}))
+    )
     assert structure(of := Of(lambda rows: rows)) != structure(of)
-    assert structure(nn.Sequential(layer := nn.Linear(4, 4))) != structure(nn.Sequential(layer, layer))
+    assert structure(nn.Sequential(layer := nn.Linear(4, 4))) != structure(
+        nn.Sequential(layer, layer)
+    )
 
 
 def with_batch_norm(**options):
@@ -149,17 +172,29 @@ def frozen_batch_norm(**options):
 
 def test_shipped_model_and_group_norm_pass():
     validate_module(build_model(CNNModel(), Task(input_shape=(1, 8, 8), classes=2), seed=0))
-    validate_module(nn.Sequential(nn.Conv2d(1, 4, 3), nn.GroupNorm(2, 4), nn.Flatten(), nn.Linear(4, 2)))
+    validate_module(
+        nn.Sequential(nn.Conv2d(1, 4, 3), nn.GroupNorm(2, 4), nn.Flatten(), nn.Linear(4, 2))
+    )
 
 
-@pytest.mark.parametrize(("module", "said"), [
-    (with_batch_norm(), r"layer '1' \(BatchNorm1d\).*GroupNorm"),
-    (with_batch_norm(affine=False), r"layer '1' \(BatchNorm1d\).*GroupNorm"),
-    (with_batch_norm(affine=False, track_running_stats=False), r"layer '1' \(BatchNorm1d\).*GroupNorm"),
-    (frozen_batch_norm(track_running_stats=False).eval(), "stored statistics"),
-    (nn.BatchNorm1d(3), "layer 'BatchNorm1d'"), (nn.Sequential(nn.LSTM(3, 3)), r"layer '0' .*LSTM"),
-    (nn.Sequential(nn.Conv2d(1, 2, 3), nn.InstanceNorm2d(2, track_running_stats=True)), "InstanceNorm2d"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("module", "said"),
+    [
+        (with_batch_norm(), r"layer '1' \(BatchNorm1d\).*GroupNorm"),
+        (with_batch_norm(affine=False), r"layer '1' \(BatchNorm1d\).*GroupNorm"),
+        (
+            with_batch_norm(affine=False, track_running_stats=False),
+            r"layer '1' \(BatchNorm1d\).*GroupNorm",
+        ),
+        (frozen_batch_norm(track_running_stats=False).eval(), "stored statistics"),
+        (nn.BatchNorm1d(3), "layer 'BatchNorm1d'"),
+        (nn.Sequential(nn.LSTM(3, 3)), r"layer '0' .*LSTM"),
+        (
+            nn.Sequential(nn.Conv2d(1, 2, 3), nn.InstanceNorm2d(2, track_running_stats=True)),
+            "InstanceNorm2d",
+        ),
+    ],
+)
 def test_layers_that_mix_records_are_refused_by_name(module, said):
     refused(said, validate_module, module)
 
@@ -192,7 +227,10 @@ print({pick}([faults() for _ in range(6)][1:]))
 def test_memory_that_a_step_freed_is_not_asked_for_again() -> None:
     def faults(call: str, pick: str) -> int:
         code = _FAULTS.format(call=call, pick=pick)
-        return int(subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout)
+        return int(
+            subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout
+        )
 
-    # 64 MiB are 16,384 pages. What lies above them in the heap may keep them now and then, whoever asked for it.
+    # 64 MiB are 16,384 pages. What lies above them in the heap may keep them now and then, whoever
+    # asked for it.
     assert faults("keep_freed_memory()", "min") < 8000 < faults("", "max")

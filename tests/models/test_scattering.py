@@ -22,7 +22,11 @@ def morlet(height, width, scale, angle, angles):
     for y, x in periods(height, width):
         along = x * math.cos(angle) + y * math.sin(angle)
         across = slant * (y * math.cos(angle) - x * math.sin(angle))
-        bump = np.exp(-(along**2 + across**2) / (2 * deviation**2)) * slant / (2 * math.pi * deviation**2)
+        bump = (
+            np.exp(-(along**2 + across**2) / (2 * deviation**2))
+            * slant
+            / (2 * math.pi * deviation**2)
+        )
         gaussian += bump
         wave += bump * np.exp(1j * frequency * along)
     return wave - gaussian * wave.sum() / gaussian.sum()
@@ -55,7 +59,10 @@ def direct_scattering(image, margins, scales, angles):
         return convolve(layer, kernel, stride >> resolution).real[1:-1, 1:-1]
 
     def modulus(layer, scale, resolution):
-        wavelets = (morlet(*layer.shape, scale - resolution, math.pi * k / angles, angles) for k in range(angles))
+        wavelets = (
+            morlet(*layer.shape, scale - resolution, math.pi * k / angles, angles)
+            for k in range(angles)
+        )
         return [np.abs(convolve(layer, wavelet, 2 ** (scale - resolution))) for wavelet in wavelets]
 
     groups = [[average(padded, 0)]]
@@ -68,10 +75,14 @@ def direct_scattering(image, margins, scales, angles):
     return [np.stack(group) for group in groups]
 
 
-@pytest.mark.parametrize(("height", "width", "scales", "margins"), [
-    (8, 8, 1, ((2, 2), (2, 2))), (8, 10, 2, ((4, 4), (3, 3))),
-    pytest.param(17, 16, 3, ((7, 8), (8, 8)), marks=pytest.mark.slow),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("height", "width", "scales", "margins"),
+    [
+        (8, 8, 1, ((2, 2), (2, 2))),
+        (8, 10, 2, ((4, 4), (3, 3))),
+        pytest.param(17, 16, 3, ((7, 8), (8, 8)), marks=pytest.mark.slow),
+    ],
+)
 def test_transform_is_the_direct_convolution_in_space(height, width, scales, margins):
     images, angles = np.random.default_rng(0).random((2, height, width)), 8 if scales == 1 else 4
     transform = scattering(height, width, scales=scales, angles=angles)
@@ -110,4 +121,6 @@ def test_normalised_groups_have_mean_zero_and_at_most_unit_variance():
     for piece, before in zip(pieces, raw_pieces, strict=True):
         assert piece.mean(1).abs().max() < 1e-5
         variance = before.var(1, unbiased=False)
-        torch.testing.assert_close(piece.var(1, unbiased=False), variance / (variance + 1e-4), atol=1e-4, rtol=1e-3)
+        torch.testing.assert_close(
+            piece.var(1, unbiased=False), variance / (variance + 1e-4), atol=1e-4, rtol=1e-3
+        )

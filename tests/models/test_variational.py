@@ -39,7 +39,9 @@ def test_each_draw_is_the_plain_module_with_its_own_weights():
     assert outputs.shape == (4, 3, 3)
     for index in range(3):
         weights = {name: value[index] for name, value in module.weight_draws().items()}
-        torch.testing.assert_close(outputs[:, index], functional_call(module.mean, weights, (features,)))
+        torch.testing.assert_close(
+            outputs[:, index], functional_call(module.mean, weights, (features,))
+        )
 
 
 def test_noise_must_be_drawn_and_does_not_depend_on_the_number_of_records():
@@ -80,15 +82,20 @@ def divergence(prior, vector, share):
 
 
 @pytest.mark.parametrize(
-    ("prior", "slope"), [(GaussianPrior(scale=0.7), 2.0), (LaplacePrior(scale=0.7), 1.0), (FlatPrior(), 0.0)]
+    ("prior", "slope"),
+    [(GaussianPrior(scale=0.7), 2.0), (LaplacePrior(scale=0.7), 1.0), (FlatPrior(), 0.0)],
 )
 def test_divergence_gradient_is_the_derivative_of_the_divergence(prior, slope):
-    vector = torch.tensor([0.3, -2.0, 0.01, 4.0, -3.0, 0.5, -1.0, 2.0], dtype=torch.float64, requires_grad=True)
+    vector = torch.tensor(
+        [0.3, -2.0, 0.01, 4.0, -3.0, 0.5, -1.0, 2.0], dtype=torch.float64, requires_grad=True
+    )
     for share in (1.0, 0.25):
         expected = torch.autograd.grad(divergence(prior, vector, share), vector)[0]
         torch.testing.assert_close(divergence_gradient(prior, vector.detach(), share), expected)
     # At a vanishing spread, under a prior of scale 1.
-    found = divergence_gradient(type(prior)(), torch.tensor([0.0, 2.0, -2.0, -300.0, -300.0, -300.0]))
+    found = divergence_gradient(
+        type(prior)(), torch.tensor([0.0, 2.0, -2.0, -300.0, -300.0, -300.0])
+    )
     torch.testing.assert_close(found, torch.tensor([0.0, slope, -slope, -1.0, -1.0, -1.0]))
 
 
@@ -104,8 +111,12 @@ def train(features, targets, prior, seed):
     for step in range(800):
         vector_loader(module)(vector)
         module.resample(source, count)
-        total = clipped_sum(module, features, targets, clip_norm=math.inf, loss=mean_over_draws(squared_error)).total
-        vector = vector - 2.0 / (2 + step / 10) * (total + divergence_gradient(prior, vector)) / count
+        total = clipped_sum(
+            module, features, targets, clip_norm=math.inf, loss=mean_over_draws(squared_error)
+        ).total
+        vector = (
+            vector - 2.0 / (2 + step / 10) * (total + divergence_gradient(prior, vector)) / count
+        )
         if step >= 400:
             mean, spread = vector.chunk(2)
             kept.append(torch.cat([mean, functional.softplus(spread)]))
@@ -114,12 +125,17 @@ def train(features, targets, prior, seed):
 
 @pytest.mark.slow
 def test_bayes_by_backprop_finds_the_mean_field_optimum_of_a_gaussian_posterior():
-    # Mean of the posterior, and one over the root of the diagonal of its precision (not of its covariance).
+    # Mean of the posterior, and one over the root of the diagonal of its precision (not of its
+    # covariance).
     source = generator()
-    features = source.normal(size=(20, 3)) @ np.array([[1.0, 0.6, 0.0], [0.0, 0.8, 0.3], [0.0, 0.0, 0.7]])
+    features = source.normal(size=(20, 3)) @ np.array(
+        [[1.0, 0.6, 0.0], [0.0, 0.8, 0.3], [0.0, 0.0, 0.7]]
+    )
     targets = features @ np.array([1.0, -0.5, 2.0]) + source.normal(size=20)
     precision = features.T @ features + np.eye(3) / 0.8**2
-    expected = np.concatenate([np.linalg.solve(precision, features.T @ targets), np.diag(precision) ** -0.5])
+    expected = np.concatenate(
+        [np.linalg.solve(precision, features.T @ targets), np.diag(precision) ** -0.5]
+    )
     data = [torch.from_numpy(values.astype(np.float32)) for values in (features, targets)]
     runs = torch.stack([train(*data, GaussianPrior(scale=0.8), seed) for seed in range(5)]).numpy()
     standard_error = runs.std(axis=0, ddof=1) / math.sqrt(len(runs))

@@ -27,7 +27,10 @@ WEIGHTS = {"a": 0.2, "b": 0.3, "c": 0.5}
 
 def site_samples(seed, spread=0.1):
     generator = np.random.default_rng(seed)
-    drawn = {name: value + generator.normal(scale=spread, size=(12, *value.shape)) for name, value in START.items()}
+    drawn = {
+        name: value + generator.normal(scale=spread, size=(12, *value.shape))
+        for name, value in START.items()
+    }
     arrays = {name: array.astype(np.float32) for name, array in drawn.items()}
     return PosteriorSamples(arrays, np.ones(12), np.ones(12))
 
@@ -51,13 +54,18 @@ def swapped(sites):
 
 
 def predictions(samples):
-    return np.stack([predict(MODULE, s.arrays, s.weights, FEATURES).probabilities for s in samples.values()])
+    return np.stack(
+        [predict(MODULE, s.arrays, s.weights, FEATURES).probabilities for s in samples.values()]
+    )
 
 
 WEIGHT_SPACE = {
-    "fedavg": {"move_bound": "none"}, "fedbe": {"draws": 2}, "consensus-diagonal": {"draws": 12},
-    "consensus-uniform": {"draws": 12}, "product-diagonal": {"draws": 12},
-}  # fmt: skip
+    "fedavg": {"move_bound": "none"},
+    "fedbe": {"draws": 2},
+    "consensus-diagonal": {"draws": 12},
+    "consensus-uniform": {"draws": 12},
+    "product-diagonal": {"draws": 12},
+}
 
 
 def test_mixture_and_predbayes_predictions_do_not_change(sites, swapped):
@@ -74,12 +82,19 @@ def test_weight_space_rules_change_and_warn(sites, swapped, rule):
     aligned, mixed = combined(rule, sites, **settings), combined(rule, swapped, **settings)
     assert not [said for said in aligned.warnings if said.kind == "units-reordered"]
     assert [said for said in mixed.warnings if said.kind == "units-reordered"] == [REORDERED]
-    assert np.abs(np.diff(predictions({"mixed": mixed.samples, "aligned": aligned.samples}), axis=0)).max() > 1e-3
+    assert (
+        np.abs(
+            np.diff(predictions({"mixed": mixed.samples, "aligned": aligned.samples}), axis=0)
+        ).max()
+        > 1e-3
+    )
 
 
 def test_fedpa_warns(sites, swapped):
     for given, expected in ((sites, 0), (swapped, 1)):
-        _, moved = server_step(START, given, WEIGHTS, shrinkage=1.0, prior_scale=1.0, learning_rate=0.1)
+        _, moved = server_step(
+            START, given, WEIGHTS, shrinkage=1.0, prior_scale=1.0, learning_rate=0.1
+        )
         assert sum(said == REORDERED for said in moved) == expected
 
 
@@ -89,7 +104,9 @@ def test_filters_of_a_convolution_are_units():
     shapes = {name: array.shape for name, array in arrays.items()}
     name = next(name for name, shape in shapes.items() if len(shape) == 4)
     rolled = arrays | {name: np.roll(arrays[name], 1, axis=0)}
-    first, second = (np.concatenate([a.reshape(-1) for a in given.values()]) for given in (arrays, rolled))
+    first, second = (
+        np.concatenate([a.reshape(-1) for a in given.values()]) for given in (arrays, rolled)
+    )
     assert unaligned_units(first, second, shapes) == (name,)
     assert unaligned_units(first, first, shapes) == ()
 
@@ -101,7 +118,9 @@ def test_independent_starts_in_a_wide_layer_need_not_match():
     assert unaligned_units(generator.normal(size=4040), generator.normal(size=4040), shapes) == ()
 
 
-@pytest.mark.parametrize("names", [("0.weight", "9.weight", "12.weight"), ("0.weight", "12.weight", "9.weight")])
+@pytest.mark.parametrize(
+    "names", [("0.weight", "9.weight", "12.weight"), ("0.weight", "12.weight", "9.weight")]
+)
 def test_outputs_are_classes_whose_order_is_fixed(names):
     shapes = dict.fromkeys(names, (2, 2))
     first = np.array([1.0, 1, -1, -1] * 3)
@@ -109,7 +128,9 @@ def test_outputs_are_classes_whose_order_is_fixed(names):
 
 
 def test_states_of_a_round_are_compared_with_the_first_site():
-    start = prefixed("parameters", START) | {"momentum/" + name: np.zeros_like(value) for name, value in START.items()}
+    start = prefixed("parameters", START) | {
+        "momentum/" + name: np.zeros_like(value) for name, value in START.items()
+    }
     order = np.random.default_rng(7).permutation(HIDDEN)
     swapped = start | {f"parameters/{name}": START[name][order] for name in NAMES[:2]}
     swapped |= {"momentum/" + NAMES[0]: np.random.default_rng(1).normal(size=START[NAMES[0]].shape)}

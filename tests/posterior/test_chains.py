@@ -11,7 +11,10 @@ from tests.analytic_targets import combined
 def samples(count, seed=0, shapes=None):
     generator = np.random.default_rng(seed)
     shapes = shapes or {"b": (2, 3), "a": (2,)}
-    arrays = {name: generator.normal(size=(count, *shape)).astype(np.float32) for name, shape in shapes.items()}
+    arrays = {
+        name: generator.normal(size=(count, *shape)).astype(np.float32)
+        for name, shape in shapes.items()
+    }
     return PosteriorSamples(arrays, generator.uniform(0.5, 1, size=count), np.ones(count))
 
 
@@ -21,7 +24,9 @@ def test_sites_come_by_name_with_normalised_weights_and_the_empty_are_left_out()
     assert found[0].draws.shape == (4, 8)
     assert found[0].draws.dtype == np.float64
     assert found[0].weights.sum() == pytest.approx(1)
-    np.testing.assert_allclose(found[0].mean, np.average(found[0].draws, axis=0, weights=found[0].weights))
+    np.testing.assert_allclose(
+        found[0].mean, np.average(found[0].draws, axis=0, weights=found[0].weights)
+    )
 
 
 def test_flattening_is_inverted_and_follows_names_not_their_order():
@@ -32,14 +37,18 @@ def test_flattening_is_inverted_and_follows_names_not_their_order():
     for name, array in unflatten(chain.draws, shapes).items():
         np.testing.assert_array_equal(array, given.arrays[name])
         assert array.dtype == np.float32
-    turned = PosteriorSamples(dict(reversed(given.arrays.items())), given.weights, given.temperatures)
+    turned = PosteriorSamples(
+        dict(reversed(given.arrays.items())), given.weights, given.temperatures
+    )
     one, other = chains({"a": given, "b": turned})
     np.testing.assert_array_equal(one.draws, other.draws)
     state = {name: array[2] for name, array in turned.arrays.items()}
     np.testing.assert_array_equal(flatten_state(state, shapes), chain.draws[2])
 
 
-@pytest.mark.parametrize("shapes", [{"b": (3, 2), "a": (2,)}, {"b": (2, 3)}, {"b": (2, 3), "a": (2,), "c": (1,)}])
+@pytest.mark.parametrize(
+    "shapes", [{"b": (3, 2), "a": (2,)}, {"b": (2, 3)}, {"b": (2, 3), "a": (2,), "c": (1,)}]
+)
 def test_other_models_are_refused(shapes):
     with pytest.raises(ValueError, match="the arrays of 'y' have other names or shapes"):
         list(chains({"x": samples(3), "y": samples(3, shapes=shapes)}))

@@ -42,13 +42,19 @@ def test_single_parameter_has_the_figures_of_its_diagnostics():
 
 
 def test_warning_is_rare_for_mixed_chains_of_any_length():
-    said = [said_of(summarise(autoregressive(0.0, draws=draws, seed=seed))) for draws in (10, 50) for seed in range(10)]
+    said = [
+        said_of(summarise(autoregressive(0.0, draws=draws, seed=seed)))
+        for draws in (10, 50)
+        for seed in range(10)
+    ]
     assert sum("not mixed" in text for text in said) <= 1
 
 
 def test_drift_is_seen_even_in_few_samples_and_a_chain_that_stands_still_is_told():
     samples = autoregressive(0.0, draws=12) + np.linspace(0, 5, 12)[:, None]
-    assert said_of(summarise(samples)).startswith("The sampler has not mixed: the chain's first and second half")
+    assert said_of(summarise(samples)).startswith(
+        "The sampler has not mixed: the chain's first and second half"
+    )
     summary = summarise(np.ones((60, 7), dtype=np.float32))
     assert (summary.r_hat_max, "did not move" in said_of(summary)) == (None, True)
 
@@ -96,7 +102,9 @@ def test_chains_are_compared_over_their_last_samples_and_a_stump_is_left_out():
 
 
 def test_hotter_chain_is_told_with_how_much_wider_it_is():
-    private = PrivacyPlan(epsilon=1.0, delta=1e-5, sampling_rate=0.1, coupling="floor", temperature=0.5)
+    private = PrivacyPlan(
+        epsilon=1.0, delta=1e-5, sampling_rate=0.1, coupling="floor", temperature=0.5
+    )
     scenario = SimpleNamespace(privacy=private, sampler=SimpleNamespace(levers={}))
     assert convergence.temperature_warnings(scenario, {"a": 0.52, "b": 0.2, "c": None}) == []
     (found,) = convergence.temperature_warnings(scenario, {"a": 0.52, "b": 8.0})
@@ -114,7 +122,9 @@ def test_larger_steps_are_no_advice_for_a_chain_that_is_hot(hot):
 
 def series(coefficient, chains=4, draws=20_000, seed=0):
     """The same of one number, shape (chains, draws)."""
-    return autoregressive(coefficient, chains=chains, draws=draws, dimensions=1, seed=seed).reshape(chains, draws)
+    return autoregressive(coefficient, chains=chains, draws=draws, dimensions=1, seed=seed).reshape(
+        chains, draws
+    )
 
 
 @pytest.mark.parametrize("coefficient", [-0.3, 0.0, 0.5, 0.9])

@@ -55,7 +55,9 @@ def test_site_with_much_noise_does_not_hide_another() -> None:
     assert named(relative_distances(moves, ALIKE | {"h": 20.0})) == {"a"}
 
 
-def test_noise_of_a_small_site_is_not_held_against_it_and_that_of_a_large_one_excuses_nobody() -> None:
+def test_noise_of_a_small_site_is_not_held_against_it_and_that_of_a_large_one_excuses_nobody() -> (
+    None
+):
     moves = sites(8, 200)
     moves["a"] = 20 * moves["a"]
     assert named(relative_distances(moves, ALIKE | {"a": 20.0})) == set()
@@ -63,12 +65,26 @@ def test_noise_of_a_small_site_is_not_held_against_it_and_that_of_a_large_one_ex
     assert named(relative_distances(moves, dict.fromkeys(moves, 0.0))) == {"a"}
 
 
-@pytest.mark.parametrize(("count", "parameters", "share"), [
-    (4, 2, 0.145), (4, 3, 0.068), (4, 5, 0.018), (4, 100, 0.0), (8, 2, 0.024), (8, 5, 0.001), (8, 100, 0.0),
-])  # fmt: skip
-def test_sites_that_differ_alike_are_named_about_as_seldom_as_the_module_says(count, parameters, share) -> None:
+@pytest.mark.parametrize(
+    ("count", "parameters", "share"),
+    [
+        (4, 2, 0.145),
+        (4, 3, 0.068),
+        (4, 5, 0.018),
+        (4, 100, 0.0),
+        (8, 2, 0.024),
+        (8, 5, 0.001),
+        (8, 100, 0.0),
+    ],
+)
+def test_sites_that_differ_alike_are_named_about_as_seldom_as_the_module_says(
+    count, parameters, share
+) -> None:
     runs = 1000
-    alarms = sum(bool(named(relative_distances(sites(count, parameters, seed), ALIKE))) for seed in range(runs))
+    alarms = sum(
+        bool(named(relative_distances(sites(count, parameters, seed), ALIKE)))
+        for seed in range(runs)
+    )
     assert abs(alarms - share * runs) <= 4 * np.sqrt(share * runs)
 
 
@@ -89,9 +105,17 @@ def test_sites_at_one_place_are_not_far_off_and_one_beside_them_is() -> None:
 @pytest.mark.parametrize("shape", [(7, 3), (40, 6), (1000, 9)])
 def test_sketches_keep_distances(shape: tuple[int, ...]) -> None:
     generator = np.random.default_rng(1)
-    start = {"weight": generator.normal(size=shape).astype(np.float32), "bias": np.zeros(shape[0], np.float32)}
-    state = {name: (array + generator.normal(size=array.shape)).astype(np.float32) for name, array in start.items()}
-    moved = np.concatenate([(state[name].astype(np.float64) - start[name]).ravel() for name in start])
+    start = {
+        "weight": generator.normal(size=shape).astype(np.float32),
+        "bias": np.zeros(shape[0], np.float32),
+    }
+    state = {
+        name: (array + generator.normal(size=array.shape)).astype(np.float32)
+        for name, array in start.items()
+    }
+    moved = np.concatenate(
+        [(state[name].astype(np.float64) - start[name]).ravel() for name in start]
+    )
     sketch = sketched_move(start, state, 5)
     exact = np.linalg.norm(moved)
     # The square of the norm of a sketch has a standard deviation of sqrt(2 / 256) of it at most.
@@ -103,7 +127,9 @@ def test_sketches_keep_distances(shape: tuple[int, ...]) -> None:
 def test_sketch_is_linear_in_the_move() -> None:
     start = {"weight": np.zeros((30, 30), np.float32)}
     first, second = (np.random.default_rng(seed).normal(size=(30, 30)) for seed in (1, 2))
-    together, *apart = (sketched_move(start, {"weight": move}, 9) for move in (first + second, first, second))
+    together, *apart = (
+        sketched_move(start, {"weight": move}, 9) for move in (first + second, first, second)
+    )
     np.testing.assert_allclose(together, apart[0] + apart[1], atol=1e-9)
 
 

@@ -2,7 +2,12 @@ import numpy as np
 import pytest
 
 from fl_dpbayes.posterior.chains import at_unit_temperature, chains
-from fl_dpbayes.posterior.precision import diagonal_gaussian, effective_draws, full_gaussian, weighted_variance
+from fl_dpbayes.posterior.precision import (
+    diagonal_gaussian,
+    effective_draws,
+    full_gaussian,
+    weighted_variance,
+)
 from fl_dpbayes.posterior.samples import PosteriorSamples
 from fl_dpbayes.report.warnings import sentence
 from tests.analytic_targets import assert_within_standard_errors
@@ -35,7 +40,9 @@ def test_weighted_variance_is_unbiased():
 
 def test_equal_weights_give_the_usual_estimates():
     draws = np.random.default_rng(4).normal(size=(40, 3)) + 5
-    np.testing.assert_allclose(weighted_variance(chain_of(draws)), draws.var(axis=0, ddof=1), rtol=1e-12)
+    np.testing.assert_allclose(
+        weighted_variance(chain_of(draws)), draws.var(axis=0, ddof=1), rtol=1e-12
+    )
     chain = chain_of(draws)
     effective = effective_draws(chain)
     expected = (effective - 5) / (effective - 1) * np.linalg.inv(np.cov(draws.T))
@@ -44,7 +51,8 @@ def test_equal_weights_give_the_usual_estimates():
 
 @pytest.mark.parametrize("correlation", [0.0, 0.5, 0.9])
 def test_effective_draws_of_an_autoregression_limit(correlation):
-    # One chain's estimate varies by 7 % at r = .9; the mean of ten lies within 4 standard errors, 9 %.
+    # One chain's estimate varies by 7 % at r = .9; the mean of ten lies within 4 standard errors, 9
+    # %.
     paths = (autoregressive(correlation, draws=800, dimensions=64, seed=seed) for seed in range(10))
     found = np.mean([effective_draws(chain_of(draws)) for draws in paths])
     assert found == pytest.approx(800 * (1 - correlation) / (1 + correlation), rel=0.09)
@@ -60,7 +68,9 @@ def test_sticky_chain_is_warned_about_and_weighed_as_the_least_number():
     steps = steps + 1e-3 * np.random.default_rng(8).normal(size=steps.shape)
     gaussian, warnings = diagonal_gaussian(chain_of(steps))
     assert "effective samples of the 5 that its precision needs" in sentence(warnings[0])
-    np.testing.assert_allclose(gaussian.precision, 0.5 / weighted_variance(chain_of(steps)), rtol=1e-12)
+    np.testing.assert_allclose(
+        gaussian.precision, 0.5 / weighted_variance(chain_of(steps)), rtol=1e-12
+    )
 
 
 def test_temperature_scales_the_spread_and_keeps_the_mean():

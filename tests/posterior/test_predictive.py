@@ -33,7 +33,9 @@ def entropy(*probabilities):
 def test_average_and_entropies_by_hand(module):
     found = predict(module, OPPOSITE, np.array([3.0, 1.0]), FEATURES)
     # Probabilities are averaged, and not logits.
-    np.testing.assert_allclose(found.probabilities, [[0.75 * 0.9 + 0.25 * 0.1, 0.3], [0.5, 0.5]], rtol=1e-6)
+    np.testing.assert_allclose(
+        found.probabilities, [[0.75 * 0.9 + 0.25 * 0.1, 0.3], [0.5, 0.5]], rtol=1e-6
+    )
     np.testing.assert_allclose(found.aleatoric, [entropy(0.9, 0.1), math.log(2)], rtol=1e-6)
     np.testing.assert_allclose(found.total, [entropy(0.7, 0.3), math.log(2)], rtol=1e-6)
     np.testing.assert_allclose(found.epistemic, found.total - found.aleatoric, atol=1e-15)
@@ -48,7 +50,9 @@ def test_each_record_is_predicted_by_itself_whoever_is_with_it(module):
         np.testing.assert_array_equal(part.epistemic, whole.epistemic[rows])
 
 
-@pytest.mark.parametrize(("model", "rows"), [(LogisticModel(), 256), (CNNModel(channels=(2,), hidden=3), 64)])
+@pytest.mark.parametrize(
+    ("model", "rows"), [(LogisticModel(), 256), (CNNModel(channels=(2,), hidden=3), 64)]
+)
 @pytest.mark.parametrize("count", [0, 1, 15, 16, 300])
 def test_every_pass_has_one_number_of_rows(monkeypatch, model, rows, count):
     module = build_model(model, Task(input_shape=(1, 4, 4), classes=3), seed=0)
@@ -75,7 +79,9 @@ def test_probabilities_sum_to_one_and_entropies_are_ordered_property(samples, re
     module = build_model(CNNModel(channels=(2,), hidden=3), task, seed=0)
     generator = np.random.default_rng(samples)
     named = ((name, (samples, *value.shape)) for name, value in module.named_parameters())
-    arrays = {name: (scale * generator.standard_normal(shape)).astype(np.float32) for name, shape in named}
+    arrays = {
+        name: (scale * generator.standard_normal(shape)).astype(np.float32) for name, shape in named
+    }
     features = generator.standard_normal((records, 1, 4, 4)).astype(np.float32)
     found = predict(module, arrays, generator.random(samples) + 0.1, features)
     assert found.probabilities.shape == (records, 3)
@@ -96,16 +102,25 @@ def test_samples_that_share_a_pass_are_predicted_as_one_by_one(monkeypatch, name
     module = build_model(model, Task(input_shape=(1, 4, 4), classes=3), seed=0)
     module = nn.Sequential(nn.Flatten(), Mapped(16, 3)) if name == "cannot be mapped" else module
     named = module.named_parameters()
-    samples = {key: generator.standard_normal((7, *value.shape)).astype(np.float32) for key, value in named}
+    samples = {
+        key: generator.standard_normal((7, *value.shape)).astype(np.float32) for key, value in named
+    }
     # The third sample overflows.
     next(iter(samples.values()))[2] *= 1e38
-    features, weights = generator.standard_normal((100, 1, 4, 4)).astype(np.float32), generator.random(7)
+    features, weights = (
+        generator.standard_normal((100, 1, 4, 4)).astype(np.float32),
+        generator.random(7),
+    )
     features[3, 0, 1, 1], features[70, 0, 0, 0] = math.nan, math.inf
     expected = predict(module, samples, weights, features)
     monkeypatch.setattr(predictive, "_samples_together", lambda *_: 3)
-    found, part = (predict(module, samples, weights, features[rows]) for rows in (slice(100), slice(60, 90)))
+    found, part = (
+        predict(module, samples, weights, features[rows]) for rows in (slice(100), slice(60, 90))
+    )
     for field in ("probabilities", "aleatoric", "epistemic", "total"):
-        np.testing.assert_allclose(getattr(found, field), getattr(expected, field), rtol=0, atol=1e-6)
+        np.testing.assert_allclose(
+            getattr(found, field), getattr(expected, field), rtol=0, atol=1e-6
+        )
         assert np.array_equal(getattr(part, field), getattr(found, field)[60:90])
 
 
@@ -115,7 +130,9 @@ def test_module_keeps_its_parameters(module):
     assert torch.equal(before, to_vector(module))
 
 
-@pytest.mark.parametrize("weights", [[1.0], [1.0, -1.0], [0.0, 0.0], [math.nan, 1.0], [math.inf, 1.0]])
+@pytest.mark.parametrize(
+    "weights", [[1.0], [1.0, -1.0], [0.0, 0.0], [math.nan, 1.0], [math.inf, 1.0]]
+)
 def test_bad_weights_are_refused(module, weights):
     with pytest.raises(ValueError, match="weights"):
         predict(module, OPPOSITE, np.array(weights), FEATURES)
@@ -127,12 +144,16 @@ def test_sample_that_is_not_finite_for_a_record_predicts_every_class_alike(modul
     single = {name: array[:1] for name, array in OPPOSITE.items()}
     single["1.weight"] = np.array([[[1, 1], [0, 0]]], np.float32)
     found = predict(module, single, np.ones(1), features)
-    np.testing.assert_allclose(found.probabilities, [[math.e / (1 + math.e), 1 / (1 + math.e)], [0.5, 0.5]], rtol=1e-6)
+    np.testing.assert_allclose(
+        found.probabilities, [[math.e / (1 + math.e), 1 / (1 + math.e)], [0.5, 0.5]], rtol=1e-6
+    )
     assert found.total[1] == pytest.approx(math.log(2))
 
 
 @pytest.mark.parametrize("together", [1, 2])
-def test_record_that_the_module_fails_on_is_predicted_alike_and_the_others_as_before(monkeypatch, together) -> None:
+def test_record_that_the_module_fails_on_is_predicted_alike_and_the_others_as_before(
+    monkeypatch, together
+) -> None:
     class Level(torch.nn.Embedding):
         def forward(self, features: torch.Tensor) -> torch.Tensor:
             return super().forward(features[:, 0].long().clamp(min=0))

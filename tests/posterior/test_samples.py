@@ -1,4 +1,7 @@
-"""Samples are thinned and joined with their weights; on disk they behave alike, and are read piece by piece."""
+"""Samples are thinned and joined with their weights.
+
+On disk they behave alike, and are read piece by piece.
+"""
 
 import numpy as np
 import pytest
@@ -13,7 +16,9 @@ from fl_dpbayes.posterior.samples import PosteriorSamples, SamplePiece, StoredSa
 
 def samples_of(count, seed):
     generator, shapes = np.random.default_rng(seed), {"w": (count, 2, 3), "b": (count, 2)}
-    arrays = {name: generator.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
+    arrays = {
+        name: generator.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()
+    }
     return PosteriorSamples(arrays, 0.1 + generator.random(count), generator.random(count))
 
 
@@ -107,10 +112,17 @@ def test_thinning_keeps_weight_of_each_block_and_even_spacing_property(count, ke
     assert places[-1] == count - 1
 
 
-@pytest.mark.parametrize(("weights", "temperatures", "message"), [
-    ([1.0], [1.0, 1.0], "one entry per sample"), ([-1.0, 2.0], [1.0, 1.0], "weights must be finite"),
-    ([1.0, 1.0], [1.0, np.inf], "temperatures must be finite"), ([0.0, 0.0], [1.0, 1.0], "not all be 0"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("weights", "temperatures", "message"),
+    [
+        ([1.0], [1.0, 1.0], "one entry per sample"),
+        ([-1.0, 2.0], [1.0, 1.0], "weights must be finite"),
+        ([1.0, 1.0], [1.0, np.inf], "temperatures must be finite"),
+        ([0.0, 0.0], [1.0, 1.0], "not all be 0"),
+    ],
+)
 def test_inconsistent_samples_are_refused(weights, temperatures, message):
     with pytest.raises(ValueError, match=message):
-        PosteriorSamples({"w": np.zeros((2, 3), np.float32)}, np.array(weights), np.array(temperatures))
+        PosteriorSamples(
+            {"w": np.zeros((2, 3), np.float32)}, np.array(weights), np.array(temperatures)
+        )

@@ -12,12 +12,20 @@ DISTILLATION = Distillation(rule="distillation", public=SyntheticInputs())
 
 
 # Of [1, 9, 990] what the first cap frees lifts the second site over it.
-@pytest.mark.parametrize(("units", "share", "expected"), [
-    ([10, 10, 20], 0.5, [0.25, 0.25, 0.5]), ([1, 3, 996], 0.5, [0.125, 0.375, 0.5]),
-    ([1, 9, 990], 0.4, [0.2, 0.4, 0.4]), ([1, 3, 996], 0.3, [1 / 3, 1 / 3, 1 / 3]), ([5], 0.3, [1.0]),
-    ([0, 0, 7], 0.5, [0.0, 0.0, 0.5]),
-])  # fmt: skip
-def test_no_weight_is_above_the_cap_and_the_others_keep_their_proportions(units, share, expected) -> None:
+@pytest.mark.parametrize(
+    ("units", "share", "expected"),
+    [
+        ([10, 10, 20], 0.5, [0.25, 0.25, 0.5]),
+        ([1, 3, 996], 0.5, [0.125, 0.375, 0.5]),
+        ([1, 9, 990], 0.4, [0.2, 0.4, 0.4]),
+        ([1, 3, 996], 0.3, [1 / 3, 1 / 3, 1 / 3]),
+        ([5], 0.3, [1.0]),
+        ([0, 0, 7], 0.5, [0.0, 0.0, 0.5]),
+    ],
+)
+def test_no_weight_is_above_the_cap_and_the_others_keep_their_proportions(
+    units, share, expected
+) -> None:
     weights = unit_weights({str(number): count for number, count in enumerate(units)})
     assert list(capped_weights(weights, share).values()) == pytest.approx(expected)
 
@@ -28,7 +36,9 @@ def test_share_that_missing_sites_break_is_said() -> None:
     assert found == (warning("share-not-kept", sites=2, weight=0.5, share=0.3),)
 
 
-@pytest.mark.parametrize("rule", [Mixture(), FALD(), FedAvg(), FedBE(), DISTILLATION], ids=lambda rule: rule.rule)
+@pytest.mark.parametrize(
+    "rule", [Mixture(), FALD(), FedAvg(), FedBE(), DISTILLATION], ids=lambda rule: rule.rule
+)
 @pytest.mark.parametrize("sites", [1, 2, 3, 4, 8])
 def test_overstated_size_is_cut_and_named(rule, sites: int) -> None:
     averages = isinstance(rule, AveragingRule)

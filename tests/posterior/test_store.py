@@ -21,7 +21,10 @@ IMAGES = {"input_shape": [3, 64, 64], "classes": 3}
 def samples_of(count=5):
     generator = np.random.default_rng(0)
     shapes = model_shapes(MODEL, TASK).items()
-    arrays = {name: generator.standard_normal((count, *shape)).astype(np.float32) for name, shape in shapes}
+    arrays = {
+        name: generator.standard_normal((count, *shape)).astype(np.float32)
+        for name, shape in shapes
+    }
     return PosteriorSamples(arrays, generator.random(count), generator.random(count))
 
 
@@ -42,7 +45,11 @@ def test_round_trip_of_samples_that_are_views_in_another_order(tmp_path):
     samples = PosteriorSamples(flipped, samples.weights[::-1], samples.temperatures)
     save_posterior(path, samples, MODEL, TASK, "ab")
     stored = load_posterior(path)
-    assert (stored.metadata.model, stored.metadata.task, stored.metadata.scenario_hash) == (MODEL, TASK, "ab")
+    assert (stored.metadata.model, stored.metadata.task, stored.metadata.scenario_hash) == (
+        MODEL,
+        TASK,
+        "ab",
+    )
     assert stored.samples.arrays.keys() == samples.arrays.keys()
     for name, array in samples.arrays.items():
         np.testing.assert_array_equal(stored.samples.arrays[name], array)
@@ -64,31 +71,62 @@ def test_recalibration_map_is_kept_and_must_fit_the_classes(tmp_path):
 def hostile_tensors():
     good = tensors_of(samples_of())
     yield "nan", good | {"samples/1.bias": np.full((5, 3), np.nan, np.float32)}, "not finite"
-    yield "weights beyond float32", good | {"weights": np.full(5, 1e300)}, "'weights' .*beyond float32's range"
-    yield "one infinite temperature", good | {"temperatures": np.array([1, 1, 1, 1, np.inf])}, "'temperatures'"
+    yield (
+        "weights beyond float32",
+        good | {"weights": np.full(5, 1e300)},
+        "'weights' .*beyond float32's range",
+    )
+    yield (
+        "one infinite temperature",
+        good | {"temperatures": np.array([1, 1, 1, 1, np.inf])},
+        "'temperatures'",
+    )
     yield "shape", good | {"samples/1.bias": np.zeros((5, 4), np.float32)}, "names or shapes"
     yield "count", good | {"weights": np.ones(4)}, "names or shapes"
     yield "extra", good | {"samples/more": np.zeros(3, np.float32)}, "names or shapes"
-    yield "missing", {name: value for name, value in good.items() if name != "samples/1.bias"}, "names or shapes"
-    yield "no weights", {name: value for name, value in good.items() if name != "weights"}, "weights"
-    yield "type", good | {"samples/1.bias": np.zeros((5, 3), np.float64)}, "float64: samples must be float32"
+    yield (
+        "missing",
+        {name: value for name, value in good.items() if name != "samples/1.bias"},
+        "names or shapes",
+    )
+    yield (
+        "no weights",
+        {name: value for name, value in good.items() if name != "weights"},
+        "weights",
+    )
+    yield (
+        "type",
+        good | {"samples/1.bias": np.zeros((5, 3), np.float64)},
+        "float64: samples must be float32",
+    )
     yield "weights type", good | {"weights": np.ones(5, np.float32)}, "weights.*all else float64"
     yield "negative", good | {"weights": -np.ones(5)}, "weights must be finite"
     yield "empty", tensors_of(samples_of(0)), "no sample"
 
 
-@pytest.mark.parametrize(("tensors", "message"), [pytest.param(t, m, id=i) for i, t, m in hostile_tensors()])
+@pytest.mark.parametrize(
+    ("tensors", "message"), [pytest.param(t, m, id=i) for i, t, m in hostile_tensors()]
+)
 def test_arrays_that_do_not_fit_are_refused(tmp_path, tensors, message):
     path = tmp_path / "p.safetensors"
     save_sealed(tensors, path, metadata={"fl_dpbayes": json.dumps(META)})
     refused(f"p.safetensors is not a posterior file.*{message}", load_posterior, path)
 
 
-@pytest.mark.parametrize("metadata", [
-    None, {"other": "x"}, {"fl_dpbayes": "not json"}, {"format": 1}, {"more": 1}, {"model": {"kind": "resnet"}},
-    {"model": {"kind": "mlp", "hidden": [10**9]}}, {"model": {"kind": "cnn"}},
-    {"model": {"kind": "cnn", "hidden": 2**62}, "task": IMAGES},
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        None,
+        {"other": "x"},
+        {"fl_dpbayes": "not json"},
+        {"format": 1},
+        {"more": 1},
+        {"model": {"kind": "resnet"}},
+        {"model": {"kind": "mlp", "hidden": [10**9]}},
+        {"model": {"kind": "cnn"}},
+        {"model": {"kind": "cnn", "hidden": 2**62}, "task": IMAGES},
+    ],
+)
 def test_metadata_that_does_not_fit_is_refused(tmp_path, metadata):
     path = tmp_path / "p.safetensors"
     if metadata and not {"other", "fl_dpbayes"} & metadata.keys():

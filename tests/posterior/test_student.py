@@ -54,7 +54,9 @@ PICTURES = Task(input_shape=(1, 4, 4), classes=3)
 
 
 @pytest.mark.parametrize(
-    "model", [LogisticModel(), MLPModel(hidden=(5,)), CNNModel(channels=(2,), hidden=3)], ids=lambda model: model.kind
+    "model",
+    [LogisticModel(), MLPModel(hidden=(5,)), CNNModel(channels=(2,), hidden=3)],
+    ids=lambda model: model.kind,
 )
 def test_gradient_is_that_of_finite_differences(model, monkeypatch):
     generator = np.random.default_rng(0)
@@ -66,11 +68,19 @@ def test_gradient_is_that_of_finite_differences(model, monkeypatch):
     function = student.logits_at(module, inputs)
     logits, gradients_of = function(start)
     gradients = gradients_of(cotangent)
-    step, direction = 1e-6, {name: generator.normal(size=array.shape) for name, array in start.items()}
-    moved = ({name: array + by * direction[name] for name, array in start.items()} for by in (step, -step))
+    step, direction = (
+        1e-6,
+        {name: generator.normal(size=array.shape) for name, array in start.items()},
+    )
+    moved = (
+        {name: array + by * direction[name] for name, array in start.items()}
+        for by in (step, -step)
+    )
     ahead, behind = (function(point)[0] for point in moved)
     numeric = (cotangent * (ahead - behind)).sum() / (2 * step)
-    assert sum((gradients[name] * direction[name]).sum() for name in start) == pytest.approx(numeric, rel=1e-6)
+    assert sum((gradients[name] * direction[name]).sum() for name in start) == pytest.approx(
+        numeric, rel=1e-6
+    )
     monkeypatch.setattr(student, "INPUTS_PER_PASS", 3)
     again, gradients_again = student.logits_at(module, inputs)(start)
     np.testing.assert_allclose(again, logits, atol=1e-12)

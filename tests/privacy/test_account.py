@@ -17,31 +17,54 @@ from fl_dpbayes.privacy.filter import filter_orders
 from fl_dpbayes.privacy.gdp import GdpMu, gdp_delta, gdp_epsilon, gdp_mu
 from fl_dpbayes.privacy.rdp import ORDERS, rdp_epsilon, renyi_divergences
 
-EVENTS = st.builds(GaussianEvent, st.floats(0.5, 10), st.sampled_from([1e-3, 0.01, 0.1, 0.5, 1.0]), st.integers(1, 20))
+EVENTS = st.builds(
+    GaussianEvent,
+    st.floats(0.5, 10),
+    st.sampled_from([1e-3, 0.01, 0.1, 0.5, 1.0]),
+    st.integers(1, 20),
+)
 HISTORIES = st.lists(EVENTS, min_size=1, max_size=3).map(tuple)
 ADJACENCIES = ["add_or_remove_one", "replace_one"]
 # What discretisation may add to the privacy-loss distribution's epsilon.
 OVERSHOOT = 1e-4
-EXTREMES = [0.0, 1e-300, 1e-160, 1e-10, *(pytest.param(sigma, marks=pytest.mark.slow) for sigma in (1e-3, 0.05)), 1.0,
-            1e6, 1e300, math.inf]  # fmt: skip
+EXTREMES = [
+    0.0,
+    1e-300,
+    1e-160,
+    1e-10,
+    *(pytest.param(sigma, marks=pytest.mark.slow) for sigma in (1e-3, 0.05)),
+    1.0,
+    1e6,
+    1e300,
+    math.inf,
+]
 
 
 def values_of(result: Account) -> dict[str, float]:
     return {
-        "mu": result.mu, "pld": result.epsilon_pld, "rdp": result.epsilon_rdp,
+        "mu": result.mu,
+        "pld": result.epsilon_pld,
+        "rdp": result.epsilon_rdp,
         "gdp": result.epsilon_gdp if result.mu_kind == "exact" else 0.0,
-    }  # fmt: skip
+    }
 
 
-@given(history=HISTORIES, adjacency=st.sampled_from(ADJACENCIES), delta=st.sampled_from([1e-2, 1e-5, 1e-8]))
+@given(
+    history=HISTORIES,
+    adjacency=st.sampled_from(ADJACENCIES),
+    delta=st.sampled_from([1e-2, 1e-5, 1e-8]),
+)
 @settings(max_examples=25, deadline=None, derandomize=True)
-def test_every_method_property_rises_with_steps_rate_and_falls_with_noise(history, adjacency, delta) -> None:
+def test_every_method_property_rises_with_steps_rate_and_falls_with_noise(
+    history, adjacency, delta
+) -> None:
     first, *others = history
     base = values_of(account(history, delta, adjacency))  # type: ignore[arg-type]
     for worse in (
-        replace(first, steps=first.steps + 1), replace(first, noise_multiplier=first.noise_multiplier * 0.99),
+        replace(first, steps=first.steps + 1),
+        replace(first, noise_multiplier=first.noise_multiplier * 0.99),
         replace(first, sampling_rate=min(1.0, first.sampling_rate * 1.01)),
-    ):  # fmt: skip
+    ):
         after = values_of(account((worse, *others), delta, adjacency))  # type: ignore[arg-type]
         for method, value in base.items():
             # Joining q = 1 turns the limit's mu into the exact one, which is another quantity.
@@ -53,9 +76,15 @@ def test_every_method_property_rises_with_steps_rate_and_falls_with_noise(histor
 
 @given(history=HISTORIES, adjacency=st.sampled_from(ADJACENCIES))
 @settings(max_examples=20, deadline=None, derandomize=True)
-def test_no_method_property_cares_about_order_grouping_or_free_events(history: History, adjacency: str) -> None:
+def test_no_method_property_cares_about_order_grouping_or_free_events(
+    history: History, adjacency: str
+) -> None:
     base = values_of(account(history, 1e-5, adjacency))  # type: ignore[arg-type]
-    single = tuple(GaussianEvent(e.noise_multiplier, e.sampling_rate, 1) for e in history for _ in range(e.steps))
+    single = tuple(
+        GaussianEvent(e.noise_multiplier, e.sampling_rate, 1)
+        for e in history
+        for _ in range(e.steps)
+    )
     free = (GaussianEvent(0.0, 0.0, 3), GaussianEvent(0.0, 0.5, 0), GaussianEvent(math.inf, 0.5, 5))
     for same in (history[::-1], single, free + history):
         after = values_of(account(same, 1e-5, adjacency))  # type: ignore[arg-type]
@@ -87,7 +116,9 @@ def test_no_history_raises_or_gives_nan(sigma: float, rate: float, adjacency: st
 
 @given(mu=st.floats(1e-3, 50), log_delta=st.floats(-50, -0.1))
 @settings(max_examples=100, deadline=None, derandomize=True)
-def test_epsilon_property_equals_dp_accounting_and_inverts_delta(mu: float, log_delta: float) -> None:
+def test_epsilon_property_equals_dp_accounting_and_inverts_delta(
+    mu: float, log_delta: float
+) -> None:
     delta = math.exp(log_delta)
     epsilon = gdp_epsilon(mu, delta)
     assert epsilon == pytest.approx(get_epsilon_gaussian(1 / mu, delta), rel=1e-9, abs=1e-9)
@@ -101,7 +132,9 @@ def test_mu_by_hand_and_its_limit_for_replacement_is_twice_that_of_adding() -> N
     assert gdp_mu(history, "replace_one") == GdpMu(2.0, "exact")
     history = (GaussianEvent(1.0, 0.5, 4),)
     assert gdp_mu(history) == GdpMu(math.sqrt(math.e - 1), "clt")
-    assert gdp_mu(history, "replace_one").mu == pytest.approx(math.sqrt(4 * math.sinh(1.0)), rel=1e-12)
+    assert gdp_mu(history, "replace_one").mu == pytest.approx(
+        math.sqrt(4 * math.sinh(1.0)), rel=1e-12
+    )
     loud = (GaussianEvent(1000.0, 0.1, 4),)
     assert gdp_mu(loud, "replace_one").mu == pytest.approx(2 * gdp_mu(loud).mu, rel=1e-6)
 
@@ -116,7 +149,10 @@ def test_epsilon_edges() -> None:
 # Renyi differential privacy.
 
 MANY_EVENTS = st.builds(
-    GaussianEvent, st.floats(0.3, 20), st.sampled_from([1e-4, 0.01, 0.3, 0.9, 1.0]), st.integers(0, 500)
+    GaussianEvent,
+    st.floats(0.3, 20),
+    st.sampled_from([1e-4, 0.01, 0.3, 0.9, 1.0]),
+    st.integers(0, 500),
 )
 MANY_HISTORIES = st.lists(MANY_EVENTS, max_size=5).map(tuple)
 
@@ -125,14 +161,22 @@ def of_dp_accounting(history: tuple[GaussianEvent, ...], orders: list[float]) ->
     accountant = RdpAccountant(orders)
     for event in history:
         noise = dp_accounting.GaussianDpEvent(event.noise_multiplier)
-        accountant.compose(dp_accounting.PoissonSampledDpEvent(event.sampling_rate, noise), event.steps)
+        accountant.compose(
+            dp_accounting.PoissonSampledDpEvent(event.sampling_rate, noise), event.steps
+        )
     return accountant.rdp
 
 
 @given(history=MANY_HISTORIES)
 @settings(max_examples=25, deadline=None, derandomize=True)
-def test_divergences_property_equal_dp_accounting_at_whole_orders(history: tuple[GaussianEvent, ...]) -> None:
-    of_filters = {order for limits in ((0.5, 1e-6), (3.0, 1e-5), (8.0, 1e-3)) for order in filter_orders(*limits)}
+def test_divergences_property_equal_dp_accounting_at_whole_orders(
+    history: tuple[GaussianEvent, ...],
+) -> None:
+    of_filters = {
+        order
+        for limits in ((0.5, 1e-6), (3.0, 1e-5), (8.0, 1e-3))
+        for order in filter_orders(*limits)
+    }
     orders = sorted({2.0, 3.0, 8.0, 33.0} | of_filters)
     expected = of_dp_accounting(tuple(event for event in history if event.steps), orders)
     assert renyi_divergences(history, orders) == pytest.approx(expected, rel=1e-9, abs=1e-12)
@@ -146,9 +190,15 @@ def test_divergences_between_whole_orders_lie_above_the_exact_ones() -> None:
     assert np.all(ours <= of_dp_accounting(history, [2.0, 2.0, 3.0, 4.0, 8.0]) * (1 + 1e-9))
 
 
-@given(first=MANY_HISTORIES, second=MANY_HISTORIES, adjacency=st.sampled_from(["add_or_remove_one", "replace_one"]))
+@given(
+    first=MANY_HISTORIES,
+    second=MANY_HISTORIES,
+    adjacency=st.sampled_from(["add_or_remove_one", "replace_one"]),
+)
 @settings(max_examples=20, deadline=None, derandomize=True)
-def test_divergences_property_add_over_events(first: History, second: History, adjacency: str) -> None:
+def test_divergences_property_add_over_events(
+    first: History, second: History, adjacency: str
+) -> None:
     parts = [renyi_divergences(part, adjacency=adjacency) for part in (first, second)]  # type: ignore[arg-type]
     whole = renyi_divergences(first + second, adjacency=adjacency)  # type: ignore[arg-type]
     assert whole == pytest.approx(sum(parts), rel=1e-9, abs=1e-15)
@@ -170,8 +220,11 @@ def test_replacing_lies_above_the_divergence_by_quadrature(sigma: float, rate: f
 
 
 def test_full_batch_limit_is_the_gaussian_divergence() -> None:
-    for rate, adjacency, expected in ((1.0, "add_or_remove_one", 3.0), (1.0, "replace_one", 12.0),
-                                      (1 - 1e-12, "add_or_remove_one", 3.0)):  # fmt: skip
+    for rate, adjacency, expected in (
+        (1.0, "add_or_remove_one", 3.0),
+        (1.0, "replace_one", 12.0),
+        (1 - 1e-12, "add_or_remove_one", 3.0),
+    ):
         found = renyi_divergences((GaussianEvent(2.0, rate, 8),), [3.0], adjacency)
         assert found[0] == pytest.approx(expected, rel=1e-9 if rate < 1 else 1e-12)
 
@@ -181,6 +234,8 @@ def test_epsilon_equals_that_of_dp_accounting_and_an_order_of_one_is_refused() -
     expected = dp_accounting.rdp.compute_epsilon(list(ORDERS), renyi_divergences(history), 1e-5)[0]
     assert rdp_epsilon(history, 1e-5) == pytest.approx(expected, rel=1e-12)
     result = account(history, 1e-5)
-    assert result.epsilon_gdp < result.epsilon_pld < result.epsilon_rdp == rdp_epsilon(history, 1e-5)
+    assert (
+        result.epsilon_gdp < result.epsilon_pld < result.epsilon_rdp == rdp_epsilon(history, 1e-5)
+    )
     with pytest.raises(ValueError, match="above 1"):
         renyi_divergences((), [1.0])

@@ -1,4 +1,7 @@
-"""The tests of an audit: how often they alarm at a sound site, how rarely they miss what they find; and its attacks."""
+"""The tests of an audit: how often they alarm at a sound site, how rarely they miss what they find.
+
+And its attacks.
+"""
 
 import math
 import re
@@ -29,7 +32,8 @@ def size_found(finding: audit.Finding) -> float:
 
 
 def alarms(totals: np.ndarray, degrees: int, kurtosis: float = 0.0) -> float:
-    # The probability falls away from the middle: two bisections find where it is the level, and the rest is counting.
+    # The probability falls away from the middle: two bisections find where it is the level, and the
+    # rest is counting.
     def limit(low: float, high: float) -> float:
         for _ in range(60):
             middle = (low + high) / 2
@@ -75,7 +79,10 @@ def test_counts_raise_alarms_as_seldom_as_promised_at_the_level_of_an_audit() ->
     for _ in range(batches - 1):
         law = fftconvolve(law, one)[:most]
     kurtosis = audit.count_kurtosis(units, rate)
-    alarm = [audit.variance_test(x / variance, batches, "", kurtosis=kurtosis).probability < level for x in range(most)]
+    alarm = [
+        audit.variance_test(x / variance, batches, "", kurtosis=kurtosis).probability < level
+        for x in range(most)
+    ]
     assert 1 - law.sum() + law[alarm].sum() < 2.5 * level
 
 
@@ -83,7 +90,10 @@ def test_a_mean_is_missed_and_mistaken_as_seldom_as_promised() -> None:
     draws = 0.1 * np.random.default_rng(0).normal(size=RUNS // 30)
 
     def found(shift: float, one_sided: bool = False) -> float:
-        tests = [audit.mean_test(x + shift, 0.1, "", unit=1.0, one_sided=one_sided).probability for x in draws]
+        tests = [
+            audit.mean_test(x + shift, 0.1, "", unit=1.0, one_sided=one_sided).probability
+            for x in draws
+        ]
         return float(np.mean(np.array(tests) < LEVEL))
 
     assert found(0.0) < 2 * LEVEL
@@ -95,7 +105,9 @@ def test_a_mean_is_missed_and_mistaken_as_seldom_as_promised() -> None:
 
 def test_slack_is_never_an_alarm_and_no_noise_at_all_always_is() -> None:
     assert audit.mean_test(0.01, 1e-9, "", unit=1.0, slack=0.01).probability == 1
-    strict, lenient = (audit.variance_test(10_200, 10_000, "", slack=slack).probability for slack in (0.0, 0.02))
+    strict, lenient = (
+        audit.variance_test(10_200, 10_000, "", slack=slack).probability for slack in (0.0, 0.02)
+    )
     assert strict < lenient
     [check] = audit.verdicts("part", {"a": [audit.variance_test(0.0, 10, "all")]}, 1e-4)
     assert not check.passed
@@ -147,9 +159,13 @@ def test_ratio_survives_signals_far_beyond_the_noise() -> None:
 
 def test_perfect_scores_give_the_closed_form_limit() -> None:
     included = np.arange(200) < 100
-    bound = audit.gaussian_epsilon_bound(included - 0.5, included, threshold=0.0, delta=DELTA, confidence=0.95)
+    bound = audit.gaussian_epsilon_bound(
+        included - 0.5, included, threshold=0.0, delta=DELTA, confidence=0.95
+    )
     error = 1 - 0.025 ** (1 / 100)
-    assert bound == pytest.approx(gdp_epsilon(float(ndtri(1 - error) - ndtri(error)), DELTA), rel=1e-9)
+    assert bound == pytest.approx(
+        gdp_epsilon(float(ndtri(1 - error) - ndtri(error)), DELTA), rel=1e-9
+    )
 
 
 def test_scores_without_information_or_with_one_class_give_zero() -> None:
@@ -168,8 +184,12 @@ def test_bounds_of_a_gaussian_mechanism_hold_and_approach_its_epsilon(mu: float)
     for _ in range(FEW_RUNS):
         included = coins(generator, 2000)
         scores = generator.normal(mu * (included - 0.5), 1.0)
-        bound = audit.gaussian_epsilon_bound(scores, included, threshold=0.0, delta=DELTA, confidence=0.9)
-        one_run = audit.one_run_epsilon_bound(scores, included, guesses=500, delta=DELTA, confidence=0.9)
+        bound = audit.gaussian_epsilon_bound(
+            scores, included, threshold=0.0, delta=DELTA, confidence=0.9
+        )
+        one_run = audit.one_run_epsilon_bound(
+            scores, included, guesses=500, delta=DELTA, confidence=0.9
+        )
         exceeded += max(bound, one_run) > gdp_epsilon(mu, DELTA)
         bounds.append(bound)
     # At most 10 % may exceed; the two limits of the error rates together make it far fewer.
@@ -180,7 +200,9 @@ def test_bounds_of_a_gaussian_mechanism_hold_and_approach_its_epsilon(mu: float)
 @pytest.mark.parametrize("guesses", [10, 200])
 def test_one_run_bound_of_perfect_guesses_without_delta_is_the_closed_form(guesses: int) -> None:
     included = np.arange(400) < 200
-    bound = audit.one_run_epsilon_bound(included * 1.0, included, guesses=guesses, delta=0.0, confidence=0.95)
+    bound = audit.one_run_epsilon_bound(
+        included * 1.0, included, guesses=guesses, delta=0.0, confidence=0.95
+    )
     accuracy = 0.05 ** (1 / guesses)
     assert bound == pytest.approx(math.log(accuracy / (1 - accuracy)), abs=2e-4)
 
@@ -192,7 +214,9 @@ def test_one_run_bound_is_reached_by_randomised_response_and_seldom_passed() -> 
         truthful = generator.random(1000) < 1 / (1 + math.exp(-epsilon))
         # A small random part breaks ties without taking sides.
         scores = np.where(truthful, included, ~included) + 0.1 * generator.random(1000)
-        bound = audit.one_run_epsilon_bound(scores, included, guesses=800, delta=0.0, confidence=0.95)
+        bound = audit.one_run_epsilon_bound(
+            scores, included, guesses=800, delta=0.0, confidence=0.95
+        )
         exceeded += bound > epsilon
         bounds.append(bound)
     assert exceeded <= 0.05 * FEW_RUNS + 3 * math.sqrt(0.05 * 0.95 * FEW_RUNS)
@@ -202,6 +226,9 @@ def test_one_run_bound_is_reached_by_randomised_response_and_seldom_passed() -> 
 def test_one_run_bound_falls_as_delta_grows() -> None:
     included, rest = np.arange(400) < 200, {"guesses": 200, "confidence": 0.95}
     deltas = (0.0, 1e-5, 1e-4, 1e-2)
-    bounds = [audit.one_run_epsilon_bound(included * 1.0, included, delta=delta, **rest) for delta in deltas]
+    bounds = [
+        audit.one_run_epsilon_bound(included * 1.0, included, delta=delta, **rest)
+        for delta in deltas
+    ]
     assert bounds == sorted(bounds, reverse=True)
     assert bounds[-1] < bounds[0]

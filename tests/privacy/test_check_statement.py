@@ -8,8 +8,19 @@ import pytest
 from fl_dpbayes.config.plan import TrainingPlan
 from fl_dpbayes.config.sampler import SGLD, Adam, ConstantStepSize, ExponentialStepSize
 from fl_dpbayes.privacy.account import account
-from fl_dpbayes.privacy.check_statement import MOST_KINDS, checked_statement, epsilon_bounds, largest_at_small_delta
-from fl_dpbayes.privacy.events import GaussianEvent, history_of_steps, joined, read_history, write_history
+from fl_dpbayes.privacy.check_statement import (
+    MOST_KINDS,
+    checked_statement,
+    epsilon_bounds,
+    largest_at_small_delta,
+)
+from fl_dpbayes.privacy.events import (
+    GaussianEvent,
+    history_of_steps,
+    joined,
+    read_history,
+    write_history,
+)
 from fl_dpbayes.privacy.filter import Budget, choose_rule, filter_epsilon, filter_orders
 from fl_dpbayes.privacy.gdp import gdp_mu
 from fl_dpbayes.privacy.planned_noise import planned_stretch
@@ -24,12 +35,24 @@ EARLIER = (GaussianEvent(2.0, 0.05, 300),)
 
 def stated(of_history, epsilon=None, method="pld", budget=8.0, **changes) -> PrivacyStatement:
     found = account(of_history, DELTA)
-    return PrivacyStatement.model_validate({
-        "cohort": "north", "unit": "patient", "units": 50, "adjacency": "add_or_remove_one", "delta": DELTA,
-        "epsilon": found.epsilon_pld if epsilon is None else epsilon, "epsilon_method": method, "mu": found.mu,
-        "mu_kind": found.mu_kind, "steps": sum(event.steps for event in of_history), "budget": budget,
-        "history": write_history(of_history), "seeded": False, **changes,
-    })  # fmt: skip
+    return PrivacyStatement.model_validate(
+        {
+            "cohort": "north",
+            "unit": "patient",
+            "units": 50,
+            "adjacency": "add_or_remove_one",
+            "delta": DELTA,
+            "epsilon": found.epsilon_pld if epsilon is None else epsilon,
+            "epsilon_method": method,
+            "mu": found.mu,
+            "mu_kind": found.mu_kind,
+            "steps": sum(event.steps for event in of_history),
+            "budget": budget,
+            "history": write_history(of_history),
+            "seeded": False,
+            **changes,
+        }
+    )
 
 
 def test_statement_of_a_single_run_is_its_account_and_nothing_else() -> None:
@@ -37,7 +60,9 @@ def test_statement_of_a_single_run_is_its_account_and_nothing_else() -> None:
     assert checked_statement(good, OWN, OWN, None, DELTA) == good
     for share, said in ((0.99, "its history costs"), (1.01, "allows at most")):
         with pytest.raises(ValueError, match=said):
-            checked_statement(good.model_copy(update={"epsilon": share * good.epsilon}), OWN, OWN, None, DELTA)
+            checked_statement(
+                good.model_copy(update={"epsilon": share * good.epsilon}), OWN, OWN, None, DELTA
+            )
 
 
 def test_run_that_missed_a_round_may_state_the_cost_of_the_steps_up_to_its_last() -> None:
@@ -46,12 +71,17 @@ def test_run_that_missed_a_round_may_state_the_cost_of_the_steps_up_to_its_last(
     assert checked_statement(stated(OWN, whole), OWN, reached, None, DELTA).epsilon == whole
 
 
-def test_site_that_missed_a_round_of_falling_noise_may_state_what_the_whole_plan_s_grid_gives() -> None:
+def test_site_that_missed_a_round_of_falling_noise_may_state_what_the_whole_plan_s_grid_gives() -> (
+    None
+):
     plan = tuple(GaussianEvent(0.7 * float(level), 0.002, 10) for level in np.linspace(4, 1, 20))
     answered, reached = (plan[0], plan[2]), plan[:3]
     whole = prefix_epsilon(plan, 30, DELTA)
     assert whole > 1.005 * pld_epsilon(reached, DELTA)
-    assert checked_statement(stated(answered, whole), answered, reached, None, DELTA, plan).epsilon == whole
+    assert (
+        checked_statement(stated(answered, whole), answered, reached, None, DELTA, plan).epsilon
+        == whole
+    )
 
 
 def test_statement_by_a_filter_lies_between_its_history_and_its_budget() -> None:
@@ -60,7 +90,10 @@ def test_statement_by_a_filter_lies_between_its_history_and_its_budget() -> None
     rule = choose_rule(EARLIER, budget)
     by_filter = filter_epsilon(rule, history, budget)
     assert rule.name == "rdp filter"
-    assert checked_statement(stated(history, by_filter, rule.name), OWN, OWN, None, DELTA).epsilon == by_filter
+    assert (
+        checked_statement(stated(history, by_filter, rule.name), OWN, OWN, None, DELTA).epsilon
+        == by_filter
+    )
     unlimited = Budget(float("inf"), DELTA, "add_or_remove_one", filter_orders(float("inf"), DELTA))
     without = stated(history, filter_epsilon(rule, history, unlimited), rule.name, budget=None)
     assert checked_statement(without, OWN, OWN, None, DELTA) == without
@@ -70,9 +103,13 @@ def test_statement_by_a_filter_lies_between_its_history_and_its_budget() -> None
             checked_statement(statement, OWN, OWN, None, DELTA)
 
 
-@pytest.mark.parametrize("history", [OWN, (*EARLIER, *OWN)], ids=["this run alone", "earlier runs too"])
+@pytest.mark.parametrize(
+    "history", [OWN, (*EARLIER, *OWN)], ids=["this run alone", "earlier runs too"]
+)
 @pytest.mark.parametrize("planned", [(), OWN], ids=["no plan", "known plan"])
-def test_statement_above_its_budget_is_rejected_whatever_its_history_holds(history, planned) -> None:
+def test_statement_above_its_budget_is_rejected_whatever_its_history_holds(
+    history, planned
+) -> None:
     cost = pld_epsilon(history, DELTA)
     for budget in (1e-9, 0.9 * cost):
         with pytest.raises(ValueError, match=r"of a budget of|allows at most"):
@@ -82,8 +119,12 @@ def test_statement_above_its_budget_is_rejected_whatever_its_history_holds(histo
 
 
 def test_site_that_joins_late_may_state_the_schedule_of_an_earlier_run() -> None:
-    # By the rule of a fixed schedule the earlier run's whole schedule counts, which the server does not know.
-    history, whole = (GaussianEvent(1.0, 0.1, 5), *OWN), pld_epsilon((GaussianEvent(1.0, 0.1, 120),), DELTA)
+    # By the rule of a fixed schedule the earlier run's whole schedule counts, which the server does
+    # not know.
+    history, whole = (
+        (GaussianEvent(1.0, 0.1, 5), *OWN),
+        pld_epsilon((GaussianEvent(1.0, 0.1, 120),), DELTA),
+    )
     reached = (GaussianEvent(1.2, 0.1, 60),)
     assert pld_epsilon(reached, DELTA) < whole < 8
     assert checked_statement(stated(history, whole), OWN, reached, None, DELTA).epsilon == whole
@@ -91,7 +132,12 @@ def test_site_that_joins_late_may_state_the_schedule_of_an_earlier_run() -> None
 
 def test_history_without_the_run_s_own_steps_is_refused() -> None:
     # More noise, a step less, another rate, more noise later.
-    for rows in ([[1.21, 0.1, 20]], [[1.2, 0.1, 19]], [[1.2, 0.09, 20]], [[1.2, 0.1, 10], [1.5, 0.1, 10]]):
+    for rows in (
+        [[1.21, 0.1, 20]],
+        [[1.2, 0.1, 19]],
+        [[1.2, 0.09, 20]],
+        [[1.2, 0.1, 10], [1.5, 0.1, 10]],
+    ):
         with pytest.raises(ValueError, match="lacks steps of this run"):
             checked_statement(stated(read_history(rows)), OWN, OWN, None, DELTA)
 
@@ -99,16 +145,27 @@ def test_history_without_the_run_s_own_steps_is_refused() -> None:
 def test_history_grows_by_each_round_and_never_shrinks_in_one_account() -> None:
     twice, first = (GaussianEvent(1.2, 0.1, 40),), stated(OWN)
     assert checked_statement(stated(twice), OWN, twice, first, DELTA).steps == 40
-    for statement, said in ((first, "lacks steps of this run"), (stated(twice, cohort="south"), "another account")):
+    for statement, said in (
+        (first, "lacks steps of this run"),
+        (stated(twice, cohort="south"), "another account"),
+    ):
         with pytest.raises(ValueError, match=said):
             checked_statement(statement, OWN, twice, first, DELTA)
 
 
 OUTSIDE = [
-    ("epsilon", -5.0), ("mu", -3.0), ("steps", 10**18), ("steps", -1), ("delta", 0.0), ("budget", -1.0),
-    ("adjacency", "none"), ("history", [[-1.0, 0.1, 1]]), ("history", [[1.0, 1.1, 1]]), ("history", [[1.0, 0.1, -1]]),
+    ("epsilon", -5.0),
+    ("mu", -3.0),
+    ("steps", 10**18),
+    ("steps", -1),
+    ("delta", 0.0),
+    ("budget", -1.0),
+    ("adjacency", "none"),
+    ("history", [[-1.0, 0.1, 1]]),
+    ("history", [[1.0, 1.1, 1]]),
+    ("history", [[1.0, 0.1, -1]]),
     ("history", [[1.0, 0.1, 1]] * 20_001),
-]  # fmt: skip
+]
 
 
 def test_statement_outside_its_bounds_is_no_record() -> None:
@@ -128,7 +185,10 @@ def test_statement_without_privacy_is_infinite() -> None:
 @pytest.mark.parametrize("seed", range(3))
 def test_bounds_of_long_histories_enclose_their_epsilon(seed) -> None:
     generator = np.random.default_rng(seed)
-    noise, rates = np.geomspace(1.0, 3.0, 90), generator.choice([0.01, 0.02, 0.05, 0.1, 0.2, 0.3], 90)
+    noise, rates = (
+        np.geomspace(1.0, 3.0, 90),
+        generator.choice([0.01, 0.02, 0.05, 0.1, 0.2, 0.3], 90),
+    )
     history = tuple(GaussianEvent(float(s), float(q), 3) for s, q in zip(noise, rates, strict=True))
     least, most = epsilon_bounds(history, DELTA, "add_or_remove_one")
     assert least < pld_epsilon(history, DELTA) < most
@@ -184,13 +244,28 @@ def test_free_steps_of_many_kinds_do_not_hide_the_planned_ones() -> None:
 
 def _row(site: str, sigma: float, delta: float = 1e-3, method: str = "pld") -> dict:
     epsilon = pld_epsilon((GaussianEvent(sigma, 0.1, 50),), delta)
-    return {"site": site, "delta": delta, "epsilon": epsilon, "epsilon_method": method, "history": [[sigma, 0.1, 50]]}
+    return {
+        "site": site,
+        "delta": delta,
+        "epsilon": epsilon,
+        "epsilon_method": method,
+        "history": [[sigma, 0.1, 50]],
+    }
 
 
 def test_costliest_site_is_accounted_at_the_small_delta() -> None:
-    rows = [_row("north", 1.5), _row("south", 1.0), _row("east", 0.7, method="rdp filter"), {"site": "west"}]
+    rows = [
+        _row("north", 1.5),
+        _row("south", 1.0),
+        _row("east", 0.7, method="rdp filter"),
+        {"site": "west"},
+    ]
     found = largest_at_small_delta(rows, "add_or_remove_one")
-    assert found == {"site": "south", "delta": 1e-5, "epsilon": pld_epsilon((GaussianEvent(1.0, 0.1, 50),), 1e-5)}
+    assert found == {
+        "site": "south",
+        "delta": 1e-5,
+        "epsilon": pld_epsilon((GaussianEvent(1.0, 0.1, 50),), 1e-5),
+    }
     assert found["epsilon"] > rows[1]["epsilon"]
     for nothing in ([], [{"site": "west"}], [_row("north", 1.0, delta=1e-5)]):
         assert largest_at_small_delta(nothing, "add_or_remove_one") is None

@@ -9,7 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fl_dpbayes.privacy.events import GaussianEvent, history_of_steps, noise_of_steps
-from fl_dpbayes.privacy.filter import Budget, SpendingRule, admitted_steps, choose_rule, filter_epsilon, renyi_epsilon
+from fl_dpbayes.privacy.filter import (
+    Budget,
+    SpendingRule,
+    admitted_steps,
+    choose_rule,
+    filter_epsilon,
+    renyi_epsilon,
+)
 from fl_dpbayes.privacy.filter import filter_orders as orders_of
 from fl_dpbayes.privacy.gdp import gdp_epsilon
 from fl_dpbayes.privacy.planned_noise import largest_prefix
@@ -41,7 +48,9 @@ def test_single_run_runs_the_longest_prefix_of_its_loss_distribution(shape, rate
     plan = history_of_steps(np.repeat(level * (1 + slope * np.arange(10) / 10), 12), rate)
     budget = _budget()
     rule = choose_rule(plan, budget)
-    expected = largest_prefix(noise_of_steps(plan), rate, budget.epsilon, budget.delta, budget.adjacency)
+    expected = largest_prefix(
+        noise_of_steps(plan), rate, budget.epsilon, budget.delta, budget.adjacency
+    )
     assert 0 < expected < 120
     assert _admit_in_rounds(rule, plan, budget, steps_per_round) == expected
 
@@ -72,13 +81,20 @@ def test_gdp_filter_is_exact(adjacency):
             break
         spent, squares = (*spent, event), squares + square
     assert len(spent) > 5
-    assert filter_epsilon(rule, spent, budget) == pytest.approx(gdp_epsilon(math.sqrt(squares), budget.delta), rel=1e-9)
+    assert filter_epsilon(rule, spent, budget) == pytest.approx(
+        gdp_epsilon(math.sqrt(squares), budget.delta), rel=1e-9
+    )
 
 
 def test_gdp_filter_counts_subsampled_steps_as_full_ones():
     budget, rule = _budget(), SpendingRule("gdp filter")
     full, thin = (GaussianEvent(10.0, rate, 1000) for rate in (1.0, 0.01))
-    assert 0 < admitted_steps(rule, (), (thin,), budget) == admitted_steps(rule, (), (full,), budget) < 1000
+    assert (
+        0
+        < admitted_steps(rule, (), (thin,), budget)
+        == admitted_steps(rule, (), (full,), budget)
+        < 1000
+    )
 
 
 def test_renyi_filter_admits_one_more_step_exactly_while_an_order_holds():
@@ -87,7 +103,9 @@ def test_renyi_filter_admits_one_more_step_exactly_while_an_order_holds():
     requested = history_of_steps(np.linspace(1.5, 0.8, 600), 0.05)
     steps = admitted_steps(rule, spent, requested, budget)
     assert 0 < steps < 600
-    histories = (spent + history_of_steps(noise_of_steps(requested)[: steps + more], 0.05) for more in (0, 1))
+    histories = (
+        spent + history_of_steps(noise_of_steps(requested)[: steps + more], 0.05) for more in (0, 1)
+    )
     fits, fails = (renyi_epsilon(history, budget) for history in histories)
     assert fits <= budget.epsilon < fails
 
@@ -96,7 +114,11 @@ def test_step_without_noise_is_never_admitted_and_no_step_is_free():
     budget = _budget()
     silent = (GaussianEvent(0.0, 0.5, 1),)
     stock = history_of_steps([0.9] * 50, 0.5)
-    for rule in (SpendingRule("gdp filter"), SpendingRule("rdp filter"), SpendingRule("fixed schedule", stock)):
+    for rule in (
+        SpendingRule("gdp filter"),
+        SpendingRule("rdp filter"),
+        SpendingRule("fixed schedule", stock),
+    ):
         assert admitted_steps(rule, (), silent, budget) == 0
         assert filter_epsilon(rule, (), budget) == 0.0
     assert admitted_steps(choose_rule(silent, budget), (), silent, budget) == 0
@@ -105,8 +127,12 @@ def test_step_without_noise_is_never_admitted_and_no_step_is_free():
 def test_fixed_schedule_refuses_more_sampling_and_less_noise():
     budget, rule = _budget(), SpendingRule("fixed schedule", history_of_steps([1.0, 1.0, 2.0], 0.1))
     for sigmas, rate, steps in (
-        ([1.0, 2.0, 1.0], 0.1, 3), ([3.0] * 4, 0.05, 3), ([1.0] * 3, 0.1, 2), ([0.99], 0.1, 0), ([5.0], 0.11, 0),
-    ):  # fmt: skip
+        ([1.0, 2.0, 1.0], 0.1, 3),
+        ([3.0] * 4, 0.05, 3),
+        ([1.0] * 3, 0.1, 2),
+        ([0.99], 0.1, 0),
+        ([5.0], 0.11, 0),
+    ):
         assert admitted_steps(rule, (), history_of_steps(sigmas, rate), budget) == steps
 
 
@@ -114,7 +140,9 @@ levels = st.sampled_from([0.5, 1.0, 1.5, 2.0])
 
 
 @settings(deadline=None, derandomize=True, max_examples=200)
-@given(stock=st.lists(levels, min_size=1, max_size=8), wanted=st.lists(levels, min_size=1, max_size=10))
+@given(
+    stock=st.lists(levels, min_size=1, max_size=8), wanted=st.lists(levels, min_size=1, max_size=10)
+)
 def test_sorted_comparison_equals_best_fit_matching_property(stock, wanted):
     rule = SpendingRule("fixed schedule", history_of_steps(stock, 0.1))
     left, matched = sorted(stock), 0
@@ -136,7 +164,9 @@ def test_adaptive_requests_never_pass_the_budget(seed):
         # The next plan depends on what was released before; large releases provoke greedy requests.
         rate = 1.0 if seed % 3 == 0 else float(rng.choice([0.02, 0.05, 0.2]))
         level = (4.0 if rate == 1 else 0.7) * (1 + 3 * math.exp(-abs(release)) * rng.random())
-        plan = history_of_steps(level * rng.choice([0.8, 1.0, 1.2], size=int(rng.integers(1, 60))), rate)
+        plan = history_of_steps(
+            level * rng.choice([0.8, 1.0, 1.2], size=int(rng.integers(1, 60))), rate
+        )
         rule = rule or choose_rule(plan, budget)
         steps = admitted_steps(rule, spent, plan, budget)
         spent += history_of_steps(noise_of_steps(plan)[:steps], rate)
@@ -155,8 +185,8 @@ def test_adaptive_requests_never_pass_the_budget(seed):
 def _simulate(rule, budget, menu, paths, rng, ignore_last=False):
     """Estimate sup delta of an adversary who, path by path, picks its next step by the privacy loss so far.
 
-    It takes the most revealing step that is admitted, and the least revealing one where the path looks lost.
-    `ignore_last` lets every path take one step more than the filter admits.
+    It takes the most revealing step that is admitted, and the least revealing one where the path
+    looks lost. `ignore_last` lets every path take one step more than the filter admits.
     """
     losses, done = np.zeros(paths), np.zeros(paths, dtype=bool)
     counts = np.zeros((paths, len(menu)), dtype=int)
@@ -165,7 +195,14 @@ def _simulate(rule, budget, menu, paths, rng, ignore_last=False):
     def choice(taken, timid):
         spent = tuple(GaussianEvent(s, q, n) for (s, q), n in zip(menu, taken, strict=True) if n)
         order = range(len(menu))[::-1] if timid else range(len(menu))
-        return next((i for i in order if admitted_steps(rule, spent, (GaussianEvent(*menu[i], 1),), budget)), -1)
+        return next(
+            (
+                i
+                for i in order
+                if admitted_steps(rule, spent, (GaussianEvent(*menu[i], 1),), budget)
+            ),
+            -1,
+        )
 
     def take(active, picks):
         for i, (sigma, rate) in enumerate(menu):
@@ -177,8 +214,12 @@ def _simulate(rule, budget, menu, paths, rng, ignore_last=False):
     while not done.all():
         active = np.flatnonzero(~done)
         timid = losses[active] < -0.5 * budget.epsilon
-        keys, inverse = np.unique(np.column_stack([counts[active], timid]), axis=0, return_inverse=True)
-        picks = np.array([choice(tuple(key[:-1].tolist()), bool(key[-1])) for key in keys])[inverse.ravel()]
+        keys, inverse = np.unique(
+            np.column_stack([counts[active], timid]), axis=0, return_inverse=True
+        )
+        picks = np.array([choice(tuple(key[:-1].tolist()), bool(key[-1])) for key in keys])[
+            inverse.ravel()
+        ]
         done[active[picks < 0]] = True
         take(active[picks >= 0], picks[picks >= 0])
     if ignore_last:
@@ -206,7 +247,9 @@ def test_adaptive_adversary_stays_below_delta_in_standard_errors(name):
     if name != "rdp filter":
         # The filter that is exact leaves no slack: one more step, and the attack shows.
         assert estimate > 0.7 * budget.delta
-        broken, error = _simulate(rule, budget, menu, 100_000, np.random.default_rng(1), ignore_last=True)
+        broken, error = _simulate(
+            rule, budget, menu, 100_000, np.random.default_rng(1), ignore_last=True
+        )
         assert broken > budget.delta + 4 * error
 
 

@@ -10,7 +10,9 @@ from fl_dpbayes.privacy.planned_noise import solve_multiplier
 from fl_dpbayes.privacy.pld.loss_distribution import pld_epsilon
 from fl_dpbayes.privacy.rdp import rdp_epsilon
 
-GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "accounting.json").read_text(encoding="utf-8"))["settings"]
+GOLDEN = json.loads(
+    (Path(__file__).parents[1] / "golden" / "accounting.json").read_text(encoding="utf-8")
+)["settings"]
 SETTINGS = sorted(name for name, setting in GOLDEN.items() if "segments" in setting)
 FULL_BATCH = [name for name in SETTINGS if "gdp_exact_eps" in GOLDEN[name]]
 REPLACED = [name for name in SETTINGS if "pld_replace_one_eps" in GOLDEN[name]]
@@ -28,7 +30,8 @@ def test_golden_pld_is_an_upper_bound_and_tight(name: str) -> None:
     golden = GOLDEN[name]
     epsilon = pld_epsilon(history, delta)
     assert epsilon >= golden.get("gdp_exact_eps", golden["pld_opt_eps"]) - 1e-9
-    # The pessimistic value at spacing 1e-4 lies above the truth by less than a ten-thousandth, ours by less than it.
+    # The pessimistic value at spacing 1e-4 lies above the truth by less than a ten-thousandth, ours
+    # by less than it.
     assert (1 - 1e-4) * golden["pld_pess_eps"] <= epsilon <= (1 + 2.5e-5) * golden["pld_pess_eps"]
 
 
@@ -36,7 +39,10 @@ def test_golden_pld_is_an_upper_bound_and_tight(name: str) -> None:
 def test_golden_gdp_is_exact_for_full_batches(name: str) -> None:
     history, delta = history_and_delta(name)
     mu, exact = gdp_mu(history), pytest.approx(GOLDEN[name]["gdp_exact_eps"], abs=1e-9)
-    assert (mu.kind, mu.mu) == ("exact", pytest.approx(GOLDEN[name].get("gdp_exact_mu", mu.mu), rel=1e-12))
+    assert (mu.kind, mu.mu) == (
+        "exact",
+        pytest.approx(GOLDEN[name].get("gdp_exact_mu", mu.mu), rel=1e-12),
+    )
     assert gdp_epsilon(mu.mu, delta) == exact
     assert pld_epsilon(history, delta) == exact
 
@@ -62,8 +68,12 @@ def test_golden_rdp_is_an_upper_bound_near_that_of_opacus(name: str) -> None:
 @pytest.mark.parametrize("name", REPLACED)
 def test_golden_replacing_one_unit(name: str) -> None:
     history, delta = history_and_delta(name)
-    assert pld_epsilon(history, delta, "replace_one") == pytest.approx(GOLDEN[name]["pld_replace_one_eps"], rel=1e-4)
-    assert rdp_epsilon(history, delta, "replace_one") >= GOLDEN[name]["pld_replace_one_eps"] * (1 - 1e-4)
+    assert pld_epsilon(history, delta, "replace_one") == pytest.approx(
+        GOLDEN[name]["pld_replace_one_eps"], rel=1e-4
+    )
+    assert rdp_epsilon(history, delta, "replace_one") >= GOLDEN[name]["pld_replace_one_eps"] * (
+        1 - 1e-4
+    )
 
 
 def test_golden_full_batch_target() -> None:
@@ -81,5 +91,9 @@ def test_golden_subsampled_target() -> None:
     sigma = solve_multiplier(S2["target_eps"], S2["delta"], S2["q"], S2["steps"])
     assert sigma == pytest.approx(S2["sigma_pld"], rel=1e-3)
     at_clt = (GaussianEvent(S2["sigma_clt"], S2["q"], S2["steps"]),)
-    assert pld_epsilon(at_clt, S2["delta"]) == pytest.approx(S2["true_pld_eps_at_sigma_clt"], rel=1e-4)
-    assert pld_epsilon((GaussianEvent(sigma, S2["q"], S2["steps"]),), S2["delta"]) <= S2["target_eps"]
+    assert pld_epsilon(at_clt, S2["delta"]) == pytest.approx(
+        S2["true_pld_eps_at_sigma_clt"], rel=1e-4
+    )
+    assert (
+        pld_epsilon((GaussianEvent(sigma, S2["q"], S2["steps"]),), S2["delta"]) <= S2["target_eps"]
+    )

@@ -23,7 +23,11 @@ def columns(noise: np.ndarray) -> np.ndarray:
 
 
 def pairs(noise: np.ndarray) -> list:
-    return [*statistics.lagged(noise, 1, ""), *statistics.lagged(noise, 3, ""), *statistics.mirrored(noise, "")]
+    return [
+        *statistics.lagged(noise, 1, ""),
+        *statistics.lagged(noise, 3, ""),
+        *statistics.mirrored(noise, ""),
+    ]
 
 
 def directions(noise: np.ndarray) -> list[Finding]:
@@ -37,12 +41,18 @@ TESTS: dict[str, tuple[Test, bool]] = {
     "deviations": (lambda noise: statistics.deviation_tests(columns(noise), ROWS, str), True),
     "spread": (lambda noise: statistics.spread_test(columns(noise), ROWS, ""), True),
     "means": (lambda noise: statistics.mean_tests(noise.mean(axis=0), str, ROWS), True),
-    "excess": (lambda noise: statistics.excess_test(ROWS * np.square(noise.mean(axis=0)).sum(), SIZE, ""), True),
+    "excess": (
+        lambda noise: statistics.excess_test(ROWS * np.square(noise.mean(axis=0)).sum(), SIZE, ""),
+        True,
+    ),
     "directions": (lambda noise: directions(noise)[0], True),
     "offsets": (lambda noise: directions(noise)[1], True),
     "leading": (lambda noise: statistics.leading_test(noise, ""), False),
     "distances": (lambda noise: statistics.correlation_test(pairs(noise), ""), False),
-    "sizes at distances": (lambda noise: statistics.correlation_test(pairs(statistics.size_scores(noise)), ""), False),
+    "sizes at distances": (
+        lambda noise: statistics.correlation_test(pairs(statistics.size_scores(noise)), ""),
+        False,
+    ),
     "pairs": (lambda noise: statistics.pair_test(noise, ""), True),
     "comes again": (lambda noise: statistics.collision_test(noise, ""), False),
 }
@@ -52,7 +62,9 @@ TESTS: dict[str, tuple[Test, bool]] = {
 def test_sound_noise_raises_alarms_as_seldom_as_promised(name: str) -> None:
     test, exact = TESTS[name]
     generator = np.random.default_rng(len(name))
-    alarms = np.mean([test(generator.standard_normal((ROWS, SIZE))).probability < LEVEL for _ in range(RUNS)])
+    alarms = np.mean(
+        [test(generator.standard_normal((ROWS, SIZE))).probability < LEVEL for _ in range(RUNS)]
+    )
     error = math.sqrt(LEVEL * (1 - LEVEL) / RUNS)
     assert alarms < LEVEL + ERRORS * error
     assert not exact or alarms > LEVEL / 2 - ERRORS * error
@@ -70,22 +82,34 @@ FAULTS: dict[str, tuple[Callable[[np.ndarray], np.ndarray], Test]] = {
         lambda z: statistics.direction_tests(z, {"ones": np.ones(z.shape[1])}, "")[0],
     ),
     "a direction left out": (
-        lambda z: z - np.outer(z @ np.arange(40.0), np.arange(40.0)) / np.square(np.arange(40.0)).sum(),
+        lambda z: (
+            z - np.outer(z @ np.arange(40.0), np.arange(40.0)) / np.square(np.arange(40.0)).sum()
+        ),
         lambda z: statistics.leading_test(z, ""),
     ),
-    "half": (lambda z: np.where(z.sum(axis=1, keepdims=True) > 0, 1.2, 0.8) * z,
-             lambda z: statistics.spread_test(np.square(z).sum(axis=1), 40, "")),
-    "copies": (lambda z: np.concatenate([z[:, :20], z[:, :20]], axis=1), lambda z: statistics.collision_test(z, "")),
-    "float16": (
-        lambda z: z.astype(np.float16).astype(float) + 1e-7 * np.arange(40), lambda z: statistics.collision_test(z, "")
+    "half": (
+        lambda z: np.where(z.sum(axis=1, keepdims=True) > 0, 1.2, 0.8) * z,
+        lambda z: statistics.spread_test(np.square(z).sum(axis=1), 40, ""),
     ),
-    "neighbours": (lambda z: z + 0.2 * np.roll(z, 1, axis=1),
-                   lambda z: statistics.correlation_test(statistics.lagged(z, 1, ""), "")),
+    "copies": (
+        lambda z: np.concatenate([z[:, :20], z[:, :20]], axis=1),
+        lambda z: statistics.collision_test(z, ""),
+    ),
+    "float16": (
+        lambda z: z.astype(np.float16).astype(float) + 1e-7 * np.arange(40),
+        lambda z: statistics.collision_test(z, ""),
+    ),
+    "neighbours": (
+        lambda z: z + 0.2 * np.roll(z, 1, axis=1),
+        lambda z: statistics.correlation_test(statistics.lagged(z, 1, ""), ""),
+    ),
     "sizes of neighbours": (
         lambda z: np.repeat(np.abs(z[:, ::2]), 2, axis=1) * np.sign(z),
-        lambda z: statistics.correlation_test(statistics.lagged(statistics.size_scores(z), 1, ""), ""),
+        lambda z: statistics.correlation_test(
+            statistics.lagged(statistics.size_scores(z), 1, ""), ""
+        ),
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", FAULTS)
@@ -101,17 +125,26 @@ def test_the_stated_offset_and_deviation_are_missed_once_in_a_thousand() -> None
     level, rows = 1e-3, 200
     offset = statistics.mean_tests(np.zeros(1), str, rows).effect(level)[0]
     means = offset + generator.standard_normal(20_000) / math.sqrt(rows)
-    missed = np.mean([statistics.mean_tests(means[i : i + 1], str, rows).probability >= level for i in range(20_000)])
+    missed = np.mean(
+        [
+            statistics.mean_tests(means[i : i + 1], str, rows).probability >= level
+            for i in range(20_000)
+        ]
+    )
     assert missed < 3e-3
     ratio = 1 - statistics.deviation_tests(np.full(1, float(rows)), rows, str).effect(level)[0]
     squares = ratio**2 * generator.chisquare(rows, 20_000)
-    missed = np.mean([statistics.deviation_tests(each[None], rows, str).probability >= level for each in squares])
+    missed = np.mean(
+        [statistics.deviation_tests(each[None], rows, str).probability >= level for each in squares]
+    )
     assert missed < 3e-3
 
 
 def test_bits_are_tested_exactly_and_a_slack_is_never_an_alarm() -> None:
     counts = np.arange(101, dtype=float)
-    chances = [statistics.bit_tests(np.array([c]), np.array([100.0]), str).probability for c in counts]
+    chances = [
+        statistics.bit_tests(np.array([c]), np.array([100.0]), str).probability for c in counts
+    ]
     law = binom.pmf(counts, 100, 0.5)
     assert law[np.array(chances) < 0.01].sum() <= 0.01
     assert statistics.mean_tests(np.array([0.02]), str, 10**6, slack=0.03).probability == 1

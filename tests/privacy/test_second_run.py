@@ -25,7 +25,7 @@ CASES = {  # epsilon of a run, sampling rate, budget, planned runs, rule, steps 
     "declared": (2.0, 0.2, 6.0, 2, "fixed schedule", 20),
     "declared, and a part fits": (2.0, 0.2, 2.5, 2, "fixed schedule", None),
     "full batches": (2.0, 1.0, 6.0, 1, "gdp filter", 20),
-}  # fmt: skip
+}
 
 
 def plan_of(epsilon: float, rate: float) -> tuple[GaussianEvent, ...]:
@@ -64,19 +64,29 @@ def test_price_that_is_told_before_is_what_the_ledger_counts_after(tmp_path, cas
         assert ledger.verify() == []
 
 
-def test_declared_runs_are_a_stock_that_no_less_private_and_no_further_step_takes_from(tmp_path) -> None:
+def test_declared_runs_are_a_stock_that_no_less_private_and_no_further_step_takes_from(
+    tmp_path,
+) -> None:
     plan = plan_of(2.0, 0.2)
-    weaker, stronger = ((GaussianEvent(plan[0].noise_multiplier * by, 0.2, STEPS),) for by in (0.99, 1.01))
+    weaker, stronger = (
+        (GaussianEvent(plan[0].noise_multiplier * by, 0.2, STEPS),) for by in (0.99, 1.01)
+    )
     cohort = Cohort("a", "patient", 6.0, DELTA, "add_or_remove_one", planned_runs=2)
     with open_ledger(tmp_path / "l.sqlite", cohort) as ledger:
-        ask = [spending(1, plan=each, first_step=0, steps=STEPS, run=run * 16)
-               for each, run in ((plan, "a"), (weaker, "b"), (stronger, "c"), (plan, "d"))]  # fmt: skip
+        ask = [
+            spending(1, plan=each, first_step=0, steps=STEPS, run=run * 16)
+            for each, run in ((plan, "a"), (weaker, "b"), (stronger, "c"), (plan, "d"))
+        ]
         answers = [ledger.reserve(each) for each in ask]
         assert [isinstance(answer, Reserved) for answer in answers] == [True, False, True, False]
-        assert ledger.spent("train").epsilon == pytest.approx(pld_epsilon((*plan, *plan), DELTA), rel=1e-6)
+        assert ledger.spent("train").epsilon == pytest.approx(
+            pld_epsilon((*plan, *plan), DELTA), rel=1e-6
+        )
     with open_ledger(tmp_path / "l.sqlite", cohort) as again:
         assert again.cohort.planned_runs == 2
-        assert math.isclose(again.spent("train").epsilon, pld_epsilon((*plan, *plan), DELTA), rel_tol=1e-6)
+        assert math.isclose(
+            again.spent("train").epsilon, pld_epsilon((*plan, *plan), DELTA), rel_tol=1e-6
+        )
 
 
 def test_worked_example_of_the_steward_s_page_is_what_is_counted() -> None:
@@ -89,5 +99,7 @@ def test_worked_example_of_the_steward_s_page_is_what_is_counted() -> None:
         return [rounded_up(value) for value in (price.first, price.after_one, price.whole)]
 
     for runs in (1, 2):
-        assert re.search(rf"\(`planned_runs = {runs}`\) \| {' [|] '.join(row(6.0, runs))} \|", page), row(6.0, runs)
+        assert re.search(
+            rf"\(`planned_runs = {runs}`\) \| {' [|] '.join(row(6.0, runs))} \|", page
+        ), row(6.0, runs)
     assert f"the first row is {', '.join(row(4.0, 1))}:" in page, row(4.0, 1)

@@ -16,19 +16,31 @@ from fl_dpbayes.samplers.noise import NoiseScale
 from fl_dpbayes.samplers.planned import step_sizes
 from tests.asking import refused
 
-SCHEDULES = [ConstantStepSize(initial=0.05), ExponentialStepSize(initial=0.05, decay=0.97),
-             PolynomialStepSize(initial=0.05, power=0.51)]  # fmt: skip
+SCHEDULES = [
+    ConstantStepSize(initial=0.05),
+    ExponentialStepSize(initial=0.05, decay=0.97),
+    PolynomialStepSize(initial=0.05, power=0.51),
+]
 UNITS = 400
 
 
 def plan(coupling: str, rate: float, epsilon: float = 2.0, **parameters: float) -> PrivacyPlan:
-    return PrivacyPlan(epsilon=epsilon, delta=1e-4, coupling=coupling, sampling_rate=rate, clip_norm=2.0, **parameters)  # type: ignore[arg-type]
+    return PrivacyPlan(
+        epsilon=epsilon,
+        delta=1e-4,
+        coupling=coupling,
+        sampling_rate=rate,
+        clip_norm=2.0,
+        **parameters,
+    )  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("rate", [1.0, 0.05])
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=lambda schedule: schedule.kind)
 @pytest.mark.parametrize("coupling", ["constant", "temperature", "langevin", "floor"])
-def test_solved_noise_costs_the_budget_and_no_more(coupling: str, schedule: ConstantStepSize, rate: float) -> None:
+def test_solved_noise_costs_the_budget_and_no_more(
+    coupling: str, schedule: ConstantStepSize, rate: float
+) -> None:
     sizes = step_sizes(schedule, 30)
     # A temperature at which the Langevin noise alone would cost too much.
     given = {"temperature": 0.004} if coupling == "floor" else {}
@@ -48,12 +60,19 @@ def test_solved_noise_costs_the_budget_and_no_more(coupling: str, schedule: Cons
 
 def test_a_given_parameter_is_used_whatever_it_costs() -> None:
     for coupling, sigma, tau in (
-        ("constant", 0.7, None), ("temperature", None, 3.0), ("langevin", None, 1.0), ("floor", 0.7, 1.0),
-    ):  # fmt: skip
+        ("constant", 0.7, None),
+        ("temperature", None, 3.0),
+        ("langevin", None, 1.0),
+        ("floor", 0.7, 1.0),
+    ):
         private = plan(coupling, 0.05, epsilon=1e-6, noise_multiplier=sigma, temperature=tau)
         solved = solve_noise(private, step_sizes(SCHEDULES[0], 10), UNITS)
         assert solved.epsilon > 1e-6
-        assert (solved.noise_multiplier, solved.temperature, len(solved.noise_multipliers)) == (sigma, tau, 10)
+        assert (solved.noise_multiplier, solved.temperature, len(solved.noise_multipliers)) == (
+            sigma,
+            tau,
+            10,
+        )
 
 
 def test_a_floor_that_is_not_needed_is_zero() -> None:
@@ -68,7 +87,9 @@ def test_a_floor_that_is_not_needed_is_zero() -> None:
 @pytest.mark.parametrize("epsilon", [0.01, 0.1, 1.0, 10.0, 100.0])
 @pytest.mark.parametrize("adjacency", ["add_or_remove_one", "replace_one"])
 @pytest.mark.parametrize("rate", [1.0, 0.02])
-def test_constant_noise_is_solved_over_four_decades(epsilon: float, adjacency: str, rate: float) -> None:
+def test_constant_noise_is_solved_over_four_decades(
+    epsilon: float, adjacency: str, rate: float
+) -> None:
     sigma = solve_multiplier(epsilon, 1e-5, rate, 100, adjacency)  # type: ignore[arg-type]
     spent = pld_epsilon(history_of_steps(np.full(100, sigma), rate), 1e-5, adjacency)  # type: ignore[arg-type]
     assert 0.999 * epsilon <= spent <= epsilon
@@ -76,7 +97,11 @@ def test_constant_noise_is_solved_over_four_decades(epsilon: float, adjacency: s
 
 def test_a_budget_that_no_noise_meets_is_refused() -> None:
     no_noise = "no noise gives epsilon"
-    for *budget, reason in ((1e-9, 1e-12, 0.5, no_noise), (1e12, 1e-5, 1.0, no_noise), (1.0, 0.5, 0.01, "any noise")):
+    for *budget, reason in (
+        (1e-9, 1e-12, 0.5, no_noise),
+        (1e12, 1e-5, 1.0, no_noise),
+        (1.0, 0.5, 0.01, "any noise"),
+    ):
         refused(reason, solve_multiplier, *budget, 10)
 
 

@@ -8,7 +8,9 @@ from hypothesis import strategies as st
 from fl_dpbayes.privacy.splits import in_recalibration_part, in_test_part, split_name, unit_scores
 
 KEY = "00112233445566778899aabbccddeeff"
-units_strategy = st.lists(st.one_of(st.text(max_size=8), st.binary(max_size=8), st.integers()), min_size=1, max_size=30)
+units_strategy = st.lists(
+    st.one_of(st.text(max_size=8), st.binary(max_size=8), st.integers()), min_size=1, max_size=30
+)
 
 
 @pytest.mark.slow
@@ -37,16 +39,23 @@ def test_scores_are_uniform_and_independent_of_order_of_names_and_decide_the_tes
 
 def test_key_and_type_of_the_name_matter():
     other = "ff" * 16
-    assert not np.array_equal(in_test_part(range(200), KEY, 0.5), in_test_part(range(200), other, 0.5))
+    assert not np.array_equal(
+        in_test_part(range(200), KEY, 0.5), in_test_part(range(200), other, 0.5)
+    )
     scores = unit_scores(["1", 1, b"1"], bytes.fromhex(KEY))
     assert len(set(scores)) == 3
     with pytest.raises(ValueError, match="float"):
         unit_scores([1.5], bytes.fromhex(KEY))
-    assert unit_scores(np.arange(3), bytes.fromhex(KEY)).tolist() == unit_scores([0, 1, 2], bytes.fromhex(KEY)).tolist()
+    assert (
+        unit_scores(np.arange(3), bytes.fromhex(KEY)).tolist()
+        == unit_scores([0, 1, 2], bytes.fromhex(KEY)).tolist()
+    )
 
 
 def test_name_of_a_split_tells_keys_and_fractions_apart():
-    names = {split_name(key, fraction) for key in (KEY, "ff" * 16) for fraction in (0.0, 0.2, 0.25, 1.0)}
+    names = {
+        split_name(key, fraction) for key in (KEY, "ff" * 16) for fraction in (0.0, 0.2, 0.25, 1.0)
+    }
     assert len(names) == 8
     assert split_name(KEY, 1) == split_name(KEY, 1.0)
     assert split_name(KEY, 0.2, 0.0) == split_name(KEY, 0.2)

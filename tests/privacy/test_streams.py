@@ -41,9 +41,15 @@ def test_all_128_key_bits_vary():
 def test_streams_are_uncorrelated_within_and_across_purposes_rounds_sites_chains_and_restarts():
     size = 4096
     places = itertools.product((0, 1), (1, 2), (0, 1), (0, 50))
-    contexts = ["site {}, run 0, round {}, chain {}, first step {}".format(*place) for place in places]
-    streams = [Streams.from_insecure_seed(seed, context) for seed in (3, 3 + 2**32) for context in contexts]
-    draws = np.array([each.cipher(use).standard_normal(size) for each in streams for use in ("noise", "batches")])
+    contexts = [
+        "site {}, run 0, round {}, chain {}, first step {}".format(*place) for place in places
+    ]
+    streams = [
+        Streams.from_insecure_seed(seed, context) for seed in (3, 3 + 2**32) for context in contexts
+    ]
+    draws = np.array(
+        [each.cipher(use).standard_normal(size) for each in streams for use in ("noise", "batches")]
+    )
     assert len(draws) == 64
     correlations = np.corrcoef(draws)[np.triu_indices(len(draws), k=1)] * np.sqrt(size)
     assert np.abs(correlations).max() < 5
@@ -58,8 +64,12 @@ def test_equal_seed_and_context_repeat_and_every_bit_of_the_seed_counts():
     drawn = _bits(plain)
     np.testing.assert_array_equal(drawn, _bits(again))
     for bit in (0, 1, 31, 32, 33, 63, 64, 96, 127):
-        assert not np.array_equal(drawn, _bits(Streams.from_insecure_seed(5 ^ (1 << bit), "site a, run 1, round 1")))
-    assert not np.array_equal(_bits(Streams.from_insecure_seed(1, "1x")), _bits(Streams.from_insecure_seed(11, "x")))
+        assert not np.array_equal(
+            drawn, _bits(Streams.from_insecure_seed(5 ^ (1 << bit), "site a, run 1, round 1"))
+        )
+    assert not np.array_equal(
+        _bits(Streams.from_insecure_seed(1, "1x")), _bits(Streams.from_insecure_seed(11, "x"))
+    )
 
 
 def test_all_that_hides_a_record_comes_from_the_cipher() -> None:
@@ -78,27 +88,38 @@ def test_all_that_hides_a_record_comes_from_the_cipher() -> None:
 def test_numbers_of_the_cipher_have_the_laws_that_are_asked_for() -> None:
     generator, count = CipherGenerator(bytes(range(32))), 200_000
     assert kstest(generator.random(count), "uniform").pvalue > 1e-3
-    for shape, kind in (((count,), np.float64), ((2, count // 2), np.float32), ((count + 1,), np.float64)):
+    for shape, kind in (
+        ((count,), np.float64),
+        ((2, count // 2), np.float32),
+        ((count + 1,), np.float64),
+    ):
         drawn = generator.standard_normal(shape, dtype=kind)
         assert (drawn.shape, drawn.dtype) == (shape, kind)
         assert kstest(drawn.ravel(), "norm").pvalue > 1e-3
         # Both numbers of a pair.
-        assert abs(np.corrcoef(drawn.ravel()[: count // 2], drawn.ravel()[count // 2 : count])[0, 1]) < 5 / np.sqrt(
-            count / 2
-        )
+        assert abs(
+            np.corrcoef(drawn.ravel()[: count // 2], drawn.ravel()[count // 2 : count])[0, 1]
+        ) < 5 / np.sqrt(count / 2)
     assert 0 <= generator.random() < 1
-    assert generator.integers(0, 2, size=1000, dtype=np.uint8).mean() == pytest.approx(0.5, abs=5 * 0.5 / np.sqrt(1000))
+    assert generator.integers(0, 2, size=1000, dtype=np.uint8).mean() == pytest.approx(
+        0.5, abs=5 * 0.5 / np.sqrt(1000)
+    )
 
 
 def test_what_the_cipher_cannot_draw_is_refused_and_never_another_generator_s() -> None:
     generator = CipherGenerator(bytes(32))
-    refused = [name for name in dir(np.random.Generator) if not name.startswith("_") and name not in
-               ("bytes", "random", "integers", "standard_normal")]  # fmt: skip
+    refused = [
+        name
+        for name in dir(np.random.Generator)
+        if not name.startswith("_")
+        and name not in ("bytes", "random", "integers", "standard_normal")
+    ]
     assert {"normal", "permutation", "bit_generator", "spawn", "uniform"} <= set(refused)
     for ask in (
         *(getattr(generator, name) for name in refused),
-        lambda: generator.integers(0, 10), lambda: generator.random(3, dtype=np.float32),
-    ):  # fmt: skip
+        lambda: generator.integers(0, 10),
+        lambda: generator.random(3, dtype=np.float32),
+    ):
         with pytest.raises(TypeError, match="ask a generator of numpy"):
             ask()
 
@@ -109,11 +130,15 @@ def test_stream_is_never_copied(make_copy) -> None:
         make_copy(CipherGenerator(bytes(32)))
 
 
-def test_stream_goes_on_with_the_next_nonce_before_the_cipher_s_count_of_blocks_ends(monkeypatch) -> None:
+def test_stream_goes_on_with_the_next_nonce_before_the_cipher_s_count_of_blocks_ends(
+    monkeypatch,
+) -> None:
     monkeypatch.setattr(cipher_generator, "NONCE_BYTES", 64)
     generator = CipherGenerator(bytes(32))
     drawn = [generator.bytes(64) for _ in range(3)]
     for nonce, block in enumerate(drawn):
         start = bytes(4) + nonce.to_bytes(12, "little")
-        assert block == Cipher(algorithms.ChaCha20(bytes(32), start), None).encryptor().update(bytes(64))
+        assert block == Cipher(algorithms.ChaCha20(bytes(32), start), None).encryptor().update(
+            bytes(64)
+        )
     assert len(set(drawn)) == 3

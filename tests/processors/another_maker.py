@@ -1,6 +1,7 @@
 """Builds the library that makes a program take this processor for one of another maker, or says why it cannot.
 
-`python -m tests.processors.another_maker FOLDER` builds it there and prints its path, for LD_PRELOAD.
+`python -m tests.processors.another_maker FOLDER` builds it there and prints its path, for
+LD_PRELOAD.
 """
 
 import os
@@ -30,7 +31,9 @@ def built_library(folder: Path) -> Path:
     if MAKER in processor:
         raise CannotEmulateError(f"this processor is one of {MAKER} already")
     if "GenuineIntel" not in processor:
-        raise CannotEmulateError("only a processor of Intel under Linux is made to look like another")
+        raise CannotEmulateError(
+            "only a processor of Intel under Linux is made to look like another"
+        )
     compiler = shutil.which("cc")
     if compiler is None:
         raise CannotEmulateError("there is no C compiler (cc)")

@@ -1,6 +1,7 @@
 """Runs tests of rows, passes, features and amplification again under other settings: `make test-processors`.
 
-`python -m tests.processors.run --only COMPATIBLE` runs the settings whose names contain a text, `--list` names them.
+`python -m tests.processors.run --only COMPATIBLE` runs the settings whose names contain a text,
+`--list` names them.
 """
 
 import argparse
@@ -20,7 +21,10 @@ from tests.processors.settings import LEFT_OUT, Setting, settings
 
 @dataclass(frozen=True)
 class Result:
-    """How the tests ended under a setting; `output` is what pytest printed, or why they were not run."""
+    """How the tests ended under a setting.
+
+    `output` is what pytest printed, or why they were not run.
+    """
 
     setting: Setting
     status: int | None
@@ -46,7 +50,9 @@ def run(setting: Setting, library: Path | str) -> Result:
     call += ["-m", setting.marks, "--deselect", LEFT_OUT, *setting.tests]
     begun = time.perf_counter()
     ended = subprocess.run(call, env=environment, capture_output=True, text=True, check=False)
-    return Result(setting, ended.returncode, time.perf_counter() - begun, ended.stdout + ended.stderr)
+    return Result(
+        setting, ended.returncode, time.perf_counter() - begun, ended.stdout + ended.stderr
+    )
 
 
 def told(result: Result) -> None:
@@ -63,7 +69,9 @@ def told(result: Result) -> None:
 def main() -> int:
     """Run what was asked for; return 1 if a test failed under any setting."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", default="", help="settings whose names contain this; default: all")
+    parser.add_argument(
+        "--only", default="", help="settings whose names contain this; default: all"
+    )
     parser.add_argument("--list", action="store_true", help="name the settings and run nothing")
     asked = parser.parse_args()
     chosen = [setting for setting in settings() if asked.only.lower() in setting.name.lower()]

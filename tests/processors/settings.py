@@ -18,8 +18,8 @@ TESTS = (
     "tests/run/audit/test_amplification.py",
     "tests/clients/test_amplified_predictions.py",
 )
-# What holds whichever way rows stand alone. The others say themselves which way shall be taken, or take minutes where
-# records go one by one.
+# What holds whichever way rows stand alone. The others say themselves which way shall be taken, or
+# take minutes where records go one by one.
 BRANCH_TESTS = (
     "tests/models/test_rows.py",
     "tests/models/test_feature_map.py",

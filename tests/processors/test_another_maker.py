@@ -16,7 +16,8 @@ name = ctypes.create_string_buffer(13)
 ctypes.CDLL(None).processor_maker(name)
 print(name.value.decode())
 """
-# A row of width 13, a width that is no multiple of 4, has other bits where it starts at other places in memory.
+# A row of width 13, a width that is no multiple of 4, has other bits where it starts at other
+# places in memory.
 MOVED_ROWS = """
 import torch
 torch.set_num_threads(1)
@@ -52,7 +53,9 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.skip(str(error))
 
 
-def emulated(library: Path, program: str, *options: str, **variables: str) -> subprocess.CompletedProcess:
+def emulated(
+    library: Path, program: str, *options: str, **variables: str
+) -> subprocess.CompletedProcess:
     environment = {name: value for name, value in os.environ.items() if name != "MKL_CBWR"}
     environment |= {"LD_PRELOAD": str(library), **variables}
     call = [sys.executable, *options, "-c", program]
@@ -74,7 +77,9 @@ def test_threads_forks_and_processes_see_the_other_maker(library: Path) -> None:
 
 
 @pytest.mark.parametrize("options", [[], ["-X", "faulthandler"]], ids=["plain", "faulthandler"])
-def test_a_fault_of_the_program_itself_ends_it_and_is_told(library: Path, options: list[str]) -> None:
+def test_a_fault_of_the_program_itself_ends_it_and_is_told(
+    library: Path, options: list[str]
+) -> None:
     ended = emulated(library, NULL, *options)
     assert ended.returncode == -signal.SIGSEGV
     assert ("Segmentation fault" in ended.stderr) == bool(options)

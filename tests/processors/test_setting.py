@@ -12,9 +12,13 @@ from fl_dpbayes.models.conditional_reproducibility import reproducible_branch
 from tests.processors.another_maker import MAKER
 
 EXPECTED_MKL = os.environ.get("EXPECTED_MKL")
-CONVOLUTION = "import torch\ntorch.nn.functional.conv2d(torch.ones(2, 1, 8, 8), torch.ones(3, 1, 3, 3))"
+CONVOLUTION = (
+    "import torch\ntorch.nn.functional.conv2d(torch.ones(2, 1, 8, 8), torch.ones(3, 1, 3, 3))"
+)
 
-pytestmark = pytest.mark.skipif(EXPECTED_MKL is None, reason="`make test-processors` sets something")
+pytestmark = pytest.mark.skipif(
+    EXPECTED_MKL is None, reason="`make test-processors` sets something"
+)
 
 
 def test_products_are_computed_in_mkl_s_way() -> None:

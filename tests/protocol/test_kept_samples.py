@@ -11,19 +11,32 @@ from fl_dpbayes.config.task import LogisticModel, Task
 from fl_dpbayes.protocol.train import MAX_SAMPLES_PER_REPLY, TrainRequest
 
 
-def plan_of(steps: int, burn_in: int = 0, thinning: int = 1, clip_norm: float = 1.0) -> TrainingPlan:
+def plan_of(
+    steps: int, burn_in: int = 0, thinning: int = 1, clip_norm: float = 1.0
+) -> TrainingPlan:
     sampler = SGLD(step_size=ConstantStepSize(initial=0.1), prior=FlatPrior())
     return TrainingPlan(
-        rounds=1, steps_per_round=steps, burn_in=burn_in, thinning=thinning, sampler=sampler, chain_start="broadcast",
+        rounds=1,
+        steps_per_round=steps,
+        burn_in=burn_in,
+        thinning=thinning,
+        sampler=sampler,
+        chain_start="broadcast",
         privacy=PrivacyPlan(epsilon=1.0, delta=1e-5, sampling_rate=0.5, clip_norm=clip_norm),
-    )  # fmt: skip
+    )
 
 
 def request_of(plan: TrainingPlan, first_step: int, steps: int) -> TrainRequest:
     return TrainRequest(
-        run="ab" * 8, round=1, task=Task(input_shape=(2,), classes=2), model=LogisticModel(), plan=plan,
-        first_step=first_step, steps=steps, start="0" * 64,
-    )  # fmt: skip
+        run="ab" * 8,
+        round=1,
+        task=Task(input_shape=(2,), classes=2),
+        model=LogisticModel(),
+        plan=plan,
+        first_step=first_step,
+        steps=steps,
+        start="0" * 64,
+    )
 
 
 @settings(deadline=None, derandomize=True, max_examples=60)

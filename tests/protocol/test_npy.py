@@ -52,26 +52,39 @@ HONEST = sent(np.arange(6, dtype=np.float32).reshape(2, 3))
 
 
 def declares(length: int) -> Sent:
-    header = f"{{'descr': '<f4', 'fortran_order': False, 'shape': ({length},), }}".encode().ljust(117) + b"\n"
+    header = (
+        f"{{'descr': '<f4', 'fortran_order': False, 'shape': ({length},), }}".encode().ljust(117)
+        + b"\n"
+    )
     return replace(HONEST, data=MAGIC + len(header).to_bytes(2, "little") + header + b"\0" * 24)
 
 
 FAULTS = {
-    "pickle": replace(HONEST, stype="pickle"), "no data": replace(HONEST, data=b""),
-    "a million million entries": declares(10**12), "entries that are none": declares(-6),
-    "one byte less": replace(HONEST, data=HONEST.data[:-1]), "one byte more": replace(HONEST, data=HONEST.data + b"\0"),
-    "header only": replace(HONEST, data=HONEST.data[:-24]), "no magic": replace(HONEST, data=b"\0" + HONEST.data[1:]),
-    "header not of its length": replace(HONEST, data=HONEST.data[:8] + b"\xff\xff" + HONEST.data[10:]),
-    "another version": replace(HONEST, data=saved(np.arange(6, dtype=np.float32).reshape(2, 3), (2, 0))),
+    "pickle": replace(HONEST, stype="pickle"),
+    "no data": replace(HONEST, data=b""),
+    "a million million entries": declares(10**12),
+    "entries that are none": declares(-6),
+    "one byte less": replace(HONEST, data=HONEST.data[:-1]),
+    "one byte more": replace(HONEST, data=HONEST.data + b"\0"),
+    "header only": replace(HONEST, data=HONEST.data[:-24]),
+    "no magic": replace(HONEST, data=b"\0" + HONEST.data[1:]),
+    "header not of its length": replace(
+        HONEST, data=HONEST.data[:8] + b"\xff\xff" + HONEST.data[10:]
+    ),
+    "another version": replace(
+        HONEST, data=saved(np.arange(6, dtype=np.float32).reshape(2, 3), (2, 0))
+    ),
     "columns first": replace(HONEST, data=saved(np.asfortranarray(np.zeros((2, 3), np.float32)))),
     "the other end first": replace(HONEST, data=saved(np.zeros((2, 3), ">f4"))),
     "integers": replace(HONEST, data=saved(np.zeros((2, 3), np.int32))),
     "objects": replace(HONEST, data=saved(np.array([[1, "a", None]], object))),
     "another shape": replace(HONEST, data=saved(np.zeros((3, 2), np.float32))),
-    "says another shape": replace(HONEST, shape=(3, 2)), "says another type": replace(HONEST, dtype="object"),
-    "not a number": sent(np.full((2, 3), np.nan, np.float32)), "infinite": sent(np.full((2, 3), np.inf, np.float32)),
+    "says another shape": replace(HONEST, shape=(3, 2)),
+    "says another type": replace(HONEST, dtype="object"),
+    "not a number": sent(np.full((2, 3), np.nan, np.float32)),
+    "infinite": sent(np.full((2, 3), np.inf, np.float32)),
     "an archive": replace(HONEST, data=b"PK\x03\x04" + HONEST.data[4:]),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", FAULTS)
@@ -90,7 +103,9 @@ def test_no_bytes_bring_out_anything_but_a_refusal(data) -> None:
     for place in data.draw(st.lists(st.integers(0, len(body) - 25), min_size=1, max_size=4)):
         body[place] = data.draw(st.integers(0, 255))
     try:
-        np.testing.assert_array_equal(read(replace(HONEST, data=bytes(body))), np.arange(6).reshape(2, 3))
+        np.testing.assert_array_equal(
+            read(replace(HONEST, data=bytes(body))), np.arange(6).reshape(2, 3)
+        )
     except ValueError:
         assert bytes(body) != HONEST.data
 

@@ -16,10 +16,24 @@ from fl_dpbayes.report.tables import calibration_table
 from fl_dpbayes.report.tables import privacy_table as printed_privacy_table
 
 SERVER = "Server's own inputs"
-PUBLIC = {"kind": "file", "file": "public.npz", "statement": "by its authors\x1b[2J", "count": 1200, "labelled": True}
+PUBLIC = {
+    "kind": "file",
+    "file": "public.npz",
+    "statement": "by its authors\x1b[2J",
+    "count": 1200,
+    "labelled": True,
+}
 ACCOUNTING = ("pld", "clt", "central-limit", "ledger", "neighbours", "budget")
-TESTED = {"site": "island", "unit": "patient", "delta": 1e-4, "epsilon": 0.8941, "epsilon_method": "pld", "mu": 0.35,
-          "mu_kind": "exact", "budget": 2.0}  # fmt: skip
+TESTED = {
+    "site": "island",
+    "unit": "patient",
+    "delta": 1e-4,
+    "epsilon": 0.8941,
+    "epsilon_method": "pld",
+    "mu": 0.35,
+    "mu_kind": "exact",
+    "budget": 2.0,
+}
 
 
 def said(summary: dict) -> Answer:
@@ -31,33 +45,43 @@ def facts_of(summary: dict, **changes: object) -> dict[str, str]:
 
 
 def row_of(summary, site, predictor):
-    return next(row for row in summary["calibration"] if (row["site"], row["predictor"]) == (site, predictor))
+    return next(
+        row
+        for row in summary["calibration"]
+        if (row["site"], row["predictor"]) == (site, predictor)
+    )
 
 
 def test_answer_states_held_out_errors_and_privacy(summary):
     found = said(summary)
     assert found.calibration == (
-        "At held-out sites the probabilities are off by 2.1 percentage points [1.2, 3.0] (average of posterior "
-        "samples; debiased RMS calibration error, n = 450); those of the last iterate by 6.4 [5.5, 7.3]. Averaging "
+        "At held-out sites the probabilities are off by 2.1 percentage points [1.2, 3.0] "
+        "(average of posterior "
+        "samples; debiased RMS calibration error, n = 450); those of the last iterate by 6.4 "
+        "[5.5, 7.3]. Averaging "
         "over the posterior is better calibrated."
     )
     assert found.elsewhere[0].startswith("At shifted sites the probabilities are off by 8.3")
     assert found.elsewhere[1].startswith("At the median of the training sites")
     assert "the risks are off. Check" in found.advice
     assert found.privacy == (
-        "Every one of the 4 hospitals that trained spent at most epsilon 1.96 at delta 1e-4 (adding or removing one "
+        "Every one of the 4 hospitals that trained spent at most epsilon 1.96 at delta 1e-4 "
+        "(adding or removing one "
         "patient)."
     )
     assert found.cautions == ()
 
 
-@pytest.mark.parametrize(("posterior", "last", "verdict"), [
-    ([0.05, 0.06], [0.06, 0.08], "The intervals overlap: no clear difference."),
-    ([0.07, 0.09], [0.01, 0.02], "The last iterate is better calibrated."),
-    ([0.01, 0.02], [0.03, 0.04], "Averaging over the posterior is better calibrated."),
-    (None, [0.03, 0.04], "Without intervals, whether they differ is open."),
-    ([0.01, None], [0.03, 0.04], "Without intervals, whether they differ is open."),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("posterior", "last", "verdict"),
+    [
+        ([0.05, 0.06], [0.06, 0.08], "The intervals overlap: no clear difference."),
+        ([0.07, 0.09], [0.01, 0.02], "The last iterate is better calibrated."),
+        ([0.01, 0.02], [0.03, 0.04], "Averaging over the posterior is better calibrated."),
+        (None, [0.03, 0.04], "Without intervals, whether they differ is open."),
+        ([0.01, None], [0.03, 0.04], "Without intervals, whether they differ is open."),
+    ],
+)
 def test_verdict_follows_the_intervals(summary, posterior, last, verdict):
     row_of(summary, "pooled:held_out", "posterior")["intervals"]["rms_debiased"] = posterior
     row_of(summary, "pooled:held_out", "last")["intervals"]["rms_debiased"] = last
@@ -70,7 +94,9 @@ def test_an_error_cut_at_zero_is_told_by_its_interval(summary):
     found = said(summary)
     assert "are off by between 0.0 and 7.6 percentage points (average" in found.calibration
     assert "no error was seen, and one of 7.6 points is possible" in found.advice
-    shown = [cell for cells in run_tables(parse_summary(summary))["calibration"].rows for cell in cells]
+    shown = [
+        cell for cells in run_tables(parse_summary(summary))["calibration"].rows for cell in cells
+    ]
     assert ("0.0 to 7.6", "") in shown
     row["intervals"]["rms_debiased"] = [0.0, 0.616]
     assert "too little is known here, an error of 61.6 points is possible" in said(summary).advice
@@ -79,7 +105,10 @@ def test_an_error_cut_at_zero_is_told_by_its_interval(summary):
 def test_the_first_sentence_says_who_and_how_often(summary):
     for site in summary["sites"]:
         site |= {"shares": [0.6, 0.4] if site["name"] == "island" else [0.9, 0.1]}
-    first = "Trained by 4 hospitals on 4,936 patients; tested on 300 records of 2 hospitals that did not train."
+    first = (
+        "Trained by 4 hospitals on 4,936 patients; tested on 300 records of 2 hospitals that "
+        "did not train."
+    )
     shares = "In 25% of these the outcome is 'ill', 10% to 40% from hospital to hospital."
     assert said(summary | {"class_names": ["well", "ill"]}).who == f"{first} {shares}"
     summary["privacy"][0]["steps"] = None  # it refused every round
@@ -89,8 +118,16 @@ def test_the_first_sentence_says_who_and_how_often(summary):
 
 def test_at_a_site_of_one_outcome_the_mean_risk_is_said_and_never_that_no_error_was_seen(summary):
     next(site for site in summary["sites"] if site["name"] == "island")["shares"] = [0.0, 1.0]
-    bins = [{"low": 0.5, "high": 1, "n": n, "confidence": risk} for n, risk in ((3, 0.55), (1, 0.67))]
-    place = {"site": "island", "role": "held_out", "predictor": "posterior", "risk": True, "bins": bins}
+    bins = [
+        {"low": 0.5, "high": 1, "n": n, "confidence": risk} for n, risk in ((3, 0.55), (1, 0.67))
+    ]
+    place = {
+        "site": "island",
+        "role": "held_out",
+        "predictor": "posterior",
+        "risk": True,
+        "bins": bins,
+    }
     summary["reliability"] = [place]
     row = row_of(summary, "pooled:held_out", "posterior")
     row["rms_debiased"], row["intervals"]["rms_debiased"] = 0.0, [0.0, 0.145]
@@ -98,10 +135,14 @@ def test_at_a_site_of_one_outcome_the_mean_risk_is_said_and_never_that_no_error_
     where = "island (held out, n = 150): the outcome is 'class 1' in 100%, "
     assert found.sites[0].startswith(f"{where}the mean risk is 58%.")
     assert "too little is known here" in found.advice
-    # No two records there can be told apart: no area under the ROC curve, and an interval that says nothing.
+    # No two records there can be told apart: no area under the ROC curve, and an interval that says
+    # nothing.
     row["auroc"] = None
     found = said(summary)
-    unknown = "At held-out sites all outcomes are the same: how far the probabilities are off cannot be told (n = 450)."
+    unknown = (
+        "At held-out sites all outcomes are the same: how far the probabilities are off "
+        "cannot be told (n = 450)."
+    )
     assert found.calibration == unknown
     assert found.advice.startswith("What to do: measure the risks")
     cells = run_tables(parse_summary(summary))["calibration"].rows
@@ -110,15 +151,34 @@ def test_at_a_site_of_one_outcome_the_mean_risk_is_said_and_never_that_no_error_
     assert "the probabilities are off by an unknown amount (average" in said(summary).calibration
 
 
-@pytest.mark.parametrize(("intercept", "ends", "verdict"), [
-    (-1.7906, [-2.0496, -1.5315], "too high, their odds divided by 6.0 [4.6, 7.8] would fit. Do not use"),
-    (0.5, [0.1, 0.9], "too low, their odds divided by 0.61 [0.41, 0.90] would fit. Do not use"),
-    (0.2, [-0.1, 0.5], "no error in the level of risk was seen; odds divided by 0.82 [0.61, 1.1] would fit."),
-    (0.2, [None, 0.5], None),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("intercept", "ends", "verdict"),
+    [
+        (
+            -1.7906,
+            [-2.0496, -1.5315],
+            "too high, their odds divided by 6.0 [4.6, 7.8] would fit. Do not use",
+        ),
+        (0.5, [0.1, 0.9], "too low, their odds divided by 0.61 [0.41, 0.90] would fit. Do not use"),
+        (
+            0.2,
+            [-0.1, 0.5],
+            "no error in the level of risk was seen; odds divided by 0.82 [0.61, 1.1] would fit.",
+        ),
+        (0.2, [None, 0.5], None),
+    ],
+)
 def test_the_level_of_risk_at_a_site_follows_its_interval(summary, intercept, ends, verdict):
     row = row_of(summary, "island", "posterior")
-    curve = [{"threshold": 0.05, "model": 0.4, "interval": [0.3, 0.5], "all": 0.4310099573257468, "none": 0.0}]
+    curve = [
+        {
+            "threshold": 0.05,
+            "model": 0.4,
+            "interval": [0.3, 0.5],
+            "all": 0.4310099573257468,
+            "none": 0.0,
+        }
+    ]
     row |= {"calibration_intercept": intercept, "auroc": 0.785, "net_benefit": curve}
     row["intervals"]["calibration_intercept"] = ends
     found = said(summary).sites
@@ -132,33 +192,54 @@ def test_the_level_of_risk_at_a_site_follows_its_interval(summary, intercept, en
 @pytest.mark.parametrize("how", ["absent", "unmeasured"])
 def test_without_a_held_out_site_training_sites_answer_and_it_is_said(summary, how):
     if how == "absent":
-        summary["calibration"] = [row for row in summary["calibration"] if row["role"] != "held_out"]
+        summary["calibration"] = [
+            row for row in summary["calibration"] if row["role"] != "held_out"
+        ]
     for predictor in ("last", "posterior") if how == "unmeasured" else ():
         row_of(summary, "pooled:held_out", predictor)["rms_debiased"] = None
     assert said(summary).calibration.startswith("At the median of the training sites")
     why = "were not sent: " if how == "absent" else "are too few to measure calibration: "
     assert said(summary).cautions[0].startswith(f"Results of held-out sites {why}nothing here says")
     summary["sites"] = [site for site in summary["sites"] if site["role"] != "held_out"]
-    assert said(summary).cautions[0].startswith("No site was held out and measured: nothing here says")
+    assert (
+        said(summary).cautions[0].startswith("No site was held out and measured: nothing here says")
+    )
 
 
 def test_what_was_not_measured_is_not_compared(summary):
-    text = said(summary | {"calibration": [row for row in summary["calibration"] if row["predictor"] == "last"]})
-    assert "the probabilities are off by 6.4 percentage points [5.5, 7.3] (last iterate;" in text.calibration
+    text = said(
+        summary
+        | {"calibration": [row for row in summary["calibration"] if row["predictor"] == "last"]}
+    )
+    assert (
+        "the probabilities are off by 6.4 percentage points [5.5, 7.3] (last iterate;"
+        in text.calibration
+    )
     assert not {"better", "posterior"} & set(text.calibration.split())
     nothing = said(summary | {"calibration": []})
-    assert (nothing.calibration, nothing.elsewhere) == ("Calibration at training sites was not measured.", ())
+    assert (nothing.calibration, nothing.elsewhere) == (
+        "Calibration at training sites was not measured.",
+        (),
+    )
 
 
 def test_privacy_is_said_of_the_costliest_site_and_never_where_it_is_not_known(summary):
     assert said(summary | {"seeded": True}).cautions[0].startswith("Seeded: not private.")
-    assert "is not recorded" in said(summary | {"evaluation_privacy": [TESTED | {"epsilon": None}]}).privacy
-    assert said(summary | {"privacy": []}).privacy == "No privacy cost is recorded: no site trained."
+    assert (
+        "is not recorded"
+        in said(summary | {"evaluation_privacy": [TESTED | {"epsilon": None}]}).privacy
+    )
+    assert (
+        said(summary | {"privacy": []}).privacy == "No privacy cost is recorded: no site trained."
+    )
     summary["privacy"][0]["delta"] = 1e-5
     assert "at its own delta, 1e-5 to 1e-4" in said(summary).privacy
     for epsilon, state in ((math.inf, "infinite"), (None, "not recorded")):
         summary["privacy"][2]["epsilon"] = epsilon
-        assert said(summary).privacy == f"There is no privacy guarantee: epsilon is {state} at 1 of 4 sites."
+        assert (
+            said(summary).privacy
+            == f"There is no privacy guarantee: epsilon is {state} at 1 of 4 sites."
+        )
 
 
 def test_stopped_sites_and_tuning_are_cautions(summary):
@@ -167,7 +248,9 @@ def test_stopped_sites_and_tuning_are_cautions(summary):
     summary["privacy"][1] |= {"status": "REFUSED BUDGET_EXHAUSTED", "steps": None, "epsilon": None}
     summary["configurations_tried"] = 12
     found = said(summary)
-    assert found.cautions[0] == "1 of 4 sites stopped early, at the end of the budget: north-clinic."
+    assert (
+        found.cautions[0] == "1 of 4 sites stopped early, at the end of the budget: north-clinic."
+    )
     assert found.cautions[1] == "1 of 4 sites refused a round: harbour-hospital."
     assert found.cautions[2].startswith("12 configurations were tried")
     assert "the 3 hospitals that trained" in found.privacy
@@ -180,17 +263,32 @@ def three_sites(summary, third, pooled):
     """Give the held-out role two honest sites and a third; values are (error, accuracy, n)."""
     template = row_of(summary, "pooled:held_out", "last")
     rows = [row for row in summary["calibration"] if row["role"] != "held_out"]
-    sites = {"a": (0.05, 0.80, 400), "b": (0.09, 0.70, 300), "made-up": third, "pooled:held_out": pooled}
+    sites = {
+        "a": (0.05, 0.80, 400),
+        "b": (0.09, 0.70, 300),
+        "made-up": third,
+        "pooled:held_out": pooled,
+    }
     for site, (error, accuracy, n) in sites.items():
         ends = {"rms_debiased": [max(0.0, error - 0.01), error + 0.01]}
-        changed = {"site": site, "predictor": "posterior", "rms_debiased": error, "accuracy": accuracy, "n": n}
+        changed = {
+            "site": site,
+            "predictor": "posterior",
+            "rms_debiased": error,
+            "accuracy": accuracy,
+            "n": n,
+        }
         rows.append({**template, **changed, "intervals": ends})
     return {**copy.deepcopy(summary), "calibration": rows}
 
 
 @pytest.mark.parametrize(("error", "accuracy"), [*product([0.0, 0.07, 0.9], [0.0, 0.75, 0.9993])])
-def test_one_made_up_site_of_three_cannot_move_the_headline_beyond_the_honest_sites(summary, error, accuracy):
-    run = parse_summary(three_sites(summary, (error, accuracy, 400_000), (error, accuracy, 400_700)))
+def test_one_made_up_site_of_three_cannot_move_the_headline_beyond_the_honest_sites(
+    summary, error, accuracy
+):
+    run = parse_summary(
+        three_sites(summary, (error, accuracy, 400_000), (error, accuracy, 400_700))
+    )
     row = headline_rows(run, "held_out")["posterior"]
     assert row.site == "median:held_out"
     low, high = row.intervals["rms_debiased"]
@@ -204,9 +302,15 @@ def test_the_median_is_what_is_read_first_of_three_sites_or_more(summary):
     found = said(made_up).calibration
     assert found.startswith("At the median of the held-out sites the probabilities are off by 5.0")
     assert "n = 400 at a site" in found
-    assert "median of held-out" in "".join(map(str, calibration_table(parse_summary(made_up)).columns[0].cells))
+    assert "median of held-out" in "".join(
+        map(str, calibration_table(parse_summary(made_up)).columns[0].cells)
+    )
     run = parse_summary(summary)
-    assert all(row.over == "pooled" for role in ("held_out", "shifted") for row in headline_rows(run, role).values())
+    assert all(
+        row.over == "pooled"
+        for role in ("held_out", "shifted")
+        for row in headline_rows(run, role).values()
+    )
     assert not [row for row in median_rows(run) if row.role != "train"]
 
 
@@ -216,32 +320,46 @@ def recalibrated(summary: dict, epsilon: float = 1.5) -> dict:
     for row in [row for row in summary["calibration"] if row["predictor"] == "posterior"]:
         rms = row["rms_debiased"] / 2
         ends = row["intervals"] | {"rms_debiased": [rms - 0.004, rms + 0.004]}
-        summary["calibration"].append(row | {"predictor": "recalibrated", "rms_debiased": rms, "intervals": ends})
+        summary["calibration"].append(
+            row | {"predictor": "recalibrated", "rms_debiased": rms, "intervals": ends}
+        )
     for row in summary["privacy"]:
         row["recalibration_epsilon"] = epsilon
     return summary
 
 
-def test_recalibration_stands_beside_the_posterior_with_its_cost_and_the_larger_of_both_is_the_answer(summary, shown):
+def test_recalibration_stands_beside_the_posterior_with_its_cost_and_the_larger_of_both_is_the_answer(
+    summary, shown
+):
     assert "recalibrated" in shown(calibration_table, recalibrated(summary), 120)
-    assert said(recalibrated(summary)).calibration.endswith("Recalibrated, they are off by 1.1 [0.7, 1.5].")
+    assert said(recalibrated(summary)).calibration.endswith(
+        "Recalibrated, they are off by 1.1 [0.7, 1.5]."
+    )
     assert "Recalibrated" not in said(summary).calibration
     assert "ε of recalibration" not in privacy_table(parse_summary(summary)).columns
     table = privacy_table(parse_summary(recalibrated(summary)))
     column = table.columns.index("ε of recalibration")
     assert [row[column][0] for row in table.rows] == ["1.50"] * 4
     assert all(len(row) == len(table.columns) for row in table.rows)
-    for epsilon, text in ((1.5, "at most epsilon 1.96 "), (2.5, "at most epsilon 2.50 "), (math.inf, "infinite at 4 ")):
+    for epsilon, text in (
+        (1.5, "at most epsilon 1.96 "),
+        (2.5, "at most epsilon 2.50 "),
+        (math.inf, "infinite at 4 "),
+    ):
         assert text in said(recalibrated(summary, epsilon)).privacy
     assert " 2.50 " in shown(printed_privacy_table, recalibrated(summary, 2.5), 120)
 
 
 def test_map_that_is_mostly_noise_does_not_come_first(summary):
-    noisy = recalibrated(summary) | {"recalibration": {"method": "temperature", "noise": "it is mostly noise"}}
+    noisy = recalibrated(summary) | {
+        "recalibration": {"method": "temperature", "noise": "it is mostly noise"}
+    }
     assert said(noisy).calibration.endswith("but do not use that: the map is mostly privacy noise.")
 
 
-def test_sentences_tables_and_figures_call_one_sample_a_point_estimate(summary, figures_of, tmp_path):
+def test_sentences_tables_and_figures_call_one_sample_a_point_estimate(
+    summary, figures_of, tmp_path
+):
     assert "average of posterior samples" in said(summary).calibration
     summary["reliability"] = summary["reliability"][:2]
     for row in (*summary["calibration"], *summary["reliability"]):
@@ -261,7 +379,13 @@ def test_sentences_tables_and_figures_call_one_sample_a_point_estimate(summary, 
 @pytest.fixture
 def not_private(summary: dict) -> dict:
     for row in summary["privacy"]:
-        row |= {"epsilon": math.inf, "mu": math.inf, "budget": math.inf, "temperature": None, "temperature_range": None}
+        row |= {
+            "epsilon": math.inf,
+            "mu": math.inf,
+            "budget": math.inf,
+            "temperature": None,
+            "temperature_range": None,
+        }
     summary["releases"][0]["how"] = "sent without privacy"
     return summary | {"private": False}
 
@@ -278,7 +402,9 @@ def printed(shown):
     return lambda summary: " ".join(shown(printed_privacy_table, summary).split()).lower()
 
 
-def test_a_run_without_privacy_has_no_word_of_an_account(not_private: dict, page_of, printed) -> None:
+def test_a_run_without_privacy_has_no_word_of_an_account(
+    not_private: dict, page_of, printed
+) -> None:
     text, body = printed(not_private), page_of(not_private).lower().partition("<body>")[2]
     assert "not private: epsilon is infinite" in text
     assert "∞" in text
@@ -292,9 +418,13 @@ def test_a_run_without_privacy_has_no_word_of_an_account(not_private: dict, page
     assert "north-clinic patient 1,234 200 ∞ ok" in tested
 
 
-def test_chains_cost_one_account_and_no_temperature_leaves_no_column(summary: dict, page_of, printed) -> None:
+def test_chains_cost_one_account_and_no_temperature_leaves_no_column(
+    summary: dict, page_of, printed
+) -> None:
     text = "3 chains per site: their costs add up to this one account"
-    page = page_of(summary | {"chains": 3, "settings": [{"name": "Clipping", "value": "flat, clip norm 3"}]})
+    page = page_of(
+        summary | {"chains": 3, "settings": [{"name": "Clipping", "value": "flat, clip norm 3"}]}
+    )
     assert text in printed(summary | {"chains": 3})
     assert "chains" not in printed(summary)
     assert all(part in page for part in (text, "What was run", "flat, clip norm 3"))
@@ -309,12 +439,21 @@ def test_resumed_rounds_and_inputs_of_the_server_with_their_declaration_are_fact
     assert facts_of(summary, resumed_after=[0, 2])["Resumed"] == "before round 1, after round 2"
     assert not {"Resumed", SERVER} & set(facts_of(summary))
     found = facts_of(summary, aggregation_inputs=PUBLIC | {"beta": 0.125, "divergence": 0.0214})
-    assert found[SERVER] == "1,200 records of public.npz, with labels, declared public: by its authors�[2J"
+    assert (
+        found[SERVER]
+        == "1,200 records of public.npz, with labels, declared public: by its authors�[2J"
+    )
     assert found["beta of PredBayes"] == "0.125"
     assert [value for name, value in found.items() if name.startswith("Divergence")] == ["0.021"]
     unread = facts_of(summary, aggregation_inputs=PUBLIC | {"labelled": False})[SERVER]
     assert unread.startswith("1,200 records of public.npz, labels not used, declared public")
-    made_up = {"kind": "synthetic", "pattern": "noise", "statement": "", "count": 300, "labelled": False}
+    made_up = {
+        "kind": "synthetic",
+        "pattern": "noise",
+        "statement": "",
+        "count": 300,
+        "labelled": False,
+    }
     found = facts_of(summary, aggregation_inputs=made_up)
     assert found[SERVER] == "300 made-up inputs (noise), no record"
     assert "beta of PredBayes" not in found

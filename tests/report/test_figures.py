@@ -5,16 +5,29 @@ from fl_dpbayes.report.page_tables import page_table
 from fl_dpbayes.report.run_files import read_epsilon_curves
 
 NAMES = {
-    *(f"reliability-{role}-{name}" for role in ("held_out", "shifted", "train") for name in ("last", "posterior")),
-    "epsilon", "sites-rms_debiased", "sites-accuracy", "sites-nll",
-}  # fmt: skip
+    *(
+        f"reliability-{role}-{name}"
+        for role in ("held_out", "shifted", "train")
+        for name in ("last", "posterior")
+    ),
+    "epsilon",
+    "sites-rms_debiased",
+    "sites-accuracy",
+    "sites-nll",
+}
 
 
 def test_every_figure_is_saved_its_text_stays_text_and_says_what_it_draws(reported, texts):
-    saved = {path.stem: path.read_text(encoding="utf-8") for path in (reported.parent / "figures").iterdir()}
+    saved = {
+        path.stem: path.read_text(encoding="utf-8")
+        for path in (reported.parent / "figures").iterdir()
+    }
     assert set(saved) == NAMES
     found = {name: set(texts(svg)) for name, svg in saved.items()}
-    held_out = {"Held-out sites, average of posterior samples", "n = 450; off by 2.1 points [1.2, 3.0]"}
+    held_out = {
+        "Held-out sites, average of posterior samples",
+        "n = 450; off by 2.1 points [1.2, 3.0]",
+    }
     assert held_out <= found["reliability-held_out-posterior"]
     assert {"budget 2", "north-clinic", "valley", "round", "epsilon"} <= found["epsilon"]
     assert {"all held-out sites", "island", "last iterate"} <= found["sites-nll"]
@@ -22,7 +35,9 @@ def test_every_figure_is_saved_its_text_stays_text_and_says_what_it_draws(report
     assert 'aria-label="Accuracy at every site, with 95% intervals."' in page
 
 
-def test_names_from_outside_are_drawn_literally(write_run, figures_of, summary, privacy_rounds, texts):
+def test_names_from_outside_are_drawn_literally(
+    write_run, figures_of, summary, privacy_rounds, texts
+):
     summary["reliability"] = []
     for row in privacy_rounds:
         row["site"] = row["site"].replace("valley", "<b>$\\frac{$--></b>")
@@ -35,34 +50,61 @@ def test_names_from_outside_are_drawn_literally(write_run, figures_of, summary, 
 
 def test_a_mean_over_sites_is_drawn_as_no_site(write_run, figures_of, summary, texts):
     summary["reliability"] = []
-    summary["calibration"].append({**summary["calibration"][0], "site": "mean:train", "role": "train"})
+    summary["calibration"].append(
+        {**summary["calibration"][0], "site": "mean:train", "role": "train"}
+    )
     figures = figures_of(write_run(summary, [])).values()
-    assert not any("mean of" in text or "mean:" in text for figure in figures for text in texts(figure.svg) if text)
+    assert not any(
+        "mean of" in text or "mean:" in text
+        for figure in figures
+        for text in texts(figure.svg)
+        if text
+    )
 
 
 def test_a_figure_without_data_is_left_out(write_run, figures_of, summary):
-    rows = [{"site": "valley", "round": 1, "epsilon": float("inf")}, {"site": "st-anne", "round": 1}]
+    rows = [
+        {"site": "valley", "round": 1, "epsilon": float("inf")},
+        {"site": "st-anne", "round": 1},
+    ]
     for row in summary["reliability"]:
         for part in row["bins"]:
-            part |= {"n": 0, "confidence": None, "accuracy": None, "band_low": None, "band_high": None}
+            part |= {
+                "n": 0,
+                "confidence": None,
+                "accuracy": None,
+                "band_low": None,
+                "band_high": None,
+            }
     assert figures_of(write_run(summary | {"calibration": []}, rows)) == {}
 
 
 def test_epsilon_curves_skip_rounds_without_a_statement(write_run, summary):
     rows = [
-        {"site": "a", "round": 2, "epsilon": 1.5, "budget": 2}, {"site": "a", "round": 1, "epsilon": 1, "budget": 2},
-        {"site": "a", "round": 3}, {"site": "b", "round": 1},
-    ]  # fmt: skip
+        {"site": "a", "round": 2, "epsilon": 1.5, "budget": 2},
+        {"site": "a", "round": 1, "epsilon": 1, "budget": 2},
+        {"site": "a", "round": 3},
+        {"site": "b", "round": 1},
+    ]
     (curve,) = read_epsilon_curves(write_run(summary, rows))
-    assert (curve.site, curve.rounds, curve.epsilons, curve.budget) == ("a", (1, 2), (1.0, 1.5), 2.0)
+    assert (curve.site, curve.rounds, curve.epsilons, curve.budget) == (
+        "a",
+        (1, 2),
+        (1.0, 1.5),
+        2.0,
+    )
 
 
 def test_inline_svg_has_its_own_identifiers(reported):
     seen: set[str] = set()
     for path in (reported.parent / "figures").iterdir():
-        text = DrawnFigure(path.stem, path.read_text(encoding="utf-8"), "", page_table((), [])).inline
+        text = DrawnFigure(
+            path.stem, path.read_text(encoding="utf-8"), "", page_table((), [])
+        ).inline
         identifiers = set(re.findall(r'\sid="([^"]*)"', text))
-        references = set(re.findall(r'href="#([^"]*)"', text) + re.findall(r"url\(#([^)]*)\)", text))
+        references = set(
+            re.findall(r'href="#([^"]*)"', text) + re.findall(r"url\(#([^)]*)\)", text)
+        )
         assert references
         assert references <= identifiers
         assert all(name.startswith(f"{path.stem}-") for name in identifiers)

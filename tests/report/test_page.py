@@ -73,14 +73,18 @@ def sections(reader):
 @pytest.fixture
 def written(write_run, monkeypatch):
     """Write a run's report and read it; without figures, which take most of the time."""
-    none: dict = {name: [] for name in ("reliability", "epsilon", "sites_figures", "roc", "net_benefit")}
+    none: dict = {
+        name: [] for name in ("reliability", "epsilon", "sites_figures", "roc", "net_benefit")
+    }
     monkeypatch.setattr("fl_dpbayes.report.figures.draw_figures", lambda *_: none)
     return lambda summary, *rounds: read(write_report(write_run(summary, *rounds)))
 
 
 @pytest.fixture
 def drawn(texts):
-    return lambda page, name: set(texts((page.parent / "figures" / f"{name}.svg").read_text(encoding="utf-8")))
+    return lambda page, name: set(
+        texts((page.parent / "figures" / f"{name}.svg").read_text(encoding="utf-8"))
+    )
 
 
 def check_needs_nothing_else(path):
@@ -98,8 +102,12 @@ def check_needs_nothing_else(path):
 
 def test_page_opens_with_the_answer_and_is_self_contained(reported, summary):
     text, found = words(check_needs_nothing_else(reported)), answer(parse_summary(summary))
-    assert text.startswith(" ".join(["digits", found.who, found.calibration, *found.elsewhere, found.advice]))
-    assert not re.search(r"https?:|//\w+\.\w|@import|url\((?!#)", reported.read_text(encoding="utf-8"))
+    assert text.startswith(
+        " ".join(["digits", found.who, found.calibration, *found.elsewhere, found.advice])
+    )
+    assert not re.search(
+        r"https?:|//\w+\.\w|@import|url\((?!#)", reported.read_text(encoding="utf-8")
+    )
 
 
 @pytest.mark.slow
@@ -113,20 +121,33 @@ def test_hostile_names_of_a_study_stay_text_and_its_page_needs_nothing_else(stud
 
 def test_hostile_strings_are_escaped(measured, write_run, measured_summary, privacy_rounds):
     plain, summary = set(read(measured).tags), measured_summary
-    summary |= {"scenario": HOSTILE, "aggregation": HOSTILE, "adjacency": HOSTILE, "warnings": [HOSTILE]}
+    summary |= {
+        "scenario": HOSTILE,
+        "aggregation": HOSTILE,
+        "adjacency": HOSTILE,
+        "warnings": [HOSTILE],
+    }
     summary |= {"versions": {HOSTILE: HOSTILE}, "releases": [{"item": HOSTILE, "how": HOSTILE}]}
-    told = dict.fromkeys(("computation", "products", "processor", "library", "reproducible"), HOSTILE)
+    told = dict.fromkeys(
+        ("computation", "products", "processor", "library", "reproducible"), HOSTILE
+    )
     summary |= {"passes": [told | {"sites": [HOSTILE], "wanted": 64, "rows": 1, "slower": 2.0}]}
     summary |= {"seconds": {HOSTILE: 1.0}, "reliability": summary["reliability"][:2]}
     for row in (summary["sites"][0], summary["sites"][4]):
         row |= {"name": HOSTILE, "unit": HOSTILE, "shift": HOSTILE}
-    summary["privacy"][0] |= dict.fromkeys(("site", "unit", "status", "epsilon_method", "mu_kind"), HOSTILE)
+    summary["privacy"][0] |= dict.fromkeys(
+        ("site", "unit", "status", "epsilon_method", "mu_kind"), HOSTILE
+    )
     for row in summary["subgroups"]:
         row |= {"attribute": HOSTILE, "value": HOSTILE}
     for row in summary["conformal"]:
         row |= {"weights": HOSTILE, "calibrated_on": HOSTILE}
     lists = ("conformal", "shift_detection", "reliability")
-    for row in (*summary["calibration"][6:], *privacy_rounds, *(row for name in lists for row in summary[name])):
+    for row in (
+        *summary["calibration"][6:],
+        *privacy_rounds,
+        *(row for name in lists for row in summary[name]),
+    ):
         row["site"] = HOSTILE
     summary["calibration"][7]["predictor"] = HOSTILE
     path = write_report(write_run(summary, privacy_rounds))
@@ -139,7 +160,15 @@ def test_hostile_strings_are_escaped(measured, write_run, measured_summary, priv
 
 def test_every_section_number_and_figure_is_there(reported):
     reader = read(reported)
-    for expected in ("1.96 pld", "0.613 clt", "1.37 [0.910, 1.86]", "1e-4", "2.1 [1.2, 3.0]", "3.1 (3.8)", "960.0 kB"):
+    for expected in (
+        "1.96 pld",
+        "0.613 clt",
+        "1.37 [0.910, 1.86]",
+        "1e-4",
+        "2.1 [1.2, 3.0]",
+        "3.1 (3.8)",
+        "960.0 kB",
+    ):
         assert expected in reader.cells, expected
     identifiers = {value for _, name, value in reader.attributes if name == "id"}
     assert {"privacy", "releases", "calibration", "sites", "cost", "limits", "run"} <= identifiers
@@ -150,8 +179,20 @@ def test_every_section_number_and_figure_is_there(reported):
 
 
 def test_a_run_that_measured_nothing_still_has_a_page(written, summary):
-    summary |= {"privacy": [], "calibration": [], "releases": [], "seconds": {}, "sites": [], "versions": {}}
-    summary |= {"bytes": {"up": [], "down": []}, "configurations_tried": None, "seed": None, "seeded": True}
+    summary |= {
+        "privacy": [],
+        "calibration": [],
+        "releases": [],
+        "seconds": {},
+        "sites": [],
+        "versions": {},
+    }
+    summary |= {
+        "bytes": {"up": [], "down": []},
+        "configurations_tried": None,
+        "seed": None,
+        "seeded": True,
+    }
     text = words(written(summary, []))
     assert text.startswith("digits (seeded: not private)")
     assert not {"None", "nan"} & set(text.split())
@@ -167,10 +208,12 @@ def test_equal_runs_give_equal_pages(reported, write_run, summary):
 
 def test_damaged_privacy_table_is_named_in_one_line(tmp_path):
     for content in (
-        b"site,round,epsilon,budget\nnorth,1,x,2\n", b"round,epsilon,budget\n1,0.5,2\n",
-        b"site,round,epsilon\n\xff\xfe,1,0.5\n", b"site,round,epsilon,budget\nnorth,1,\x00,2\n",
+        b"site,round,epsilon,budget\nnorth,1,x,2\n",
+        b"round,epsilon,budget\n1,0.5,2\n",
+        b"site,round,epsilon\n\xff\xfe,1,0.5\n",
+        b"site,round,epsilon,budget\nnorth,1,\x00,2\n",
         b"site,round,epsilon,budget\nnorth,1\nnorth,one,0.5,2\n",
-    ):  # fmt: skip
+    ):
         (tmp_path / "privacy.csv").write_bytes(content)
         with pytest.raises(UserError, match=r"privacy.csv is damaged \(.*\): remove it") as caught:
             read_epsilon_curves(tmp_path)
@@ -200,14 +243,21 @@ def test_a_part_without_rows_is_left_out_alone(measured, written, measured_summa
 def test_tables_hold_the_numbers_of_the_summary(measured, measured_summary):
     cells = read(measured).cells
     assert after(cells, "sex: female", "all held-out sites")[:2] == ["61 few", "11.1 [10.2, 12.0]"]
-    assert after(cells, "all held-out sites", "as calibrated")[:4] == ["85.0 [83.0, 87.0]", "too low", "1.26", "150"]
+    assert after(cells, "all held-out sites", "as calibrated")[:4] == [
+        "85.0 [83.0, 87.0]",
+        "too low",
+        "1.26",
+        "150",
+    ]
     assert after(cells, "", "prevalence from its labels")[1] == "no clear difference"
     assert after(cells, "", "prevalence from its predictions")[1] == "above"
     slopes = after(cells, "all held-out sites", "last iterate", "450", "+0.21 [-0.02, +0.45]")
     assert slopes[:2] == ["0.81 [0.70, 0.93]", "0.970 [0.968, 0.972]"]
     assert after(cells, "new-scanner", "detector noise, severity 3")[:3] == [
-        "0.83 [0.73, 0.93], bounds [0.820, 0.840]", "0.41 [0.31, 0.51], bounds [0.400, 0.420]", "150"
-    ]  # fmt: skip
+        "0.83 [0.73, 0.93], bounds [0.820, 0.840]",
+        "0.41 [0.31, 0.51], bounds [0.400, 0.420]",
+        "150",
+    ]
     truth = after(cells, "", "average of posterior samples", "450", "2.1 [1.2, 3.0]", "2.8")
     assert truth[:3] == ["yes", "3.1", "1.9"]
     assert after(cells, "25.0")[:4] == ["27.5 [22.5, 32.5]", "17.5 [12.5, 22.5]", "15.0", "0.0"]
@@ -237,9 +287,16 @@ def test_shifts_are_a_map_that_names_the_five_worst(summary, texts):
     for number, (kind, severity) in enumerate(product(("rotation", "missing_features"), (1, 2, 3))):
         name = f"moved-{number}"
         summary["sites"].append(site | {"name": name, "shift": f"{kind} (severity {severity})"})
-        summary["calibration"].append(row | {"site": name, "predictor": "posterior", "rms_debiased": number / 100})
+        summary["calibration"].append(
+            row | {"site": name, "predictor": "posterior", "rms_debiased": number / 100}
+        )
     shown = " ".join(filter(None, texts(_draw_shifts(parse_summary(summary)).svg)))
-    order = ("missing features 3 (5.0)", "missing features 2 (4.0)", "missing features 1 (3.0)", "rotation 3 (2.0)")
+    order = (
+        "missing features 3 (5.0)",
+        "missing features 2 (4.0)",
+        "missing features 1 (3.0)",
+        "rotation 3 (2.0)",
+    )
     places = [shown.replace("\n", " ").find(text) for text in order]
     assert places == sorted(places)
     assert min(places) > 0
@@ -254,7 +311,9 @@ def test_decision_curve_is_drawn_per_role_and_without_intervals(measured, drawn,
     first = measured_summary["calibration"][0]
     points = [point | {"interval": None, "model": None} for point in first["net_benefit"]]
     row = CalibrationRecord.model_validate(first | {"net_benefit": points})
-    assert "treat none" in [text.get_text() for text in net_benefit_figure([row], "").legends[0].get_texts()]
+    assert "treat none" in [
+        text.get_text() for text in net_benefit_figure([row], "").legends[0].get_texts()
+    ]
 
 
 def test_decisions_are_counted_at_the_threshold_that_is_declared(summary):

@@ -14,9 +14,14 @@ from fl_dpbayes.report import run_files
 from fl_dpbayes.report.run_files import read_csv, read_summary, write_csv, write_summary
 from tests.asking import refused
 
-NUMBERS = st.one_of(st.none(), st.booleans(), st.integers(-(10**9), 10**9), st.floats(), st.text(max_size=5))
+NUMBERS = st.one_of(
+    st.none(), st.booleans(), st.integers(-(10**9), 10**9), st.floats(), st.text(max_size=5)
+)
 VALUES = st.recursive(
-    NUMBERS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3)
+    NUMBERS,
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3)
+    ),
 )
 
 
@@ -29,14 +34,23 @@ def test_json_values_property_strict_and_idempotent(value):
 
 
 def test_json_values_of_numpy_special_numbers_and_other_types():
-    value = {"a": np.float32(0.5), "b": np.array([1, 2]), "c": float("nan"), "d": (math.inf, -math.inf), 3: np.bool_(1)}
+    value = {
+        "a": np.float32(0.5),
+        "b": np.array([1, 2]),
+        "c": float("nan"),
+        "d": (math.inf, -math.inf),
+        3: np.bool_(1),
+    }
     assert json_values(value) == {"a": 0.5, "b": [1, 2], "c": None, "d": ["inf", "-inf"], "3": True}
     with pytest.raises(ValueError, match="set is no JSON value"):
         json_values({"a": {1, 2}})
 
 
 def test_a_summary_is_written_as_it_was_read_in_the_order_of_its_fields(measured_summary, tmp_path):
-    measured_summary["privacy"][0]["epsilon"], measured_summary["privacy"][1]["recalibration_epsilon"] = math.inf, 0.5
+    (
+        measured_summary["privacy"][0]["epsilon"],
+        measured_summary["privacy"][1]["recalibration_epsilon"],
+    ) = math.inf, 0.5
     measured_summary["calibration"][0]["auroc"] = float("nan")
     run = Summary.model_validate(measured_summary)
     text = write_summary(run, tmp_path / "new").read_text(encoding="utf-8")
@@ -47,7 +61,15 @@ def test_a_summary_is_written_as_it_was_read_in_the_order_of_its_fields(measured
     assert written["privacy"][0]["epsilon"] == "inf"
     order = [name for name in Summary.model_fields if name in written]
     assert [*order, "checksums_beside", "checksum"] == list(written)
-    assert list(written["subgroups"][0])[:7] == ["site", "role", "predictor", "attribute", "value", "n", "accuracy"]
+    assert list(written["subgroups"][0])[:7] == [
+        "site",
+        "role",
+        "predictor",
+        "attribute",
+        "value",
+        "n",
+        "accuracy",
+    ]
     assert list(written["calibration"][0])[-1] == "intervals"
 
 
@@ -59,12 +81,20 @@ def test_write_summary_keeps_the_old_file_when_it_fails(summary, tmp_path):
     assert (tmp_path / "summary.json").read_text(encoding="utf-8") == before
 
 
-@pytest.mark.parametrize(("content", "message"), [
-    (None, "is not a run directory"), ("{", "cannot be read as JSON"), ("[1]", "expected a JSON object"),
-    ('{"scenario": "a"}', "summary.json is not as a run writes it: it has no checksum: an older version"),
-    ({"scenario": "a"}, "summary.json is not as a run writes it: seed"),
-    ({"calibration": [{"n": "many"}]}, r"calibration\.0"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "is not a run directory"),
+        ("{", "cannot be read as JSON"),
+        ("[1]", "expected a JSON object"),
+        (
+            '{"scenario": "a"}',
+            "summary.json is not as a run writes it: it has no checksum: an older version",
+        ),
+        ({"scenario": "a"}, "summary.json is not as a run writes it: seed"),
+        ({"calibration": [{"n": "many"}]}, r"calibration\.0"),
+    ],
+)
 def test_read_summary_names_what_is_wrong(content, message, tmp_path, summary):
     if isinstance(content, str):
         (tmp_path / "summary.json").write_text(content, encoding="utf-8")
@@ -80,12 +110,16 @@ def test_any_flipped_bit_of_a_summary_or_its_table_is_refused_or_harmless(summar
     for file in (path, tmp_path / "privacy.csv"):
         content = file.read_bytes()
         for place in np.linspace(0, len(content) - 1, 40, dtype=int):
-            file.write_bytes(content[:place] + bytes([content[place] ^ 1 << place % 8]) + content[place + 1 :])
+            file.write_bytes(
+                content[:place] + bytes([content[place] ^ 1 << place % 8]) + content[place + 1 :]
+            )
             # A bit of white space or of the case of an exponent changes no value.
             with contextlib.suppress(UserError):
                 assert read_summary(tmp_path) == whole
         file.write_bytes(content[:-3])
-        refused(f"{file.name} is not as a run writes it.* simulate --resume", read_summary, tmp_path)
+        refused(
+            f"{file.name} is not as a run writes it.* simulate --resume", read_summary, tmp_path
+        )
         file.write_bytes(content)
     (tmp_path / "privacy.csv").unlink()
     refused(r"privacy.csv is not as a run writes it: it is missing", read_summary, tmp_path)

@@ -14,7 +14,12 @@ def test_privacy_table_shows_numbers_and_fits(summary, shown):
     assert "north-clinic patient 1,234 200 1.96 2.00 1e-4 0.613 clt 1.37 OK" in text
     assert "adding or removing one patient" in text
     assert "not an upper bound" in text
-    summary["privacy"][0] |= {"epsilon": math.inf, "mu": math.inf, "temperature": None, "status": "REFUSED"}
+    summary["privacy"][0] |= {
+        "epsilon": math.inf,
+        "mu": math.inf,
+        "temperature": None,
+        "status": "REFUSED",
+    }
     summary["privacy"][1] = {"site": "harbour-hospital", "status": "FAILED no reply in time"}
     text = shown(privacy_table, summary, 120)
     assert line_of(text, "north-clinic")[4:9] == ["∞", "2.00", "1e-4", "∞", "clt"]
@@ -29,8 +34,12 @@ def test_a_small_delta_and_a_seed_are_said_beside_the_table(summary, shown):
         assert said in " ".join(shown(privacy_table, summary | change).split())
 
 
-def test_calibration_table_pooled_first_then_means_then_sites_and_the_words_of_the_page(summary, shown):
-    summary["calibration"].append({**summary["calibration"][0], "site": "mean:held_out", "role": "held_out"})
+def test_calibration_table_pooled_first_then_means_then_sites_and_the_words_of_the_page(
+    summary, shown
+):
+    summary["calibration"].append(
+        {**summary["calibration"][0], "site": "mean:held_out", "role": "held_out"}
+    )
     lines = [" ".join(line.split()) for line in shown(calibration_table, summary).splitlines()]
     start = next(index for index, line in enumerate(lines) if line.startswith("all held-out"))
     assert lines[start] == "all held-out last iterate 450 6.4 [5.5, 7.3] 7.4 (3.8) 91.5"
@@ -58,9 +67,16 @@ def test_narrow_terminal_loses_columns_and_breaks_no_word(summary, build, width,
     assert max(map(len, text.splitlines())) <= width
     assert "…" not in text
     table = text.split("Neighbours")[0].split("Accuracy in %")[0]
-    for name in ("north-clinic", "valley") if build is privacy_table else ("new-scanner", "university", "posterior"):
+    for name in (
+        ("north-clinic", "valley")
+        if build is privacy_table
+        else ("new-scanner", "university", "posterior")
+    ):
         assert name in table
-    assert f"Left out at {width} columns:" in " ".join(text.split()) or (build, width) == (privacy_table, 100)
+    assert f"Left out at {width} columns:" in " ".join(text.split()) or (build, width) == (
+        privacy_table,
+        100,
+    )
     assert "Left out" not in shown(build, summary, 140)
 
 

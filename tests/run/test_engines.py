@@ -1,4 +1,7 @@
-"""Both engines run the same apps, whatever dies; the bundle that Flower ships, and what it says to too few nodes."""
+"""Both engines run the same apps, whatever dies.
+
+The bundle that Flower ships, and what it says to too few nodes.
+"""
 
 import csv
 import json
@@ -23,21 +26,38 @@ from fl_dpbayes.run.flower_processes import descendants, kill, processes_of
 from tests.resumed import assert_same_run, spent
 
 SEEDED = [
-    "--set", "training={rounds=6, steps_per_round=20, burn_in=20, thinning=10}", "--set", "simulation.insecure_seed=5",
+    "--set",
+    "training={rounds=6, steps_per_round=20, burn_in=20, thinning=10}",
+    "--set",
+    "simulation.insecure_seed=5",
     # Each process of Ray imports everything first.
-    "--set", f"resources.cpus_per_site={min(2, len(os.sched_getaffinity(0)))}",
-]  # fmt: skip
+    "--set",
+    f"resources.cpus_per_site={min(2, len(os.sched_getaffinity(0)))}",
+]
 LONGER = ["--set", "training={rounds=9, steps_per_round=60, burn_in=60, thinning=60}"]
 
 
 def simulate(*arguments: object) -> list[str]:
-    return [sys.executable, "-c", "from fl_dpbayes.cli import main; main()", "simulate", *map(str, arguments)]
+    return [
+        sys.executable,
+        "-c",
+        "from fl_dpbayes.cli import main; main()",
+        "simulate",
+        *map(str, arguments),
+    ]
 
 
 def alive(processes: set[int]) -> list[str]:
-    """The commands of those that run; a killed one stays listed until its parent, perhaps init, reads its status."""
+    """The commands of those that run.
+
+    A killed one stays listed until its parent, perhaps init, reads its status.
+    """
     running = [Path(f"/proc/{number}") for number in processes if Path(f"/proc/{number}").exists()]
-    ended = [each for each in running if each.joinpath("stat").read_text().rpartition(")")[2].split()[0] in "ZX"]
+    ended = [
+        each
+        for each in running
+        if each.joinpath("stat").read_text().rpartition(")")[2].split()[0] in "ZX"
+    ]
     return [each.joinpath("cmdline").read_text() for each in running if each not in ended]
 
 
@@ -53,12 +73,18 @@ def events_of(folder: Path) -> str:
 
 
 def usable_sites(folder: Path) -> list[int]:
-    lines = (folder / "rounds.csv").read_text().splitlines() if (folder / "rounds.csv").is_file() else []
+    lines = (
+        (folder / "rounds.csv").read_text().splitlines()
+        if (folder / "rounds.csv").is_file()
+        else []
+    )
     return [int(row["sites_ok"]) for row in csv.DictReader(lines)]
 
 
 @pytest.mark.slow
-def test_flower_run_whose_command_is_killed_is_resumed_and_equals_an_unbroken_inline_one(tmp_path: Path) -> None:
+def test_flower_run_whose_command_is_killed_is_resumed_and_equals_an_unbroken_inline_one(
+    tmp_path: Path,
+) -> None:
     inline, flower, log = tmp_path / "inline", tmp_path / "flower", tmp_path / "log"
     unbroken = simulate("digits", *SEEDED, "--engine", "inline", "--out", inline)
     subprocess.run(unbroken, check=True, capture_output=True, timeout=300)
@@ -73,7 +99,9 @@ def test_flower_run_whose_command_is_killed_is_resumed_and_equals_an_unbroken_in
     left = processes_of(Path((flower / HOME_FILE).read_text()))
     for number in left:
         os.kill(number, signal.SIGSTOP)
-    done = subprocess.run(simulate("--resume", flower), capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(
+        simulate("--resume", flower), capture_output=True, text=True, timeout=300, check=False
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "resuming after round" in done.stdout
     assert not (flower / HOME_FILE).exists()
@@ -87,14 +115,20 @@ def test_flower_run_whose_command_is_killed_is_resumed_and_equals_an_unbroken_in
 
 
 @pytest.mark.slow
-def test_run_goes_on_when_the_process_of_one_site_is_killed_and_leaves_none_behind_when_it_ends(tmp_path: Path) -> None:
+def test_run_goes_on_when_the_process_of_one_site_is_killed_and_leaves_none_behind_when_it_ends(
+    tmp_path: Path,
+) -> None:
     folder, log = tmp_path / "run", tmp_path / "log"
     with log.open("wb") as file:
-        process = subprocess.Popen(simulate("digits", *LONGER, "--out", folder), stdout=file, stderr=file)
+        process = subprocess.Popen(
+            simulate("digits", *LONGER, "--out", folder), stdout=file, stderr=file
+        )
 
     def worker() -> int | None:
         named = {number: "".join(alive({number})) for number in descendants(process.pid)}
-        return next((number for number, name in named.items() if "ray::ClientAppActor" in name), None)
+        return next(
+            (number for number, name in named.items() if "ray::ClientAppActor" in name), None
+        )
 
     wait_for(lambda: process.poll() is not None or '"event": "train"' in events_of(folder))
     os.kill(wait_for(worker, seconds=10), signal.SIGKILL)
@@ -107,11 +141,20 @@ def test_run_goes_on_when_the_process_of_one_site_is_killed_and_leaves_none_behi
     wait_for(lambda: not alive(family), seconds=3)
     assert not alive(family)
     assert min(usable_sites(folder)) >= 3, "only the message that the dead process held may be lost"
-    subprocess.run(simulate("--resume", folder, "--engine", "inline"), check=True, capture_output=True, timeout=300)
+    subprocess.run(
+        simulate("--resume", folder, "--engine", "inline"),
+        check=True,
+        capture_output=True,
+        timeout=300,
+    )
     summary = json.loads((folder / "summary.json").read_text())
-    assert [row["site"] for row in summary["privacy"] if "FAILED" in row["status"]], summary["warnings"]
+    assert [row["site"] for row in summary["privacy"] if "FAILED" in row["status"]], summary[
+        "warnings"
+    ]
     assert usable_sites(folder)[-1] == 4
-    assert {row["site"] for row in summary["calibration"]} >= {site["name"] for site in summary["sites"]}
+    assert {row["site"] for row in summary["calibration"]} >= {
+        site["name"] for site in summary["sites"]
+    }
     budget = max(row["budget"] for row in summary["privacy"])
     assert all(train[1] <= budget for train, *_ in spent(folder).values())
 
@@ -133,7 +176,9 @@ def environment(tmp_path: Path):
 def flwr_run(project: Path, environment: dict[str, str], folder: Path, *options: str) -> str:
     """What `flwr run` of a project says when it is typed in a folder."""
     command = [FLWR, "run", str(project), "--stream", *options]
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300
+    )
     return done.stdout + done.stderr
 
 
@@ -150,7 +195,9 @@ def project(tmp_path: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_bundle_holds_the_code_and_the_scenarios_and_nothing_else(project: Path, environment) -> None:
+def test_bundle_holds_the_code_and_the_scenarios_and_nothing_else(
+    project: Path, environment
+) -> None:
     (project / "runs").mkdir()
     (project / "runs" / "secret.json").write_text("{}")
     (project / "site.toml").write_text("")
@@ -160,13 +207,19 @@ def test_bundle_holds_the_code_and_the_scenarios_and_nothing_else(project: Path,
     names = set(zipfile.ZipFile(bundle).namelist())
     kinds = [(folder, "*.py") for folder in ("fl_dpbayes", "clients", "server")]
     kinds += [("scenarios", "*.toml"), ("fl_dpbayes/data/sources", "stroke.json")]
-    shipped = {path.relative_to(project).as_posix() for name, kind in kinds for path in (project / name).rglob(kind)}
+    shipped = {
+        path.relative_to(project).as_posix()
+        for name, kind in kinds
+        for path in (project / name).rglob(kind)
+    }
     assert names - {"pyproject.toml", "LICENSE", ".info/CONTENT"} == shipped
     assert "fl_dpbayes/data/site.py" in names
 
 
 @pytest.mark.slow
-def test_flwr_run_beside_own_clients_names_the_file(project: Path, environment, tmp_path: Path) -> None:
+def test_flwr_run_beside_own_clients_names_the_file(
+    project: Path, environment, tmp_path: Path
+) -> None:
     (tmp_path / "clients").mkdir()
     (tmp_path / "clients" / "__init__.py").touch()
     said = flwr_run(project, environment, tmp_path, "--federation-config", "num-supernodes=11")
@@ -174,17 +227,28 @@ def test_flwr_run_beside_own_clients_names_the_file(project: Path, environment, 
 
 
 @pytest.mark.slow
-def test_flwr_run_of_the_bundle_runs_the_quickstart_on_nodes_enough(project, environment, tmp_path: Path) -> None:
+def test_flwr_run_of_the_bundle_runs_the_quickstart_on_nodes_enough(
+    project, environment, tmp_path: Path
+) -> None:
     few = tmp_path / "few"
-    said = flwr_run(project, environment, tmp_path, "--run-config", f"output-dir={json.dumps(str(few))}")
+    said = flwr_run(
+        project, environment, tmp_path, "--run-config", f"output-dir={json.dumps(str(few))}"
+    )
     assert 'flwr run . --federation-config "num-supernodes=11"' in said
     assert json.loads((few / "events.jsonl").read_text().splitlines()[-1])["event"] == "failed"
-    out, text = tmp_path / "out", (ROOT / "scenarios" / "quickstart.toml").read_text(encoding="utf-8")
+    out, text = (
+        tmp_path / "out",
+        (ROOT / "scenarios" / "quickstart.toml").read_text(encoding="utf-8"),
+    )
     shorter = text.replace("rounds = 10", "rounds = 1").replace("burn_in = 100", "burn_in = 10")
     (tmp_path / "shorter.toml").write_text(shorter, encoding="utf-8")
-    config = f"output-dir={json.dumps(str(out))} scenario={json.dumps(str(tmp_path / 'shorter.toml'))}"
+    config = (
+        f"output-dir={json.dumps(str(out))} scenario={json.dumps(str(tmp_path / 'shorter.toml'))}"
+    )
     federation = "num-supernodes=11 client-resources-num-cpus=1"
-    flwr_run(project, environment, tmp_path, "--run-config", config, "--federation-config", federation)
+    flwr_run(
+        project, environment, tmp_path, "--run-config", config, "--federation-config", federation
+    )
     summary = json.loads((out / "summary.json").read_text())
     assert {site["name"] for site in summary["sites"]} > {"uk-134", "uk-74", "new-zealand-121"}
     assert {row["status"] for row in summary["privacy"]} == {"OK"}

@@ -1,4 +1,7 @@
-"""A data set is fetched whole or not at all, from a server on this machine; the public addresses are not asked here."""
+"""A data set is fetched whole or not at all, from a server on this machine.
+
+The public addresses are not asked here.
+"""
 
 import gc
 import gzip
@@ -25,7 +28,9 @@ def served(tmp_path: Path, data_folder: Path, monkeypatch) -> Path:
     """What the server holds of the four hospitals' files, one of them packed."""
     folder = tmp_path / "served"
     shutil.copytree(data_folder / "heart-disease", folder)
-    (folder / "processed.va.data.gz").write_bytes(gzip.compress((folder / "processed.va.data").read_bytes()))
+    (folder / "processed.va.data.gz").write_bytes(
+        gzip.compress((folder / "processed.va.data").read_bytes())
+    )
     server = HTTPServer(("127.0.0.1", 0), partial(Quiet, directory=folder))
     threading.Thread(target=server.serve_forever, daemon=True).start()
     heart = fetch_data.SETS["heart"]
@@ -46,7 +51,9 @@ def test_a_data_set_is_fetched_once_with_its_licence_and_read(served, command, t
     assert len(load_unscaled(BuiltIn(kind="heart", folder=data), "train").scaled()) == 740
     kept = {path: path.stat().st_mtime_ns for path in data.rglob("*.data")}
     (data / "heart-disease" / "processed.va.data").unlink()
-    assert "1 files fetched" in " ".join(command("data", "fetch", "heart", "--data-dir", data)[1].split())
+    assert "1 files fetched" in " ".join(
+        command("data", "fetch", "heart", "--data-dir", data)[1].split()
+    )
     assert "already" in command("data", "fetch", "heart", "--data-dir", data)[1]
     assert sum(path.stat().st_mtime_ns == kept[path] for path in kept) == 3
     assert [path.name for path in data.iterdir()] == ["heart-disease"]
@@ -72,12 +79,16 @@ def test_a_link_that_leads_nowhere_is_kept(served, refusal, tmp_path) -> None:
     link = tmp_path / "data" / "heart-disease" / "processed.va.data"
     link.parent.mkdir(parents=True)
     link.symlink_to(tmp_path / "a disk that is not mounted")
-    assert "processed.va.data does not exist" in refusal("data", "fetch", "heart", "--data-dir", tmp_path / "data")
+    assert "processed.va.data does not exist" in refusal(
+        "data", "fetch", "heart", "--data-dir", tmp_path / "data"
+    )
     assert link.is_symlink()
 
 
 def test_an_unknown_or_shipped_name_and_a_missing_folder_are_told(refusal, monkeypatch) -> None:
     monkeypatch.delenv("FL_DPBAYES_DATA", raising=False)
-    assert "no data set 'hart'; choose one of mnist, pneumonia, heart" in refusal("data", "fetch", "hart")
+    assert "no data set 'hart'; choose one of mnist, pneumonia, heart" in refusal(
+        "data", "fetch", "hart"
+    )
     assert "comes with this package" in refusal("data", "fetch", "stroke")
     assert "give --data-dir DIR, or set FL_DPBAYES_DATA" in refusal("data", "fetch", "heart")

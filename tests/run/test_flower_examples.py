@@ -16,7 +16,9 @@ CODE = ("server.py", "clients/app.py")
 
 
 def test_the_page_shows_the_project_and_each_example_is_short() -> None:
-    shown = re.findall(r"```py\n(.*?)```", (ROOT / "docs" / "flower.md").read_text(encoding="utf-8"), re.DOTALL)
+    shown = re.findall(
+        r"```py\n(.*?)```", (ROOT / "docs" / "flower.md").read_text(encoding="utf-8"), re.DOTALL
+    )
     for name in CODE:
         text = (PROJECT / name).read_text(encoding="utf-8")
         assert text in shown
@@ -28,10 +30,21 @@ def test_flwr_run_of_the_example_project(environment: dict[str, str], tmp_path: 
     project = tmp_path / "mine"
     shutil.copytree(PROJECT, project, ignore=shutil.ignore_patterns("__pycache__"))
     place = tmp_path / "posterior.npz"
-    options = ["--run-config", f"posterior={json.dumps(str(place))}", "--federation-config", "num-supernodes=4"]
+    options = [
+        "--run-config",
+        f"posterior={json.dumps(str(place))}",
+        "--federation-config",
+        "num-supernodes=4",
+    ]
     said = flwr_run(project, environment, project, *options)
     assert np.load(place)["weight"].shape == (3, 10, 64)
     assert float(re.findall(r"'accuracy': '([\d.e+-]+)'", said)[-1]) > 0.85
     # Each site's position went on from round to round, in the node's own state.
-    assert [float(one) for one in re.findall(r"'steps-max': '([\d.e+-]+)'", said)] == [20, 40, 60, 80, 100]
+    assert [float(one) for one in re.findall(r"'steps-max': '([\d.e+-]+)'", said)] == [
+        20,
+        40,
+        60,
+        80,
+        100,
+    ]
     assert "'left-out': '0'" in said

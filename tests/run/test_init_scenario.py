@@ -19,15 +19,23 @@ from fl_dpbayes.run.init_scenario import proposed_features
 def patients(tmp_path: Path) -> Path:
     generator = np.random.default_rng(0)
     count = 120
-    table = pandas.DataFrame({
-        "id": np.arange(count), "hospital": np.repeat(["St. Mary", "Nord", "Süd", "tiny"], [50, 40, 25, 5]),
-        "age": generator.normal(67, 11, count).round(), "sex": generator.choice(["f", "m"], count),
-        "creatinine": np.where(np.arange(count) % 9 == 0, np.nan, generator.normal(1.1, 0.3, count)),
-        "smoker": generator.choice(["never", None, "now"], count), "diabetes": generator.integers(0, 2, count),
-        "note": [f"note {number}" for number in range(count)], "ward": 7,
-        "insured": generator.choice(["TRUE", "FALSE"], count),
-        "outcome": generator.choice(["died", "lived"], count),
-    })  # fmt: skip
+    table = pandas.DataFrame(
+        {
+            "id": np.arange(count),
+            "hospital": np.repeat(["St. Mary", "Nord", "Süd", "tiny"], [50, 40, 25, 5]),
+            "age": generator.normal(67, 11, count).round(),
+            "sex": generator.choice(["f", "m"], count),
+            "creatinine": np.where(
+                np.arange(count) % 9 == 0, np.nan, generator.normal(1.1, 0.3, count)
+            ),
+            "smoker": generator.choice(["never", None, "now"], count),
+            "diabetes": generator.integers(0, 2, count),
+            "note": [f"note {number}" for number in range(count)],
+            "ward": 7,
+            "insured": generator.choice(["TRUE", "FALSE"], count),
+            "outcome": generator.choice(["died", "lived"], count),
+        }
+    )
     table.to_csv(tmp_path / "patients.csv", index=False, sep=";")
     return tmp_path / "patients.csv"
 
@@ -51,7 +59,11 @@ def test_it_runs_as_written_and_says_that_it_looked(patients, command, refusal, 
     words = {"sex": ["f", "m"], "smoker": ["never", "now", "missing"], "insured": ["FALSE", "TRUE"]}
     assert source["categories"] == words
     text = out.read_text()
-    for left_out in ('"id", another whole number', '"note", 120 values of text', '"ward", one value'):
+    for left_out in (
+        '"id", another whole number',
+        '"note", 120 values of text',
+        '"ward", one value',
+    ):
         assert f"# left out: {left_out}" in text
     scenario = load_scenario(str(out), ["training.rounds=1", "training.burn_in=0"])
     roles = {name: site.role for name, site in scenario.sites.items()}
@@ -65,18 +77,26 @@ def test_it_runs_as_written_and_says_that_it_looked(patients, command, refusal, 
 
 
 def test_center_is_within_a_scale_of_the_median() -> None:
-    found = proposed_features(pandas.DataFrame({"pressure": [118, 139, 139, 165], "dose": [0.52, 0.57, 0.48, 0.55]}))
+    found = proposed_features(
+        pandas.DataFrame({"pressure": [118, 139, 139, 165], "dose": [0.52, 0.57, 0.48, 0.55]})
+    )
     assert found.numbers == {"pressure": (140, 20), "dose": (pytest.approx(0.54), 0.04)}
 
 
-@pytest.mark.parametrize(("changes", "said"), [
-    ({"label": "outcom"}, "--label is 'outcom': .* has no such column, its columns are id, hospital"),
-    ({"label": "note"}, "--label note: it has 120 values, a class needs 2 to 20"),
-    ({"label": "creatinine"}, "--label is 'creatinine': 14 of 120 rows have no value"),
-    ({"site": "id"}, "no site has 20 rows or units"),
-    ({"from": "absent.csv"}, "table absent.csv does not exist"),
-    ({"out": "patients.csv"}, "patients.csv exists already"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (
+            {"label": "outcom"},
+            "--label is 'outcom': .* has no such column, its columns are id, hospital",
+        ),
+        ({"label": "note"}, "--label note: it has 120 values, a class needs 2 to 20"),
+        ({"label": "creatinine"}, "--label is 'creatinine': 14 of 120 rows have no value"),
+        ({"site": "id"}, "no site has 20 rows or units"),
+        ({"from": "absent.csv"}, "table absent.csv does not exist"),
+        ({"out": "patients.csv"}, "patients.csv exists already"),
+    ],
+)
 def test_a_mistake_is_one_line(patients, refusal, monkeypatch, changes, said) -> None:
     monkeypatch.chdir(patients.parent)
     error = refusal("init", *given(Path("patients.csv"), **changes))
@@ -95,16 +115,26 @@ def test_files_of_one_hospital_each_and_dates(patients, command, tmp_path) -> No
     status, said, error = command("init", *words)
     assert status == 0, error
     assert "4 columns left out (the file says why)" in said
-    assert '# left out: "admitted", dates: write a number of days' in (tmp_path / "all.toml").read_text()
+    assert (
+        '# left out: "admitted", dates: write a number of days'
+        in (tmp_path / "all.toml").read_text()
+    )
     scenario = load_scenario(str(tmp_path / "all.toml"))
     assert scenario.data.source.path == tuple(paths)
     assert set(scenario.sites) == {"Nord", "St.-Mary", "Sud"}
     assert len(plan_sites(scenario, None).sites) == 3
 
 
-def test_a_folder_of_images_becomes_a_scenario_with_patients_and_sites_found_in_paths(command, tmp_path) -> None:
+def test_a_folder_of_images_becomes_a_scenario_with_patients_and_sites_found_in_paths(
+    command, tmp_path
+) -> None:
     for number in range(180):
-        folder = tmp_path / "films" / ("sick" if number % 2 else "well") / ("North Clinic", "Süd", "west")[number % 3]
+        folder = (
+            tmp_path
+            / "films"
+            / ("sick" if number % 2 else "well")
+            / ("North Clinic", "Süd", "west")[number % 3]
+        )
         folder.mkdir(parents=True, exist_ok=True)
         Image.new("L", (4, 4), number).save(folder / f"P{number // 6}_{number}.png")
     words = ["init", "--from", tmp_path / "films", "--site", "^([^/]+)/"]
@@ -115,7 +145,18 @@ def test_a_folder_of_images_becomes_a_scenario_with_patients_and_sites_found_in_
     scenario = load_scenario(str(out))
     assert set(scenario.sites) == {"North-Clinic", "Sud", "west"}
     assert scenario.data.source.class_names == ("sick", "well")
-    assert sum(site.train_units + site.test_units for site in plan_sites(scenario, None).sites) == 90
-    assert "no regular expression" in command("init", *words[1:3], "--site", "(", "--out", tmp_path / "b.toml")[2]
-    assert "names no site: site_pattern" in command(*words[:4], "^(X.*)/", "--out", tmp_path / "b.toml")[2]
-    assert "its sub-folders are the labels" in command(*words, "--label", "y", "--out", tmp_path / "b.toml")[2]
+    assert (
+        sum(site.train_units + site.test_units for site in plan_sites(scenario, None).sites) == 90
+    )
+    assert (
+        "no regular expression"
+        in command("init", *words[1:3], "--site", "(", "--out", tmp_path / "b.toml")[2]
+    )
+    assert (
+        "names no site: site_pattern"
+        in command(*words[:4], "^(X.*)/", "--out", tmp_path / "b.toml")[2]
+    )
+    assert (
+        "its sub-folders are the labels"
+        in command(*words, "--label", "y", "--out", tmp_path / "b.toml")[2]
+    )

@@ -15,7 +15,9 @@ def scenario(tmp_path: Path, command) -> Path:
     generator = np.random.default_rng(1)
     table = pandas.DataFrame({"hospital": np.repeat(["St. Mary", "Süd", "Nord"], 60)})
     table["age"] = generator.normal(67, 11, 180).round(1)
-    table["outcome"] = np.where(generator.random(180) < 1 / (1 + np.exp((67 - table["age"]) / 9)), "dead", "alive")
+    table["outcome"] = np.where(
+        generator.random(180) < 1 / (1 + np.exp((67 - table["age"]) / 9)), "dead", "alive"
+    )
     table.to_csv(tmp_path / "t.csv", index=False, sep=";", decimal=",", encoding="cp1252")
     out = tmp_path / "mine.toml"
     asked = ["--from", tmp_path / "t.csv", "--label", "outcome", "--site", "hospital", "--out", out]
@@ -27,15 +29,25 @@ def scenario(tmp_path: Path, command) -> Path:
 # What the table holds instead, what is set, and what is said.
 MISTAKES = [
     (f"{COLUMNS}\nNord;1;dead;\n", [], "lines have more cells than the first has names"),
-    (f"{COLUMNS}\nNord;1;dead\n\nNord;;dead\n", [], "line 4, column 'age': missing, or no finite number"),
-    (None, ["sites.St Mary.role=train"], "sites.St Mary: a site's name is 1 to 64 of .* for example 'St-Mary'"),
+    (
+        f"{COLUMNS}\nNord;1;dead\n\nNord;;dead\n",
+        [],
+        "line 4, column 'age': missing, or no finite number",
+    ),
+    (
+        None,
+        ["sites.St Mary.role=train"],
+        "sites.St Mary: a site's name is 1 to 64 of .* for example 'St-Mary'",
+    ),
     (None, ["sites.East.role=train"], "sites.East: choose one of Nord, St.-Mary, Sud"),
     (None, ["data.source.site_column="], "name a table's site_column"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("content", "settings", "said"), MISTAKES)
-def test_a_mistake_is_one_line(scenario, refusal, tmp_path, monkeypatch, content, settings, said) -> None:
+def test_a_mistake_is_one_line(
+    scenario, refusal, tmp_path, monkeypatch, content, settings, said
+) -> None:
     # The table lies beside the scenario, wherever the command is given.
     monkeypatch.chdir("/")
     if content is not None:
@@ -47,10 +59,18 @@ def test_a_mistake_is_one_line(scenario, refusal, tmp_path, monkeypatch, content
 
 
 @pytest.mark.slow
-def test_odd_features_and_budgets_are_told_at_the_start_and_a_left_budget_at_the_end(scenario, command) -> None:
+def test_odd_features_and_budgets_are_told_at_the_start_and_a_left_budget_at_the_end(
+    scenario, command
+) -> None:
     def said_of(name: str, *settings: str) -> str:
-        words = [word for one in ("training.rounds=2", "training.burn_in=0", *settings) for word in ("--set", one)]
-        status, said, _ = command("simulate", scenario, "--out", scenario.parent / name, "--engine", "inline", *words)
+        words = [
+            word
+            for one in ("training.rounds=2", "training.burn_in=0", *settings)
+            for word in ("--set", one)
+        ]
+        status, said, _ = command(
+            "simulate", scenario, "--out", scenario.parent / name, "--engine", "inline", *words
+        )
         assert status == 0
         return " ".join(said.split())
 

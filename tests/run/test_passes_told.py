@@ -23,7 +23,12 @@ from server.run_record import RunRecord
 
 SHORT = "training={rounds=1, steps_per_round=2, burn_in=0, thinning=1}"
 ONE = {"computation": "gradients", "wanted": 64, "rows": 1, "products": "plain", "slower": 8.5}
-STATED = {"processor": "AuthenticAMD EPYC", "library": "torch 2.15", "reproducible": "off", "passes": [ONE]}
+STATED = {
+    "processor": "AuthenticAMD EPYC",
+    "library": "torch 2.15",
+    "reproducible": "off",
+    "passes": [ONE],
+}
 
 
 @pytest.fixture
@@ -32,7 +37,9 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     KEPT.clear()
     monkeypatch.setattr(row_check, "_known", {})
     monkeypatch.setattr(row_check, "_stands_alone", lambda shape, _: shape.rows == 1)
-    monkeypatch.setattr(row_check, "_seconds_of_row", lambda shape, _: 12.0 if shape.rows == 1 else 1.0)
+    monkeypatch.setattr(
+        row_check, "_seconds_of_row", lambda shape, _: 12.0 if shape.rows == 1 else 1.0
+    )
     yield
     KEPT.clear()
 
@@ -40,7 +47,18 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.slow
 def test_terminal_page_and_summary_say_it_and_what_it_costs(alone, tmp_path: Path, command) -> None:
     out = tmp_path / "run"
-    asked = ("simulate", "digits", "--engine", "inline", "--out", out, "--set", SHORT, "--set", "privacy.epsilon=8")
+    asked = (
+        "simulate",
+        "digits",
+        "--engine",
+        "inline",
+        "--out",
+        out,
+        "--set",
+        SHORT,
+        "--set",
+        "privacy.epsilon=8",
+    )
     status, shown, error = command(*asked)
     assert status == 0, error
     said = r"gradients of one record at a time, about 12\s+times as slow"
@@ -64,20 +82,27 @@ def test_a_finding_names_rows_products_processor_and_library() -> None:
     device = torch.device("cpu")
     sound = finding_of(PassShape("gradients", wanted=64, rows=64, products="aligned"), device)
     assert sound.status == "PASS"
-    assert re.search(r"64 records .* aligned products \(.+, torch .+, reproducible: \w+\)", sound.said)
+    assert re.search(
+        r"64 records .* aligned products \(.+, torch .+, reproducible: \w+\)", sound.said
+    )
 
 
 def test_who_asks_python_hears_what_it_costs(monkeypatch, caplog) -> None:
     monkeypatch.setattr(row_check, "_known", {})
     monkeypatch.setattr(row_check, "_stands_alone", lambda shape, _: shape.rows == 1)
-    monkeypatch.setattr(row_check, "_seconds_of_row", lambda shape, _: 12.0 if shape.rows == 1 else 1.0)
+    monkeypatch.setattr(
+        row_check, "_seconds_of_row", lambda shape, _: 12.0 if shape.rows == 1 else 1.0
+    )
     with caplog.at_level(logging.WARNING, logger="fl_dpbayes.site"):
         row_check.checked_shape("any", PassShape("features", wanted=64, rows=64), lambda _: [])
     assert "features are computed one by one, 12 times as slow" in caplog.text
 
 
 def test_what_is_said_is_what_the_work_took_and_no_more() -> None:
-    first, second = PassShape("features", wanted=64, rows=64), PassShape("gradients", wanted=64, rows=128)
+    first, second = (
+        PassShape("features", wanted=64, rows=64),
+        PassShape("gradients", wanted=64, rows=128),
+    )
     note(first)
     assert shapes_so_far() == set()
     with noted_shapes() as noted:
@@ -109,10 +134,15 @@ def test_a_hostile_site_can_say_nothing_else(changed) -> None:
         StatedPasses.model_validate(STATED | changed)
 
 
-def test_a_site_is_heard_once_for_each_computation_and_its_text_steers_nothing(tmp_path: Path) -> None:
+def test_a_site_is_heard_once_for_each_computation_and_its_text_steers_nothing(
+    tmp_path: Path,
+) -> None:
     record = RunRecord(tmp_path, Journal(tmp_path / "journal", JournalMark()))
     for times in range(1, 50):
-        hostile = {"processor": f"\x1b[2J<script>{times}</script>" + "x" * 100, "passes": [ONE | {"slower": times}]}
+        hostile = {
+            "processor": f"\x1b[2J<script>{times}</script>" + "x" * 100,
+            "passes": [ONE | {"slower": times}],
+        }
         record.add_passes("west", StatedPasses.model_validate(STATED | hostile))
     record.add_passes("east", None)
     ((row, sites),) = record.passes.items()

@@ -36,7 +36,12 @@ def test_a_module_and_a_dataset_become_a_private_posterior_in_one_call() -> None
     assert (release.privacy.units, release.privacy.steps) == (400, 200)
     assert 1.99 < release.privacy.epsilon <= 2
     # Records as lists, as many as they have features: neither is taken for the other.
-    assert fl.private_chain(module, [([0.0] * 3, 1)] * 3, fl.Privacy(epsilon=4, delta=0.1)).privacy.units == 3
+    assert (
+        fl.private_chain(
+            module, [([0.0] * 3, 1)] * 3, fl.Privacy(epsilon=4, delta=0.1)
+        ).privacy.units
+        == 3
+    )
     posterior = fl.private_chain(module, (FEATURES, LABELS), fl.Privacy(epsilon=4, delta=1e-3))
     assert posterior.temperature == pytest.approx(1)
     again = fl.private_chain(module, (FEATURES, LABELS), PRIVACY)
@@ -45,13 +50,19 @@ def test_a_module_and_a_dataset_become_a_private_posterior_in_one_call() -> None
 
 
 @pytest.mark.parametrize("kept", ["record", "file"])
-def test_the_position_survives_and_a_repeated_round_is_the_next_stretch(kept: str, tmp_path: Path) -> None:
+def test_the_position_survives_and_a_repeated_round_is_the_next_stretch(
+    kept: str, tmp_path: Path
+) -> None:
     position: Any = {} if kept == "record" else tmp_path / "position.json"
     start = {"weight": np.zeros((2, 3), np.float32), "bias": np.zeros(2, np.float32)}
     released = [planned(position).advance(start) for _ in range(3)]
     assert [release.privacy.steps for release in released] == [4, 8, 12]
-    assert released[0].privacy.epsilon < released[1].privacy.epsilon < released[2].privacy.epsilon <= 2
-    assert {release.privacy.epsilon_planned for release in released} == {released[2].privacy.epsilon}
+    assert (
+        released[0].privacy.epsilon < released[1].privacy.epsilon < released[2].privacy.epsilon <= 2
+    )
+    assert {release.privacy.epsilon_planned for release in released} == {
+        released[2].privacy.epsilon
+    }
     with pytest.raises(UserError, match="all 12 planned steps are spent"):
         planned(position).advance(start)
     for other in ({"rounds": 4}, {"units": np.arange(400)}):
@@ -65,7 +76,9 @@ def test_the_position_survives_and_a_repeated_round_is_the_next_stretch(kept: st
             planned(position).advance(start)
 
 
-def test_what_fails_is_spent_and_says_nothing_of_the_records(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_fails_is_spent_and_says_nothing_of_the_records(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     position: dict[str, Any] = {}
     with pytest.raises(ChainDivergedError):
         planned(position, sampler=SGLD(step_size=ConstantStepSize(initial=1e20))).advance()
@@ -78,13 +91,19 @@ def test_what_fails_is_spent_and_says_nothing_of_the_records(monkeypatch: pytest
 
     with monkeypatch.context() as patch:
         patch.setattr("fl_dpbayes.run.private_chain.run_chain", lambda *_: Quoting()[0])
-        for failing in (planned(position).advance, lambda: fl.private_chain(nn.Linear(3, 2), Quoting("a"), PRIVACY)):
+        for failing in (
+            planned(position).advance,
+            lambda: fl.private_chain(nn.Linear(3, 2), Quoting("a"), PRIVACY),
+        ):
             with pytest.raises(RuntimeError, match="see the log") as caught:
                 failing()
             assert "Smith" not in str(caught.value)
             assert caught.value.__suppress_context__
     assert position["steps"] == 4
-    for start in ({"weight": np.full((2, 3), np.nan), "bias": np.zeros(2)}, {"weight": np.zeros((3, 2))}):
+    for start in (
+        {"weight": np.full((2, 3), np.nan), "bias": np.zeros(2)},
+        {"weight": np.zeros((3, 2))},
+    ):
         with pytest.raises(ValueError, match=r"not finite|has shape"):
             planned(position).advance(start)
     assert position["steps"] == 4
@@ -92,17 +111,22 @@ def test_what_fails_is_spent_and_says_nothing_of_the_records(monkeypatch: pytest
 
 REFUSED: dict[str, dict[str, Any]] = {
     "GroupNorm": {"module": nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))},
-    "keeps something of the records": {"module": ActNorm(3, 2)}, "a label must name one": {"module": nn.Linear(3, 1)},
-    "below 1 / 400": {"privacy": fl.Privacy(epsilon=2, delta=0.01)}, "one for each record": {"units": np.zeros(3)},
+    "keeps something of the records": {"module": ActNorm(3, 2)},
+    "a label must name one": {"module": nn.Linear(3, 1)},
+    "below 1 / 400": {"privacy": fl.Privacy(epsilon=2, delta=0.01)},
+    "one for each record": {"units": np.zeros(3)},
     "below 1 / 487.5": {"privacy": fl.Privacy(epsilon=2, delta=0.0022), "declared": 390},
     r"^300 units: there .* and the declared number right to a fifth$": {"declared": 300},
     "give more noise": {"privacy": fl.Privacy(epsilon=0.1, delta=1e-3, noise_multiplier=0.5)},
     # Its noise is not in units of a clip norm, so no finite epsilon holds.
     "needs a budget": {"privacy": fl.NoPrivacy(noise_standard_deviation=5)},
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("said", REFUSED)
 def test_what_does_not_fit_is_refused_before_a_step(said: str) -> None:
     with pytest.raises(UserError, match=said):
-        fl.PrivateChain(**{"module": nn.Linear(3, 2), "data": (FEATURES, LABELS), "privacy": PRIVACY} | REFUSED[said])
+        fl.PrivateChain(
+            **{"module": nn.Linear(3, 2), "data": (FEATURES, LABELS), "privacy": PRIVACY}
+            | REFUSED[said]
+        )

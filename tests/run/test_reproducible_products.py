@@ -13,12 +13,19 @@ from fl_dpbayes.models.conditional_reproducibility import reproducible_branch
 
 pytestmark = pytest.mark.skipif(reproducible_branch() == "none", reason="this torch has no MKL")
 PRODUCT = "import torch; torch.randn(64, 13) @ torch.randn(13, 2); "
-ASK = "from fl_dpbayes.models.conditional_reproducibility import reproducible_branch; print(reproducible_branch())"
+ASK = (
+    "from fl_dpbayes.models.conditional_reproducibility import reproducible_branch; "
+    "print(reproducible_branch())"
+)
 
 
 def printed(code: str, **variables: str) -> str:
-    environment = {name: value for name, value in os.environ.items() if name != VARIABLE} | variables
-    ended = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    environment = {
+        name: value for name, value in os.environ.items() if name != VARIABLE
+    } | variables
+    ended = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True
+    )
     assert ended.returncode == 0, ended.stderr
     return ended.stdout.strip()
 
@@ -60,7 +67,8 @@ def test_the_workers_of_a_cluster_that_others_started_set_it_themselves() -> Non
         "import os, ray\n"
         "from fl_dpbayes.models.conditional_reproducibility import reproducible_branch\n"
         f"del os.environ['{VARIABLE}']\n"
-        "ray.init(num_cpus=1, object_store_memory=2**27, include_dashboard=False, log_to_driver=False)\n"
+        "ray.init(num_cpus=1, object_store_memory=2**27, include_dashboard=False, "
+        "log_to_driver=False)\n"
         "print(ray.get(ray.remote(reproducible_branch).remote()))"
     )
     assert printed(started) == "AUTO"

@@ -1,4 +1,7 @@
-"""`simulate --resume`: after kills at any instant a run ends as the unbroken one; and what a user meets who errs."""
+"""`simulate --resume`: after kills at any instant a run ends as the unbroken one.
+
+And what a user meets who errs.
+"""
 
 import json
 import subprocess
@@ -12,7 +15,8 @@ from fl_dpbayes.config.files.folder_lock import folder_lock
 from tests.resumed import assert_same_run
 
 KILLS = 12
-# Commands are forked from one interpreter that has imported everything, so that kills fall into work, not into imports.
+# Commands are forked from one interpreter that has imported everything, so that kills fall into
+# work, not into imports.
 DRIVER = """
 import json, os, random, signal, sys, time
 from pathlib import Path
@@ -81,16 +85,25 @@ def test_kills_at_any_instant_change_neither_the_result_nor_what_it_cost(tmp_pat
     assert report["kills"] >= KILLS
     for name in report["runs"]:
         assert_same_run(tmp_path / name, tmp_path / "unbroken")
-    # How far a run had come when it was killed depends on the machine; training takes most of its time.
+    # How far a run had come when it was killed depends on the machine; training takes most of its
+    # time.
     assert any('"event": "train"' in last or '"event": "site"' in last for last in report["rounds"])
 
 
 SMALL = [
-    "--engine", "inline", "--set", "training={rounds=1, steps_per_round=2, burn_in=0, thinning=1}",
-    "--set", "simulation.insecure_seed=5",
-]  # fmt: skip
+    "--engine",
+    "inline",
+    "--set",
+    "training={rounds=1, steps_per_round=2, burn_in=0, thinning=1}",
+    "--set",
+    "simulation.insecure_seed=5",
+]
 
-OWN = ["--set", "model={kind='module', factory='tests.server.test_own_code:flat', settings={inputs=64, classes=10}}"]
+OWN = [
+    "--set",
+    "model={kind='module', factory='tests.server.test_own_code:flat', "
+    "settings={inputs=64, classes=10}}",
+]
 
 
 def test_what_cannot_be_resumed_is_said(tmp_path: Path, refusal) -> None:
@@ -105,7 +118,9 @@ def test_what_cannot_be_resumed_is_said(tmp_path: Path, refusal) -> None:
 
 
 @pytest.mark.slow
-def test_finished_run_is_shown_and_stopped_one_names_its_command(tmp_path: Path, monkeypatch, command, refusal) -> None:
+def test_finished_run_is_shown_and_stopped_one_names_its_command(
+    tmp_path: Path, monkeypatch, command, refusal
+) -> None:
     monkeypatch.setattr("server.federation.write_report", lambda folder: None)
     folder = tmp_path / "a run"
     with monkeypatch.context() as patch:
@@ -121,7 +136,10 @@ def test_finished_run_is_shown_and_stopped_one_names_its_command(tmp_path: Path,
     status, output, error = command(*resume, "--engine", "inline")
     assert (status, "resuming after round" in output) == (0, True), error
     before = (folder / "events.jsonl").read_bytes()
-    monkeypatch.setattr("fl_dpbayes.posterior.store.model_shapes", lambda *_: pytest.fail("code that it names was run"))
+    monkeypatch.setattr(
+        "fl_dpbayes.posterior.store.model_shapes",
+        lambda *_: pytest.fail("code that it names was run"),
+    )
     status, output, _ = command(*resume)
     assert (status, "is finished: nothing is left to do" in output) == (0, True)
     assert "Privacy spent" in output
@@ -133,7 +151,9 @@ def test_finished_run_is_shown_and_stopped_one_names_its_command(tmp_path: Path,
 def test_run_that_was_killed_before_its_baselines_has_them_when_it_is_resumed(
     tmp_path: Path, monkeypatch, command, last: str
 ) -> None:
-    monkeypatch.setattr("server.federation.write_report", lambda folder: (folder / "report.html").touch())
+    monkeypatch.setattr(
+        "server.federation.write_report", lambda folder: (folder / "report.html").touch()
+    )
     folder, place = tmp_path / "run", "fl_dpbayes.run.simulate."
 
     class Killed(BaseException):

@@ -21,10 +21,18 @@ from fl_dpbayes.run.progress import Display, EventReader
 from fl_dpbayes.run.simulate import show_run, simulate
 
 SUMMARY = {
-    "scenario": "one", "seed": 0, "versions": {}, "adjacency": "add_or_remove_one", "sites": [], "privacy": [],
+    "scenario": "one",
+    "seed": 0,
+    "versions": {},
+    "adjacency": "add_or_remove_one",
+    "sites": [],
+    "privacy": [],
     "calibration": [{"site": "north", "role": "train", "predictor": "posterior", "n": 10}],
-    "bytes": {}, "seconds": {}, "configurations_tried": 1, "warnings": ["first", "second"],
-}  # fmt: skip
+    "bytes": {},
+    "seconds": {},
+    "configurations_tried": 1,
+    "warnings": ["first", "second"],
+}
 
 
 def test_tables_and_warnings_are_shown(tmp_path):
@@ -39,11 +47,27 @@ def test_tables_and_warnings_are_shown(tmp_path):
 EVENTS = [
     {"event": "roster", "sites": [["north", "train"], ["island", "held_out"]], "left_out": []},
     {"event": "train", "round": 1, "rounds": 2, "sites": ["north"]},
-    {"event": "site", "round": 1, "site": "north", "status": "OK", "detail": "", "epsilon": 0.5, "budget": 2.0},
+    {
+        "event": "site",
+        "round": 1,
+        "site": "north",
+        "status": "OK",
+        "detail": "",
+        "epsilon": 0.5,
+        "budget": 2.0,
+    },
     {"event": "evaluate", "round": 2, "rounds": 2, "sites": ["north", "island"]},
     {"event": "evaluated", "site": "island", "problem": ""},
     {"event": "roster", "sites": [["north", "train"], ["island", "held_out"]], "left_out": []},
-    {"event": "site", "round": 2, "site": "north", "status": "REFUSED", "detail": "X", "epsilon": None, "budget": None},
+    {
+        "event": "site",
+        "round": 2,
+        "site": "north",
+        "status": "REFUSED",
+        "detail": "X",
+        "epsilon": None,
+        "budget": None,
+    },
     {"event": "evaluated", "site": "north", "problem": "NOT_SENT"},
     {"event": "finished"},
 ]
@@ -56,7 +80,10 @@ def test_display_renders_before_and_after_every_event_in_a_terminal() -> None:
     for event in EVENTS:
         display.show(event)
         console.print(display.render())
-    assert all(words in console.file.getvalue() for words in ("round 1/2", "0.500 of 2", "evaluating", "left"))
+    assert all(
+        words in console.file.getvalue()
+        for words in ("round 1/2", "0.500 of 2", "evaluating", "left")
+    )
     assert re.search(r"REFUSED X; tests: NOT_SENT +0\.500 of 2", console.file.getvalue())
 
 
@@ -108,7 +135,9 @@ def test_flower_is_asked_once_the_run_is_over(tmp_path: Path, questions, last: s
     assert (stop.looks, questions) == (20, ["ls"])
 
 
-def test_run_that_dies_is_noticed_and_a_stopped_one_asks_nothing(tmp_path: Path, questions, monkeypatch) -> None:
+def test_run_that_dies_is_noticed_and_a_stopped_one_asks_nothing(
+    tmp_path: Path, questions, monkeypatch
+) -> None:
     stop = Stop()
     monkeypatch.setattr(flower_command.time, "monotonic", lambda: 4 * stop.looks)
     wait(tmp_path / "events.jsonl", stop)
@@ -120,7 +149,10 @@ def test_run_that_dies_is_noticed_and_a_stopped_one_asks_nothing(tmp_path: Path,
 
 
 def test_absent_device_is_refused_before_anything_is_written(tmp_path: Path, monkeypatch) -> None:
-    for devices, device, expected in ((0, "cuda", "no CUDA device is here"), (2, "cuda:2", "here are 0 to 1")):
+    for devices, device, expected in (
+        (0, "cuda", "no CUDA device is here"),
+        (2, "cuda:2", "here are 0 to 1"),
+    ):
         monkeypatch.setattr(torch.cuda, "device_count", lambda devices=devices: devices)
         scenario = load_scenario("digits", [f"resources.device={device}"])
         with pytest.raises(UserError, match=expected):

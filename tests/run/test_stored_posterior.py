@@ -22,16 +22,27 @@ from fl_dpbayes.run.new_records import read_new_records
 from fl_dpbayes.run.simulate import simulate
 from tests.asking import refused
 
-SHORT = ["training={rounds=2, steps_per_round=20, burn_in=20, thinning=10}", "privacy.sampling_rate=1.0",
-         "simulation.insecure_seed=5"]  # fmt: skip
+SHORT = [
+    "training={rounds=2, steps_per_round=20, burn_in=20, thinning=10}",
+    "privacy.sampling_rate=1.0",
+    "simulation.insecure_seed=5",
+]
 
 
 def run_of(folder: Path, *settings: str) -> Path:
-    return simulate(load_scenario("known-truth", [*SHORT, *settings]), "inline", folder, None, Console(quiet=True))
+    return simulate(
+        load_scenario("known-truth", [*SHORT, *settings]),
+        "inline",
+        folder,
+        None,
+        Console(quiet=True),
+    )
 
 
 @pytest.mark.slow
-def test_every_site_knows_its_truth_and_new_records_are_predicted_and_evaluated(tmp_path, command, refusal):
+def test_every_site_knows_its_truth_and_new_records_are_predicted_and_evaluated(
+    tmp_path, command, refusal
+):
     run = run_of(tmp_path / "known-truth")
     summary = json.loads((run / "summary.json").read_text(encoding="utf-8"))
     roles = {site["name"]: site["role"] for site in summary["sites"]}
@@ -49,7 +60,9 @@ def test_every_site_knows_its_truth_and_new_records_are_predicted_and_evaluated(
     assert command("predict", run, new, "--out", tmp_path / "predicted.csv")[0] == 0
     predicted = pandas.read_csv(tmp_path / "predicted.csv")
     assert len(predicted) == 300
-    assert predicted[["probability_0", "probability_1"]].sum(axis=1).to_numpy() == pytest.approx(1, abs=1e-4)
+    assert predicted[["probability_0", "probability_1"]].sum(axis=1).to_numpy() == pytest.approx(
+        1, abs=1e-4
+    )
     said = json.loads(command("evaluate", run, new, "--json")[1])
     assert said["n"] == 300
     accuracy = f"{100 * said['accuracy']:.1f}"
@@ -60,7 +73,9 @@ def test_every_site_knows_its_truth_and_new_records_are_predicted_and_evaluated(
     assert "page cannot be made" in refusal("evaluate", run, new, "--out", page)
 
 
-def test_a_seeded_run_is_named_by_its_source_and_another_kind_of_source_keeps_the_common_keys() -> None:
+def test_a_seeded_run_is_named_by_its_source_and_another_kind_of_source_keeps_the_common_keys() -> (
+    None
+):
     seeds = [["data.source.seed=2"], [], []]
     other, *same = (run_identifier(load_scenario("known-truth", [*SHORT, *seed])) for seed in seeds)
     assert same[0] == same[1] != other
@@ -72,7 +87,12 @@ DIGITS = BuiltIn(kind="digits")
 PIXELS = Task(input_shape=(1, 2, 2), classes=3)
 NUMBERS = Task(input_shape=(2,), classes=3)
 # To load the last would need pickle.
-BAD_LABELS = [np.array([0, 1, 9]), np.array(["a", "b", "c"]), np.array([0]), np.array([{}, {}, {}], dtype=object)]
+BAD_LABELS = [
+    np.array([0, 1, 9]),
+    np.array(["a", "b", "c"]),
+    np.array([0]),
+    np.array([{}, {}, {}], dtype=object),
+]
 
 
 def archive(folder, features, **more):
@@ -85,7 +105,14 @@ def test_labels_of_an_archive_matter_only_where_asked_for(tmp_path):
     for labels in BAD_LABELS:
         path = archive(tmp_path, np.full((3, 4), 0.5), labels=labels)
         assert read_new_records(path, PIXELS, DIGITS, labelled=False).labels is None
-        refused(r"labels must be whole numbers|plain arrays", read_new_records, path, PIXELS, DIGITS, labelled=True)
+        refused(
+            r"labels must be whole numbers|plain arrays",
+            read_new_records,
+            path,
+            PIXELS,
+            DIGITS,
+            labelled=True,
+        )
     path = archive(tmp_path, np.full((3, 4), 0.5), labels=np.array([0, 2, 1]))
     assert read_new_records(path, PIXELS, DIGITS, labelled=True).labels.tolist() == [0, 2, 1]
 
@@ -93,11 +120,23 @@ def test_labels_of_an_archive_matter_only_where_asked_for(tmp_path):
 def test_labels_of_a_table_matter_only_where_asked_for(tmp_path):
     path = tmp_path / "new.csv"
     source = Table(path=path, label="label", classes=3, features=("x", "y"))
-    for label, said in (("9", "no whole number"), ("unknown", "text"), ("", "missing"), ("1.5", "no whole")):
+    for label, said in (
+        ("9", "no whole number"),
+        ("unknown", "text"),
+        ("", "missing"),
+        ("1.5", "no whole"),
+    ):
         path.write_text(f"x,y,label\n1,7,0\n2,40,{label}\n")
         records = read_new_records(path, NUMBERS, source, labelled=False)
         assert (records.labels, records.features.tolist()) == (None, [[1, 7], [2, 40]])
-        refused(rf"line 3, column 'label': {said}", read_new_records, path, NUMBERS, source, labelled=True)
+        refused(
+            rf"line 3, column 'label': {said}",
+            read_new_records,
+            path,
+            NUMBERS,
+            source,
+            labelled=True,
+        )
 
 
 @pytest.mark.parametrize(("low", "high"), [(0, 16), (-1, 1), (0, 1.001)])
@@ -117,7 +156,14 @@ def test_bad_rows_are_named_by_line_and_column_or_left_out(tmp_path):
     # A blank line, and a cell of two lines.
     path.write_text('note,x,y\n\n"a\nb",1,7\nc,,8\nd,2,high\ne,3,9\n')
     source = Table(path="elsewhere.csv", label="label", classes=3, features=("x", "y"))
-    refused(r"line 5, column 'x': missing.* --skip-bad-rows", read_new_records, path, NUMBERS, source, labelled=False)
+    refused(
+        r"line 5, column 'x': missing.* --skip-bad-rows",
+        read_new_records,
+        path,
+        NUMBERS,
+        source,
+        labelled=False,
+    )
     records = read_new_records(path, NUMBERS, source, labelled=False, skip_bad_rows=True)
     assert records.features[[0, 3]].tolist() == [[1, 7], [3, 9]]
     assert (records.numbered, records.names) == ("line", ["3", "5", "6", "7"])

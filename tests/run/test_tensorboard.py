@@ -9,12 +9,23 @@ from fl_dpbayes.run import tensorboard
 
 
 def add_events(folder: Path, number: int, *more: dict) -> None:
-    site = {"event": "site", "time": 1e9 + number, "round": number, "site": "north", "epsilon": 0.5 * number}
+    site = {
+        "event": "site",
+        "time": 1e9 + number,
+        "round": number,
+        "site": "north",
+        "epsilon": 0.5 * number,
+    }
     with (folder / "events.jsonl").open("a") as file:
-        file.writelines(json.dumps(event) + "\n" for event in (site, {**site, "site": "open", "epsilon": None}, *more))
+        file.writelines(
+            json.dumps(event) + "\n"
+            for event in (site, {**site, "site": "open", "epsilon": None}, *more)
+        )
 
 
-def test_a_run_is_followed_to_its_end_and_read_back(tmp_path: Path, monkeypatch, command, refusal) -> None:
+def test_a_run_is_followed_to_its_end_and_read_back(
+    tmp_path: Path, monkeypatch, command, refusal
+) -> None:
     pytest.importorskip("tensorboard", reason="needs the extra tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -26,7 +37,9 @@ def test_a_run_is_followed_to_its_end_and_read_back(tmp_path: Path, monkeypatch,
     logs = tmp_path / "logs"
     assert "holds no events.jsonl" in refusal("tensorboard", tmp_path, logs)
     add_events(tmp_path, 1, {"event": "failed"}, {"event": "resumed"})
-    write_csv(tmp_path / "rounds.csv", [{**dict.fromkeys(ROUND_COLUMNS, 8), "round": 1}], ROUND_COLUMNS)
+    write_csv(
+        tmp_path / "rounds.csv", [{**dict.fromkeys(ROUND_COLUMNS, 8), "round": 1}], ROUND_COLUMNS
+    )
     monkeypatch.setattr(tensorboard.time, "sleep", rest)
     assert command("tensorboard", tmp_path, logs, "--follow")[0] == 0
     read = EventAccumulator(str(logs / tmp_path.name)).Reload()

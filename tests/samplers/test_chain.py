@@ -7,7 +7,13 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fl_dpbayes.config.sampler import SGLD, ConstantStepSize, ExponentialStepSize, FlatPrior, GaussianPrior
+from fl_dpbayes.config.sampler import (
+    SGLD,
+    ConstantStepSize,
+    ExponentialStepSize,
+    FlatPrior,
+    GaussianPrior,
+)
 from fl_dpbayes.config.task import MLPModel, Task
 from fl_dpbayes.models.build import build_model
 from fl_dpbayes.models.gaussian import normal_vectors
@@ -22,8 +28,13 @@ COUNT = 30
 
 
 def plan_of(*, steps=12, step_size=None, prior=None, burn_in=2, thinning=3, rounds=1, **privacy):
-    sampler = SGLD(step_size=step_size or ExponentialStepSize(initial=0.5, decay=0.9), prior=prior or GaussianPrior())
-    return chains.plan_of(sampler, privacy, rounds=rounds, steps_per_round=steps, burn_in=burn_in, thinning=thinning)
+    sampler = SGLD(
+        step_size=step_size or ExponentialStepSize(initial=0.5, decay=0.9),
+        prior=prior or GaussianPrior(),
+    )
+    return chains.plan_of(
+        sampler, privacy, rounds=rounds, steps_per_round=steps, burn_in=burn_in, thinning=thinning
+    )
 
 
 @pytest.fixture
@@ -34,7 +45,11 @@ def module():
 @pytest.fixture(scope="module")
 def site():
     generator = np.random.default_rng(0)
-    return generator.standard_normal((COUNT, 4)).astype(np.float32), generator.integers(0, 3, COUNT), np.arange(COUNT)
+    return (
+        generator.standard_normal((COUNT, 4)).astype(np.float32),
+        generator.integers(0, 3, COUNT),
+        np.arange(COUNT),
+    )
 
 
 def run(module, site, plan, *, units=COUNT, streams=(1, 2), pre_noise_seed=3, **more):
@@ -84,7 +99,10 @@ def test_empty_batch_is_a_step_with_noise_and_prior(module, site, rate):
     empty = tuple(part[:0] for part in site)
     start = to_vector(module)
     found = run(module, empty if rate == 1.0 else site, plan, start=start)
-    noise, state = normal_vectors(np.random.default_rng(2), start.numel(), 3), start.double().numpy()
+    noise, state = (
+        normal_vectors(np.random.default_rng(2), start.numel(), 3),
+        start.double().numpy(),
+    )
     batch = rate * COUNT
     for number in range(3):
         size = 0.5 * 0.9**number
@@ -97,22 +115,32 @@ def test_denominator_is_declared_and_never_counted(module, site, monkeypatch):
     monkeypatch.setattr(chain, "noisy_gradient", spy)
     run(module, site, plan_of(), units=100)
     run(module, tuple(part[:7] for part in site), plan_of(), units=100)
-    asked = [(call.kwargs["expected_batch_size"], call.kwargs["units"]) for call in spy.call_args_list]
+    asked = [
+        (call.kwargs["expected_batch_size"], call.kwargs["units"]) for call in spy.call_args_list
+    ]
     assert asked == [(50.0, 100)] * 24
 
 
 def test_one_record_more_moves_one_step_by_at_most_its_bound(module, site):
-    # Equal noise and the same coins: what remains of a step is the clipped gradient of the record that was added.
+    # Equal noise and the same coins: what remains of a step is the clipped gradient of the record
+    # that was added.
     plan = plan_of(steps=1, burn_in=0, thinning=1, clip_norm=0.1, sampling_rate=1.0)
     start = to_vector(module)
     with_it = run(module, site, plan, start=start, units=COUNT).last["parameters"]
-    without = run(module, tuple(part[:-1] for part in site), plan, start=start, units=COUNT).last["parameters"]
+    without = run(module, tuple(part[:-1] for part in site), plan, start=start, units=COUNT).last[
+        "parameters"
+    ]
     moved = np.linalg.norm(with_it.astype(np.float64) - without)
     assert 0 < moved <= 0.5 * 0.1 / COUNT * (1 + 1e-3)
 
 
 def test_noise_of_a_run_is_white_over_steps_and_parameters(site):
-    still = {"step_size": ConstantStepSize(initial=1.0), "prior": FlatPrior(), "burn_in": 0, "thinning": 1}
+    still = {
+        "step_size": ConstantStepSize(initial=1.0),
+        "prior": FlatPrior(),
+        "burn_in": 0,
+        "thinning": 1,
+    }
     plan = plan_of(steps=400, sampling_rate=1.0, **still)
     module = build_model(MLPModel(hidden=(40,)), TASK, seed=0)
     result = run(module, tuple(part[:0] for part in site), plan, sigma=2.0)
@@ -142,13 +170,20 @@ class NoWaiting(TorchDispatchMode):
     """Fails where a step reads from its device what was computed there."""
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        assert func.overloadpacket.__name__ not in ("_local_scalar_dense", "nonzero", "equal", "is_nonzero"), func
+        assert func.overloadpacket.__name__ not in (
+            "_local_scalar_dense",
+            "nonzero",
+            "equal",
+            "is_nonzero",
+        ), func
         return func(*args, **(kwargs or {}))
 
 
 @pytest.mark.parametrize("kind", ["closed form", "book-keeping", "vmap", "units"])
 def test_a_step_reads_nothing_from_its_device(monkeypatch, module, site, kind):
-    monkeypatch.setattr("fl_dpbayes.samplers.gradients.clipping.used_rows", lambda factors: factors > 0)
+    monkeypatch.setattr(
+        "fl_dpbayes.samplers.gradients.clipping.used_rows", lambda factors: factors > 0
+    )
     mode = NoWaiting()
 
     def begun(step, *_):
@@ -158,7 +193,9 @@ def test_a_step_reads_nothing_from_its_device(monkeypatch, module, site, kind):
             mode.__exit__(None, None, None)
 
     if kind != "closed form":
-        module = nn.Sequential(*module, nn.Tanh() if kind == "vmap" else nn.Linear(3, 3), nn.PReLU())
+        module = nn.Sequential(
+            *module, nn.Tanh() if kind == "vmap" else nn.Linear(3, 3), nn.PReLU()
+        )
     run(module, site, plan_of(**{"units": {"pre_noise": 0.1}}.get(kind, {})), on_step=begun)
 
 
@@ -167,7 +204,12 @@ def test_a_step_reads_nothing_from_its_device(monkeypatch, module, site, kind):
 def test_a_step_does_not_wait_for_a_gpu(module, site):
     modes = {0: "error", 11: "default"}
     set_mode = torch.cuda.set_sync_debug_mode
-    run(module.to("cuda"), site, plan_of(), on_step=lambda step, *_: step in modes and set_mode(modes[step]))
+    run(
+        module.to("cuda"),
+        site,
+        plan_of(),
+        on_step=lambda step, *_: step in modes and set_mode(modes[step]),
+    )
 
 
 @pytest.mark.gpu
@@ -176,4 +218,6 @@ def test_path_on_a_gpu_is_that_on_the_cpu(module, site):
     start = to_vector(module)
     on_cpu = run(module, site, plan_of(), start=start)
     on_gpu = run(module.to("cuda"), site, plan_of(), start=start)
-    np.testing.assert_allclose(on_gpu.last["parameters"], on_cpu.last["parameters"], rtol=1e-3, atol=1e-4)
+    np.testing.assert_allclose(
+        on_gpu.last["parameters"], on_cpu.last["parameters"], rtol=1e-3, atol=1e-4
+    )

@@ -7,7 +7,16 @@ import numpy as np
 import pytest
 import torch
 
-from fl_dpbayes.config.sampler import SGD, SGHMC, SGLD, Adam, BayesByBackprop, ConstantStepSize, FlatPrior, MCDropout
+from fl_dpbayes.config.sampler import (
+    SGD,
+    SGHMC,
+    SGLD,
+    Adam,
+    BayesByBackprop,
+    ConstantStepSize,
+    FlatPrior,
+    MCDropout,
+)
 from fl_dpbayes.config.task import LogisticModel, MLPModel, Task
 from fl_dpbayes.models.build import build_model
 from fl_dpbayes.models.parameters import to_vector
@@ -18,13 +27,17 @@ from tests.chains import plan_of, run, streams_of
 
 STEP_SIZE, CLIP_NORM, UNITS, CHAIN_STEPS = 0.5, 1.7, 40, 4
 SETTINGS = {"step_size": ConstantStepSize(initial=STEP_SIZE), "prior": FlatPrior()}
-# Of two steps of a stretch from rest: a, or the weight of each noisy gradient in what is read, first step first.
+# Of two steps of a stretch from rest: a, or the weight of each noisy gradient in what is read,
+# first step first.
 SAMPLERS: dict = {
     "dp-sgld": (SGLD(**SETTINGS), (1.0, 1.0)),
     "dp-sgd": (SGD(kind="dp-sgd", **SETTINGS), (1.0, 1.0)),
     "dp-sgd with momentum": (SGD(kind="dp-sgd", momentum=0.5, **SETTINGS), (1.5, 1.0)),
     "dp-sghmc": (SGHMC(kind="dp-sghmc", friction=0.5, **SETTINGS), (1.5, 1.0)),
-    "dp-adam": (Adam(kind="dp-adam", first_decay=0.5, **SETTINGS), (0.25 / STEP_SIZE, 0.5 / STEP_SIZE)),
+    "dp-adam": (
+        Adam(kind="dp-adam", first_decay=0.5, **SETTINGS),
+        (0.25 / STEP_SIZE, 0.5 / STEP_SIZE),
+    ),
     "dp-bbp": (BayesByBackprop(kind="dp-bbp", **SETTINGS), (1.0, 1.0)),
     "dp-mc-dropout": (MCDropout(kind="dp-mc-dropout", **SETTINGS), (1.0, 1.0)),
 }
@@ -36,16 +49,22 @@ ERRORS = 4.5
 def noise_of(sampler, first_step: int, steps: int) -> np.ndarray:
     """Return the weighted sum of the noise in the gradients, in units of the step size, of a chain without records."""
     task = Task(input_shape=(1000,), classes=2)
-    module = build_model(MLPModel(hidden=(3,)) if isinstance(sampler, MCDropout) else LogisticModel(), task, seed=0)
+    module = build_model(
+        MLPModel(hidden=(3,)) if isinstance(sampler, MCDropout) else LogisticModel(), task, seed=0
+    )
     start = initial_vectors(sampler, torch.zeros(len(to_vector(module))))
     nobody = np.empty((0, 1000), np.float32), np.empty(0, np.int64), np.empty(0, np.int64)
     plan = plan_of(sampler, {"clip_norm": CLIP_NORM}, steps_per_round=CHAIN_STEPS, chains=2)
     streams = streams_of(*([first_step, steps, purpose] for purpose in range(4)))
     stretch = range(first_step, first_step + steps)
-    last = run(module, nobody, plan, MULTIPLIERS, units=UNITS, steps=stretch, start=start, streams=streams).last
+    last = run(
+        module, nobody, plan, MULTIPLIERS, units=UNITS, steps=stretch, start=start, streams=streams
+    ).last
     if isinstance(sampler, Adam):
         return last["first_moment"] / STEP_SIZE
-    return np.concatenate([(start[name].numpy() - last[name]) / STEP_SIZE for name in sampler.position])
+    return np.concatenate(
+        [(start[name].numpy() - last[name]) / STEP_SIZE for name in sampler.position]
+    )
 
 
 @pytest.mark.parametrize("name", SAMPLERS)
@@ -62,21 +81,32 @@ def test_noise_of_every_sampler_and_chain_is_the_accounted_one(name: str, first_
 
 
 def test_chains_share_no_noise() -> None:
-    first, second = (noise_of(SAMPLERS["dp-sgld"][0], first_step, 1) for first_step in (0, CHAIN_STEPS))
+    first, second = (
+        noise_of(SAMPLERS["dp-sgld"][0], first_step, 1) for first_step in (0, CHAIN_STEPS)
+    )
     assert abs(np.corrcoef(first, second)[0, 1]) < ERRORS / math.sqrt(len(first))
 
 
 @pytest.mark.parametrize("sampling_rate", [1.0, 0.5, 1e-6])
-def test_each_step_draws_once_over_all_parameters_and_once_over_all_units(monkeypatch, sampling_rate: float) -> None:
-    module, units, steps = build_model(MLPModel(hidden=(5,)), Task(input_shape=(3,), classes=2), seed=0), 20, 6
+def test_each_step_draws_once_over_all_parameters_and_once_over_all_units(
+    monkeypatch, sampling_rate: float
+) -> None:
+    module, units, steps = (
+        build_model(MLPModel(hidden=(5,)), Task(input_shape=(3,), classes=2), seed=0),
+        20,
+        6,
+    )
     records = np.ones((units, 3), np.float32), np.zeros(units, np.int64), np.arange(units)
     streams, start = streams_of(2, 1, 3, 4), to_vector(module)
-    noise, joining = (mock.Mock(wraps=each) for each in (chain.normal_vectors, minibatch.poisson_units))
+    noise, joining = (
+        mock.Mock(wraps=each) for each in (chain.normal_vectors, minibatch.poisson_units)
+    )
     monkeypatch.setattr(chain, "normal_vectors", noise)
     monkeypatch.setattr(minibatch, "poisson_units", joining)
     plan = plan_of(privacy={"sampling_rate": sampling_rate}, steps_per_round=steps)
     result = run(module, records, plan, start=start, streams=streams)
-    # A batch that nobody joined (nearly all of them at the smallest rate) has its draw like any other.
+    # A batch that nobody joined (nearly all of them at the smallest rate) has its draw like any
+    # other.
     noise.assert_called_once_with(streams.noise, start.numel(), steps, torch.device("cpu"))
     assert joining.mock_calls == [mock.call(streams.sampling, units, sampling_rate)] * steps
     moved = np.diff(np.vstack([start.numpy(), result.samples]), axis=0)

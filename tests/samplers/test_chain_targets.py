@@ -50,15 +50,22 @@ def run(plan, module, features, targets, noise_multipliers, loss=summed_cross_en
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sampler", [
-    SGLD(kind="sgld", step_size=SIZE, prior=PRIOR), SGD(kind="sgd", step_size=SIZE, prior=PRIOR, momentum=0.5),
-    SGHMC(kind="sghmc", step_size=SIZE, prior=PRIOR, friction=0.3),
-], ids=lambda sampler: sampler.kind)  # fmt: skip
+@pytest.mark.parametrize(
+    "sampler",
+    [
+        SGLD(kind="sgld", step_size=SIZE, prior=PRIOR),
+        SGD(kind="sgd", step_size=SIZE, prior=PRIOR, momentum=0.5),
+        SGHMC(kind="sghmc", step_size=SIZE, prior=PRIOR, friction=0.3),
+    ],
+    ids=lambda sampler: sampler.kind,
+)
 def test_chain_samples_the_posterior_at_the_planned_temperature_gaussian_target(sampler):
     target, temperature = regression(), 0.5
     # One output per chain: without a clip they share nothing but the records.
     module = nn.Linear(2, CHAINS, bias=False)
-    plan = plan_of(sampler, NoPrivacyPlan(kind="none", sampling_rate=1.0, temperature=temperature), steps=80)
+    plan = plan_of(
+        sampler, NoPrivacyPlan(kind="none", sampling_rate=1.0, temperature=temperature), steps=80
+    )
     data = target.features.astype(np.float32), target.targets.astype(np.float32)
     result = run(plan, module, *data, noise_without_privacy(plan, target.units), loss=squared_error)
     assert result.temperature_mean == pytest.approx(temperature, rel=1e-12)
@@ -83,22 +90,36 @@ def record_gradients(vector, features, labels):
     logits = features @ weight.T + bias
     probabilities = np.exp(logits - logits.max(1, keepdims=True))
     errors = probabilities / probabilities.sum(1, keepdims=True) - np.eye(3)[labels]
-    return np.concatenate([(errors[:, :, None] * features[:, None, :]).reshape(len(features), -1), errors], axis=1)
+    return np.concatenate(
+        [(errors[:, :, None] * features[:, None, :]).reshape(len(features), -1), errors], axis=1
+    )
 
 
 @pytest.mark.parametrize("kind", ["dp-sgd", "dp-sgld"])
 @pytest.mark.parametrize("rate", [1.0, 0.3])
-@pytest.mark.parametrize(("prior", "penalty_gradient"), [
-    (FlatPrior(), lambda w: 0 * w), (GaussianPrior(scale=0.5), lambda w: w / 0.25),
-    (LaplacePrior(scale=0.5), lambda w: np.sign(w) / 0.5),
-], ids=["flat", "gaussian", "laplace"])  # fmt: skip
-def test_theorem_1_of_zhang_same_path_from_the_same_noise(records, kind, rate, prior, penalty_gradient):
+@pytest.mark.parametrize(
+    ("prior", "penalty_gradient"),
+    [
+        (FlatPrior(), lambda w: 0 * w),
+        (GaussianPrior(scale=0.5), lambda w: w / 0.25),
+        (LaplacePrior(scale=0.5), lambda w: np.sign(w) / 0.5),
+    ],
+    ids=["flat", "gaussian", "laplace"],
+)
+def test_theorem_1_of_zhang_same_path_from_the_same_noise(
+    records, kind, rate, prior, penalty_gradient
+):
     features, labels = records
     units, clip_norm, steps = len(features), 0.7, 25
     schedule = PolynomialStepSize(initial=0.8, power=0.5)
     sampler = {"dp-sgd": SGD, "dp-sgld": SGLD}[kind](kind=kind, step_size=schedule, prior=prior)
     privacy = PrivacyPlan(
-        epsilon=1.0, delta=1e-5, sampling_rate=rate, clip_norm=clip_norm, coupling="langevin", temperature=0.5
+        epsilon=1.0,
+        delta=1e-5,
+        sampling_rate=rate,
+        clip_norm=clip_norm,
+        coupling="langevin",
+        temperature=0.5,
     )
     plan = plan_of(sampler, privacy, steps=steps, thinning=1, share=1.0)
     sizes = planned_step_sizes(plan)
@@ -108,7 +129,8 @@ def test_theorem_1_of_zhang_same_path_from_the_same_noise(records, kind, rate, p
     np.testing.assert_allclose(sigma, coupled, rtol=1e-12)
     result = run(plan, logistic(), features, labels, sigma)
 
-    # Algorithm 2 as it is printed, |B_t| read as the expected batch size; its N(0, eta) is minus sqrt(eta) our noise.
+    # Algorithm 2 as it is printed, |B_t| read as the expected batch size; its N(0, eta) is minus
+    # sqrt(eta) our noise.
     sampling, w = np.random.default_rng(0), to_vector(logistic()).double().numpy()
     for number, noise in enumerate(normal_vectors(np.random.default_rng(1), len(w), steps)):
         eta = sizes[number] / units
@@ -121,23 +143,47 @@ def test_theorem_1_of_zhang_same_path_from_the_same_noise(records, kind, rate, p
         np.testing.assert_allclose(result.samples[number], w, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("sampler", [
-    SGD(kind="dp-sgd", step_size=SIZE, momentum=0.9), Adam(kind="dp-adam", step_size=SIZE),
-    SGHMC(kind="dp-sghmc", step_size=SIZE, friction=0.2), SGLD(step_size=SIZE),
-], ids=lambda sampler: sampler.kind)  # fmt: skip
+@pytest.mark.parametrize(
+    "sampler",
+    [
+        SGD(kind="dp-sgd", step_size=SIZE, momentum=0.9),
+        Adam(kind="dp-adam", step_size=SIZE),
+        SGHMC(kind="dp-sghmc", step_size=SIZE, friction=0.2),
+        SGLD(step_size=SIZE),
+    ],
+    ids=lambda sampler: sampler.kind,
+)
 def test_two_stretches_carry_the_momentum_and_equal_one(monkeypatch, records, sampler):
     features, labels = records
 
     def drawn(generator, size, count, device):
-        return (torch.from_numpy(generator.standard_normal(size, dtype=np.float32)) for _ in range(count))
+        return (
+            torch.from_numpy(generator.standard_normal(size, dtype=np.float32))
+            for _ in range(count)
+        )
 
     # The noise of a stretch is a stream of its own: here both draw from one.
     monkeypatch.setattr(chain, "normal_vectors", drawn)
-    plan = plan_of(sampler, PrivacyPlan(epsilon=1.0, delta=1e-5, sampling_rate=0.5), steps=12, thinning=2, burn_in=2)
+    plan = plan_of(
+        sampler,
+        PrivacyPlan(epsilon=1.0, delta=1e-5, sampling_rate=0.5),
+        steps=12,
+        thinning=2,
+        burn_in=2,
+    )
     whole = run(plan, logistic(), features, labels, np.ones(12))
     streams, start, samples = chains.streams_of(0, 1, 2, 3), None, []
     for stretch in (range(5), range(5, 12)):
-        part = run(plan, logistic(), features, labels, np.ones(12), streams=streams, start=start, steps=stretch)
+        part = run(
+            plan,
+            logistic(),
+            features,
+            labels,
+            np.ones(12),
+            streams=streams,
+            start=start,
+            steps=stretch,
+        )
         start = {name: torch.from_numpy(vector.copy()) for name, vector in part.last.items()}
         samples += zip(part.sample_steps, part.samples, strict=True)
     assert [step for step, _ in samples] == list(whole.sample_steps)

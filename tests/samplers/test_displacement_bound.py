@@ -14,15 +14,26 @@ from fl_dpbayes.samplers.state_vectors import from_state, initial_vectors, to_st
 
 PARAMETERS = 60
 SAMPLERS = {
-    "sgld": {"kind": "dp-sgld"}, "sgd": {"kind": "dp-sgd"}, "momentum": {"kind": "dp-sgd", "momentum": 0.9},
+    "sgld": {"kind": "dp-sgld"},
+    "sgd": {"kind": "dp-sgd"},
+    "momentum": {"kind": "dp-sgd", "momentum": 0.9},
     "sghmc": {"kind": "dp-sghmc", "friction": 0.2},
-}  # fmt: skip
-PRIORS = {"flat": {"kind": "flat"}, "gaussian": {"kind": "gaussian", "scale": 0.3},
-          "laplace": {"kind": "laplace", "scale": 0.1}}  # fmt: skip
+}
+PRIORS = {
+    "flat": {"kind": "flat"},
+    "gaussian": {"kind": "gaussian", "scale": 0.3},
+    "laplace": {"kind": "laplace", "scale": 0.1},
+}
 
 
 def plan_of(sampler, prior, **privacy) -> TrainingPlan:
-    content = {"rounds": 3, "steps_per_round": 10, "burn_in": 0, "thinning": 1, "chain_start": "own_last"}
+    content = {
+        "rounds": 3,
+        "steps_per_round": 10,
+        "burn_in": 0,
+        "thinning": 1,
+        "chain_start": "own_last",
+    }
     step_size = {"kind": "exponential", "initial": 0.5, "decay": 0.99}
     privacy = {"epsilon": 4.0, "delta": 1e-3, "sampling_rate": 0.5, "clip_norm": 2.0, **privacy}
     sampler = {**sampler, "prior": prior, "step_size": step_size}
@@ -38,10 +49,18 @@ def walk(chain, generator, outward: bool):
     direction = torch.from_numpy(generator.standard_normal(PARAMETERS).astype(np.float32))
     batch = privacy.sampling_rate * units
     for size, sigma in zip(chain.step_sizes[:10], chain.noise_multipliers[:10], strict=True):
-        pulled = state.parameters - start if outward and (state.parameters - start).norm() > 0 else direction
+        pulled = (
+            state.parameters - start
+            if outward and (state.parameters - start).norm() > 0
+            else direction
+        )
         members = generator.binomial(units, privacy.sampling_rate)
         total = -members * privacy.clip_norm * pulled / pulled.norm()
-        noise = sigma * privacy.noise_unit * torch.from_numpy(generator.standard_normal(PARAMETERS)).float()
+        noise = (
+            sigma
+            * privacy.noise_unit
+            * torch.from_numpy(generator.standard_normal(PARAMETERS)).float()
+        )
         pull = algorithm.data_free_gradient(plan.sampler.prior, state.parameters, plan.prior_share)
         state = algorithm.step(state, (total + noise) / batch + pull / units, float(size))
         vectors = from_state(state, plan.sampler)
@@ -53,7 +72,9 @@ def walks_and_bounds(chain, steps=10):
     """Twenty chains that are pulled as hard as can be, each with its bound."""
     for seed in range(20):
         norm = float(np.linalg.norm(np.random.default_rng(seed).standard_normal(PARAMETERS)))
-        bound = displacement_bound(chain, range(steps), most_units=chain.units, parameters=PARAMETERS, start_norm=norm)
+        bound = displacement_bound(
+            chain, range(steps), most_units=chain.units, parameters=PARAMETERS, start_norm=norm
+        )
         yield np.array(list(walk(chain, np.random.default_rng(seed), outward=seed % 2 == 0))), bound
 
 
@@ -65,18 +86,23 @@ def bound_of(plan, noise):
 @pytest.mark.parametrize("prior", PRIORS)
 @pytest.mark.parametrize("sampler", SAMPLERS)
 @pytest.mark.parametrize("sigma", [0.01, 1.0, 30.0])
-def test_chain_that_is_pulled_as_hard_as_can_be_stays_within_the_bound(sampler, prior, sigma) -> None:
+def test_chain_that_is_pulled_as_hard_as_can_be_stays_within_the_bound(
+    sampler, prior, sigma
+) -> None:
     plan = plan_of(SAMPLERS[sampler], PRIORS[prior], noise_multiplier=sigma)
     for walked, bound in walks_and_bounds(planned_chain(plan, 40)):
         assert (walked <= bound * (1 + 1e-5)).all()
-        # The bound is of use: such a chain goes a good part of the way, and what is a hundred times its size is seen.
+        # The bound is of use: such a chain goes a good part of the way, and what is a hundred times
+        # its size is seen.
         assert walked[-1, 0] > (0.2 if sampler in ("sgld", "sgd") else 0.03) * bound[-1, 0]
 
 
 def test_bound_without_noise_or_chance_is_the_sum_of_the_clipped_steps() -> None:
     plan = plan_of(SAMPLERS["sgld"], PRIORS["flat"], sampling_rate=1.0)
     bound = bound_of(plan, np.zeros(30))
-    np.testing.assert_allclose(bound[:, 0], 2.0 * np.cumsum(planned_step_sizes(plan)[:10]), rtol=1e-12)
+    np.testing.assert_allclose(
+        bound[:, 0], 2.0 * np.cumsum(planned_step_sizes(plan)[:10]), rtol=1e-12
+    )
 
 
 @pytest.mark.parametrize("coupling", ["constant", "temperature", "langevin", "floor"])

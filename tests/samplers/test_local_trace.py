@@ -57,7 +57,9 @@ def test_row_by_hand_and_an_empty_batch_has_no_clipped_fraction():
     trace(7, state(1.0, -3.0), clipped(3, 12))
     (row,) = trace.rows
     assert (row.step, row.units, row.clipped_fraction, row.log_likelihood) == (7, 12, 0.25, -10.0)
-    assert row.log_posterior == pytest.approx(-10.0 + 0.5 * norm.logpdf([1.0, -3.0], scale=2.0).sum(), rel=1e-6)
+    assert row.log_posterior == pytest.approx(
+        -10.0 + 0.5 * norm.logpdf([1.0, -3.0], scale=2.0).sum(), rel=1e-6
+    )
     trace(8, state(0.0, 0.0), clipped(0, 0))
     assert math.isnan(trace.rows[1].clipped_fraction)
 
@@ -85,10 +87,19 @@ def test_likelihood_is_looked_at_only_for_rows_once_full():
 def test_parameters_of_a_state_that_holds_more_are_the_plain_models():
     seen = []
     for sampler, vectors in (
-        (SGHMC(kind="dp-sghmc", step_size=SIZE), {"parameters": torch.ones(2), "momentum": torch.zeros(2)}),
-        (BayesByBackprop(kind="dp-bbp", step_size=SIZE), {"parameters": torch.tensor([1.0, 1.0, -3.0, -3.0])}),
+        (
+            SGHMC(kind="dp-sghmc", step_size=SIZE),
+            {"parameters": torch.ones(2), "momentum": torch.zeros(2)},
+        ),
+        (
+            BayesByBackprop(kind="dp-bbp", step_size=SIZE),
+            {"parameters": torch.tensor([1.0, 1.0, -3.0, -3.0])},
+        ),
     ):
-        trace = LocalTrace(chains.plan_of(sampler), lambda parameters: float(seen.append(parameters.tolist()) or 0.0))
+        trace = LocalTrace(
+            chains.plan_of(sampler),
+            lambda parameters: float(seen.append(parameters.tolist()) or 0.0),
+        )
         trace(0, ChainState(vectors, 0), clipped(0, 1))
     assert seen == [[1.0, 1.0], [1.0, 1.0]]
 
@@ -101,7 +112,9 @@ def test_file_holds_the_rows(tmp_path):
     with open(path, newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     assert [int(row["step"]) for row in rows] == [0, 1, 2]
-    assert [float(row["log_posterior"]) for row in rows] == [row.log_posterior for row in trace.rows]
+    assert [float(row["log_posterior"]) for row in rows] == [
+        row.log_posterior for row in trace.rows
+    ]
     assert list(rows[0]) == ["step", "units", "clipped_fraction", "log_likelihood", "log_posterior"]
     assert list(tmp_path.iterdir()) == [path]
 
@@ -116,7 +129,10 @@ def test_estimate_is_exact_over_all_records_and_near_over_some():
     vector_loader(module)(parameters)
     features, labels = torch.from_numpy(records.features), torch.from_numpy(records.targets)
     with torch.no_grad():
-        losses = [float(summed_cross_entropy(module(features[i : i + 1]), labels[i : i + 1])) for i in range(400)]
+        losses = [
+            float(summed_cross_entropy(module(features[i : i + 1]), labels[i : i + 1]))
+            for i in range(400)
+        ]
     assert exact == pytest.approx(-sum(losses), rel=1e-5)
     spread = 400 * np.std(losses) / math.sqrt(100)
     assert abs(some(parameters) - exact) <= 4 * spread

@@ -7,7 +7,13 @@ import torch
 from torch import nn
 
 from fl_dpbayes.config.files.kept import Kept
-from fl_dpbayes.config.plan import AutomaticClipping, GlobalClipping, NoPrivacyPlan, PerLayerClipping, PrivacyPlan
+from fl_dpbayes.config.plan import (
+    AutomaticClipping,
+    GlobalClipping,
+    NoPrivacyPlan,
+    PerLayerClipping,
+    PrivacyPlan,
+)
 from fl_dpbayes.config.task import LogisticModel, MLPModel, Task
 from fl_dpbayes.models.build import build_model
 from fl_dpbayes.models.dropout import DropoutModule
@@ -32,23 +38,32 @@ def site(count):
     return generator.standard_normal((count, 4)).astype(np.float32), generator.integers(0, 3, count)
 
 
-def batch_gradient(features, labels, unit_index, *, module=None, loss=summed_cross_entropy, **changes):
+def batch_gradient(
+    features, labels, unit_index, *, module=None, loss=summed_cross_entropy, **changes
+):
     model = build_model(LogisticModel(), TASK, seed=0) if module is None else module
     settings = {"sampling_rate": 1.0, "clip_norm": 0.5} | changes
     plan = NoPrivacyPlan if settings["clip_norm"] is None else PrivacyPlan
     kind = {"kind": "none"} if plan is NoPrivacyPlan else {"epsilon": 1.0, "delta": 1e-5}
     records = TrainingRecords(features, labels, unit_index, loss)
-    return BatchGradient(model, records, plan(**kind, **settings), len(labels), streams_of(1, 4, 2, 7))
+    return BatchGradient(
+        model, records, plan(**kind, **settings), len(labels), streams_of(1, 4, 2, 7)
+    )
 
 
 PATIENTS = np.array([2, 0, 1, 0, 2, 0, 1, 2, 0, 0, 2, 1])
-BY_RECORD_OR_PATIENT = pytest.mark.parametrize("unit_index", [np.arange(12), PATIENTS], ids=["records", "patients"])
+BY_RECORD_OR_PATIENT = pytest.mark.parametrize(
+    "unit_index", [np.arange(12), PATIENTS], ids=["records", "patients"]
+)
 
 
 def units_alone(features, labels, unit_index, **more):
     """The clipped sum of each unit's records without the others'."""
     masks = [unit_index == unit for unit in range(unit_index.max() + 1)]
-    return [batch_gradient(features[own], labels[own], np.zeros(own.sum(), np.int64), **more)() for own in masks]
+    return [
+        batch_gradient(features[own], labels[own], np.zeros(own.sum(), np.int64), **more)()
+        for own in masks
+    ]
 
 
 # Of 6, 3, 1 and 0 bits; the last two are powers of two, of which the bits alone decide nothing.
@@ -195,13 +210,17 @@ def test_patients_join_whole_and_are_clipped_whole():
 def test_groups_of_patients_add_up_and_patients_with_one_record_each_equal_records(monkeypatch):
     features, labels = site(12)
     order, records = np.random.default_rng(3).permutation(12), np.arange(12)
-    by_patient, by_record = (batch_gradient(features, labels, index)().total for index in (order, records))
+    by_patient, by_record = (
+        batch_gradient(features, labels, index)().total for index in (order, records)
+    )
     torch.testing.assert_close(by_patient, by_record)
     unit_index = np.repeat(np.arange(6), 2)
     whole = batch_gradient(features, labels, unit_index)().total
     monkeypatch.setattr(minibatch, "KEPT", Kept())
     monkeypatch.setattr(minibatch, "wanted_rows", lambda *_: 4)
-    torch.testing.assert_close(batch_gradient(features, labels, unit_index)().total, whole, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(
+        batch_gradient(features, labels, unit_index)().total, whole, rtol=1e-5, atol=1e-6
+    )
 
 
 def test_what_was_found_for_a_module_and_its_records_is_found_once(monkeypatch):
@@ -223,7 +242,9 @@ def test_what_was_found_for_a_module_and_its_records_is_found_once(monkeypatch):
             total(**other)
 
 
-@pytest.mark.parametrize("kind", ["written", "a view of what is written", "written between two steps"])
+@pytest.mark.parametrize(
+    "kind", ["written", "a view of what is written", "written between two steps"]
+)
 def test_records_that_were_written_are_measured_again(kind):
     features, labels = site(12)
     shown = features.view() if "view" in kind else features
@@ -255,18 +276,26 @@ def test_misuse_is_refused():
 
 def hidden_layers():
     module = build_model(MLPModel(hidden=(6, 5)), TASK, seed=0)
-    vector_loader(module)(torch.randn(len(to_vector(module)), generator=torch.Generator().manual_seed(3)))
+    vector_loader(module)(
+        torch.randn(len(to_vector(module)), generator=torch.Generator().manual_seed(3))
+    )
     return module
 
 
-@pytest.mark.parametrize("clipping", [GlobalClipping(bound=50.0), AutomaticClipping(), PerLayerClipping()])
+@pytest.mark.parametrize(
+    "clipping", [GlobalClipping(bound=50.0), AutomaticClipping(), PerLayerClipping()]
+)
 @BY_RECORD_OR_PATIENT
 def test_rule_bounds_each_unit_and_counts(clipping, unit_index):
     features, labels = site(12)
     alone = units_alone(features, labels, unit_index, module=hidden_layers(), clipping=clipping)
     assert 0.01 < max(found.total.double().norm().item() for found in alone) <= 0.5
-    together = batch_gradient(features, labels, unit_index, module=hidden_layers(), clipping=clipping)()
-    torch.testing.assert_close(together.total, sum(found.total for found in alone), rtol=1e-4, atol=1e-6)
+    together = batch_gradient(
+        features, labels, unit_index, module=hidden_layers(), clipping=clipping
+    )()
+    torch.testing.assert_close(
+        together.total, sum(found.total for found in alone), rtol=1e-4, atol=1e-6
+    )
     assert (together.clipped, together.units) == (sum(found.clipped for found in alone), len(alone))
 
 
@@ -277,21 +306,29 @@ def test_regression_without_a_bound_gives_the_plain_gradient_limit(unit_index):
     module = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2))
     vector_loader(module)(torch.randn(23, generator=torch.Generator().manual_seed(3)))
     loss = summed_gaussian_negative_log_likelihood
-    found = batch_gradient(features, targets, unit_index, module=module, clip_norm=None, loss=loss)()
+    found = batch_gradient(
+        features, targets, unit_index, module=module, clip_norm=None, loss=loss
+    )()
     expected = gradient_of(module, torch.from_numpy(features), torch.from_numpy(targets), loss)
     torch.testing.assert_close(found.total, expected, rtol=1e-4, atol=1e-5)
     assert found.clipped == 0
 
 
-STOCHASTIC = pytest.mark.parametrize(("stochastic", "loss"), [
-    (lambda: DropoutModule(hidden_layers(), 0.4), summed_cross_entropy),
-    (lambda: VariationalModule(hidden_layers(), 3, 0.3), mean_over_draws(summed_cross_entropy)),
-], ids=["masks", "weight_draws"])  # fmt: skip
+STOCHASTIC = pytest.mark.parametrize(
+    ("stochastic", "loss"),
+    [
+        (lambda: DropoutModule(hidden_layers(), 0.4), summed_cross_entropy),
+        (lambda: VariationalModule(hidden_layers(), 3, 0.3), mean_over_draws(summed_cross_entropy)),
+    ],
+    ids=["masks", "weight_draws"],
+)
 
 
 @STOCHASTIC
 @BY_RECORD_OR_PATIENT
-def test_draws_stay_with_their_records_however_the_batch_is_cut(monkeypatch, stochastic, loss, unit_index):
+def test_draws_stay_with_their_records_however_the_batch_is_cut(
+    monkeypatch, stochastic, loss, unit_index
+):
     features, labels = site(12)
 
     def totals():
@@ -302,7 +339,9 @@ def test_draws_stay_with_their_records_however_the_batch_is_cut(monkeypatch, sto
     assert not torch.equal(whole[0], whole[1])
     monkeypatch.setattr(minibatch, "KEPT", Kept())
     monkeypatch.setattr(minibatch, "wanted_rows", lambda *_: 5)
-    monkeypatch.setattr(minibatch, "checked_gradient_shape", lambda *_: PassShape("gradients", wanted=5, rows=5))
+    monkeypatch.setattr(
+        minibatch, "checked_gradient_shape", lambda *_: PassShape("gradients", wanted=5, rows=5)
+    )
     torch.testing.assert_close(totals(), whole, rtol=1e-4, atol=1e-6)
 
 
@@ -310,7 +349,9 @@ def test_draws_stay_with_their_records_however_the_batch_is_cut(monkeypatch, sto
 def test_last_record_more_or_less_moves_the_sum_by_at_most_the_bound(stochastic, loss):
     features, labels = site(12)
     with_it, without_it = (
-        batch_gradient(features[:count], labels[:count], np.arange(count), module=stochastic(), loss=loss)().total
+        batch_gradient(
+            features[:count], labels[:count], np.arange(count), module=stochastic(), loss=loss
+        )().total
         for count in (12, 11)
     )
     assert 0 < (with_it - without_it).double().norm().item() <= 0.5 * (1 + 1e-5)

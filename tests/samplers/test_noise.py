@@ -34,15 +34,23 @@ def test_a_missing_parameter_is_named(coupling: str) -> None:
 
 
 @given(
-    tau=st.floats(1e-3, 1e3), batch=st.floats(0.5, 1e4), clip=st.floats(1e-3, 1e3), units=st.integers(1, 10**6),
-    sizes=st.lists(st.floats(1e-9, 10), min_size=1, max_size=20), friction=st.floats(1e-3, 1),
-)  # fmt: skip
-def test_langevin_property_has_its_temperature_at_any_friction(tau, batch, clip, units, sizes, friction) -> None:
+    tau=st.floats(1e-3, 1e3),
+    batch=st.floats(0.5, 1e4),
+    clip=st.floats(1e-3, 1e3),
+    units=st.integers(1, 10**6),
+    sizes=st.lists(st.floats(1e-9, 10), min_size=1, max_size=20),
+    friction=st.floats(1e-3, 1),
+)
+def test_langevin_property_has_its_temperature_at_any_friction(
+    tau, batch, clip, units, sizes, friction
+) -> None:
     scale, steps = NoiseScale(clip, batch, units, friction), np.array(sizes)
     plain = noise_multipliers("langevin", steps, NoiseScale(clip, batch, units), temperature=tau)
     for coupling in ("langevin", "floor"):
         noise = noise_multipliers(coupling, steps, scale, 0.0, tau)
-        assert scale.temperatures(steps, noise) == pytest.approx(np.full(steps.size, tau), rel=1e-12)
+        assert scale.temperatures(steps, noise) == pytest.approx(
+            np.full(steps.size, tau), rel=1e-12
+        )
         # A chain that keeps its momentum heats up, so it needs less noise.
         assert noise == pytest.approx(plain * np.sqrt(friction), rel=1e-12)
 
@@ -50,7 +58,9 @@ def test_langevin_property_has_its_temperature_at_any_friction(tau, batch, clip,
 def test_temperatures_by_hand_and_where_the_floor_is_hotter_than_tau() -> None:
     # a n sigma^2 C^2 / (2 B^2) = 0.5 * 100 * 4 * 4 / 128
     assert SCALE.temperatures(SIZES, np.full(3, 2.0))[0] == pytest.approx(6.25, rel=1e-15)
-    assert replace(SCALE, friction=0.25).temperatures(SIZES, np.full(3, 2.0))[0] == pytest.approx(25.0, rel=1e-15)
+    assert replace(SCALE, friction=0.25).temperatures(SIZES, np.full(3, 2.0))[0] == pytest.approx(
+        25.0, rel=1e-15
+    )
     # Noise that does not know of friction stays as it is, so the chain heats up.
     for coupling in ("constant", "temperature"):
         found = noise_multipliers(coupling, SIZES, replace(SCALE, friction=0.25), 1.5, 4.0)  # type: ignore[arg-type]
@@ -63,7 +73,12 @@ def test_temperatures_by_hand_and_where_the_floor_is_hotter_than_tau() -> None:
 
 def test_schedules_by_hand() -> None:
     assert step_sizes(ConstantStepSize(initial=0.5), 3).tolist() == [0.5, 0.5, 0.5]
-    assert step_sizes(ExponentialStepSize(initial=8.0, decay=0.5), 4).tolist() == [8.0, 4.0, 2.0, 1.0]
+    assert step_sizes(ExponentialStepSize(initial=8.0, decay=0.5), 4).tolist() == [
+        8.0,
+        4.0,
+        2.0,
+        1.0,
+    ]
     polynomial = step_sizes(PolynomialStepSize(initial=6.0, offset=2.0, power=1.0), 5)
     assert polynomial == pytest.approx([6.0, 4.0, 3.0, 2.4, 2.0], rel=1e-15)
     assert step_sizes(ConstantStepSize(initial=0.5), 0).shape == (0,)

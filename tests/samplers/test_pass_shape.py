@@ -19,9 +19,20 @@ from fl_dpbayes.models.products import computing
 from fl_dpbayes.models.rows import padded
 from fl_dpbayes.models.variational import VariationalModule
 from fl_dpbayes.samplers import minibatch
-from fl_dpbayes.samplers.gradients import book_keeping, dense_chain, layer_gradients, variational, vmap
+from fl_dpbayes.samplers.gradients import (
+    book_keeping,
+    dense_chain,
+    layer_gradients,
+    variational,
+    vmap,
+)
 from fl_dpbayes.samplers.gradients.loss import mean_over_draws, summed_cross_entropy
-from fl_dpbayes.samplers.gradients.pass_shape import checked_gradient_shape, fitted_rows, rounding_eta, wanted_rows
+from fl_dpbayes.samplers.gradients.pass_shape import (
+    checked_gradient_shape,
+    fitted_rows,
+    rounding_eta,
+    wanted_rows,
+)
 from fl_dpbayes.samplers.gradients.stochastic import resampled
 from fl_dpbayes.samplers.minibatch import BatchGradient, TrainingRecords
 from tests.chains import streams_of
@@ -33,18 +44,35 @@ SHAPE = (1, 8, 8)
 
 def drawn(model, seed=0):
     module = build_model(model, Task(input_shape=SHAPE, classes=3), seed=0)
-    vector_loader(module)(torch.randn(len(to_vector(module)), generator=torch.Generator().manual_seed(seed)))
+    vector_loader(module)(
+        torch.randn(len(to_vector(module)), generator=torch.Generator().manual_seed(seed))
+    )
     return module
 
 
 def normalised():
-    layers = nn.Conv2d(1, 4, 3, stride=2), nn.GroupNorm(2, 4), nn.Flatten(2), nn.Linear(9, 6), nn.LayerNorm(6)
+    layers = (
+        nn.Conv2d(1, 4, 3, stride=2),
+        nn.GroupNorm(2, 4),
+        nn.Flatten(2),
+        nn.Linear(9, 6),
+        nn.LayerNorm(6),
+    )
     layers = *layers, nn.ReLU()
-    return one_by_one.randomise(nn.Sequential(*layers, nn.Conv1d(4, 2, 3), nn.Flatten(), nn.Linear(8, 3)))
+    return one_by_one.randomise(
+        nn.Sequential(*layers, nn.Conv1d(4, 2, 3), nn.Flatten(), nn.Linear(8, 3))
+    )
 
 
 def words():
-    layers = nn.Flatten(), one_by_one.Whole(), nn.Embedding(5, 4), nn.Linear(4, 30), nn.Tanh(), nn.Flatten()
+    layers = (
+        nn.Flatten(),
+        one_by_one.Whole(),
+        nn.Embedding(5, 4),
+        nn.Linear(4, 30),
+        nn.Tanh(),
+        nn.Flatten(),
+    )
     return one_by_one.randomise(nn.Sequential(*layers, nn.Linear(64 * 30, 3)))
 
 
@@ -65,7 +93,9 @@ def gradient_of(module, count, *, each=1, units=90, loss=summed_cross_entropy, p
     features.flags.writeable = False
     labels = generator.integers(0, 3, count * each)
     records = TrainingRecords(features, labels, np.repeat(np.arange(count), each), loss)
-    privacy = PrivacyPlan(epsilon=1.0, delta=1e-5, sampling_rate=1.0, clip_norm=0.5, pre_noise=pre_noise)
+    privacy = PrivacyPlan(
+        epsilon=1.0, delta=1e-5, sampling_rate=1.0, clip_norm=0.5, pre_noise=pre_noise
+    )
     return BatchGradient(module, records, privacy, units, streams_of(1, 4, 2, 3))
 
 
@@ -80,9 +110,12 @@ ENGINES = {
     "patients": (lambda: drawn(MLPModel(hidden=(5,))), {"each": 3}, 112),
     "pre-noise": (lambda: drawn(MLPModel(hidden=(5,))), {"pre_noise": 0.1}, 112),
     "masks": (lambda: DropoutModule(drawn(MLPModel(hidden=(5,))), 0.3), {}, 128),
-    "weight draws": (lambda: VariationalModule(drawn(MLPModel(hidden=(5,))), 2),
-                     {"loss": mean_over_draws(summed_cross_entropy)}, 64),
-}  # fmt: skip
+    "weight draws": (
+        lambda: VariationalModule(drawn(MLPModel(hidden=(5,))), 2),
+        {"loss": mean_over_draws(summed_cross_entropy)},
+        64,
+    ),
+}
 
 
 def chosen_of(wanted):
@@ -102,7 +135,11 @@ def counted(original, seen):
 def passes(monkeypatch):
     """Numbers of rows of all passes over records."""
     seen = []
-    originals = {book_keeping: "per_layer_gradients", variational: "drawn_layers", vmap: "per_example_blocks"}
+    originals = {
+        book_keeping: "per_layer_gradients",
+        variational: "drawn_layers",
+        vmap: "per_example_blocks",
+    }
     for owner, name in (originals | {dense_chain.DenseChain: "gradients"}).items():
         monkeypatch.setattr(owner, name, counted(getattr(owner, name), seen))
     return seen
@@ -129,7 +166,9 @@ def test_what_is_known_of_records_beforehand_changes_no_bit(bias) -> None:
     gradient = gradient_of(module, 200)
     features, labels, rows = gradient._features, gradient._targets, gradient._rows
     with computing(gradient.passes.products):
-        expected = book_keeping.clipped_sum(module, features, labels, clip_norm=gradient._clip_norm, rows=rows)
+        expected = book_keeping.clipped_sum(
+            module, features, labels, clip_norm=gradient._clip_norm, rows=rows
+        )
     assert torch.equal(gradient().total, expected.total)
     gradient._lengths *= 1.001  # of every record: one that is not clipped would not show it
     assert not torch.equal(gradient().total, expected.total)
@@ -138,7 +177,9 @@ def test_what_is_known_of_records_beforehand_changes_no_bit(bias) -> None:
 def layers_of(name, part, labels):
     build, settings, _ = ENGINES[name]
     if name == "weight draws":
-        return variational.drawn_layers(resampled(build(), part, np.random.default_rng(0))[0], part, labels, **settings)
+        return variational.drawn_layers(
+            resampled(build(), part, np.random.default_rng(0))[0], part, labels, **settings
+        )
     return book_keeping.per_layer_gradients(build(), part, labels, summed_cross_entropy)
 
 
@@ -163,7 +204,9 @@ def test_a_record_has_the_same_bits_at_every_place_beside_every_neighbour(name, 
                 layers = layers_of(name, part, part_labels)
             results[count, place] = [values[place] for layer in layers for values in layer.rows]
     alone = results[1, 0]
-    assert all(torch.equal(*pair) for found in results.values() for pair in zip(found, alone, strict=True))
+    assert all(
+        torch.equal(*pair) for found in results.values() for pair in zip(found, alone, strict=True)
+    )
 
 
 class UnitLength(nn.Module):
@@ -192,23 +235,40 @@ def test_rows_follow_from_declared_numbers_alone() -> None:
     module = drawn(MLPModel(hidden=(5,)))
     for count in (1, 80, 99):
         assert gradient_of(module, count).passes.wanted == 128
-    assert [wanted_rows(module, "book_keeping", size) for size in (0.5, 30, 60, 900, 1e6)] == [64, 64, 96, 992, 1280]
+    assert [wanted_rows(module, "book_keeping", size) for size in (0.5, 30, 60, 900, 1e6)] == [
+        64,
+        64,
+        96,
+        992,
+        1280,
+    ]
     wide = nn.Linear(2**20, 1)
     assert wanted_rows(wide, "vmap", 500) == 1
     mapped = nn.Sequential(nn.Conv1d(64, 512, 9), nn.Flatten(), nn.Linear(512 * 24, 3))
-    assert [fitted_rows(mapped, (64, 32), torch.int64, summed_cross_entropy, rows) for rows in (64, 1088)] == [64, 128]
+    assert [
+        fitted_rows(mapped, (64, 32), torch.int64, summed_cross_entropy, rows)
+        for rows in (64, 1088)
+    ] == [64, 128]
 
 
-@pytest.mark.parametrize("first", [[], [nn.Conv2d(1, 16, 7)]], ids=["dense", "positions that cancel"])
+@pytest.mark.parametrize(
+    "first", [[], [nn.Conv2d(1, 16, 7)]], ids=["dense", "positions that cancel"]
+)
 def test_rounding_of_a_sum_is_far_below_eta_and_eta_is_tiny(first) -> None:
     """The sum over records beside the sum of each record's own contribution in extended precision."""
     module = nn.Sequential(*first, nn.Flatten(), nn.Linear(64, 3))
     features = torch.randn((300, *SHAPE), generator=torch.Generator().manual_seed(0))
     labels = torch.arange(300) % 3
-    found = book_keeping.clipped_sum(module, features, labels, clip_norm=0.5).total.numpy().astype(np.longdouble)
+    found = (
+        book_keeping.clipped_sum(module, features, labels, clip_norm=0.5)
+        .total.numpy()
+        .astype(np.longdouble)
+    )
     exact = np.zeros(len(found), np.longdouble)
     for record, label in zip(features, labels, strict=True):
-        exact += book_keeping.clipped_sum(module, record[None], label[None], clip_norm=0.5).total.numpy()
+        exact += book_keeping.clipped_sum(
+            module, record[None], label[None], clip_norm=0.5
+        ).total.numpy()
     eta = rounding_eta(module, "book_keeping", SHAPE, torch.int64, summed_cross_entropy, 64, 300)
     assert float(np.linalg.norm((found - exact).astype(np.float64))) <= eta * 0.5 / 100
     assert eta <= 2e-5
@@ -216,7 +276,9 @@ def test_rounding_of_a_sum_is_far_below_eta_and_eta_is_tiny(first) -> None:
 
 def test_units_too_many_for_the_rounding_are_refused() -> None:
     module = nn.Sequential(nn.Conv2d(1, 16, 7), nn.Flatten(), nn.Linear(64, 3))
-    with pytest.raises(UserError, match=r"20000000 units by .* of the clip norm, allowed is 0\.001"):
+    with pytest.raises(
+        UserError, match=r"20000000 units by .* of the clip norm, allowed is 0\.001"
+    ):
         gradient_of(module, 5, units=10_000_000)
 
 
@@ -237,12 +299,15 @@ def test_model_whose_rows_mix_is_computed_apart_in_passes_of_many(monkeypatch) -
     mixing = nn.Sequential(nn.Flatten(), nn.Linear(64, 5), Leaky(), nn.Linear(5, 3))
     apart, mixed = (gradient_of(module, 5) for module in (Scaled(), mixing))
     assert mixed().units == 5
-    # Under vmap like the other, nothing is left that could mix: it has as many rows, if this processor allows any.
+    # Under vmap like the other, nothing is left that could mix: it has as many rows, if this
+    # processor allows any.
     assert mixed.passes.wanted == apart.passes.wanted == 112
     assert mixed.passes.one_by_one == apart.passes.one_by_one
 
 
-def test_model_whose_rows_depend_in_every_product_is_computed_row_by_row(caplog, monkeypatch) -> None:
+def test_model_whose_rows_depend_in_every_product_is_computed_row_by_row(
+    caplog, monkeypatch
+) -> None:
     forget(monkeypatch)
     with Planted("batches"), caplog.at_level(logging.WARNING, logger="fl_dpbayes.site"):
         gradient = gradient_of(drawn(MLPModel(hidden=(5,))), 5)
@@ -252,12 +317,20 @@ def test_model_whose_rows_depend_in_every_product_is_computed_row_by_row(caplog,
     assert gradient().units == 5
 
 
-@pytest.mark.parametrize(("name", "holder", "function", "place"), [
-    ("mlp", dense_chain.DenseChain, "gradients", 1), ("normalised", layer_gradients, "_normalisation", 2),
-    ("normalised", book_keeping, "mapped_gradients", 2), ("words", layer_gradients, "_embedding", 2),
-    ("words", layer_gradients, "_gram_norm", 1), ("cnn", layer_gradients, "_patches", 1),
-])  # fmt: skip
-def test_self_check_runs_on_the_path_that_trains(monkeypatch, name, holder, function, place) -> None:
+@pytest.mark.parametrize(
+    ("name", "holder", "function", "place"),
+    [
+        ("mlp", dense_chain.DenseChain, "gradients", 1),
+        ("normalised", layer_gradients, "_normalisation", 2),
+        ("normalised", book_keeping, "mapped_gradients", 2),
+        ("words", layer_gradients, "_embedding", 2),
+        ("words", layer_gradients, "_gram_norm", 1),
+        ("cnn", layer_gradients, "_patches", 1),
+    ],
+)
+def test_self_check_runs_on_the_path_that_trains(
+    monkeypatch, name, holder, function, place
+) -> None:
     """On each, the first row is given a little of the last."""
     forget(monkeypatch)
     original = getattr(holder, function)

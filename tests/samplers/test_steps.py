@@ -22,7 +22,13 @@ def hamiltonian(friction: float) -> SGHMC:
 
 
 def adam(first_decay: float, second_decay: float, stability: float) -> Adam:
-    return Adam(kind="adam", step_size=SIZE, first_decay=first_decay, second_decay=second_decay, stability=stability)
+    return Adam(
+        kind="adam",
+        step_size=SIZE,
+        first_decay=first_decay,
+        second_decay=second_decay,
+        stability=stability,
+    )
 
 
 def path(sampler, gradients, step_sizes, start, done=0):
@@ -31,7 +37,9 @@ def path(sampler, gradients, step_sizes, start, done=0):
     states = [ChainState(initial_vectors(sampler, start), done)]
     for gradient, size in zip(gradients, step_sizes, strict=True):
         position = states[-1].parameters
-        states.append(step(states[-1], gradient(position) if callable(gradient) else gradient, size))
+        states.append(
+            step(states[-1], gradient(position) if callable(gradient) else gradient, size)
+        )
     return states
 
 
@@ -45,7 +53,8 @@ def quadratic(steps=12, noisy=True):
 
 ADAM_FIRST = 0.5 * (0.5 * 1.0) + 0.5 * -3.0
 ADAM_SECOND = 0.75 * (0.25 * 1.0) + 0.25 * 9.0
-# Sampler, gradients 1 and -3 of two steps from 2, step sizes .1 and .2, the place after one and the vectors after both.
+# Sampler, gradients 1 and -3 of two steps from 2, step sizes .1 and .2, the place after one and the
+# vectors after both.
 BY_HAND = [
     (LANGEVIN, 1.9, {"parameters": 2.0 - 0.1 * 1.0 - 0.2 * -3.0}),
     # m = 0.5 m + d; w = w - a m
@@ -53,21 +62,35 @@ BY_HAND = [
     # v = 0.75 v - a d; w = w + v
     (hamiltonian(0.25), 1.9, {"parameters": 1.9 + 0.525, "momentum": 0.75 * -0.1 + 0.6}),
     # The first step moves by a d / (|d| + stability), bias correction undoing the decay.
-    (adam(0.5, 0.75, 0.01), 2.0 - 0.1 / 1.01, {
-        "parameters": 2.0 - 0.1 / 1.01 - 0.2 * (ADAM_FIRST / 0.75) / (math.sqrt(ADAM_SECOND / (1 - 0.75**2)) + 0.01),
-        "first_moment": ADAM_FIRST, "second_moment": ADAM_SECOND,
-    }),
-]  # fmt: skip
+    (
+        adam(0.5, 0.75, 0.01),
+        2.0 - 0.1 / 1.01,
+        {
+            "parameters": 2.0
+            - 0.1 / 1.01
+            - 0.2 * (ADAM_FIRST / 0.75) / (math.sqrt(ADAM_SECOND / (1 - 0.75**2)) + 0.01),
+            "first_moment": ADAM_FIRST,
+            "second_moment": ADAM_SECOND,
+        },
+    ),
+]
 
 
-@pytest.mark.parametrize(("sampler", "first", "expected"), BY_HAND, ids=lambda value: getattr(value, "kind", ""))
+@pytest.mark.parametrize(
+    ("sampler", "first", "expected"), BY_HAND, ids=lambda value: getattr(value, "kind", "")
+)
 def test_two_steps_by_hand_and_inputs_are_left(sampler, first, expected):
     start, done = torch.tensor([2.0]), 0 if sampler.kind == "adam" else 5
     states = path(sampler, [torch.tensor([1.0]), torch.tensor([-3.0])], (0.1, 0.2), start, done)
-    assert {name: vector.item() for name, vector in states[-1].vectors.items()} == pytest.approx(expected)
+    assert {name: vector.item() for name, vector in states[-1].vectors.items()} == pytest.approx(
+        expected
+    )
     assert states[-1].step == done + 2
     assert states[1].parameters.item() == pytest.approx(first)
-    assert all(vector.item() == (2.0 if name == "parameters" else 0.0) for name, vector in states[0].vectors.items())
+    assert all(
+        vector.item() == (2.0 if name == "parameters" else 0.0)
+        for name, vector in states[0].vectors.items()
+    )
 
 
 @pytest.mark.parametrize("decay", [1.0, 0.9])
@@ -96,7 +119,9 @@ def test_path_of_adam_is_that_of_torch(settings):
         parameter.grad = gradient(parameter.detach())
         optimiser.step()
         torch.testing.assert_close(state.parameters, parameter.detach(), rtol=2e-6, atol=1e-6)
-    torch.testing.assert_close(state.vectors["second_moment"], optimiser.state[parameter]["exp_avg_sq"])
+    torch.testing.assert_close(
+        state.vectors["second_moment"], optimiser.state[parameter]["exp_avg_sq"]
+    )
     torch.testing.assert_close(state.vectors["first_moment"], optimiser.state[parameter]["exp_avg"])
 
 
@@ -105,6 +130,10 @@ def end(sampler):
     return path(sampler, gradients, [0.2] * 12, start)[-1]
 
 
-@pytest.mark.parametrize(("sampler", "same"), [(descent(0.8), hamiltonian(0.2)), (hamiltonian(1.0), LANGEVIN)])
-def test_momentum_is_hamiltonian_with_the_rest_as_friction_and_full_friction_is_langevin_limit(sampler, same):
+@pytest.mark.parametrize(
+    ("sampler", "same"), [(descent(0.8), hamiltonian(0.2)), (hamiltonian(1.0), LANGEVIN)]
+)
+def test_momentum_is_hamiltonian_with_the_rest_as_friction_and_full_friction_is_langevin_limit(
+    sampler, same
+):
     torch.testing.assert_close(end(sampler).parameters, end(same).parameters, rtol=1e-5, atol=1e-6)

@@ -34,31 +34,45 @@ from server.strategies.independent_chains import IndependentChainsStrategy
 
 HOSTILE = "south"
 COMMON = [
-    "training={rounds=1, steps_per_round=4, burn_in=0, thinning=2}", "privacy.coupling=constant",
-    "privacy.temperature=", "simulation.insecure_seed=5",
-    "sites={north={role='train'}, south={role='train'}, east={role='train'}, held-out={role='held_out', records=60}}",
+    "training={rounds=1, steps_per_round=4, burn_in=0, thinning=2}",
+    "privacy.coupling=constant",
+    "privacy.temperature=",
+    "simulation.insecure_seed=5",
+    "sites={north={role='train'}, south={role='train'}, east={role='train'}, "
+    "held-out={role='held_out', records=60}}",
     "partition={kind='iid'}",
-]  # fmt: skip
+]
 SCENARIOS = {
     "exact": ["aggregation.rule=fald", "recalibration={fraction=0.2, steps=2}"],
-    "noised": ["aggregation.rule=mixture", "recalibration={fraction=0.2, method='isotonic'}",
-               "evaluation={release='noised', noise_multiplier=2.0}"],
-}  # fmt: skip
+    "noised": [
+        "aggregation.rule=mixture",
+        "recalibration={fraction=0.2, method='isotonic'}",
+        "evaluation={release='noised', noise_multiplier=2.0}",
+    ],
+}
 
 
 def table_of_patients(folder: Path) -> tuple[Path, np.ndarray, list[str]]:
-    """Write a table of two features and classes; return it, its labels, and settings by which four sites hold it."""
+    """Write a table of two features and classes.
+
+    Return it, its labels, and settings by which four sites hold it.
+    """
     generator = np.random.default_rng(3)
     labels = generator.integers(0, 2, 900)
     rows = generator.normal(size=(900, 2)) + np.where(labels == 1, 1, -1)[:, None] * [1.2, -0.6]
     patients = folder / "patients.csv"
-    pandas.DataFrame({"x": rows[:, 0], "y": rows[:, 1], "sick": labels}).to_csv(patients, index=False)
+    pandas.DataFrame({"x": rows[:, 0], "y": rows[:, 1], "sick": labels}).to_csv(
+        patients, index=False
+    )
     settings = [
-        *(f"sites.{name}=" for name in ("held-out", "noisy-scanner", "rotated")), "partition={kind='iid'}",
-        f"data.source={{kind='table', path='{patients}', label='sick', classes=2, features=['x','y']}}",
-        "training={rounds=2, steps_per_round=150, burn_in=100, thinning=4}", "sampler.step_size.initial=0.5",
+        *(f"sites.{name}=" for name in ("held-out", "noisy-scanner", "rotated")),
+        "partition={kind='iid'}",
+        f"data.source={{kind='table', path='{patients}', label='sick', classes=2, "
+        f"features=['x','y']}}",
+        "training={rounds=2, steps_per_round=150, burn_in=100, thinning=4}",
+        "sampler.step_size.initial=0.5",
         "privacy.epsilon=20",
-    ]  # fmt: skip
+    ]
     return patients, labels, settings
 
 
@@ -93,7 +107,9 @@ class Answering:
         return replies_to(messages, self.answer)
 
 
-def replies_to(messages: Iterable[Message], answer: Callable[[Message], list[Message]]) -> list[Message]:
+def replies_to(
+    messages: Iterable[Message], answer: Callable[[Message], list[Message]]
+) -> list[Message]:
     messages = list(messages)
     for number, message in enumerate(messages):
         message.metadata.__dict__["_message_id"] = f"request-{number}"
@@ -103,14 +119,17 @@ def replies_to(messages: Iterable[Message], answer: Callable[[Message], list[Mes
 def copied(content: RecordDict) -> RecordDict:
     parts = {"config": ConfigRecord(dict(content["config"]))}
     if "arrays" in content:
-        parts["arrays"] = ArrayRecord({name: copy.copy(array) for name, array in content["arrays"].items()})
+        parts["arrays"] = ArrayRecord(
+            {name: copy.copy(array) for name, array in content["arrays"].items()}
+        )
     return RecordDict(parts)
 
 
 class Sites:
     """A scenario's sites, asked once for everything, and a server that takes up any replies to the same requests.
 
-    A stage returns what others see of it, comparable, and what is said of the hostile site: '' if its reply was used.
+    A stage returns what others see of it, comparable, and what is said of the hostile site: '' if
+    its reply was used.
     """
 
     STAGES = ("card", "train", "recalibrate", "evaluate")
@@ -127,7 +146,9 @@ class Sites:
         for stage in self.STAGES:
             self.take(stage, lambda request, stage=stage: self.ask(stage, request))
         self.with_all = {stage: self.take(stage, self.honest(stage)) for stage in self.STAGES}
-        self.without = {stage: self.take(stage, self.honest(stage, but=HOSTILE)) for stage in self.STAGES}
+        self.without = {
+            stage: self.take(stage, self.honest(stage, but=HOSTILE)) for stage in self.STAGES
+        }
         assert not any(said for _, said in self.with_all.values())
         assert all(said for _, said in self.without.values())
 
@@ -144,12 +165,17 @@ class Sites:
     def honest(self, stage: str, but: str = "") -> Callable[[Message], list[Message]]:
         def answer(request: Message) -> list[Message]:
             site = self.site(request)
-            return [] if site == but else [Message(copied(self.replies[stage][site]), reply_to=request)]
+            return (
+                []
+                if site == but
+                else [Message(copied(self.replies[stage][site]), reply_to=request)]
+            )
 
         return answer
 
     def another_reply(self, stage: str, draw) -> RecordDict:
-        # A card is no proof of who shows it, so one that copies another's takes its name (see the README).
+        # A card is no proof of who shows it, so one that copies another's takes its name (see the
+        # README).
         others = [
             content
             for other, of_site in self.replies.items()
@@ -163,7 +189,9 @@ class Sites:
             record = RunRecord(Path(folder), Journal(Path(folder) / JOURNAL_FILE, JournalMark()))
             taken = getattr(self, stage)(answer, record)
             most = 250 if stage == "train" else 350
-            assert all(text.isprintable() and len(text) < most for text in map(sentence, record.warnings))
+            assert all(
+                text.isprintable() and len(text) < most for text in map(sentence, record.warnings)
+            )
             return taken
 
     def card(self, answer, record: RunRecord):
@@ -178,39 +206,66 @@ class Sites:
             assert text.isprintable()
             assert len(text) < 250
             said = text.removeprefix("a node did not join: ")
-        return [member for member in roster.members if member.card.name in self.scenario.sites], said
+        return [
+            member for member in roster.members if member.card.name in self.scenario.sites
+        ], said
 
     def train(self, answer, record: RunRecord):
         folder = record.run_folder
         kind = STRATEGIES.get(self.scenario.aggregation.rule, IndependentChainsStrategy)
         strategy = kind(replace(self.fixed, run_folder=folder), record)
-        start = ArrayRecord({name: Array(array) for name, array in strategy.initial_state(0).items()})
+        start = ArrayRecord(
+            {name: Array(array) for name, array in strategy.initial_state(0).items()}
+        )
         requests = strategy.configure_train(1, start, ConfigRecord(), self.grid)
         strategy.aggregate_train(1, replies_to(requests, answer))
         outcome, posterior = record.outcomes[HOSTILE], strategy.posterior()
         self.predictors = self.predictors or (strategy.last().thinned(100), posterior.thinned(100))
         path = folder / "posterior.safetensors"
-        save_posterior(path, posterior, model=self.scenario.model, task=self.fixed.roster.task, scenario_hash="0" * 64)
+        save_posterior(
+            path,
+            posterior,
+            model=self.scenario.model,
+            task=self.fixed.roster.task,
+            scenario_hash="0" * 64,
+        )
         # A site may have spent much before this run, and its history is as long as a header may be.
-        for name, most in (("events.jsonl", 2**17), ("privacy.csv", 2**17), ("checkpoint.safetensors", 2**22)):
+        for name, most in (
+            ("events.jsonl", 2**17),
+            ("privacy.csv", 2**17),
+            ("checkpoint.safetensors", 2**22),
+        ):
             assert (folder / name).stat().st_size < most
         return path.read_bytes(), "" if outcome.used else "".join(outcome.said.values())
 
     def recalibrate(self, answer, record: RunRecord):
         federation = replace(self.fixed, run_folder=record.run_folder)
-        found = recalibrate_sites(Answering(answer), federation, self.predictors[1], LedgerHeads(None), record)
+        found = recalibrate_sites(
+            Answering(answer), federation, self.predictors[1], LedgerHeads(None), record
+        )
         self.maps = self.maps or found
-        said = [text for text in map(sentence, record.warnings) if text.startswith(f"{HOSTILE} did not recalibrate: ")]
-        return (found.average, dict(found.own), dict(found.statements)), said[0].split(": ", 1)[1] if said else ""
+        said = [
+            text
+            for text in map(sentence, record.warnings)
+            if text.startswith(f"{HOSTILE} did not recalibrate: ")
+        ]
+        return (found.average, dict(found.own), dict(found.statements)), said[0].split(": ", 1)[
+            1
+        ] if said else ""
 
     def evaluate(self, answer, record: RunRecord):
         federation = replace(self.fixed, run_folder=record.run_folder)
         stage = EvaluationStage(federation, 1, LedgerHeads(None), record)
         predictors = dict(zip(("last", "posterior"), self.predictors, strict=True))
         stage.collect(replies_to(stage.requests(predictors, self.maps, None), answer))
-        events = map(json.loads, (record.run_folder / EVENTS_FILE).read_text(encoding="utf-8").splitlines())
+        events = map(
+            json.loads, (record.run_folder / EVENTS_FILE).read_text(encoding="utf-8").splitlines()
+        )
         said = [event["problem"] for event in events if event.get("site") == HOSTILE]
-        parts = {(place.site, place.predictor): sums_of(place.statistics) for place in stage.evaluation.places}
+        parts = {
+            (place.site, place.predictor): sums_of(place.statistics)
+            for place in stage.evaluation.places
+        }
         return parts, said[0] if said else "no reply"
 
 

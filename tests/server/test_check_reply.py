@@ -13,14 +13,21 @@ from tests.resumed import assert_same_run
 
 MIXTURE = "aggregation={rule='mixture'}"
 PLAN = TrainingPlan(
-    rounds=1, steps_per_round=5, burn_in=0, thinning=5, sampler=SGLD(step_size=ConstantStepSize(initial=1e-12)),
-    privacy=PrivacyPlan(epsilon=8, delta=1e-5, noise_multiplier=2.0, sampling_rate=1.0), chain_start="broadcast",
-)  # fmt: skip
+    rounds=1,
+    steps_per_round=5,
+    burn_in=0,
+    thinning=5,
+    sampler=SGLD(step_size=ConstantStepSize(initial=1e-12)),
+    privacy=PrivacyPlan(epsilon=8, delta=1e-5, noise_multiplier=2.0, sampling_rate=1.0),
+    chain_start="broadcast",
+)
 
 
 def check(moved: np.ndarray, start: np.ndarray) -> None:
     reply = SimpleNamespace(
-        last_step=4, last={"parameters/w": moved}, samples=SimpleNamespace(arrays={"w": moved[np.newaxis]})
+        last_step=4,
+        last={"parameters/w": moved},
+        samples=SimpleNamespace(arrays={"w": moved[np.newaxis]}),
     )
     request = SimpleNamespace(plan=PLAN, first_step=0, steps=5, precision="float32")
     check_displacement(reply, request, 1000, {"parameters/w": start})  # type: ignore[arg-type]
@@ -35,7 +42,9 @@ def test_last_digits_may_move_however_short_the_steps_are() -> None:
 
 def test_round_too_large_for_a_message_is_refused_before_anything_is_spent(federation) -> None:
     run = federation(
-        MIXTURE, "model={kind='mlp', hidden=[1000, 1000]}", "training={rounds=1, steps_per_round=200, thinning=1}"
+        MIXTURE,
+        "model={kind='mlp', hidden=[1000, 1000]}",
+        "training={rounds=1, steps_per_round=200, thinning=1}",
     )
     refused(r"would hold 8\d\d MiB .*raise training\.thinning", run.run)
     assert run.requests("train") == []
@@ -49,7 +58,9 @@ def test_site_refuses_a_round_too_large_for_its_ledger(federation, monkeypatch) 
     assert all(rows_of(run.ledger(site)) == [] for site in run.scenario.sites)
 
 
-def test_round_that_the_disk_cannot_hold_is_not_begun(federation, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_round_that_the_disk_cannot_hold_is_not_begun(
+    federation, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = federation()
     monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=2**16))
     refused(r"a round writes up to \d+ KiB to .*run, whose disk has 64 KiB left: free", run.run)

@@ -22,14 +22,27 @@ from tests.resumed import assert_same_run
 from tests.server.conftest import Cut
 
 OVERRIDES = [
-    "training={rounds=3, steps_per_round=2, burn_in=0, thinning=1}", "aggregation.rule=mixture",
-    "privacy.coupling=constant", "privacy.temperature=", "privacy.sampling_rate=1.0", "simulation.insecure_seed=5",
-]  # fmt: skip
-SAMPLES, LAST = "bank/north/chain-0000-round-000001.safetensors", "bank/north/last-0000-round-000002.safetensors"
+    "training={rounds=3, steps_per_round=2, burn_in=0, thinning=1}",
+    "aggregation.rule=mixture",
+    "privacy.coupling=constant",
+    "privacy.temperature=",
+    "privacy.sampling_rate=1.0",
+    "simulation.insecure_seed=5",
+]
+SAMPLES, LAST = (
+    "bank/north/chain-0000-round-000001.safetensors",
+    "bank/north/last-0000-round-000002.safetensors",
+)
 REFUSED = (
-    "checkpoint.safetensors", "journal.jsonl", SAMPLES, LAST, "sites/00-north.toml", "sites/00-north.npy",
-    "scenario.toml", "partition.json",
-)  # fmt: skip
+    "checkpoint.safetensors",
+    "journal.jsonl",
+    SAMPLES,
+    LAST,
+    "sites/00-north.toml",
+    "sites/00-north.npy",
+    "scenario.toml",
+    "partition.json",
+)
 # What a display or a person reads; a run writes it anew or does without.
 HARMLESS = ("events.jsonl", "privacy.csv", "rounds.csv", "flower.log", "run.lock")
 
@@ -79,7 +92,11 @@ def truncate(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-3])
 
 
-DAMAGES: dict[str, Callable[[Path], None]] = {"flipped bit": flip, "truncated": truncate, "missing": Path.unlink}
+DAMAGES: dict[str, Callable[[Path], None]] = {
+    "flipped bit": flip,
+    "truncated": truncate,
+    "missing": Path.unlink,
+}
 
 
 def resume(folder: Path) -> None:
@@ -87,7 +104,11 @@ def resume(folder: Path) -> None:
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
 
 
 def refused(folder: Path) -> str:
@@ -111,9 +132,12 @@ def test_damaged_file_is_refused_by_name(cut: Path, name: str, damage: str) -> N
 
 
 STRAY = (
-    "bank/north/chain-0000-round-000001 (copy).safetensors", "bank/held-out/chain-0000-round-000001.safetensors",
-    "bank/north/last-0001-round-000001.safetensors", "bank/north/notes.txt", "sites/00-other.toml",
-)  # fmt: skip
+    "bank/north/chain-0000-round-000001 (copy).safetensors",
+    "bank/held-out/chain-0000-round-000001.safetensors",
+    "bank/north/last-0001-round-000001.safetensors",
+    "bank/north/notes.txt",
+    "sites/00-other.toml",
+)
 
 
 @pytest.mark.parametrize("name", STRAY)
@@ -129,9 +153,15 @@ def test_what_a_resume_does_not_read_changes_nothing(runs: Path, tmp_path: Path)
         folder = Path(shutil.copytree(runs / "cut", tmp_path / damage))
         for name in HARMLESS:
             change(folder / name)
-        for stray in ("checkpoint (copy).safetensors", "notes.txt", "sites/more.npy", "sites/.00-north.toml.partial"):
+        for stray in (
+            "checkpoint (copy).safetensors",
+            "notes.txt",
+            "sites/more.npy",
+            "sites/.00-north.toml.partial",
+        ):
             (folder / stray).write_bytes(b"?")
-        # As a kill leaves them: files of a round that has no checkpoint, one of them half written, and a torn line.
+        # As a kill leaves them: files of a round that has no checkpoint, one of them half written,
+        # and a torn line.
         (folder / "bank/north/last-0000-round-000003.safetensors").write_bytes(b"?")
         (folder / "bank/north/.chain-0000-round-000003.safetensors.partial").write_bytes(b"?")
         with (folder / "journal.jsonl").open("ab") as file:
@@ -157,16 +187,23 @@ def test_run_of_an_older_version_is_named_as_one(cut: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "damage"), [
-    ("posterior.safetensors", "flipped bit"), ("posterior.safetensors", "missing"), ("summary.json", "truncated"),
-    ("privacy.csv", "flipped bit"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [
+        ("posterior.safetensors", "flipped bit"),
+        ("posterior.safetensors", "missing"),
+        ("summary.json", "truncated"),
+        ("privacy.csv", "flipped bit"),
+    ],
+)
 def test_damaged_result_of_a_finished_run_is_refused_and_written_again(
     runs: Path, tmp_path: Path, name: str, damage: str, refusal
 ) -> None:
     folder = Path(shutil.copytree(runs / "unbroken", tmp_path / "run"))
     DAMAGES[damage](folder / name)
-    arguments = ["predict", folder, "none.csv"] if name.startswith("posterior") else ["report", folder]
+    arguments = (
+        ["predict", folder, "none.csv"] if name.startswith("posterior") else ["report", folder]
+    )
     said = refusal(*arguments)
     assert (said.count("\n"), str(folder) in said) == (1, True)
     assert "fl-dpbayes simulate --resume" in said

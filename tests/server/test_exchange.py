@@ -31,7 +31,9 @@ FIRST = {}
 
 def test_a_state_that_is_broadcast_is_encoded_once_a_round(federation, monkeypatch) -> None:
     made = []
-    monkeypatch.setattr("server.strategies.rounds.encoded", lambda arrays: made.append(1) or encoded(arrays))
+    monkeypatch.setattr(
+        "server.strategies.rounds.encoded", lambda arrays: made.append(1) or encoded(arrays)
+    )
     training = "training={rounds=2, steps_per_round=2, burn_in=0, thinning=2}"
     for rule, states in (("fald", 2), ("mixture", 1 + 4)):
         made.clear()
@@ -78,7 +80,9 @@ def with_array(**changes) -> Callable[[Message], None]:
 
 
 def with_refusal(field: str) -> Callable[[Message], None]:
-    return lambda reply: reply.content["config"].update(refusal=json.dumps({"code": "BAD_REQUEST", "field": field}))
+    return lambda reply: reply.content["config"].update(
+        refusal=json.dumps({"code": "BAD_REQUEST", "field": field})
+    )
 
 
 def other_round(reply: Message) -> None:
@@ -120,38 +124,64 @@ def with_key(key: str) -> Callable[[Message], None]:
 
 
 def with_keys(count: int) -> Callable[[Message], None]:
-    return with_text(lambda text: text[:-1] + "".join(f',"key {number}":1' for number in range(count)) + "}")
+    return with_text(
+        lambda text: text[:-1] + "".join(f',"key {number}":1' for number in range(count)) + "}"
+    )
 
 
 STATEMENTS = [
-    ({"epsilon": -5.0}, "privacy.epsilon"), ({"epsilon": 1e300}, "its history allows at most"),
-    ({"epsilon": 0.01}, "its history costs"), ({"mu": -3.0}, "privacy.mu"), ({"steps": 10**18}, "privacy.steps"),
-    ({"mu": 0.01}, "mu is not that of its history"), ({"steps": 10**6}, "miscounts the steps"),
-    ({"adjacency": "replace_one"}, "site's card"), ({"delta": 1e-6}, "another delta"), ({"units": 999}, "site's card"),
-    ({"cohort": "another"}, "another account"), ({"units": -40}, "privacy.units"),
+    ({"epsilon": -5.0}, "privacy.epsilon"),
+    ({"epsilon": 1e300}, "its history allows at most"),
+    ({"epsilon": 0.01}, "its history costs"),
+    ({"mu": -3.0}, "privacy.mu"),
+    ({"steps": 10**18}, "privacy.steps"),
+    ({"mu": 0.01}, "mu is not that of its history"),
+    ({"steps": 10**6}, "miscounts the steps"),
+    ({"adjacency": "replace_one"}, "site's card"),
+    ({"delta": 1e-6}, "another delta"),
+    ({"units": 999}, "site's card"),
+    ({"cohort": "another"}, "another account"),
+    ({"units": -40}, "privacy.units"),
     ({"history": [[1.0, 1.0, 1]] * 20_001}, "privacy.history"),
-]  # fmt: skip
-# What a hostile site does in the second round and later, one after the other, and what is said of it.
+]
+# What a hostile site does in the second round and later, one after the other, and what is said of
+# it.
 FAULTS = [
-    (other_round, "another request"), (renamed, "array names differ"), (other_node, "another node"),
+    (other_round, "another request"),
+    (renamed, "array names differ"),
+    (other_node, "another node"),
     (with_arrays(lambda values: np.concatenate([values, values], axis=-1)), "declares a shape"),
     (with_record(lambda record: record.pop("steps")), "steps: Field required"),
     (with_record(lambda record: record.update(status="FINE")), "status"),
     *((with_statement(**changes), said) for changes, said in STATEMENTS),
     (with_record(lambda record: less_noise_stated(record["privacy"])), "lacks steps of this run"),
     (with_record(lambda record: last_round_alone(record["privacy"])), "lacks steps of this run"),
-    (with_record(lambda record: record.update(sample_temperatures=[1e-300])), "sample_temperatures"),
+    (
+        with_record(lambda record: record.update(sample_temperatures=[1e-300])),
+        "sample_temperatures",
+    ),
     (with_arrays(lambda values: 100 * np.abs(values) + 100), "lies"),
     (with_text(lambda text: text + " " * MAX_HEADER_BYTES), "the header has"),
-    (with_text(lambda text: 5), "header is not text"), (with_array(dtype=TERMINAL * 1000), "declares another type"),
-    (with_key(f'"{"x" * 15_000_000}"'), "the header has"), (with_key(f'"{"x" * 3_000_000}"'), "xxx"),
-    (with_key(json.dumps(TERMINAL)), "Extra inputs"), (with_key('"\\ud800"'), "valid string"),
-    (with_keys(400_000), "the header has"), (with_keys(900), "900 fields are not valid"),
-    (with_text(lambda text: text.replace('"history":[', '"history":[' + "[1.5,1.0,1]," * 600_000)), "the header has"),
+    (with_text(lambda text: 5), "header is not text"),
+    (with_array(dtype=TERMINAL * 1000), "declares another type"),
+    (with_key(f'"{"x" * 15_000_000}"'), "the header has"),
+    (with_key(f'"{"x" * 3_000_000}"'), "xxx"),
+    (with_key(json.dumps(TERMINAL)), "Extra inputs"),
+    (with_key('"\\ud800"'), "valid string"),
+    (with_keys(400_000), "the header has"),
+    (with_keys(900), "900 fields are not valid"),
+    (
+        with_text(
+            lambda text: text.replace('"history":[', '"history":[' + "[1.5,1.0,1]," * 600_000)
+        ),
+        "the header has",
+    ),
     (with_text(lambda text: '{"run":' * 5000 + "1" + "}" * 5000), "more than 1000 keys"),
-    (with_refusal(TERMINAL), "BAD_REQUEST"), (with_refusal("[/red]"), "BAD_REQUEST [/red]"),
-    (with_error(7), "BUNDLE_NOT_APPROVED"), (with_error(5), "error code 5: its node is gone"),
-]  # fmt: skip
+    (with_refusal(TERMINAL), "BAD_REQUEST"),
+    (with_refusal("[/red]"), "BAD_REQUEST [/red]"),
+    (with_error(7), "BUNDLE_NOT_APPROVED"),
+    (with_error(5), "error code 5: its node is gone"),
+]
 RECALIBRATION_FAULTS = {
     "north": (with_record(lambda record: record.update(parameters=[1e9])), "rejected: parameters"),
     "south": (with_key(f'"{"x" * 3_000_000}"'), "rejected: xxx"),
@@ -159,7 +189,10 @@ RECALIBRATION_FAULTS = {
 EVALUATION_FAULTS = {
     "north": (with_arrays(lambda values: values.astype(np.float32)), "rejected: array"),
     "south": (with_arrays(lambda values: values * np.nan), "not finite"),
-    "held-out": (with_record(lambda record: record.update(round=7, request="0" * 64)), "another request"),
+    "held-out": (
+        with_record(lambda record: record.update(round=7, request="0" * 64)),
+        "another request",
+    ),
     "noisy-scanner": (with_arrays(lambda values: 1e15 * values), "rejected"),
     "rotated": (with_arrays(lambda values: -values), "rejected"),
 }
@@ -171,7 +204,9 @@ def status_of(reason: str) -> str:
     return "FAILED" if reason.startswith("error code") else "REJECTED"
 
 
-def test_each_bad_reply_is_rejected_with_its_reason_and_the_others_go_on(federation, monkeypatch) -> None:
+def test_each_bad_reply_is_rejected_with_its_reason_and_the_others_go_on(
+    federation, monkeypatch
+) -> None:
     monkeypatch.setattr("server.federation.write_report", write_report)
     rounds = len(FAULTS) + 2
     training = f"training={{rounds={rounds}, steps_per_round=2, burn_in=0, thinning=2}}"
@@ -198,7 +233,9 @@ def test_each_bad_reply_is_rejected_with_its_reason_and_the_others_go_on(federat
         assert reason in row["reason"]
         assert len(row["reason"]) <= 80
         assert row["reason"].isprintable()
-        assert any(f"round {row['round']}: south: {status}" in warning for warning in summary["warnings"])
+        assert any(
+            f"round {row['round']}: south: {status}" in warning for warning in summary["warnings"]
+        )
     good = dict.fromkeys(("north", "east"), ["OK"] * rounds)
     assert run.statuses() == {"south": ["OK", *bad, "OK"]} | good
     said = next(row["status"] for row in summary["privacy"] if row["site"] == "south")
@@ -206,10 +243,17 @@ def test_each_bad_reply_is_rejected_with_its_reason_and_the_others_go_on(federat
     rejected = [int(status == "REJECTED") for status in ["OK", *bad, "OK"]]
     assert [int(row["sites_rejected"]) for row in run.rows("rounds.csv")] == rejected
     assert len(run.posterior()) == 2 * rounds + 2
-    for verb, of_kind in (("did not recalibrate", RECALIBRATION_FAULTS), ("sent no evaluation", EVALUATION_FAULTS)):
+    for verb, of_kind in (
+        ("did not recalibrate", RECALIBRATION_FAULTS),
+        ("sent no evaluation", EVALUATION_FAULTS),
+    ):
         for site, (_, reason) in of_kind.items():
             # Sites of which the same is said share a line.
-            assert [text for text in summary["warnings"] if site in text and verb in text and reason in text], site
+            assert [
+                text
+                for text in summary["warnings"]
+                if site in text and verb in text and reason in text
+            ], site
     assert set(summary["recalibration"]["sites"]) == {"east"}
     assert {row["site"] for row in summary["calibration"]} == {"pooled:train", "east"}
     assert (run.folder / "checkpoint.safetensors").stat().st_size < 2**17
@@ -229,7 +273,11 @@ def assert_shown_clean(run) -> str:
     names = ("events.jsonl", "privacy.csv", "rounds.csv", "summary.json", "report.html")
     texts = {name: (run.folder / name).read_text(encoding="utf-8") for name in names}
     for text in (*texts.values(), *run.warnings(), console.file.getvalue()):
-        signs = {letter for letter in text if unicodedata.category(letter) in ("Cc", "Cf", "Cs", "Zl", "Zp")}
+        signs = {
+            letter
+            for letter in text
+            if unicodedata.category(letter) in ("Cc", "Cf", "Cs", "Zl", "Zp")
+        }
         assert signs <= {"\n", "\t"}
     assert max(map(len, run.warnings())) < 300
     return texts["report.html"]
@@ -248,17 +296,25 @@ def test_card_with_escapes_is_shown_clean(federation, monkeypatch) -> None:
 def test_reply_that_flower_cannot_put_together_is_one_site_s_failure(federation) -> None:
     run = federation()
     pull = type(run.grid).pull_messages
-    faults = iter([KeyError, ValueError(TERMINAL), TypeError, IndexError, MemoryError, RecursionError])
+    faults = iter(
+        [KeyError, ValueError(TERMINAL), TypeError, IndexError, MemoryError, RecursionError]
+    )
 
     def pull_or_fail(message_ids):
         replies = pull(run.grid, message_ids)
-        if replies and replies[0].metadata.src_node_id == 2 and replies[0].metadata.message_type != "query":
+        if (
+            replies
+            and replies[0].metadata.src_node_id == 2
+            and replies[0].metadata.message_type != "query"
+        ):
             raise next(faults)
         return replies
 
     run.grid.pull_messages = pull_or_fail
     run.run()
-    assert run.statuses() == dict.fromkeys(("north", "east", "west"), ["OK"] * 2) | {"south": ["FAILED"] * 2}
+    assert run.statuses() == dict.fromkeys(("north", "east", "west"), ["OK"] * 2) | {
+        "south": ["FAILED"] * 2
+    }
     assert any("south sent no evaluation: rejected: error code" in text for text in run.warnings())
 
 
@@ -269,10 +325,15 @@ def test_what_a_broken_connection_raises_still_ends_the_run(federation) -> None:
         run.run()
 
 
-def test_run_whose_bad_replies_leave_too_few_sites_stops_and_keeps_what_there_is(federation) -> None:
+def test_run_whose_bad_replies_leave_too_few_sites_stops_and_keeps_what_there_is(
+    federation,
+) -> None:
     run = federation("resources.min_sites=3", MIXTURE)
     run.spoil_record(lambda record: record.pop("steps"), sites=("south", "east"), rounds=(2,))
-    refused(r"round 2: 2 training sites.*asks for 3 of the 4 .*: south: REJECTED .*; east: REJECTED", run.run)
+    refused(
+        r"round 2: 2 training sites.*asks for 3 of the 4 .*: south: REJECTED .*; east: REJECTED",
+        run.run,
+    )
     second = {site: statuses[1] for site, statuses in run.statuses().items()}
     assert second == {"north": "OK", "south": "REJECTED", "east": "REJECTED", "west": "OK"}
     assert len(run.posterior()) == 4 * 1 + 2 * 2
@@ -281,13 +342,18 @@ def test_run_whose_bad_replies_leave_too_few_sites_stops_and_keeps_what_there_is
 
 
 @pytest.mark.parametrize(("bad", "ends"), [(("south",), True), (("south", "east"), False)])
-def test_by_default_more_than_half_of_the_sites_with_steps_left_must_answer(federation, bad, ends: bool) -> None:
+def test_by_default_more_than_half_of_the_sites_with_steps_left_must_answer(
+    federation, bad, ends: bool
+) -> None:
     run = federation(MIXTURE)
     run.spoil_record(lambda record: record.pop("steps"), sites=bad, rounds=(2,))
     if ends:
         assert len(run.run().rows("rounds.csv")) == 2
     else:
-        refused(r"round 2: 2 training sites.*asks for 3 of the 4 with steps left: south: REJECTED", run.run)
+        refused(
+            r"round 2: 2 training sites.*asks for 3 of the 4 with steps left: south: REJECTED",
+            run.run,
+        )
 
 
 def test_site_that_has_spent_its_budget_is_not_waited_for(federation) -> None:
@@ -304,7 +370,10 @@ def test_second_reply_to_a_request_is_dropped_and_said(federation) -> None:
     run.grid.pull_messages = lambda message_ids: 2 * list(pull(run.grid, message_ids))
     run.run()
     for stage in ("round 1", "round 2", "recalibration", "evaluation"):
-        assert any(text.startswith(f"{stage}: a reply to no open request was dropped") for text in run.warnings())
+        assert any(
+            text.startswith(f"{stage}: a reply to no open request was dropped")
+            for text in run.warnings()
+        )
 
 
 def free_step(record) -> None:
@@ -315,7 +384,9 @@ def free_step(record) -> None:
 
 
 def test_site_s_word_on_its_noise_does_not_make_the_map_of_all_mostly_noise(federation) -> None:
-    run = federation("recalibration={fraction=0.2, steps=2, epsilon=50}", "aggregation.rule='mixture'")
+    run = federation(
+        "recalibration={fraction=0.2, steps=2, epsilon=50}", "aggregation.rule='mixture'"
+    )
     run.spoil_record(free_step, ("train.recalibrate",))
     run.run()
     summary = run.summary()

@@ -21,21 +21,37 @@ def plain(federations):
     """A run by the defaults, and what Flower's own result holds of it."""
     run, results, start = federations(), [], PosteriorStrategy.start
     # What a site says beside its reply is not used.
-    run.spoil(lambda reply: reply.content.update(metrics=MetricRecord({"\x1b[2J": 1.0, "epsilon": 1e9})) or reply)
+    run.spoil(
+        lambda reply: (
+            reply.content.update(metrics=MetricRecord({"\x1b[2J": 1.0, "epsilon": 1e9})) or reply
+        )
+    )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(PosteriorStrategy, "start", lambda *args, **kwargs: results.append(start(*args, **kwargs)))
+        patch.setattr(
+            PosteriorStrategy,
+            "start",
+            lambda *args, **kwargs: results.append(start(*args, **kwargs)),
+        )
         run.run()
     run.result = results[0]
     return run
 
 
 def test_run_directory_holds_what_the_contract_names(plain) -> None:
-    summary, roles = plain.summary(), {(name, site.role) for name, site in plain.scenario.sites.items()}
+    summary, roles = (
+        plain.summary(),
+        {(name, site.role) for name, site in plain.scenario.sites.items()},
+    )
     parse_summary(summary)
     assert {(row["name"], row["role"]) for row in summary["sites"]} == roles
     assert {row["site"] for row in summary["calibration"]} == {
-        "mean:train", "mean:shifted", "pooled:train", "pooled:held_out", "pooled:shifted", *plain.scenario.sites,
-    }  # fmt: skip
+        "mean:train",
+        "mean:shifted",
+        "pooled:train",
+        "pooled:held_out",
+        "pooled:shifted",
+        *plain.scenario.sites,
+    }
     assert {row["predictor"] for row in summary["calibration"]} == {"last", "posterior"}
     assert summary["seeded"] is True
     for name in ("privacy.csv", "calibration.csv", "rounds.csv", "scenario.toml"):
@@ -51,13 +67,17 @@ def test_epsilon_grows_with_rounds_and_the_last_planned_step_meets_the_budget(pl
     assert plain.scenario.privacy.epsilon * 0.999 <= epsilons[-1] <= plain.scenario.privacy.epsilon
     assert [row["mu_kind"] for row in rows] == ["exact", "exact"]
     assert [int(row["steps"]) for row in rows] == [4, 8]
-    assert all(sum(steps for _, _, steps in row["history"]) == 8 for row in plain.summary()["privacy"])
+    assert all(
+        sum(steps for _, _, steps in row["history"]) == 8 for row in plain.summary()["privacy"]
+    )
 
 
 def test_only_training_sites_get_training_requests(plain) -> None:
     asked = {plain.site_of(message) for message in plain.requests("train")}
     assert asked == {name for name, site in plain.scenario.sites.items() if site.role == "train"}
-    assert {plain.site_of(message) for message in plain.requests("evaluate")} == set(plain.scenario.sites)
+    assert {plain.site_of(message) for message in plain.requests("evaluate")} == set(
+        plain.scenario.sites
+    )
     # Without its section there is no recalibration.
     assert plain.requests("train.recalibrate") == []
     assert all(record["recalibration"] is None for record in plain.asked("evaluate"))
@@ -70,8 +90,12 @@ def test_flower_result_holds_each_round_and_the_pooled_evaluation(plain) -> None
     assert [{name: one[name] for name in rows[0]} for one in said] == rows
     costs = plain.rows("privacy.csv", round="2")
     assert said[1]["epsilon"] == max(float(row["epsilon"]) for row in costs)
-    assert said[1]["temperature"] == pytest.approx(np.mean([float(row["temperature"]) for row in costs]))
-    assert said[1]["units"] == sum(site["n"] for site in plain.summary()["sites"] if site["role"] == "train")
+    assert said[1]["temperature"] == pytest.approx(
+        np.mean([float(row["temperature"]) for row in costs])
+    )
+    assert said[1]["units"] == sum(
+        site["n"] for site in plain.summary()["sites"] if site["role"] == "train"
+    )
     assert rows[1]["sites_ok"] == 4
     assert rows[1]["bytes_up"] > 0
     found = plain.result.evaluate_metrics_clientapp[2]
@@ -88,7 +112,11 @@ def test_site_with_a_small_budget_runs_a_prefix_and_the_others_go_on(federation)
     north = run.rows("privacy.csv", site="north")
     assert north[-1]["status"] in ("PARTIAL", "REFUSED")
     assert max(float(row["epsilon"]) for row in north if row["epsilon"]) <= 2.5
-    others = {row["site"]: row["status"] for row in run.rows("privacy.csv", round="2") if row["site"] != "north"}
+    others = {
+        row["site"]: row["status"]
+        for row in run.rows("privacy.csv", round="2")
+        if row["site"] != "north"
+    }
     assert others == dict.fromkeys(("south", "east", "west"), "OK")
 
 
@@ -97,7 +125,10 @@ def test_run_ends_well_when_every_budget_is_spent_early(federation) -> None:
     run = federation("simulation.cohort_epsilon=2.5", "training.rounds=6").run()
     summary = run.summary()
     assert all(row["epsilon"] <= 2.5 for row in summary["privacy"])
-    assert all("BUDGET_EXHAUSTED" in row["status"] or "PARTIAL" in row["status"] for row in summary["privacy"])
+    assert all(
+        "BUDGET_EXHAUSTED" in row["status"] or "PARTIAL" in row["status"]
+        for row in summary["privacy"]
+    )
     assert summary["calibration"]
 
 
@@ -109,12 +140,17 @@ def test_site_that_sends_no_evaluation_is_named_once_for_all(federation) -> None
     (text,) = [text for text in summary["warnings"] if "NOT_SENT" in text]
     assert "north" in text
     assert "rotated" in text
-    assert {"item": "sums over test records (calibration statistics)", "how": "not sent"} in summary["releases"]
+    assert {
+        "item": "sums over test records (calibration statistics)",
+        "how": "not sent",
+    } in summary["releases"]
 
 
 def test_replies_are_folded_in_the_order_of_requests(federation) -> None:
     grid = OrderedGrid(federation().grid)
-    content = RecordDict({"config": ConfigRecord({"simulation-folder": ""}), "arrays": ArrayRecord({})})
+    content = RecordDict(
+        {"config": ConfigRecord({"simulation-folder": ""}), "arrays": ArrayRecord({})}
+    )
     requests = [Message(content, dst_node_id=number, message_type="query") for number in (3, 1, 2)]
     replies = list(grid.send_and_receive(requests, timeout=5))
     assert [reply.metadata.src_node_id for reply in replies] == [3, 1, 2]
@@ -122,7 +158,9 @@ def test_replies_are_folded_in_the_order_of_requests(federation) -> None:
 
 def test_reply_that_came_in_time_is_pulled_behind_a_silent_site(federation) -> None:
     grid, ask = federation().grid, {"message_type": "query", "round_number": 0, "time_to_live": 0.2}
-    requests = [request_message(None, None, node_id=node, simulation_folder="", **ask) for node in (1, 2)]
+    requests = [
+        request_message(None, None, node_id=node, simulation_folder="", **ask) for node in (1, 2)
+    ]
     pull, (silent, other) = grid.pull_messages, (request.metadata for request in requests)
 
     def pulled(message_ids):
@@ -131,10 +169,15 @@ def test_reply_that_came_in_time_is_pulled_behind_a_silent_site(federation) -> N
         return [] if silent.message_id in message_ids or over else pull(message_ids)
 
     grid.pull_messages = pulled
-    assert [reply.metadata.src_node_id for reply in OrderedGrid(grid).send_and_receive(requests, timeout=0.2)] == [2]
+    assert [
+        reply.metadata.src_node_id
+        for reply in OrderedGrid(grid).send_and_receive(requests, timeout=0.2)
+    ] == [2]
 
 
-def test_fewer_nodes_than_sites_gives_the_right_command(federation, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fewer_nodes_than_sites_gives_the_right_command(
+    federation, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from clients.app import app
     from fl_dpbayes.run.inline_engine import InlineGrid
 
@@ -143,7 +186,9 @@ def test_fewer_nodes_than_sites_gives_the_right_command(federation, monkeypatch:
         federation().run(InlineGrid(app, 2))
 
 
-def test_run_whose_posterior_cannot_be_formed_ends_with_the_reason_and_its_tables(federation, monkeypatch) -> None:
+def test_run_whose_posterior_cannot_be_formed_ends_with_the_reason_and_its_tables(
+    federation, monkeypatch
+) -> None:
     def failing(strategy):
         raise ZeroDivisionError("nothing to divide by")
 
@@ -159,21 +204,42 @@ def test_run_whose_posterior_cannot_be_formed_ends_with_the_reason_and_its_table
 COPIES = [
     f"sites.{name}.{key}"
     for name, kind, severity in (("dark", "gamma", 4), ("rarer", "prevalence", 3))
-    for key in ("role=shifted", "records_of=held-out", f"shift.kind={kind}", f"shift.severity={severity}")
+    for key in (
+        "role=shifted",
+        "records_of=held-out",
+        f"shift.kind={kind}",
+        f"shift.severity={severity}",
+    )
 ]
 
 
 @pytest.mark.slow
-def test_sites_with_the_same_patients_are_not_pooled(federation, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sites_with_the_same_patients_are_not_pooled(
+    federation, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("server.federation.write_report", write_report)
     run = federation(
-        *COPIES, "sites.noisy-scanner=", "sites.rotated=", "partition.kind=feature", "partition.strictness=0.8"
+        *COPIES,
+        "sites.noisy-scanner=",
+        "sites.rotated=",
+        "partition.kind=feature",
+        "partition.strictness=0.8",
     ).run()
     summary = run.summary()
     rows = {(row["site"], row["predictor"]): row for row in summary["calibration"]}
-    assert {site for site, _ in rows} >= {"pooled:train", "pooled:held_out", "held-out", "dark", "rarer"}
+    assert {site for site, _ in rows} >= {
+        "pooled:train",
+        "pooled:held_out",
+        "held-out",
+        "dark",
+        "rarer",
+    }
     assert ("pooled:shifted", "posterior") not in rows
-    assert rows["dark", "posterior"]["n"] == rows["held-out", "posterior"]["n"] > rows["rarer", "posterior"]["n"]
+    assert (
+        rows["dark", "posterior"]["n"]
+        == rows["held-out", "posterior"]["n"]
+        > rows["rarer", "posterior"]["n"]
+    )
     assert not any(row["site"] == "pooled:shifted" for row in summary["reliability"])
     (told,) = [text for text in summary["warnings"] if "records_of" in text]
     assert told.startswith("shifted sites hold the same records")

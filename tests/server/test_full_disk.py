@@ -14,12 +14,19 @@ from tests.resumed import assert_same_run
 pytestmark = pytest.mark.slow
 
 SETTINGS = [
-    "training={rounds=2, steps_per_round=2, burn_in=0, thinning=1}", "aggregation.rule=mixture",
-    "simulation.insecure_seed=5", "evaluation.release=noised", "evaluation.noise_multiplier=4.0",
+    "training={rounds=2, steps_per_round=2, burn_in=0, thinning=1}",
+    "aggregation.rule=mixture",
+    "simulation.insecure_seed=5",
+    "evaluation.release=noised",
+    "evaluation.noise_multiplier=4.0",
     "recalibration={epsilon=2.0, rounds=1, steps=2, fraction=0.2}",
-    "sites.noisy-scanner=", "sites.rotated=", "sites.east=", "sites.west=",
-]  # fmt: skip
-# Ledgers and their second places, overwritten where they lie, have their own tests; a log ends where the disk is full.
+    "sites.noisy-scanner=",
+    "sites.rotated=",
+    "sites.east=",
+    "sites.west=",
+]
+# Ledgers and their second places, overwritten where they lie, have their own tests; a log ends
+# where the disk is full.
 NOT_TRIED = ("ledgers/", "witnesses/", "flower.log", "run.lock")
 MOST_FAILURES, MOST_OF_A_KIND = 40, 2
 
@@ -44,12 +51,22 @@ class FullDisk:
     def _fails(self, path: Path) -> bool:
         if not self._armed or not path.is_relative_to(self.folder):
             return False
-        name = path.relative_to(self.folder).as_posix().replace("/.", "/").removeprefix(".").removesuffix(".partial")
+        name = (
+            path.relative_to(self.folder)
+            .as_posix()
+            .replace("/.", "/")
+            .removeprefix(".")
+            .removesuffix(".partial")
+        )
         kind = re.sub(r"(?<=/).*(?=\.)", "*", name)
         self._seen[kind] += 1
         # These are written in every round, and in several ways.
         number = self._seen[kind] if name in ("journal.jsonl", "checkpoint.safetensors") else 1
-        if name.startswith(NOT_TRIED) or number > MOST_OF_A_KIND or f"{kind} {number}" in self.failed:
+        if (
+            name.startswith(NOT_TRIED)
+            or number > MOST_OF_A_KIND
+            or f"{kind} {number}" in self.failed
+        ):
             return False
         self.failed.append(f"{kind} {number}")
         self._armed = False
@@ -65,7 +82,9 @@ def full_file() -> MagicMock:
     return file
 
 
-def test_every_write_may_fail_once(tmp_path: Path, command, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_write_may_fail_once(
+    tmp_path: Path, command, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("fl_dpbayes.run.progress.POLL_SECONDS", 0.01)
     monkeypatch.setattr("fl_dpbayes.calibration.intervals.REPLICATES", 50)
     settings = [part for setting in SETTINGS for part in ("--set", setting)]
@@ -83,14 +102,31 @@ def test_every_write_may_fail_once(tmp_path: Path, command, monkeypatch: pytest.
         assert str(folder) in said
         disk.arm()
         resumable = (folder / "scenario.toml").is_file()
-        again = ["simulate", "--engine", "inline", "--resume", str(folder)] if resumable else [*new, f"{folder}-2"]
+        again = (
+            ["simulate", "--engine", "inline", "--resume", str(folder)]
+            if resumable
+            else [*new, f"{folder}-2"]
+        )
         if not resumable:
             disk.folder = folder = Path(f"{folder}-2")
         status, _, said = command(*again)
     assert status == 0, said
     assert_same_run(folder, tmp_path / "unbroken")
     assert {kind.partition(" ")[0] for kind in disk.failed} == {
-        "scenario.toml", "partition.json", "sites/*.npy", "sites/*.toml", "journal.jsonl", "events.jsonl",
-        "checkpoint.safetensors", "bank/*.safetensors", "privacy.csv", "rounds.csv", "posterior.safetensors",
-        "summary.json", "calibration.csv", "figures/*.svg", "report.html", "baselines.json",
-    }  # fmt: skip
+        "scenario.toml",
+        "partition.json",
+        "sites/*.npy",
+        "sites/*.toml",
+        "journal.jsonl",
+        "events.jsonl",
+        "checkpoint.safetensors",
+        "bank/*.safetensors",
+        "privacy.csv",
+        "rounds.csv",
+        "posterior.safetensors",
+        "summary.json",
+        "calibration.csv",
+        "figures/*.svg",
+        "report.html",
+        "baselines.json",
+    }

@@ -1,10 +1,12 @@
 """A federation on linear regression, from private chains to the rule: it lands on the posterior that theory predicts.
 
-loss_i = |x_i w - y_i|^2 / 2, prior N(0, scale^2) shared as the rule asks. A site's chain at temperature T with step a
-has the stationary law N(m_k, T (n_k H_k (I - a H_k / 2))^-1), n_k H_k = X_k' X_k + s I / scale^2, so after correction
-for T it counts with the precision n_k H_k (I - a H_k / 2), which is that of its posterior but for the step.
+loss_i = |x_i w - y_i|^2 / 2, prior N(0, scale^2) shared as the rule asks. A site's chain at
+temperature T with step a has the stationary law N(m_k, T (n_k H_k (I - a H_k / 2))^-1), n_k H_k =
+X_k' X_k + s I / scale^2, so after correction for T it counts with the precision n_k H_k (I - a H_k
+/ 2), which is that of its posterior but for the step.
 
-Each chain stands in its own output of one linear layer. Nothing is clipped, so the chains share nothing but records.
+Each chain stands in its own output of one linear layer. Nothing is clipped, so the chains share
+nothing but records.
 """
 
 import numpy as np
@@ -44,7 +46,10 @@ def site_data():
         rotation = np.linalg.qr(generator.normal(size=(PARAMETERS, PARAMETERS)))[0]
         features = generator.standard_normal((units, PARAMETERS)) * [1.3, 0.7] @ rotation
         truth = np.array([0.8, -0.5]) + 0.4 * generator.normal(size=PARAMETERS)
-        data[site] = features.astype(np.float32), (features @ truth + generator.normal(size=units)).astype(np.float32)
+        data[site] = (
+            features.astype(np.float32),
+            (features @ truth + generator.normal(size=units)).astype(np.float32),
+        )
     return data
 
 
@@ -53,12 +58,17 @@ DATA = site_data()
 
 def target_of(*sites, share):
     """The records of these sites together, with a share of the prior."""
-    features, targets = (np.concatenate([DATA[site][part] for site in sites]).astype(np.float64) for part in (0, 1))
+    features, targets = (
+        np.concatenate([DATA[site][part] for site in sites]).astype(np.float64) for part in (0, 1)
+    )
     return Regression(features, targets, SAMPLER.prior, share, clip_norm=CLIP_NORM)
 
 
 def law_of(target, step_size):
-    """Precision at temperature 1 and mean of the stationary law of a chain; at step 0 of the posterior."""
+    """Precision at temperature 1 and mean of the stationary law of a chain.
+
+    At step 0 of the posterior.
+    """
     return np.linalg.inv(target.law(SAMPLER, step_size, 1.0)), target.posterior_mean
 
 
@@ -76,22 +86,37 @@ def pooled_posterior():
 
 
 def run_site(site, share, start, *, steps, seed):
-    """Run a private chain at a site; return the state, one row per chain, and the chain's temperature."""
+    """Run a private chain at a site.
+
+    Return the state, one row per chain, and the chain's temperature.
+    """
     features, targets = DATA[site]
     units, temperature = len(features), SITES[site][1]
     sizes = np.full(steps, STEP_SIZE)
     noise = NoiseScale(CLIP_NORM, units, units).langevin_noise(sizes, temperature)
     plan = TrainingPlan(
-        rounds=1, steps_per_round=steps, burn_in=0, thinning=steps, sampler=SAMPLER, prior_share=share,
-        chain_start="own_last", privacy=PrivacyPlan(
-            epsilon=1.0, delta=1e-3, coupling="langevin", temperature=temperature, clip_norm=CLIP_NORM,
+        rounds=1,
+        steps_per_round=steps,
+        burn_in=0,
+        thinning=steps,
+        sampler=SAMPLER,
+        prior_share=share,
+        chain_start="own_last",
+        privacy=PrivacyPlan(
+            epsilon=1.0,
+            delta=1e-3,
+            coupling="langevin",
+            temperature=temperature,
+            clip_norm=CLIP_NORM,
             sampling_rate=1.0,
         ),
-    )  # fmt: skip
+    )
     records = TrainingRecords(features, targets, np.arange(units), squared_error)
     streams = chains.streams_of(*([seed, number] for number in range(4)))
     module = nn.Linear(PARAMETERS, len(start), bias=False)
-    result = chains.run(module, records, plan, noise, start=torch.from_numpy(start.ravel()), streams=streams)
+    result = chains.run(
+        module, records, plan, noise, start=torch.from_numpy(start.ravel()), streams=streams
+    )
     assert result.temperature_mean == pytest.approx(temperature, rel=1e-12)
     return result.samples.reshape(start.shape), result.temperature_mean
 
@@ -102,53 +127,76 @@ def released(rule):
     samples = {}
     for seed, site in enumerate(SITES):
         draws, temperature = run_site(site, share, start, steps=60, seed=seed)
-        samples[site] = PosteriorSamples({"w": draws}, np.ones(CHAINS), np.full(CHAINS, temperature))
+        samples[site] = PosteriorSamples(
+            {"w": draws}, np.ones(CHAINS), np.full(CHAINS, temperature)
+        )
     return samples
 
 
 def combined(rule, samples):
     weights = unit_weights({site: units for site, (units, _) in SITES.items()})
-    found = combine_sites(rule, Released(samples, weights, SAMPLER, len(SITES), np.random.default_rng(0)))
+    found = combine_sites(
+        rule, Released(samples, weights, SAMPLER, len(SITES), np.random.default_rng(0))
+    )
     return found.samples.in_memory().arrays["w"].astype(np.float64)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rule", [
-    Product(rule="product-full", draws=10_000),
-    Product(rule="product-full", prior="divided", draws=10_000),
-    Consensus(rule="consensus-full", draws=10_000),
-], ids=["fractional", "divided", "consensus"])  # fmt: skip
+@pytest.mark.parametrize(
+    "rule",
+    [
+        Product(rule="product-full", draws=10_000),
+        Product(rule="product-full", prior="divided", draws=10_000),
+        Consensus(rule="consensus-full", draws=10_000),
+    ],
+    ids=["fractional", "divided", "consensus"],
+)
 def test_rule_of_added_precisions_lands_on_the_pooled_posterior(rule):
     share = rule.prior_share(len(SITES))
     precision, mean = predicted(share, STEP_SIZE)
-    assert_within_four_standard_errors(combined(rule, released(rule)), mean, np.linalg.inv(precision))
+    assert_within_four_standard_errors(
+        combined(rule, released(rule)), mean, np.linalg.inv(precision)
+    )
     # All that lies between this law and the posterior given all records is the size of the step.
     for found, exact in zip(predicted(share, 0.0), pooled_posterior(), strict=True):
         np.testing.assert_allclose(found, exact, rtol=1e-10)
 
 
 UNITS = {site: units for site, (units, _) in SITES.items()}
-WEIGHTS = {"units": unit_weights(UNITS), "uniform": dict.fromkeys(UNITS, 1 / len(UNITS)),
-           "capped": capped_weights(unit_weights(UNITS), 0.3)}  # fmt: skip
+WEIGHTS = {
+    "units": unit_weights(UNITS),
+    "uniform": dict.fromkeys(UNITS, 1 / len(UNITS)),
+    "capped": capped_weights(unit_weights(UNITS), 0.3),
+}
 
 
 def averaged(weights, *, rounds, steps, chains, meter=None, burn_in=0):
-    """Average the sites' chains in every round; return the states and the temperature that is claimed for them."""
+    """Average the sites' chains in every round.
+
+    Return the states and the temperature that is claimed for them.
+    """
     state = np.zeros((chains, PARAMETERS), np.float32)
     for number in range(rounds):
-        replies = {site: run_site(site, 1 / len(SITES), state, steps=steps, seed=100 * number + place)
-                   for place, site in enumerate(SITES)}  # fmt: skip
+        replies = {
+            site: run_site(site, 1 / len(SITES), state, steps=steps, seed=100 * number + place)
+            for place, site in enumerate(SITES)
+        }
         states = {site: {"w": draws} for site, (draws, _) in replies.items()}
         state = average_states(states, weights)["w"]
         if meter is not None and number >= burn_in:
             meter.add(states, {"w": state}, weights)
-    return state, averaged_temperature({site: heat for site, (_, heat) in replies.items()}, weights, UNITS)
+    return state, averaged_temperature(
+        {site: heat for site, (_, heat) in replies.items()}, weights, UNITS
+    )
 
 
 def reweighted_posterior(weights):
     """Precision and mean of p(w) prod_k p(D_k|w)^(w_k N / n_k), its prior shared between the sites alike."""
     targets = {site: target_of(site, share=1 / len(SITES)) for site in SITES}
-    parts = {site: weights[site] * sum(UNITS.values()) * target.curvature for site, target in targets.items()}
+    parts = {
+        site: weights[site] * sum(UNITS.values()) * target.curvature
+        for site, target in targets.items()
+    }
     precision = sum(parts.values())
     mean = sum(part @ targets[site].posterior_mean for site, part in parts.items())
     return precision, np.linalg.solve(precision, mean)
@@ -175,7 +223,9 @@ def test_averaged_chain_of_single_steps_has_the_temperature_that_is_claimed(weig
 def test_drift_of_ten_steps_a_round_is_measured_and_of_one_is_none(steps):
     weights, chains = WEIGHTS["units"], 64
     meter = DriftMeter(steps)
-    state, temperature = averaged(weights, rounds=60, steps=steps, chains=chains, meter=meter, burn_in=20)
+    state, temperature = averaged(
+        weights, rounds=60, steps=steps, chains=chains, meter=meter, burn_in=20
+    )
     precision, mean = pooled_posterior()
     off = np.linalg.cholesky(precision).T @ (state.mean(axis=0) - mean) / np.sqrt(temperature)
     found, true = meter.drift(), np.sqrt(np.square(off).mean())

@@ -42,10 +42,16 @@ SITES = """sites={
 uk-119 = {role="train", group="uk"}, uk-32 = {role="train", group="uk"}, norway-258 = {role="train", group="norway"},
 uk-129 = {role="held_out", group="uk"}}""".replace("\n", "")
 SETTINGS = [
-    "training={rounds=6, steps_per_round=1, burn_in=2, thinning=1}", "privacy.coupling=constant", "evaluation={}",
-    "privacy.temperature=", "privacy.sampling_rate=1.0", "privacy.epsilon=8", "simulation.insecure_seed=5",
-    "sampler.step_size.initial=1.0", "hierarchical.group=country",
-]  # fmt: skip
+    "training={rounds=6, steps_per_round=1, burn_in=2, thinning=1}",
+    "privacy.coupling=constant",
+    "evaluation={}",
+    "privacy.temperature=",
+    "privacy.sampling_rate=1.0",
+    "privacy.epsilon=8",
+    "simulation.insecure_seed=5",
+    "sampler.step_size.initial=1.0",
+    "hierarchical.group=country",
+]
 
 
 def scenario(*overrides: str) -> Scenario:
@@ -59,7 +65,9 @@ def noised() -> list[np.ndarray]:
 
 
 @pytest.fixture(scope="module")
-def run(federations, noised: list[np.ndarray], tmp_path_factory: pytest.TempPathFactory) -> Federation:
+def run(
+    federations, noised: list[np.ndarray], tmp_path_factory: pytest.TempPathFactory
+) -> Federation:
     from fl_dpbayes.samplers import chain
 
     plain = chain.noisy_gradient
@@ -78,11 +86,17 @@ def run(federations, noised: list[np.ndarray], tmp_path_factory: pytest.TempPath
 def patients(run: Federation) -> Path:
     """The records of the held-out hospital, with their labels, as a file of its own."""
     site = load_site(run.site_file("uk-129"))
-    np.savez(path := run.folder.parent / "patients.npz", features=site.test.features, labels=site.test.labels)
+    np.savez(
+        path := run.folder.parent / "patients.npz",
+        features=site.test.features,
+        labels=site.test.labels,
+    )
     return path
 
 
-def test_sums_are_those_that_the_chains_noised_to_rounding(run: Federation, noised: list[np.ndarray]) -> None:
+def test_sums_are_those_that_the_chains_noised_to_rounding(
+    run: Federation, noised: list[np.ndarray]
+) -> None:
     sums = PosteriorBank(run.folder / "bank").last(HOSPITALS, 0)
     means = site_means(sums)
     assert sorted(sums) == ["norway-258", "uk-119", "uk-32"]
@@ -92,15 +106,21 @@ def test_sums_are_those_that_the_chains_noised_to_rounding(run: Federation, nois
     assert np.abs(means.gradients - own).max() < 1e-3 * np.abs(own).max()
 
 
-def test_rounds_that_numpy_takes_for_the_results_sum_up_what_a_run_does(federation, tmp_path: Path) -> None:
-    specification = importlib.util.spec_from_file_location("stroke_cells", Path("docs/stroke_cells.py").resolve())
+def test_rounds_that_numpy_takes_for_the_results_sum_up_what_a_run_does(
+    federation, tmp_path: Path
+) -> None:
+    specification = importlib.util.spec_from_file_location(
+        "stroke_cells", Path("docs/stroke_cells.py").resolve()
+    )
     sys.modules["stroke_cells"] = cells = importlib.util.module_from_spec(specification)
     specification.loader.exec_module(cells)
     # Without noise both are the same numbers; every fifth gradient is shortened.
     clipped = scenario(
-        'privacy={kind="none", clip_norm=1.0, sampling_rate=1.0, delta=1e-3}', "sampler.kind=sgld",
-        "aggregation.size_power=1.5", "aggregation.move_bound=2.0",
-    )  # fmt: skip
+        'privacy={kind="none", clip_norm=1.0, sampling_rate=1.0, delta=1e-3}',
+        "sampler.kind=sgld",
+        "aggregation.size_power=1.5",
+        "aggregation.move_bound=2.0",
+    )
     run = Federation(tmp_path / "run", clipped).run()
     found, _ = cells.fald_rounds(clipped, cells.dealt(clipped), np.random.default_rng(0))
     for site, row in PosteriorBank(run.folder / "bank").last(HOSPITALS, 0).items():
@@ -131,37 +151,62 @@ def test_a_run_that_was_cut_off_keeps_its_sums(run: Federation, federation, tmp_
 def test_every_hospital_is_measured_with_its_own_posterior(run: Federation) -> None:
     summary = run.summary()
     measured = {row["site"] for row in summary["calibration"] if row["predictor"] == "hierarchical"}
-    assert {"uk-119", "uk-32", "norway-258", "uk-129", "pooled:train", "pooled:held_out"} <= measured
-    bundles = {site: record["arrays"] for site in run.scenario.sites for record in run.asked("evaluate", site)}
+    assert {
+        "uk-119",
+        "uk-32",
+        "norway-258",
+        "uk-129",
+        "pooled:train",
+        "pooled:held_out",
+    } <= measured
+    bundles = {
+        site: record["arrays"]
+        for site in run.scenario.sites
+        for record in run.asked("evaluate", site)
+    }
     assert len(set(bundles.values())) == 4
-    # Two groups cannot tell how groups differ, nor three hospitals within two groups how hospitals do.
+    # Two groups cannot tell how groups differ, nor three hospitals within two groups how hospitals
+    # do.
     found = summary["hospitals"]
     assert [(row["among"], row["identified"]) for row in found[:2]] == [(2, False), (2, False)]
     widths = [row["interval"][1] - row["interval"][0] for row in found]
-    # A new hospital's rate: where nothing is known, in Norway with its one hospital, in the UK with two.
+    # A new hospital's rate: where nothing is known, in Norway with its one hospital, in the UK with
+    # two.
     assert [row["of"].rpartition(" ")[2] for row in found[2:]] == ["hospital", "norway", "uk"]
     assert widths[4] < widths[3] < widths[2]
-    shown = [" ".join(map(str, cell)) for row in hospitals_table(read_summary(run.folder)).rows for cell in row]
+    shown = [
+        " ".join(map(str, cell))
+        for row in hospitals_table(read_summary(run.folder)).rows
+        for cell in row
+    ]
     assert any("between hospitals log odds, 2 of them: too few to tell" in cell for cell in shown)
 
 
-def test_what_the_others_foretell_is_less_sure_than_what_a_hospitals_own_states_add(run: Federation) -> None:
+def test_what_the_others_foretell_is_less_sure_than_what_a_hospitals_own_states_add(
+    run: Federation,
+) -> None:
     found = load_hospitals(run.folder, run.scenario, run.scenario.data.source.task)
     assert found.without("uk-119").sd > 1.5 * found.effect("uk-119").sd
     alike = found.effect(group="uk")
     assert abs(found.without("uk-119").mean - alike.mean) < alike.sd
 
 
-def test_a_site_whose_level_cannot_be_and_chains_that_ran_away_are_not_heard(run: Federation) -> None:
+def test_a_site_whose_level_cannot_be_and_chains_that_ran_away_are_not_heard(
+    run: Federation,
+) -> None:
     sums = PosteriorBank(run.folder / "bank").last(HOSPITALS, 0)
     away = {site: np.append(row[:56], 1e9 * row[56:]) for site, row in sums.items()}
     assert (fit_hospitals(away, run.scenario).posterior.variances == UNKNOWN).all()
     sums["uk-32"][55] += 1e6
     found = fit_hospitals(sums, run.scenario)
-    assert [site for site, v in zip(found.sites, found.posterior.variances, strict=True) if v == UNKNOWN] == ["uk-32"]
+    assert [
+        site for site, v in zip(found.sites, found.posterior.variances, strict=True) if v == UNKNOWN
+    ] == ["uk-32"]
 
 
-def test_predictions_are_those_of_the_hospital_that_is_named(run: Federation, patients: Path, command, refusal) -> None:
+def test_predictions_are_those_of_the_hospital_that_is_named(
+    run: Federation, patients: Path, command, refusal
+) -> None:
     def predicted(*options: str) -> tuple[pandas.DataFrame, str]:
         status, printed, said = command("predict", run.folder, patients, *options)
         assert status == 0
@@ -176,7 +221,9 @@ def test_predictions_are_those_of_the_hospital_that_is_named(run: Federation, pa
     # How sure the level is, is what differs most.
     assert own["epistemic_uncertainty"].mean() < new["epistemic_uncertainty"].mean()
     known, _ = predicted("--group", "uk")
-    assert not np.allclose(known["probability_dead or dependent"], new["probability_dead or dependent"], atol=1e-4)
+    assert not np.allclose(
+        known["probability_dead or dependent"], new["probability_dead or dependent"], atol=1e-4
+    )
     said = refusal("predict", run.folder, patients, "--site", "mars")
     assert "training hospitals' (norway-258, uk-119, uk-32)" in said
     assert "(norway, uk)" in refusal("predict", run.folder, patients, "--group", "mars")
@@ -198,7 +245,9 @@ def test_at_home_own_patients_narrow_the_level_and_nothing_is_overwritten(
     assert abs(expected - labels.mean()) < 0.05
     assert "exists already" in refusal("update", run.folder, patients, "--out", out)
     (tmp_path / "bad.json").write_text(json.dumps(effect | {"mean": 1e300}))
-    assert "is not what" in refusal("predict", run.folder, patients, "--update", tmp_path / "bad.json")
+    assert "is not what" in refusal(
+        "predict", run.folder, patients, "--update", tmp_path / "bad.json"
+    )
     assert "leave out --epsilon" in refusal("update", run.folder, patients, "--epsilon", "-1")
 
 
@@ -215,11 +264,21 @@ def test_one_release_is_paid_for_once(run: Federation, tmp_path: Path, command, 
         assert (status, "released at epsilon 1" in printed) == (0, True), said
         assert 0.9 < spent(path) <= 1.0
     assert released[0].read_bytes() == released[1].read_bytes()
-    assert "BUDGET_EXHAUSTED" in refusal("update", run.folder, path, "--epsilon", "100", "--out", tmp_path / "3.json")
+    assert "BUDGET_EXHAUSTED" in refusal(
+        "update", run.folder, path, "--epsilon", "100", "--out", tmp_path / "3.json"
+    )
     assert "give --epsilon" in refusal("update", run.folder, path)
     assert "above 0" in refusal("update", run.folder, path, "--epsilon", "nan")
     assert "has released its states already" in refusal(
-        "update", run.folder, path, "--epsilon", "1", "--site", "uk-32", "--out", tmp_path / "fourth.json"
+        "update",
+        run.folder,
+        path,
+        "--epsilon",
+        "1",
+        "--site",
+        "uk-32",
+        "--out",
+        tmp_path / "fourth.json",
     )
 
 
@@ -227,28 +286,46 @@ def test_sets_are_predicted_from_what_was_paid_for_once(
     run: Federation, patients: Path, tmp_path: Path, command, refusal
 ) -> None:
     (path,), labels = (run.folder / "sites").glob("*uk-129.toml"), np.load(patients)["labels"]
-    home, first, second, few = (tmp_path / f"{name}.json" for name in ("home", "first", "second", "few"))
+    home, first, second, few = (
+        tmp_path / f"{name}.json" for name in ("home", "first", "second", "few")
+    )
     assert command("update", run.folder, patients, "--sets", "0.95", "--out", home)[0] == 0
     before = spent(path)
     for out in (first, second):
-        status, printed, said = command("update", run.folder, path, "--epsilon", "3", "--sets", "0.95", "--out", out)
+        status, printed, said = command(
+            "update", run.folder, path, "--epsilon", "3", "--sets", "0.95", "--out", out
+        )
         assert (status, "if patients are exchangeable" in printed) == (0, True), said
     assert 2.0 < spent(path) - before <= 3.0
     assert first.read_bytes() == second.read_bytes()
     for file in (home, first):
-        assert command("predict", run.folder, patients, "--update", file, "--out", file.with_suffix(".csv"))[0] == 0
-        sets, names = pandas.read_csv(file.with_suffix(".csv"))["set"], run.scenario.data.source.class_names
+        assert (
+            command(
+                "predict", run.folder, patients, "--update", file, "--out", file.with_suffix(".csv")
+            )[0]
+            == 0
+        )
+        sets, names = (
+            pandas.read_csv(file.with_suffix(".csv"))["set"],
+            run.scenario.data.source.class_names,
+        )
         held = [names[label] in told.split(" | ") for label, told in zip(labels, sets, strict=True)]
         assert np.mean(held) >= (0.95 if file == home else 0.9)
     # What leaves has the noise that its sensitivity asks for.
     own = read_own(path, read_run(run.folder)[0], None, 0.5)
     sent, std = own.released("sets", "", BoundedSum(np.zeros(4_000), 1.5))
     assert (std, abs(sent.std() / std - 1) < 0.05) == (1.5 * own.noise_multiplier, True)
-    assert "patients at this" in refusal("update", run.folder, path, "--epsilon", "0.1", "--sets", "0.9", "--out", few)
-    assert "patients at this" in refusal("update", run.folder, path, "--epsilon", "1", "--sets", "nan", "--out", few)
+    assert "patients at this" in refusal(
+        "update", run.folder, path, "--epsilon", "0.1", "--sets", "0.9", "--out", few
+    )
+    assert "patients at this" in refusal(
+        "update", run.folder, path, "--epsilon", "1", "--sets", "nan", "--out", few
+    )
 
 
-def test_alarm_compares_patients_without_their_labels(run: Federation, patients: Path, tmp_path: Path, command) -> None:
+def test_alarm_compares_patients_without_their_labels(
+    run: Federation, patients: Path, tmp_path: Path, command
+) -> None:
     (path,), told = (run.folder / "sites").glob("*uk-129.toml"), []
     for name, moved in (("own", 0), ("far", 2)):
         np.savez(tmp_path / f"{name}.npz", features=np.load(patients)["features"] + moved)
@@ -267,7 +344,12 @@ def test_a_changed_record_is_another_request_and_a_release_that_fails_is_paid_fo
 
     def changed(site_file):
         site = load_site(site_file)
-        return replace(site, test=replace(site.test, labels=np.append(site.test.labels[:-1], 1 - site.test.labels[-1])))
+        return replace(
+            site,
+            test=replace(
+                site.test, labels=np.append(site.test.labels[:-1], 1 - site.test.labels[-1])
+            ),
+        )
 
     asked, costs = ("update", run.folder, path, "--epsilon", "2", "--out"), [spent(path)]
     for out in (tmp_path / "first.json", tmp_path / "changed.json"):
@@ -287,7 +369,10 @@ def test_a_changed_record_is_another_request_and_a_release_that_fails_is_paid_fo
     [
         ("aggregation.rule=mixture", "aggregation.rule is 'mixture'"),
         ("training.steps_per_round=2", "training.steps_per_round is 2"),
-        ("aggregation={rule='fald', robust='median', site_weights='uniform'}", "aggregation.robust is 'median'"),
+        (
+            "aggregation={rule='fald', robust='median', site_weights='uniform'}",
+            "aggregation.robust is 'median'",
+        ),
         ("privacy.sampling_rate=0.5", r"privacy.sampling_rate is 0.5.*needs 1.0"),
         ("model={kind='mlp'}", "model.kind is 'mlp'.*needs 'logistic'"),
         ("sampler={kind='dp-sgd'}", "sampler.kind is 'sgd'"),
@@ -303,8 +388,17 @@ def test_what_the_states_cannot_tell_is_refused(override: str, said: str) -> Non
 
 
 def test_more_than_two_classes_are_refused_before_anything_is_spent(federation) -> None:
-    fitting = ["training={rounds=2, steps_per_round=1, burn_in=0, thinning=1}", "aggregation.rule=fald"]
-    refused("for 2 classes, the records have 10", federation, *fitting, "model={kind='logistic'}", "hierarchical={}")
+    fitting = [
+        "training={rounds=2, steps_per_round=1, burn_in=0, thinning=1}",
+        "aggregation.rule=fald",
+    ]
+    refused(
+        "for 2 classes, the records have 10",
+        federation,
+        *fitting,
+        "model={kind='logistic'}",
+        "hierarchical={}",
+    )
 
 
 def alternating(size: int) -> np.ndarray:
@@ -312,7 +406,10 @@ def alternating(size: int) -> np.ndarray:
 
 
 HOSTILE = {
-    "states beyond float64's squares": (lambda row: 1e307 * alternating(len(row)), "beyond float32's range"),
+    "states beyond float64's squares": (
+        lambda row: 1e307 * alternating(len(row)),
+        "beyond float32's range",
+    ),
     "not a number": (lambda row: row * np.nan, "beyond float32's range"),
     "a weight that makes them so": (
         lambda row: np.concatenate([row[:2], [1e-37], row[3:4], 3e38 * alternating(len(row) - 4)]),
@@ -341,9 +438,13 @@ def test_a_hostile_bank_is_refused_in_one_line_before_anything_is_spent(
 
 
 @pytest.mark.parametrize("size", [1e12, 1e36])
-def test_a_release_is_bounded_whatever_states_a_bank_may_hold(run: Federation, tmp_path: Path, size: float) -> None:
+def test_a_release_is_bounded_whatever_states_a_bank_may_hold(
+    run: Federation, tmp_path: Path, size: float
+) -> None:
     def change(row: np.ndarray) -> np.ndarray:
-        return np.concatenate([row[:4], row[4:] + min(row[2], 1.0) * size * alternating(len(row) - 4)])
+        return np.concatenate(
+            [row[:4], row[4:] + min(row[2], 1.0) * size * alternating(len(row) - 4)]
+        )
 
     folder = tampered(run, tmp_path, change)
     (path,) = (run.folder / "sites").glob("*uk-129.toml")
@@ -374,7 +475,9 @@ def test_a_posterior_of_another_model_than_its_runs_is_refused_before_anything_i
     (path,) = (run.folder / "sites").glob("*uk-129.toml")
     before = spent(path)
     out = () if asked[0] == "alarm" else ("--out", tmp_path / "out.json")
-    assert "is of another model than" in refusal(asked[0], folder, path, *asked[1:], "--epsilon", "3", *out)
+    assert "is of another model than" in refusal(
+        asked[0], folder, path, *asked[1:], "--epsilon", "3", *out
+    )
     assert spent(path) == before
 
 

@@ -48,7 +48,9 @@ def test_only_the_last_layer_travels_and_predictions_are_those_of_the_whole_netw
     assert seen == set(stored.samples.arrays)
     assert len(seen) == 2
     records = load_unscaled(BuiltIn(kind="digits"), "train").scaled()
-    whole = build_model(stored.metadata.model.model_copy(update={"frozen_body": None}), records.task, seed=2)
+    whole = build_model(
+        stored.metadata.model.model_copy(update={"frozen_body": None}), records.task, seed=2
+    )
     values = {name: array[None] for name, array in whole.state_dict().items()}
     everything = {
         name: stored.samples.arrays.get(name, np.repeat(np.asarray(value), len(stored.samples), 0))
@@ -59,7 +61,9 @@ def test_only_the_last_layer_travels_and_predictions_are_those_of_the_whole_netw
         inputs = feature_map(stored.metadata.model.features, (1, 8, 8))(inputs)
     expected = predict(whole, everything, stored.samples.weights, inputs).probabilities
     np.savez(tmp_path / "digits.npz", features=records.features)
-    predict_records(run.folder, tmp_path / "digits.npz", tmp_path / "predictions.csv", Console(quiet=True))
+    predict_records(
+        run.folder, tmp_path / "digits.npz", tmp_path / "predictions.csv", Console(quiet=True)
+    )
     table = pandas.read_csv(tmp_path / "predictions.csv")
     found = table[[f"probability_{number}" for number in range(10)]].to_numpy()
     np.testing.assert_allclose(found, expected, atol=2e-6)
@@ -81,9 +85,18 @@ def test_site_that_sends_a_body_is_rejected(federation) -> None:
 @pytest.mark.slow
 def test_several_chains_on_one_body_are_aligned(federation) -> None:
     chains = "training={rounds=1, steps_per_round=4, burn_in=2, thinning=2, chains=2}"
-    whole, said = "model={kind='mlp', hidden=[16]}", "averages weights over 2 chains that start from different weights"
-    for model, rule, warned in ((MLP, "fedavg", False), (whole, "fedavg", True), (whole, "mixture", False)):
-        run = federation(model, *FOUR, chains, f"aggregation.rule={rule}", name=f"{rule} {warned}").run()
+    whole, said = (
+        "model={kind='mlp', hidden=[16]}",
+        "averages weights over 2 chains that start from different weights",
+    )
+    for model, rule, warned in (
+        (MLP, "fedavg", False),
+        (whole, "fedavg", True),
+        (whole, "mixture", False),
+    ):
+        run = federation(
+            model, *FOUR, chains, f"aggregation.rule={rule}", name=f"{rule} {warned}"
+        ).run()
         assert any(said in text for text in run.warnings()) == warned
 
 
@@ -92,17 +105,23 @@ def test_full_covariances_need_samples_of_the_last_layer_only_and_its_file_is_a_
     federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     patients, labels, table = table_of_patients(tmp_path)
-    first = federation("model={kind='mlp', hidden=[8]}", "aggregation.rule=fedavg", *table, name="first").run()
+    first = federation(
+        "model={kind='mlp', hidden=[8]}", "aggregation.rule=fedavg", *table, name="first"
+    ).run()
     folder = tmp_path / "data" / "backbones"
     folder.mkdir(parents=True)
     body = (first.folder / "posterior.safetensors").read_bytes()
     (folder / "body.safetensors").write_bytes(body)
     monkeypatch.setenv("FL_DPBAYES_DATA", str(folder.parent))
-    # 18 of the 42 parameters are trained: product-full needs 22 samples of the 50 kept, and would need 46 for all.
+    # 18 of the 42 parameters are trained: product-full needs 22 samples of the 50 kept, and would
+    # need 46 for all.
     run = federation(
-        f"model={{kind='mlp', hidden=[8], frozen_body={{weights='{hashlib.sha256(body).hexdigest()}'}}}}",
-        "aggregation.rule=product-full", *table, name="second",
-    ).run()  # fmt: skip
+        f"model={{kind='mlp', hidden=[8], "
+        f"frozen_body={{weights='{hashlib.sha256(body).hexdigest()}'}}}}",
+        "aggregation.rule=product-full",
+        *table,
+        name="second",
+    ).run()
     assert run.posterior().arrays["3.weight"].shape == (100, 2, 8)
     predict_records(run.folder, patients, tmp_path / "predictions.csv", Console(quiet=True))
     assert (pandas.read_csv(tmp_path / "predictions.csv")["predicted"] == labels).mean() > 0.85

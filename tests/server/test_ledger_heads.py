@@ -26,7 +26,9 @@ def hospitals(federation):
     def run(name: str) -> None:
         folder = prepared.folder.parent / "runs" / name
         folder.mkdir(parents=True)
-        run_federation(prepared.grid, prepared.scenario.model_copy(update={"seed": len(name)}), folder, "")
+        run_federation(
+            prepared.grid, prepared.scenario.model_copy(update={"seed": len(name)}), folder, ""
+        )
 
     prepared.run_anew = run
     prepared.heads = prepared.folder.parent / "runs" / HEADS_FILE
@@ -64,15 +66,26 @@ def test_heads_of_other_sites_stay_and_the_oldest_go(tmp_path) -> None:
     keep_heads(path, {f"site-{number}": "0" * 64 for number in range(MOST_SITES)})
     keep_heads(path, {"site-1": "1" * 64, "north": "2" * 64})
     kept = read_heads(path)
-    assert (len(kept), kept["north"], kept["site-1"], "site-0" in kept) == (MOST_SITES, "2" * 64, "1" * 64, False)
+    assert (len(kept), kept["north"], kept["site-1"], "site-0" in kept) == (
+        MOST_SITES,
+        "2" * 64,
+        "1" * 64,
+        False,
+    )
 
 
 @pytest.mark.parametrize(
     "content",
-    ["", "[]", {"format": 1, "heads": {"north": "00"}}, {"format": 1, "heads": {"no rth": "0" * 64}},
-     {"format": 1, "heads": {}, "more": 1}, "changed"],
+    [
+        "",
+        "[]",
+        {"format": 1, "heads": {"north": "00"}},
+        {"format": 1, "heads": {"no rth": "0" * 64}},
+        {"format": 1, "heads": {}, "more": 1},
+        "changed",
+    ],
     ids=["empty", "list", "short head", "bad name", "unknown key", "changed"],
-)  # fmt: skip
+)
 def test_damaged_file_is_named_with_the_remedy(tmp_path, content) -> None:
     path = tmp_path / HEADS_FILE
     if isinstance(content, dict):

@@ -40,13 +40,20 @@ def test_site_with_other_code_or_none_is_left_out_in_words(federation) -> None:
     run = federation(model, "sampler.step_size.initial=0.01")
 
     def change(card: dict) -> None:
-        other = card["code"][0] | {"distribution": "tumournet", "version": "1.0", "digest": "ab" * 32}
+        other = card["code"][0] | {
+            "distribution": "tumournet",
+            "version": "1.0",
+            "digest": "ab" * 32,
+        }
         card["code"] = [other] if card["name"] == "north" else []
 
     run.spoil_record(change, ("query",), ("north", "south"))
     run.run()
     said = [text for text in run.warnings() if "did not join: " in text]
-    assert any("north has other code" in text and "tumournet 1.0 (SHA-256 abababababab)" in text for text in said)
+    assert any(
+        "north has other code" in text and "tumournet 1.0 (SHA-256 abababababab)" in text
+        for text in said
+    )
     assert any("south does not allow" in text for text in said)
     assert {"north", "south"}.isdisjoint(row["name"] for row in run.summary()["sites"])
     assert [row["digest"] for row in run.summary()["code"]] == [installed_code(FACTORY).digest]
@@ -57,7 +64,9 @@ def test_digest_of_code_follows_its_files_and_reading_a_posterior_imports_nothin
 ) -> None:
     package = tmp_path / "ownnet"
     package.mkdir()
-    (package / "__init__.py").write_text("from torch import nn\n\ndef made():\n    return nn.Linear(2, 2)\n")
+    (package / "__init__.py").write_text(
+        "from torch import nn\n\ndef made():\n    return nn.Linear(2, 2)\n"
+    )
     monkeypatch.syspath_prepend(tmp_path)
     first = installed_code("ownnet:made")
     samples = {"weight": [[[0.0, 0.0]] * 2], "bias": [[0.0, 0.0]]}
@@ -65,9 +74,15 @@ def test_digest_of_code_follows_its_files_and_reading_a_posterior_imports_nothin
     arrays = {name: np.array(value, np.float32) for name, value in samples.items()}
     model, path = ModuleModel(factory="ownnet:made"), tmp_path / "p.safetensors"
     save_posterior(
-        path, PosteriorSamples(arrays, np.ones(1), np.ones(1)), model, Task(input_shape=(2,), classes=2), "0"
+        path,
+        PosteriorSamples(arrays, np.ones(1), np.ones(1)),
+        model,
+        Task(input_shape=(2,), classes=2),
+        "0",
     )
-    with pytest.raises(Exception, match=r"--allow-code ownnet:made  \(Python: allowed_code=\['ownnet:made'\]"):
+    with pytest.raises(
+        Exception, match=r"--allow-code ownnet:made  \(Python: allowed_code=\['ownnet:made'\]"
+    ):
         load_posterior(path)
     assert "ownnet" not in sys.modules
     assert load_posterior(path, ["ownnet:made"]).metadata.model == model

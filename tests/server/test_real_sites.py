@@ -32,7 +32,12 @@ def hospitals(federation):
 
 def run(hospitals, **resources) -> dict:
     changed = hospitals.scenario.resources.model_copy(update=resources)
-    run_federation(hospitals.grid, hospitals.scenario.model_copy(update={"resources": changed}), hospitals.real, "")
+    run_federation(
+        hospitals.grid,
+        hospitals.scenario.model_copy(update={"resources": changed}),
+        hospitals.real,
+        "",
+    )
     return json.loads((hospitals.real / "summary.json").read_text())
 
 
@@ -43,8 +48,12 @@ def test_misnamed_and_unlisted_nodes_are_named_and_left_out_before_anyone_pays(h
     with pytest.raises(UserError, match=said):
         run(hospitals)
     hospitals.grid.names |= {1: "visitor", 2: second}
-    assert allowed_nodes(hospitals.grid, names, only_registered=True) == list(range(2, len(names) + 1))
-    assert "visitor: it is no site" in " ".join(map(sentence, unlisted_nodes(hospitals.grid, names)))
+    assert allowed_nodes(hospitals.grid, names, only_registered=True) == list(
+        range(2, len(names) + 1)
+    )
+    assert "visitor: it is no site" in " ".join(
+        map(sentence, unlisted_nodes(hospitals.grid, names))
+    )
     assert not hospitals.asked("train")
     summary = run(hospitals, start_nodes=len(names) - 1)
     assert hospitals.asked("train")
@@ -54,9 +63,15 @@ def test_misnamed_and_unlisted_nodes_are_named_and_left_out_before_anyone_pays(h
 
 def test_site_that_refused_for_good_is_asked_again_in_a_resumed_run(hospitals) -> None:
     files = sorted((hospitals.folder / SITES_FOLDER).glob("*.toml"))
-    for changed, most, end in ((files, 1.0, UserError), (files[1:], 4.0, Cut), (files[:1], 4.0, None)):
+    for changed, most, end in (
+        (files, 1.0, UserError),
+        (files[1:], 4.0, Cut),
+        (files[:1], 4.0, None),
+    ):
         for path in changed:
-            path.write_text(re.sub(r"max_run_epsilon = \S+", f"max_run_epsilon = {most}", path.read_text()))
+            path.write_text(
+                re.sub(r"max_run_epsilon = \S+", f"max_run_epsilon = {most}", path.read_text())
+            )
         hospitals.spoil(Mock(side_effect=Cut), rounds=(2,) if end else ())
         with pytest.raises(end) if end else nullcontext():
             summary = run(hospitals)
@@ -79,7 +94,9 @@ def test_node_without_a_registered_name_takes_no_part(hospitals) -> None:
         wait_for_sites(hospitals.grid, hospitals.scenario, 0, lambda missing: None)
 
 
-def test_late_site_is_waited_for_and_one_that_does_not_come_is_named(hospitals, monkeypatch) -> None:
+def test_late_site_is_waited_for_and_one_that_does_not_come_is_named(
+    hospitals, monkeypatch
+) -> None:
     whole, said = dict(hospitals.grid.names), []
     *_, last = hospitals.scenario.sites
     hospitals.grid._nodes = list(whole)[:-1]
@@ -95,17 +112,33 @@ def test_late_site_is_waited_for_and_one_that_does_not_come_is_named(hospitals, 
     with pytest.raises(UserError, match=f"missing: {last}: have their nodes started"):
         wait_for_sites(hospitals.grid, hospitals.scenario, 0, said.append)
     fewer = hospitals.scenario.resources.model_copy(update={"start_nodes": len(whole) - 1})
-    wait_for_sites(hospitals.grid, hospitals.scenario.model_copy(update={"resources": fewer}), 0, said.append)
+    wait_for_sites(
+        hospitals.grid, hospitals.scenario.model_copy(update={"resources": fewer}), 0, said.append
+    )
 
 
 def test_schema_tells_order_constants_and_labels_apart_and_not_whose_records_they_are() -> None:
-    source = Table(path="a.csv", label="y", classes=2, features=("a", "b"), centers=(0, 1), class_names=("no", "yes"))
+    source = Table(
+        path="a.csv",
+        label="y",
+        classes=2,
+        features=("a", "b"),
+        centers=(0, 1),
+        class_names=("no", "yes"),
+    )
     schema = record_schema(source)
 
     def differences(**changes) -> list[str]:
-        return schema.differences(record_schema(Table.model_validate(source.model_dump() | changes)))
+        return schema.differences(
+            record_schema(Table.model_validate(source.model_dump() | changes))
+        )
 
-    assert differences(path="b.csv", site_column="hospital", unit_column="patient", group_columns=("sex",)) == []
+    assert (
+        differences(
+            path="b.csv", site_column="hospital", unit_column="patient", group_columns=("sex",)
+        )
+        == []
+    )
     assert differences(features=("b", "a")) == ["features"]
     assert differences(categories={"sex": ("f", "m")}) == ["features"]
     assert differences(centers=(1, 0)) == differences(scales=(1, 2)) == ["constants"]

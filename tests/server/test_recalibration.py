@@ -41,7 +41,9 @@ def recalibrated(federations):
         return run.run()
 
 
-def test_recalibrated_predictions_are_measured_everywhere_and_paid_for_beside_training(recalibrated) -> None:
+def test_recalibrated_predictions_are_measured_everywhere_and_paid_for_beside_training(
+    recalibrated,
+) -> None:
     run, summary = recalibrated, recalibrated.summary()
     assert not [text for text in summary["warnings"] if "recalibrate" in text]
     rows = {(row["site"], row["predictor"]): row for row in summary["calibration"]}
@@ -71,7 +73,9 @@ def test_recalibrated_predictions_are_measured_everywhere_and_paid_for_beside_tr
     assert "ε of recalibration" in page
 
 
-def test_predict_and_evaluate_use_the_stored_map(recalibrated, tmp_path, capsys: pytest.CaptureFixture) -> None:
+def test_predict_and_evaluate_use_the_stored_map(
+    recalibrated, tmp_path, capsys: pytest.CaptureFixture
+) -> None:
     run = recalibrated
     records = load_unscaled(BuiltIn(kind="digits"), "train").scaled()
     archive, table = tmp_path / "digits.npz", tmp_path / "predictions.csv"
@@ -86,29 +90,44 @@ def test_predict_and_evaluate_use_the_stored_map(recalibrated, tmp_path, capsys:
     assert np.abs(uncertainty["total_uncertainty"] - entr(written).sum(axis=1)).max() < 1e-4
     assert uncertainty[["aleatoric_uncertainty", "epistemic_uncertainty"]].isna().all(axis=None)
     temperature = np.exp(stored.metadata.recalibration.parameters[0])
-    assert f"temperature scaling with T = {temperature:.3g}" in " ".join(capsys.readouterr().err.split())
+    assert f"temperature scaling with T = {temperature:.3g}" in " ".join(
+        capsys.readouterr().err.split()
+    )
     evaluate_records(run.folder, archive, Console(quiet=True), as_json=True)
     row = json.loads(capsys.readouterr().out)
     assert (row["predictor"], row["n"], row["epistemic"]) == ("recalibrated", 60, None)
-    exact = exact_auroc(recalibrate(plain, stored.metadata.recalibration), records.labels[:60]).value
+    exact = exact_auroc(
+        recalibrate(plain, stored.metadata.recalibration), records.labels[:60]
+    ).value
     assert row["auroc"] == pytest.approx(exact, abs=1e-12)
     assert row["auroc_bounds"] == [row["auroc"]] * 2
     costs = pandas.read_csv(run.folder / "privacy.csv")
     rows = costs[costs["purpose"] == "recalibration"]
     assert list(rows["site"]) == ["north", "south", "east", "west"]
     assert rows["round"].isna().all()
-    assert list(rows["epsilon"]) == [row["recalibration_epsilon"] for row in run.summary()["privacy"]]
+    assert list(rows["epsilon"]) == [
+        row["recalibration_epsilon"] for row in run.summary()["privacy"]
+    ]
     assert set(costs["purpose"]) == {"training", "recalibration"}
 
 
 def test_only_training_sites_are_asked_and_each_round_starts_from_the_average(federation) -> None:
     run = federation("recalibration={fraction=0.2, steps=12, rounds=3}").run()
-    assert {run.site_of(message) for message in run.requests("train.recalibrate")} == {"north", "south", "east", "west"}
+    assert {run.site_of(message) for message in run.requests("train.recalibrate")} == {
+        "north",
+        "south",
+        "east",
+        "west",
+    }
     records = run.asked("train.recalibrate")
     assert [record["first_step"] for record in records] == [0] * 4 + [4] * 4 + [8] * 4
     starts = [record["start"] for record in records]
     assert starts[:4] == [[0.0]] * 4
-    assert len({tuple(start) for start in starts[4:8]}) == len({tuple(start) for start in starts[8:]}) == 1
+    assert (
+        len({tuple(start) for start in starts[4:8]})
+        == len({tuple(start) for start in starts[8:]})
+        == 1
+    )
     assert starts[0] != starts[4] != starts[8]
 
 
@@ -125,7 +144,10 @@ def test_refusing_site_is_left_out_of_the_average_with_a_warning(federation) -> 
     path.write_text(path.read_text().replace("max_clip_norm = 1000000.0", "max_clip_norm = 5.0"))
     run.run()
     summary = run.summary()
-    assert any("north did not recalibrate: POLICY_DENIED plan.clip_norm" in text for text in summary["warnings"])
+    assert any(
+        "north did not recalibrate: POLICY_DENIED plan.clip_norm" in text
+        for text in summary["warnings"]
+    )
     assert set(summary["recalibration"]["sites"]) == {"south", "east", "west"}
 
 
@@ -134,7 +156,10 @@ def test_silent_sites_leave_a_run_without_recalibration(federation) -> None:
     run.spoil(lambda reply: None, ("train.recalibrate",), run.scenario.sites)
     run.run()
     summary = run.summary()
-    assert "north did not recalibrate: no reply in time (the same at south, east, west)." in summary["warnings"]
+    assert (
+        "north did not recalibrate: no reply in time (the same at south, east, west)."
+        in summary["warnings"]
+    )
     assert summary["recalibration"] is None
     assert {row["predictor"] for row in summary["calibration"]} == {"last", "posterior"}
 
@@ -142,7 +167,9 @@ def test_silent_sites_leave_a_run_without_recalibration(federation) -> None:
 def test_map_that_is_mostly_noise_is_called_so_and_not_used(
     federation, tmp_path, capsys: pytest.CaptureFixture
 ) -> None:
-    run = federation('recalibration={ scope = "site", epsilon = 0.1, steps = 20, fraction = 0.2 }', name="noisy").run()
+    run = federation(
+        'recalibration={ scope = "site", epsilon = 0.1, steps = 20, fraction = 0.2 }', name="noisy"
+    ).run()
     summary = run.summary()
     assert sum("recalibration is mostly noise" in text for text in summary["warnings"]) == 1
     assert "mostly noise" in summary["recalibration"]["noise"]
@@ -166,12 +193,19 @@ def keys(tmp_path_factory) -> list[str]:
     x = generator.normal(1.6 * labels[:, None], 1.0, (1600, 2))
     table = tmp_path_factory.mktemp("table") / "patients.csv"
     pandas.DataFrame({"x": x[:, 0], "y": x[:, 1], "sick": labels}).to_csv(table, index=False)
-    source = f'{{kind="table", path="{table}", label="sick", classes=2, features=["x","y"], centers=[0.8,0.8]}}'
+    source = (
+        f'{{kind="table", path="{table}", label="sick", classes=2, features=["x","y"], '
+        f"centers=[0.8,0.8]}}"
+    )
     sites = (
         "{a={role='train'}, b={role='train'}, held={role='held_out', records=200}, "
         "elsewhere={role='shifted', records=400, shift={kind='prevalence', severity=5}}}"
     )
-    return [f"data={{source={source}, test_fraction=0.2}}", "partition={kind='iid'}", f"sites={sites}"]
+    return [
+        f"data={{source={source}, test_fraction=0.2}}",
+        "partition={kind='iid'}",
+        f"sites={sites}",
+    ]
 
 
 @pytest.fixture
@@ -214,7 +248,8 @@ def test_isotonic_map_of_exact_counts_is_the_median_of_the_sites(hospitals, scop
     run = hospitals(
         f"recalibration={{fraction=0.3, method='isotonic', scope='{scope}'}}",
         "privacy={kind='none', sampling_rate=1.0, delta=1e-3}",
-        "sampler={kind='sgld', step_size={kind='constant', initial=2.0}, prior={kind='gaussian', scale=1.0}}",
+        "sampler={kind='sgld', step_size={kind='constant', initial=2.0}, "
+        "prior={kind='gaussian', scale=1.0}}",
     ).run()
     summary, stored = run.summary(), load_posterior(run.folder / "posterior.safetensors")
     counted = {site: counts_of(run, site, stored) for site in ("a", "b")}
@@ -243,8 +278,12 @@ def test_isotonic_counts_are_one_paid_event_and_their_map_is_used(isotonic) -> N
             assert spent.history == (GaussianEvent(sigma, 1.0, 1),)
             assert spent.epsilon == pytest.approx(cost, rel=1e-6)
             assert ledger.spent("train").epsilon <= 4
-    assert [row["recalibration_epsilon"] for row in summary["privacy"]] == pytest.approx([cost] * 2, rel=1e-6)
-    assert {"item": "counts of bins for recalibration", "how": "paid in ledger"} in summary["releases"]
+    assert [row["recalibration_epsilon"] for row in summary["privacy"]] == pytest.approx(
+        [cost] * 2, rel=1e-6
+    )
+    assert {"item": "counts of bins for recalibration", "how": "paid in ledger"} in summary[
+        "releases"
+    ]
     assert rows["elsewhere", "recalibrated"]["nll"] != rows["elsewhere", "posterior"]["nll"]
     assert rows["held", "recalibrated"]["epistemic"] is None
     page = (run.folder / "report.html").read_text()
@@ -260,7 +299,10 @@ def test_counts_carry_the_noise_that_they_state(isotonic) -> None:
     for site, reply in kept.items():
         stated = record_of(reply)["noise_std"]
         assert stated == pytest.approx(solve_multiplier(4.0, 1e-3, 1.0, 1) * sensitivity())
-        noise.append((reply.content["arrays"]["noised"].numpy() - counts_of(run, site, stored)).ravel() / stated)
+        noise.append(
+            (reply.content["arrays"]["noised"].numpy() - counts_of(run, site, stored)).ravel()
+            / stated
+        )
     values = np.concatenate(noise)
     assert len(values) == 90
     assert abs(values.mean()) < 4 / np.sqrt(90)
@@ -271,7 +313,9 @@ HOSTILE = {
     "a sum is": lambda record, table: table.__imul__(1e7),
     "it states noise of": lambda record, table: record.update(noise_std=record["noise_std"] / 2),
     "it states noise": lambda record, table: record.update(noise_std=record["noise_std"] * 999),
-    "its parameters do not fit": lambda record, table: record.update(noise_std=None, parameters=[0.0]),
+    "its parameters do not fit": lambda record, table: record.update(
+        noise_std=None, parameters=[0.0]
+    ),
 }
 
 
@@ -289,40 +333,60 @@ def test_hostile_counts_are_rejected_and_the_other_site_answers_alone(hospitals,
     run.spoil(hostile, ("train.recalibrate",), ("b",))
     run.run()
     summary = run.summary()
-    assert [text for text in summary["warnings"] if f"b did not recalibrate: rejected: {said}" in text]
-    assert "recalibration_epsilon" not in next(row for row in summary["privacy"] if row["site"] == "b")
+    assert [
+        text for text in summary["warnings"] if f"b did not recalibrate: rejected: {said}" in text
+    ]
+    assert "recalibration_epsilon" not in next(
+        row for row in summary["privacy"] if row["site"] == "b"
+    )
 
 
 def test_counts_that_are_mostly_noise_change_nothing_and_are_said_so(hospitals) -> None:
     run = hospitals("recalibration={fraction=0.1, method='isotonic', epsilon=0.05}").run()
     summary, rows = run.summary(), rows_of(run)
-    assert sum("recalibration is mostly noise: in the counts of a, b," in w for w in summary["warnings"])
+    assert sum(
+        "recalibration is mostly noise: in the counts of a, b," in w for w in summary["warnings"]
+    )
     assert "isotonic map changes nothing" in summary["recalibration"]["noise"]
-    assert rows["held", "recalibrated"]["nll"] == pytest.approx(rows["held", "posterior"]["nll"], abs=1e-9)
+    assert rows["held", "recalibrated"]["nll"] == pytest.approx(
+        rows["held", "posterior"]["nll"], abs=1e-9
+    )
 
 
 DECLARED = [f"data.prevalence={TRAINED}"]
 
 
 @pytest.mark.parametrize("prevalence", [str(ELSEWHERE), "estimated"])
-def test_prediction_is_corrected_where_prevalence_is_known_or_estimated(hospitals, prevalence: str) -> None:
-    run = hospitals(*DECLARED, f"sites.elsewhere.prevalence={prevalence}", "evaluation.max_samples=5")
+def test_prediction_is_corrected_where_prevalence_is_known_or_estimated(
+    hospitals, prevalence: str
+) -> None:
+    run = hospitals(
+        *DECLARED, f"sites.elsewhere.prevalence={prevalence}", "evaluation.max_samples=5"
+    )
     labels = load_site(run.site_file("elsewhere")).test.labels
     # The shift leaves about this share, so the declaration is right.
     assert abs(labels.mean() - ELSEWHERE[1]) < 0.08
     run.run()
     summary, rows = run.summary(), rows_of(run)
-    assert {site for site, predictor in rows if predictor == "prior_corrected"} == {"elsewhere", "pooled:shifted"}
+    assert {site for site, predictor in rows if predictor == "prior_corrected"} == {
+        "elsewhere",
+        "pooled:shifted",
+    }
     before, after = rows["elsewhere", "posterior"], rows["elsewhere", "prior_corrected"]
     assert after["n"] == before["n"]
     assert after["nll"] < before["nll"]
     assert after["epistemic"] is None
     items = {row["item"]: row["how"] for row in summary["releases"]}
     if prevalence == "estimated":
-        assert items["prevalence of the classes: the training population"] == "public by declaration"
+        assert (
+            items["prevalence of the classes: the training population"] == "public by declaration"
+        )
         assert items["estimated prevalence of the classes: elsewhere"] == "not sent"
     else:
-        assert items["prevalence of the classes: the training population, elsewhere"] == "public by declaration"
+        assert (
+            items["prevalence of the classes: the training population, elsewhere"]
+            == "public by declaration"
+        )
 
 
 def test_corrected_table_is_paid_for_where_results_are_noised(hospitals) -> None:
@@ -341,11 +405,22 @@ def test_site_without_a_prevalence_refuses_to_correct_for_one(hospitals) -> None
     assert refusal_of(ask(request)) == ("BAD_REQUEST", "trained_prevalence")
 
 
-@pytest.mark.parametrize(("override", "problem"), [
-    ("data.prevalence=[0.5,0.5]", r"data\.prevalence has 2 shares, the records have 10 classes"),
-    ("recalibration={method='platt'}", "method 'platt' is for two classes, here are 10: .*'vector'"),
-])  # fmt: skip
-def test_what_does_not_fit_the_classes_is_refused_before_anything_runs(federation, override: str, problem: str) -> None:
+@pytest.mark.parametrize(
+    ("override", "problem"),
+    [
+        (
+            "data.prevalence=[0.5,0.5]",
+            r"data\.prevalence has 2 shares, the records have 10 classes",
+        ),
+        (
+            "recalibration={method='platt'}",
+            "method 'platt' is for two classes, here are 10: .*'vector'",
+        ),
+    ],
+)
+def test_what_does_not_fit_the_classes_is_refused_before_anything_runs(
+    federation, override: str, problem: str
+) -> None:
     refused(problem, federation, override)
 
 
@@ -358,8 +433,12 @@ LIES = {
 
 @pytest.mark.parametrize(("method", "parameters"), LIES.values(), ids=LIES)
 @pytest.mark.parametrize("rounds", [1, 3])
-def test_one_map_of_four_stays_within_the_others_and_names_its_sender(federation, method, parameters, rounds) -> None:
-    section = f"recalibration={{method='{method}', fraction=0.2, steps=12, rounds={rounds}, epsilon=50}}"
+def test_one_map_of_four_stays_within_the_others_and_names_its_sender(
+    federation, method, parameters, rounds
+) -> None:
+    section = (
+        f"recalibration={{method='{method}', fraction=0.2, steps=12, rounds={rounds}, epsilon=50}}"
+    )
     run = federation(section, "privacy.epsilon=50")
     run.spoil_record(lambda record: record.update(parameters=parameters), ("train.recalibrate",))
     run.run()
@@ -380,7 +459,9 @@ def test_map_that_is_no_map_is_rejected_with_its_sender(federation, value) -> No
     run.spoil_record(lambda record: record.update(parameters=[value]), ("train.recalibrate",))
     run.run()
     summary = run.summary()
-    assert any(text.startswith("south did not recalibrate: rejected: ") for text in summary["warnings"])
+    assert any(
+        text.startswith("south did not recalibrate: rejected: ") for text in summary["warnings"]
+    )
     assert set(summary["recalibration"]["sites"]) == {"north", "east", "west"}
 
 
@@ -402,10 +483,15 @@ def test_counts_of_one_site_of_four_that_turn_outcomes_round_do_not_decide(feder
 
 
 def test_site_without_a_good_last_reply_is_not_held_against_later_rounds(federation) -> None:
-    run = federation("recalibration={fraction=0.2, steps=12, rounds=2, epsilon=50}", "privacy.epsilon=50")
+    run = federation(
+        "recalibration={fraction=0.2, steps=12, rounds=2, epsilon=50}", "privacy.epsilon=50"
+    )
 
     def change(request, reply):
-        later = request.metadata.message_type == "train.recalibrate" and record_of(request)["first_step"] > 0
+        later = (
+            request.metadata.message_type == "train.recalibrate"
+            and record_of(request)["first_step"] > 0
+        )
         if not later:
             return reply
         # The others go on far beyond the first round's map, and a reply without a map is rejected.

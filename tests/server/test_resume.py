@@ -21,7 +21,8 @@ NOISED = ["evaluation.release=noised", "evaluation.noise_multiplier=4.0"]
 RECALIBRATED = ["recalibration={epsilon=2.0, rounds=2, steps=4, fraction=0.2}"]
 
 
-# All four sites must answer, fewer nodes than there are suffice to start, and who is silent is not waited for.
+# All four sites must answer, fewer nodes than there are suffice to start, and who is silent is not
+# waited for.
 STRICT = ["resources.min_sites=4", "resources.start_nodes=5", "resources.round_timeout=0.2"]
 
 
@@ -51,14 +52,19 @@ def cut_after(run, messages: int) -> None:
 
 @pytest.mark.parametrize(
     "overrides",
-    [["aggregation.rule=fald"], ["aggregation.rule=fedpa"], ["aggregation.rule=mixture", *NOISED, *RECALIBRATED]],
+    [
+        ["aggregation.rule=fald"],
+        ["aggregation.rule=fedpa"],
+        ["aggregation.rule=mixture", *NOISED, *RECALIBRATED],
+    ],
     ids=["fald", "fedpa", "mixture, recalibrated, noised"],
 )
 def test_run_that_loses_replies_ends_as_the_unbroken_one(federation, overrides: list[str]) -> None:
     unbroken = federation(*overrides, name="unbroken").run()
     run = federation(*overrides)
     roster = len(run.scenario.sites)
-    # The first round's third reply and its last, the second round's first and last, and three of what follows it.
+    # The first round's third reply and its last, the second round's first and last, and three of
+    # what follows it.
     for messages in (3, 4, 5, 4, 6, 3, 7):
         cut_after(run, roster + messages)
     run.run()
@@ -96,8 +102,11 @@ def test_times_add_up_and_the_run_keeps_its_name(federation) -> None:
     cut_after(run, len(run.scenario.sites) + 6)
     before, _ = read_checkpoint(run.folder)
     rows = (run.folder / "rounds.csv").read_text().splitlines()
-    # No larger for more sites: what is known of each stands in the journal, and is read back from it.
-    assert not any(site.encode() in (run.folder / CHECKPOINT_FILE).read_bytes() for site in run.scenario.sites)
+    # No larger for more sites: what is known of each stands in the journal, and is read back from
+    # it.
+    assert not any(
+        site.encode() in (run.folder / CHECKPOINT_FILE).read_bytes() for site in run.scenario.sites
+    )
     cut_after(run, len(run.scenario.sites) + 6)
     after, _ = read_checkpoint(run.folder)
     assert (before.round, after.round) == (1, 2)
@@ -131,17 +140,25 @@ def connected(run, nodes) -> None:
     run.grid.get_node_ids = lambda: sorted(nodes())
 
 
-def test_run_goes_on_without_sites_that_are_gone_and_with_one_that_comes_back(federation, monkeypatch) -> None:
+def test_run_goes_on_without_sites_that_are_gone_and_with_one_that_comes_back(
+    federation, monkeypatch
+) -> None:
     monkeypatch.setattr("server.roster.NODE_SECONDS", 0.1)
     run = federation(
-        "training={rounds=4, steps_per_round=4, burn_in=2, thinning=2}", "aggregation.rule=mixture",
-        "recalibration={fraction=0.2, steps=2}", "resources.min_sites=2",
-    )  # fmt: skip
+        "training={rounds=4, steps_per_round=4, burn_in=2, thinning=2}",
+        "aggregation.rule=mixture",
+        "recalibration={fraction=0.2, steps=2}",
+        "resources.min_sites=2",
+    )
     cut_after(run, len(run.scenario.sites) + 5)
     before = len(run.grid.requests)
 
     def nodes() -> set[int]:
-        rounds = [int(m.metadata.group_id) for m in run.grid.requests[before:] if m.metadata.message_type == "train"]
+        rounds = [
+            int(m.metadata.group_id)
+            for m in run.grid.requests[before:]
+            if m.metadata.message_type == "train"
+        ]
         return set(range(1, 8)) - ({3, 5} if 2 in rounds else {3, 4, 5})
 
     connected(run, nodes)
@@ -149,9 +166,11 @@ def test_run_goes_on_without_sites_that_are_gone_and_with_one_that_comes_back(fe
     assert not [m for m in run.grid.requests[before:] if m.metadata.dst_node_id in (3, 5)]
     summary = run.summary()
     assert run.statuses() == {
-        "north": ["OK"] * 4, "south": ["OK"] * 4, "east": ["OK", *["NOT ASKED"] * 3],
+        "north": ["OK"] * 4,
+        "south": ["OK"] * 4,
+        "east": ["OK", *["NOT ASKED"] * 3],
         "west": ["OK", "NOT ASKED", "OK", "OK"],
-    }  # fmt: skip
+    }
     assert "round 3: west came back" in summary["warnings"]
     # What they released before counts.
     assert {row["name"] for row in summary["sites"]} == set(run.scenario.sites)
@@ -194,7 +213,9 @@ def written_bytes() -> int:
     return next(int(line.split()[1]) for line in lines if line.startswith("wchar"))
 
 
-def test_bytes_of_a_round_do_not_grow_with_the_rounds(federation, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bytes_of_a_round_do_not_grow_with_the_rounds(
+    federation, monkeypatch: pytest.MonkeyPatch
+) -> None:
     written, add_round, save = [0], RunRecord.add_round, PosteriorStrategy.save
 
     def begin(*arguments, **more) -> None:
@@ -214,7 +235,9 @@ def test_bytes_of_a_round_do_not_grow_with_the_rounds(federation, monkeypatch: p
     assert max(per_round) - min(per_round) < 0.05 * per_round[0], per_round
 
 
-def test_rows_of_a_round_without_a_checkpoint_are_dropped(federation, unbroken, monkeypatch) -> None:
+def test_rows_of_a_round_without_a_checkpoint_are_dropped(
+    federation, unbroken, monkeypatch
+) -> None:
     run = federation(*STRICT)
 
     def die(folder, checkpoint, state) -> None:
@@ -237,4 +260,6 @@ def test_rows_of_a_round_without_a_checkpoint_are_dropped(federation, unbroken, 
     assert rounds() == [1, 2]
     assert_same_run(run.folder, unbroken.folder)
     summary = run.summary()
-    assert [len(row["statuses"]) for row in summary["participation"]] == [2] * len(summary["participation"])
+    assert [len(row["statuses"]) for row in summary["participation"]] == [2] * len(
+        summary["participation"]
+    )

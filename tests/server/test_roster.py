@@ -45,7 +45,10 @@ def with_second_south(run) -> None:
 
 
 def south_nodes(run) -> dict[int, int]:
-    return {int(message.metadata.group_id): message.metadata.dst_node_id for message in run.requests("train", "south")}
+    return {
+        int(message.metadata.group_id): message.metadata.dst_node_id
+        for message in run.requests("train", "south")
+    }
 
 
 WITHOUT_WEST = {1, 2, 3, 5, 6, 7}
@@ -62,7 +65,13 @@ def test_site_that_joins_late_runs_the_schedule_from_its_beginning(federation) -
     run.run()
     # Two of three rounds of the first chain, from its first step on, then all of the second.
     asked = train_requests(run, "west")
-    assert {number: request["first_step"] for number, request in asked.items()} == {2: 0, 3: 4, 4: 12, 5: 16, 6: 20}
+    assert {number: request["first_step"] for number, request in asked.items()} == {
+        2: 0,
+        3: 4,
+        4: 12,
+        5: 16,
+        6: 20,
+    }
     assert asked[2]["start"] == train_requests(run, "north")[1]["start"]
     assert run.statuses()["west"] == ["NOT ASKED", *["OK"] * 5]
     assert run.statuses()["north"] == ["OK"] * 6
@@ -75,18 +84,26 @@ def test_site_that_joins_late_runs_the_schedule_from_its_beginning(federation) -
     # Samples after burn-in: 2 of the first chain and 4 of the second; the others have 4 of each.
     assert PosteriorBank(run.folder / "bank").sample_chains("west").tolist() == [0, 0, 1, 1, 1, 1]
     assert "west" in {row["site"] for row in summary["calibration"]}
-    units = {site.name: site.train_units for site in plan_sites(run.scenario, None).sites if site.spec.role == "train"}
+    units = {
+        site.name: site.train_units
+        for site in plan_sites(run.scenario, None).sites
+        if site.spec.role == "train"
+    }
     weights = run.posterior().weights
     assert weights[-6:].sum() == pytest.approx(units["west"] / sum(units.values()))
 
 
-def test_site_that_joins_an_averaged_chain_goes_on_from_its_state_and_the_prior_is_said_to_be_off(federation) -> None:
+def test_site_that_joins_an_averaged_chain_goes_on_from_its_state_and_the_prior_is_said_to_be_off(
+    federation,
+) -> None:
     run = federation(FOUR_ROUNDS, "aggregation.rule=fald", "resources.start_nodes=6")
     connect(run, lambda number: EVERY if number >= 3 else WITHOUT_WEST)
     run.run()
     asked, north = train_requests(run, "west"), train_requests(run, "north")
     assert {number: request["first_step"] for number, request in asked.items()} == {3: 8, 4: 12}
-    assert {number: request["start"] for number, request in asked.items()} == {n: north[n]["start"] for n in (3, 4)}
+    assert {number: request["start"] for number, request in asked.items()} == {
+        n: north[n]["start"] for n in (3, 4)
+    }
     assert asked[3]["plan"]["prior_share"] == pytest.approx(1 / 3)
     assert run.statuses()["west"] == ["NOT ASKED", "NOT ASKED", "OK", "OK"]
     assert any("the posterior counts it 1.33 times" in text for text in run.warnings())
@@ -102,7 +119,9 @@ def test_late_nodes_that_do_not_fit_are_named_and_asked_once(federation) -> None
     assert {row["name"] for row in run.summary()["sites"]} == set(run.scenario.sites) - {"west"}
 
 
-def test_site_that_misses_a_round_goes_on_from_its_own_last_state_at_the_round_s_step(federation) -> None:
+def test_site_that_misses_a_round_goes_on_from_its_own_last_state_at_the_round_s_step(
+    federation,
+) -> None:
     run = federation(FOUR_ROUNDS, "aggregation.rule=mixture", "resources.round_timeout=0.2")
     last = {}
 
@@ -116,8 +135,14 @@ def test_site_that_misses_a_round_goes_on_from_its_own_last_state_at_the_round_s
     run.grid.change = change
     run.run()
     asked = train_requests(run, "south")
-    # The site did run round 2, and has paid for it: its steps are not asked for again, its state never came.
-    assert [asked[number]["first_step"] for number in (1, 2, 3, 4)] == [0, STEPS, 2 * STEPS, 3 * STEPS]
+    # The site did run round 2, and has paid for it: its steps are not asked for again, its state
+    # never came.
+    assert [asked[number]["first_step"] for number in (1, 2, 3, 4)] == [
+        0,
+        STEPS,
+        2 * STEPS,
+        3 * STEPS,
+    ]
     assert asked[2]["start"] == asked[3]["start"] == last[1]
     assert asked[4]["start"] == last[3]
     assert run.statuses()["south"] == ["OK", "FAILED", "OK", "OK"]
@@ -129,18 +154,27 @@ def test_site_that_misses_a_round_goes_on_from_its_own_last_state_at_the_round_s
 
 @pytest.mark.parametrize("error", [None, ErrorCode.MESSAGE_UNAVAILABLE])
 def test_silent_site_is_asked_no_more_after_some_rounds_in_a_row(federation, error) -> None:
-    run = federation(FOUR_ROUNDS, "resources.round_timeout=0.2", "resources.silent_rounds=2", "resources.min_sites=2")
+    run = federation(
+        FOUR_ROUNDS,
+        "resources.round_timeout=0.2",
+        "resources.silent_rounds=2",
+        "resources.min_sites=2",
+    )
     run.silence("south", range(2, 5), error)
     silent = run.grid.change
     run.silence("east", (1, 3), ErrorCode.MESSAGE_UNAVAILABLE)
     seldom = run.grid.change
-    run.grid.change = lambda request, reply: (seldom if run.site_of(request) == "east" else silent)(request, reply)
+    run.grid.change = lambda request, reply: (seldom if run.site_of(request) == "east" else silent)(
+        request, reply
+    )
     run.run()
     assert set(train_requests(run, "south")) == {1, 2, 3}
     assert run.statuses() == {
-        "north": ["OK"] * 4, "south": ["OK", "FAILED", "FAILED", "NOT ASKED"],
-        "east": ["FAILED", "OK", "FAILED", "OK"], "west": ["OK"] * 4,
-    }  # fmt: skip
+        "north": ["OK"] * 4,
+        "south": ["OK", "FAILED", "FAILED", "NOT ASKED"],
+        "east": ["FAILED", "OK", "FAILED", "OK"],
+        "west": ["OK"] * 4,
+    }
     assert any("south gave no reply in 2 rounds in a row" in text for text in run.warnings())
     assert not any("secret" in text for text in run.warnings())
     # It may have fallen silent in training only.
@@ -151,22 +185,69 @@ GONE, SECOND, BOTH = EVERY - {2}, EVERY - {2} | {8}, EVERY | {8}
 MAY_CHANGE = "resources.nodes_may_change=true"
 
 
-@pytest.mark.parametrize(("more", "connected", "is_silent", "asked", "statuses", "said"), [
-    ([MAY_CHANGE, "resources.silent_rounds=1"], {1: EVERY, 2: EVERY, 3: SECOND, 4: SECOND}, True,
-     {1: 2, 2: 2, 3: 8, 4: 8}, ["OK", "FAILED", "OK", "OK"], "round 3: south came back on another node"),
-    # The first node has its name again when it is back.
-    ([MAY_CHANGE], {1: EVERY, 2: GONE, 3: SECOND, 4: BOTH}, False,
-     {1: 2, 2: 2, 3: 8, 4: 2}, ["OK"] * 4, "round 4: south came back on another node"),
-    # Else a node that shows a gone site's card does not take its place, whether that comes back or not.
-    ([], {1: EVERY, 2: SECOND, 3: BOTH, 4: BOTH}, False,
-     {1: 2, 2: 2, 3: 2, 4: 2}, ["OK"] * 4, "set resources.nodes_may_change"),
-    ([], {1: EVERY, 2: SECOND, 3: SECOND, 4: BOTH}, False,
-     {1: 2, 2: 2, 3: 2, 4: 2}, ["OK"] * 4, "set resources.nodes_may_change"),
-    (["resources.silent_rounds=1"], {1: EVERY, 2: EVERY, 3: GONE, 4: EVERY}, True,
-     {1: 2, 2: 2, 4: 2}, ["OK", "FAILED", "NOT ASKED", "OK"], "round 4: south came back"),
-], ids=["elsewhere", "back on the first", "another meanwhile", "another for good", "given up and back"])  # fmt: skip
+@pytest.mark.parametrize(
+    ("more", "connected", "is_silent", "asked", "statuses", "said"),
+    [
+        (
+            [MAY_CHANGE, "resources.silent_rounds=1"],
+            {1: EVERY, 2: EVERY, 3: SECOND, 4: SECOND},
+            True,
+            {1: 2, 2: 2, 3: 8, 4: 8},
+            ["OK", "FAILED", "OK", "OK"],
+            "round 3: south came back on another node",
+        ),
+        # The first node has its name again when it is back.
+        (
+            [MAY_CHANGE],
+            {1: EVERY, 2: GONE, 3: SECOND, 4: BOTH},
+            False,
+            {1: 2, 2: 2, 3: 8, 4: 2},
+            ["OK"] * 4,
+            "round 4: south came back on another node",
+        ),
+        # Else a node that shows a gone site's card does not take its place, whether that comes back
+        # or not.
+        (
+            [],
+            {1: EVERY, 2: SECOND, 3: BOTH, 4: BOTH},
+            False,
+            {1: 2, 2: 2, 3: 2, 4: 2},
+            ["OK"] * 4,
+            "set resources.nodes_may_change",
+        ),
+        (
+            [],
+            {1: EVERY, 2: SECOND, 3: SECOND, 4: BOTH},
+            False,
+            {1: 2, 2: 2, 3: 2, 4: 2},
+            ["OK"] * 4,
+            "set resources.nodes_may_change",
+        ),
+        (
+            ["resources.silent_rounds=1"],
+            {1: EVERY, 2: EVERY, 3: GONE, 4: EVERY},
+            True,
+            {1: 2, 2: 2, 4: 2},
+            ["OK", "FAILED", "NOT ASKED", "OK"],
+            "round 4: south came back",
+        ),
+    ],
+    ids=[
+        "elsewhere",
+        "back on the first",
+        "another meanwhile",
+        "another for good",
+        "given up and back",
+    ],
+)
 def test_site_keeps_its_node_unless_the_rules_let_another_with_its_card_take_its_place(
-    federation, more, connected, is_silent: bool, asked: dict[int, int], statuses: list[str], said: str
+    federation,
+    more,
+    connected,
+    is_silent: bool,
+    asked: dict[int, int],
+    statuses: list[str],
+    said: str,
 ) -> None:
     run = federation(FOUR_ROUNDS, "resources.start_nodes=7", "resources.round_timeout=2", *more)
     with_second_south(run)
@@ -178,14 +259,19 @@ def test_site_keeps_its_node_unless_the_rules_let_another_with_its_card_take_its
     assert run.statuses()["south"] == statuses
     assert any(said in text for text in run.warnings())
     if not more:
-        assert [m.metadata.message_type for m in run.grid.requests if m.metadata.dst_node_id == 8] == ["query"]
+        assert [
+            m.metadata.message_type for m in run.grid.requests if m.metadata.dst_node_id == 8
+        ] == ["query"]
     assert [row["role"] for row in run.summary()["sites"] if row["name"] == "south"] == ["train"]
 
 
 @pytest.mark.parametrize("error", [None, ErrorCode.REPLY_MESSAGE_UNAVAILABLE])
 def test_late_card_is_asked_for_again_and_one_that_never_comes_no_more(federation, error) -> None:
     run = federation(
-        FOUR_ROUNDS, "resources.round_timeout=0.3", "resources.silent_rounds=2", "aggregation.rule=mixture"
+        FOUR_ROUNDS,
+        "resources.round_timeout=0.3",
+        "resources.silent_rounds=2",
+        "aggregation.rule=mixture",
     )
 
     def change(request: Message, reply: Message) -> Message | None:
@@ -201,8 +287,12 @@ def test_late_card_is_asked_for_again_and_one_that_never_comes_no_more(federatio
     assert run.statuses()["west"] == ["NOT ASKED", "OK", "OK", "OK"]
 
 
-def test_every_message_has_the_round_s_time_to_live_and_a_silent_site_costs_no_more_than_that(federation) -> None:
-    run = federation("resources.round_timeout=0.6", "recalibration={fraction=0.2, steps=2}", "training.rounds=2")
+def test_every_message_has_the_round_s_time_to_live_and_a_silent_site_costs_no_more_than_that(
+    federation,
+) -> None:
+    run = federation(
+        "resources.round_timeout=0.6", "recalibration={fraction=0.2, steps=2}", "training.rounds=2"
+    )
     run.silence("north", (2,))
     pulled = {}
     pull = run.grid.pull_messages
@@ -216,8 +306,11 @@ def test_every_message_has_the_round_s_time_to_live_and_a_silent_site_costs_no_m
     run.grid.pull_messages = timed
     run.run()
     assert {message.metadata.message_type for message in run.grid.requests} == {
-        "query", "train", "train.recalibrate", "evaluate",
-    }  # fmt: skip
+        "query",
+        "train",
+        "train.recalibrate",
+        "evaluate",
+    }
     assert {message.metadata.ttl for message in run.grid.requests} == {0.6 + PULL_SECONDS}
     waits = [times[-1] - times[0] for times in pulled.values()]
     assert 0.4 < max(waits) < 1.6
@@ -225,16 +318,29 @@ def test_every_message_has_the_round_s_time_to_live_and_a_silent_site_costs_no_m
 
 
 CARDS = {
-    "north": ({"units": 0}, "units is 0"), "rotated": ({"units": MAX_UNITS + 1}, "units"),
-    "south": ({"units": 4}, "south declares 4 units, and at the plan's sampling rate a site that trains needs 5"),
-    "west": ({"units": 5}, ""), "east": ({}, ""), "more": ({"units": -5}, "units"),
+    "north": ({"units": 0}, "units is 0"),
+    "rotated": ({"units": MAX_UNITS + 1}, "units"),
+    "south": (
+        {"units": 4},
+        "south declares 4 units, and at the plan's sampling rate a site that trains needs 5",
+    ),
+    "west": ({"units": 5}, ""),
+    "east": ({}, ""),
+    "more": ({"units": -5}, "units"),
     "held-out": ({}, "it comes from another node"),
-    "noisy-scanner": ({"task": {"input_shape": [7], "classes": 1000}}, "its records or classes differ"),
-}  # fmt: skip
+    "noisy-scanner": (
+        {"task": {"input_shape": [7], "classes": 1000}},
+        "its records or classes differ",
+    ),
+}
 
 
 def test_sites_whose_cards_do_not_fit_are_left_out_alone_and_said(federation) -> None:
-    run = federation("privacy.sampling_rate=0.2", "sites.more={role='held_out', records=60}", "resources.min_sites=1")
+    run = federation(
+        "privacy.sampling_rate=0.2",
+        "sites.more={role='held_out', records=60}",
+        "resources.min_sites=1",
+    )
 
     def change(reply: Message) -> Message:
         card = record_of(reply)

@@ -6,18 +6,30 @@ import numpy as np
 import pytest
 
 KINDS = ("sgld", "sgd", "adam", "sghmc", "bbp", "mc-dropout")
-MODEL = ['model={ kind = "mlp", hidden = [8] }', "sites.held-out=", "sites.noisy-scanner=", "sites.rotated="]
+MODEL = [
+    'model={ kind = "mlp", hidden = [8] }',
+    "sites.held-out=",
+    "sites.noisy-scanner=",
+    "sites.rotated=",
+]
 MIXTURE = "aggregation.rule=mixture"
 OPEN = 'privacy={ kind = "none", sampling_rate = 0.5 }'
 
 
-@pytest.mark.parametrize("kind", ["sgld", *(pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS[1:])])
-def test_private_sampler_releases_ordinary_samples_and_its_whole_state(federation, kind: str) -> None:
+@pytest.mark.parametrize(
+    "kind", ["sgld", *(pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS[1:])]
+)
+def test_private_sampler_releases_ordinary_samples_and_its_whole_state(
+    federation, kind: str
+) -> None:
     run = federation(*MODEL, MIXTURE, f"sampler.kind=dp-{kind}").run()
     samples = run.posterior()
     assert {name: array.shape[1:] for name, array in samples.arrays.items()} == {
-        "1.weight": (8, 64), "1.bias": (8,), "3.weight": (10, 8), "3.bias": (10,)
-    }  # fmt: skip
+        "1.weight": (8, 64),
+        "1.bias": (8,),
+        "3.weight": (10, 8),
+        "3.bias": (10,),
+    }
     # Three samples from each of four sites, all different.
     assert len({array.tobytes() for array in samples.arrays["1.weight"]}) == 12
     rows = run.summary()["privacy"]
@@ -42,9 +54,11 @@ def test_state_that_a_site_released_is_where_it_goes_on(federation) -> None:
         if request.metadata.message_type == "train":
             arrays = request.content["arrays"]
             states.setdefault(run.site_of(request), []).append(
-                ({name: array.numpy() for name, array in arrays.items()},
-                 {name: array.numpy() for name, array in reply.content["arrays"].items()})
-            )  # fmt: skip
+                (
+                    {name: array.numpy() for name, array in arrays.items()},
+                    {name: array.numpy() for name, array in reply.content["arrays"].items()},
+                )
+            )
         return reply
 
     run.grid.change = keep
@@ -59,10 +73,15 @@ def test_state_that_a_site_released_is_where_it_goes_on(federation) -> None:
 @pytest.mark.slow
 def test_chains_start_apart_and_their_cost_adds_up(federation) -> None:
     settings = [*MODEL, MIXTURE, "privacy.noise_multiplier=20.0"]
-    one, two = (federation(*settings, f"training.chains={chains}", name=str(chains)).run() for chains in (1, 2))
+    one, two = (
+        federation(*settings, f"training.chains={chains}", name=str(chains)).run()
+        for chains in (1, 2)
+    )
     starts = {str(number): set() for number in (1, 2, 3, 4)}
     for message in two.requests("train"):
-        starts[message.metadata.group_id].add(message.content["arrays"]["start/parameters/1.weight"].data)
+        starts[message.metadata.group_id].add(
+            message.content["arrays"]["start/parameters/1.weight"].data
+        )
     assert (len(starts["1"]), len(starts["3"]), len(starts["1"] | starts["3"])) == (1, 1, 2)
     samples = [run.posterior() for run in (one, two)]
     assert len(samples[1].weights) == 2 * len(samples[0].weights)
@@ -75,5 +94,7 @@ def test_chains_start_apart_and_their_cost_adds_up(federation) -> None:
 
 @pytest.mark.slow
 def test_averaged_chain_of_momentum_keeps_only_parameters_as_samples(federation) -> None:
-    run = federation(*MODEL, "aggregation.rule=fald", "sampler.kind=dp-sgd", "sampler.momentum=0.5").run()
+    run = federation(
+        *MODEL, "aggregation.rule=fald", "sampler.kind=dp-sgd", "sampler.momentum=0.5"
+    ).run()
     assert set(run.posterior().arrays) == {"1.weight", "1.bias", "3.weight", "3.bias"}

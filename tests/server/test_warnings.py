@@ -8,12 +8,20 @@ from rich.console import Console
 
 from fl_dpbayes.config.sources import BuiltIn
 from fl_dpbayes.data.records import load_unscaled
-from fl_dpbayes.posterior.convergence import ConvergenceSummary, convergence_warnings, mixing_warning
+from fl_dpbayes.posterior.convergence import (
+    ConvergenceSummary,
+    convergence_warnings,
+    mixing_warning,
+)
 from fl_dpbayes.report.warnings import sentence
 from fl_dpbayes.run.stored_posterior import evaluate_records, predict_records
 
 FOUR = ["sites.held-out=", "sites.noisy-scanner=", "sites.rotated="]
-WIDE = [*FOUR, "training={rounds=1, steps_per_round=4, burn_in=3, thinning=1}", "privacy.coupling=floor"]
+WIDE = [
+    *FOUR,
+    "training={rounds=1, steps_per_round=4, burn_in=3, thinning=1}",
+    "privacy.coupling=floor",
+]
 
 
 def warnings_of(run) -> list[str]:
@@ -23,7 +31,13 @@ def warnings_of(run) -> list[str]:
 
 @pytest.mark.slow
 def test_noise_hotter_than_the_plan_is_said_once(federation) -> None:
-    hot = federation(*WIDE, "privacy.temperature=0.001", "privacy.epsilon=0.1", "sampler.kind=dp-sghmc", name="hot")
+    hot = federation(
+        *WIDE,
+        "privacy.temperature=0.001",
+        "privacy.epsilon=0.1",
+        "sampler.kind=dp-sghmc",
+        name="hot",
+    )
     (text,) = [text for text in warnings_of(hot) if "Privacy needs more noise" in text]
     rows = hot.summary()["privacy"]
     hottest = max(rows, key=lambda row: row["temperature"])["site"]
@@ -54,31 +68,45 @@ def reorder_hidden_units(run) -> None:
         for name, array in reply.content["arrays"].items():
             units = {"1.weight": -2, "1.bias": -1, "3.weight": -1}.get(name.rpartition("/")[2])
             if units is not None:
-                reply.content["arrays"][name] = Array(np.ascontiguousarray(np.flip(array.numpy(), units)))
+                reply.content["arrays"][name] = Array(
+                    np.ascontiguousarray(np.flip(array.numpy(), units))
+                )
         return reply
 
     run.spoil(reordered, sites=("west",), rounds=(1,))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("rule", "burn_in", "said"), [
-    ("'fald', robust='median', site_weights='uniform'", 2, True), ("'fedavg'", 2, True), ("'fedpa'", 2, True),
-    ("'fedpa'", 12, True), ("'mixture'", 2, False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("rule", "burn_in", "said"),
+    [
+        ("'fald', robust='median', site_weights='uniform'", 2, True),
+        ("'fedavg'", 2, True),
+        ("'fedpa'", 2, True),
+        ("'fedpa'", 12, True),
+        ("'mixture'", 2, False),
+    ],
+)
 def test_rule_on_weights_says_whose_hidden_units_are_in_another_order(
     federation, any_distance, rule, burn_in, said
 ) -> None:
-    # Little noise: the start still shows in the weights. With the long burn-in a round has no samples.
+    # Little noise: the start still shows in the weights. With the long burn-in a round has no
+    # samples.
     settings = [
-        f"aggregation={{rule={rule}}}", *FOUR, "model={kind='mlp', hidden=[8]}", "sampler.step_size.initial=0.01",
+        f"aggregation={{rule={rule}}}",
+        *FOUR,
+        "model={kind='mlp', hidden=[8]}",
+        "sampler.step_size.initial=0.01",
         f"training={{rounds=3, steps_per_round=6, burn_in={burn_in}, thinning=1}}",
-    ]  # fmt: skip
+    ]
     swapped = federation(*settings, name="swapped")
     reorder_hidden_units(swapped)
     reordered = "'1.weight' at site 'west' match those at 'east' better in another order"
     assert any(reordered in text for text in warnings_of(swapped)) == said
     if burn_in == 2 and said:
-        assert not any("another order" in text for text in warnings_of(federation(*settings, name="aligned")))
+        assert not any(
+            "another order" in text for text in warnings_of(federation(*settings, name="aligned"))
+        )
 
 
 @pytest.mark.slow
@@ -93,11 +121,14 @@ def test_point_estimate_is_called_so_once_and_has_no_epistemic_uncertainty_anywh
 ) -> None:
     run = federation("aggregation.rule=fedavg")
     assert [text for text in warnings_of(run) if "point" in text or "mixed" in text] == [
-        "aggregation.rule 'fedavg' makes one point, whose epistemic uncertainty is unknown, not none."
+        "aggregation.rule 'fedavg' makes one point, whose epistemic uncertainty is "
+        "unknown, not none."
     ]
     rows = run.summary()["calibration"]
     assert {
-        (row["samples"], row["epistemic"], row["aleatoric"]) for row in rows if row["predictor"] == "posterior"
+        (row["samples"], row["epistemic"], row["aleatoric"])
+        for row in rows
+        if row["predictor"] == "posterior"
     } == {(1, None, None)}
     records = load_unscaled(BuiltIn(kind="digits"), "train").scaled()
     archive, table = tmp_path / "digits.npz", tmp_path / "predictions.csv"
@@ -115,8 +146,14 @@ def test_point_estimate_is_called_so_once_and_has_no_epistemic_uncertainty_anywh
 @pytest.mark.slow
 def test_mixture_of_sites_at_unequal_temperatures_says_so(federation) -> None:
     said = "the sites' temperatures range from"
-    assert any(said in text for text in warnings_of(federation(*FOUR, "aggregation.rule=mixture", name="mixture")))
-    assert not any(said in text for text in warnings_of(federation(*FOUR, "aggregation.rule=fald", name="averaged")))
+    assert any(
+        said in text
+        for text in warnings_of(federation(*FOUR, "aggregation.rule=mixture", name="mixture"))
+    )
+    assert not any(
+        said in text
+        for text in warnings_of(federation(*FOUR, "aggregation.rule=fald", name="averaged"))
+    )
 
 
 def row(site: str, samples: int, r_hat: float) -> dict[str, object]:
@@ -130,7 +167,9 @@ def said(rows: list[dict[str, object]]) -> list[str]:
 
 def test_few_samples_are_one_warning_whatever_some_sites_show() -> None:
     (text,) = said([row("north", 10, 1.0), row("west", 10, 4.0), row("south", 10, 1.0)])
-    assert text.startswith("north, west, south: 10 samples cannot show whether the sampler has mixed: keep at least 50")
+    assert text.startswith(
+        "north, west, south: 10 samples cannot show whether the sampler has mixed: keep at least 50"
+    )
     assert text.endswith("At west they already show that it has not.")
 
 

@@ -12,10 +12,13 @@ app = ClientApp()
 @app.train()
 def train(message: Message, context: Context) -> Message:
     """Run the next steps of this site's chain from the state that the message carries."""
-    # The position in the plan is this node's own: a server that asks for a round again gets the next steps, or none.
+    # The position in the plan is this node's own: a server that asks for a round again gets the
+    # next steps, or none.
     position = context.state.setdefault("chain", ConfigRecord())
     data = records(int(context.node_config["partition-id"]))
     chain = fl.PrivateChain(make_net(), data, PRIVACY, position=position, **PLAN)
     release = chain.advance(message.content["arrays"])
     state = ArrayRecord({name: Array(array) for name, array in release.last.items()})
-    return Message(RecordDict({"arrays": state, "metrics": MetricRecord(release.metrics)}), reply_to=message)
+    return Message(
+        RecordDict({"arrays": state, "metrics": MetricRecord(release.metrics)}), reply_to=message
+    )

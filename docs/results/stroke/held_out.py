@@ -1,7 +1,8 @@
 """Predictions of a model that never saw a country, for each of 200 patients and more: what the studies here start from.
 
-A pooled logistic regression without privacy, on all features and almost without a prior, stands for the federation's
-model: what is studied is what a new hospital's own patients can tell, whichever model predicts.
+A pooled logistic regression without privacy, on all features and almost without a prior, stands for
+the federation's model: what is studied is what a new hospital's own patients can tell, whichever
+model predicts.
 """
 
 import numpy as np
@@ -27,19 +28,26 @@ def stroke() -> tuple[Floats, npt.NDArray[np.int64], npt.NDArray]:
 def large(countries: npt.NDArray) -> list[str]:
     """Return the countries of `LEAST_PATIENTS` patients and more, the largest first."""
     names, counts = np.unique(countries, return_counts=True)
-    return [str(names[at]) for at in np.argsort(-counts, kind="stable") if counts[at] >= LEAST_PATIENTS]
+    return [
+        str(names[at]) for at in np.argsort(-counts, kind="stable") if counts[at] >= LEAST_PATIENTS
+    ]
 
 
 def fitted(features: Floats, labels: npt.NDArray[np.int64]) -> Floats:
     """Return the coefficients of a logistic regression, intercept first, (1 + D,)."""
-    inputs, signs = np.column_stack([np.ones(len(features)), features]), np.where(labels == 1, 1.0, -1.0)
+    inputs, signs = (
+        np.column_stack([np.ones(len(features)), features]),
+        np.where(labels == 1, 1.0, -1.0),
+    )
 
     def loss(w: Floats) -> tuple[float, Floats]:
         odds = signs * (inputs @ w)
         slope = -(inputs * (signs * expit(-odds))[:, None]).sum(axis=0) + 2 * PENALTY * w
         return float(-log_expit(odds).sum() + PENALTY * w @ w), slope
 
-    return minimize(loss, np.zeros(inputs.shape[1]), jac=True, method="L-BFGS-B", options={"maxiter": 2_000}).x
+    return minimize(
+        loss, np.zeros(inputs.shape[1]), jac=True, method="L-BFGS-B", options={"maxiter": 2_000}
+    ).x
 
 
 def log_odds(coefficients: Floats, features: Floats) -> Floats:
@@ -54,5 +62,9 @@ def negative_log_likelihood(odds: Floats, labels: npt.NDArray[np.int64]) -> floa
 
 def exact_level(odds: Floats, labels: npt.NDArray[np.int64]) -> float:
     """Return what must be added to the log odds so that they fit the outcomes best."""
-    found = minimize(lambda shift: negative_log_likelihood(odds + shift[0], labels), np.zeros(1), method="Nelder-Mead")
+    found = minimize(
+        lambda shift: negative_log_likelihood(odds + shift[0], labels),
+        np.zeros(1),
+        method="Nelder-Mead",
+    )
     return float(found.x[0])

@@ -55,8 +55,8 @@ def check_noise(noise_std: float, noise_multiplier: float, most_records: int) ->
 def check_counts(card: SiteCard, measured: Iterable[Statistics]) -> None:
     """Raise a ValueError where a count, or a sum of values in [0, 1], is beyond a site of the declared size.
 
-    The declared units may be short of the real ones, and say of a training site how many it trains on, of which its
-    test records are another share.
+    The declared units may be short of the real ones, and say of a training site how many it trains
+    on, of which its test records are another share.
     """
     most = MAX_RECORDS_PER_UNIT * card.units / (1 - MAX_DECLARATION_ERROR)
     for statistics in measured:
@@ -66,18 +66,28 @@ def check_counts(card: SiteCard, measured: Iterable[Statistics]) -> None:
             lowest, highest = float(statistics.sums.min()), float(statistics.sums.max())
             if lowest < -slack or highest > most + slack:
                 extreme = lowest if lowest < -slack else highest
-                raise ValueError(f"a sum is {extreme:.4g}, which {card.units} units and the stated noise do not give")
+                raise ValueError(
+                    f"a sum is {extreme:.4g}, which {card.units} units and the stated "
+                    "noise do not give"
+                )
             slack *= math.sqrt(len(statistics.sums))
         if count > most + slack:
-            raise ValueError(f"it counts {count:.4g} test records; {card.units} units give at most {most:.4g}")
+            raise ValueError(
+                f"it counts {count:.4g} test records; {card.units} units give at most {most:.4g}"
+            )
 
 
 def checked_counts(
-    arrays: Mapping[str, Floats], answer: RecalibrateReply, card: SiteCard, noise_multiplier: float, most_records: int
+    arrays: Mapping[str, Floats],
+    answer: RecalibrateReply,
+    card: SiteCard,
+    noise_multiplier: float,
+    most_records: int,
 ) -> NoisedTable:
     """Check the counts for recalibration that a site sent, as COUNT_ARRAYS has them.
 
-    Raises ValueError if there are none, or the site's size or the plan's noise (`check_noise`) does not allow them.
+    Raises ValueError if there are none, or the site's size or the plan's noise (`check_noise`) does
+    not allow them.
     """
     if answer.noise_std is None:
         raise ValueError("it sent parameters, not counts")
@@ -87,7 +97,10 @@ def checked_counts(
 
 
 def planned_multiplier(plan: AnyRecalibrationPlan) -> float:
-    """Return the noise multiplier that follows from a plan; 0 without privacy, or where no noise meets its budget."""
+    """Return the noise multiplier that follows from a plan.
+
+    0 without privacy, or where no noise meets its budget.
+    """
     if plan.epsilon is None:
         return 0.0
     try:
@@ -97,7 +110,9 @@ def planned_multiplier(plan: AnyRecalibrationPlan) -> float:
         return 0.0
 
 
-def counts_warning(fitted: Mapping[str, RecalibrationMap | None], *, together: bool) -> RunWarning | None:
+def counts_warning(
+    fitted: Mapping[str, RecalibrationMap | None], *, together: bool
+) -> RunWarning | None:
     """Say so where noise hides the bins of a site's counts, whose map is then None and changes nothing.
 
     Args:
@@ -115,13 +130,18 @@ def counts_warning(fitted: Mapping[str, RecalibrationMap | None], *, together: b
 
 
 def dominating_site(role: Role, counts: Mapping[str, float]) -> RunWarning | None:
-    """Say so where one of three or more sites states most of the test records that are pooled; `counts` by site."""
+    """Say so where one of three or more sites states most of the test records that are pooled.
+
+    `counts` by site.
+    """
     held = {site: max(count, 0.0) for site, count in counts.items()}
     total = sum(held.values())
     largest = max(held, key=lambda site: held[site])
     if len(held) < 3 or held[largest] <= 0.5 * total:
         return None
-    return warning("dominating", largest, held=held[largest], all=total, share=held[largest] / total, role=role)
+    return warning(
+        "dominating", largest, held=held[largest], all=total, share=held[largest] / total, role=role
+    )
 
 
 def empty_site(site: str, statistics: Statistics) -> RunWarning | None:
@@ -148,15 +168,24 @@ def decisive_sites(role: Role, tables: Mapping[str, NoisedTable]) -> list[RunWar
     found = []
     for metric, name in DECIDED.items():
         value, (low, high) = getattr(pooled, metric), pooled.intervals.get(metric) or (None, None)
-        rests = {site: getattr(rest, metric) for site, rest in without.items() if getattr(rest, metric) is not None}
+        rests = {
+            site: getattr(rest, metric)
+            for site, rest in without.items()
+            if getattr(rest, metric) is not None
+        }
         if value is None:
-            found += [warning("vanished", site, role=role, metric=name, without=rest) for site, rest in rests.items()]
+            found += [
+                warning("vanished", site, role=role, metric=name, without=rest)
+                for site, rest in rests.items()
+            ]
         if value is None or low is None or high is None or not rests:
             continue
         site = max(rests, key=lambda site: abs(rests[site] - value))
         if abs(rests[site] - value) > high - low:
             measured = {"value": value, "low": low, "high": high, "without": rests[site]}
-            found.append(warning("decisive", site, sites=len(tables), role=role, metric=name, **measured))
+            found.append(
+                warning("decisive", site, sites=len(tables), role=role, metric=name, **measured)
+            )
     return found
 
 

@@ -18,13 +18,30 @@ from fl_dpbayes.calibration.federation.counts import (
     empty_site,
     record_count,
 )
-from fl_dpbayes.calibration.federation.rows import SHIFT_PREDICTOR, conformal_rows, mean_rows, shift_detection_rows
-from fl_dpbayes.calibration.federation.subgroups import Place, coarse, pooled, read_subgroups, subgroup_sets
+from fl_dpbayes.calibration.federation.rows import (
+    SHIFT_PREDICTOR,
+    conformal_rows,
+    mean_rows,
+    shift_detection_rows,
+)
+from fl_dpbayes.calibration.federation.subgroups import (
+    Place,
+    coarse,
+    pooled,
+    read_subgroups,
+    subgroup_sets,
+)
 from fl_dpbayes.calibration.metrics.errors import reliability_bins
 from fl_dpbayes.calibration.metrics.ranking import roc_points
 from fl_dpbayes.calibration.prior_shift import prevalence
 from fl_dpbayes.calibration.release import SENT_COLUMNS, NoisedTable
-from fl_dpbayes.calibration.statistics import CalibrationStatistics, array_shapes, from_arrays, merge, sparse
+from fl_dpbayes.calibration.statistics import (
+    CalibrationStatistics,
+    array_shapes,
+    from_arrays,
+    merge,
+    sparse,
+)
 from fl_dpbayes.calibration.summarise import summarise, summarise_noised
 from fl_dpbayes.config.errors import RunWarning, warning
 from fl_dpbayes.config.names import Role
@@ -57,7 +74,11 @@ class Evaluation:
     """Collects the sites' statistics and summarises them."""
 
     def __init__(
-        self, classes: int, roles_sharing_records: Collection[Role] = (), seed: int = 0, max_records_per_unit: int = 1
+        self,
+        classes: int,
+        roles_sharing_records: Collection[Role] = (),
+        seed: int = 0,
+        max_records_per_unit: int = 1,
     ) -> None:
         """Collect for so many classes, and noised tables of at most so many records of one unit."""
         self._most_records = max_records_per_unit
@@ -71,26 +92,41 @@ class Evaluation:
         self._exact_bytes = 8 * sum(map(math.prod, self._exact_shapes.values()))
 
     def add(
-        self, card: SiteCard, request: EvaluateRequest, record: EvaluateReply,
+        self,
+        card: SiteCard,
+        request: EvaluateRequest,
+        record: EvaluateReply,
         read: Callable[[Mapping[str, tuple[int, ...]]], dict[str, npt.NDArray]],
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Check and keep a site's statistics for every predictor that was asked for.
 
-        `read` takes names and shapes, and returns the arrays that came beside the record, float64, or raises. Raises
-        ValueError if sums contradict each other or count more records than the site's size allows; none is then kept.
+        `read` takes names and shapes, and returns the arrays that came beside the record, float64,
+        or raises. Raises ValueError if sums contradict each other or count more records than the
+        site's size allows; none is then kept.
         """
         if len(record.groups) > most_groups(len(request.measured) * self._exact_bytes):
-            raise ValueError(f"it measured {len(record.groups)} subgroups, whose tables are too large for a reply")
+            raise ValueError(
+                f"it measured {len(record.groups)} subgroups, whose tables are too "
+                "large for a reply"
+            )
         if record.noise_std is not None:
             check_noise(record.noise_std, request.noise_multiplier or 0.0, self._most_records)
         if record.privacy is not None and record.privacy.units != card.units:
             raise ValueError("its privacy statement does not fit its card")
         own = (GaussianEvent(request.noise_multiplier or 0.0, 1.0, len(request.measured)),)
-        privacy = record.privacy and checked_statement(record.privacy, own, own, None, request.delta)
-        one = self._exact_shapes if record.noise_std is None else {"noised": (REPORT_BINS, SENT_COLUMNS)}
+        privacy = record.privacy and checked_statement(
+            record.privacy, own, own, None, request.delta
+        )
+        one = (
+            self._exact_shapes
+            if record.noise_std is None
+            else {"noised": (REPORT_BINS, SENT_COLUMNS)}
+        )
         prefixes = ["", *(subgroup_prefix(number) + "/" for number in range(len(record.groups)))]
         shapes: dict[str, tuple[int, ...]] = {}
-        for key in (f"{prefix}{predictor}" for prefix in prefixes for predictor in request.measured):
+        for key in (
+            f"{prefix}{predictor}" for prefix in prefixes for predictor in request.measured
+        ):
             shapes |= prefixed(key, one)
         arrays = read(shapes)
         counts = {name: len(weights) for name, weights in request.predictors.items()}
@@ -98,12 +134,25 @@ class Evaluation:
         measured: dict[str, Statistics] = {}
         for name in request.measured:
             sums, noise = without_prefix(name, arrays), record.noise_std
-            measured[name] = from_arrays(sums, self.classes) if noise is None else NoisedTable(sums["noised"], noise)
+            measured[name] = (
+                from_arrays(sums, self.classes)
+                if noise is None
+                else NoisedTable(sums["noised"], noise)
+            )
         check_counts(card, measured.values())
-        whole = {name: found for name, found in measured.items() if isinstance(found, CalibrationStatistics)}
+        whole = {
+            name: found
+            for name, found in measured.items()
+            if isinstance(found, CalibrationStatistics)
+        }
         self._subgroups += read_subgroups(card, record.groups, arrays, whole)
         self.places += [
-            Place(card.name, card.role, name, sparse(one) if isinstance(one, CalibrationStatistics) else one)
+            Place(
+                card.name,
+                card.role,
+                name,
+                sparse(one) if isinstance(one, CalibrationStatistics) else one,
+            )
             for name, one in measured.items()
         ]
         first = measured[request.measured[0]]
@@ -115,17 +164,22 @@ class Evaluation:
             self.statements[card.name] = privacy
 
     def rows(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-        """Summarise pooled roles first, then the means over the sites of each, then sites; all have answered.
+        """Summarise pooled roles first, then the means over the sites of each, then sites.
 
-        Returns the summary's `calibration` rows, and its `reliability` rows (exact sums only): pooled roles, then each
-        site's first read predictor where few sites were measured.
+        All have answered.
+
+        Returns the summary's `calibration` rows, and its `reliability` rows (exact sums only):
+        pooled roles, then each site's first read predictor where few sites were measured.
         """
         measured = len({place.site for place in self.places})
         few = self.places if measured <= MAX_RELIABILITY_SITES else []
         shown = [*self._pooled, *(place for place in few if place.predictor == self._headline)]
         reliability = [
             self._key(place)
-            | {"risk": self.classes == 2, "roc": roc_points(statistics) if place.site.startswith("pooled:") else ()}
+            | {
+                "risk": self.classes == 2,
+                "roc": roc_points(statistics) if place.site.startswith("pooled:") else (),
+            }
             | {"bins": [row.model_dump() for row in reliability_bins(statistics)]}
             for place in shown
             if (statistics := place.exact)
@@ -134,12 +188,19 @@ class Evaluation:
         return [*self._pooled_rows, *mean_rows(sites), *sites], reliability
 
     def class_shares(self, site: str) -> tuple[float, ...] | None:
-        """Return the share of each class among a site's test records; None where its sums are noised or absent."""
+        """Return the share of each class among a site's test records.
+
+        None where its sums are noised or absent.
+        """
         return self._shares.get(site)
 
     def pooled_metrics(self) -> dict[str, int | float]:
         """Return `<role>/<predictor>/<metric>` of the pooled roles, METRICS as far as they are defined."""
-        named = ((f"{row['role']}/{row['predictor']}", row, name) for row in self._pooled_rows for name in METRICS)
+        named = (
+            (f"{row['role']}/{row['predictor']}", row, name)
+            for row in self._pooled_rows
+            for name in METRICS
+        )
         return {f"{key}/{name}": row[name] for key, row, name in named if row[name] is not None}
 
     @cached_property
@@ -147,13 +208,20 @@ class Evaluation:
         return list(map(self._row, self._pooled))
 
     def subgroup_rows(self) -> list[dict[str, Any]]:
-        """Return the summary's `subgroups` rows, those of pooled roles first; sums that left exactly only."""
+        """Return the summary's `subgroups` rows, those of pooled roles first.
+
+        Sums that left exactly only.
+        """
         return list(map(self._row, subgroup_sets(self._subgroups, self._pooled_roles)))
 
     def shift_detection_rows(self) -> list[dict[str, Any]]:
         """Return the summary's `shift_detection` rows: pooled roles first, then sites."""
-        measured = [place for place in (*self._pooled, *self.places) if place.predictor == SHIFT_PREDICTOR]
-        trainers = (place for place in measured if place.role == "train" and place.site != "pooled:train")
+        measured = [
+            place for place in (*self._pooled, *self.places) if place.predictor == SHIFT_PREDICTOR
+        ]
+        trainers = (
+            place for place in measured if place.role == "train" and place.site != "pooled:train"
+        )
         trained = (found for place in trainers if (found := place.exact))
         first = next(trained, None)
         others = ((place.site, place.exact) for place in measured if place.role != "train")
@@ -162,24 +230,37 @@ class Evaluation:
 
     def _key(self, place: Place) -> dict[str, Any]:
         key = {"site": place.site, "role": place.role, "predictor": place.predictor}
-        group = {} if place.group is None else dict(zip(("attribute", "value"), place.group, strict=True))
+        group = (
+            {}
+            if place.group is None
+            else dict(zip(("attribute", "value"), place.group, strict=True))
+        )
         return key | {"samples": self._samples[place.predictor]} | group
 
     def _row(self, place: Place) -> dict[str, Any]:
         sums, draws = place.statistics, np.random.default_rng(self._seed)
-        found = summarise_noised(sums, draws) if isinstance(sums, NoisedTable) else summarise(sums, draws)
+        found = (
+            summarise_noised(sums, draws)
+            if isinstance(sums, NoisedTable)
+            else summarise(sums, draws)
+        )
         row = self._key(place) | found.as_row()
         if place.site not in POOLED and len({one.site for one in self.places}) > MAX_CURVE_SITES:
             row["net_benefit"] = None
         if row["predictor"] in MAPPED or row["samples"] == 1:
-            # One sample has nothing to disagree with, which is not agreement; and a map acts on averaged
-            # probabilities, which no longer tell the two uncertainties apart.
+            # One sample has nothing to disagree with, which is not agreement; and a map acts on
+            # averaged probabilities, which no longer tell the two uncertainties apart.
             row |= {"epistemic": None, "aleatoric": None}
         return row
 
     def conformal(self) -> list[dict[str, Any]]:
-        """Measure prediction sets at the sites that did not train; the summary's `conformal` rows."""
-        ordered = sorted([*self._pooled, *self.places], key=lambda place: place.site != "pooled:train")
+        """Measure prediction sets at the sites that did not train.
+
+        The summary's `conformal` rows.
+        """
+        ordered = sorted(
+            [*self._pooled, *self.places], key=lambda place: place.site != "pooled:train"
+        )
         return conformal_rows((*place[:3], place.statistics) for place in ordered)
 
     def warnings(self) -> list[RunWarning]:
@@ -192,17 +273,30 @@ class Evaluation:
                 continue
             counts: dict[str, float] = {}
             for place in members:
-                counts[place.site] = max(record_count(place.statistics), counts.get(place.site, -math.inf))
+                counts[place.site] = max(
+                    record_count(place.statistics), counts.get(place.site, -math.inf)
+                )
             if counts and (dominating := dominating_site(role, counts)):
                 found.append(dominating)
-            read = {place.site: place.statistics for place in members if place.predictor == self._headline}
+            read = {
+                place.site: place.statistics
+                for place in members
+                if place.predictor == self._headline
+            }
             empty = [said for said in map(empty_site, read, read.values()) if said is not None]
             found += empty
-            without = {said.site for said in empty if isinstance(read[said.site], CalibrationStatistics)}
-            first_read = {site: coarse(statistics) for site, statistics in read.items() if site not in without}
+            without = {
+                said.site for said in empty if isinstance(read[said.site], CalibrationStatistics)
+            }
+            first_read = {
+                site: coarse(statistics) for site, statistics in read.items() if site not in without
+            }
             found += decisive_sites(role, first_read)
         missing = self._left_out.items()
-        return found + [warning("subgroups-left-out", name, left_out=count, most=MAX_GROUPS) for name, count in missing]
+        return found + [
+            warning("subgroups-left-out", name, left_out=count, most=MAX_GROUPS)
+            for name, count in missing
+        ]
 
     @property
     def _headline(self) -> str:

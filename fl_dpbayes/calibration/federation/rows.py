@@ -8,7 +8,11 @@ from fl_dpbayes.calibration.check import MEASURES
 from fl_dpbayes.calibration.conformal import LEVEL, measure_sets, set_thresholds
 from fl_dpbayes.calibration.federation.counts import Statistics
 from fl_dpbayes.calibration.intervals import Interval, Measured, wilson_interval
-from fl_dpbayes.calibration.prior_shift import label_shift_weights, prevalence, prevalence_from_means
+from fl_dpbayes.calibration.prior_shift import (
+    label_shift_weights,
+    prevalence,
+    prevalence_from_means,
+)
 from fl_dpbayes.calibration.statistics import CalibrationStatistics
 from fl_dpbayes.config.names import Role
 
@@ -22,9 +26,10 @@ NOT_AVERAGED = ("site", "role", "predictor", "samples", "n", "ece_if_calibrated_
 def mean_rows(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Average the rows of each role with two or more sites, of each predictor that was measured at all of them.
 
-    Errors of opposite sign at two sites cancel where their records are pooled, and do not here. `n` is the total, a
-    metric the unweighted mean over the sites, None where it is undefined at one of them or no real number; bounds [low,
-    high] are averaged end by end, so that they hold for the mean. There are no intervals.
+    Errors of opposite sign at two sites cancel where their records are pooled, and do not here. `n`
+    is the total, a metric the unweighted mean over the sites, None where it is undefined at one of
+    them or no real number; bounds [low, high] are averaged end by end, so that they hold for the
+    mean. There are no intervals.
     """
     averaged = []
     for role, predictor in dict.fromkeys((row["role"], row["predictor"]) for row in rows):
@@ -33,14 +38,27 @@ def mean_rows(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         # Over some of the sites only it could not be held against the other predictors.
         if len(members) < 2 or len(members) < len(sites):
             continue
-        key = {"site": f"mean:{role}", "role": role, "predictor": predictor, "samples": members[0]["samples"]}
-        metrics = {name: _mean([row[name] for row in members]) for name in members[0] if name not in NOT_AVERAGED}
+        key = {
+            "site": f"mean:{role}",
+            "role": role,
+            "predictor": predictor,
+            "samples": members[0]["samples"],
+        }
+        metrics = {
+            name: _mean([row[name] for row in members])
+            for name in members[0]
+            if name not in NOT_AVERAGED
+        }
         averaged.append({**key, "n": sum(row["n"] for row in members), **metrics, "intervals": {}})
     return averaged
 
 
 def _mean(values: Sequence[object]) -> float | list[float | None] | None:
-    ends = [value for value in values if isinstance(value, list) and all(isinstance(end, float) for end in value)]
+    ends = [
+        value
+        for value in values
+        if isinstance(value, list) and all(isinstance(end, float) for end in value)
+    ]
     if len(ends) == len(values) and {len(pair) for pair in ends} == {2}:
         return [_mean_number(side) for side in zip(*ends, strict=True)]
     return _mean_number(values)
@@ -52,11 +70,14 @@ def _mean_number(values: Sequence[object]) -> float | None:
 
 
 def shift_detection_rows(
-    reference: CalibrationStatistics | None, places: Iterable[tuple[str, CalibrationStatistics | None]], samples: int
+    reference: CalibrationStatistics | None,
+    places: Iterable[tuple[str, CalibrationStatistics | None]],
+    samples: int,
 ) -> list[dict[str, Any]]:
     """Compare the uncertainty of each place's test records with that of the training sites', pooled: the `reference`.
 
-    None where sums are noised or absent. Returns two rows for each place, by epistemic and by total uncertainty.
+    None where sums are noised or absent. Returns two rows for each place, by epistemic and by total
+    uncertainty.
     """
     rows = []
     for site, statistics in places:
@@ -76,16 +97,18 @@ def shift_detection_rows(
 def separation(reference: Floats, shifted: Floats) -> Measured | None:
     """Return the area under the ROC curve of "this record is of the second group", from two histograms (B,).
 
-    P(number of the second group > number of the first) + ties / 2, pairs of the same bin as ties; its bounds order all
-    of these wrongly, or rightly. The interval is that of the area which unbinned numbers would show.
+    P(number of the second group > number of the first) + ties / 2, pairs of the same bin as ties;
+    its bounds order all of these wrongly, or rightly. The interval is that of the area which
+    unbinned numbers would show.
 
-    With m and n records the Mann-Whitney estimate of an area A has a variance of at most A (1 - A) / min(m, n),
-    whatever the two laws are. So the interval is Wilson's for a share of min(m, n): from the lower end at `low` to the
-    upper end at `high`. On simulated laws it covers 95 to 100 %, at one to two times the width of those of Hanley and
-    McNeil or DeLong, which miss too often where one group's numbers spread far more than the other's. None where a
-    group has no records.
+    With m and n records the Mann-Whitney estimate of an area A has a variance of at most A (1 - A)
+    / min(m, n), whatever the two laws are. So the interval is Wilson's for a share of min(m, n):
+    from the lower end at `low` to the upper end at `high`. On simulated laws it covers 95 to 100 %,
+    at one to two times the width of those of Hanley and McNeil or DeLong, which miss too often
+    where one group's numbers spread far more than the other's. None where a group has no records.
 
-    Source: Birnbaum and Klose, Annals of Mathematical Statistics 28 (1957), 933-945; Wilson, JASA 22 (1927).
+    Source: Birnbaum and Klose, Annals of Mathematical Statistics 28 (1957), 933-945; Wilson, JASA
+    22 (1927).
     """
     first, second = float(reference.sum()), float(shifted.sum())
     if first == 0 or second == 0:
@@ -103,13 +126,18 @@ def separation(reference: Floats, shifted: Floats) -> Measured | None:
 def conformal_rows(places: Iterable[tuple[str, Role, str, Statistics]]) -> list[dict[str, Any]]:
     """Measure prediction sets at held-out and shifted sites, one by one and pooled per role.
 
-    Weights are "none", "label-shift" (from the place's own labels, which a hospital that only predicts does not have)
-    and, for two classes, "label-shift-estimated" (from its mean prediction, no label needed). `places`: name (of a
-    site, or pooled:<role>), role, predictor and statistics, looked at one by one, those of pooled:train first.
+    Weights are "none", "label-shift" (from the place's own labels, which a hospital that only
+    predicts does not have) and, for two classes, "label-shift-estimated" (from its mean prediction,
+    no label needed). `places`: name (of a site, or pooled:<role>), role, predictor and statistics,
+    looked at one by one, those of pooled:train first.
     """
     sources, rows = dict[str, CalibrationStatistics](), list[dict[str, Any]]()
     for name, role, predictor, statistics in places:
-        if predictor in CONFORMAL_PREDICTORS and isinstance(statistics, CalibrationStatistics) and statistics.count:
+        if (
+            predictor in CONFORMAL_PREDICTORS
+            and isinstance(statistics, CalibrationStatistics)
+            and statistics.count
+        ):
             if name == "pooled:train":
                 sources[predictor] = statistics
             elif role != "train" and predictor in sources:
@@ -118,8 +146,13 @@ def conformal_rows(places: Iterable[tuple[str, Role, str, Statistics]]) -> list[
     return rows
 
 
-def _place_rows(source: CalibrationStatistics, target: CalibrationStatistics) -> list[dict[str, Any]]:
-    shares = {"label-shift": prevalence(target), "label-shift-estimated": prevalence_from_means(source, target)}
+def _place_rows(
+    source: CalibrationStatistics, target: CalibrationStatistics
+) -> list[dict[str, Any]]:
+    shares = {
+        "label-shift": prevalence(target),
+        "label-shift-estimated": prevalence_from_means(source, target),
+    }
     thresholds = {"none": set_thresholds(source, LEVEL)}
     for name, share in shares.items():
         weights = None if share is None else label_shift_weights(prevalence(source), share)

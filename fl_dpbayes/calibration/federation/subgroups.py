@@ -12,7 +12,13 @@ from fl_dpbayes.calibration.check import SUM_TOLERANCE
 from fl_dpbayes.calibration.federation.counts import Statistics
 from fl_dpbayes.calibration.release import SENT_COLUMNS, NoisedTable, merge_noised
 from fl_dpbayes.calibration.statistics import CalibrationStatistics as Exact
-from fl_dpbayes.calibration.statistics import SparseStatistics, from_arrays, merge, sparse, to_arrays
+from fl_dpbayes.calibration.statistics import (
+    SparseStatistics,
+    from_arrays,
+    merge,
+    sparse,
+    to_arrays,
+)
 from fl_dpbayes.config.names import Role
 from fl_dpbayes.protocol.arrays import without_prefix
 from fl_dpbayes.protocol.card import SiteCard
@@ -43,26 +49,45 @@ class Place(NamedTuple):
 
 
 def read_subgroups(
-    card: SiteCard, groups: Sequence[Group], arrays: Mapping[str, npt.NDArray], whole: Mapping[str, Exact]
-) -> list[Place]:  # fmt: skip
+    card: SiteCard,
+    groups: Sequence[Group],
+    arrays: Mapping[str, npt.NDArray],
+    whole: Mapping[str, Exact],
+) -> list[Place]:
     """Read the statistics of a reply's subgroups, one for each subgroup and predictor.
 
-    `arrays`: of the reply, their shapes checked. `whole`: predictor -> statistics of all the site's test records.
-    Raises ValueError if sums contradict each other, or those of an attribute's subgroups add up to more than of all.
+    `arrays`: of the reply, their shapes checked. `whole`: predictor -> statistics of all the site's
+    test records. Raises ValueError if sums contradict each other, or those of an attribute's
+    subgroups add up to more than of all.
     """
     parts = [
-        (group, name, from_arrays(without_prefix(f"{subgroup_prefix(number)}/{name}", arrays), of_all.classes))
-        for number, group in enumerate(groups) for name, of_all in whole.items()
-    ]  # fmt: skip
+        (
+            group,
+            name,
+            from_arrays(
+                without_prefix(f"{subgroup_prefix(number)}/{name}", arrays), of_all.classes
+            ),
+        )
+        for number, group in enumerate(groups)
+        for name, of_all in whole.items()
+    ]
     for attribute in dict.fromkeys(attribute for attribute, _ in groups):
         for predictor, statistics in whole.items():
-            members = (sums for group, name, sums in parts if (group[0], name) == (attribute, predictor))
+            members = (
+                sums for group, name, sums in parts if (group[0], name) == (attribute, predictor)
+            )
             together = to_arrays(reduce(merge, members))
             for name, limit in to_arrays(statistics).items():
                 if (together[name] > limit + SUM_TOLERANCE * (1 + np.abs(limit))).any():
-                    said = f"the subgroups of {attribute!r} add up to more than all test records ({predictor}, {name})"
+                    said = (
+                        f"the subgroups of {attribute!r} add up to more than all test records "
+                        f"({predictor}, {name})"
+                    )
                     raise ValueError(said)
-    return [Place(card.name, card.role, predictor, sparse(sums), group) for group, predictor, sums in parts]
+    return [
+        Place(card.name, card.role, predictor, sparse(sums), group)
+        for group, predictor, sums in parts
+    ]
 
 
 def subgroup_sets(parts: Sequence[Place], roles: Sequence[Role]) -> Iterator[Place]:

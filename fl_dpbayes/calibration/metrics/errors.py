@@ -1,7 +1,7 @@
 """Calibration errors from merged sums: how far confidence and frequency lie apart, and the bars of a diagram of it.
 
-Functions of `table` read sums of 1, p and y per bin, shape (B, >= 3); functions of `statistics` choose table and bins.
-Without records every error is undefined, None; the others lie in [0, 1].
+Functions of `table` read sums of 1, p and y per bin, shape (B, >= 3); functions of `statistics`
+choose table and bins. Without records every error is undefined, None; the others lie in [0, 1].
 """
 
 import math
@@ -10,7 +10,16 @@ from functools import partial
 import numpy as np
 from scipy.special import bdtr, bdtrik
 
-from fl_dpbayes.calibration.bins import CONFIDENCE, COUNT, FINE_BINS, OUTCOME, REPORT_BINS, Floats, coarsen, equal_mass
+from fl_dpbayes.calibration.bins import (
+    CONFIDENCE,
+    COUNT,
+    FINE_BINS,
+    OUTCOME,
+    REPORT_BINS,
+    Floats,
+    coarsen,
+    equal_mass,
+)
 from fl_dpbayes.calibration.intervals import TAILS, Measured
 from fl_dpbayes.calibration.rms_interval import debiased_mean_square_gap, rms_interval
 from fl_dpbayes.calibration.statistics import CalibrationStatistics
@@ -22,7 +31,9 @@ PER_BIN, PER_RANGE, MOST_RANGES = 100, 25, 10
 def bin_gaps(table: Floats) -> tuple[Floats, Floats]:
     """Return mean confidence minus frequency of each bin that holds records, and the bins' shares of the records."""
     filled = table[table[:, COUNT] > 0]
-    return (filled[:, CONFIDENCE] - filled[:, OUTCOME]) / filled[:, COUNT], filled[:, COUNT] / filled[:, COUNT].sum()
+    return (filled[:, CONFIDENCE] - filled[:, OUTCOME]) / filled[:, COUNT], filled[
+        :, COUNT
+    ] / filled[:, COUNT].sum()
 
 
 def mean_absolute_gap(table: Floats) -> float | None:
@@ -34,8 +45,8 @@ def mean_absolute_gap(table: Floats) -> float | None:
 def ece(statistics: CalibrationStatistics, bins: int = REPORT_BINS) -> float | None:
     """Return the expected calibration error of the top label in equal-width bins, sum_b (n_b / N) |conf_b - acc_b|.
 
-    Biased upwards for small N: show `intervals.ece_if_calibrated` beside it. Source: Guo et al., "On calibration of
-    modern neural networks", ICML 2017, equation 3.
+    Biased upwards for small N: show `intervals.ece_if_calibrated` beside it. Source: Guo et al.,
+    "On calibration of modern neural networks", ICML 2017, equation 3.
     """
     return mean_absolute_gap(coarsen(statistics.top_label, bins))
 
@@ -53,11 +64,18 @@ def ece_equal_mass(statistics: CalibrationStatistics, ranges: int = REPORT_BINS)
 
 
 def ece_binary(statistics: CalibrationStatistics, bins: int = REPORT_BINS) -> float | None:
-    """Return sum_b (n_b / N) |p_b - y_b| of p(y = 1), not the number of the top label; None but for 2 classes.
+    """Return sum_b (n_b / N) |p_b - y_b| of p(y = 1), not the number of the top label.
 
-    Source: Naeini, Cooper, Hauskrecht, "Obtaining well calibrated probabilities using Bayesian binning", AAAI 2015.
+    None but for 2 classes.
+
+    Source: Naeini, Cooper, Hauskrecht, "Obtaining well calibrated probabilities using Bayesian
+    binning", AAAI 2015.
     """
-    return mean_absolute_gap(coarsen(statistics.class_wise[1], bins)) if statistics.classes == 2 else None
+    return (
+        mean_absolute_gap(coarsen(statistics.class_wise[1], bins))
+        if statistics.classes == 2
+        else None
+    )
 
 
 def mce(statistics: CalibrationStatistics, bins: int = REPORT_BINS) -> float | None:
@@ -69,12 +87,15 @@ def mce(statistics: CalibrationStatistics, bins: int = REPORT_BINS) -> float | N
 def rms_debiased(statistics: CalibrationStatistics, bins: int = REPORT_BINS) -> Measured | None:
     """Return sqrt(max(0, debiased_mean_square_gap)) of the top label over equal-width bins, with its interval.
 
-    The debiased square of a calibrated model is negative about half of the time, which is shown as 0.
+    The debiased square of a calibrated model is negative about half of the time, which is shown as
+    0.
     """
     if statistics.count == 0:
         return None
     table = coarsen(statistics.top_label, bins)
-    return Measured(math.sqrt(max(0.0, float(debiased_mean_square_gap(table)))), rms_interval(table))
+    return Measured(
+        math.sqrt(max(0.0, float(debiased_mean_square_gap(table)))), rms_interval(table)
+    )
 
 
 def sce(statistics: CalibrationStatistics, bins: int = REPORT_BINS) -> float | None:
@@ -82,15 +103,20 @@ def sce(statistics: CalibrationStatistics, bins: int = REPORT_BINS) -> float | N
 
     Source: Nixon et al., "Measuring calibration in deep learning", CVPR workshops 2019, section 3.
     """
-    return _mean_over_classes([mean_absolute_gap(coarsen(table, bins)) for table in statistics.class_wise])
+    return _mean_over_classes(
+        [mean_absolute_gap(coarsen(table, bins)) for table in statistics.class_wise]
+    )
 
 
 def ace(statistics: CalibrationStatistics, ranges: int = REPORT_BINS) -> float | None:
     """Return the adaptive calibration error (1 / C) sum_c sum_r (n_rc / N) |acc_rc - conf_rc|, in equal-mass ranges.
 
-    That is Nixon's 1 / (C R) where masses are equal; ties and crowded cells make them unequal. Source: as of `sce`.
+    That is Nixon's 1 / (C R) where masses are equal; ties and crowded cells make them unequal.
+    Source: as of `sce`.
     """
-    return _mean_over_classes([mean_absolute_gap(equal_mass(table, ranges)) for table in statistics.class_wise])
+    return _mean_over_classes(
+        [mean_absolute_gap(equal_mass(table, ranges)) for table in statistics.class_wise]
+    )
 
 
 def ece_true(statistics: CalibrationStatistics, bins: int = REPORT_BINS) -> float | None:
@@ -113,22 +139,34 @@ def _mean_over_classes(errors: list[float | None]) -> float | None:
 
 
 def _with_truth(statistics: CalibrationStatistics, bins: int) -> Floats:
-    """Put sums of true probabilities in the place of those of outcomes; no bins where one is unknown."""
+    """Put sums of true probabilities in the place of those of outcomes.
+
+    No bins where one is unknown.
+    """
     if statistics.truth_count < statistics.count:
         return np.zeros((0, OUTCOME + 1))
-    columns = [statistics.top_label[:, COUNT], statistics.top_label[:, CONFIDENCE], statistics.truth]
+    columns = [
+        statistics.top_label[:, COUNT],
+        statistics.top_label[:, CONFIDENCE],
+        statistics.truth,
+    ]
     return coarsen(np.stack(columns, axis=1), bins)
 
 
-def reliability_bins(statistics: CalibrationStatistics, bins: int = REPORT_BINS) -> tuple[ReliabilityBin, ...]:
+def reliability_bins(
+    statistics: CalibrationStatistics, bins: int = REPORT_BINS
+) -> tuple[ReliabilityBin, ...]:
     """Return the bins of a reliability diagram with a pointwise 95 % consistency band, empty ones included.
 
-    Of two classes they are of the risk p(y = 1), of more of the top label's confidence. With fewer than 100 records a
-    bin, they are up to ten ranges of about equally many, at least 25 of 50. `n` over all bins is the histogram. The
-    band holds the 2.5 and 97.5 % quantiles of Binomial(n_b, conf_b) / n_b (Bröcker and Smith 2007), which is not
-    narrower than the law of the sum of outcomes with unequal confidences.
+    Of two classes they are of the risk p(y = 1), of more of the top label's confidence. With fewer
+    than 100 records a bin, they are up to ten ranges of about equally many, at least 25 of 50. `n`
+    over all bins is the histogram. The band holds the 2.5 and 97.5 % quantiles of Binomial(n_b,
+    conf_b) / n_b (Bröcker and Smith 2007), which is not narrower than the law of the sum of
+    outcomes with unequal confidences.
     """
-    fine = coarsen(statistics.class_wise[1] if statistics.classes == 2 else statistics.top_label, FINE_BINS)
+    fine = coarsen(
+        statistics.class_wise[1] if statistics.classes == 2 else statistics.top_label, FINE_BINS
+    )
     starts, total = np.arange(bins) * (FINE_BINS // bins), statistics.count
     if 0 < total < PER_BIN * bins:
         ranges = min(MOST_RANGES, max(2, int(total // PER_RANGE)))
@@ -141,11 +179,18 @@ def reliability_bins(statistics: CalibrationStatistics, bins: int = REPORT_BINS)
     n, most = table[:, COUNT], np.maximum(table[:, COUNT], 1)
     confidence = np.minimum(1.0, table[:, CONFIDENCE] / most)
     low, high = _binomial_quantiles(np.array(TAILS)[:, None], most, confidence) / most
-    columns = {"confidence": confidence, "accuracy": table[:, OUTCOME] / most, "band_low": low, "band_high": high}
+    columns = {
+        "confidence": confidence,
+        "accuracy": table[:, OUTCOME] / most,
+        "band_low": low,
+        "band_high": high,
+    }
     rows = []
     for k, (start, end) in enumerate(zip(starts, ends, strict=True)):
         measured = {name: float(values[k]) for name, values in columns.items()} if n[k] else {}
-        rows.append(ReliabilityBin(low=start / FINE_BINS, high=end / FINE_BINS, n=int(n[k]), **measured))
+        rows.append(
+            ReliabilityBin(low=start / FINE_BINS, high=end / FINE_BINS, n=int(n[k]), **measured)
+        )
     return tuple(rows)
 
 

@@ -1,8 +1,9 @@
 """Means over records: accuracy, log score, Brier score, uncertainty; with intervals.
 
-Terms of the log and Brier scores are skewed: rare wrong answers make up most of the sum. The central-limit interval
-mean +- z s / sqrt(n) covered 65 to 80 % on 50 records of confident models: without a wrong answer among them it is far
-too short. How often the intervals here cover is measured, not proven: `fl-dpbayes reproduce interval-coverage`.
+Terms of the log and Brier scores are skewed: rare wrong answers make up most of the sum. The
+central-limit interval mean +- z s / sqrt(n) covered 65 to 80 % on 50 records of confident models:
+without a wrong answer among them it is far too short. How often the intervals here cover is
+measured, not proven: `fl-dpbayes reproduce interval-coverage`.
 """
 
 import math
@@ -10,7 +11,16 @@ from collections.abc import Callable
 
 import numpy as np
 
-from fl_dpbayes.calibration.bins import CONFIDENCE, COUNT, FINE_BINS, OUTCOME, PRODUCT, SQUARE, Floats, coarsen
+from fl_dpbayes.calibration.bins import (
+    CONFIDENCE,
+    COUNT,
+    FINE_BINS,
+    OUTCOME,
+    PRODUCT,
+    SQUARE,
+    Floats,
+    coarsen,
+)
 from fl_dpbayes.calibration.intervals import NORMAL_QUANTILE, Interval, Measured, wilson_interval
 from fl_dpbayes.calibration.statistics import PROBABILITY_FLOOR, CalibrationStatistics
 
@@ -19,8 +29,9 @@ PSEUDO_RECORDS = 4.0  # as in Agresti and Coull's interval of a proportion: abou
 QUANTILE = 1.05 * NORMAL_QUANTILE
 # At .7 a U-shaped model of 200 records that is .05 too confident was covered at 88 %.
 LARGEST_STEP = 0.6
-# With more classes a bin's mean hides how small the least probabilities are: at .6 ten-class predictions from
-# Dirichlet(.1), 5 % of whose labels were noise, were covered at 87 % on 100 records.
+# With more classes a bin's mean hides how small the least probabilities are: at .6 ten-class
+# predictions from Dirichlet(.1), 5 % of whose labels were noise, were covered at 87 % on 100
+# records.
 LARGEST_STEP_MANY_CLASSES = 0.4
 
 
@@ -34,7 +45,11 @@ def accuracy(statistics: CalibrationStatistics) -> Measured | None:
 
 def nll(statistics: CalibrationStatistics) -> Measured | None:
     """Return the mean of -log max(p_label, PROBABILITY_FLOOR) in nats, or None without records."""
-    return Measured(statistics.nll / statistics.count, nll_interval(statistics)) if statistics.count else None
+    return (
+        Measured(statistics.nll / statistics.count, nll_interval(statistics))
+        if statistics.count
+        else None
+    )
 
 
 def brier(statistics: CalibrationStatistics) -> Measured | None:
@@ -42,7 +57,11 @@ def brier(statistics: CalibrationStatistics) -> Measured | None:
 
     For two classes it is twice the score of p(y = 1) alone.
     """
-    return Measured(statistics.brier / statistics.count, brier_interval(statistics)) if statistics.count else None
+    return (
+        Measured(statistics.brier / statistics.count, brier_interval(statistics))
+        if statistics.count
+        else None
+    )
 
 
 def epistemic(statistics: CalibrationStatistics) -> float | None:
@@ -58,10 +77,11 @@ def aleatoric(statistics: CalibrationStatistics) -> float | None:
 def nll_interval(statistics: CalibrationStatistics) -> Interval | None:
     """Return a 95 % interval of the mean NLL, or None where one more wrong answer could change too much.
 
-    None where -log(p0) / n, by which one more answer of the smallest probabilities p0 would move the mean (p0 averaged
-    over the lowest of 960 bins that is not empty), exceeds LARGEST_STEP (two classes; LARGEST_STEP_MANY_CLASSES for
-    more) of the half width z s / sqrt(n) that the model's own probabilities lead to expect. Only the probabilities
-    decide, no label: which test sets show an interval says nothing of their luck. None for fewer than two records too.
+    None where -log(p0) / n, by which one more answer of the smallest probabilities p0 would move
+    the mean (p0 averaged over the lowest of 960 bins that is not empty), exceeds LARGEST_STEP (two
+    classes; LARGEST_STEP_MANY_CLASSES for more) of the half width z s / sqrt(n) that the model's
+    own probabilities lead to expect. Only the probabilities decide, no label: which test sets show
+    an interval says nothing of their luck. None for fewer than two records too.
     """
     count = statistics.count
     if count < 2:
@@ -81,20 +101,27 @@ def brier_interval(statistics: CalibrationStatistics) -> Interval | None:
     if statistics.count < 2:
         return None
     # The Brier term of a label's probability: of two classes; of more, the most it can be.
-    return _score_interval(statistics, statistics.brier, statistics.brier_squared, lambda p: 2 * (1 - p) ** 2)
+    return _score_interval(
+        statistics, statistics.brier, statistics.brier_squared, lambda p: 2 * (1 - p) ** 2
+    )
 
 
 def _score_interval(
-    statistics: CalibrationStatistics, total: float, total_of_squares: float, loss: Callable[[Floats], Floats]
+    statistics: CalibrationStatistics,
+    total: float,
+    total_of_squares: float,
+    loss: Callable[[Floats], Floats],
 ) -> Interval:
     """Invert the score test of a mean whose variance grows with it as the skewness tells.
 
-    The means m with n (m - mean)^2 <= z^2 [v + w (m - mean)], w = k3 / k2 the ratio of the third cumulant to the
-    variance: in a natural exponential family dV/dm = k3 / k2, and for right or wrong answers this is Wilson's interval
-    up to a share of z^2 / n. Variance and cumulants are those of the records and PSEUDO_RECORDS more with labels drawn
-    from the model's own probabilities, so that a test set without a wrong answer still has a tail.
+    The means m with n (m - mean)^2 <= z^2 [v + w (m - mean)], w = k3 / k2 the ratio of the third
+    cumulant to the variance: in a natural exponential family dV/dm = k3 / k2, and for right or
+    wrong answers this is Wilson's interval up to a share of z^2 / n. Variance and cumulants are
+    those of the records and PSEUDO_RECORDS more with labels drawn from the model's own
+    probabilities, so that a test set without a wrong answer still has a tail.
 
-    Source: Morris, Annals of Statistics 10 (1982), 65-80; Wilson, JASA 22 (1927), 209-212; Agresti and Coull 1998.
+    Source: Morris, Annals of Statistics 10 (1982), 65-80; Wilson, JASA 22 (1927), 209-212; Agresti
+    and Coull 1998.
     """
     n, z2 = statistics.count, QUANTILE**2
     # As each class c is the label with its probability p_c, and as the labels are.
@@ -106,16 +133,21 @@ def _score_interval(
     skew = max(0.0, third_cumulant / second_cumulant) if second_cumulant > 0 else 0.0
     mean = total / n
     pooled = (total + PSEUDO_RECORDS * expected[0]) / (n + PSEUDO_RECORDS)
-    variance = max(0.0, (total_of_squares + PSEUDO_RECORDS * expected[1]) / (n + PSEUDO_RECORDS) - pooled**2)
+    variance = max(
+        0.0, (total_of_squares + PSEUDO_RECORDS * expected[1]) / (n + PSEUDO_RECORDS) - pooled**2
+    )
     shift = z2 * skew / (2 * n)
     half = math.sqrt(shift**2 + z2 * variance / n)
     return Interval(max(0.0, mean + shift - half), mean + shift + half)
 
 
-def _moments(statistics: CalibrationStatistics, weight: int, weighted: int, loss: Callable[[Floats], Floats]) -> Floats:
+def _moments(
+    statistics: CalibrationStatistics, weight: int, weighted: int, loss: Callable[[Floats], Floats]
+) -> Floats:
     """Return the mean loss, and the means of its square and cube, over fine bins of the label's probability.
 
-    `weight` and `weighted`: the columns of the sums of weights, and of weights times the probability.
+    `weight` and `weighted`: the columns of the sums of weights, and of weights times the
+    probability.
     """
     table = coarsen(statistics.class_wise.sum(axis=0), FINE_BINS)
     filled = table[:, weight] > 0

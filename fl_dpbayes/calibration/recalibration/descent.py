@@ -1,11 +1,14 @@
-"""Fits a recalibration map by descent; with differential privacy, noisy and full-batch, on a part of its own.
+"""Fits a recalibration map by descent.
+
+With differential privacy, noisy and full-batch, on a part of its own.
 
     G_t         = sum over units of clip_C( sum of the unit's record gradients )
     theta_{t+1} = project( theta_t - a_t (G_t + sigma C xi_t) / n ),    xi_t ~ N(0, I),   a_t = a (1 - t / T)
 
-Every step uses every unit, so the cost is one Gaussian event (sigma, sampling rate 1, T steps). Source: Zhang et al.
-2022, A closer look at the calibration of differentially private learners, Algorithm 1 and appendix B.2. In log T a full
-batch allows steps near 1; a clip norm much below 5 cuts the confident errors, which are what recalibration is about.
+Every step uses every unit, so the cost is one Gaussian event (sigma, sampling rate 1, T steps).
+Source: Zhang et al. 2022, A closer look at the calibration of differentially private learners,
+Algorithm 1 and appendix B.2. In log T a full batch allows steps near 1; a clip norm much below 5
+cuts the confident errors, which are what recalibration is about.
 """
 
 from collections.abc import Mapping
@@ -22,7 +25,12 @@ from fl_dpbayes.calibration.recalibration.median_map import median_deviation
 from fl_dpbayes.calibration.release import LARGEST_BOUND, NORM_ROUNDING, bounded_shares
 from fl_dpbayes.calibration.statistics import PROBABILITY_FLOOR
 from fl_dpbayes.config.errors import RunWarning, warning
-from fl_dpbayes.config.recalibration import PARAMETER_BOUND, DescentMethod, RecalibrationMap, RecalibrationPlan
+from fl_dpbayes.config.recalibration import (
+    PARAMETER_BOUND,
+    DescentMethod,
+    RecalibrationMap,
+    RecalibrationPlan,
+)
 
 Labels = npt.NDArray[np.int64]
 LARGEST_ETA = 1e-3
@@ -36,7 +44,9 @@ def log_probabilities(probabilities: Floats) -> Floats:
     return np.log(np.fmin(np.fmax(probabilities, PROBABILITY_FLOOR), 1.0))
 
 
-def record_gradients(method: DescentMethod, parameters: Floats, logs: Floats, labels: Labels) -> Floats:
+def record_gradients(
+    method: DescentMethod, parameters: Floats, logs: Floats, labels: Labels
+) -> Floats:
     """Return the gradient of every record's -log g(p)_label by the P parameters, shape (N, P), finite.
 
     The method's file gives it from r = softmax(u) - onehot(label), u the scores of z (N, C).
@@ -51,8 +61,8 @@ def record_gradients(method: DescentMethod, parameters: Floats, logs: Floats, la
 class Stretch:
     """Some steps of a planned descent: `steps` of them, from the plan's step number `first_step`, from 0, on.
 
-    `noise_multiplier`: sigma; 0 is the fit without noise. `units`: n > 0, a public constant near the number of units;
-    it scales the steps and nothing else.
+    `noise_multiplier`: sigma; 0 is the fit without noise. `units`: n > 0, a public constant near
+    the number of units; it scales the steps and nothing else.
     """
 
     plan: RecalibrationPlan
@@ -63,14 +73,18 @@ class Stretch:
 
 
 def private_fit(
-    probabilities: Floats, labels: Labels, unit_index: npt.NDArray[np.int64], stretch: Stretch, start: npt.ArrayLike,
+    probabilities: Floats,
+    labels: Labels,
+    unit_index: npt.NDArray[np.int64],
+    stretch: Stretch,
+    start: npt.ArrayLike,
     generator: np.random.Generator,
-) -> Floats:  # fmt: skip
+) -> Floats:
     """Run a stretch of the planned descent.
 
-    `probabilities`: shape (N, C); N may be 0. `labels`: shape (N,), 0 .. C - 1. `unit_index`: unit of each record,
-    shape (N,). `start`: parameters before the first of these steps, shape (P,). Returns those after the last, each
-    within +-PARAMETER_BOUND. Raises ValueError as `share_bound`.
+    `probabilities`: shape (N, C); N may be 0. `labels`: shape (N,), 0 .. C - 1. `unit_index`: unit
+    of each record, shape (N,). `start`: parameters before the first of these steps, shape (P,).
+    Returns those after the last, each within +-PARAMETER_BOUND. Raises ValueError as `share_bound`.
     """
     plan, units = stretch.plan, stretch.units
     bound = share_bound(plan, units)
@@ -82,7 +96,9 @@ def private_fit(
         of_rows = partial(record_gradients, plan.method, parameters)
         np.add.at(gradients, unit_index, in_fixed_pieces(of_rows, logs, labels))
         clipped_sum = bounded_shares(gradients, bound).sum(axis=0)
-        noise = stretch.noise_multiplier * plan.clip_norm * generator.standard_normal(len(parameters))
+        noise = (
+            stretch.noise_multiplier * plan.clip_norm * generator.standard_normal(len(parameters))
+        )
         move = plan.step_size * (1 - step / plan.steps) * (clipped_sum + noise) / units
         parameters = np.clip(parameters - move, -PARAMETER_BOUND, PARAMETER_BOUND)
     return parameters
@@ -109,7 +125,10 @@ def share_bound(plan: RecalibrationPlan, units: float) -> float:
 
 
 def bounded_map(plan: RecalibrationPlan, parameters: Floats) -> RecalibrationMap:
-    """Return the map of combined parameters; a mean of bounded values may pass the bound by rounding."""
+    """Return the map of combined parameters.
+
+    A mean of bounded values may pass the bound by rounding.
+    """
     bounded = np.clip(parameters, -PARAMETER_BOUND, PARAMETER_BOUND)
     return RecalibrationMap(method=plan.method, parameters=tuple(map(float, bounded)))
 
@@ -117,7 +136,8 @@ def bounded_map(plan: RecalibrationPlan, parameters: Floats) -> RecalibrationMap
 def noise_deviation(plan: RecalibrationPlan, noise_multiplier: float, units: float) -> float:
     """Return how far privacy noise alone moves a site's parameters.
 
-    From a flat loss it makes theta a sum of a_t sigma C xi_t / n, of deviation (a sigma C / n) sqrt(sum_t (1 - t/T)^2).
+    From a flat loss it makes theta a sum of a_t sigma C xi_t / n, of deviation (a sigma C / n)
+    sqrt(sum_t (1 - t/T)^2).
 
     Args:
         plan: the fit.
@@ -136,7 +156,8 @@ def noise_warning(
 ) -> RunWarning | None:
     """Say so where the privacy noise alone moves the parameters too far for the map to be of use.
 
-    The median of K sites alike has 1/sqrt(K) of a site's deviation, and sqrt(pi/2) times that from three on.
+    The median of K sites alike has 1/sqrt(K) of a site's deviation, and sqrt(pi/2) times that from
+    three on.
 
     Args:
         plan: the fit.
@@ -150,12 +171,17 @@ def noise_warning(
         deviation *= median_deviation(len(units))
     if deviation <= LARGEST_DEVIATION:
         return None
-    return warning("map-noise", name=least, units=units[least], deviation=deviation, largest=LARGEST_DEVIATION)
+    return warning(
+        "map-noise", name=least, units=units[least], deviation=deviation, largest=LARGEST_DEVIATION
+    )
 
 
 def _rounding_eta(units: float) -> float:
     """Return eta = 2 m^2 u, m = 2 n, u = 2^-53: rounding moves a sum of m by at most eta times the bound of each."""
     eta = 2 * (2 * units) ** 2 * 2.0**-53
     if eta > LARGEST_ETA:
-        raise ValueError(f"{units:.0f} units: rounding could move their sum by {eta:.1e} of the clip norm, above 0.001")
+        raise ValueError(
+            f"{units:.0f} units: rounding could move their sum by {eta:.1e} of the clip "
+            "norm, above 0.001"
+        )
     return eta

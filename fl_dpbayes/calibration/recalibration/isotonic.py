@@ -1,8 +1,9 @@
 """Isotonic recalibration: a rising map of one probability, fitted by the server to each site's counts.
 
-Of two classes it maps p_1. Of more it maps the largest probability, whose outcome is whether the top label is right,
-and the others share what is left as before: one map per class would spread the same records and a larger sensitivity
-over C tables. Knots lie at the means of bins' probabilities; between them the map is linear, beyond them constant.
+Of two classes it maps p_1. Of more it maps the largest probability, whose outcome is whether the
+top label is right, and the others share what is left as before: one map per class would spread the
+same records and a larger sensitivity over C tables. Knots lie at the means of bins' probabilities;
+between them the map is linear, beyond them constant.
 """
 
 from collections.abc import Sequence
@@ -19,7 +20,9 @@ LARGEST_DEVIATION = 0.1  # of the privacy noise in a bin's share of outcomes
 FEWEST_RECORDS = 2.0
 
 
-def count(probabilities: Floats, labels: npt.NDArray[np.int64], max_records_per_unit: int = 1) -> BoundedSum:
+def count(
+    probabilities: Floats, labels: npt.NDArray[np.int64], max_records_per_unit: int = 1
+) -> BoundedSum:
     """Count records in equal-width bins of the probability that the map is of, as `release.record_counts`.
 
     Args:
@@ -43,9 +46,9 @@ def fit(table: NoisedTable, sites: int = 1) -> RecalibrationMap | None:
 
         v = argmin_{v_1 <= ... <= v_J} sum_j n_j (y_j / n_j - v_j)^2,   then clipped to [1/(N+2), 1 - 1/(N+2)]
 
-    over bins j that were joined until the noise in y_j / n_j has a standard deviation of at most LARGEST_DEVIATION; N
-    records cannot tell a share nearer to 0 or 1 from certainty. It reads released numbers only, so it costs no privacy.
-    Bins that were joined share a knot.
+    over bins j that were joined until the noise in y_j / n_j has a standard deviation of at most
+    LARGEST_DEVIATION; N records cannot tell a share nearer to 0 or 1 from certainty. It reads
+    released numbers only, so it costs no privacy. Bins that were joined share a knot.
 
     Args:
         table: one site's noised sums.
@@ -65,7 +68,9 @@ def fit(table: NoisedTable, sites: int = 1) -> RecalibrationMap | None:
     counts = sums[:, COUNT]
     positions = np.clip(sums[:, CONFIDENCE] / counts, edges[:, 0], edges[:, 1])
     floor = 1 / (sites * counts.sum() + 2)
-    values = isotonic_regression(sums[:, OUTCOME] / counts, sample_weight=counts, y_min=floor, y_max=1 - floor)
+    values = isotonic_regression(
+        sums[:, OUTCOME] / counts, sample_weight=counts, y_min=floor, y_max=1 - floor
+    )
     sizes = [high - low for low, high in groups]
     return _map(np.repeat(positions, sizes), np.repeat(values, sizes))
 
@@ -82,7 +87,8 @@ def apply(probabilities: Floats, parameters: Floats) -> Floats:
     values = parameters[ISOTONIC_BINS:][first]
     two = probabilities.shape[1] == 2
     rows, top = np.arange(len(probabilities)), 1 if two else probabilities.argmax(axis=1)
-    # Between knots nearly at one place the slope overflows; an error would tell that a record lies there.
+    # Between knots nearly at one place the slope overflows; an error would tell that a record lies
+    # there.
     mapped = np.clip(np.interp(probabilities[rows, top], positions, values), 0.0, 1.0)
     if two:
         return np.column_stack([1 - mapped, mapped])
@@ -99,7 +105,10 @@ def apply(probabilities: Floats, parameters: Floats) -> Floats:
 
 def describe(parameters: Sequence[float]) -> str:
     """Say what the map does, and how many of its knots have places of their own."""
-    return f"an isotonic map on {ISOTONIC_BINS} merged bins ({len(set(parameters[:ISOTONIC_BINS]))} distinct)"
+    return (
+        f"an isotonic map on {ISOTONIC_BINS} merged bins "
+        f"({len(set(parameters[:ISOTONIC_BINS]))} distinct)"
+    )
 
 
 def _clear_groups(table: NoisedTable, largest_deviation: float) -> list[tuple[int, int]]:
@@ -107,7 +116,9 @@ def _clear_groups(table: NoisedTable, largest_deviation: float) -> list[tuple[in
 
     def clear(low: int, high: int) -> bool:
         count = table.sums[low:high, COUNT].sum()
-        return bool(count >= max(FEWEST_RECORDS, table.noise_std * np.sqrt(high - low) / largest_deviation))
+        return bool(
+            count >= max(FEWEST_RECORDS, table.noise_std * np.sqrt(high - low) / largest_deviation)
+        )
 
     groups: list[tuple[int, int]] = []
     low = 0

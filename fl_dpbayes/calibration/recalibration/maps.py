@@ -1,7 +1,7 @@
 """Applies a recalibration map of class probabilities, and says what it does.
 
-Methods fitted by descent map the logarithms z = log p of a (posterior averaged) prediction p to scores u and give g(p)
-= softmax(u). All parameters 0 leave a prediction as it is.
+Methods fitted by descent map the logarithms z = log p of a (posterior averaged) prediction p to
+scores u and give g(p) = softmax(u). All parameters 0 leave a prediction as it is.
 """
 
 from types import ModuleType
@@ -19,8 +19,8 @@ SMALLEST = np.finfo(np.float64).tiny
 def method_code(method: str) -> ModuleType:
     """Return the module of a recalibration method.
 
-    It has `describe`, and `scores` and `gradients` where the method is fitted by descent; where it is fitted to counts,
-    `count`, `fit`, `identity` and `apply`.
+    It has `describe`, and `scores` and `gradients` where the method is fitted by descent; where it
+    is fitted to counts, `count`, `fit`, `identity` and `apply`.
     """
     return implementation("fl_dpbayes.calibration.recalibration", method)
 
@@ -28,16 +28,21 @@ def method_code(method: str) -> ModuleType:
 def recalibrate(probabilities: Floats, mapping: RecalibrationMap) -> Floats:
     """Apply a map to predictions.
 
-    `probabilities`: p, shape (N, C), rows that sum to 1; `mapping` is for C classes. Returns g(p), of the same shape.
+    `probabilities`: p, shape (N, C), rows that sum to 1; `mapping` is for C classes. Returns g(p),
+    of the same shape.
     """
     code, parameters = method_code(mapping.method), np.asarray(mapping.parameters)
     if mapping.method in COUNTED:
         return code.apply(probabilities, parameters)
-    # A fit's gradients are bounded by its floor; here one would let the order of the surest records change.
+    # A fit's gradients are bounded by its floor; here one would let the order of the surest records
+    # change.
     logs = np.log(np.maximum(probabilities, SMALLEST))
     return softmax(code.scores(logs, parameters), axis=1)
 
 
 def describe(mapping: RecalibrationMap) -> str:
-    """Say in words what a map does; a temperature, and the inverse of a Platt scale, above 1 mean: less sure."""
+    """Say in words what a map does.
+
+    A temperature, and the inverse of a Platt scale, above 1 mean: less sure.
+    """
     return method_code(mapping.method).describe(mapping.parameters)

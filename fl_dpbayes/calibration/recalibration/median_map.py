@@ -1,7 +1,7 @@
 """From the sites' recalibration maps to one that no single site of three or more can move beyond the others'.
 
-Each parameter is the median of the sites': log T; scales and biases; knots and their values, which a median leaves
-rising. All sites count alike, since a size is a site's own word.
+Each parameter is the median of the sites': log T; scales and biases; knots and their values, which
+a median leaves rising. All sites count alike, since a size is a site's own word.
 """
 
 import math
@@ -14,7 +14,8 @@ from fl_dpbayes.config.errors import RunWarning, warning
 from fl_dpbayes.config.recalibration import COUNTED
 
 FEWEST_SITES = 3
-# In log T, a log scale or a bias: probabilities flatter or sharper by a factor of 2.7. Of a knot: half of all there is.
+# In log T, a log scale or a bias: probabilities flatter or sharper by a factor of 2.7. Of a knot:
+# half of all there is.
 LARGEST_STEP, LARGEST_KNOT = 1.0, 0.5
 # Standard deviations of the privacy noise that an honest map may be off beside.
 NOISE_DEVIATIONS = 4.0
@@ -33,17 +34,22 @@ def median_parameters(maps: Mapping[str, Floats]) -> Floats:
 
 
 def median_deviation(sites: int) -> float:
-    """Return the standard deviation of the median of so many standard normal numbers; of three or more about.
+    """Return the standard deviation of the median of so many standard normal numbers.
+
+    Of three or more about.
 
     sqrt(pi / (2 K)), and exactly 1 and sqrt(1/2) for one site and two.
     """
     return math.sqrt((math.pi / 2 if sites >= FEWEST_SITES else 1.0) / sites)
 
 
-def far_off_maps(method: str, maps: Mapping[str, Floats], noise: Mapping[str, float]) -> tuple[RunWarning, ...]:
+def far_off_maps(
+    method: str, maps: Mapping[str, Floats], noise: Mapping[str, float]
+) -> tuple[RunWarning, ...]:
     """Name each site of three or more whose map is far off the median in some parameter.
 
-    That is by more than 1 + 4 v_k in log T, a log scale or a bias, or 0.5 in a knot of an isotonic map.
+    That is by more than 1 + 4 v_k in log T, a log scale or a bias, or 0.5 in a knot of an isotonic
+    map.
 
     Args:
         method: of the maps.
@@ -59,7 +65,9 @@ def far_off_maps(method: str, maps: Mapping[str, Floats], noise: Mapping[str, fl
     far = []
     for site, parameters in maps.items():
         away = float(np.abs(parameters - centre).max())
-        allowed = LARGEST_KNOT if method in COUNTED else LARGEST_STEP + NOISE_DEVIATIONS * noise[site]
+        allowed = (
+            LARGEST_KNOT if method in COUNTED else LARGEST_STEP + NOISE_DEVIATIONS * noise[site]
+        )
         if away > allowed:
             far.append(warning("map-far-off", site, away=away, allowed=allowed))
     return tuple(far)

@@ -1,4 +1,6 @@
-"""Platt scaling of two classes: u = (0, exp(s) (z_1 - z_0) + b), parameters (s, b); it never turns the order round.
+"""Platt scaling of two classes: u = (0, exp(s) (z_1 - z_0) + b), parameters (s, b).
+
+It never turns the order round.
 
 Source: Platt 1999, Probabilistic outputs for support vector machines, on the log odds as the score.
 """

@@ -1,7 +1,9 @@
-"""Vector scaling: u = exp(s) * z + b, parameters (s_1 .. s_C, b_1 .. b_C); the multi-class Platt scaling.
+"""Vector scaling: u = exp(s) * z + b, parameters (s_1 .. s_C, b_1 .. b_C).
 
-Sources: Guo et al. 2017, On calibration of modern neural networks, section 4.2; Zhang et al. 2022, A closer look at the
-calibration of differentially private learners, section 3.4.
+The multi-class Platt scaling.
+
+Sources: Guo et al. 2017, On calibration of modern neural networks, section 4.2; Zhang et al. 2022,
+A closer look at the calibration of differentially private learners, section 3.4.
 """
 
 from collections.abc import Sequence

@@ -39,19 +39,27 @@ def array_header(
     for name, (dtype, shape) in arrays.items():
         places[name] = end
         end += dtype.itemsize * math.prod(shape)
-        content[name] = {"dtype": _TYPE_NAMES[dtype], "shape": list(shape), "data_offsets": [places[name], end]}
+        content[name] = {
+            "dtype": _TYPE_NAMES[dtype],
+            "shape": list(shape),
+            "data_offsets": [places[name], end],
+        }
     text = json.dumps(content, separators=(",", ":")).encode()
     # The format pads the header with blanks, so that the arrays start at a multiple of eight bytes.
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text, places
 
 
-def write_arrays(path: Path, arrays: Mapping[str, npt.NDArray], metadata: Mapping[str, str] | None = None) -> None:
+def write_arrays(
+    path: Path, arrays: Mapping[str, npt.NDArray], metadata: Mapping[str, str] | None = None
+) -> None:
     """Write float32 or float64 arrays by name, and text, as one safetensors file.
 
     Raises OSError if it cannot be written.
     """
-    header, _ = array_header({name: (array.dtype, array.shape) for name, array in arrays.items()}, metadata or {})
+    header, _ = array_header(
+        {name: (array.dtype, array.shape) for name, array in arrays.items()}, metadata or {}
+    )
     with path.open("wb") as file:
         file.write(header)
         for array in arrays.values():
@@ -82,7 +90,9 @@ def check_seal(path: Path) -> None:
     """
     checksum, stored = _sums(path)
     if not re.fullmatch(rb"[0-9a-f]{64}", stored):
-        raise ValueError("it has no checksum: an older version of fl-dpbayes wrote it, or it is damaged")
+        raise ValueError(
+            "it has no checksum: an older version of fl-dpbayes wrote it, or it is damaged"
+        )
     if stored != checksum.encode():
         raise ValueError("it was cut off or changed since it was written (its checksum differs)")
 
@@ -131,7 +141,10 @@ def check_values(name: str, values: npt.NDArray) -> None:
 
 
 def _sums(path: Path) -> tuple[str, bytes]:
-    """Return the checksum that a file should have, and the bytes where it stands; none where no place is for it."""
+    """Return the checksum that a file should have, and the bytes where it stands.
+
+    None where no place is for it.
+    """
     with path.open("rb") as file:
         start = file.read(_PLACE + 64)
         stored = start[_PLACE:] if start[8:_PLACE] == _START else b""

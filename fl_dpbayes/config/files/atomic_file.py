@@ -27,15 +27,18 @@ def written(path: Path) -> Iterator[None]:
     except OSError as error:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         remedy = "free space on its disk" if full else "see to its disk and its permissions"
-        raise UserError(f"{path} cannot be written ({error.strerror or error}): {remedy}") from error
+        raise UserError(
+            f"{path} cannot be written ({error.strerror or error}): {remedy}"
+        ) from error
 
 
 @contextmanager
 def replaced(path: Path, *, through_power_cut: bool = True) -> Iterator[Path]:
     """Replace a file; whoever reads it meets the old file or the whole new one.
 
-    Its folder exists, and one process at a time writes it. That holds after a power cut as well, or (with
-    `through_power_cut` false) only after the death of the process. Raises OSError if it cannot be written.
+    Its folder exists, and one process at a time writes it. That holds after a power cut as well, or
+    (with `through_power_cut` false) only after the death of the process. Raises OSError if it
+    cannot be written.
     """
     partial = path.with_name(f".{path.name}{PARTIAL}")
     try:
@@ -70,7 +73,10 @@ def write_atomically(path: Path, text: str) -> None:
 
 
 def sync(path: Path, wait: Callable[[int], None] | None = None) -> None:
-    """Wait until a file or folder is on the disk, and not only in the system's memory; `wait`: in place of fsync."""
+    """Wait until a file or folder is on the disk, and not only in the system's memory.
+
+    `wait`: in place of fsync.
+    """
     descriptor = os.open(path, os.O_RDONLY)
     try:
         (wait or os.fsync)(descriptor)
@@ -107,21 +113,27 @@ class DamagedError(ValueError):
 def write_sealed_json(
     path: Path, content: Mapping[str, Any], *, indent: int | None = None, beside: Sequence[str] = ()
 ) -> None:
-    """Write a JSON object with the SHA-256 of its canonical form; a reader meets the old file or the whole new one.
+    """Write a JSON object with the SHA-256 of its canonical form.
+
+    A reader meets the old file or the whole new one.
 
     `indent`: as for `json.dumps`. Raises UserError if it cannot be written.
     """
-    files = {name: file_sha256(path.parent / name) for name in beside if (path.parent / name).is_file()}
+    files = {
+        name: file_sha256(path.parent / name) for name in beside if (path.parent / name).is_file()
+    }
     whole = {**content, **({BESIDE: files} if beside else {})}
-    text = json.dumps({**whole, CHECKSUM: _checksum(whole)}, indent=indent, allow_nan=False, ensure_ascii=False)
+    text = json.dumps(
+        {**whole, CHECKSUM: _checksum(whole)}, indent=indent, allow_nan=False, ensure_ascii=False
+    )
     write_atomically(path, text + "\n")
 
 
 def read_sealed_json(path: Path) -> dict[str, Any]:
     """Read the content of a file of `write_sealed_json`, without its own checksum.
 
-    Raises OSError if it cannot be read. Raises DamagedError if it is no JSON object, has no checksum, or was
-    changed since it was written.
+    Raises OSError if it cannot be read. Raises DamagedError if it is no JSON object, has no
+    checksum, or was changed since it was written.
     """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
@@ -131,16 +143,21 @@ def read_sealed_json(path: Path) -> dict[str, Any]:
         raise DamagedError("expected a JSON object")
     stored = content.pop(CHECKSUM, None)
     if stored is None:
-        raise DamagedError("it has no checksum: an older version of fl-dpbayes wrote it, or it is damaged")
+        raise DamagedError(
+            "it has no checksum: an older version of fl-dpbayes wrote it, or it is damaged"
+        )
     if stored != _checksum(content):
         raise DamagedError("it was changed since it was written (its checksum differs)")
     return content
 
 
 def check_beside(path: Path, content: Mapping[str, Any], name: str) -> None:
-    """Compare a file beside a sealed one with the checksum in its content; one that it does not know is not compared.
+    """Compare a file beside a sealed one with the checksum in its content.
 
-    Raises OSError if it cannot be read. Raises DamagedError if it is missing, or not as it was written.
+    One that it does not know is not compared.
+
+    Raises OSError if it cannot be read. Raises DamagedError if it is missing, or not as it was
+    written.
     """
     stored, file = content.get(BESIDE, {}).get(name), path.parent / name
     if stored is None:
@@ -153,7 +170,9 @@ def check_beside(path: Path, content: Mapping[str, Any], name: str) -> None:
 
 def _checksum(content: Mapping[str, Any]) -> str:
     # Its keys are strings, as JSON reads them back.
-    return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+    return hashlib.sha256(
+        json.dumps(content, sort_keys=True, separators=(",", ":")).encode()
+    ).hexdigest()
 
 
 def file_sha256(path: Path) -> str:

@@ -1,6 +1,7 @@
 """Whether a site's audit log is whole: every line where it was, as it was written, up to the last one.
 
-Lines of a version before this one have no number and no hash: they are counted, and nothing is said of them.
+Lines of a version before this one have no number and no hash: they are counted, and nothing is said
+of them.
 """
 
 from dataclasses import dataclass, field
@@ -23,8 +24,8 @@ from fl_dpbayes.config.files.audit_log import (
 class AuditChain:
     """What a log's lines add up to.
 
-    `lines`: number -> what the line says. `heads`: number -> its hash. `problems`: what is missing or was changed, a
-    line of text each. `notes`: what a person should know and is no fault.
+    `lines`: number -> what the line says. `heads`: number -> its hash. `problems`: what is missing
+    or was changed, a line of text each. `notes`: what a person should know and is no fault.
     """
 
     lines: dict[int, dict[str, Any]] = field(default_factory=dict)
@@ -39,7 +40,10 @@ class AuditChain:
 
 
 def read_chain_of_log(site_file: Path) -> AuditChain:
-    """Read a site's audit log and check every line against the one before; OSError if a file cannot be read."""
+    """Read a site's audit log and check every line against the one before.
+
+    OSError if a file cannot be read.
+    """
     chain, before, cut_off = AuditChain(), 0, 0
     last: AuditLine | None = None
     for written in read_texts(site_file):
@@ -49,7 +53,10 @@ def read_chain_of_log(site_file: Path) -> AuditChain:
             elif last is None:
                 before += 1
             else:
-                said = f"a line without number and hash stands behind line {last.number}: it was changed or put in"
+                said = (
+                    f"a line without number and hash stands behind line {last.number}: it was "
+                    "changed or put in"
+                )
                 chain.problems.append(said)
             continue
         _check_next(chain, last, written, site_file)
@@ -58,20 +65,31 @@ def read_chain_of_log(site_file: Path) -> AuditChain:
         chain.heads[last.number] = last.head
     _check_mark(chain, last, read_mark(site_file))
     if before:
-        chain.notes.append(f"{before} lines of an earlier version have no hash: a change in them does not show")
+        chain.notes.append(
+            f"{before} lines of an earlier version have no hash: a change in them does not show"
+        )
         if chain.first > 1:
-            chain.problems.append(f"line {chain.first} is the first with a hash: those before it were changed")
+            chain.problems.append(
+                f"line {chain.first} is the first with a hash: those before it were changed"
+            )
     if cut_off:
-        chain.notes.append(f"{cut_off} lines were cut off while they were written: nothing left with them")
+        chain.notes.append(
+            f"{cut_off} lines were cut off while they were written: nothing left with them"
+        )
     return chain
 
 
-def _check_next(chain: AuditChain, last: AuditLine | None, written: WrittenText, site_file: Path) -> None:
+def _check_next(
+    chain: AuditChain, last: AuditLine | None, written: WrittenText, site_file: Path
+) -> None:
     line = written.line
     assert line is not None
     if last is None and line.number > 1:
         if numbered(audit_log_path(site_file), FILES_KEPT - 1).exists():
-            chain.notes.append(f"the log begins with line {line.number}: {FILES_KEPT} files are kept, older ones went")
+            chain.notes.append(
+                f"the log begins with line {line.number}: {FILES_KEPT} files are kept, "
+                "older ones went"
+            )
         else:
             chain.problems.append(_missing(1, line.number - 1))
         return
@@ -79,9 +97,13 @@ def _check_next(chain: AuditChain, last: AuditLine | None, written: WrittenText,
     if line.number > number + 1:
         chain.problems.append(_missing(number + 1, line.number - 1))
     elif line.number <= number:
-        chain.problems.append(f"line {line.number} stands behind line {number}: lines were exchanged or put in")
+        chain.problems.append(
+            f"line {line.number} stands behind line {number}: lines were exchanged or put in"
+        )
     elif not written.follows(head):
-        chain.problems.append(f"line {line.number} is not as it was written, or the one before it was exchanged")
+        chain.problems.append(
+            f"line {line.number} is not as it was written, or the one before it was exchanged"
+        )
 
 
 def _check_mark(chain: AuditChain, last: AuditLine | None, mark: AuditLine | None) -> None:
@@ -89,13 +111,19 @@ def _check_mark(chain: AuditChain, last: AuditLine | None, mark: AuditLine | Non
     number = last.number if last is not None else 0
     if mark is None:
         if number:
-            chain.problems.append(f"the mark beside the log, which knows its last line, {number}, is missing")
+            chain.problems.append(
+                f"the mark beside the log, which knows its last line, {number}, is missing"
+            )
     elif mark.number > number:
         chain.problems.append(f"{_missing(number + 1, mark.number)} at the end")
     elif mark.number < number - 1:
-        chain.problems.append(f"the mark beside the log knows line {mark.number} as the last: it was put back")
+        chain.problems.append(
+            f"the mark beside the log knows line {mark.number} as the last: it was put back"
+        )
     elif mark.number in chain.heads and chain.heads[mark.number] != mark.head:
-        chain.problems.append(f"line {mark.number} is not the one that the mark beside the log knows")
+        chain.problems.append(
+            f"line {mark.number} is not the one that the mark beside the log knows"
+        )
 
 
 def _missing(first: int, last: int) -> str:

@@ -1,7 +1,7 @@
 """A site's audit log: a line of JSON for each request and each decision on it, kept at the site and never sent.
 
-Each line has a number and a hash over itself and all lines before it. It needs nothing but Python, so that a broken
-installation has its lines too. docs/steward.md lists the keys.
+Each line has a number and a hash over itself and all lines before it. It needs nothing but Python,
+so that a broken installation has its lines too. docs/steward.md lists the keys.
 """
 
 import fcntl
@@ -20,7 +20,8 @@ from typing import Any
 MOST_BYTES = 8 * 2**20
 FILES_KEPT = 20
 MOST_LINE_BYTES = 2**20
-# The decision of a line that is written before anything is paid for; another, which names it, says what became of it.
+# The decision of a line that is written before anything is paid for; another, which names it, says
+# what became of it.
 ASKED = "asked"
 FIRST_HEAD = "0" * 64
 # Numbers have 18 digits at most.
@@ -44,7 +45,10 @@ class AuditLine:
 
 @dataclass(frozen=True)
 class WrittenText:
-    """One non-empty line as it stands in a file of the log; `line` is None where it has no number and hash."""
+    """One non-empty line as it stands in a file of the log.
+
+    `line` is None where it has no number and hash.
+    """
 
     file: Path
     text: str
@@ -85,12 +89,14 @@ def mark_path(path: Path) -> Path:
 
 
 def record(site_file: str | Path, event: Mapping[str, Any]) -> AuditLine:
-    """Append a line to the audit log of a site file, with number, time and hash; on the disk when this returns.
+    """Append a line to the audit log of a site file, with number, time and hash.
+
+    On the disk when this returns.
 
         head_n = SHA-256(head_(n-1), line feed, the line's text up to its head)
 
-    The line is written first, then the mark beside the log that knows the last line: a crash leaves the log one line
-    ahead of its mark, never behind.
+    The line is written first, then the mark beside the log that knows the last line: a crash leaves
+    the log one line ahead of its mark, never behind.
 
     Args:
         site_file: The site file whose log it is.
@@ -111,19 +117,27 @@ def record(site_file: str | Path, event: Mapping[str, Any]) -> AuditLine:
         with _locked(path) as mark:
             last = _last_line(path, mark)
             number = last.number + 1
-            stated = {"number": number, "time": datetime.now(UTC).isoformat(timespec="seconds"), **event}
+            stated = {
+                "number": number,
+                "time": datetime.now(UTC).isoformat(timespec="seconds"),
+                **event,
+            }
             text = json.dumps(stated, allow_nan=False)[:-1]
             line = AuditLine(number, _head(last.head, text))
             _append(path, f"{text}{_tail(line.head)}")
             _write_mark(mark, line)
     except OSError as error:
         remedy = "see to its disk and its permissions"
-        raise AuditLogError(f"the audit log {path} cannot be written ({error}): {remedy}") from error
+        raise AuditLogError(
+            f"the audit log {path} cannot be written ({error}): {remedy}"
+        ) from error
     return line
 
 
 def read_audit_log(site_file: Path) -> Iterator[dict[str, Any]]:
-    """Read the lines of a site's audit log, the oldest first; a line that a crash cut off is passed over.
+    """Read the lines of a site's audit log, the oldest first.
+
+    A line that a crash cut off is passed over.
 
     Raises OSError if a file cannot be read.
     """
@@ -134,7 +148,10 @@ def read_audit_log(site_file: Path) -> Iterator[dict[str, Any]]:
 
 
 def read_texts(site_file: Path) -> Iterator[WrittenText]:
-    """Read every non-empty line as it stands in the log's files, the oldest file first; OSError as `read_audit_log`."""
+    """Read every non-empty line as it stands in the log's files, the oldest file first.
+
+    OSError as `read_audit_log`.
+    """
     path = audit_log_path(site_file)
     for number in range(FILES_KEPT - 1, -1, -1):
         file = numbered(path, number)
@@ -145,7 +162,10 @@ def read_texts(site_file: Path) -> Iterator[WrittenText]:
 
 
 def read_mark(site_file: Path) -> AuditLine | None:
-    """Read which line the mark beside a site's log knows as the last; None where it is missing or unreadable."""
+    """Read which line the mark beside a site's log knows as the last.
+
+    None where it is missing or unreadable.
+    """
     try:
         content = mark_path(audit_log_path(site_file)).read_bytes()
     except FileNotFoundError:

@@ -13,12 +13,17 @@ LOCK_FILE = "run.lock"
 
 @contextmanager
 def folder_lock(folder: Path, name: str = LOCK_FILE) -> Iterator[None]:
-    """Hold a run directory while the context lasts; the system lets go of it when the process dies, however it dies."""
+    """Hold a run directory while the context lasts.
+
+    The system lets go of it when the process dies, however it dies.
+    """
     with written(folder / name):
         file = (folder / name).open("ab")
     with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise UserError(f"another process works on {folder}: wait for it, or end it first") from None
+            raise UserError(
+                f"another process works on {folder}: wait for it, or end it first"
+            ) from None
         yield

@@ -1,4 +1,7 @@
-"""A file of JSON lines that only grows, each with the hash of itself and of all before it; and the files it lists."""
+"""A file of JSON lines that only grows, each with the hash of itself and of all before it.
+
+And the files it lists.
+"""
 
 import hashlib
 import json
@@ -14,7 +17,8 @@ from fl_dpbayes.config.files.atomic_file import file_sha256, sync, written
 
 JOURNAL_FILE = "journal.jsonl"
 REMEDY = (
-    "put back a copy of it, or start anew with another --out (a new run spends privacy budget again; what was released "
+    "put back a copy of it, or start anew with another --out (a new run spends privacy "
+    "budget again; what was released "
     "is in privacy.csv and bank/)"
 )
 Entry = Mapping[str, Any]
@@ -57,11 +61,15 @@ class Journal:
         return self._mark
 
 
-def read_journal(path: Path, until: JournalMark | None = None) -> tuple[list[dict[str, Any]], JournalMark]:
-    """Read a journal, comparing every line's hash: the entries, and the place after them; an absent file has none.
+def read_journal(
+    path: Path, until: JournalMark | None = None
+) -> tuple[list[dict[str, Any]], JournalMark]:
+    """Read a journal, comparing every line's hash: the entries, and the place after them.
 
-    `until` is the place up to which it must hold; None: as far as it does, since a crash may have cut it off. Raises
-    UserError if a line before the place was changed or is missing.
+    An absent file has none.
+
+    `until` is the place up to which it must hold; None: as far as it does, since a crash may have
+    cut it off. Raises UserError if a line before the place was changed or is missing.
     """
     try:
         content = path.read_bytes() if path.is_file() else b""
@@ -69,7 +77,9 @@ def read_journal(path: Path, until: JournalMark | None = None) -> tuple[list[dic
         raise UserError(f"{path} cannot be read ({error.strerror or error}): {REMEDY}") from None
     if until is not None:
         if len(content) < until.bytes:
-            raise UserError(f"{path} is missing or was cut off: {len(content)} of {until.bytes} bytes: {REMEDY}")
+            raise UserError(
+                f"{path} is missing or was cut off: {len(content)} of {until.bytes} bytes: {REMEDY}"
+            )
         content = content[: until.bytes]
     entries, mark = [], JournalMark()
     for line in content.splitlines(keepends=True):
@@ -113,13 +123,17 @@ def check_files(folder: Path, listed: Mapping[str, Entry]) -> None:
         try:
             size = path.stat().st_size
             if size != entry["bytes"]:
-                raise UserError(f"{path} has {size} bytes, it was written with {entry['bytes']}: {REMEDY}")
+                raise UserError(
+                    f"{path} has {size} bytes, it was written with {entry['bytes']}: {REMEDY}"
+                )
             if file_sha256(path) != entry["sha256"]:
                 raise UserError(f"{path} is not as it was written (its SHA-256 differs): {REMEDY}")
         except FileNotFoundError:
             raise UserError(f"{path} is missing: {REMEDY}") from None
         except OSError as error:
-            raise UserError(f"{path} cannot be read ({error.strerror or error}): {REMEDY}") from None
+            raise UserError(
+                f"{path} cannot be read ({error.strerror or error}): {REMEDY}"
+            ) from None
 
 
 def check_no_others(folder: Path, pattern: str, listed: Mapping[str, Entry]) -> None:

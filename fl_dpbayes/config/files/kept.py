@@ -1,4 +1,7 @@
-"""What was read of files, kept in this process while they stay as they were; the least recently used goes first."""
+"""What was read of files, kept in this process while they stay as they were.
+
+The least recently used goes first.
+"""
 
 import hashlib
 import os
@@ -14,22 +17,30 @@ from typing import Any, TypeVar
 from fl_dpbayes.config.files.atomic_file import file_sha256
 
 T = TypeVar("T")
-# A file system's clock may stand still for so long: what changed twice within it shows no other time.
+# A file system's clock may stand still for so long: what changed twice within it shows no other
+# time.
 SETTLED_NS = 2 * 10**9
 # A quarter of the machine's memory over all its processors' processes, and a gibibyte at most.
-MOST_BYTES = min(2**30, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // (4 * (os.cpu_count() or 1)))
+MOST_BYTES = min(
+    2**30, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // (4 * (os.cpu_count() or 1))
+)
 
 State = tuple[int, ...]
 
 _LOCK = threading.Lock()
 # A process that is forked while another thread holds it would wait for ever.
-os.register_at_fork(before=_LOCK.acquire, after_in_parent=_LOCK.release, after_in_child=_LOCK.release)
+os.register_at_fork(
+    before=_LOCK.acquire, after_in_parent=_LOCK.release, after_in_child=_LOCK.release
+)
 
 
 def files_below(places: Iterable[Path]) -> set[Path]:
     """Return files and folders with all that is below them, behind links too, as what reads them follows links."""
     walks = [walk for place in places for walk in os.walk(place, followlinks=True)]
-    return {*places, *(Path(folder, name) for folder, *below in walks for names in below for name in names)}
+    return {
+        *places,
+        *(Path(folder, name) for folder, *below in walks for names in below for name in names),
+    }
 
 
 @dataclass
@@ -47,29 +58,38 @@ class _Entry:
         if any(_digest(path) != digest for path, digest in self.digests.items()):
             return False
         # Once its times are old, they alone tell.
-        self.digests = {path: digest for path, digest in self.digests.items() if _is_fresh(files[path])}
+        self.digests = {
+            path: digest for path, digest in self.digests.items() if _is_fresh(files[path])
+        }
         return True
 
 
 class Kept:
     """Values by key, each with the files that it was read from, at most `most_bytes` together.
 
-    A file counts as unchanged if place on the disk, size, times of content and of status are (no program can set the
-    last of these back). Where they were fresh when it was read, its SHA-256 is compared as well. A write through a
-    memory map that was open before changes no time and is not seen.
+    A file counts as unchanged if place on the disk, size, times of content and of status are (no
+    program can set the last of these back). Where they were fresh when it was read, its SHA-256 is
+    compared as well. A write through a memory map that was open before changes no time and is not
+    seen.
     """
 
     def __init__(self, most_bytes: int = MOST_BYTES) -> None:
         self._most, self._bytes, self._entries = most_bytes, 0, OrderedDict[Hashable, _Entry]()
 
     def get(
-        self, key: Hashable, load: Callable[[], T], size: Callable[[T], int], files: Iterable[Path] = (),
+        self,
+        key: Hashable,
+        load: Callable[[], T],
+        size: Callable[[T], int],
+        files: Iterable[Path] = (),
         of: object = None,
-    ) -> T:  # fmt: skip
-        """Return what `load` returned for this key, unless a file has changed since; else load it now.
+    ) -> T:
+        """Return what `load` returned for this key, unless a file has changed since.
 
-        `size`: bytes that a value takes. `files`: all that `load` reads; a folder stands for the names in it. `of`: an
-        object that the value was made of; another one counts as a change.
+        Else load it now.
+
+        `size`: bytes that a value takes. `files`: all that `load` reads; a folder stands for the
+        names in it. `of`: an object that the value was made of; another one counts as a change.
         """
         states = {path: _state(path) for path in files}
         if (entry := self._found(key, states, of)) is not None:

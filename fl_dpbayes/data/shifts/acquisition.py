@@ -13,56 +13,84 @@ from fl_dpbayes.config.image_library import require_torchvision
 Images = npt.NDArray[np.float32]
 Ladder = tuple[float, float, float, float, float]
 
-# Resolutions, and the sides below which an image counts as the first and the second; 8 and 28 are digits and MNIST.
+# Resolutions, and the sides below which an image counts as the first and the second; 8 and 28 are
+# digits and MNIST.
 SIDES, SMALL_BELOW, MIDDLE_BELOW = (8, 28, 224), 16, 112
 
-# What the severities 1 to 5 mean at 8, 28 and 224 pixels: MedMNIST-C, arXiv 2406.17536, and CIFAR-C, Hendrycks and
-# Dietterich 2019. The values at 8 pixels and those of inversion, border, marker, bias field, rotation and, at 28
-# pixels, resolution are this project's.
+# What the severities 1 to 5 mean at 8, 28 and 224 pixels: MedMNIST-C, arXiv 2406.17536, and
+# CIFAR-C, Hendrycks and Dietterich 2019. The values at 8 pixels and those of inversion, border,
+# marker, bias field, rotation and, at 28 pixels, resolution are this project's.
 SEVERITIES: dict[ImageShift, dict[int, Ladder]] = {
     # Exponents, below 1: brighter, above: darker; MedMNIST-C gamma_down and gamma_up.
     "gamma": dict.fromkeys(SIDES, (0.9, 0.8, 0.7, 0.6, 0.4)),
     "gamma_dark": dict.fromkeys(SIDES, (1.1, 1.2, 1.3, 1.4, 1.6)),
-    "contrast": dict.fromkeys(SIDES, (0.9, 0.8, 0.7, 0.6, 0.4)),  # factor about the mean; MedMNIST-C contrast_down
+    "contrast": dict.fromkeys(
+        SIDES, (0.9, 0.8, 0.7, 0.6, 0.4)
+    ),  # factor about the mean; MedMNIST-C contrast_down
     # Expected quanta in a white pixel; 28: CIFAR-C shot noise, 224: MedMNIST-C.
-    "exposure": {8: (300, 200, 100, 50, 25), 28: (500, 250, 100, 75, 50), 224: (300, 200, 150, 100, 80)},
+    "exposure": {
+        8: (300, 200, 100, 50, 25),
+        28: (500, 250, 100, 75, 50),
+        224: (300, 200, 150, 100, 80),
+    },
     # Standard deviation; 28: CIFAR-C gaussian noise, 224: MedMNIST-C.
     "detector_noise": {
-        8: (0.05, 0.1, 0.15, 0.2, 0.25), 28: (0.04, 0.06, 0.08, 0.09, 0.1), 224: (0.04, 0.05, 0.06, 0.07, 0.08),
+        8: (0.05, 0.1, 0.15, 0.2, 0.25),
+        28: (0.04, 0.06, 0.08, 0.09, 0.1),
+        224: (0.04, 0.05, 0.06, 0.07, 0.08),
     },
     # Standard deviation in pixels; 28: CIFAR-C, 224: MedMNIST-C.
-    "blur": {8: (0.4, 0.5, 0.6, 0.7, 0.8), 28: (0.4, 0.6, 0.7, 0.8, 1.0), 224: (0.8, 1.1, 1.4, 1.7, 2.0)},
+    "blur": {
+        8: (0.4, 0.5, 0.6, 0.7, 0.8),
+        28: (0.4, 0.6, 0.7, 0.8, 1.0),
+        224: (0.8, 1.1, 1.4, 1.7, 2.0),
+    },
     # Share of the pixels left along each side; 224: MedMNIST-C pixelate.
-    "resolution": {8: (0.875, 0.75, 0.625, 0.5, 0.375), 28: (0.9, 0.8, 0.7, 0.6, 0.5), 224: (0.8, 0.7, 0.6, 0.5, 0.4)},
+    "resolution": {
+        8: (0.875, 0.75, 0.625, 0.5, 0.375),
+        28: (0.9, 0.8, 0.7, 0.6, 0.5),
+        224: (0.8, 0.7, 0.6, 0.5, 0.4),
+    },
     "inversion": dict.fromkeys(SIDES, (0.1, 0.25, 0.5, 0.75, 1.0)),  # share of the images
     # Thickness as a share of the shorter side.
-    "border": {8: (0.05, 0.10, 0.15, 0.20, 0.25)} | dict.fromkeys((28, 224), (0.03, 0.06, 0.09, 0.12, 0.15)),
+    "border": {8: (0.05, 0.10, 0.15, 0.20, 0.25)}
+    | dict.fromkeys((28, 224), (0.03, 0.06, 0.09, 0.12, 0.15)),
     "marker": dict.fromkeys(SIDES, (0.2, 0.4, 0.6, 0.8, 1.0)),  # opacity of the letter
-    "bias_field": dict.fromkeys(SIDES, (0.1, 0.2, 0.3, 0.4, 0.5)),  # bound of the log field; the last is TorchIO's
-    "rotation": {8: (4.0, 8.0, 12.0, 16.0, 20.0)} | dict.fromkeys((28, 224), (2.0, 4.0, 6.0, 8.0, 10.0)),  # degrees
-}  # fmt: skip
+    "bias_field": dict.fromkeys(
+        SIDES, (0.1, 0.2, 0.3, 0.4, 0.5)
+    ),  # bound of the log field; the last is TorchIO's
+    "rotation": {8: (4.0, 8.0, 12.0, 16.0, 20.0)}
+    | dict.fromkeys((28, 224), (2.0, 4.0, 6.0, 8.0, 10.0)),  # degrees
+}
 
 OF_TORCHVISION: tuple[ImageShift, ...] = ("gamma", "gamma_dark", "contrast", "blur", "resolution")
 LETTERS = {"L": ("100", "100", "100", "100", "111"), "R": ("110", "101", "110", "101", "101")}
-# A stroke is one pixel wide at 28 pixels, so that the letter covers the same share of a film at 224.
+# A stroke is one pixel wide at 28 pixels, so that the letter covers the same share of a film at
+# 224.
 PIXELS_PER_STROKE = 28
 BIAS_FIELD_ORDER = 3
 
 
-def shift_images(images: Images, kind: ImageShift, severity: int, generator: np.random.Generator) -> Images:
+def shift_images(
+    images: Images, kind: ImageShift, severity: int, generator: np.random.Generator
+) -> Images:
     """Change images as another acquisition would.
 
-    Source: Castro, Walker and Glocker, Nat. Commun. 11:3673, 2020 (taxonomy); Hendrycks and Dietterich 2019,
-    MedMNIST-C, arXiv 2406.17536 (corruptions). `images`: (N, channels, height, width), pixels in [0, 1]. `kind`:
-    `gamma` (x^g with g below 1: brighter, detector response), `gamma_dark` (g above 1), `contrast` (window), `exposure`
-    (quantum noise at a lower dose), `detector_noise` (electronic noise), `blur` (focal spot, motion), `resolution`
-    (fewer pixels, scaled back), `inversion` (a share of the films with the other photometric interpretation), `border`
-    (collimation: a black frame), `marker` (a letter L or R in a corner), `bias_field` (uneven brightness), `rotation`
-    (positioning). `severity`: 1 to 5, a value of `SEVERITIES` at the images' shorter side.
+    Source: Castro, Walker and Glocker, Nat. Commun. 11:3673, 2020 (taxonomy); Hendrycks and
+    Dietterich 2019, MedMNIST-C, arXiv 2406.17536 (corruptions). `images`: (N, channels, height,
+    width), pixels in [0, 1]. `kind`: `gamma` (x^g with g below 1: brighter, detector response),
+    `gamma_dark` (g above 1), `contrast` (window), `exposure` (quantum noise at a lower dose),
+    `detector_noise` (electronic noise), `blur` (focal spot, motion), `resolution` (fewer pixels,
+    scaled back), `inversion` (a share of the films with the other photometric interpretation),
+    `border` (collimation: a black frame), `marker` (a letter L or R in a corner), `bias_field`
+    (uneven brightness), `rotation` (positioning). `severity`: 1 to 5, a value of `SEVERITIES` at
+    the images' shorter side.
     """
     count, _, height, width = images.shape
     side = min(height, width)
-    value = SEVERITIES[kind][8 if side < SMALL_BELOW else 28 if side < MIDDLE_BELOW else 224][severity - 1]
+    value = SEVERITIES[kind][8 if side < SMALL_BELOW else 28 if side < MIDDLE_BELOW else 224][
+        severity - 1
+    ]
     # A copy: what is kept of a source is read-only.
     pixels = torch.tensor(images)
     if kind in OF_TORCHVISION:
@@ -75,19 +103,25 @@ def shift_images(images: Images, kind: ImageShift, severity: int, generator: np.
         case "contrast":
             shifted = functional.adjust_contrast(pixels, value)
         case "exposure":
-            # Poisson(dose x) / dose by its normal limit: unlike Poisson draws, normal ones can be scaled by severity.
+            # Poisson(dose x) / dose by its normal limit: unlike Poisson draws, normal ones can be
+            # scaled by severity.
             shifted = pixels + torch.sqrt(pixels / value) * _normal(pixels, generator)
         case "detector_noise":
             shifted = pixels + value * _normal(pixels, generator)
         case "blur":
-            # A kernel of three standard deviations either way; it may not reach past the opposite edge.
+            # A kernel of three standard deviations either way; it may not reach past the opposite
+            # edge.
             radius = min(int(np.ceil(3 * value)), side - 1)
-            shifted = functional.gaussian_blur(pixels, kernel_size=[2 * radius + 1] * 2, sigma=[value] * 2)
+            shifted = functional.gaussian_blur(
+                pixels, kernel_size=[2 * radius + 1] * 2, sigma=[value] * 2
+            )
         case "resolution":
-            # Anti-aliased triangles, not block means: those lose less at a factor of one half than just above it.
+            # Anti-aliased triangles, not block means: those lose less at a factor of one half than
+            # just above it.
             fewer = [max(1, round(value * length)) for length in (height, width)]
-            shifted = functional.resize(functional.resize(pixels, fewer, antialias=True), [height, width],
-                                        antialias=True)  # fmt: skip
+            shifted = functional.resize(
+                functional.resize(pixels, fewer, antialias=True), [height, width], antialias=True
+            )
         case "inversion":
             chosen = torch.from_numpy(generator.random(count) < value)
             shifted = torch.where(chosen[:, None, None, None], 1 - pixels, pixels)
@@ -97,7 +131,10 @@ def shift_images(images: Images, kind: ImageShift, severity: int, generator: np.
         case "marker":
             shifted = torch.from_numpy(_with_markers(images, value, generator))
         case "bias_field":
-            shifted = pixels * torch.from_numpy(_bias_fields(count, height, width, value, generator))[:, None]
+            shifted = (
+                pixels
+                * torch.from_numpy(_bias_fields(count, height, width, value, generator))[:, None]
+            )
         case "rotation":
             shifted = _rotation(pixels, value, generator)
     return shifted.clamp(0, 1).numpy()
@@ -112,7 +149,9 @@ def _with_markers(images: Images, opacity: float, generator: np.random.Generator
     """
     height, width = images.shape[-2:]
     left = generator.random(len(images)) < 0.5
-    strokes = np.where(left[:, None, None], _strokes("L", height, width), _strokes("R", height, width))
+    strokes = np.where(
+        left[:, None, None], _strokes("L", height, width), _strokes("R", height, width)
+    )
     return images + (np.float32(opacity) * strokes)[:, None] * (1 - images)
 
 
@@ -121,7 +160,8 @@ def _normal(pixels: torch.Tensor, generator: np.random.Generator) -> torch.Tenso
 
 
 def _uncovered(length: int, thickness: float) -> torch.Tensor:
-    # Edge pixels keep the share that the frame does not cover, so that a frame thinner than a pixel has an effect.
+    # Edge pixels keep the share that the frame does not cover, so that a frame thinner than a pixel
+    # has an effect.
     distance = torch.arange(length, dtype=torch.float32)
     nearest_edge = torch.minimum(distance, distance.flip(0))
     return (nearest_edge + 1 - thickness).clamp(0, 1)
@@ -139,20 +179,30 @@ def turned_by(pixels: torch.Tensor, degrees: float) -> torch.Tensor:
     """Turn pictures about their centre, counter-clockwise, bilinear, black outside, as torchvision's `rotate` does."""
     height, width = pixels.shape[-2:]
     turn = math.radians(-(degrees % 360))
-    theta = torch.tensor([[math.cos(turn), math.sin(turn), 0.0], [-math.sin(turn), math.cos(turn), 0.0]])
-    x, y = (torch.linspace((1.0 - side) * 0.5, (side - 1.0) * 0.5, side) for side in (width, height))
-    places = torch.stack([x.expand(height, width), y[:, None].expand(height, width), torch.ones(height, width)], dim=-1)
+    theta = torch.tensor(
+        [[math.cos(turn), math.sin(turn), 0.0], [-math.sin(turn), math.cos(turn), 0.0]]
+    )
+    x, y = (
+        torch.linspace((1.0 - side) * 0.5, (side - 1.0) * 0.5, side) for side in (width, height)
+    )
+    places = torch.stack(
+        [x.expand(height, width), y[:, None].expand(height, width), torch.ones(height, width)],
+        dim=-1,
+    )
     grid = places.view(1, -1, 3).bmm(theta.T[None] / torch.tensor([0.5 * width, 0.5 * height]))
     grid = grid.view(1, height, width, 2).expand(len(pixels), -1, -1, -1)
     return grid_sample(pixels, grid, mode="bilinear", padding_mode="zeros", align_corners=False)
 
 
-def _bias_fields(count: int, height: int, width: int, size: float, generator: np.random.Generator) -> Images:
+def _bias_fields(
+    count: int, height: int, width: int, size: float, generator: np.random.Generator
+) -> Images:
     """Draw smooth positive fields, (count, height, width), as of the anode's heel or an uneven detector.
 
         f(u, v) = exp(size sum_{i + j <= 3} a_ij u^i v^j),  a_ij ~ U(-1, 1),  u, v in [-1, 1] over the image
 
-    Source: polynomial field of van Leemput et al., IEEE TMI 18(10), 1999, as in TorchIO's RandomBiasField.
+    Source: polynomial field of van Leemput et al., IEEE TMI 18(10), 1999, as in TorchIO's
+    RandomBiasField.
     """
     powers = [(i, j) for i in range(BIAS_FIELD_ORDER + 1) for j in range(BIAS_FIELD_ORDER + 1 - i)]
     u, v = np.linspace(-1, 1, width, dtype=np.float32), np.linspace(-1, 1, height, dtype=np.float32)
@@ -165,7 +215,9 @@ def _strokes(letter: str, height: int, width: int) -> Images:
     stroke = max(1, min(height, width) // PIXELS_PER_STROKE)
     bitmap = np.array([[int(pixel) for pixel in row] for row in LETTERS[letter]], dtype=np.float32)
     # One stroke of margin; what does not fit into a small image is cut off.
-    bitmap = np.pad(np.kron(bitmap, np.ones((stroke, stroke), dtype=np.float32)), stroke)[:height, :width]
+    bitmap = np.pad(np.kron(bitmap, np.ones((stroke, stroke), dtype=np.float32)), stroke)[
+        :height, :width
+    ]
     canvas = np.zeros((height, width), dtype=np.float32)
     first = width - bitmap.shape[1] if letter == "L" else 0
     canvas[: bitmap.shape[0], first : first + bitmap.shape[1]] = bitmap

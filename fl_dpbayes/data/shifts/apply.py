@@ -15,7 +15,8 @@ ONLY_TABLES = ("tilt", "missing_features")
 LOGIT_OFFSETS = (0.5, 1.0, 1.5, 2.0, 2.5)
 TILT_RATES = (0.25, 0.5, 1.0, 1.5, 2.0)
 MISSING_SHARES = (0.1, 0.2, 0.4, 0.6, 0.8)
-# Beyond two standard deviations all weigh alike: else one extreme record would leave a site with a handful of others.
+# Beyond two standard deviations all weigh alike: else one extreme record would leave a site with a
+# handful of others.
 HIGHEST_STANDARD_SCORE = 2.0
 FLIP_RATES = (0.02, 0.05, 0.10, 0.20, 0.30)
 Floats = npt.NDArray[np.float64]
@@ -25,9 +26,10 @@ Integers = npt.NDArray[np.int64]
 def apply_shift(records: Records, shift: Shift, generator: np.random.Generator) -> Records:
     """Change the records of one site as another scanner, population or labelling practice would.
 
-    Draws do not depend on the severity, so that severities can be compared in pairs of the same patients. Known truth
-    becomes that of the shifted site: flips mix its classes, dropping records of a class makes it rarer, and another
-    scanner leaves it. Raises UserError if these records do not allow the shift, see `check_shift` and `kept_indices`.
+    Draws do not depend on the severity, so that severities can be compared in pairs of the same
+    patients. Known truth becomes that of the shifted site: flips mix its classes, dropping records
+    of a class makes it rarer, and another scanner leaves it. Raises UserError if these records do
+    not allow the shift, see `check_shift` and `kept_indices`.
     """
     check_shift(records, shift)
     severity, classes = shift.severity, records.task.classes
@@ -43,22 +45,32 @@ def apply_shift(records: Records, shift: Shift, generator: np.random.Generator) 
             return _relabelled(records, labels, symmetric_flips(classes, FLIP_RATES[severity - 1]))
         case "under_reporting":
             labels = under_report(records.labels, severity, generator)
-            return _relabelled(records, labels, under_reporting_flips(classes, FLIP_RATES[severity - 1]))
+            return _relabelled(
+                records, labels, under_reporting_flips(classes, FLIP_RATES[severity - 1])
+            )
         case "boundary_flip":
             # Rates that hung on the labels, as by class means, would leave no truth to follow.
             closeness = records.truth
             if closeness is None:
                 closeness = centroid_closeness(records.features, records.labels, classes)
             flips = boundary_flips(closeness, severity)
-            return _relabelled(records, flips.flip(records.labels, generator), flips.matrices(classes))
+            return _relabelled(
+                records, flips.flip(records.labels, generator), flips.matrices(classes)
+            )
     # Only images need torchvision.
     from fl_dpbayes.data.shifts import acquisition
 
-    return replace(records, features=acquisition.shift_images(records.features, shift.kind, severity, generator))
+    return replace(
+        records,
+        features=acquisition.shift_images(records.features, shift.kind, severity, generator),
+    )
 
 
 def kept_indices(records: Records, shift: Shift, generator: np.random.Generator) -> Integers:
-    """Say which records a shift keeps, at the generator's state in `apply_shift`; UserError if all tie in a tilt."""
+    """Say which records a shift keeps, at the generator's state in `apply_shift`.
+
+    UserError if all tie in a tilt.
+    """
     if shift.kind == "prevalence":
         return prevalence_indices(records.labels, records.task.classes, shift.severity, generator)
     if shift.feature is not None:
@@ -70,8 +82,9 @@ def kept_indices(records: Records, shift: Shift, generator: np.random.Generator)
 def check_shift(records: Records, shift: Shift) -> None:
     """Refuse a shift that the records of a site do not allow, before anything is computed.
 
-    Raises UserError if there are no records, the kind is for images or for tables only, `feature` names none of the
-    records' features, or labels of one class only leave no boundary to flip them at.
+    Raises UserError if there are no records, the kind is for images or for tables only, `feature`
+    names none of the records' features, or labels of one class only leave no boundary to flip them
+    at.
     """
     if not len(records):
         raise UserError("the site has no records: check selection and shift")
@@ -80,15 +93,28 @@ def check_shift(records: Records, shift: Shift) -> None:
     if shift.kind in refused:
         allowed = ", ".join(repr(kind) for kind in get_args(ShiftKind) if kind not in refused)
         problem = f"shift.kind {shift.kind!r} needs {'a table' if images else 'images'}"
-        raise UserError(f"{problem}, these records have shape {records.task.input_shape}: choose one of {allowed}")
+        raise UserError(
+            f"{problem}, these records have shape {records.task.input_shape}: choose one "
+            f"of {allowed}"
+        )
     if shift.feature is not None and shift.feature not in records.feature_names:
         raise UserError(
             f"shift.feature is {shift.feature!r}, which is no feature of the source: "
-            + (f"choose one of {', '.join(records.feature_names)}" if records.feature_names else "it names none")
+            + (
+                f"choose one of {', '.join(records.feature_names)}"
+                if records.feature_names
+                else "it names none"
+            )
         )
-    if shift.kind == "boundary_flip" and records.truth is None and len(np.unique(records.labels)) < 2:
+    if (
+        shift.kind == "boundary_flip"
+        and records.truth is None
+        and len(np.unique(records.labels)) < 2
+    ):
         remedy = "choose 'label_flip', or another partition"
-        raise UserError(f"shift.kind 'boundary_flip' needs records of two classes, the site has one: {remedy}")
+        raise UserError(
+            f"shift.kind 'boundary_flip' needs records of two classes, the site has one: {remedy}"
+        )
 
 
 def _prevalence(records: Records, shift: Shift, generator: np.random.Generator) -> Records:
@@ -96,8 +122,11 @@ def _prevalence(records: Records, shift: Shift, generator: np.random.Generator) 
     if kept.truth is None:
         return kept
     classes = records.task.classes
-    before, after = (np.bincount(labels, minlength=classes) for labels in (records.labels, kept.labels))
-    # Records are kept whole, so the realised shares are the truth of those left; of an absent class there is none.
+    before, after = (
+        np.bincount(labels, minlength=classes) for labels in (records.labels, kept.labels)
+    )
+    # Records are kept whole, so the realised shares are the truth of those left; of an absent class
+    # there is none.
     planned = prevalence_shares(classes, shift.severity)
     shares = np.divide(after, before, out=planned, where=before > 0)
     # Saerens, Latinne and Decaestecker, Neural Computation 14, 2002, equation 2.4.
@@ -115,13 +144,16 @@ def prevalence_shares(classes: int, severity: int) -> Floats:
     return np.exp(-LOGIT_OFFSETS[severity - 1] * np.arange(classes) / (classes - 1))
 
 
-def prevalence_indices(labels: Integers, classes: int, severity: int, generator: np.random.Generator) -> Integers:
+def prevalence_indices(
+    labels: Integers, classes: int, severity: int, generator: np.random.Generator
+) -> Integers:
     """Choose records without replacement so that high classes become rarer, as in screening after a referral clinic.
 
         p'(c) proportional to p(c) exp(-offset c / (classes - 1))
 
-    With two classes this is logit p'(1) = logit p(1) - offset, up to rounding to whole records. Records kept at one
-    severity include those kept at every higher one. Source: Castro, Walker and Glocker, Nat. Commun. 11:3673, 2020.
+    With two classes this is logit p'(1) = logit p(1) - offset, up to rounding to whole records.
+    Records kept at one severity include those kept at every higher one. Source: Castro, Walker and
+    Glocker, Nat. Commun. 11:3673, 2020.
     """
     order = np.argsort(generator.random(len(labels)))
     shares = prevalence_shares(classes, severity)
@@ -130,14 +162,17 @@ def prevalence_indices(labels: Integers, classes: int, severity: int, generator:
     return np.sort(np.concatenate(kept)).astype(np.int64)
 
 
-def tilt_indices(values: npt.NDArray[np.float32], severity: int, generator: np.random.Generator) -> Integers:
+def tilt_indices(
+    values: npt.NDArray[np.float32], severity: int, generator: np.random.Generator
+) -> Integers:
     """Choose records without replacement so that high values, (N,), of a feature become commoner.
 
         P(keep i) = exp(rate (min(z_i, c) - c)),  c = min(2, max z):  p'(x) proportional to p(x) exp(rate min(z, c))
 
-    z is the value less the site's mean, over the site's standard deviation, which stay there. Records kept at one
-    severity include those kept at every higher one, and those of the highest value are always kept. Source: Castro,
-    Walker and Glocker, Nat. Commun. 11:3673, 2020. Raises UserError if all values are equal.
+    z is the value less the site's mean, over the site's standard deviation, which stay there.
+    Records kept at one severity include those kept at every higher one, and those of the highest
+    value are always kept. Source: Castro, Walker and Glocker, Nat. Commun. 11:3673, 2020. Raises
+    UserError if all values are equal.
     """
     draws = generator.random(len(values))
     exact = values.astype(np.float64)
@@ -147,22 +182,32 @@ def tilt_indices(values: npt.NDArray[np.float32], severity: int, generator: np.r
         raise UserError(f"shift.feature: {same}, so no tilt can be made: choose another feature")
     score = (exact - exact.mean()) / spread
     highest = min(HIGHEST_STANDARD_SCORE, score.max())
-    return np.flatnonzero(draws < np.exp(TILT_RATES[severity - 1] * (np.minimum(score, highest) - highest)))
+    return np.flatnonzero(
+        draws < np.exp(TILT_RATES[severity - 1] * (np.minimum(score, highest) - highest))
+    )
 
 
-def lose_features(features: npt.NDArray[np.float32], severity: int, generator: np.random.Generator) -> npt.NDArray:
+def lose_features(
+    features: npt.NDArray[np.float32], severity: int, generator: np.random.Generator
+) -> npt.NDArray:
     """Replace values, (N, F), by 0, each with the same probability and independent of all others.
 
-    0 is the declared centre of a feature that is centred by public constants, so this is imputation by a public value;
-    an indicator that is lost reads "no". Values lost at one severity are lost at every higher one.
+    0 is the declared centre of a feature that is centred by public constants, so this is imputation
+    by a public value; an indicator that is lost reads "no". Values lost at one severity are lost at
+    every higher one.
     """
-    return np.where(generator.random(features.shape) < MISSING_SHARES[severity - 1], np.float32(0), features)
+    return np.where(
+        generator.random(features.shape) < MISSING_SHARES[severity - 1], np.float32(0), features
+    )
 
 
-def flip_labels(labels: Integers, classes: int, severity: int, generator: np.random.Generator) -> Integers:
+def flip_labels(
+    labels: Integers, classes: int, severity: int, generator: np.random.Generator
+) -> Integers:
     """Replace each label with probability `rate` by one of the other classes, all equally likely.
 
-    Flips at one severity are those of every higher one too. Source of the rates: JMIR Med. Inform. 2020;8:e18089.
+    Flips at one severity are those of every higher one too. Source of the rates: JMIR Med. Inform.
+    2020;8:e18089.
     """
     scores = generator.random(len(labels))
     steps = generator.integers(1, classes, size=len(labels))
@@ -179,8 +224,8 @@ def symmetric_flips(classes: int, rate: float) -> Floats:
 def under_report(labels: Integers, severity: int, generator: np.random.Generator) -> Integers:
     """Record positives (any class above 0) as class 0 with probability `rate`; negatives stay.
 
-    Positives missed at one severity are missed at every higher one. Source: one-sided label noise; Oakden-Rayner 2019
-    on what radiology reports leave out.
+    Positives missed at one severity are missed at every higher one. Source: one-sided label noise;
+    Oakden-Rayner 2019 on what radiology reports leave out.
     """
     return np.where(generator.random(len(labels)) < FLIP_RATES[severity - 1], 0, labels)
 
@@ -197,8 +242,9 @@ def flipped_truth(truth: Floats, flip_matrix: Floats) -> Floats:
 
         t'(c') = sum_c t(c) M(c, c'),  M(c, c') = P(recorded c' | right c)
 
-    M is (C, C), or (N, C, C) where rates differ from record to record. It holds where the flip of a record depends on
-    its features and its right label alone. Sources: Natarajan et al., NeurIPS 2013; Patrini et al., CVPR 2017.
+    M is (C, C), or (N, C, C) where rates differ from record to record. It holds where the flip of a
+    record depends on its features and its right label alone. Sources: Natarajan et al., NeurIPS
+    2013; Patrini et al., CVPR 2017.
     """
     return np.matmul(truth[:, None, :], flip_matrix)[:, 0, :]
 
@@ -234,9 +280,10 @@ def boundary_flips(closeness: Floats, severity: int) -> BoundaryFlips:
 
         rate_i = 2 rate (1 - F_i),  F_i = share of the records that are no farther from the boundary than record i
 
-    The mean is `rate`, whatever the scale of `closeness`; no rate is above .6. Source: instance-dependent label noise;
-    Menon, van Rooyen and Natarajan, Machine Learning 107, 2018 (boundary-consistent noise). `closeness`: (N, C), higher
-    for a nearer class: known probabilities, or `centroid_closeness`. `severity`: 1 to 5, a rate of FLIP_RATES.
+    The mean is `rate`, whatever the scale of `closeness`; no rate is above .6. Source:
+    instance-dependent label noise; Menon, van Rooyen and Natarajan, Machine Learning 107, 2018
+    (boundary-consistent noise). `closeness`: (N, C), higher for a nearer class: known
+    probabilities, or `centroid_closeness`. `severity`: 1 to 5, a rate of FLIP_RATES.
     """
     from scipy.stats import rankdata
 
@@ -248,7 +295,10 @@ def boundary_flips(closeness: Floats, severity: int) -> BoundaryFlips:
 
 
 def centroid_closeness(features: npt.NDArray[np.float32], labels: Integers, classes: int) -> Floats:
-    """Return minus each record's distance to the site's own mean of each class, (N, C); -inf where that has none."""
+    """Return minus each record's distance to the site's own mean of each class, (N, C).
+
+    -inf where that has none.
+    """
     flat = features.reshape(len(features), -1)
     closeness = np.full((len(flat), classes), -np.inf)
     for label in np.unique(labels):

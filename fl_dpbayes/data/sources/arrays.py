@@ -12,21 +12,33 @@ from fl_dpbayes.data.records import Records
 def load(source: Arrays, part: OfficialPart) -> Records:
     """Load an archive, never unpickling; without `units` each record is its own.
 
-    Raises UserError if it is absent, no archive of plain arrays, or shapes and labels are not as the source says.
+    Raises UserError if it is absent, no archive of plain arrays, or shapes and labels are not as
+    the source says.
     """
     try:
         with np.load(source.path, allow_pickle=False) as archive:
             features, labels = archive["features"], archive["labels"]
             sites, units = archive.get("sites"), archive.get("units", np.arange(len(labels)))
     except (KeyError, ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
-        raise UserError(f"{source.path} cannot be read as an archive of features and labels: {error}") from None
+        raise UserError(
+            f"{source.path} cannot be read as an archive of features and labels: {error}"
+        ) from None
     columns = [labels, units, *([] if sites is None else [sites])]
-    if features.shape[1:] != source.input_shape or any(column.shape != (len(features),) for column in columns):
-        raise UserError(f"{source.path}: features have shape {features.shape}: source.input_shape or a length is wrong")
+    if features.shape[1:] != source.input_shape or any(
+        column.shape != (len(features),) for column in columns
+    ):
+        raise UserError(
+            f"{source.path}: features have shape {features.shape}: source.input_shape or a "
+            "length is wrong"
+        )
     if not np.isin(labels, np.arange(source.classes)).all():
-        raise UserError(f"{source.path}: labels must be whole numbers from 0 to {source.classes - 1}")
+        raise UserError(
+            f"{source.path}: labels must be whole numbers from 0 to {source.classes - 1}"
+        )
     if features.dtype != np.uint8:
         features = features.astype(np.float32)
     if not np.isfinite(features).all():
-        raise UserError(f"{source.path}: a feature is missing or not a finite number: remove such records")
+        raise UserError(
+            f"{source.path}: a feature is missing or not a finite number: remove such records"
+        )
     return Records(features, labels.astype(np.int64), units, sites, source.task, source.unit)

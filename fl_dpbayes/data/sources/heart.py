@@ -13,9 +13,21 @@ from fl_dpbayes.data.sources.table import framed_records
 
 ORIGIN = "https://archive.ics.uci.edu/dataset/45/heart+disease"
 COLUMNS = (
-    "age", "sex", "cp", "trestbps", "chol", "fbs", "restecg", "thalach", "exang", "oldpeak", "slope", "ca", "thal",
+    "age",
+    "sex",
+    "cp",
+    "trestbps",
+    "chol",
+    "fbs",
+    "restecg",
+    "thalach",
+    "exang",
+    "oldpeak",
+    "slope",
+    "ca",
+    "thal",
     "num",
-)  # fmt: skip
+)
 # Complete rows after the drop, SHA-256 over them sorted.
 HOSPITALS = {
     "cleveland": (303, "32fd17299120fdcfa177e72bbe3edf073ce7d8b9423035d882319e1526457ead"),
@@ -28,7 +40,10 @@ CENTERS_AND_SCALES = {
     "age": (50.0, 10.0),  # years
     "sex": (0.0, 1.0),  # 1 = male
     "trestbps": (120.0, 20.0),  # mmHg; 120 is the upper end of normal
-    "chol": (200.0, 100.0),  # mg/dl; 200 is the upper end of desirable; 0 codes a value that was not measured
+    "chol": (
+        200.0,
+        100.0,
+    ),  # mg/dl; 200 is the upper end of desirable; 0 codes a value that was not measured
     "fbs": (0.0, 1.0),  # 1 = fasting blood sugar above 120 mg/dl
     "thalach": (150.0, 25.0),  # beats per minute
     "exang": (0.0, 1.0),  # 1 = angina on exercise
@@ -41,17 +56,23 @@ CATEGORIES = {"cp": ("1", "2", "3", "4"), "restecg": ("0", "1", "2")}
 def load(source: BuiltIn, part: OfficialPart) -> Records:
     """Load the four hospitals' patients by FLamby's rule: drop slope, ca, thal, then rows with a missing value.
 
-    Eight features are centred and scaled by public constants; chest pain type (4) and resting ECG (3) become
-    indicators. Label 1 is any diagnosis above 0. Each of the 303 + 261 + 46 + 130 records is one patient;
-    `natural_site` is the hospital, `groups` are sex and age. Source: Detrano et al., Am. J. Cardiol. 64, 1989.
+    Eight features are centred and scaled by public constants; chest pain type (4) and resting ECG
+    (3) become indicators. Label 1 is any diagnosis above 0. Each of the 303 + 261 + 46 + 130
+    records is one patient; `natural_site` is the hospital, `groups` are sex and age. Source:
+    Detrano et al., Am. J. Cardiol. 64, 1989.
     """
     tables = {hospital: _complete_rows(source, hospital) for hospital in HOSPITALS}
     table = pandas.concat(tables.values(), ignore_index=True)
     centers, scales = zip(*CENTERS_AND_SCALES.values(), strict=True)
     described = Table(
-        path=Path("heart-disease"), label="num", classes=2, features=tuple(CENTERS_AND_SCALES), centers=centers,
-        scales=scales, categories=CATEGORIES,
-    )  # fmt: skip
+        path=Path("heart-disease"),
+        label="num",
+        classes=2,
+        features=tuple(CENTERS_AND_SCALES),
+        centers=centers,
+        scales=scales,
+        categories=CATEGORIES,
+    )
     age = np.where(table["age"] < 55, "under 55", "55 and over")
     groups = {"sex": np.where(table["sex"] == 1, "male", "female"), "age": age}
     hospitals = np.repeat(list(tables), [len(rows) for rows in tables.values()])
@@ -62,7 +83,9 @@ def load(source: BuiltIn, part: OfficialPart) -> Records:
 def _complete_rows(source: BuiltIn, hospital: str) -> pandas.DataFrame:
     path = data_file(source.folder, f"heart-disease/processed.{hospital}.data", ORIGIN)
     try:
-        table = pandas.read_csv(path, header=None, names=list(COLUMNS), na_values="?", dtype=np.float64)
+        table = pandas.read_csv(
+            path, header=None, names=list(COLUMNS), na_values="?", dtype=np.float64
+        )
     except ValueError as error:
         raise damaged(path, str(error), ORIGIN) from None
     table = table.drop(columns=["slope", "ca", "thal"]).dropna()

@@ -26,7 +26,8 @@ BATCH_ROWS = 1000
 MAX_GREY_LEVELS = 2**30
 MAX_NUMBERS = 2**27
 ABSENT = (
-    "check name, revision and config; without internet, download it beforehand (once, with internet, by this same "
+    "check name, revision and config; without internet, download it beforehand (once, "
+    "with internet, by this same "
     "source), or give source.path, a local folder with its Parquet files, instead of name"
 )
 
@@ -34,9 +35,10 @@ ABSENT = (
 def load(source: HuggingFace, part: OfficialPart) -> Records:
     """Load one split: images resized (bilinear, anti-aliased), or numeric columns centred and scaled.
 
-    A local folder is read where it lies. A data set of the hub is downloaded once, into the library's own cache. One
-    record per row, in the split's order; grey levels of images are not yet scaled. Raises UserError if the data set
-    cannot be had or is not in Parquet, it is too large, or a column is absent or has a value that is not allowed.
+    A local folder is read where it lies. A data set of the hub is downloaded once, into the
+    library's own cache. One record per row, in the split's order; grey levels of images are not yet
+    scaled. Raises UserError if the data set cannot be had or is not in Parquet, it is too large, or
+    a column is absent or has a value that is not allowed.
     """
     task = source.task
     split = _split(source, source.splits[part])
@@ -46,7 +48,10 @@ def load(source: HuggingFace, part: OfficialPart) -> Records:
     for table in _tables(split, source):
         count += len(table)
         if count > most:
-            raise _error(source, f"split {source.splits[part]!r} has more than {most} records: use a smaller one")
+            raise _error(
+                source,
+                f"split {source.splits[part]!r} has more than {most} records: use a smaller one",
+            )
         if source.image is not None:
             pixels += _images(table[source.image], source, count - len(table))
             table = table.drop_columns([source.image])
@@ -54,15 +59,25 @@ def load(source: HuggingFace, part: OfficialPart) -> Records:
     if not count:
         raise _error(source, f"split {source.splits[part]!r} has no rows")
     frame = pandas.concat(frames, ignore_index=True)
-    # Of images the label stands in as the one feature, so that labels and units are checked as those of a table.
+    # Of images the label stands in as the one feature, so that labels and units are checked as
+    # those of a table.
     own = source.model_dump(include={"label", "classes", "centers", "scales", "unit_column"})
-    records = framed_records(frame, Table(path=_place(source), features=source.columns or (source.label,), **own))
+    records = framed_records(
+        frame, Table(path=_place(source), features=source.columns or (source.label,), **own)
+    )
     if source.site_column is not None:
         if frame[source.site_column].isna().any():
-            raise _error(source, f"column {source.site_column!r} has missing values: every row needs its site")
-        records = replace(records, natural_site=frame[source.site_column].astype(str).to_numpy(dtype=np.str_))
+            raise _error(
+                source,
+                f"column {source.site_column!r} has missing values: every row needs its site",
+            )
+        records = replace(
+            records, natural_site=frame[source.site_column].astype(str).to_numpy(dtype=np.str_)
+        )
     if source.image is not None:
-        records = replace(records, features=np.stack(pixels), task=task, unit=source.unit, feature_names=())
+        records = replace(
+            records, features=np.stack(pixels), task=task, unit=source.unit, feature_names=()
+        )
     return records
 
 
@@ -75,7 +90,10 @@ def _error(source: HuggingFace, problem: str) -> UserError:
 
 
 def _split(source: HuggingFace, name: str) -> "Dataset | IterableDataset":
-    """Open a split; a local folder as a stream, since anything else would copy records into the user's home."""
+    """Open a split.
+
+    A local folder as a stream, since anything else would copy records into the user's home.
+    """
     builder = _builder(source)
     try:
         if source.path is not None:
@@ -89,7 +107,10 @@ def _split(source: HuggingFace, name: str) -> "Dataset | IterableDataset":
     except Exception as error:
         raise _error(source, f"it cannot be read: {_first_line(error)}") from None
     if split is None:
-        raise _error(source, f"it has no split {name!r}: set source.splits to some of {', '.join(map(str, names))}")
+        raise _error(
+            source,
+            f"it has no split {name!r}: set source.splits to some of {', '.join(map(str, names))}",
+        )
     return split
 
 
@@ -99,7 +120,9 @@ def _builder(source: HuggingFace) -> "DatasetBuilder":
     from datasets.packaged_modules.parquet.parquet import Parquet
 
     if source.path is not None and not source.path.is_dir():
-        raise _error(source, "there is no such folder: source.path names one that holds Parquet files")
+        raise _error(
+            source, "there is no such folder: source.path names one that holds Parquet files"
+        )
     try:
         builder = load_dataset_builder(str(_place(source)), source.config, revision=source.revision)
     except Exception as error:
@@ -107,9 +130,14 @@ def _builder(source: HuggingFace) -> "DatasetBuilder":
         raise _error(source, f"it cannot be had ({_first_line(error)}): {remedy}") from None
     # Readers of other formats may run code or unpickle; the cache holds Arrow tables.
     if not isinstance(builder, Parquet | Cache):
-        raise _error(source, "its files are not in Parquet, the only format that is read: convert them")
+        raise _error(
+            source, "its files are not in Parquet, the only format that is read: convert them"
+        )
     if source.path is None and builder.hash != source.revision:
-        stale = f"the download that is here is of commit {builder.hash}, not of revision {source.revision}"
+        stale = (
+            f"the download that is here is of commit {builder.hash}, not of revision "
+            f"{source.revision}"
+        )
         raise _error(source, f"{stale}: run once with internet, or name that revision")
     return builder
 
@@ -120,10 +148,16 @@ def _tables(split: "Dataset | IterableDataset", source: HuggingFace) -> Iterator
 
     features = split.features or {}
     extra = (source.image, source.site_column, source.unit_column)
-    wanted = list(dict.fromkeys([*source.columns, source.label, *(name for name in extra if name is not None)]))
+    wanted = list(
+        dict.fromkeys(
+            [*source.columns, source.label, *(name for name in extra if name is not None)]
+        )
+    )
     for name in wanted:
         if name not in features:
-            raise _error(source, f"it has no column {name!r}: its columns are {', '.join(features)}")
+            raise _error(
+                source, f"it has no column {name!r}: its columns are {', '.join(features)}"
+            )
     label = features[source.label]
     if isinstance(label, ClassLabel) and label.num_classes != source.classes:
         has = f"column {source.label!r} has {label.num_classes} classes"
@@ -131,7 +165,10 @@ def _tables(split: "Dataset | IterableDataset", source: HuggingFace) -> Iterator
     split = split.select_columns(wanted)
     if source.image is not None:
         if not isinstance(features[source.image], ImageFeature):
-            raise _error(source, f"column {source.image!r} holds no images: give source.features a list of columns")
+            raise _error(
+                source,
+                f"column {source.image!r} holds no images: give source.features a list of columns",
+            )
         split = split.cast_column(source.image, ImageFeature(decode=False))
     try:
         yield from split.with_format("arrow").iter(batch_size=BATCH_ROWS)
@@ -139,17 +176,24 @@ def _tables(split: "Dataset | IterableDataset", source: HuggingFace) -> Iterator
         raise _error(source, f"it cannot be read: {_first_line(error)}") from None
 
 
-def _images(column: "pyarrow.ChunkedArray", source: HuggingFace, first: int) -> list[npt.NDArray[np.uint8]]:
+def _images(
+    column: "pyarrow.ChunkedArray", source: HuggingFace, first: int
+) -> list[npt.NDArray[np.uint8]]:
     _, height, width = source.task.input_shape
     images = []
     for row, value in enumerate(column.to_pylist(), start=first + 1):
         # A row may name a file instead, any file of this machine.
         if not value or not value.get("bytes"):
-            raise _error(source, f"the image in row {row} is not inside the Parquet file: give a folder of images "
-                                 "(source.kind 'images') instead")  # fmt: skip
+            raise _error(
+                source,
+                f"the image in row {row} is not inside the Parquet file: give a folder of images "
+                "(source.kind 'images') instead",
+            )
         try:
             with Image.open(io.BytesIO(value["bytes"])) as image:
-                images.append(grey_levels(image, height=height, width=width, channels=source.channels))
+                images.append(
+                    grey_levels(image, height=height, width=width, channels=source.channels)
+                )
         except UNREADABLE as error:
             raise _error(source, f"the image in row {row} cannot be read: {error}") from None
     return images

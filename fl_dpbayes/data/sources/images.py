@@ -23,10 +23,12 @@ IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".pgm", ".pp
 def load(source: ImageFolder, part: OfficialPart) -> Records:
     """Load a folder of images, each resized (bilinear, anti-aliased) and scaled to [0, 1].
 
-    Returns one record per image in alphabetical order, label = position of its class folder; a privacy unit is a
-    patient, or else one image, known by its path inside the folder. Raises UserError if it is of another form.
+    Returns one record per image in alphabetical order, label = position of its class folder; a
+    privacy unit is a patient, or else one image, known by its path inside the folder. Raises
+    UserError if it is of another form.
     """
-    # torchvision takes a second to import, and predictions for single images need this module without it.
+    # torchvision takes a second to import, and predictions for single images need this module
+    # without it.
     require_torchvision()
     from torchvision.datasets import ImageFolder as TorchvisionImageFolder
 
@@ -39,9 +41,14 @@ def load(source: ImageFolder, part: OfficialPart) -> Records:
     return Records(
         features=np.stack([image_pixels(path, **size) for path in paths]),
         labels=np.array([label for _, label in folder.samples], dtype=np.int64),
-        units=np.array(found_names(source, paths, "patient_pattern") or [image_name(source, path) for path in paths]),
-        natural_site=_sites(source, paths), task=task, unit=source.unit,
-    )  # fmt: skip
+        units=np.array(
+            found_names(source, paths, "patient_pattern")
+            or [image_name(source, path) for path in paths]
+        ),
+        natural_site=_sites(source, paths),
+        task=task,
+        unit=source.unit,
+    )
 
 
 def image_name(source: ImageFolder, path: Path) -> str:
@@ -49,8 +56,12 @@ def image_name(source: ImageFolder, path: Path) -> str:
     return path.relative_to(source.path).as_posix()
 
 
-def found_names(source: ImageFolder, paths: list[Path], key: Literal["patient_pattern", "site_pattern"]) -> list[str]:
-    """Return what a pattern of the source finds in the path of each image inside its class; nothing without one.
+def found_names(
+    source: ImageFolder, paths: list[Path], key: Literal["patient_pattern", "site_pattern"]
+) -> list[str]:
+    """Return what a pattern of the source finds in the path of each image inside its class.
+
+    Nothing without one.
 
     Raises UserError if it finds nothing in one of them.
     """
@@ -58,7 +69,10 @@ def found_names(source: ImageFolder, paths: list[Path], key: Literal["patient_pa
     for path in paths if pattern else []:
         found = re.search(pattern, image_name(source, path).partition("/")[2])
         if found is None or not found[1]:
-            said = f"image {path} names no {key.partition('_')[0]}: {key} {pattern!r} must find one in every path"
+            said = (
+                f"image {path} names no {key.partition('_')[0]}: {key} {pattern!r} must find "
+                "one in every path"
+            )
             raise UserError(f"{said} in a class folder: correct it, or rename or remove the image")
         names.append(found[1])
     return names
@@ -83,13 +97,20 @@ def image_pixels(path: Path, *, height: int, width: int, channels: int) -> npt.N
     return levels.astype(np.float32) / np.float32(255)
 
 
-def grey_levels(image: Image.Image, *, height: int, width: int, channels: int) -> npt.NDArray[np.uint8]:
+def grey_levels(
+    image: Image.Image, *, height: int, width: int, channels: int
+) -> npt.NDArray[np.uint8]:
     """Return an image of any size and mode as grey levels 0 to 255, resized (bilinear, anti-aliased).
 
-    Uint8, (channels, height, width); `channels` is 1 (converted to grey) or 3. Raises ValueError for a huge one.
+    Uint8, (channels, height, width); `channels` is 1 (converted to grey) or 3. Raises ValueError
+    for a huge one.
     """
     if (pixels := image.width * image.height) > MAX_PICTURE_PIXELS:
-        raise ValueError(f"it has {pixels} pixels, allowed are {MAX_PICTURE_PIXELS}: make it smaller")
-    resized = image.convert("L" if channels == 1 else "RGB").resize((width, height), Image.Resampling.BILINEAR)
+        raise ValueError(
+            f"it has {pixels} pixels, allowed are {MAX_PICTURE_PIXELS}: make it smaller"
+        )
+    resized = image.convert("L" if channels == 1 else "RGB").resize(
+        (width, height), Image.Resampling.BILINEAR
+    )
     levels = np.asarray(resized)
     return levels[None] if channels == 1 else np.ascontiguousarray(levels.transpose(2, 0, 1))

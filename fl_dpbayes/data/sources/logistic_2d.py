@@ -32,20 +32,23 @@ def site_laws(source: Logistic2D) -> SiteLaws:
 
         m_k = h u_k,  r_k = tanh(h u'_k),  b_k = b + h v_k,  w_k = w + h v'_k / 2,  all of u, u', v, v' ~ N(0, 1)
 
-    b, w and h are the source's `intercept`, `slopes` and `heterogeneity`; at h = 0 every site has the average law.
+    b, w and h are the source's `intercept`, `slopes` and `heterogeneity`; at h = 0 every site has
+    the average law.
     """
     effects = synthetic.site_effects(source, 6)
     return SiteLaws(
-        means=effects[:, :2], correlations=np.tanh(effects[:, 2]), intercepts=source.intercept + effects[:, 3],
+        means=effects[:, :2],
+        correlations=np.tanh(effects[:, 2]),
+        intercepts=source.intercept + effects[:, 3],
         slopes=np.asarray(source.slopes) + effects[:, 4:] / 2,
-    )  # fmt: skip
+    )
 
 
 def load(source: Logistic2D, part: OfficialPart) -> Records:
     """Draw one part of the source.
 
-    Averaged over the records in a confidence bin, their truth p(y | x) is E[y | bin], by the tower property. The part
-    `test` has new patients of the same hospitals.
+    Averaged over the records in a confidence bin, their truth p(y | x) is E[y | bin], by the tower
+    property. The part `test` has new patients of the same hospitals.
     """
     laws, (sites, generator) = site_laws(source), synthetic.sites_of_part(source, part)
     normal = generator.standard_normal((len(sites), 2))
@@ -54,5 +57,7 @@ def load(source: Logistic2D, part: OfficialPart) -> Records:
     # The truth is that of the features as a site gets them, after rounding.
     features = (laws.means[sites] + np.stack([normal[:, 0], second], axis=1)).astype(np.float32)
     log_odds = laws.intercepts[sites] + (laws.slopes[sites] * features).sum(axis=1)
-    records = synthetic.synthetic_records(features, synthetic.draw_labels(log_odds, generator), log_odds, sites)
+    records = synthetic.synthetic_records(
+        features, synthetic.draw_labels(log_odds, generator), log_odds, sites
+    )
     return replace(records, feature_names=("x1", "x2"))

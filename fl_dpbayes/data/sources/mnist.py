@@ -24,11 +24,16 @@ FILES = {
 
 
 def load(source: BuiltIn, part: OfficialPart) -> Records:
-    """Load 60,000 records for training or 10,000 for testing, grey levels not yet scaled; each is its own privacy unit.
+    """Load 60,000 records for training or 10,000 for testing, grey levels not yet scaled.
 
-    Source: LeCun et al., Proceedings of the IEEE 86, 1998. Raises UserError if a file is missing or another one.
+    Each is its own privacy unit.
+
+    Source: LeCun et al., Proceedings of the IEEE 86, 1998. Raises UserError if a file is missing or
+    another one.
     """
-    images, labels = (_content(data_file(source.folder, name, ORIGIN), md5) for name, md5 in FILES[part])
+    images, labels = (
+        _content(data_file(source.folder, name, ORIGIN), md5) for name, md5 in FILES[part]
+    )
     targets = np.frombuffer(labels, np.uint8, offset=8).astype(np.int64)
     pixels = np.frombuffer(images, np.uint8, offset=16).reshape(len(targets), 1, 28, 28)
     return Records(pixels, targets, np.arange(len(targets)), None, source.task, "record")

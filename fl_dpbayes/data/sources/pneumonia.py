@@ -11,7 +11,8 @@ from fl_dpbayes.data.records import Records
 
 NAME = "pneumoniamnist.npz"
 ORIGIN = "https://zenodo.org/records/10519652 (MedMNIST v2, 28x28)"
-# Key in the archive, number of records, SHA-256 over the sorted records: copies with another row order are in use.
+# Key in the archive, number of records, SHA-256 over the sorted records: copies with another row
+# order are in use.
 PARTS = {
     "train": ("train", 4708, "2314d45df1c1cd156f60a5d892ee62bb7e211988582185ed111e0214f4e2bcd1"),
     "validation": ("val", 524, "106be82596640d98e9b65de30213d696c0b8869fd4d7ed6ac336151e95f85da6"),
@@ -23,8 +24,9 @@ MOST_BYTES = 2**24
 def load(source: BuiltIn, part: OfficialPart) -> Records:
     """Load an official part of PneumoniaMNIST, grey levels not yet scaled; label 1 is pneumonia.
 
-    Parts are no random split: prevalence is .742 in `train` and `validation` and .625 in `test`. Each record is a unit,
-    as patients have no names. Source: Kermany et al., Cell 172, 2018; Yang et al., MedMNIST v2, Sci. Data 10:41, 2023.
+    Parts are no random split: prevalence is .742 in `train` and `validation` and .625 in `test`.
+    Each record is a unit, as patients have no names. Source: Kermany et al., Cell 172, 2018; Yang
+    et al., MedMNIST v2, Sci. Data 10:41, 2023.
     """
     path = data_file(source.folder, NAME, ORIGIN)
     key, count, checksum = PARTS[part]
@@ -37,7 +39,10 @@ def load(source: BuiltIn, part: OfficialPart) -> Records:
     if pixels.shape != (count, 28, 28) or pixels.dtype != np.uint8 or targets.shape != (count, 1):
         raise damaged(path, f"{key}_images is {pixels.dtype} {pixels.shape}", ORIGIN)
     labels = targets[:, 0].astype(np.int64)
-    rows = [image.tobytes() + bytes([label & 255]) for image, label in zip(pixels, labels.tolist(), strict=True)]
+    rows = [
+        image.tobytes() + bytes([label & 255])
+        for image, label in zip(pixels, labels.tolist(), strict=True)
+    ]
     check_rows(rows, checksum, path, ORIGIN)
     return Records(pixels[:, None], labels, np.arange(count), None, source.task, "record")
 
@@ -46,8 +51,12 @@ def _check_sizes(path: Path) -> None:
     """Refuse an archive that would unpack to more than all records take, before anything of it is unpacked."""
     with zipfile.ZipFile(path) as archive:
         members = archive.infolist()
-    # Python bounds what it unpacks by the size that the directory states, for these two ways of packing alone.
-    if not {member.compress_type for member in members} <= {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}:
+    # Python bounds what it unpacks by the size that the directory states, for these two ways of
+    # packing alone.
+    if not {member.compress_type for member in members} <= {
+        zipfile.ZIP_STORED,
+        zipfile.ZIP_DEFLATED,
+    }:
         raise ValueError("it is packed in another way")
     if sum(member.file_size for member in members) > MOST_BYTES:
         raise ValueError(f"it unpacks to more than {MOST_BYTES >> 20} MiB")

@@ -36,8 +36,9 @@ class Acquisition:
 class Patients:
     """What is drawn for each patient, all (N,): anatomy in standard normal values, and the opacity.
 
-    Contrast, angle (in turns), distance from the lung's centre and radius are the opacity's, in [0, 1]; at distance 1
-    it is at six tenths of the lung. `lung` is 1 on the right-hand side of the picture and -1 on the left.
+    Contrast, angle (in turns), distance from the lung's centre and radius are the opacity's, in [0,
+    1]; at distance 1 it is at six tenths of the lung. `lung` is 1 on the right-hand side of the
+    picture and -1 on the left.
     """
 
     size: Pixels
@@ -59,9 +60,11 @@ def acquisition(source: Radiographs) -> Acquisition:
     """
     effects = synthetic.site_effects(source, 4)
     return Acquisition(
-        gains=np.exp(effects[:, 0] / 5), offsets=effects[:, 1] / 12, noises=NOISE * np.exp(2 * effects[:, 2] / 5),
+        gains=np.exp(effects[:, 0] / 5),
+        offsets=effects[:, 1] / 12,
+        noises=NOISE * np.exp(2 * effects[:, 2] / 5),
         intercepts=effects[:, 3],
-    )  # fmt: skip
+    )
 
 
 def load(source: Radiographs, part: OfficialPart) -> Records:
@@ -69,14 +72,18 @@ def load(source: Radiographs, part: OfficialPart) -> Records:
 
         c ~ U(0, 1),  P(y = 1 | c) = sigmoid(steepness (c - threshold) + intercept_k)
 
-    The label depends on the latent contrast c and not on the noisy picture, so the truth is p(y | c), which no model of
-    pictures attains. Its average over the records in a confidence bin is E[y | bin] all the same, by the tower
-    property: given c and the site, the picture says nothing more about y. Grey levels are uint8, not yet scaled. The
-    part `test` has new patients of the same hospitals; the side changes the pictures' resolution and not the patients.
+    The label depends on the latent contrast c and not on the noisy picture, so the truth is p(y |
+    c), which no model of pictures attains. Its average over the records in a confidence bin is E[y
+    | bin] all the same, by the tower property: given c and the site, the picture says nothing more
+    about y. Grey levels are uint8, not yet scaled. The part `test` has new patients of the same
+    hospitals; the side changes the pictures' resolution and not the patients.
     """
     scanners, (sites, generator) = acquisition(source), synthetic.sites_of_part(source, part)
     patients = draw_patients(len(sites), generator)
-    log_odds = source.steepness * (patients.contrast.astype(np.float64) - source.threshold) + scanners.intercepts[sites]
+    log_odds = (
+        source.steepness * (patients.contrast.astype(np.float64) - source.threshold)
+        + scanners.intercepts[sites]
+    )
     labels = synthetic.draw_labels(log_odds, generator)
     pixels = np.empty((len(sites), 1, source.side, source.side), np.uint8)
     step = max(1, PIXELS_AT_ONCE // source.side**2)
@@ -84,7 +91,9 @@ def load(source: Radiographs, part: OfficialPart) -> Records:
         chosen = np.arange(start, min(start + step, len(sites)))
         picture = draw_pictures(patients, chosen, source.side)
         of_scanner = (scanners.gains, scanners.offsets, scanners.noises)
-        gain, offset, noise = (values[sites[chosen], None, None].astype(np.float32) for values in of_scanner)
+        gain, offset, noise = (
+            values[sites[chosen], None, None].astype(np.float32) for values in of_scanner
+        )
         grain = noise * generator.standard_normal(picture.shape, dtype=np.float32)
         taken = 0.5 + gain * (picture - 0.5) + offset + grain
         pixels[chosen, 0] = np.rint(255 * taken.clip(0, 1))
@@ -119,6 +128,11 @@ def draw_pictures(patients: Patients, chosen: npt.NDArray[np.int64], side: int) 
     blob_across = of(patients.lung) * (LUNG_CENTER + LUNG_WIDTH * reach * np.cos(turn))
     blob_down = LUNG_HEIGHT * reach * np.sin(turn)
     width = 0.06 + 0.04 * of(patients.radius)
-    # A Gaussian in the plane is the product of one along each axis, which saves most of its exponentials.
-    blob = np.exp(-(((across - blob_across) / width) ** 2) / 2) * np.exp(-(((down - blob_down) / width) ** 2) / 2)
-    return TISSUE + lung * (LUNG + RIB * arcs) + HEART * heart + OPACITY * of(patients.contrast) * blob
+    # A Gaussian in the plane is the product of one along each axis, which saves most of its
+    # exponentials.
+    blob = np.exp(-(((across - blob_across) / width) ** 2) / 2) * np.exp(
+        -(((down - blob_down) / width) ** 2) / 2
+    )
+    return (
+        TISSUE + lung * (LUNG + RIB * arcs) + HEART * heart + OPACITY * of(patients.contrast) * blob
+    )

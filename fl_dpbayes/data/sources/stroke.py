@@ -1,6 +1,7 @@
 """The International Stroke Trial: 19,435 patients with acute stroke at 466 hospitals in 36 countries, shipped here.
 
-Licence: Open Data Commons Attribution 1.0. The file names its authors, its origin and what was changed.
+Licence: Open Data Commons Attribution 1.0. The file names its authors, its origin and what was
+changed.
 """
 
 import hashlib
@@ -15,7 +16,8 @@ from fl_dpbayes.data.records import Records
 
 PATH = Path(__file__).with_name("stroke.json")
 SHA256 = "dcb8799ae990f65351a0f0ceb7c9f730c57ece5b9d6c54e8fbefd9111ff73e2c"
-# Centre and scale: round values that were known before the trial's records, none computed from them.
+# Centre and scale: round values that were known before the trial's records, none computed from
+# them.
 CENTERS_AND_SCALES = {
     "age": ("AGE", 70.0, 10.0),  # years
     "hours since onset": ("RDELAY", 24.0, 12.0),  # the trial took patients up to 48 hours
@@ -23,34 +25,82 @@ CENTERS_AND_SCALES = {
 }
 # 1 where the column holds the letter, 0 elsewhere.
 INDICATORS = {
-    "male": ("SEX", "M"), "drowsy": ("RCONSC", "D"), "unconscious": ("RCONSC", "U"),
-    "symptoms on waking": ("RSLEEP", "Y"), "scanned before": ("RCT", "Y"), "infarct visible": ("RVISINF", "Y"),
-    "atrial fibrillation": ("RATRIAL", "Y"), "atrial fibrillation not recorded": ("RATRIAL", "-"),
-    "aspirin before": ("RASP3", "Y"), "heparin before": ("RHEP24", "Y"), "lacunar stroke": ("STYPE", "L"),
-    "posterior stroke": ("STYPE", "P"), "total anterior stroke": ("STYPE", "T"), "other stroke": ("STYPE", "O"),
-}  # fmt: skip
+    "male": ("SEX", "M"),
+    "drowsy": ("RCONSC", "D"),
+    "unconscious": ("RCONSC", "U"),
+    "symptoms on waking": ("RSLEEP", "Y"),
+    "scanned before": ("RCT", "Y"),
+    "infarct visible": ("RVISINF", "Y"),
+    "atrial fibrillation": ("RATRIAL", "Y"),
+    "atrial fibrillation not recorded": ("RATRIAL", "-"),
+    "aspirin before": ("RASP3", "Y"),
+    "heparin before": ("RHEP24", "Y"),
+    "lacunar stroke": ("STYPE", "L"),
+    "posterior stroke": ("STYPE", "P"),
+    "total anterior stroke": ("STYPE", "T"),
+    "other stroke": ("STYPE", "O"),
+}
 # 1 present, 0 absent, one half where it could not be assessed.
-AFFECTED = ("face", "arm or hand", "leg or foot", "speech", "sight", "spatial", "brainstem", "other")
+AFFECTED = (
+    "face",
+    "arm or hand",
+    "leg or foot",
+    "speech",
+    "sight",
+    "spatial",
+    "brainstem",
+    "other",
+)
 DEFICITS = {f"{what} deficit": f"RDEF{number}" for number, what in enumerate(AFFECTED, start=1)}
 FEATURE_NAMES = (*CENTERS_AND_SCALES, *INDICATORS, *DEFICITS)
 COUNTRIES = {
-    "ARGE": "argentina", "AUSL": "australia", "AUST": "austria", "BELG": "belgium", "BRAS": "brazil",
-    "CANA": "canada", "CHIL": "chile", "CZEC": "czech-republic", "DENM": "denmark", "EIRE": "ireland",
-    "FINL": "finland", "FRAN": "france", "GREE": "greece", "HONG": "hong-kong", "HUNG": "hungary", "INDI": "india",
-    "ISRA": "israel", "ITAL": "italy", "JAPA": "japan", "NETH": "netherlands", "NEW": "new-zealand",
-    "NORW": "norway", "POLA": "poland", "PORT": "portugal", "ROMA": "romania", "SING": "singapore",
-    "SLOK": "slovakia", "SLOV": "slovenia", "SOUT": "south-africa", "SPAI": "spain", "SRI": "sri-lanka",
-    "SWED": "sweden", "SWIT": "switzerland", "TURK": "turkey", "UK": "uk", "USA": "usa",
-}  # fmt: skip
+    "ARGE": "argentina",
+    "AUSL": "australia",
+    "AUST": "austria",
+    "BELG": "belgium",
+    "BRAS": "brazil",
+    "CANA": "canada",
+    "CHIL": "chile",
+    "CZEC": "czech-republic",
+    "DENM": "denmark",
+    "EIRE": "ireland",
+    "FINL": "finland",
+    "FRAN": "france",
+    "GREE": "greece",
+    "HONG": "hong-kong",
+    "HUNG": "hungary",
+    "INDI": "india",
+    "ISRA": "israel",
+    "ITAL": "italy",
+    "JAPA": "japan",
+    "NETH": "netherlands",
+    "NEW": "new-zealand",
+    "NORW": "norway",
+    "POLA": "poland",
+    "PORT": "portugal",
+    "ROMA": "romania",
+    "SING": "singapore",
+    "SLOK": "slovakia",
+    "SLOV": "slovenia",
+    "SOUT": "south-africa",
+    "SPAI": "spain",
+    "SRI": "sri-lanka",
+    "SWED": "sweden",
+    "SWIT": "switzerland",
+    "TURK": "turkey",
+    "UK": "uk",
+    "USA": "usa",
+}
 
 
 def load(source: BuiltIn, part: OfficialPart) -> Records:
     """Load the 19,285 patients whose outcome at six months is known.
 
-    Label 1: dead or dependent at six months. 3 features are centred and scaled by public constants, 14 are indicators,
-    8 deficits are 1, 0 or one half. Each patient is one privacy unit; `natural_site` is the hospital, for example
-    `uk-134`; `groups` are sex and age; `published` is the trial's own predicted risk, fitted on these patients. Source:
-    Sandercock, Niewada and Czlonkowska, Trials 12:101, 2011. Raises UserError if the shipped file was changed.
+    Label 1: dead or dependent at six months. 3 features are centred and scaled by public constants,
+    14 are indicators, 8 deficits are 1, 0 or one half. Each patient is one privacy unit;
+    `natural_site` is the hospital, for example `uk-134`; `groups` are sex and age; `published` is
+    the trial's own predicted risk, fitted on these patients. Source: Sandercock, Niewada and
+    Czlonkowska, Trials 12:101, 2011. Raises UserError if the shipped file was changed.
     """
     text = PATH.read_bytes()
     if hashlib.sha256(text).hexdigest() != SHA256:
@@ -58,18 +108,28 @@ def load(source: BuiltIn, part: OfficialPart) -> Records:
     content: dict = json.loads(text)
     columns = {name: np.array(list(values)) for name, values in content["columns"].items()}
     countries = content["countries"].items()
-    of_hospital = {number: f"{COUNTRIES[code]}-{number}" for code, numbers in countries for number in numbers}
+    of_hospital = {
+        number: f"{COUNTRIES[code]}-{number}" for code, numbers in countries for number in numbers
+    }
     known = np.isin(columns["OCCODE"], list("1234"))
-    features = [(columns[name] - center) / scale for name, center, scale in CENTERS_AND_SCALES.values()]
+    features = [
+        (columns[name] - center) / scale for name, center, scale in CENTERS_AND_SCALES.values()
+    ]
     features += [columns[name] == letter for name, letter in INDICATORS.values()]
-    features += [(columns[name] == "Y") + 0.5 * (columns[name] == "C") for name in DEFICITS.values()]
+    features += [
+        (columns[name] == "Y") + 0.5 * (columns[name] == "C") for name in DEFICITS.values()
+    ]
     hospitals = np.array([of_hospital[number] for number in columns["HOSPNUM"]])
     sexes = np.where(columns["SEX"] == "M", "male", "female")
     records = Records(
         features=np.stack(features, axis=1).astype(np.float32),
-        labels=np.isin(columns["OCCODE"], list("12")).astype(np.int64), units=np.arange(1, len(known) + 1),
-        natural_site=hospitals, task=source.task, unit="patient", feature_names=FEATURE_NAMES,
+        labels=np.isin(columns["OCCODE"], list("12")).astype(np.int64),
+        units=np.arange(1, len(known) + 1),
+        natural_site=hospitals,
+        task=source.task,
+        unit="patient",
+        feature_names=FEATURE_NAMES,
         published=columns["EXPDD"],
         groups={"sex": sexes, "age": np.where(columns["AGE"] < 75, "under 75", "75 and over")},
-    )  # fmt: skip
+    )
     return records.subset(known)

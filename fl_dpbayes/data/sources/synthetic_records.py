@@ -23,7 +23,9 @@ def site_effects(source: SyntheticSites, count: int) -> Floats:
     return source.heterogeneity * generator.standard_normal((source.sites, count))
 
 
-def sites_of_part(source: SyntheticSites, part: OfficialPart) -> tuple[Integers, np.random.Generator]:
+def sites_of_part(
+    source: SyntheticSites, part: OfficialPart
+) -> tuple[Integers, np.random.Generator]:
     """Return the site of each record of a part, (N,) in 0 .. sites - 1, and the part's own stream of draws.
 
     A site's records are one block; blocks are equal up to one record.
@@ -38,14 +40,19 @@ def draw_labels(log_odds: Floats, generator: np.random.Generator) -> Integers:
     return (generator.random(len(log_odds)) < expit(log_odds)).astype(np.int64)
 
 
-def synthetic_records(features: npt.NDArray, labels: Integers, log_odds: Floats, sites: Integers) -> Records:
+def synthetic_records(
+    features: npt.NDArray, labels: Integers, log_odds: Floats, sites: Integers
+) -> Records:
     """Put records together with their truth: `log_odds` of label 1, by which `draw_labels` drew the labels.
 
     Each is its own privacy unit; sites, numbers from 0, are named from `site-1`.
     """
     return Records(
-        features=features, labels=labels, units=np.arange(len(labels)),
+        features=features,
+        labels=labels,
+        units=np.arange(len(labels)),
         natural_site=np.char.add("site-", (sites + 1).astype(str)),
-        task=Task(input_shape=features.shape[1:], classes=2), unit="record",
+        task=Task(input_shape=features.shape[1:], classes=2),
+        unit="record",
         truth=np.stack([expit(-log_odds), expit(log_odds)], axis=1),
-    )  # fmt: skip
+    )

@@ -1,1 +1,4 @@
-"""A posterior over hospitals, from what a `fald` run releases anyway; docs/hierarchical.md derives it."""
+"""A posterior over hospitals, from what a `fald` run releases anyway.
+
+Docs/hierarchical.md derives it.
+"""

@@ -16,7 +16,10 @@ REACH = 9.0
 
 @dataclass(frozen=True)
 class Distribution:
-    """Each of `values`, in even steps, stands for its cell, of mass `weights`, which sum to 1; both (G,)."""
+    """Each of `values`, in even steps, stands for its cell, of mass `weights`, which sum to 1.
+
+    Both (G,).
+    """
 
     values: Floats
     weights: Floats
@@ -41,7 +44,10 @@ class Distribution:
         return float(low), float(high)
 
     def given(self, log_likelihood: Floats) -> "Distribution":
-        """Return the posterior, this one being the prior; `log_likelihood`: of each of the values, (G,)."""
+        """Return the posterior, this one being the prior.
+
+        `log_likelihood`: of each of the values, (G,).
+        """
         weights = self.weights * np.exp(log_likelihood - log_likelihood.max())
         return Distribution(self.values, weights / weights.sum())
 
@@ -51,16 +57,22 @@ class Distribution:
         `log_odds`: x_i of a hospital's records at effect 0, (n,). `labels`: y_i, 0 or 1, (n,).
         """
         signs = np.where(labels == 1, 1.0, -1.0)
-        return self.given(np.array([log_expit(signs * (log_odds + theta)).sum() for theta in self.values]))
+        return self.given(
+            np.array([log_expit(signs * (log_odds + theta)).sum() for theta in self.values])
+        )
 
-    def given_release(self, released: float, noise: float, units: int, log_odds: Floats) -> "Distribution":
+    def given_release(
+        self, released: float, noise: float, units: int, log_odds: Floats
+    ) -> "Distribution":
         """Return the effect given a sum of y - p at the effect's mean m, which left with N(0, `noise`^2) added.
 
-        Given theta it is about N(n E[sigmoid(x + theta) - sigmoid(x + m)], n E[v] + noise^2), v the variance of y, over
-        public covariates: those of the hospital entered p and stay there. `units`: n, as declared. `log_odds`: x of
-        public covariates at effect 0, (N,).
+        Given theta it is about N(n E[sigmoid(x + theta) - sigmoid(x + m)], n E[v] + noise^2), v the
+        variance of y, over public covariates: those of the hospital entered p and stay there.
+        `units`: n, as declared. `log_odds`: x of public covariates at effect 0, (N,).
         """
-        found = [((p := expit(log_odds + theta)).mean(), (p * (1 - p)).mean()) for theta in self.values]
+        found = [
+            ((p := expit(log_odds + theta)).mean(), (p * (1 - p)).mean()) for theta in self.values
+        ]
         rates, spreads = np.array(found).T
         variances = units * spreads + noise**2
         off = released - units * (rates - expit(log_odds + self.mean).mean())
@@ -68,7 +80,10 @@ class Distribution:
 
 
 def mixed(weights: Floats, means: Floats, variances: Floats) -> Distribution:
-    """Return sum_g v_g N(means_g, variances_g); `weights` v_g >= 0 are normalised here; all of shape (G,)."""
+    """Return sum_g v_g N(means_g, variances_g); `weights` v_g >= 0 are normalised here.
+
+    All of shape (G,).
+    """
     kept = weights > _NEGLIGIBLE * weights.max()
     shares, means, variances = weights[kept] / weights[kept].sum(), means[kept], variances[kept]
     centre = shares @ means

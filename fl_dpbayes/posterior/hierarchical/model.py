@@ -12,7 +12,13 @@ from scipy.special import expit
 from fl_dpbayes.config.scenario import Scenario
 from fl_dpbayes.posterior.chains import unflatten
 from fl_dpbayes.posterior.hierarchical.distribution import Distribution, Floats
-from fl_dpbayes.posterior.hierarchical.effects import UNKNOWN, clipped_score, log_odds_means, site_effects, site_means
+from fl_dpbayes.posterior.hierarchical.effects import (
+    UNKNOWN,
+    clipped_score,
+    log_odds_means,
+    site_effects,
+    site_means,
+)
 from fl_dpbayes.posterior.hierarchical.levels import HospitalPosterior
 from fl_dpbayes.posterior.samples import PosteriorSamples
 
@@ -30,8 +36,8 @@ LEVEL = 0.9
 class HospitalModel:
     """What predicts for hospitals: `posterior` of the `sites`' effects, in their order, and the model that they shift.
 
-    `groups`: in order, none for one level. `state`: averaged log odds, intercept first, (1 + D,). `covariates`: public
-    ones, with a first column of 1, (N, 1 + D).
+    `groups`: in order, none for one level. `state`: averaged log odds, intercept first, (1 + D,).
+    `covariates`: public ones, with a first column of 1, (N, 1 + D).
     """
 
     sites: tuple[str, ...]
@@ -52,27 +58,33 @@ class HospitalModel:
         """Return the effect of a training hospital as the others alone foretell it."""
         at, known = self.sites.index(site), self.posterior
         variances = np.where(np.arange(len(self.sites)) == at, UNKNOWN, known.variances)
-        return HospitalPosterior(known.estimates, variances, known.groups, known.largest_sd).of_hospital(at)
+        return HospitalPosterior(
+            known.estimates, variances, known.groups, known.largest_sd
+        ).of_hospital(at)
 
     @cached_property
     def conditional(self) -> Floats:
         """The log odds within a hospital of effect 0, (1 + D,).
 
-        Slopes fitted across hospitals are marginal: within one they are larger by sqrt(1 + .346 tau^2), about centred
-        features' mean. tau is the posterior's median, where data tell it.
+        Slopes fitted across hospitals are marginal: within one they are larger by sqrt(1 + .346
+        tau^2), about centred features' mean. tau is the posterior's median, where data tell it.
         """
         medians = np.array([spread.quantiles(MEDIAN) for spread in self.posterior.spreads])
         longer = np.sqrt(1 + ATTENUATION * np.square(medians) @ self.posterior.identified)
         return np.append(self.state[:1], longer * self.state[1:])
 
-    def samples(self, effect: Distribution, shapes: Mapping[str, tuple[int, ...]]) -> PosteriorSamples:
+    def samples(
+        self, effect: Distribution, shapes: Mapping[str, tuple[int, ...]]
+    ) -> PosteriorSamples:
         """Return parameters of the model, of these shapes, whose average prediction integrates over an effect."""
         slopes = np.tile(self.conditional[1:] / 2, (NODES, 1))
         intercepts = (self.conditional[0] + effect.quantiles(SHARES)) / 2
         draws = np.column_stack([-slopes, slopes, -intercepts, intercepts])
         return PosteriorSamples(unflatten(draws, shapes), np.ones(NODES), np.zeros(NODES))
 
-    def rate(self, effect: Distribution, covariates: Floats | None = None) -> tuple[float, tuple[float, float]]:
+    def rate(
+        self, effect: Distribution, covariates: Floats | None = None
+    ) -> tuple[float, tuple[float, float]]:
         """Return the rate of class 1 that is expected of an effect, and its 90 % interval, without patients' chance.
 
         `covariates`: over which it is the rate, (N, 1 + D); None: the public ones.
@@ -91,12 +103,22 @@ class HospitalModel:
         """Say how hospitals differ, as the summary's `hospitals` has it: the spreads, and new hospitals' rates."""
         found, names = self.posterior, ("hospitals", "groups")[: 1 + bool(self.groups)]
         rows: list[dict[str, Any]] = [
-            {"of": f"standard deviation between {name}", "value": float(spread.quantiles(MEDIAN)),
-             "interval": spread.interval(LEVEL), "among": count, "identified": enough}
-            for name, spread, count, enough in zip(names, found.spreads, found.counts, found.identified, strict=False)
-        ]  # fmt: skip
+            {
+                "of": f"standard deviation between {name}",
+                "value": float(spread.quantiles(MEDIAN)),
+                "interval": spread.interval(LEVEL),
+                "among": count,
+                "identified": enough,
+            }
+            for name, spread, count, enough in zip(
+                names, found.spreads, found.counts, found.identified, strict=False
+            )
+        ]
         for group in ("", *self.groups):
-            name, (rate, ends) = f"a new hospital{group and ' of '}{group}", self.rate(self.effect(group=group))
+            name, (rate, ends) = (
+                f"a new hospital{group and ' of '}{group}",
+                self.rate(self.effect(group=group)),
+            )
             rows.append({"of": f"rate of class 1 at {name}", "value": rate, "interval": ends})
         return rows
 
@@ -111,7 +133,11 @@ def fit_hospitals(rows: Mapping[str, npt.NDArray], scenario: Scenario) -> Hospit
 
     `rows`: as `summed_round` adds them, of flat parameters, weights (2, D) then biases (2).
     """
-    section, means, sites = scenario.hierarchical, log_odds_means(site_means(rows)), tuple(sorted(rows))
+    section, means, sites = (
+        scenario.hierarchical,
+        log_odds_means(site_means(rows)),
+        tuple(sorted(rows)),
+    )
     assert section is not None
     state, clip_norm = means.states.mean(axis=0), scenario.privacy.clip_norm or np.inf
     # Made up of the declared geometry: features that are centred and of one scale.
@@ -120,8 +146,12 @@ def fit_hospitals(rows: Mapping[str, npt.NDArray], scenario: Scenario) -> Hospit
     of_sites = [scenario.sites[site].group or "" for site in sites]
     groups = tuple(sorted(set(of_sites))) if section.group else ()
     numbers = np.array(list(map(groups.index, of_sites))) if groups else None
-    estimates, variances = site_effects(means, clipped_score(covariates, state, clip_norm / np.sqrt(2)))
+    estimates, variances = site_effects(
+        means, clipped_score(covariates, state, clip_norm / np.sqrt(2))
+    )
     centre = np.median(estimates)
     far = np.abs(estimates - centre) > FARTHEST * np.sqrt(section.largest_sd**2 + variances)
     effects = np.where(far, centre, estimates), np.where(far, UNKNOWN, variances)
-    return HospitalModel(sites, groups, HospitalPosterior(*effects, numbers, section.largest_sd), state, covariates)
+    return HospitalModel(
+        sites, groups, HospitalPosterior(*effects, numbers, section.largest_sd), state, covariates
+    )

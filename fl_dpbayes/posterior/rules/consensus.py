@@ -1,8 +1,9 @@
 """Consensus Monte Carlo: each global draw is a weighted average of one draw per site.
 
-Convention A: precisions add, each site targets p(w)^{1/K} p(D_k|w). Draws follow the posterior given all records if the
-sites' posteriors are Gaussian and the weights are their precisions. Draws are brought to temperature 1 by the sites'
-public temperatures first. Memory is one site's samples plus the sums.
+Convention A: precisions add, each site targets p(w)^{1/K} p(D_k|w). Draws follow the posterior
+given all records if the sites' posteriors are Gaussian and the weights are their precisions. Draws
+are brought to temperature 1 by the sites' public temperatures first. Memory is one site's samples
+plus the sums.
 """
 
 import numpy as np
@@ -22,12 +23,14 @@ Array = npt.NDArray[np.float64]
 def combine(rule: Consensus, released: Released) -> Aggregate:
     """Average draws, paired at random: w^(s) = (sum_k W_k)^{-1} sum_k W_k w_k^(s).
 
-    `full`: W_k = S_k^-1, a d x d matrix, for last layers and small models. `diagonal`: W_k = diag(1 / v_k). Both are
-    unbiased for a site's effective number of draws. `uniform`: W_k = I, which gives mean (1/K) sum_k m_k and covariance
-    (1/K^2) sum_k S_k, the global posterior's only where all precisions are equal. More draws than a site's samples
-    repeat some. Source: Scott et al. 2016, "Bayes and big data".
+    `full`: W_k = S_k^-1, a d x d matrix, for last layers and small models. `diagonal`: W_k = diag(1
+    / v_k). Both are unbiased for a site's effective number of draws. `uniform`: W_k = I, which
+    gives mean (1/K) sum_k m_k and covariance (1/K^2) sum_k S_k, the global posterior's only where
+    all precisions are equal. More draws than a site's samples repeat some. Source: Scott et al.
+    2016, "Bayes and big data".
 
-    Returns draws at temperature 1. Raises ValueError for few samples, a constant parameter, a singular covariance.
+    Returns draws at temperature 1. Raises ValueError for few samples, a constant parameter, a
+    singular covariance.
     """
     shapes, estimate = sample_shapes(released.samples), ESTIMATES.get(rule.form)
     weighted, total, shift = np.zeros(()), np.zeros(()), np.zeros(())
@@ -51,12 +54,16 @@ def combine(rule: Consensus, released: Released) -> Aggregate:
 
 
 def _paired(weights: Array, draws: int, generator: np.random.Generator) -> npt.NDArray[np.int64]:
-    # Systematic resampling takes each of M equally weighted draws exactly once when M are wanted; the shuffle makes
-    # the pairing of sites independent of where their chains stood.
+    # Systematic resampling takes each of M equally weighted draws exactly once when M are wanted;
+    # the shuffle makes the pairing of sites independent of where their chains stood.
     points = (np.arange(draws) + generator.random()) / draws
     chosen = np.minimum(np.searchsorted(np.cumsum(weights), points), len(weights) - 1)
     return generator.permutation(chosen)
 
 
 def _solved(weighted: Array, total: Array) -> Array:
-    return weighted / total if total.ndim == 1 else cho_solve(cho_factor(total, lower=True), weighted.T).T
+    return (
+        weighted / total
+        if total.ndim == 1
+        else cho_solve(cho_factor(total, lower=True), weighted.T).T
+    )

@@ -1,12 +1,13 @@
 """FALD: federated averaging of Langevin chains.
 
-Convention A: each site targets p(w)^{1/K} p(D_k|w), so its request carries the prior share s = 1/K. Every round starts
-at the broadcast state, each site takes E steps on the mean gradient of its own records, and the server averages the
-states by w_k. One sample per round: the averaged state.
+Convention A: each site targets p(w)^{1/K} p(D_k|w), so its request carries the prior share s = 1/K.
+Every round starts at the broadcast state, each site takes E steps on the mean gradient of its own
+records, and the server averages the states by w_k. One sample per round: the averaged state.
 
-With E = 1 the averaged chain is Langevin dynamics on p(w) prod_k p(D_k|w)^(w_k N / n_k), for w_k = n_k/N the posterior
-given all records, at temperature T = N sum_k w_k^2 T_k / n_k. With E > 1 the sites drift towards their own posteriors
-between averages, a bias that grows with E and with how much the sites differ (`DriftMeter`).
+With E = 1 the averaged chain is Langevin dynamics on p(w) prod_k p(D_k|w)^(w_k N / n_k), for w_k =
+n_k/N the posterior given all records, at temperature T = N sum_k w_k^2 T_k / n_k. With E > 1 the
+sites drift towards their own posteriors between averages, a bias that grows with E and with how
+much the sites differ (`DriftMeter`).
 """
 
 from collections.abc import Mapping
@@ -33,23 +34,33 @@ def averaged_temperature(
 ) -> float:
     """Return the temperature of the chain of weighted means, T = N sum_k w_k^2 T_k / n_k.
 
-    A step adds a^2 sum_k w_k^2 sigma_k^2 C^2 / B_k^2 = 2 a sum_k w_k^2 T_k / n_k to the mean's variance, by
-    T_k = a n_k sigma_k^2 C^2 / (2 B_k^2), and Langevin dynamics of N records at temperature T adds 2 a T / N. For
-    w_k = n_k/N it is sum_k w_k T_k. A median or a trimmed mean of states has no such temperature.
+    A step adds a^2 sum_k w_k^2 sigma_k^2 C^2 / B_k^2 = 2 a sum_k w_k^2 T_k / n_k to the mean's
+    variance, by T_k = a n_k sigma_k^2 C^2 / (2 B_k^2), and Langevin dynamics of N records at
+    temperature T adds 2 a T / N. For w_k = n_k/N it is sum_k w_k T_k. A median or a trimmed mean of
+    states has no such temperature.
 
-    Weights are renormalised over the sites present; `units` are n_k > 0, as declared, and N is their sum.
+    Weights are renormalised over the sites present; `units` are n_k > 0, as declared, and N is
+    their sum.
     """
     total = sum(site_weights[site] for site in temperatures)
-    parts = ((site_weights[site] / total) ** 2 * heat / units[site] for site, heat in temperatures.items())
+    parts = (
+        (site_weights[site] / total) ** 2 * heat / units[site]
+        for site, heat in temperatures.items()
+    )
     return sum(units[site] for site in temperatures) * sum(parts)
 
 
-def target_warnings(rule: FALD, weights: Mapping[str, float], units: Mapping[str, int]) -> tuple[RunWarning, ...]:
+def target_warnings(
+    rule: FALD, weights: Mapping[str, float], units: Mapping[str, int]
+) -> tuple[RunWarning, ...]:
     """Say where the averaged chain of these weights does not target the posterior given all records, each once."""
     if rule.robust != "none":
         return (warning("no-temperature", robust=rule.robust),)
     counted = {site: weights[site] / share for site, share in unit_weights(units).items()}
-    least, most = min(counted, key=lambda site: counted[site]), max(counted, key=lambda site: counted[site])
+    least, most = (
+        min(counted, key=lambda site: counted[site]),
+        max(counted, key=lambda site: counted[site]),
+    )
     if counted[most] - counted[least] <= EQUAL_WEIGHTS:
         return ()
     times = {"most_times": counted[most], "least_times": counted[least]}
@@ -77,20 +88,23 @@ class _Moments:
     @property
     def variance(self) -> float:
         """Variance over rounds, averaged over the p numbers; needs two rounds."""
-        return max(0.0, self.squares / self.total.size - self.count * self.mean_square) / (self.count - 1)
+        return max(0.0, self.squares / self.total.size - self.count * self.mean_square) / (
+            self.count - 1
+        )
 
 
 class DriftMeter:
     """Collects rounds of a chain of averages whose sites take E steps from each average.
 
-    In equilibrium site k ends d_k = -(I - M_k)(m - m_k) from the average on the mean, M_k = (I - a H_k)^E, with H_k and
-    m_k the curvature and mode of its own part of the posterior and sum_k w_k d_k = 0. The average's mean m solves this;
-    the posterior's solves sum_k w_k H_k (m - m_k) = 0. To first order in a they differ by
+    In equilibrium site k ends d_k = -(I - M_k)(m - m_k) from the average on the mean, M_k = (I - a
+    H_k)^E, with H_k and m_k the curvature and mode of its own part of the posterior and sum_k w_k
+    d_k = 0. The average's mean m solves this; the posterior's solves sum_k w_k H_k (m - m_k) = 0.
+    To first order in a they differ by
 
         ((E - 1) / (2 E)) H^-1 sum_k w_k H_k d_k,    H = sum_k w_k H_k,
 
-    0 for one step, or for sites of equal curvature. With curvatures that differ by as much as they amount to, that is
-    about (E - 1) / (2 E) sqrt(sum_k w_k |d_k|^2), which released states tell.
+    0 for one step, or for sites of equal curvature. With curvatures that differ by as much as they
+    amount to, that is about (E - 1) / (2 E) sqrt(sum_k w_k |d_k|^2), which released states tell.
     """
 
     def __init__(self, local_steps: int) -> None:
@@ -99,8 +113,13 @@ class DriftMeter:
         self._sites: dict[str, _Moments] = {}
         self._weights: dict[str, float] = {}
 
-    def add(self, states: Mapping[str, Arrays], average: Arrays, site_weights: Mapping[str, float]) -> None:
-        """Add a round's last states, looked at one by one, and their average; up to 256 numbers of each are used."""
+    def add(
+        self, states: Mapping[str, Arrays], average: Arrays, site_weights: Mapping[str, float]
+    ) -> None:
+        """Add a round's last states, looked at one by one, and their average.
+
+        Up to 256 numbers of each are used.
+        """
         if self._local_steps == 1:
             return
         centre = _chosen(average)
@@ -112,8 +131,8 @@ class DriftMeter:
     def drift(self) -> float | None:
         """Estimate how far the averaged chain's mean is from the posterior's, in standard deviations of the chain.
 
-        Root mean square over parameters; 0 where no site is away from the average by more than noise explains, or at
-        one step a round. None before the second round.
+        Root mean square over parameters; 0 where no site is away from the average by more than
+        noise explains, or at one step a round. None before the second round.
         """
         if self._local_steps == 1:
             return 0.0

@@ -19,14 +19,18 @@ from fl_dpbayes.protocol.arrays import Arrays, prefixed
 def combine(rule: FedAvg, released: Released) -> Aggregate:
     """Average the sites' posterior means, m = sum_k w_k m_k / sum_k w_k, unless the rule asks for a robust average.
 
-    It is the mean of the global posterior only where all sites have the same precision; its width is not told. Source:
-    McMahan et al. 2017, "Communication-efficient learning of deep networks from decentralized data", Algorithm 1.
+    It is the mean of the global posterior only where all sites have the same precision; its width
+    is not told. Source: McMahan et al. 2017, "Communication-efficient learning of deep networks
+    from decentralized data", Algorithm 1.
 
     Returns one sample at temperature 0. Raises ValueError if no site sent a sample.
     """
     if (rule.robust, rule.move_bound) != ("none", "none"):
         # Moves count from the mean of the chains' starts.
-        stacks = {name: np.stack([start[name] for start in released.starts]) for name in released.starts[0]}
+        stacks = {
+            name: np.stack([start[name] for start in released.starts])
+            for name in released.starts[0]
+        }
         start = {name: stack.mean(axis=0, dtype=np.float32) for name, stack in stacks.items()}
         found = average_of_states(posterior_means(released.samples), start, rule, released.weights)
         return Aggregate(point_of(prefixed("parameters", found.state)), found.warnings)

@@ -1,8 +1,9 @@
 """FedPA: the server moves along the sites' shrunken-covariance-weighted deltas towards the global mean.
 
-Convention B with the scaled likelihood p(w) p(D_k|w)^{N/n_k} and site weights n_k/N (precisions average), or convention
-A with equal site weights: the fixed point is the same mean. It consumes the released samples, the site weights and the
-prior's scale, and gives a point: no width, hence no calibration of its own. Draws are brought to temperature 1.
+Convention B with the scaled likelihood p(w) p(D_k|w)^{N/n_k} and site weights n_k/N (precisions
+average), or convention A with equal site weights: the fixed point is the same mean. It consumes the
+released samples, the site weights and the prior's scale, and gives a point: no width, hence no
+calibration of its own. Draws are brought to temperature 1.
 """
 
 from collections.abc import Mapping
@@ -12,23 +13,33 @@ import numpy.typing as npt
 from scipy.linalg import cho_factor, cho_solve
 
 from fl_dpbayes.config.errors import RunWarning, warning
-from fl_dpbayes.posterior.chains import at_unit_temperature, chains, flatten_state, sample_shapes, state_of
+from fl_dpbayes.posterior.chains import (
+    at_unit_temperature,
+    chains,
+    flatten_state,
+    sample_shapes,
+    state_of,
+)
 from fl_dpbayes.posterior.samples import AnySamples
 from fl_dpbayes.protocol.arrays import Arrays
 
 Array = npt.NDArray[np.float64]
 
 
-def site_delta(start: Array, draws: Array, weights: Array, *, shrinkage: float, prior_scale: float) -> Array:
+def site_delta(
+    start: Array, draws: Array, weights: Array, *, shrinkage: float, prior_scale: float
+) -> Array:
     """Return a site's delta, D = (r I + (1 - r) S / s0^2)^{-1} (w - m), r = 1 / (1 + (l - 1) rho).
 
-    Woodbury with the rows A = sqrt(l v_t) (w_t - m) / s0, l = 1 / sum_t v_t^2 (for equal weights the number of draws):
-    D = [u - A^T (I / rho + A A^T)^{-1} A u] / r, u = w - m. Dividing by the prior's standard deviation s0 makes rho a
-    pure number. Directions whose standard deviation is below s0 / sqrt((l - 1) rho) fall back to FedAvg's delta u, as
-    all do at rho = 0: a posterior 50 times narrower than the prior needs rho far above 50^2 / (l - 1). Source:
-    Al-Shedivat et al. 2021, "Federated learning via posterior averaging".
+    Woodbury with the rows A = sqrt(l v_t) (w_t - m) / s0, l = 1 / sum_t v_t^2 (for equal weights
+    the number of draws): D = [u - A^T (I / rho + A A^T)^{-1} A u] / r, u = w - m. Dividing by the
+    prior's standard deviation s0 makes rho a pure number. Directions whose standard deviation is
+    below s0 / sqrt((l - 1) rho) fall back to FedAvg's delta u, as all do at rho = 0: a posterior 50
+    times narrower than the prior needs rho far above 50^2 / (l - 1). Source: Al-Shedivat et al.
+    2021, "Federated learning via posterior averaging".
 
-    `draws`: w_t at temperature 1, (M, d). `weights`: v_t, which sum to 1. `shrinkage`: rho >= 0, in prior deviations.
+    `draws`: w_t at temperature 1, (M, d). `weights`: v_t, which sum to 1. `shrinkage`: rho >= 0, in
+    prior deviations.
     """
     size, mean = float(1 / np.square(weights).sum()), weights @ draws
     move = start - mean
@@ -41,21 +52,29 @@ def site_delta(start: Array, draws: Array, weights: Array, *, shrinkage: float, 
 
 
 def server_step(
-    start: Mapping[str, npt.NDArray], site_samples: Mapping[str, AnySamples], site_weights: Mapping[str, float], *,
-    shrinkage: float, prior_scale: float, learning_rate: float,
-) -> tuple[Arrays, tuple[RunWarning, ...]]:  # fmt: skip
+    start: Mapping[str, npt.NDArray],
+    site_samples: Mapping[str, AnySamples],
+    site_weights: Mapping[str, float],
+    *,
+    shrinkage: float,
+    prior_scale: float,
+    learning_rate: float,
+) -> tuple[Arrays, tuple[RunWarning, ...]]:
     """Take one server step, w <- w - eta sum_k w_k D_k / sum_k w_k, D_k by `site_delta`.
 
-    `site_samples`: of this round, at least 2 of a site to differ from FedAvg. `site_weights`: equal under convention A,
-    n_k/N under B; renormalised over the sites present. `learning_rate`: eta > 0; with rho = 0 and eta = 1 the step is
-    FedAvg. Repeated steps need eta < 2 / (1 + (l - 1) rho), which bounds every eigenvalue of the inverse of a shrunken
-    covariance. Returns the new state, and warnings. Raises ValueError if no site sent a sample, or it is not finite.
+    `site_samples`: of this round, at least 2 of a site to differ from FedAvg. `site_weights`: equal
+    under convention A, n_k/N under B; renormalised over the sites present. `learning_rate`: eta >
+    0; with rho = 0 and eta = 1 the step is FedAvg. Repeated steps need eta < 2 / (1 + (l - 1) rho),
+    which bounds every eigenvalue of the inverse of a shrunken covariance. Returns the new state,
+    and warnings. Raises ValueError if no site sent a sample, or it is not finite.
     """
     shapes = sample_shapes(site_samples)
     state = flatten_state(start, shapes)
     total, weight, warnings = np.zeros_like(state), 0.0, list[RunWarning]()
     for chain in map(at_unit_temperature, chains(site_samples)):
-        delta = site_delta(state, chain.draws, chain.weights, shrinkage=shrinkage, prior_scale=prior_scale)
+        delta = site_delta(
+            state, chain.draws, chain.weights, shrinkage=shrinkage, prior_scale=prior_scale
+        )
         total, weight = total + site_weights[chain.site] * delta, weight + site_weights[chain.site]
         warnings += chain.warnings
         if len(chain.weights) < 2:

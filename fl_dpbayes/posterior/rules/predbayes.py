@@ -1,9 +1,10 @@
 """beta-PredBayes: interpolates between product and mixture of the sites' predictions, which one network then imitates.
 
-Each site targets its own posterior p(w|D_k) with the whole prior. The rule works on predictions, so it needs no
-alignment of weights between sites; labelled server data, where beta is fitted, need a governance of their own. The
-product of K identical calibrated predictions is p^K, overconfident; the mixture is calibrated only where the sites
-agree; beta between 0 (mixture) and 1 (product) is a setting or is fitted.
+Each site targets its own posterior p(w|D_k) with the whole prior. The rule works on predictions, so
+it needs no alignment of weights between sites; labelled server data, where beta is fitted, need a
+governance of their own. The product of K identical calibrated predictions is p^K, overconfident;
+the mixture is calibrated only where the sites agree; beta between 0 (mixture) and 1 (product) is a
+setting or is fitted.
 """
 
 from collections.abc import Iterable, Mapping
@@ -21,7 +22,8 @@ from fl_dpbayes.posterior.rules.distillation import imitated, site_predictions, 
 from fl_dpbayes.posterior.samples import AnySamples
 
 Array = npt.NDArray[np.float64]
-# A class that a site rules out altogether would veto it for all: the smallest normal number stands for 0.
+# A class that a site rules out altogether would veto it for all: the smallest normal number stands
+# for 0.
 _TINY = np.finfo(np.float64).tiny
 _EQUAL_TEMPERATURES = 1e-6
 
@@ -65,7 +67,8 @@ def product_and_mixture(probabilities: Iterable[Array]) -> Ends:
 def between(ends: Ends, beta: float) -> Array:
     """Combine the sites' class probabilities, p(y|x) ~ [prod_k p_k(y|x)]^beta [(1/K) sum_k p_k(y|x)]^(1 - beta).
 
-    Source: Hasan 2024, "Calibrated one round federated learning with Bayesian inference in the predictive space".
+    Source: Hasan 2024, "Calibrated one round federated learning with Bayesian inference in the
+    predictive space".
     """
     return np.exp(log_softmax(ends.scores(beta), axis=1))
 
@@ -73,7 +76,8 @@ def between(ends: Ends, beta: float) -> Array:
 def best_beta(ends: Ends, labels: npt.NDArray[np.integer]) -> float:
     """Return the beta in [0, 1] with the least negative log-likelihood on the server's labelled records.
 
-    -sum_i log p_beta(y_i|x_i) is convex in beta, as p_beta is an exponential family in it. Hasan takes gradient steps.
+    -sum_i log p_beta(y_i|x_i) is convex in beta, as p_beta is an exponential family in it. Hasan
+    takes gradient steps.
     """
     rows = np.arange(len(labels))
 
@@ -88,7 +92,9 @@ def best_beta(ends: Ends, labels: npt.NDArray[np.integer]) -> float:
 def temperature_warnings(site_samples: Mapping[str, AnySamples]) -> tuple[RunWarning, ...]:
     """Warn where sites predict at different temperatures, which neither a product nor a mixture corrects."""
     present = filter(len, site_samples.values())
-    means = [float(np.average(samples.temperatures, weights=samples.weights)) for samples in present]
+    means = [
+        float(np.average(samples.temperatures, weights=samples.weights)) for samples in present
+    ]
     if not means or max(means) - min(means) <= _EQUAL_TEMPERATURES * max(means):
         return ()
     return (warning("temperatures-differ", least=min(means), most=max(means)),)

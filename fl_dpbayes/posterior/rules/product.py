@@ -1,8 +1,9 @@
 """Product of the sites' Gaussians: the posterior given all records, if the sites' posteriors are Gaussian.
 
-Convention A: precisions add. Each site targets p(w)^s p(D_k|w); what the prior counts too often or too rarely is
-corrected, so s = 1/K (fractional prior), s = 1 (divided prior, the Bayesian committee machine) and a roster with sites
-missing all give p(w) prod_k p(D_k|w). Draws are brought to temperature 1 first. Memory is one site's samples.
+Convention A: precisions add. Each site targets p(w)^s p(D_k|w); what the prior counts too often or
+too rarely is corrected, so s = 1/K (fractional prior), s = 1 (divided prior, the Bayesian committee
+machine) and a roster with sites missing all give p(w) prod_k p(D_k|w). Draws are brought to
+temperature 1 first. Memory is one site's samples.
 """
 
 from collections.abc import Sequence
@@ -17,14 +18,17 @@ from fl_dpbayes.posterior.precision import ESTIMATES, conflict_warnings
 from fl_dpbayes.posterior.rules.combine import Aggregate, Released, posterior_aggregate
 
 
-def product(factors: Sequence[NaturalGaussian], *, prior_scale: float, prior_share: float) -> NaturalGaussian:
+def product(
+    factors: Sequence[NaturalGaussian], *, prior_scale: float, prior_share: float
+) -> NaturalGaussian:
     """Multiply the sites' Gaussians and count the prior once.
 
-    L = sum_k L_k + (1 - K s) L_0,  h = sum_k h_k,  L_0 = I / scale^2; the prior's mean is 0. Source: Tresp 2000, "A
-    Bayesian committee machine"; Neiswanger et al. 2014, section 3.1.
+    L = sum_k L_k + (1 - K s) L_0,  h = sum_k h_k,  L_0 = I / scale^2; the prior's mean is 0.
+    Source: Tresp 2000, "A Bayesian committee machine"; Neiswanger et al. 2014, section 3.1.
 
-    `factors`: each site's p(w)^s p(D_k|w), at least one, of one form. `prior_scale`: standard deviation of the Gaussian
-    prior, infinite for a flat one. `prior_share`: s in [0, 1]. Its precision may be negative.
+    `factors`: each site's p(w)^s p(D_k|w), at least one, of one form. `prior_scale`: standard
+    deviation of the Gaussian prior, infinite for a flat one. `prior_share`: s in [0, 1]. Its
+    precision may be negative.
     """
     total = reduce(add, factors)
     return total + centred_prior(prior_scale, total).power(1 - len(factors) * prior_share)
@@ -33,20 +37,29 @@ def product(factors: Sequence[NaturalGaussian], *, prior_scale: float, prior_sha
 def combine(rule: Product, released: Released) -> Aggregate:
     """Draw from the `product` of the sites' Gaussians, at temperature 1.
 
-    `full` holds d x d matrices, for last layers and small models. `diagonal` ignores correlations within a site, which
-    moves the mean and the variances where parameters are correlated. A precision below the prior's, which only sampling
-    error can cause, is set to it with a warning. Raises ValueError for too few samples, or an improper product.
+    `full` holds d x d matrices, for last layers and small models. `diagonal` ignores correlations
+    within a site, which moves the mean and the variances where parameters are correlated. A
+    precision below the prior's, which only sampling error can cause, is set to it with a warning.
+    Raises ValueError for too few samples, or an improper product.
     """
-    shapes, estimate, scale = sample_shapes(released.samples), ESTIMATES[rule.form], prior_scale(released.sampler)
+    shapes, estimate, scale = (
+        sample_shapes(released.samples),
+        ESTIMATES[rule.form],
+        prior_scale(released.sampler),
+    )
     factors, warnings, sites = list[NaturalGaussian](), list[RunWarning](), 0
     for chain in map(at_unit_temperature, chains(released.samples)):
         factor, found = estimate(chain)
         factors, sites = [factors[0] + factor] if factors else [factor], sites + 1
         warnings += [*chain.warnings, *found]
     # J factors that are already multiplied are one factor with J times the prior's share.
-    joined = product(factors, prior_scale=scale, prior_share=sites * rule.prior_share(released.sites))
+    joined = product(
+        factors, prior_scale=scale, prior_share=sites * rule.prior_share(released.sites)
+    )
     posterior, raised = floored(joined, 1 / scale**2)
     if raised:
-        warnings.append(warning("precision-floored", raised=raised, parameters=len(posterior.precision_mean)))
+        warnings.append(
+            warning("precision-floored", raised=raised, parameters=len(posterior.precision_mean))
+        )
     warnings += conflict_warnings(estimate, released.samples, posterior)
     return posterior_aggregate(posterior.sample(rule.draws, released.generator), shapes, warnings)

@@ -10,7 +10,13 @@ from typing import Literal
 from fl_dpbayes.privacy.events import History
 from fl_dpbayes.privacy.filter import admitted_steps, filter_epsilon
 from fl_dpbayes.privacy.gdp import GdpMu, gdp_mu
-from fl_dpbayes.privacy.ledger.file import PUT_BACK, LedgerError, ledger_errors, ledger_key, read_chain
+from fl_dpbayes.privacy.ledger.file import (
+    PUT_BACK,
+    LedgerError,
+    ledger_errors,
+    ledger_key,
+    read_chain,
+)
 from fl_dpbayes.privacy.ledger.state import PARTS, LedgerState, Part, read_state
 from fl_dpbayes.privacy.ledger.takeover import MOST_TAKEOVERS
 from fl_dpbayes.privacy.pld.loss_distribution import pld_epsilon, prefix_epsilon
@@ -21,7 +27,10 @@ _ROUNDING = 1 + 1e-9
 
 @dataclass(frozen=True)
 class Spent:
-    """What was reserved in a part, completed or not; `method` is `pld` for one run's schedule, else the filter's."""
+    """What was reserved in a part, completed or not.
+
+    `method` is `pld` for one run's schedule, else the filter's.
+    """
 
     part: Part
     history: History
@@ -34,10 +43,11 @@ class Spent:
 def spent(state: LedgerState, part: Part) -> Spent:
     """Account for a part.
 
-    A single run that repeated no step costs what the planned steps up to its last one cost together, by their
-    privacy-loss distribution, whichever of them it skipped. That holds if where it ends was fixed beforehand (by its
-    plan, or by the budget); `planned_epsilon` holds if the server ended it because of what it saw. Anything else, and
-    a run that skipped so much that this passes the budget, costs what the part's rule says.
+    A single run that repeated no step costs what the planned steps up to its last one cost
+    together, by their privacy-loss distribution, whichever of them it skipped. That holds if where
+    it ends was fixed beforehand (by its plan, or by the budget); `planned_epsilon` holds if the
+    server ended it because of what it saw. Anything else, and a run that skipped so much that this
+    passes the budget, costs what the part's rule says.
     """
     history, budget, run = state.spent_in(part), state.budget(), _single_run(state, part)
     steps, mu = sum(event.steps for event in history), gdp_mu(history, budget.adjacency)
@@ -54,7 +64,10 @@ def spent(state: LedgerState, part: Part) -> Spent:
 
 
 def planned_epsilon(state: LedgerState, part: Part) -> float | None:
-    """Account for the whole plan of a part's only run, at the cohort's delta; None if there is nothing unfinished."""
+    """Account for the whole plan of a part's only run, at the cohort's delta.
+
+    None if there is nothing unfinished.
+    """
     run, budget = _single_run(state, part), state.budget()
     if run is None or run[1] == sum(event.steps for event in run[0]):
         return None
@@ -65,7 +78,10 @@ def ledger_problems(connection: sqlite3.Connection, cohort: str) -> list[str]:
     """Check the file, its chain, and a cohort's stored replies and sums: one line for each problem."""
     try:
         with ledger_errors():
-            found = [f"the file is damaged: {row[0]}" for row in connection.execute("PRAGMA integrity_check")]
+            found = [
+                f"the file is damaged: {row[0]}"
+                for row in connection.execute("PRAGMA integrity_check")
+            ]
             if found != ["the file is damaged: ok"]:
                 return found
             ledger_key(connection)
@@ -75,19 +91,32 @@ def ledger_problems(connection: sqlite3.Connection, cohort: str) -> list[str]:
 
 
 def reply_body(connection: sqlite3.Connection, state: LedgerState, reservation: int) -> bytes:
-    """Read a stored reply; LedgerError if it is missing, or its digest is not the one in the chain."""
-    row = connection.execute("SELECT body FROM reply WHERE reservation = ?", (reservation,)).fetchone()
+    """Read a stored reply.
+
+    LedgerError if it is missing, or its digest is not the one in the chain.
+    """
+    row = connection.execute(
+        "SELECT body FROM reply WHERE reservation = ?", (reservation,)
+    ).fetchone()
     if row is None or hashlib.sha256(row[0]).hexdigest() != state.reply_digests[reservation]:
-        raise LedgerError(f"the stored reply of reservation {reservation} is missing or was changed: {PUT_BACK}")
+        raise LedgerError(
+            f"the stored reply of reservation {reservation} is missing or was changed: {PUT_BACK}"
+        )
     return bytes(row[0])
 
 
 def _single_run(state: LedgerState, part: Part) -> tuple[History, int] | None:
-    """Return the plan of a part's only run and how far it came; None if there are several, or a step was repeated."""
+    """Return the plan of a part's only run and how far it came.
+
+    None if there are several, or a step was repeated.
+    """
     reservations = sorted(state.reserved_in(part), key=lambda reservation: reservation.first_step)
     if len({(reservation.run, reservation.purpose) for reservation in reservations}) != 1:
         return None
-    if any(earlier.first_step + earlier.steps > later.first_step for earlier, later in pairwise(reservations)):
+    if any(
+        earlier.first_step + earlier.steps > later.first_step
+        for earlier, later in pairwise(reservations)
+    ):
         return None
     last = reservations[-1]
     return state.plan_of(last), last.first_step + last.steps
@@ -102,10 +131,22 @@ def _problems(connection: sqlite3.Connection, state: LedgerState) -> Iterator[st
                 yield str(error)
     for row in state.reservations.values():
         if row.takeovers > MOST_TAKEOVERS:
-            yield f"reservation {row.identity} was taken over {row.takeovers} times, and {MOST_TAKEOVERS} are allowed"
+            yield (
+                f"reservation {row.identity} was taken over {row.takeovers} times, and "
+                f"{MOST_TAKEOVERS} are allowed"
+            )
     for part in PARTS:
         if history := state.spent_in(part):
-            budget, rule, steps = state.budget(), state.rules[part], sum(event.steps for event in history)
-            admitted = admitted_steps(rule, (), history, replace(budget, epsilon=budget.epsilon * _ROUNDING))
+            budget, rule, steps = (
+                state.budget(),
+                state.rules[part],
+                sum(event.steps for event in history),
+            )
+            admitted = admitted_steps(
+                rule, (), history, replace(budget, epsilon=budget.epsilon * _ROUNDING)
+            )
             if admitted != steps:
-                yield f"part {part!r} holds {steps} steps, but its {rule.name} admits only {admitted} of them"
+                yield (
+                    f"part {part!r} holds {steps} steps, but its {rule.name} admits only "
+                    f"{admitted} of them"
+                )

@@ -10,33 +10,48 @@ from fl_dpbayes.privacy.filter import filter_orders
 from fl_dpbayes.privacy.ledger import file as ledger_file
 from fl_dpbayes.privacy.ledger.file import Entry, LedgerError, append_entry, cohorts_of, transaction
 from fl_dpbayes.privacy.ledger.state import Cohort, DataVersion, read_state
-from fl_dpbayes.privacy.ledger.witness import LedgerPlace, advance_witness, check_witness, write_witness
+from fl_dpbayes.privacy.ledger.witness import (
+    LedgerPlace,
+    advance_witness,
+    check_witness,
+    write_witness,
+)
 
 SKETCH_SIZE = 256
-# Patients may return in a later cohort; records that are mostly those of another cohort are that cohort.
+# Patients may return in a later cohort; records that are mostly those of another cohort are that
+# cohort.
 MOST_SHARED = 0.1
 Describe = Callable[[bytes], DataVersion]
 
 
 def create_cohort(place: LedgerPlace, cohort: Cohort, describe: Describe | None) -> None:
-    """Make a cohort, and its ledger where neither the file nor its second place is there; nothing is overwritten.
+    """Make a cohort, and its ledger where neither the file nor its second place is there.
 
-    `describe`: gives the version of the cohort's records under the ledger's key; None: by the first request. Raises
-    UserError if the cohort is there already, or the file may not serve as a ledger. Raises LedgerError if the
-    ledger is not the one that its second place knows, cannot be read or written or is damaged, or another cohort
-    has these records.
+    Nothing is overwritten.
+
+    `describe`: gives the version of the cohort's records under the ledger's key; None: by the first
+    request. Raises UserError if the cohort is there already, or the file may not serve as a ledger.
+    Raises LedgerError if the ledger is not the one that its second place knows, cannot be read or
+    written or is damaged, or another cohort has these records.
     """
     new, name = not place.witness.exists(), {"cohort": cohort.name}
-    with closing(ledger_file.open_ledger_file(place.path, place.durability, create=new)) as connection:
+    with closing(
+        ledger_file.open_ledger_file(place.path, place.durability, create=new)
+    ) as connection:
         with transaction(connection):
             entries = ledger_file.read_chain(connection)
             if entries or not new:
                 check_witness(place, connection)
             if cohort.name in cohorts_of(entries):
-                raise UserError(f"ledger {place.path} holds {cohort.name!r} already: nothing is made or overwritten")
+                raise UserError(
+                    f"ledger {place.path} holds {cohort.name!r} already: nothing is made "
+                    "or overwritten"
+                )
             settings = asdict(cohort) | ({"epsilon": "inf"} if math.isinf(cohort.epsilon) else {})
             orders = list(filter_orders(cohort.epsilon, cohort.delta))
-            last = append_entry(connection, "cohort", {**name, "settings": settings, "orders": orders})
+            last = append_entry(
+                connection, "cohort", {**name, "settings": settings, "orders": orders}
+            )
             if describe is not None:
                 version = describe(ledger_file.ledger_key(connection))
                 require_other_units(entries, cohort.name, version, place)
@@ -48,14 +63,19 @@ def create_cohort(place: LedgerPlace, cohort: Cohort, describe: Describe | None)
                 advance_witness(place, connection)
 
 
-def require_other_units(entries: list[Entry], cohort: str, version: DataVersion, place: LedgerPlace) -> None:
+def require_other_units(
+    entries: list[Entry], cohort: str, version: DataVersion, place: LedgerPlace
+) -> None:
     """Raise LedgerError if a cohort of the chain shares over `MOST_SHARED` of another's units, in this data version."""
     for name in cohorts_of(entries):
         versions = read_state(entries, name).data_versions if name != cohort else []
-        shared = max((shared_fraction(version.units, other.units) for other in versions), default=0.0)
+        shared = max(
+            (shared_fraction(version.units, other.units) for other in versions), default=0.0
+        )
         if shared > MOST_SHARED:
             raise LedgerError(
-                f"about {shared:.0%} of these units are in cohort {name!r} of ledger {place.path}, and at most "
+                f"about {shared:.0%} of these units are in cohort {name!r} of ledger {place.path}, "
+                "and at most "
                 f"{MOST_SHARED:.0%} may be: another cohort would give them another budget. Set ledger.cohort in the "
                 f"site file to {name!r}"
             )
@@ -76,7 +96,8 @@ def shared_fraction(one: tuple[str, ...], other: tuple[str, ...]) -> float:
 
         |A_t and B_t| / min(|A_t|, |B_t|),   A_t = the hashes of A up to t, which both sketches know completely
 
-    It lies in [0, 1], 0 if a sketch is empty; its standard error is at most 1 / (2 sqrt(min(|A_t|, |B_t|))).
+    It lies in [0, 1], 0 if a sketch is empty; its standard error is at most 1 / (2 sqrt(min(|A_t|,
+    |B_t|))).
     """
     if not one or not other:
         return 0.0

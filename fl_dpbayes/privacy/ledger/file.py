@@ -1,4 +1,6 @@
-"""The SQLite file of a ledger: where it may lie, who may read it, when it is on disk; and the chain of entries in it.
+"""The SQLite file of a ledger: where it may lie, who may read it, when it is on disk.
+
+And the chain of entries in it.
 
 Each entry is bound to all before it by a hash, so none can be changed or dropped.
 """
@@ -26,10 +28,30 @@ KEY_BYTES = 32
 LOCK_TIMEOUT_SECONDS = 600.0
 RETRY_SECONDS = 0.01
 LOG_PAGES, MOST_LOGS = 250, 1000  # a mebibyte each on the disk, a tenth of that in memory
-NETWORK_FILE_SYSTEMS = frozenset({
-    "nfs", "nfs4", "cifs", "smb3", "smbfs", "afs", "ceph", "fuse.ceph", "glusterfs", "fuse.glusterfs", "fuse.sshfs",
-    "fuse.s3fs", "fuse.rclone", "fuse.gcsfuse", "davfs", "fuse.davfs2", "lustre", "beegfs", "gpfs", "vboxsf",
-})  # fmt: skip
+NETWORK_FILE_SYSTEMS = frozenset(
+    {
+        "nfs",
+        "nfs4",
+        "cifs",
+        "smb3",
+        "smbfs",
+        "afs",
+        "ceph",
+        "fuse.ceph",
+        "glusterfs",
+        "fuse.glusterfs",
+        "fuse.sshfs",
+        "fuse.s3fs",
+        "fuse.rclone",
+        "fuse.gcsfuse",
+        "davfs",
+        "fuse.davfs2",
+        "lustre",
+        "beegfs",
+        "gpfs",
+        "vboxsf",
+    }
+)
 FIRST_PREVIOUS = "0" * 64
 _TABLES = """
 CREATE TABLE chain (position INTEGER PRIMARY KEY, previous TEXT NOT NULL, content TEXT NOT NULL, head TEXT NOT NULL);
@@ -41,7 +63,10 @@ PUT_BACK = "put the ledger's newest copy back and leave its second place as it i
 
 
 class LedgerError(Exception):
-    """The ledger could not be read or written, or is damaged; nothing may be released without it."""
+    """The ledger could not be read or written, or is damaged.
+
+    Nothing may be released without it.
+    """
 
 
 class LedgerPlaceError(UserError):
@@ -50,9 +75,12 @@ class LedgerPlaceError(UserError):
 
 @dataclass(frozen=True)
 class Entry:
-    """One change of a ledger, at position 1, 2, 3, ...; `kind` and `time` are always in its content.
+    """One change of a ledger, at position 1, 2, 3, ....
 
-    `head` is the SHA-256 of `previous` (the head before, 64 zeros for the first), a line feed and the content's text.
+    `kind` and `time` are always in its content.
+
+    `head` is the SHA-256 of `previous` (the head before, 64 zeros for the first), a line feed and
+    the content's text.
     """
 
     position: int
@@ -64,10 +92,11 @@ class Entry:
 def open_ledger_file(path: Path, durability: Durability, *, create: bool) -> sqlite3.Connection:
     """Open the database of a ledger, in write-ahead mode, readable by its owner only, without automatic transactions.
 
-    `full` waits for the disk at every change and survives a power cut; `normal` survives the death of the process.
-    `create` makes a missing or empty file into a ledger. Raises UserError if the file lies on a network file system,
-    whose locks SQLite cannot trust. Raises LedgerError if it cannot be opened, is damaged or no ledger of this version,
-    or is absent or empty and not to be made.
+    `full` waits for the disk at every change and survives a power cut; `normal` survives the death
+    of the process. `create` makes a missing or empty file into a ledger. Raises UserError if the
+    file lies on a network file system, whose locks SQLite cannot trust. Raises LedgerError if it
+    cannot be opened, is damaged or no ledger of this version, or is absent or empty and not to be
+    made.
     """
     path = path.resolve()
     with ledger_errors():
@@ -79,7 +108,9 @@ def open_ledger_file(path: Path, durability: Durability, *, create: bool) -> sql
             path.touch(mode=0o600)
         path.chmod(0o600)
         address = f"{path.as_uri()}?mode=rw"
-        connection = sqlite3.connect(address, timeout=LOCK_TIMEOUT_SECONDS, isolation_level=None, uri=True)
+        connection = sqlite3.connect(
+            address, timeout=LOCK_TIMEOUT_SECONDS, isolation_level=None, uri=True
+        )
     try:
         with ledger_errors():
             if not create:
@@ -87,7 +118,8 @@ def open_ledger_file(path: Path, durability: Durability, *, create: bool) -> sql
             _write_ahead(connection)
             connection.execute(f"PRAGMA synchronous = {durability.upper()}")
             connection.execute(f"PRAGMA wal_autocheckpoint = {LOG_PAGES}")
-            # Some builds of SQLite write zeros over all that is deleted, here what a bank on this disk holds as well.
+            # Some builds of SQLite write zeros over all that is deleted, here what a bank on this
+            # disk holds as well.
             connection.execute("PRAGMA secure_delete = FAST")
             if create:
                 with transaction(connection):
@@ -136,8 +168,13 @@ def data_version(connection: sqlite3.Connection) -> int:
 
 
 def append_entry(connection: sqlite3.Connection, kind: str, content: dict[str, Any]) -> Entry:
-    """Append an entry of JSON-ready content in the caller's transaction; its time tells chains apart that parted."""
-    row = connection.execute("SELECT position, head FROM chain ORDER BY position DESC LIMIT 1").fetchone()
+    """Append an entry of JSON-ready content in the caller's transaction.
+
+    Its time tells chains apart that parted.
+    """
+    row = connection.execute(
+        "SELECT position, head FROM chain ORDER BY position DESC LIMIT 1"
+    ).fetchone()
     position, previous = (row[0] + 1, row[1]) if row else (1, FIRST_PREVIOUS)
     content = {"kind": kind, "time": datetime.now(UTC).isoformat(), **content}
     text = json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
@@ -146,13 +183,24 @@ def append_entry(connection: sqlite3.Connection, kind: str, content: dict[str, A
     return Entry(position, previous, content, head)
 
 
-def read_chain(connection: sqlite3.Connection, after: int = 0, previous: str = FIRST_PREVIOUS) -> list[Entry]:
-    """Read the entries after a position, whose head is `previous`, all by default; LedgerError at a broken link."""
+def read_chain(
+    connection: sqlite3.Connection, after: int = 0, previous: str = FIRST_PREVIOUS
+) -> list[Entry]:
+    """Read the entries after a position, whose head is `previous`, all by default.
+
+    LedgerError at a broken link.
+    """
     entries: list[Entry] = []
     # One before the first is found as well.
-    rows = connection.execute("SELECT * FROM chain WHERE position > ? ORDER BY position", (after or -(2**63),))
+    rows = connection.execute(
+        "SELECT * FROM chain WHERE position > ? ORDER BY position", (after or -(2**63),)
+    )
     for position, stated, text, head in rows:
-        if position != after + len(entries) + 1 or stated != previous or head != _head(previous, text):
+        if (
+            position != after + len(entries) + 1
+            or stated != previous
+            or head != _head(previous, text)
+        ):
             said = f"entry {position} of the ledger does not follow from the one before"
             raise LedgerError(f"{said}: it was changed: {PUT_BACK}")
         entries.append(Entry(position, previous, json.loads(text), head))
@@ -178,14 +226,17 @@ def network_file_system(path: Path, mounts: str) -> str | None:
 def _mount_points(mounts: str) -> list[tuple[tuple[str, ...], str]]:
     lines = (line.split(" ") for line in mounts.splitlines() if line.count(" ") > 1)
     # The kernel writes a blank in a mount point as \040.
-    return [(Path(fields[1].encode().decode("unicode_escape")).parts, fields[2]) for fields in lines]
+    return [
+        (Path(fields[1].encode().decode("unicode_escape")).parts, fields[2]) for fields in lines
+    ]
 
 
 class KeptLogs(threading.local):
     """Connections that keep simulated ledgers' write-ahead logs, each thread its own.
 
-    Where the last one is closed, at every message, SQLite folds the log in and removes it: three waits for the disk. A
-    log that is kept survives the death of the process as one does between two changes.
+    Where the last one is closed, at every message, SQLite folds the log in and removes it: three
+    waits for the disk. A log that is kept survives the death of the process as one does between two
+    changes.
     """
 
     _most, _connections = 0, dict[Path, sqlite3.Connection]()
@@ -193,7 +244,10 @@ class KeptLogs(threading.local):
     @contextmanager
     def lasting(self) -> Iterator[None]:
         """Keep the logs of as many ledgers as open files allow, until the context ends."""
-        self._most, self._connections = min(MOST_LOGS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 8), {}
+        self._most, self._connections = (
+            min(MOST_LOGS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 8),
+            {},
+        )
         try:
             yield
         finally:
@@ -206,8 +260,11 @@ class KeptLogs(threading.local):
         # A log that cannot be kept costs time alone.
         with closing(connection), suppress(sqlite3.Error):
             if path not in self._connections and len(self._connections) < self._most:
-                # A fresh one: statements that the other has prepared hold the last reply that was bound to them.
-                kept = sqlite3.connect(f"{path.resolve().as_uri()}?mode=rw", isolation_level=None, uri=True)
+                # A fresh one: statements that the other has prepared hold the last reply that was
+                # bound to them.
+                kept = sqlite3.connect(
+                    f"{path.resolve().as_uri()}?mode=rw", isolation_level=None, uri=True
+                )
                 self._connections[path] = kept
                 kept.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()
 
@@ -223,12 +280,15 @@ def _refuse_network(path: Path) -> None:
     mounts = Path("/proc/self/mounts")
     kind = network_file_system(path, mounts.read_text()) if mounts.exists() else None
     if kind is not None:
-        raise LedgerPlaceError(f"ledger {path} lies on a network file system ({kind}), whose locks are not safe: "
-                        "set ledger.path in the site file to a local disk")  # fmt: skip
+        raise LedgerPlaceError(
+            f"ledger {path} lies on a network file system ({kind}), whose locks are not safe: "
+            "set ledger.path in the site file to a local disk"
+        )
 
 
 def _write_ahead(connection: sqlite3.Connection) -> None:
-    # SQLite does not wait where two processes switch the mode of a new file at once: one is told that it is busy.
+    # SQLite does not wait where two processes switch the mode of a new file at once: one is told
+    # that it is busy.
     deadline = time.monotonic() + LOCK_TIMEOUT_SECONDS
     while True:
         try:
@@ -245,7 +305,8 @@ def _require_made(path: Path) -> None:
     # Opening it would turn an empty file into a database.
     if not path.exists() or not path.stat().st_size:
         raise LedgerError(
-            f"ledger {path} {'is empty' if path.exists() else 'does not exist'}: no request makes one. Put its newest "
+            f"ledger {path} {'is empty' if path.exists() else 'does not exist'}: no request makes "
+            "one. Put its newest "
             f"copy back; a new site makes it once, with  {HOW_TO_MAKE}"
         )
 
@@ -253,7 +314,8 @@ def _require_made(path: Path) -> None:
 def _require_format(connection: sqlite3.Connection, path: Path) -> None:
     if connection.execute("PRAGMA user_version").fetchone()[0] != FORMAT_VERSION:
         raise LedgerError(
-            f"{path} is a database but no ledger of format {FORMAT_VERSION}: set ledger.path in the site file to the "
+            f"{path} is a database but no ledger of format {FORMAT_VERSION}: set ledger.path in "
+            "the site file to the "
             f"ledger, or put its newest copy back; a new site makes one once, with  {HOW_TO_MAKE}"
         )
 

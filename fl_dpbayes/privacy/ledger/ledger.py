@@ -1,8 +1,9 @@
 """A site's ledger: what was spent on a cohort is written down before it is spent, and never forgotten.
 
-Every change is one entry of a hash chain in one SQLite file; the ledger's state is what the entries add up to. Steps
-are reserved before they run and count from then on, whatever becomes of them; a completed request is answered again
-from its stored reply, at no cost. docs/ledger.md says what stands against a second budget.
+Every change is one entry of a hash chain in one SQLite file; the ledger's state is what the entries
+add up to. Steps are reserved before they run and count from then on, whatever becomes of them; a
+completed request is answered again from its stored reply, at no cost. docs/ledger.md says what
+stands against a second budget.
 """
 
 import dataclasses
@@ -23,8 +24,23 @@ from fl_dpbayes.privacy.filter import admitted_steps, choose_rule, filter_epsilo
 from fl_dpbayes.privacy.ledger import file as ledger_file
 from fl_dpbayes.privacy.ledger.account import Spent, ledger_problems, reply_body, spent
 from fl_dpbayes.privacy.ledger.cohort_creation import Describe, create_cohort, require_other_units
-from fl_dpbayes.privacy.ledger.file import Entry, LedgerError, append_entry, ledger_errors, read_chain, transaction
-from fl_dpbayes.privacy.ledger.state import Cohort, LedgerState, Part, Reservation, Spending, StoredPlan, Verified
+from fl_dpbayes.privacy.ledger.file import (
+    Entry,
+    LedgerError,
+    append_entry,
+    ledger_errors,
+    read_chain,
+    transaction,
+)
+from fl_dpbayes.privacy.ledger.state import (
+    Cohort,
+    LedgerState,
+    Part,
+    Reservation,
+    Spending,
+    StoredPlan,
+    Verified,
+)
 from fl_dpbayes.privacy.ledger.takeover import is_worked_on, may_take_over, this_process
 from fl_dpbayes.privacy.ledger.witness import LedgerPlace, advance_witness, check_witness
 from fl_dpbayes.protocol.refusal import RefusalCode
@@ -36,7 +52,9 @@ class CohortChangedError(UserError):
 
 @dataclass(frozen=True)
 class Reserved:
-    """Steps that may now run, from the request's first on; fewer than asked for where the budget ends.
+    """Steps that may now run, from the request's first on.
+
+    Fewer than asked for where the budget ends.
 
     `reservation` is what to commit or fail, `head` the chain's, to be sent with the reply.
     """
@@ -62,21 +80,30 @@ class Refused:
 
 
 class Ledger:
-    """The ledger of one cohort; a context manager, safe across processes and not shared between threads.
+    """The ledger of one cohort.
 
-    `asked_in`: the line of the site's audit log that tells the request for which entries are made; each names it.
+    A context manager, safe across processes and not shared between threads.
+
+    `asked_in`: the line of the site's audit log that tells the request for which entries are made;
+    each names it.
     """
 
     asked_in: AuditLine | None = None
 
     def __init__(
-        self, connection: sqlite3.Connection, cohort: Cohort, place: LedgerPlace, known: tuple[Verified, int]
+        self,
+        connection: sqlite3.Connection,
+        cohort: Cohort,
+        place: LedgerPlace,
+        known: tuple[Verified, int],
     ) -> None:
         self._connection, self._place, self._held = connection, place, set[int]()
         self.cohort, (self._verified, self._version) = cohort, known
 
     @classmethod
-    def create(cls, place: LedgerPlace, cohort: Cohort, describe: Describe | None = None) -> "Ledger":
+    def create(
+        cls, place: LedgerPlace, cohort: Cohort, describe: Describe | None = None
+    ) -> "Ledger":
         """Make a cohort and open it: see `create_cohort`."""
         create_cohort(place, cohort, describe)
         return cls.open(place, cohort)
@@ -85,8 +112,9 @@ class Ledger:
     def open(cls, place: LedgerPlace, cohort: Cohort) -> "Ledger":
         """Open the ledger of a cohort that was made before, its budget stated as it was then.
 
-        Raises UserError if the cohort was made with another budget, or the file may not serve as a ledger. Raises
-        LedgerError as `open_existing`, or if the ledger is not the one that its second place knows.
+        Raises UserError if the cohort was made with another budget, or the file may not serve as a
+        ledger. Raises LedgerError as `open_existing`, or if the ledger is not the one that its
+        second place knows.
         """
         ledger = cls.open_existing(place, cohort.name)
         try:
@@ -102,25 +130,33 @@ class Ledger:
     def open_existing(cls, place: LedgerPlace, name: str) -> "Ledger":
         """Open the ledger of a cohort, with the budget that it was made with, to look into it.
 
-        Its second place is checked when something is to change, and by `verify`. Raises LedgerError if there is no such
-        ledger or cohort, or the file cannot be read or is damaged.
+        Its second place is checked when something is to change, and by `verify`. Raises LedgerError
+        if there is no such ledger or cohort, or the file cannot be read or is damaged.
         """
-        # A simulation's is read whole once in a process, while its files are as the process left them.
-        known = KEPT.look(("ledger", place.path, name), _files(place)) if place.durability == "normal" else None
+        # A simulation's is read whole once in a process, while its files are as the process left
+        # them.
+        known = (
+            KEPT.look(("ledger", place.path, name), _files(place))
+            if place.durability == "normal"
+            else None
+        )
         connection = ledger_file.open_ledger_file(place.path, place.durability, create=False)
         try:
             with ledger_errors():
                 version = ledger_file.data_version(connection)
                 verified = (known or Verified()).with_new(connection, name)
             if (cohort := verified.state.cohort) is None:
-                # An emptied ledger holds no cohort either, and must not be taken for a site that is new.
+                # An emptied ledger holds no cohort either, and must not be taken for a site that is
+                # new.
                 with transaction(connection):
                     check_witness(place, connection)
                     entries = read_chain(connection)
                 held = ", ".join(map(repr, ledger_file.cohorts_of(entries))) or "none"
                 raise LedgerError(
-                    f"ledger {place.path} holds no cohort {name!r} (it holds: {held}): put ledger.cohort in the site "
-                    f"file back; a cohort of other patients is made once, with  {ledger_file.HOW_TO_MAKE}"
+                    f"ledger {place.path} holds no cohort {name!r} (it holds: {held}): put "
+                    "ledger.cohort in the site "
+                    "file back; a cohort of other patients is made once, with  "
+                    f"{ledger_file.HOW_TO_MAKE}"
                 )
         except BaseException:
             connection.close()
@@ -132,7 +168,8 @@ class Ledger:
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         try:
-            # The interrupt itself must come through; without the note its request waits until this process ends.
+            # The interrupt itself must come through; without the note its request waits until this
+            # process ends.
             with suppress(LedgerError):
                 if error is not None:
                     self._note_interrupted()
@@ -148,14 +185,17 @@ class Ledger:
             key = ("ledger", self._place.path, self.cohort.name)
             KEPT.put(key, self._verified, self._verified.size, _files(self._place))
 
-    def reserve(self, spending: Spending, echoed_head: str | None = None) -> Reserved | StoredReply | Refused:
+    def reserve(
+        self, spending: Spending, echoed_head: str | None = None
+    ) -> Reserved | StoredReply | Refused:
         """Set steps aside for a request, before any of them runs.
 
-        A run has one plan, and no later round may ask for a step of an earlier one: so a run never releases more than
-        its plan, which a site's policy bounds, however much budget the cohort has left. `echoed_head`: the last head
-        that the server says it saw. Returns the reservation (of the longest prefix that the budget admits, or the one
-        that a dead process left open for this very request); or the stored reply, if this very request was completed
-        before; or the refusal. Raises LedgerError if the ledger cannot be read or written, or is damaged.
+        A run has one plan, and no later round may ask for a step of an earlier one: so a run never
+        releases more than its plan, which a site's policy bounds, however much budget the cohort
+        has left. `echoed_head`: the last head that the server says it saw. Returns the reservation
+        (of the longest prefix that the budget admits, or the one that a dead process left open for
+        this very request); or the stored reply, if this very request was completed before; or the
+        refusal. Raises LedgerError if the ledger cannot be read or written, or is damaged.
         """
         with self._change() as state:
             if echoed_head is not None and echoed_head not in self._verified.heads:
@@ -167,11 +207,18 @@ class Ledger:
                 return Refused(RefusalCode.PLAN_CHANGED, "plan")
             answer = self._answer_again(state, spending) or self._reserve_new(state, spending)
             if isinstance(answer, Reserved):
-                self._let_go(state, spending.run, spending.round if spending.part == "train" else math.inf)
+                self._let_go(
+                    state, spending.run, spending.round if spending.part == "train" else math.inf
+                )
             return answer
 
-    def count_evaluation(self, run: str, request_digest: str, per_run: float, life: float) -> int | Refused:
-        """Count an evaluation once per request; return how many there were, or the refusal; raise as `reserve`."""
+    def count_evaluation(
+        self, run: str, request_digest: str, per_run: float, life: float
+    ) -> int | Refused:
+        """Count an evaluation once per request; return how many there were, or the refusal.
+
+        Raise as `reserve`.
+        """
         with self._change() as state:
             if state.closed:
                 return Refused(RefusalCode.COHORT_CLOSED)
@@ -187,22 +234,30 @@ class Ledger:
     def restrict(self, epsilon: float | None) -> None:
         """Lower what each part may ever spend, for good, or close the cohort to every request (None).
 
-        Raises UserError if `epsilon` is not below what may be spent now, or the cohort is closed. Raises LedgerError
-        as `reserve`.
+        Raises UserError if `epsilon` is not below what may be spent now, or the cohort is closed.
+        Raises LedgerError as `reserve`.
         """
         with self._change() as state:
             if state.closed:
-                raise UserError(f"cohort {self.cohort.name!r} is closed: nothing is spent on it any more")
+                raise UserError(
+                    f"cohort {self.cohort.name!r} is closed: nothing is spent on it any more"
+                )
             most = state.most().epsilon
             if epsilon is not None and not 0 < epsilon < most:
-                raise UserError(f"epsilon {epsilon:g} is not between 0 and {most:g}, what each part may spend now: "
-                                "a budget is lowered for good and never raised")  # fmt: skip
+                raise UserError(
+                    f"epsilon {epsilon:g} is not between 0 and {most:g}, what each part "
+                    "may spend now: "
+                    "a budget is lowered for good and never raised"
+                )
             self._append("restricted", {"epsilon": epsilon})
 
     def commit(self, reservation: int, reply: bytes) -> str:
-        """Store the whole reply to a reserved request, and return the new head; only then may it be sent.
+        """Store the whole reply to a reserved request, and return the new head.
 
-        Raises LedgerError if it cannot be written, or the reservation is not open or not held by this process.
+        Only then may it be sent.
+
+        Raises LedgerError if it cannot be written, or the reservation is not open or not held by
+        this process.
         """
         digest = hashlib.sha256(reply).hexdigest()
         with self._end_of(reservation):
@@ -210,7 +265,10 @@ class Ledger:
             return self._append("done", {"reservation": reservation, "reply_digest": digest}).head
 
     def fail(self, reservation: int) -> str:
-        """Note that a reserved request came to nothing, its steps staying spent; returns and raises as `commit`."""
+        """Note that a reserved request came to nothing, its steps staying spent.
+
+        Returns and raises as `commit`.
+        """
         with self._end_of(reservation):
             return self._append("failed", {"reservation": reservation}).head
 
@@ -226,13 +284,18 @@ class Ledger:
         return self.state().plans.get((part, run, purpose))
 
     def record_data_version(self, describe: Describe) -> None:
-        """Note which version of the records is used from now on; LedgerError if another cohort here has them."""
+        """Note which version of the records is used from now on.
+
+        LedgerError if another cohort here has them.
+        """
         with ledger_errors():
             version = describe(ledger_file.ledger_key(self._connection))
             if version in self.state().data_versions[-1:]:
                 return
         with self._change():
-            require_other_units(read_chain(self._connection), self.cohort.name, version, self._place)
+            require_other_units(
+                read_chain(self._connection), self.cohort.name, version, self._place
+            )
             self._append("data version", dataclasses.asdict(version))
 
     def rows(self) -> list[Reservation]:
@@ -258,7 +321,10 @@ class Ledger:
         return spent(self.state(), part)
 
     def verify(self) -> list[str]:
-        """Check file, chain, stored replies, sums and second place; an empty list means that all is sound."""
+        """Check file, chain, stored replies, sums and second place.
+
+        An empty list means that all is sound.
+        """
         problems = ledger_problems(self._connection, self.cohort.name)
         if not problems:
             try:
@@ -276,17 +342,19 @@ class Ledger:
     @contextmanager
     def _change(self) -> Iterator[LedgerState]:
         with transaction(self._connection):
-            # Nothing is read between an entry and its commit, so what is known was never rolled back.
+            # Nothing is read between an entry and its commit, so what is known was never rolled
+            # back.
             state = self.state()
             check_witness(self._place, self._connection)
             yield state
-        # Before any step runs or any reply leaves; of the two the ledger comes first, so it is never behind.
+        # Before any step runs or any reply leaves; of the two the ledger comes first, so it is
+        # never behind.
         with transaction(self._connection):
             advance_witness(self._place, self._connection)
 
     def _let_go(self, state: LedgerState, run: str, before: float) -> None:
-        # Training replies of a simulation: once its server asks for more, they are in the bank, on the same disk. With
-        # `full`, a hospital's, they are kept, as the server's disk may fail.
+        # Training replies of a simulation: once its server asks for more, they are in the bank, on
+        # the same disk. With `full`, a hospital's, they are kept, as the server's disk may fail.
         if self._place.durability == "full":
             return
         for (reply,) in self._connection.execute("SELECT reservation FROM reply").fetchall():
@@ -296,11 +364,17 @@ class Ledger:
 
     def _append(self, kind: str, content: dict[str, Any]) -> Entry:
         named = {} if self.asked_in is None else {"log": dataclasses.asdict(self.asked_in)}
-        return append_entry(self._connection, kind, {"cohort": self.cohort.name, **named, **content})
+        return append_entry(
+            self._connection, kind, {"cohort": self.cohort.name, **named, **content}
+        )
 
-    def _answer_again(self, state: LedgerState, spending: Spending) -> Reserved | StoredReply | Refused | None:
+    def _answer_again(
+        self, state: LedgerState, spending: Spending
+    ) -> Reserved | StoredReply | Refused | None:
         plan = (spending.part, spending.run, spending.purpose)
-        of_plan = [row for row in state.reservations.values() if (row.part, row.run, row.purpose) == plan]
+        of_plan = [
+            row for row in state.reservations.values() if (row.part, row.run, row.purpose) == plan
+        ]
         if any(row.round != spending.round and row.overlaps(spending) for row in of_plan):
             return Refused(RefusalCode.POLICY_DENIED, "first_step")
         same = [row for row in of_plan if row.round == spending.round]
@@ -330,14 +404,27 @@ class Ledger:
         if steps == 0:
             return Refused(RefusalCode.BUDGET_EXHAUSTED)
         if part not in state.rules:
-            self._append("rule", {"part": part, "rule": rule.name, "schedule": write_history(rule.schedule)})
+            self._append(
+                "rule", {"part": part, "rule": rule.name, "schedule": write_history(rule.schedule)}
+            )
         about = {"part": part, "run": spending.run, "purpose": spending.purpose}
         if tuple(about.values()) not in state.plans:
-            self._append("plan", {**about, "digest": spending.plan_digest, "history": write_history(spending.plan)})
-        entry = self._append("reserved", {
-            **about, "round": spending.round, "request_digest": spending.request_digest, "steps": steps,
-            "first_step": spending.first_step, "process": this_process(), "durability": self._place.durability,
-        })  # fmt: skip
+            self._append(
+                "plan",
+                {**about, "digest": spending.plan_digest, "history": write_history(spending.plan)},
+            )
+        entry = self._append(
+            "reserved",
+            {
+                **about,
+                "round": spending.round,
+                "request_digest": spending.request_digest,
+                "steps": steps,
+                "first_step": spending.first_step,
+                "process": this_process(),
+                "durability": self._place.durability,
+            },
+        )
         self._held.add(entry.position)
         return Reserved(entry.position, steps, entry.head)
 
@@ -347,17 +434,24 @@ class Ledger:
         with self._change():
             reservations = self.state().reservations
             for held in sorted(self._held & reservations.keys()):
-                if reservations[held].state == "reserved" and reservations[held].process == this_process():
+                if (
+                    reservations[held].state == "reserved"
+                    and reservations[held].process == this_process()
+                ):
                     self._append("interrupted", {"reservation": held})
 
     def _require_held(self, reservation: int) -> None:
         found = self.state().reservations.get(reservation)
         if found is None or found.state != "reserved":
             state = "unknown" if found is None else found.state
-            raise LedgerError(f"reservation {reservation} is {state}: only an open one can be completed or failed")
+            raise LedgerError(
+                f"reservation {reservation} is {state}: only an open one can be completed or failed"
+            )
         # A process that was taken for dead must not end the attempt that took its place.
         if found.process != this_process():
-            raise LedgerError(f"reservation {reservation} is held by another process, which took it over")
+            raise LedgerError(
+                f"reservation {reservation} is held by another process, which took it over"
+            )
 
 
 def _require_same(made: Cohort, stated: Cohort, path: Path) -> None:
@@ -365,7 +459,8 @@ def _require_same(made: Cohort, stated: Cohort, path: Path) -> None:
         before, now = getattr(made, field.name), getattr(stated, field.name)
         if before != now:
             raise CohortChangedError(
-                f"cohort {made.name!r} in ledger {path} was made with {field.name} {before!r}, not {now!r}: "
+                f"cohort {made.name!r} in ledger {path} was made with {field.name} {before!r}, "
+                f"not {now!r}: "
                 f"it is fixed for good, so put {before!r} back"
             )
 

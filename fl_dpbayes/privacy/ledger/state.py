@@ -19,12 +19,14 @@ ReservationState = Literal["reserved", "done", "failed"]
 
 @dataclass(frozen=True)
 class Cohort:
-    """Whose records a budget protects, and how much may ever be spent on each part; fixed when its ledger is made.
+    """Whose records a budget protects, and how much may ever be spent on each part.
 
-    A corrected record does not make another cohort. `unit`: such as "patient". `epsilon`: the budget of each part.
-    `planned_runs`: for how many runs of its first plan it was declared, which then are one schedule.
-    `split`: what tells the rule that puts each unit in its part from any other; a unit that moved to another part would
-    have both budgets spent on it.
+    Fixed when its ledger is made.
+
+    A corrected record does not make another cohort. `unit`: such as "patient". `epsilon`: the
+    budget of each part. `planned_runs`: for how many runs of its first plan it was declared, which
+    then are one schedule. `split`: what tells the rule that puts each unit in its part from any
+    other; a unit that moved to another part would have both budgets spent on it.
     """
 
     name: str
@@ -40,10 +42,11 @@ class Cohort:
 class Spending:
     """What a request asks to spend.
 
-    `purpose`: what the part is used for, such as "train" or "evaluate 3"; a run has one plan for each purpose.
-    `request_digest`: SHA-256 of the request without the head that it echoes. `plan_digest`: SHA-256 of the plan as
-    the request states it. `plan`: events of the whole run, in the order of the steps, at one sampling rate.
-    `first_step`: first step of the plan that is asked for, from 0. `steps`: how many, > 0.
+    `purpose`: what the part is used for, such as "train" or "evaluate 3"; a run has one plan for
+    each purpose. `request_digest`: SHA-256 of the request without the head that it echoes.
+    `plan_digest`: SHA-256 of the plan as the request states it. `plan`: events of the whole run, in
+    the order of the steps, at one sampling rate. `first_step`: first step of the plan that is asked
+    for, from 0. `steps`: how many, > 0.
     """
 
     part: Part
@@ -69,10 +72,11 @@ class Spending:
 class Reservation:
     """Steps that were set aside for a request before they ran; they count whatever became of them.
 
-    `identity`: position of its entry in the chain. `time`: ISO 8601. `steps`: how many were admitted. `process`: which
-    process works on it, or did last. `state`: `reserved` until the reply is stored (`done`) or the work is given up
-    (`failed`). `takeovers`: how often a process went on with what a dead one had left open. `durability`: of that
-    process's changes to the ledger. `interrupted`: an interrupt ended the work in that process, which may live on.
+    `identity`: position of its entry in the chain. `time`: ISO 8601. `steps`: how many were
+    admitted. `process`: which process works on it, or did last. `state`: `reserved` until the reply
+    is stored (`done`) or the work is given up (`failed`). `takeovers`: how often a process went on
+    with what a dead one had left open. `durability`: of that process's changes to the ledger.
+    `interrupted`: an interrupt ended the work in that process, which may live on.
     """
 
     identity: int
@@ -143,14 +147,20 @@ class LedgerState:
 
     def is_needed(self, done: Reservation) -> bool:
         """Say whether a request may still want the reply to an earlier one: not where a simulation has gone on."""
-        after = (row for row in self.reservations.values() if row.run == done.run and row.identity > done.identity)
+        after = (
+            row
+            for row in self.reservations.values()
+            if row.run == done.run and row.identity > done.identity
+        )
         gone_on = any((row.part, row.round) != ("train", done.round) for row in after)
         gone_on |= any(run == done.run for run, _ in self.evaluations)
         return done.durability == "full" or done.part != "train" or not gone_on
 
     def reserved_in(self, part: Part) -> list[Reservation]:
         """Return a part's reservations in the order in which they were made."""
-        return [reservation for reservation in self.reservations.values() if reservation.part == part]
+        return [
+            reservation for reservation in self.reservations.values() if reservation.part == part
+        ]
 
     def spent_in(self, part: Part) -> History:
         """Return every event reserved in a part, equal neighbours joined."""
@@ -169,14 +179,20 @@ class Verified:
         """Bytes that it takes in memory, about."""
         state = self.state
         plans = sum(len(plan.history) for plan in state.plans.values())
-        return 150 * len(self.heads) + 1500 * len(state.reservations) + 30_000 * len(state.data_versions) + 250 * plans
+        return (
+            150 * len(self.heads)
+            + 1500 * len(state.reservations)
+            + 30_000 * len(state.data_versions)
+            + 250 * plans
+        )
 
     def with_new(self, connection: sqlite3.Connection, cohort: str) -> "Verified":
         """Read and check the entries that were appended since.
 
-        The file is tied to what is known by its entry at that position: its head is a hash over all before it, so what
-        follows it was appended to the very chain that was checked. Where it has another head, or none, the whole chain
-        is read. Raises LedgerError as `read_chain` and `read_state`.
+        The file is tied to what is known by its entry at that position: its head is a hash over all
+        before it, so what follows it was appended to the very chain that was checked. Where it has
+        another head, or none, the whole chain is read. Raises LedgerError as `read_chain` and
+        `read_state`.
         """
         known = len(self.heads)
         row = connection.execute("SELECT head FROM chain WHERE position = ?", (known,)).fetchone()
@@ -189,11 +205,15 @@ class Verified:
         return Verified(heads, read_state(new, cohort, before.state))
 
 
-def read_state(entries: Iterable[Entry], cohort: str, before: LedgerState | None = None) -> LedgerState:
-    """Add up the entries of one cohort in a checked chain; `cohort` is None if the chain does not know it.
+def read_state(
+    entries: Iterable[Entry], cohort: str, before: LedgerState | None = None
+) -> LedgerState:
+    """Add up the entries of one cohort in a checked chain.
 
-    `before`: what earlier entries add up to; it stays as it is. Raises LedgerError if an entry completes, fails or
-    takes over what is not open.
+    `cohort` is None if the chain does not know it.
+
+    `before`: what earlier entries add up to; it stays as it is. Raises LedgerError if an entry
+    completes, fails or takes over what is not open.
     """
     known = LedgerState() if before is None else before
     state = LedgerState(*(copy(getattr(known, each.name)) for each in fields(known)))
@@ -217,11 +237,20 @@ def _add(state: LedgerState, entry: Entry) -> None:
             key = (content["part"], content["run"], content["purpose"])
             state.plans[key] = StoredPlan(content["digest"], read_history(content["history"]))
         case "rule":
-            state.rules[content["part"]] = SpendingRule(content["rule"], read_history(content["schedule"]))
+            state.rules[content["part"]] = SpendingRule(
+                content["rule"], read_history(content["schedule"])
+            )
         case "reserved":
-            stated = {key: value for key, value in content.items() if key not in ("kind", "cohort", "log")}
-            made = state.reservations[entry.position] = Reservation(identity=entry.position, **stated)
-            before, new = state.spent_in(made.part), slice_history(state.plan_of(made), made.first_step, made.steps)
+            stated = {
+                key: value for key, value in content.items() if key not in ("kind", "cohort", "log")
+            }
+            made = state.reservations[entry.position] = Reservation(
+                identity=entry.position, **stated
+            )
+            before, new = (
+                state.spent_in(made.part),
+                slice_history(state.plan_of(made), made.first_step, made.steps),
+            )
             state.spending[made.part] = (*before[:-1], *joined((*before[-1:], *new)))
         case "evaluation":
             state.evaluations.add((content["run"], content["request_digest"]))
@@ -231,14 +260,20 @@ def _add(state: LedgerState, entry: Entry) -> None:
         case "taken over":
             takeovers = _open_reservation(state, entry).takeovers + 1
             # An older ledger does not tell the durability: the weaker one is taken.
-            changes = {"process": content["process"], "takeovers": takeovers, "interrupted": False,
-                       "durability": content.get("durability", "normal")}  # fmt: skip
+            changes = {
+                "process": content["process"],
+                "takeovers": takeovers,
+                "interrupted": False,
+                "durability": content.get("durability", "normal"),
+            }
         case "done" | "failed":
             changes = {"state": content["kind"]}
         case "interrupted":
             changes = {"interrupted": True}
         case kind:
-            raise LedgerError(f"entry {entry.position} of the ledger is of an unknown kind, {kind!r}")
+            raise LedgerError(
+                f"entry {entry.position} of the ledger is of an unknown kind, {kind!r}"
+            )
     if changes:
         earlier = _open_reservation(state, entry)
         state.reservations[earlier.identity] = replace(earlier, **changes)
@@ -252,5 +287,8 @@ def _open_reservation(state: LedgerState, entry: Entry) -> Reservation:
     if found is None or found.state != "reserved":
         was = "unknown" if found is None else found.state
         kind = entry.content["kind"]
-        raise LedgerError(f"entry {entry.position} of the ledger: {kind!r} for reservation {identity}, which is {was}")
+        raise LedgerError(
+            f"entry {entry.position} of the ledger: {kind!r} for reservation {identity}, "
+            f"which is {was}"
+        )
     return found

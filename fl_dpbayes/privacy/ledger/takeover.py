@@ -1,6 +1,7 @@
 """Which process holds a reservation, whether it still runs, and who may go on with what a dead one left open.
 
-Work that did not complete is charged again when it is repeated, but for that. docs/proofs/takeover.md says why.
+Work that did not complete is charged again when it is repeated, but for that.
+docs/proofs/takeover.md says why.
 """
 
 import os
@@ -14,8 +15,11 @@ from fl_dpbayes.privacy.ledger.state import Reservation
 MOST_TAKEOVERS = 3
 ProcessStatus = Literal["running", "dead", "machine restarted", "unknown"]
 _PROC = Path("/proc")
-# At most seven digits: the kernel gives no higher process id. Id 0 would ask for this process's whole group.
-_NAME = re.compile(r"(?P<boot>[^:]+):(?P<namespace>[0-9]+):(?P<process_id>[1-9][0-9]{0,6}):(?P<start_time>[0-9]+)")
+# At most seven digits: the kernel gives no higher process id. Id 0 would ask for this process's
+# whole group.
+_NAME = re.compile(
+    r"(?P<boot>[^:]+):(?P<namespace>[0-9]+):(?P<process_id>[1-9][0-9]{0,6}):(?P<start_time>[0-9]+)"
+)
 
 
 def this_process() -> str:
@@ -43,9 +47,10 @@ def _name_of(process_id: int, proc: Path) -> str:
 def process_status(name: str) -> ProcessStatus:
     """Say what became of the process that `this_process` named so, there.
 
-    It is `dead` only if it is known to be gone: its namespace is ours, and no process of its id, or a later one, runs
-    there. `machine restarted` if the boot id is not ours (some containers have a boot id of their own, and then the
-    process may still run). `unknown` if it is of another namespace, or /proc does not tell.
+    It is `dead` only if it is known to be gone: its namespace is ours, and no process of its id, or
+    a later one, runs there. `machine restarted` if the boot id is not ours (some containers have a
+    boot id of their own, and then the process may still run). `unknown` if it is of another
+    namespace, or /proc does not tell.
     """
     there, here = _NAME.fullmatch(name), _NAME.fullmatch(this_process())
     if there is None or here is None:

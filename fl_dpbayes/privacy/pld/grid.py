@@ -1,9 +1,10 @@
 """The privacy loss of one step on a grid, never understated (connect the dots), and the grid for a composition.
 
-docs/proofs/privacy-loss-distribution.md defines the directions `remove`, `add` and `replace`, and has the proof. The
-grid is fine enough for epsilon, long enough for what wraps around it.
+docs/proofs/privacy-loss-distribution.md defines the directions `remove`, `add` and `replace`, and
+has the proof. The grid is fine enough for epsilon, long enough for what wraps around it.
 
-Its tilt is an estimate of where on the loss axis a composition must be resolved: it steers the grid and proves nothing.
+Its tilt is an estimate of where on the loss axis a composition must be resolved: it steers the grid
+and proves nothing.
 """
 
 import math
@@ -60,7 +61,9 @@ def outputs_at(loss: Array, level: GaussianEvent, adjacency: Adjacency) -> Array
         return s**2 * (loss + np.log(np.maximum(-np.expm1(keep - loss), 0.0)) - math.log(q)) + 0.5
 
 
-def discretise(level: GaussianEvent, adjacency: Adjacency, spacing: float, reach: float) -> tuple[LossMass, ...]:
+def discretise(
+    level: GaussianEvent, adjacency: Adjacency, spacing: float, reach: float
+) -> tuple[LossMass, ...]:
     """Put a step's loss, tails beyond `reach` deviations counted in full, on multiples of `spacing`, by direction."""
     s, q = level.noise_multiplier, level.sampling_rate
     lowest, highest = _ends(level, adjacency, reach)
@@ -100,7 +103,8 @@ def _split(first: int, loss: Array, p: Array, r: Array, spacing: float) -> LossM
     inner_p = p[1:-1]
     with np.errstate(over="ignore", invalid="ignore"):
         upper = (inner_p - np.exp(loss[:-1]) * r[1:-1]) / -math.expm1(-spacing)
-    # Rounding may push the split outside its bin; where the Q-mass underflows, the whole bin goes up.
+    # Rounding may push the split outside its bin; where the Q-mass underflows, the whole bin goes
+    # up.
     upper = np.where(r[1:-1] > SMALLEST_BIN, np.clip(upper, 0.0, inner_p), inner_p)
     mass = np.zeros(loss.size)
     mass[:-1] = inner_p - upper
@@ -115,15 +119,18 @@ RELATIVE_OVERSHOOT = 1e-5
 SMALL_EPSILON = 0.01
 # Small grids cost nothing, and make up for an estimate of epsilon that is too high.
 SMALLEST_GRID, LARGEST_GRID = 2**13, 2**21
-# Grid points times kinds of step: bounds the time of a composition (a few seconds); beyond it the grid coarsens.
+# Grid points times kinds of step: bounds the time of a composition (a few seconds); beyond it the
+# grid coarsens.
 LARGEST_WORK = 2**27
-# Enough for three digits of epsilon: the trapezoid rule on a normal density converges exponentially.
+# Enough for three digits of epsilon: the trapezoid rule on a normal density converges
+# exponentially.
 NODES = 81
 # Three quarters of the best order often halve the window that rare large losses ask for.
 SHARES = (1.0, 0.75)
 SEARCHED = (-23.0, 37.0)
-# The window ends where Chernoff's bound on the tail is exp(-ABOVE) delta, and starts where it is at least
-# exp(BELOW) (1 + lambda) delta and no less than 1; what wraps around it adds up to exp(-WRAPPED) of the bound.
+# The window ends where Chernoff's bound on the tail is exp(-ABOVE) delta, and starts where it is at
+# least exp(BELOW) (1 + lambda) delta and no less than 1; what wraps around it adds up to
+# exp(-WRAPPED) of the bound.
 BELOW, ABOVE, WRAPPED = 18.0, 16.0, 18.0
 
 
@@ -138,11 +145,13 @@ class Grid:
 
     @classmethod
     def of(cls, levels: History, adjacency: Adjacency, delta: float) -> "Grid":
-        """Choose a grid for at least one level; where it would grow too large it is coarser, and the bound looser.
+        """Choose a grid for at least one level.
 
-        A bin of width h adds h^2/6 to the variance of a loss, hence T lambda (lambda + 1) h^2 / 12 to K and
-        T (lambda + 1) h^2 / 12 to epsilon. P(N(0, 1) > reach) <= exp(-reach^2 / 2) = delta / (1e6 T), so that what is
-        cut costs 1e-6 delta.
+        Where it would grow too large it is coarser, and the bound looser.
+
+        A bin of width h adds h^2/6 to the variance of a loss, hence T lambda (lambda + 1) h^2 / 12
+        to K and T (lambda + 1) h^2 / 12 to epsilon. P(N(0, 1) > reach) <= exp(-reach^2 / 2) = delta
+        / (1e6 T), so that what is cut costs 1e-6 delta.
         """
         steps = sum(level.steps for level in levels)
         reach = math.sqrt(2 * (math.log(1e6) + math.log(steps) - math.log(delta)))
@@ -150,20 +159,28 @@ class Grid:
         overshoot = RELATIVE_OVERSHOOT * max(epsilon, SMALL_EPSILON)
         wanted = min(math.sqrt(12 * overshoot / (steps * (order + 1))), width / SMALLEST_GRID)
         # Of one step's losses, for noise within reach.
-        longest = max(highest - lowest for lowest, highest in (_ends(level, adjacency, reach) for level in levels))
-        spacing = max(wanted, width / min(LARGEST_GRID, LARGEST_WORK // len(levels)), longest / LARGEST_GRID)
+        longest = max(
+            highest - lowest
+            for lowest, highest in (_ends(level, adjacency, reach) for level in levels)
+        )
+        spacing = max(
+            wanted, width / min(LARGEST_GRID, LARGEST_WORK // len(levels)), longest / LARGEST_GRID
+        )
         return cls(spacing, next_fast_len(math.ceil(width / spacing), real=True), order, reach)
 
 
-def best_tilt(levels: History, adjacency: Adjacency, delta: float, reach: float) -> tuple[float, float, float]:
+def best_tilt(
+    levels: History, adjacency: Adjacency, delta: float, reach: float
+) -> tuple[float, float, float]:
     """Find the tilt of about the best Chernoff bound in the direction `remove` (or `replace`), the costlier one.
 
         epsilon = min_lambda [K(lambda) + log(1/delta) + lambda log(lambda) - (1 + lambda) log(1 + lambda)] / lambda
 
-    with K(lambda) = sum_t log E exp(lambda L_t).
-    Source: Canonne, Kamath and Steinke (2020), proposition 12, in the loss's own moment generating function.
+    with K(lambda) = sum_t log E exp(lambda L_t). Source: Canonne, Kamath and Steinke (2020),
+    proposition 12, in the loss's own moment generating function.
 
-    Returns lambda, a rough epsilon from above, and how long the window of the cyclic transform must be.
+    Returns lambda, a rough epsilon from above, and how long the window of the cyclic transform must
+    be.
     """
     nodes = np.linspace(-reach, reach, NODES)
     log_weights = log_softmax(-np.square(nodes) / 2)
@@ -179,7 +196,9 @@ def best_tilt(levels: History, adjacency: Adjacency, delta: float, reach: float)
     def cumulant(order: float) -> float:
         exponents = log_mass + order * loss
         largest = exponents.max(axis=1)
-        return float(np.dot(steps, np.log(np.exp(exponents - largest[:, None]).sum(axis=1)) + largest))
+        return float(
+            np.dot(steps, np.log(np.exp(exponents - largest[:, None]).sum(axis=1)) + largest)
+        )
 
     def chernoff(log_order: float) -> float:
         order = math.exp(log_order)
@@ -198,7 +217,8 @@ def best_tilt(levels: History, adjacency: Adjacency, delta: float, reach: float)
             more = math.exp(log_more)
             return (cumulant(order + more) - here + WRAPPED) / more
 
-        # A loss that wraps from above weighs exp(lambda width) too much, one from below exp(-lambda width) too little.
+        # A loss that wraps from above weighs exp(lambda width) too much, one from below exp(-lambda
+        # width) too little.
         beyond = farthest(_minimum(farthest, log_order - 7.0, log_order + 7.0)) - epsilon
         resolved = (BELOW + ABOVE + math.log1p(order)) / order
         return order, epsilon, max(beyond, resolved, (WRAPPED - math.log(delta)) / order)
@@ -207,4 +227,6 @@ def best_tilt(levels: History, adjacency: Adjacency, delta: float, reach: float)
 
 
 def _minimum(function: Callable[[float], float], low: float, high: float) -> float:
-    return float(minimize_scalar(function, bounds=(low, high), method="bounded", options={"xatol": 0.02}).x)
+    return float(
+        minimize_scalar(function, bounds=(low, high), method="bounded", options={"xatol": 0.02}).x
+    )

@@ -25,7 +25,8 @@ from fl_dpbayes.privacy.events import (
 from fl_dpbayes.privacy.gdp import gdp_epsilon
 from fl_dpbayes.privacy.pld.grid import ABOVE, Grid, LossMass, discretise
 
-# A plan of no more levels, whose noise falls, is composed anew at each reply: that takes milliseconds.
+# A plan of no more levels, whose noise falls, is composed anew at each reply: that takes
+# milliseconds.
 MOST_COMPOSED_ANEW = 16
 _ACCOUNTS = Kept(most_bytes=2**28)
 # Of the terms of a sum, so that their product with exp stays inside float64.
@@ -34,13 +35,16 @@ LARGEST_EXPONENT, PIECES = 500.0, 8
 NEGLIGIBLE = 1e-200
 
 
-def pld_epsilon(history: History, delta: float, adjacency: Adjacency = "add_or_remove_one") -> float:
+def pld_epsilon(
+    history: History, delta: float, adjacency: Adjacency = "add_or_remove_one"
+) -> float:
     """Return epsilon at delta: never below the true value, and mostly hardly above it.
 
-    The excess is mostly 1e-5 of epsilon (or of 0.1), 4e-4 at most in 459 random plans with sampling rates and deltas
-    from 1e-3 and 1e-8 on. Where few steps at smaller rates make large losses rare, the bound on rounding weighs most,
-    and it can be a multiple of epsilon. It is exact (1e-12) where every sampling rate is 1, infinite where a step had
-    no noise. Raises ValueError if delta lies outside (0, 1).
+    The excess is mostly 1e-5 of epsilon (or of 0.1), 4e-4 at most in 459 random plans with sampling
+    rates and deltas from 1e-3 and 1e-8 on. Where few steps at smaller rates make large losses rare,
+    the bound on rounding weighs most, and it can be a multiple of epsilon. It is exact (1e-12)
+    where every sampling rate is 1, infinite where a step had no noise. Raises ValueError if delta
+    lies outside (0, 1).
     """
     if not 0 < delta < 1:
         raise ValueError(f"delta is {delta}: it must lie above 0 and below 1")
@@ -62,25 +66,41 @@ def _subsampled(levels: History, delta: float, adjacency: Adjacency) -> float:
     return max(direction.epsilon(delta, grid.spacing) for direction in directions)
 
 
-def prefix_epsilon(plan: History, steps: int, delta: float, adjacency: Adjacency = "add_or_remove_one") -> float:
+def prefix_epsilon(
+    plan: History, steps: int, delta: float, adjacency: Adjacency = "add_or_remove_one"
+) -> float:
     """Return an upper bound of the epsilon of a plan's first steps, as `pld_epsilon` is.
 
-    Where noise rises or stays it was at most 1e-3 above that bound in 400 schedules; where noise falls it is looser,
-    most where little was spent. A plan of many levels, or whose noise never falls, is composed once in a process, on
-    one grid, and extended as more of its steps are asked for.
+    Where noise rises or stays it was at most 1e-3 above that bound in 400 schedules; where noise
+    falls it is looser, most where little was spent. A plan of many levels, or whose noise never
+    falls, is composed once in a process, on one grid, and extended as more of its steps are asked
+    for.
     """
     asked = plan, delta, adjacency
-    return _ACCOUNTS.get(asked, lambda: _PrefixAccount(*asked), lambda made: made.size).epsilon(steps)
+    return _ACCOUNTS.get(asked, lambda: _PrefixAccount(*asked), lambda made: made.size).epsilon(
+        steps
+    )
 
 
 class _PrefixAccount:
     """What the first steps of a plan cost, on the grid that is fine enough for all of it."""
 
     def __init__(self, plan: History, delta: float, adjacency: Adjacency) -> None:
-        levels, noise = levels_of(plan) if has_noise(plan) else (), [event.noise_multiplier for event in plan]
-        self._plan, self._delta, self._adjacency, self._known = plan, delta, adjacency, dict[int, float]()
+        levels, noise = (
+            levels_of(plan) if has_noise(plan) else (),
+            [event.noise_multiplier for event in plan],
+        )
+        self._plan, self._delta, self._adjacency, self._known = (
+            plan,
+            delta,
+            adjacency,
+            dict[int, float](),
+        )
         self._grid, self.size = None, 100 * len(plan)
-        usual = all(not event.is_free and LEAST_NOISE <= event.noise_multiplier <= MOST_NOISE for event in plan)
+        usual = all(
+            not event.is_free and LEAST_NOISE <= event.noise_multiplier <= MOST_NOISE
+            for event in plan
+        )
         many = usual and (len(levels) > MOST_COMPOSED_ANEW or noise == sorted(noise))
         if many and len(set(noise)) <= MOST_LEVELS and not _in_closed_form(levels, adjacency):
             self._grid = Grid.of(levels, adjacency, delta)
@@ -105,12 +125,15 @@ class _PrefixAccount:
             events, directions = 0, _nothing_composed(grid, self._adjacency)
         for event in self._plan[events:whole]:
             directions = _then(directions, self._step(event, grid), event.steps)
-        # Whole events alone are kept, so that what steps cost does not depend on which ones were asked for before.
+        # Whole events alone are kept, so that what steps cost does not depend on which ones were
+        # asked for before.
         self._reached = whole, directions
         if steps > ends[whole]:
             directions = _then(directions, self._step(self._plan[whole], grid), steps - ends[whole])
         found = max(direction.epsilon(self._delta, grid.spacing) for direction in directions)
-        return min(gdp_epsilon(_mu_without_subsampling(prefix, self._adjacency), self._delta), found)
+        return min(
+            gdp_epsilon(_mu_without_subsampling(prefix, self._adjacency), self._delta), found
+        )
 
     def _step(self, event: GaussianEvent, grid: Grid) -> list["Direction"]:
         losses = self._last.get(event) or _of_step(event, grid, self._adjacency)
@@ -121,7 +144,11 @@ class _PrefixAccount:
 def composition_work(history: History, delta: float, adjacency: Adjacency) -> int:
     """Count grid points that `pld_epsilon` transforms (10^7 a second): kinds of step times size, 0 in closed form."""
     levels = levels_of(history) if has_noise(history) else ()
-    return 0 if _in_closed_form(levels, adjacency) else len(levels) * Grid.of(levels, adjacency, delta).size
+    return (
+        0
+        if _in_closed_form(levels, adjacency)
+        else len(levels) * Grid.of(levels, adjacency, delta).size
+    )
 
 
 def composed(levels: History, adjacency: Adjacency, delta: float) -> tuple[Grid, list["Direction"]]:
@@ -139,7 +166,10 @@ def _nothing_composed(grid: Grid, adjacency: Adjacency) -> list["Direction"]:
 
 
 def _of_step(level: GaussianEvent, grid: Grid, adjacency: Adjacency) -> list["Direction"]:
-    return [Direction.of_step(loss, grid) for loss in discretise(level, adjacency, grid.spacing, grid.reach)]
+    return [
+        Direction.of_step(loss, grid)
+        for loss in discretise(level, adjacency, grid.spacing, grid.reach)
+    ]
 
 
 def _then(directions: list["Direction"], step: list["Direction"], steps: int) -> list["Direction"]:
@@ -150,8 +180,9 @@ def _then(directions: list["Direction"], step: list["Direction"], steps: int) ->
 class Direction:
     """The composed privacy loss of `steps` steps in one direction, as the transform of its tilted masses.
 
-    `order`: lambda. `spectrum`: transform of the normalised tilted masses, (size // 2 + 1,), size that of the window.
-    `cumulant`: K = log of the mass before normalisation. `infinite`: mass at an infinite loss.
+    `order`: lambda. `spectrum`: transform of the normalised tilted masses, (size // 2 + 1,), size
+    that of the window. `cumulant`: K = log of the mass before normalisation. `infinite`: mass at an
+    infinite loss.
     """
 
     order: float
@@ -171,7 +202,9 @@ class Direction:
             tilted = np.exp(exponent - largest)
             total = tilted.sum()
             wrapped = np.bincount(index % grid.size, weights=tilted / total, minlength=grid.size)
-        return cls(grid.order, rfft(wrapped), grid.size, float(largest) + math.log(total), loss.infinite, 1)
+        return cls(
+            grid.order, rfft(wrapped), grid.size, float(largest) + math.log(total), loss.infinite, 1
+        )
 
     def then(self, step: "Direction", steps: int) -> "Direction":
         """Compose `steps` more steps, each like the given one."""
@@ -180,11 +213,17 @@ class Direction:
         # Numbers below the normal range make the transform back ten times slower.
         parts = spectrum.view(np.float64)
         parts[np.abs(parts) < NEGLIGIBLE] = 0.0
-        cumulant, infinite = self.cumulant + steps * step.cumulant, self.infinite + steps * step.infinite
+        cumulant, infinite = (
+            self.cumulant + steps * step.cumulant,
+            self.infinite + steps * step.infinite,
+        )
         return Direction(self.order, spectrum, self.size, cumulant, infinite, self.steps + steps)
 
     def epsilon(self, delta: float, spacing: float) -> float:
-        """Return the smallest epsilon in the window whose delta, errors included, is at most delta; else infinity."""
+        """Return the smallest epsilon in the window whose delta, errors included, is at most delta.
+
+        Else infinity.
+        """
         end = math.ceil((self.cumulant - math.log(delta) + ABOVE) / self.order / spacing)
         # From the window's upper end down, in pieces, to where delta is reached.
         falling = np.roll(irfft(self.spectrum, self.size), -end)[::-1]
@@ -193,11 +232,14 @@ class Direction:
         above = decayed = after = 0.0
         for top in range(end - 1, end - 1 - self.size, -piece):
             part = falling[end - 1 - top : end - 1 - top + piece]
-            chernoff = np.exp(self.cumulant - self.order * spacing * np.arange(top, top - len(part), -1))
+            chernoff = np.exp(
+                self.cumulant - self.order * spacing * np.arange(top, top - len(part), -1)
+            )
             masses = chernoff * np.maximum(part, 0.0)
             sums = above + np.cumsum(masses)
-            # delta_m = sum_{k > m} p_k (1 - exp(e_m - e_k)) obeys delta_m = (1 - g) sum_{k > m} p_k + g delta_{m+1},
-            # whose solution is a sum of what is not negative, so that nothing cancels.
+            # delta_m = sum_{k > m} p_k (1 - exp(e_m - e_k)) obeys delta_m = (1 - g) sum_{k > m} p_k
+            # + g delta_{m+1}, whose solution is a sum of what is not negative, so that nothing
+            # cancels.
             sampled = _decayed(-math.expm1(-spacing) * (sums - masses), decayed, spacing)
             deltas = sampled + rounding * chernoff + certain
             m = int(np.searchsorted(deltas, delta, side="right"))
@@ -216,7 +258,10 @@ class Direction:
         # A share of exp(K - lambda epsilon): docs/proofs/privacy-loss-distribution.md, "Rounding".
         unit = np.finfo(np.float64).eps / 2
         g = unit * (8 * math.log2(self.size) + 128)
-        return g * (self.steps * 2 * (2 + 2 / math.pi * math.log(self.size)) + 2 * float(np.abs(self.spectrum).sum()))
+        return g * (
+            self.steps * 2 * (2 + 2 / math.pi * math.log(self.size))
+            + 2 * float(np.abs(self.spectrum).sum())
+        )
 
 
 def _power(base: npt.NDArray[np.complex128], exponent: int) -> npt.NDArray[np.complex128]:
@@ -227,7 +272,9 @@ def _power(base: npt.NDArray[np.complex128], exponent: int) -> npt.NDArray[np.co
     return half * half * base if exponent % 2 else half * half
 
 
-def _decayed(terms: npt.NDArray[np.float64], before: float, spacing: float) -> npt.NDArray[np.float64]:
+def _decayed(
+    terms: npt.NDArray[np.float64], before: float, spacing: float
+) -> npt.NDArray[np.float64]:
     """Return y_i = x_i + exp(-spacing) y_{i - 1} of terms x_0, x_1, ... >= 0, where y_{-1} is given."""
     if len(terms) * spacing > LARGEST_EXPONENT:
         # Its package takes a third of a second to import.
@@ -246,11 +293,16 @@ def _mu_without_subsampling(levels: History, adjacency: Adjacency) -> float:
 
 
 def _in_closed_form(levels: History, adjacency: Adjacency) -> bool:
-    return all(level.sampling_rate == 1 for level in levels) or _mu_without_subsampling(levels, adjacency) > 1e6
+    return (
+        all(level.sampling_rate == 1 for level in levels)
+        or _mu_without_subsampling(levels, adjacency) > 1e6
+    )
 
 
 def _chance_of_use(levels: History) -> float:
     """Return 1 - prod (1 - q_t), the chance that a unit joins any step: no delta above it needs an epsilon."""
     if any(level.sampling_rate == 1 for level in levels):
         return 1.0
-    return -math.expm1(math.fsum(level.steps * math.log1p(-level.sampling_rate) for level in levels))
+    return -math.expm1(
+        math.fsum(level.steps * math.log1p(-level.sampling_rate) for level in levels)
+    )

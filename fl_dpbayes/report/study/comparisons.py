@@ -9,7 +9,15 @@ import numpy as np
 import pandas as pd
 
 from fl_dpbayes.report.study.quantities import Estimate, axis_name, over_seeds
-from fl_dpbayes.report.study.results import PREDICTOR, SEED, SEVERITY, SHIFT, UNSHIFTED, StudyResults, rows_at
+from fl_dpbayes.report.study.results import (
+    PREDICTOR,
+    SEED,
+    SEVERITY,
+    SHIFT,
+    UNSHIFTED,
+    StudyResults,
+    rows_at,
+)
 
 RECALIBRATION, RECALIBRATED = "recalibration", "recalibrated"
 BASELINE = "baseline"
@@ -19,7 +27,11 @@ Labels = Mapping[str, str]
 def estimate(frame: pd.DataFrame, column: str) -> Estimate | None:
     """Average a column as `over_seeds` does, with the interval cut at 0 where no value lies below."""
     found = mean_of(frame, column)
-    if found is None or found.ends is None or (pd.to_numeric(frame[column], errors="coerce") < 0).any():
+    if (
+        found is None
+        or found.ends is None
+        or (pd.to_numeric(frame[column], errors="coerce") < 0).any()
+    ):
         return found
     return replace(found, ends=(max(0.0, found.ends[0]), found.ends[1]))
 
@@ -33,7 +45,9 @@ def mean_of(frame: pd.DataFrame, column: str) -> Estimate | None:
     return over_seeds(of_seed.tolist() for _, of_seed in by_seed)
 
 
-def paired(methods: pd.DataFrame, baseline: pd.DataFrame, column: str, keys: list[str]) -> Estimate | None:
+def paired(
+    methods: pd.DataFrame, baseline: pd.DataFrame, column: str, keys: list[str]
+) -> Estimate | None:
     """Average `method - baseline` over rows that agree in `keys`, within each seed first, then over seeds."""
     joined = methods.merge(baseline, on=[SEED, *keys], suffixes=("", "_baseline"))
     joined[column] = joined[column] - joined[f"{column}_baseline"]
@@ -43,7 +57,8 @@ def paired(methods: pd.DataFrame, baseline: pd.DataFrame, column: str, keys: lis
 class BesideBaseline(NamedTuple):
     """One method (values of the baseline's axes) at one setting of the axes that are kept apart.
 
-    `value`: its mean over the other axes. `difference`: from the baseline, paired; None for itself, or without pairs.
+    `value`: its mean over the other axes. `difference`: from the baseline, paired; None for itself,
+    or without pairs.
     """
 
     at: Labels
@@ -64,7 +79,9 @@ def beside_baseline(study: StudyResults, metric: str) -> list[BesideBaseline]:
         for method in combinations(study, study.baseline):
             rows = rows_at(frame, {**at, **method})
             if value := estimate(rows, metric):
-                difference = None if method == study.baseline else paired(rows, baseline, metric, keys)
+                difference = (
+                    None if method == study.baseline else paired(rows, baseline, metric, keys)
+                )
                 found.append(BesideBaseline(at, method, value, difference))
     return found
 
@@ -97,13 +114,19 @@ class Difference(NamedTuple):
 
 
 def compared_axes(study: StudyResults) -> list[str]:
-    """Return the axes whose values are methods; predictors where the study names none with two values."""
+    """Return the axes whose values are methods.
+
+    Predictors where the study names none with two values.
+    """
     axes = [axis for axis in study.record.compare if len(study.methods(axis)) > 1]
     return axes or ([PREDICTOR] if study.methods(PREDICTOR) else [])
 
 
 def method_rows(study: StudyResults, frame: pd.DataFrame, axis: str, label: str) -> pd.DataFrame:
-    """Select a method's rows: by the main predictor; of a recalibration by the one it makes, where there is one."""
+    """Select a method's rows: by the main predictor.
+
+    Of a recalibration by the one it makes, where there is one.
+    """
     rows = rows_at(frame, {axis: label})
     if axis == PREDICTOR or rows.empty:
         return rows
@@ -124,8 +147,12 @@ def differences(study: StudyResults, metric: str) -> list[Difference]:
         frame = study.in_focus(axis)
         baseline, *others = study.methods(axis)
         keys = [name for name in study.axes if name != axis]
-        for method, at in product(others, combinations(study, [name for name in apart if name != PREDICTOR])):
-            rows, first = (rows_at(method_rows(study, frame, axis, label), at) for label in (method, baseline))
+        for method, at in product(
+            others, combinations(study, [name for name in apart if name != PREDICTOR])
+        ):
+            rows, first = (
+                rows_at(method_rows(study, frame, axis, label), at) for label in (method, baseline)
+            )
             if value := paired(rows, first, metric, keys):
                 found.append(Difference(axis, method, baseline, value, setting_words(study, at)))
     return found
@@ -134,7 +161,13 @@ def differences(study: StudyResults, metric: str) -> list[Difference]:
 def _from_baseline(study: StudyResults, metric: str) -> list[Difference]:
     words = setting_words(study, study.baseline)
     found = [
-        Difference(BASELINE, setting_words(study, one.method), words, one.difference, setting_words(study, one.at))
+        Difference(
+            BASELINE,
+            setting_words(study, one.method),
+            words,
+            one.difference,
+            setting_words(study, one.at),
+        )
         for one in (beside_baseline(study, metric) if study.baseline else ())
         if one.difference is not None
     ]
@@ -152,7 +185,10 @@ def shift_kinds(study: StudyResults, frame: pd.DataFrame) -> list[str]:
 
 
 def at_severity(study: StudyResults, frame: pd.DataFrame, kind: str, severity: int) -> pd.DataFrame:
-    """Select the rows of one shift; severity 0 is the site of which shifted sites hold the records."""
+    """Select the rows of one shift.
+
+    Severity 0 is the site of which shifted sites hold the records.
+    """
     if severity == UNSHIFTED:
         return frame[(frame["site"] == study.original_site) & frame[SEVERITY].isna()]
     return frame[(frame[SHIFT] == kind) & (frame[SEVERITY] == severity)]

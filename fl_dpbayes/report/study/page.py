@@ -18,29 +18,41 @@ from fl_dpbayes.report.template import STUDY
 def write_study_report(folder: Path) -> Path:
     """Write `report.html` from `study.json`, `study.toml` and the tables of a study's folder, and its figures beside.
 
-    Raises UserError if a file of the study is missing or damaged, or the folder cannot be written to.
+    Raises UserError if a file of the study is missing or damaged, or the folder cannot be written
+    to.
     """
     study = read_study(folder)
-    sections = [(heading, note, list(map(_drawn, figures))) for heading, note, figures in study_figures(study)]
-    save_figures(folder, [figure for _, _, drawn in sections for figure in drawn if figure is not None])
+    sections = [
+        (heading, note, list(map(_drawn, figures)))
+        for heading, note, figures in study_figures(study)
+    ]
+    save_figures(
+        folder, [figure for _, _, drawn in sections for figure in drawn if figure is not None]
+    )
     return write_page(
         folder,
         STUDY,
         title=f"{study.record.study}: calibration of a grid of runs",
         record=study.record,
         answer=study_answer(study),
-        axes={name: ", ".join(map(label_text, values)) for name, values in study.record.axes.items()},
+        axes={
+            name: ", ".join(map(label_text, values)) for name, values in study.record.axes.items()
+        },
         sections=sections,
         place=place_words(study.record.where),
         **study_tables(study),
         facts={
             "Time of all cells": duration(study.record.seconds),
             "Tables": "results.csv, differences.csv and their Parquet twins beside this page",
-            "Versions": ", ".join(f"{name} {version}" for name, version in study.record.versions.items()),
+            "Versions": ", ".join(
+                f"{name} {version}" for name, version in study.record.versions.items()
+            ),
         },
     )
 
 
 def _drawn(content: PanelFigure) -> DrawnFigure | None:
     description = f"{content.title}; {content.subtitle}."
-    return drawn_figure(content.name, description, figure_table(content), partial(draw_panels, content))
+    return drawn_figure(
+        content.name, description, figure_table(content), partial(draw_panels, content)
+    )

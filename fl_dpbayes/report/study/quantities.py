@@ -12,14 +12,19 @@ from fl_dpbayes.report.numbers import decimal, interval, points
 from fl_dpbayes.report.wording import ROLES
 
 AXIS_NAMES = {
-    "privacy.epsilon": "ε asked", "partition.alpha": "Dirichlet α", "aggregation": "aggregation rule",
+    "privacy.epsilon": "ε asked",
+    "partition.alpha": "Dirichlet α",
+    "aggregation": "aggregation rule",
     "held_out": "held-out site",
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean over seeds of the means over `settings` cells, with Student's t interval over seeds; None for one seed."""
+    """A mean over seeds of the means over `settings` cells, with Student's t interval over seeds.
+
+    None for one seed.
+    """
 
     mean: float
     ends: tuple[float, float] | None
@@ -30,7 +35,8 @@ class Estimate:
 def over_seeds(by_seed: Iterable[Sequence[float]]) -> Estimate | None:
     """Average the finite values of each seed, then over seeds; None without any.
 
-    Only seeds count that have as many values as any seed has: a seed whose cell failed would average other settings.
+    Only seeds count that have as many values as any seed has: a seed whose cell failed would
+    average other settings.
     """
     values = list(by_seed)
     most = max(map(len, values), default=0)
@@ -44,8 +50,8 @@ def over_seeds(by_seed: Iterable[Sequence[float]]) -> Estimate | None:
 class Quantity:
     """A metric as a study says it.
 
-    `share`: written, drawn and listed in percentage points. `short_name`: in a figure's title. `unit`: what a figure's
-    vertical axis counts. `noun`: in a sentence.
+    `share`: written, drawn and listed in percentage points. `short_name`: in a figure's title.
+    `unit`: what a figure's vertical axis counts. `noun`: in a sentence.
     """
 
     metric: Metric
@@ -75,7 +81,11 @@ def quantity(key: str) -> Quantity:
     if key.startswith("ece_if_calibrated"):
         metric = Metric(key, "", better="", unit="share", calibration_error=True)
     share, name = metric.unit == "share", metric.name
-    short_name, unit, noun = name, "percentage points" if share else "", f"the {name[0].lower()}{name[1:]}"
+    short_name, unit, noun = (
+        name,
+        "percentage points" if share else "",
+        f"the {name[0].lower()}{name[1:]}",
+    )
     if key in ("rms_debiased", "rms_true"):
         noun = "the calibration error"
     elif key in ("ece", "ace", "sce", "mce", "auroc"):

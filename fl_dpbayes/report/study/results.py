@@ -92,7 +92,9 @@ class StudyResults:
 
     def focus(self, axis: str) -> dict[str, str]:
         """Return the values to which the answer keeps in what it says of an axis: never of that axis itself."""
-        return {name: label_text(label) for name, label in self.record.focus.items() if name != axis}
+        return {
+            name: label_text(label) for name, label in self.record.focus.items() if name != axis
+        }
 
     @property
     def baseline(self) -> dict[str, str]:

@@ -17,7 +17,11 @@ def show_study(study: StudyResults, console: Console) -> None:
     """Print the first metric by axes, and what a paper prints beside what was measured."""
     if study.record.question:
         console.print(study.record.question, style="bold", markup=False)
-    said, where, found = quantity(study.metric), study.record.where, settings_table(study, [study.metric])
+    said, where, found = (
+        quantity(study.metric),
+        study.record.where,
+        settings_table(study, [study.metric]),
+    )
     if not found.rows or study.metric not in study.headline:
         console.print(f"nothing was measured by {study.metric} at {where}", markup=False)
     else:
@@ -26,9 +30,15 @@ def show_study(study: StudyResults, console: Console) -> None:
         title = f"{said.metric.name}{', percentage points,' if said.share else ''} at {where}"
         shown, size = replace(found, rows=found.rows[:MOST_ROWS]), console.width
         quiet, caption = (said.metric.name,), f"{OVER_SEEDS}{more}"
-        console.print(printed_table(title, shown, size, quiet=quiet, expendable=("Seeds",), caption=caption))
+        console.print(
+            printed_table(title, shown, size, quiet=quiet, expendable=("Seeds",), caption=caption)
+        )
     if (beside := paper_table(study)).rows:
-        caption = " ".join((*study.record.notes[:1], OVER_SEEDS, "Epsilon: the largest of a site, by PLD."))
+        caption = " ".join(
+            (*study.record.notes[:1], OVER_SEEDS, "Epsilon: the largest of a site, by PLD.")
+        )
         expendable = ("95% interval", "At", "Seeds")
         title = "Beside the paper"
-        console.print(printed_table(title, beside, console.width, expendable=expendable, caption=caption))
+        console.print(
+            printed_table(title, beside, console.width, expendable=expendable, caption=caption)
+        )

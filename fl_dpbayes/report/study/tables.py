@@ -6,9 +6,21 @@ from typing import Any
 
 import pandas as pd
 
-from fl_dpbayes.report.numbers import UNDEFINED, decimal, interval, probability, rounded_up, significant
+from fl_dpbayes.report.numbers import (
+    UNDEFINED,
+    decimal,
+    interval,
+    probability,
+    rounded_up,
+    significant,
+)
 from fl_dpbayes.report.page_tables import Cell, PageTable, page_table
-from fl_dpbayes.report.study.comparisons import beside_baseline, differences, estimate, setting_words
+from fl_dpbayes.report.study.comparisons import (
+    beside_baseline,
+    differences,
+    estimate,
+    setting_words,
+)
 from fl_dpbayes.report.study.panels import PanelFigure
 from fl_dpbayes.report.study.quantities import Estimate, Quantity, axis_name, quantity
 from fl_dpbayes.report.study.results import PREDICTOR, SEED, StudyResults, label_text, rows_at
@@ -26,9 +38,12 @@ def study_tables(study: StudyResults) -> dict[str, PageTable]:
     return {
         "failures": page_table(("Cell", "Error"), failed[:MOST_ROWS], range(2)),
         "spent": privacy_table(study, [axis for axis in study.axes if axis == ASKED]),
-        "privacy": privacy_table(study, study.axes), "beside": baseline_table(study), "paper": paper_table(study),
-        "differences": differences_table(study), "settings": settings_table(study, study.record.metrics),
-    }  # fmt: skip
+        "privacy": privacy_table(study, study.axes),
+        "beside": baseline_table(study),
+        "paper": paper_table(study),
+        "differences": differences_table(study),
+        "settings": settings_table(study, study.record.metrics),
+    }
 
 
 def figure_table(figure: PanelFigure) -> PageTable:
@@ -38,10 +53,21 @@ def figure_table(figure: PanelFigure) -> PageTable:
         return decimal(None if value is None else figure.scale * value, figure.places)
 
     rows = []
-    marks = ((panel, line, mark) for panel in figure.panels for line in panel.lines for mark in line.marks)
+    marks = (
+        (panel, line, mark)
+        for panel in figure.panels
+        for line in panel.lines
+        for mark in line.marks
+    )
     for panel, line, mark in marks:
         value = mark.value
-        cells = (panel.title, mark.where, line.words, write(value.mean), interval(value.ends, write))
+        cells = (
+            panel.title,
+            mark.where,
+            line.words,
+            write(value.mean),
+            interval(value.ends, write),
+        )
         rows.append((*cells, str(value.seeds), str(value.settings)))
     columns = ("Panel", "At", "Line", figure.quantity, "95% interval", "Seeds", "Settings")
     return page_table(columns, rows[:MOST_ROWS], range(3))
@@ -52,7 +78,9 @@ def differences_table(study: StudyResults) -> PageTable:
     rows, apart = [], bool(study.baseline)
     for measured in map(quantity, study.record.metrics):
         for one in differences(study, measured.key):
-            method, baseline = (study.words(one.axis, label) for label in (one.method, one.baseline))
+            method, baseline = (
+                study.words(one.axis, label) for label in (one.method, one.baseline)
+            )
             at = (one.at,) if apart else ()
             names = (axis_name(one.axis), *at, f"{method} – {baseline}", measured.metric.name)
             value = (measured.value(one.value.mean), _ends(measured, one.value))
@@ -68,10 +96,14 @@ def baseline_table(study: StudyResults) -> PageTable:
     columns: dict[tuple[str, str], list[str | Cell]] = {}
     for one in measured if study.baseline else ():
         for row in beside_baseline(study, one.key):
-            cells = columns.setdefault((setting_words(study, row.at), setting_words(study, row.method)), [])
+            cells = columns.setdefault(
+                (setting_words(study, row.at), setting_words(study, row.method)), []
+            )
             less = UNDEFINED if row.difference is None else one.value(row.difference.mean)
             cells.append((one.value(row.value.mean), _ends(one, row.value)))
-            cells.append("baseline" if row.method == study.baseline else (less, _ends(one, row.difference)))
+            cells.append(
+                "baseline" if row.method == study.baseline else (less, _ends(one, row.difference))
+            )
     heads = [head for one in measured for head in (one.metric.name, "less baseline")]
     rows = [(at, method, *cells) for (at, method), cells in columns.items()]
     return page_table(("At", "Method", *heads), rows, range(2))
@@ -101,10 +133,20 @@ def settings_table(study: StudyResults, metrics: Sequence[str]) -> PageTable:
             of_predictor = here[here[PREDICTOR] == predictor]
             values = [(one, estimate(of_predictor, one.key)) for one in measured]
             cells: list[Cell] = [
-                (one.value(value.mean) if value else UNDEFINED, f"{_ends(one, value)}{_bounds(of_predictor, one)}")
+                (
+                    one.value(value.mean) if value else UNDEFINED,
+                    f"{_ends(one, value)}{_bounds(of_predictor, one)}",
+                )
                 for one, value in values
             ]
-            rows.append((*labels, study.words(PREDICTOR, predictor), *cells, str(of_predictor[SEED].nunique())))
+            rows.append(
+                (
+                    *labels,
+                    study.words(PREDICTOR, predictor),
+                    *cells,
+                    str(of_predictor[SEED].nunique()),
+                )
+            )
     columns = (*map(axis_name, axes), "Predictor", *(one.metric.name for one in measured), "Seeds")
     return page_table(columns, rows[:MOST_ROWS], range(len(axes) + 1))
 
@@ -113,16 +155,36 @@ def paper_table(study: StudyResults) -> PageTable:
     """List what the paper prints beside the mean of ours over seeds, in the paper's units."""
     rows = []
     for row in study.paper.to_dict("records"):
-        first = (*(str(row[axis] or "all") for axis in study.axes), study.words(PREDICTOR, row[PREDICTOR]), row["site"])
+        first = (
+            *(str(row[axis] or "all") for axis in study.axes),
+            study.words(PREDICTOR, row[PREDICTOR]),
+            row["site"],
+        )
         values = (decimal(row[name], 4) for name in ("paper", "measured"))
-        ends = interval((row["low"], row["high"]), lambda end: decimal(end, 4)) if row["seeds"] > 1 else ""
+        ends = (
+            interval((row["low"], row["high"]), lambda end: decimal(end, 4))
+            if row["seeds"] > 1
+            else ""
+        )
         rows.append([str(text) for text in (*first, row["column"], *values, ends, row["seeds"])])
-    columns = (*map(axis_name, study.axes), "Predictor", "At", "Column", "Paper", "Measured", "95% interval", "Seeds")
+    columns = (
+        *map(axis_name, study.axes),
+        "Predictor",
+        "At",
+        "Column",
+        "Paper",
+        "Measured",
+        "95% interval",
+        "Seeds",
+    )
     return page_table(columns, rows, range(len(study.axes) + 3))
 
 
 def privacy_table(study: StudyResults, axes: Collection[str]) -> PageTable:
-    """List the epsilon asked and the largest one that any site of any run spent, by these axes; rounded up."""
+    """List the epsilon asked and the largest one that any site of any run spent, by these axes.
+
+    Rounded up.
+    """
     frame = study.results
     if frame.empty or "epsilon" not in frame.columns:
         return page_table(("Setting",), [])

@@ -31,24 +31,44 @@ from fl_dpbayes.run.audit.within import audit_within
 from fl_dpbayes.run.inline_engine import logs_in
 
 ATTACKS: dict[str, Callable[[Scenario, Path, np.random.Generator], list[Check]]] = {
-    "within": audit_within, "sums": audit_sums, "alone": audit_alone, "counts": audit_counts, "own": audit_own_releases,
+    "within": audit_within,
+    "sums": audit_sums,
+    "alone": audit_alone,
+    "counts": audit_counts,
+    "own": audit_own_releases,
     "replies": audit_replies,
-}  # fmt: skip
+}
 
 
 # What the checks of an audit are named by.
-PARTS = frozenset({
-    "noise of training", "noise within a request", "units of 1 record", "units of 3 records", "one unit",
-    "isotonic recalibration", "recalibration by descent", "noised evaluation", "public evaluation",
-    "a new hospital's releases", "replies", "fresh noise", "rounding", "epsilon",
-})  # fmt: skip
+PARTS = frozenset(
+    {
+        "noise of training",
+        "noise within a request",
+        "units of 1 record",
+        "units of 3 records",
+        "one unit",
+        "isotonic recalibration",
+        "recalibration by descent",
+        "noised evaluation",
+        "public evaluation",
+        "a new hospital's releases",
+        "replies",
+        "fresh noise",
+        "rounding",
+        "epsilon",
+    }
+)
 
 
-def audit_scenario(scenario: Scenario, console: Console, *, data_dir: Path | None = None, as_json: bool = False) -> int:
+def audit_scenario(
+    scenario: Scenario, console: Console, *, data_dir: Path | None = None, as_json: bool = False
+) -> int:
     """Audit the private training of a scenario and print what was found.
 
-    A scenario with `simulation.insecure_seed` is audited repeatably, any other with the operating system's entropy.
-    Returns exit status 1 if a check failed, else 0. Raises UserError if data are missing, or a site does not train.
+    A scenario with `simulation.insecure_seed` is audited repeatably, any other with the operating
+    system's entropy. Returns exit status 1 if a check failed, else 0. Raises UserError if data are
+    missing, or a site does not train.
     """
     import_apps()
     private_settings(scenario)
@@ -58,19 +78,34 @@ def audit_scenario(scenario: Scenario, console: Console, *, data_dir: Path | Non
         checks, canaries = run_audit(scenario, Path(folder), data_dir)
     passed = all(check.passed for check in checks)
     if as_json:
-        left, rows = not_looked_at(scenario), [asdict(check) | {"passed": check.passed} for check in checks]
+        left, rows = (
+            not_looked_at(scenario),
+            [asdict(check) | {"passed": check.passed} for check in checks],
+        )
         epsilon = asdict(canaries) | {"confidence": CONFIDENCE}
-        print(json.dumps(json_values({"passed": passed, "checks": rows, "epsilon": epsilon, "not_looked_at": left})))
+        print(
+            json.dumps(
+                json_values(
+                    {"passed": passed, "checks": rows, "epsilon": epsilon, "not_looked_at": left}
+                )
+            )
+        )
     else:
         print_audit(console, scenario, checks, canaries)
     return 0 if passed else 1
 
 
-def run_audit(scenario: Scenario, folder: Path, data_dir: Path | None) -> tuple[list[Check], CanaryAudit]:
+def run_audit(
+    scenario: Scenario, folder: Path, data_dir: Path | None
+) -> tuple[list[Check], CanaryAudit]:
     """Attack every part of the mechanism in sites that write into `folder`."""
     # Records, start states and coins of the audit; a seeded scenario gives a repeatable audit.
     generator = np.random.default_rng(scenario.simulation.insecure_seed)
-    units = min(site.train_units for site in plan_sites(scenario, data_dir).sites if site.spec.role == "train")
+    units = min(
+        site.train_units
+        for site in plan_sites(scenario, data_dir).sites
+        if site.spec.role == "train"
+    )
     with logs_in(folder / "audit.log"):
         checks = audit_noise(scenario, folder / "noise", units, generator)
         for part, attack in ATTACKS.items():
@@ -80,25 +115,45 @@ def run_audit(scenario: Scenario, folder: Path, data_dir: Path | None) -> tuple[
     return [*checks, *canaries.checks], canaries
 
 
-def print_audit(console: Console, scenario: Scenario, checks: Sequence[Check], canaries: CanaryAudit) -> None:
+def print_audit(
+    console: Console, scenario: Scenario, checks: Sequence[Check], canaries: CanaryAudit
+) -> None:
     """Print what was attacked, every check, and epsilon claimed and observed."""
-    certainty = "a proof, as every record is in every batch" if canaries.certified else "a fault detector, as q < 1"
-    kinds = f"{scenario.sampler.kind}, {private_settings(scenario).clipping.kind} clipping, model {scenario.model.kind}"
+    certainty = (
+        "a proof, as every record is in every batch"
+        if canaries.certified
+        else "a fault detector, as q < 1"
+    )
+    kinds = (
+        f"{scenario.sampler.kind}, {private_settings(scenario).clipping.kind} clipping, model "
+        f"{scenario.model.kind}"
+    )
     console.print(
-        f"Audit of {scenario.name}: messages to clients.app, the app that a site runs, at sites of made-up records; "
-        f"the auditor reads what they release. Sampler {kinds}, chains and sampling rate are the scenario's; units "
-        "have 1 and 3 records.", markup=False,
-    )  # fmt: skip
+        f"Audit of {scenario.name}: messages to clients.app, the app that a site runs, at "
+        "sites of made-up records; "
+        f"the auditor reads what they release. Sampler {kinds}, chains and sampling rate are "
+        "the scenario's; units "
+        "have 1 and 3 records.",
+        markup=False,
+    )
     console.print(_check_table(checks))
     console.print(
-        f"Epsilon at delta = {canaries.delta:g}, first {canaries.steps} steps: claimed {canaries.claimed:.4g}, by the "
+        f"Epsilon at delta = {canaries.delta:g}, first {canaries.steps} steps: claimed "
+        f"{canaries.claimed:.4g}, by the "
         f"audited site's own ledger; at least ({CONFIDENCE:.3%}) {canaries.gaussian_bound:.4g} by a Gaussian trade-off "
         f"with Clopper-Pearson limits ({certainty}) and {canaries.one_run_bound:.4g} by the one-run bound, which holds "
-        "for any mechanism and is loose.", markup=False,
-    )  # fmt: skip
-    console.print("Not looked at:\n" + "\n".join(f"- {each}" for each in not_looked_at(scenario)), markup=False)
+        "for any mechanism and is loose.",
+        markup=False,
+    )
+    console.print(
+        "Not looked at:\n" + "\n".join(f"- {each}" for each in not_looked_at(scenario)),
+        markup=False,
+    )
     if failed := sum(not check.passed for check in checks):
-        console.print(f"FAILED: {failed} of {len(checks)} checks. Do not release from this code.", style="bold red")
+        console.print(
+            f"FAILED: {failed} of {len(checks)} checks. Do not release from this code.",
+            style="bold red",
+        )
     else:
         console.print(f"passed: all {len(checks)} checks", style="green")
 
@@ -111,5 +166,12 @@ def _check_table(checks: Sequence[Check]) -> Table:
         unit, sign = ("p ", ">=") if check.relation == "at least" else ("", "<=")
         verdict = "[green]ok[/green]" if check.passed else "[bold red]FAULT[/bold red]"
         what = check.what if check.passed or not check.where else f"{check.what} ({check.where})"
-        table.add_row(check.part, what, f"{unit}{check.value:.3g}", f"{sign} {check.limit:.2g}", verdict, check.finds)
+        table.add_row(
+            check.part,
+            what,
+            f"{unit}{check.value:.3g}",
+            f"{sign} {check.limit:.2g}",
+            verdict,
+            check.finds,
+        )
     return table

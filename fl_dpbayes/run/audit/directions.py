@@ -19,10 +19,14 @@ NEAREST = 32
 def named_directions(columns: Layout, size: int) -> dict[str, Array]:
     """Return the sum of all numbers, of those of each tensor, row and column, their alternating sum, and differences.
 
-    `columns`: tensor -> where its numbers lie among the d = `size`, in its own shape. Returns name -> (d,).
+    `columns`: tensor -> where its numbers lie among the d = `size`, in its own shape. Returns name
+    -> (d,).
     """
     numbers = np.arange(size)
-    directions = {"the sum of all": np.ones(size), "the alternating sum": np.where(numbers % 2 == 0, 1.0, -1.0)}
+    directions = {
+        "the sum of all": np.ones(size),
+        "the alternating sum": np.where(numbers % 2 == 0, 1.0, -1.0),
+    }
     tensors = {name: _on(places.ravel(), size) for name, places in columns.items()}
     if len(tensors) > 1:
         directions |= {f"the sum of {name}": vector for name, vector in tensors.items()}
@@ -36,9 +40,15 @@ def named_directions(columns: Layout, size: int) -> dict[str, Array]:
 
 
 def random_directions(size: int, generator: np.random.Generator) -> dict[str, Array]:
-    """Draw directions of random signs on 2, 4, 16, ... and of all numbers, and normal ones; name -> (size,)."""
+    """Draw directions of random signs on 2, 4, 16, ... and of all numbers, and normal ones.
+
+    Name -> (size,).
+    """
     directions: dict[str, Array] = {}
-    scales = sorted({min(size, 4**power) for power in range(1, math.ceil(math.log(size, 4)) + 1)} | {min(size, 2)})
+    scales = sorted(
+        {min(size, 4**power) for power in range(1, math.ceil(math.log(size, 4)) + 1)}
+        | {min(size, 2)}
+    )
     for scale in scales:
         for number in range(RANDOM):
             chosen = generator.permutation(size)[:scale]
@@ -51,7 +61,10 @@ def random_directions(size: int, generator: np.random.Generator) -> dict[str, Ar
 
 
 def restrictions(name: str, vector: Array, layout: Layout) -> dict[str, Array]:
-    """Return a direction and its parts in each tensor and row, where they are not 0; name -> (d,)."""
+    """Return a direction and its parts in each tensor and row, where they are not 0.
+
+    Name -> (d,).
+    """
     parts = {name: vector}
     for tensor, places in layout.items():
         parts[f"{name} in {tensor}"] = _part(vector, places.ravel())

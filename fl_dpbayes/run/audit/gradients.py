@@ -8,7 +8,13 @@ import numpy.typing as npt
 import torch
 
 from fl_dpbayes.config.errors import UserError
-from fl_dpbayes.config.plan import AnyPrivacyPlan, AutomaticClipping, GlobalClipping, PerLayerClipping, PrivacyPlan
+from fl_dpbayes.config.plan import (
+    AnyPrivacyPlan,
+    AutomaticClipping,
+    GlobalClipping,
+    PerLayerClipping,
+    PrivacyPlan,
+)
 from fl_dpbayes.config.scenario import Scenario
 from fl_dpbayes.config.site_file import SiteFile
 from fl_dpbayes.config.task import Model, Task
@@ -20,19 +26,27 @@ from fl_dpbayes.run.audit.reading import private_settings
 Array = npt.NDArray[np.float64]
 Grey = npt.NDArray[np.uint8]
 
-# A model's own output layer is zero, and then no gradient reaches the layers below; much more would saturate it.
+# A model's own output layer is zero, and then no gradient reaches the layers below; much more would
+# saturate it.
 WEIGHT_SCALE = 0.05
 ATTEMPTS = 100
-# C over the longest of the gradients that shall be clipped, and the longest over the bound of global clipping.
+# C over the longest of the gradients that shall be clipped, and the longest over the bound of
+# global clipping.
 CLIPPED_SHARE, WITHIN_BOUND = 0.7, 0.5
 
 
-def synthetic_records(task: Task, generator: np.random.Generator, count: int) -> tuple[Grey, npt.NDArray[np.int64]]:
+def synthetic_records(
+    task: Task, generator: np.random.Generator, count: int
+) -> tuple[Grey, npt.NDArray[np.int64]]:
     """Draw records of random levels, and labels in turn, shapes (count, *shape) and (count,)."""
-    return generator.integers(0, 256, (count, *task.input_shape), dtype=np.uint8), np.arange(count) % task.classes
+    return generator.integers(0, 256, (count, *task.input_shape), dtype=np.uint8), np.arange(
+        count
+    ) % task.classes
 
 
-def start_vector(model: Model, task: Task, generator: np.random.Generator, scale: float = 1.0) -> Array:
+def start_vector(
+    model: Model, task: Task, generator: np.random.Generator, scale: float = 1.0
+) -> Array:
     """Draw a start state: a model's own for a seed drawn, and noise, so that its last layer is not 0; times `scale`."""
     module = build_model(model, task, seed=int(generator.integers(2**31)))
     initial = torch.nn.utils.parameters_to_vector(module.parameters()).detach().double().numpy()
@@ -47,41 +61,64 @@ def model_features(scenario: Scenario, folder: Path, levels: Grey) -> npt.NDArra
     features, count = levels.astype(np.float32) / np.float32(255), len(levels)
     part = SiteSplit(features, np.zeros(count, np.int64), np.arange(count), count)
     site_file = SiteFile(
-        name="auditor", role="train", source=scenario.data.source, units=count, split=WHOLE, policy=willing(),
-        device=scenario.resources.device, cache_folder=folder / "auditor-cache",
-    )  # fmt: skip
+        name="auditor",
+        role="train",
+        source=scenario.data.source,
+        units=count,
+        split=WHOLE,
+        policy=willing(),
+        device=scenario.resources.device,
+        cache_folder=folder / "auditor-cache",
+    )
     return model_inputs(site_file, scenario.model, part).features
 
 
-def unit_gradient(scenario: Scenario, folder: Path, start: Array, levels: Grey, label: int) -> Array:
+def unit_gradient(
+    scenario: Scenario, folder: Path, start: Array, levels: Grey, label: int
+) -> Array:
     """Return the gradient of minus the log likelihood of one record, shape (d,), by plain autograd in float64."""
     module = build_model(scenario.model, scenario.data.source.task, seed=0).double()
     torch.nn.utils.vector_to_parameters(torch.from_numpy(start), module.parameters())
     features = torch.from_numpy(model_features(scenario, folder, levels[None])).double()
-    loss = torch.nn.functional.cross_entropy(module(features), torch.tensor([label]), reduction="sum")
+    loss = torch.nn.functional.cross_entropy(
+        module(features), torch.tensor([label]), reduction="sum"
+    )
     gradients = torch.autograd.grad(loss, list(module.parameters()))
     return torch.cat([gradient.reshape(-1) for gradient in gradients]).numpy()
 
 
-def reaching_start(scenario: Scenario, folder: Path, generator: np.random.Generator, levels: Grey, label: int) -> Array:
+def reaching_start(
+    scenario: Scenario, folder: Path, generator: np.random.Generator, levels: Grey, label: int
+) -> Array:
     """Draw starts until a record's gradient reaches every tensor (hidden units may be silent), else raise UserError."""
     for _ in range(ATTEMPTS):
         start = start_vector(scenario.model, scenario.data.source.task, generator)
         if min(tensor_lengths(unit_gradient(scenario, folder, start, levels, label), scenario)) > 0:
             return start
-    raise UserError("the audit found no start from which gradients reach every layer: is part of the model unused?")
+    raise UserError(
+        "the audit found no start from which gradients reach every layer: is part of the "
+        "model unused?"
+    )
 
 
 def clip_norm_for(privacy: AnyPrivacyPlan, length: float) -> float:
-    """Return a C that clips a gradient of the given length; under global clipping one whose bound lies above it."""
+    """Return a C that clips a gradient of the given length.
+
+    Under global clipping one whose bound lies above it.
+    """
     assert isinstance(privacy, PrivacyPlan)
     if isinstance(privacy.clipping, GlobalClipping):
         return length / WITHIN_BOUND * privacy.clip_norm / privacy.clipping.bound
     return CLIPPED_SHARE * length
 
 
-def clipped(gradient: Array, scenario: Scenario, clip_norm: float, *, spread: bool = False) -> Array:
-    """Clip a unit's gradient, shape (d,), by the scenario's rule; with `spread`, d zeros follow, by a spread of 0."""
+def clipped(
+    gradient: Array, scenario: Scenario, clip_norm: float, *, spread: bool = False
+) -> Array:
+    """Clip a unit's gradient, shape (d,), by the scenario's rule.
+
+    With `spread`, d zeros follow, by a spread of 0.
+    """
     privacy, length = private_settings(scenario), float(np.linalg.norm(gradient))
     match privacy.clipping:
         case GlobalClipping(bound=bound):
@@ -96,7 +133,9 @@ def clipped(gradient: Array, scenario: Scenario, clip_norm: float, *, spread: bo
             bound = clip_norm / math.sqrt(count)
             # A unit may leave a layer alone: a length of 0 stays as it is.
             lengths = [max(float(np.linalg.norm(each)), bound) for each in parts]
-            factor = np.concatenate([np.full(len(each), bound / own) for each, own in zip(parts, lengths, strict=True)])
+            factor = np.concatenate(
+                [np.full(len(each), bound / own) for each, own in zip(parts, lengths, strict=True)]
+            )
         case _:
             factor = min(1.0, clip_norm / length)
     return np.concatenate([factor * gradient, np.zeros(len(gradient) if spread else 0)])
@@ -104,7 +143,10 @@ def clipped(gradient: Array, scenario: Scenario, clip_norm: float, *, spread: bo
 
 def tensor_lengths(gradient: Array, scenario: Scenario) -> list[float]:
     """Return the length of the gradient's part for each tensor of the model."""
-    sizes = [math.prod(shape) for shape in model_shapes(scenario.model, scenario.data.source.task).values()]
+    sizes = [
+        math.prod(shape)
+        for shape in model_shapes(scenario.model, scenario.data.source.task).values()
+    ]
     return [float(np.linalg.norm(part)) for part in np.split(gradient, np.cumsum(sizes)[:-1])]
 
 

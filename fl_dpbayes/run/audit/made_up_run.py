@@ -1,7 +1,7 @@
 """The folder of a finished run with a posterior over hospitals, made up: what `update` and `alarm` need beside records.
 
-It is that of a run of the shipped `quickstart`, one step a round, whatever scenario is audited: its model has two
-classes, as such a posterior must.
+It is that of a run of the shipped `quickstart`, one step a round, whatever scenario is audited: its
+model has two classes, as such a posterior must.
 """
 
 from pathlib import Path
@@ -17,8 +17,11 @@ from fl_dpbayes.posterior.sample_store import PosteriorBank
 from fl_dpbayes.posterior.samples import PosteriorSamples
 from fl_dpbayes.posterior.store import POSTERIOR_FILE, save_posterior
 
-SETTINGS = ("training={rounds=2, steps_per_round=1, burn_in=0, thinning=1}", "privacy.sampling_rate=1.0",
-            "hierarchical={}")  # fmt: skip
+SETTINGS = (
+    "training={rounds=2, steps_per_round=1, burn_in=0, thinning=1}",
+    "privacy.sampling_rate=1.0",
+    "hierarchical={}",
+)
 # Units of each hospital that trained, and how far its state and its mean gradient are from 0.
 UNITS, STATE, GRADIENT = 400, 0.1, 4.0
 
@@ -33,12 +36,17 @@ def write_made_up_run(folder: Path, generator: np.random.Generator) -> Scenario:
     task = scenario.data.source.task
     shapes = model_shapes(scenario.model, task)
     nothing = PosteriorSamples(arrays={}, weights=np.zeros(0), temperatures=np.zeros(0))
-    state = {name: generator.normal(0.0, STATE, (1, *shape)).astype(np.float32) for name, shape in shapes.items()}
+    state = {
+        name: generator.normal(0.0, STATE, (1, *shape)).astype(np.float32)
+        for name, shape in shapes.items()
+    }
     posterior = PosteriorSamples(arrays=state, weights=np.ones(1), temperatures=np.zeros(1))
     save_posterior(folder / POSTERIOR_FILE, posterior, scenario.model, task, digest(scenario))
     vector = np.concatenate([array.ravel() for array in state.values()]).astype(np.float64)
     sums = {
-        name: np.concatenate([(UNITS, 1, 1, 1), generator.normal(0.0, GRADIENT, len(vector)), vector])
+        name: np.concatenate(
+            [(UNITS, 1, 1, 1), generator.normal(0.0, GRADIENT, len(vector)), vector]
+        )
         for name, site in scenario.sites.items()
         if site.role == "train"
     }

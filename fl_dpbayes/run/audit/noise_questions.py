@@ -6,7 +6,13 @@ import numpy.typing as npt
 from fl_dpbayes.privacy import noise_statistics as statistics
 from fl_dpbayes.privacy.audit_statistics import Questions, variance_test
 from fl_dpbayes.privacy.noise_statistics import excess_test
-from fl_dpbayes.run.audit.directions import Layout, named_directions, natural_lags, random_directions, restrictions
+from fl_dpbayes.run.audit.directions import (
+    Layout,
+    named_directions,
+    natural_lags,
+    random_directions,
+    restrictions,
+)
 
 Array = npt.NDArray[np.float64]
 
@@ -16,13 +22,19 @@ STEPS_ALIKE = "the deviation of noise is the same in all steps, whoever joins"
 
 
 def noise_questions(
-    noise: Array, layout: Layout, directions: dict[str, Array], name: str, generator: np.random.Generator, *,
+    noise: Array,
+    layout: Layout,
+    directions: dict[str, Array],
+    name: str,
+    generator: np.random.Generator,
+    *,
     slack: float = 0.0,
-) -> Questions:  # fmt: skip
+) -> Questions:
     """Ask for the law of noise, its deviation in every direction, and what its numbers have in common.
 
-    `noise`: (T, d), N(0, 1) at a sound site. `layout`: tensor -> places of its numbers. `directions`: further ones to
-    look along, name -> (d,); random ones are drawn by `generator`. `slack`: by how much a mean may be off.
+    `noise`: (T, d), N(0, 1) at a sound site. `layout`: tensor -> places of its numbers.
+    `directions`: further ones to look along, name -> (d,); random ones are drawn by `generator`.
+    `slack`: by how much a mean may be off.
     """
     rows, size = noise.shape
     of_rows = np.square(noise).sum(axis=1)
@@ -30,21 +42,31 @@ def noise_questions(
     along = named_directions(layout, size) | random_directions(size, generator)
     for name_of_vector, vector in directions.items():
         along |= restrictions(name_of_vector, vector, layout)
-    deviation, offset = statistics.direction_tests(noise, along, name, slack=dict.fromkeys(along, slack))
+    deviation, offset = statistics.direction_tests(
+        noise, along, name, slack=dict.fromkeys(along, slack)
+    )
     offsets = statistics.mean_tests(
         noise.mean(axis=0), lambda place: f"{name}, mean of number {place + 1}", rows, slack=slack
     )
     distance, tails = statistics.law_tests(noise, name)
     means = float(np.square(np.maximum(0.0, np.abs(noise.mean(axis=0)) - slack)).sum()) * rows
     return {
-        "noise has the accounted deviation on the whole": [variance_test(float(of_rows.sum()), noise.size, name)],
-        "the means of noise at all places are no larger than chance": [excess_test(means, size, name)],
+        "noise has the accounted deviation on the whole": [
+            variance_test(float(of_rows.sum()), noise.size, name)
+        ],
+        "the means of noise at all places are no larger than chance": [
+            excess_test(means, size, name)
+        ],
         "noise is normal": [distance],
         "noise is neither cut off nor of heavier tails": [tails],
-        EVERY_STEP: [statistics.deviation_tests(of_rows, size, lambda step: f"{name}, step {step + 1}")],
+        EVERY_STEP: [
+            statistics.deviation_tests(of_rows, size, lambda step: f"{name}, step {step + 1}")
+        ],
         STEPS_ALIKE: [statistics.spread_test(of_rows, size, name)],
         "noise has the accounted deviation at every place of the state": [
-            statistics.deviation_tests(of_columns, rows, lambda place: f"{name}, number {place + 1}")
+            statistics.deviation_tests(
+                of_columns, rows, lambda place: f"{name}, number {place + 1}"
+            )
         ],
         "the deviation of noise is the same at all places of the state": [
             statistics.spread_test(of_columns, rows, name)
@@ -54,13 +76,20 @@ def noise_questions(
         "noise is no larger or smaller along the leading directions of other noise": [
             statistics.leading_test(noise, name)
         ],
-        "numbers of noise at no distance have anything in common": [_at_distances(noise, layout, name)],
+        "numbers of noise at no distance have anything in common": [
+            _at_distances(noise, layout, name)
+        ],
         "no two steps, and no two places of the state, share noise": _pairs(noise, name, generator),
     }
 
 
-def again_question(noise: Array, resolution: Array, name: str, generator: np.random.Generator) -> Questions:
-    """Ask whether a number comes again; `resolution` of float32, (T, d), is dithered away by `generator`."""
+def again_question(
+    noise: Array, resolution: Array, name: str, generator: np.random.Generator
+) -> Questions:
+    """Ask whether a number comes again.
+
+    `resolution` of float32, (T, d), is dithered away by `generator`.
+    """
     dithered = noise + resolution * generator.uniform(-0.5, 0.5, noise.shape)
     return {AGAIN: [statistics.collision_test(dithered, name)]}
 
@@ -77,12 +106,16 @@ def beside_questions(sums: Array, gradients: Array, name: str) -> Questions:
     if degrees < 1:
         return {}
     return {
-        EVERY_STEP: [statistics.deviation_tests(left, degrees, lambda step: f"{name}, step {step + 1}")],
+        EVERY_STEP: [
+            statistics.deviation_tests(left, degrees, lambda step: f"{name}, step {step + 1}")
+        ],
         STEPS_ALIKE: [statistics.spread_test(left, degrees, name)],
     }
 
 
-def tested_layout(layout: Layout, tested: npt.NDArray[np.bool_]) -> dict[str, npt.NDArray[np.int64]]:
+def tested_layout(
+    layout: Layout, tested: npt.NDArray[np.bool_]
+) -> dict[str, npt.NDArray[np.int64]]:
     """Number the tested places anew; a tensor that is not tested as a whole loses its shape."""
     numbers = np.cumsum(tested) - 1
     kept = {}

@@ -1,7 +1,8 @@
 """One unit moves the sum by at most C: alone, whatever its layers, draws or masks, and beside others.
 
-A server that knows what float32 rounds away can scale it up until one bit of a record's forward pass turns that
-record's clipped gradient round. Where that bit depends on who else is in the batch, one unit moves many contributions.
+A server that knows what float32 rounds away can scale it up until one bit of a record's forward
+pass turns that record's clipped gradient round. Where that bit depends on who else is in the batch,
+one unit moves many contributions.
 """
 
 import math
@@ -37,18 +38,28 @@ START_STATES = 4
 
 
 def worst_movement(
-    module: nn.Module, input_shape: tuple[int, ...], classes: int, sizes: Sequence[int], *,
-    loss: RecordLoss = summed_cross_entropy, records_per_unit: int = 1, pre_noise: float = 0.0,
-) -> float:  # fmt: skip
+    module: nn.Module,
+    input_shape: tuple[int, ...],
+    classes: int,
+    sizes: Sequence[int],
+    *,
+    loss: RecordLoss = summed_cross_entropy,
+    records_per_unit: int = 1,
+    pre_noise: float = 0.0,
+) -> float:
     """Return how far one more unit moves the clipped sum under amplifying start states, in clip norms.
 
         max |G(n + 1) - G(n)| / C    over start states, sizes n, and the newcomer first and last
 
-    through `BatchGradient`, which a site's chains run, at full batches and C = 1; 1 is what is accounted. `pre_noise`:
-    on each unit's gradient before the clip.
+    through `BatchGradient`, which a site's chains run, at full batches and C = 1; 1 is what is
+    accounted. `pre_noise`: on each unit's gradient before the clip.
     """
-    largest, privacy = 0.0, PrivacyPlan(epsilon=1.0, delta=1e-5, sampling_rate=1.0, pre_noise=pre_noise)
-    # Masks and noise are drawn record by record, so only a newcomer at the end leaves those of the others alone.
+    largest, privacy = (
+        0.0,
+        PrivacyPlan(epsilon=1.0, delta=1e-5, sampling_rate=1.0, pre_noise=pre_noise),
+    )
+    # Masks and noise are drawn record by record, so only a newcomer at the end leaves those of the
+    # others alone.
     orders = (False,) if isinstance(module, DropoutModule) or pre_noise > 0 else (False, True)
     for seed in range(START_STATES):
         generator = np.random.default_rng(seed)
@@ -60,10 +71,17 @@ def worst_movement(
             totals: dict[int, Tensor] = {}
             for size in sorted({n + extra for n in sizes for extra in (0, 1)}):
                 count = size * records_per_unit
-                shown, told = np.ascontiguousarray(records[:count][rows]), np.ascontiguousarray(labels[:count][rows])
-                some = TrainingRecords(shown, told, np.repeat(np.arange(size), records_per_unit), loss)
+                shown, told = (
+                    np.ascontiguousarray(records[:count][rows]),
+                    np.ascontiguousarray(labels[:count][rows]),
+                )
+                some = TrainingRecords(
+                    shown, told, np.repeat(np.arange(size), records_per_unit), loss
+                )
                 streams = ChainStreams(*map(np.random.default_rng, (0, 3, 1, 2)))
-                totals[size] = BatchGradient(module, some, privacy, max(sizes), streams)().total.double()
+                totals[size] = BatchGradient(
+                    module, some, privacy, max(sizes), streams
+                )().total.double()
             largest = max(largest, *[float((totals[n + 1] - totals[n]).norm()) for n in sizes])
     return largest
 
@@ -71,9 +89,10 @@ def worst_movement(
 def amplify(module: nn.Module, generator: np.random.Generator) -> None:
     """Overwrite a module's parameters so that its logits are rounding errors of float32, scaled up.
 
-    Several layers: one of them has units (or channels) w, u and w + u of positive integers, the next their sum
-    h_0 + h_1 - h_2 and its negative, the layers behind carry both on, and those in front are positive integers. One
-    layer: weights of equal columns cancel. Modules of other parts get random integers.
+    Several layers: one of them has units (or channels) w, u and w + u of positive integers, the
+    next their sum h_0 + h_1 - h_2 and its negative, the layers behind carry both on, and those in
+    front are positive integers. One layer: weights of equal columns cancel. Modules of other parts
+    get random integers.
     """
     with torch.no_grad():
         if isinstance(module, VariationalModule):
@@ -97,7 +116,9 @@ def _layers(module: nn.Module) -> list[nn.Linear | nn.Conv2d]:
     return [layer for layer in module.modules() if isinstance(layer, nn.Linear | nn.Conv2d)]
 
 
-def _cancel_behind(layers: list[nn.Linear | nn.Conv2d], number: int, generator: np.random.Generator) -> None:
+def _cancel_behind(
+    layers: list[nn.Linear | nn.Conv2d], number: int, generator: np.random.Generator
+) -> None:
     for layer in layers[:number]:
         layer.weight.copy_(_integers(layer.weight, 1, generator))
     weight = layers[number].weight
@@ -113,10 +134,14 @@ def _cancel_behind(layers: list[nn.Linear | nn.Conv2d], number: int, generator: 
 
 
 def _integers(like: Tensor, low: int, generator: np.random.Generator) -> Tensor:
-    return torch.from_numpy(generator.integers(low, LARGEST_INTEGER + 1, tuple(like.shape))).to(like)
+    return torch.from_numpy(generator.integers(low, LARGEST_INTEGER + 1, tuple(like.shape))).to(
+        like
+    )
 
 
-def _connect(layer: nn.Linear | nn.Conv2d, sources: int, unit: int, source: int, value: float) -> None:
+def _connect(
+    layer: nn.Linear | nn.Conv2d, sources: int, unit: int, source: int, value: float
+) -> None:
     if isinstance(layer, nn.Conv2d):
         _, _, height, width = layer.weight.shape
         layer.weight[unit, source % layer.weight.shape[1], height // 2, width // 2] = value
@@ -135,7 +160,11 @@ def _cancelling(size: int, generator: np.random.Generator) -> Tensor:
 
 
 def _records(
-    module: nn.Module, input_shape: tuple[int, ...], units: int, each: int, generator: np.random.Generator
+    module: nn.Module,
+    input_shape: tuple[int, ...],
+    units: int,
+    each: int,
+    generator: np.random.Generator,
 ) -> Array:
     rows = generator.random((units * each, int(np.prod(input_shape))), dtype=np.float32)
     if len(_layers(module)) == 1:
@@ -163,7 +192,8 @@ def audit_alone(scenario: Scenario, folder: Path, generator: np.random.Generator
 
         |y|^2 - d sigma^2 = |clip(g)|^2 / C^2 + noise of standard deviation sigma sqrt(2 d sigma^2 + 4)
 
-    C is chosen below the gradient's length in every tensor, so that clipping each apart gives a longer sum.
+    C is chosen below the gradient's length in every tensor, so that clipping each apart gives a
+    longer sum.
     """
     task = scenario.data.source.task
     levels, labels = gradients.synthetic_records(task, generator, 1)
@@ -174,36 +204,61 @@ def audit_alone(scenario: Scenario, folder: Path, generator: np.random.Generator
     lengths = gradients.tensor_lengths(gradient, scenario)
     length = float(np.linalg.norm(gradient)) if isinstance(rule, GlobalClipping) else min(lengths)
     plan = loud_plan(
-        own_plan(scenario), clip_norm=gradients.clip_norm_for(private_settings(scenario), length), sampling_rate=1.0,
-        noise_multiplier=NOISE, move=1.0, rounds=REQUESTS, steps_per_round=1,
-    )  # fmt: skip
+        own_plan(scenario),
+        clip_norm=gradients.clip_norm_for(private_settings(scenario), length),
+        sampling_rate=1.0,
+        noise_multiplier=NOISE,
+        move=1.0,
+        rounds=REQUESTS,
+        steps_per_round=1,
+    )
     findings, vectors = [], {"parameters": start, "spread": np.full(len(start), SPREAD)}
     for records in RECORDS_PER_UNIT:
-        unit = CanaryRecords(task, levels.repeat(records, axis=0), labels.repeat(records), ["unit-1"] * records)
+        unit = CanaryRecords(
+            task, levels.repeat(records, axis=0), labels.repeat(records), ["unit-1"] * records
+        )
         site = write_canary_site(folder / f"alone-{records}", scenario, unit, units=1)
-        sums = [reading.mean for reading in read_all(Course(site, scenario.model, plan, 1), vectors, 1)]
+        sums = [
+            reading.mean for reading in read_all(Course(site, scenario.model, plan, 1), vectors, 1)
+        ]
         size = len(sums[0])
         squared = float(np.mean([y @ y for y in sums])) - size * NOISE**2
         deviation = NOISE * math.sqrt((2 * size * NOISE**2 + 4) / len(sums))
-        where = f"a unit of {records} record{'s'[: records - 1]}, {math.sqrt(max(0.0, squared)):.4g} C"
-        findings.append(mean_test(squared - 1, deviation, where, unit=1.0, slack=SLACK, one_sided=True))
-    return verdicts("one unit", {"one unit moves the sum by at most C, all layers together": findings}, FALSE_ALARM)
+        where = (
+            f"a unit of {records} record{'s'[: records - 1]}, {math.sqrt(max(0.0, squared)):.4g} C"
+        )
+        findings.append(
+            mean_test(squared - 1, deviation, where, unit=1.0, slack=SLACK, one_sided=True)
+        )
+    return verdicts(
+        "one unit",
+        {"one unit moves the sum by at most C, all layers together": findings},
+        FALSE_ALARM,
+    )
 
 
 def audit_rounding(scenario: Scenario) -> list[Check]:
     """Attack by start states that amplify rounding: one more unit must move the clipped sum by at most the clip norm.
 
-    They are tried on the scenario's own model, sampler and pre-noise, through the sum that sites compute; clipping is
-    flat. The check is over units of one record and of several.
+    They are tried on the scenario's own model, sampler and pre-noise, through the sum that sites
+    compute; clipping is flat. The check is over units of one record and of several.
     """
     task, moves = scenario.data.source.task, {}
     for records in RECORDS_PER_UNIT:
         algorithm = build_algorithm(scenario.sampler, build_model(scenario.model, task, seed=0))
         moves[records] = worst_movement(
-            algorithm.module, model_input_shape(scenario.model, task), task.classes, SIZES, records_per_unit=records,
-            loss=algorithm.record_loss(summed_cross_entropy), pre_noise=private_settings(scenario).pre_noise,
-        )  # fmt: skip
+            algorithm.module,
+            model_input_shape(scenario.model, task),
+            task.classes,
+            SIZES,
+            records_per_unit=records,
+            loss=algorithm.record_loss(summed_cross_entropy),
+            pre_noise=private_settings(scenario).pre_noise,
+        )
     worst = max(moves, key=lambda records: moves[records])
     what = "one more unit moves the sum by at most C from start states that amplify rounding"
-    where, finds = f"units of {worst} record{'s'[: worst - 1]}", f"more than C at {', '.join(map(str, SIZES))} units"
+    where, finds = (
+        f"units of {worst} record{'s'[: worst - 1]}",
+        f"more than C at {', '.join(map(str, SIZES))} units",
+    )
     return [Check("rounding", what, moves[worst], 1 + TOLERANCE, "at most", where, finds)]

@@ -1,6 +1,7 @@
 """What a new hospital releases of itself, by `update`, `update --sets` and `alarm`, through these commands.
 
-The auditor reads what they release from the ledger of the made-up hospital, which keeps every answer.
+The auditor reads what they release from the ledger of the made-up hospital, which keeps every
+answer.
 """
 
 import io
@@ -21,7 +22,14 @@ from fl_dpbayes.config.task import Task
 from fl_dpbayes.data.site import load_site
 from fl_dpbayes.data.site_ledger import open_ledger
 from fl_dpbayes.privacy import noise_statistics as statistics
-from fl_dpbayes.privacy.audit_statistics import Check, Finding, Questions, correlation_tests, variance_test, verdicts
+from fl_dpbayes.privacy.audit_statistics import (
+    Check,
+    Finding,
+    Questions,
+    correlation_tests,
+    variance_test,
+    verdicts,
+)
 from fl_dpbayes.run.audit.canary_site import CanaryRecords, CanarySite, write_canary_site
 from fl_dpbayes.run.audit.counts import law_questions
 from fl_dpbayes.run.audit.directions import named_directions, random_directions
@@ -37,7 +45,8 @@ UNITS = 20
 # Each request has a cost of its own, or it would get the first one's answer.
 REQUESTS, DEARER = 24, 1.001
 LEVEL = 0.5
-# So much noise that sums drown in it; and for sets, which refuse it, so little that it is seen which cell counts.
+# So much noise that sums drown in it; and for sets, which refuse it, so little that it is seen
+# which cell counts.
 NOISY = {"update": 1e-3, "alarm": 1e-3, "sets": 5.0}
 # Hardly any noise: it shows by how much one more unit moves the sums.
 QUIET = 1e5
@@ -58,7 +67,9 @@ class Release:
 Ask = Callable[[Path, Path, float], None]
 
 
-def audit_own_releases(scenario: Scenario, folder: Path, generator: np.random.Generator) -> list[Check]:
+def audit_own_releases(
+    scenario: Scenario, folder: Path, generator: np.random.Generator
+) -> list[Check]:
     """Test sensitivity, deviation and law of what `update`, `sets` and `alarm` release, whatever the scenario asks."""
     from fl_dpbayes.config.kinds import import_apps
 
@@ -73,26 +84,39 @@ def audit_own_releases(scenario: Scenario, folder: Path, generator: np.random.Ge
     noise: dict[str, Array] = {}
     checks: list[Check] = []
     for purpose, ask in asks.items():
-        releases = [_released(site, run, ask, NOISY[purpose] * DEARER**number) for number in range(REQUESTS)]
-        noise[purpose] = np.stack([_noise(purpose, release, bounds[purpose]) for release in releases])
+        releases = [
+            _released(site, run, ask, NOISY[purpose] * DEARER**number) for number in range(REQUESTS)
+        ]
+        noise[purpose] = np.stack(
+            [_noise(purpose, release, bounds[purpose]) for release in releases]
+        )
     questions = _questions(noise, generator)
     checks += verdicts(PART, questions, FALSE_ALARM)
     return [*checks, *_movements(scenario, folder, run, asks, bounds, task, generator)]
 
 
 def _questions(noise: dict[str, Array], generator: np.random.Generator) -> Questions:
-    deviations = [variance_test(float(np.square(each).sum()), each.size, purpose) for purpose, each in noise.items()]
+    deviations = [
+        variance_test(float(np.square(each).sum()), each.size, purpose)
+        for purpose, each in noise.items()
+    ]
     together = np.concatenate([each.ravel() for each in noise.values()])
     beside = np.concatenate(list(noise.values()), axis=1)
     places = [
-        statistics.deviation_tests(np.square(beside).sum(axis=0), len(beside), lambda place: f"number {place + 1}")
+        statistics.deviation_tests(
+            np.square(beside).sum(axis=0), len(beside), lambda place: f"number {place + 1}"
+        )
     ]
     along: list[Finding] = []
     shared: list[Finding] = []
     for purpose, rows in noise.items():
-        shared += correlation_tests({f"{purpose} {number + 1}": row for number, row in enumerate(rows)})
+        shared += correlation_tests(
+            {f"{purpose} {number + 1}": row for number, row in enumerate(rows)}
+        )
         size = rows.shape[1]
-        directions = named_directions({}, size) | (random_directions(size, generator) if size > 1 else {})
+        directions = named_directions({}, size) | (
+            random_directions(size, generator) if size > 1 else {}
+        )
         along += statistics.direction_tests(rows, directions, purpose)
     return {
         "noise has the accounted deviation": deviations,
@@ -100,7 +124,9 @@ def _questions(noise: dict[str, Array], generator: np.random.Generator) -> Quest
         "noise has the accounted deviation in every direction, and no offset": along,
         "no two releases share noise": shared,
         "noise has the accounted deviation in every number": places,
-        "no two numbers of releases share noise": [statistics.pair_test(beside.T.copy(), "numbers")],
+        "no two numbers of releases share noise": [
+            statistics.pair_test(beside.T.copy(), "numbers")
+        ],
     }
 
 
@@ -114,9 +140,14 @@ def _noise(purpose: str, release: Release, bound: float) -> Array:
 
 
 def _movements(
-    scenario: Scenario, folder: Path, run: Path, asks: dict[str, Ask], bounds: dict[str, float], task: Task,
+    scenario: Scenario,
+    folder: Path,
+    run: Path,
+    asks: dict[str, Ask],
+    bounds: dict[str, float],
+    task: Task,
     generator: np.random.Generator,
-) -> list[Check]:  # fmt: skip
+) -> list[Check]:
     """Check by how much one more unit moves the sums of each release, over the noise that is accounted for."""
     newcomers = {
         "a far record of class 0": [(FARTHEST, 0)],
@@ -132,10 +163,15 @@ def _movements(
     checks = []
     for purpose, ask in asks.items():
         base = _released(sites["nobody"], run, ask, QUIET)
-        moves = {name: _released(sites[name], run, ask, QUIET).sent - base.sent for name in newcomers}
-        lengths = {name: float(np.linalg.norm(move)) / bounds[purpose] for name, move in moves.items()}
+        moves = {
+            name: _released(sites[name], run, ask, QUIET).sent - base.sent for name in newcomers
+        }
+        lengths = {
+            name: float(np.linalg.norm(move)) / bounds[purpose] for name, move in moves.items()
+        }
         farthest = max(lengths, key=lambda name: lengths[name])
-        # Of two releases: noise of dimension d is longer than sqrt(d) + t with a chance below exp(-t^2 / 2).
+        # Of two releases: noise of dimension d is longer than sqrt(d) + t with a chance below
+        # exp(-t^2 / 2).
         blur = math.sqrt(2) * base.noise_multiplier * (math.sqrt(len(base.sent)) + TAIL)
         what = f"one more unit moves the sums of `{purpose}` by at most what its noise is made for"
         finds = f"{blur:.1%} more"
@@ -143,7 +179,9 @@ def _movements(
     return checks
 
 
-def _records(task: Task, generator: np.random.Generator, newcomer: list[tuple[float, int]]) -> CanaryRecords:
+def _records(
+    task: Task, generator: np.random.Generator, newcomer: list[tuple[float, int]]
+) -> CanaryRecords:
     """Return `UNITS` equal records, and one more unit of the given records: how far, and of which class."""
     width = task.input_shape[0]
     direction = generator.choice([-1.0, 1.0], width)
@@ -172,9 +210,13 @@ def _asks(folder: Path) -> dict[str, Ask]:
         return folder / f"update-{written}.json"
 
     return {
-        "update": lambda run, site, epsilon: update_hospital(run, site, NEW_HOSPITAL, epsilon, None, target(), quiet),
+        "update": lambda run, site, epsilon: update_hospital(
+            run, site, NEW_HOSPITAL, epsilon, None, target(), quiet
+        ),
         "alarm": lambda run, site, epsilon: compare_patients(run, site, epsilon, quiet),
-        "sets": lambda run, site, epsilon: update_hospital(run, site, NEW_HOSPITAL, epsilon, LEVEL, target(), quiet),
+        "sets": lambda run, site, epsilon: update_hospital(
+            run, site, NEW_HOSPITAL, epsilon, LEVEL, target(), quiet
+        ),
     }
 
 
@@ -182,7 +224,9 @@ def _released(site: CanarySite, run: Path, ask: Ask, epsilon: float) -> Release:
     ask(run, site.path, epsilon)
     assert site.file.ledger is not None
     with sqlite3.connect(site.file.ledger.path) as connection:
-        [body] = connection.execute("SELECT body FROM reply ORDER BY reservation DESC LIMIT 1").fetchone()
+        [body] = connection.execute(
+            "SELECT body FROM reply ORDER BY reservation DESC LIMIT 1"
+        ).fetchone()
     with open_ledger(site.file, load_site(site.file)) as ledger:
         newest = ledger.rows()[-1]
         plan = ledger.planned(newest.part, newest.run, newest.purpose)

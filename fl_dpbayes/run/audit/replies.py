@@ -1,6 +1,7 @@
 """What leaves a site beside its noised arrays: the same from two sites whose records differ, and only what is declared.
 
-Two sites have the same site file and other records, more and fewer of them. Every kind of message is sent to both.
+Two sites have the same site file and other records, more and fewer of them. Every kind of message
+is sent to both.
 """
 
 import json
@@ -45,8 +46,11 @@ NOISE, EPSILON = 1000.0, 1e-3
 ROUNDS, STEPS = 3, 4
 MOST_SHOWN = 3
 REPLIES: dict[str, type[Message]] = {
-    "query": SiteCard, "train": TrainReply, "train.recalibrate": RecalibrateReply, "evaluate": EvaluateReply,
-}  # fmt: skip
+    "query": SiteCard,
+    "train": TrainReply,
+    "train.recalibrate": RecalibrateReply,
+    "evaluate": EvaluateReply,
+}
 
 
 @dataclass(frozen=True)
@@ -62,7 +66,10 @@ class Asked:
 
 @dataclass(frozen=True)
 class Pair:
-    """The two sites, which differ in their records alone; `public` lets exact sums of test records out."""
+    """The two sites, which differ in their records alone.
+
+    `public` lets exact sums of test records out.
+    """
 
     noised: tuple[canary_site.CanarySite, canary_site.CanarySite]
     public: tuple[canary_site.CanarySite, canary_site.CanarySite]
@@ -71,7 +78,8 @@ class Pair:
 def audit_replies(scenario: Scenario, folder: Path, generator: np.random.Generator) -> list[Check]:
     """Test that replies hold exactly what is declared, that it is the same at other records, and is answered again.
 
-    Sites have no seed, whatever the scenario: so the noise of two, of one name, to one request must be independent.
+    Sites have no seed, whatever the scenario: so the noise of two, of one name, to one request must
+    be independent.
     """
     pair = _pair(scenario, folder, generator)
     wrong: dict[str, list[str]] = {name: [] for name in ("declared", "records", "again")}
@@ -81,32 +89,55 @@ def audit_replies(scenario: Scenario, folder: Path, generator: np.random.Generat
         first, second = (_answer(site, asked) for site in sites)
         place = f"{asked.kind} {number + 1}"
         for site, answer in zip(sites, (first, second), strict=True):
-            wrong["declared"] += [f"{place}: {what}" for what in _undeclared(scenario, site, asked, answer)]
+            wrong["declared"] += [
+                f"{place}: {what}" for what in _undeclared(scenario, site, asked, answer)
+            ]
         wrong["records"] += [f"{place}: {what}" for what in _different(asked, first, second)]
-        wrong["again"] += [f"{place}: {what}" for what in _not_again(asked, first, _answer(sites[0], asked))]
+        wrong["again"] += [
+            f"{place}: {what}" for what in _not_again(asked, first, _answer(sites[0], asked))
+        ]
         if not asked.public:
             for name, answer in (("fewer", first), ("more", second)):
                 numbers = _released_numbers(asked, answer)
                 if len(numbers) > 2:
                     noise[f"{place} of {name} records"] = numbers
     said = {
-        "declared": "replies hold the declared fields, arrays and metrics, with the declared values, and nothing else",
+        "declared": (
+            "replies hold the declared fields, arrays and metrics, with the declared "
+            "values, and nothing else"
+        ),
         "records": "what is not noised is the same at a site of other records",
         "again": "the same request is answered again by the same bits",
     }
     checks = [
-        Check(PART, said[name], float(len(each)), 0.0, "at most", "; ".join(each[:MOST_SHOWN]), "one difference")
+        Check(
+            PART,
+            said[name],
+            float(len(each)),
+            0.0,
+            "at most",
+            "; ".join(each[:MOST_SHOWN]),
+            "one difference",
+        )
         for name, each in wrong.items()
     ]
     findings = [each for names in _same_message(noise) for each in correlation_tests(names)]
-    question = {"two sites of one name answer one request with independent noise, if no seed is set": findings}
+    question = {
+        (
+            "two sites of one name answer one request with independent noise, if no seed is set"
+        ): findings
+    }
     return [*checks, *verdicts("fresh noise", question, FALSE_ALARM)]
 
 
 def _same_message(noise: dict[str, Any]) -> Iterator[dict[str, Any]]:
     places = {label.rpartition(" of ")[0] for label in noise}
     for place in sorted(places):
-        yield {label: numbers for label, numbers in noise.items() if label.rpartition(" of ")[0] == place}
+        yield {
+            label: numbers
+            for label, numbers in noise.items()
+            if label.rpartition(" of ")[0] == place
+        }
 
 
 def _pair(scenario: Scenario, folder: Path, generator: np.random.Generator) -> Pair:
@@ -122,11 +153,19 @@ def _pair(scenario: Scenario, folder: Path, generator: np.random.Generator) -> P
         units = [unit for part in SHARES for unit in parts[part]]
         levels, _ = synthetic_records(task, generator, len(units))
         labels = generator.integers(0, task.classes, len(units))
-        policy = canary_site.willing(evaluation_release="noised", min_evaluation_noise_multiplier=0.1)
+        policy = canary_site.willing(
+            evaluation_release="noised", min_evaluation_noise_multiplier=0.1
+        )
         split = Split(test_fraction=0.3, recalibration_fraction=0.3, key=canary_site.KEY)
         records = canary_site.CanaryRecords(task, levels, labels, units)
         site = canary_site.write_canary_site(
-            folder / name / "site", unseeded, records, DECLARED, delta=delta, policy=policy, split=split
+            folder / name / "site",
+            unseeded,
+            records,
+            DECLARED,
+            delta=delta,
+            policy=policy,
+            split=split,
         )
         noised.append(site)
         open_policy = site.file.policy.model_copy(update={"evaluation_release": "public"})
@@ -147,13 +186,22 @@ def _messages(scenario: Scenario, pair: Pair, generator: np.random.Generator) ->
     delta = site.file.ledger.delta
     rate = min(0.5, plan.privacy.sampling_rate)
     drowned = loud_plan(
-        plan, clip_norm=plan.privacy.noise_unit, sampling_rate=rate, noise_multiplier=NOISE, move=1e-6, rounds=ROUNDS,
+        plan,
+        clip_norm=plan.privacy.noise_unit,
+        sampling_rate=rate,
+        noise_multiplier=NOISE,
+        move=1e-6,
+        rounds=ROUNDS,
         steps_per_round=STEPS,
-    )  # fmt: skip
-    drowned = drowned.model_copy(update={"privacy": drowned.privacy.model_copy(update={"delta": delta})})
+    )
+    drowned = drowned.model_copy(
+        update={"privacy": drowned.privacy.model_copy(update={"delta": delta})}
+    )
     vector = start_vector(model, task, generator).astype(np.float32)
     parts = np.split(vector, np.cumsum([int(np.prod(shape)) for shape in shapes.values()])[:-1])
-    parameters = {name: part.reshape(shape) for (name, shape), part in zip(shapes.items(), parts, strict=True)}
+    parameters = {
+        name: part.reshape(shape) for (name, shape), part in zip(shapes.items(), parts, strict=True)
+    }
     state = {
         f"{vector_name}/{name}": array if vector_name == "parameters" else np.zeros_like(array)
         for vector_name in plan.sampler.state_vectors
@@ -163,11 +211,19 @@ def _messages(scenario: Scenario, pair: Pair, generator: np.random.Generator) ->
     per_chain = drowned.chain_steps
     for number in range(min(ROUNDS, per_chain // STEPS)):
         request = TrainRequest(
-            run=f"{7:032x}", round=number + 1, task=task, model=model, plan=drowned, first_step=number * STEPS,
-            steps=STEPS, start=arrays_digest(state),
-        )  # fmt: skip
+            run=f"{7:032x}",
+            round=number + 1,
+            task=task,
+            model=model,
+            plan=drowned,
+            first_step=number * STEPS,
+            steps=STEPS,
+            start=arrays_digest(state),
+        )
         last = {f"last/{name}": (array.shape, "float32") for name, array in state.items()}
-        samples = {f"samples/{name}": ((STEPS, *shape), "float32") for name, shape in shapes.items()}
+        samples = {
+            f"samples/{name}": ((STEPS, *shape), "float32") for name, shape in shapes.items()
+        }
         messages.append(Asked("train", request, prefixed("start", state), last | samples))
     posterior = prefixed("posterior", {name: array[None] for name, array in parameters.items()})
     whose: dict[str, Any] = {
@@ -179,18 +235,35 @@ def _messages(scenario: Scenario, pair: Pair, generator: np.random.Generator) ->
     }
     counting = config.CountingPlan(epsilon=EPSILON, delta=delta, adjacency=plan.privacy.adjacency)
     counted = RecalibrateRequest(**whose, weights=(1.0,), plan=counting, first_step=0, steps=1)
-    table: dict[str, tuple[tuple[int, ...], str]] = {"noised": ((config.ISOTONIC_BINS, 3), "float64")}
+    table: dict[str, tuple[tuple[int, ...], str]] = {
+        "noised": ((config.ISOTONIC_BINS, 3), "float64")
+    }
     messages.append(Asked("train.recalibrate", counted, posterior, table))
     messages.append(Asked("train.recalibrate", _descent(whose, scenario, delta), posterior, {}))
     evaluation: dict[str, Any] = {"predictors": {"posterior": (1.0,)}, "delta": delta}
     noised = EvaluateRequest(**whose, **evaluation, noise_multiplier=NOISE)
-    messages.append(Asked("evaluate", noised, posterior, {f"posterior/{name}": each for name, each in table.items()}))
-    tables = {name: (array.shape, array.dtype.name) for name, array in to_arrays(empty(task.classes)).items()}
+    messages.append(
+        Asked(
+            "evaluate",
+            noised,
+            posterior,
+            {f"posterior/{name}": each for name, each in table.items()},
+        )
+    )
+    tables = {
+        name: (array.shape, array.dtype.name)
+        for name, array in to_arrays(empty(task.classes)).items()
+    }
     exact = EvaluateRequest(**(whose | {"run": f"{9:032x}"}), **evaluation)
     expected = {f"posterior/{name}": each for name, each in tables.items()}
     messages.append(Asked("evaluate", exact, posterior, expected, public=True))
     messages.append(
-        Asked("evaluate", noised.model_copy(update={"delta": delta / 2, "run": f"{10:032x}"}), posterior, {})
+        Asked(
+            "evaluate",
+            noised.model_copy(update={"delta": delta / 2, "run": f"{10:032x}"}),
+            posterior,
+            {},
+        )
     )
     return messages
 
@@ -199,11 +272,19 @@ def _descent(whose: dict[str, Any], scenario: Scenario, delta: float) -> Recalib
     task = scenario.data.source.task
     count = config.parameter_count("vector", task.classes)
     plan = config.RecalibrationPlan(
-        method="vector", epsilon=EPSILON, delta=delta, adjacency=scenario.privacy.adjacency, clip_norm=1.0, steps=4,
-        rounds=1, step_size=1e-6,
-    )  # fmt: skip
+        method="vector",
+        epsilon=EPSILON,
+        delta=delta,
+        adjacency=scenario.privacy.adjacency,
+        clip_norm=1.0,
+        steps=4,
+        rounds=1,
+        step_size=1e-6,
+    )
     run = whose | {"run": f"{11:032x}"}
-    return RecalibrateRequest(**run, weights=(1.0,), plan=plan, first_step=0, steps=4, start=(0.0,) * count)
+    return RecalibrateRequest(
+        **run, weights=(1.0,), plan=plan, first_step=0, steps=4, start=(0.0,) * count
+    )
 
 
 def _answer(site: canary_site.CanarySite, asked: Asked) -> FlowerMessage:
@@ -211,24 +292,39 @@ def _answer(site: canary_site.CanarySite, asked: Asked) -> FlowerMessage:
 
 
 def _header(answer: FlowerMessage) -> str:
-    config_record: dict[str, Any] = dict(answer.content.config_records.get("config", ConfigRecord()))
+    config_record: dict[str, Any] = dict(
+        answer.content.config_records.get("config", ConfigRecord())
+    )
     return str(config_record.get("record", config_record.get("refusal", "")))
 
 
 def _flat(value: object, prefix: str = "") -> dict[str, object]:
-    """Write a header as field -> value; of nested ones only the privacy statement is taken apart."""
+    """Write a header as field -> value.
+
+    Of nested ones only the privacy statement is taken apart.
+    """
     assert isinstance(value, dict)
     found: dict[str, object] = {}
     for key, each in value.items():
-        found |= _flat(each, f"{key}.") if key == "privacy" and isinstance(each, dict) else {f"{prefix}{key}": each}
+        found |= (
+            _flat(each, f"{key}.")
+            if key == "privacy" and isinstance(each, dict)
+            else {f"{prefix}{key}": each}
+        )
     return found
 
 
-def _undeclared(scenario: Scenario, site: canary_site.CanarySite, asked: Asked, answer: FlowerMessage) -> Iterator[str]:
+def _undeclared(
+    scenario: Scenario, site: canary_site.CanarySite, asked: Asked, answer: FlowerMessage
+) -> Iterator[str]:
     """Name each part of an answer that is not declared, is missing, or does not have the declared value."""
     content = answer.content
     refused = "refusal" in content.config_records.get("config", ConfigRecord())
-    parts = {"config"} | ({"arrays"} if asked.expected else set()) | ({"metrics"} if asked.kind == "train" else set())
+    parts = (
+        {"config"}
+        | ({"arrays"} if asked.expected else set())
+        | ({"metrics"} if asked.kind == "train" else set())
+    )
     if refused:
         parts = {"config"}
     if set(content) != parts:
@@ -249,10 +345,18 @@ def _undeclared(scenario: Scenario, site: canary_site.CanarySite, asked: Asked, 
     except ValueError as error:
         yield f"its header is refused: {outside_text(str(error))}"
     listed = declared.HEADERS[asked.kind]
-    if odd := [name for name in fields if name not in listed and not (name == "privacy" and fields[name] is None)]:
+    if odd := [
+        name
+        for name in fields
+        if name not in listed and not (name == "privacy" and fields[name] is None)
+    ]:
         yield f"undeclared fields {odd}"
     expected = _expected_values(site, asked)
-    yield from (f"{name} is {fields.get(name)!r}" for name, value in expected.items() if fields.get(name) != value)
+    yield from (
+        f"{name} is {fields.get(name)!r}"
+        for name, value in expected.items()
+        if fields.get(name) != value
+    )
     arrays = content.array_records.get("arrays", ArrayRecord())
     if {name: (tuple(each.shape), each.dtype) for name, each in arrays.items()} != asked.expected:
         yield f"its arrays are {list(arrays)}"
@@ -274,20 +378,36 @@ def _expected_values(site: canary_site.CanarySite, asked: Asked) -> dict[str, ob
     file = site.file
     assert file.ledger is not None
     if asked.request is None:
-        return {"name": file.name, "role": file.role, "units": file.units, "seeded": False, "shift": ""}
+        return {
+            "name": file.name,
+            "role": file.role,
+            "units": file.units,
+            "seeded": False,
+            "shift": "",
+        }
     request = asked.request
     assert isinstance(request, TrainRequest | RecalibrateRequest | EvaluateRequest)
-    expected: dict[str, object] = {"run": request.run, "round": request.round, "request": request_digest(request)}
+    expected: dict[str, object] = {
+        "run": request.run,
+        "round": request.round,
+        "request": request_digest(request),
+    }
     if not asked.public:
         ledger = file.ledger
         expected |= {
-            "privacy.cohort": ledger.cohort, "privacy.delta": ledger.delta, "privacy.adjacency": ledger.adjacency,
-            "privacy.budget": ledger.epsilon, "privacy.seeded": False,
-        }  # fmt: skip
+            "privacy.cohort": ledger.cohort,
+            "privacy.delta": ledger.delta,
+            "privacy.adjacency": ledger.adjacency,
+            "privacy.budget": ledger.epsilon,
+            "privacy.seeded": False,
+        }
     if isinstance(request, TrainRequest | RecalibrateRequest):
         expected |= {"status": "OK", "first_step": request.first_step, "steps": request.steps}
     if isinstance(request, TrainRequest):
-        expected |= {"privacy.units": file.units, "privacy.steps": request.first_step + request.steps}
+        expected |= {
+            "privacy.units": file.units,
+            "privacy.steps": request.first_step + request.steps,
+        }
     return expected
 
 
@@ -300,13 +420,17 @@ def _odd_metrics(
     metrics = dict(answer.content.metric_records.get("metrics", MetricRecord()))
     stretch = planned_stretch(request.plan, site.file.units, request.first_step, request.steps)
     expected = {
-        "units": site.file.units, "steps": request.steps, "epsilon": fields.get("privacy.epsilon"),
+        "units": site.file.units,
+        "steps": request.steps,
+        "epsilon": fields.get("privacy.epsilon"),
         "temperature": stretch.temperature,
-    }  # fmt: skip
+    }
     if list(metrics) != list(declared.METRICS):
         yield f"its metrics are {list(metrics)}"
     yield from (
-        f"metric {name} is {metrics.get(name)!r}" for name, value in expected.items() if metrics.get(name) != value
+        f"metric {name} is {metrics.get(name)!r}"
+        for name, value in expected.items()
+        if metrics.get(name) != value
     )
 
 
@@ -329,7 +453,10 @@ def _different(asked: Asked, first: FlowerMessage, second: FlowerMessage) -> Ite
         held = [getattr(answer.content, kind) for answer in (first, second)]
         if sorted(held[0]) != sorted(held[1]):
             yield f"one has other {kind}"
-    metrics = [dict(answer.content.metric_records.get("metrics", MetricRecord())) for answer in (first, second)]
+    metrics = [
+        dict(answer.content.metric_records.get("metrics", MetricRecord()))
+        for answer in (first, second)
+    ]
     if metrics[0] != metrics[1]:
         yield f"metrics are {metrics[0]} and {metrics[1]}"
 
@@ -338,7 +465,9 @@ def _without_speed(passes: object) -> object:
     """Leave out how slow passes are said to be, which was measured."""
     if not isinstance(passes, dict):
         return passes
-    rows = [{key: value for key, value in row.items() if key != "slower"} for row in passes["passes"]]
+    rows = [
+        {key: value for key, value in row.items() if key != "slower"} for row in passes["passes"]
+    ]
     return passes | {"passes": rows}
 
 
@@ -346,8 +475,12 @@ def _not_again(asked: Asked, first: FlowerMessage, again: FlowerMessage) -> Iter
     before, after = (_flat(json.loads(_header(answer))) for answer in (first, again))
     if before | {"ledger_head": ""} != after | {"ledger_head": ""}:
         yield "its header differs"
-    arrays = [answer.content.array_records.get("arrays", ArrayRecord()) for answer in (first, again)]
-    if {name: each.data for name, each in arrays[0].items()} != {name: each.data for name, each in arrays[1].items()}:
+    arrays = [
+        answer.content.array_records.get("arrays", ArrayRecord()) for answer in (first, again)
+    ]
+    if {name: each.data for name, each in arrays[0].items()} != {
+        name: each.data for name, each in arrays[1].items()
+    }:
         yield "its arrays differ"
 
 

@@ -1,7 +1,8 @@
 """The noisy sum of every step of a request, read off the samples that it keeps.
 
-A step is affine in its gradient, so two states that follow each other give the sum between them, whatever the sampler
-remembers. Samplers whose samples are no positions of the chain are asked for one step at a time.
+A step is affine in its gradient, so two states that follow each other give the sum between them,
+whatever the sampler remembers. Samplers whose samples are no positions of the chain are asked for
+one step at a time.
 """
 
 from dataclasses import dataclass
@@ -21,8 +22,8 @@ from fl_dpbayes.samplers.state_vectors import state_arrays, state_vectors, to_st
 
 Array = npt.NDArray[np.float64]
 
-# How far from 0 a number is, over the length of its step, to have last bits of noise. A sum of float32 numbers ends
-# halfway between two in one of so many, and is then rounded to the even one.
+# How far from 0 a number is, over the length of its step, to have last bits of noise. A sum of
+# float32 numbers ends halfway between two in one of so many, and is then rounded to the even one.
 FARTHER = 1024
 
 
@@ -30,11 +31,12 @@ FARTHER = 1024
 class Steps:
     """Noisy sums (G_t / C + sigma_t xi_t) / sigma_t, shape (T, d), of requests from one start.
 
-    `resolution`: distance of the numbers that float32 lets `sums` take, of the same shape. `states`: released after
-    each step, float32, (T, d), empty where no released vector is linear in the sums. `covered`: whether the last bits
-    of a state are the noise's, (T, d): not where the step nearly ends at 0. `requests`: the number of steps
-    of each. `apart`: largest difference of the last kept sample from the released state. `rest_apart`: of what states
-    hold beside their position from what follows from the sums, over its length.
+    `resolution`: distance of the numbers that float32 lets `sums` take, of the same shape.
+    `states`: released after each step, float32, (T, d), empty where no released vector is linear in
+    the sums. `covered`: whether the last bits of a state are the noise's, (T, d): not where the
+    step nearly ends at 0. `requests`: the number of steps of each. `apart`: largest difference of
+    the last kept sample from the released state. `rest_apart`: of what states hold beside their
+    position from what follows from the sums, over its length.
     """
 
     sums: Array
@@ -69,18 +71,28 @@ def read_requests(course: Course, start: dict[str, Array], length: int) -> Steps
     )
 
 
-def _read_alone(course: Course, start: dict[str, Array], number: int, first: int, steps: int) -> Steps:
+def _read_alone(
+    course: Course, start: dict[str, Array], number: int, first: int, steps: int
+) -> Steps:
     reading = read_stretch(course, start, number, first, steps)
     resolution = 2 * reading.rounding / reading.noise_std
     sums = reading.mean[None] / reading.noise_std
     began = np.concatenate([start[name] for name in course.plan.sampler.position if name in start])
     covered = _covered(reading.state, began) if reading.state.size else np.empty(0, bool)
     return Steps(
-        sums, resolution[None], reading.state[None], covered[None], (1,), reading.sample_apart, reading.rest_apart
+        sums,
+        resolution[None],
+        reading.state[None],
+        covered[None],
+        (1,),
+        reading.sample_apart,
+        reading.rest_apart,
     )
 
 
-def _read_kept(course: Course, start: dict[str, Array], number: int, first: int, steps: int) -> Steps:
+def _read_kept(
+    course: Course, start: dict[str, Array], number: int, first: int, steps: int
+) -> Steps:
     plan = course.plan
     sampler = plan.sampler
     module = build_model(course.model, course.site.task, seed=0)
@@ -94,7 +106,9 @@ def _read_kept(course: Course, start: dict[str, Array], number: int, first: int,
     algorithm = build_algorithm(sampler, module)
     sizes = planned_step_sizes(plan)[first : first + reply.steps]
     state = to_state(before, sampler, 0)
-    state = type(state)({name: vector.double() for name, vector in state.vectors.items()}, state.step)
+    state = type(state)(
+        {name: vector.double() for name, vector in state.vectors.items()}, state.step
+    )
     ones = torch.ones(size, dtype=torch.float64)
     sums = np.empty((reply.steps, size))
     resolution = np.empty((reply.steps, size))
@@ -104,7 +118,10 @@ def _read_kept(course: Course, start: dict[str, Array], number: int, first: int,
         without = algorithm.step(state, 0 * ones, a).parameters
         per_gradient = without - algorithm.step(state, ones, a).parameters
         gradient = (without - torch.from_numpy(states[step]).double()) / per_gradient
-        pull = algorithm.data_free_gradient(sampler.prior, state.parameters, plan.prior_share) / course.site.file.units
+        pull = (
+            algorithm.data_free_gradient(sampler.prior, state.parameters, plan.prior_share)
+            / course.site.file.units
+        )
         sums[step] = ((gradient - pull) * batch / sigma).numpy()
         largest = np.maximum(np.abs(states[step]), np.abs(state.parameters.numpy()))
         resolution[step] = ROUNDING * largest * batch / (sigma * float(per_gradient[0]))
@@ -112,8 +129,12 @@ def _read_kept(course: Course, start: dict[str, Array], number: int, first: int,
         state.vectors["parameters"].copy_(torch.from_numpy(states[step]))
     before_each = np.concatenate([named["parameters"][None], states[:-1]])
     apart = max(float(np.abs(samples[name][-1] - values).max()) for name, values in last.items())
-    rest = rest_apart(state.vectors, state_vectors(without_prefix("last", released), sampler, module), sampler)
-    return Steps(sums, resolution, states, _covered(states, before_each), (reply.steps,), apart, rest)
+    rest = rest_apart(
+        state.vectors, state_vectors(without_prefix("last", released), sampler, module), sampler
+    )
+    return Steps(
+        sums, resolution, states, _covered(states, before_each), (reply.steps,), apart, rest
+    )
 
 
 def _covered(states: npt.NDArray[np.float32], before: Array) -> npt.NDArray[np.bool_]:

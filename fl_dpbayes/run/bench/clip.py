@@ -41,11 +41,17 @@ class _Block(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.before, self.mix, self.out = nn.LayerNorm(64), nn.Linear(64, 192), nn.Linear(64, 64)
-        self.between, self.wide, self.narrow = nn.LayerNorm(64), nn.Linear(64, 256), nn.Linear(256, 64)
+        self.between, self.wide, self.narrow = (
+            nn.LayerNorm(64),
+            nn.Linear(64, 256),
+            nn.Linear(256, 64),
+        )
         self.head = nn.Linear(64, 10)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        query, key, value = self.mix(self.before(tokens)).unflatten(2, (3, 4, 16)).permute(2, 0, 3, 1, 4)
+        query, key, value = (
+            self.mix(self.before(tokens)).unflatten(2, (3, 4, 16)).permute(2, 0, 3, 1, 4)
+        )
         mixed = (query @ key.mT / 4).softmax(dim=3) @ value
         tokens = tokens + self.out(mixed.transpose(1, 2).flatten(2))
         tokens = tokens + self.narrow(functional.gelu(self.wide(self.between(tokens))))
@@ -54,7 +60,15 @@ class _Block(nn.Module):
 
 def _group_norm_cnn() -> nn.Module:
     first, second = nn.Conv2d(1, 16, 3, padding=1), nn.Conv2d(16, 32, 3, padding=1)
-    layers = [first, nn.GroupNorm(4, 16), nn.ReLU(), nn.AvgPool2d(2), second, nn.GroupNorm(8, 32), nn.ReLU()]
+    layers = [
+        first,
+        nn.GroupNorm(4, 16),
+        nn.ReLU(),
+        nn.AvgPool2d(2),
+        second,
+        nn.GroupNorm(8, 32),
+        nn.ReLU(),
+    ]
     return nn.Sequential(*layers, nn.AvgPool2d(2), nn.Flatten(), nn.Linear(32 * 49, 10))
 
 
@@ -115,12 +129,14 @@ def rows(sizes: Sizes) -> Mapping[str, Callable[[], Record]]:
 def compared(case: Case, repeats: int) -> Record:
     """Return the milliseconds of a plain SGD step, what a private one takes of it by each method, and its memory.
 
-    All are whole steps, interleaved, in CPU time on one core: medians of `repeats`. A step draws its batch, and where
-    it is private clips, sums, adds noise and steps. Ours is `run_chain` with Poisson batches, padding and float64 sums;
-    the others take batches of one size and float32.
+    All are whole steps, interleaved, in CPU time on one core: medians of `repeats`. A step draws
+    its batch, and where it is private clips, sums, adds noise and steps. Ours is `run_chain` with
+    Poisson batches, padding and float64 sums; the others take batches of one size and float32.
     """
     on_one_core()
-    return steps_beside(case, {"plain": plain_step(case)} | peers(case), repeats) | beyond_plain(case)
+    return steps_beside(case, {"plain": plain_step(case)} | peers(case), repeats) | beyond_plain(
+        case
+    )
 
 
 def on_one_core() -> None:
@@ -159,13 +175,25 @@ def train(case: Case, steps: int, on_step: Callable[..., None] | None = None) ->
     """Run a private chain on made-up records."""
     sampler = SGD(step_size=ConstantStepSize(initial=STEP), prior=FlatPrior())
     privacy = PrivacyPlan(epsilon=1.0, delta=1e-6, sampling_rate=RATE, clip_norm=NORM)
-    sizes: Any = {"rounds": 1, "steps_per_round": steps, "burn_in": 0, "thinning": steps, "chain_start": "broadcast"}
+    sizes: Any = {
+        "rounds": 1,
+        "steps_per_round": steps,
+        "burn_in": 0,
+        "thinning": steps,
+        "chain_start": "broadcast",
+    }
     plan = TrainingPlan(sampler=sampler, privacy=privacy, **sizes)
     module, features, labels = case.build(), *(values.numpy().copy() for values in _records(case))
     # As those of a site.
     features.flags.writeable = False
-    records, start = TrainingRecords(features, labels, np.arange(len(labels))), {"parameters": to_vector(module)}
-    chain, streams = PlannedChain(plan, len(labels), np.ones(steps)), Streams.from_entropy().of_chain()
+    records, start = (
+        TrainingRecords(features, labels, np.arange(len(labels))),
+        {"parameters": to_vector(module)},
+    )
+    chain, streams = (
+        PlannedChain(plan, len(labels), np.ones(steps)),
+        Streams.from_entropy().of_chain(),
+    )
     run_chain(module, records, chain, range(steps), start, streams, on_step)
 
 
@@ -178,10 +206,14 @@ def _records(case: Case) -> tuple[torch.Tensor, torch.Tensor]:
 def plain_step(case: Case) -> Callable[[], None]:
     """Return what does one step of plain SGD."""
     module = case.build()
-    return _training_step(case, module, torch.optim.SGD(module.parameters(), lr=STEP), functional.cross_entropy)
+    return _training_step(
+        case, module, torch.optim.SGD(module.parameters(), lr=STEP), functional.cross_entropy
+    )
 
 
-def _training_step(case: Case, module: nn.Module, optimizer: Any, loss: Callable[..., Any]) -> Callable[[], None]:
+def _training_step(
+    case: Case, module: nn.Module, optimizer: Any, loss: Callable[..., Any]
+) -> Callable[[], None]:
     features, labels = _records(case)
 
     def step() -> None:
@@ -197,7 +229,10 @@ def peers(case: Case) -> dict[str, Callable[[], None]]:
     """Return what does one private step by each other method that takes the model."""
     warnings.simplefilter("ignore")
     made = {"ghost": partial(_opacus, case, "ghost")}
-    if 4 * case.batch * sum(value.numel() for value in case.build().parameters()) <= _LARGEST_GRADIENTS:
+    if (
+        4 * case.batch * sum(value.numel() for value in case.build().parameters())
+        <= _LARGEST_GRADIENTS
+    ):
         made |= {mode: partial(_opacus, case, mode) for mode in ("hooks", "functorch")}
         made["func.vmap"] = partial(_func_vmap, case)
     steps = {}
@@ -214,9 +249,13 @@ def _opacus(case: Case, mode: str) -> Callable[[], None]:
     module = case.build()
     optimizer = torch.optim.SGD(module.parameters(), lr=STEP)
     private, optimizer, *loss, _ = PrivacyEngine().make_private(
-        module=module, optimizer=optimizer, data_loader=DataLoader(TensorDataset(*_records(case)), case.batch),
-        noise_multiplier=1.0, max_grad_norm=NORM, grad_sample_mode=mode,
-    )  # fmt: skip
+        module=module,
+        optimizer=optimizer,
+        data_loader=DataLoader(TensorDataset(*_records(case)), case.batch),
+        noise_multiplier=1.0,
+        max_grad_norm=NORM,
+        grad_sample_mode=mode,
+    )
     return _training_step(case, private, optimizer, *loss or [functional.cross_entropy])
 
 
@@ -224,13 +263,19 @@ def _func_vmap(case: Case) -> Callable[[], None]:
     module, (features, labels) = case.build(), _records(case)
     values = {name: value.detach() for name, value in module.named_parameters()}
 
-    def loss(values: dict[str, torch.Tensor], record: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
-        return functional.cross_entropy(functional_call(module, values, (record[None],)), label[None])
+    def loss(
+        values: dict[str, torch.Tensor], record: torch.Tensor, label: torch.Tensor
+    ) -> torch.Tensor:
+        return functional.cross_entropy(
+            functional_call(module, values, (record[None],)), label[None]
+        )
 
     def step() -> None:
         chosen = torch.randint(len(labels), (case.batch,))
         gradients = vmap(grad(loss), in_dims=(None, 0, 0))(values, features[chosen], labels[chosen])
-        norms = torch.stack([value.flatten(1).norm(dim=1) for value in gradients.values()]).norm(dim=0)
+        norms = torch.stack([value.flatten(1).norm(dim=1) for value in gradients.values()]).norm(
+            dim=0
+        )
         factors = (NORM / norms).clamp(max=1.0)
         for name, value in gradients.items():
             noised = torch.tensordot(factors, value, 1) + NORM * torch.randn(value.shape[1:])

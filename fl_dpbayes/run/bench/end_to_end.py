@@ -1,6 +1,7 @@
 """Federated DP MNIST beside the same written with Opacus and Flower's FedAvg: time and accuracy at equal epsilon.
 
-Both run in one process on Flower's messages, without Ray: the same sites, records, model, batches, noise and plan.
+Both run in one process on Flower's messages, without Ray: the same sites, records, model, batches,
+noise and plan.
 """
 
 import math
@@ -35,7 +36,8 @@ from fl_dpbayes.run.bench.measure import MEBIBYTE, Record, Sizes, peak_bytes
 from fl_dpbayes.run.bench.simulation import simulated
 from fl_dpbayes.run.inline_engine import InlineGrid, task_identity
 
-# Tried in deal 0 on the training sites' own test records; the most accurate there is for the deals after.
+# Tried in deal 0 on the training sites' own test records; the most accurate there is for the deals
+# after.
 TRIED = (0.5, 1.0, 2.0, 4.0)
 CHOSEN = {"ours": 2.0, "Opacus and FedAvg": 2.0}
 SCORES = ("accuracy", "nll", "ece")
@@ -45,9 +47,15 @@ Part = tuple[torch.Tensor, torch.Tensor]
 def rows(sizes: Sizes) -> Mapping[str, Callable[[], Record]]:
     """Return a row for each step size tried, and for each of `repeats` seeds (of deal, start and noise), at most 20."""
     work = {"ours": ours, "Opacus and FedAvg": with_opacus}
-    tried = {f"{name}, tried {step:g}": partial(run, step, 0) for name, run in work.items() for step in TRIED}
+    tried = {
+        f"{name}, tried {step:g}": partial(run, step, 0)
+        for name, run in work.items()
+        for step in TRIED
+    }
     seeds = [(name, seed) for seed in range(1, min(sizes.repeats, 20) + 1) for name in work]
-    return tried | {f"{name}, seed {seed}": partial(work[name], CHOSEN[name], seed) for name, seed in seeds}
+    return tried | {
+        f"{name}, seed {seed}": partial(work[name], CHOSEN[name], seed) for name, seed in seeds
+    }
 
 
 def federation(step: float, seed: int) -> Scenario:
@@ -66,8 +74,11 @@ def ours(step: float, seed: int) -> Record:
 def _results(folder: Path) -> Record:
     summary = stored_summary(folder)
     row = {(row["site"], row["predictor"]): row for row in summary["calibration"]}
-    found = {"validation": row["pooled:train", "last"], "test": row["official", "last"],
-             "averaged": row["official", "posterior"]}  # fmt: skip
+    found = {
+        "validation": row["pooled:train", "last"],
+        "test": row["official", "last"],
+        "averaged": row["official", "posterior"],
+    }
     scores = {f"{where} {name}": of[name] for where, of in found.items() for name in SCORES}
     return scores | {"epsilon": max(site["epsilon"] for site in summary["privacy"])}
 
@@ -83,42 +94,66 @@ def with_opacus(step: float, seed: int) -> Record:
         sites = [load_site(read_site_file(path)) for path in made]
     *trained, held_out = sites
     rounds = scenario.training.rounds
-    noise = float(solve_plan(site_plan(scenario, len(trained)), trained[0].units).noise_multipliers[0])
+    noise = float(
+        solve_plan(site_plan(scenario, len(trained)), trained[0].units).noise_multipliers[0]
+    )
     module = build_model(scenario.model, held_out.task, scenario.seed)
     with task_identity():
-        app = _client_app(module, [_tensors(site.train) for site in trained], scenario, noise, spent)
+        app = _client_app(
+            module, [_tensors(site.train) for site in trained], scenario, noise, spent
+        )
         result = FedAvg(fraction_evaluate=0.0).start(
-            InlineGrid(app, len(trained)), ArrayRecord(module.state_dict()), rounds,
+            InlineGrid(app, len(trained)),
+            ArrayRecord(module.state_dict()),
+            rounds,
             evaluate_fn=lambda *_: ends.append((time.perf_counter(), time.process_time())),
-        )  # fmt: skip
+        )
     module.load_state_dict(result.arrays.to_torch_state_dict())
     wall, cpu = np.median(np.diff(ends, axis=0), axis=0)
     epsilons = [pld_epsilon(tuple(history), scenario.privacy.delta) for history in spent.values()]
     return {
-        **_scores("validation", module, *trained), **_scores("test", module, held_out),
-        "epsilon": max(epsilons), "median round, s": float(wall),
-        "median round, CPU s": float(cpu), "wall s": time.perf_counter() - start,
-        "CPU s": time.process_time(), "peak, MiB": peak_bytes() / MEBIBYTE,
-    }  # fmt: skip
+        **_scores("validation", module, *trained),
+        **_scores("test", module, held_out),
+        "epsilon": max(epsilons),
+        "median round, s": float(wall),
+        "median round, CPU s": float(cpu),
+        "wall s": time.perf_counter() - start,
+        "CPU s": time.process_time(),
+        "peak, MiB": peak_bytes() / MEBIBYTE,
+    }
 
 
 def _client_app(
-    module: nn.Module, sites: Sequence[Part], scenario: Scenario, noise: float, spent: dict[int, list[GaussianEvent]]
+    module: nn.Module,
+    sites: Sequence[Part],
+    scenario: Scenario,
+    noise: float,
+    spent: dict[int, list[GaussianEvent]],
 ) -> ClientApp:
-    """Return an app that trains as Opacus's users do; `spent` takes each node's steps as Opacus counts them."""
+    """Return an app that trains as Opacus's users do.
+
+    `spent` takes each node's steps as Opacus counts them.
+    """
     app, plan = ClientApp(), scenario.privacy
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
         features, labels = sites[int(context.node_config["partition-id"])]
         module.load_state_dict(message.content.array_records["arrays"].to_torch_state_dict())
-        loader = DataLoader(TensorDataset(features, labels), math.ceil(plan.sampling_rate * len(labels)))
+        loader = DataLoader(
+            TensorDataset(features, labels), math.ceil(plan.sampling_rate * len(labels))
+        )
         engine = PrivacyEngine()
         private, optimizer, loss, loader = engine.make_private(
-            module=module, optimizer=torch.optim.SGD(module.parameters(), scenario.sampler.step_size.initial),
-            data_loader=loader, noise_multiplier=noise, max_grad_norm=plan.clip_norm, grad_sample_mode="ghost",
-        )  # fmt: skip
-        # Its Poisson batches, taken out of the tensors at once: record by record, as a DataLoader does it, is slower.
+            module=module,
+            optimizer=torch.optim.SGD(module.parameters(), scenario.sampler.step_size.initial),
+            data_loader=loader,
+            noise_multiplier=noise,
+            max_grad_norm=plan.clip_norm,
+            grad_sample_mode="ghost",
+        )
+        # Its Poisson batches, taken out of the tensors at once: record by record, as a DataLoader
+        # does it, is slower.
         for batch in loader.batch_sampler:
             optimizer.zero_grad()
             loss(private(features[batch]), labels[batch]).backward()
@@ -140,5 +175,7 @@ def _scores(name: str, module: nn.Module, *sites: Site) -> Record:
     features, labels = map(torch.cat, zip(*(_tensors(site.test) for site in sites), strict=True))
     with torch.no_grad():
         probabilities = module(features).double().softmax(dim=1).numpy()
-    values = summarise(from_batch(probabilities, labels.numpy()), np.random.default_rng(0)).model_dump()
+    values = summarise(
+        from_batch(probabilities, labels.numpy()), np.random.default_rng(0)
+    ).model_dump()
     return {f"{name} {metric}": values[metric] for metric in SCORES}

@@ -27,7 +27,10 @@ _PACKAGES = ("fl-dpbayes", "torch", "numpy", "opacus", "flwr", "ray")
 
 @dataclass(frozen=True)
 class Sizes:
-    """How large a benchmark is: steps, rounds or seeds; sites at most; and the engine of simulations."""
+    """How large a benchmark is: steps, rounds or seeds; sites at most.
+
+    And the engine of simulations.
+    """
 
     repeats: int
     sites: int
@@ -40,12 +43,17 @@ class Sizes:
 
 
 def measure_rows(
-    name: str, rows: Mapping[str, Callable[[], Record]], only: str, file: str | None, console: Console
+    name: str,
+    rows: Mapping[str, Callable[[], Record]],
+    only: str,
+    file: str | None,
+    console: Console,
 ) -> None:
     """Measure a benchmark's rows whose names contain `only`, one after the other, and print their table.
 
-    `file`: keeps them as JSON after each; what it has already is not measured again. `-`: JSON is printed instead.
-    Raises UserError if there is no such row, it cannot be measured, or the file is of another benchmark or machine.
+    `file`: keeps them as JSON after each; what it has already is not measured again. `-`: JSON is
+    printed instead. Raises UserError if there is no such row, it cannot be measured, or the file is
+    of another benchmark or machine.
     """
     chosen = {row: work for row, work in rows.items() if only.lower() in row.lower()}
     if not chosen:
@@ -58,7 +66,10 @@ def measure_rows(
             before = json.loads(path.read_text(encoding="utf-8"))
         rows_before = before.get("rows") if isinstance(before, dict) else None
         if not isinstance(rows_before, dict) or before | {"rows": {}} != found:
-            raise UserError(f"{path} is of another benchmark, machine or version: give another --json, or delete it")
+            raise UserError(
+                f"{path} is of another benchmark, machine or version: give another --json, "
+                "or delete it"
+            )
         found = before
     elif path is not None:
         write_atomically(path, json.dumps(found))
@@ -66,13 +77,18 @@ def measure_rows(
         if row not in found["rows"]:
             with console.status(row):
                 record = {"load before": os.getloadavg()[0], **alone(work)}
-            found["rows"][row] = {"measured": f"{time.strftime('%Y-%m-%d %H:%M', time.gmtime())} UTC", **record}
+            found["rows"][row] = {
+                "measured": f"{time.strftime('%Y-%m-%d %H:%M', time.gmtime())} UTC",
+                **record,
+            }
             if path is not None:
                 write_atomically(path, json.dumps(found, indent=1) + "\n")
     shown = json.dumps(found)
     if file != "-":
         table = pd.DataFrame({row: found["rows"][row] for row in chosen})
-        shown = (table.T if len(chosen) > len(table) else table).to_string(float_format="{:.4g}".format, na_rep="-")
+        shown = (table.T if len(chosen) > len(table) else table).to_string(
+            float_format="{:.4g}".format, na_rep="-"
+        )
     console.print(shown, soft_wrap=True, markup=False, highlight=False)
 
 
@@ -82,14 +98,18 @@ def alone(work: Callable[[], Any]) -> Any:
         try:
             return process.submit(work).result()
         except BrokenProcessPool:
-            raise UserError("the measured process was ended, perhaps for its memory: measure less at a time") from None
+            raise UserError(
+                "the measured process was ended, perhaps for its memory: measure less at a time"
+            ) from None
 
 
 def peak_bytes() -> int:
     """Return the greatest resident memory of this process so far."""
     # Not getrusage: a process inherits the peak of the one that started it.
     status = Path("/proc/self/status").read_text(encoding="ascii")
-    return 1024 * next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM:"))
+    return 1024 * next(
+        int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM:")
+    )
 
 
 def _quiet() -> None:
@@ -100,10 +120,18 @@ def _quiet() -> None:
 
 def _machine() -> dict[str, Any]:
     lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    cpu = next((line.partition(": ")[2] for line in lines if line.startswith("model name")), platform.machine())
+    cpu = next(
+        (line.partition(": ")[2] for line in lines if line.startswith("model name")),
+        platform.machine(),
+    )
     versions = {package: importlib.metadata.version(package) for package in _PACKAGES}
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2**30
-    machine = {"cpu": cpu, "cores": os.cpu_count(), "memory, GiB": memory, "python": platform.python_version()}
+    machine = {
+        "cpu": cpu,
+        "cores": os.cpu_count(),
+        "memory, GiB": memory,
+        "python": platform.python_version(),
+    }
     # What is loaded before all else may change what libraries take the processor for.
     preloaded = os.environ.get("LD_PRELOAD")
     told = {"preloaded": Path(preloaded).name} if preloaded else {}

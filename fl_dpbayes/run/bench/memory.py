@@ -1,4 +1,7 @@
-"""How much memory sites and server take for large samples of many sites; that of a step is told by `clip`."""
+"""How much memory sites and server take for large samples of many sites.
+
+That of a step is told by `clip`.
+"""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -16,11 +19,19 @@ def rows(sizes: Sizes) -> Mapping[str, Callable[[], Record]]:
 
 
 def kept_samples(sites: int) -> Record:
-    """Simulate a federation whose sites send 20 samples of 100,000 parameters each; return its peak."""
+    """Simulate a federation whose sites send 20 samples of 100,000 parameters each.
+
+    Return its peak.
+    """
     scenario = partial(
-        growing_scenario, sites, 1, f"model={{kind='mlp',hidden=[{WIDTH},{WIDTH}]}}", "aggregation={rule='mixture'}",
-        f"training={{rounds=1,steps_per_round={SAMPLES},burn_in=0,thinning=1}}", "evaluation={release='none'}",
-    )  # fmt: skip
+        growing_scenario,
+        sites,
+        1,
+        f"model={{kind='mlp',hidden=[{WIDTH},{WIDTH}]}}",
+        "aggregation={rule='mixture'}",
+        f"training={{rounds=1,steps_per_round={SAMPLES},burn_in=0,thinning=1}}",
+        "evaluation={release='none'}",
+    )
     found = simulated(scenario, "inline")
     kept = {name: value for name, value in found.items() if "MiB" in name or name == "run, s"}
     return {"samples of all sites, MiB": 4 * sites * SAMPLES * PARAMETERS / MEBIBYTE} | kept

@@ -22,12 +22,19 @@ from fl_dpbayes.run.bench.measure import MEBIBYTE, Record, Sizes, peak_bytes
 
 # Whose time it is: the innermost of these that runs, or that called what runs.
 STAGES = {
-    "/fl_dpbayes/samplers/": "chain", "/clients/evaluate.py": "evaluation", "/fl_dpbayes/calibration/": "evaluation",
-    "/fl_dpbayes/privacy/ledger/": "ledger", "/fl_dpbayes/privacy/pld/": "accounting",
-    "/fl_dpbayes/privacy/planned_noise.py": "accounting", "/fl_dpbayes/data/": "records",
-    "/fl_dpbayes/report/": "report", "/clients/": "site, other", "/server/": "server", "<frozen importlib": "imports",
+    "/fl_dpbayes/samplers/": "chain",
+    "/clients/evaluate.py": "evaluation",
+    "/fl_dpbayes/calibration/": "evaluation",
+    "/fl_dpbayes/privacy/ledger/": "ledger",
+    "/fl_dpbayes/privacy/pld/": "accounting",
+    "/fl_dpbayes/privacy/planned_noise.py": "accounting",
+    "/fl_dpbayes/data/": "records",
+    "/fl_dpbayes/report/": "report",
+    "/clients/": "site, other",
+    "/server/": "server",
+    "<frozen importlib": "imports",
     "/run/bench/simulation.py": "other",
-}  # fmt: skip
+}
 COMMAND = [sys.executable, "-c", "from fl_dpbayes.cli import main; main()"]
 TICK_SECONDS = 0.005
 RECORDS_PER_SITE = 100
@@ -59,14 +66,24 @@ def main(grid, context):
 def rows(sizes: Sizes) -> Mapping[str, Callable[[], Record]]:
     """Return federations of 10, 100, ... made-up sites, shipped and larger scenarios, and commands."""
     scenarios: dict[str, Callable[[], Scenario]] = {
-        **{f"{sites} sites": partial(growing_scenario, sites, sizes.repeats) for sites in sizes.growing},
+        **{
+            f"{sites} sites": partial(growing_scenario, sites, sizes.repeats)
+            for sites in sizes.growing
+        },
         **{name: partial(load_scenario, name) for name in ("mnist", "digits")},
-        "stroke, 132 hospitals, 60 rounds": partial(load_scenario, str(scenario_folder() / "bench" / "stroke.toml")),
+        "stroke, 132 hospitals, 60 rounds": partial(
+            load_scenario, str(scenario_folder() / "bench" / "stroke.toml")
+        ),
     }
     through = "" if sizes.engine == "inline" else " through Flower"
     return {
-        **{f"{name}{through}": partial(simulated, made, sizes.engine) for name, made in scenarios.items()},
-        f"the command for digits{through}": partial(command, "simulate", "digits", "--engine", sizes.engine),
+        **{
+            f"{name}{through}": partial(simulated, made, sizes.engine)
+            for name, made in scenarios.items()
+        },
+        f"the command for digits{through}": partial(
+            command, "simulate", "digits", "--engine", sizes.engine
+        ),
         "a mistyped scenario": partial(command, "simulate", "digist"),
         "quickstart, first line of a round through Flower": first_line,
         "an empty app, first line of a round through Flower": first_line_of_an_empty_app,
@@ -76,21 +93,30 @@ def rows(sizes: Sizes) -> Mapping[str, Callable[[], Record]]:
 def growing_scenario(sites: int, rounds: int, *changes: str) -> Scenario:
     """Return a federation of so many sites with 100 made-up records each, whose rounds have one step."""
     trained = ",".join(f"site-{number}={{role='train'}}" for number in range(1, sites + 1))
-    return load_scenario("known-truth", [
-        f"data.source={{kind='logistic-2d',records={RECORDS_PER_SITE * sites},test_records={sites},sites={sites}}}",
-        f"sites={{{trained}}}",
-        f"training={{rounds={rounds},steps_per_round=1,burn_in=1,thinning=1}}", "privacy.delta=1e-3",
-        "privacy.sampling_rate=0.5", *changes,
-    ])  # fmt: skip
+    return load_scenario(
+        "known-truth",
+        [
+            f"data.source={{kind='logistic-2d',records={RECORDS_PER_SITE * sites},test_records={sites},sites={sites}}}",
+            f"sites={{{trained}}}",
+            f"training={{rounds={rounds},steps_per_round=1,burn_in=1,thinning=1}}",
+            "privacy.delta=1e-3",
+            "privacy.sampling_rate=0.5",
+            *changes,
+        ],
+    )
 
 
 def simulated(
-    scenario: Callable[[], Scenario], engine: str, results: Callable[[Path], Record] = lambda folder: {}
+    scenario: Callable[[], Scenario],
+    engine: str,
+    results: Callable[[Path], Record] = lambda folder: {},
 ) -> Record:
-    """Simulate a scenario in this process; return seconds by what took them, the peak, and `results` of its folder.
+    """Simulate a scenario in this process.
 
-    Inline also CPU seconds by stage, imports since the process began included, and how many milliseconds a median
-    round takes for each site beyond its chain.
+    Return seconds by what took them, the peak, and `results` of its folder.
+
+    Inline also CPU seconds by stage, imports since the process began included, and how many
+    milliseconds a median round takes for each site beyond its chain.
     """
     from fl_dpbayes.report.run_files import ROUNDS_FILE, read_csv
     from fl_dpbayes.run import simulate
@@ -105,26 +131,41 @@ def simulated(
         simulate.run_on(engine, made, folder, threading.Event())
         ended = time.perf_counter()
         of_rounds = [float(row["seconds"]) for row in read_csv(folder / ROUNDS_FILE)]
-        events = [json.loads(line) for line in (folder / EVENTS_FILE).read_text(encoding="utf-8").splitlines()]
+        events = [
+            json.loads(line)
+            for line in (folder / EVENTS_FILE).read_text(encoding="utf-8").splitlines()
+        ]
         read = results(folder)
     found = {
-        **read, "rounds": len(of_rounds), "prepare, s": ready - start, "run, s": ended - ready,
-        "first round, s": of_rounds[0], "median round, s": float(np.median(of_rounds)), "last round, s": of_rounds[-1],
-        "before the run, MiB": before / MEBIBYTE, "peak, MiB": peak_bytes() / MEBIBYTE,
-    }  # fmt: skip
+        **read,
+        "rounds": len(of_rounds),
+        "prepare, s": ready - start,
+        "run, s": ended - ready,
+        "first round, s": of_rounds[0],
+        "median round, s": float(np.median(of_rounds)),
+        "last round, s": of_rounds[-1],
+        "before the run, MiB": before / MEBIBYTE,
+        "peak, MiB": peak_bytes() / MEBIBYTE,
+    }
     if engine != "inline":
         return found
     spent["imports"] += time.process_time() - sum(spent.values())
     outside = 1 - (spent["chain"] + spent["evaluation"]) / sum(spent.values())
     trained = sum(site.role == "train" for site in made.sites.values())
-    begun, answered = ([event["time"] for event in events if event["event"] == kind] for kind in ("train", "site"))
+    begun, answered = (
+        [event["time"] for event in events if event["event"] == kind] for kind in ("train", "site")
+    )
     of_a_round = float(np.median(np.diff(np.interp([*begun, answered[-1]], *np.transpose(clock)))))
     return {
-        **found, "CPU s": sum(spent.values()), "outside training and evaluation, %": 100 * outside,
+        **found,
+        "CPU s": sum(spent.values()),
+        "outside training and evaluation, %": 100 * outside,
         "median round, CPU s": of_a_round,
-        "a site's round beyond its chain, CPU ms": 1e3 * (of_a_round - spent["chain"] / len(of_rounds)) / trained,
+        "a site's round beyond its chain, CPU ms": 1e3
+        * (of_a_round - spent["chain"] / len(of_rounds))
+        / trained,
         **{f"{stage}, CPU s": spent[stage] for stage in dict.fromkeys(STAGES.values())},
-    }  # fmt: skip
+    }
 
 
 @contextmanager
@@ -188,7 +229,11 @@ def first_line_of_an_empty_app() -> Record:
     def write_empty(app: Path) -> Path:
         project = write_app(app) / "pyproject.toml"
         text = project.read_text(encoding="utf-8")
-        project.write_text(text.replace("server.app:app", "empty:server").replace("clients.app:app", "empty:client"))
+        project.write_text(
+            text.replace("server.app:app", "empty:server").replace(
+                "clients.app:app", "empty:client"
+            )
+        )
         (app / "empty.py").write_text(EMPTY_APP.format(sites=sites))
         return app
 

@@ -19,7 +19,8 @@ from fl_dpbayes.run.bench.clip import (
 )
 from fl_dpbayes.run.bench.measure import Record, Sizes
 
-# Most are no multiples of 4: there some makers' processors computed rows otherwise, by where they start.
+# Most are no multiples of 4: there some makers' processors computed rows otherwise, by where they
+# start.
 WIDTHS = (5, 9, 13, 14, 25, 30, 50, 126)
 EVEN_WIDTH = 16
 BATCHES = (16, 64, 256, 1024)

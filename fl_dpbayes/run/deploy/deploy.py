@@ -40,13 +40,19 @@ class Deployment(Config):
 
 
 def deploy_run(
-    given: str, overrides: Sequence[str], folder: Path | None, superlink: str, wait: float, console: Console
+    given: str,
+    overrides: Sequence[str],
+    folder: Path | None,
+    superlink: str,
+    wait: float,
+    console: Console,
 ) -> Path:
     """Run a scenario at real sites and write its run directory.
 
-    Of its records only the schema is used. `superlink`: its name in Flower's configuration. `wait`: seconds. Raises
-    UserError if the scenario is not for real sites, FailedError if it failed; what was computed is then in the run
-    directory. Raises Stopped after an interrupt; the run itself goes on.
+    Of its records only the schema is used. `superlink`: its name in Flower's configuration. `wait`:
+    seconds. Raises UserError if the scenario is not for real sites, FailedError if it failed; what
+    was computed is then in the run directory. Raises Stopped after an interrupt; the run itself
+    goes on.
     """
     import_apps()
     scenario = coordinators_scenario(given, AT_EACH_SITE, overrides)
@@ -58,7 +64,9 @@ def deploy_run(
     begun = journal.Journal(run_folder / journal.JOURNAL_FILE, journal.JournalMark())
     begun.append([journal.file_entry(SCENARIO_FILE, run_folder / SCENARIO_FILE)])
     with folder_lock(run_folder, COMMAND_LOCK):
-        deployment = _submitted(scenario, run_folder, Deployment(superlink=superlink, wait=wait), console)
+        deployment = _submitted(
+            scenario, run_folder, Deployment(superlink=superlink, wait=wait), console
+        )
     _follow(scenario, run_folder, deployment, console)
     return run_folder
 
@@ -66,15 +74,20 @@ def deploy_run(
 def deploy_resume(folder: Path, console: Console) -> None:
     """Go on with a deployed run after its last complete round, or follow it where it is still under way.
 
-    A site that has answered a request sends its stored reply, at no new charge. Raises UserError if the folder holds no
-    deployed run, or another command submits it; FailedError if the run fails again.
+    A site that has answered a request sends its stored reply, at no new charge. Raises UserError if
+    the folder holds no deployed run, or another command submits it; FailedError if the run fails
+    again.
     """
     folder, *_ = _opened(folder)
     with folder_lock(folder, COMMAND_LOCK):
         _, deployment, scenario = _opened(folder)
         events = EventReader(folder / EVENTS_FILE).new_events()
         if (folder / "summary.json").is_file() and events and events[-1]["event"] == "finished":
-            console.print(f"the run in {folder} is finished: nothing is left to do", soft_wrap=True, markup=False)
+            console.print(
+                f"the run in {folder} is finished: nothing is left to do",
+                soft_wrap=True,
+                markup=False,
+            )
             return show_run(folder, console)
         if deployment.runs and not _status(deployment).startswith("finished"):
             console.print("the run is still under way: following it", markup=False)
@@ -97,7 +110,9 @@ def deploy_status(folder: Path, console: Console) -> None:
         state = _status(deployment)
     except UserError as error:
         state = str(error)
-    console.print(f"{scenario.name}: {state}; round {done} of {counted(rounds, 'round')}", markup=False)
+    console.print(
+        f"{scenario.name}: {state}; round {done} of {counted(rounds, 'round')}", markup=False
+    )
     if rosters:
         joined = {name for name, _ in rosters[-1]["sites"]}
         for line in rosters[-1]["left_out"]:
@@ -110,15 +125,28 @@ def deploy_status(folder: Path, console: Console) -> None:
         console.print(display.table())
     else:
         waits = [event for event in events if event["event"] == "waiting"]
-        console.print("no site has been asked yet" + (f"; missing: {', '.join(waits[-1]['missing'])}" if waits else ""))
+        console.print(
+            "no site has been asked yet"
+            + (f"; missing: {', '.join(waits[-1]['missing'])}" if waits else "")
+        )
     if events and events[-1]["event"] == "failed":
-        console.print(f"stopped: {events[-1]['reason']}; go on with  {_resume(folder)}", markup=False, soft_wrap=True)
+        console.print(
+            f"stopped: {events[-1]['reason']}; go on with  {_resume(folder)}",
+            markup=False,
+            soft_wrap=True,
+        )
 
 
-def _submitted(scenario: Scenario, folder: Path, deployment: Deployment, console: Console) -> Deployment:
+def _submitted(
+    scenario: Scenario, folder: Path, deployment: Deployment, console: Console
+) -> Deployment:
     # Before the run is submitted: a folder whose run nobody noted can then be gone on with.
     _note(folder, deployment)
-    given = {"scenario": str(folder / SCENARIO_FILE), "output-dir": str(folder), "wait": deployment.wait}
+    given = {
+        "scenario": str(folder / SCENARIO_FILE),
+        "output-dir": str(folder),
+        "wait": deployment.wait,
+    }
     go_on = f"go on with  {_resume(folder)}"
     try:
         with tempfile.TemporaryDirectory(prefix="fl-dpbayes-") as made:
@@ -126,7 +154,9 @@ def _submitted(scenario: Scenario, folder: Path, deployment: Deployment, console
     except UserError as error:
         raise FailedError(f"{error}; once the cause is removed, {go_on}") from None
     except KeyboardInterrupt:
-        raise Stopped(f"stopped while the run was submitted, and it may be under way: {go_on}") from None
+        raise Stopped(
+            f"stopped while the run was submitted, and it may be under way: {go_on}"
+        ) from None
     deployment = deployment.model_copy(update={"runs": (*deployment.runs, run)})
     _note(folder, deployment)
     said = f"run {run} at {deployment.superlink!r}, writing {folder}"
@@ -143,7 +173,11 @@ def _resume(folder: Path) -> str:
 
 
 def _follow(scenario: Scenario, folder: Path, deployment: Deployment, console: Console) -> None:
-    events, start, name = folder / EVENTS_FILE, end_of_events(folder / EVENTS_FILE), shlex.quote(str(folder))
+    events, start, name = (
+        folder / EVENTS_FILE,
+        end_of_events(folder / EVENTS_FILE),
+        shlex.quote(str(folder)),
+    )
     run, resume = deployment.runs[-1], _resume(folder)
 
     def work(stop: threading.Event) -> None:
@@ -154,27 +188,40 @@ def _follow(scenario: Scenario, folder: Path, deployment: Deployment, console: C
         failure = run_and_follow(work, EventReader(events, start), rounds, console)
     except KeyboardInterrupt:
         choices = f"Follow:  {resume}  End it:  flwr stop {run} {deployment.superlink}"
-        said = f"no longer following, and the run goes on. Look:  fl-dpbayes deploy status {name}  {choices}"
+        said = (
+            "no longer following, and the run goes on. Look:  fl-dpbayes deploy status "
+            f"{name}  {choices}"
+        )
         raise Stopped(said) from None
     raise_failure(failure, EventReader(events, start), folder, resume)
     show_run(folder, console)
 
 
 def _flower(deployment: Deployment) -> FlowerCommand:
-    return FlowerCommand(Path.cwd(), os.environ | ENVIRONMENT, deployment.superlink, PATIENCE_SECONDS)
+    return FlowerCommand(
+        Path.cwd(), os.environ | ENVIRONMENT, deployment.superlink, PATIENCE_SECONDS
+    )
 
 
 def _status(deployment: Deployment) -> str:
-    return str(_flower(deployment).status(deployment.runs[-1])["status"]) if deployment.runs else "not submitted"
+    return (
+        str(_flower(deployment).status(deployment.runs[-1])["status"])
+        if deployment.runs
+        else "not submitted"
+    )
 
 
 def _opened(folder: Path) -> tuple[Path, Deployment, Scenario]:
     folder = folder.resolve()
     file = folder / DEPLOYMENT_FILE
     if not file.is_file():
-        raise UserError(f"{folder} holds no deployed run: give the folder that  fl-dpbayes deploy run  named")
+        raise UserError(
+            f"{folder} holds no deployed run: give the folder that  fl-dpbayes deploy run  named"
+        )
     listed = journal.listed_files(journal.read_journal(folder / journal.JOURNAL_FILE, None)[0])
-    journal.check_files(folder, {name: entry for name, entry in listed.items() if name == SCENARIO_FILE})
+    journal.check_files(
+        folder, {name: entry for name, entry in listed.items() if name == SCENARIO_FILE}
+    )
     try:
         deployment = Deployment.model_validate_json(file.read_bytes())
     except ValidationError:

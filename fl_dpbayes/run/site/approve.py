@@ -8,7 +8,14 @@ from pathlib import Path
 
 from rich.console import Console
 
-from fl_dpbayes.config.approvals import MOST_HELD_BYTES, Kind, approvals_file, approve, held, read_approvals
+from fl_dpbayes.config.approvals import (
+    MOST_HELD_BYTES,
+    Kind,
+    approvals_file,
+    approve,
+    held,
+    read_approvals,
+)
 from fl_dpbayes.config.approved_code import approve_bundle, site_code, unapproved_code
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.names import outside_text
@@ -26,16 +33,25 @@ def show_waiting(site_file: Path, console: Console) -> None:
     """List what waits for approval, what is approved, the installed code, and the bundle of its version."""
     own, approved = read_own_site_file(site_file), read_approvals(site_file)
     lines = [f"waits: {kind[:-1]} {outside_text(digest)}" for kind, digest, _ in held(site_file)]
-    lines += [f"approved: bundle {digest} {approved.described(digest)}" for digest in approved.bundles]
+    lines += [
+        f"approved: bundle {digest} {approved.described(digest)}" for digest in approved.bundles
+    ]
     lines += [f"approved: plan {digest} {approved.described(digest)}" for digest in approved.plans]
     lines += _code_lines(own)
     lines += [f"NOT APPROVED: {line}" for line in unapproved_code(own, site_file)]
-    lines.append(f"bundle of the version installed here: {hashlib.sha256(own_bundle()).hexdigest()}")
+    lines.append(
+        f"bundle of the version installed here: {hashlib.sha256(own_bundle()).hexdigest()}"
+    )
     console.print("\n".join(lines), markup=False, highlight=False, soft_wrap=True)
 
 
-def approve_digest(site_file: Path, digest: str, console: Console, confirm: Callable[[str], bool]) -> None:
-    """Show what waits under a digest, or this version's bundle, ask, approve it; UserError if no site may run it."""
+def approve_digest(
+    site_file: Path, digest: str, console: Console, confirm: Callable[[str], bool]
+) -> None:
+    """Show what waits under a digest, or this version's bundle, ask, approve it.
+
+    UserError if no site may run it.
+    """
     site, own = read_own_site_file(site_file), own_bundle()
     waiting: list[tuple[Kind, str, bytes]] = [("bundles", hashlib.sha256(own).hexdigest(), own)]
     for kind, name, path in held(site_file):
@@ -43,7 +59,10 @@ def approve_digest(site_file: Path, digest: str, console: Console, confirm: Call
             waiting.append((kind, name, file.read(MOST_HELD_BYTES + 1)))
     found = [item for item in waiting if item[1] == digest.lower()]
     if not found:
-        raise UserError(f"nothing readable waits under {digest}: `fl-dpbayes site approve {site_file}` lists what does")
+        raise UserError(
+            f"nothing readable waits under {digest}: `fl-dpbayes site approve {site_file}` "
+            "lists what does"
+        )
     kind, whole, content = found[0]
     text, problem = (_plan if kind == "plans" else _bundle)(whole, content)
     if kind == "bundles":
@@ -55,10 +74,16 @@ def approve_digest(site_file: Path, digest: str, console: Console, confirm: Call
         approve_bundle(site, site_file, whole)
     else:
         approve(site_file, kind, whole)
-    console.print(f"approved, from the next message on: {approvals_file(site_file)}", markup=False, soft_wrap=True)
+    console.print(
+        f"approved, from the next message on: {approvals_file(site_file)}",
+        markup=False,
+        soft_wrap=True,
+    )
 
 
-def approve_scenario(site_file: Path, given: str, console: Console, confirm: Callable[[str], bool]) -> None:
+def approve_scenario(
+    site_file: Path, given: str, console: Console, confirm: Callable[[str], bool]
+) -> None:
     """Show the plans that a coordinator's scenario sends this site, ask for each that is not approved, approve it.
 
     Raises UserError if site file or scenario cannot be used, or a plan is not confirmed.
@@ -92,13 +117,16 @@ def waiting_plans(own: SiteFile, site_file: Path, requests: Requests) -> list[st
 
 def _code_lines(site_file: SiteFile) -> list[str]:
     return [
-        f"installed: {code.name}, {code.distribution} {code.version}, {code.digest}" for code in site_code(site_file)
+        f"installed: {code.name}, {code.distribution} {code.version}, {code.digest}"
+        for code in site_code(site_file)
     ]
 
 
 def _bundle(digest: str, content: bytes) -> tuple[str, str]:
     bundle = read_bundle(content)
-    return bundle.described(), bundle.problem or ("" if bundle.sha256 == digest else "it was changed")
+    return bundle.described(), bundle.problem or (
+        "" if bundle.sha256 == digest else "it was changed"
+    )
 
 
 def _plan(digest: str, content: bytes) -> tuple[str, str]:

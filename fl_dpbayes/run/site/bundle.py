@@ -26,7 +26,8 @@ logger = logging.getLogger("fl_dpbayes.site")
 class Bundle:
     """An app bundle: names of its files, the text of its project file, the app's `publisher/name` and version.
 
-    `problem`: why no site runs it, whoever approves; empty for a project file alone that names the installed app.
+    `problem`: why no site runs it, whoever approves; empty for a project file alone that names the
+    installed app.
     """
 
     sha256: str
@@ -40,7 +41,10 @@ class Bundle:
         """Tell a person what the bundle holds, as nothing but text."""
         lines = [*self.files, "", *self.project.splitlines()]
         shown = "\n".join(f"  {outside_text(line, MOST_PROJECT_BYTES)}" for line in lines)
-        return f"bundle {self.sha256}, app {outside_text(self.app)}; its files, and its project file:\n{shown}"
+        return (
+            f"bundle {self.sha256}, app {outside_text(self.app)}; its files, and its project "
+            f"file:\n{shown}"
+        )
 
 
 def read_bundle(content: bytes) -> Bundle:
@@ -54,25 +58,36 @@ def read_bundle(content: bytes) -> Bundle:
             with archive.open(PROJECT) as file:
                 written = file.read(MOST_PROJECT_BYTES + 1)
             with archive.open(LIST) as file:
-                # Flower compares the files that it names, wherever they lie, with what it says of them.
+                # Flower compares the files that it names, wherever they lie, with what it says of
+                # them.
                 listed = file.read(MOST_PROJECT_BYTES) == own_list(written)
         if len(written) > MOST_PROJECT_BYTES:
             raise ValueError("more than a person reads")
         text = written.decode("utf-8")
         project = tomllib.loads(text)
         flower = project["tool"]["flwr"]["app"]
-        app, version = f"{flower['publisher']}/{project['project']['name']}", str(project["project"]["version"])
+        app, version = (
+            f"{flower['publisher']}/{project['project']['name']}",
+            str(project["project"]["version"]),
+        )
         # Flower makes a folder's name of them.
         if not re.fullmatch(r"[\w-]+/[\w-]+ [\w.+-]+", f"{app} {version}"):
             raise ValueError("no name and version")
         components = dict(flower["components"])
-    # The archive and the text are anybody's: what their readers may raise is not written down anywhere.
+    # The archive and the text are anybody's: what their readers may raise is not written down
+    # anywhere.
     except Exception:
         return Bundle(sha256, "it is no app bundle of Flower")
     problem = ""
     if files != [LIST, PROJECT] or not listed:
-        problem = "it brings files of its own: here only installed code runs, and a bundle is a project file alone"
-    elif components.get("clientapp") != CLIENT_APP or components.keys() - {"clientapp", "serverapp"}:
+        problem = (
+            "it brings files of its own: here only installed code runs, and a bundle is a "
+            "project file alone"
+        )
+    elif components.get("clientapp") != CLIENT_APP or components.keys() - {
+        "clientapp",
+        "serverapp",
+    }:
         problem = f"its ClientApp is not {CLIENT_APP}, the installed one"
     return Bundle(sha256, problem, app, version, files, text)
 
@@ -83,10 +98,13 @@ def own_list(project: bytes) -> bytes:
 
 
 def decision(site_file: Path, bundle: Bundle, content: bytes, mismatch: str = "") -> str:
-    """Decide on a bundle that has come: an empty text where it may run, else why not; an unknown one is held.
+    """Decide on a bundle that has come: an empty text where it may run, else why not.
 
-    The approvals and the site file are read anew; if one of them is not valid, or the decision cannot be written into
-    the audit log, no bundle runs. `mismatch`: what was found against it already.
+    An unknown one is held.
+
+    The approvals and the site file are read anew; if one of them is not valid, or the decision
+    cannot be written into the audit log, no bundle runs. `mismatch`: what was found against it
+    already.
     """
     reason, log = mismatch or _reason(site_file, bundle, content), node_log(site_file)
     try:
@@ -102,13 +120,18 @@ def decision(site_file: Path, bundle: Bundle, content: bytes, mismatch: str = ""
 def _reason(site_file: Path, bundle: Bundle, content: bytes) -> str:
     try:
         own = read_own_site_file(site_file)
-        allowed = {*read_approvals(site_file).bundles, *(own.connection.bundles if own.connection else ())}
+        allowed = {
+            *read_approvals(site_file).bundles,
+            *(own.connection.bundles if own.connection else ()),
+        }
         changed = unapproved_code(own, site_file)
     except UserError as error:
         logger.error("%s", error)
         return "the site file or its approvals are not valid"
     if bundle.sha256 in allowed:
-        return bundle.problem or (f"installed code is not as it was approved: {'; '.join(changed)}" if changed else "")
+        return bundle.problem or (
+            f"installed code is not as it was approved: {'; '.join(changed)}" if changed else ""
+        )
     kept = hold(site_file, "bundles", bundle.sha256, content)
     place = "held" if kept else "not held: it is too large, or the folder is full"
     return f"not approved, {place}{': ' if bundle.problem else ''}{bundle.problem}"

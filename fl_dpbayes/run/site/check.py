@@ -29,9 +29,12 @@ LIBRARIES_MEBIBYTES, COPIES = 700, 4
 
 
 def check_site(path: Path, console: Console, only: str | None = None) -> int:
-    """Look at a site's data and at the way to its server, or `only` at "data" or "connection"; print what was found.
+    """Look at a site's data and at the way to its server, or `only` at "data" or "connection".
 
-    Returns the exit status: 1 if something must be corrected. Raises UserError if the site file cannot be used.
+    Print what was found.
+
+    Returns the exit status: 1 if something must be corrected. Raises UserError if the site file
+    cannot be used.
     """
     site_file = read_own_site_file(path)
     status = show(_code_findings(path, site_file), console)
@@ -60,7 +63,9 @@ def data_findings(site_file: SiteFile) -> Iterator[Finding]:
         records = prepared(site_file, loaded)
         yield from _part_findings(site_file, records, site_of(site_file, records))
         content = f"of data with SHA-256 {write_snapshot(site_file, records, files)[:16]}"
-        yield passed("snapshot", f"{site_file.records_file}, {content}; runs read it until the data change")
+        yield passed(
+            "snapshot", f"{site_file.records_file}, {content}; runs read it until the data change"
+        )
     except UserError as error:
         yield failed("data", str(error), "no snapshot was written")
 
@@ -69,14 +74,32 @@ def _part_findings(site_file: SiteFile, records: Records, site: Site) -> Iterato
     parts = {"training": site.train, "testing": site.test, "recalibration": site.recalibration}
     held = {name: part for name, part in parts.items() if part is not None}
     sizes = ", ".join(f"{part.unit_count} for {name}" for name, part in held.items())
-    yield passed("data", f"{len(records)} records of {site.task.input_shape} and {site.task.classes} classes")
-    names = [name for part in held.values() if part.unit_names is not None for name in part.unit_names.tolist()]
+    yield passed(
+        "data", f"{len(records)} records of {site.task.input_shape} and {site.task.classes} classes"
+    )
+    names = [
+        name
+        for part in held.values()
+        if part.unit_names is not None
+        for name in part.unit_names.tolist()
+    ]
     apart = passed("patients", f"no {site.unit} is in two parts: {sizes}")
-    yield apart if len(set(names)) == len(names) else failed("patients", "one is in two parts", "please report this")
-    need, free = LIBRARIES_MEBIBYTES + COPIES * records.features.nbytes // MEBIBYTE, _free_mebibytes()
+    yield (
+        apart
+        if len(set(names)) == len(names)
+        else failed("patients", "one is in two parts", "please report this")
+    )
+    need, free = (
+        LIBRARIES_MEBIBYTES + COPIES * records.features.nbytes // MEBIBYTE,
+        _free_mebibytes(),
+    )
     said = f"a request takes about {need:,} MiB, and {free:,} MiB are free"
     enough = passed("memory", said)
-    yield enough if need <= free else failed("memory", said, "get more memory, or stop what else runs here")
+    yield (
+        enough
+        if need <= free
+        else failed("memory", said, "get more memory, or stop what else runs here")
+    )
 
 
 def _ledger_findings(path: Path, site_file: SiteFile) -> Iterator[Finding]:
@@ -90,7 +113,11 @@ def _ledger_findings(path: Path, site_file: SiteFile) -> Iterator[Finding]:
     try:
         check_standing(site_file)
     except RefusedError as error:
-        yield warned("policy", f"every request is refused: {error}", "is it meant? look at expires and stop_file")
+        yield warned(
+            "policy",
+            f"every request is refused: {error}",
+            "is it meant? look at expires and stop_file",
+        )
 
 
 def _code_findings(path: Path, site_file: SiteFile) -> Iterator[Finding]:
@@ -100,12 +127,16 @@ def _code_findings(path: Path, site_file: SiteFile) -> Iterator[Finding]:
     for line in unapproved_code(site_file, path):
         yield failed("code", f"{line}; every request is refused", remedy)
         return
-    yield passed("code", f"as approved: {', '.join(code.described() for code in site_code(site_file))}")
+    yield passed(
+        "code", f"as approved: {', '.join(code.described() for code in site_code(site_file))}"
+    )
 
 
 def _free_mebibytes() -> float:
     """Return what memory a new process may have, or infinity where the system does not say so."""
     with suppress(OSError):
-        found = re.search(r"MemAvailable:\s+(\d+)", Path("/proc/meminfo").read_text(encoding="ascii"))
+        found = re.search(
+            r"MemAvailable:\s+(\d+)", Path("/proc/meminfo").read_text(encoding="ascii")
+        )
         return int(found[1]) // 1024 if found else math.inf
     return math.inf

@@ -41,7 +41,10 @@ def finding_of(shape: PassShape, device: torch.device) -> Finding:
     if not shape.one_by_one:
         said = f"{shape.rows} records of a linear model at a time, {shape.products} products"
         return passed("arithmetic", f"{said} ({computed_by})")
-    said = "records are computed one at a time here, as a record's last digits would else depend on other records"
+    said = (
+        "records are computed one at a time here, as a record's last digits would else "
+        "depend on other records"
+    )
     cost = f"that takes about {shape.slower:.2g} times as long"
     remedy = "take another processor, or set MKL_CBWR=COMPATIBLE before Python starts"
     return warned("arithmetic", f"{said}: {cost} ({computed_by})", remedy)

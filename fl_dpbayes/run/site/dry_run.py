@@ -36,9 +36,9 @@ MOST_UNITS = 5000
 def dry_run(path: Path, given: str, console: Console) -> int:
     """Let a site answer the first round of a coordinator's scenario, on made-up records of its schema.
 
-    Records, snapshot and ledger are not opened. What the steward has not approved is tried as if it were, and told; so
-    is what a second run of the same plan would cost. Returns the exit status: 1 if a request was refused. Raises
-    UserError if site file or scenario cannot be used.
+    Records, snapshot and ledger are not opened. What the steward has not approved is tried as if it
+    were, and told; so is what a second run of the same plan would cost. Returns the exit status: 1
+    if a request was refused. Raises UserError if site file or scenario cannot be used.
     """
     own = read_own_site_file(path)
     if own.ledger is None:
@@ -51,7 +51,9 @@ def dry_run(path: Path, given: str, console: Console) -> int:
         waiting = _waiting(waiting_plans(own, path, requests), path, given)
         status = show([*found, *waiting], console)
     if own.role == "train":
-        show([second_run(scenario, own.units, own.ledger.epsilon, own.ledger.planned_runs)], console)
+        show(
+            [second_run(scenario, own.units, own.ledger.epsilon, own.ledger.planned_runs)], console
+        )
     slow = record_by_record_warnings(scenario.model, own.source.task)
     show([warned("model", said) for said in sentences(slow)], console)
     console.print("on made-up records; your ledger and your records were not touched", markup=False)
@@ -59,34 +61,57 @@ def dry_run(path: Path, given: str, console: Console) -> int:
 
 
 def _made_up_site(own: SiteFile, path: Path, folder: Path) -> Path:
-    """Write a site like this one, of as many made-up units, and its ledger; return its site file."""
+    """Write a site like this one, of as many made-up units, and its ledger.
+
+    Return its site file.
+    """
     units, generator = min(own.units, MOST_UNITS), np.random.default_rng(0)
     # Without a column of patients a row's number is its unit's name.
     unnamed = isinstance(own.source, Table) and own.source.unit_column is None
-    names: list[str | int] = [number if unnamed else f"unit-{number}" for number in range(20 * units + 100)]
-    kept = own.split.test_fraction + own.split.recalibration_fraction if own.role == "train" else 0.0
+    names: list[str | int] = [
+        number if unnamed else f"unit-{number}" for number in range(20 * units + 100)
+    ]
+    kept = (
+        own.split.test_fraction + own.split.recalibration_fraction if own.role == "train" else 0.0
+    )
     trains = unit_scores(names, bytes.fromhex(own.split.key)) >= kept
     names = names[: int(np.searchsorted(np.cumsum(trains), units)) + 1]
     assert own.ledger is not None
-    ledger = own.ledger.model_copy(update={"path": folder / "ledger" / "l", "witness": folder / "witness" / "w"})
+    ledger = own.ledger.model_copy(
+        update={"path": folder / "ledger" / "l", "witness": folder / "witness" / "w"}
+    )
     policy = own.policy.model_copy(update={"approved_plans": None})
-    changes = {"source": _made_up_records(own, names, folder, generator), "units": units, "ledger": ledger,
-               "policy": policy,
-               "selection": Selection(), "shift": None, "snapshot": None, "connection": None, "trace_folder": None,
-               "cache_folder": folder / "cache"}  # fmt: skip
+    changes = {
+        "source": _made_up_records(own, names, folder, generator),
+        "units": units,
+        "ledger": ledger,
+        "policy": policy,
+        "selection": Selection(),
+        "shift": None,
+        "snapshot": None,
+        "connection": None,
+        "trace_folder": None,
+        "cache_folder": folder / "cache",
+    }
     write_site_file(file := own.model_copy(update=changes), folder / path.name)
     create_ledger(file).close()
     return folder / path.name
 
 
-def _made_up_records(own: SiteFile, names: list[str | int], folder: Path, generator: np.random.Generator) -> Source:
+def _made_up_records(
+    own: SiteFile, names: list[str | int], folder: Path, generator: np.random.Generator
+) -> Source:
     source, task, count = own.source, own.source.task, len(names)
     labels = generator.integers(0, task.classes, count)
     if not isinstance(source, Table):
         features = generator.random((count, *task.input_shape), np.float32)
         np.savez(folder / "records.npz", features=features, labels=labels, units=np.array(names))
-        return ArraysSource(path=folder / "records.npz", input_shape=task.input_shape, classes=task.classes)
-    values = generator.standard_normal((count, len(source.features))) * (source.scales or 1.0) + (source.centers or 0.0)
+        return ArraysSource(
+            path=folder / "records.npz", input_shape=task.input_shape, classes=task.classes
+        )
+    values = generator.standard_normal((count, len(source.features))) * (source.scales or 1.0) + (
+        source.centers or 0.0
+    )
     table = pandas.DataFrame(values, columns=list(source.features))
     for name, texts in source.categories.items():
         table[name] = generator.choice(texts, count)
@@ -107,8 +132,14 @@ def _asked(site_file: Path, kind: str, request: Message | None, arrays: Arrays) 
         refusal = read_header(Refusal, config["refusal"])
         if refusal.code is RefusalCode.NOT_SENT:
             return passed(kind, "nothing would be sent: policy.evaluation_release is 'none'")
-        return failed(kind, f"refused, {refusal.describe()}", "agree with the coordinator, or change the site file")
-    size = sum(len(array.data) for record in content.array_records.values() for array in record.values())
+        return failed(
+            kind,
+            f"refused, {refusal.describe()}",
+            "agree with the coordinator, or change the site file",
+        )
+    size = sum(
+        len(array.data) for record in content.array_records.values() for array in record.values()
+    )
     said = f"answered in {took}, {size:,} bytes of arrays would be sent"
     if kind == "train":
         reply = read_header(TrainReply, config["record"])
@@ -121,4 +152,6 @@ def _asked(site_file: Path, kind: str, request: Message | None, arrays: Arrays) 
 def _waiting(kinds: list[str], path: Path, given: str) -> Iterator[Finding]:
     if kinds:
         remedy = f"read and approve them:  fl-dpbayes site approve {path} --scenario {given}"
-        yield warned("plans", f"not approved yet, so refused until they are: {', '.join(kinds)}", remedy)
+        yield warned(
+            "plans", f"not approved yet, so refused until they are: {', '.join(kinds)}", remedy
+        )

@@ -28,5 +28,7 @@ def show(findings: Iterable[Finding], console: Console) -> int:
         status |= found.status == "FAIL"
         console.print(found.status, style=STYLES[found.status], end="  ")
         remedy = f"\n      {found.remedy}" if found.remedy else ""
-        console.print(f"{found.what}: {found.said}{remedy}", markup=False, highlight=False, soft_wrap=True)
+        console.print(
+            f"{found.what}: {found.said}{remedy}", markup=False, highlight=False, soft_wrap=True
+        )
     return int(status)

@@ -45,8 +45,8 @@ Ask = Callable[[Question], str]
 def init_site(out: Path, ask: Ask, console: Console) -> int:
     """Ask what a site's file must say, write it, check the records, and make snapshot and ledger.
 
-    Nothing is overwritten. Returns the exit status: 1 if the records must be put right first; the ledger is then not
-    made. Raises UserError if an answer cannot be used, or the file exists.
+    Nothing is overwritten. Returns the exit status: 1 if the records must be put right first; the
+    ledger is then not made. Raises UserError if an answer cannot be used, or the file exists.
     """
     if out.exists():
         raise UserError(f"{out} exists already: give another name, nothing is overwritten")
@@ -56,7 +56,9 @@ def init_site(out: Path, ask: Ask, console: Console) -> int:
     names = ", ".join(scenario.sites)[:200]
     name = ask(Question("name", f"This site's name, as the coordinator has it ({names})"))
     if name not in scenario.sites:
-        raise UserError(f"--name {name}: the scenario's sites are {names}: choose one, or ask the coordinator")
+        raise UserError(
+            f"--name {name}: the scenario's sites are {names}: choose one, or ask the coordinator"
+        )
     trains, privacy = scenario.sites[name].role == "train", scenario.privacy
     test = scenario.data.test_fraction if trains else 1.0
     kept = scenario.recalibration.fraction if trains and scenario.recalibration else 0.0
@@ -66,31 +68,68 @@ def init_site(out: Path, ask: Ask, console: Console) -> int:
     unit = outside_text(source.unit)
     what = f"{unit}s that {'train' if trains else 'are tested'} here"
     units = ask(Question("units", f"A round, public number of the {what}", near))
-    epsilon = ask(Question("epsilon", "The most epsilon that all runs may ever spend", f"{privacy.epsilon:g}"))
+    epsilon = ask(
+        Question("epsilon", "The most epsilon that all runs may ever spend", f"{privacy.epsilon:g}")
+    )
     if trains and units.isdecimal() and int(units) > 0 and _is_budget(epsilon):
         show([second_run(scenario, int(units), float(epsilon))], console)
     runs = ask(Question("runs", "How many runs of this scenario are planned, for good", "1"))
-    witness = ask(Question("witness", "The ledger's second place, best on another disk", f"witness/{name}.json"))
-    evaluation = ask(Question("evaluation", "Test results may leave: none, noised or public", "none"))
+    witness = ask(
+        Question(
+            "witness", "The ledger's second place, best on another disk", f"witness/{name}.json"
+        )
+    )
+    evaluation = ask(
+        Question("evaluation", "Test results may leave: none, noised or public", "none")
+    )
     superlink = ask(Question("superlink", "The coordinator's server, host:port (empty: later)", ""))
-    wanted = f"   # this scenario asks for {toml_value(scenario.named_code)}" if scenario.named_code else ""
+    wanted = (
+        f"   # this scenario asks for {toml_value(scenario.named_code)}"
+        if scenario.named_code
+        else ""
+    )
     forms = templates("site")
     text = forms["site.toml"].format(
-        file=out.name, scenario=scenario.name, name=toml_value(name), role=toml_value(scenario.sites[name].role),
-        units=units, unit=unit, what=what, source=_source_lines(source, out.resolve().parent),
-        snapshot=toml_value(f"ledger/{name}.records.npz"), test=test, kept=kept, key=secrets.token_hex(16),
-        ledger=toml_value(f"ledger/{name}.sqlite"), witness=toml_value(witness),
-        cohort=toml_value(f"{scenario.name} {name}"), epsilon=epsilon, delta=privacy.delta,
-        runs=runs, models=toml_value([scenario.model.kind]), expires=(datetime.now(UTC).date() + LIFE).isoformat(),
-        adjacency=privacy.adjacency, run_epsilon=privacy.epsilon, clip_norm=privacy.clip_norm,
-        steps=site_plan(scenario, 1).total_steps, evaluation=toml_value(evaluation), wanted=wanted,
-    )  # fmt: skip
+        file=out.name,
+        scenario=scenario.name,
+        name=toml_value(name),
+        role=toml_value(scenario.sites[name].role),
+        units=units,
+        unit=unit,
+        what=what,
+        source=_source_lines(source, out.resolve().parent),
+        snapshot=toml_value(f"ledger/{name}.records.npz"),
+        test=test,
+        kept=kept,
+        key=secrets.token_hex(16),
+        ledger=toml_value(f"ledger/{name}.sqlite"),
+        witness=toml_value(witness),
+        cohort=toml_value(f"{scenario.name} {name}"),
+        epsilon=epsilon,
+        delta=privacy.delta,
+        runs=runs,
+        models=toml_value([scenario.model.kind]),
+        expires=(datetime.now(UTC).date() + LIFE).isoformat(),
+        adjacency=privacy.adjacency,
+        run_epsilon=privacy.epsilon,
+        clip_norm=privacy.clip_norm,
+        steps=site_plan(scenario, 1).total_steps,
+        evaluation=toml_value(evaluation),
+        wanted=wanted,
+    )
     if superlink:
         text += forms["connection.toml"].format(superlink=toml_value(superlink))
     here = out.resolve().parent
-    for path in (here / f"ledger/{name}.records.npz", here / f"ledger/{name}.sqlite", here / witness):
+    for path in (
+        here / f"ledger/{name}.records.npz",
+        here / f"ledger/{name}.sqlite",
+        here / witness,
+    ):
         if path.exists():
-            raise UserError(f"{path} is there already, of a site that was made before: nothing is made or overwritten")
+            raise UserError(
+                f"{path} is there already, of a site that was made before: nothing is made "
+                "or overwritten"
+            )
     # It holds the split's key.
     write_new(out, text.encode(), 0o600)
     try:
@@ -100,46 +139,80 @@ def init_site(out: Path, ask: Ask, console: Console) -> int:
         raise
     console.print(f"wrote {out}; read it", markup=False, soft_wrap=True)
     if show(data_findings(site_file), console):
-        console.print(f"correct what says FAIL, then:  fl-dpbayes site check {out}", markup=False, soft_wrap=True)
+        console.print(
+            f"correct what says FAIL, then:  fl-dpbayes site check {out}",
+            markup=False,
+            soft_wrap=True,
+        )
         return 1
     create_ledger(out, console)
     return 0
 
 
 def coordinators_scenario(given: str, data: Path, overrides: Sequence[str] = ()) -> Scenario:
-    """Read the coordinator's scenario with this site's records in the place of its own; its constants are public."""
+    """Read the coordinator's scenario with this site's records in the place of its own.
+
+    Its constants are public.
+    """
     content = scenario_content(given)
     apply_overrides(content, overrides)
     source = content.get("data", {}).get("source")
     if not isinstance(source, dict) or source.get("kind") not in ("table", "images", "arrays"):
-        raise UserError(f"--scenario {given}: data.source is no table, images or arrays, of which a site has its own")
+        raise UserError(
+            f"--scenario {given}: data.source is no table, images or arrays, of which a "
+            "site has its own"
+        )
     source["path"] = str(data)
-    content["data"]["source"] = {key: source[key] for key in source if key not in ("site_column", "site_pattern")}
+    content["data"]["source"] = {
+        key: source[key] for key in source if key not in ("site_column", "site_pattern")
+    }
     scenario = read_record(Scenario, content, f"scenario {given!r}")
     if scenario.data.source.looked_at:
-        said = "its constants are 'from_records': what is computed from patients is a release. Ask the coordinator"
-        raise UserError(f"--scenario {given}: {said} for centers, scales, missing and categories known without them")
+        said = (
+            "its constants are 'from_records': what is computed from patients is a release. Ask "
+            "the coordinator"
+        )
+        raise UserError(
+            f"--scenario {given}: {said} for centers, scales, missing and categories known "
+            "without them"
+        )
     if scenario.privacy.kind == "none":
-        raise UserError(f"--scenario {given}: privacy.kind is 'none': no hospital can take part in it")
+        raise UserError(
+            f"--scenario {given}: privacy.kind is 'none': no hospital can take part in it"
+        )
     return scenario
 
 
 def own_scenario(given: str, own: SiteFile, path: Path) -> Scenario:
-    """Read the coordinator's scenario for a site that has its file already, `path`; UserError if the two differ."""
+    """Read the coordinator's scenario for a site that has its file already, `path`.
+
+    UserError if the two differ.
+    """
     place = getattr(own.source, "path", None)
     if place is None:
-        raise UserError(f"site file {path}: a site with records of its own can take part, this has none")
+        raise UserError(
+            f"site file {path}: a site with records of its own can take part, this has none"
+        )
     scenario = coordinators_scenario(given, place if isinstance(place, Path) else place[0])
     if other := record_schema(scenario.data.source).differences(record_schema(own.source)):
-        raise UserError(f"site file {path}: {', '.join(other)} not as in {given}: take over what it says")
+        raise UserError(
+            f"site file {path}: {', '.join(other)} not as in {given}: take over what it says"
+        )
     return scenario
 
 
 def _own_columns(source: Source, ask: Ask) -> tuple[Source, int | None]:
-    """Check the names of a table's columns against the coordinator's; return the source, and how many units it has."""
+    """Check the names of a table's columns against the coordinator's.
+
+    Return the source, and how many units it has.
+    """
     if not isinstance(source, Table):
         return source, None
-    unit = ask(Question("unit", "The column of patients (empty: each row is one)", source.unit_column or ""))
+    unit = ask(
+        Question(
+            "unit", "The column of patients (empty: each row is one)", source.unit_column or ""
+        )
+    )
     source = source.model_copy(update={"unit_column": unit or None})
     table = read_table(source.path, source.text_columns)
     for name in dict.fromkeys((*source.feature_columns, source.label, *source.text_columns)):
@@ -160,7 +233,11 @@ def _is_budget(text: str) -> bool:
 def _source_lines(source: Source, folder: Path) -> str:
     here = source.with_place(lambda place: Path(os.path.relpath(place, folder)))
     values = here.model_dump(mode="json", exclude_none=True, exclude_defaults=True)
-    return "\n".join(f"{key} = {toml_value(value)}" for key, value in {"kind": source.kind, **values}.items() if value)
+    return "\n".join(
+        f"{key} = {toml_value(value)}"
+        for key, value in {"kind": source.kind, **values}.items()
+        if value
+    )
 
 
 def _rounded(units: float) -> str:

@@ -1,8 +1,11 @@
-"""Starts a site's SuperNode so that only approved bundles run. The one file that uses names that Flower keeps private.
+"""Starts a site's SuperNode so that only approved bundles run.
 
-Two locks, of which each holds alone. Flower is told to trust bundles with the signature of a key that lives in this
-process only; and where it receives a bundle, a gate signs what the site allows and empties whatever it does not. The
-gate is tried on Flower's own loop before the node connects: a Flower that goes round it starts no node.
+The one file that uses names that Flower keeps private.
+
+Two locks, of which each holds alone. Flower is told to trust bundles with the signature of a key
+that lives in this process only; and where it receives a bundle, a gate signs what the site allows
+and empties whatever it does not. The gate is tried on Flower's own loop before the node connects: a
+Flower that goes round it starts no node.
 """
 
 import atexit
@@ -41,7 +44,8 @@ SERVER_APP = "flwr-serverapp"
 class Gate:
     """Stands between Flower's connection and its loop, where every bundle passes.
 
-    `decide`: bundle, its bytes, what was said wrongly of it -> why it may not run. `seen`: SHA-256 of the last bundles.
+    `decide`: bundle, its bytes, what was said wrongly of it -> why it may not run. `seen`: SHA-256
+    of the last bundles.
     """
 
     def __init__(self, decide: Callable[[Bundle, bytes, str], str]) -> None:
@@ -51,7 +55,11 @@ class Gate:
         self.decide = decide
         self.seen: list[str] = []
         self._key = Ed25519PrivateKey.generate()
-        self.trusted = {SIGNER: self._key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).decode()}
+        self.trusted = {
+            SIGNER: self._key.public_key()
+            .public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
+            .decode()
+        }
 
     def around(self, connect: Callable[..., Any]) -> Callable[..., Any]:
         """Put the gate around Flower's connection, a context manager that yields its callbacks."""
@@ -84,7 +92,9 @@ class Gate:
         logger.info("bundle %s runs", bundle.sha256)
         # Flower signs the time of signing, eight bytes, and the digest.
         signature = self._key.sign(bytes(8) + hashlib.sha256(content).digest())
-        signed = json.dumps({"signed_at": 0, "signature": base64.urlsafe_b64encode(signature).decode()})
+        signed = json.dumps(
+            {"signed_at": 0, "signature": base64.urlsafe_b64encode(signature).decode()}
+        )
         return type(fab)(bundle.sha256, content, {"valid_license": SIGNER, SIGNER: signed})
 
 
@@ -107,7 +117,10 @@ def install(gate: Gate) -> None:
 
 
 def _unfit(why: str) -> UserError:
-    said = f"the node does not start: this Flower ({version('flwr')}) does not let a site decide what runs"
+    said = (
+        f"the node does not start: this Flower ({version('flwr')}) does not let a site "
+        "decide what runs"
+    )
     return UserError(f"{said}: {why}. Install the version that this package asks for")
 
 
@@ -134,7 +147,10 @@ def _trial(gate: Gate) -> str:
         from flwr.app.metadata import Metadata
         from flwr.common.constant import ErrorCode
         from flwr.supercore.fab import Fab
-        from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
+        from flwr.supercore.inflatable.inflatable_object import (
+            get_all_nested_objects,
+            get_object_tree,
+        )
         from flwr.supercore.object_store import ObjectStoreFactory
         from flwr.supercore.run import Run
         from flwr.supernode import start_client_internal
@@ -150,7 +166,9 @@ def _trial(gate: Gate) -> str:
                 raise _Over
             metadata = Metadata(number, str(number), 2, 1, "", "", time.time(), 3600.0, "query")
             message = Message(RecordDict(), metadata=metadata)  # type: ignore[call-overload]
-            objects.update({key: part.deflate() for key, part in get_all_nested_objects(message).items()})
+            objects.update(
+                {key: part.deflate() for key, part in get_all_nested_objects(message).items()}
+            )
             return message, get_object_tree(message)
 
         def send(message: Any, *_: Any) -> tuple[set[str], str]:
@@ -166,14 +184,21 @@ def _trial(gate: Gate) -> str:
             taken.append(number)
             raise _Over
 
-        get_fab, get_object = lambda fab_hash, number: Fab(fab_hash, bundles[number], {}), lambda _, key: objects[key]
+        get_fab, get_object = (
+            lambda fab_hash, number: Fab(fab_hash, bundles[number], {}),
+            lambda _, key: objects[key],
+        )
         connection = nullcontext((1, receive, send, get_run, get_fab, get_object, print, confirm))
         stood_in: dict[str, Any] = {"http_request_response": lambda *_: connection}
         with patch.multiple(flower, **stood_in, register_signal_handlers=lambda **_: None):
             loop(
-                state_factory=NodeStateFactory(objectstore_factory=ObjectStoreFactory()), server_address="127.0.0.1:1",
-                node_config={}, insecure=True, isolation="process", trusted_entities=gate.trusted,
-            )  # fmt: skip
+                state_factory=NodeStateFactory(objectstore_factory=ObjectStoreFactory()),
+                server_address="127.0.0.1:1",
+                node_config={},
+                insecure=True,
+                isolation="process",
+                trusted_entities=gate.trusted,
+            )
     except _Over:
         if 1 in taken:
             return "it let a foreign bundle through"
@@ -188,17 +213,25 @@ def _trial(gate: Gate) -> str:
 
 
 def own_bundle(more: Mapping[str, bytes] = {}) -> bytes:
-    """Build the thin bundle of the installed version, as `flwr run` sends it; with more files, one that none runs."""
+    """Build the thin bundle of the installed version, as `flwr run` sends it.
+
+    With more files, one that none runs.
+    """
     from flwr.cli.build import build_fab_from_files
 
     with warnings.catch_warnings():
         # Of a library that Flower calls by a name it has given up.
         warnings.simplefilter("ignore", DeprecationWarning)
-        return build_fab_from_files({PROJECT: APP_PROJECT.format(version=version("fl-dpbayes")).encode(), **more})[0]
+        return build_fab_from_files(
+            {PROJECT: APP_PROJECT.format(version=version("fl-dpbayes")).encode(), **more}
+        )[0]
 
 
 def start_node(site_file: Path, _: Console | None = None) -> NoReturn:
-    """Run a site's SuperNode until it is stopped; UserError without a connection, private keys or a gate that holds."""
+    """Run a site's SuperNode until it is stopped.
+
+    UserError without a connection, private keys or a gate that holds.
+    """
     connection = site_connection(site_file)[1]
     _check_secrets(connection)
     home = _prepare_home()
@@ -212,12 +245,20 @@ def start_node(site_file: Path, _: Console | None = None) -> NoReturn:
     trusted.write_text(json.dumps(gate.trusted), encoding="utf-8")
     node.write_text(tomli_w.dumps({"site-file": str(site_file.resolve())}), encoding="utf-8")
     options = {
-        "root-certificates": connection.ca, "superlink": connection.superlink,
-        "auth-supernode-private-key": connection.key, "host": LOOPBACK, "port": connection.port,
-        "isolation": "process", "superexec-auth-secret-file": connection.secret, "trusted-entities": trusted,
+        "root-certificates": connection.ca,
+        "superlink": connection.superlink,
+        "auth-supernode-private-key": connection.key,
+        "host": LOOPBACK,
+        "port": connection.port,
+        "isolation": "process",
+        "superexec-auth-secret-file": connection.secret,
+        "trusted-entities": trusted,
         "node-config": node,
-    }  # fmt: skip
-    sys.argv = ["flower-supernode", *(str(word) for name, value in options.items() for word in (f"--{name}", value))]
+    }
+    sys.argv = [
+        "flower-supernode",
+        *(str(word) for name, value in options.items() for word in (f"--{name}", value)),
+    ]
     from flwr.supernode.cli.flower_supernode import flower_supernode
 
     try:
@@ -225,25 +266,45 @@ def start_node(site_file: Path, _: Console | None = None) -> NoReturn:
         ssl.create_default_context(cafile=connection.ca)
         flower_supernode()
     except (ssl.SSLError, RuntimeError) as error:
-        asked = f"is {connection.ca} a certificate, and connection.port, {connection.port}, free on this machine?"
+        asked = (
+            f"is {connection.ca} a certificate, and connection.port, {connection.port}, free "
+            "on this machine?"
+        )
         raise UserError(f"the node does not start ({error}): {asked}") from error
     raise SystemExit(1)
 
 
 def start_app(site_file: Path, _: Console | None = None) -> NoReturn:
-    """Become the process, best of another user, that runs this machine's bundles; UserError without a connection."""
+    """Become the process, best of another user, that runs this machine's bundles.
+
+    UserError without a connection.
+    """
     connection = site_connection(site_file)[1]
     _prepare_home()
-    command = ["flower-superexec", "--insecure", "--runtime-api-address", f"{LOOPBACK}:{connection.port}"]
+    command = [
+        "flower-superexec",
+        "--insecure",
+        "--runtime-api-address",
+        f"{LOOPBACK}:{connection.port}",
+    ]
     os.execvp(command[0], [*command, "--superexec-auth-secret-file", str(connection.secret)])
 
 
 def _check_secrets(connection: Connection) -> None:
-    for path, allowed in {connection.ca: 0o777, connection.key: 0o700, connection.secret: 0o770}.items():
+    for path, allowed in {
+        connection.ca: 0o777,
+        connection.key: 0o700,
+        connection.secret: 0o770,
+    }.items():
         if not path.is_file():
-            raise UserError(f"{path} does not exist: ca.crt is the coordinator's, `fl-dpbayes site keys` makes keys")
+            raise UserError(
+                f"{path} does not exist: ca.crt is the coordinator's, `fl-dpbayes site "
+                "keys` makes keys"
+            )
         if S_IMODE(path.stat().st_mode) & ~allowed & 0o777:
-            raise UserError(f"{path} can be read by others than it may: chmod {allowed & 0o640:o} {path}")
+            raise UserError(
+                f"{path} can be read by others than it may: chmod {allowed & 0o640:o} {path}"
+            )
 
 
 def _prepare_home() -> Path:
@@ -251,6 +312,10 @@ def _prepare_home() -> Path:
     home = Path(tempfile.mkdtemp(prefix="fl-dpbayes-node-"))
     atexit.register(shutil.rmtree, home, ignore_errors=True)
     programs = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
-    direct = ",".join(filter(None, (os.environ.get("NO_PROXY"), os.environ.get("no_proxy"), LOOPBACK)))
-    os.environ.update(ENVIRONMENT, FLWR_HOME=str(home), PATH=programs, NO_PROXY=direct, no_proxy=direct)
+    direct = ",".join(
+        filter(None, (os.environ.get("NO_PROXY"), os.environ.get("no_proxy"), LOOPBACK))
+    )
+    os.environ.update(
+        ENVIRONMENT, FLWR_HOME=str(home), PATH=programs, NO_PROXY=direct, no_proxy=direct
+    )
     return home

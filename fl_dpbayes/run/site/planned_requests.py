@@ -3,7 +3,12 @@
 import uuid
 
 from fl_dpbayes.config.base import Message
-from fl_dpbayes.config.recalibration import CountingPlan, RecalibrationMap, parameter_count, recalibration_plan
+from fl_dpbayes.config.recalibration import (
+    CountingPlan,
+    RecalibrationMap,
+    parameter_count,
+    recalibration_plan,
+)
 from fl_dpbayes.config.scenario import Scenario, site_plan
 from fl_dpbayes.config.site_file import SiteFile
 from fl_dpbayes.models.build import build_model
@@ -35,21 +40,33 @@ def planned_requests(scenario: Scenario, own: SiteFile) -> Requests:
     if own.role == "train":
         plan = site_plan(scenario, sum(site.role == "train" for site in scenario.sites.values()))
         start = state_arrays(initial_vectors(scenario.sampler, to_vector(module)), module)
-        steps = {"first_step": 0, "steps": plan.steps_per_round, "start": arrays_digest(start), "plan": plan}
+        steps = {
+            "first_step": 0,
+            "steps": plan.steps_per_round,
+            "start": arrays_digest(start),
+            "plan": plan,
+        }
         requests["train"] = TrainRequest.model_validate(whose | steps), prefixed("start", start)
     fitted = None
     if scenario.recalibration is not None:
         method, classes = scenario.recalibration.method, own.source.task.classes
-        fitted = RecalibrationMap(method=method, parameters=(0.0,) * parameter_count(method, classes))
+        fitted = RecalibrationMap(
+            method=method, parameters=(0.0,) * parameter_count(method, classes)
+        )
         if own.role == "train" and own.split.recalibration_fraction > 0:
             fit = recalibration_plan(scenario.recalibration, scenario.privacy)
             posterior = prefixed("posterior", sample)
             begin = None if isinstance(fit, CountingPlan) else fitted.parameters
             steps = {"first_step": 0, "steps": fit.steps_per_round, "start": begin, "plan": fit}
             steps |= {"weights": (1.0,), "arrays": arrays_digest(posterior)}
-            requests["train.recalibrate"] = RecalibrateRequest.model_validate(whose | steps), posterior
+            requests["train.recalibrate"] = (
+                RecalibrateRequest.model_validate(whose | steps),
+                posterior,
+            )
     names = ["last", "posterior", *(["hierarchical"] if scenario.hierarchical is not None else [])]
-    arrays = {name: array for predictor in names for name, array in prefixed(predictor, sample).items()}
+    arrays = {
+        name: array for predictor in names for name, array in prefixed(predictor, sample).items()
+    }
     measured = {
         "predictors": dict.fromkeys(names, (1.0,)),
         "arrays": arrays_digest(arrays),

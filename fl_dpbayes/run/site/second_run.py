@@ -9,7 +9,9 @@ from fl_dpbayes.report.numbers import rounded_up
 from fl_dpbayes.run.site.findings import Finding, passed, warned
 
 RULES = {
-    "fixed schedule": "runs declared ahead count as one plan, the whole of it from the second run on",
+    "fixed schedule": (
+        "runs declared ahead count as one plan, the whole of it from the second run on"
+    ),
     "rdp filter": "across runs the Renyi filter counts, which is dearer than one plan",
     "gdp filter": "full batches compose exactly",
 }
@@ -41,5 +43,8 @@ def second_run(scenario: Scenario, units: int, epsilon: float, planned_runs: int
     said = f"{first}; {begun}, {whole} ({RULES[price.rule]})"
     if planned_runs > 1 or price.rule == "gdp filter":
         return passed("second run", said)
-    declared = f"declared when the ledger is made (planned_runs = 2), both cost {rounded_up(price.as_one_plan)}"
+    declared = (
+        "declared when the ledger is made (planned_runs = 2), both cost "
+        f"{rounded_up(price.as_one_plan)}"
+    )
     return warned("second run", said, declared)

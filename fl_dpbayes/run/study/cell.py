@@ -10,7 +10,11 @@ from typing import Any, NamedTuple
 
 from fl_dpbayes.config.base import json_values
 from fl_dpbayes.config.errors import UserError
-from fl_dpbayes.config.files.atomic_file import read_sealed_json, write_atomically, write_sealed_json
+from fl_dpbayes.config.files.atomic_file import (
+    read_sealed_json,
+    write_atomically,
+    write_sealed_json,
+)
 from fl_dpbayes.config.summary import parse_summary
 from fl_dpbayes.data.simulation import plan_sites, prepare_simulation
 from fl_dpbayes.report.run_files import stored_summary
@@ -40,7 +44,9 @@ class CellOutcome(NamedTuple):
 
 
 def run_cell(job: CellJob) -> CellOutcome:
-    """Run a cell, here or on another machine, in a folder of its own; nothing that goes wrong leaves this function.
+    """Run a cell, here or on another machine, in a folder of its own.
+
+    Nothing that goes wrong leaves this function.
 
     The run directory stays where the run failed, or if it is to be kept.
     """
@@ -48,9 +54,15 @@ def run_cell(job: CellJob) -> CellOutcome:
     work = job.folder / WORK_FOLDER / job.cell.digest
     scenario = job.cell.scenario
     try:
-        # What a killed worker left is not gone on with: its ledgers hold reservations that no summary shows.
+        # What a killed worker left is not gone on with: its ledgers hold reservations that no
+        # summary shows.
         shutil.rmtree(work, ignore_errors=True)
-        prepare_simulation(scenario, plan_sites(scenario, job.data_dir), work, cache_folder=job.folder / CACHE_FOLDER)
+        prepare_simulation(
+            scenario,
+            plan_sites(scenario, job.data_dir),
+            work,
+            cache_folder=job.folder / CACHE_FOLDER,
+        )
         run_inline(work, len(scenario.sites), threading.Event(), report=job.keep_run)
         summary = stored_summary(work)
         if job.keep_run:
@@ -62,7 +74,9 @@ def run_cell(job: CellJob) -> CellOutcome:
             shutil.rmtree(work)
     except Exception as error:
         what = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
-        return CellOutcome(job.cell, time.perf_counter() - started, error=what, trace=traceback.format_exc())
+        return CellOutcome(
+            job.cell, time.perf_counter() - started, error=what, trace=traceback.format_exc()
+        )
     return CellOutcome(job.cell, time.perf_counter() - started, summary)
 
 
@@ -72,19 +86,29 @@ def cell_file(folder: Path, cell: StudyCell) -> Path:
 
 
 def keep_outcome(folder: Path, outcome: CellOutcome) -> None:
-    """Write a finished cell's file, or the error of one that failed; a reader meets the whole file or none."""
+    """Write a finished cell's file, or the error of one that failed.
+
+    A reader meets the whole file or none.
+    """
     path = cell_file(folder, outcome.cell)
     error_path = path.with_suffix(".error.txt")
     if outcome.error:
         write_atomically(error_path, f"{outcome.cell.title}\n{outcome.error}\n\n{outcome.trace}")
         return
-    content = {"labels": dict(outcome.cell.labels), "seconds": outcome.seconds, "summary": outcome.summary}
+    content = {
+        "labels": dict(outcome.cell.labels),
+        "seconds": outcome.seconds,
+        "summary": outcome.summary,
+    }
     write_sealed_json(path, {key: json_values(value) for key, value in content.items()})
     error_path.unlink(missing_ok=True)
 
 
 def finished_cell(folder: Path, cell: StudyCell) -> CellOutcome | None:
-    """Read a finished cell; None if its file is absent, or is not as it was written, so that it is to be run."""
+    """Read a finished cell.
+
+    None if its file is absent, or is not as it was written, so that it is to be run.
+    """
     try:
         content = read_sealed_json(cell_file(folder, cell))
         summary = dict(content["summary"])

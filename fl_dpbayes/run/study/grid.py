@@ -41,21 +41,34 @@ class StudyCell:
 def study_cells(study: Study) -> list[StudyCell]:
     """Expand the grid and validate every cell.
 
-    Cells that share their records follow each other, so that features which are computed once stay in the cache. Raises
-    UserError if there are too many cells, one is no valid scenario, or two are the same.
+    Cells that share their records follow each other, so that features which are computed once stay
+    in the cache. Raises UserError if there are too many cells, one is no valid scenario, or two are
+    the same.
     """
     count = prod(len(axis.values) for axis in study.axes)
     if count > MAX_CELLS:
-        raise UserError(f"study {study.name!r} has {count} cells: at most {MAX_CELLS} are allowed, so shorten an axis")
-    cells = [_cell(study, values) for values in itertools.product(*(axis.values for axis in study.axes))]
+        raise UserError(
+            f"study {study.name!r} has {count} cells: at most {MAX_CELLS} are allowed, so "
+            "shorten an axis"
+        )
+    cells = [
+        _cell(study, values) for values in itertools.product(*(axis.values for axis in study.axes))
+    ]
     known: dict[str, StudyCell] = {}
     for cell in cells:
         if (twin := known.setdefault(cell.digest, cell)) is not cell:
             said = f"the cells ({twin.title}) and ({cell.title}) are the same scenario"
-            raise UserError(f"study {study.name!r}: {said}: remove one of the values by which they differ")
+            raise UserError(
+                f"study {study.name!r}: {said}: remove one of the values by which they differ"
+            )
     order: dict[str, int] = {}
     shared = {"data", "partition", "sites", "seed"}
-    return sorted(cells, key=lambda cell: order.setdefault(cell.scenario.model_dump_json(include=shared), len(order)))
+    return sorted(
+        cells,
+        key=lambda cell: order.setdefault(
+            cell.scenario.model_dump_json(include=shared), len(order)
+        ),
+    )
 
 
 def _digest(scenario: Scenario) -> str:
@@ -67,7 +80,11 @@ def _digest(scenario: Scenario) -> str:
 
 def _without_places(value: Any) -> Any:
     if isinstance(value, dict):
-        names = {key: Path(item).name for key, item in value.items() if key in PATH_KEYS and isinstance(item, str)}
+        names = {
+            key: Path(item).name
+            for key, item in value.items()
+            if key in PATH_KEYS and isinstance(item, str)
+        }
         return {key: _without_places(item) for key, item in value.items()} | names
     return [_without_places(item) for item in value] if isinstance(value, list) else value
 
@@ -96,7 +113,9 @@ def _add_shifted_sites(content: dict[str, Any], study: Study) -> dict[str, str]:
     Returns what the study calls the kind of each.
     """
     labels = {}
-    for values in itertools.product(*(axis.values for axis in study.shift_axes)) if study.shift_axes else ():
+    for values in (
+        itertools.product(*(axis.values for axis in study.shift_axes)) if study.shift_axes else ()
+    ):
         shift: dict[str, Any] = {}
         for value in values:
             ((key, setting),) = value.settings.items()
@@ -108,5 +127,10 @@ def _add_shifted_sites(content: dict[str, Any], study: Study) -> dict[str, str]:
         prevalence = copied.get("prevalence") if isinstance(copied, dict) else None
         # A declared prevalence is that of the records before the shift; an estimate is made anew.
         estimated = {"prevalence": prevalence} if prevalence == "estimated" else {}
-        sites[name] = {"role": "shifted", "records_of": study.section.shifted_copy_of, "shift": shift, **estimated}
+        sites[name] = {
+            "role": "shifted",
+            "records_of": study.section.shifted_copy_of,
+            "shift": shift,
+            **estimated,
+        }
     return labels

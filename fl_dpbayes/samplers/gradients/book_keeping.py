@@ -26,25 +26,37 @@ def is_supported(module: nn.Module) -> bool:
 
 
 def trained_layers(module: nn.Module) -> list[nn.Module]:
-    """Return the layers that own trained parameters, in order; one without a shortcut owns all that is below it."""
+    """Return the layers that own trained parameters, in order.
+
+    One without a shortcut owns all that is below it.
+    """
     if any(value.requires_grad for value in module.parameters(recurse=False)):
         return [module]
     return [layer for child in module.children() for layer in trained_layers(child)]
 
 
 def clipped_sum(
-    module: nn.Module, features: torch.Tensor, targets: torch.Tensor, *, clip_norm: float, clipping: Clipping = FLAT,
-    loss: RecordLoss = summed_cross_entropy, rows: int = ROWS,
-) -> ClippedSum:  # fmt: skip
+    module: nn.Module,
+    features: torch.Tensor,
+    targets: torch.Tensor,
+    *,
+    clip_norm: float,
+    clipping: Clipping = FLAT,
+    loss: RecordLoss = summed_cross_entropy,
+    rows: int = ROWS,
+) -> ClippedSum:
     """Return sum_i clip_C(gradient of record i's loss), in the order of `named_parameters()`.
 
-    `features`: of the module's type and device, (N, *shape), N may be 0. `targets`: classes (int64) or values
-    (float32), (N,). `clip_norm`: C > 0, may be infinite for `flat` and `per-layer` clipping. `rows`: how many every
-    pass has. Raises ValueError if a layer was used more than once, or not at all.
+    `features`: of the module's type and device, (N, *shape), N may be 0. `targets`: classes (int64)
+    or values (float32), (N,). `clip_norm`: C > 0, may be infinite for `flat` and `per-layer`
+    clipping. `rows`: how many every pass has. Raises ValueError if a layer was used more than once,
+    or not at all.
     """
 
     def piece_sum(part: torch.Tensor, part_targets: torch.Tensor, number: int) -> ClippedSum:
-        return clip_and_sum(per_layer_gradients(module, part, part_targets, loss), clip_norm, clipping, number)
+        return clip_and_sum(
+            per_layer_gradients(module, part, part_targets, loss), clip_norm, clipping, number
+        )
 
     return add_up(module, features.device, starmap(piece_sum, pieces(rows, features, targets)))
 
@@ -63,7 +75,9 @@ def per_layer_gradients(
     layers = trained_layers(module)
     inputs, gradients = _backward(module, layers, features, lambda outputs: loss(outputs, targets))
     for layer, *own in zip(layers, inputs, gradients, strict=True):
-        found += [layer_gradients(layer, *own)] if has_shortcut(layer) else mapped_gradients(layer, *own)
+        found += (
+            [layer_gradients(layer, *own)] if has_shortcut(layer) else mapped_gradients(layer, *own)
+        )
     return found
 
 
@@ -79,16 +93,22 @@ def layer_rows(module: nn.Module, features: torch.Tensor) -> list[torch.Tensor]:
 
 
 def _backward(
-    module: nn.Module, layers: Sequence[nn.Module], features: torch.Tensor,
+    module: nn.Module,
+    layers: Sequence[nn.Module],
+    features: torch.Tensor,
     pulled_back: Callable[[torch.Tensor], torch.Tensor],
-) -> tuple[list[torch.Tensor], list[torch.Tensor]]:  # fmt: skip
+) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     inputs: dict[nn.Module, torch.Tensor] = {}
-    # An edge, unlike the output tensor, still means this layer's output after a later in-place activation.
+    # An edge, unlike the output tensor, still means this layer's output after a later in-place
+    # activation.
     edges: dict[nn.Module, GradientEdge] = {}
 
     def keep(layer: nn.Module, arguments: tuple[Any, ...], output: torch.Tensor) -> None:
         if layer in inputs:
-            raise ValueError(f"a {type(layer).__name__} layer is used twice in one forward pass: use the vmap engine")
+            raise ValueError(
+                f"a {type(layer).__name__} layer is used twice in one forward pass: use "
+                "the vmap engine"
+            )
         (given,) = arguments
         inputs[layer] = given.detach()
         edges[layer] = get_gradient_edge(output)
@@ -101,7 +121,9 @@ def _backward(
         for handle in handles:
             handle.remove()
     if len(inputs) < len(layers):
-        raise ValueError("a trainable layer was not used in the forward pass: use the vmap engine, or freeze it")
+        raise ValueError(
+            "a trainable layer was not used in the forward pass: use the vmap engine, or freeze it"
+        )
     # A loss is one number; of outputs themselves, the gradient is as if it were they.
     given = None if value.dim() == 0 else value.detach()
     gradients = torch.autograd.grad(value, [edges[layer] for layer in layers], given)

@@ -7,7 +7,8 @@ from functools import reduce
 import torch
 from torch import Tensor
 
-# |sum_l g_l a_l'| >= sum_l |g_l| |a_l| / this, by the allowance in a norm that does not form the sum.
+# |sum_l g_l a_l'| >= sum_l |g_l| |a_l| / this, by the allowance in a norm that does not form the
+# sum.
 LARGEST_CANCELLATION = 1000.0
 # Entries of float32 that are held in float64 at a time: they stay in a processor's cache.
 _ENTRIES = 2**16
@@ -21,10 +22,11 @@ Rows = slice | Tensor
 class LayerGradients:
     """Per-example gradients of one layer, the first parameter's as a product where it need not be formed.
 
-    `norms`: of all of the layer's gradient, (N,), float64. `formed`: gradients of the parameters in order, without the
-    first if it is a product, (N, size) each. `product`: a, (N, groups, L, p), or of an Embedding the indices,
-    (N, L); and g, (N, groups, L, o). `entries`: size of its parameter. A layer of one position has a, (N, p), and g,
-    (N, o), and if `biased` nothing formed: its bias has g. `buffers`: float64 memory for these, which sums use again.
+    `norms`: of all of the layer's gradient, (N,), float64. `formed`: gradients of the parameters in
+    order, without the first if it is a product, (N, size) each. `product`: a, (N, groups, L, p), or
+    of an Embedding the indices, (N, L); and g, (N, groups, L, o). `entries`: size of its parameter.
+    A layer of one position has a, (N, p), and g, (N, o), and if `biased` nothing formed: its bias
+    has g. `buffers`: float64 memory for these, which sums use again.
     """
 
     norms: Tensor
@@ -42,7 +44,9 @@ class LayerGradients:
     @property
     def terms(self) -> float:
         """How many terms of a weighted sum a record adds to each entry, times how far they may cancel."""
-        length = 1 if self.product is None or self.product[1].dim() == 2 else self.product[1].shape[2]
+        length = (
+            1 if self.product is None or self.product[1].dim() == 2 else self.product[1].shape[2]
+        )
         return 1.0 if length == 1 else length * LARGEST_CANCELLATION
 
     @property
@@ -65,24 +69,34 @@ class LayerGradients:
             # Both are float64; the narrower one is scaled, which costs less.
             scaled = (a * own, g) if a.dim() > 2 and a.shape[3] < g.shape[3] else (a, g * own)
             _product_sum(*scaled, out[: self.entries])
-        # A bias of several positions is not summed from g: where they cancel, the rounding of their weighted sum can
-        # exceed what their norm foretold.
+        # A bias of several positions is not summed from g: where they cancel, the rounding of their
+        # weighted sum can exceed what their norm foretold.
         parts = out[self.entries :].split([values.shape[1] for values in self.formed])
         for values, part in zip(self.formed, parts, strict=True):
             weighted_rows(factors, values, used, part)
 
     def _outer_sum(self, a: Tensor, g: Tensor, factors: Tensor, out: Tensor) -> None:
         buffers = self.buffers or (factors.new_empty(0), factors.new_empty(0))
-        a, g = (buffer.resize_(values.shape).copy_(values) for buffer, values in zip(buffers, (a, g), strict=True))
+        a, g = (
+            buffer.resize_(values.shape).copy_(values)
+            for buffer, values in zip(buffers, (a, g), strict=True)
+        )
         torch.mm(g.mul_(factors[:, None]).mT, a, out=out[: self.entries].view(g.shape[1], -1))
         if self.biased:
             torch.sum(g, 0, out=out[self.entries :])
 
 
 def outer_gradients(
-    a: Tensor, g: Tensor, biased: bool, buffers: tuple[Tensor, Tensor] | None = None, lengths: Tensor | None = None
-) -> LayerGradients:  # fmt: skip
-    """Take a, (N, p), and g, (N, o), of a layer of one position; `lengths`: its `input_lengths` if they are known."""
+    a: Tensor,
+    g: Tensor,
+    biased: bool,
+    buffers: tuple[Tensor, Tensor] | None = None,
+    lengths: Tensor | None = None,
+) -> LayerGradients:
+    """Take a, (N, p), and g, (N, o), of a layer of one position.
+
+    `lengths`: its `input_lengths` if they are known.
+    """
     norms = row_norms(g).mul_(input_lengths(a, biased) if lengths is None else lengths)
     return LayerGradients(norms, (), (a, g), a.shape[1] * g.shape[1], biased, buffers)
 
@@ -109,13 +123,18 @@ def used_rows(factors: Tensor) -> Rows:
 
 
 def taken(values: Tensor, used: Rows) -> Tensor:
-    """Take rows in use, (M, ...), of values (N, ...); where they are marked, all that have a mark, the others as 0."""
+    """Take rows in use, (M, ...), of values (N, ...).
+
+    Where they are marked, all that have a mark, the others as 0.
+    """
     if isinstance(used, Tensor) and used.dtype == torch.bool:
         return torch.where(used.view(-1, *(1,) * (values.dim() - 1)), values[: len(used)], 0)
     return values[used]
 
 
-def weighted_rows(factors: Tensor, rows: Tensor, used: Rows | None = None, out: Tensor | None = None) -> Tensor:
+def weighted_rows(
+    factors: Tensor, rows: Tensor, used: Rows | None = None, out: Tensor | None = None
+) -> Tensor:
     """Return sum_i c_i r_i over the rows in use, shape (d,), float64, from rows (N, d).
 
     A row with c_i = 0 is left out whatever it holds (0 times infinity is NaN).
@@ -134,15 +153,18 @@ def weighted_rows(factors: Tensor, rows: Tensor, used: Rows | None = None, out: 
 def row_norms(values: Tensor) -> Tensor:
     """Return the Euclidean norm of each row, shape (N,), float64, of long rows slightly more than it.
 
-    Norms of blocks of m = 64 entries are in float32, off by at most a share (m / 2 + 2) 2^-24 of themselves and, where
-    squares leave the normal range, sqrt(m) 2^-63. Entries beyond 1.8e19 have an infinite norm.
+    Norms of blocks of m = 64 entries are in float32, off by at most a share (m / 2 + 2) 2^-24 of
+    themselves and, where squares leave the normal range, sqrt(m) 2^-63. Entries beyond 1.8e19 have
+    an infinite norm.
     """
     values = values.flatten(1)
     if values.dtype == torch.float64 or values.numel() <= _ENTRIES:
         return torch.linalg.vector_norm(values.double(), dim=1)
     whole = values.shape[1] // _BLOCK * _BLOCK
     blocks = torch.linalg.vector_norm(values[:, :whole].unflatten(1, (-1, _BLOCK)), dim=2).double()
-    norms = torch.hypot(*(torch.linalg.vector_norm(part, dim=1) for part in (blocks, values[:, whole:].double())))
+    norms = torch.hypot(
+        *(torch.linalg.vector_norm(part, dim=1) for part in (blocks, values[:, whole:].double()))
+    )
     return norms.mul_(1 + (_BLOCK / 2 + 2) * 2.0**-24).add_(values.shape[1] ** 0.5 * 2.0**-63)
 
 

@@ -23,7 +23,8 @@ from fl_dpbayes.samplers.gradients import book_keeping, variational, vmap
 from fl_dpbayes.samplers.gradients.clipping import ClippedSum
 from fl_dpbayes.samplers.gradients.stochastic import resampled
 
-# Half-precision modules round each gradient; a layer that is missed or counted twice differs by far more.
+# Half-precision modules round each gradient; a layer that is missed or counted twice differs by far
+# more.
 _HALF_TOLERANCE, _PROBE_TOLERANCE = 0.05, 1e-3
 
 
@@ -41,16 +42,17 @@ VMAP = GradientEngine("vmap", vmap.clipped_sum)
 def gradient_engine(module: nn.Module, input_shape: tuple[int, ...]) -> GradientEngine:
     """Choose the book-keeping engine where it is exact for this module, else `torch.func.vmap`.
 
-    Rows of a pass must not be able to meet, forwards and backwards. Whether a layer is used twice, or its weight is
-    read by other code, cannot be seen from the module's parts: its sum over two synthetic records must equal that of
-    their gradients by autograd, each clipped. Raises UserError if the module mixes the records of a batch, or keeps
-    something of them.
+    Rows of a pass must not be able to meet, forwards and backwards. Whether a layer is used twice,
+    or its weight is read by other code, cannot be seen from the module's parts: its sum over two
+    synthetic records must equal that of their gradients by autograd, each clipped. Raises UserError
+    if the module mixes the records of a batch, or keeps something of them.
     """
     validate_module(module)
     drawn = {VariationalModule: "mean", DropoutModule: "base"}.get(type(module))
     check_unmoved(getattr(module, drawn) if drawn else module, input_shape)
     engine = variational if isinstance(module, VariationalModule) else book_keeping
-    # The probe's parameters are its own: modules of one structure agree or not, whatever is trained into them.
+    # The probe's parameters are its own: modules of one structure agree or not, whatever is trained
+    # into them.
     asked = ("engine", engine.clipped_sum, structure(module), input_shape)
     agrees = partial(_agrees_with_autograd, engine.clipped_sum, module, input_shape)
     apart = engine.is_supported(module) and where_gradients_meet(module, input_shape, ROWS) is None
@@ -91,22 +93,32 @@ def _agrees_with_autograd(
     generator = torch.Generator().manual_seed(0)
     parameters = list(trainable_parameters(probe).values())
     for parameter in parameters:
-        values = torch.randn(parameter.shape, generator=generator).div_(max(1, parameter[:1].numel()) ** 0.5)
+        values = torch.randn(parameter.shape, generator=generator).div_(
+            max(1, parameter[:1].numel()) ** 0.5
+        )
         parameter.data = values.to(parameter)
     records = torch.randn((2, *input_shape), generator=generator).to(parameters[0])
     targets = torch.zeros(2, device=records.device)
     probe, records = resampled(probe, records, np.random.default_rng(0))
 
     def alone(record: torch.Tensor) -> list[torch.Tensor]:
-        found = torch.autograd.grad(_summed_squares(probe(record[None].clone()), targets), parameters)
+        found = torch.autograd.grad(
+            _summed_squares(probe(record[None].clone()), targets), parameters
+        )
         return [part for value in found for part in value.flatten().split(2**16)]
 
     try:
         # In turn and in parts: no copies of them all lie beside each other.
-        norms = [math.hypot(*(float(part.double().norm()) for part in alone(record))) for record in records]
-        # Both are clipped: a layer whose rows are no records would have the right sum and the wrong norms.
+        norms = [
+            math.hypot(*(float(part.double().norm()) for part in alone(record)))
+            for record in records
+        ]
+        # Both are clipped: a layer whose rows are no records would have the right sum and the wrong
+        # norms.
         norm = min(norms) / 2
-        rest = clipped_sum(probe, records.clone(), targets, clip_norm=norm, loss=_summed_squares).total
+        rest = clipped_sum(
+            probe, records.clone(), targets, clip_norm=norm, loss=_summed_squares
+        ).total
         for record, length in zip(records, norms, strict=True):
             parts = alone(record)
             for left, part in zip(rest.split([part.numel() for part in parts]), parts, strict=True):

@@ -15,7 +15,15 @@ from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.models import rows as passes
 from fl_dpbayes.models.parameters import trainable_parameters
 from fl_dpbayes.models.products import Products, computing
-from fl_dpbayes.models.rows import ROWS, PassShape, Trial, checked_shape, drawn_modules, structure, training_rows
+from fl_dpbayes.models.rows import (
+    ROWS,
+    PassShape,
+    Trial,
+    checked_shape,
+    drawn_modules,
+    structure,
+    training_rows,
+)
 from fl_dpbayes.models.variational import VariationalModule
 from fl_dpbayes.samplers.gradients.book_keeping import per_layer_gradients, trained_layers
 from fl_dpbayes.samplers.gradients.contribution import LayerGradients
@@ -42,11 +50,17 @@ def wanted_rows(module: nn.Module, way: Way, expected_batch_size: float) -> int:
     """Choose how many rows every pass shall have, 1 where there is no memory for 64 materialised gradients."""
     if way == "vmap":
         most = min(passes.MOST_ROWS, fitting_rows(module))
-        return 1 if most < ROWS else passes.cheapest_rows(range(ROWS, most + 1, ROWS // 4), 32, expected_batch_size)
+        return (
+            1
+            if most < ROWS
+            else passes.cheapest_rows(range(ROWS, most + 1, ROWS // 4), 32, expected_batch_size)
+        )
     rows = training_rows(module, expected_batch_size)
     if not isinstance(module, VariationalModule):
         return rows
-    formed = [layer.weight.numel() for layer in module.mean.modules() if isinstance(layer, nn.Conv2d)]
+    formed = [
+        layer.weight.numel() for layer in module.mean.modules() if isinstance(layer, nn.Conv2d)
+    ]
     held = module.draws * ROWS * max(formed, default=1)
     return 1 if held > _MAX_ELEMENTS else max(ROWS, rows // module.draws // ROWS * ROWS)
 
@@ -56,14 +70,17 @@ def fitted_rows(
 ) -> int:
     """Lower the rows of a pass by book-keeping to a multiple of 32, 16 or 1 whose gradients take at most 768 MiB.
 
-    That is products or formed gradients, Gram matrices of L x L positions, and copies of mapped gradients.
+    That is products or formed gradients, Gram matrices of L x L positions, and copies of mapped
+    gradients.
     """
     if isinstance(module, VariationalModule):
         return rows
     found = per_layer_gradients(*_made_up(module, 1, input_shape, targets), loss)
     held = sum(values.nbytes for layer in found for values in layer.rows)
     products = [layer.product[1].shape for layer in found if layer.product is not None]
-    grams = sum(24 * shape[1] * shape[2] ** 2 for shape in products if len(shape) > 2 and shape[2] > 1)
+    grams = sum(
+        24 * shape[1] * shape[2] ** 2 for shape in products if len(shape) > 2 and shape[2] > 1
+    )
     mapped = [layer for layer in trained_layers(module) if not has_shortcut(layer)]
     copies = 16 * sum(value.numel() for layer in mapped for value in layer.parameters())
     most = _MOST_BYTES // (held + grams + copies)
@@ -71,47 +88,72 @@ def fitted_rows(
 
 
 def checked_gradient_shape(
-    module: nn.Module, way: Way, input_shape: Sequence[int], targets: torch.dtype, loss: RecordLoss, rows: int
+    module: nn.Module,
+    way: Way,
+    input_shape: Sequence[int],
+    targets: torch.dtype,
+    loss: RecordLoss,
+    rows: int,
 ) -> PassShape:
     """Check on synthetic rows that a pass computes each record's gradient by itself, else take another shape.
 
-    `targets`: int64 for classes, float32 for values. Returns the shape that every pass must have, as `checked_shape`
-    finds it from `rows` on. Raises RowsDependError if a single row does not give the same bits twice.
+    `targets`: int64 for classes, float32 for values. Returns the shape that every pass must have,
+    as `checked_shape` finds it from `rows` on. Raises RowsDependError if a single row does not give
+    the same bits twice.
     """
 
     def trials(shape: PassShape) -> Iterator[Trial]:
         for drawn in drawn_modules(module):
             probe, features, labels = _made_up(drawn, shape.rows, input_shape, targets)
 
-            def results(part: Tensor, part_targets: Tensor, probe: nn.Module = probe) -> list[Tensor]:
+            def results(
+                part: Tensor, part_targets: Tensor, probe: nn.Module = probe
+            ) -> list[Tensor]:
                 return _row_results(probe, way, part, part_targets, loss, shape.products)
 
             yield Trial(results, features, labels)
 
-    key = (way, structure(module), tuple(input_shape), targets, getattr(loss, "__qualname__", repr(loss)))
+    key = (
+        way,
+        structure(module),
+        tuple(input_shape),
+        targets,
+        getattr(loss, "__qualname__", repr(loss)),
+    )
     return checked_shape(key, PassShape("gradients", wanted=rows, rows=rows), trials)
 
 
 def rounding_eta(
-    module: nn.Module, way: Way, input_shape: Sequence[int], targets: torch.dtype, loss: RecordLoss, rows: int,
+    module: nn.Module,
+    way: Way,
+    input_shape: Sequence[int],
+    targets: torch.dtype,
+    loss: RecordLoss,
+    rows: int,
     units: int,
-) -> float:  # fmt: skip
+) -> float:
     """Return eta: rounding moves a sum of contributions of norm C' by at most eta C' between neighbouring data sets.
 
         eta = 2 u m ((P + 4) L kappa + K),    u = 2^-53,    m = 2 n,    K = ceil(m / P)
 
-    with L the positions of a layer and kappa how far they may cancel: 1 where a gradient is formed or has one position,
-    at most 1000 elsewhere, thanks to the allowance in the norm. P is `rows`, n the declared `units`; the others are
-    those of `checked_gradient_shape`. Raises UserError if eta exceeds 0.001.
+    with L the positions of a layer and kappa how far they may cancel: 1 where a gradient is formed
+    or has one position, at most 1000 elsewhere, thanks to the allowance in the norm. P is `rows`, n
+    the declared `units`; the others are those of `checked_gradient_shape`. Raises UserError if eta
+    exceeds 0.001.
     """
     terms = 1.0
     if way == "book_keeping":
-        terms = max(layer.terms for layer in _layers(*_made_up(module, 1, input_shape, targets), loss))
+        terms = max(
+            layer.terms for layer in _layers(*_made_up(module, 1, input_shape, targets), loss)
+        )
     most = _REAL_PER_DECLARED * units
     eta = 2 * _ROUNDING * most * ((rows + 4) * terms + math.ceil(most / rows))
     if eta > LARGEST_ETA:
         said = f"rounding can move a sum over up to {most} units by {eta:.1e} of the clip norm"
-        raise UserError(f"{said}, allowed is {LARGEST_ETA}: train on fewer units, or choose a model of dense layers")
+        raise UserError(
+            f"{said}, allowed is {LARGEST_ETA}: train on fewer units, or choose a model of "
+            "dense layers"
+        )
     return eta
 
 
@@ -126,7 +168,11 @@ def _made_up(
         return probe, inputs, torch.randn(rows, generator=generator).to(like.device, targets)
     with torch.no_grad():
         classes = probe(inputs).shape[-1]
-    return probe, inputs, torch.randint(classes, (rows,), generator=generator).to(like.device, targets)
+    return (
+        probe,
+        inputs,
+        torch.randint(classes, (rows,), generator=generator).to(like.device, targets),
+    )
 
 
 def _layers(
@@ -138,13 +184,22 @@ def _layers(
 
 
 def _row_results(
-    module: nn.Module, way: Way, features: Tensor, targets: Tensor, loss: RecordLoss, products: Products
+    module: nn.Module,
+    way: Way,
+    features: Tensor,
+    targets: Tensor,
+    loss: RecordLoss,
+    products: Products,
 ) -> list[Tensor]:
     chain = None if way == "vmap" else dense_chain(module)
     if chain is not None:
-        layers: Sequence[LayerGradients | DrawnLayer] = chain.gradients(features, targets, loss, None, products)
+        layers: Sequence[LayerGradients | DrawnLayer] = chain.gradients(
+            features, targets, loss, None, products
+        )
         return [values for layer in layers for values in layer.rows]
     with computing(products):
         if way == "vmap":
             return [per_example_gradients(module, features, targets, loss)]
-        return [values for layer in _layers(module, features, targets, loss) for values in layer.rows]
+        return [
+            values for layer in _layers(module, features, targets, loss) for values in layer.rows
+        ]

@@ -1,8 +1,9 @@
 """Modules with randomness of their own, such as weight noise or dropout masks, drawn afresh for each batch.
 
-What such a module draws for the whole batch it keeps; what it draws for each record it joins to the record's features.
-Engines may then cut a batch as they like: each record meets its own draw and all records meet the shared one, so that a
-record more or less in the batch changes no other record's contribution.
+What such a module draws for the whole batch it keeps; what it draws for each record it joins to the
+record's features. Engines may then cut a batch as they like: each record meets its own draw and all
+records meet the shared one, so that a record more or less in the batch changes no other record's
+contribution.
 """
 
 import numpy as np
@@ -18,8 +19,8 @@ def resampled(
 ) -> tuple[nn.Module, torch.Tensor]:
     """Draw a module's randomness for one batch of records (N, *shape), from a stream of its own.
 
-    Returns a module with the same trainable parameters, and its inputs (N, ...), which may be cut at will. One that
-    is not stochastic is returned as it is.
+    Returns a module with the same trainable parameters, and its inputs (N, ...), which may be cut
+    at will. One that is not stochastic is returned as it is.
     """
     if isinstance(module, VariationalModule | DropoutModule):
         module.resample(generator, len(features))

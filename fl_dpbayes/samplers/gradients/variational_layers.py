@@ -1,8 +1,8 @@
 """What one Linear or Conv2d layer under shared weight draws adds to per-example norms and to the clipped sum.
 
-With weights w_s = mean + log(1 + exp(spread)) e_s for draws s = 1 .. S, and a_is, g_is the layer's input and the
-gradient of record i's loss at its output under draw s (a sum over positions where there are several), record i has the
-gradients, with E_s = e_s o sigmoid(spread),
+With weights w_s = mean + log(1 + exp(spread)) e_s for draws s = 1 .. S, and a_is, g_is the layer's
+input and the gradient of record i's loss at its output under draw s (a sum over positions where
+there are several), record i has the gradients, with E_s = e_s o sigmoid(spread),
 
     by mean     M_i = sum_s g_is a_is'
     by spread   R_i = sum_s (g_is a_is') o E_s
@@ -19,13 +19,17 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from fl_dpbayes.samplers.gradients.contribution import LARGEST_CANCELLATION, row_norms, weighted_rows
+from fl_dpbayes.samplers.gradients.contribution import (
+    LARGEST_CANCELLATION,
+    row_norms,
+    weighted_rows,
+)
 from fl_dpbayes.samplers.gradients.layer_gradients import positions
 
 _ROUNDING = torch.finfo(torch.float32).eps / 2
 _TINY = torch.finfo(torch.float32).tiny
-# Products over pairs of draws are taken all at once for small layers, and a few at a time for large ones: 8 MiB of them
-# are faster than 128 MiB.
+# Products over pairs of draws are taken all at once for small layers, and a few at a time for large
+# ones: 8 MiB of them are faster than 128 MiB.
 _PAIR_ELEMENTS = 2**21
 
 
@@ -33,10 +37,11 @@ _PAIR_ELEMENTS = 2**21
 class DrawnLayer:
     """Per-example gradients of one layer in factored form, scaled so that no product leaves the range of float32.
 
-    `inputs`, `output_gradients`: a and g over their scales, shapes (S, N, G, L, p) and (S, N, G, L, o), entries in
-    [-1, 1]. `input_scale`, `output_scale`: largest |a| and |g| of each record, shape (N,), float64. `weight_slopes`,
-    `bias_slopes`: E of the weight, shape (S, G, o, p), and of the bias, shape (S, G, o), or None. `formed`: scaled M
-    and R, shape (N, G, o, p) each, or None for one position and group, where norms need neither.
+    `inputs`, `output_gradients`: a and g over their scales, shapes (S, N, G, L, p) and (S, N, G, L,
+    o), entries in [-1, 1]. `input_scale`, `output_scale`: largest |a| and |g| of each record, shape
+    (N,), float64. `weight_slopes`, `bias_slopes`: E of the weight, shape (S, G, o, p), and of the
+    bias, shape (S, G, o), or None. `formed`: scaled M and R, shape (N, G, o, p) each, or None for
+    one position and group, where norms need neither.
     """
 
     inputs: torch.Tensor
@@ -64,31 +69,45 @@ def drawn_outputs(
 ) -> torch.Tensor:
     """Apply a layer under S weight draws to S batches at once, rows of draw 1 first.
 
-    `layer`: a Linear or Conv2d. `rows`: (S N, ...). `weights`: (S, *weight shape). `biases`: (S, o), or None.
+    `layer`: a Linear or Conv2d. `rows`: (S N, ...). `weights`: (S, *weight shape). `biases`: (S,
+    o), or None.
     """
     draws = len(weights)
     if isinstance(layer, nn.Linear):
         inputs = rows.reshape(draws, -1, layer.in_features)
-        outputs = inputs @ weights.mT if biases is None else torch.baddbmm(biases[:, None], inputs, weights.mT)
+        outputs = (
+            inputs @ weights.mT
+            if biases is None
+            else torch.baddbmm(biases[:, None], inputs, weights.mT)
+        )
         return outputs.reshape(*rows.shape[:-1], layer.out_features)
     assert isinstance(layer, nn.Conv2d)
     # Draws as groups of one wide convolution.
     wide = rows.unflatten(0, (draws, -1)).transpose(0, 1).flatten(1, 2)
     outputs = functional.conv2d(
-        wide, weights.flatten(0, 1), None if biases is None else biases.flatten(), layer.stride, layer.padding,
-        layer.dilation, draws * layer.groups,
-    )  # fmt: skip
+        wide,
+        weights.flatten(0, 1),
+        None if biases is None else biases.flatten(),
+        layer.stride,
+        layer.padding,
+        layer.dilation,
+        draws * layer.groups,
+    )
     return outputs.unflatten(1, (draws, -1)).transpose(0, 1).flatten(0, 1)
 
 
 def drawn_layer(
-    layer: nn.Module, rows: torch.Tensor, output_gradients: torch.Tensor, weight_slopes: torch.Tensor,
+    layer: nn.Module,
+    rows: torch.Tensor,
+    output_gradients: torch.Tensor,
+    weight_slopes: torch.Tensor,
     bias_slopes: torch.Tensor | None,
-) -> DrawnLayer:  # fmt: skip
+) -> DrawnLayer:
     """Bring a layer's inputs and output gradients into factored form, float32.
 
-    `layer`: a Linear, or a Conv2d with integer zero padding. `rows`: what it was given, draw by draw, (S N, ...).
-    `weight_slopes`, `bias_slopes`: E of the weight, (S, *weight shape), and of the bias, (S, o), or None.
+    `layer`: a Linear, or a Conv2d with integer zero padding. `rows`: what it was given, draw by
+    draw, (S N, ...). `weight_slopes`, `bias_slopes`: E of the weight, (S, *weight shape), and of
+    the bias, (S, o), or None.
     """
     draws = len(weight_slopes)
     a, g = positions(layer, rows, output_gradients)
@@ -131,7 +150,10 @@ def weighted_sums(
     A record with factor 0 is left out whatever its gradient holds (0 times infinity is NaN).
     """
     scales = layer.input_scale * layer.output_scale
-    for_mean, for_spread = _coefficients(mean_factors, scales), _coefficients(spread_factors, scales)
+    for_mean, for_spread = (
+        _coefficients(mean_factors, scales),
+        _coefficients(spread_factors, scales),
+    )
     if layer.formed is None:
         by_mean = _draw_sums(layer, for_mean)
         # Most rules give both parts of a gradient one factor.
@@ -139,10 +161,15 @@ def weighted_sums(
         mean_parts, spread_parts = [by_mean.sum(0)], [(by_spread * layer.weight_slopes).sum(0)]
     else:
         by_mean, by_spread = (formed.flatten(1) for formed in layer.formed)
-        mean_parts, spread_parts = [weighted_rows(for_mean, by_mean)], [weighted_rows(for_spread, by_spread)]
+        mean_parts, spread_parts = (
+            [weighted_rows(for_mean, by_mean)],
+            [weighted_rows(for_spread, by_spread)],
+        )
     if layer.bias_slopes is not None:
         gradients = layer.output_gradients.sum(dim=3).transpose(0, 1).flatten(1)
-        for_mean, for_spread = (_coefficients(each, layer.output_scale) for each in (mean_factors, spread_factors))
+        for_mean, for_spread = (
+            _coefficients(each, layer.output_scale) for each in (mean_factors, spread_factors)
+        )
         mean_parts.append(weighted_rows(for_mean, gradients).view_as(layer.bias_slopes).sum(0))
         by_spread = weighted_rows(for_spread, gradients).view_as(layer.bias_slopes)
         spread_parts.append((by_spread * layer.bias_slopes).sum(0))
@@ -167,7 +194,9 @@ def _scaled(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _mean_norms(layer: DrawnLayer) -> torch.Tensor:
-    a, g = (each[:, :, 0, 0].transpose(0, 1).double() for each in (layer.inputs, layer.output_gradients))
+    a, g = (
+        each[:, :, 0, 0].transpose(0, 1).double() for each in (layer.inputs, layer.output_gradients)
+    )
     products = (a @ a.mT) * (g @ g.mT)
     lengths = products.diagonal(dim1=1, dim2=2).sqrt().sum(dim=1)
     return _upper_root(products.sum(dim=(1, 2)), lengths, draws=len(layer.inputs), terms=0)
@@ -196,9 +225,12 @@ def _spread_norms(layer: DrawnLayer) -> torch.Tensor:
     return _upper_root(squares, lengths, draws, terms) * largest.double()
 
 
-def _upper_root(squares: torch.Tensor, lengths: torch.Tensor, draws: int, terms: int) -> torch.Tensor:
-    # Draws may cancel, so rounding is bounded relative to the sum of their lengths: a sum of m float32 products is off
-    # by at most some m roundings of the sum of their magnitudes, and the sum over S draws that is clipped by some S.
+def _upper_root(
+    squares: torch.Tensor, lengths: torch.Tensor, draws: int, terms: int
+) -> torch.Tensor:
+    # Draws may cancel, so rounding is bounded relative to the sum of their lengths: a sum of m
+    # float32 products is off by at most some m roundings of the sum of their magnitudes, and the
+    # sum over S draws that is clipped by some S.
     roundings = 1.01 * terms + 4 * draws + 32
     return (squares.clamp(min=0.0) + roundings * _ROUNDING * lengths.square()).sqrt()
 

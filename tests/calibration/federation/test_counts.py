@@ -30,12 +30,20 @@ def test_exact_count_is_bounded_by_the_declared_units_and_their_error() -> None:
         check_counts(CARD, [exact(5), exact(10_001)])
 
 
-@pytest.mark.parametrize(("cells", "complaint"), [
-    ({(0, 0): 10_055.0}, None), ({(0, 0): 10_065.0}, "a sum is"), ({(3, 1): -55.0}, None),
-    ({(3, 1): -65.0}, "a sum is -65"), ({(bin_, 0): 679.0 for bin_ in range(15)}, None),
-    ({(bin_, 0): 690.0 for bin_ in range(15)}, "test records"),
-])  # fmt: skip
-def test_noised_sums_are_bounded_too(cells: dict[tuple[int, int], float], complaint: str | None) -> None:
+@pytest.mark.parametrize(
+    ("cells", "complaint"),
+    [
+        ({(0, 0): 10_055.0}, None),
+        ({(0, 0): 10_065.0}, "a sum is"),
+        ({(3, 1): -55.0}, None),
+        ({(3, 1): -65.0}, "a sum is -65"),
+        ({(bin_, 0): 679.0 for bin_ in range(15)}, None),
+        ({(bin_, 0): 690.0 for bin_ in range(15)}, "test records"),
+    ],
+)
+def test_noised_sums_are_bounded_too(
+    cells: dict[tuple[int, int], float], complaint: str | None
+) -> None:
     sums = np.zeros((15, SENT_COLUMNS))
     for cell, value in cells.items():
         sums[cell] = value
@@ -51,9 +59,15 @@ def test_noise_that_is_stated_too_large_is_no_excuse() -> None:
             check_noise(factor * sensitivity(), 4.0, most)
 
 
-@pytest.mark.parametrize(("count", "noise", "named"), [
-    (0.0, 0.0, True), (1.0, 0.0, False), (60.0, 10.0, True), (90.0, 10.0, False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("count", "noise", "named"),
+    [
+        (0.0, 0.0, True),
+        (1.0, 0.0, False),
+        (60.0, 10.0, True),
+        (90.0, 10.0, False),
+    ],
+)
 def test_results_of_no_record_name_their_sender(count: float, noise: float, named: bool) -> None:
     sums = np.zeros((REPORT_BINS, SENT_COLUMNS))
     sums[0, 0] = count
@@ -81,30 +95,49 @@ def test_all_zero_tables_are_told_with_their_sender_and_not_the_neighbour(federa
     run.spoil(zeros, ["evaluate"])
     said = run.run().warnings()
     assert any(text.startswith("south sent test results of no record") for text in said)
-    assert not any("decides what is pooled over the" in text and "training" in text for text in said)
+    assert not any(
+        "decides what is pooled over the" in text and "training" in text for text in said
+    )
 
 
 def test_noise_beyond_the_plan_s_is_rejected_with_its_sender(federation) -> None:
-    run = federation("evaluation={release='noised', noise_multiplier=0.2}", "simulation.cohort_epsilon=1000")
-    run.spoil_record(lambda record: record.update(noise_std=999 * record["noise_std"]), ["evaluate"])
+    run = federation(
+        "evaluation={release='noised', noise_multiplier=0.2}", "simulation.cohort_epsilon=1000"
+    )
+    run.spoil_record(
+        lambda record: record.update(noise_std=999 * record["noise_std"]), ["evaluate"]
+    )
     run.run()
     summary = run.summary()
-    assert any("south sent no evaluation: rejected: it states noise of" in text for text in summary["warnings"])
+    assert any(
+        "south sent no evaluation: rejected: it states noise of" in text
+        for text in summary["warnings"]
+    )
     rows = {(row["site"], row["predictor"]): row for row in summary["calibration"]}
     assert rows["pooled:train", "posterior"]["accuracy"] is not None
 
 
-@pytest.mark.parametrize(("counts", "said"), [
-    ((10, 90), None), ((25, 50, 25), None), ((25, 51, 24), "b states 51 of 100 test records and has 51%"),
-    ((-3.0, -2.0, -1.0), None), ((-3.0, -2.0, 4.0), "c states 4 of 4"),
-])  # fmt: skip
-def test_site_that_holds_most_of_three_or_more_is_named(counts: tuple[float, ...], said: str | None) -> None:
+@pytest.mark.parametrize(
+    ("counts", "said"),
+    [
+        ((10, 90), None),
+        ((25, 50, 25), None),
+        ((25, 51, 24), "b states 51 of 100 test records and has 51%"),
+        ((-3.0, -2.0, -1.0), None),
+        ((-3.0, -2.0, 4.0), "c states 4 of 4"),
+    ],
+)
+def test_site_that_holds_most_of_three_or_more_is_named(
+    counts: tuple[float, ...], said: str | None
+) -> None:
     found = dominating_site("train", dict(zip("abc", counts, strict=False)))
     assert found is None if said is None else said in sentence(found)
 
 
 @pytest.mark.parametrize(("factor", "rejected"), [(50, False), (1e6, True)])
-def test_claim_beyond_the_card_is_rejected_and_one_below_it_is_named(federation, factor, rejected) -> None:
+def test_claim_beyond_the_card_is_rejected_and_one_below_it_is_named(
+    federation, factor, rejected
+) -> None:
     def multiplied(reply: Message) -> Message:
         for name, array in list(reply.content["arrays"].items()):
             reply.content["arrays"][name] = Array(array.numpy() * factor)
@@ -114,9 +147,17 @@ def test_claim_beyond_the_card_is_rejected_and_one_below_it_is_named(federation,
     run.spoil(multiplied, ["evaluate"])
     said = run.run().warnings()
     assert any("south sent no evaluation: rejected: it counts" in text for text in said) == rejected
-    named = [text for text in said if text.startswith("south states") and "pooled result of training sites" in text]
+    named = [
+        text
+        for text in said
+        if text.startswith("south states") and "pooled result of training sites" in text
+    ]
     assert len(named) == (not rejected)
-    rows = [row for row in run.summary()["calibration"] if (row["role"], row["predictor"]) == ("train", "last")]
+    rows = [
+        row
+        for row in run.summary()["calibration"]
+        if (row["role"], row["predictor"]) == ("train", "last")
+    ]
     n = {row["site"]: row["n"] for row in rows}
     assert n["pooled:train"] == sum(count for name, count in n.items() if ":" not in name)
     assert ("south" in n) != rejected
@@ -132,8 +173,12 @@ def site(count: int, accuracy: float, seed: int, noise_std: float = 0.0) -> Nois
 
 def test_one_made_up_site_of_two_or_three_is_named_behind_noise_too() -> None:
     tables = {"honest": site(2000, 0.42, 0, 5.0), "made-up": site(100_000, 0.999, 1, 5.0)}
-    assert any("made-up decides" in text for text in map(sentence, decisive_sites("held_out", tables)))
-    assert not decisive_sites("held_out", {"a": site(2000, 0.75, 0, 5.0), "b": site(2000, 0.75, 1, 5.0)})
+    assert any(
+        "made-up decides" in text for text in map(sentence, decisive_sites("held_out", tables))
+    )
+    assert not decisive_sites(
+        "held_out", {"a": site(2000, 0.75, 0, 5.0), "b": site(2000, 0.75, 1, 5.0)}
+    )
     two = {"honest": site(250, 0.42, 0), "made-up": site(250_000, 0.9999, 1)}
     for tables in (two, two | {"other": site(250, 0.45, 2)}):
         sentences = list(map(sentence, decisive_sites("shifted", tables)))
@@ -145,7 +190,9 @@ def test_one_made_up_site_of_two_or_three_is_named_behind_noise_too() -> None:
 
 def test_every_site_is_left_out_of_the_pool_once(monkeypatch) -> None:
     summarised, seen = counts._summary_of, []
-    monkeypatch.setattr(counts, "_summary_of", lambda table: seen.append(table) or summarised(table))
+    monkeypatch.setattr(
+        counts, "_summary_of", lambda table: seen.append(table) or summarised(table)
+    )
     for number in (2, 3, 5):
         tables = {f"site {k}": site(100 + k, 0.75, k, 2.0 + k) for k in range(number)}
         decisive_sites("held_out", tables)

@@ -15,43 +15,87 @@ from fl_dpbayes.report.run_files import read_csv
 
 
 def row(site, role="train", predictor="posterior", **values):
-    return {"site": site, "role": role, "predictor": predictor, "samples": 5, "n": 10, "intervals": {"ece": [0, 1]}} | {
-        "ece": 0.2, "nll_clipped": 3, "auroc": 0.5, "terms": {"a": 1.0}, "ece_if_calibrated_high": 0.5,
-    } | values  # fmt: skip
+    return (
+        {
+            "site": site,
+            "role": role,
+            "predictor": predictor,
+            "samples": 5,
+            "n": 10,
+            "intervals": {"ece": [0, 1]},
+        }
+        | {
+            "ece": 0.2,
+            "nll_clipped": 3,
+            "auroc": 0.5,
+            "terms": {"a": 1.0},
+            "ece_if_calibrated_high": 0.5,
+        }
+        | values
+    )
 
 
 def test_mean_counts_each_site_the_same() -> None:
     two = [row("a", n=1000, ece=0.2), row("b", n=10, ece=0.4)]
     rows = mean_rows([*two, row("c", "held_out"), row("b", predictor="last")])
     assert rows == [
-        {"site": "mean:train", "role": "train", "predictor": "posterior", "samples": 5, "n": 1010,
-         "ece": pytest.approx(0.3), "nll_clipped": None, "auroc": 0.5, "terms": None, "intervals": {}}
-    ]  # fmt: skip
+        {
+            "site": "mean:train",
+            "role": "train",
+            "predictor": "posterior",
+            "samples": 5,
+            "n": 1010,
+            "ece": pytest.approx(0.3),
+            "nll_clipped": None,
+            "auroc": 0.5,
+            "terms": None,
+            "intervals": {},
+        }
+    ]
 
 
-@pytest.mark.parametrize(("values", "mean"), [
-    ({"auroc_bounds": ([0.4, 0.6], [0.6, 1.0])}, pytest.approx([0.5, 0.8])),
-    ({"auroc_bounds": ([0.4, 0.6], None)}, None), ({"auroc": (None, 0.5)}, None),
-])  # fmt: skip
-def test_bounds_are_averaged_end_by_end_and_what_is_undefined_at_one_site_has_no_mean(values, mean) -> None:
+@pytest.mark.parametrize(
+    ("values", "mean"),
+    [
+        ({"auroc_bounds": ([0.4, 0.6], [0.6, 1.0])}, pytest.approx([0.5, 0.8])),
+        ({"auroc_bounds": ([0.4, 0.6], None)}, None),
+        ({"auroc": (None, 0.5)}, None),
+    ],
+)
+def test_bounds_are_averaged_end_by_end_and_what_is_undefined_at_one_site_has_no_mean(
+    values, mean
+) -> None:
     ((name, pair),) = values.items()
-    assert mean_rows([row(site, **{name: value}) for site, value in zip("ab", pair, strict=True)])[0][name] == mean
+    assert (
+        mean_rows([row(site, **{name: value}) for site, value in zip("ab", pair, strict=True)])[0][
+            name
+        ]
+        == mean
+    )
 
 
 def assert_sets_of_a_run(summary, parsed) -> None:
     places = {(row["site"], row["predictor"], row["weights"]) for row in summary["conformal"]}
     sites = ("pooled:held_out", "pooled:shifted", "held-out", "noisy-scanner", "rotated")
-    assert places >= {(place, predictor, "none") for place in sites for predictor in ("posterior", "last")}
+    assert places >= {
+        (place, predictor, "none") for place in sites for predictor in ("posterior", "last")
+    }
     assert not any("estimated" in weights for *_, weights in places)  # ten classes
-    assert all(1 <= row["size"] + 1 <= 11 and row["n_calibration"] > 0 for row in summary["conformal"])
+    assert all(
+        1 <= row["size"] + 1 <= 11 and row["n_calibration"] > 0 for row in summary["conformal"]
+    )
     assert len(parsed.conformal) == len(summary["conformal"])
 
 
-def test_a_run_shows_means_takes_none_for_a_site_and_holds_sets_of_its_exact_sums(federation) -> None:
+def test_a_run_shows_means_takes_none_for_a_site_and_holds_sets_of_its_exact_sums(
+    federation,
+) -> None:
     run = federation().run()
     summary = run.summary()
     rows = {(row["site"], row["predictor"]): row for row in summary["calibration"]}
-    trained = [row for row in summary["calibration"] if row["role"] == "train" and ":" not in row["site"]]
+    trained = [
+        row for row in summary["calibration"] if row["role"] == "train" and ":" not in row["site"]
+    ]
     last = [row for row in trained if row["predictor"] == "last"]
     assert len(last) >= 2
     mean = rows["mean:train", "last"]
@@ -60,7 +104,9 @@ def test_a_run_shows_means_takes_none_for_a_site_and_holds_sets_of_its_exact_sum
     # One site has no mean.
     assert ("mean:held_out", "last") not in rows
     assert all(":" not in site["name"] and site["test_n"] for site in summary["sites"])
-    assert [line["site"] for line in read_csv(run.folder / "calibration.csv")].count("mean:train") == 2
+    assert [line["site"] for line in read_csv(run.folder / "calibration.csv")].count(
+        "mean:train"
+    ) == 2
     without = {**summary, "calibration": [row for row in summary["calibration"] if row is not mean]}
     assert str(answer(parse_summary(summary))) == str(answer(parse_summary(without)))
     parsed = parse_summary(summary)
@@ -81,28 +127,45 @@ NOISED = NoisedTable(np.ones((15, SENT_COLUMNS)), 1.0)
 
 def test_every_place_that_did_not_train_has_rows_per_predictor_and_weights() -> None:
     train, away, shifted = site(0, 4000, 0.2), site(1, 4000, 0.2), site(2, 4000, 0.8)
-    rows = conformal_rows([
-        ("pooled:train", "train", "posterior", train), ("pooled:held_out", "held_out", "posterior", away),
-        ("pooled:held_out", "held_out", "recalibrated", away), ("north", "train", "posterior", train),
-        ("away", "held_out", "posterior", away), ("shifted", "shifted", "posterior", shifted),
-        ("shifted", "shifted", "last", shifted),
-    ])  # fmt: skip
+    rows = conformal_rows(
+        [
+            ("pooled:train", "train", "posterior", train),
+            ("pooled:held_out", "held_out", "posterior", away),
+            ("pooled:held_out", "held_out", "recalibrated", away),
+            ("north", "train", "posterior", train),
+            ("away", "held_out", "posterior", away),
+            ("shifted", "shifted", "posterior", shifted),
+            ("shifted", "shifted", "last", shifted),
+        ]
+    )
     assert json.loads(json.dumps(rows)) == rows
-    weights, places = ("none", "label-shift", "label-shift-estimated"), ("pooled:held_out", "away", "shifted")
-    assert [(row["site"], row["weights"]) for row in rows] == [(place, name) for place in places for name in weights]
+    weights, places = (
+        ("none", "label-shift", "label-shift-estimated"),
+        ("pooled:held_out", "away", "shifted"),
+    )
+    assert [(row["site"], row["weights"]) for row in rows] == [
+        (place, name) for place in places for name in weights
+    ]
     by = {(row["site"], row["weights"]): row for row in rows}
     assert by["away", "none"]["coverage"] == pytest.approx(0.9, abs=0.03)
-    assert by["shifted", "none"]["interval"][1] < 0.9  # four times the prevalence: unweighted sets miss
+    assert (
+        by["shifted", "none"]["interval"][1] < 0.9
+    )  # four times the prevalence: unweighted sets miss
     for name in weights[1:]:
         assert by["shifted", name]["coverage"] == pytest.approx(0.9, abs=0.03)
         assert by["shifted", name]["size"] > 0
     assert (by["away", "none"]["n"], by["away", "none"]["n_calibration"]) == (4000, 4000)
 
 
-def test_noised_or_missing_sums_have_no_rows_and_a_class_that_training_lacks_no_weights_limit() -> None:
+def test_noised_or_missing_sums_have_no_rows_and_a_class_that_training_lacks_no_weights_limit() -> (
+    None
+):
     def weights(train, away):
         places = [("pooled:train", "train", "last", train), ("away", "held_out", "last", away)]
-        return [row["weights"] for row in conformal_rows([place for place in places if place[3] is not None])]
+        return [
+            row["weights"]
+            for row in conformal_rows([place for place in places if place[3] is not None])
+        ]
 
     exact = site(3, 100, 0.5)
     for train, away in ((NOISED, exact), (exact, NOISED), (exact, empty(2)), (None, exact)):
@@ -111,11 +174,15 @@ def test_noised_or_missing_sums_have_no_rows_and_a_class_that_training_lacks_no_
 
 
 def test_noised_run_has_no_rows(federation) -> None:
-    run = federation("evaluation={release='noised', noise_multiplier=2.0}", "simulation.cohort_epsilon=8").run()
+    run = federation(
+        "evaluation={release='noised', noise_multiplier=2.0}", "simulation.cohort_epsilon=8"
+    ).run()
     summary = run.summary()
     assert summary["conformal"] == summary["subgroups"] == []
     assert summary["shift_detection"]
-    assert all(row["auroc"] is None and row["n_reference"] is None for row in summary["shift_detection"])
+    assert all(
+        row["auroc"] is None and row["n_reference"] is None for row in summary["shift_detection"]
+    )
     row = summary["calibration"][0]
     for metric in ("aurc", "net_benefit", "auroc_bounds", "ece_10"):
         assert row[metric] is None
@@ -140,14 +207,25 @@ def test_ends_limit():
         assert separation(first, np.zeros(2)) is separation(np.zeros(2), first) is None
 
 
-@given(st.integers(0, 10_000), st.integers(1, 60), st.integers(1, 60), st.sampled_from([8, 60, FINE_BINS]))
+@given(
+    st.integers(0, 10_000),
+    st.integers(1, 60),
+    st.integers(1, 60),
+    st.sampled_from([8, 60, FINE_BINS]),
+)
 def test_bounds_property_hold_the_area_of_unbinned_values(seed, m, n, bins):
     generator = np.random.default_rng(seed)
     first, second = generator.beta(1, 5, m), generator.beta(2, 3, n)
     found = separation(histogram(first, bins), histogram(second, bins))
     assert found.bounds.low - 1e-12 <= area(first, second) <= found.bounds.high + 1e-12
     assert found.value == pytest.approx(area(bin_index(first, bins), bin_index(second, bins)))
-    assert found.interval.low <= found.bounds.low <= found.value <= found.bounds.high <= found.interval.high
+    assert (
+        found.interval.low
+        <= found.bounds.low
+        <= found.value
+        <= found.bounds.high
+        <= found.interval.high
+    )
 
 
 def two_points(share):
@@ -158,9 +236,15 @@ LAWS = {
     "alike": (lambda g, k: g.beta(1, 9, k), lambda g, k: g.beta(1, 9, k)),
     "shifted": (lambda g, k: g.beta(1, 9, k), lambda g, k: g.beta(2, 6, k)),
     "far": (lambda g, k: g.beta(1, 20, k), lambda g, k: g.beta(6, 6, k)),
-    "wider": (lambda g, k: 0.3 + 0.02 * g.standard_normal(k), lambda g, k: 0.3 + 0.1 * g.standard_normal(k)),
+    "wider": (
+        lambda g, k: 0.3 + 0.02 * g.standard_normal(k),
+        lambda g, k: 0.3 + 0.1 * g.standard_normal(k),
+    ),
     "two points": (lambda g, k: g.beta(5, 5, k), two_points(0.5)),
-    "narrow above": (lambda g, k: 0.3 + 0.1 * g.standard_normal(k), lambda g, k: 0.45 + 0.02 * g.standard_normal(k)),
+    "narrow above": (
+        lambda g, k: 0.3 + 0.1 * g.standard_normal(k),
+        lambda g, k: 0.45 + 0.02 * g.standard_normal(k),
+    ),
     "rare": (two_points(0.97), lambda g, k: 0.4 + 0.1 * g.random(k)),
 }
 
@@ -170,10 +254,15 @@ LAWS = {
 def test_interval_of_the_separation_covers(name, sizes):
     first, second = LAWS[name]
     generator = np.random.default_rng(7)
-    whole = separation(histogram(first(generator, 200_000), 100_000), histogram(second(generator, 200_000), 100_000))
+    whole = separation(
+        histogram(first(generator, 200_000), 100_000),
+        histogram(second(generator, 200_000), 100_000),
+    )
     replicates, covered = 250, 0
     for _ in range(replicates):
-        found = separation(histogram(first(generator, sizes[0])), histogram(second(generator, sizes[1])))
+        found = separation(
+            histogram(first(generator, sizes[0])), histogram(second(generator, sizes[1]))
+        )
         covered += found.interval.low <= whole.value <= found.interval.high
     error = (0.93 * 0.07 / replicates) ** 0.5
     assert covered / replicates >= 0.93 - 3 * error

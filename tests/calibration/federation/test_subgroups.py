@@ -27,9 +27,14 @@ def part(**changes) -> SiteSplit:
 
 def request(classes=2) -> EvaluateRequest:
     return EvaluateRequest(
-        run="cd" * 16, round=1, task=Task(input_shape=(2,), classes=classes), model={"kind": "logistic"},
-        predictors={"last": (1.0,), "posterior": (0.5, 0.5)}, arrays="0" * 64, delta=1e-3,
-    )  # fmt: skip
+        run="cd" * 16,
+        round=1,
+        task=Task(input_shape=(2,), classes=classes),
+        model={"kind": "logistic"},
+        predictors={"last": (1.0,), "posterior": (0.5, 0.5)},
+        arrays="0" * 64,
+        delta=1e-3,
+    )
 
 
 def test_subgroups_add_up_to_the_whole_with_their_truth() -> None:
@@ -37,7 +42,9 @@ def test_subgroups_add_up_to_the_whole_with_their_truth() -> None:
     assert (groups, left_out) == ((("sex", "female"), ("sex", "male")), 0)
     counted = count_predictions("last", part(), groups, PREDICTED)
     assert list(counted) == ["last", "group-0/last", "group-1/last"]
-    female = from_batch(PREDICTED[SEX == "female"], LABELS[SEX == "female"], truth=np.full((2, 2), 0.5))
+    female = from_batch(
+        PREDICTED[SEX == "female"], LABELS[SEX == "female"], truth=np.full((2, 2), 0.5)
+    )
     for name, array in to_arrays(counted["group-0/last"]).items():
         np.testing.assert_array_equal(array, to_arrays(female)[name])
     for name, array in to_arrays(merge(counted["group-0/last"], counted["group-1/last"])).items():
@@ -54,7 +61,9 @@ def test_attributes_that_do_not_fit_into_a_reply_are_left_out_whole() -> None:
 
 def arrays_of(counted) -> dict:
     tables = {key: to_arrays(statistics) for key, statistics in counted.items()}
-    return {f"{key}/{name}": array for key, of_one in tables.items() for name, array in of_one.items()}
+    return {
+        f"{key}/{name}": array for key, of_one in tables.items() for name, array in of_one.items()
+    }
 
 
 def test_more_records_in_subgroups_than_in_all_are_refused() -> None:
@@ -82,18 +91,29 @@ def test_subgroups_are_pooled_over_the_sites_that_have_them() -> None:
     every = subgroup_sets(parts, ("held_out", "train"))
     found = [(part.site, part.group[1], int(part.statistics.count)) for part in every]
     assert found == [
-        ("pooled:held_out", "female", 2), ("pooled:held_out", "male", 10), ("north", "female", 2), ("north", "male", 4),
+        ("pooled:held_out", "female", 2),
+        ("pooled:held_out", "male", 10),
+        ("north", "female", 2),
+        ("north", "male", 4),
         ("south", "male", 6),
-    ]  # fmt: skip
+    ]
 
 
 REPLY = {"run": "cd" * 16, "round": 1, "request": "0" * 64, "release": "public"}
 
 
-@pytest.mark.parametrize("groups", [
-    [["sex", "x" * 61]], [["sex", ""]], [["sex", "a\u202eb"]], [["sex", "a\nb"]], [["sex"]],
-    [["a", str(number)] for number in range(21)], [["sex", "male"], ["sex", "male"]],
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "groups",
+    [
+        [["sex", "x" * 61]],
+        [["sex", ""]],
+        [["sex", "a\u202eb"]],
+        [["sex", "a\nb"]],
+        [["sex"]],
+        [["a", str(number)] for number in range(21)],
+        [["sex", "male"], ["sex", "male"]],
+    ],
+)
 def test_hostile_names_are_refused(groups) -> None:
     EvaluateReply.model_validate({**REPLY, "groups": [["sex", "male"]]})
     with pytest.raises(ValidationError):
@@ -124,15 +144,21 @@ def test_nothing_about_subgroups_leaves_unless_test_data_are_public(table_site, 
 
 @pytest.fixture
 def table_run(federation, tmp_path):
-    """A federation of three sites on a table with a column of sexes; the label depends on one feature."""
+    """A federation of three sites on a table with a column of sexes.
+
+    The label depends on one feature.
+    """
     generator = np.random.default_rng(1)
     lines = ["a,b,sick,sex"]
     for _ in range(400):
         a, b = generator.normal(size=2)
-        lines.append(f"{a},{b},{int(a + 0.5 * generator.normal() > 0)},{generator.choice(['female', 'male'])}")
+        lines.append(
+            f"{a},{b},{int(a + 0.5 * generator.normal() > 0)},{generator.choice(['female', 'male'])}"
+        )
     (tmp_path / "t.csv").write_text("\n".join(lines))
     return federation(
-        f"data.source={{kind='table', path='{tmp_path / 't.csv'}', label='sick', classes=2, features=['a', 'b'], "
+        f"data.source={{kind='table', path='{tmp_path / 't.csv'}', label='sick', classes=2, "
+        "features=['a', 'b'], "
         "group_columns=['sex']}",
         "sites={north={role='train'}, south={role='train'}, out={role='held_out', records=100}}",
         "partition={kind='iid'}",
@@ -148,7 +174,9 @@ def test_a_run_measures_subgroups_and_shift(table_run) -> None:
         parts = [rows[place, value, "posterior"] for value in ("female", "male")]
         assert sum(row["n"] for row in parts) == whole[place, "posterior"]["n"]
         right = sum(row["n"] * row["accuracy"] for row in parts)
-        assert right == pytest.approx(whole[place, "posterior"]["n"] * whole[place, "posterior"]["accuracy"])
+        assert right == pytest.approx(
+            whole[place, "posterior"]["n"] * whole[place, "posterior"]["accuracy"]
+        )
         assert {row["attribute"] for row in parts} == {"sex"}
     diagrams = {(row["site"], row["predictor"]): row["bins"] for row in summary["reliability"]}
     roles = ("pooled:held_out", "pooled:train")
@@ -157,26 +185,40 @@ def test_a_run_measures_subgroups_and_shift(table_run) -> None:
     for key, bins in diagrams.items():
         assert sum(row["n"] for row in bins) == whole[key]["n"]
     found = [(row["site"], row["measure"]) for row in summary["shift_detection"]]
-    assert found == [(site, measure) for site in ("pooled:held_out", "out") for measure in ("epistemic", "total")]
+    assert found == [
+        (site, measure) for site in ("pooled:held_out", "out") for measure in ("epistemic", "total")
+    ]
     for row in summary["shift_detection"]:
         assert row["n"] == 100
         assert row["n_reference"] == whole["pooled:train", "posterior"]["n"]
         assert row["interval"][0] <= row["low"] <= row["auroc"] <= row["high"] <= row["interval"][1]
 
 
-def test_a_hostile_site_cannot_add_subgroups_and_many_sites_get_no_diagrams(table_run, monkeypatch) -> None:
+def test_a_hostile_site_cannot_add_subgroups_and_many_sites_get_no_diagrams(
+    table_run, monkeypatch
+) -> None:
     for most in ("MAX_RELIABILITY_SITES", "MAX_CURVE_SITES"):
         monkeypatch.setattr(f"fl_dpbayes.calibration.federation.evaluation.{most}", 1)
 
     def change(reply):
         for name in [name for name in reply.content["arrays"] if name.startswith("group-0/")]:
-            reply.content["arrays"][name] = Array(reply.content["arrays"][name.removeprefix("group-0/")].numpy())
+            reply.content["arrays"][name] = Array(
+                reply.content["arrays"][name.removeprefix("group-0/")].numpy()
+            )
         return reply
 
     table_run.spoil(change, ["evaluate"])
     summary = table_run.run().summary()
-    assert any("south sent no evaluation: rejected: the subgroups of 'sex'" in text for text in summary["warnings"])
-    assert {row["site"] for row in summary["subgroups"]} == {"pooled:train", "pooled:held_out", "north", "out"}
+    assert any(
+        "south sent no evaluation: rejected: the subgroups of 'sex'" in text
+        for text in summary["warnings"]
+    )
+    assert {row["site"] for row in summary["subgroups"]} == {
+        "pooled:train",
+        "pooled:held_out",
+        "north",
+        "out",
+    }
     # More sites than a reader looks at.
     pooled = {"pooled:train", "pooled:held_out"}
     assert {row["site"] for row in summary["reliability"]} == pooled
@@ -190,7 +232,10 @@ def test_subgroups_too_large_for_a_reply_are_refused_before_they_are_read() -> N
 
 
 def test_one_sample_has_no_epistemic_uncertainty_to_detect_a_shift_by(federation) -> None:
-    run = federation("training={rounds=1, steps_per_round=4, burn_in=2, thinning=2}", "aggregation={rule='fedavg'}")
+    run = federation(
+        "training={rounds=1, steps_per_round=4, burn_in=2, thinning=2}",
+        "aggregation={rule='fedavg'}",
+    )
     for row in run.run().summary()["shift_detection"]:
         assert (row["auroc"] is None) == (row["measure"] == "epistemic")
 

@@ -9,7 +9,13 @@ from sklearn.metrics import roc_auc_score, roc_curve
 
 from fl_dpbayes.calibration.bins import coarsen
 from fl_dpbayes.calibration.metrics import errors
-from fl_dpbayes.calibration.metrics.errors import ece, ece_true, reliability_bins, rms_debiased, rms_true
+from fl_dpbayes.calibration.metrics.errors import (
+    ece,
+    ece_true,
+    reliability_bins,
+    rms_debiased,
+    rms_true,
+)
 from fl_dpbayes.calibration.metrics.ranking import auroc, roc_points
 from fl_dpbayes.calibration.rms_interval import debiased_mean_square_gap
 from fl_dpbayes.calibration.statistics import empty, from_batch, merge
@@ -20,7 +26,9 @@ SEEDS = st.integers(0, 10_000)
 
 def random_statistics(seed, count=200, classes=3):
     generator = np.random.default_rng(seed)
-    return from_batch(generator.dirichlet(np.full(classes, 0.6), count), generator.integers(0, classes, count))
+    return from_batch(
+        generator.dirichlet(np.full(classes, 0.6), count), generator.integers(0, classes, count)
+    )
 
 
 def test_ten_points_golden():
@@ -29,7 +37,9 @@ def test_ten_points_golden():
     table = coarsen(statistics.class_wise[1], case["bins"])
     np.testing.assert_allclose(table[:, :3], case["sums"], rtol=1e-15, atol=1e-15)
     assert errors.mean_absolute_gap(table) == pytest.approx(float(Fraction(case["ece"])), abs=1e-15)
-    assert np.abs(errors.bin_gaps(table)[0]).max() == pytest.approx(float(Fraction(case["mce"])), abs=1e-15)
+    assert np.abs(errors.bin_gaps(table)[0]).max() == pytest.approx(
+        float(Fraction(case["mce"])), abs=1e-15
+    )
     assert mean_square(table) == pytest.approx(float(Fraction(case["mean_square"])), abs=1e-15)
     debiased = float(Fraction(case["debiased_mean_square"]))
     assert debiased_mean_square_gap(table) == pytest.approx(debiased, abs=1e-15)
@@ -48,7 +58,9 @@ def class_one(case):
 
 def test_closed_last_bin_and_documented_examples_golden():
     case = GOLDEN["closed_last_bin"]
-    assert errors.mean_absolute_gap(class_one(case)) == pytest.approx(float(Fraction(case["ece"])), abs=1e-15)
+    assert errors.mean_absolute_gap(class_one(case)) == pytest.approx(
+        float(Fraction(case["ece"])), abs=1e-15
+    )
     case = GOLDEN["sklearn_curve"]
     table = class_one(case)
     assert table[:, 2] / table[:, 0] == pytest.approx(case["frequency"], abs=1e-12)
@@ -59,8 +71,14 @@ def test_closed_last_bin_and_documented_examples_golden():
         (GOLDEN["docs_binary"], class_one(GOLDEN["docs_binary"])),
         (several, coarsen(statistics.top_label, several["bins"])),
     ):
-        found = errors.mean_absolute_gap(table), mean_square(table) ** 0.5, np.abs(errors.bin_gaps(table)[0])
-        assert (*found[:2], found[2].max()) == pytest.approx([case[name] for name in ("l1", "l2", "max")], abs=5e-5)
+        found = (
+            errors.mean_absolute_gap(table),
+            mean_square(table) ** 0.5,
+            np.abs(errors.bin_gaps(table)[0]),
+        )
+        assert (*found[:2], found[2].max()) == pytest.approx(
+            [case[name] for name in ("l1", "l2", "max")], abs=5e-5
+        )
     found = errors.ece(statistics, several["bins"]), errors.mce(statistics, several["bins"])
     assert found == pytest.approx((several["l1"], several["max"]), abs=5e-5)
 
@@ -72,16 +90,27 @@ def test_ace_agrees_with_sorted_records():
     per_class = []
     for c in range(3):
         parts = np.array_split(np.argsort(probabilities[:, c]), 15)
-        per_class.append(np.mean([abs(probabilities[part, c].mean() - (labels[part] == c).mean()) for part in parts]))
-    # One record changes sides per edge at most where a fine bin straddles it: 14 edges of about 3000/960 records.
-    assert errors.ace(from_batch(probabilities, labels)) == pytest.approx(np.mean(per_class), abs=14 * 3.2 / 3000)
+        per_class.append(
+            np.mean(
+                [abs(probabilities[part, c].mean() - (labels[part] == c).mean()) for part in parts]
+            )
+        )
+    # One record changes sides per edge at most where a fine bin straddles it: 14 edges of about
+    # 3000/960 records.
+    assert errors.ace(from_batch(probabilities, labels)) == pytest.approx(
+        np.mean(per_class), abs=14 * 3.2 / 3000
+    )
 
 
 def test_binary_view_is_not_the_top_label_golden():
     case = GOLDEN["ten_points"]
     statistics = binary(case["p"], case["y"])
-    assert errors.ece_binary(statistics, 5) == pytest.approx(float(Fraction(case["ece"])), abs=1e-15)
-    statistics = binary([0.2, 0.8], [1, 1])  # top label: 80 % sure, right once; p(y = 1): .2 and .8, both 1
+    assert errors.ece_binary(statistics, 5) == pytest.approx(
+        float(Fraction(case["ece"])), abs=1e-15
+    )
+    statistics = binary(
+        [0.2, 0.8], [1, 1]
+    )  # top label: 80 % sure, right once; p(y = 1): .2 and .8, both 1
     assert errors.ece(statistics, 5) == pytest.approx(0.3, abs=1e-12)
     assert errors.ece_binary(statistics, 5) == pytest.approx(0.5, abs=1e-12)
     assert errors.ece_binary(from_batch([[0.2, 0.7, 0.1]], [0])) is None
@@ -96,13 +125,22 @@ def test_debiased_square_of_single_records_is_zero_and_of_a_negative_one_the_roo
 
 def test_without_records_undefined_limit():
     metrics = (
-        errors.ece, errors.ece_equal_mass, errors.ece_binary, errors.mce, errors.rms_debiased, errors.ace, errors.sce,
-        errors.ece_true, errors.rms_true,
-    )  # fmt: skip
+        errors.ece,
+        errors.ece_equal_mass,
+        errors.ece_binary,
+        errors.mce,
+        errors.rms_debiased,
+        errors.ace,
+        errors.sce,
+        errors.ece_true,
+        errors.rms_true,
+    )
     assert {metric(empty(2)) for metric in metrics} == {None}
     rows = reliability_bins(empty(2))
     assert len(rows) == 15
-    assert {(row.n, row.confidence, row.accuracy, row.band_low, row.band_high) for row in rows} == {(0, *[None] * 4)}
+    assert {(row.n, row.confidence, row.accuracy, row.band_low, row.band_high) for row in rows} == {
+        (0, *[None] * 4)
+    }
 
 
 @given(SEEDS, SEEDS)
@@ -127,7 +165,9 @@ def test_label_flip_property_and_sce_of_two_classes(seed):
 def test_true_errors_by_hand():
     # One bin of 15 holds the first two: mean confidence .65, mean truth .5; the third's gap is .2.
     statistics = from_batch(
-        [[0.64, 0.36], [0.34, 0.66], [1.0, 0.0]], [0, 0, 0], truth=[[0.7, 0.3], [0.7, 0.3], [0.8, 0.2]]
+        [[0.64, 0.36], [0.34, 0.66], [1.0, 0.0]],
+        [0, 0, 0],
+        truth=[[0.7, 0.3], [0.7, 0.3], [0.8, 0.2]],
     )
     assert ece_true(statistics) == pytest.approx((2 * 0.15 + 0.2) / 3, abs=1e-12)
     assert rms_true(statistics) == pytest.approx(((2 * 0.15**2 + 0.2**2) / 3) ** 0.5, abs=1e-12)
@@ -147,7 +187,10 @@ def test_it_is_the_mean_of_what_the_debiased_error_estimates():
 
 def test_unknown_where_one_record_has_no_truth_and_zero_where_it_is_predicted():
     predicted, labels, truth = miscalibrated(500, 2, 1.0, 1)
-    known, unknown = from_batch(predicted, labels, truth=truth), from_batch(predicted[:1], labels[:1])
+    known, unknown = (
+        from_batch(predicted, labels, truth=truth),
+        from_batch(predicted[:1], labels[:1]),
+    )
     for statistics in (merge(known, unknown), merge(unknown, known), unknown):
         assert ece_true(statistics) is rms_true(statistics) is None
     for statistics in (known, merge(known, empty(2))):
@@ -156,7 +199,9 @@ def test_unknown_where_one_record_has_no_truth_and_zero_where_it_is_predicted():
 
 
 def test_bars_by_hand():
-    rows = reliability_bins(from_batch([[0.9, 0.1, 0], [0.98, 0.02, 0], [0.3, 0.7, 0]] * 400, [0, 1, 1] * 400), 10)
+    rows = reliability_bins(
+        from_batch([[0.9, 0.1, 0], [0.98, 0.02, 0], [0.3, 0.7, 0]] * 400, [0, 1, 1] * 400), 10
+    )
     assert [row.n for row in rows] == [0] * 7 + [400, 0, 800]
     assert (rows[9].low, rows[9].high, rows[9].accuracy) == (0.9, 1.0, 0.5)
     assert rows[9].confidence == pytest.approx(0.94)

@@ -8,7 +8,14 @@ from hypothesis import strategies as st
 from scipy.special import expit, softmax
 from sklearn.metrics import roc_auc_score
 
-from fl_dpbayes.calibration.bins import CELLS, FINE_BINS, FIRST_CELL, bin_index, cell_index, equal_mass
+from fl_dpbayes.calibration.bins import (
+    CELLS,
+    FINE_BINS,
+    FIRST_CELL,
+    bin_index,
+    cell_index,
+    equal_mass,
+)
 from fl_dpbayes.calibration.metrics import ranking
 from fl_dpbayes.calibration.metrics.errors import ece_equal_mass
 from fl_dpbayes.calibration.metrics.ranking import aurc, aurc_excess
@@ -36,7 +43,11 @@ def area_by_pairs(first, second):
     return float(np.mean((difference > 0) + (difference == 0) / 2))
 
 
-LOG_ODDS = st.floats(-700, 700) | st.floats(-40, 40) | st.sampled_from([-36.8, 0.0, 4.07, 6.87, 36.8, 690.0])
+LOG_ODDS = (
+    st.floats(-700, 700)
+    | st.floats(-40, 40)
+    | st.sampled_from([-36.8, 0.0, 4.07, 6.87, 36.8, 690.0])
+)
 RECORDS = st.lists(st.tuples(LOG_ODDS, st.integers(0, 1)), min_size=2, max_size=40)
 
 
@@ -46,7 +57,9 @@ def test_auroc_of_a_sure_model_golden_stays_at_any_temperature():
     assert exact == pytest.approx(0.9138, abs=1e-4)
     area = ranking.auroc(from_batch(of_log_odds(log_odds), labels))
     assert area.value == pytest.approx(exact, abs=5e-4)
-    assert ranking.exact_auroc(of_log_odds(log_odds), labels).value == pytest.approx(exact, abs=1e-12)
+    assert ranking.exact_auroc(of_log_odds(log_odds), labels).value == pytest.approx(
+        exact, abs=1e-12
+    )
     for temperature in (0.2, 0.5, 1.0, 2.0, 10.0):
         mapping = RecalibrationMap(method="temperature", parameters=(math.log(temperature),))
         scaled = recalibrate(of_log_odds(log_odds), mapping)
@@ -88,9 +101,16 @@ def test_many_classes_exact_is_the_macro_average_within_the_bounds():
     by_pairs = []
     for c in range(4):
         others = np.delete(logits, c, axis=1)
-        odds = logits[:, c] - np.log(np.exp(others - others.max(1, keepdims=True)).sum(1)) - others.max(1)
+        odds = (
+            logits[:, c]
+            - np.log(np.exp(others - others.max(1, keepdims=True)).sum(1))
+            - others.max(1)
+        )
         by_pairs.append(area_by_pairs(odds[labels != c], odds[labels == c]))
-    area, exact = ranking.auroc(from_batch(probabilities, labels)), ranking.exact_auroc(probabilities, labels)
+    area, exact = (
+        ranking.auroc(from_batch(probabilities, labels)),
+        ranking.exact_auroc(probabilities, labels),
+    )
     assert exact.value == pytest.approx(np.mean(by_pairs), abs=1e-9)
     assert area.bounds.low <= exact.value <= area.bounds.high
     assert area.bounds.high - area.bounds.low < 0.005
@@ -137,17 +157,28 @@ def test_agrees_with_sorted_records_in_distinct_bins():
 
 def test_one_bin_is_the_mean_and_the_extremes_of_all_orders():
     statistics = merge(top_label([0.9] * 2, [1, 0]), top_label([0.7] * 5, [1, 0, 0, 1, 1]))
-    orders = [(*first, *second) for first in permutations([1, 0]) for second in permutations([1, 0, 0, 1, 1])]
+    orders = [
+        (*first, *second)
+        for first in permutations([1, 0])
+        for second in permutations([1, 0, 0, 1, 1])
+    ]
     areas = [mean_risk(order) for order in orders]
     area = aurc(statistics)
-    assert (area.value, *area.bounds) == pytest.approx([np.mean(areas), min(areas), max(areas)], abs=1e-12)
+    assert (area.value, *area.bounds) == pytest.approx(
+        [np.mean(areas), min(areas), max(areas)], abs=1e-12
+    )
 
 
 @given(st.integers(0, 10_000), st.integers(1, 300), st.integers(2, 5))
 def test_bounds_property_hold_the_value_of_the_records(seed, count, classes):
     generator = np.random.default_rng(seed)
-    probabilities, labels = generator.dirichlet(np.ones(classes), count), generator.integers(0, classes, count)
-    right = (probabilities.argmax(axis=1) == labels)[np.argsort(-probabilities.max(axis=1), kind="stable")]
+    probabilities, labels = (
+        generator.dirichlet(np.ones(classes), count),
+        generator.integers(0, classes, count),
+    )
+    right = (probabilities.argmax(axis=1) == labels)[
+        np.argsort(-probabilities.max(axis=1), kind="stable")
+    ]
     statistics = from_batch(probabilities, labels)
     area, excess = aurc(statistics), aurc_excess(statistics)
     assert area.bounds.low - 1e-12 <= mean_risk(right) <= area.bounds.high + 1e-12

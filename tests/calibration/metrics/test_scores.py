@@ -16,7 +16,9 @@ def test_accuracy_nll_and_brier_agree_with_records():
     probabilities, labels = generator.dirichlet(np.ones(4), 300), generator.integers(0, 4, 300)
     statistics = from_batch(probabilities, labels)
     assert scores.accuracy(statistics).value == (probabilities.argmax(axis=1) == labels).mean()
-    assert scores.nll(statistics).value == pytest.approx(log_loss(labels, probabilities, labels=range(4)), abs=1e-12)
+    assert scores.nll(statistics).value == pytest.approx(
+        log_loss(labels, probabilities, labels=range(4)), abs=1e-12
+    )
     direct = ((probabilities - np.eye(4)[labels]) ** 2).sum(axis=1).mean()
     assert scores.brier(statistics).value == pytest.approx(direct, abs=1e-12)
     case = GOLDEN["ten_points"]
@@ -50,7 +52,10 @@ def test_covers_ten_classes(score):
         return from_batch(p, labels)
 
     p = np.random.default_rng(22).dirichlet(np.full(10, 0.6), 400_000)
-    truth = {"nll": float(-(p * np.log(p)).sum(axis=1).mean()), "brier": float(1 - (p**2).sum(axis=1).mean())}[score]
+    truth = {
+        "nll": float(-(p * np.log(p)).sum(axis=1).mean()),
+        "brier": float(1 - (p**2).sum(axis=1).mean()),
+    }[score]
     assert share_held(score, draw, truth, 400, 400, 23) > 0.93 - 3 * math.sqrt(0.93 * 0.07 / 400)
 
 
@@ -66,7 +71,9 @@ def test_labels_do_not_decide_whether_it_is_shown():
     generator = np.random.default_rng(25)
     for count in (40, 60, 80, 120, 200):
         p = generator.uniform(0.5, 1, count)
-        shown = {nll_interval(top_label(p, np.full(count, right))) is None for right in (True, False)}
+        shown = {
+            nll_interval(top_label(p, np.full(count, right))) is None for right in (True, False)
+        }
         assert len(shown) == 1
 
 

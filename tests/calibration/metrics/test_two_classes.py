@@ -7,7 +7,11 @@ from scipy.special import expit
 from sklearn.linear_model import LogisticRegression
 
 from fl_dpbayes.calibration.metrics import two_classes
-from fl_dpbayes.calibration.metrics.two_classes import calibration_intercept, calibration_slope, decision_curve
+from fl_dpbayes.calibration.metrics.two_classes import (
+    calibration_intercept,
+    calibration_slope,
+    decision_curve,
+)
 from fl_dpbayes.calibration.statistics import empty, from_batch, merge
 from tests.counted import binary
 
@@ -18,23 +22,29 @@ def draw(seed, count, spread, law):
     return score, (generator.random(count) < law(score)).astype(np.int64)
 
 
-# Largest differences measured over 40 draws each: intercept 1e-6, slope 4e-4 at spread 2 and 9e-3 at spread 6, where
-# one record in four lies in the first or last bin; the intervals' half widths are .07 and .06 at n = 2000.
+# Largest differences measured over 40 draws each: intercept 1e-6, slope 4e-4 at spread 2 and 9e-3
+# at spread 6, where one record in four lies in the first or last bin; the intervals' half widths
+# are .07 and .06 at n = 2000.
 @pytest.mark.parametrize(("spread", "closeness"), [(1, 5e-4), (2, 1e-3), (4, 6e-3), (6, 1e-2)])
 def test_close_to_the_fit_on_records(spread, closeness):
     for seed in range(5):
         score, y = draw(seed, 2000, spread, lambda x: expit(0.3 + 0.7 * x))
         statistics = binary(expit(score), y)
-        exact = LogisticRegression(C=np.inf, tol=1e-10, solver="newton-cholesky").fit(score[:, None], y)
-        assert calibration_slope(statistics).value == pytest.approx(exact.coef_[0, 0], abs=closeness)
+        exact = LogisticRegression(C=np.inf, tol=1e-10, solver="newton-cholesky").fit(
+            score[:, None], y
+        )
+        assert calibration_slope(statistics).value == pytest.approx(
+            exact.coef_[0, 0], abs=closeness
+        )
         intercept = brentq(lambda a, x=score, y=y: expit(a + x).sum() - y.sum(), -20, 20)
         assert calibration_intercept(statistics).value == pytest.approx(intercept, abs=1e-5)
 
 
 LAWS = {
-    "calibrated": lambda x: expit(x), "extreme": lambda x: expit(0.3 + 0.7 * x),
+    "calibrated": lambda x: expit(x),
+    "extreme": lambda x: expit(0.3 + 0.7 * x),
     "curved": lambda x: expit(0.2 + 0.6 * x + 0.15 * x**2),
-}  # fmt: skip
+}
 
 
 @pytest.mark.slow
@@ -51,10 +61,15 @@ def test_intervals_cover(name, count):
     for seed in range(replicates):
         statistics = binary(*(lambda x, y: (expit(x), y))(*draw(seed + 1, count, 1.5, law)))
         for place, (estimate, truth) in enumerate(
-            [(calibration_intercept(statistics), true_intercept), (calibration_slope(statistics), true_slope)]
+            [
+                (calibration_intercept(statistics), true_intercept),
+                (calibration_slope(statistics), true_slope),
+            ]
         ):
             covered[place] += estimate.interval.low <= truth <= estimate.interval.high
-    assert (covered / replicates >= 0.93 - 3 * (0.93 * 0.07 / replicates) ** 0.5).all(), covered / replicates
+    assert (covered / replicates >= 0.93 - 3 * (0.93 * 0.07 / replicates) ** 0.5).all(), (
+        covered / replicates
+    )
 
 
 def test_interval_is_wide_where_errors_are_rare_and_none_was_seen_limit():
@@ -65,7 +80,11 @@ def test_interval_is_wide_where_errors_are_rare_and_none_was_seen_limit():
 
 
 def test_undefined_limit():
-    for statistics in (empty(2), binary([0.2, 0.7], [1, 1]), from_batch([[0.2, 0.7, 0.1], [0.6, 0.3, 0.1]], [0, 1])):
+    for statistics in (
+        empty(2),
+        binary([0.2, 0.7], [1, 1]),
+        from_batch([[0.2, 0.7, 0.1], [0.6, 0.3, 0.1]], [0, 1]),
+    ):
         assert calibration_intercept(statistics) is calibration_slope(statistics) is None
     # Separated classes, and equal predictions, have no slope.
     assert calibration_slope(binary([0.3] * 4, [0, 1, 0, 1])) is None
@@ -73,12 +92,16 @@ def test_undefined_limit():
         assert calibration_slope(binary(p, y)) is None
     assert calibration_slope(binary([0.1, 0.4, 0.4, 0.9], [0, 0, 1, 1])) is None
     assert calibration_intercept(binary([0.1, 0.2, 0.7, 0.9], [0, 0, 1, 1])) is not None
-    assert calibration_intercept(binary([0.5] * 4, [0, 1, 0, 1])).value == pytest.approx(0, abs=1e-9)
+    assert calibration_intercept(binary([0.5] * 4, [0, 1, 0, 1])).value == pytest.approx(
+        0, abs=1e-9
+    )
 
 
 def test_certain_predictions_that_err_stay_finite_limit():
     statistics = binary([0.0] * 5 + [1.0] * 5, [0, 0, 0, 0, 1, 1, 1, 1, 1, 0])
-    assert calibration_slope(statistics).value == pytest.approx(np.log(4) / (12 * np.log(10)), rel=1e-6)
+    assert calibration_slope(statistics).value == pytest.approx(
+        np.log(4) / (12 * np.log(10)), rel=1e-6
+    )
     assert np.isfinite(calibration_intercept(statistics).interval).all()
 
 
@@ -90,10 +113,17 @@ def test_two_of_many_records_that_overlap_limit():
     statistics = merge(replace(many, class_wise=20_000 * many.class_wise), binary(overlap, [1, 0]))
     value = calibration_slope(statistics).value
 
-    p, y, n = np.append(apart, overlap), np.append(apart > 0.5, [1, 0]), np.append(np.full(len(apart), 20_000), [1, 1])
+    p, y, n = (
+        np.append(apart, overlap),
+        np.append(apart > 0.5, [1, 0]),
+        np.append(np.full(len(apart), 20_000), [1, 1]),
+    )
     score = np.log(p / (1 - p))
     rest = n * (y - expit(score * value))  # by symmetry the intercept is 0
-    assert abs(rest @ score) < 1e-6 * (score**2 @ (n * expit(score * value) * expit(-score * value))) * value
+    assert (
+        abs(rest @ score)
+        < 1e-6 * (score**2 @ (n * expit(score * value) * expit(-score * value))) * value
+    )
 
 
 def test_agrees_with_its_definition_at_every_threshold():
@@ -126,7 +156,9 @@ def test_interval_of_the_net_benefit_covers(count, mean):
         for place, (t, true) in enumerate(zip(thresholds, truth, strict=True)):
             low, high = two_classes.net_benefit(statistics, t).interval
             covered[place] += low <= true <= high
-    assert (covered / replicates >= 0.93 - 3 * (0.93 * 0.07 / replicates) ** 0.5).all(), covered / replicates
+    assert (covered / replicates >= 0.93 - 3 * (0.93 * 0.07 / replicates) ** 0.5).all(), (
+        covered / replicates
+    )
 
 
 def test_net_benefit_limit():

@@ -8,13 +8,25 @@ from hypothesis.extra.numpy import arrays
 from scipy.optimize import approx_fprime
 from sklearn.linear_model import LogisticRegression
 
-from fl_dpbayes.calibration.recalibration.descent import Stretch, log_probabilities, private_fit, record_gradients
+from fl_dpbayes.calibration.recalibration.descent import (
+    Stretch,
+    log_probabilities,
+    private_fit,
+    record_gradients,
+)
 from fl_dpbayes.calibration.recalibration.maps import describe, recalibrate
-from fl_dpbayes.config.recalibration import PARAMETER_BOUND, RecalibrationMap, RecalibrationPlan, parameter_count
+from fl_dpbayes.config.recalibration import (
+    PARAMETER_BOUND,
+    RecalibrationMap,
+    RecalibrationPlan,
+    parameter_count,
+)
 from fl_dpbayes.privacy.planned_noise import solve_multiplier
 from tests.counted import best_fit, map_loss, overconfident
 
-METHODS = pytest.mark.parametrize(("method", "classes"), [("temperature", 3), ("vector", 3), ("platt", 2)])
+METHODS = pytest.mark.parametrize(
+    ("method", "classes"), [("temperature", 3), ("vector", 3), ("platt", 2)]
+)
 
 
 @pytest.mark.parametrize("method", ["vector", "platt"])
@@ -24,7 +36,9 @@ def test_scaling_of_two_classes_is_logistic_regression_golden(method):
     inputs = logs if method == "vector" else logs[:, 1:] - logs[:, :1]
     reference = LogisticRegression(C=np.inf, tol=1e-10, max_iter=10_000).fit(inputs, labels)
     mapping = best_fit(method, probabilities, labels)
-    assert np.abs(recalibrate(probabilities, mapping) - reference.predict_proba(inputs)).max() < 2e-4
+    assert (
+        np.abs(recalibrate(probabilities, mapping) - reference.predict_proba(inputs)).max() < 2e-4
+    )
     if method == "platt":
         expected = np.log(reference.coef_.item()), reference.intercept_.item()
         assert mapping.parameters == pytest.approx(expected, abs=2e-3)
@@ -34,7 +48,10 @@ def test_platt_scaling_without_a_bias_is_temperature_scaling_golden():
     probabilities, _ = overconfident(50, 2, 2.0)
     platt = RecalibrationMap(method="platt", parameters=(-np.log(2.5), 0.0))
     temperature = RecalibrationMap(method="temperature", parameters=(np.log(2.5),))
-    assert np.abs(recalibrate(probabilities, platt) - recalibrate(probabilities, temperature)).max() < 1e-12
+    assert (
+        np.abs(recalibrate(probabilities, platt) - recalibrate(probabilities, temperature)).max()
+        < 1e-12
+    )
     # sigmoid(exp(s) logit p + b) by hand: p = .8, s = log .5, b = .3.
     by_hand = 1 / (1 + np.exp(-(0.5 * np.log(4) + 0.3)))
     mapping = RecalibrationMap(method="platt", parameters=(np.log(0.5), 0.3))
@@ -45,7 +62,9 @@ def test_platt_scaling_without_a_bias_is_temperature_scaling_golden():
 @given(seed=st.integers(0, 10**6), log_temperature=st.floats(-2, 3))
 def test_temperature_keeps_the_top_label_and_rows_that_sum_to_one_property(seed, log_temperature):
     probabilities = np.random.default_rng(seed).dirichlet(np.full(5, 0.7), size=20)
-    mapped = recalibrate(probabilities, RecalibrationMap(method="temperature", parameters=(log_temperature,)))
+    mapped = recalibrate(
+        probabilities, RecalibrationMap(method="temperature", parameters=(log_temperature,))
+    )
     assert np.array_equal(mapped.argmax(axis=1), probabilities.argmax(axis=1))
     assert np.allclose(mapped.sum(axis=1), 1.0, atol=1e-12)
 
@@ -64,18 +83,37 @@ def test_gradients_are_those_of_the_loss_and_zero_changes_nothing(method, classe
 
 def plan(**changes) -> RecalibrationPlan:
     keys = {
-        "method": "temperature", "epsilon": 1.0, "delta": 1e-5, "adjacency": "add_or_remove_one", "clip_norm": 5.0,
-        "steps": 40, "rounds": 1, "step_size": 1.0,
-    }  # fmt: skip
+        "method": "temperature",
+        "epsilon": 1.0,
+        "delta": 1e-5,
+        "adjacency": "add_or_remove_one",
+        "clip_norm": 5.0,
+        "steps": 40,
+        "rounds": 1,
+        "step_size": 1.0,
+    }
     return RecalibrationPlan(**(keys | changes))
 
 
-def descend(probabilities, labels, the_plan, *, sigma, unit_index=None, units=None, first_step=0, steps=None, **more):
+def descend(
+    probabilities,
+    labels,
+    the_plan,
+    *,
+    sigma,
+    unit_index=None,
+    units=None,
+    first_step=0,
+    steps=None,
+    **more,
+):
     index = np.arange(len(labels)) if unit_index is None else unit_index
     size = parameter_count(the_plan.method, probabilities.shape[1])
     stretch = Stretch(the_plan, sigma, units or len(labels), first_step, steps or the_plan.steps)
     generator = np.random.default_rng(more.pop("seed", 0))
-    return private_fit(probabilities, labels, index, stretch, more.pop("start", np.zeros(size)), generator)
+    return private_fit(
+        probabilities, labels, index, stretch, more.pop("start", np.zeros(size)), generator
+    )
 
 
 @METHODS
@@ -85,7 +123,9 @@ def test_without_noise_and_clip_it_is_the_best_fit_limit(method, classes):
     found = descend(probabilities, labels, free, sigma=0.0)
     best = np.array(best_fit(method, probabilities, labels).parameters)
     logs = log_probabilities(probabilities)
-    assert map_loss(method, found, logs, labels) == pytest.approx(map_loss(method, best, logs, labels), abs=1e-6)
+    assert map_loss(method, found, logs, labels) == pytest.approx(
+        map_loss(method, best, logs, labels), abs=1e-6
+    )
     if method == "temperature":
         assert found == pytest.approx(best, abs=1e-5)
 
@@ -97,7 +137,9 @@ def test_two_stretches_are_the_whole_descent_and_steps_fall_linearly_over_the_pl
     half = part(steps=15)
     assert part(start=half, first_step=15, steps=25) == pytest.approx(part(), abs=1e-12)
     for step in (0, 10, 39):
-        assert part(first_step=step, steps=1) == pytest.approx(part(steps=1) * (1 - step / 40), rel=1e-12)
+        assert part(first_step=step, steps=1) == pytest.approx(
+            part(steps=1) * (1 - step / 40), rel=1e-12
+        )
 
 
 def test_the_gradients_of_a_unit_are_summed_before_the_clip_and_move_a_step_by_at_most_its_norm():
@@ -107,21 +149,29 @@ def test_the_gradients_of_a_unit_are_summed_before_the_clip_and_move_a_step_by_a
     one_step = plan(method="vector", clip_norm=0.5, steps=1)
     alone = descend(probabilities, labels, one_step, sigma=0.0, units=1)
     together = descend(
-        np.concatenate([probabilities, wrong]), np.concatenate([labels, wrong_labels]), one_step, sigma=0.0, units=1,
+        np.concatenate([probabilities, wrong]),
+        np.concatenate([labels, wrong_labels]),
+        one_step,
+        sigma=0.0,
+        units=1,
         unit_index=np.concatenate([np.arange(60), np.full(100, 60)]),
-    )  # fmt: skip
+    )
     assert np.linalg.norm(together - alone) == pytest.approx(0.5, rel=1e-9)
     probabilities, labels = overconfident(4, 3)
     free, units = plan(clip_norm=1e6, steps=1), np.repeat(np.arange(2), 2)
     step = descend(probabilities, labels, free, sigma=0.0, units=1, unit_index=units)
-    total = record_gradients("temperature", np.zeros(1), log_probabilities(probabilities), labels).sum(axis=0)
+    total = record_gradients(
+        "temperature", np.zeros(1), log_probabilities(probabilities), labels
+    ).sum(axis=0)
     assert step == pytest.approx(-total, rel=1e-12)
 
 
 def test_noise_on_the_sum_has_the_stated_deviation():
     # Without records a step is pure noise: a sigma C / n.
     none, labels = np.zeros((0, 200)), np.zeros(0, np.int64)
-    moved = descend(none, labels, plan(method="vector", steps=1, clip_norm=2.0), sigma=3.0, units=600)
+    moved = descend(
+        none, labels, plan(method="vector", steps=1, clip_norm=2.0), sigma=3.0, units=600
+    )
     assert abs(moved.std() / (3.0 * 2.0 / 600) - 1) < 4 / np.sqrt(2 * len(moved))
     assert descend(none, labels, plan(method="vector"), sigma=0.0, units=1) == pytest.approx(0.0)
 
@@ -151,7 +201,9 @@ def test_parameters_stay_within_their_bound():
     assert np.abs(found).max() == PARAMETER_BOUND
 
 
-PREDICTED = st.one_of(st.floats(width=64), st.sampled_from([0.0, 5e-324, 1e-300, 1.0, np.inf, -np.inf, np.nan]))
+PREDICTED = st.one_of(
+    st.floats(width=64), st.sampled_from([0.0, 5e-324, 1e-300, 1.0, np.inf, -np.inf, np.nan])
+)
 STARTS = st.sampled_from([-PARAMETER_BOUND, 0.0, PARAMETER_BOUND])
 
 
@@ -161,14 +213,22 @@ STARTS = st.sampled_from([-PARAMETER_BOUND, 0.0, PARAMETER_BOUND])
     STARTS,
     st.sampled_from([1e-6, 0.5, 1e6]),
 )
-def test_a_unit_moves_a_step_by_the_clip_norm_whatever_is_predicted(probabilities, kind, start, clip_norm) -> None:
+def test_a_unit_moves_a_step_by_the_clip_norm_whatever_is_predicted(
+    probabilities, kind, start, clip_norm
+) -> None:
     method, size = kind
     labels = np.arange(len(probabilities)) % 2
     # So short a step that no parameter meets its bound.
     plan = RecalibrationPlan(
-        method=method, epsilon=None, delta=1e-3, adjacency="add_or_remove_one", clip_norm=clip_norm, steps=1,
-        rounds=1, step_size=1e-6 / clip_norm,
-    )  # fmt: skip
+        method=method,
+        epsilon=None,
+        delta=1e-3,
+        adjacency="add_or_remove_one",
+        clip_norm=clip_norm,
+        steps=1,
+        rounds=1,
+        step_size=1e-6 / clip_norm,
+    )
     stretch = Stretch(plan, noise_multiplier=0.0, units=10.0, first_step=0, steps=1)
 
     def stepped(kept: np.ndarray) -> np.ndarray:

@@ -71,18 +71,27 @@ def test_map_rises_and_rows_sum_to_one_property(seed: int, classes: int, noise: 
 
 
 @given(seed=st.integers(0, 10**6), classes=st.integers(2, 5))
-def test_the_identity_changes_nothing_and_is_what_calibrated_counts_give_property(seed: int, classes: int) -> None:
+def test_the_identity_changes_nothing_and_is_what_calibrated_counts_give_property(
+    seed: int, classes: int
+) -> None:
     probabilities = np.random.default_rng(seed).dirichlet(np.full(classes, 0.4), size=40)
-    np.testing.assert_allclose(recalibrate(probabilities, isotonic.identity()), probabilities, atol=1e-12)
+    np.testing.assert_allclose(
+        recalibrate(probabilities, isotonic.identity()), probabilities, atol=1e-12
+    )
     middle = (np.arange(ISOTONIC_BINS) + 0.3) / ISOTONIC_BINS
-    mapping = isotonic.fit(NoisedTable(200 * np.column_stack([np.ones(ISOTONIC_BINS), middle, middle]), 0.0))
+    mapping = isotonic.fit(
+        NoisedTable(200 * np.column_stack([np.ones(ISOTONIC_BINS), middle, middle]), 0.0)
+    )
     p = np.clip(probabilities[:, 0], middle[0], middle[-1])
-    np.testing.assert_allclose(recalibrate(np.column_stack([1 - p, p]), mapping)[:, 1], p, atol=1e-12)
+    np.testing.assert_allclose(
+        recalibrate(np.column_stack([1 - p, p]), mapping)[:, 1], p, atol=1e-12
+    )
 
 
 @pytest.mark.parametrize("classes", [2, 3])
 def test_no_unit_moves_the_counts_further_than_the_sensitivity(classes: int) -> None:
-    # Every neighbour: one unit of up to m records, at the corners and edges of bins, right or wrong.
+    # Every neighbour: one unit of up to m records, at the corners and edges of bins, right or
+    # wrong.
     edges = np.linspace(0, 1, ISOTONIC_BINS + 1)
     rows = []
     for top in {*edges, 0.5, 1 + 1e-6}:
@@ -106,7 +115,9 @@ def test_mapped_predictions_of_other_records_are_better_calibrated(classes: int)
     others, _, true = miscalibrated(4000, classes, 2.5, seed=1)
     noise = np.sqrt(3) * 2.0
     table = isotonic.count(probabilities, labels).sums
-    noisy = NoisedTable(table + noise * np.random.default_rng(0).standard_normal(table.shape), noise)
+    noisy = NoisedTable(
+        table + noise * np.random.default_rng(0).standard_normal(table.shape), noise
+    )
     mapped = recalibrate(others, isotonic.fit(noisy))
 
     def divergence(predicted: np.ndarray) -> float:
@@ -120,10 +131,13 @@ def test_bins_are_joined_until_noise_in_their_shares_is_small() -> None:
     table[:, 0], noise = 20.0, 4.0
     table[:, 1] = 20 * (np.arange(ISOTONIC_BINS) + 0.5) / ISOTONIC_BINS
     table[:, 2] = table[:, 1]
-    # k bins have 20 k records and noise 4 sqrt(k): clear from 400 k >= 1600 on, so 4, 4 and the last 7.
+    # k bins have 20 k records and noise 4 sqrt(k): clear from 400 k >= 1600 on, so 4, 4 and the
+    # last 7.
     mapping = isotonic.fit(NoisedTable(table, noise))
     assert len(set(mapping.parameters[:ISOTONIC_BINS])) == 3
-    assert values_of(mapping)[[0, 4, 8, 14]] == pytest.approx(np.array([2, 6, 11.5, 11.5]) / ISOTONIC_BINS)
+    assert values_of(mapping)[[0, 4, 8, 14]] == pytest.approx(
+        np.array([2, 6, 11.5, 11.5]) / ISOTONIC_BINS
+    )
     assert noise * np.sqrt(7) / 140 <= LARGEST_DEVIATION
 
 
@@ -152,10 +166,18 @@ def test_certain_top_label_leaves_the_others_equal_shares() -> None:
 RISING = np.linspace(0, 1, ISOTONIC_BINS).tolist()
 
 
-@pytest.mark.parametrize("knots", [
-    RISING, [*RISING, *RISING, 1.0], [*RISING[::-1], *RISING], [*RISING, *RISING[::-1]],
-    [-0.5, *RISING[1:], *RISING], [*RISING, *RISING[:-1], 1.5], [*RISING, *RISING[:-1], float("nan")],
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "knots",
+    [
+        RISING,
+        [*RISING, *RISING, 1.0],
+        [*RISING[::-1], *RISING],
+        [*RISING, *RISING[::-1]],
+        [-0.5, *RISING[1:], *RISING],
+        [*RISING, *RISING[:-1], 1.5],
+        [*RISING, *RISING[:-1], float("nan")],
+    ],
+)
 def test_hostile_map_is_refused(knots: list[float]) -> None:
     with pytest.raises(ValueError, match=r"isotonic map|finite"):
         RecalibrationMap(method="isotonic", parameters=tuple(knots))

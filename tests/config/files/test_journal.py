@@ -46,7 +46,9 @@ def test_every_changed_byte_and_every_lost_line_is_found(tmp_path: Path) -> None
     mark = Journal(path, JournalMark()).append(ENTRIES)
     content = path.read_bytes()
     for place in range(len(content)):
-        path.write_bytes(content[:place] + bytes([content[place] ^ 1 << place % 8]) + content[place + 1 :])
+        path.write_bytes(
+            content[:place] + bytes([content[place] ^ 1 << place % 8]) + content[place + 1 :]
+        )
         refused(rf"{path} is not as it was written", read_journal, path, mark)
     lines = content.splitlines(keepends=True)
     for number in range(len(lines)):

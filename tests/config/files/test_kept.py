@@ -22,7 +22,9 @@ def file(tmp_path) -> Path:
 
 def settle(path: Path, monkeypatch) -> None:
     """Let the clock be far beyond a file's times, so that they alone must tell."""
-    monkeypatch.setattr(kept, "time", SimpleNamespace(time_ns=lambda: path.stat().st_ctime_ns + 10**12))
+    monkeypatch.setattr(
+        kept, "time", SimpleNamespace(time_ns=lambda: path.stat().st_ctime_ns + 10**12)
+    )
 
 
 def text(store: Kept, path: Path, **about) -> str:
@@ -56,7 +58,9 @@ def test_a_file_is_read_once_while_it_stays_as_it_was(file, monkeypatch, fresh):
 
 @pytest.mark.parametrize("change", [Path.write_text, same_times, other_file])
 @pytest.mark.parametrize("fresh", [True, False])
-def test_a_changed_file_is_read_anew_even_if_its_size_and_time_were_put_back(file, monkeypatch, fresh, change):
+def test_a_changed_file_is_read_anew_even_if_its_size_and_time_were_put_back(
+    file, monkeypatch, fresh, change
+):
     if not fresh:
         settle(file, monkeypatch)
     store = Kept()
@@ -92,9 +96,13 @@ def test_a_folder_is_the_names_in_it_and_another_object_is_a_change(tmp_path):
     assert store.get("names", lambda: sorted(os.listdir(tmp_path)), len, [tmp_path]) == []
     (tmp_path / "new").touch()
     assert store.get("names", lambda: sorted(os.listdir(tmp_path)), len, [tmp_path]) == ["new"]
-    assert [store.get("key", lambda of=of: id(of), lambda _: 1, of=of) for of in (one, one, other)] == [
-        id(one), id(one), id(other),
-    ]  # fmt: skip
+    assert [
+        store.get("key", lambda of=of: id(of), lambda _: 1, of=of) for of in (one, one, other)
+    ] == [
+        id(one),
+        id(one),
+        id(other),
+    ]
 
 
 def test_what_lies_behind_a_link_is_below_a_folder_too(tmp_path):

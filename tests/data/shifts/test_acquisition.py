@@ -55,7 +55,8 @@ def check_ladder(images, kind, seed):
 def test_change_grows_with_severity_from_draws_that_do_not_depend_on_it(pictures, kind):
     assert set(SEVERITIES[kind]) == {8, 28, 224}
     for images in pictures.values():
-        # Large pictures are many draws of their own; of inverted ones there must be enough for a share.
+        # Large pictures are many draws of their own; of inverted ones there must be enough for a
+        # share.
         large = images.shape[-1] > 28
         for seed in range(3) if kind in RANDOM_KINDS and not large else (0,):
             check_ladder(images[:10] if large and kind != "inversion" else images, kind, seed)
@@ -87,7 +88,10 @@ def test_noise_and_films_are_the_same_draw_at_every_severity():
     dot = np.zeros((200, 1, 28, 28), dtype=np.float32)
     dot[:, 0, 2, 13:15] = 1
     turned = [at(dot, "rotation", severity, 4) for severity in range(1, 6)]
-    sides = [result[..., 14:].sum(axis=(1, 2, 3)) > result[..., :14].sum(axis=(1, 2, 3)) for result in turned]
+    sides = [
+        result[..., 14:].sum(axis=(1, 2, 3)) > result[..., :14].sum(axis=(1, 2, 3))
+        for result in turned
+    ]
     assert 0 < sides[0].sum() < 200
     assert all(np.array_equal(sides[0], side) for side in sides)
     # The log bias field is proportional to severity.
@@ -102,7 +106,9 @@ def test_noise_and_films_are_the_same_draw_at_every_severity():
     assert abs(noise.var() - 0.01) < 4 * 0.01 * np.sqrt(2 / noise.size)
 
 
-def test_films_inverted_at_one_severity_are_inverted_at_every_higher_one_and_a_border_is_black(pictures):
+def test_films_inverted_at_one_severity_are_inverted_at_every_higher_one_and_a_border_is_black(
+    pictures,
+):
     digits, before = pictures["digits at 8"], set()
     for severity in range(1, 6):
         result = at(digits, "inversion", severity)
@@ -129,7 +135,9 @@ def test_a_letter_stands_in_a_corner_on_either_side():
     np.testing.assert_array_equal(full[left][0, 0, 1:6, 1:4], expected_r)
     assert not full[:, :, 7:].any()
     # It covers the same share at 224 as at 28.
-    small, large = (at(np.zeros((1, 1, side, side), np.float32), "marker", 5).mean() for side in (28, 224))
+    small, large = (
+        at(np.zeros((1, 1, side, side), np.float32), "marker", 5).mean() for side in (28, 224)
+    )
     assert small == pytest.approx(large, rel=1e-6)
 
 
@@ -138,7 +146,9 @@ def test_pictures_are_turned_to_the_bit_as_torchvision_turns_them():
     from torchvision.transforms.v2 import functional
 
     generator = torch.Generator().manual_seed(0)
-    for shape, degrees in product([(5, 1, 8, 8), (2, 3, 30, 20), (1, 1, 224, 224)], (-20.0, 4.0, 10.0)):
+    for shape, degrees in product(
+        [(5, 1, 8, 8), (2, 3, 30, 20), (1, 1, 224, 224)], (-20.0, 4.0, 10.0)
+    ):
         pictures = torch.rand(shape, generator=generator)
         expected = functional.rotate(pictures, degrees, interpolation=InterpolationMode.BILINEAR)
         assert torch.equal(turned_by(pictures, degrees), expected)

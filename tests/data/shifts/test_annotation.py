@@ -28,7 +28,9 @@ def synthetic(count, classes=2, seed=0):
 
 
 def shifted(records, kind, severity, seed=0):
-    return apply.apply_shift(records, Shift(kind=kind, severity=severity), np.random.default_rng(seed))
+    return apply.apply_shift(
+        records, Shift(kind=kind, severity=severity), np.random.default_rng(seed)
+    )
 
 
 def within(share, rate, count):
@@ -64,7 +66,8 @@ def test_flips_at_the_boundary_are_nested_and_nearest_it(classes):
         flipped = result.labels != records.labels
         # The variance of a sum of draws of unequal rates is at most that of equal ones.
         assert within(flipped.mean(), rate, len(records))
-        # Rates fall in a line from 2 rate to 0: 7/4 rate in the nearest quarter, 1/4 rate in the farthest.
+        # Rates fall in a line from 2 rate to 0: 7/4 rate in the nearest quarter, 1/4 rate in the
+        # farthest.
         for chosen, factor in ((near, 1.75), (far, 0.25)):
             assert within(flipped[chosen].mean(), factor * rate, len(records) / 4)
         assert (flipped_before <= flipped).all()
@@ -79,9 +82,13 @@ def test_a_flip_at_the_boundary_is_between_the_two_nearest_classes():
     np.testing.assert_array_equal(flips.second, [2, 2])
     # Two records: shares .25 and .75 of the ranking, so rates 2 (.3) (.75) and 2 (.3) (.25).
     np.testing.assert_allclose(flips.rates, [0.45, 0.15])
-    np.testing.assert_allclose(flips.matrices(3)[0], [[0.55, 0.45, 0], [0, 0.55, 0.45], [0, 0.45, 0.55]])
+    np.testing.assert_allclose(
+        flips.matrices(3)[0], [[0.55, 0.45, 0], [0, 0.55, 0.45], [0, 0.45, 0.55]]
+    )
     # Equally near records flip alike.
-    np.testing.assert_allclose(apply.boundary_flips(np.array([[0.5, 0.5]] * 7), 3).rates, apply.FLIP_RATES[2])
+    np.testing.assert_allclose(
+        apply.boundary_flips(np.array([[0.5, 0.5]] * 7), 3).rates, apply.FLIP_RATES[2]
+    )
 
 
 def test_digits_near_two_centroids_are_confused():
@@ -106,14 +113,21 @@ def test_digits_near_two_centroids_are_confused():
 def test_truth_after_flips_by_hand():
     truth = np.random.default_rng(0).dirichlet(np.ones(3), size=50)
     expected = 0.8 * truth + 0.2 * (1 - truth) / 2
-    np.testing.assert_allclose(apply.flipped_truth(truth, apply.symmetric_flips(3, 0.2)), expected, rtol=0, atol=1e-15)
-    # Rows of the matrix are right labels: positives recorded as negatives with probability .3, negatives never.
+    np.testing.assert_allclose(
+        apply.flipped_truth(truth, apply.symmetric_flips(3, 0.2)), expected, rtol=0, atol=1e-15
+    )
+    # Rows of the matrix are right labels: positives recorded as negatives with probability .3,
+    # negatives never.
     matrix = np.array([[1.0, 0.0], [0.3, 0.7]])
-    np.testing.assert_allclose(apply.flipped_truth(np.array([[0.2, 0.8]]), matrix), [[0.44, 0.56]], rtol=0, atol=1e-15)
+    np.testing.assert_allclose(
+        apply.flipped_truth(np.array([[0.2, 0.8]]), matrix), [[0.44, 0.56]], rtol=0, atol=1e-15
+    )
     # Rates may differ between records.
     rates = np.stack([apply.symmetric_flips(2, 0.0), apply.symmetric_flips(2, 0.5)])
     two = np.array([[0.2, 0.8], [0.9, 0.1]])
-    np.testing.assert_allclose(apply.flipped_truth(two, rates), [[0.2, 0.8], [0.5, 0.5]], rtol=0, atol=1e-15)
+    np.testing.assert_allclose(
+        apply.flipped_truth(two, rates), [[0.2, 0.8], [0.5, 0.5]], rtol=0, atol=1e-15
+    )
 
 
 @pytest.mark.parametrize("classes", [2, 4])

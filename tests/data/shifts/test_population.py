@@ -19,24 +19,35 @@ def table(count=500, classes=2, truth=False):
     probabilities = generator.dirichlet(np.ones(classes), count)
     return Records(
         (generator.normal(size=(count, 2)) * [1, 30] + [5, 60]).astype(np.float32),
-        generator.integers(0, classes, count), np.arange(count), None, Task(input_shape=(2,), classes=classes),
-        "patient", truth=probabilities if truth else None,
-        groups={"sex": np.where(generator.random(count) < 0.4, "female", "male")}, feature_names=("dose", "age"),
-    )  # fmt: skip
+        generator.integers(0, classes, count),
+        np.arange(count),
+        None,
+        Task(input_shape=(2,), classes=classes),
+        "patient",
+        truth=probabilities if truth else None,
+        groups={"sex": np.where(generator.random(count) < 0.4, "female", "male")},
+        feature_names=("dose", "age"),
+    )
 
 
 def test_prevalence_keeps_the_stated_share_of_each_class():
     labels = np.repeat(np.arange(5), 1000)
     for severity, offset in enumerate(apply.LOGIT_OFFSETS, start=1):
         kept = apply.prevalence_indices(labels, 5, severity, np.random.default_rng(4))
-        assert np.array_equal(np.bincount(labels[kept]), np.round(1000 * np.exp(-offset * np.arange(5) / 4)))
+        assert np.array_equal(
+            np.bincount(labels[kept]), np.round(1000 * np.exp(-offset * np.arange(5) / 4))
+        )
 
 
 def test_prevalence_moves_the_known_log_odds_of_two_classes():
-    points = load_unscaled(Logistic2D(records=20_000, sites=2, intercept=0.5, seed=3), "train").scaled()
+    points = load_unscaled(
+        Logistic2D(records=20_000, sites=2, intercept=0.5, seed=3), "train"
+    ).scaled()
     shift = Shift(kind="prevalence", severity=5)
     records = apply.apply_shift(points, shift, np.random.default_rng(5))
-    before, after = (np.log(truth[:, 1] / truth[:, 0]) for truth in (points.truth[records.units], records.truth))
+    before, after = (
+        np.log(truth[:, 1] / truth[:, 0]) for truth in (points.truth[records.units], records.truth)
+    )
     np.testing.assert_allclose(after - before, (after - before)[0], rtol=0, atol=1e-9)
     # Whole records are kept: the offset is 2.5 up to rounding.
     assert (after - before)[0] == pytest.approx(-2.5, abs=1e-3)
@@ -45,7 +56,9 @@ def test_prevalence_moves_the_known_log_odds_of_two_classes():
     records = apply.apply_shift(without, shift, np.random.default_rng(5))
     np.testing.assert_array_equal(records.labels, without.labels)
     odds = without.truth[:, 1] / without.truth[:, 0]
-    np.testing.assert_allclose(records.truth[:, 1] / records.truth[:, 0], odds * np.exp(-2.5), rtol=1e-9)
+    np.testing.assert_allclose(
+        records.truth[:, 1] / records.truth[:, 0], odds * np.exp(-2.5), rtol=1e-9
+    )
 
 
 @pytest.mark.parametrize("severity", range(1, 6))
@@ -53,7 +66,9 @@ def test_tilt_weighs_exponentially(severity):
     generator = np.random.default_rng(100)
     values = (60 + 12 * generator.normal(size=100_000)).astype(np.float32)
     kept = apply.tilt_indices(values, severity, np.random.default_rng(0))
-    score = (values.astype(np.float64) - values.mean(dtype=np.float64)) / values.std(dtype=np.float64)
+    score = (values.astype(np.float64) - values.mean(dtype=np.float64)) / values.std(
+        dtype=np.float64
+    )
     capped = np.minimum(score, apply.HIGHEST_STANDARD_SCORE)
     weights = np.exp(apply.TILT_RATES[severity - 1] * capped)
     expected = np.average(score, weights=weights)
@@ -98,7 +113,10 @@ def test_features_are_lost_at_the_stated_share_and_stay_lost():
 
 
 def test_feature_belongs_to_tilts():
-    for keys, said in (({"kind": "tilt"}, "needs the key"), ({"kind": "blur", "feature": "age"}, "remove it for kind")):
+    for keys, said in (
+        ({"kind": "tilt"}, "needs the key"),
+        ({"kind": "blur", "feature": "age"}, "remove it for kind"),
+    ):
         with pytest.raises(ValidationError, match=said):
             Shift(**keys)
 
@@ -106,8 +124,11 @@ def test_feature_belongs_to_tilts():
 @pytest.mark.parametrize("feature", ["age", "sex", "chol"])
 def test_hospitals_can_be_tilted(data_folder, tmp_path, feature, deal):
     shifts = [Shift(kind="tilt", feature=feature, severity=severity) for severity in (3, 4)]
-    sites = {"cleveland": SiteSpec(role="train", shift=shifts[0]), "va": SiteSpec(role="shifted", shift=shifts[1]),
-             "hungarian": SiteSpec(role="shifted", shift=Shift(kind="missing_features", severity=5))}  # fmt: skip
+    sites = {
+        "cleveland": SiteSpec(role="train", shift=shifts[0]),
+        "va": SiteSpec(role="shifted", shift=shifts[1]),
+        "hungarian": SiteSpec(role="shifted", shift=Shift(kind="missing_features", severity=5)),
+    }
     dealt = deal(sites, NaturalPartition(), DataSpec(source="heart"), data_folder)
     train, shifted, missing = dealt.load(tmp_path)
     # What a virtual site declares is exact.
@@ -117,27 +138,45 @@ def test_hospitals_can_be_tilted(data_folder, tmp_path, feature, deal):
     assert (missing.shift, missing.test.unit_count) == ("missing_features (severity 5)", 261)
 
 
-@pytest.mark.parametrize(("shift", "message"), [
-    (Shift(kind="blur"), r"sites\.b\.shift\.kind 'blur' needs images"),
-    (Shift(kind="tilt", feature="pulse"), r"sites\.b\.shift\.feature is 'pulse'.*choose one of age, sex"),
-])  # fmt: skip
-def test_a_shift_that_cannot_be_is_refused_before_any_site_starts(data_folder, shift, message, deal):
+@pytest.mark.parametrize(
+    ("shift", "message"),
+    [
+        (Shift(kind="blur"), r"sites\.b\.shift\.kind 'blur' needs images"),
+        (
+            Shift(kind="tilt", feature="pulse"),
+            r"sites\.b\.shift\.feature is 'pulse'.*choose one of age, sex",
+        ),
+    ],
+)
+def test_a_shift_that_cannot_be_is_refused_before_any_site_starts(
+    data_folder, shift, message, deal
+):
     sites = {"a": SiteSpec(role="train"), "b": SiteSpec(role="shifted", records=80, shift=shift)}
     refused(message, deal, sites, IIDPartition(), DataSpec(source="heart"), data_folder)
 
 
-ROWS, DIGITS = table(), load_unscaled(BuiltIn(kind="digits"), "train").scaled().subset(np.arange(10))
+ROWS, DIGITS = (
+    table(),
+    load_unscaled(BuiltIn(kind="digits"), "train").scaled().subset(np.arange(10)),
+)
 CONSTANT = replace(ROWS, features=np.ones_like(ROWS.features))
 NEEDS_TABLE = r"needs a table.*'gamma'.*'prevalence', 'label_flip'"
 
 
-@pytest.mark.parametrize(("records", "shift", "message"), [
-    (ROWS, Shift(kind="tilt", feature="weight"), "shift.feature is 'weight'.*choose one of dose, age"),
-    (ROWS, Shift(kind="marker"), "'marker' needs images.*'tilt', 'missing_features'"),
-    (DIGITS, Shift(kind="tilt", feature="age"), NEEDS_TABLE),
-    (DIGITS, Shift(kind="missing_features"), NEEDS_TABLE),
-    (CONSTANT, Shift(kind="tilt", feature="dose"), r"shift\.feature.*all have the same value"),
-    (ROWS.subset(np.arange(0)), Shift(kind="tilt", feature="age"), "no records"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("records", "shift", "message"),
+    [
+        (
+            ROWS,
+            Shift(kind="tilt", feature="weight"),
+            "shift.feature is 'weight'.*choose one of dose, age",
+        ),
+        (ROWS, Shift(kind="marker"), "'marker' needs images.*'tilt', 'missing_features'"),
+        (DIGITS, Shift(kind="tilt", feature="age"), NEEDS_TABLE),
+        (DIGITS, Shift(kind="missing_features"), NEEDS_TABLE),
+        (CONSTANT, Shift(kind="tilt", feature="dose"), r"shift\.feature.*all have the same value"),
+        (ROWS.subset(np.arange(0)), Shift(kind="tilt", feature="age"), "no records"),
+    ],
+)
 def test_a_shift_that_the_records_do_not_allow_is_refused(records, shift, message):
     refused(message, apply.apply_shift, records, shift, np.random.default_rng(0))

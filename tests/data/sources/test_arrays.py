@@ -17,6 +17,12 @@ def archive(path: Path, features: object, labels: object) -> Arrays:
 
 def test_grey_levels_become_shares_and_objects_are_not_unpickled(tmp_path) -> None:
     path, grey = tmp_path / "records.npz", np.full((3, 1, 2, 2), 51, np.uint8)
-    assert load_unscaled(archive(path, grey, [0, 1, 0]), "train").scaled().features == pytest.approx(0.2)
-    for features, labels in ((grey, np.array([{}, 1, 0], dtype=object)), (grey[:, :, 0], [0, 1, 0]), (grey, [0, 1, 2])):
+    assert load_unscaled(
+        archive(path, grey, [0, 1, 0]), "train"
+    ).scaled().features == pytest.approx(0.2)
+    for features, labels in (
+        (grey, np.array([{}, 1, 0], dtype=object)),
+        (grey[:, :, 0], [0, 1, 0]),
+        (grey, [0, 1, 2]),
+    ):
         refused(str(path), load_unscaled, archive(path, features, labels), "train")

@@ -14,16 +14,25 @@ def test_digits_are_those_of_scikit_learn():
     source, bunch = BuiltIn(kind="digits"), load_digits()
     records = load_unscaled(source, "train").scaled()
     assert np.array_equal(records.features, (bunch.images / 16.0).astype(np.float32)[:, None])
-    assert (records.features.shape[1:], records.features.dtype) == (source.task.input_shape, np.float32)
+    assert (records.features.shape[1:], records.features.dtype) == (
+        source.task.input_shape,
+        np.float32,
+    )
     assert np.array_equal(records.labels, bunch.target)
     assert len(np.unique(records.units)) == 1797
     assert records.unit == source.unit == "record"
 
 
-@pytest.mark.parametrize(("kind", "part", "count", "ones"), [
-    ("mnist", "train", 60_000, 6742), ("mnist", "test", 10_000, 1135), ("pneumonia", "train", 4708, 3494),
-    ("pneumonia", "validation", 524, 389), ("pneumonia", "test", 624, 390),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("kind", "part", "count", "ones"),
+    [
+        ("mnist", "train", 60_000, 6742),
+        ("mnist", "test", 10_000, 1135),
+        ("pneumonia", "train", 4708, 3494),
+        ("pneumonia", "validation", 524, 389),
+        ("pneumonia", "test", 624, 390),
+    ],
+)
 def test_pictures_golden(data_folder, kind, part, count, ones):
     source = BuiltIn(kind=kind, folder=data_folder)
     records = load_unscaled(source, part)
@@ -37,7 +46,11 @@ def test_pictures_golden(data_folder, kind, part, count, ones):
 
 @pytest.mark.parametrize("name", ["MNIST/raw/t10k-images-idx3-ubyte", "pneumoniamnist.npz"])
 def test_a_file_that_changes_between_two_reads_is_noticed(data_folder, tmp_path, name):
-    for file in ("MNIST/raw/t10k-images-idx3-ubyte", "MNIST/raw/t10k-labels-idx1-ubyte", "pneumoniamnist.npz"):
+    for file in (
+        "MNIST/raw/t10k-images-idx3-ubyte",
+        "MNIST/raw/t10k-labels-idx1-ubyte",
+        "pneumoniamnist.npz",
+    ):
         (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(data_folder / file, tmp_path / file)
     source = BuiltIn(kind="mnist" if "MNIST" in name else "pneumonia", folder=tmp_path)
@@ -54,20 +67,36 @@ def test_a_file_that_changes_between_two_reads_is_noticed(data_folder, tmp_path,
 def test_pneumonia_accepts_another_row_order_and_refuses_another_image(data_folder, tmp_path):
     with np.load(data_folder / "pneumoniamnist.npz") as archive:
         arrays = dict(archive)
-    arrays["test_images"], arrays["test_labels"] = arrays["test_images"][::-1].copy(), arrays["test_labels"][::-1]
+    arrays["test_images"], arrays["test_labels"] = (
+        arrays["test_images"][::-1].copy(),
+        arrays["test_labels"][::-1],
+    )
     np.savez(tmp_path / "pneumoniamnist.npz", **arrays)
     assert len(load_unscaled(BuiltIn(kind="pneumonia", folder=tmp_path), "test").scaled()) == 624
     arrays["test_images"][0, 0, 0] ^= 1
     np.savez(tmp_path / "pneumoniamnist.npz", **arrays)
-    refused(r"damaged or another file .*zenodo", load_unscaled, BuiltIn(kind="pneumonia", folder=tmp_path), "test")
+    refused(
+        r"damaged or another file .*zenodo",
+        load_unscaled,
+        BuiltIn(kind="pneumonia", folder=tmp_path),
+        "test",
+    )
     (tmp_path / "pneumoniamnist.npz").write_bytes(b"<html>not found</html>")
-    refused("damaged or another file", load_unscaled, BuiltIn(kind="pneumonia", folder=tmp_path), "test")
+    refused(
+        "damaged or another file", load_unscaled, BuiltIn(kind="pneumonia", folder=tmp_path), "test"
+    )
 
 
-@pytest.mark.parametrize(("packing", "size", "said"), [
-    (zipfile.ZIP_DEFLATED, 2**24 + 1, "more than 16 MiB"), (zipfile.ZIP_BZIP2, 9, "packed in another way"),
-])  # fmt: skip
-def test_pneumonia_is_not_unpacked_where_it_is_larger_than_all_records(tmp_path, monkeypatch, packing, size, said):
+@pytest.mark.parametrize(
+    ("packing", "size", "said"),
+    [
+        (zipfile.ZIP_DEFLATED, 2**24 + 1, "more than 16 MiB"),
+        (zipfile.ZIP_BZIP2, 9, "packed in another way"),
+    ],
+)
+def test_pneumonia_is_not_unpacked_where_it_is_larger_than_all_records(
+    tmp_path, monkeypatch, packing, size, said
+):
     with zipfile.ZipFile(tmp_path / "pneumoniamnist.npz", "w", packing) as archive:
         archive.writestr("test_images.npy", bytes(size))
     monkeypatch.setattr(np, "load", lambda *_, **__: pytest.fail("unpacked"))
@@ -80,9 +109,16 @@ def test_heart_golden_counts_and_prevalence(data_folder):
     assert records.features.shape == (740, *source.task.input_shape)
     assert records.unit == source.unit == "patient"
     assert records.features.dtype == np.float32
-    golden = {"cleveland": (303, 0.459), "hungarian": (261, 0.375), "switzerland": (46, 0.978), "va": (130, 0.777)}
+    golden = {
+        "cleveland": (303, 0.459),
+        "hungarian": (261, 0.375),
+        "switzerland": (46, 0.978),
+        "va": (130, 0.777),
+    }
     labels = {hospital: records.labels[records.natural_site == hospital] for hospital in golden}
-    assert {hospital: (len(own), round(float(own.mean()), 3)) for hospital, own in labels.items()} == golden
+    assert {
+        hospital: (len(own), round(float(own.mean()), 3)) for hospital, own in labels.items()
+    } == golden
     # Cleveland's first line: 63,1,1,145,233,1,2,150,0,2.3
     expected = [1.3, 1, 1.25, 0.33, 1, 0, 0, 1.3, 1, 0, 0, 0, 0, 0, 1]
     np.testing.assert_allclose(records.features[0], expected, rtol=0, atol=1e-6)
@@ -107,7 +143,12 @@ def test_heart_reads_question_marks_and_refuses_a_changed_value(data_folder, tmp
 @pytest.mark.parametrize("kind", ["mnist", "pneumonia", "heart"])
 def test_a_missing_file_says_where_to_get_it(kind, tmp_path, monkeypatch):
     source = BuiltIn(kind=kind, folder=tmp_path)
-    refused(r"does not exist: get it by .*data fetch  or from .*--data-dir", load_unscaled, source, "train")
+    refused(
+        r"does not exist: get it by .*data fetch  or from .*--data-dir",
+        load_unscaled,
+        source,
+        "train",
+    )
     monkeypatch.delenv("FL_DPBAYES_DATA", raising=False)
     refused(r"--data-dir DIR or set FL_DPBAYES_DATA", load_unscaled, BuiltIn(kind=kind), "train")
     monkeypatch.setenv("FL_DPBAYES_DATA", str(tmp_path))

@@ -12,7 +12,9 @@ def folder(tmp_path):
     for label, (name, level) in enumerate([("healthy", 0), ("sick", 255)]):
         (tmp_path / name).mkdir()
         for number in range(2 + label):
-            Image.new("RGB", (20, 10), (level, level, level)).save(tmp_path / name / f"{number}.png")
+            Image.new("RGB", (20, 10), (level, level, level)).save(
+                tmp_path / name / f"{number}.png"
+            )
     return tmp_path
 
 
@@ -48,9 +50,13 @@ def test_a_folder_without_classes_or_images_is_refused(tmp_path):
         refused(said, load_unscaled, patients(tmp_path), "train")
 
 
-@pytest.mark.parametrize(("names", "pattern"), [
-    (("P1_a.png", "P1_b.png", "P2_a.png"), "^(P[0-9]+)_"), (("P1/a.png", "P1/b.png", "P2/a.png"), "^([^/]+)/"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("names", "pattern"),
+    [
+        (("P1_a.png", "P1_b.png", "P2_a.png"), "^(P[0-9]+)_"),
+        (("P1/a.png", "P1/b.png", "P2/a.png"), "^([^/]+)/"),
+    ],
+)
 def test_images_of_one_patient_are_one_unit_in_every_class(tmp_path, names, pattern):
     for name in ("healthy", "sick"):
         for image in names:

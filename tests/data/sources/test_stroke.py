@@ -25,11 +25,22 @@ def test_patients_and_hospitals_golden():
     assert len(set(records.natural_site)) == 464
     assert (records.natural_site == "uk-134").sum() == 524
     first = dict(zip(records.feature_names, records.features[0], strict=True))
-    assert {name: value for name, value in first.items() if value} == pytest.approx({
-        "age": -0.1, "hours since onset": -7 / 12, "systolic blood pressure": -0.8, "male": 1, "drowsy": 1,
-        "symptoms on waking": 1, "scanned before": 1, "infarct visible": 1, "atrial fibrillation not recorded": 1,
-        "speech deficit": 1, "spatial deficit": 1, "other deficit": 1,
-    })  # fmt: skip
+    assert {name: value for name, value in first.items() if value} == pytest.approx(
+        {
+            "age": -0.1,
+            "hours since onset": -7 / 12,
+            "systolic blood pressure": -0.8,
+            "male": 1,
+            "drowsy": 1,
+            "symptoms on waking": 1,
+            "scanned before": 1,
+            "infarct visible": 1,
+            "atrial fibrillation not recorded": 1,
+            "speech deficit": 1,
+            "spatial deficit": 1,
+            "other deficit": 1,
+        }
+    )
     # What could not be assessed lies between absent and present.
     assert set(records.features[:, records.feature_names.index("sight deficit")]) == {0, 0.5, 1}
 

@@ -18,8 +18,11 @@ from tests.asking import refused
 
 SIZE = {"records": 3000, "test_records": 600, "sites": 3, "seed": 1}
 SOURCES = [Logistic2D(**SIZE), Radiographs(side=12, **SIZE)]
-SITES = {"site-1": SiteSpec(role="train"), "site-2": SiteSpec(role="held_out", part="test"),
-         "site-3": SiteSpec(role="shifted", shift=Shift(kind="prevalence", severity=2))}  # fmt: skip
+SITES = {
+    "site-1": SiteSpec(role="train"),
+    "site-2": SiteSpec(role="held_out", part="test"),
+    "site-3": SiteSpec(role="shifted", shift=Shift(kind="prevalence", severity=2)),
+}
 
 
 def of_site(records, number):
@@ -27,7 +30,9 @@ def of_site(records, number):
 
 
 @pytest.mark.parametrize("source", SOURCES, ids=lambda source: source.kind)
-def test_a_name_is_a_source_whose_equal_seeds_give_equal_records_and_parts_differ(source, monkeypatch):
+def test_a_name_is_a_source_whose_equal_seeds_give_equal_records_and_parts_differ(
+    source, monkeypatch
+):
     first = load_unscaled(source, "train").scaled()
     monkeypatch.setattr("fl_dpbayes.data.records.KEPT", Kept())
     again = load_unscaled(source, "train").scaled()
@@ -42,11 +47,17 @@ def test_a_name_is_a_source_whose_equal_seeds_give_equal_records_and_parts_diffe
     refused("has no part 'validation': choose train or test", load_unscaled, source, "validation")
 
 
-@pytest.mark.parametrize(("keys", "message"), [
-    ({"kind": "logistic-2d", "records": 5, "sites": 6}, "records is 5 for 6 sites"),
-    ({"kind": "logistic-2d", "side": 28}, "Extra inputs"),
-    ({"kind": "radiographs", "side": 224, "records": 12_000}, "at side 224 at most 10699 are made"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"kind": "logistic-2d", "records": 5, "sites": 6}, "records is 5 for 6 sites"),
+        ({"kind": "logistic-2d", "side": 28}, "Extra inputs"),
+        (
+            {"kind": "radiographs", "side": 224, "records": 12_000},
+            "at side 224 at most 10699 are made",
+        ),
+    ],
+)
 def test_bounds(keys, message):
     with pytest.raises(ValidationError, match=message):
         DataSpec(source=keys)
@@ -61,14 +72,18 @@ def test_natural_sites_travel_by_site_file_with_their_truth(source, tmp_path, de
     np.testing.assert_array_equal(
         np.sort(found), np.sort(of_site(load_unscaled(source, "train").scaled(), 1).truth[:, 1])
     )
-    np.testing.assert_array_equal(held_out.test.truth, of_site(load_unscaled(source, "test").scaled(), 2).truth)
+    np.testing.assert_array_equal(
+        held_out.test.truth, of_site(load_unscaled(source, "test").scaled(), 2).truth
+    )
     assert len(shifted.test.labels) < 1000
     assert shifted.test.truth.shape == (len(shifted.test.labels), 2)
 
 
 # Points in the plane.
 
-POINTS = Logistic2D(records=60_000, test_records=9000, sites=3, heterogeneity=0.8, intercept=-0.5, seed=4)
+POINTS = Logistic2D(
+    records=60_000, test_records=9000, sites=3, heterogeneity=0.8, intercept=-0.5, seed=4
+)
 
 
 @pytest.fixture(scope="module")
@@ -94,15 +109,27 @@ def test_logistic_regression_finds_each_sites_law(part):
         assert (np.abs(found - expected) < 4 * np.sqrt(np.diag(covariance))).all()
         mean_error = site.features.mean(axis=0) - laws.means[number]
         assert (np.abs(mean_error) < 4 / np.sqrt(len(site))).all()
-        np.testing.assert_allclose(site.features.std(axis=0), 1, rtol=0, atol=4 / np.sqrt(2 * len(site)))
+        np.testing.assert_allclose(
+            site.features.std(axis=0), 1, rtol=0, atol=4 / np.sqrt(2 * len(site))
+        )
         correlation = np.corrcoef(site.features.T)[0, 1]
-        assert abs(np.arctanh(correlation) - np.arctanh(laws.correlations[number])) < 4 / np.sqrt(len(site) - 3)
+        assert abs(np.arctanh(correlation) - np.arctanh(laws.correlations[number])) < 4 / np.sqrt(
+            len(site) - 3
+        )
 
 
 def test_laws_of_points_differ_by_heterogeneity_only_and_more_sites_leave_the_first_ones_as_they_are():
-    laws = {size: site_laws(POINTS.model_copy(update={"heterogeneity": size})) for size in (0.0, 0.8, 1.6)}
+    laws = {
+        size: site_laws(POINTS.model_copy(update={"heterogeneity": size}))
+        for size in (0.0, 0.8, 1.6)
+    }
     more = site_laws(POINTS.model_copy(update={"sites": 7}))
-    for name, average in {"means": (0, 0), "correlations": 0, "intercepts": -0.5, "slopes": (1.5, -1)}.items():
+    for name, average in {
+        "means": (0, 0),
+        "correlations": 0,
+        "intercepts": -0.5,
+        "slopes": (1.5, -1),
+    }.items():
         alike, apart = (getattr(laws[size], name) for size in (0.0, 0.8))
         np.testing.assert_array_equal(alike, np.full_like(alike, average))
         np.testing.assert_array_equal(getattr(more, name)[:3], apart)
@@ -128,7 +155,10 @@ def alike():
 
 @pytest.mark.parametrize("name", ["points", "films", "alike"])
 def test_records_are_as_described_and_their_truth_is_that_of_the_labels(request, name, check_truth):
-    records, source = request.getfixturevalue(name), {"points": POINTS, "films": FILMS, "alike": ALIKE}[name]
+    records, source = (
+        request.getfixturevalue(name),
+        {"points": POINTS, "films": FILMS, "alike": ALIKE}[name],
+    )
     assert (records.task, records.unit) == (source.task, source.unit)
     assert records.features.shape == (source.records, *source.task.input_shape)
     assert records.features.dtype == np.float32
@@ -153,7 +183,9 @@ def test_truth_follows_the_contrast_of_the_opacity():
 
 def test_sites_differ_by_heterogeneity_only(films, alike):
     levels = [of_site(films, number).features.mean() for number in (1, 2, 3)]
-    noise = [np.diff(of_site(films, number).features[:, 0, 0], axis=1).std() for number in (1, 2, 3)]
+    noise = [
+        np.diff(of_site(films, number).features[:, 0, 0], axis=1).std() for number in (1, 2, 3)
+    ]
     # The average picture as each scanner takes it; few pixels reach the ends of the scale.
     taken = acquisition(FILMS)
     expected_levels = 0.5 + taken.gains * (alike.features.mean() - 0.5) + taken.offsets

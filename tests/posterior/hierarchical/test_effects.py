@@ -4,7 +4,12 @@ import numpy as np
 import pytest
 from scipy.special import expit
 
-from fl_dpbayes.posterior.hierarchical.effects import Means, clipped_score, log_odds_means, site_effects
+from fl_dpbayes.posterior.hierarchical.effects import (
+    Means,
+    clipped_score,
+    log_odds_means,
+    site_effects,
+)
 from fl_dpbayes.posterior.hierarchical.levels import HospitalPosterior
 from tests.posterior.hierarchical.test_levels import LEVEL, covered, within
 
@@ -31,27 +36,42 @@ def test_gaussian_effects_do_not_depend_on_the_states_and_have_the_stated_varian
     assert abs(np.square(scaled).mean() - 1) < 4 * np.sqrt(2 / hospitals)
 
 
-def clipped_sums(generator: np.random.Generator, effects: np.ndarray, clip: float, state: np.ndarray, units: int):
+def clipped_sums(
+    generator: np.random.Generator, effects: np.ndarray, clip: float, state: np.ndarray, units: int
+):
     """Mean clipped score of each hospital over patients of its own, at a state that is not its own."""
     found = []
     for effect in effects:
         x = np.column_stack([np.ones(units), generator.normal(size=(units, len(state) - 1))])
         y = generator.random(units) < expit(x @ state + effect)
         score = (expit(x @ state) - y)[:, None] * x
-        found.append((score * np.minimum(1, clip / np.linalg.norm(score, axis=1))[:, None]).sum(axis=0))
+        found.append(
+            (score * np.minimum(1, clip / np.linalg.norm(score, axis=1))[:, None]).sum(axis=0)
+        )
     return np.array(found)
 
 
 @pytest.mark.slow
-def test_logistic_effects_are_unbiased_under_clipping_and_noise_and_have_the_stated_variance() -> None:
-    generator, state, clip, units, sigma = np.random.default_rng(2), np.array([0.8, 0.6, -0.4, 0.3]), 0.8, 200, 5.0
+def test_logistic_effects_are_unbiased_under_clipping_and_noise_and_have_the_stated_variance() -> (
+    None
+):
+    generator, state, clip, units, sigma = (
+        np.random.default_rng(2),
+        np.array([0.8, 0.6, -0.4, 0.3]),
+        0.8,
+        200,
+        5.0,
+    )
     effects = 0.3 * generator.normal(size=800)
-    sums = clipped_sums(generator, effects, clip, state, units) + sigma * generator.normal(size=(800, 4))
+    sums = clipped_sums(generator, effects, clip, state, units) + sigma * generator.normal(
+        size=(800, 4)
+    )
     covariates = np.column_stack([np.ones(5000), generator.normal(size=(5000, 3))])
     means = Means(np.full(800, float(units)), sums, np.tile(state, (800, 1)), np.full(800, sigma))
     estimates, variances = site_effects(means, clipped_score(covariates, state, clip))
     scaled = (estimates - effects) / np.sqrt(variances)
-    # The common slope is that at effect 0, which costs a few per cent of the spread and nothing of the mean.
+    # The common slope is that at effect 0, which costs a few per cent of the spread and nothing of
+    # the mean.
     assert abs(np.mean(estimates - effects)) < 4 * np.sqrt(variances.mean() / 800) + 0.01
     assert abs(np.square(scaled).mean() - 1) < 4 * np.sqrt(2 / 800) + 0.05
     posterior = HospitalPosterior(estimates, variances, None, 3.0)
@@ -73,7 +93,9 @@ def test_the_log_odds_of_a_softmax_model_are_the_difference_of_its_rows() -> Non
     ones = np.column_stack([np.ones(50), x])
     odds = np.append(bias[1] - bias[0], weight[1] - weight[0])
     score = (expit(ones @ odds) - y)[:, None] * ones
-    expected = (score * np.minimum(1, clip / np.sqrt(2) / np.linalg.norm(score, axis=1))[:, None]).sum(axis=0)
+    expected = (
+        score * np.minimum(1, clip / np.sqrt(2) / np.linalg.norm(score, axis=1))[:, None]
+    ).sum(axis=0)
     assert np.allclose(found.states[0], odds)
     assert np.allclose(found.gradients[0], expected)
     assert np.isclose(found.noise[0], 2 / np.sqrt(2))

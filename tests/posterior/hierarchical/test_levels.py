@@ -9,7 +9,13 @@ from fl_dpbayes.posterior.hierarchical.levels import HospitalPosterior
 LEVEL = 0.9
 
 
-def draw(generator: np.random.Generator, variances: np.ndarray, own: float, above: float = 0.0, groups=None):
+def draw(
+    generator: np.random.Generator,
+    variances: np.ndarray,
+    own: float,
+    above: float = 0.0,
+    groups=None,
+):
     """Effects of hospitals of a population, and what a run tells of them."""
     of = np.zeros(len(variances), dtype=int) if groups is None else groups
     effects = above * generator.normal(size=of.max() + 1)[of] + own * generator.normal(size=len(of))
@@ -32,8 +38,12 @@ def within(hits: list[bool], share: float, errors: float = 3.0) -> bool:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("hospitals", "tau"), [(4, None), (5, None), (50, None), (5, 0.2), (50, 0.2), (400, 0.2)])
-def test_intervals_cover_exactly_under_the_prior_and_at_a_given_spread(hospitals: int, tau: float | None) -> None:
+@pytest.mark.parametrize(
+    ("hospitals", "tau"), [(4, None), (5, None), (50, None), (5, 0.2), (50, 0.2), (400, 0.2)]
+)
+def test_intervals_cover_exactly_under_the_prior_and_at_a_given_spread(
+    hospitals: int, tau: float | None
+) -> None:
     # On a grid as coarse as the posterior is wide, those of 400 hospitals cover .83.
     generator, hits = np.random.default_rng(hospitals), {"tau": [], "own": [], "new": []}
     for _ in range(300 if tau else 500):
@@ -47,7 +57,9 @@ def test_intervals_cover_exactly_under_the_prior_and_at_a_given_spread(hospitals
         hits["new"].append(covered(found.of_new().interval(LEVEL), true * generator.normal()))
     # Five leave the prior's large spreads in, so that intervals may be wider than they need.
     wide = hospitals == 5 and tau is not None
-    assert all(within(values, LEVEL) or (wide and np.mean(values) > LEVEL) for values in hits.values())
+    assert all(
+        within(values, LEVEL) or (wide and np.mean(values) > LEVEL) for values in hits.values()
+    )
 
 
 def test_where_hospitals_are_alike_the_spread_has_an_upper_bound_and_all_get_one_effect() -> None:
@@ -64,7 +76,11 @@ def test_one_hospital_leaves_the_prior_of_the_spread_and_two_cannot_tell_it_eith
 
     assert np.allclose(fitted(0.3).spreads[0].interval(0.9), (0.1, 1.9), atol=0.01)
     assert np.isclose(fitted(0.3).of_hospital(0).mean, 0.3)
-    assert [fitted(*[0.3, 0.2, 0.1][:count]).identified[0] for count in (1, 2, 3)] == [False, False, True]
+    assert [fitted(*[0.3, 0.2, 0.1][:count]).identified[0] for count in (1, 2, 3)] == [
+        False,
+        False,
+        True,
+    ]
 
 
 def test_two_levels_are_the_conjugate_posterior_mixed_over_both_spreads() -> None:
@@ -78,10 +94,14 @@ def test_two_levels_are_the_conjugate_posterior_mixed_over_both_spreads() -> Non
     inverse = np.linalg.inv(tau_c * same + (tau_h + v) * np.eye(6))
     total = inverse.sum(axis=(2, 3))
     m = inverse.sum(axis=2) @ u / total
-    log_density = (np.linalg.slogdet(inverse)[1] - np.log(total) - (inverse @ u) @ u + m**2 * total) / 2
+    log_density = (
+        np.linalg.slogdet(inverse)[1] - np.log(total) - (inverse @ u) @ u + m**2 * total
+    ) / 2
     mass = np.exp(log_density - log_density.max())
     mass /= mass.sum()
-    assert np.allclose([(mass * one).sum() for one in (own, above)], [one.mean for one in found.spreads], rtol=0.01)
+    assert np.allclose(
+        [(mass * one).sum() for one in (own, above)], [one.mean for one in found.spreads], rtol=0.01
+    )
 
     def check(effect, covariance: np.ndarray, variance: np.ndarray) -> None:
         """Compare with theta whose covariance with u - m is known, (200, 200, 6), and its variance about m."""
@@ -90,7 +110,9 @@ def test_two_levels_are_the_conjugate_posterior_mixed_over_both_spreads() -> Non
         spread = variance - (gain * covariance).sum(axis=2) + (1 - gain.sum(axis=2)) ** 2 / total
         mean = (mass * means).sum()
         assert np.isclose(effect.mean, mean, atol=0.003)
-        assert np.isclose(effect.sd, np.sqrt((mass * (spread + (means - mean) ** 2)).sum()), rtol=0.01)
+        assert np.isclose(
+            effect.sd, np.sqrt((mass * (spread + (means - mean) ** 2)).sum()), rtol=0.01
+        )
 
     shared = np.square(above)[:, :, None] * same[3]
     both = np.square(own) + np.square(above)
@@ -113,7 +135,9 @@ def test_a_hospital_of_a_group_that_nobody_says_is_of_each_as_often_as_those_tha
     parts = [found.of_new(0), found.of_new(1), found.of_new(2), found.of_new()]
     shares = np.array([8, 1, 1, 1]) / 11
     mean = sum(share * part.mean for share, part in zip(shares, parts, strict=True))
-    square = sum(share * (part.sd**2 + part.mean**2) for share, part in zip(shares, parts, strict=True))
+    square = sum(
+        share * (part.sd**2 + part.mean**2) for share, part in zip(shares, parts, strict=True)
+    )
     assert found.of_any().mean == pytest.approx(mean, abs=1e-3)
     assert found.of_any().sd == pytest.approx(np.sqrt(square - mean**2), rel=1e-3)
     assert mean > found.of_new().mean + 0.5

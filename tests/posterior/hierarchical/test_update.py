@@ -28,11 +28,15 @@ PRIOR = mixed(WEIGHTS, MEANS, VARIANCES)
 def test_at_home_it_is_the_exact_posterior() -> None:
     log_odds, labels = np.array([0.3, -1.0, 0.8, 0.1]), np.array([1, 0, 1, 1])
     places = np.linspace(-6, 6, 100_001)
-    prior = np.exp(-np.square(places[:, None] - MEANS) / VARIANCES / 2) @ (WEIGHTS / np.sqrt(VARIANCES))
+    prior = np.exp(-np.square(places[:, None] - MEANS) / VARIANCES / 2) @ (
+        WEIGHTS / np.sqrt(VARIANCES)
+    )
     density = prior * np.prod(expit(np.where(labels, 1, -1) * (log_odds + places[:, None])), axis=1)
     found, mean = PRIOR.given_labels(log_odds, labels), np.average(places, weights=density)
     assert np.isclose(found.mean, mean, atol=1e-4)
-    assert np.isclose(found.sd, np.sqrt(np.average((places - mean) ** 2, weights=density)), rtol=1e-3)
+    assert np.isclose(
+        found.sd, np.sqrt(np.average((places - mean) ** 2, weights=density)), rtol=1e-3
+    )
 
 
 def test_one_unit_moves_the_residual_sum_by_one_at_most() -> None:
@@ -60,7 +64,10 @@ def test_intervals_after_an_update_cover_hospitals_of_the_population(noise: floa
         log_odds = generator.choice(public, 100)
         labels = (generator.random(100) < expit(log_odds + effect)).astype(int)
         if noise:
-            released = residual_sum(log_odds + PRIOR.mean, labels, np.arange(100)).sums[0] + noise * generator.normal()
+            released = (
+                residual_sum(log_odds + PRIOR.mean, labels, np.arange(100)).sums[0]
+                + noise * generator.normal()
+            )
             found = PRIOR.given_release(released, noise, 100, public)
         else:
             found = PRIOR.given_labels(log_odds, labels)
@@ -70,7 +77,9 @@ def test_intervals_after_an_update_cover_hospitals_of_the_population(noise: floa
     assert np.mean(narrower) > 0.9
 
 
-EXTREMES = st.sampled_from([0.0, 5e-324, 1.0, -700.0, 1e160, 1e307, -1e307, 1.7e308, np.inf, -np.inf, np.nan])
+EXTREMES = st.sampled_from(
+    [0.0, 5e-324, 1.0, -700.0, 1e160, 1e307, -1e307, 1.7e308, np.inf, -np.inf, np.nan]
+)
 
 
 @given(arrays(np.float64, 4, elements=EXTREMES), arrays(np.float64, (5, 4), elements=EXTREMES))
@@ -88,10 +97,13 @@ def test_a_unit_moves_the_residual_sum_by_one_at_most_whatever_the_run_holds(slo
 
 
 def test_what_noise_cannot_hide_of_one_patient_more() -> None:
-    # Such states of a run folder that the last patient's log odds are the difference of two infinities.
+    # Such states of a run folder that the last patient's log odds are the difference of two
+    # infinities.
     log_odds = np.append(np.zeros(299), np.nan)
     labels, units = np.ones(300, int), np.arange(300)
-    fewer, more = (residual_sum(log_odds[:count], labels[:count], units[:count]).sums for count in (299, 300))
+    fewer, more = (
+        residual_sum(log_odds[:count], labels[:count], units[:count]).sums for count in (299, 300)
+    )
     assert abs(more - fewer) <= 1
 
 

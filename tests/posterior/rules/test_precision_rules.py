@@ -9,7 +9,13 @@ from fl_dpbayes.posterior.natural import NaturalGaussian, floored
 from fl_dpbayes.posterior.precision import ESTIMATES, mean_error
 from fl_dpbayes.posterior.rules.product import product
 from fl_dpbayes.posterior.samples import PosteriorSamples
-from tests.analytic_targets import as_samples, assert_within_standard_errors, combined, exact_samples, random_samples
+from tests.analytic_targets import (
+    as_samples,
+    assert_within_standard_errors,
+    combined,
+    exact_samples,
+    random_samples,
+)
 
 SHARES = {"fractional": 1 / 4, "divided": 1.0, "none": 0.0}
 
@@ -18,8 +24,14 @@ SHARES = {"fractional": 1 / 4, "divided": 1.0, "none": 0.0}
 def test_closed_form_is_the_exact_posterior_and_the_diagonal_one_on_a_diagonal_problem(
     linear_gaussian, orthogonal, share
 ):
-    on_diagonal = [NaturalGaussian(np.diag(one.precision), one.precision_mean) for one in orthogonal.factors(share)]
-    for problem, factors in ((linear_gaussian, linear_gaussian.factors(share)), (orthogonal, on_diagonal)):
+    on_diagonal = [
+        NaturalGaussian(np.diag(one.precision), one.precision_mean)
+        for one in orthogonal.factors(share)
+    ]
+    for problem, factors in (
+        (linear_gaussian, linear_gaussian.factors(share)),
+        (orthogonal, on_diagonal),
+    ):
         joined = product(factors, prior_scale=problem.prior_scale, prior_share=share)
         mean, covariance = problem.posterior
         np.testing.assert_allclose(joined.mean, mean, rtol=0, atol=1e-10)
@@ -33,17 +45,23 @@ def test_sites_that_drop_out_leave_the_posterior_of_the_others(linear_gaussian, 
     present, scale = linear_gaussian.sites[:3], linear_gaussian.prior_scale
     factors = [linear_gaussian.natural(site, share) for site in present]
     precision = np.eye(3) / scale**2 + sum(linear_gaussian.information[site] for site in present)
-    np.testing.assert_allclose(product(factors, prior_scale=scale, prior_share=share).precision, precision, rtol=1e-12)
+    np.testing.assert_allclose(
+        product(factors, prior_scale=scale, prior_share=share).precision, precision, rtol=1e-12
+    )
 
 
 @pytest.mark.parametrize("form", ["full", "diagonal"])
-@pytest.mark.parametrize(("rule", "settings"), [("product", {}), ("product", {"prior": "divided"}), ("consensus", {})])
+@pytest.mark.parametrize(
+    ("rule", "settings"), [("product", {}), ("product", {"prior": "divided"}), ("consensus", {})]
+)
 def test_samples_give_the_exact_posterior(linear_gaussian, orthogonal, form, rule, settings):
     problem = linear_gaussian if form == "full" else orthogonal
     share, generator = 1.0 if settings.get("prior") == "divided" else 0.25, np.random.default_rng(2)
     means, covariances = [], []
     for _ in range(40):
-        samples = {s: random_samples(problem.moments(s, share), 600, generator) for s in problem.sites}
+        samples = {
+            s: random_samples(problem.moments(s, share), 600, generator) for s in problem.sites
+        }
         settings = {"scale": problem.prior_scale, "draws": 600} | settings
         found = combined(f"{rule}-{form}", samples, generator=generator, **settings)
         assert found.warnings == ()
@@ -58,8 +76,13 @@ def test_samples_give_the_exact_posterior(linear_gaussian, orthogonal, form, rul
 def test_uniform_weights_give_the_mean_of_means_and_a_wrong_width(linear_gaussian):
     generator = np.random.default_rng(3)
     moments = [linear_gaussian.moments(s, 0.25) for s in linear_gaussian.sites]
-    samples = {s: random_samples(m, 50_000, generator) for s, m in zip(linear_gaussian.sites, moments, strict=True)}
-    draws = combined("consensus-uniform", samples, draws=50_000, generator=generator).samples.arrays["w"]
+    samples = {
+        s: random_samples(m, 50_000, generator)
+        for s, m in zip(linear_gaussian.sites, moments, strict=True)
+    }
+    draws = combined(
+        "consensus-uniform", samples, draws=50_000, generator=generator
+    ).samples.arrays["w"]
     expected = np.mean([m for m, _ in moments], axis=0)
     covariance = np.sum([c for _, c in moments], axis=0) / 16
     error = np.sqrt(np.diag(covariance) / 50_000)
@@ -74,7 +97,9 @@ def test_uniform_weights_give_the_mean_of_means_and_a_wrong_width(linear_gaussia
 def test_consensus_of_one_site_uses_each_draw_once(linear_gaussian, form):
     samples = exact_samples(linear_gaussian.moments("b", 1.0), 64)
     found = combined(f"consensus-{form}", {"b": samples}, draws=64).samples.arrays["w"]
-    np.testing.assert_allclose(np.sort(found, axis=0), np.sort(samples.arrays["w"], axis=0), rtol=1e-6)
+    np.testing.assert_allclose(
+        np.sort(found, axis=0), np.sort(samples.arrays["w"], axis=0), rtol=1e-6
+    )
 
 
 def test_weights_of_draws_are_respected():
@@ -121,7 +146,9 @@ def test_parameters_that_hardly_vary_are_refused_by_name():
         combined("product-diagonal", {"a": as_samples(draws)})
     draws = np.random.default_rng(3).standard_normal((60, 2, 3))
     draws[:, 1, 2] *= 1e-9
-    samples = {name: PosteriorSamples({"1.weight": draws}, np.ones(60), np.ones(60)) for name in ("a", "b")}
+    samples = {
+        name: PosteriorSamples({"1.weight": draws}, np.ones(60), np.ones(60)) for name in ("a", "b")
+    }
     with pytest.raises(ValueError, match=r"parameter 1\.weight\[1, 2\] of site 'a' hardly varies"):
         combined("product-full", samples)
 
@@ -130,10 +157,15 @@ def two_sites(apart, *, parameters, draws, seed):
     """Standard normal posteriors whose means differ by `apart` standard deviations in every parameter."""
     generator = np.random.default_rng(seed)
     means = {"a": -apart / 2, "b": apart / 2}
-    return {name: as_samples(mean + generator.standard_normal((draws, parameters))) for name, mean in means.items()}
+    return {
+        name: as_samples(mean + generator.standard_normal((draws, parameters)))
+        for name, mean in means.items()
+    }
 
 
-@pytest.mark.parametrize("rule", ["product-full", "product-diagonal", "consensus-full", "consensus-diagonal"])
+@pytest.mark.parametrize(
+    "rule", ["product-full", "product-diagonal", "consensus-full", "consensus-diagonal"]
+)
 def test_conflicting_sites_are_warned_of_and_agreeing_ones_are_not(rule):
     for apart, expected in ((100.0, 1), (1.0, 0)):
         samples = two_sites(apart, parameters=40, draws=4000, seed=1)
@@ -153,7 +185,9 @@ def test_error_of_the_mean_is_foretold_over_many_seeds(form):
         foretold.append(mean_error([(factor, draws) for factor in factors], combined) ** 2)
     standard_error = np.std(errors) / np.sqrt(len(errors))
     # First order in the errors of the precisions, of which each is about sqrt(2 / 53) = 0.2.
-    assert np.mean(foretold) == pytest.approx(np.mean(errors), abs=4 * standard_error + 0.1 * np.mean(errors))
+    assert np.mean(foretold) == pytest.approx(
+        np.mean(errors), abs=4 * standard_error + 0.1 * np.mean(errors)
+    )
 
 
 def test_improper_product_with_a_flat_prior_is_refused():
@@ -166,5 +200,7 @@ def test_floor_acts_in_the_directions_below_it():
     full = NaturalGaussian(rotation @ np.diag([2.0, -1.0, 0.5]) @ rotation.T, np.arange(3.0))
     raised, count = floored(full, 1.0)
     assert count == 2
-    np.testing.assert_allclose(raised.precision, rotation @ np.diag([2.0, 1.0, 1.0]) @ rotation.T, atol=1e-12)
+    np.testing.assert_allclose(
+        raised.precision, rotation @ np.diag([2.0, 1.0, 1.0]) @ rotation.T, atol=1e-12
+    )
     np.testing.assert_array_equal(raised.precision_mean, full.precision_mean)

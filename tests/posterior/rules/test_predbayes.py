@@ -4,7 +4,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fl_dpbayes.config.errors import warning
-from fl_dpbayes.posterior.rules.predbayes import best_beta, between, product_and_mixture, temperature_warnings
+from fl_dpbayes.posterior.rules.predbayes import (
+    best_beta,
+    between,
+    product_and_mixture,
+    temperature_warnings,
+)
 from tests.analytic_targets import as_samples
 
 
@@ -20,7 +25,9 @@ def random_probabilities(seed, sites=4, records=6, classes=3):
     return np.random.default_rng(seed).dirichlet(np.ones(classes), size=(sites, records))
 
 
-@pytest.mark.parametrize(("beta", "value"), [(0, 0.8), (0.25, 0.88889), (0.5, 0.94118), (1, 0.98462)])
+@pytest.mark.parametrize(
+    ("beta", "value"), [(0, 0.8), (0.25, 0.88889), (0.5, 0.94118), (1, 0.98462)]
+)
 def test_three_identical_sites_golden(beta, value):
     same = np.tile([[[0.8, 0.2]]], (3, 1, 1))
     assert combine(same, beta=beta)[0, 0] == pytest.approx(value, abs=5e-6)
@@ -30,9 +37,13 @@ def test_three_identical_sites_golden(beta, value):
 @given(seed=st.integers(0, 1000), sites=st.integers(1, 5), beta=st.floats(0, 1))
 def test_ends_sum_and_order_property(seed, sites, beta):
     probabilities = random_probabilities(seed, sites)
-    np.testing.assert_allclose(combine(probabilities, beta=0), probabilities.mean(axis=0), rtol=1e-12)
+    np.testing.assert_allclose(
+        combine(probabilities, beta=0), probabilities.mean(axis=0), rtol=1e-12
+    )
     product = probabilities.prod(axis=0)
-    np.testing.assert_allclose(combine(probabilities, beta=1), product / product.sum(axis=1, keepdims=True), rtol=1e-9)
+    np.testing.assert_allclose(
+        combine(probabilities, beta=1), product / product.sum(axis=1, keepdims=True), rtol=1e-9
+    )
     between = combine(probabilities, beta=beta)
     np.testing.assert_allclose(between.sum(axis=1), 1, rtol=1e-12)
     np.testing.assert_allclose(combine(probabilities[::-1], beta=beta), between, rtol=1e-10)

@@ -1,7 +1,7 @@
 """Several processes on one ledger, processes that are killed, ledgers put back: the record never falls below the spend.
 
-The instants are drawn over the work's progress and then over time. Processes are forked from a fresh interpreter that
-has imported the ledger and nothing that runs threads.
+The instants are drawn over the work's progress and then over time. Processes are forked from a
+fresh interpreter that has imported the ledger and nothing that runs threads.
 """
 
 import json
@@ -240,7 +240,9 @@ print(json.dumps(report))
 
 def _run(code, *arguments):
     command = [sys.executable, "-W", "error", "-c", COMMON + code, *map(str, arguments)]
-    finished = subprocess.run(command, capture_output=True, text=True, timeout=900 * FACTOR, check=False)
+    finished = subprocess.run(
+        command, capture_output=True, text=True, timeout=900 * FACTOR, check=False
+    )
     assert finished.returncode == 0, finished.stderr
     print(finished.stdout)
     return json.loads(finished.stdout)
@@ -258,10 +260,13 @@ KILLS = [("normal", 50, 1, 1), ("full", 80, 2, 1), ("full", 18, 4, 2)]
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("durability", "kills", "seed", "processes"), KILLS)
-def test_kill_at_any_instant_never_leaves_the_record_below_the_true_spend(tmp_path, durability, kills, seed, processes):
+def test_kill_at_any_instant_never_leaves_the_record_below_the_true_spend(
+    tmp_path, durability, kills, seed, processes
+):
     report = _run(VICTIM + KILL, tmp_path, durability, FACTOR * kills, seed, processes)
     assert (report["below"], report["lost replies"], report["problems"]) == (0, 0, [])
-    # The instants were spread: some before the first reservation, some while work was open, some between.
+    # The instants were spread: some before the first reservation, some while work was open, some
+    # between.
     assert report["killed with an open reservation"] > kills / 20
     assert report["killed at birth"] > 0
     # Of two processes that are killed together, one nearly always left work open.

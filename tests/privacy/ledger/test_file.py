@@ -10,7 +10,12 @@ from pathlib import Path
 import pytest
 
 from fl_dpbayes.privacy.ledger import file as ledger_file
-from fl_dpbayes.privacy.ledger.file import LedgerError, network_file_system, open_ledger_file, transaction
+from fl_dpbayes.privacy.ledger.file import (
+    LedgerError,
+    network_file_system,
+    open_ledger_file,
+    transaction,
+)
 from tests.asking import refused
 
 MOUNTS = """\
@@ -24,12 +29,22 @@ tmpfs /mnt/far/near tmpfs rw 0 0
 
 def test_network_file_systems_are_found_and_refused(tmp_path, monkeypatch):
     for path, kind in {
-        "/var/l.sqlite": None, "/home/site/l.sqlite": "nfs4", "/homeless/l.sqlite": None,
-        "/home/site/local disk/l.sqlite": None, "/mnt/far/l.sqlite": "fuse.sshfs", "/mnt/far/near/l.sqlite": None,
-    }.items():  # fmt: skip
+        "/var/l.sqlite": None,
+        "/home/site/l.sqlite": "nfs4",
+        "/homeless/l.sqlite": None,
+        "/home/site/local disk/l.sqlite": None,
+        "/mnt/far/l.sqlite": "fuse.sshfs",
+        "/mnt/far/near/l.sqlite": None,
+    }.items():
         assert network_file_system(Path(path), MOUNTS) == kind
     monkeypatch.setattr(ledger_file, "network_file_system", lambda path, mounts: "nfs4")
-    refused(r"network file system \(nfs4\).*ledger.path", open_ledger_file, tmp_path / "l.sqlite", "full", create=True)
+    refused(
+        r"network file system \(nfs4\).*ledger.path",
+        open_ledger_file,
+        tmp_path / "l.sqlite",
+        "full",
+        create=True,
+    )
     assert not (tmp_path / "l.sqlite").exists()
 
 
@@ -37,7 +52,10 @@ def test_network_file_systems_are_found_and_refused(tmp_path, monkeypatch):
 def test_file_is_private_and_durable(tmp_path, durability, synchronous):
     path = tmp_path / "l.sqlite"
     connection = open_ledger_file(path, durability, create=True)
-    said = [connection.execute(f"PRAGMA {what}").fetchone()[0] for what in ("journal_mode", "synchronous")]
+    said = [
+        connection.execute(f"PRAGMA {what}").fetchone()[0]
+        for what in ("journal_mode", "synchronous")
+    ]
     assert said == ["wal", synchronous]
     assert [stat.S_IMODE(file.stat().st_mode) for file in tmp_path.iterdir()] == [0o600] * 3
     connection.close()
@@ -49,9 +67,13 @@ def test_file_is_private_and_durable(tmp_path, durability, synchronous):
 def test_missing_or_empty_file_is_not_made_a_ledger_for_a_reader(tmp_path):
     path = tmp_path / "l.sqlite"
     for state in ("does not exist", "is empty"):
-        with pytest.raises(LedgerError, match=rf"{state}: no request makes one.*site ledger create"):
+        with pytest.raises(
+            LedgerError, match=rf"{state}: no request makes one.*site ledger create"
+        ):
             open_ledger_file(path, "full", create=False)
-        assert [file.stat().st_size for file in tmp_path.iterdir()] == ([0] if path.exists() else [])
+        assert [file.stat().st_size for file in tmp_path.iterdir()] == (
+            [0] if path.exists() else []
+        )
         path.touch()
 
 

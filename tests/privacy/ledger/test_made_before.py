@@ -1,6 +1,7 @@
 """A hospital's files of version 0.1.0: its ledger opens with the epsilon that was spent then, and is spent from.
 
-`tests/made_before` holds them as that version left them: 4 steps of two runs, one of them failed, and an evaluation.
+`tests/made_before` holds them as that version left them: 4 steps of two runs, one of them failed,
+and an evaluation.
 """
 
 import json
@@ -45,7 +46,10 @@ def test_ledger_of_before_opens_with_the_same_epsilon_and_head(before, command) 
     exported = export_ledger(before.path)
     assert (exported["head"], exported["problems"]) == (EXPECTED["head"], [])
     for part, expected in zip(exported["parts"], EXPECTED["parts"], strict=True):
-        assert part == expected | {"epsilon": pytest.approx(expected["epsilon"], rel=1e-12), "mu": part["mu"]}
+        assert part == expected | {
+            "epsilon": pytest.approx(expected["epsilon"], rel=1e-12),
+            "mu": part["mu"],
+        }
     assert command("site", "ledger", "verify", before.path)[0] == 0
     assert "6.16" in command("site", "ledger", "show", before.path)[1]
     status, said, _ = command("site", "audit", "verify", before.path)
@@ -70,7 +74,9 @@ def test_it_is_spent_from_and_answers_again_what_it_answered_before(before, comm
 
 
 @pytest.mark.parametrize("place", ["reserve", "run_chain", "commit"])
-def test_a_kill_in_its_first_request_after_the_upgrade_loses_nothing(before, command, place: str) -> None:
+def test_a_kill_in_its_first_request_after_the_upgrade_loses_nothing(
+    before, command, place: str
+) -> None:
     def killed() -> None:
         def die(*_: object, **__: object) -> None:
             os.kill(os.getpid(), signal.SIGKILL)

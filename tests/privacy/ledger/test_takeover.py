@@ -24,7 +24,9 @@ from fl_dpbayes.protocol.refusal import RefusalCode
 from tests.ledgers import DEAD, complete, open_ledger
 
 COHORT = Cohort("cohort", "patient", 10.0, 1e-5, "add_or_remove_one")
-SPENDING = Spending("train", "a" * 16, 1, "train", "request", "plan", (GaussianEvent(10.0, 1.0, 5),), 0, 5)
+SPENDING = Spending(
+    "train", "a" * 16, 1, "train", "request", "plan", (GaussianEvent(10.0, 1.0, 5),), 0, 5
+)
 BOOT, NAMESPACE, PROCESS_ID, START = this_process().split(":")
 BEFORE_THE_POWER_CUT = f"earlier boot:{NAMESPACE}:77:1"
 IN_ANOTHER_CONTAINER = f"{BOOT}:{int(NAMESPACE) + 1}:77:1"
@@ -46,7 +48,9 @@ def _reserve_as(process, path, durability="full"):
         return answer
 
 
-def test_power_cut_that_took_the_commit_with_it_gives_no_second_answer_for_one_charge(path, tmp_path):
+def test_power_cut_that_took_the_commit_with_it_gives_no_second_answer_for_one_charge(
+    path, tmp_path
+):
     reserved = _reserve_as(BEFORE_THE_POWER_CUT, path, "normal")
     shutil.copytree(path.parent, tmp_path / "on disk")
     with pytest.MonkeyPatch.context() as patch, open_ledger(path, COHORT, "normal") as ledger:
@@ -61,11 +65,14 @@ def test_power_cut_that_took_the_commit_with_it_gives_no_second_answer_for_one_c
 
 
 LEFT_BY = {
-    "dead": (DEAD, "full", 5), "dead, normal": (DEAD, "normal", 5),
-    "power cut": (BEFORE_THE_POWER_CUT, "full", 5), "power cut, normal": (BEFORE_THE_POWER_CUT, "normal", 10),
-    "container": (IN_ANOTHER_CONTAINER, "full", 10), "unnamed": ("", "full", 10),
+    "dead": (DEAD, "full", 5),
+    "dead, normal": (DEAD, "normal", 5),
+    "power cut": (BEFORE_THE_POWER_CUT, "full", 5),
+    "power cut, normal": (BEFORE_THE_POWER_CUT, "normal", 10),
+    "container": (IN_ANOTHER_CONTAINER, "full", 10),
+    "unnamed": ("", "full", 10),
     "named as of old": (f"{BOOT}:{PROCESS_ID}:{START}", "full", 10),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("now", ["full", "normal"])
@@ -81,7 +88,9 @@ def test_who_left_the_work_decides_what_its_repetition_costs(path, holder, durab
 
 def test_durability_that_an_old_ledger_does_not_tell_is_the_weaker_one(path, monkeypatch):
     def without_durability(connection, kind, content):
-        return append_entry(connection, kind, {key: value for key, value in content.items() if key != "durability"})
+        return append_entry(
+            connection, kind, {key: value for key, value in content.items() if key != "durability"}
+        )
 
     with monkeypatch.context() as patch:
         patch.setattr(ledger_module, "append_entry", without_durability)
@@ -91,7 +100,9 @@ def test_durability_that_an_old_ledger_does_not_tell_is_the_weaker_one(path, mon
         assert ledger.spent("train").steps == 10
 
 
-def test_process_that_cannot_see_the_holder_is_charged_and_takes_nothing_from_it(path, tmp_path, monkeypatch):
+def test_process_that_cannot_see_the_holder_is_charged_and_takes_nothing_from_it(
+    path, tmp_path, monkeypatch
+):
     with open_ledger(path, COHORT, "full") as holder, open_ledger(path, COHORT, "full") as other:
         held = holder.reserve(SPENDING)
         with monkeypatch.context() as patch:
@@ -102,7 +113,9 @@ def test_process_that_cannot_see_the_holder_is_charged_and_takes_nothing_from_it
         assert holder.spent("train").steps == 10
 
 
-def test_work_that_a_dead_process_left_open_is_taken_over_at_no_cost_and_one_taken_for_dead_ends_nothing(path):
+def test_work_that_a_dead_process_left_open_is_taken_over_at_no_cost_and_one_taken_for_dead_ends_nothing(
+    path,
+):
     first = _reserve_as(DEAD, path)
     with open_ledger(path, COHORT, "full") as ledger:
         changed = dataclasses.replace(SPENDING, request_digest="other")
@@ -113,7 +126,10 @@ def test_work_that_a_dead_process_left_open_is_taken_over_at_no_cost_and_one_tak
         assert ledger.reserve(SPENDING) == AT_WORK, "its process is this one now"
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(ledger_module, "this_process", lambda: DEAD)
-            for end in (ledger.fail, lambda reservation: ledger.commit(reservation, b"not dead after all")):
+            for end in (
+                ledger.fail,
+                lambda reservation: ledger.commit(reservation, b"not dead after all"),
+            ):
                 with pytest.raises(LedgerError, match="held by another process"):
                     end(first.reservation)
         ledger.commit(again.reservation, b"reply")
@@ -128,7 +144,9 @@ def test_stored_reply_and_running_work_go_before_taking_over(path, monkeypatch):
     with open_ledger(path, COHORT, "full") as ledger:
         with monkeypatch.context() as patch:
             # While the first holder is not known to be dead, the request is charged a second time.
-            patch.setattr("fl_dpbayes.privacy.ledger.takeover.process_status", lambda name: "unknown")
+            patch.setattr(
+                "fl_dpbayes.privacy.ledger.takeover.process_status", lambda name: "unknown"
+            )
             second = ledger.reserve(SPENDING)
         assert ledger.reserve(SPENDING) == AT_WORK
         ledger.commit(second.reservation, b"reply")
@@ -176,7 +194,10 @@ def test_work_is_taken_over_three_times_at_most(path):
 
 
 def _append(path, kind, **content):
-    with closing(sqlite3.connect(path, isolation_level=None)) as connection, transaction(connection):
+    with (
+        closing(sqlite3.connect(path, isolation_level=None)) as connection,
+        transaction(connection),
+    ):
         append_entry(connection, kind, {"cohort": COHORT.name, **content})
 
 
@@ -189,7 +210,9 @@ def test_entry_about_work_that_is_not_open_stops_the_ledger(path, kind, end):
         ends.get(end, lambda: None)()
         reservation = 99 if end == "unknown" else held
         assert ledger.verify() == []
-        _append(path, kind, reservation=reservation, process=DEAD, durability="full", reply_digest="d")
+        _append(
+            path, kind, reservation=reservation, process=DEAD, durability="full", reply_digest="d"
+        )
         (problem,) = ledger.verify()
         assert repr(kind) in problem
         assert f"reservation {reservation}, which is {end}" in problem
@@ -208,7 +231,10 @@ def other():
 
 def test_process_is_known_by_its_name(other):
     process, name = other
-    assert this_process() == f"{BOOT}:{NAMESPACE}:{os.getpid()}:{takeover._state_and_start_time(os.getpid())[1]}"
+    assert (
+        this_process()
+        == f"{BOOT}:{NAMESPACE}:{os.getpid()}:{takeover._state_and_start_time(os.getpid())[1]}"
+    )
     assert process_status(this_process()) == process_status(name) == "running"
     process.kill()
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
@@ -217,7 +243,9 @@ def test_process_is_known_by_its_name(other):
     assert process_status(name) == process_status(DEAD) == "dead"
     assert process_status(f"other:{NAMESPACE}:{PROCESS_ID}:{START}") == "machine restarted"
     # Processes of two containers of one machine see the same boot id and not one another.
-    elsewhere = [f"{BOOT}:{int(NAMESPACE) + 1}:{number}:{START}" for number in (PROCESS_ID, "4194303")]
+    elsewhere = [
+        f"{BOOT}:{int(NAMESPACE) + 1}:{number}:{START}" for number in (PROCESS_ID, "4194303")
+    ]
     unnamed = [f"{BOOT}:{NAMESPACE}:{number}:{START}" for number in ("0", "-1", "x", "9" * 30)]
     for other_name in (*elsewhere, *unnamed, "", "a:b", f"{BOOT}:{os.getpid()}:{START}"):
         assert process_status(other_name) == "unknown"
@@ -226,7 +254,9 @@ def test_process_is_known_by_its_name(other):
 def test_process_that_proc_hides_is_not_taken_for_dead(other, monkeypatch, tmp_path):
     process, name = other
     for entry in ("self", "sys", str(os.getpid())):
-        (tmp_path / entry).symlink_to(os.readlink("/proc/self") if entry == "self" else Path("/proc") / entry)
+        (tmp_path / entry).symlink_to(
+            os.readlink("/proc/self") if entry == "self" else Path("/proc") / entry
+        )
     monkeypatch.setattr(takeover, "_PROC", tmp_path)
     assert process_status(name) == "unknown"
     process.kill()
@@ -234,7 +264,9 @@ def test_process_that_proc_hides_is_not_taken_for_dead(other, monkeypatch, tmp_p
     assert process_status(name) == "dead"
 
 
-def test_without_proc_or_with_that_of_another_namespace_nothing_is_known(other, monkeypatch, tmp_path):
+def test_without_proc_or_with_that_of_another_namespace_nothing_is_known(
+    other, monkeypatch, tmp_path
+):
     _, name = other
     monkeypatch.setattr(takeover, "_PROC", tmp_path)
     assert (this_process(), process_status(name)) == ("", "unknown")

@@ -42,11 +42,14 @@ def discretised(level: GaussianEvent, reach: float = 9.0) -> dict[str, LossMass]
 def test_divergences_are_exact_on_the_grid_and_above_between(level: GaussianEvent) -> None:
     for direction, loss in discretised(level).items():
         grid = SPACING * np.arange(-100, 500, 7)
-        assert of_grid(loss, grid) == pytest.approx(exact(level, grid, direction), rel=1e-7, abs=1e-13)
+        assert of_grid(loss, grid) == pytest.approx(
+            exact(level, grid, direction), rel=1e-7, abs=1e-13
+        )
         between = grid + SPACING / 3
         excess = of_grid(loss, between) - exact(level, between, direction)
         assert excess.min() >= -1e-13
-        # A chord in exp(epsilon) over one bin lies above by at most h/4 of the slope, which is at most 1.
+        # A chord in exp(epsilon) over one bin lies above by at most h/4 of the slope, which is at
+        # most 1.
         assert excess.max() <= SPACING / 4 * math.exp(SPACING)
 
 
@@ -68,7 +71,10 @@ def test_outputs_invert_losses(level: GaussianEvent, adjacency: str) -> None:
     again = losses_at(outputs_at(loss, level, adjacency), level, adjacency)  # type: ignore[arg-type]
     assert again == pytest.approx(loss, rel=1e-9, abs=1e-9)
     assert np.all(np.diff(loss) >= 0)
-    assert outputs_at(np.array([-0.3]), GaussianEvent(1.0, 0.25, 1), "add_or_remove_one")[0] == -math.inf
+    assert (
+        outputs_at(np.array([-0.3]), GaussianEvent(1.0, 0.25, 1), "add_or_remove_one")[0]
+        == -math.inf
+    )
 
 
 @pytest.mark.parametrize("level", STEPS, ids=str)

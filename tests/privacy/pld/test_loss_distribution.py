@@ -6,7 +6,11 @@ from functools import partial
 
 import numpy as np
 import pytest
-from dp_accounting.pld.privacy_loss_distribution import NeighborRel, PrivacyLossDistribution, from_gaussian_mechanism
+from dp_accounting.pld.privacy_loss_distribution import (
+    NeighborRel,
+    PrivacyLossDistribution,
+    from_gaussian_mechanism,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.special import ndtr
@@ -22,7 +26,10 @@ from fl_dpbayes.privacy.rdp import rdp_epsilon
 OVERSHOOT = 1e-4
 ADJACENCIES = ["add_or_remove_one", "replace_one"]
 EVENTS = st.builds(
-    GaussianEvent, st.floats(0.5, 10), st.sampled_from([1e-3, 0.01, 0.1, 0.5, 0.95, 1.0]), st.integers(1, 30)
+    GaussianEvent,
+    st.floats(0.5, 10),
+    st.sampled_from([1e-3, 0.01, 0.1, 0.5, 0.95, 1.0]),
+    st.integers(1, 30),
 )
 HISTORIES = st.lists(EVENTS, min_size=1, max_size=3).map(tuple)
 DELTAS = st.sampled_from([1e-2, 1e-5, 1e-8])
@@ -32,14 +39,22 @@ def slack(epsilon: float) -> float:
     return OVERSHOOT * max(epsilon, 0.1)
 
 
-def of_dp_accounting(history: History, spacing: float, adjacency: str, pessimistic: bool) -> PrivacyLossDistribution:
-    relation = NeighborRel.REPLACE_ONE if adjacency == "replace_one" else NeighborRel.ADD_OR_REMOVE_ONE
+def of_dp_accounting(
+    history: History, spacing: float, adjacency: str, pessimistic: bool
+) -> PrivacyLossDistribution:
+    relation = (
+        NeighborRel.REPLACE_ONE if adjacency == "replace_one" else NeighborRel.ADD_OR_REMOVE_ONE
+    )
     composed = None
     for event in history:
         step = from_gaussian_mechanism(
-            event.noise_multiplier, sampling_prob=event.sampling_rate, value_discretization_interval=spacing,
-            pessimistic_estimate=pessimistic, use_connect_dots=pessimistic, neighboring_relation=relation,
-        ).self_compose(event.steps)  # fmt: skip
+            event.noise_multiplier,
+            sampling_prob=event.sampling_rate,
+            value_discretization_interval=spacing,
+            pessimistic_estimate=pessimistic,
+            use_connect_dots=pessimistic,
+            neighboring_relation=relation,
+        ).self_compose(event.steps)
         composed = step if composed is None else composed.compose(step)
     return composed
 
@@ -47,18 +62,27 @@ def of_dp_accounting(history: History, spacing: float, adjacency: str, pessimist
 @pytest.mark.slow
 @given(history=HISTORIES, delta=DELTAS, adjacency=st.sampled_from(ADJACENCIES))
 @settings(max_examples=25, deadline=None, derandomize=True)
-def test_epsilon_property_lies_between_the_estimates_of_dp_accounting(history, delta, adjacency) -> None:
+def test_epsilon_property_lies_between_the_estimates_of_dp_accounting(
+    history, delta, adjacency
+) -> None:
     ours = pld_epsilon(history, delta, adjacency)  # type: ignore[arg-type]
-    above = of_dp_accounting(history, 2e-3, adjacency, pessimistic=True).get_epsilon_for_delta(delta)
-    below = of_dp_accounting(history, 2e-3, adjacency, pessimistic=False).get_epsilon_for_delta(delta)
+    above = of_dp_accounting(history, 2e-3, adjacency, pessimistic=True).get_epsilon_for_delta(
+        delta
+    )
+    below = of_dp_accounting(history, 2e-3, adjacency, pessimistic=False).get_epsilon_for_delta(
+        delta
+    )
     assert below - 1e-9 <= ours <= above + slack(above)
 
 
 @pytest.mark.parametrize("adjacency", ADJACENCIES)
 @pytest.mark.parametrize(
-    ("sigma", "steps", "delta"), [(1.0, 1, 1e-5), (10.0, 100, 1e-5), (30.0, 10**5, 1e-10), (3, 20, 0.01)]
+    ("sigma", "steps", "delta"),
+    [(1.0, 1, 1e-5), (10.0, 100, 1e-5), (30.0, 10**5, 1e-10), (3, 20, 0.01)],
 )
-def test_grid_limit_full_batch_is_the_exact_curve(sigma: float, steps: int, delta: float, adjacency: str) -> None:
+def test_grid_limit_full_batch_is_the_exact_curve(
+    sigma: float, steps: int, delta: float, adjacency: str
+) -> None:
     almost = (GaussianEvent(sigma, 1 - 1e-13, steps),)
     grid, directions = composed(levels_of(almost), adjacency, delta)  # type: ignore[arg-type]
     mu = math.sqrt(steps) / sigma * (2 if adjacency == "replace_one" else 1)
@@ -82,7 +106,9 @@ def test_one_step_limit_is_the_hockey_stick_divergence(adjacency: str) -> None:
         assert epsilon * (1 - 1e-9) <= ours <= epsilon + slack(epsilon)
 
 
-def test_extreme_deltas_give_a_bound_below_renyi_and_those_outside_their_range_are_refused() -> None:
+def test_extreme_deltas_give_a_bound_below_renyi_and_those_outside_their_range_are_refused() -> (
+    None
+):
     history = (GaussianEvent(1.0, 0.01, 1000),)
     for delta in (1e-200, 1e-30, 0.3, 0.999):
         assert 0 <= pld_epsilon(history, delta) <= 1.3 * rdp_epsilon(history, delta)
@@ -91,10 +117,16 @@ def test_extreme_deltas_give_a_bound_below_renyi_and_those_outside_their_range_a
             pld_epsilon(history, delta)
 
 
-@pytest.mark.parametrize(("sigma", "rate", "steps", "delta"), [(0.92, 1.06e-3, 14, 1.7e-9), (1.317, 1.1e-3, 26, 1e-9)])
-def test_rare_large_losses_fit_the_window(sigma: float, rate: float, steps: int, delta: float) -> None:
+@pytest.mark.parametrize(
+    ("sigma", "rate", "steps", "delta"), [(0.92, 1.06e-3, 14, 1.7e-9), (1.317, 1.1e-3, 26, 1e-9)]
+)
+def test_rare_large_losses_fit_the_window(
+    sigma: float, rate: float, steps: int, delta: float
+) -> None:
     history = (GaussianEvent(sigma, rate, steps),)
-    above = of_dp_accounting(history, 1e-4, "add_or_remove_one", pessimistic=True).get_epsilon_for_delta(delta)
+    above = of_dp_accounting(
+        history, 1e-4, "add_or_remove_one", pessimistic=True
+    ).get_epsilon_for_delta(delta)
     assert pld_epsilon(history, delta) <= above + slack(above)
 
 
@@ -119,4 +151,6 @@ def test_mass_that_was_cut_and_rounding_count_in_full() -> None:
     assert replace(remove, infinite=1.1e-5).epsilon(1e-5, grid.spacing) == math.inf
     cut = replace(remove, infinite=remove.infinite + 5e-6).epsilon(1e-5, grid.spacing)
     assert cut == pytest.approx(remove.epsilon(5e-6, grid.spacing), rel=1e-6)
-    assert replace(remove, steps=10**12).epsilon(1e-5, grid.spacing) > 1.01 * remove.epsilon(1e-5, grid.spacing)
+    assert replace(remove, steps=10**12).epsilon(1e-5, grid.spacing) > 1.01 * remove.epsilon(
+        1e-5, grid.spacing
+    )

@@ -20,7 +20,12 @@ from fl_dpbayes.report.study.panels import MOST_PANELS, PanelFigure, draw_panels
 from fl_dpbayes.report.study.quantities import Estimate
 from fl_dpbayes.report.study.results import StudyResults, label_text, read_study
 from fl_dpbayes.report.study.show import show_study
-from fl_dpbayes.report.study.tables import baseline_table, differences_table, figure_table, study_tables
+from fl_dpbayes.report.study.tables import (
+    baseline_table,
+    differences_table,
+    figure_table,
+    study_tables,
+)
 
 HALF = float(student.ppf(0.975, 2)) * 0.004 / math.sqrt(3)
 COMPARED = "Compared with the last iterate (3 seeds × 2 settings): the average of posterior samples"
@@ -43,26 +48,38 @@ def test_the_answer_opens_with_each_method_and_its_interval(study) -> None:
     answer = study_answer(study())
     assert (f"{100 * (0.031 - HALF):.1f}", f"{100 * (0.031 + HALF):.1f}") == ("2.1", "4.1")
     assert answer.lead == (
-        "At held-out sites the last iterate is off by 6.4 points [5.4, 7.4]; the average of posterior samples by 3.1 "
+        "At held-out sites the last iterate is off by 6.4 points [5.4, 7.4]; the average of "
+        "posterior samples by 3.1 "
         "points [2.1, 4.1]."
     )
-    assert answer.differences == (f"{COMPARED} lowers the calibration error by 3.3 points [3.3, 3.3].",)
+    assert answer.differences == (
+        f"{COMPARED} lowers the calibration error by 3.3 points [3.3, 3.3].",
+    )
     assert answer.basis.startswith("6 of 6 cells finished; 3 seeds.")
 
 
 def test_a_difference_is_said_as_its_interval_allows(study) -> None:
     unclear = study(noise=0.0, last_noise=0.02)
-    assert study_answer(unclear).differences == (f"{COMPARED} shows no clear difference, -3.3 points [-8.3, 1.7].",)
+    assert study_answer(unclear).differences == (
+        f"{COMPARED} shows no clear difference, -3.3 points [-8.3, 1.7].",
+    )
     worse = study(lambda table: table.assign(rms_debiased=0.2 - table["rms_debiased"]))
-    assert study_answer(worse).differences == (f"{COMPARED} raises the calibration error by 3.3 points [3.3, 3.3].",)
+    assert study_answer(worse).differences == (
+        f"{COMPARED} raises the calibration error by 3.3 points [3.3, 3.3].",
+    )
 
 
 def test_one_seed_gives_no_interval_and_says_so(study) -> None:
     answer = study_answer(study(seeds=(2,), shifts=True))
-    lead = "At held-out sites the last iterate is off by 6.4 points; the average of posterior samples by 3.1 points."
+    lead = (
+        "At held-out sites the last iterate is off by 6.4 points; the average of posterior "
+        "samples by 3.1 points."
+    )
     assert answer.lead == lead
     basis = "the last iterate (one seed × 2 settings, hence no interval)"
-    assert answer.differences == (f"Compared with {basis}: the average of posterior samples -3.3 points.",)
+    assert answer.differences == (
+        f"Compared with {basis}: the average of posterior samples -3.3 points.",
+    )
     assert "There is one seed: no interval can be given" in answer.basis
     assert "[" not in answer.lead + "".join(answer.differences) + answer.shifts
 
@@ -70,34 +87,55 @@ def test_one_seed_gives_no_interval_and_says_so(study) -> None:
 def test_the_worst_shift_is_named(study) -> None:
     # Means at rotation: 3.1 + 2 severity, half an interval 1.0; less at gamma and noise.
     assert study_answer(study(shifts=True)).shifts == (
-        "Under shift, the average of posterior samples is worst at rotation, severity 5: 13.1 points [12.1, 14.1]; "
+        "Under shift, the average of posterior samples is worst at rotation, severity 5: "
+        "13.1 points [12.1, 14.1]; "
         "unshifted: 3.1 points [2.1, 4.1]."
     )
 
 
 def test_a_method_that_was_not_measured_everywhere_says_where(study) -> None:
-    found = study(lambda table: table[(table["predictor"] != "last") | (table["partition.alpha"] > 1)])
+    found = study(
+        lambda table: table[(table["predictor"] != "last") | (table["partition.alpha"] > 1)]
+    )
     lead = study_answer(found).lead
     assert "the last iterate is off by 5.4 points [4.4, 6.4] over 1 of 2 settings;" in lead
 
 
 def test_other_metrics_are_named(study) -> None:
     answer = study_answer(study(None, {"metrics": ["nll"], "where": "away"}))
-    assert answer.lead.startswith("At away the negative log-likelihood is with the last iterate 0.328 [")
+    assert answer.lead.startswith(
+        "At away the negative log-likelihood is with the last iterate 0.328 ["
+    )
     assert "lowers the negative log-likelihood by 0.066" in answer.differences[0]
-    assert study_answer(study(None, {"where": "nowhere"})).lead == "Nothing was measured by rms_debiased at nowhere."
+    assert (
+        study_answer(study(None, {"where": "nowhere"})).lead
+        == "Nothing was measured by rms_debiased at nowhere."
+    )
 
 
 def test_cautions(study_folder) -> None:
     folder = study_folder(
         lambda table: table.assign(warnings=2 * (table["cell"] == "c1")),
-        {"cells": {"all": 8, "finished": 6, "failed": 2}, "failed": [{"labels": {"seed": 4}, "error": "lost"}]},
+        {
+            "cells": {"all": 8, "finished": 6, "failed": 2},
+            "failed": [{"labels": {"seed": 4}, "error": "lost"}],
+        },
         alphas=(1.0,),
     )
-    settings = {"simulation": {"insecure_seed": 3}, "configurations_tried": 12, "data": {"source": {"kind": "heart"}}}
+    settings = {
+        "simulation": {"insecure_seed": 3},
+        "configurations_tried": 12,
+        "data": {"source": {"kind": "heart"}},
+    }
     (folder / "study.toml").write_text(tomli_w.dumps(settings))
     answer = study_answer(read_study(folder))
-    said = ("Seeded: not private.", "2 cells are missing", "12 configurations", "data set (heart)", "1 of 3 runs ended")
+    said = (
+        "Seeded: not private.",
+        "2 cells are missing",
+        "12 configurations",
+        "data set (heart)",
+        "1 of 3 runs ended",
+    )
     assert all(words in text for words, text in zip(said, answer.cautions, strict=True))
     assert "2 failed" in answer.basis
     page = write_study_report(folder).read_text()
@@ -118,7 +156,10 @@ def test_every_figure_that_can_be_drawn_is_drawn_saved_and_listed(study_folder) 
 
 def test_figures_without_their_columns_are_left_out(study) -> None:
     columns = ["seconds", "heterogeneity", "epsilon"]
-    assert set(figures_of(study(lambda table: table.drop(columns=columns)))) == {"methods-predictor", "sites"}
+    assert set(figures_of(study(lambda table: table.drop(columns=columns)))) == {
+        "methods-predictor",
+        "sites",
+    }
 
 
 def test_many_kinds_of_shift_are_a_map_for_each_method(study, monkeypatch) -> None:
@@ -141,26 +182,76 @@ def test_the_table_of_a_figure_holds_its_numbers(study) -> None:
 
     half = float(student.ppf(0.975, 2)) * 0.01 / math.sqrt(3)
     for name, row in (
-        ("methods-predictor", ["Dirichlet α", "100", "last iterate", "5.40", "[4.41, 6.39]", "3", "1"]),
-        ("methods-predictor", ["Dirichlet α", "0.1", "average of posterior samples", "4.10", "[3.11, 5.09]", "3", "1"]),
-        ("shift-predictor", ["rotation", "5", "average of posterior samples", "13.10", "[12.11, 14.09]", "3", "2"]),
+        (
+            "methods-predictor",
+            ["Dirichlet α", "100", "last iterate", "5.40", "[4.41, 6.39]", "3", "1"],
+        ),
+        (
+            "methods-predictor",
+            [
+                "Dirichlet α",
+                "0.1",
+                "average of posterior samples",
+                "4.10",
+                "[3.11, 5.09]",
+                "3",
+                "1",
+            ],
+        ),
+        (
+            "shift-predictor",
+            ["rotation", "5", "average of posterior samples", "13.10", "[12.11, 14.09]", "3", "2"],
+        ),
         ("shift-predictor", ["gamma", "0", "last iterate", "6.40", "[5.41, 7.39]", "3", "2"]),
         ("conformal-coverage", ["gamma", "5", "as calibrated", "76.0", "[76.0, 76.0]", "3", "2"]),
-        ("subgroups", ["sex", "male", "average of posterior samples", "5.10", "[4.11, 6.09]", "3", "2"]),
-        ("shift-detection",
-         ["rotation", "5", "epistemic uncertainty", "0.800", f"[{0.8 - half:.3f}, {0.8 + half:.3f}]", "3", "2"]),
-        ("sites", ["held-out sites", "away", "average of posterior samples", "3.10", "[2.11, 4.09]", "3", "2"]),
-    ):  # fmt: skip
+        (
+            "subgroups",
+            ["sex", "male", "average of posterior samples", "5.10", "[4.11, 6.09]", "3", "2"],
+        ),
+        (
+            "shift-detection",
+            [
+                "rotation",
+                "5",
+                "epistemic uncertainty",
+                "0.800",
+                f"[{0.8 - half:.3f}, {0.8 + half:.3f}]",
+                "3",
+                "2",
+            ],
+        ),
+        (
+            "sites",
+            [
+                "held-out sites",
+                "away",
+                "average of posterior samples",
+                "3.10",
+                "[2.11, 4.09]",
+                "3",
+                "2",
+            ],
+        ),
+    ):
         assert row in rows(name)
     assert len(rows("shift-predictor")) == 3 * 6 * 2
 
 
 def test_a_figure_draws_what_its_table_lists(study) -> None:
     panels = panels_of(figures_of(study(shifts=True))["shift-predictor"])
-    assert [axes.get_title(loc="left") for axes in panels] == ["gamma", "detector_noise", "rotation"]
-    drawn = [line for line in panels[2].lines if line.get_linestyle() == "-" and len(line.get_xdata()) > 2]
+    assert [axes.get_title(loc="left") for axes in panels] == [
+        "gamma",
+        "detector_noise",
+        "rotation",
+    ]
+    drawn = [
+        line
+        for line in panels[2].lines
+        if line.get_linestyle() == "-" and len(line.get_xdata()) > 2
+    ]
     assert [list(line.get_ydata()) for line in drawn] == [
-        pytest.approx([100 * (base + 0.02 * severity) for severity in range(6)]) for base in (0.064, 0.031)
+        pytest.approx([100 * (base + 0.02 * severity) for severity in range(6)])
+        for base in (0.064, 0.031)
     ]
     low, high = panels[0].get_ylim()
     assert low == 0
@@ -180,14 +271,21 @@ def test_sites_that_change_roles_have_a_panel_each(study) -> None:
 
 def test_a_recalibration_is_compared_by_the_predictor_that_it_makes(study) -> None:
     def edit(table: pd.DataFrame) -> pd.DataFrame:
-        extra = table[(table["recalibration"] == "platt") & (table["predictor"] == "posterior")].copy()
+        extra = table[
+            (table["recalibration"] == "platt") & (table["predictor"] == "posterior")
+        ].copy()
         extra["predictor"], extra["rms_debiased"] = "recalibrated", extra["rms_debiased"] - 0.01
         return pd.concat([table, extra])
 
     axes = {"recalibration": ["none", "platt"]}
     found = study(edit, {"compare": ["predictor", "recalibration"]}, extra_axes=axes)
     (one,) = [one for one in differences(found, "rms_debiased") if one.axis == "recalibration"]
-    assert (one.method, one.baseline, one.value.seeds, one.value.settings) == ("platt", "none", 3, 2)
+    assert (one.method, one.baseline, one.value.seeds, one.value.settings) == (
+        "platt",
+        "none",
+        3,
+        2,
+    )
     assert one.value.mean == pytest.approx(-0.01)
     said = "recalibration platt lowers the calibration error by 1.0 points [1.0, 1.0]"
     assert said in study_answer(found).differences[1]
@@ -203,8 +301,12 @@ def test_the_answer_keeps_to_the_focus_but_where_its_axis_is_compared(study) -> 
         return study_answer(found), differences(found, "rms_debiased")
 
     found, compared = answer(["predictor", "aggregation"])
-    assert found.lead.startswith("At held-out sites, with aggregation rule fald, the last iterate is off by 6.4 points")
-    said = "with aggregation rule fald (3 seeds × 2 settings): the average of posterior samples lowers"
+    assert found.lead.startswith(
+        "At held-out sites, with aggregation rule fald, the last iterate is off by 6.4 points"
+    )
+    said = (
+        "with aggregation rule fald (3 seeds × 2 settings): the average of posterior samples lowers"
+    )
     assert said in found.differences[0]
     (predictor,) = [one.value for one in compared if one.axis == "predictor"]
     assert (predictor.mean, predictor.settings) == (pytest.approx(-0.033), 2)
@@ -219,22 +321,42 @@ def test_tables_of_settings_differences_and_privacy(study) -> None:
     settings = tables["settings"]
     assert settings.columns[:3] == ("Dirichlet α", "ε asked", "Predictor")
     assert len(settings.rows) == 8
-    assert settings.rows[0][:4] == (("100", ""), ("1", ""), ("last iterate", ""), ("5.4", "[4.4, 6.4]"))
+    assert settings.rows[0][:4] == (
+        ("100", ""),
+        ("1", ""),
+        ("last iterate", ""),
+        ("5.4", "[4.4, 6.4]"),
+    )
     rows, name = texts_of(tables["differences"]), "average of posterior samples – last iterate"
-    assert ["predictor", name, "Calibration error, debiased RMS", "-3.3", "[-3.3, -3.3]", "3", "4"] in rows
+    assert [
+        "predictor",
+        name,
+        "Calibration error, debiased RMS",
+        "-3.3",
+        "[-3.3, -3.3]",
+        "3",
+        "4",
+    ] in rows
     assert ["predictor", name, "Accuracy", "3.3", "[3.3, 3.3]", "3", "4"] in rows
-    assert texts_of(tables["spent"]) == [["1.00", "3.96", "1e-4", "22", "6"], ["8.00", "3.96", "1e-4", "22", "6"]]
+    assert texts_of(tables["spent"]) == [
+        ["1.00", "3.96", "1e-4", "22", "6"],
+        ["8.00", "3.96", "1e-4", "22", "6"],
+    ]
     assert len(tables["privacy"].rows) == 4
 
 
 @pytest.mark.parametrize(("epsilon", "shown"), [(math.inf, "∞"), (math.nan, "–")])
 def test_an_unknown_or_infinite_epsilon_is_not_hidden(study, epsilon, shown) -> None:
-    found = study(lambda table: table.assign(epsilon=table["epsilon"].where(table["cell"] != "c0", epsilon)))
+    found = study(
+        lambda table: table.assign(epsilon=table["epsilon"].where(table["cell"] != "c0", epsilon))
+    )
     assert study_tables(found)["spent"].rows[0][1][0] == shown
 
 
 def test_a_mean_counts_only_seeds_with_every_setting() -> None:
-    frame = pd.DataFrame({"seed": [1, 1, 2, 2, 3], "value": [1.0, 3.0, 2.0, 6.0, 100.0], "key": list("ababa")})
+    frame = pd.DataFrame(
+        {"seed": [1, 1, 2, 2, 3], "value": [1.0, 3.0, 2.0, 6.0, 100.0], "key": list("ababa")}
+    )
     found = estimate(frame, "value")
     half = float(student.ppf(0.975, 1)) * math.sqrt(2) / math.sqrt(2)
     # No mean of values of 0 or more is below 0; one of differences may be.
@@ -265,7 +387,8 @@ def test_the_first_metric_is_printed_with_interval_and_bounds(study) -> None:
     def printed(**record: object) -> str:
         columns = {"auroc": 0.7, "auroc_low": 0.6, "auroc_high": 0.8}
         show_study(
-            study(lambda table: table.assign(**columns), record), Console(width=200, file=(file := io.StringIO()))
+            study(lambda table: table.assign(**columns), record),
+            Console(width=200, file=(file := io.StringIO())),
         )
         return " ".join(file.getvalue().split())
 
@@ -282,10 +405,15 @@ def test_many_panels_are_drawn_in_part_and_listed_whole(study) -> None:
     assert len(figure_table(many).rows) == (MOST_PANELS + 1) * len(figure_table(content).rows)
 
 
-@pytest.mark.parametrize(("name", "content", "words"), [
-    ("study.json", "{", "damaged"), ("study.json", "{}", "is no study's record"), ("study.toml", "a = ", "damaged"),
-    ("results.csv", 'a,b\n"1', "a table in"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("study.json", "{", "damaged"),
+        ("study.json", "{}", "is no study's record"),
+        ("study.toml", "a = ", "damaged"),
+        ("results.csv", 'a,b\n"1', "a table in"),
+    ],
+)
 def test_a_damaged_folder_is_one_line(study_folder, name: str, content: str, words: str) -> None:
     folder = study_folder()
     (folder / name).write_text(content)
@@ -303,7 +431,11 @@ def beside(study_folder):
     """A study with a declared baseline: opposite effects at two budgets are two findings, not none."""
 
     def edit(table: pd.DataFrame) -> None:
-        of_b, eight, mixture = table["sampler"] == "b", table["privacy.epsilon"] == 8, table["rule"] == "mixture"
+        of_b, eight, mixture = (
+            table["sampler"] == "b",
+            table["privacy.epsilon"] == 8,
+            table["rule"] == "mixture",
+        )
         table.loc[of_b, "rms_debiased"] += 0.02
         table.loc[of_b & eight, "rms_debiased"] -= 0.04
         # Another rule helps one sampler as much as it hurts the other.
@@ -313,17 +445,24 @@ def beside(study_folder):
         table.loc[eight & of_b, "epsilon"] = 1.852
 
     record = {
-        "compare": ["predictor", "sampler", "rule"], "focus": {"rule": "fald"},
-        "baseline": {"sampler": "a", "predictor": "posterior"}, "separate": ["privacy.epsilon"],
-    }  # fmt: skip
+        "compare": ["predictor", "sampler", "rule"],
+        "focus": {"rule": "fald"},
+        "baseline": {"sampler": "a", "predictor": "posterior"},
+        "separate": ["privacy.epsilon"],
+    }
     axes = {"sampler": ["a", "b"], "privacy.epsilon": [1, 8], "rule": ["fald", "mixture"]}
     return study_folder(edit, record, extra_axes=axes)
 
 
 def test_each_sampler_is_held_against_averaged_descent_at_each_budget(beside) -> None:
-    found = [one for one in differences(read_study(beside), "rms_debiased") if one.method == LANGEVIN]
+    found = [
+        one for one in differences(read_study(beside), "rms_debiased") if one.method == LANGEVIN
+    ]
     baseline = "sampler a, the average of posterior samples"
-    assert [(one.at, one.baseline) for one in found] == [("ε asked 1", baseline), ("ε asked 8", baseline)]
+    assert [(one.at, one.baseline) for one in found] == [
+        ("ε asked 1", baseline),
+        ("ε asked 8", baseline),
+    ]
     assert [one.value.mean for one in found] == pytest.approx([0.02, -0.02])
     # Two values of the axis that is neither compared nor kept apart; the focus keeps to one rule.
     assert {(one.value.seeds, one.value.settings) for one in found} == {(3, 2)}
@@ -338,11 +477,14 @@ def test_the_answer_names_both_directions_pools_neither_and_says_what_was_not_sp
     assert len(answer.differences) == 4
     langevin = next(text for text in answer.differences if text.startswith(f"S{LANGEVIN[1:]}"))
     assert "+2.0 points [2.0, 2.0] at ε asked 1; -2.0 points [-2.0, -2.0] at ε asked 8." in langevin
-    rule = next(text for text in answer.differences if text.startswith("Rule mixture against rule fald"))
+    rule = next(
+        text for text in answer.differences if text.startswith("Rule mixture against rule fald")
+    )
     assert (rule.count("+10.0 points"), rule.count("-0.5 points")) == (2, 2)
     assert not any(text.startswith("Compared with") for text in answer.differences)
     assert [text for text in answer.cautions if "spent at most" in text] == [
-        "Sampler b spent at most ε 1.86 of the 8 that it was allowed: what it lost there, it did not lose to that "
+        "Sampler b spent at most ε 1.86 of the 8 that it was allowed: what it lost there, it "
+        "did not lose to that "
         "budget."
     ]
 
@@ -351,10 +493,13 @@ def test_tables_hold_every_method_by_setting(beside) -> None:
     found = read_study(beside)
     table = texts_of(baseline_table(found))
     assert [row[:2] for row in table][:2] == [
-        ["ε asked 1", "sampler a, the last iterate"], ["ε asked 1", "sampler a, the average of posterior samples"],
-    ]  # fmt: skip
+        ["ε asked 1", "sampler a, the last iterate"],
+        ["ε asked 1", "sampler a, the average of posterior samples"],
+    ]
     assert len(table) == 2 * 2 * 2
-    assert [row[3] for row in table if row[1] == "sampler a, the average of posterior samples"] == ["baseline"] * 2
+    assert [row[3] for row in table if row[1] == "sampler a, the average of posterior samples"] == [
+        "baseline"
+    ] * 2
     assert "At" in differences_table(found).columns
 
 
@@ -364,7 +509,9 @@ def test_a_baseline_is_on_the_page_only_where_one_is_declared(study_folder, stud
     assert "Beside the baseline" in write_study_report(study_folder(None, record)).read_text()
 
 
-def test_parquet_stands_in_for_the_table_of_results_and_without_either_nothing_is_written(study_folder) -> None:
+def test_parquet_stands_in_for_the_table_of_results_and_without_either_nothing_is_written(
+    study_folder,
+) -> None:
     folder = study_folder()
     table = folder / "results.csv"
     pd.read_csv(table, keep_default_na=False, na_values=[""]).to_parquet(folder / "results.parquet")

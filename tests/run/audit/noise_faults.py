@@ -73,7 +73,9 @@ def mirrored(noise: torch.Tensor, rest: dict) -> torch.Tensor:
 @cache
 def _directions(size: int) -> torch.Tensor:
     generator = torch.Generator().manual_seed(5)
-    return torch.linalg.qr(torch.randn((size, size // 2), generator=generator, dtype=torch.float64)).Q
+    return torch.linalg.qr(
+        torch.randn((size, size // 2), generator=generator, dtype=torch.float64)
+    ).Q
 
 
 def of_fewer_dimensions(noise: torch.Tensor, rest: dict) -> torch.Tensor:
@@ -106,7 +108,12 @@ def by_length_of_the_gradient(noise: torch.Tensor, rest: dict) -> torch.Tensor:
 VECTORS: dict[str, VectorChange] = {
     "sum of the noise left out": lambda noise, rest: noise - noise.mean(),
     "class sums of the noise left out": lambda noise, rest: torch.cat(
-        [(noise[:-CLASSES].view(CLASSES, -1) - noise[:-CLASSES].view(CLASSES, -1).mean(0)).flatten(), noise[-CLASSES:]]
+        [
+            (
+                noise[:-CLASSES].view(CLASSES, -1) - noise[:-CLASSES].view(CLASSES, -1).mean(0)
+            ).flatten(),
+            noise[-CLASSES:],
+        ]
     ),
     "noise shared by neighbours": shared_by_neighbours,
     "uniform noise": uniform,
@@ -161,7 +168,9 @@ def class_counts_in_last_bits(result, records):
 
 
 def momentum_without_noise(result, records):
-    return dataclasses.replace(result, last=result.last | {"momentum": np.zeros_like(result.last["momentum"])})
+    return dataclasses.replace(
+        result, last=result.last | {"momentum": np.zeros_like(result.last["momentum"])}
+    )
 
 
 def _watched_batches(patch: pytest.MonkeyPatch) -> list[int]:
@@ -207,7 +216,11 @@ def records_as_metric(patch: pytest.MonkeyPatch) -> None:
 def one_more_array(patch: pytest.MonkeyPatch) -> None:
     sound = clients.answer.reply_message
     extra = {"extra": np.ones(3)}
-    patch.setattr(clients.answer, "reply_message", lambda request, reply, arrays: sound(request, reply, arrays | extra))
+    patch.setattr(
+        clients.answer,
+        "reply_message",
+        lambda request, reply, arrays: sound(request, reply, arrays | extra),
+    )
 
 
 def fresh_noise_when_asked_again(patch: pytest.MonkeyPatch) -> None:
@@ -217,7 +230,8 @@ def fresh_noise_when_asked_again(patch: pytest.MonkeyPatch) -> None:
     def renewed(body, kind):
         reply, arrays = sound(body, kind)
         return reply, {
-            name: array + generator.normal(size=array.shape).astype(array.dtype) for name, array in arrays.items()
+            name: array + generator.normal(size=array.shape).astype(array.dtype)
+            for name, array in arrays.items()
         }
 
     patch.setattr(clients.pay, "unpack_reply", renewed)

@@ -23,11 +23,19 @@ def built(model, shape):
 
 
 def one_by_one_convolutions():
-    layers = [nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 4, 1), nn.ReLU(), nn.Flatten(), nn.Linear(576, 2)]
+    layers = [
+        nn.Conv2d(1, 4, 3, padding=1),
+        nn.ReLU(),
+        nn.Conv2d(4, 4, 1),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(576, 2),
+    ]
     return nn.Sequential(*layers)
 
 
-# What each moved the sum by before passes had one shape, in clip norms: 4.8, 3.0, 5.0, 2.0, 2.0, 3.0 and below 1.
+# What each moved the sum by before passes had one shape, in clip norms: 4.8, 3.0, 5.0, 2.0, 2.0,
+# 3.0 and below 1.
 MODULES = {
     "logistic": lambda: (built(LogisticModel(), VECTOR), VECTOR),
     "mlp": lambda: (built(MLPModel(hidden=(3,)), VECTOR), VECTOR),
@@ -35,9 +43,11 @@ MODULES = {
     "wide": lambda: (built(MLPModel(hidden=(3,)), (1280,)), (1280,)),
     "cnn": lambda: (built(CNNModel(channels=(4, 4), hidden=8), IMAGE), IMAGE),
     "1x1": lambda: (one_by_one_convolutions(), IMAGE),
-    "layer norm by vmap":
-        lambda: (nn.Sequential(nn.Linear(784, 8), nn.LayerNorm(8), nn.ReLU(), nn.Linear(8, 2)), VECTOR),
-}  # fmt: skip
+    "layer norm by vmap": lambda: (
+        nn.Sequential(nn.Linear(784, 8), nn.LayerNorm(8), nn.ReLU(), nn.Linear(8, 2)),
+        VECTOR,
+    ),
+}
 
 
 @pytest.mark.parametrize("name", MODULES)
@@ -51,7 +61,13 @@ def test_small_batches(name) -> None:
 def test_batches_on_a_gpu(name) -> None:
     device = compute_device(SimpleNamespace(device="cuda"))
     module, shape = MODULES[name]()
-    assert 0.5 < worst_movement(module.to(device), shape, 2, [*range(1, 66), *range(1018, 1044), 4096, 4109]) <= 1
+    assert (
+        0.5
+        < worst_movement(
+            module.to(device), shape, 2, [*range(1, 66), *range(1018, 1044), 4096, 4109]
+        )
+        <= 1
+    )
 
 
 FEW = [63, 64, 65, 1023, 1024, 1037, 1040], [4096, 4109]
@@ -68,7 +84,11 @@ def test_large_batches(name, monkeypatch) -> None:
 
 
 OTHERS = {
-    "draws": (lambda mlp: VariationalModule(mlp, 2), [7, 8, 15, 16], {"loss": mean_over_draws(summed_cross_entropy)}),
+    "draws": (
+        lambda mlp: VariationalModule(mlp, 2),
+        [7, 8, 15, 16],
+        {"loss": mean_over_draws(summed_cross_entropy)},
+    ),
     "masks": (lambda mlp: DropoutModule(mlp, 0.1), [14, 15, 16], {}),
     "patients of several records": (lambda mlp: mlp, [1, 2, 4, 5, 21], {"records_per_unit": 3}),
     "noise before the clip": (lambda mlp: mlp, [14, 15, 16], {"pre_noise": 0.01}),
@@ -77,4 +97,8 @@ OTHERS = {
 
 @pytest.mark.parametrize(("module", "sizes", "more"), OTHERS.values(), ids=OTHERS)
 def test_other_gradients(module, sizes, more) -> None:
-    assert 0.5 < worst_movement(module(built(MLPModel(hidden=(3,)), VECTOR)), VECTOR, 2, sizes, **more) <= 1
+    assert (
+        0.5
+        < worst_movement(module(built(MLPModel(hidden=(3,)), VECTOR)), VECTOR, 2, sizes, **more)
+        <= 1
+    )

@@ -1,6 +1,7 @@
 """Faults planted into the path that sites run, and the part of the audit that has to find each.
 
-`FL_DPBAYES_AUDIT_RUNS=20` repeats every fault so often, and clean audits twice as often, with fresh seeds.
+`FL_DPBAYES_AUDIT_RUNS=20` repeats every fault so often, and clean audits twice as often, with fresh
+seeds.
 """
 
 import dataclasses
@@ -49,10 +50,12 @@ RUNS = int(os.environ.get("FL_DPBAYES_AUDIT_RUNS", "0"))
 CONSTANT = ("privacy.coupling=constant", "privacy.temperature=")
 MLP = 'model={kind="mlp", hidden=[5]}'
 OTHER_SAMPLERS = {
-    "dp-sgd": ("sampler.kind=dp-sgd", "sampler.momentum=0.9"), "dp-adam": ("sampler.kind=dp-adam",),
-    "dp-sghmc": ("sampler.kind=dp-sghmc",), "dp-bbp": ("aggregation.rule=mixture", "sampler.kind=dp-bbp"),
+    "dp-sgd": ("sampler.kind=dp-sgd", "sampler.momentum=0.9"),
+    "dp-adam": ("sampler.kind=dp-adam",),
+    "dp-sghmc": ("sampler.kind=dp-sghmc",),
+    "dp-bbp": ("aggregation.rule=mixture", "sampler.kind=dp-bbp"),
     "dp-mc-dropout": (MLP, "aggregation.rule=mixture", "sampler.kind=dp-mc-dropout"),
-}  # fmt: skip
+}
 UNITS_OF_SCENARIO = 200
 BIAS_SIZE = 10
 
@@ -78,7 +81,9 @@ def without_cap(sound: Callable) -> Callable:
 
 
 def change_keywords(holder: object, name: str, change: Callable[[dict], dict]) -> Fault:
-    return changed(holder, name, lambda sound: lambda *given, **rest: sound(*given, **(rest | change(rest))))
+    return changed(
+        holder, name, lambda sound: lambda *given, **rest: sound(*given, **(rest | change(rest)))
+    )
 
 
 change_gradient = partial(change_keywords, chain, "noisy_gradient")
@@ -89,22 +94,32 @@ change_batches = partial(changed, minibatch, "poisson_units")
 def change_clip(change: Callable[[Callable], Callable]) -> Fault:
     """Plant it in book-keeping, and let that pass its probe, which would choose the other engine."""
     unprobed = changed(engine, "_agrees_with_autograd", lambda sound: lambda *given: True)
-    return lambda patch: [plant(patch) for plant in (changed(clipping, "clip_factors", change), unprobed)]
+    return lambda patch: [
+        plant(patch) for plant in (changed(clipping, "clip_factors", change), unprobed)
+    ]
 
 
 def change_noise(share: Callable[[dict], float | np.ndarray]) -> Fault:
     def quiet(rest: dict) -> dict:
         planned = rest["chain"]
-        return {"chain": dataclasses.replace(planned, noise_multipliers=share(rest) * planned.noise_multipliers)}
+        return {
+            "chain": dataclasses.replace(
+                planned, noise_multipliers=share(rest) * planned.noise_multipliers
+            )
+        }
 
     return change_run(quiet)
 
 
 def change_site(handler, **parts: str) -> Fault:
     def exchanged(site):
-        return dataclasses.replace(site, **{part: getattr(site, other) for part, other in parts.items()})
+        return dataclasses.replace(
+            site, **{part: getattr(site, other) for part, other in parts.items()}
+        )
 
-    return changed(handler, "load_site", lambda sound: lambda site_file: exchanged(sound(site_file)))
+    return changed(
+        handler, "load_site", lambda sound: lambda site_file: exchanged(sound(site_file))
+    )
 
 
 def realised_batch_size(patch: pytest.MonkeyPatch) -> None:
@@ -122,10 +137,14 @@ def prior_inside_the_clip(patch: pytest.MonkeyPatch) -> None:
         def clipped_sum(module, features, labels, *, clip_norm, **rest):
             share = plan.prior_share / units
             gradients = per_example_gradients(module, features[: len(labels)], labels)
-            return sum_clipped(gradients - share * prior_gradient(plan.sampler.prior, to_vector(module)), clip_norm)
+            return sum_clipped(
+                gradients - share * prior_gradient(plan.sampler.prior, to_vector(module)), clip_norm
+            )
 
         patch.setattr(minibatch, "KEPT", Kept())
-        patch.setattr(minibatch, "gradient_engine", lambda *_: engine.GradientEngine("vmap", clipped_sum))
+        patch.setattr(
+            minibatch, "gradient_engine", lambda *_: engine.GradientEngine("vmap", clipped_sum)
+        )
         patch.setattr(algorithm, "prior_gradient", lambda prior, vector: torch.zeros_like(vector))
         return original(*arguments, chain=chain, **rest)
 
@@ -153,7 +172,11 @@ def one_batch_for_the_whole_stretch(patch: pytest.MonkeyPatch) -> None:
 
 def clip_per_record(patch: pytest.MonkeyPatch) -> None:
     def summed(self, module, features, targets, counts):
-        rule = {"clip_norm": self._clip_norm, "clipping": self._privacy.clipping, "loss": self._loss}
+        rule = {
+            "clip_norm": self._clip_norm,
+            "clipping": self._privacy.clipping,
+            "loss": self._loss,
+        }
         return self._clipped_sum(module, features, targets, **rule)
 
     patch.setattr(minibatch.BatchGradient, "_materialised_sum", summed)
@@ -161,12 +184,18 @@ def clip_per_record(patch: pytest.MonkeyPatch) -> None:
 
 def repeating(sound: Callable) -> Callable:
     """Draw the noise of one step for all steps of a stretch."""
-    return lambda generator, size, count, device: itertools.repeat(next(sound(generator, size, 1, device)), count)
+    return lambda generator, size, count, device: itertools.repeat(
+        next(sound(generator, size, 1, device)), count
+    )
 
 
 def descent_with_half_the_noise(sound: Callable) -> Callable:
     def fit(*data, **rest):
-        return sound(*data[:3], dataclasses.replace(data[3], noise_multiplier=data[3].noise_multiplier / 2), **rest)
+        return sound(
+            *data[:3],
+            dataclasses.replace(data[3], noise_multiplier=data[3].noise_multiplier / 2),
+            **rest,
+        )
 
     return fit
 
@@ -237,44 +266,69 @@ def change_result(change: Callable) -> Fault:
 FAULTS: dict[str, Fault] = {
     "half the noise": change_gradient(lambda rest: {"noise": rest["noise"] / 2}),
     "noise over root batch size": change_gradient(
-        lambda rest: {"noise": rest["noise"] / math.sqrt(rest["expected_batch_size"])}),
-    "no clipping": change_clip(lambda sound: lambda norms, *rest: [torch.ones_like(each) for each in norms]),
+        lambda rest: {"noise": rest["noise"] / math.sqrt(rest["expected_batch_size"])}
+    ),
+    "no clipping": change_clip(
+        lambda sound: lambda norms, *rest: [torch.ones_like(each) for each in norms]
+    ),
     "stream reused between rounds": changed(
-        clients.train, "site_streams",
-        lambda sound: lambda site, run, *_: Streams.from_insecure_seed(0, run + site.name)),
+        clients.train,
+        "site_streams",
+        lambda sound: lambda site, run, *_: Streams.from_insecure_seed(0, run + site.name),
+    ),
     "realised batch size": realised_batch_size,
     "prior inside the clip": prior_inside_the_clip,
     "bias without noise": change_gradient(
-        lambda rest: {"noise": torch.cat([rest["noise"][:-BIAS_SIZE], torch.zeros(BIAS_SIZE)])}),
+        lambda rest: {"noise": torch.cat([rest["noise"][:-BIAS_SIZE], torch.zeros(BIAS_SIZE)])}
+    ),
     "clip norm schedule not followed by the noise": change_clip(
-        lambda sound: lambda norms, bound, *rest: sound(norms, 1.1 * bound, *rest)),
+        lambda sound: lambda norms, bound, *rest: sound(norms, 1.1 * bound, *rest)
+    ),
     "fixed-size batches": change_batches(
-        lambda sound: lambda generator, count, rate: np.sort(generator.random(count).argsort()[: round(rate * count)])),
+        lambda sound: (
+            lambda generator, count, rate: np.sort(
+                generator.random(count).argsort()[: round(rate * count)]
+            )
+        )
+    ),
     "shuffled epochs": change_batches(shuffled_epochs),
-    "joins too often": change_batches(lambda sound: lambda generator, count, rate: sound(generator, count, 1.2 * rate)),
+    "joins too often": change_batches(
+        lambda sound: lambda generator, count, rate: sound(generator, count, 1.2 * rate)
+    ),
     "one batch for the whole stretch": one_batch_for_the_whole_stretch,
     "clip per record": clip_per_record,
     "clip norm for each layer": change_clip(
-        lambda sound: lambda norms, *rest: [sound([each], *rest)[0] for each in norms]),
+        lambda sound: lambda norms, *rest: [sound([each], *rest)[0] for each in norms]
+    ),
     "noise repeats within a stretch": changed(chain, "normal_vectors", repeating),
     "second chain with a hundredth of its noise": change_noise(
-        lambda rest: 1.0 if rest["steps"].start < rest["chain"].plan.chain_steps else 0.01),
+        lambda rest: 1.0 if rest["steps"].start < rest["chain"].plan.chain_steps else 0.01
+    ),
     "late steps with half their noise": change_noise(
-        lambda rest: 1 - 0.5 * (np.arange(size := len(rest["chain"].noise_multipliers)) >= 2 * size // 3)),
+        lambda rest: (
+            1 - 0.5 * (np.arange(size := len(rest["chain"].noise_multipliers)) >= 2 * size // 3)
+        )
+    ),
     "recalibration reads training units": change_site(clients.recalibrate, recalibration="train"),
     "evaluation reads training units": change_site(clients.evaluate, test="train"),
     "isotonic noise forgets its cap": changed(isotonic, "top_label_counts", without_cap),
     "isotonic counts forget their cap": changed(
-        clients.recalibrate, "capped_units", lambda sound: lambda part, most: part),
+        clients.recalibrate, "capped_units", lambda sound: lambda part, most: part
+    ),
     "evaluation noise forgets its cap": changed(clients.evaluate, "top_label_counts", without_cap),
-    "descent with half the noise": changed(clients.recalibrate, "private_fit", descent_with_half_the_noise),
+    "descent with half the noise": changed(
+        clients.recalibrate, "private_fit", descent_with_half_the_noise
+    ),
     "descent that repeats its noise": change_keywords(
-        clients.recalibrate, "private_fit", lambda rest: {"generator": np.random.default_rng(3)}),
+        clients.recalibrate, "private_fit", lambda rest: {"generator": np.random.default_rng(3)}
+    ),
     "samples kept before their noise": samples_kept_before_their_noise,
     **{name: change_noise_vector(change) for name, change in noise_faults.VECTORS.items()},
     **{name: change_noise_by_batch(change) for name, change in noise_faults.BY_BATCH.items()},
     "labels in the last bits of states": change_result(noise_faults.labels_in_last_bits),
-    "class counts in the last bits of states": change_result(noise_faults.class_counts_in_last_bits),
+    "class counts in the last bits of states": change_result(
+        noise_faults.class_counts_in_last_bits
+    ),
     "momentum without its noise": change_result(noise_faults.momentum_without_noise),
     "realised batch size as a metric": noise_faults.batch_as_metric,
     "realised batch size in place of the number of units": noise_faults.batch_as_units,
@@ -282,23 +336,38 @@ FAULTS: dict[str, Fault] = {
     "one more array": noise_faults.one_more_array,
     "fresh noise when asked again": noise_faults.fresh_noise_when_asked_again,
     "noise that follows from the request": changed(
-        clients.train, "site_streams",
-        lambda sound: lambda site, *asked: Streams.from_insecure_seed(1, f"{site.name} {asked}")),
+        clients.train,
+        "site_streams",
+        lambda sound: lambda site, *asked: Streams.from_insecure_seed(1, f"{site.name} {asked}"),
+    ),
     "half the noise in a hospital's releases": changed(
-        Streams, "cipher", lambda sound: lambda streams, *asked: noise_faults.Quiet(sound(streams, *asked))),
+        Streams,
+        "cipher",
+        lambda sound: lambda streams, *asked: noise_faults.Quiet(sound(streams, *asked)),
+    ),
     "update moves by more than one": changed(
-        update, "residual_sum",
-        lambda sound: lambda *given: dataclasses.replace(sound(*given), sums=3 * sound(*given).sums)),
+        update,
+        "residual_sum",
+        lambda sound: (
+            lambda *given: dataclasses.replace(sound(*given), sums=3 * sound(*given).sums)
+        ),
+    ),
     "alarm without its clip": changed(
-        update, "clipped_inputs",
-        lambda sound: lambda inputs, units, public: (inputs, sound(inputs, units, public)[1])),
+        update,
+        "clipped_inputs",
+        lambda sound: lambda inputs, units, public: (inputs, sound(inputs, units, public)[1]),
+    ),
     "sets count records": changed(
-        update, "set_counts",
-        lambda sound: lambda of_label, units, *rest: sound(of_label, np.arange(len(units)), *rest)),
+        update,
+        "set_counts",
+        lambda sound: lambda of_label, units, *rest: sound(of_label, np.arange(len(units)), *rest),
+    ),
     "one stream for all of a hospital's releases": changed(
-        clients.own_site, "site_streams",
-        lambda sound: lambda site, *asked: Streams.from_insecure_seed(1, site.name)),
-}  # fmt: skip
+        clients.own_site,
+        "site_streams",
+        lambda sound: lambda site, *asked: Streams.from_insecure_seed(1, site.name),
+    ),
+}
 
 
 WITHIN = {
@@ -341,25 +410,48 @@ OWN = {
 }
 DEVIATION, RATE = "noise has the accounted deviation", "accounted probability"
 PLAIN = {
-    (noise, DEVIATION): ("half the noise", "noise over root batch size", "noise repeats within a stretch",
-                         "late steps with half their noise"),
+    (noise, DEVIATION): (
+        "half the noise",
+        "noise over root batch size",
+        "noise repeats within a stretch",
+        "late steps with half their noise",
+    ),
     (noise, "share noise"): ("stream reused between rounds",),
     (noise, "every tensor"): ("bias without noise",),
-    (audit_alone, "at most C"): ("no clipping", "clip norm schedule not followed by the noise", "clip per record"),
-    (audit_sums, "adds its clipped gradient once"): ("no clipping", "realised batch size", "clip per record"),
+    (audit_alone, "at most C"): (
+        "no clipping",
+        "clip norm schedule not followed by the noise",
+        "clip per record",
+    ),
+    (audit_sums, "adds its clipped gradient once"): (
+        "no clipping",
+        "realised batch size",
+        "clip per record",
+    ),
     (audit_sums, "nothing but clipped gradients"): ("prior inside the clip",),
-    (audit_sums, "join independently"): ("fixed-size batches", "shuffled epochs", "one batch for the whole stretch"),
+    (audit_sums, "join independently"): (
+        "fixed-size batches",
+        "shuffled epochs",
+        "one batch for the whole stretch",
+    ),
     (audit_sums, RATE): ("joins too often",),
     (audit_sums, "a kept sample is the released state"): ("samples kept before their noise",),
-    (audit_counts, "cap on a unit's records"): ("isotonic noise forgets its cap", "evaluation noise forgets its cap"),
-    (audit_counts, "records of each unit of the recalibration part"): ("isotonic counts forget their cap",),
+    (audit_counts, "cap on a unit's records"): (
+        "isotonic noise forgets its cap",
+        "evaluation noise forgets its cap",
+    ),
+    (audit_counts, "records of each unit of the recalibration part"): (
+        "isotonic counts forget their cap",
+    ),
     (audit_counts, "within a request and across"): ("descent with half the noise",),
     (audit_counts, "no two requests in a row share noise"): ("descent that repeats its noise",),
     (audit_counts, "each clipped once|records of each unit of the recalibration part"): (
-        "recalibration reads training units",),
+        "recalibration reads training units",
+    ),
     (audit_counts, "records of each unit of the test part|counts the records of the test part"): (
-        "evaluation reads training units",),
-}  # fmt: skip
+        "evaluation reads training units",
+    ),
+}
 # A fault, the part that has to find it, words of checks that have to fail, and changes of `digits`.
 PLANTED: list[tuple] = [
     *((fault, *found) for found, faults in PLAIN.items() for fault in faults),
@@ -369,14 +461,24 @@ PLANTED: list[tuple] = [
     ("clip norm for each layer", audit_alone, "at most C", MLP),
     ("second chain with a hundredth of its noise", noise, DEVIATION, "training.chains=2"),
     *((fault, audit_within, words) for fault, words in WITHIN.items()),
-    ("momentum without its noise", audit_within, "follow from its noisy sums", *CONSTANT, *OTHER_SAMPLERS["dp-sgd"]),
+    (
+        "momentum without its noise",
+        audit_within,
+        "follow from its noisy sums",
+        *CONSTANT,
+        *OTHER_SAMPLERS["dp-sgd"],
+    ),
     *((fault, audit_replies, words) for fault, words in REPLIES.items()),
     *((fault, audit_own_releases, words) for fault, words in OWN.items()),
 ]
 # One of each kind, in the quick run; the others are slow.
-QUICK = ("half the noise, by noise, sampler.kind=dp-adam", "late steps with half their noise, by noise",
-         "clip norm schedule not followed by the noise, by audit_alone", "no clipping, by audit_alone",
-         "isotonic noise forgets its cap, by audit_counts")  # fmt: skip
+QUICK = (
+    "half the noise, by noise, sampler.kind=dp-adam",
+    "late steps with half their noise, by noise",
+    "clip norm schedule not followed by the noise, by audit_alone",
+    "no clipping, by audit_alone",
+    "isotonic noise forgets its cap, by audit_counts",
+)
 
 
 def name_of(fault: str, detector: Detector, words: str, *overrides: str) -> str:
@@ -397,9 +499,13 @@ def failed(seed: int, overrides: tuple[str, ...], detector: Detector, folder: Pa
 
 
 @pytest.mark.parametrize(
-    "planted", [pytest.param(each, marks=[] if name_of(*each) in QUICK else [pytest.mark.slow]) for each in PLANTED],
+    "planted",
+    [
+        pytest.param(each, marks=[] if name_of(*each) in QUICK else [pytest.mark.slow])
+        for each in PLANTED
+    ],
     ids=[name_of(*each) for each in PLANTED],
-)  # fmt: skip
+)
 def test_planted_fault_is_found(planted: tuple, tmp_path: Path) -> None:
     fault, detector, words, *overrides = planted
     for seed in seeds(RUNS or 1):
@@ -412,7 +518,8 @@ def test_planted_fault_is_found(planted: tuple, tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["", *OTHER_SAMPLERS])
 def test_sound_path_raises_no_alarm(kind: str, tmp_path: Path) -> None:
-    # Counts read a posterior of the auditor's, and canaries are trained by Langevin steps: no sampler enters them.
+    # Counts read a posterior of the auditor's, and canaries are trained by Langevin steps: no
+    # sampler enters them.
     overrides = (*CONSTANT, *OTHER_SAMPLERS[kind]) if kind else ()
     alone = () if kind else (audit_counts, epsilon, audit_own_releases)
     for seed in seeds(1 if kind else 2 * RUNS or 1):
@@ -430,7 +537,11 @@ def test_chain_runs_every_planned_step_whatever_the_sampling_rate(count: int, di
     assert (len(LOST_STEPS), LOST_STEPS[0]) == (141, 93)
     plan = chains.plan_of(privacy={"sampling_rate": divide(count)}, steps_per_round=count)
     module = build_model(LogisticModel(), Task(input_shape=(2,), classes=2), seed=0)
-    records = np.random.default_rng(0).normal(size=(3, 2)).astype(np.float32), np.zeros(3, np.int64), np.arange(3)
+    records = (
+        np.random.default_rng(0).normal(size=(3, 2)).astype(np.float32),
+        np.zeros(3, np.int64),
+        np.arange(3),
+    )
     assert chains.run(module, records, plan).sample_steps == tuple(range(count))
 
 

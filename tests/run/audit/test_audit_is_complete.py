@@ -17,16 +17,24 @@ from fl_dpbayes.protocol.train import PrivacyStatement, TrainReply
 from fl_dpbayes.run.audit import audit, declared, unseen
 
 ROOT = Path(fl_dpbayes.__file__).parent
-REPLIES = {"query": SiteCard, "train": TrainReply, "train.recalibrate": RecalibrateReply, "evaluate": EvaluateReply}
-# Where noise is drawn -> the part of an audit that looks at it, or the subject in the list of what none looks at.
+REPLIES = {
+    "query": SiteCard,
+    "train": TrainReply,
+    "train.recalibrate": RecalibrateReply,
+    "evaluate": EvaluateReply,
+}
+# Where noise is drawn -> the part of an audit that looks at it, or the subject in the list of what
+# none looks at.
 NOISE = {
-    "samplers/chain.py": "noise of training", "samplers/gradients/clipping.py": "one unit",
- "calibration/release.py": "noised evaluation",
+    "samplers/chain.py": "noise of training",
+    "samplers/gradients/clipping.py": "one unit",
+    "calibration/release.py": "noised evaluation",
     "calibration/recalibration/descent.py": "recalibration by descent",
- "run/update.py": "a new hospital's releases",
+    "run/update.py": "a new hospital's releases",
     "models/variational.py": "DRAWN",
-}  # fmt: skip
-# Numbers that are noise of no release: of the auditor, of benches, of made-up data, of the server, of start-up checks.
+}
+# Numbers that are noise of no release: of the auditor, of benches, of made-up data, of the server,
+# of start-up checks.
 NOT_OF_SITES = (
     "run/audit/",
     "run/bench/",
@@ -42,7 +50,15 @@ NOT_OF_SITES = (
     "samplers/gradients/engine.py",
     "samplers/gradients/pass_shape.py",
 )
-DRAWING = {"standard_normal", "normal", "normal_vectors", "standard_normals", "randn", "randn_like", "released"}
+DRAWING = {
+    "standard_normal",
+    "normal",
+    "normal_vectors",
+    "standard_normals",
+    "randn",
+    "randn_like",
+    "released",
+}
 
 
 def handlers() -> Iterator[str]:
@@ -52,7 +68,11 @@ def handlers() -> Iterator[str]:
             continue
         for decorator in node.decorator_list:
             if isinstance(decorator, ast.Call) and isinstance(decorator.func, ast.Attribute):
-                actions = [argument.value for argument in decorator.args if isinstance(argument, ast.Constant)]
+                actions = [
+                    argument.value
+                    for argument in decorator.args
+                    if isinstance(argument, ast.Constant)
+                ]
                 yield ".".join([decorator.func.attr, *actions])
 
 
@@ -104,7 +124,12 @@ def test_every_place_that_draws_noise_has_a_part_of_the_audit() -> None:
 
 def test_every_declared_field_names_parts_that_exist() -> None:
     listed = [*declared.HEADERS.values(), *declared.ARRAYS.values(), declared.METRICS]
-    named = {part for fields_of in listed for each in fields_of.values() for part in each.looked_at.split(", ")}
+    named = {
+        part
+        for fields_of in listed
+        for each in fields_of.values()
+        for part in each.looked_at.split(", ")
+    }
     assert named | set(declared.OWN_RELEASES.values()) <= audit.PARTS
 
 
@@ -112,5 +137,7 @@ def test_every_declared_field_names_parts_that_exist() -> None:
 def test_an_audit_has_these_parts_and_no_other(tmp_path: Path) -> None:
     from fl_dpbayes.config.scenario import load_scenario
 
-    checks, _ = audit.run_audit(load_scenario("digits", ["simulation.insecure_seed=1"]), tmp_path, None)
+    checks, _ = audit.run_audit(
+        load_scenario("digits", ["simulation.insecure_seed=1"]), tmp_path, None
+    )
     assert {check.part for check in checks} == audit.PARTS

@@ -40,7 +40,9 @@ def test_rows_are_kept_printed_and_not_measured_again(tmp_path):
         measure_rows("made up", {"first": refused}, "", str(kept), console)
     with pytest.raises(UserError, match="cannot be written"):
         measure_rows("made up", rows, "", str(tmp_path / "absent" / "rows.json"), console)
-    with pytest.raises(UserError, match="--only 'none' names no row: give a part of one of first, second"):
+    with pytest.raises(
+        UserError, match="--only 'none' names no row: give a part of one of first, second"
+    ):
         measure_rows("made up", rows, "none", None, console)
     with pytest.raises(UserError, match="the measured process was ended"):
         measure.alone(partial(sys.modules["os"]._exit, 3))
@@ -49,7 +51,8 @@ def test_rows_are_kept_printed_and_not_measured_again(tmp_path):
 @pytest.mark.slow
 def test_peak_is_far_below_what_the_sites_sent():
     found = measure.alone(partial(memory.kept_samples, 75))
-    # All samples are 579 MiB; without reading piece by piece the peak is above them, and twice that when written.
+    # All samples are 579 MiB; without reading piece by piece the peak is above them, and twice that
+    # when written.
     assert found["samples of all sites, MiB"] > 550
     assert found["peak, MiB"] - found["before the run, MiB"] < 400
 
@@ -69,7 +72,9 @@ def test_every_method_of_accounting_agrees(monkeypatch):
 
 def test_missing_peer_is_told_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "dp_accounting", None)
-    with pytest.raises(UserError, match=r"dp-accounting is not installed: pip install 'fl-dpbayes\[bench\]'"):
+    with pytest.raises(
+        UserError, match=r"dp-accounting is not installed: pip install 'fl-dpbayes\[bench\]'"
+    ):
         accounting.rows(SMALL)
 
 
@@ -100,7 +105,9 @@ def test_every_second_of_a_simulation_is_some_stage():
     found = measure.alone(work)
     stages = [found[f"{stage}, CPU s"] for stage in dict.fromkeys(simulation.STAGES.values())]
     assert sum(stages) == pytest.approx(found["CPU s"])
-    assert [found[f"{stage}, CPU s"] > 0 for stage in ("chain", "evaluation", "ledger", "server")] == 4 * [True]
+    assert [
+        found[f"{stage}, CPU s"] > 0 for stage in ("chain", "evaluation", "ledger", "server")
+    ] == 4 * [True]
     assert Sizes(1, 300, "inline").growing == [10, 100, 300]
 
 
@@ -108,9 +115,22 @@ def test_every_second_of_a_simulation_is_some_stage():
 @pytest.mark.filterwarnings("ignore")
 def test_both_programs_spend_the_same_and_learn_as_much(monkeypatch):
     sites = "a={role='train'},b={role='train'},official={role='held_out',records=400}"
-    training = ["training={rounds=10,steps_per_round=10,burn_in=50,thinning=10}", "privacy.delta=1e-3"]
-    made = [f"sites={{{sites}}}", "data.source.kind=digits", "partition={kind='iid'}", "privacy.epsilon=50", *training]
-    monkeypatch.setattr(end_to_end, "federation", lambda step, seed: load_scenario("scenarios/bench/mnist.toml", made))
+    training = [
+        "training={rounds=10,steps_per_round=10,burn_in=50,thinning=10}",
+        "privacy.delta=1e-3",
+    ]
+    made = [
+        f"sites={{{sites}}}",
+        "data.source.kind=digits",
+        "partition={kind='iid'}",
+        "privacy.epsilon=50",
+        *training,
+    ]
+    monkeypatch.setattr(
+        end_to_end,
+        "federation",
+        lambda step, seed: load_scenario("scenarios/bench/mnist.toml", made),
+    )
     ours, peer = end_to_end.ours(1.0, 0), end_to_end.with_opacus(1.0, 0)
     assert ours["epsilon"] == pytest.approx(peer["epsilon"], rel=1e-9)
     assert min(ours["test accuracy"], peer["test accuracy"]) > 0.7
@@ -122,13 +142,23 @@ def test_time_belongs_to_the_innermost_stage():
     def frames(*files):
         frame = None
         for file in files:
-            code = compile("import sys; found = sys._getframe()", file, "exec").replace(co_filename=file)
+            code = compile("import sys; found = sys._getframe()", file, "exec").replace(
+                co_filename=file
+            )
             frame = type("Frame", (), {"f_code": code, "f_back": frame})()
         return frame
 
-    assert simulation.stage_of(frames("/a/server/loop.py", "/a/clients/train.py", "/numpy/core.py")) == "site, other"
-    ledger = frames("/a/clients/train.py", "/a/fl_dpbayes/privacy/ledger/file.py", "/python/sqlite3.py")
-    assert (simulation.stage_of(ledger), simulation.stage_of(frames("/a/b.py"))) == ("ledger", "other")
+    assert (
+        simulation.stage_of(frames("/a/server/loop.py", "/a/clients/train.py", "/numpy/core.py"))
+        == "site, other"
+    )
+    ledger = frames(
+        "/a/clients/train.py", "/a/fl_dpbayes/privacy/ledger/file.py", "/python/sqlite3.py"
+    )
+    assert (simulation.stage_of(ledger), simulation.stage_of(frames("/a/b.py"))) == (
+        "ledger",
+        "other",
+    )
 
 
 def test_cpu_seconds_are_counted():

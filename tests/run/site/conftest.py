@@ -42,17 +42,29 @@ def trial(tmp_path: Path) -> Path:
     """Write a scenario, and the table of 200 patients with two rows each."""
     generator = np.random.default_rng(0)
     (tmp_path / "trial.toml").write_text(SCENARIO)
-    pandas.DataFrame({
-        "patient": [f"p{number // 2:03d}" for number in range(400)],
-        "age": generator.normal(66, 12, 400).round(), "pressure": generator.normal(140, 20, 400).round(1),
-        "smoker": generator.choice(["never", "now"], 400), "outcome": generator.choice(["alive", "dead"], 400),
-    }).to_csv(tmp_path / "patients.csv", index=False)  # fmt: skip
+    pandas.DataFrame(
+        {
+            "patient": [f"p{number // 2:03d}" for number in range(400)],
+            "age": generator.normal(66, 12, 400).round(),
+            "pressure": generator.normal(140, 20, 400).round(1),
+            "smoker": generator.choice(["never", "now"], 400),
+            "outcome": generator.choice(["alive", "dead"], 400),
+        }
+    ).to_csv(tmp_path / "patients.csv", index=False)
     return tmp_path
 
 
 def init_words(folder: Path, name: str = "north") -> list[object]:
     """What is typed to make a site file of the table."""
-    given = ["--scenario", folder / "trial.toml", "--data", folder / "patients.csv", "--name", name, "--yes"]
+    given = [
+        "--scenario",
+        folder / "trial.toml",
+        "--data",
+        folder / "patients.csv",
+        "--name",
+        name,
+        "--yes",
+    ]
     return ["site", "init", folder / f"{name}.toml", *given]
 
 

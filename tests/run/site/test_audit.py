@@ -28,7 +28,12 @@ def asked(table_site):
     site = table_site()
     site.write(ROWS)
     site.answer("query")
-    for ask in (site.train, site.train, lambda: site.train(round=2, first_step=1), lambda: evaluate(site)):
+    for ask in (
+        site.train,
+        site.train,
+        lambda: site.train(round=2, first_step=1),
+        lambda: evaluate(site),
+    ):
         assert refusal_of(ask()) is None
     assert refusal_of(site.train(round=3, steps=0)) == ("BAD_REQUEST", "steps")
     return site
@@ -57,31 +62,53 @@ def test_a_log_that_nobody_touched_is_whole_and_every_paid_step_is_in_both(asked
         steps[charge["part"]] += charge["steps"]
     with asked.ledger() as ledger:
         assert steps == {part: ledger.spent(part).steps for part in steps}
-        entries = [entry.content for entry in ledger.entries() if entry.content["kind"] in ("reserved", "done")]
+        entries = [
+            entry.content
+            for entry in ledger.entries()
+            if entry.content["kind"] in ("reserved", "done")
+        ]
         assert all(entry["log"]["number"] for entry in entries)
 
 
 # What is done to the lines -> what is said.
 EDITS = {
-    "epsilon": (lambda lines: [line.replace('"epsilon_so_far": ', '"epsilon_so_far": 0') for line in lines],
-                "line 3 is not as it was written"),
-    "decision": (lambda lines: [*lines[:-1], lines[-1].replace("refused", "answered")], "line 10 is not as it was"),
+    "epsilon": (
+        lambda lines: [line.replace('"epsilon_so_far": ', '"epsilon_so_far": 0') for line in lines],
+        "line 3 is not as it was written",
+    ),
+    "decision": (
+        lambda lines: [*lines[:-1], lines[-1].replace("refused", "answered")],
+        "line 10 is not as it was",
+    ),
     "one line cut out": (lambda lines: lines[:4] + lines[5:], "line 5 is missing"),
     "the first lines": (lambda lines: lines[2:], "lines 1 to 2 are missing"),
     "the last line": (lambda lines: lines[:-1], "line 10 is missing"),
-    "the last paid lines": (lambda lines: lines[:-3], "which entry 12 of the ledger knows, is missing"),
+    "the last paid lines": (
+        lambda lines: lines[:-3],
+        "which entry 12 of the ledger knows, is missing",
+    ),
     "all": (lambda lines: [], "lines 1 to 10 are missing"),
-    "exchanged": (lambda lines: [*lines[:3], lines[4], lines[3], *lines[5:]], "line 4 stands behind line 5"),
+    "exchanged": (
+        lambda lines: [*lines[:3], lines[4], lines[3], *lines[5:]],
+        "line 4 stands behind line 5",
+    ),
     "twice": (lambda lines: [*lines, lines[-1]], "line 10 stands behind line 10"),
-    "put in": (lambda lines: [*lines[:4], '{"decision": "answered"}', *lines[4:]], "without number and hash"),
+    "put in": (
+        lambda lines: [*lines[:4], '{"decision": "answered"}', *lines[4:]],
+        "without number and hash",
+    ),
     "made garbage": (lambda lines: [*lines[:4], lines[4][:30], *lines[5:]], "line 5 is missing"),
-    "hashes taken away": (lambda lines: [re.sub(', "head.*', "}", line) for line in lines[:4]] + lines[4:],
-                          "line 5 is the first with a hash"),
-}  # fmt: skip
+    "hashes taken away": (
+        lambda lines: [re.sub(', "head.*', "}", line) for line in lines[:4]] + lines[4:],
+        "line 5 is the first with a hash",
+    ),
+}
 
 
 @pytest.mark.parametrize("edit", EDITS)
-def test_edited_log_is_told_by_verify_and_by_the_statement_for_good(asked, command, edit: str) -> None:
+def test_edited_log_is_told_by_verify_and_by_the_statement_for_good(
+    asked, command, edit: str
+) -> None:
     change, told = EDITS[edit]
     write_lines(asked, change(lines_of(asked)))
     for again in range(2):
@@ -107,7 +134,9 @@ def rehashed(lines: list[str]) -> list[str]:
 
 
 @pytest.mark.parametrize("first", [0, 3])
-def test_log_that_was_made_anew_with_all_its_hashes_is_not_what_the_ledger_knows(asked, command, first: int) -> None:
+def test_log_that_was_made_anew_with_all_its_hashes_is_not_what_the_ledger_knows(
+    asked, command, first: int
+) -> None:
     made = rehashed(lines_of(asked)[:first] + lines_of(asked)[first + 1 :])
     write_lines(asked, made)
     event = json.loads(made[-1])
@@ -134,7 +163,9 @@ def test_mark_that_is_gone_is_told_for_good(asked, command) -> None:
 
 
 @pytest.mark.parametrize("written", [0, 60])
-def test_no_step_is_paid_while_the_log_cannot_be_written(asked, command, monkeypatch, written: int) -> None:
+def test_no_step_is_paid_while_the_log_cannot_be_written(
+    asked, command, monkeypatch, written: int
+) -> None:
     write, path = os.write, audit_log_path(asked.path)
 
     def full(descriptor: int, content: bytes) -> int:
@@ -181,10 +212,19 @@ def _killed(site, place: str) -> None:
     site.train(round=3, first_step=2)
 
 
-@pytest.mark.parametrize("place", [
-    "before the ledger", "before the work", "after the commit", "before the last line", "before the mark",
-])  # fmt: skip
-def test_crash_between_log_and_ledger_is_gone_on_with_and_is_no_edit(asked, command, place: str) -> None:
+@pytest.mark.parametrize(
+    "place",
+    [
+        "before the ledger",
+        "before the work",
+        "after the commit",
+        "before the last line",
+        "before the mark",
+    ],
+)
+def test_crash_between_log_and_ledger_is_gone_on_with_and_is_no_edit(
+    asked, command, place: str
+) -> None:
     process = multiprocessing.get_context("fork").Process(target=_killed, args=(asked, place))
     process.start()
     process.join()
@@ -201,7 +241,9 @@ def test_crash_between_log_and_ledger_is_gone_on_with_and_is_no_edit(asked, comm
         assert ledger.spent("train").steps == 3
 
 
-def test_rotation_keeps_the_chain_and_only_what_twenty_files_cannot_hold_goes(tmp_path, monkeypatch) -> None:
+def test_rotation_keeps_the_chain_and_only_what_twenty_files_cannot_hold_goes(
+    tmp_path, monkeypatch
+) -> None:
     monkeypatch.setattr(audit_log, "MOST_BYTES", 500)
     site_file = tmp_path / "north.toml"
     for number in range(12):
@@ -217,16 +259,22 @@ def test_rotation_keeps_the_chain_and_only_what_twenty_files_cannot_hold_goes(tm
     assert "20 files are kept" in chain.notes[0]
 
 
-def test_ledger_that_paid_without_a_line_and_line_without_a_reservation_are_told(asked, command) -> None:
+def test_ledger_that_paid_without_a_line_and_line_without_a_reservation_are_told(
+    asked, command
+) -> None:
     with asked.ledger() as ledger:
         ledger.reserve(spending(1, run="f" * 32, plan=PLAN))
     assert "was made without a line of the log" in verified(command, asked)[1]
-    record(asked.path, {"decision": "answered", "asked": 1, "charge": {"part": "train", "steps": 7}})
+    record(
+        asked.path, {"decision": "answered", "asked": 1, "charge": {"part": "train", "steps": 7}}
+    )
     assert "tells of 7 steps that the ledger does not hold" in verified(command, asked)[1]
 
 
 def test_a_ledger_that_was_put_back_does_not_fit_the_log(asked, command, tmp_path) -> None:
-    copies = {path: tmp_path / path.name for path in (asked.folder / "ledger").glob("north.sqlite*")}
+    copies = {
+        path: tmp_path / path.name for path in (asked.folder / "ledger").glob("north.sqlite*")
+    }
     copies |= {path: tmp_path / f"w-{path.name}" for path in (asked.folder / "witness").iterdir()}
     for path, copy in copies.items():
         shutil.copy(path, copy)
@@ -247,7 +295,9 @@ def test_log_of_the_node_is_checked_as_well(asked, command) -> None:
 
 
 @pytest.mark.parametrize("crashes", [1, 2, 5])
-def test_crashes_between_a_line_and_its_mark_are_no_gap(tmp_path, monkeypatch, crashes: int) -> None:
+def test_crashes_between_a_line_and_its_mark_are_no_gap(
+    tmp_path, monkeypatch, crashes: int
+) -> None:
     site_file = tmp_path / "north.toml"
     record(site_file, {"decision": "answered"})
     write_mark = audit_log._write_mark
@@ -284,7 +334,10 @@ def test_mark_that_is_no_mark_is_told_and_the_log_goes_on(tmp_path, mark: str) -
 
 
 def test_line_that_was_made_too_deep_to_read_is_told(asked, command) -> None:
-    write_lines(asked, [line.replace('"decision": "refused"', f'"decision": {DEEP}') for line in lines_of(asked)])
+    write_lines(
+        asked,
+        [line.replace('"decision": "refused"', f'"decision": {DEEP}') for line in lines_of(asked)],
+    )
     assert "line 10 is not as it was written" in verified(command, asked)[1]
 
 
@@ -294,7 +347,9 @@ def test_line_that_names_no_number_as_its_beginning_is_told(asked, command) -> N
     assert "is not as it was written" in verified(command, asked)[1]
 
 
-def test_statement_counts_on_where_the_clock_was_set_back_to_an_earlier_month(table_site, command, monkeypatch) -> None:
+def test_statement_counts_on_where_the_clock_was_set_back_to_an_earlier_month(
+    table_site, command, monkeypatch
+) -> None:
     site = table_site()
     site.write(ROWS)
     now = datetime(2026, 12, 1, tzinfo=UTC)

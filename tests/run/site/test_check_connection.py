@@ -1,4 +1,7 @@
-"""Each step of the way to the server is told apart, and each failure has its remedy; nothing is activated."""
+"""Each step of the way to the server is told apart, and each failure has its remedy.
+
+Nothing is activated.
+"""
 
 import socket
 import ssl
@@ -26,7 +29,10 @@ from fl_dpbayes.run.site.keys import write_new
 
 
 class Server(ThreadingHTTPServer):
-    """A SuperLink's door: Flower's own code looks at the signature and at the request; its state is a mock."""
+    """A SuperLink's door: Flower's own code looks at the signature and at the request.
+
+    Its state is a mock.
+    """
 
     known, authenticates, ahead = True, True, 0.0
 
@@ -43,7 +49,9 @@ class Door(BaseHTTPRequestHandler):
     server: Server
 
     def do_POST(self) -> None:
-        request = ActivateNodeRequest.FromString(self.rfile.read(int(self.headers["content-length"])))
+        request = ActivateNodeRequest.FromString(
+            self.rfile.read(int(self.headers["content-length"]))
+        )
         self.server.state.get_node_id_by_public_key.return_value = 7 if self.server.known else None
         status, said = 200, ""
         try:
@@ -85,14 +93,23 @@ def try_way(server, places, tmp_path):
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
-    key = ec.generate_private_key(ec.SECP384R1()).private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
+    key = ec.generate_private_key(ec.SECP384R1()).private_bytes(
+        Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()
+    )
     own = tmp_path / "node.key"
     write_new(own, key, 0o600)
 
     def tried(**changes: object) -> dict[str, Finding]:
-        values = {"superlink": f"localhost:{server.server_port}", "ca": places[0] / "ca.crt", "key": own}
+        values = {
+            "superlink": f"localhost:{server.server_port}",
+            "ca": places[0] / "ca.crt",
+            "key": own,
+        }
         connection = Connection.model_validate(values | changes)
-        return {found.what: found for found in connection_findings(SimpleNamespace(connection=connection))}
+        return {
+            found.what: found
+            for found in connection_findings(SimpleNamespace(connection=connection))
+        }
 
     return tried
 
@@ -109,11 +126,21 @@ def test_each_step_passes_and_no_node_is_activated(server, try_way) -> None:
     server.state.activate_node.assert_not_called()
 
 
-def test_wrong_certificate_authority_name_and_port_are_told_apart(server, try_way, places, monkeypatch) -> None:
-    assert only_failure(try_way(ca=places[1] / "ca.crt")) == ("CA", "the server's certificate is of another CA")
-    assert only_failure(try_way(superlink="localhost:9")) == ("port", "9 of localhost: nothing listens there")
+def test_wrong_certificate_authority_name_and_port_are_told_apart(
+    server, try_way, places, monkeypatch
+) -> None:
+    assert only_failure(try_way(ca=places[1] / "ca.crt")) == (
+        "CA",
+        "the server's certificate is of another CA",
+    )
+    assert only_failure(try_way(superlink="localhost:9")) == (
+        "port",
+        "9 of localhost: nothing listens there",
+    )
     known = socket.getaddrinfo
-    monkeypatch.setattr(socket, "getaddrinfo", lambda host, *more, **keys: known("127.0.0.1", *more, **keys))
+    monkeypatch.setattr(
+        socket, "getaddrinfo", lambda host, *more, **keys: known("127.0.0.1", *more, **keys)
+    )
     found = try_way(superlink=f"other.example:{server.server_port}")
     assert only_failure(found) == ("certificate", "it is not for the name 'other.example'")
     assert found["CA"].status == "PASS"

@@ -64,7 +64,9 @@ def test_app_and_every_command_of_a_site_are_imported_without_them() -> None:
 def test_site_answers_and_says_what_left_without_them(tmp_path: Path, command: str) -> None:
     done = run(ANSWERS, tmp_path, command)
     assert done.returncode == 0, done.stderr
-    assert {"statement": "train: 1 step", "approve": "bundle of the version"}[command] in done.stdout
+    assert {"statement": "train: 1 step", "approve": "bundle of the version"}[
+        command
+    ] in done.stdout
 
 
 NEEDED = {

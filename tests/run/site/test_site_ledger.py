@@ -9,7 +9,14 @@ import pytest
 from rich.console import Console
 
 from fl_dpbayes.config.errors import UserError
-from fl_dpbayes.config.site_file import LedgerSettings, Policy, SiteFile, Split, read_site_file, write_site_file
+from fl_dpbayes.config.site_file import (
+    LedgerSettings,
+    Policy,
+    SiteFile,
+    Split,
+    read_site_file,
+    write_site_file,
+)
 from fl_dpbayes.config.sources import BuiltIn, Table
 from fl_dpbayes.privacy.events import GaussianEvent
 from fl_dpbayes.privacy.ledger.state import Cohort
@@ -30,9 +37,14 @@ def written(file, source, units, key="0" * 32, **ledger):
     """Write the site file of a hospital."""
     settings = LedgerSettings(**{"epsilon": 3.0, "delta": 1e-5} | ledger)
     record = SiteFile(
-        name=file.stem, role="train", source=source, units=units, split=Split(key=key), ledger=settings,
+        name=file.stem,
+        role="train",
+        source=source,
+        units=units,
+        split=Split(key=key),
+        ledger=settings,
         policy=Policy(max_run_epsilon=3.0),
-    )  # fmt: skip
+    )
     write_site_file(record, file)
     return file
 
@@ -62,7 +74,16 @@ def refused(words, command, *arguments):
 
 def test_show_names_budget_spend_and_every_reservation(spent_site):
     _, text = told(show_ledger, spent_site)
-    for part in ("ward [7]", "patient", "1e-05", "abababababababab", "reserved", "done", "10", "(exact)"):
+    for part in (
+        "ward [7]",
+        "patient",
+        "1e-05",
+        "abababababababab",
+        "reserved",
+        "done",
+        "10",
+        "(exact)",
+    ):
         assert part in text
     planned = pld_epsilon((GaussianEvent(8.0, 1.0, 20),), 1e-5)
     assert f"its whole plan's, {rounded_up(planned)}, does" in " ".join(text.split())
@@ -76,9 +97,10 @@ def test_show_names_budget_spend_and_every_reservation(spent_site):
 
 def test_ledger_verifies_with_status_0_only_while_nothing_is_changed(spent_site):
     for statement, status, said in (
-        ("", 0, "sound: 6 entries"), ("UPDATE reply SET body = x'00'", 1, "changed"),
+        ("", 0, "sound: 6 entries"),
+        ("UPDATE reply SET body = x'00'", 1, "changed"),
         ("UPDATE chain SET content = replace(content, '5', '1')", 1, "changed"),
-    ):  # fmt: skip
+    ):
         execute(spent_site.parent / "ledger.sqlite", *([statement] if statement else []))
         found, text = told(verify_ledger, spent_site)
         assert (found, said in text) == (status, True)
@@ -95,7 +117,11 @@ def test_export_can_be_checked_without_this_project(spent_site):
         assert entry["head"] == head
     assert (exported["head"], exported["problems"]) == (head, [])
     train, *unspent = exported["parts"]
-    assert (train["steps"], train["history"], train["epsilon_method"]) == (10, [[8.0, 1.0, 10]], "pld")
+    assert (train["steps"], train["history"], train["epsilon_method"]) == (
+        10,
+        [[8.0, 1.0, 10]],
+        "pld",
+    )
     assert [(part["steps"], part["epsilon"]) for part in unspent] == [(0, 0.0)] * 2
 
 
@@ -118,7 +144,9 @@ def hospital(tmp_path):
         folder.mkdir(exist_ok=True)
         rows = "".join(f"p{number},{number % 7},{number % 2}\n" for number in patients)
         (folder / f"{name}.csv").write_text(f"patient,x,sick\n{rows}")
-        source = Table(path=f"{name}.csv", label="sick", classes=2, features=("x",), unit_column="patient")
+        source = Table(
+            path=f"{name}.csv", label="sick", classes=2, features=("x",), unit_column="patient"
+        )
         place = {"path": "ledger/l.sqlite", "witness": "witness/l.json", "cohort": "2026"}
         return written(folder / f"{name}.toml", source, 120, **(place | changes))
 
@@ -142,7 +170,9 @@ def test_second_cohort_of_the_same_patients_is_refused(hospital):
         refused("no cohort '2027'", show_ledger, renamed)
 
 
-def test_second_cohort_of_other_patients_is_made_and_never_a_second_ledger_with_the_same_second_place(hospital):
+def test_second_cohort_of_other_patients_is_made_and_never_a_second_ledger_with_the_same_second_place(
+    hospital,
+):
     told(create_ledger, hospital())
     refused("does not exist", create_ledger, hospital(path="another/l.sqlite", cohort="2027"))
     told(create_ledger, hospital(cohort="2027", patients=range(200, 350)))
@@ -161,7 +191,9 @@ def test_repair_renews_a_lost_second_place_and_never_a_ledger_that_is_behind(hos
     assert "was made anew on" in told(show_ledger, site_file)[1]
     # What is no second place is left as it lies.
     witness.write_text("patient,age\n1,70\n")
-    refused(r"l.json of ledger .* is unreadable.*move what lies there away", repair_ledger, site_file)
+    refused(
+        r"l.json of ledger .* is unreadable.*move what lies there away", repair_ledger, site_file
+    )
     assert witness.read_text() == "patient,age\n1,70\n"
     ledger.write_bytes(b"")
     refused(r"is empty.*newest copy", repair_ledger, site_file)
@@ -172,7 +204,11 @@ def test_what_was_lowered_or_closed_holds_though_its_second_place_cannot_be_writ
     (hospital().parent / "witness" / ".l.json.partial").mkdir()
     for epsilon, said in ((2.0, "may spend epsilon 2 in"), (None, "is closed")):
         words = f"{said}.*for good: it holds, but its second place: .*json.partial"
-        refused(words, lambda file, console, epsilon=epsilon: restrict_ledger(file, console, epsilon, bool), hospital())
+        refused(
+            words,
+            lambda file, console, epsilon=epsilon: restrict_ledger(file, console, epsilon, bool),
+            hospital(),
+        )
 
 
 def test_second_place_lies_in_another_folder_wherever_links_lead(hospital):
@@ -195,5 +231,7 @@ def test_damaged_ledger_is_refused_in_one_line_with_path_and_remedy(hospital, da
 
 def test_cohort_is_not_made_with_a_delta_that_no_request_may_have(hospital):
     for delta in (0.1, 1 / 149):
-        refused(r"ledger.delta is .*: it must be below 0.00666667", create_ledger, hospital(delta=delta))
+        refused(
+            r"ledger.delta is .*: it must be below 0.00666667", create_ledger, hospital(delta=delta)
+        )
     told(create_ledger, hospital(delta=1 / 151))

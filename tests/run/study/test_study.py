@@ -35,18 +35,26 @@ def study_file(folder: Path, axes: str) -> str:
 
 
 @pytest.mark.slow
-def test_a_failed_cell_does_not_stop_the_rest_and_is_run_again(tmp_path: Path, command, here: list[str]) -> None:
+def test_a_failed_cell_does_not_stop_the_rest_and_is_run_again(
+    tmp_path: Path, command, here: list[str]
+) -> None:
     out = tmp_path / "out"
     # That so many records are not there shows only when they are dealt.
     path = study_file(tmp_path, "sites.away.records = [5000, 150]\nseed = [1]")
     status, printed, _ = command("study", path, "--out", out)
     assert status == 1
-    assert "sites.away.records 5000, seed 1: failed: sites.away.records is 5000, but 1797" in printed
+    assert (
+        "sites.away.records 5000, seed 1: failed: sites.away.records is 5000, but 1797" in printed
+    )
     assert f"fl-dpbayes study --resume {out}" in printed
     table = pd.read_csv(out / "results.csv")
     assert set(table["sites.away.records"]) == {150}
     assert {"pooled:held_out", "away", "north", "south"} <= set(table["site"])
-    assert json.loads((out / "study.json").read_text())["cells"] == {"all": 2, "finished": 1, "failed": 1}
+    assert json.loads((out / "study.json").read_text())["cells"] == {
+        "all": 2,
+        "finished": 1,
+        "failed": 1,
+    }
     (error,) = (out / "cells").glob("*.error.txt")
     assert "Traceback" in error.read_text()
     here.clear()
@@ -60,7 +68,9 @@ def test_wrong_folders_are_refused(tmp_path: Path, refusal, here: list[str]) -> 
     assert "is not empty" in refusal("study", path, "--out", out)
     assert "holds no study" in refusal("study", "--resume", out)
     (out / "study.toml").write_text(Path(path).read_text())
-    assert "other settings" in refusal("study", study_file(tmp_path, "seed = [1, 2]"), "--resume", out)
+    assert "other settings" in refusal(
+        "study", study_file(tmp_path, "seed = [1, 2]"), "--resume", out
+    )
     assert "you gave --set seed=3: give" in refusal("study", "--resume", out, "--set", "seed=3")
     assert "give a STUDY" in refusal("study")
     with folder_lock(out):
@@ -82,12 +92,19 @@ def test_missing_records_and_a_wrong_address_are_told_before_any_cell_runs(
     assert "Ray cannot be reached or started at '127.0.0.1:1'" in said
 
 
-def test_an_interrupted_study_says_how_to_go_on_unless_it_was_changed(tmp_path, monkeypatch, command, refusal) -> None:
-    monkeypatch.setattr("fl_dpbayes.run.study.ray_pool.run_on_ray", Mock(side_effect=KeyboardInterrupt))
+def test_an_interrupted_study_says_how_to_go_on_unless_it_was_changed(
+    tmp_path, monkeypatch, command, refusal
+) -> None:
+    monkeypatch.setattr(
+        "fl_dpbayes.run.study.ray_pool.run_on_ray", Mock(side_effect=KeyboardInterrupt)
+    )
     out = tmp_path / "out"
     status, _, error = command("study", study_file(tmp_path, "seed = [1]"), "--out", out)
     assert status == 130
-    assert error.strip() == f"stopped: 0 of 1 cells are in {out}; to go on:  fl-dpbayes study --resume {out}"
+    assert (
+        error.strip()
+        == f"stopped: 0 of 1 cells are in {out}; to go on:  fl-dpbayes study --resume {out}"
+    )
     path = out / "study.toml"
     text = path.read_text()
     path.write_text(text.replace("seed = [", "seed = [2, "))
@@ -95,7 +112,9 @@ def test_an_interrupted_study_says_how_to_go_on_unless_it_was_changed(tmp_path, 
     assert f"{path} has" in refusal("study", "--resume", out)
     path.write_text(text)
     (out / "journal.jsonl").unlink()
-    assert "journal.jsonl is missing or damaged, or an older version" in refusal("study", "--resume", out)
+    assert "journal.jsonl is missing or damaged, or an older version" in refusal(
+        "study", "--resume", out
+    )
 
 
 LOOPBACK = {"0100007F", "0000000000000000FFFF00000100007F", "00000000000000000000000001000000"}
@@ -121,16 +140,32 @@ def listening(driver: int) -> set[str]:
         for file in Path(f"/proc/{process}/fd").glob("*"):
             with contextlib.suppress(OSError):
                 sockets.add(os.readlink(file))
-    lines = [line.split() for name in ("tcp", "tcp6") for line in read(f"/proc/net/{name}").splitlines()[1:]]
-    return {line[1].partition(":")[0] for line in lines if line[3] == "0A" and f"socket:[{line[9]}]" in sockets}
+    lines = [
+        line.split()
+        for name in ("tcp", "tcp6")
+        for line in read(f"/proc/net/{name}").splitlines()[1:]
+    ]
+    return {
+        line[1].partition(":")[0]
+        for line in lines
+        if line[3] == "0A" and f"socket:[{line[9]}]" in sockets
+    }
 
 
 @pytest.mark.slow
-def test_a_killed_worker_and_a_killed_driver_cost_only_their_cells_and_nobody_else_reaches_ray(tmp_path: Path) -> None:
+def test_a_killed_worker_and_a_killed_driver_cost_only_their_cells_and_nobody_else_reaches_ray(
+    tmp_path: Path,
+) -> None:
     out = tmp_path / "out"
 
     def begin(*arguments: object) -> subprocess.Popen:
-        command = [sys.executable, "-c", "from fl_dpbayes.cli import main; main()", "study", *map(str, arguments)]
+        command = [
+            sys.executable,
+            "-c",
+            "from fl_dpbayes.cli import main; main()",
+            "study",
+            *map(str, arguments),
+        ]
         # Ray's processes give a dead driver a minute to come back, and end then.
         environment = {**os.environ, "RAY_gcs_rpc_server_reconnect_timeout_s": "5"}
         streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}

@@ -31,12 +31,18 @@ ECE = {  # method -> alpha -> seed -> value
 def made() -> tuple[Study, list[CellOutcome]]:
     content: dict[str, Any] = {
         **copy.deepcopy(BASE),
-        "study": {"compare": ["aggregation.rule", "predictor"], "metrics": ["ece"], "shifted_copy_of": "held-out"},
+        "study": {
+            "compare": ["aggregation.rule", "predictor"],
+            "metrics": ["ece"],
+            "shifted_copy_of": "held-out",
+        },
         "axes": {
-            "aggregation": {"rule": ["fald", "mixture"]}, "partition": {"alpha": [9.0, 0.5]}, "seed": [1, 2, 3],
+            "aggregation": {"rule": ["fald", "mixture"]},
+            "partition": {"alpha": [9.0, 0.5]},
+            "seed": [1, 2, 3],
             "shift": {"kind": ["contrast"], "severity": [2]},
         },
-    }  # fmt: skip
+    }
     study = study_of(content, "study")
     cells = []
     for cell in study_cells(study):
@@ -44,22 +50,57 @@ def made() -> tuple[Study, list[CellOutcome]]:
         value = ECE[labels["aggregation.rule"]][labels["partition.alpha"]][labels["seed"]]
         rows = [
             {
-                "site": site, "role": role, "predictor": predictor, "n": 9,
+                "site": site,
+                "role": role,
+                "predictor": predictor,
+                "n": 9,
                 "ece": None if value is None else value + 0.5 * (predictor == "last"),
-                "intervals": {"accuracy": [0.1, 0.2], "nll": None}, "parts": {"a": 1.5}, "bins": [1, 2],
-                "auroc": 0.7, "auroc_bounds": [0.6, 0.8], "rms_true": None,
+                "intervals": {"accuracy": [0.1, 0.2], "nll": None},
+                "parts": {"a": 1.5},
+                "bins": [1, 2],
+                "auroc": 0.7,
+                "auroc_bounds": [0.6, 0.8],
+                "rms_true": None,
             }
-            for site, role in (("pooled:held_out", "held_out"), ("contrast-2", "shifted"), ("north", "train"))
+            for site, role in (
+                ("pooled:held_out", "held_out"),
+                ("contrast-2", "shifted"),
+                ("north", "train"),
+            )
             for predictor in ("last", "posterior")
-        ]  # fmt: skip
+        ]
         summary = SUMMARY | {
-            "privacy": [{"site": "a", "epsilon": 1.0, "recalibration_epsilon": 2.5}, {"site": "b", "epsilon": 2.0}],
-            "calibration": rows, "seed": labels["seed"], "warnings": ["one"], "heterogeneity": 0.3,
-            "conformal": [{"site": "contrast-2", "role": "shifted", "predictor": "posterior", "level": 0.9,
-                           "weights": "none", "interval": [0.8, 0.9], "coverage": 0.85}],
-            "shift_detection": [{"site": "contrast-2", "predictor": "posterior", "measure": "total", "auroc": 0.5,
-                                 "low": 0.4, "high": 0.6, "interval": [0.3, 0.7]}],
-        }  # fmt: skip
+            "privacy": [
+                {"site": "a", "epsilon": 1.0, "recalibration_epsilon": 2.5},
+                {"site": "b", "epsilon": 2.0},
+            ],
+            "calibration": rows,
+            "seed": labels["seed"],
+            "warnings": ["one"],
+            "heterogeneity": 0.3,
+            "conformal": [
+                {
+                    "site": "contrast-2",
+                    "role": "shifted",
+                    "predictor": "posterior",
+                    "level": 0.9,
+                    "weights": "none",
+                    "interval": [0.8, 0.9],
+                    "coverage": 0.85,
+                }
+            ],
+            "shift_detection": [
+                {
+                    "site": "contrast-2",
+                    "predictor": "posterior",
+                    "measure": "total",
+                    "auroc": 0.5,
+                    "low": 0.4,
+                    "high": 0.6,
+                    "interval": [0.3, 0.7],
+                }
+            ],
+        }
         cells.append(CellOutcome(cell, 4.0, summary))
     return study, cells
 
@@ -75,7 +116,12 @@ def test_results_have_one_tidy_row_per_cell_place_and_predictor(tmp_path: Path, 
     assert (set(shifted["shift"]), set(shifted["severity"])) == ({"contrast"}, {2})
     assert table[table["site"] != "contrast-2"]["severity"].isna().all()
     row = table.iloc[0]
-    assert (row["epsilon"], row["heterogeneity"], row["seconds"], row["warnings"]) == (2.5, 0.3, 4.0, 1)
+    assert (row["epsilon"], row["heterogeneity"], row["seconds"], row["warnings"]) == (
+        2.5,
+        0.3,
+        4.0,
+        1,
+    )
     assert (row["accuracy_low"], row["accuracy_high"], row["parts_a"]) == (0.1, 0.2, 1.5)
     assert (row["auroc_low"], row["auroc_high"]) == (0.6, 0.8)
     # What is no number, and what no row defines.
@@ -85,13 +131,19 @@ def test_results_have_one_tidy_row_per_cell_place_and_predictor(tmp_path: Path, 
 @pytest.mark.parametrize(
     "edit",
     [
-        {"calibration": None}, {"calibration": [{"site": 1}]}, {"subgroups": "no rows"},
-        {"shift_detection": [{"site": ["a"]}]}, {"shift_detection": [{"site": "a", "interval": 3}]},
-        {"subgroups": [{"site": "a", "intervals": {"nll": [1]}}]}, {"subgroups": [{"site": "a", "intervals": [1]}]},
+        {"calibration": None},
+        {"calibration": [{"site": 1}]},
+        {"subgroups": "no rows"},
+        {"shift_detection": [{"site": ["a"]}]},
+        {"shift_detection": [{"site": "a", "interval": 3}]},
+        {"subgroups": [{"site": "a", "intervals": {"nll": [1]}}]},
+        {"subgroups": [{"site": "a", "intervals": [1]}]},
         None,
     ],
-)  # fmt: skip
-def test_a_cell_that_was_edited_is_run_again(tmp_path: Path, made, edit: dict[str, Any] | None) -> None:
+)
+def test_a_cell_that_was_edited_is_run_again(
+    tmp_path: Path, made, edit: dict[str, Any] | None
+) -> None:
     cell, summary = made[1][0].cell, made[1][0].summary
     path = tmp_path / "cells" / f"{cell.digest}.json"
     path.parent.mkdir()
@@ -117,8 +169,12 @@ def test_further_lists_become_tables_of_their_own(made) -> None:
     study, cells = made
     table = further_table(study, cells, "conformal")
     assert len(table) == len(cells)
-    assert table[["shift", "low", "coverage"]].drop_duplicates().to_numpy().tolist() == [["contrast", 0.8, 0.85]]
-    detection = further_table(study, cells, "shift_detection")[["low", "high", "interval_low", "interval_high"]]
+    assert table[["shift", "low", "coverage"]].drop_duplicates().to_numpy().tolist() == [
+        ["contrast", 0.8, 0.85]
+    ]
+    detection = further_table(study, cells, "shift_detection")[
+        ["low", "high", "interval_low", "interval_high"]
+    ]
     assert detection.drop_duplicates().to_numpy().tolist() == [[0.4, 0.6, 0.3, 0.7]]
     assert further_table(study, cells, "subgroups").empty
 
@@ -132,12 +188,16 @@ def test_differences_pair_seeds_and_average_within_them(made) -> None:
     # .01, .03, .05 by hand: mean .03, standard deviation .02.
     shown = ["mean", "low", "high", "pairs"]
     half = student.ppf(0.975, 2) * 0.02 / math.sqrt(3)
-    assert here.loc[("setting", 9.0), shown].tolist() == pytest.approx([0.03, 0.03 - half, 0.03 + half, 3])
+    assert here.loc[("setting", 9.0), shown].tolist() == pytest.approx(
+        [0.03, 0.03 - half, 0.03 + half, 3]
+    )
     # The undefined value of seed 3 leaves .03 and .05.
     assert here.loc[("setting", 0.5), ["mean", "pairs"]].tolist() == pytest.approx([0.04, 2])
     # Seeds 1 and 2 have both settings: (.01 + .03) / 2 and (.03 + .05) / 2.
     half = student.ppf(0.975, 1) * 0.02 / math.sqrt(2) / math.sqrt(2)
-    assert here.loc[("all", "all"), shown].tolist() == pytest.approx([0.03, 0.03 - half, 0.03 + half, 2])
+    assert here.loc[("all", "all"), shown].tolist() == pytest.approx(
+        [0.03, 0.03 - half, 0.03 + half, 2]
+    )
 
 
 def test_predictors_are_compared_with_the_point_estimate_and_one_seed_has_no_interval(made) -> None:

@@ -1,4 +1,7 @@
-"""What every engine must meet: one backward pass per record, clipped in float64; and modules to try it on."""
+"""What every engine must meet: one backward pass per record, clipped in float64.
+
+And modules to try it on.
+"""
 
 import math
 
@@ -21,14 +24,19 @@ def gradient_of(module, features, targets, loss=cross_entropy):
 
 
 def sizes_of_layers(module):
-    own = ([value for value in layer.parameters(recurse=False) if value.requires_grad] for layer in module.modules())
+    own = (
+        [value for value in layer.parameters(recurse=False) if value.requires_grad]
+        for layer in module.modules()
+    )
     return [sum(value.numel() for value in values) for values in own if values]
 
 
 def clipped(gradient, clip_norm, clipping=FLAT, layer_sizes=None):
     norm = gradient.norm().item()
     if clipping.kind == "global":
-        return gradient * (clip_norm / clipping.bound * min(1.0, max(0.0, 2 - norm / clipping.bound)))
+        return gradient * (
+            clip_norm / clipping.bound * min(1.0, max(0.0, 2 - norm / clipping.bound))
+        )
     if clipping.kind == "automatic":
         return gradient * (clip_norm / (norm + clipping.stability))
     if clipping.kind == "per-layer":
@@ -39,8 +47,13 @@ def clipped(gradient, clip_norm, clipping=FLAT, layer_sizes=None):
 
 def clipped_sum(module, features, targets, clip_norm, clipping=FLAT, loss=cross_entropy):
     sizes = sizes_of_layers(module)
-    gradients = [gradient_of(module, features[i : i + 1], targets[i : i + 1], loss) for i in range(len(targets))]
-    return torch.stack([clipped(gradient, clip_norm, clipping, sizes) for gradient in gradients]).sum(0)
+    gradients = [
+        gradient_of(module, features[i : i + 1], targets[i : i + 1], loss)
+        for i in range(len(targets))
+    ]
+    return torch.stack(
+        [clipped(gradient, clip_norm, clipping, sizes) for gradient in gradients]
+    ).sum(0)
 
 
 def assert_matches(found, expected, *, clip_norm, records):
@@ -49,11 +62,15 @@ def assert_matches(found, expected, *, clip_norm, records):
     assert float((found.double() - expected).norm()) <= 2e-5 * scale
 
 
-def check(engine, module, features, targets, clip_norm, clipping=FLAT, loss=cross_entropy, **options):
+def check(
+    engine, module, features, targets, clip_norm, clipping=FLAT, loss=cross_entropy, **options
+):
     """An engine's sum is that of clipped gradients of single records."""
     if loss is not cross_entropy:
         options["loss"] = loss
-    found = engine.clipped_sum(module, features, targets, clip_norm=clip_norm, clipping=clipping, **options)
+    found = engine.clipped_sum(
+        module, features, targets, clip_norm=clip_norm, clipping=clipping, **options
+    )
     expected = clipped_sum(module, features, targets, clip_norm, clipping, loss)
     assert found.units == len(features)
     assert_matches(found.total, expected, clip_norm=clip_norm, records=len(features))
@@ -69,7 +86,9 @@ def contribution(gradients, factors):
 def randomise(module, seed=0):
     generator = torch.Generator().manual_seed(seed)
     for value in module.parameters():
-        value.data = torch.randn(value.shape, generator=generator) / max(1, value[:1].numel()) ** 0.5
+        value.data = (
+            torch.randn(value.shape, generator=generator) / max(1, value[:1].numel()) ** 0.5
+        )
     return module
 
 

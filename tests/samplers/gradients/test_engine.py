@@ -26,12 +26,19 @@ from tests.samplers.gradients.one_by_one import ReadElsewhere, Twice
 
 RULES = [FLAT, PerLayerClipping(), AutomaticClipping(), GlobalClipping(bound=0.9)]
 TASK = Task(input_shape=(1, 8, 8), classes=3)
-MODELS = {"logistic": LogisticModel(), "mlp": MLPModel(hidden=(9, 5)), "cnn": CNNModel(channels=(3, 40), hidden=5)}
+MODELS = {
+    "logistic": LogisticModel(),
+    "mlp": MLPModel(hidden=(9, 5)),
+    "cnn": CNNModel(channels=(3, 40), hidden=5),
+}
 KINDS = {
-    "plain": lambda base: base, "masks": lambda base: DropoutModule(base, rate=0.5),
+    "plain": lambda base: base,
+    "masks": lambda base: DropoutModule(base, rate=0.5),
     "draws": lambda base: VariationalModule(base, 3),
-}  # fmt: skip
-ALL = [(kind, model) for kind in KINDS for model in MODELS if (kind, model) != ("masks", "logistic")]
+}
+ALL = [
+    (kind, model) for kind in KINDS for model in MODELS if (kind, model) != ("masks", "logistic")
+]
 EVERY = pytest.mark.parametrize(("kind", "model"), ALL)
 
 
@@ -74,7 +81,9 @@ class OwnScale(nn.Module):
 
 def batch(count, *shape):
     shape = shape or TASK.input_shape
-    return torch.randn(count, *shape, generator=torch.Generator().manual_seed(1)), torch.arange(count) % 3
+    return torch.randn(count, *shape, generator=torch.Generator().manual_seed(1)), torch.arange(
+        count
+    ) % 3
 
 
 def of_kind(kind, base):
@@ -89,14 +98,18 @@ def with_draws(module, features):
 
 
 @EVERY
-def test_book_keeping_is_chosen_and_all_engines_equal_one_by_one_under_every_rule_in_pieces_too(kind, model):
+def test_book_keeping_is_chosen_and_all_engines_equal_one_by_one_under_every_rule_in_pieces_too(
+    kind, model
+):
     module, loss = of_kind(kind, model)
     features, labels = batch(6)
     chosen = gradient_engine(module, TASK.input_shape)
     assert chosen.name == "book_keeping"
     assert chosen.clipped_sum is (variational if kind == "draws" else book_keeping).clipped_sum
     joined, inputs = with_draws(module, features)
-    for clipping, (engine, rows) in itertools.product(RULES, itertools.product((chosen, vmap), (64, 4))):
+    for clipping, (engine, rows) in itertools.product(
+        RULES, itertools.product((chosen, vmap), (64, 4))
+    ):
         one_by_one.check(engine, joined, inputs, labels, 0.6, clipping, rows=rows, **loss)
     found = chosen.clipped_sum(joined, inputs, labels, clip_norm=math.inf, **loss)
     expected = one_by_one.gradient_of(joined, inputs, labels, *loss.values())
@@ -111,7 +124,9 @@ def test_record_that_is_not_finite_contributes_zero_and_a_batch_of_them_or_of_no
 ):
     if marked:
         # As on a GPU.
-        monkeypatch.setattr("fl_dpbayes.samplers.gradients.clipping.used_rows", lambda factors: factors > 0)
+        monkeypatch.setattr(
+            "fl_dpbayes.samplers.gradients.clipping.used_rows", lambda factors: factors > 0
+        )
     module, loss = of_kind(kind, model)
     features, labels = batch(6)
     rest = torch.arange(6) != 2
@@ -127,7 +142,9 @@ def test_record_that_is_not_finite_contributes_zero_and_a_batch_of_them_or_of_no
                 torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
         bad = with_draws(module, torch.full_like(features, math.nan))
         assert not engine.clipped_sum(*bad, labels, clip_norm=1.0, **loss).total.any()
-        empty = engine.clipped_sum(*with_draws(module, features[:0]), labels[:0], clip_norm=1.0, **loss)
+        empty = engine.clipped_sum(
+            *with_draws(module, features[:0]), labels[:0], clip_norm=1.0, **loss
+        )
         assert empty.total.shape == (sum(value.numel() for value in module.parameters()),)
         assert not empty.total.any()
         assert (empty.clipped, empty.units) == (0, 0)
@@ -140,12 +157,16 @@ def test_vanishing_rate_or_spread_gives_the_sum_of_the_plain_model_limit(model):
     expected = book_keeping.clipped_sum(base, features, labels, clip_norm=0.4)
     if model != "logistic":
         masked = with_draws(DropoutModule(base, rate=1e-9), features)
-        torch.testing.assert_close(book_keeping.clipped_sum(*masked, labels, clip_norm=0.4).total, expected.total)
+        torch.testing.assert_close(
+            book_keeping.clipped_sum(*masked, labels, clip_norm=0.4).total, expected.total
+        )
     for draws in (1, 3):
         module, loss = VariationalModule(base, draws), mean_over_draws(summed_cross_entropy)
         for parameter in module.spread.parameters():
             parameter.data.fill_(-200.0)
-        found = variational.clipped_sum(*with_draws(module, features), labels, clip_norm=0.4, loss=loss)
+        found = variational.clipped_sum(
+            *with_draws(module, features), labels, clip_norm=0.4, loss=loss
+        )
         by_mean, by_spread = found.total.chunk(2)
         torch.testing.assert_close(by_mean, expected.total, rtol=2e-5, atol=1e-6)
         assert not by_spread.any()
@@ -156,13 +177,23 @@ def convolutions(*layers):
     return nn.Sequential(nn.Conv2d(1, 4, 3), *layers, nn.Flatten(), nn.Linear(144, 3))
 
 
-@pytest.mark.parametrize(("kind", "base", "shape"), [
-    *(("plain", kind, (4,)) for kind in (Twice, TwoNames, ReadElsewhere, ReadALittle, Tied)),
-    *(("draws", kind, (4,)) for kind in (Twice, TwoNames, ReadElsewhere, Unused)),
-    ("draws", lambda: convolutions(nn.GroupNorm(2, 4)), (1, 8, 8)), ("plain", OwnScale, (4,)),
-    ("plain", lambda: nn.Sequential(nn.Unflatten(1, (1, 4)), nn.Conv1d(1, 3, 4), nn.Flatten()), (4,)),
-])  # fmt: skip
-def test_shared_weights_and_modules_without_shortcuts_fall_back_to_vmap_and_are_right(kind, base, shape):
+@pytest.mark.parametrize(
+    ("kind", "base", "shape"),
+    [
+        *(("plain", kind, (4,)) for kind in (Twice, TwoNames, ReadElsewhere, ReadALittle, Tied)),
+        *(("draws", kind, (4,)) for kind in (Twice, TwoNames, ReadElsewhere, Unused)),
+        ("draws", lambda: convolutions(nn.GroupNorm(2, 4)), (1, 8, 8)),
+        ("plain", OwnScale, (4,)),
+        (
+            "plain",
+            lambda: nn.Sequential(nn.Unflatten(1, (1, 4)), nn.Conv1d(1, 3, 4), nn.Flatten()),
+            (4,),
+        ),
+    ],
+)
+def test_shared_weights_and_modules_without_shortcuts_fall_back_to_vmap_and_are_right(
+    kind, base, shape
+):
     module, loss = of_kind(kind, base())
     engine = gradient_engine(module, shape)
     assert engine.name == "vmap"
@@ -181,11 +212,17 @@ def test_shared_weights_and_modules_without_shortcuts_fall_back_to_vmap_and_are_
 
 
 class Branches(nn.Module):
-    """Two ways through, one with layers that have no shortcut, joined in place; one layer trained in part."""
+    """Two ways through, one with layers that have no shortcut, joined in place.
+
+    One layer trained in part.
+    """
 
     def __init__(self):
         super().__init__()
-        self.first, self.mirrored = nn.Conv2d(1, 4, 3), nn.Conv2d(4, 4, 3, padding=1, padding_mode="reflect")
+        self.first, self.mirrored = (
+            nn.Conv2d(1, 4, 3),
+            nn.Conv2d(4, 4, 3, padding=1, padding_mode="reflect"),
+        )
         self.same, self.norm = nn.Conv2d(4, 4, 3, padding="same"), nn.GroupNorm(2, 4)
         self.own, self.head = OwnScale(36), nn.Linear(36, 3)
         self.same.bias.requires_grad_(False)
@@ -209,7 +246,13 @@ def test_book_keeping_maps_over_records_only_the_layers_that_need_it():
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("spoilt", [False, True])
 def test_chain_in_closed_form_equals_autograd_with_hooks(bias, spoilt):
-    layers = nn.Linear(64, 9, bias), nn.ReLU(True), nn.Linear(9, 5, bias), nn.Linear(5, 7, bias), nn.ReLU()
+    layers = (
+        nn.Linear(64, 9, bias),
+        nn.ReLU(True),
+        nn.Linear(9, 5, bias),
+        nn.Linear(5, 7, bias),
+        nn.ReLU(),
+    )
     module = one_by_one.randomise(nn.Sequential(nn.Flatten(), *layers, nn.Linear(7, 3, bias)))
     features, labels = batch(70)
     if spoilt:
@@ -226,11 +269,19 @@ def test_chain_in_closed_form_equals_autograd_with_hooks(bias, spoilt):
     assert (found.clipped, found.units) == (hooked.clipped, 70)
 
 
-@pytest.mark.parametrize("layers", [
-    (nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2)), (nn.Linear(4, 3), nn.ReLU()), (nn.ReLU(), nn.Linear(4, 3)),
-    (nn.Linear(4, 4), nn.Flatten(), nn.Linear(4, 4)), (nn.Linear(4, 3).requires_grad_(False), nn.Linear(3, 3)),
-    [nn.Linear(4, 4)] * 2, (nn.Linear(4, 3).bfloat16(),), (),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "layers",
+    [
+        (nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2)),
+        (nn.Linear(4, 3), nn.ReLU()),
+        (nn.ReLU(), nn.Linear(4, 3)),
+        (nn.Linear(4, 4), nn.Flatten(), nn.Linear(4, 4)),
+        (nn.Linear(4, 3).requires_grad_(False), nn.Linear(3, 3)),
+        [nn.Linear(4, 4)] * 2,
+        (nn.Linear(4, 3).bfloat16(),),
+        (),
+    ],
+)
 def test_what_is_more_than_a_chain_is_none(layers):
     assert dense_chain(nn.Sequential(*layers)) is None
 
@@ -257,7 +308,10 @@ def test_probe_leaves_the_module_as_it_was():
 
 def test_batch_norm_is_refused():
     with pytest.raises(UserError, match="GroupNorm"):
-        gradient_engine(nn.Sequential(nn.Flatten(), nn.Linear(64, 4), nn.BatchNorm1d(4), nn.Linear(4, 3)), (1, 8, 8))
+        gradient_engine(
+            nn.Sequential(nn.Flatten(), nn.Linear(64, 4), nn.BatchNorm1d(4), nn.Linear(4, 3)),
+            (1, 8, 8),
+        )
 
 
 @pytest.mark.parametrize("engine", [book_keeping, vmap], ids=["book_keeping", "vmap"])
@@ -278,7 +332,12 @@ def test_half_precision_module_is_clipped_in_float64(engine, dtype):
 def test_an_engine_is_probed_once_for_a_structure_whatever_the_parameters(monkeypatch):
     probes, plain = [], engines._agrees_with_autograd
     monkeypatch.setattr(engines, "KEPT", Kept())
-    monkeypatch.setattr(engines, "_agrees_with_autograd", lambda *asked: probes.append(asked) or plain(*asked))
+    monkeypatch.setattr(
+        engines, "_agrees_with_autograd", lambda *asked: probes.append(asked) or plain(*asked)
+    )
     asked = [(2, nn.Tanh), (2, nn.Tanh), (4, nn.Tanh), (4, nn.ReLU), (4, nn.ReLU)]
-    chosen = [gradient_engine(nn.Sequential(nn.Linear(3, size), kind()), (3,)).name for size, kind in asked]
+    chosen = [
+        gradient_engine(nn.Sequential(nn.Linear(3, size), kind()), (3,)).name
+        for size, kind in asked
+    ]
     assert (chosen, len(probes)) == (["book_keeping"] * 5, 3)

@@ -25,11 +25,19 @@ def dense() -> nn.Module:
 
 
 def normalised() -> nn.Module:
-    return nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.GroupNorm(2, 4), nn.Tanh(), nn.Linear(4, 2))
+    return nn.Sequential(
+        nn.Linear(3, 4), nn.LayerNorm(4), nn.GroupNorm(2, 4), nn.Tanh(), nn.Linear(4, 2)
+    )
 
 
 def convolution() -> nn.Module:
-    layers = nn.Unflatten(1, (1, 4, 4)), nn.Conv2d(1, 2, 3), nn.GroupNorm(1, 2), nn.ReLU(), nn.Conv2d(2, 3, 1)
+    layers = (
+        nn.Unflatten(1, (1, 4, 4)),
+        nn.Conv2d(1, 2, 3),
+        nn.GroupNorm(1, 2),
+        nn.ReLU(),
+        nn.Conv2d(2, 3, 1),
+    )
     return nn.Sequential(*layers, nn.Flatten(), nn.Linear(12, 2))
 
 
@@ -38,7 +46,12 @@ def tokens() -> nn.Module:
     return nn.Sequential(*words, nn.Flatten(), nn.Linear(12, 2))
 
 
-MODULES = {"dense": (dense, 3), "normalised": (normalised, 3), "convolution": (convolution, 16), "tokens": (tokens, 6)}
+MODULES = {
+    "dense": (dense, 3),
+    "normalised": (normalised, 3),
+    "convolution": (convolution, 16),
+    "tokens": (tokens, 6),
+}
 
 
 def extreme(generator: np.random.Generator, shape: tuple[int, ...], share: float) -> torch.Tensor:
@@ -48,7 +61,10 @@ def extreme(generator: np.random.Generator, shape: tuple[int, ...], share: float
 
 
 def check_bounded(summed, features: torch.Tensor, targets: torch.Tensor) -> float:
-    """Check the sum over all records and those without one; return how far the farthest moved it, in C."""
+    """Check the sum over all records and those without one.
+
+    Return how far the farthest moved it, in C.
+    """
     everyone, farthest = np.arange(len(targets)), 0.0
     whole = summed(features, targets)
     assert torch.isfinite(whole).all()
@@ -81,7 +97,9 @@ def test_a_unit_moves_the_sum_by_the_clip_norm_at_most_at_any_state(name: str, w
 
             def summed(part, part_targets, module=module, clipping=clipping):
                 units = torch.arange(len(part))
-                gradients = per_unit_gradients(module, part, part_targets, units, len(part), rows=ROWS)
+                gradients = per_unit_gradients(
+                    module, part, part_targets, units, len(part), rows=ROWS
+                )
                 return sum_clipped(gradients, CLIP_NORM, clipping, layer_sizes(module)).total
 
         else:

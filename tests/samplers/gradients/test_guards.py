@@ -32,7 +32,9 @@ def training_records(records, labels):
 def clipped_sum(module, records, labels):
     privacy = PrivacyPlan(epsilon=1.0, delta=1e-5, sampling_rate=1.0)
     streams = ChainStreams(*map(np.random.default_rng, range(4)))
-    return BatchGradient(module, training_records(records, labels), privacy, OTHERS, streams)().total.double()
+    return BatchGradient(
+        module, training_records(records, labels), privacy, OTHERS, streams
+    )().total.double()
 
 
 def named_samples(module, count):

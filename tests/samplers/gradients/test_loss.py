@@ -25,4 +25,6 @@ def test_draws_are_averaged_for_each_record():
     outputs = torch.randn(4, 3, 5, generator=torch.Generator().manual_seed(0))
     labels = torch.tensor([0, 4, 2, 2])
     by_draw = [summed_cross_entropy(outputs[:, draw], labels).item() for draw in range(3)]
-    assert mean_over_draws(summed_cross_entropy)(outputs, labels).item() == pytest.approx(sum(by_draw) / 3)
+    assert mean_over_draws(summed_cross_entropy)(outputs, labels).item() == pytest.approx(
+        sum(by_draw) / 3
+    )

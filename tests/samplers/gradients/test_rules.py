@@ -14,7 +14,10 @@ from fl_dpbayes.samplers.gradients import book_keeping, vmap
 from fl_dpbayes.samplers.gradients.clipping import clip_factors, sum_clipped
 from fl_dpbayes.samplers.gradients.engine import gradient_engine
 from fl_dpbayes.samplers.gradients.layer_gradients import layer_gradients
-from fl_dpbayes.samplers.gradients.loss import summed_cross_entropy, summed_gaussian_negative_log_likelihood
+from fl_dpbayes.samplers.gradients.loss import (
+    summed_cross_entropy,
+    summed_gaussian_negative_log_likelihood,
+)
 from fl_dpbayes.samplers.gradients.vmap import layer_sizes, per_unit_gradients
 from tests.samplers.gradients import one_by_one
 
@@ -25,9 +28,11 @@ CLIP_NORMS = st.sampled_from([0.01, 0.5, 1e3])
 
 def rule(kind, clip_norm):
     return {
-        "flat": FLAT, "global": GlobalClipping(bound=3 * clip_norm),
-        "automatic": AutomaticClipping(stability=1e-6 if clip_norm > 1 else 0.1), "per-layer": PerLayerClipping(),
-    }[kind]  # fmt: skip
+        "flat": FLAT,
+        "global": GlobalClipping(bound=3 * clip_norm),
+        "automatic": AutomaticClipping(stability=1e-6 if clip_norm > 1 else 0.1),
+        "per-layer": PerLayerClipping(),
+    }[kind]
 
 
 def classes(records):
@@ -60,22 +65,33 @@ def assert_equals_one_by_one(engines, module, features, clip_norm, loss):
     one_by_one.randomise(module)
     for kind in RULES:
         clipping = rule(kind, clip_norm)
-        expected = one_by_one.clipped_sum(module, features, targets, clip_norm, clipping, reference_loss)
+        expected = one_by_one.clipped_sum(
+            module, features, targets, clip_norm, clipping, reference_loss
+        )
         # In one pass, and in pieces of two records.
         for engine, rows in itertools.product(engines, (512, 2)):
             options = {"clip_norm": clip_norm, "clipping": clipping, "loss": own_loss, "rows": rows}
             found = engine.clipped_sum(module, features, targets, **options)
             assert found.units == len(features)
-            one_by_one.assert_matches(found.total, expected, clip_norm=clip_norm, records=len(features))
+            one_by_one.assert_matches(
+                found.total, expected, clip_norm=clip_norm, records=len(features)
+            )
 
 
 @pytest.mark.slow
 @given(
-    data=st.data(), groups=st.integers(1, 3), kernel=st.tuples(st.integers(1, 3), st.integers(1, 3)),
-    stride=st.tuples(st.integers(1, 3), st.integers(1, 2)), padding=st.tuples(st.integers(0, 2), st.integers(0, 1)),
-    dilation=st.tuples(st.integers(1, 2), st.integers(1, 2)), bias=st.booleans(), side=st.integers(2, 7),
-    records=st.integers(1, 4), clip_norm=CLIP_NORMS, loss=st.sampled_from(sorted(LOSSES)),
-)  # fmt: skip
+    data=st.data(),
+    groups=st.integers(1, 3),
+    kernel=st.tuples(st.integers(1, 3), st.integers(1, 3)),
+    stride=st.tuples(st.integers(1, 3), st.integers(1, 2)),
+    padding=st.tuples(st.integers(0, 2), st.integers(0, 1)),
+    dilation=st.tuples(st.integers(1, 2), st.integers(1, 2)),
+    bias=st.booleans(),
+    side=st.integers(2, 7),
+    records=st.integers(1, 4),
+    clip_norm=CLIP_NORMS,
+    loss=st.sampled_from(sorted(LOSSES)),
+)
 def test_convolution_under_every_rule_property(
     data, groups, kernel, stride, padding, dilation, bias, side, records, clip_norm, loss
 ):
@@ -84,22 +100,29 @@ def test_convolution_under_every_rule_property(
     inputs, outputs = groups * data.draw(st.integers(1, 2)), groups * data.draw(st.integers(1, 6))
     convolution = nn.Conv2d(inputs, outputs, kernel, stride, padding, dilation, groups, bias)
     pixels = convolution(torch.zeros(1, inputs, side, side)).numel()
-    module = nn.Sequential(convolution, nn.Tanh(), nn.Flatten(), nn.Linear(pixels, LOSSES[loss][0], bias))
+    module = nn.Sequential(
+        convolution, nn.Tanh(), nn.Flatten(), nn.Linear(pixels, LOSSES[loss][0], bias)
+    )
     features = records_of(records, inputs, side, side)
     assert_equals_one_by_one(ENGINES, module, features, clip_norm, loss)
 
 
 @pytest.mark.slow
 @given(
-    widths=st.lists(st.integers(1, 9), min_size=1, max_size=3), bias=st.booleans(),
-    positions=st.sampled_from([(), (1,), (3,), (2, 2)]), records=st.integers(1, 5), clip_norm=CLIP_NORMS,
+    widths=st.lists(st.integers(1, 9), min_size=1, max_size=3),
+    bias=st.booleans(),
+    positions=st.sampled_from([(), (1,), (3,), (2, 2)]),
+    records=st.integers(1, 5),
+    clip_norm=CLIP_NORMS,
     loss=st.sampled_from(sorted(LOSSES)),
-)  # fmt: skip
+)
 def test_linear_under_every_rule_property(widths, bias, positions, records, clip_norm, loss):
     layers = []
     for inputs, outputs in zip(widths, [*widths[1:], 4], strict=True):
         layers += [nn.Linear(inputs, outputs, bias), nn.Tanh()]
-    module = nn.Sequential(*layers, nn.Flatten(), nn.Linear(4 * math.prod(positions), LOSSES[loss][0], bias))
+    module = nn.Sequential(
+        *layers, nn.Flatten(), nn.Linear(4 * math.prod(positions), LOSSES[loss][0], bias)
+    )
     features = records_of(records, *positions, widths[0])
     assert_equals_one_by_one(ENGINES, module, features, clip_norm, loss)
 
@@ -107,14 +130,20 @@ def test_linear_under_every_rule_property(widths, bias, positions, records, clip
 @settings(max_examples=12)
 @given(
     layer=st.sampled_from(["group_norm", "layer_norm", "tokens", "embedding", "padded", "conv1d"]),
-    records=st.integers(1, 4), clip_norm=CLIP_NORMS, loss=st.sampled_from(sorted(LOSSES)),
-)  # fmt: skip
+    records=st.integers(1, 4),
+    clip_norm=CLIP_NORMS,
+    loss=st.sampled_from(sorted(LOSSES)),
+)
 def test_other_layers_under_every_rule_property(layer, records, clip_norm, loss):
     outputs = LOSSES[loss][0]
     # A Conv1d has no shortcut: it is mapped over records within the book-keeping pass.
     module = {
-        "group_norm": nn.Sequential(nn.Linear(6, 8), nn.GroupNorm(2, 8), nn.Tanh(), nn.Linear(8, outputs)),
-        "layer_norm": nn.Sequential(nn.Linear(6, 8), nn.LayerNorm(8), nn.Tanh(), nn.Linear(8, outputs)),
+        "group_norm": nn.Sequential(
+            nn.Linear(6, 8), nn.GroupNorm(2, 8), nn.Tanh(), nn.Linear(8, outputs)
+        ),
+        "layer_norm": nn.Sequential(
+            nn.Linear(6, 8), nn.LayerNorm(8), nn.Tanh(), nn.Linear(8, outputs)
+        ),
         "tokens": nn.Sequential(
             nn.Unflatten(1, (3, 2)),
             nn.LayerNorm(2),
@@ -124,11 +153,18 @@ def test_other_layers_under_every_rule_property(layer, records, clip_norm, loss)
             nn.Flatten(),
             nn.Linear(90, outputs),
         ),
-        "embedding": nn.Sequential(one_by_one.Whole(), nn.Embedding(5, 3), nn.Flatten(), nn.Linear(18, outputs)),
-        "padded": nn.Sequential(
-            one_by_one.Whole(), nn.Embedding(5, 3, padding_idx=0), nn.Flatten(), nn.Linear(18, outputs)
+        "embedding": nn.Sequential(
+            one_by_one.Whole(), nn.Embedding(5, 3), nn.Flatten(), nn.Linear(18, outputs)
         ),
-        "conv1d": nn.Sequential(nn.Unflatten(1, (2, 3)), nn.Conv1d(2, 4, 2), nn.Flatten(), nn.Linear(8, outputs)),
+        "padded": nn.Sequential(
+            one_by_one.Whole(),
+            nn.Embedding(5, 3, padding_idx=0),
+            nn.Flatten(),
+            nn.Linear(18, outputs),
+        ),
+        "conv1d": nn.Sequential(
+            nn.Unflatten(1, (2, 3)), nn.Conv1d(2, 4, 2), nn.Flatten(), nn.Linear(8, outputs)
+        ),
     }[layer]
     assert gradient_engine(module, (6,)).name == "book_keeping"
     assert_equals_one_by_one(ENGINES, module, records_of(records, 6), clip_norm, loss)
@@ -137,11 +173,18 @@ def test_other_layers_under_every_rule_property(layer, records, clip_norm, loss)
 @pytest.mark.parametrize("kind", RULES)
 def test_units_under_every_rule(kind):
     module = one_by_one.randomise(nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3)))
-    features, targets, index = records_of(9, 5), classes(9), torch.tensor([0, 0, 1, 1, 1, 2, 2, 2, 2])
+    features, targets, index = (
+        records_of(9, 5),
+        classes(9),
+        torch.tensor([0, 0, 1, 1, 1, 2, 2, 2, 2]),
+    )
     gradients = per_unit_gradients(module, features, targets, index, 3)
     for clip_norm in (0.01, 0.5):
         clipping = rule(kind, clip_norm)
-        units = [one_by_one.gradient_of(module, features[index == unit], targets[index == unit]) for unit in range(3)]
+        units = [
+            one_by_one.gradient_of(module, features[index == unit], targets[index == unit])
+            for unit in range(3)
+        ]
         expected = sum(one_by_one.clipped(unit, clip_norm, clipping, [24, 15]) for unit in units)
         found = sum_clipped(gradients, clip_norm, clipping, layer_sizes(module))
         one_by_one.assert_matches(found.total, expected, clip_norm=clip_norm, records=3)
@@ -150,7 +193,10 @@ def test_units_under_every_rule(kind):
 def test_clipped_records_are_counted_over_pieces():
     module = one_by_one.randomise(nn.Linear(5, 3))
     features, targets = records_of(20, 5), classes(20)
-    rows = [one_by_one.gradient_of(module, features[i : i + 1], targets[i : i + 1]).norm() for i in range(20)]
+    rows = [
+        one_by_one.gradient_of(module, features[i : i + 1], targets[i : i + 1]).norm()
+        for i in range(20)
+    ]
     bound = float(torch.stack(rows).median()) * (1 + 1e-3)
     expected = sum(bool(row > bound) for row in rows)
     for engine in ENGINES:
@@ -165,10 +211,15 @@ EXPONENTS = st.integers(-30, 30)
 @settings(max_examples=50)
 @given(
     exponents=st.tuples(EXPONENTS, st.integers(-12, 12), st.integers(-12, 12)),
-    clip_norm=st.sampled_from([1e-6, 1.0, 1e6]), kind=st.sampled_from(RULES), loss=st.sampled_from(sorted(LOSSES)),
-    form=st.sampled_from(["dense", "sequence", "formed", "gram"]), seed=st.integers(0, 99),
-)  # fmt: skip
-def test_no_record_contributes_more_than_the_bound_property(exponents, clip_norm, kind, loss, form, seed):
+    clip_norm=st.sampled_from([1e-6, 1.0, 1e6]),
+    kind=st.sampled_from(RULES),
+    loss=st.sampled_from(sorted(LOSSES)),
+    form=st.sampled_from(["dense", "sequence", "formed", "gram"]),
+    seed=st.integers(0, 99),
+)
+def test_no_record_contributes_more_than_the_bound_property(
+    exponents, clip_norm, kind, loss, form, seed
+):
     outputs, targets_of, own_loss, _ = LOSSES[loss]
     first, size = {
         "dense": (nn.Sequential(nn.Flatten(), nn.Linear(32, 8)), 8),
@@ -179,28 +230,42 @@ def test_no_record_contributes_more_than_the_bound_property(exponents, clip_norm
     module = nn.Sequential(first, nn.ReLU(), nn.Flatten(), nn.Linear(size, outputs))
     one_by_one.randomise(module, seed)
     with torch.no_grad():
-        for value, exponent in zip(module.parameters(), (exponents[1], 0, exponents[2], 0), strict=True):
+        for value, exponent in zip(
+            module.parameters(), (exponents[1], 0, exponents[2], 0), strict=True
+        ):
             value *= 10.0**exponent
     features = records_of(1, 2, 4, 4) * 10.0 ** exponents[0]
     for engine in ENGINES:
         found = engine.clipped_sum(
-            module, features, targets_of(1), clip_norm=clip_norm, clipping=rule(kind, clip_norm), loss=own_loss
+            module,
+            features,
+            targets_of(1),
+            clip_norm=clip_norm,
+            clipping=rule(kind, clip_norm),
+            loss=own_loss,
         )
         assert float(found.total.double().norm()) <= clip_norm
 
 
 @settings(max_examples=80)
 @given(
-    inputs=EXPONENTS, upstream=EXPONENTS, difference=st.integers(-12, 0), outputs=st.sampled_from([2, 64]),
-    clip_norm=st.sampled_from([1e-6, 1e-3, 1.0]), kind=st.sampled_from(RULES), seed=st.integers(0, 99),
-)  # fmt: skip
+    inputs=EXPONENTS,
+    upstream=EXPONENTS,
+    difference=st.integers(-12, 0),
+    outputs=st.sampled_from([2, 64]),
+    clip_norm=st.sampled_from([1e-6, 1e-3, 1.0]),
+    kind=st.sampled_from(RULES),
+    seed=st.integers(0, 99),
+)
 def test_positions_that_cancel_keep_within_the_bound_property(
     inputs, upstream, difference, outputs, clip_norm, kind, seed
 ):
     layer = nn.Conv2d(32, outputs, 1)
     generator = torch.Generator().manual_seed(seed)
     a = torch.randn(1, 32, 1, 1, generator=generator).expand(1, 32, 2, 2)
-    g = torch.randn(1, outputs, 1, 1, generator=generator) * torch.tensor([[1.0, -1.0], [1.0, -1.0]])
+    g = torch.randn(1, outputs, 1, 1, generator=generator) * torch.tensor(
+        [[1.0, -1.0], [1.0, -1.0]]
+    )
     g = g + 10.0**difference * torch.randn(1, outputs, 2, 2, generator=generator)
     found = layer_gradients(layer, a * 10.0**inputs, g * 10.0**upstream)
     (factors,) = clip_factors([found.norms], clip_norm, rule(kind, clip_norm))
@@ -213,7 +278,11 @@ def test_bias_gradients_that_cancel_keep_within_the_bound(outputs):
     layer, norms = nn.Conv2d(8, outputs, 1), []
     generator = torch.Generator().manual_seed(0)
     for upstream in torch.linspace(-3, 8, 100):
-        g = 10**upstream * torch.randn(1, outputs, 1, 1, generator=generator) * torch.tensor([[1.0, -1.0], [1.0, -1.0]])
+        g = (
+            10**upstream
+            * torch.randn(1, outputs, 1, 1, generator=generator)
+            * torch.tensor([[1.0, -1.0], [1.0, -1.0]])
+        )
         g = g + 1e-2 * torch.randn(1, outputs, 2, 2, generator=generator)
         found = layer_gradients(layer, torch.zeros(1, 8, 2, 2), g)
         contribution = one_by_one.contribution(found, *clip_factors([found.norms], 1e-3, FLAT))

@@ -15,11 +15,15 @@ from tests.samplers.gradients import one_by_one
 
 @pytest.fixture(scope="module")
 def module():
-    return one_by_one.randomise(build_model(MLPModel(hidden=(4,)), Task(input_shape=(5,), classes=3), seed=0))
+    return one_by_one.randomise(
+        build_model(MLPModel(hidden=(4,)), Task(input_shape=(5,), classes=3), seed=0)
+    )
 
 
 def features_of(count):
-    return torch.randn(count, 5, generator=torch.Generator().manual_seed(1)), torch.arange(count) % 3
+    return torch.randn(count, 5, generator=torch.Generator().manual_seed(1)), torch.arange(
+        count
+    ) % 3
 
 
 @given(unit_index=st.lists(st.integers(0, 3), min_size=0, max_size=9))
@@ -37,7 +41,9 @@ def test_patient_with_one_bad_record_contributes_zero(module):
     features, labels = features_of(6)
     features[1, 0] = math.nan
     gradients = per_unit_gradients(module, features, labels, torch.tensor([0, 0, 0, 1, 1, 1]), 2)
-    torch.testing.assert_close(sum_clipped(gradients, 0.5).total, sum_clipped(gradients[1:], 0.5).total)
+    torch.testing.assert_close(
+        sum_clipped(gradients, 0.5).total, sum_clipped(gradients[1:], 0.5).total
+    )
     assert sum_clipped(gradients, 0.5).total.any()
 
 

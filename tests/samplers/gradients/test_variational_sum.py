@@ -29,16 +29,23 @@ def resampled(base, draws, records, seed=0):
 
 
 def batch(*shape, scale=1.0):
-    return scale * torch.randn(*shape, generator=torch.Generator().manual_seed(1)), torch.arange(shape[0]) % 3
+    return scale * torch.randn(*shape, generator=torch.Generator().manual_seed(1)), torch.arange(
+        shape[0]
+    ) % 3
 
 
 @given(
-    widths=st.lists(st.integers(1, 9), min_size=1, max_size=3), bias=st.booleans(),
-    positions=st.sampled_from([(), (), (1,), (3,)]), draws=st.integers(1, 4), records=st.integers(1, 5),
+    widths=st.lists(st.integers(1, 9), min_size=1, max_size=3),
+    bias=st.booleans(),
+    positions=st.sampled_from([(), (), (1,), (3,)]),
+    draws=st.integers(1, 4),
+    records=st.integers(1, 5),
     clip_norm=st.sampled_from([0.01, 0.5, 1e6]),
     clipping=st.sampled_from([FlatClipping(), PerLayerClipping(), AutomaticClipping()]),
-)  # fmt: skip
-def test_linear_equals_one_by_one_property(widths, bias, positions, draws, records, clip_norm, clipping):
+)
+def test_linear_equals_one_by_one_property(
+    widths, bias, positions, draws, records, clip_norm, clipping
+):
     layers = []
     for inputs, outputs in zip(widths, [*widths[1:], 4], strict=True):
         layers += [nn.Linear(inputs, outputs, bias), nn.Tanh()]
@@ -49,17 +56,26 @@ def test_linear_equals_one_by_one_property(widths, bias, positions, draws, recor
 
 
 @given(
-    groups=st.integers(1, 2), kernel=st.integers(1, 3), stride=st.integers(1, 2), padding=st.integers(0, 2),
-    dilation=st.integers(1, 2), bias=st.booleans(), side=st.integers(3, 6), draws=st.integers(1, 3),
-    records=st.integers(1, 4), clip_norm=st.sampled_from([0.01, 0.5, 1e6]),
-)  # fmt: skip
+    groups=st.integers(1, 2),
+    kernel=st.integers(1, 3),
+    stride=st.integers(1, 2),
+    padding=st.integers(0, 2),
+    dilation=st.integers(1, 2),
+    bias=st.booleans(),
+    side=st.integers(3, 6),
+    draws=st.integers(1, 3),
+    records=st.integers(1, 4),
+    clip_norm=st.sampled_from([0.01, 0.5, 1e6]),
+)
 def test_convolution_equals_one_by_one_property(
     groups, kernel, stride, padding, dilation, bias, side, draws, records, clip_norm
 ):
     assume(dilation * (kernel - 1) < side + 2 * padding)
     convolution = nn.Conv2d(2, 4, kernel, stride, padding, dilation, groups, bias)
     pixels = convolution(torch.zeros(1, 2, side, side)).numel()
-    base = nn.Sequential(convolution, nn.ReLU(inplace=True), nn.Flatten(), nn.Linear(pixels, 3, bias))
+    base = nn.Sequential(
+        convolution, nn.ReLU(inplace=True), nn.Flatten(), nn.Linear(pixels, 3, bias)
+    )
     module = resampled(base, draws, records)
     features, labels = batch(records, 2, side, side)
     one_by_one.check(variational, module, features, labels, clip_norm, loss=LOSS)
@@ -70,7 +86,9 @@ def test_spread_gradient_is_that_of_finite_differences():
     module.noise = module.noise.double()
     features, labels = batch(4, 3)
     features = features.double()
-    loss = mean_over_draws(lambda outputs, targets: nn.functional.cross_entropy(outputs, targets, reduction="sum"))
+    loss = mean_over_draws(
+        lambda outputs, targets: nn.functional.cross_entropy(outputs, targets, reduction="sum")
+    )
     found = variational.clipped_sum(module, features, labels, clip_norm=math.inf, loss=loss).total
     step, differences = 1e-5, []
     with torch.no_grad():
@@ -82,16 +100,23 @@ def test_spread_gradient_is_that_of_finite_differences():
                     values.append(loss(module(features), labels).item())
                     parameter.view(-1)[entry] -= sign * step
                 differences.append((values[0] - values[1]) / (2 * step))
-    torch.testing.assert_close(found.double(), torch.tensor(differences, dtype=torch.float64), rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(
+        found.double(), torch.tensor(differences, dtype=torch.float64), rtol=1e-4, atol=1e-6
+    )
 
 
 @settings(max_examples=60)
 @given(
-    draws=st.integers(1, 4), model=st.sampled_from(MODELS), input_exponent=st.integers(-30, 30),
-    mean_exponent=st.integers(-30, 30), spread=st.sampled_from([-90.0, -20.0, 0.0, 50.0]),
+    draws=st.integers(1, 4),
+    model=st.sampled_from(MODELS),
+    input_exponent=st.integers(-30, 30),
+    mean_exponent=st.integers(-30, 30),
+    spread=st.sampled_from([-90.0, -20.0, 0.0, 50.0]),
     clip_norm=st.sampled_from([1e-6, 0.1, 1e3]),
-    clipping=st.sampled_from([FlatClipping(), PerLayerClipping(), AutomaticClipping(), GlobalClipping(bound=1e4)]),
-)  # fmt: skip
+    clipping=st.sampled_from(
+        [FlatClipping(), PerLayerClipping(), AutomaticClipping(), GlobalClipping(bound=1e4)]
+    ),
+)
 def test_one_record_never_adds_more_than_the_clip_norm_property(
     draws, model, input_exponent, mean_exponent, spread, clip_norm, clipping
 ):
@@ -100,13 +125,18 @@ def test_one_record_never_adds_more_than_the_clip_norm_property(
         mean.data *= 10.0**mean_exponent
         width.data += spread
     record, label = batch(1, *TASK.input_shape, scale=10.0**input_exponent)
-    found = variational.clipped_sum(module, record, label, clip_norm=clip_norm, clipping=clipping, loss=LOSS)
+    found = variational.clipped_sum(
+        module, record, label, clip_norm=clip_norm, clipping=clipping, loss=LOSS
+    )
     assert found.total.isfinite().all()
     assert found.total.double().norm().item() <= clip_norm
 
 
 def factored(a, g, slopes, bias_slopes=None):
-    """A layer's gradients under draws, of inputs (S, N, p), output gradients (S, N, o) and slopes; and their norms."""
+    """A layer's gradients under draws, of inputs (S, N, p), output gradients (S, N, o) and slopes.
+
+    And their norms.
+    """
     layer = nn.Linear(a.shape[-1], g.shape[-1], bias=bias_slopes is not None)
     found = drawn_layer(layer, a.flatten(0, 1), g.flatten(0, 1), slopes, bias_slopes)
     weights = torch.einsum("sno,snp->snop", g.double(), a.double())
@@ -116,17 +146,22 @@ def factored(a, g, slopes, bias_slopes=None):
 
 @pytest.mark.parametrize("difference", [0.0, 1e-7, 1e-5, 1e-3])
 def test_norms_are_no_underestimate_where_draws_cancel(difference):
-    # Two draws with opposite output gradients: the sum over draws is a small difference of large numbers.
+    # Two draws with opposite output gradients: the sum over draws is a small difference of large
+    # numbers.
     source = torch.Generator().manual_seed(0)
     a = torch.randn(1, 50, 40, generator=source).expand(2, 50, 40)
     g = torch.randn(1, 50, 30, generator=source) * torch.tensor([1.0, -1.0])[:, None, None]
     a, g = (values + difference * torch.randn(values.shape, generator=source) for values in (a, g))
     slopes = torch.randn(1, 30, 40, generator=source).expand(2, 30, 40)
-    found, mean_norms, spread_norms = factored(a, g, slopes, torch.randn(1, 30, generator=source).expand(2, 30))
+    found, mean_norms, spread_norms = factored(
+        a, g, slopes, torch.randn(1, 30, generator=source).expand(2, 30)
+    )
     bounds, ones = norms(found), torch.ones(50)
     for index, part in itertools.product(range(50), (0, 1)):
         factors = [ones, ones]
-        factors[part] = torch.zeros(50).index_fill(0, torch.tensor(index), float(1 / bounds[part][index]))
+        factors[part] = torch.zeros(50).index_fill(
+            0, torch.tensor(index), float(1 / bounds[part][index])
+        )
         contribution = torch.cat(variational_layers.weighted_sums(found, *factors)[part])
         assert contribution.double().norm().item() <= 1 + 1e-6
     assert (bounds[0].double() >= mean_norms).all()

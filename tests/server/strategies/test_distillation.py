@@ -56,8 +56,12 @@ def divergence(teacher, student) -> float:
 
 
 @pytest.mark.slow
-def test_student_of_public_records_predicts_like_the_mixture_of_sites(federation, tmp_path: Path) -> None:
-    run = federation_with_public_file(federation, tmp_path, "rule='distillation', largest_share=1").run()
+def test_student_of_public_records_predicts_like_the_mixture_of_sites(
+    federation, tmp_path: Path
+) -> None:
+    run = federation_with_public_file(
+        federation, tmp_path, "rule='distillation', largest_share=1"
+    ).run()
     units = {site["name"]: site["n"] for site in run.summary()["sites"] if site["role"] == "train"}
     said = run.summary()["aggregation_inputs"]
     public, unseen = held_back(run, "spare").features, held_back(run, "held-out").features
@@ -65,24 +69,40 @@ def test_student_of_public_records_predicts_like_the_mixture_of_sites(federation
         teacher = np.average(site_predictions(run, features), axis=0, weights=list(units.values()))
         assert divergence(teacher, predictions(run, features)) < bound
         if features is public:
-            assert said["divergence"] == pytest.approx(divergence(teacher, predictions(run, features)), rel=1e-4)
+            assert said["divergence"] == pytest.approx(
+                divergence(teacher, predictions(run, features)), rel=1e-4
+            )
     assert len(run.posterior()) == 1
     assert run.posterior().temperatures.tolist() == [0.0]
     assert {record["plan"]["prior_share"] for record in run.asked("train")} == {1.0}
-    assert (said["kind"], said["file"], said["count"], said["labelled"]) == ("file", "public.npz", 400, False)
+    assert (said["kind"], said["file"], said["count"], said["labelled"]) == (
+        "file",
+        "public.npz",
+        400,
+        False,
+    )
     page = write_report(run.folder).read_text()
     assert f"400 records of public.npz, labels not used, declared public: {STATEMENT}" in page
 
 
 @pytest.mark.slow
-def test_fitted_beta_and_student_are_those_of_the_sites_predictions(federation, tmp_path: Path) -> None:
+def test_fitted_beta_and_student_are_those_of_the_sites_predictions(
+    federation, tmp_path: Path
+) -> None:
     run = federation_with_public_file(federation, tmp_path, "rule='predbayes', beta='fitted'").run()
     part, said = held_back(run, "spare"), run.summary()["aggregation_inputs"]
     single = site_predictions(run, part.features)
-    assert said["beta"] == pytest.approx(best_beta(product_and_mixture(single), part.labels), abs=1e-4)
+    assert said["beta"] == pytest.approx(
+        best_beta(product_and_mixture(single), part.labels), abs=1e-4
+    )
     assert 0 < said["beta"] < 1
     assert said["labelled"]
-    assert divergence(between(product_and_mixture(single), said["beta"]), predictions(run, part.features)) < 0.03
+    assert (
+        divergence(
+            between(product_and_mixture(single), said["beta"]), predictions(run, part.features)
+        )
+        < 0.03
+    )
     unseen = held_back(run, "held-out").features
     teacher = between(product_and_mixture(site_predictions(run, unseen)), said["beta"])
     assert divergence(teacher, predictions(run, unseen)) < 0.06
@@ -91,23 +111,37 @@ def test_fitted_beta_and_student_are_those_of_the_sites_predictions(federation, 
 @pytest.mark.slow
 def test_synthetic_inputs_need_no_record_and_are_warned_about(federation) -> None:
     run = federation(
-        "aggregation={rule='predbayes', beta=0.5, public={kind='synthetic', pattern='strokes', count=300}}", *KEPT
+        "aggregation={rule='predbayes', beta=0.5, public={kind='synthetic', "
+        "pattern='strokes', count=300}}",
+        *KEPT,
     ).run()
     summary = run.summary()
     said = summary["aggregation_inputs"]
     assert (said["kind"], said["pattern"], said["count"], said["statement"], said["beta"]) == (
-        "synthetic", "strokes", 300, "", 0.5,
-    )  # fmt: skip
+        "synthetic",
+        "strokes",
+        300,
+        "",
+        0.5,
+    )
     assert any("at made-up inputs only" in warning for warning in summary["warnings"])
     assert "300 made-up inputs (strokes), no record" in write_report(run.folder).read_text()
 
 
-@pytest.mark.parametrize(("arrays", "rule", "said"), [
-    (None, "rule='distillation'", "does not exist"),
-    ({"features": np.zeros((4, 63))}, "rule='distillation'", "give at least one row of 64 numbers"),
-    ({"features": np.zeros((4, 64))}, "rule='predbayes', beta='fitted'", "no array 'labels'"),
-    ({"features": np.zeros((4, 64), object)}, "rule='distillation'", "not of plain numbers"),
-], ids=["absent", "shape", "labels", "pickle"])  # fmt: skip
+@pytest.mark.parametrize(
+    ("arrays", "rule", "said"),
+    [
+        (None, "rule='distillation'", "does not exist"),
+        (
+            {"features": np.zeros((4, 63))},
+            "rule='distillation'",
+            "give at least one row of 64 numbers",
+        ),
+        ({"features": np.zeros((4, 64))}, "rule='predbayes', beta='fitted'", "no array 'labels'"),
+        ({"features": np.zeros((4, 64), object)}, "rule='distillation'", "not of plain numbers"),
+    ],
+    ids=["absent", "shape", "labels", "pickle"],
+)
 def test_public_file_that_does_not_fit_is_refused_before_any_budget_is_spent(
     federation, tmp_path: Path, arrays, rule: str, said: str
 ) -> None:
@@ -122,12 +156,19 @@ def test_public_file_that_does_not_fit_is_refused_before_any_budget_is_spent(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("model", "shape"), [
-    ("{kind='logistic', features={kind='scattering', scales=1, angles=4}}", (10, 80)),
-    ("{kind='mlp', hidden=[8], frozen_body={seed=0}}", (10, 8)),
-])  # fmt: skip
-def test_student_has_the_features_or_the_frozen_body_of_the_model(federation, model: str, shape: tuple) -> None:
+@pytest.mark.parametrize(
+    ("model", "shape"),
+    [
+        ("{kind='logistic', features={kind='scattering', scales=1, angles=4}}", (10, 80)),
+        ("{kind='mlp', hidden=[8], frozen_body={seed=0}}", (10, 8)),
+    ],
+)
+def test_student_has_the_features_or_the_frozen_body_of_the_model(
+    federation, model: str, shape: tuple
+) -> None:
     rule = "aggregation={rule='distillation', iterations=20, public={kind='synthetic', count=50}}"
     run = federation(rule, f"model={model}", *SPARE).run()
     assert run.summary()["aggregation_inputs"]["count"] == 50
-    assert [array.shape[1:] for array in run.posterior().arrays.values() if array.ndim > 2] == [shape]
+    assert [array.shape[1:] for array in run.posterior().arrays.values() if array.ndim > 2] == [
+        shape
+    ]

@@ -23,14 +23,20 @@ from tests.server.conftest import table_of_patients
 
 # Rule -> number of samples in the posterior of four sites that keep ten each over two rounds.
 RULES = {
-    "mixture": 40, "fald": 2, "fedavg": 1, "fedbe": 15, "fedpa": 1, "consensus-diagonal": 100,
-    "consensus-uniform": 100, "product-diagonal": 100,
-}  # fmt: skip
+    "mixture": 40,
+    "fald": 2,
+    "fedavg": 1,
+    "fedbe": 15,
+    "fedpa": 1,
+    "consensus-diagonal": 100,
+    "consensus-uniform": 100,
+    "product-diagonal": 100,
+}
 # Sites that only evaluate take time and no part in a rule.
 FOUR = ["sites.held-out=", "sites.noisy-scanner=", "sites.rotated="]
 KEPT = [*FOUR, "training={rounds=2, steps_per_round=6, burn_in=2, thinning=1}"]
-# Accuracy that a rule must reach; guessing has 0.1. Over seeds 5 to 12 the product has 0.65 on average, with a standard
-# deviation of 0.06: three of them below is 0.47.
+# Accuracy that a rule must reach; guessing has 0.1. Over seeds 5 to 12 the product has 0.65 on
+# average, with a standard deviation of 0.06: three of them below is 0.47.
 LEAST_ACCURACY = dict.fromkeys(RULES, 0.6) | {"product-diagonal": 0.47}
 # Its point moves by a step a round, which two rounds of noise would hide.
 FEDPA_KEPT = [*FOUR, "training={rounds=6, steps_per_round=6, burn_in=2, thinning=1}"]
@@ -46,7 +52,9 @@ def test_rule_gives_a_posterior_that_predicts(federation, rule: str) -> None:
     assert len(run.posterior()) == RULES[rule]
     rows = {(row["site"], row["predictor"]): row["accuracy"] for row in summary["calibration"]}
     assert rows["pooled:train", "posterior"] > LEAST_ACCURACY[rule]
-    assert {record["plan"]["prior_share"] for record in run.asked("train")} == {1.0 if rule == "mixture" else 0.25}
+    assert {record["plan"]["prior_share"] for record in run.asked("train")} == {
+        1.0 if rule == "mixture" else 0.25
+    }
 
 
 @pytest.mark.slow
@@ -59,8 +67,12 @@ def test_rule_on_correlations_gives_a_posterior_that_predicts(federation, tmp_pa
     assert (pandas.read_csv(tmp_path / "predictions.csv")["predicted"] == labels).mean() > 0.85
 
 
-@pytest.mark.parametrize(("rule", "needed"), [("product-full", 654), ("consensus-full", 654), ("product-diagonal", 5)])
-def test_too_few_planned_samples_are_refused_before_any_budget_is_spent(federation, rule: str, needed: int) -> None:
+@pytest.mark.parametrize(
+    ("rule", "needed"), [("product-full", 654), ("consensus-full", 654), ("product-diagonal", 5)]
+)
+def test_too_few_planned_samples_are_refused_before_any_budget_is_spent(
+    federation, rule: str, needed: int
+) -> None:
     said = f"needs {needed} samples of each site for 650 parameters, training keeps 3"
     refused(said, federation, f"aggregation.rule={rule}", name="planned")
     # A server whose sites hold their own data learns the records' shape from them only.
@@ -130,13 +142,24 @@ def test_fedpa_averages_before_burn_in_and_then_moves_along_the_deltas(federatio
     run.grid.change = keep
     run.run()
     for name, array in starts["2"].items():
-        np.testing.assert_allclose(array, np.mean([last[name] for last in lasts["1"]], axis=0), atol=1e-6)
+        np.testing.assert_allclose(
+            array, np.mean([last[name] for last in lasts["1"]], axis=0), atol=1e-6
+        )
     for start, samples, end in (
         (starts["2"], replies["2"], starts["3"]),
-        (starts["3"], replies["3"], {name: array[0] for name, array in run.posterior().arrays.items()}),
+        (
+            starts["3"],
+            replies["3"],
+            {name: array[0] for name, array in run.posterior().arrays.items()},
+        ),
     ):
         expected, _ = fedpa.server_step(
-            start, samples, dict.fromkeys(samples, 0.25), shrinkage=3.0, prior_scale=1.0, learning_rate=0.15
+            start,
+            samples,
+            dict.fromkeys(samples, 0.25),
+            shrinkage=3.0,
+            prior_scale=1.0,
+            learning_rate=0.15,
         )
         for name, array in end.items():
             np.testing.assert_array_equal(array, expected[name])
@@ -146,14 +169,21 @@ def _samples_of(asked: Message, answer: Message) -> PosteriorSamples:
     request = read_header(TrainRequest, asked.content["config"]["record"])
     record = read_header(TrainReply, answer.content["config"]["record"])
     stretch = planned_stretch(request.plan, record.privacy.units, record.first_step, record.steps)
-    return PosteriorSamples(parameters_of(answer.content, "samples"), stretch.weights, stretch.temperatures)
+    return PosteriorSamples(
+        parameters_of(answer.content, "samples"), stretch.weights, stretch.temperatures
+    )
 
 
-@pytest.mark.parametrize(("settings", "said"), [
-    ("", "at least 2 samples of each site in a round, training keeps 1"),
-    (", shrinkage=2.0, learning_rate=0.3", "unless it is below 0.286"),
-])  # fmt: skip
-def test_fedpa_that_cannot_work_is_refused_before_any_budget_is_spent(federation, settings: str, said: str) -> None:
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ("", "at least 2 samples of each site in a round, training keeps 1"),
+        (", shrinkage=2.0, learning_rate=0.3", "unless it is below 0.286"),
+    ],
+)
+def test_fedpa_that_cannot_work_is_refused_before_any_budget_is_spent(
+    federation, settings: str, said: str
+) -> None:
     thinning = 1 if settings else 4
     training = f"training={{rounds=2, steps_per_round=4, burn_in=0, thinning={thinning}}}"
     run = federation(f"aggregation={{rule='fedpa'{settings}}}", training)
@@ -161,15 +191,27 @@ def test_fedpa_that_cannot_work_is_refused_before_any_budget_is_spent(federation
     assert {message.metadata.message_type for message in run.grid.requests} == {"query"}
 
 
-REWEIGHTED, UNKNOWN, DRIFT = "targets a reweighted posterior", "no posterior of a known temperature", "drift apart"
+REWEIGHTED, UNKNOWN, DRIFT = (
+    "targets a reweighted posterior",
+    "no posterior of a known temperature",
+    "drift apart",
+)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("settings", "said"), [
-    ("", None), (", site_weights='uniform'", REWEIGHTED), (", largest_share=0.26", REWEIGHTED),
-    (", site_weights='uniform', robust='median'", UNKNOWN),
-], ids=["units", "uniform", "capped", "median"])  # fmt: skip
-def test_averaged_temperature_is_that_of_the_weighting_or_none(federation, settings: str, said: str | None) -> None:
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ("", None),
+        (", site_weights='uniform'", REWEIGHTED),
+        (", largest_share=0.26", REWEIGHTED),
+        (", site_weights='uniform', robust='median'", UNKNOWN),
+    ],
+    ids=["units", "uniform", "capped", "median"],
+)
+def test_averaged_temperature_is_that_of_the_weighting_or_none(
+    federation, settings: str, said: str | None
+) -> None:
     run = federation(f"aggregation={{rule='fald'{settings}}}", *FOUR)
     summary = run.run().summary()
     for text in (REWEIGHTED, UNKNOWN):
@@ -185,7 +227,9 @@ def test_averaged_temperature_is_that_of_the_weighting_or_none(federation, setti
         return
     heat = np.array([row["temperature"] for row in summary["privacy"]])
     units = np.array([row["n"] for row in summary["sites"]])
-    weights = {None: units / units.sum(), ", site_weights='uniform'": np.full(4, 0.25)}.get(settings if said else None)
+    weights = {None: units / units.sum(), ", site_weights='uniform'": np.full(4, 0.25)}.get(
+        settings if said else None
+    )
     if weights is not None:
         expected = units.sum() * (weights**2 * heat / units).sum()
         assert summary["averaged_temperature"] == pytest.approx(expected, rel=1e-9)
@@ -198,8 +242,12 @@ def test_averaged_temperature_is_that_of_the_weighting_or_none(federation, setti
 def test_drift_of_long_rounds_is_said_at_run_time(federation, steps: int) -> None:
     # So cold that what the sites differ by is not lost in the noise.
     run = federation(
-        "aggregation={rule='fald'}", *FOUR, "partition.alpha=0.2", "partition.min_records=40", "sampler.kind=sgld",
+        "aggregation={rule='fald'}",
+        *FOUR,
+        "partition.alpha=0.2",
+        "partition.min_records=40",
+        "sampler.kind=sgld",
         "privacy={kind='none', sampling_rate=1.0, temperature=0.001}",
         f"training={{rounds=8, steps_per_round={steps}, burn_in={4 * steps}, thinning={steps}}}",
-    )  # fmt: skip
+    )
     assert any(DRIFT in warning for warning in run.run().warnings()) == (steps > 1)
