@@ -15,10 +15,10 @@ import pandas as pd
 
 from benchmarks.hostile_site import measured, summary_of
 from clients.app import app
-from fl_dpbayes.config.scenario import Scenario, load_scenario
-from fl_dpbayes.data.simulation import plan_sites
+from fl_dpbayes.config import Scenario, load_scenario
+from fl_dpbayes.data import plan_sites
+from fl_dpbayes.engine.inline_engine import InlineGrid
 from fl_dpbayes.posterior.far_off import LARGEST_RATIO
-from fl_dpbayes.run.inline_engine import InlineGrid
 
 RULES = ("fald", "mixture", "fedpa")
 SMALL_HOSPITALS = 16

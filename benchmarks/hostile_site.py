@@ -27,18 +27,13 @@ from flwr.clientapp import ClientApp
 from sklearn.linear_model import LogisticRegression
 
 from clients.app import app
-from fl_dpbayes.config.scenario import Scenario, load_scenario
-from fl_dpbayes.config.site_file import read_site_file
-from fl_dpbayes.data.simulation import SITES_FOLDER, plan_sites, prepare_simulation
-from fl_dpbayes.data.site import load_site
-from fl_dpbayes.models.build import build_model
-from fl_dpbayes.models.parameters import arrays_to_vector, vector_to_arrays
+from fl_dpbayes.config import Scenario, load_scenario, read_site_file
+from fl_dpbayes.data import SITES_FOLDER, load_site, plan_sites, prepare_simulation
+from fl_dpbayes.engine.inline_engine import InlineGrid, logs_in, task_identity
+from fl_dpbayes.models import arrays_to_vector, build_model, vector_to_arrays
 from fl_dpbayes.posterior.far_off import LARGEST_RATIO
-from fl_dpbayes.protocol.arrays import without_prefix
-from fl_dpbayes.protocol.train import TrainReply, TrainRequest
-from fl_dpbayes.protocol.wire import read_header
-from fl_dpbayes.report.run_files import stored_summary
-from fl_dpbayes.run.inline_engine import InlineGrid, logs_in, task_identity
+from fl_dpbayes.protocol import TrainReply, TrainRequest, read_header, without_prefix
+from fl_dpbayes.report import stored_summary
 from server.check_reply import displacements
 from server.federation import run_federation
 

@@ -20,14 +20,14 @@ import pandas as pd
 from scipy.special import expit, logit
 from scipy.stats import binom
 
-from fl_dpbayes.calibration.bins import REPORT_BINS, Floats, bin_index
-from fl_dpbayes.calibration.intervals import TAILS, Interval, wilson_interval
+from fl_dpbayes.calibration import REPORT_BINS, Floats, NoisedTable, from_batch, wilson_interval
+from fl_dpbayes.calibration.bins import bin_index
+from fl_dpbayes.calibration.intervals import TAILS, Interval
 from fl_dpbayes.calibration.metrics.scores import brier_interval, nll_interval
-from fl_dpbayes.calibration.release import NoisedTable
 from fl_dpbayes.calibration.rms_interval import rms_interval
-from fl_dpbayes.calibration.statistics import PROBABILITY_FLOOR, from_batch
+from fl_dpbayes.calibration.statistics import PROBABILITY_FLOOR
 from fl_dpbayes.calibration.summarise import join_small_bins
-from fl_dpbayes.privacy.streams import Streams
+from fl_dpbayes.privacy import Streams
 
 COUNTS = (50, 200, 624, 2000, 5000)
 # Standard deviations on each released sum: a site's noise multiplier times sqrt(3), or several

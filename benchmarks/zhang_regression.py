@@ -21,18 +21,12 @@ import torch
 from torch import nn
 from torch.func import functional_call
 
-from fl_dpbayes.config.plan import TrainingPlan
-from fl_dpbayes.config.task import MLPModel, Task
-from fl_dpbayes.models.build import build_model
-from fl_dpbayes.models.parameters import to_vector, vector_to_arrays
-from fl_dpbayes.privacy.planned_noise import solve_plan
-from fl_dpbayes.privacy.pld.loss_distribution import pld_epsilon
-from fl_dpbayes.privacy.streams import Streams
-from fl_dpbayes.samplers.chain import run_chain
+from fl_dpbayes.config import MLPModel, Task, TrainingPlan
+from fl_dpbayes.models import build_model, to_vector, vector_to_arrays
+from fl_dpbayes.privacy import Streams, pld_epsilon, solve_plan
+from fl_dpbayes.samplers import TrainingRecords, initial_vectors, run_chain
 from fl_dpbayes.samplers.gradients.loss import summed_gaussian_negative_log_likelihood
-from fl_dpbayes.samplers.minibatch import TrainingRecords
-from fl_dpbayes.samplers.planned import PlannedChain
-from fl_dpbayes.samplers.state_vectors import initial_vectors
+from fl_dpbayes.schedules import PlannedChain
 
 Floats = npt.NDArray[np.float64]
 

@@ -12,19 +12,16 @@ from clients.messages import read_request, reply_message
 from clients.own_site import card_of, site_file_of
 from clients.pay import Answer, Asked, Request
 from clients.policy import check_code, check_installed_code, check_plan, check_size, check_standing
-from fl_dpbayes.config.base import Config
-from fl_dpbayes.config.files.audit_log import ASKED, record
-from fl_dpbayes.config.installed_code import installed_package
-from fl_dpbayes.config.kinds import check_origin
-from fl_dpbayes.config.site_file import SiteFile
-from fl_dpbayes.models.on_device import release_memory
-from fl_dpbayes.models.rows import noted_shapes
-from fl_dpbayes.privacy.check_statement import reply_metrics
-from fl_dpbayes.privacy.planned_noise import planned_stretch
-from fl_dpbayes.protocol.arrays import Arrays
-from fl_dpbayes.protocol.train import TrainReply, TrainRequest
-from fl_dpbayes.protocol.wire import (
+from fl_dpbayes.config import SiteFile, check_origin, installed_package
+from fl_dpbayes.files import ASKED, Config
+from fl_dpbayes.files.audit_log import record
+from fl_dpbayes.models import noted_shapes, release_memory
+from fl_dpbayes.privacy import planned_stretch, reply_metrics
+from fl_dpbayes.protocol import (
+    Arrays,
     MessageT,
+    TrainReply,
+    TrainRequest,
     arrays_digest,
     plan_digest,
     request_digest,

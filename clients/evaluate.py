@@ -15,30 +15,38 @@ from clients.model_inputs import capped_units, model_inputs
 from clients.own_site import compute_device, site_streams
 from clients.pay import Answer, Asked, SentArrays, pay, spending_of
 from clients.stated_passes import stated_passes
-from fl_dpbayes.calibration.bins import REPORT_BINS, in_fixed_pieces
-from fl_dpbayes.calibration.prior_shift import estimated_prevalence, with_prevalence
-from fl_dpbayes.calibration.recalibration.maps import recalibrate
-from fl_dpbayes.calibration.release import noised_table, top_label_counts
-from fl_dpbayes.calibration.statistics import CalibrationStatistics, empty, from_batch, to_arrays
-from fl_dpbayes.config.site_file import Policy, SiteFile
-from fl_dpbayes.data.site import Site, SiteSplit, is_delta_allowed, load_site
-from fl_dpbayes.data.site_ledger import ledger_place, open_ledger
-from fl_dpbayes.models.build import build_model
-from fl_dpbayes.posterior.predictive import predict
-from fl_dpbayes.privacy.events import GaussianEvent
-from fl_dpbayes.privacy.ledger.ledger import Ledger, Refused, Reserved
-from fl_dpbayes.protocol.arrays import Arrays, prefixed, without_prefix
-from fl_dpbayes.protocol.evaluate import (
+from fl_dpbayes.calibration import (
+    REPORT_BINS,
+    CalibrationStatistics,
+    empty,
+    estimated_prevalence,
+    from_batch,
+    in_fixed_pieces,
+    noised_table,
+    recalibrate,
+    to_arrays,
+    top_label_counts,
+    with_prevalence,
+)
+from fl_dpbayes.config import Policy, SiteFile
+from fl_dpbayes.data import Site, SiteSplit, is_delta_allowed, ledger_place, load_site, open_ledger
+from fl_dpbayes.models import build_model
+from fl_dpbayes.posterior import predict
+from fl_dpbayes.privacy import GaussianEvent, Ledger, Refused, Reserved
+from fl_dpbayes.protocol import (
     PRIOR_CORRECTED,
     RECALIBRATED,
+    Arrays,
     EvaluateReply,
     EvaluateRequest,
     Group,
+    RefusalCode,
     most_groups,
+    prefixed,
+    request_digest,
     subgroup_prefix,
+    without_prefix,
 )
-from fl_dpbayes.protocol.refusal import RefusalCode
-from fl_dpbayes.protocol.wire import request_digest
 
 OTHER_GROUP = "other"
 # Noise beyond it would leave the numbers that a reply can state.

@@ -60,7 +60,7 @@ def own_site_file(context: Context) -> str:
 
 def _record(context: Context, event: Noted) -> None:
     if site_file := own_site_file(context):
-        from fl_dpbayes.config.files.audit_log import record
+        from fl_dpbayes.files.audit_log import record
 
         record(site_file, event)
 

@@ -8,24 +8,29 @@ import numpy as np
 import numpy.typing as npt
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
-from fl_dpbayes.config.base import Config
-from fl_dpbayes.config.errors import UserError
-from fl_dpbayes.config.files.audit_log import AuditLogError
-from fl_dpbayes.config.image_library import NotInstalledError
-from fl_dpbayes.config.names import outside_text
-from fl_dpbayes.config.task import Model, Task
-from fl_dpbayes.data.snapshot import DataChangedError, DataUncheckedError
-from fl_dpbayes.models.build import model_shapes
-from fl_dpbayes.models.parameters import Shapes
-from fl_dpbayes.models.rows import RowsDependError
-from fl_dpbayes.privacy.ledger.file import LedgerPlaceError
-from fl_dpbayes.privacy.ledger.ledger import CohortChangedError, LedgerError
-from fl_dpbayes.protocol.arrays import Arrays, prefixed, read_sent_arrays, without_prefix
-from fl_dpbayes.protocol.evaluate import PredictorName, Weights
-from fl_dpbayes.protocol.refusal import Refusal, RefusalCode
-from fl_dpbayes.protocol.train import TrainRequest
-from fl_dpbayes.protocol.wire import MessageT, arrays_digest, read_header, write_header
-from fl_dpbayes.samplers.chain import ChainDivergedError
+from fl_dpbayes.config import Model, NotInstalledError, Task, outside_text
+from fl_dpbayes.data import DataChangedError, DataUncheckedError
+from fl_dpbayes.errors import UserError
+from fl_dpbayes.files import AuditLogError, Config
+from fl_dpbayes.models import RowsDependError, Shapes, model_shapes
+from fl_dpbayes.privacy import CohortChangedError, LedgerPlaceError
+from fl_dpbayes.privacy.ledger.ledger import LedgerError
+from fl_dpbayes.protocol import (
+    Arrays,
+    MessageT,
+    PredictorName,
+    Refusal,
+    RefusalCode,
+    TrainRequest,
+    Weights,
+    arrays_digest,
+    prefixed,
+    read_header,
+    read_sent_arrays,
+    without_prefix,
+    write_header,
+)
+from fl_dpbayes.samplers import ChainDivergedError
 
 # What the server learns of an error, by its type, the first that fits; of any other it learns
 # INTERNAL.

@@ -7,14 +7,13 @@ import numpy.typing as npt
 
 from clients.messages import RefusedError
 from clients.own_site import compute_device
-from fl_dpbayes.config.errors import UserError
-from fl_dpbayes.config.site_file import SiteFile
-from fl_dpbayes.config.task import BackboneFeatures, Features, FrozenBody, Model
-from fl_dpbayes.data.feature_cache import cached_features
-from fl_dpbayes.data.site import SiteSplit
-from fl_dpbayes.models.feature_map import feature_map, feature_shape
-from fl_dpbayes.models.frozen_body import body_size, frozen_body, records_per_pass
-from fl_dpbayes.protocol.refusal import RefusalCode
+from fl_dpbayes.config import BackboneFeatures, Features, FrozenBody, Model, SiteFile
+from fl_dpbayes.data import SiteSplit, cached_features
+from fl_dpbayes.errors import UserError
+from fl_dpbayes.models import body_size, feature_shape, records_per_pass
+from fl_dpbayes.models.feature_map import feature_map
+from fl_dpbayes.models.frozen_body import frozen_body
+from fl_dpbayes.protocol import RefusalCode
 
 
 def model_inputs(site_file: SiteFile, model: Model, part: SiteSplit) -> SiteSplit:

@@ -9,18 +9,15 @@ from flwr.app import ConfigRecord, Context, Message
 
 from clients.guard import own_site_file
 from clients.messages import RefusedError
-from fl_dpbayes.config.errors import UserError
-from fl_dpbayes.config.files.kept import KEPT
+from fl_dpbayes.config import SiteFile, check_prevalence_classes, read_own_site_file, read_site_file
 from fl_dpbayes.config.installed_code import installed_code
 from fl_dpbayes.config.record_schema import record_schema
-from fl_dpbayes.config.site_file import SiteFile, read_own_site_file, read_site_file
-from fl_dpbayes.config.task import check_prevalence_classes
-from fl_dpbayes.data.site import shift_label
-from fl_dpbayes.models.on_device import keep_share
-from fl_dpbayes.models.rows import repeatable
-from fl_dpbayes.privacy.streams import Streams
-from fl_dpbayes.protocol.card import SiteCard
-from fl_dpbayes.protocol.refusal import RefusalCode
+from fl_dpbayes.data import shift_label
+from fl_dpbayes.errors import UserError
+from fl_dpbayes.files import KEPT
+from fl_dpbayes.models import keep_share, repeatable
+from fl_dpbayes.privacy import Streams
+from fl_dpbayes.protocol import RefusalCode, SiteCard
 
 
 def site_file_of(message: Message, context: Context) -> SiteFile:

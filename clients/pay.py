@@ -12,18 +12,28 @@ from safetensors.numpy import load, save
 
 from clients.messages import ChargedError, RefusedError
 from clients.stated_passes import stated_passes
-from fl_dpbayes.config.base import Config, digest
-from fl_dpbayes.config.files.audit_log import AuditLine
-from fl_dpbayes.config.site_file import SiteFile
-from fl_dpbayes.data.site import Site
-from fl_dpbayes.privacy.events import History, write_history
-from fl_dpbayes.privacy.ledger.ledger import Ledger, Refused, Reserved, StoredReply
-from fl_dpbayes.privacy.ledger.state import Part, Spending
-from fl_dpbayes.protocol.evaluate import EvaluateRequest
-from fl_dpbayes.protocol.recalibrate import RecalibrateRequest
-from fl_dpbayes.protocol.refusal import RefusalCode
-from fl_dpbayes.protocol.train import PrivacyStatement, TrainRequest
-from fl_dpbayes.protocol.wire import MessageT, request_digest
+from fl_dpbayes.config import SiteFile
+from fl_dpbayes.data import Site
+from fl_dpbayes.files import AuditLine, Config, digest
+from fl_dpbayes.privacy import (
+    History,
+    Ledger,
+    Part,
+    Refused,
+    Reserved,
+    Spending,
+    StoredReply,
+    write_history,
+)
+from fl_dpbayes.protocol import (
+    EvaluateRequest,
+    MessageT,
+    PrivacyStatement,
+    RecalibrateRequest,
+    RefusalCode,
+    TrainRequest,
+    request_digest,
+)
 
 SentArrays = dict[str, npt.NDArray]
 Request = TrainRequest | RecalibrateRequest | EvaluateRequest

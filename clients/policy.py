@@ -10,23 +10,31 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from clients.messages import RefusedError
-from fl_dpbayes.config.approvals import hold, read_approvals
-from fl_dpbayes.config.approved_code import unapproved_code
-from fl_dpbayes.config.base import Config
-from fl_dpbayes.config.errors import UserError
-from fl_dpbayes.config.plan import NoPrivacyPlan, TrainingPlan
-from fl_dpbayes.config.recalibration import RecalibrationPlan
-from fl_dpbayes.config.site_file import SiteFile
-from fl_dpbayes.config.task import ModuleModel
-from fl_dpbayes.data.site import is_delta_allowed, recalibration_units
-from fl_dpbayes.models.build import model_shapes
-from fl_dpbayes.models.own_module import unbuilt_size
-from fl_dpbayes.models.parameters import Shapes
-from fl_dpbayes.protocol.evaluate import EvaluateRequest
-from fl_dpbayes.protocol.recalibrate import RecalibrateRequest
-from fl_dpbayes.protocol.refusal import RefusalCode
-from fl_dpbayes.protocol.train import MAX_REPLY_BYTES, StageRequest, TrainRequest, reply_bytes
-from fl_dpbayes.protocol.wire import plan_digest, plan_text
+from fl_dpbayes.config import (
+    ModuleModel,
+    NoPrivacyPlan,
+    RecalibrationPlan,
+    SiteFile,
+    TrainingPlan,
+    hold,
+    read_approvals,
+    unapproved_code,
+)
+from fl_dpbayes.data import is_delta_allowed, recalibration_units
+from fl_dpbayes.errors import UserError
+from fl_dpbayes.files import Config
+from fl_dpbayes.models import Shapes, model_shapes, unbuilt_size
+from fl_dpbayes.protocol import (
+    MAX_REPLY_BYTES,
+    EvaluateRequest,
+    RecalibrateRequest,
+    RefusalCode,
+    StageRequest,
+    TrainRequest,
+    plan_digest,
+    plan_text,
+    reply_bytes,
+)
 
 
 def check_standing(site_file: SiteFile) -> None:

@@ -11,24 +11,21 @@ from clients.model_inputs import capped_units, model_inputs
 from clients.own_site import compute_device, site_streams
 from clients.pay import Answer, Asked, SentArrays, pay, spending_of
 from clients.policy import check_recalibration_policy
-from fl_dpbayes.calibration.recalibration.descent import Stretch, private_fit, share_bound
-from fl_dpbayes.calibration.recalibration.maps import method_code
-from fl_dpbayes.calibration.release import noised
-from fl_dpbayes.config.errors import UserError
-from fl_dpbayes.config.recalibration import AnyRecalibrationPlan, CountingPlan
-from fl_dpbayes.config.site_file import SiteFile
-from fl_dpbayes.data.site import SiteSplit, load_site
-from fl_dpbayes.data.site_ledger import open_ledger
-from fl_dpbayes.models.build import build_model
-from fl_dpbayes.posterior.predictive import predict
-from fl_dpbayes.privacy.events import GaussianEvent
-from fl_dpbayes.privacy.ledger.ledger import Reserved
-from fl_dpbayes.privacy.ledger.state import Part
-from fl_dpbayes.privacy.planned_noise import solve_multiplier
-from fl_dpbayes.protocol.arrays import Arrays, without_prefix
-from fl_dpbayes.protocol.evaluate import PredictorName
-from fl_dpbayes.protocol.recalibrate import RecalibrateReply, RecalibrateRequest
-from fl_dpbayes.protocol.refusal import RefusalCode
+from fl_dpbayes.calibration import Stretch, method_code, noised, private_fit, share_bound
+from fl_dpbayes.config import AnyRecalibrationPlan, CountingPlan, SiteFile
+from fl_dpbayes.data import SiteSplit, load_site, open_ledger
+from fl_dpbayes.errors import UserError
+from fl_dpbayes.models import build_model
+from fl_dpbayes.posterior import predict
+from fl_dpbayes.privacy import GaussianEvent, Part, Reserved, solve_multiplier
+from fl_dpbayes.protocol import (
+    Arrays,
+    PredictorName,
+    RecalibrateReply,
+    RecalibrateRequest,
+    RefusalCode,
+    without_prefix,
+)
 
 PART: Part = "recalibration"
 PREDICTOR: PredictorName = "posterior"

@@ -3,12 +3,10 @@
 from dataclasses import asdict
 
 from clients.own_site import compute_device
-from fl_dpbayes.config.names import outside_text
-from fl_dpbayes.config.site_file import SiteFile
-from fl_dpbayes.models.conditional_reproducibility import reproducible_branch
-from fl_dpbayes.models.processor import processor, product_library
-from fl_dpbayes.models.rows import shapes_so_far
-from fl_dpbayes.protocol.passes import MOST_PASSES, MOST_SLOWER, StatedPass, StatedPasses
+from fl_dpbayes.config import SiteFile, outside_text
+from fl_dpbayes.models import product_library, reproducible_branch, shapes_so_far
+from fl_dpbayes.models.processor import processor
+from fl_dpbayes.protocol import MOST_PASSES, MOST_SLOWER, StatedPass, StatedPasses
 
 
 def stated_passes(site_file: SiteFile) -> StatedPasses | None:

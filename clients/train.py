@@ -14,24 +14,32 @@ from clients.model_inputs import model_inputs
 from clients.own_site import compute_device, site_streams
 from clients.pay import Answer, Asked, SentArrays, pay, spending_of
 from clients.policy import check_training_policy
-from fl_dpbayes.config.base import digest
-from fl_dpbayes.config.errors import UserError
-from fl_dpbayes.config.site_file import SiteFile
-from fl_dpbayes.data.site import Site, load_site
-from fl_dpbayes.data.site_ledger import open_ledger
-from fl_dpbayes.models.build import build_model
-from fl_dpbayes.models.parameters import vector_to_arrays
-from fl_dpbayes.privacy.events import History, history_of_steps, joined, slice_history
-from fl_dpbayes.privacy.ledger.ledger import Ledger, Reserved
-from fl_dpbayes.privacy.planned_noise import chain_of_history, largest_prefix, solve_plan
-from fl_dpbayes.protocol.arrays import Arrays, prefixed
-from fl_dpbayes.protocol.refusal import RefusalCode
-from fl_dpbayes.protocol.train import MAX_HISTORY, TrainReply, TrainRequest
-from fl_dpbayes.samplers.chain import run_chain
-from fl_dpbayes.samplers.local_trace import LocalTrace, log_likelihood_estimate
-from fl_dpbayes.samplers.minibatch import TrainingRecords
-from fl_dpbayes.samplers.planned import PlannedChain
-from fl_dpbayes.samplers.state_vectors import state_arrays, state_vectors
+from fl_dpbayes.config import SiteFile
+from fl_dpbayes.data import Site, load_site, open_ledger
+from fl_dpbayes.errors import UserError
+from fl_dpbayes.files import digest
+from fl_dpbayes.models import build_model, vector_to_arrays
+from fl_dpbayes.privacy import (
+    History,
+    Ledger,
+    Reserved,
+    chain_of_history,
+    history_of_steps,
+    joined,
+    largest_prefix,
+    slice_history,
+    solve_plan,
+)
+from fl_dpbayes.protocol import MAX_HISTORY, Arrays, RefusalCode, TrainReply, TrainRequest, prefixed
+from fl_dpbayes.samplers import (
+    LocalTrace,
+    TrainingRecords,
+    log_likelihood_estimate,
+    run_chain,
+    state_arrays,
+)
+from fl_dpbayes.samplers.state_vectors import state_vectors
+from fl_dpbayes.schedules import PlannedChain
 
 PURPOSE = "train"
 # A trace looks at so many records at most. Which ones stays at the site; they are the same in every

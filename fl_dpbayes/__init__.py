@@ -7,12 +7,12 @@ not pay.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from fl_dpbayes.config.reproducible_products import ask_for_reproducible_products
+from fl_dpbayes.reproducible_products import ask_for_reproducible_products
+from fl_dpbayes.version import __version__
 
 if TYPE_CHECKING:
-    from fl_dpbayes.run.public_names import *
+    from fl_dpbayes.api.public_names import *
 
-__version__ = "0.1.0"
 __all__ = [
     "CNN",
     "DPSGD",
@@ -56,7 +56,7 @@ ask_for_reproducible_products()
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module("fl_dpbayes.run.public_names"), name)
+    return getattr(import_module("fl_dpbayes.api.public_names"), name)
 
 
 def __dir__() -> list[str]:

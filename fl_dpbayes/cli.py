@@ -21,10 +21,10 @@ from rich.console import Console
 from typer import Argument, Option
 from typer.models import ArgumentInfo
 
-from fl_dpbayes import __version__
-from fl_dpbayes.config.errors import FailedError, Stopped, UserError
-from fl_dpbayes.run.deploy.commands import deploy, provision
-from fl_dpbayes.run.site.commands import site
+from fl_dpbayes.coordinator.commands import deploy, provision
+from fl_dpbayes.errors import FailedError, Stopped, UserError
+from fl_dpbayes.hospital.commands import site
+from fl_dpbayes.version import __version__
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -116,7 +116,7 @@ def simulate(
     from fl_dpbayes.config.scenario import load_scenario
 
     if resume is not None:
-        from fl_dpbayes.run.resume import resume_run
+        from fl_dpbayes.engine.resume import resume_run
 
         _check_alone(
             "simulate", resume, assignments, out, f"--seed {seed}" if seed is not None else ""
@@ -131,12 +131,12 @@ def simulate(
     loaded = load_scenario(
         scenario, [*(assignments or []), *([f"seed={seed}"] if seed is not None else [])]
     )
-    from fl_dpbayes.run.flower_engine import started_flower
+    from fl_dpbayes.engine.flower_engine import started_flower
 
     with (
         started_flower(len(loaded.sites), loaded.resources) if engine == "flower" else nullcontext()
     ):
-        from fl_dpbayes.run.simulate import simulate as run
+        from fl_dpbayes.engine.simulate import simulate as run
 
         run(loaded, engine, out, data_dir, console)
 
@@ -176,7 +176,7 @@ def study(
         _check_alone("study", resume, assignments, out)
     # A mistake in the study is told before seconds go into imports.
     loaded = load_study(name, assignments or []) if name else None
-    from fl_dpbayes.run.study.study import Workers, begin_study, resume_study
+    from fl_dpbayes.study.study import Workers, begin_study, resume_study
 
     places = Workers(workers, ray_address, keep_runs)
     if resume is not None:
@@ -210,7 +210,7 @@ def init(
     ] = None,
 ) -> None:
     """Look at tables or images on this machine and write a complete, commented scenario for them."""
-    from fl_dpbayes.run.init_scenario import init_scenario
+    from fl_dpbayes.commands.init_scenario import init_scenario
 
     init_scenario(data, label, (site, unit), out, console)
 
@@ -223,10 +223,10 @@ def report(
 
     Of a study, write them again.
     """
+    from fl_dpbayes.engine.simulate import show_run
     from fl_dpbayes.report.page import write_report
     from fl_dpbayes.report.study.page import write_study_report
     from fl_dpbayes.report.study.results import RECORD_FILE
-    from fl_dpbayes.run.simulate import show_run
 
     if (run_dir / RECORD_FILE).is_file():
         console.print(f"report: {write_study_report(run_dir)}", soft_wrap=True, markup=False)
@@ -249,7 +249,7 @@ def tensorboard(
 
     Nothing leaves this machine.
     """
-    from fl_dpbayes.run.tensorboard import write_tensorboard
+    from fl_dpbayes.commands.tensorboard import write_tensorboard
 
     console.print(
         f"written: {write_tensorboard(run_dir, log_dir, follow=follow)}",
@@ -281,8 +281,8 @@ def predict(
     ] = None,
 ) -> None:
     """Give class probabilities with uncertainty for new records, from a run's stored posterior."""
-    from fl_dpbayes.run.hospital import Hospital
-    from fl_dpbayes.run.stored_posterior import predict_records
+    from fl_dpbayes.predict.hospital_posterior import Hospital
+    from fl_dpbayes.predict.stored_posterior import predict_records
 
     whose, places = Hospital(site, group, update), (data_dir, allow_code or ())
     predict_records(
@@ -309,8 +309,8 @@ def evaluate(
 
     Nothing leaves this machine.
     """
-    from fl_dpbayes.run.hospital import Hospital
-    from fl_dpbayes.run.stored_posterior import evaluate_records
+    from fl_dpbayes.predict.hospital_posterior import Hospital
+    from fl_dpbayes.predict.stored_posterior import evaluate_records
 
     whose, places = Hospital(site, group), (data_dir, allow_code or ())
     evaluate_records(run_dir, data, console, places, as_json=as_json, out=out, hospital=whose)
@@ -342,8 +342,8 @@ def update(
 
     For `predict`.
     """
-    from fl_dpbayes.run.hospital import Hospital
-    from fl_dpbayes.run.update import update_hospital
+    from fl_dpbayes.predict.hospital_posterior import Hospital
+    from fl_dpbayes.predict.update import update_hospital
 
     update_hospital(run_dir, data, Hospital(site, group, earlier), epsilon, sets, out, console)
 
@@ -361,7 +361,7 @@ def alarm(
 
     It does not see their outcomes.
     """
-    from fl_dpbayes.run.update import compare_patients
+    from fl_dpbayes.predict.update import compare_patients
 
     compare_patients(run_dir, data, epsilon, console)
 
@@ -379,7 +379,7 @@ def account(
     as_json: AsJson = False,
 ) -> None:
     """Say what a history of noisy steps cost, by every method."""
-    from fl_dpbayes.run.account import account_json, account_of, account_table
+    from fl_dpbayes.commands.account import account_json, account_of, account_table
 
     result = account_of(sigma, q, steps, history, delta, adjacency)  # type: ignore[arg-type]
     if as_json:
@@ -407,8 +407,8 @@ def solve(
     as_json: AsJson = False,
 ) -> None:
     """Find the noise (or temperature) that meets a target epsilon."""
+    from fl_dpbayes.commands.account import account_table, solve_json, solve_table, solved
     from fl_dpbayes.privacy.account import account as account_for
-    from fl_dpbayes.run.account import account_table, solve_json, solve_table, solved
 
     options = {
         "epsilon": epsilon,
@@ -441,7 +441,7 @@ def audit(
     from fl_dpbayes.config.scenario import load_scenario
 
     loaded = load_scenario(scenario, assignments or [])
-    from fl_dpbayes.run.audit.audit import audit_scenario
+    from fl_dpbayes.audit.audit import audit_scenario
 
     raise typer.Exit(audit_scenario(loaded, console, data_dir=data_dir, as_json=as_json))
 
@@ -473,11 +473,9 @@ def bench(
     ] = None,
 ) -> None:
     """Measure speed and memory, as ratios within one run, on this machine."""
-    from fl_dpbayes.run.bench.measure import Sizes, measure_rows
+    from benchmarks.measure import Sizes, measure_rows
 
-    rows = import_module(f"fl_dpbayes.run.bench.{name.replace('-', '_')}").rows(
-        Sizes(repeats, sites, engine)
-    )
+    rows = import_module(f"benchmarks.{name.replace('-', '_')}").rows(Sizes(repeats, sites, engine))
     measure_rows(name, rows, only, file, console)
 
 
@@ -490,7 +488,7 @@ def data_fetch(
     name: Annotated[str, Argument(help="mnist, pneumonia or heart.")], data_dir: DataDir = None
 ) -> None:
     """Fetch a public data set into the data folder: its licence is shown, its records are checked."""
-    from fl_dpbayes.run.fetch_data import fetch_data
+    from fl_dpbayes.commands.fetch_data import fetch_data
 
     fetch_data(name, data_dir, console)
 
@@ -498,7 +496,7 @@ def data_fetch(
 @app.command("list", epilog="Example: fl-dpbayes list")
 def list_shipped() -> None:
     """List the scenarios, studies, papers' tables and data sets, with the command for each."""
-    from fl_dpbayes.run.list_shipped import list_shipped as run
+    from fl_dpbayes.commands.list_shipped import list_shipped as run
 
     run(console)
 
@@ -520,7 +518,7 @@ def reproduce(
 
     A rerun does what is missing.
     """
-    from fl_dpbayes.run.study import study as studies
+    from fl_dpbayes.study import study as studies
 
     finished = studies.reproduce(
         name, full, seeds, out, data_dir, studies.Workers(workers), console

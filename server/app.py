@@ -11,11 +11,10 @@ from flwr.common import log
 from flwr.serverapp import Grid, ServerApp
 
 import server
-from fl_dpbayes.config.errors import UserError
-from fl_dpbayes.config.files.folder_lock import folder_lock
-from fl_dpbayes.config.kinds import check_origin
-from fl_dpbayes.config.scenario import load_scenario
-from fl_dpbayes.data.simulation import SCENARIO_FILE, SITES_FOLDER, plan_sites, prepare_simulation
+from fl_dpbayes.config import check_origin, load_scenario
+from fl_dpbayes.data import SCENARIO_FILE, SITES_FOLDER, plan_sites, prepare_simulation
+from fl_dpbayes.errors import UserError
+from fl_dpbayes.files.folder_lock import folder_lock
 from server.federation import run_federation
 from server.grid import POLL_SECONDS, check_workers_folder, replace_dead_actors
 from server.registered_nodes import wait_for_sites

@@ -10,26 +10,28 @@ import numpy as np
 import numpy.typing as npt
 from flwr.app import Message
 
-from fl_dpbayes.config.errors import UserError
-from fl_dpbayes.config.plan import TrainingPlan
-from fl_dpbayes.data.site import most_declared
-from fl_dpbayes.posterior.averages import distance
-from fl_dpbayes.posterior.samples import PosteriorSamples
-from fl_dpbayes.privacy.check_statement import checked_statement, reply_metrics
-from fl_dpbayes.privacy.planned_noise import (
+from fl_dpbayes.config import TrainingPlan
+from fl_dpbayes.data import most_declared
+from fl_dpbayes.errors import UserError
+from fl_dpbayes.posterior import PosteriorSamples, distance
+from fl_dpbayes.privacy import (
     NOISE_TOLERANCE,
     PlannedStretch,
+    checked_statement,
     planned_chain,
     planned_stretch,
+    reply_metrics,
 )
-from fl_dpbayes.protocol.arrays import Arrays, prefixed, without_prefix
-from fl_dpbayes.protocol.card import SiteCard
-from fl_dpbayes.protocol.train import (
+from fl_dpbayes.protocol import (
     MAX_REPLY_BYTES,
+    Arrays,
     PrivacyStatement,
+    SiteCard,
     TrainReply,
     TrainRequest,
+    prefixed,
     reply_bytes,
+    without_prefix,
 )
 from fl_dpbayes.samplers.displacement_bound import displacement_bound
 from server.exchange import check_steps

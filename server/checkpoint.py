@@ -14,24 +14,23 @@ from typing import Annotated, Literal
 
 from pydantic import Field, PositiveInt, ValidationError
 
-from fl_dpbayes.config.base import Config
-from fl_dpbayes.config.errors import RunWarning, UserError
-from fl_dpbayes.config.files import journal as journals
-from fl_dpbayes.config.files.array_file import (
+from fl_dpbayes.config import RunWarning
+from fl_dpbayes.data import PARTITION_FILE, SCENARIO_FILE, SITES_FOLDER
+from fl_dpbayes.errors import UserError
+from fl_dpbayes.files import (
     DAMAGED,
+    Config,
     check_seal,
     read_arrays,
+    replaced_atomically,
     seal,
     sealable,
     write_arrays,
 )
-from fl_dpbayes.config.files.atomic_file import replaced_atomically
-from fl_dpbayes.data.simulation import PARTITION_FILE, SCENARIO_FILE, SITES_FOLDER
-from fl_dpbayes.posterior.sample_store import PosteriorBank
-from fl_dpbayes.protocol.arrays import Arrays
-from fl_dpbayes.protocol.card import SiteCard
-from fl_dpbayes.protocol.train import Digest, RunId
-from fl_dpbayes.report.warnings import sentence
+from fl_dpbayes.files import journal as journals
+from fl_dpbayes.posterior import PosteriorBank
+from fl_dpbayes.protocol import Arrays, Digest, RunId, SiteCard
+from fl_dpbayes.report import sentence
 from server.participation import ParticipationState, least_sites
 from server.roster import NO_NODE, Member, Roster
 

@@ -6,15 +6,17 @@ from functools import partial
 import numpy as np
 from flwr.app import ArrayRecord, Message, MessageType
 
-from fl_dpbayes.calibration.federation.evaluation import Evaluation
-from fl_dpbayes.config.data import roles_sharing_records
-from fl_dpbayes.config.errors import warning
-from fl_dpbayes.posterior.hierarchical.model import HospitalModel
-from fl_dpbayes.posterior.samples import PosteriorSamples
-from fl_dpbayes.protocol.arrays import prefixed
-from fl_dpbayes.protocol.evaluate import EvaluateReply, EvaluateRequest, PredictorName
-from fl_dpbayes.protocol.refusal import RefusalCode
-from fl_dpbayes.protocol.wire import arrays_digest
+from fl_dpbayes.calibration import Evaluation
+from fl_dpbayes.config import roles_sharing_records, warning
+from fl_dpbayes.posterior import HospitalModel, PosteriorSamples
+from fl_dpbayes.protocol import (
+    EvaluateReply,
+    EvaluateRequest,
+    PredictorName,
+    RefusalCode,
+    arrays_digest,
+    prefixed,
+)
 from server.exchange import NO_REPLY, Exchange
 from server.ledger_heads import LedgerHeads
 from server.messages import encoded, read_arrays

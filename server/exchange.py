@@ -6,11 +6,16 @@ from typing import Generic, TypeVar
 
 from flwr.app import ArrayRecord, Message, Metadata
 
-from fl_dpbayes.protocol.passes import StatedPasses
-from fl_dpbayes.protocol.recalibrate import RecalibrateRequest
-from fl_dpbayes.protocol.refusal import Refusal
-from fl_dpbayes.protocol.train import StageReply, StageRequest, StepsReply, TrainRequest
-from fl_dpbayes.protocol.wire import request_digest
+from fl_dpbayes.protocol import (
+    RecalibrateRequest,
+    Refusal,
+    StageReply,
+    StageRequest,
+    StatedPasses,
+    StepsReply,
+    TrainRequest,
+    request_digest,
+)
 from server.ledger_heads import LedgerHeads
 from server.messages import (
     EXPIRED,

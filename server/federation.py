@@ -9,23 +9,25 @@ from typing import cast
 from flwr.app import Array, ArrayRecord
 from flwr.serverapp import Grid
 
-from fl_dpbayes.config.base import digest
-from fl_dpbayes.config.errors import UserError, warning
-from fl_dpbayes.config.files.kept import KEPT
-from fl_dpbayes.config.scenario import Scenario
-from fl_dpbayes.data.simulation import BASELINES_FILE, PARTITION_FILE, check_task, run_identifier
-from fl_dpbayes.models.build import model_shapes
-from fl_dpbayes.posterior.convergence import one_sample_warning
-from fl_dpbayes.posterior.far_off import far_off_warnings
-from fl_dpbayes.posterior.store import POSTERIOR_FILE, save_posterior
-from fl_dpbayes.report.page import write_report
-from fl_dpbayes.report.run_files import (
+from fl_dpbayes.config import Scenario, warning
+from fl_dpbayes.data import BASELINES_FILE, PARTITION_FILE, check_task, run_identifier
+from fl_dpbayes.errors import UserError
+from fl_dpbayes.files import KEPT, digest
+from fl_dpbayes.models import model_shapes
+from fl_dpbayes.posterior import (
+    POSTERIOR_FILE,
+    far_off_warnings,
+    one_sample_warning,
+    save_posterior,
+)
+from fl_dpbayes.report import (
     CALIBRATION_COLUMNS,
     calibration_csv_row,
+    sentence,
     write_csv,
+    write_report,
     write_summary,
 )
-from fl_dpbayes.report.warnings import sentence
 from server.checkpoint import (
     BEGUN,
     JournaledSites,

@@ -14,7 +14,7 @@ from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 from google.protobuf.message import DecodeError
 
-from fl_dpbayes.config.errors import UserError
+from fl_dpbayes.errors import UserError
 
 POLL_SECONDS = 0.05
 # What Flower raises where the parts of a reply do not fit each other, which its sender chooses; a

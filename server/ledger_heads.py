@@ -12,11 +12,10 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from fl_dpbayes.config.base import Config
-from fl_dpbayes.config.errors import UserError
-from fl_dpbayes.config.files.atomic_file import read_sealed_json, write_sealed_json, written
-from fl_dpbayes.config.names import SiteName
-from fl_dpbayes.protocol.train import Digest
+from fl_dpbayes.config import SiteName
+from fl_dpbayes.errors import UserError
+from fl_dpbayes.files import Config, read_sealed_json, write_sealed_json, written
+from fl_dpbayes.protocol import Digest
 
 HEADS_FILE = "ledger-heads.json"
 MOST_SITES = 10_000

@@ -10,11 +10,16 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.common import log
 from flwr.common.constant import ErrorCode
 
-from fl_dpbayes.config.base import Config
-from fl_dpbayes.config.names import outside_text
-from fl_dpbayes.protocol.arrays import read_sent_arrays
-from fl_dpbayes.protocol.refusal import Refusal, RefusalCode
-from fl_dpbayes.protocol.wire import MessageT, read_header, write_header
+from fl_dpbayes.config import outside_text
+from fl_dpbayes.files import Config
+from fl_dpbayes.protocol import (
+    MessageT,
+    Refusal,
+    RefusalCode,
+    read_header,
+    read_sent_arrays,
+    write_header,
+)
 
 # Replies are pulled in the order of the requests: those behind a silent site's when its time is
 # over.

@@ -4,10 +4,9 @@ from collections.abc import Sequence
 
 from pydantic import NonNegativeInt, PositiveInt
 
-from fl_dpbayes.config.base import Config
-from fl_dpbayes.config.errors import RunWarning, warning
-from fl_dpbayes.config.plan import TrainingPlan
-from fl_dpbayes.protocol.refusal import RefusalCode
+from fl_dpbayes.config import RunWarning, TrainingPlan, warning
+from fl_dpbayes.files import Config
+from fl_dpbayes.protocol import RefusalCode
 from server.check_reply import CheckedReply
 from server.exchange import NO_REPLY, Answer
 from server.roster import NO_NODE, Member, Roster

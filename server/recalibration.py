@@ -9,25 +9,30 @@ import numpy.typing as npt
 from flwr.app import Message
 from flwr.serverapp import Grid
 
-from fl_dpbayes.calibration.federation.counts import (
+from fl_dpbayes.calibration import (
     COUNT_ARRAYS,
+    NoisedTable,
+    bounded_map,
     checked_counts,
     counts_warning,
+    far_off_maps,
+    median_parameters,
+    method_code,
+    noise_deviation,
+    noise_warning,
     planned_multiplier,
 )
-from fl_dpbayes.calibration.recalibration.descent import bounded_map, noise_deviation, noise_warning
-from fl_dpbayes.calibration.recalibration.maps import method_code
-from fl_dpbayes.calibration.recalibration.median_map import far_off_maps, median_parameters
-from fl_dpbayes.calibration.release import NoisedTable
+from fl_dpbayes.config import RunWarning, warning
 from fl_dpbayes.config import recalibration as config
-from fl_dpbayes.config.errors import RunWarning, warning
-from fl_dpbayes.posterior.samples import PosteriorSamples
-from fl_dpbayes.privacy.check_statement import checked_statement
-from fl_dpbayes.privacy.events import GaussianEvent
-from fl_dpbayes.protocol.arrays import prefixed
-from fl_dpbayes.protocol.recalibrate import RecalibrateReply, RecalibrateRequest
-from fl_dpbayes.protocol.train import PrivacyStatement
-from fl_dpbayes.protocol.wire import arrays_digest
+from fl_dpbayes.posterior import PosteriorSamples
+from fl_dpbayes.privacy import GaussianEvent, checked_statement
+from fl_dpbayes.protocol import (
+    PrivacyStatement,
+    RecalibrateReply,
+    RecalibrateRequest,
+    arrays_digest,
+    prefixed,
+)
 from server.exchange import Exchange, check_steps
 from server.ledger_heads import LedgerHeads
 from server.messages import encoded, read_arrays

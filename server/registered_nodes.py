@@ -5,9 +5,8 @@ from collections.abc import Callable, Collection
 
 from flwr.serverapp import Grid
 
-from fl_dpbayes.config.errors import RunWarning, UserError, warning
-from fl_dpbayes.config.names import counted, outside_text
-from fl_dpbayes.config.scenario import Scenario
+from fl_dpbayes.config import RunWarning, Scenario, counted, outside_text, warning
+from fl_dpbayes.errors import UserError
 
 WAIT_POLL_SECONDS, SAY_SECONDS = 1.0, 15.0
 

@@ -11,16 +11,13 @@ from pathlib import Path
 from flwr.app import MessageType
 from flwr.serverapp import Grid
 
-from fl_dpbayes.config.base import Config
-from fl_dpbayes.config.errors import RunWarning, UserError, warning
+from fl_dpbayes.config import RecordSchema, RunWarning, Scenario, Task, outside_text, warning
 from fl_dpbayes.config.installed_code import installed_code
-from fl_dpbayes.config.names import outside_text
-from fl_dpbayes.config.record_schema import RecordSchema, record_schema
-from fl_dpbayes.config.scenario import Scenario
-from fl_dpbayes.config.task import Task
-from fl_dpbayes.protocol.card import SiteCard
-from fl_dpbayes.protocol.refusal import Refusal
-from fl_dpbayes.report.warnings import sentence
+from fl_dpbayes.config.record_schema import record_schema
+from fl_dpbayes.errors import UserError
+from fl_dpbayes.files import Config
+from fl_dpbayes.protocol import Refusal, SiteCard
+from fl_dpbayes.report import sentence
 from server.messages import EXPIRED, RejectedError, read_reply, rejecting, request_message
 from server.registered_nodes import allowed_nodes, registered_names
 

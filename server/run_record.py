@@ -10,14 +10,10 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from fl_dpbayes.config.base import Config
-from fl_dpbayes.config.errors import RunWarning, warning
-from fl_dpbayes.config.files.atomic_file import written
-from fl_dpbayes.config.files.journal import Entry, Journal
-from fl_dpbayes.config.summary import PassRecord
-from fl_dpbayes.protocol.passes import StatedPasses
-from fl_dpbayes.protocol.train import PrivacyStatement
-from fl_dpbayes.report.run_files import (
+from fl_dpbayes.config import PassRecord, RunWarning, warning
+from fl_dpbayes.files import Config, Entry, Journal, written
+from fl_dpbayes.protocol import PrivacyStatement, StatedPasses
+from fl_dpbayes.report import (
     PRIVACY_COLUMNS,
     PRIVACY_FILE,
     ROUND_COLUMNS,

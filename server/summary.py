@@ -10,17 +10,15 @@ from typing import Any
 import numpy as np
 import torch
 
-import fl_dpbayes
-from fl_dpbayes.config.errors import RunWarning, warning
+from fl_dpbayes.config import COUNTED, RunWarning, Summary, warning
 from fl_dpbayes.config.installed_code import installed_code
-from fl_dpbayes.config.recalibration import COUNTED
-from fl_dpbayes.config.summary import Summary
 from fl_dpbayes.posterior import convergence as mixing
-from fl_dpbayes.privacy.check_statement import largest_at_small_delta
-from fl_dpbayes.protocol.train import PrivacyStatement
+from fl_dpbayes.privacy import largest_at_small_delta
+from fl_dpbayes.protocol import PrivacyStatement
+from fl_dpbayes.report import sentence, sentences
 from fl_dpbayes.report.settings_table import settings_table
-from fl_dpbayes.report.warnings import sentence, sentences
-from fl_dpbayes.samplers.gradients.record_by_record import record_by_record_warnings
+from fl_dpbayes.samplers import record_by_record_warnings
+from fl_dpbayes.version import __version__
 from server.recalibration import Recalibration
 from server.roster import Federation
 from server.run_record import RunRecord, cost_cells
@@ -68,7 +66,7 @@ def summarise_run(
         {"site": site, "unit": said.unit} | cost_cells(said) for site, said in statements.items()
     ]
     versions = {
-        "fl-dpbayes": fl_dpbayes.__version__,
+        "fl-dpbayes": __version__,
         "python": platform.python_version(),
         "torch": torch.__version__,
         "numpy": np.__version__,

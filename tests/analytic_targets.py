@@ -21,8 +21,8 @@ from fl_dpbayes.posterior.rules.combine import Aggregate, Released, combine_site
 from fl_dpbayes.posterior.samples import PosteriorSamples
 from fl_dpbayes.samplers.algorithm import build_algorithm, prior_energy_gradient
 from fl_dpbayes.samplers.chain import noisy_gradient
-from fl_dpbayes.samplers.noise import NoiseScale
 from fl_dpbayes.samplers.state_vectors import ChainState, initial_vectors
+from fl_dpbayes.schedules.noise import NoiseScale
 
 SITE_NOISE = 0.5
 SITE_SIZES = {"a": 12, "b": 30, "c": 60, "d": 150}

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
 
-from fl_dpbayes.config.errors import UserError
+from fl_dpbayes.errors import UserError
 from fl_dpbayes.protocol.arrays import prefixed
 from fl_dpbayes.protocol.refusal import Refusal
 from fl_dpbayes.protocol.wire import arrays_digest

@@ -9,8 +9,8 @@ from fl_dpbayes.config.sampler import SGLD, ConstantStepSize, FlatPrior, Sampler
 from fl_dpbayes.models.parameters import to_vector
 from fl_dpbayes.samplers.chain import ChainResult, run_chain
 from fl_dpbayes.samplers.minibatch import TrainingRecords
-from fl_dpbayes.samplers.planned import ChainStreams, PlannedChain
 from fl_dpbayes.samplers.state_vectors import initial_vectors
+from fl_dpbayes.schedules.planned import ChainStreams, PlannedChain
 
 FLAT_SGLD = SGLD(step_size=ConstantStepSize(initial=0.1), prior=FlatPrior())
 

@@ -18,6 +18,7 @@ from fl_dpbayes.config.site_file import SiteFile, read_site_file
 from fl_dpbayes.config.task import LogisticModel, Task
 from fl_dpbayes.data.simulation import SITES_FOLDER, plan_sites, prepare_simulation
 from fl_dpbayes.data.site_ledger import create_ledger, ledger_place
+from fl_dpbayes.engine.inline_engine import InlineGrid, task_identity
 from fl_dpbayes.models.build import model_shapes
 from fl_dpbayes.posterior.samples import PosteriorSamples
 from fl_dpbayes.posterior.store import load_posterior
@@ -25,7 +26,6 @@ from fl_dpbayes.privacy.ledger.ledger import Ledger
 from fl_dpbayes.privacy.ledger.witness import LedgerPlace
 from fl_dpbayes.protocol.arrays import Arrays, prefixed
 from fl_dpbayes.protocol.wire import arrays_digest
-from fl_dpbayes.run.inline_engine import InlineGrid, task_identity
 from tests.asking import SOURCE, record_of
 
 SMALL = [

@@ -3,7 +3,7 @@
 import sqlite3
 from pathlib import Path
 
-from fl_dpbayes.config.errors import UserError
+from fl_dpbayes.errors import UserError
 from fl_dpbayes.privacy.events import GaussianEvent
 from fl_dpbayes.privacy.ledger.ledger import Ledger, Reserved
 from fl_dpbayes.privacy.ledger.state import Cohort, Spending

@@ -6,8 +6,8 @@ from pandas import read_csv
 from pandas.testing import assert_frame_equal
 
 from fl_dpbayes.config.site_file import read_site_file
+from fl_dpbayes.hospital.ledger import ledger_of
 from fl_dpbayes.privacy.ledger.state import PARTS
-from fl_dpbayes.run.site.ledger import ledger_of
 
 
 def spent(run: Path) -> dict[str, list[tuple[int, float, str]]]:

@@ -6,23 +6,34 @@ Only the composition root knows the apps, and only the apps know Flower.
 import ast
 from collections.abc import Iterator
 from functools import cache
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 LAYERS = [
+    {"errors", "version", "reproducible_products"},
+    {"files"},
     {"config"},
-    {"protocol", "models"},
+    {"protocol", "models", "schedules"},
     {"samplers"},
     {"privacy"},
     {"data"},
     {"posterior", "calibration"},
     {"report"},
     {"clients", "server"},
-    {"run"},
+    {"engine"},
+    {"predict", "study"},
+    {"commands"},
+    {"api", "audit"},
+    {"hospital"},
+    {"coordinator"},
     {"cli"},
     {"fl_dpbayes"},
 ]
-COMMANDS = ("fl_dpbayes.cli", "fl_dpbayes.run.site.commands", "fl_dpbayes.run.deploy.commands")
+# The rooms that start apps, look at what they release, or speak for the command line.
+KNOW_FLOWER = {"clients", "server", "engine", "predict", "audit", "api", "hospital", "coordinator"}
+COMMANDS = ("fl_dpbayes.cli", "fl_dpbayes.hospital.commands", "fl_dpbayes.coordinator.commands")
+WITHOUT_TORCH = {"files", "config", "protocol", "schedules", "privacy", "calibration", "report"}
 MOST_PARAMETERS = 7
 RANK = {package: rank for rank, packages in enumerate(LAYERS) for package in packages}
 
@@ -83,16 +94,18 @@ def test_every_module_is_ranked_and_imports_only_from_before() -> None:
 
 
 def test_root_holds_nothing_but_its_names_and_the_command_line() -> None:
-    assert {path.name for path in (ROOT / "fl_dpbayes").glob("*.py")} == {"__init__.py", "cli.py"}
+    assert {path.name for path in (ROOT / "fl_dpbayes").glob("*.py")} == {
+        "__init__.py",
+        "cli.py",
+        "errors.py",
+        "reproducible_products.py",
+        "version.py",
+    }
 
 
-def test_packages_step_sizes_and_noise_without_torch() -> None:
-    without = {"fl_dpbayes.samplers.noise", "fl_dpbayes.samplers.planned"}
+def test_rooms_without_torch() -> None:
     for module, path in MODULES.items():
-        if (
-            package_of(module) in {"config", "protocol", "privacy", "calibration", "report"}
-            or module in without
-        ):
+        if package_of(module) in WITHOUT_TORCH:
             assert not {name.split(".")[0] for name in imported_modules(path)} & {
                 "torch",
                 "opacus",
@@ -101,8 +114,30 @@ def test_packages_step_sizes_and_noise_without_torch() -> None:
 
 def test_only_the_apps_and_what_runs_them_know_flower() -> None:
     for module, path in MODULES.items():
-        if package_of(module) not in ("clients", "server", "run"):
+        if package_of(module) not in KNOW_FLOWER:
             assert "flwr" not in {name.split(".")[0] for name in imported_modules(path)}, module
+
+
+def imported_files(module: str) -> set[str]:
+    """The modules of this project that a file names, at its top or inside a function."""
+    imported = set()
+    for node in nodes(MODULES[module]):
+        if isinstance(node, ast.Import):
+            imported |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            for alias in node.names:
+                full = f"{node.module}.{alias.name}"
+                imported.add(full if full in MODULES else str(node.module))
+    return imported & set(MODULES)
+
+
+def test_no_file_imports_itself_by_way_of_others() -> None:
+    try:
+        tuple(
+            TopologicalSorter({module: imported_files(module) for module in MODULES}).static_order()
+        )
+    except CycleError as error:
+        raise AssertionError(" -> ".join(error.args[1])) from None
 
 
 def long_signatures() -> Iterator[str]:

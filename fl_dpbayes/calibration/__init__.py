@@ -1,1 +1,104 @@
-"""How far predicted probabilities can be trusted: additive statistics over sites, errors, scores and intervals."""
+"""How well probabilities fit what happened, from sums that add up over sites.
+
+What comes in: probabilities and labels, or other sites' sums. What goes out: measures with
+intervals, recalibration maps, prediction sets.
+"""
+
+from fl_dpbayes.calibration.bins import (
+    COUNT,
+    REPORT_BINS,
+    Floats,
+    coarsen,
+    in_fixed_pieces,
+    on_grid,
+)
+from fl_dpbayes.calibration.case_mix import clipped_inputs
+from fl_dpbayes.calibration.conformal import (
+    EXACT_BINS,
+    NOISED_BINS,
+    OVERSHOOT,
+    private_threshold,
+    set_counts,
+    set_sensitivity,
+)
+from fl_dpbayes.calibration.federation.counts import (
+    COUNT_ARRAYS,
+    checked_counts,
+    counts_warning,
+    planned_multiplier,
+)
+from fl_dpbayes.calibration.federation.evaluation import Evaluation
+from fl_dpbayes.calibration.intervals import student_interval, wilson_interval
+from fl_dpbayes.calibration.metrics.errors import reliability_bins
+from fl_dpbayes.calibration.metrics.ranking import exact_auroc, roc_points
+from fl_dpbayes.calibration.prior_shift import estimated_prevalence, with_prevalence
+from fl_dpbayes.calibration.recalibration.descent import (
+    Stretch,
+    bounded_map,
+    noise_deviation,
+    noise_warning,
+    private_fit,
+    share_bound,
+)
+from fl_dpbayes.calibration.recalibration.maps import describe, method_code, recalibrate
+from fl_dpbayes.calibration.recalibration.median_map import far_off_maps, median_parameters
+from fl_dpbayes.calibration.release import (
+    BoundedSum,
+    NoisedTable,
+    bounded_sum,
+    noised,
+    noised_table,
+    top_label_counts,
+)
+from fl_dpbayes.calibration.statistics import CalibrationStatistics, empty, from_batch, to_arrays
+from fl_dpbayes.calibration.summarise import measure
+
+__all__ = [
+    "COUNT",
+    "COUNT_ARRAYS",
+    "EXACT_BINS",
+    "NOISED_BINS",
+    "OVERSHOOT",
+    "REPORT_BINS",
+    "BoundedSum",
+    "CalibrationStatistics",
+    "Evaluation",
+    "Floats",
+    "NoisedTable",
+    "Stretch",
+    "bounded_map",
+    "bounded_sum",
+    "checked_counts",
+    "clipped_inputs",
+    "coarsen",
+    "counts_warning",
+    "describe",
+    "empty",
+    "estimated_prevalence",
+    "exact_auroc",
+    "far_off_maps",
+    "from_batch",
+    "in_fixed_pieces",
+    "measure",
+    "median_parameters",
+    "method_code",
+    "noise_deviation",
+    "noise_warning",
+    "noised",
+    "noised_table",
+    "on_grid",
+    "planned_multiplier",
+    "private_fit",
+    "private_threshold",
+    "recalibrate",
+    "reliability_bins",
+    "roc_points",
+    "set_counts",
+    "set_sensitivity",
+    "share_bound",
+    "student_interval",
+    "to_arrays",
+    "top_label_counts",
+    "wilson_interval",
+    "with_prevalence",
+]

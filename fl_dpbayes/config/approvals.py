@@ -16,10 +16,9 @@ from typing import Annotated, Literal
 import tomli_w
 from pydantic import Field
 
-from fl_dpbayes.config.base import Config
-from fl_dpbayes.config.files.atomic_file import replaced, write_atomically
 from fl_dpbayes.config.names import OutsideText, outside_text
 from fl_dpbayes.config.validation_text import read_record, read_toml
+from fl_dpbayes.files import Config, replaced, write_atomically
 
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Kind = Literal["bundles", "plans"]

@@ -6,10 +6,10 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt
 
-from fl_dpbayes.config.base import LEFT_OUT, Config
 from fl_dpbayes.config.names import EvaluationRelease, Role, SiteName
 from fl_dpbayes.config.sources import OfficialPart, Source
 from fl_dpbayes.config.task import SitePrevalence, TrainedPrevalence, check_noised_estimate
+from fl_dpbayes.files import LEFT_OUT, Config
 
 Severity = Annotated[int, Field(ge=1, le=5)]
 ImageShift = Literal[

@@ -4,7 +4,7 @@ import hashlib
 import os
 from pathlib import Path
 
-from fl_dpbayes.config.errors import UserError
+from fl_dpbayes.errors import UserError
 
 VARIABLE = "FL_DPBAYES_DATA"
 # Set where several processes of a machine answer for the same sites: they map prepared records from

@@ -1,6 +1,6 @@
 """The library of images, torchvision, which a hospital installs only where it has images or frozen bodies."""
 
-from fl_dpbayes.config.errors import UserError
+from fl_dpbayes.errors import UserError
 
 
 class NotInstalledError(UserError, ImportError):

@@ -18,11 +18,10 @@ from typing import Annotated, Any, Union, get_args
 
 from pydantic import BaseModel, Field
 
-from fl_dpbayes.config.base import Config
-from fl_dpbayes.config.errors import UserError
-from fl_dpbayes.config.files.kept import KEPT, files_below
 from fl_dpbayes.config.kinds import HOME
 from fl_dpbayes.config.names import OutsideText
+from fl_dpbayes.errors import UserError
+from fl_dpbayes.files import KEPT, Config, files_below
 
 SAMPLERS, RULES, SOURCES = "fl_dpbayes.samplers", "fl_dpbayes.rules", "fl_dpbayes.sources"
 PACKAGE = "fl-dpbayes"

@@ -5,7 +5,7 @@ from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
-from fl_dpbayes.config.errors import UserError
+from fl_dpbayes.errors import UserError
 
 HOME = Path(__file__).resolve().parents[2]
 

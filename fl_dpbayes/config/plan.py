@@ -5,8 +5,8 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
-from fl_dpbayes.config.base import Config, by_default
 from fl_dpbayes.config.sampler import Sampler
+from fl_dpbayes.files import Config, by_default
 
 
 # Every rule bounds a unit's contribution by the clip norm C in the Euclidean norm over all

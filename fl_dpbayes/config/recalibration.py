@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt
 
-from fl_dpbayes.config.base import Config, by_default
 from fl_dpbayes.config.plan import MIN_CLIP_NORM, Adjacency, AnyPrivacyPlan, Probability
+from fl_dpbayes.files import Config, by_default
 
 # Far beyond any useful value: exp(10) = 22,026.
 PARAMETER_BOUND = 10.0

@@ -6,8 +6,8 @@ from typing import Annotated
 
 from pydantic import Field
 
-from fl_dpbayes.config.base import Config
 from fl_dpbayes.config.sources import Source
+from fl_dpbayes.files import Config
 
 # Where a source lies and whose its records are; sites may differ in these.
 _OF_THE_SITE = {

@@ -7,10 +7,10 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from fl_dpbayes.config.base import Config
 from fl_dpbayes.config.names import counted
 from fl_dpbayes.config.plan import TrainingPlan
 from fl_dpbayes.config.sampler import Sampler
+from fl_dpbayes.files import Config
 
 SiteWeights = Literal["units", "uniform"]
 LargestShare = Annotated[float, Field(gt=0, le=1)] | None

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, PositiveFloat
 
-from fl_dpbayes.config.base import Config
 from fl_dpbayes.config.installed_code import SAMPLERS, extended
+from fl_dpbayes.files import Config
 
 # Far inside float32: the first product of a state would not be finite.
 FirstStepSize = Annotated[float, Field(gt=0, le=1e30)]

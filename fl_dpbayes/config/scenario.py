@@ -10,7 +10,6 @@ import tomli_w
 from pydantic import Field, PositiveFloat, PositiveInt, ValidationError, model_validator
 
 from fl_dpbayes.config.aggregation import Aggregation, with_default_rule
-from fl_dpbayes.config.base import LEFT_OUT, Config
 from fl_dpbayes.config.data import (
     DataSpec,
     IIDPartition,
@@ -19,8 +18,6 @@ from fl_dpbayes.config.data import (
     check_prevalences,
     check_shared_records,
 )
-from fl_dpbayes.config.errors import UserError
-from fl_dpbayes.config.files.atomic_file import write_atomically
 from fl_dpbayes.config.names import EvaluationRelease, GroupText, SiteName
 from fl_dpbayes.config.plan import AnyPrivacyPlan, ChainStart, TrainingPlan, check_temperature
 from fl_dpbayes.config.recalibration import AnyRecalibration
@@ -33,6 +30,8 @@ from fl_dpbayes.config.validation_text import (
     read_record,
     read_toml,
 )
+from fl_dpbayes.errors import UserError
+from fl_dpbayes.files import LEFT_OUT, Config, write_atomically
 
 STUDY_PREFIX = "study-"
 PATH_KEYS = ("path", "folder")

@@ -9,15 +9,14 @@ import tomli_w
 from pydantic import AfterValidator, Field, PositiveFloat, PositiveInt
 
 from fl_dpbayes.config.approvals import Digest
-from fl_dpbayes.config.base import Config
 from fl_dpbayes.config.data import Shift
-from fl_dpbayes.config.errors import UserError
-from fl_dpbayes.config.files.atomic_file import written
 from fl_dpbayes.config.names import EvaluationRelease, GroupText, Role, SiteName
 from fl_dpbayes.config.plan import Adjacency, Probability
 from fl_dpbayes.config.sources import OfficialPart, Source
 from fl_dpbayes.config.task import SitePrevalence, check_noised_estimate
 from fl_dpbayes.config.validation_text import read_record, read_toml
+from fl_dpbayes.errors import UserError
+from fl_dpbayes.files import Config, written
 
 Count = PositiveInt | Literal["unlimited"]
 PositiveOrInfinite = Annotated[float, Field(gt=0, allow_inf_nan=True)]

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple,
 
 from pydantic import AfterValidator, Field, PositiveFloat, PositiveInt
 
-from fl_dpbayes.config.base import Config
 from fl_dpbayes.config.data_folder import known_folder
-from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.installed_code import SOURCES, extended
 from fl_dpbayes.config.names import GroupText
 from fl_dpbayes.config.task import Task
+from fl_dpbayes.errors import UserError
+from fl_dpbayes.files import Config
 
 OfficialPart = Literal["train", "validation", "test"]
 ColumnName = Annotated[str, Field(min_length=1, max_length=100)]

@@ -14,12 +14,11 @@ import tomli_w
 from pydantic import Field, ValidationError, field_validator
 
 from fl_dpbayes.config import scenario as scenarios
-from fl_dpbayes.config.base import Config
-from fl_dpbayes.config.errors import UserError
-from fl_dpbayes.config.files.atomic_file import write_atomically
 from fl_dpbayes.config.names import PREDICTORS, SiteName
 from fl_dpbayes.config.summary import CalibrationRecord
 from fl_dpbayes.config.validation_text import SWITCHES, explain, read_toml
+from fl_dpbayes.errors import UserError
+from fl_dpbayes.files import Config, write_atomically
 
 PREDICTOR = "predictor"
 SEED = "seed"

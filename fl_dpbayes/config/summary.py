@@ -18,10 +18,10 @@ from pydantic import (
     model_serializer,
 )
 
-from fl_dpbayes.config.base import JSONValue, json_values
 from fl_dpbayes.config.installed_code import InstalledCode
 from fl_dpbayes.config.metrics import METRICS
 from fl_dpbayes.config.names import Role
+from fl_dpbayes.files import JSONValue, json_values
 
 MAX_TEXT = 500
 

@@ -8,9 +8,9 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from fl_dpbayes.config.base import Config, canonical_json
-from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.names import EvaluationRelease
+from fl_dpbayes.errors import UserError
+from fl_dpbayes.files import Config, canonical_json
 
 Width = Annotated[int, Field(gt=0, le=8192)]
 

@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.installed_code import kinds_of
+from fl_dpbayes.errors import UserError
 
 SWITCHES = ("kind", "rule", "method")
 # What says which units are tested on; errors go to logs.

@@ -1,1 +1,83 @@
-"""From a site file to a site: loaders, partitions, shifts, splits, preprocessing with public constants."""
+"""From a site file to a site's records, and from a scenario to its virtual sites.
+
+What comes in: a source of records, a partition, a shift. What goes out: a `Site` with parts for
+training, recalibration and test.
+"""
+
+from fl_dpbayes.data.feature_cache import cached_features
+from fl_dpbayes.data.public_records import MAX_VALUES, read_public_records, synthetic_inputs
+from fl_dpbayes.data.records import Records, load_unscaled, magnitude_warnings
+from fl_dpbayes.data.simulation import (
+    BASELINES_FILE,
+    PARTITION_FILE,
+    SCENARIO_FILE,
+    SITES_FOLDER,
+    check_task,
+    plan_sites,
+    prepare_simulation,
+    run_identifier,
+)
+from fl_dpbayes.data.site import (
+    MAX_DECLARATION_ERROR,
+    Site,
+    SiteSplit,
+    is_delta_allowed,
+    load_site,
+    most_declared,
+    prepared,
+    recalibration_units,
+    shift_label,
+    site_of,
+)
+from fl_dpbayes.data.site_ledger import (
+    create_ledger,
+    delta_problem,
+    ledger_place,
+    open_ledger,
+    with_path,
+)
+from fl_dpbayes.data.snapshot import (
+    DataChangedError,
+    DataUncheckedError,
+    source_files,
+    write_snapshot,
+)
+from fl_dpbayes.data.virtual_sites import SitePlan
+
+__all__ = [
+    "BASELINES_FILE",
+    "MAX_DECLARATION_ERROR",
+    "MAX_VALUES",
+    "PARTITION_FILE",
+    "SCENARIO_FILE",
+    "SITES_FOLDER",
+    "DataChangedError",
+    "DataUncheckedError",
+    "Records",
+    "Site",
+    "SitePlan",
+    "SiteSplit",
+    "cached_features",
+    "check_task",
+    "create_ledger",
+    "delta_problem",
+    "is_delta_allowed",
+    "ledger_place",
+    "load_site",
+    "load_unscaled",
+    "magnitude_warnings",
+    "most_declared",
+    "open_ledger",
+    "plan_sites",
+    "prepare_simulation",
+    "prepared",
+    "read_public_records",
+    "recalibration_units",
+    "run_identifier",
+    "shift_label",
+    "site_of",
+    "source_files",
+    "synthetic_inputs",
+    "with_path",
+    "write_snapshot",
+]

@@ -15,7 +15,7 @@ from typing import BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from fl_dpbayes.config.base import Config, digest
+from fl_dpbayes.files import Config, digest
 
 # Raise it when the code gives other features for the same record, or writes another file.
 VERSION = 3

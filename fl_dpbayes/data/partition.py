@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from fl_dpbayes.config.data import (
+from fl_dpbayes.config import (
     ClassesPartition,
     DirichletPartition,
     FeaturePartition,
     Partition,
     QuantityPartition,
 )
-from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.data.records import Records
+from fl_dpbayes.errors import UserError
 
 if TYPE_CHECKING:
     from flwr_datasets.partitioner import Partitioner

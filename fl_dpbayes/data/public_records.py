@@ -9,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 from numpy.lib import format as npy
 
-from fl_dpbayes.config.errors import UserError
-from fl_dpbayes.config.task import Task
-from fl_dpbayes.models.strokes import draw_strokes
+from fl_dpbayes.config import Task
+from fl_dpbayes.errors import UserError
+from fl_dpbayes.models import draw_strokes
 
 # One gibibyte as float32.
 MAX_VALUES = 2**28

@@ -7,11 +7,9 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from fl_dpbayes.config.errors import RunWarning, UserError, warning
-from fl_dpbayes.config.files.kept import KEPT, files_below
-from fl_dpbayes.config.kinds import implementation
-from fl_dpbayes.config.sources import OfficialPart, Source, Table
-from fl_dpbayes.config.task import Task
+from fl_dpbayes.config import OfficialPart, RunWarning, Source, Table, Task, implementation, warning
+from fl_dpbayes.errors import UserError
+from fl_dpbayes.files import KEPT, files_below
 
 SMALL, LARGE = 0.1, 10.0
 T = TypeVar("T")

@@ -8,38 +8,44 @@ from pathlib import Path
 
 import numpy as np
 
-from fl_dpbayes.config.data_folder import backbone_folder
-from fl_dpbayes.config.errors import UserError
-from fl_dpbayes.config.files.atomic_file import write_atomically, written
-from fl_dpbayes.config.files.journal import JOURNAL_FILE, Journal, JournalMark, file_entry
-from fl_dpbayes.config.names import counted
-from fl_dpbayes.config.recalibration import parameter_count, recalibration_plan
-from fl_dpbayes.config.rule import PublicFile
-from fl_dpbayes.config.scenario import Scenario, training_plan, write_scenario
-from fl_dpbayes.config.site_file import (
+from fl_dpbayes.config import (
+    BackboneFeatures,
+    BuiltIn,
     LedgerSettings,
+    Model,
+    ModuleModel,
     Policy,
+    PublicFile,
+    Scenario,
     Selection,
     SiteFile,
     Split,
-    write_site_file,
-)
-from fl_dpbayes.config.sources import BuiltIn
-from fl_dpbayes.config.task import (
-    BackboneFeatures,
-    Model,
-    ModuleModel,
     Task,
+    backbone_folder,
     check_prevalence_classes,
+    counted,
+    parameter_count,
+    recalibration_plan,
+    training_plan,
+    write_scenario,
+    write_site_file,
 )
 from fl_dpbayes.data.public_records import read_public_records
 from fl_dpbayes.data.site import most_declared, most_in_part
 from fl_dpbayes.data.site_ledger import prepare_simulated_ledger
 from fl_dpbayes.data.virtual_sites import PlannedSite, SitePlan, dealt_sites
-from fl_dpbayes.models.backbone import stored_weights
-from fl_dpbayes.models.build import build_model, model_input_shape, model_shapes
+from fl_dpbayes.errors import UserError
+from fl_dpbayes.files import (
+    JOURNAL_FILE,
+    Journal,
+    JournalMark,
+    file_entry,
+    write_atomically,
+    written,
+)
+from fl_dpbayes.models import build_model, model_input_shape, model_shapes, stored_weights
 from fl_dpbayes.models.frozen_body import frozen_body
-from fl_dpbayes.privacy.ledger.state import PARTS
+from fl_dpbayes.privacy import PARTS
 
 SITES_FOLDER, TRACES_FOLDER = "sites", "traces"
 SCENARIO_FILE, PARTITION_FILE, BASELINES_FILE = "scenario.toml", "partition.json", "baselines.json"

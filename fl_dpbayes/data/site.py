@@ -12,19 +12,22 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fl_dpbayes.config.data import Shift
-from fl_dpbayes.config.data_folder import SHARED_RECORDS
-from fl_dpbayes.config.errors import UserError
-from fl_dpbayes.config.files.kept import KEPT
-from fl_dpbayes.config.names import Role
-from fl_dpbayes.config.site_file import Selection, SiteFile
-from fl_dpbayes.config.task import Task, check_prevalence_classes
+from fl_dpbayes.config import (
+    SHARED_RECORDS,
+    Role,
+    Selection,
+    Shift,
+    SiteFile,
+    Task,
+    check_prevalence_classes,
+)
 from fl_dpbayes.data.feature_cache import cached_features
 from fl_dpbayes.data.records import Records, array_bytes, frozen, load_unscaled, magnitude_warnings
 from fl_dpbayes.data.shifts.apply import apply_shift
 from fl_dpbayes.data.snapshot import read_snapshot
-from fl_dpbayes.privacy.ledger.state import PARTS, Part
-from fl_dpbayes.privacy.splits import in_recalibration_part, in_test_part
+from fl_dpbayes.errors import UserError
+from fl_dpbayes.files import KEPT
+from fl_dpbayes.privacy import PARTS, Part, in_recalibration_part, in_test_part
 
 logger = logging.getLogger("fl_dpbayes.site")
 

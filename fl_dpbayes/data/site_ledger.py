@@ -7,17 +7,20 @@ from pathlib import Path
 
 import numpy as np
 
-from fl_dpbayes.config.errors import UserError
-from fl_dpbayes.config.files.audit_log import AuditLine
-from fl_dpbayes.config.files.kept import KEPT
-from fl_dpbayes.config.site_file import LedgerSettings, SiteFile, read_site_file
+from fl_dpbayes.config import LedgerSettings, SiteFile, read_site_file
 from fl_dpbayes.data.site import Site, SiteSplit, is_delta_allowed, most_units
-from fl_dpbayes.privacy.ledger.cohort_creation import unit_sketch
-from fl_dpbayes.privacy.ledger.file import LedgerError, LedgerPlaceError
-from fl_dpbayes.privacy.ledger.ledger import Ledger
-from fl_dpbayes.privacy.ledger.state import Cohort, DataVersion
-from fl_dpbayes.privacy.ledger.witness import LedgerPlace
-from fl_dpbayes.privacy.splits import split_name
+from fl_dpbayes.errors import UserError
+from fl_dpbayes.files import KEPT, AuditLine
+from fl_dpbayes.privacy import (
+    Cohort,
+    DataVersion,
+    Ledger,
+    LedgerError,
+    LedgerPlace,
+    LedgerPlaceError,
+    split_name,
+    unit_sketch,
+)
 
 # Where each record or picture is its own unit, its name is a row number or a file's: only its
 # content identifies it.

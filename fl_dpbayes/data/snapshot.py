@@ -14,11 +14,10 @@ from pathlib import Path
 
 import numpy as np
 
-from fl_dpbayes.config.errors import UserError
-from fl_dpbayes.config.files.atomic_file import file_sha256, replaced_atomically
-from fl_dpbayes.config.files.kept import KEPT, files_below
-from fl_dpbayes.config.site_file import SiteFile
+from fl_dpbayes.config import SiteFile
 from fl_dpbayes.data.records import Records, array_bytes, frozen
+from fl_dpbayes.errors import UserError
+from fl_dpbayes.files import KEPT, file_sha256, files_below, replaced_atomically
 
 VERSION = 1
 COLUMNS = ("features", "labels", "units", "truth", "published")

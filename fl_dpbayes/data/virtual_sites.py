@@ -8,18 +8,20 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fl_dpbayes.config.data import (
+from fl_dpbayes.config import (
+    BuiltIn,
     FeaturePartition,
     NaturalPartition,
+    OfficialPart,
+    RunWarning,
+    Scenario,
     Shift,
     SiteSpec,
+    Source,
+    Task,
+    backbone_folder,
     with_part_of_owner,
 )
-from fl_dpbayes.config.data_folder import backbone_folder
-from fl_dpbayes.config.errors import RunWarning, UserError
-from fl_dpbayes.config.scenario import Scenario
-from fl_dpbayes.config.sources import BuiltIn, OfficialPart, Source
-from fl_dpbayes.config.task import Task
 from fl_dpbayes.data.partition import (
     feature_scores,
     feature_total_variation,
@@ -29,7 +31,8 @@ from fl_dpbayes.data.partition import (
 from fl_dpbayes.data.records import Records, load_unscaled, magnitude_warnings
 from fl_dpbayes.data.shifts.apply import check_shift, kept_indices
 from fl_dpbayes.data.site import of_natural_site
-from fl_dpbayes.privacy.splits import in_recalibration_part, in_test_part
+from fl_dpbayes.errors import UserError
+from fl_dpbayes.privacy import in_recalibration_part, in_test_part
 
 Indices = npt.NDArray[np.int64]
 

@@ -12,10 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import interpolate
 
-from fl_dpbayes.config.data_folder import VARIABLE
-from fl_dpbayes.config.errors import UserError
-from fl_dpbayes.config.image_library import require_torchvision
-from fl_dpbayes.config.task import BackboneFeatures
+from fl_dpbayes.config import VARIABLE, BackboneFeatures, require_torchvision
+from fl_dpbayes.errors import UserError
 
 # Mean and standard deviation of ImageNet's colours: constants that torchvision publishes with its
 # weights.

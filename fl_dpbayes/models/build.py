@@ -9,8 +9,8 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from fl_dpbayes.config.errors import UserError
-from fl_dpbayes.config.task import CNNModel, LogisticModel, MLPModel, Model, ModuleModel, Task
+from fl_dpbayes.config import CNNModel, LogisticModel, MLPModel, Model, ModuleModel, Task
+from fl_dpbayes.errors import UserError
 from fl_dpbayes.models.feature_map import feature_shape
 from fl_dpbayes.models.own_module import checked_shapes, given_object, own_module
 from fl_dpbayes.models.parameters import parameter_shapes

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from fl_dpbayes.config.errors import UserError
+from fl_dpbayes.errors import UserError
 from fl_dpbayes.models.on_device import moved
 from fl_dpbayes.models.parameters import parameter_shapes, vector_views
 

@@ -10,9 +10,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from fl_dpbayes.config.base import digest
-from fl_dpbayes.config.errors import UserError
-from fl_dpbayes.config.task import BackboneFeatures, Features, ScatteringFeatures, StandardFeatures
+from fl_dpbayes.config import BackboneFeatures, Features, ScatteringFeatures, StandardFeatures
+from fl_dpbayes.errors import UserError
+from fl_dpbayes.files import digest
 from fl_dpbayes.models.backbone import LAST_LAYER, backbone
 from fl_dpbayes.models.products import computing
 from fl_dpbayes.models.row_wise import RowWise

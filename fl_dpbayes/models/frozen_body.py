@@ -5,9 +5,9 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from fl_dpbayes.config.base import digest
-from fl_dpbayes.config.errors import UserError
-from fl_dpbayes.config.task import FrozenBody, Model
+from fl_dpbayes.config import FrozenBody, Model
+from fl_dpbayes.errors import UserError
+from fl_dpbayes.files import digest
 from fl_dpbayes.models.backbone import stored_state
 from fl_dpbayes.models.build import body_layers, build_body
 from fl_dpbayes.models.feature_map import FeatureMap, checked_feature_map

@@ -9,7 +9,7 @@ from torch.func import vmap
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from fl_dpbayes.config.errors import UserError
+from fl_dpbayes.errors import UserError
 
 _FILLS = {torch.index_fill, Tensor.index_fill, Tensor.index_fill_}
 _RESIZES = {Tensor.resize_, Tensor.resize_as_, torch.resize_as_}

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from fl_dpbayes.config.errors import UserError
+from fl_dpbayes.errors import UserError
 from fl_dpbayes.models.mapped import mapped
 from fl_dpbayes.models.rows import ROWS, attributes_of, bytes_of, drawn_modules
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy.typing as npt
 import torch
 
-from fl_dpbayes.config.files.kept import Kept
+from fl_dpbayes.files import Kept
 
 # Records of the last sites; larger ones are copied for every message.
 _UPLOADED = Kept(2**29)

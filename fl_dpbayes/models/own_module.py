@@ -20,9 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fl_dpbayes.config.errors import UserError
-from fl_dpbayes.config.installed_code import foundations
-from fl_dpbayes.config.task import PROVIDED, Model, ModuleModel
+from fl_dpbayes.config import PROVIDED, Model, ModuleModel, foundations
+from fl_dpbayes.errors import UserError
 from fl_dpbayes.models.backbone import stored_state
 from fl_dpbayes.models.module_checks import check_records_apart
 from fl_dpbayes.models.parameters import Shapes, parameter_shapes

@@ -4,7 +4,7 @@ import math
 
 import torch
 
-from fl_dpbayes.config.sampler import FlatPrior, GaussianPrior, LaplacePrior, Prior
+from fl_dpbayes.config import FlatPrior, GaussianPrior, LaplacePrior, Prior
 
 
 def log_prior(prior: Prior, vector: torch.Tensor) -> torch.Tensor:

@@ -10,7 +10,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from fl_dpbayes.config.files.kept import KEPT
+from fl_dpbayes.files import KEPT
 from fl_dpbayes.models.backbone import Backbone
 from fl_dpbayes.models.mapped import mapped
 from fl_dpbayes.models.parameters import called

@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fl_dpbayes.config.errors import UserError
+from fl_dpbayes.errors import UserError
 from fl_dpbayes.models.code_behind import code_behind
 from fl_dpbayes.models.parameters import trainable_parameters
 from fl_dpbayes.models.products import Products

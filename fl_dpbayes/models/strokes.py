@@ -14,7 +14,7 @@ import scipy.linalg
 import torch
 from torch import Tensor
 
-from fl_dpbayes.config.task import StrokeProjection
+from fl_dpbayes.config import StrokeProjection
 
 Array = npt.NDArray[np.float64]
 

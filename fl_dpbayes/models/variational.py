@@ -14,7 +14,7 @@ from torch import nn
 from torch.func import vmap
 from torch.nn import functional
 
-from fl_dpbayes.config.sampler import FlatPrior, GaussianPrior, LaplacePrior, Prior, spread_of
+from fl_dpbayes.config import FlatPrior, GaussianPrior, LaplacePrior, Prior, spread_of
 from fl_dpbayes.models.gaussian import standard_normals
 from fl_dpbayes.models.parameters import called, parameter_shapes, vector_views
 

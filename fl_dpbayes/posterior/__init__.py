@@ -1,1 +1,93 @@
-"""Posterior samples with their weights, the predictive distribution, convergence diagnostics."""
+"""Posterior samples, their store, the rules that join them, prediction.
+
+What comes in: what sites released. What goes out: one global posterior, levels of hospitals, and
+class probabilities.
+"""
+
+from fl_dpbayes.posterior.alignment import state_warnings
+from fl_dpbayes.posterior.averages import average_of_states, average_states, distance
+from fl_dpbayes.posterior.chains import flatten_state
+from fl_dpbayes.posterior.convergence import one_sample_warning
+from fl_dpbayes.posterior.far_off import (
+    SKETCH_SIZE,
+    far_off_warnings,
+    noise_of_mean,
+    relative_distances,
+    sketched_move,
+)
+from fl_dpbayes.posterior.hierarchical.distribution import REACH, Distribution, mixed
+from fl_dpbayes.posterior.hierarchical.effects import (
+    FACTS,
+    HOSPITALS,
+    UNKNOWN,
+    site_means,
+    summed_round,
+)
+from fl_dpbayes.posterior.hierarchical.model import HospitalModel, fit_hospitals, with_intercept
+from fl_dpbayes.posterior.predictive import predict
+from fl_dpbayes.posterior.rules.combine import Aggregate, Released, combine_sites
+from fl_dpbayes.posterior.rules.fald import DriftMeter, averaged_temperature, target_warnings
+from fl_dpbayes.posterior.rules.mixture import joined
+from fl_dpbayes.posterior.sample_store import PosteriorBank
+from fl_dpbayes.posterior.samples import (
+    AnySamples,
+    PerSite,
+    PosteriorSamples,
+    StoredSamples,
+    concatenate,
+    point_of,
+)
+from fl_dpbayes.posterior.site_weights import weigh_sites
+from fl_dpbayes.posterior.store import (
+    POSTERIOR_FILE,
+    StoredPosterior,
+    load_posterior,
+    save_posterior,
+)
+from fl_dpbayes.posterior.student import prepare_student
+
+__all__ = [
+    "FACTS",
+    "HOSPITALS",
+    "POSTERIOR_FILE",
+    "REACH",
+    "SKETCH_SIZE",
+    "UNKNOWN",
+    "Aggregate",
+    "AnySamples",
+    "Distribution",
+    "DriftMeter",
+    "HospitalModel",
+    "PerSite",
+    "PosteriorBank",
+    "PosteriorSamples",
+    "Released",
+    "StoredPosterior",
+    "StoredSamples",
+    "average_of_states",
+    "average_states",
+    "averaged_temperature",
+    "combine_sites",
+    "concatenate",
+    "distance",
+    "far_off_warnings",
+    "fit_hospitals",
+    "flatten_state",
+    "joined",
+    "load_posterior",
+    "mixed",
+    "noise_of_mean",
+    "one_sample_warning",
+    "point_of",
+    "predict",
+    "prepare_student",
+    "relative_distances",
+    "save_posterior",
+    "site_means",
+    "sketched_move",
+    "state_warnings",
+    "summed_round",
+    "target_warnings",
+    "weigh_sites",
+    "with_intercept",
+]

@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 from scipy.optimize import linear_sum_assignment
 
-from fl_dpbayes.config.errors import RunWarning, warning
-from fl_dpbayes.protocol.arrays import Arrays, without_prefix
+from fl_dpbayes.config import RunWarning, warning
+from fl_dpbayes.protocol import Arrays, without_prefix
 
 Vector = npt.NDArray[np.float64]
 # Units that hardly differ swap by chance without harm; halving the distance is far beyond that.

@@ -13,11 +13,10 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fl_dpbayes.config.aggregation import AveragingRule
-from fl_dpbayes.config.errors import RunWarning, warning
+from fl_dpbayes.config import AveragingRule, RunWarning, warning
 from fl_dpbayes.posterior.alignment import state_warnings
 from fl_dpbayes.posterior.samples import PerSite
-from fl_dpbayes.protocol.arrays import Arrays
+from fl_dpbayes.protocol import Arrays
 
 
 def average_states(states: Mapping[str, Arrays], site_weights: Mapping[str, float]) -> Arrays:

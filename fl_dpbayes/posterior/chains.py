@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from fl_dpbayes.config.errors import RunWarning, warning
+from fl_dpbayes.config import RunWarning, warning
 from fl_dpbayes.posterior.alignment import alignment_warnings
 from fl_dpbayes.posterior.samples import AnySamples
-from fl_dpbayes.protocol.arrays import Arrays
+from fl_dpbayes.protocol import Arrays
 
 Shapes = dict[str, tuple[int, ...]]
 

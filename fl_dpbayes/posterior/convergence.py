@@ -13,9 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fl_dpbayes.config.errors import RunWarning, warning
-from fl_dpbayes.config.plan import PrivacyPlan
-from fl_dpbayes.config.scenario import Scenario
+from fl_dpbayes.config import PrivacyPlan, RunWarning, Scenario, warning
 from fl_dpbayes.posterior.diagnostics import effective_sample_size, rank_normalised, split_r_hat
 from fl_dpbayes.posterior.rules import predbayes
 from fl_dpbayes.posterior.sample_store import PosteriorBank

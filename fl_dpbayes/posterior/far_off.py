@@ -9,9 +9,9 @@ from collections.abc import Mapping
 import numpy as np
 import numpy.typing as npt
 
-from fl_dpbayes.config.errors import RunWarning, warning
-from fl_dpbayes.protocol.arrays import Arrays
-from fl_dpbayes.samplers.planned import PlannedChain
+from fl_dpbayes.config import RunWarning, warning
+from fl_dpbayes.protocol import Arrays
+from fl_dpbayes.schedules import PlannedChain
 
 Floats = npt.NDArray[np.float64]
 

@@ -11,8 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.linalg import cho_factor, cho_solve
 
-from fl_dpbayes.config.errors import RunWarning, warning
-from fl_dpbayes.config.names import counted
+from fl_dpbayes.config import RunWarning, counted, warning
 from fl_dpbayes.posterior.chains import Chain, at_unit_temperature, chains
 from fl_dpbayes.posterior.diagnostics import effective_sample_size
 from fl_dpbayes.posterior.natural import NaturalGaussian

@@ -12,14 +12,18 @@ from scipy.special import entr
 from torch import nn
 from torch.func import vmap
 
-from fl_dpbayes.config.errors import UserError
+from fl_dpbayes.errors import UserError
+from fl_dpbayes.models import (
+    PassShape,
+    RowWise,
+    Trial,
+    check_unmoved,
+    computing,
+    moved,
+    trainable_parameters,
+    uploaded,
+)
 from fl_dpbayes.models import rows as passes
-from fl_dpbayes.models.module_checks import check_unmoved
-from fl_dpbayes.models.on_device import moved, uploaded
-from fl_dpbayes.models.parameters import trainable_parameters
-from fl_dpbayes.models.products import computing
-from fl_dpbayes.models.row_wise import RowWise
-from fl_dpbayes.models.rows import PassShape, Trial
 
 Floats = npt.NDArray[np.float64]
 Values = Mapping[str, torch.Tensor]

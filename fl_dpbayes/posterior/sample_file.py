@@ -10,16 +10,10 @@ import numpy as np
 import numpy.typing as npt
 from safetensors import safe_open
 
-from fl_dpbayes.config.errors import UserError
-from fl_dpbayes.config.files.array_file import (
-    DAMAGED,
-    array_header,
-    check_types,
-    check_values,
-    read_arrays,
-)
+from fl_dpbayes.errors import UserError
+from fl_dpbayes.files import DAMAGED, array_header, check_types, check_values, read_arrays
 from fl_dpbayes.posterior.samples import AnySamples, SamplePiece
-from fl_dpbayes.protocol.arrays import Arrays, prefixed
+from fl_dpbayes.protocol import Arrays, prefixed
 
 SAMPLES = "samples"
 

@@ -9,14 +9,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fl_dpbayes.config.files.array_file import write_arrays
-from fl_dpbayes.config.files.atomic_file import PARTIAL, replaced, sync_all, written
-from fl_dpbayes.config.files.journal import (
+from fl_dpbayes.files import (
+    PARTIAL,
     Entry,
     check_files,
     check_no_others,
     file_entry,
     listed_files,
+    replaced,
+    sync_all,
+    write_arrays,
+    written,
 )
 from fl_dpbayes.posterior.sample_file import open_samples, read_state, write_samples
 from fl_dpbayes.posterior.samples import (
@@ -26,7 +29,7 @@ from fl_dpbayes.posterior.samples import (
     StoredSamples,
     point_of,
 )
-from fl_dpbayes.protocol.arrays import Arrays
+from fl_dpbayes.protocol import Arrays
 
 _NAME = re.compile(r"(?:chain|last)-\d{4,}-round-\d{6,}\.safetensors")
 

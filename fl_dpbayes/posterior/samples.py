@@ -9,7 +9,7 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from fl_dpbayes.protocol.arrays import Arrays, without_prefix
+from fl_dpbayes.protocol import Arrays, without_prefix
 
 ValueT = TypeVar("ValueT")
 

@@ -4,8 +4,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from fl_dpbayes.config.errors import RunWarning, warning
-from fl_dpbayes.config.rule import Rule, cannot_be_kept
+from fl_dpbayes.config import Rule, RunWarning, cannot_be_kept, warning
 
 ROUNDING = 1e-9
 

@@ -10,23 +10,22 @@ import numpy as np
 from pydantic import Field, ValidationError, model_validator
 from safetensors import safe_open
 
-from fl_dpbayes.config.base import Config
-from fl_dpbayes.config.errors import UserError
-from fl_dpbayes.config.files.array_file import (
+from fl_dpbayes.config import PROVIDED, Model, ModuleModel, RecalibrationMap, Task, parameter_count
+from fl_dpbayes.errors import UserError
+from fl_dpbayes.files import (
     DAMAGED,
+    Config,
     check_seal,
     check_types,
     check_values,
+    replaced_atomically,
     seal,
     sealable,
 )
-from fl_dpbayes.config.files.atomic_file import replaced_atomically
-from fl_dpbayes.config.recalibration import RecalibrationMap, parameter_count
-from fl_dpbayes.config.task import PROVIDED, Model, ModuleModel, Task
-from fl_dpbayes.models.build import model_shapes
+from fl_dpbayes.models import model_shapes
 from fl_dpbayes.posterior.sample_file import SAMPLES, write_samples
 from fl_dpbayes.posterior.samples import AnySamples, PosteriorSamples
-from fl_dpbayes.protocol.arrays import prefixed, without_prefix
+from fl_dpbayes.protocol import prefixed, without_prefix
 
 POSTERIOR_FILE = "posterior.safetensors"
 _KEY = "fl_dpbayes"

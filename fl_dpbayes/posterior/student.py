@@ -13,17 +13,14 @@ from scipy.optimize import minimize
 from scipy.special import log_softmax, xlogy
 from torch import nn
 
-from fl_dpbayes.config.data_folder import backbone_folder
-from fl_dpbayes.config.errors import UserError
-from fl_dpbayes.config.rule import PublicFile, PublicInputs
-from fl_dpbayes.config.task import Model, Task
-from fl_dpbayes.data.public_records import MAX_VALUES, read_public_records, synthetic_inputs
-from fl_dpbayes.models.build import build_model, model_input_shape
+from fl_dpbayes.config import Model, PublicFile, PublicInputs, Task, backbone_folder
+from fl_dpbayes.data import MAX_VALUES, read_public_records, synthetic_inputs
+from fl_dpbayes.errors import UserError
+from fl_dpbayes.models import RowWise, build_model, model_input_shape
 from fl_dpbayes.models.feature_map import feature_map
 from fl_dpbayes.models.frozen_body import frozen_body
-from fl_dpbayes.models.row_wise import RowWise
 from fl_dpbayes.posterior.chains import flatten_state, state_of
-from fl_dpbayes.protocol.arrays import Arrays
+from fl_dpbayes.protocol import Arrays
 
 Pullback = Callable[[npt.NDArray[np.float64]], Mapping[str, npt.NDArray]]
 LogitFunction = Callable[[Mapping[str, npt.NDArray]], tuple[npt.NDArray, Pullback]]

@@ -1,1 +1,151 @@
-"""What was done to the records, and what it cost."""
+"""What was done, and what it cost.
+
+What comes in: events of noise and sampling. What goes out: epsilon, mu, solved noise, and a ledger
+that never shows less than was spent.
+"""
+
+from fl_dpbayes.privacy.account import SMALL_DELTA, Account
+from fl_dpbayes.privacy.audit_statistics import (
+    Check,
+    Finding,
+    Questions,
+    correlation_tests,
+    mean_test,
+    variance_test,
+    verdicts,
+)
+from fl_dpbayes.privacy.check_statement import (
+    checked_statement,
+    largest_at_small_delta,
+    reply_metrics,
+)
+from fl_dpbayes.privacy.events import (
+    GaussianEvent,
+    History,
+    history_of_steps,
+    joined,
+    noise_of_steps,
+    read_history,
+    slice_history,
+    write_history,
+)
+from fl_dpbayes.privacy.filter import Budget, filter_orders
+from fl_dpbayes.privacy.gdp import gdp_mu
+from fl_dpbayes.privacy.ledger.account import Spent, planned_epsilon, spent
+from fl_dpbayes.privacy.ledger.cohort_creation import unit_sketch
+from fl_dpbayes.privacy.ledger.file import KEPT_LOGS, Entry, LedgerError, LedgerPlaceError
+from fl_dpbayes.privacy.ledger.ledger import (
+    CohortChangedError,
+    Ledger,
+    Refused,
+    Reserved,
+    StoredReply,
+)
+from fl_dpbayes.privacy.ledger.state import (
+    PARTS,
+    Cohort,
+    DataVersion,
+    LedgerState,
+    Part,
+    Reservation,
+    Spending,
+    read_state,
+)
+from fl_dpbayes.privacy.ledger.witness import RENEWED, LedgerPlace, repair_witness
+from fl_dpbayes.privacy.noise_statistics import (
+    bit_tests,
+    deviation_tests,
+    direction_tests,
+    excess_test,
+    law_tests,
+    pair_test,
+)
+from fl_dpbayes.privacy.planned_noise import (
+    NOISE_TOLERANCE,
+    PlannedStretch,
+    SolvedNoise,
+    chain_of_history,
+    largest_prefix,
+    planned_chain,
+    planned_stretch,
+    solve_multiplier,
+    solve_noise,
+    solve_plan,
+)
+from fl_dpbayes.privacy.pld.loss_distribution import pld_epsilon
+from fl_dpbayes.privacy.second_run import price_of_second_run
+from fl_dpbayes.privacy.splits import in_recalibration_part, in_test_part, split_name, unit_scores
+from fl_dpbayes.privacy.streams import Streams
+
+__all__ = [
+    "KEPT_LOGS",
+    "NOISE_TOLERANCE",
+    "PARTS",
+    "RENEWED",
+    "SMALL_DELTA",
+    "Account",
+    "Budget",
+    "Check",
+    "Cohort",
+    "CohortChangedError",
+    "DataVersion",
+    "Entry",
+    "Finding",
+    "GaussianEvent",
+    "History",
+    "Ledger",
+    "LedgerError",
+    "LedgerPlace",
+    "LedgerPlaceError",
+    "LedgerState",
+    "Part",
+    "PlannedStretch",
+    "Questions",
+    "Refused",
+    "Reservation",
+    "Reserved",
+    "SolvedNoise",
+    "Spending",
+    "Spent",
+    "StoredReply",
+    "Streams",
+    "bit_tests",
+    "chain_of_history",
+    "checked_statement",
+    "correlation_tests",
+    "deviation_tests",
+    "direction_tests",
+    "excess_test",
+    "filter_orders",
+    "gdp_mu",
+    "history_of_steps",
+    "in_recalibration_part",
+    "in_test_part",
+    "joined",
+    "largest_at_small_delta",
+    "largest_prefix",
+    "law_tests",
+    "mean_test",
+    "noise_of_steps",
+    "pair_test",
+    "planned_chain",
+    "planned_epsilon",
+    "planned_stretch",
+    "pld_epsilon",
+    "price_of_second_run",
+    "read_history",
+    "read_state",
+    "repair_witness",
+    "reply_metrics",
+    "slice_history",
+    "solve_multiplier",
+    "solve_noise",
+    "solve_plan",
+    "spent",
+    "split_name",
+    "unit_scores",
+    "unit_sketch",
+    "variance_test",
+    "verdicts",
+    "write_history",
+]

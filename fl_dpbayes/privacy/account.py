@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from fl_dpbayes.config.plan import Adjacency
+from fl_dpbayes.config import Adjacency
 from fl_dpbayes.privacy.events import History
 from fl_dpbayes.privacy.gdp import gdp_epsilon, gdp_mu
 from fl_dpbayes.privacy.pld.loss_distribution import pld_epsilon

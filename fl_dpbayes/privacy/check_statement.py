@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from fl_dpbayes.config.plan import Adjacency
+from fl_dpbayes.config import Adjacency
 from fl_dpbayes.privacy.account import SMALL_DELTA
 from fl_dpbayes.privacy.events import (
     GaussianEvent,
@@ -26,7 +26,7 @@ from fl_dpbayes.privacy.filter import Budget, RuleName, SpendingRule, filter_eps
 from fl_dpbayes.privacy.gdp import gdp_mu
 from fl_dpbayes.privacy.planned_noise import NOISE_TOLERANCE, PlannedStretch
 from fl_dpbayes.privacy.pld.loss_distribution import composition_work, pld_epsilon, prefix_epsilon
-from fl_dpbayes.protocol.train import PrivacyStatement, TrainReply
+from fl_dpbayes.protocol import PrivacyStatement, TrainReply
 
 # Two grids of a privacy-loss distribution differ by less (see `pld_epsilon`).
 EPSILON_TOLERANCE = 2e-3

@@ -7,7 +7,7 @@ from typing import Literal
 from scipy.optimize import brentq
 from scipy.special import erfcx, ndtr
 
-from fl_dpbayes.config.plan import Adjacency
+from fl_dpbayes.config import Adjacency
 from fl_dpbayes.privacy.events import GaussianEvent, History
 
 # Above this mu^2 leaves the range of float64, and epsilon is infinite for every purpose.

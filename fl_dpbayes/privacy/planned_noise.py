@@ -9,8 +9,8 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from fl_dpbayes.config.errors import UserError
-from fl_dpbayes.config.plan import Adjacency, NoPrivacyPlan, PrivacyPlan, TrainingPlan
+from fl_dpbayes.config import Adjacency, NoPrivacyPlan, PrivacyPlan, TrainingPlan
+from fl_dpbayes.errors import UserError
 from fl_dpbayes.privacy.events import (
     GaussianEvent,
     History,
@@ -20,9 +20,10 @@ from fl_dpbayes.privacy.events import (
 )
 from fl_dpbayes.privacy.gdp import gdp_epsilon, gdp_mu
 from fl_dpbayes.privacy.pld.loss_distribution import pld_epsilon
-from fl_dpbayes.samplers.noise import NoiseScale, noise_multipliers
-from fl_dpbayes.samplers.planned import (
+from fl_dpbayes.schedules import (
+    NoiseScale,
     PlannedChain,
+    noise_multipliers,
     noise_scale,
     noise_without_privacy,
     planned_step_sizes,

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import gammaln, logsumexp
 
-from fl_dpbayes.config.plan import Adjacency
+from fl_dpbayes.config import Adjacency
 from fl_dpbayes.privacy.events import History, has_noise, levels_of
 
 Array = npt.NDArray[np.float64]

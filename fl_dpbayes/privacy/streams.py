@@ -7,7 +7,7 @@ import os
 import numpy as np
 
 from fl_dpbayes.privacy.cipher_generator import KEY_BYTES, CipherGenerator
-from fl_dpbayes.samplers.planned import ChainStreams
+from fl_dpbayes.schedules import ChainStreams
 
 
 class Streams:

@@ -10,7 +10,7 @@ from typing import Protocol, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from fl_dpbayes.config.names import outside_text
+from fl_dpbayes.config import outside_text
 
 Arrays = dict[str, npt.NDArray[np.float32]]
 ValueT = TypeVar("ValueT")

@@ -4,11 +4,17 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from fl_dpbayes.config.base import Message
-from fl_dpbayes.config.installed_code import InstalledCode
-from fl_dpbayes.config.names import EvaluationRelease, OutsideText, Role, SiteName
-from fl_dpbayes.config.record_schema import RecordSchema
-from fl_dpbayes.config.task import SitePrevalence, Task
+from fl_dpbayes.config import (
+    EvaluationRelease,
+    InstalledCode,
+    OutsideText,
+    RecordSchema,
+    Role,
+    SiteName,
+    SitePrevalence,
+    Task,
+)
+from fl_dpbayes.files import Message
 
 # More than all patients there are: beyond it a size is a mistake or a claim to all the weight.
 MAX_UNITS = 10_000_000_000

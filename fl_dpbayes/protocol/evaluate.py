@@ -4,9 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from fl_dpbayes.config.names import GroupText
-from fl_dpbayes.config.recalibration import RecalibrationMap, parameter_count
-from fl_dpbayes.config.task import TrainedPrevalence
+from fl_dpbayes.config import GroupText, RecalibrationMap, TrainedPrevalence, parameter_count
 from fl_dpbayes.protocol.train import Digest, PrivacyStatement, StageReply, StageRequest
 
 PredictorName = Literal["last", "posterior", "hierarchical"]

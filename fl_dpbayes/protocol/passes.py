@@ -8,8 +8,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from fl_dpbayes.config.base import Config
-from fl_dpbayes.config.names import OutsideText
+from fl_dpbayes.config import OutsideText
+from fl_dpbayes.files import Config
 
 MOST_ROWS = 2**20
 MOST_PASSES = 8

@@ -4,12 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, PositiveInt
 
-from fl_dpbayes.config.recalibration import (
-    AnyRecalibrationPlan,
-    CountingPlan,
-    Parameters,
-    parameter_count,
-)
+from fl_dpbayes.config import AnyRecalibrationPlan, CountingPlan, Parameters, parameter_count
 from fl_dpbayes.protocol.evaluate import Weights
 from fl_dpbayes.protocol.train import Digest, StageRequest, StepsReply
 

@@ -2,8 +2,8 @@
 
 from enum import StrEnum
 
-from fl_dpbayes.config.base import Message
-from fl_dpbayes.config.names import OutsideText, outside_text
+from fl_dpbayes.config import OutsideText, outside_text
+from fl_dpbayes.files import Message
 
 
 class RefusalCode(StrEnum):

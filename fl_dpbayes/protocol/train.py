@@ -4,10 +4,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt
 
-from fl_dpbayes.config.base import Message
-from fl_dpbayes.config.names import OutsideText
-from fl_dpbayes.config.plan import Adjacency, Probability, TrainingPlan
-from fl_dpbayes.config.task import Model, Task
+from fl_dpbayes.config import Adjacency, Model, OutsideText, Probability, Task, TrainingPlan
+from fl_dpbayes.files import Message
 from fl_dpbayes.protocol.passes import StatedPasses
 
 RunId = Annotated[str, Field(pattern=r"^[0-9a-f]{16,64}$")]

@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import ValidationError
 
-from fl_dpbayes.config.base import Message, digest
-from fl_dpbayes.config.names import outside_text
+from fl_dpbayes.config import outside_text
+from fl_dpbayes.files import Message, digest
 
 # The largest honest headers list weights of 20,000 samples, or the noise of each of tens of
 # thousands of steps.

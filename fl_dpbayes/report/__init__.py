@@ -1,1 +1,71 @@
-"""What a run found, for people: records on disk, tables in the terminal, figures and one HTML report."""
+"""Tables, figures and the page with its answer.
+
+What comes in: a run's summary and rows. What goes out: text, figures and `report.html`.
+"""
+
+from fl_dpbayes.report.answer import headline_predictor
+from fl_dpbayes.report.numbers import (
+    count,
+    decimal,
+    duration,
+    interval,
+    points,
+    rounded_up,
+    significant,
+)
+from fl_dpbayes.report.page import PAGE, write_report
+from fl_dpbayes.report.page_tables import page_table
+from fl_dpbayes.report.run_files import (
+    CALIBRATION_COLUMNS,
+    PRIVACY_COLUMNS,
+    PRIVACY_FILE,
+    ROUND_COLUMNS,
+    ROUNDS_FILE,
+    SUMMARY_FILE,
+    append_csv,
+    calibration_csv_row,
+    check_not_cut_off,
+    read_csv,
+    read_summary,
+    stored_summary,
+    write_csv,
+    write_summary,
+)
+from fl_dpbayes.report.study.quantities import over_seeds
+from fl_dpbayes.report.tables import calibration_table, privacy_table
+from fl_dpbayes.report.terminal_table import printed_table
+from fl_dpbayes.report.warnings import sentence, sentences
+
+__all__ = [
+    "CALIBRATION_COLUMNS",
+    "PAGE",
+    "PRIVACY_COLUMNS",
+    "PRIVACY_FILE",
+    "ROUNDS_FILE",
+    "ROUND_COLUMNS",
+    "SUMMARY_FILE",
+    "append_csv",
+    "calibration_csv_row",
+    "calibration_table",
+    "check_not_cut_off",
+    "count",
+    "decimal",
+    "duration",
+    "headline_predictor",
+    "interval",
+    "over_seeds",
+    "page_table",
+    "points",
+    "printed_table",
+    "privacy_table",
+    "read_csv",
+    "read_summary",
+    "rounded_up",
+    "sentence",
+    "sentences",
+    "significant",
+    "stored_summary",
+    "write_csv",
+    "write_report",
+    "write_summary",
+]

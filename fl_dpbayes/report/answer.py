@@ -9,8 +9,8 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from fl_dpbayes.config.names import PREDICTORS, counted
-from fl_dpbayes.config.summary import CalibrationRecord, PrivacyRecord, Role, Summary
+from fl_dpbayes.config import PREDICTORS, CalibrationRecord, PrivacyRecord, Summary, counted
+from fl_dpbayes.config.summary import Role
 from fl_dpbayes.report.numbers import (
     count,
     decimal,

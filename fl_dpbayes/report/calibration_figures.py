@@ -9,9 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 
-from fl_dpbayes.config.metrics import METRICS
-from fl_dpbayes.config.names import PREDICTORS
-from fl_dpbayes.config.summary import CalibrationRecord, ReliabilityRecord
+from fl_dpbayes.config import METRICS, PREDICTORS, CalibrationRecord, ReliabilityRecord
 from fl_dpbayes.report import figure_style as look
 from fl_dpbayes.report.figure_style import BAND, INK, MUTED, predictor_style
 from fl_dpbayes.report.numbers import known

@@ -7,7 +7,7 @@ from typing import Any
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from fl_dpbayes.config.summary import CalibrationRecord, ReliabilityRecord
+from fl_dpbayes.config import CalibrationRecord, ReliabilityRecord
 from fl_dpbayes.report import figure_style as look
 from fl_dpbayes.report.figure_style import INK, MUTED, predictor_style
 from fl_dpbayes.report.numbers import count

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from fl_dpbayes.config.errors import UserError
-from fl_dpbayes.config.summary import Summary
+from fl_dpbayes.config import Summary
+from fl_dpbayes.errors import UserError
 from fl_dpbayes.report.answer import answer, off_by
 from fl_dpbayes.report.figures import draw_figures
 from fl_dpbayes.report.page import write_page

@@ -15,7 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-from fl_dpbayes.config.files.atomic_file import write_atomically, written
+from fl_dpbayes.files import write_atomically, written
 from fl_dpbayes.report.page_tables import PageTable
 
 INK, MUTED, GRID, BAND = "#1f2933", "#5b6770", "#e3e7ea", "#dfe5ea"

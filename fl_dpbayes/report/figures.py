@@ -6,9 +6,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from fl_dpbayes.config.metrics import METRICS
-from fl_dpbayes.config.names import PREDICTORS
-from fl_dpbayes.config.summary import CalibrationRecord, ReliabilityRecord, Summary
+from fl_dpbayes.config import METRICS, PREDICTORS, CalibrationRecord, ReliabilityRecord, Summary
 from fl_dpbayes.report.answer import headline_predictor
 from fl_dpbayes.report.calibration_figures import heat_figure, reliability_figure, sites_figure
 from fl_dpbayes.report.curve_figures import epsilon_figure, net_benefit_figure, roc_figure

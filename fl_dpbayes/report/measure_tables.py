@@ -6,9 +6,9 @@ from functools import partial
 from itertools import chain
 from typing import Any, TypeVar
 
-from fl_dpbayes.calibration.intervals import wilson_interval
-from fl_dpbayes.config.names import PREDICTORS
-from fl_dpbayes.config.summary import (
+from fl_dpbayes.calibration import wilson_interval
+from fl_dpbayes.config import (
+    PREDICTORS,
     CalibrationRecord,
     ConformalRecord,
     ShiftDetectionRecord,

@@ -1,6 +1,6 @@
 """The model card of a run: items of TRIPOD+AI (Collins et al., BMJ 385:e078378, 2024), as far as a run knows them."""
 
-from fl_dpbayes.config.summary import Summary
+from fl_dpbayes.config import Summary
 from fl_dpbayes.report.answer import answer
 from fl_dpbayes.report.numbers import count
 from fl_dpbayes.report.page_tables import facts

@@ -6,8 +6,8 @@ from pathlib import Path
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
-from fl_dpbayes.config.files.atomic_file import write_atomically
-from fl_dpbayes.config.names import PREDICTORS
+from fl_dpbayes.config import PREDICTORS
+from fl_dpbayes.files import write_atomically
 from fl_dpbayes.report import wording
 from fl_dpbayes.report.answer import answer
 from fl_dpbayes.report.measure_tables import measure_tables

@@ -7,8 +7,8 @@ from itertools import compress
 
 from rich import filesize
 
-from fl_dpbayes.config.names import PREDICTORS
-from fl_dpbayes.config.summary import (
+from fl_dpbayes.config import (
+    PREDICTORS,
     CalibrationRecord,
     EvaluationPrivacyRecord,
     PrivacyRecord,

@@ -9,11 +9,9 @@ from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
-from fl_dpbayes.config.base import json_values
-from fl_dpbayes.config.errors import UserError
-from fl_dpbayes.config.files import atomic_file
-from fl_dpbayes.config.metrics import METRICS
-from fl_dpbayes.config.summary import CalibrationRecord, Summary, parse_summary
+from fl_dpbayes.config import METRICS, CalibrationRecord, Summary, parse_summary
+from fl_dpbayes.errors import UserError
+from fl_dpbayes.files import atomic_file, json_values
 
 SUMMARY_FILE, PRIVACY_FILE, ROUNDS_FILE = "summary.json", "privacy.csv", "rounds.csv"
 

@@ -4,13 +4,16 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from fl_dpbayes.config.base import Config
-from fl_dpbayes.config.names import counted
-from fl_dpbayes.config.plan import PrivacyPlan
-from fl_dpbayes.config.recalibration import ISOTONIC_BINS, recalibration_plan
-from fl_dpbayes.config.rule import PublicFile
-from fl_dpbayes.config.scenario import Scenario
-from fl_dpbayes.config.summary import SettingRecord
+from fl_dpbayes.config import (
+    ISOTONIC_BINS,
+    PrivacyPlan,
+    PublicFile,
+    Scenario,
+    SettingRecord,
+    counted,
+    recalibration_plan,
+)
+from fl_dpbayes.files import Config
 
 
 def settings_table(

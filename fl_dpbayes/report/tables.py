@@ -2,7 +2,7 @@
 
 from rich.table import Table
 
-from fl_dpbayes.config.summary import Summary
+from fl_dpbayes.config import Summary
 from fl_dpbayes.report import page_tables
 from fl_dpbayes.report.answer import median_rows
 from fl_dpbayes.report.terminal_table import printed_table

@@ -4,8 +4,7 @@ import string
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from fl_dpbayes.config.errors import RunWarning
-from fl_dpbayes.config.names import counted
+from fl_dpbayes.config import RunWarning, counted
 
 
 def _few_samples(samples: int, least: int, chains: int, apart: str = "") -> str:

@@ -2,8 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from fl_dpbayes.config.names import PREDICTORS
-from fl_dpbayes.config.summary import CalibrationRecord, ReliabilityRecord, Summary
+from fl_dpbayes.config import PREDICTORS, CalibrationRecord, ReliabilityRecord, Summary
 from fl_dpbayes.report.numbers import probability, rounded_up, significant
 
 ROLES = {"held_out": "held-out sites", "shifted": "shifted sites", "train": "training sites"}

@@ -11,7 +11,7 @@ from functools import partial
 import torch
 from torch import nn
 
-from fl_dpbayes.config.sampler import Adam
+from fl_dpbayes.config import Adam
 from fl_dpbayes.samplers.algorithm import Algorithm
 from fl_dpbayes.samplers.state_vectors import ChainState
 

@@ -14,9 +14,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from fl_dpbayes.config.kinds import implementation
-from fl_dpbayes.config.sampler import FlatPrior, Prior, Sampler
-from fl_dpbayes.models.priors import prior_gradient
+from fl_dpbayes.config import FlatPrior, Prior, Sampler, implementation
+from fl_dpbayes.models import prior_gradient
 from fl_dpbayes.samplers.gradients.loss import RecordLoss
 from fl_dpbayes.samplers.state_vectors import ChainState
 

@@ -2,7 +2,7 @@
 
 from torch import nn
 
-from fl_dpbayes.config.sampler import BayesByBackprop
+from fl_dpbayes.config import BayesByBackprop
 from fl_dpbayes.models import variational
 from fl_dpbayes.samplers import sgld
 from fl_dpbayes.samplers.algorithm import Algorithm

@@ -8,14 +8,12 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from fl_dpbayes.models.gaussian import normal_vectors
-from fl_dpbayes.models.parameters import trainable_parameters, vector_loader
-from fl_dpbayes.models.rows import keep_freed_memory
+from fl_dpbayes.models import keep_freed_memory, normal_vectors, trainable_parameters, vector_loader
 from fl_dpbayes.samplers.algorithm import build_algorithm
 from fl_dpbayes.samplers.gradients.clipping import ClippedSum
 from fl_dpbayes.samplers.minibatch import BatchGradient, TrainingRecords
-from fl_dpbayes.samplers.planned import ChainStreams, PlannedChain
 from fl_dpbayes.samplers.state_vectors import ChainState, Vectors, from_state, to_state
+from fl_dpbayes.schedules import ChainStreams, PlannedChain
 
 # Numbers at a time: their float64 stays in a processor's cache.
 _PART = 2**16

@@ -6,10 +6,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fl_dpbayes.config.sampler import FlatPrior, GaussianPrior, LaplacePrior
+from fl_dpbayes.config import FlatPrior, GaussianPrior, LaplacePrior
 from fl_dpbayes.samplers.algorithm import Algorithm, build_algorithm
-from fl_dpbayes.samplers.planned import PlannedChain
 from fl_dpbayes.samplers.state_vectors import ChainState
+from fl_dpbayes.schedules import PlannedChain
 
 Array = npt.NDArray[np.float64]
 

@@ -15,11 +15,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from fl_dpbayes.config.files.atomic_file import replaced
-from fl_dpbayes.config.plan import TrainingPlan
-from fl_dpbayes.models.parameters import parameter_shapes, vector_views
-from fl_dpbayes.models.priors import log_prior
-from fl_dpbayes.models.row_wise import RowWise
+from fl_dpbayes.config import TrainingPlan
+from fl_dpbayes.files import replaced
+from fl_dpbayes.models import RowWise, log_prior, parameter_shapes, vector_views
 from fl_dpbayes.samplers.gradients.clipping import ClippedSum
 from fl_dpbayes.samplers.minibatch import TrainingRecords
 from fl_dpbayes.samplers.state_vectors import ChainState, from_state

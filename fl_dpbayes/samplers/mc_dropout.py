@@ -4,8 +4,8 @@ from functools import partial
 
 from torch import nn
 
-from fl_dpbayes.config.sampler import MCDropout
-from fl_dpbayes.models.dropout import DropoutModule
+from fl_dpbayes.config import MCDropout
+from fl_dpbayes.models import DropoutModule
 from fl_dpbayes.samplers import sgd
 from fl_dpbayes.samplers.algorithm import Algorithm
 

@@ -11,13 +11,19 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from fl_dpbayes.config.files.kept import KEPT
-from fl_dpbayes.config.plan import AnyPrivacyPlan
-from fl_dpbayes.models.dropout import DropoutModule
-from fl_dpbayes.models.on_device import moved, uploaded
-from fl_dpbayes.models.parameters import trainable_parameters
-from fl_dpbayes.models.products import computing
-from fl_dpbayes.models.rows import PassShape, failing_rows, note, structure
+from fl_dpbayes.config import AnyPrivacyPlan
+from fl_dpbayes.files import KEPT
+from fl_dpbayes.models import (
+    DropoutModule,
+    PassShape,
+    computing,
+    failing_rows,
+    moved,
+    note,
+    structure,
+    trainable_parameters,
+    uploaded,
+)
 from fl_dpbayes.samplers.gradients.clipping import (
     ClippedSum,
     add_up,
@@ -42,7 +48,7 @@ from fl_dpbayes.samplers.gradients.pass_shape import (
 )
 from fl_dpbayes.samplers.gradients.stochastic import resampled
 from fl_dpbayes.samplers.gradients.vmap import layer_sizes, per_unit_gradients
-from fl_dpbayes.samplers.planned import ChainStreams
+from fl_dpbayes.schedules import ChainStreams
 
 # Bits of a unit, 6 / 64 of a word, beside which a share of 1 / 64 of the uniforms costs little.
 _MOST_BITS = 6

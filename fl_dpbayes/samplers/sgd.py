@@ -12,7 +12,7 @@ from functools import partial
 import torch
 from torch import nn
 
-from fl_dpbayes.config.sampler import SGD
+from fl_dpbayes.config import SGD
 from fl_dpbayes.samplers import sgld
 from fl_dpbayes.samplers.algorithm import Algorithm
 from fl_dpbayes.samplers.state_vectors import ChainState

@@ -11,7 +11,7 @@ from functools import partial
 import torch
 from torch import nn
 
-from fl_dpbayes.config.sampler import SGHMC
+from fl_dpbayes.config import SGHMC
 from fl_dpbayes.samplers.algorithm import Algorithm
 from fl_dpbayes.samplers.state_vectors import ChainState
 

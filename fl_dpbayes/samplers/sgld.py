@@ -10,7 +10,7 @@ al. 2016, Algorithm 1.
 import torch
 from torch import nn
 
-from fl_dpbayes.config.sampler import SGLD
+from fl_dpbayes.config import SGLD
 from fl_dpbayes.samplers.algorithm import Algorithm
 from fl_dpbayes.samplers.state_vectors import ChainState
 

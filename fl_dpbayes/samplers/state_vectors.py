@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from fl_dpbayes.config.sampler import Sampler
-from fl_dpbayes.models.parameters import arrays_to_vector, vector_to_arrays
-from fl_dpbayes.protocol.arrays import Arrays, prefixed, without_prefix
+from fl_dpbayes.config import Sampler
+from fl_dpbayes.models import arrays_to_vector, vector_to_arrays
+from fl_dpbayes.protocol import Arrays, prefixed, without_prefix
 
 Vectors = Mapping[str, torch.Tensor]
 

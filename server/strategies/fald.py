@@ -5,15 +5,22 @@ from collections.abc import Mapping
 import numpy as np
 import numpy.typing as npt
 
-from fl_dpbayes.config.aggregation import FALD
-from fl_dpbayes.config.errors import warning
-from fl_dpbayes.posterior.averages import average_of_states
-from fl_dpbayes.posterior.chains import flatten_state
-from fl_dpbayes.posterior.hierarchical.effects import HOSPITALS, summed_round
-from fl_dpbayes.posterior.rules.fald import DriftMeter, averaged_temperature, target_warnings
-from fl_dpbayes.posterior.samples import PerSite, PosteriorSamples, StoredSamples, point_of
-from fl_dpbayes.privacy.planned_noise import planned_chain
-from fl_dpbayes.protocol.arrays import Arrays, without_prefix
+from fl_dpbayes.config import FALD, warning
+from fl_dpbayes.posterior import (
+    HOSPITALS,
+    DriftMeter,
+    PerSite,
+    PosteriorSamples,
+    StoredSamples,
+    average_of_states,
+    averaged_temperature,
+    flatten_state,
+    point_of,
+    summed_round,
+    target_warnings,
+)
+from fl_dpbayes.privacy import planned_chain
+from fl_dpbayes.protocol import Arrays, without_prefix
 from server.check_reply import CheckedReply
 from server.roster import Federation
 from server.run_record import RunRecord

@@ -2,13 +2,11 @@
 
 from collections.abc import Mapping
 
-from fl_dpbayes.config.aggregation import FedPA, prior_scale
-from fl_dpbayes.config.errors import RunWarning, UserError
-from fl_dpbayes.posterior.alignment import state_warnings
-from fl_dpbayes.posterior.averages import average_states
+from fl_dpbayes.config import FedPA, RunWarning, prior_scale
+from fl_dpbayes.errors import UserError
+from fl_dpbayes.posterior import PerSite, PosteriorSamples, average_states, state_warnings
 from fl_dpbayes.posterior.rules import fedpa
-from fl_dpbayes.posterior.samples import PerSite, PosteriorSamples
-from fl_dpbayes.protocol.arrays import Arrays, prefixed, without_prefix
+from fl_dpbayes.protocol import Arrays, prefixed, without_prefix
 from server.check_reply import CheckedReply
 from server.roster import Federation
 from server.run_record import RunRecord

@@ -5,21 +5,21 @@ A rule makes one posterior of what all of them released.
 
 import numpy as np
 
-from fl_dpbayes.config.aggregation import AveragingRule
-from fl_dpbayes.config.errors import warning
-from fl_dpbayes.config.task import LogisticModel
-from fl_dpbayes.posterior.averages import average_of_states
-from fl_dpbayes.posterior.rules.combine import Aggregate, Released, combine_sites
-from fl_dpbayes.posterior.rules.mixture import joined
-from fl_dpbayes.posterior.samples import (
+from fl_dpbayes.config import AveragingRule, LogisticModel, warning
+from fl_dpbayes.posterior import (
+    Aggregate,
     AnySamples,
     PerSite,
     PosteriorSamples,
+    Released,
+    average_of_states,
+    combine_sites,
     concatenate,
+    joined,
     point_of,
+    prepare_student,
 )
-from fl_dpbayes.posterior.student import prepare_student
-from fl_dpbayes.protocol.arrays import Arrays, without_prefix
+from fl_dpbayes.protocol import Arrays, without_prefix
 from server.roster import Federation
 from server.run_record import RunRecord
 from server.strategies.strategy import PosteriorStrategy

@@ -13,27 +13,29 @@ from flwr.common import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
-from fl_dpbayes.config.base import digest
-from fl_dpbayes.config.data_folder import backbone_folder
-from fl_dpbayes.config.errors import UserError, warning
-from fl_dpbayes.config.files.journal import Entry
-from fl_dpbayes.config.scenario import site_plan
-from fl_dpbayes.models.build import build_model
-from fl_dpbayes.models.parameters import to_vector
-from fl_dpbayes.posterior.far_off import (
+from fl_dpbayes.config import backbone_folder, site_plan, warning
+from fl_dpbayes.errors import UserError
+from fl_dpbayes.files import Entry, digest
+from fl_dpbayes.models import build_model, to_vector
+from fl_dpbayes.posterior import (
     SKETCH_SIZE,
+    PosteriorBank,
+    PosteriorSamples,
     noise_of_mean,
     relative_distances,
     sketched_move,
+    weigh_sites,
 )
-from fl_dpbayes.posterior.sample_store import PosteriorBank
-from fl_dpbayes.posterior.samples import PosteriorSamples
-from fl_dpbayes.posterior.site_weights import weigh_sites
-from fl_dpbayes.privacy.planned_noise import planned_chain
-from fl_dpbayes.protocol.arrays import Arrays, prefixed, without_prefix
-from fl_dpbayes.protocol.train import TrainReply, TrainRequest
-from fl_dpbayes.protocol.wire import arrays_digest
-from fl_dpbayes.samplers.state_vectors import initial_vectors, state_arrays
+from fl_dpbayes.privacy import planned_chain
+from fl_dpbayes.protocol import (
+    Arrays,
+    TrainReply,
+    TrainRequest,
+    arrays_digest,
+    prefixed,
+    without_prefix,
+)
+from fl_dpbayes.samplers import initial_vectors, state_arrays
 from server.check_reply import (
     CheckedReply,
     check_disk_space,

@@ -7,12 +7,18 @@ from typing import TypeVar
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 
-from fl_dpbayes.calibration.federation.evaluation import Evaluation
-from fl_dpbayes.config.errors import UserError, warning
-from fl_dpbayes.posterior.hierarchical.effects import HOSPITALS, UNKNOWN
-from fl_dpbayes.posterior.hierarchical.model import HospitalModel, fit_hospitals
-from fl_dpbayes.posterior.samples import AnySamples, PosteriorSamples
-from fl_dpbayes.report.warnings import sentence
+from fl_dpbayes.calibration import Evaluation
+from fl_dpbayes.config import warning
+from fl_dpbayes.errors import UserError
+from fl_dpbayes.posterior import (
+    HOSPITALS,
+    UNKNOWN,
+    AnySamples,
+    HospitalModel,
+    PosteriorSamples,
+    fit_hospitals,
+)
+from fl_dpbayes.report import sentence
 from server.check_reply import check_disk_space
 from server.evaluation import EvaluationStage, most_evaluated
 from server.recalibration import Recalibration, recalibrate_sites

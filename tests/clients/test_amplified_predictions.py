@@ -9,13 +9,13 @@ import pandas
 import pytest
 from flwr.app import Message
 
+from fl_dpbayes.audit.one_unit import amplify
 from fl_dpbayes.config.task import MLPModel, Task
 from fl_dpbayes.models.build import build_model
 from fl_dpbayes.models.parameters import to_vector, vector_to_arrays
 from fl_dpbayes.privacy.splits import in_recalibration_part
 from fl_dpbayes.protocol.arrays import prefixed
 from fl_dpbayes.protocol.wire import arrays_digest
-from fl_dpbayes.run.audit.one_unit import amplify
 
 # Each of the tables read here has 784 columns.
 pytestmark = pytest.mark.slow

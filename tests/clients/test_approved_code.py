@@ -11,10 +11,10 @@ import pytest
 from fl_dpbayes.config import installed_code
 from fl_dpbayes.config.approvals import approvals_file, read_approvals
 from fl_dpbayes.config.approved_code import approve_bundle
-from fl_dpbayes.config.files.audit_log import read_audit_log
 from fl_dpbayes.config.site_file import read_own_site_file
-from fl_dpbayes.run.site.bundle import decision, read_bundle
-from fl_dpbayes.run.site.node import own_bundle
+from fl_dpbayes.files.audit_log import read_audit_log
+from fl_dpbayes.hospital.bundle import decision, read_bundle
+from fl_dpbayes.hospital.node import own_bundle
 from tests.asking import ROWS, refusal_of
 
 ROOT = Path(__file__).parents[2]

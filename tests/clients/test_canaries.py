@@ -11,8 +11,8 @@ import pytest
 import torch
 from flwr.app import Context, Message, RecordDict
 
-from fl_dpbayes.config.files.audit_log import read_audit_log
-from fl_dpbayes.run.inline_engine import InlineGrid
+from fl_dpbayes.engine.inline_engine import InlineGrid
+from fl_dpbayes.files.audit_log import read_audit_log
 from tests.asking import ROWS, SOURCE, evaluate, refusal_of
 
 ROOT = Path(__file__).parents[2]

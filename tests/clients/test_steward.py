@@ -10,17 +10,17 @@ from rich.console import Console
 import clients.train
 from clients.evaluate import declared_groups
 from fl_dpbayes.config.approvals import approvals_file
-from fl_dpbayes.config.files import audit_log
-from fl_dpbayes.config.files.audit_log import audit_log_path, read_audit_log, record
 from fl_dpbayes.config.site_file import Policy
 from fl_dpbayes.data.site import SiteSplit
+from fl_dpbayes.files import audit_log
+from fl_dpbayes.files.audit_log import audit_log_path, read_audit_log, record
+from fl_dpbayes.hospital.bundle import decision, read_bundle
+from fl_dpbayes.hospital.statement import print_statement
 from fl_dpbayes.privacy.events import GaussianEvent
 from fl_dpbayes.privacy.ledger.ledger import Refused
 from fl_dpbayes.privacy.ledger.state import Cohort
 from fl_dpbayes.privacy.pld.loss_distribution import pld_epsilon
 from fl_dpbayes.protocol.refusal import RefusalCode
-from fl_dpbayes.run.site.bundle import decision, read_bundle
-from fl_dpbayes.run.site.statement import print_statement
 from tests.asking import ROWS, evaluate, refusal_of, refused, rows_of
 from tests.ledgers import complete, open_ledger, spending
 

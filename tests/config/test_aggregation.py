@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from fl_dpbayes.config.aggregation import Mixture
-from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.scenario import load_scenario, write_scenario
 from fl_dpbayes.data.simulation import run_identifier
+from fl_dpbayes.errors import UserError
 from tests.asking import refused
 
 RULES = {

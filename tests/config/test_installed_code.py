@@ -25,7 +25,7 @@ from clients.policy import check_code
 from fl_dpbayes.config.scenario import load_scenario, site_plan
 from fl_dpbayes.config.site_file import read_site_file
 from fl_dpbayes.protocol.train import TrainRequest
-from fl_dpbayes.run.simulate import simulate
+from fl_dpbayes.engine.simulate import simulate
 scenario = load_scenario("digits", ["data.source=tumours", "partition={kind='iid'}", "training.burn_in=0",
     "sites={a={role='train'}, b={role='train'}}", "sampler.kind=dp-nesterov", "aggregation={rule='first'}"])
 assert type(scenario.sampler) is Nesterov

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from fl_dpbayes.config.base import digest
-from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.scenario import Scenario, load_scenario, shipped_scenarios, write_scenario
 from fl_dpbayes.config.validation_text import read_record
 from fl_dpbayes.data.simulation import plan_sites, run_identifier
+from fl_dpbayes.errors import UserError
+from fl_dpbayes.files.record import digest
 from tests.asking import refused
 
 DROPOUT = ["sampler.kind=dp-mc-dropout", "aggregation.rule=mixture"]

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.task import Task
 from fl_dpbayes.data.public_records import read_public_records, synthetic_inputs
+from fl_dpbayes.errors import UserError
 from tests.asking import refused
 
 PIXELS = Task(input_shape=(1, 2, 2), classes=3)

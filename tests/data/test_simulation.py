@@ -27,9 +27,9 @@ from fl_dpbayes.data.partition import label_total_variation
 from fl_dpbayes.data.records import load_unscaled
 from fl_dpbayes.data.simulation import plan_sites, prepare_simulation
 from fl_dpbayes.data.site_ledger import cohort_of, ledger_place
+from fl_dpbayes.engine.simulate import simulate
+from fl_dpbayes.predict.stored_posterior import predict_records
 from fl_dpbayes.privacy.ledger.ledger import Ledger
-from fl_dpbayes.run.simulate import simulate
-from fl_dpbayes.run.stored_posterior import predict_records
 from tests.asking import refused
 
 TRAIN = SiteSpec(role="train")

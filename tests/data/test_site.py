@@ -10,7 +10,6 @@ import pytest
 
 from fl_dpbayes.config.data import Shift
 from fl_dpbayes.config.data_folder import SHARED_RECORDS
-from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.site_file import (
     LedgerSettings,
     Selection,
@@ -32,6 +31,7 @@ from fl_dpbayes.data.site import (
 )
 from fl_dpbayes.data.site_ledger import create_ledger, data_version, open_ledger
 from fl_dpbayes.data.snapshot import source_files, write_snapshot
+from fl_dpbayes.errors import UserError
 from fl_dpbayes.privacy.ledger.cohort_creation import shared_fraction, unit_sketch
 from fl_dpbayes.privacy.ledger.file import ledger_key
 from fl_dpbayes.privacy.splits import unit_scores

@@ -17,8 +17,8 @@ from fl_dpbayes.data.snapshot import (
     source_files,
     write_snapshot,
 )
-from fl_dpbayes.run.site.bundle import read_bundle
-from fl_dpbayes.run.site.node import own_bundle
+from fl_dpbayes.hospital.bundle import read_bundle
+from fl_dpbayes.hospital.node import own_bundle
 from tests.asking import ROWS, record_of, refusal_of, rows_of
 
 PLACE = "ledger/north.records.npz"

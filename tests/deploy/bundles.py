@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from fl_dpbayes.run.flower_command import APP_PROJECT
+from fl_dpbayes.engine.flower_command import APP_PROJECT
 
 FOREIGN = """\
 from pathlib import Path

@@ -15,7 +15,7 @@ from pathlib import Path
 import tomli_w
 
 from fl_dpbayes.config.site_file import SiteFile, write_site_file
-from fl_dpbayes.run.flower_command import ENVIRONMENT
+from fl_dpbayes.engine.flower_command import ENVIRONMENT
 
 BIN = Path(sys.executable).parent
 REPOSITORY = Path(__file__).parents[2]

@@ -21,7 +21,6 @@ from rich.console import Console
 from safetensors.numpy import load_file
 
 from fl_dpbayes.config.approved_code import approve_bundle
-from fl_dpbayes.config.files.atomic_file import PARTIAL
 from fl_dpbayes.config.site_file import (
     LedgerSettings,
     Policy,
@@ -30,13 +29,14 @@ from fl_dpbayes.config.site_file import (
     read_site_file,
     write_site_file,
 )
+from fl_dpbayes.coordinator.deploy import AT_EACH_SITE
 from fl_dpbayes.data.simulation import run_identifier
+from fl_dpbayes.engine.inline_engine import run_inline
+from fl_dpbayes.files.atomic_file import PARTIAL
+from fl_dpbayes.hospital.check import check_site
+from fl_dpbayes.hospital.init_site import coordinators_scenario
+from fl_dpbayes.hospital.ledger import create_ledger, ledger_of
 from fl_dpbayes.privacy.ledger.state import LedgerState
-from fl_dpbayes.run.deploy.deploy import AT_EACH_SITE
-from fl_dpbayes.run.inline_engine import run_inline
-from fl_dpbayes.run.site.check import check_site
-from fl_dpbayes.run.site.init_site import coordinators_scenario
-from fl_dpbayes.run.site.ledger import create_ledger, ledger_of
 from tests.deploy.bundles import FOREIGN, app_folder
 from tests.deploy.real_federation import RealFederation, wait_for
 from tests.deploy.sites import site_record

@@ -25,13 +25,13 @@ from fl_dpbayes.config.approvals import (
     read_approvals,
 )
 from fl_dpbayes.config.approved_code import approve_bundle
-from fl_dpbayes.config.errors import UserError
-from fl_dpbayes.config.files.audit_log import read_audit_log
 from fl_dpbayes.config.site_file import Connection, read_own_site_file, write_site_file
-from fl_dpbayes.run.site import node
-from fl_dpbayes.run.site.approve import approve_digest, show_waiting
-from fl_dpbayes.run.site.bundle import decision, own_list, read_bundle
-from fl_dpbayes.run.site.keys import make_keys
+from fl_dpbayes.errors import UserError
+from fl_dpbayes.files.audit_log import read_audit_log
+from fl_dpbayes.hospital import node
+from fl_dpbayes.hospital.approve import approve_digest, show_waiting
+from fl_dpbayes.hospital.bundle import decision, own_list, read_bundle
+from fl_dpbayes.hospital.keys import make_keys
 from tests.asking import refused
 from tests.deploy.sites import site_record
 

@@ -15,11 +15,11 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from fl_dpbayes.config.errors import UserError
-from fl_dpbayes.run.deploy.provision import provision
+from fl_dpbayes.coordinator.provision import provision
+from fl_dpbayes.errors import UserError
 from tests.deploy.real_federation import BIN, REPOSITORY, RealFederation, free_port, wait_for
 from tests.deploy.sites import site_record
-from tests.run.site.conftest import files_in
+from tests.hospital.conftest import files_in
 
 NGINX = shutil.which("nginx", path="/usr/sbin:/usr/local/sbin:/usr/bin")
 

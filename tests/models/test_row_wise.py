@@ -8,15 +8,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fl_dpbayes.config.errors import UserError
+from benchmarks import clip
 from fl_dpbayes.config.task import CNNModel, LogisticModel, MLPModel, ModuleModel, Task
+from fl_dpbayes.errors import UserError
 from fl_dpbayes.models.build import build_model
 from fl_dpbayes.models.mapped import mapped
 from fl_dpbayes.models.own_module import provided
 from fl_dpbayes.models.row_wise import RowWise, is_chain_of_known_layers, where_rows_meet
 from fl_dpbayes.models.rows import structure
 from fl_dpbayes.report.warnings import sentences
-from fl_dpbayes.run.bench import clip
 from fl_dpbayes.samplers.gradients import engine
 from fl_dpbayes.samplers.gradients.engine import gradient_engine, where_gradients_meet
 from fl_dpbayes.samplers.gradients.record_by_record import record_by_record_warnings
@@ -499,9 +499,9 @@ CALLERS = {
     "fl_dpbayes/models/parameters.py",
     "fl_dpbayes/models/row_wise.py",
     "fl_dpbayes/models/variational.py",
-    "fl_dpbayes/run/audit/gradients.py",
-    "fl_dpbayes/run/bench/clip.py",
-    "fl_dpbayes/run/bench/end_to_end.py",
+    "fl_dpbayes/audit/gradients.py",
+    "benchmarks/clip.py",
+    "benchmarks/end_to_end.py",
     "fl_dpbayes/samplers/gradients/book_keeping.py",
     "fl_dpbayes/samplers/gradients/engine.py",
     "fl_dpbayes/samplers/gradients/pass_shape.py",

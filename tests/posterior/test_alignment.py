@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from fl_dpbayes.config.errors import warning
+from fl_dpbayes.config.run_warning import warning
 from fl_dpbayes.config.task import CNNModel, MLPModel, Task
 from fl_dpbayes.models.build import build_model
 from fl_dpbayes.models.parameters import to_vector, vector_to_arrays

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fl_dpbayes.config.aggregation import FALD
-from fl_dpbayes.config.errors import warning
+from fl_dpbayes.config.run_warning import warning
 from fl_dpbayes.posterior.averages import (
     average_of_states,
     coordinate_median,

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from fl_dpbayes.config.files import atomic_file
-from fl_dpbayes.config.files.array_file import read_arrays, write_arrays
+from fl_dpbayes.files import atomic_file
+from fl_dpbayes.files.array_file import read_arrays, write_arrays
 from fl_dpbayes.posterior.sample_file import open_samples
 from fl_dpbayes.posterior.sample_store import PosteriorBank
 from fl_dpbayes.posterior.samples import PosteriorSamples

@@ -3,8 +3,8 @@
 import pytest
 
 from fl_dpbayes.config.aggregation import FALD, AveragingRule, Distillation, FedAvg, FedBE, Mixture
-from fl_dpbayes.config.errors import warning
 from fl_dpbayes.config.rule import SyntheticInputs
+from fl_dpbayes.config.run_warning import warning
 from fl_dpbayes.posterior.site_weights import capped_weights, unit_weights, weigh_sites
 from fl_dpbayes.report.warnings import sentence
 

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from fl_dpbayes.config.files.array_file import seal, sealable, write_arrays
 from fl_dpbayes.config.recalibration import RecalibrationMap
 from fl_dpbayes.config.task import MLPModel, Task
+from fl_dpbayes.files.array_file import seal, sealable, write_arrays
 from fl_dpbayes.models.build import model_shapes
 from fl_dpbayes.posterior.samples import PosteriorSamples
 from fl_dpbayes.posterior.store import load_posterior, save_posterior

@@ -12,8 +12,8 @@ from fl_dpbayes.privacy.events import history_of_steps
 from fl_dpbayes.privacy.filter import Budget, admitted_steps, choose_rule, filter_orders
 from fl_dpbayes.privacy.planned_noise import largest_prefix, solve_multiplier, solve_noise
 from fl_dpbayes.privacy.pld.loss_distribution import pld_epsilon
-from fl_dpbayes.samplers.noise import NoiseScale
-from fl_dpbayes.samplers.planned import step_sizes
+from fl_dpbayes.schedules.noise import NoiseScale
+from fl_dpbayes.schedules.planned import step_sizes
 from tests.asking import refused
 
 SCHEDULES = [

@@ -15,7 +15,7 @@ TESTS = (
     "tests/samplers/test_pass_shape.py",
     "tests/calibration/test_row_check.py",
     "tests/posterior/test_predictive.py",
-    "tests/run/audit/test_amplification.py",
+    "tests/audit/test_amplification.py",
     "tests/clients/test_amplified_predictions.py",
 )
 # What holds whichever way rows stand alone. The others say themselves which way shall be taken, or

@@ -6,8 +6,8 @@ from itertools import product
 
 import pytest
 
-from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.summary import CalibrationRecord, ConformalRecord, parse_summary
+from fl_dpbayes.errors import UserError
 from fl_dpbayes.report.answer import answer
 from fl_dpbayes.report.curve_figures import net_benefit_figure
 from fl_dpbayes.report.figures import _draw_shifts

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fl_dpbayes.config.base import json_values
-from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.summary import Summary, parse_summary
+from fl_dpbayes.errors import UserError
+from fl_dpbayes.files.record import json_values
 from fl_dpbayes.report import run_files
 from fl_dpbayes.report.run_files import read_csv, read_summary, write_csv, write_summary
 from tests.asking import refused

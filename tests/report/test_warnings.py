@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 import fl_dpbayes
-from fl_dpbayes.config.errors import RunWarning, warning
+from fl_dpbayes.config.run_warning import RunWarning, warning
 from fl_dpbayes.report.warnings import SENTENCES, sentence, sentences
 
 ROOT = Path(fl_dpbayes.__file__).parents[1]

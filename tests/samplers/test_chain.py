@@ -20,7 +20,7 @@ from fl_dpbayes.models.gaussian import normal_vectors
 from fl_dpbayes.models.parameters import to_vector, vector_to_arrays
 from fl_dpbayes.samplers import chain
 from fl_dpbayes.samplers.chain import ChainDivergedError
-from fl_dpbayes.samplers.planned import ChainStreams
+from fl_dpbayes.schedules.planned import ChainStreams
 from tests import chains
 
 TASK = Task(input_shape=(4,), classes=3)

@@ -26,8 +26,8 @@ from fl_dpbayes.models.parameters import to_vector
 from fl_dpbayes.samplers import chain
 from fl_dpbayes.samplers.gradients.loss import summed_cross_entropy
 from fl_dpbayes.samplers.minibatch import TrainingRecords, poisson_units
-from fl_dpbayes.samplers.noise import NoiseScale
-from fl_dpbayes.samplers.planned import noise_without_privacy, planned_step_sizes
+from fl_dpbayes.schedules.noise import NoiseScale
+from fl_dpbayes.schedules.planned import noise_without_privacy, planned_step_sizes
 from tests import chains
 from tests.analytic_targets import CHAINS, assert_within_four_standard_errors, regression
 

@@ -9,8 +9,8 @@ from fl_dpbayes.config.scenario import load_scenario, shipped_scenarios, trainin
 from fl_dpbayes.privacy.planned_noise import planned_chain, solve_plan
 from fl_dpbayes.samplers.algorithm import build_algorithm
 from fl_dpbayes.samplers.displacement_bound import displacement_bound
-from fl_dpbayes.samplers.planned import PlannedChain, planned_step_sizes
 from fl_dpbayes.samplers.state_vectors import from_state, initial_vectors, to_state
+from fl_dpbayes.schedules.planned import PlannedChain, planned_step_sizes
 
 PARAMETERS = 60
 SAMPLERS = {

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fl_dpbayes.config.sampler import SGD, SGHMC, SGLD
-from fl_dpbayes.samplers.noise import noise_multipliers
+from fl_dpbayes.schedules.noise import noise_multipliers
 from tests import analytic_targets
 from tests.analytic_targets import (
     CHAINS,

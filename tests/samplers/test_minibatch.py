@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import nn
 
-from fl_dpbayes.config.files.kept import Kept
 from fl_dpbayes.config.plan import (
     AutomaticClipping,
     GlobalClipping,
@@ -15,6 +14,7 @@ from fl_dpbayes.config.plan import (
     PrivacyPlan,
 )
 from fl_dpbayes.config.task import LogisticModel, MLPModel, Task
+from fl_dpbayes.files.kept import Kept
 from fl_dpbayes.models.build import build_model
 from fl_dpbayes.models.dropout import DropoutModule
 from fl_dpbayes.models.parameters import to_vector, vector_loader

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fl_dpbayes.config.sampler import ConstantStepSize, ExponentialStepSize, PolynomialStepSize
-from fl_dpbayes.samplers.noise import NoiseScale, noise_multipliers
-from fl_dpbayes.samplers.planned import step_sizes
+from fl_dpbayes.schedules.noise import NoiseScale, noise_multipliers
+from fl_dpbayes.schedules.planned import step_sizes
 
 SIZES = np.array([0.5, 0.125, 0.02])
 SCALE = NoiseScale(clip_norm=2.0, expected_batch_size=8.0, units=100)

@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch import nn
 
-from fl_dpbayes.config.errors import UserError
-from fl_dpbayes.config.files.kept import Kept
 from fl_dpbayes.config.plan import PrivacyPlan
 from fl_dpbayes.config.task import CNNModel, LogisticModel, MLPModel, Task
+from fl_dpbayes.errors import UserError
+from fl_dpbayes.files.kept import Kept
 from fl_dpbayes.models import rows as row_check
 from fl_dpbayes.models.build import build_model
 from fl_dpbayes.models.dropout import DropoutModule

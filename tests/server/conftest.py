@@ -16,14 +16,14 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from hypothesis import strategies as st
 
 from fl_dpbayes.calibration.statistics import CalibrationStatistics, to_arrays
-from fl_dpbayes.config.files.journal import JOURNAL_FILE, Journal, JournalMark
 from fl_dpbayes.config.scenario import load_scenario
 from fl_dpbayes.data.simulation import SITES_FOLDER, plan_sites, prepare_simulation, run_identifier
+from fl_dpbayes.engine.inline_engine import InlineGrid, task_identity
+from fl_dpbayes.files.journal import JOURNAL_FILE, Journal, JournalMark
 from fl_dpbayes.models.build import build_model, model_shapes
 from fl_dpbayes.posterior.predictive import predict
 from fl_dpbayes.posterior.store import load_posterior, save_posterior
 from fl_dpbayes.report.warnings import sentence
-from fl_dpbayes.run.inline_engine import InlineGrid, task_identity
 from server.evaluation import EvaluationStage
 from server.federation import STRATEGIES
 from server.ledger_heads import LedgerHeads

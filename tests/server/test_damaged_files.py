@@ -9,13 +9,13 @@ import pytest
 from rich.console import Console
 from safetensors.numpy import load_file, save_file
 
-from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.scenario import load_scenario
 from fl_dpbayes.config.site_file import read_site_file
 from fl_dpbayes.data.simulation import plan_sites, prepare_simulation
 from fl_dpbayes.data.site_ledger import prepare_simulated_ledger
-from fl_dpbayes.run.inline_engine import run_inline
-from fl_dpbayes.run.resume import resume_run
+from fl_dpbayes.engine.inline_engine import run_inline
+from fl_dpbayes.engine.resume import resume_run
+from fl_dpbayes.errors import UserError
 from server.checkpoint import read_checkpoint, write_checkpoint
 from server.strategies.strategy import PosteriorStrategy
 from tests.resumed import assert_same_run
@@ -53,7 +53,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory):
     scenario, folder = load_scenario("digits", OVERRIDES), tmp_path_factory.mktemp("runs")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("server.federation.write_report", lambda folder: None)
-        patch.setattr("fl_dpbayes.run.resume.show_run", lambda folder, console: None)
+        patch.setattr("fl_dpbayes.engine.resume.show_run", lambda folder, console: None)
         for name in ("unbroken", "cut"):
             prepare_simulation(scenario, plan_sites(scenario, None), folder / name)
         run_inline(folder / "unbroken", len(scenario.sites), threading.Event())

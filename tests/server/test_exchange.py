@@ -11,12 +11,12 @@ import pytest
 from flwr.app import Array, Error, Message
 from rich.console import Console
 
+from fl_dpbayes.engine.progress import Display
+from fl_dpbayes.engine.simulate import show_run
 from fl_dpbayes.privacy.account import account
 from fl_dpbayes.privacy.events import read_history
 from fl_dpbayes.protocol.wire import MAX_HEADER_BYTES
 from fl_dpbayes.report.page import write_report
-from fl_dpbayes.run.progress import Display
-from fl_dpbayes.run.simulate import show_run
 from server.messages import encoded
 from tests.asking import refused
 

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
-from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.summary import parse_summary
+from fl_dpbayes.errors import UserError
 from fl_dpbayes.report.page import write_report
 from server.grid import OrderedGrid
 from server.ledger_heads import HEADS_FILE
@@ -179,7 +179,7 @@ def test_fewer_nodes_than_sites_gives_the_right_command(
     federation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from clients.app import app
-    from fl_dpbayes.run.inline_engine import InlineGrid
+    from fl_dpbayes.engine.inline_engine import InlineGrid
 
     monkeypatch.setattr("server.federation.SETTLED_SECONDS", 0.1)
     with pytest.raises(UserError, match='--federation-config "num-supernodes=7"'):

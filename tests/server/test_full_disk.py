@@ -85,7 +85,7 @@ def full_file() -> MagicMock:
 def test_every_write_may_fail_once(
     tmp_path: Path, command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fl_dpbayes.run.progress.POLL_SECONDS", 0.01)
+    monkeypatch.setattr("fl_dpbayes.engine.progress.POLL_SECONDS", 0.01)
     monkeypatch.setattr("fl_dpbayes.calibration.intervals.REPLICATES", 50)
     settings = [part for setting in SETTINGS for part in ("--set", setting)]
     new = ["simulate", "digits", "--engine", "inline", *settings, "--out"]

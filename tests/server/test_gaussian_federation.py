@@ -23,7 +23,7 @@ from fl_dpbayes.posterior.rules.fald import DriftMeter, averaged_temperature
 from fl_dpbayes.posterior.samples import PosteriorSamples
 from fl_dpbayes.posterior.site_weights import capped_weights, unit_weights
 from fl_dpbayes.samplers.minibatch import TrainingRecords
-from fl_dpbayes.samplers.noise import NoiseScale
+from fl_dpbayes.schedules.noise import NoiseScale
 from server.strategies.fald import LARGEST_DRIFT
 from tests import chains
 from tests.analytic_targets import Regression, assert_within_four_standard_errors

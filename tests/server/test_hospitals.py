@@ -1,9 +1,7 @@
 """A run with a posterior over hospitals: what it keeps, through a cut, and what it predicts."""
 
-import importlib.util
 import json
 import shutil
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,24 +10,25 @@ import pandas
 import pytest
 
 from fl_dpbayes.calibration.release import BoundedSum
-from fl_dpbayes.config.base import digest
-from fl_dpbayes.config.files.array_file import read_arrays, write_arrays
 from fl_dpbayes.config.scenario import Scenario, load_scenario
 from fl_dpbayes.config.task import FrozenBody, MLPModel
 from fl_dpbayes.data.site import load_site
+from fl_dpbayes.files.array_file import read_arrays, write_arrays
+from fl_dpbayes.files.record import digest
+from fl_dpbayes.hospital.ledger import ledger_of
 from fl_dpbayes.models.build import model_shapes
 from fl_dpbayes.posterior.hierarchical.effects import HOSPITALS, UNKNOWN, site_means
 from fl_dpbayes.posterior.hierarchical.model import fit_hospitals, with_intercept
 from fl_dpbayes.posterior.sample_store import PosteriorBank
 from fl_dpbayes.posterior.samples import PosteriorSamples
 from fl_dpbayes.posterior.store import POSTERIOR_FILE, save_posterior
+from fl_dpbayes.predict.hospital_posterior import load_hospitals
+from fl_dpbayes.predict.own_records import read_own
+from fl_dpbayes.predict.stored_posterior import read_run
+from fl_dpbayes.predict.update import residual_sum
 from fl_dpbayes.report.page_tables import hospitals_table
 from fl_dpbayes.report.run_files import read_summary
-from fl_dpbayes.run.hospital import load_hospitals
-from fl_dpbayes.run.own_records import read_own
-from fl_dpbayes.run.site.ledger import ledger_of
-from fl_dpbayes.run.stored_posterior import read_run
-from fl_dpbayes.run.update import residual_sum
+from studies.stroke import cells
 from tests.asking import refused
 from tests.federations import Federation
 from tests.resumed import assert_same_run
@@ -109,11 +108,6 @@ def test_sums_are_those_that_the_chains_noised_to_rounding(
 def test_rounds_that_numpy_takes_for_the_results_sum_up_what_a_run_does(
     federation, tmp_path: Path
 ) -> None:
-    specification = importlib.util.spec_from_file_location(
-        "stroke_cells", Path("docs/stroke_cells.py").resolve()
-    )
-    sys.modules["stroke_cells"] = cells = importlib.util.module_from_spec(specification)
-    specification.loader.exec_module(cells)
     # Without noise both are the same numbers; every fifth gradient is shortened.
     clipped = scenario(
         'privacy={kind="none", clip_norm=1.0, sampling_rate=1.0, delta=1e-3}',
@@ -355,7 +349,7 @@ def test_a_changed_record_is_another_request_and_a_release_that_fails_is_paid_fo
     for out in (tmp_path / "first.json", tmp_path / "changed.json"):
         assert command(*asked, out)[0] == 0
         costs.append(spent(path))
-        monkeypatch.setattr("fl_dpbayes.run.own_records.load_site", changed)
+        monkeypatch.setattr("fl_dpbayes.predict.own_records.load_site", changed)
     monkeypatch.undo()
     monkeypatch.setattr("fl_dpbayes.privacy.ledger.ledger.Ledger.commit", lambda *_: 1 / 0)
     asked = ("update", run.folder, path, "--epsilon", "1.5", "--out", tmp_path / "failed.json")

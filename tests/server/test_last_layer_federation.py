@@ -15,7 +15,7 @@ from fl_dpbayes.models.build import build_model
 from fl_dpbayes.models.feature_map import feature_map
 from fl_dpbayes.posterior.predictive import predict
 from fl_dpbayes.posterior.store import load_posterior
-from fl_dpbayes.run.stored_posterior import predict_records
+from fl_dpbayes.predict.stored_posterior import predict_records
 from tests.server.conftest import table_of_patients
 
 FOUR = ["sites.held-out=", "sites.noisy-scanner=", "sites.rotated="]

@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 
-from fl_dpbayes.config.files.atomic_file import write_sealed_json
+from fl_dpbayes.files.atomic_file import write_sealed_json
 from server.federation import run_federation
 from server.ledger_heads import HEADS_FILE, MOST_SITES, LedgerHeads, read_heads
 from tests.asking import refused

@@ -8,11 +8,11 @@ from unittest.mock import Mock
 import pytest
 from flwr.app import Context, RecordDict
 
-from fl_dpbayes.config.errors import UserError
-from fl_dpbayes.config.files.folder_lock import folder_lock
 from fl_dpbayes.config.record_schema import record_schema
 from fl_dpbayes.config.sources import Table
 from fl_dpbayes.data.simulation import SITES_FOLDER
+from fl_dpbayes.errors import UserError
+from fl_dpbayes.files.folder_lock import folder_lock
 from fl_dpbayes.report.warnings import sentence
 from server import registered_nodes
 from server.app import app

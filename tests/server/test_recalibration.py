@@ -19,11 +19,11 @@ from fl_dpbayes.data.site import load_site
 from fl_dpbayes.models.build import build_model
 from fl_dpbayes.posterior.predictive import predict
 from fl_dpbayes.posterior.store import load_posterior
+from fl_dpbayes.predict.stored_posterior import evaluate_records, predict_records
 from fl_dpbayes.privacy.account import account
 from fl_dpbayes.privacy.events import GaussianEvent
 from fl_dpbayes.privacy.planned_noise import solve_multiplier
 from fl_dpbayes.report.page import write_report
-from fl_dpbayes.run.stored_posterior import evaluate_records, predict_records
 from tests.asking import ask, changed, record_of, refusal_of, refused
 from tests.server.conftest import predictions
 

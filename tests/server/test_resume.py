@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from fl_dpbayes.config.files.journal import JOURNAL_FILE, read_journal
+from fl_dpbayes.files.journal import JOURNAL_FILE, read_journal
 from server.checkpoint import CHECKPOINT_FILE, read_checkpoint, write_checkpoint
 from server.run_record import RunRecord
 from server.strategies.strategy import PosteriorStrategy

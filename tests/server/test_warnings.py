@@ -13,8 +13,8 @@ from fl_dpbayes.posterior.convergence import (
     convergence_warnings,
     mixing_warning,
 )
+from fl_dpbayes.predict.stored_posterior import evaluate_records, predict_records
 from fl_dpbayes.report.warnings import sentence
-from fl_dpbayes.run.stored_posterior import evaluate_records, predict_records
 
 FOUR = ["sites.held-out=", "sites.noisy-scanner=", "sites.rotated="]
 WIDE = [

@@ -11,14 +11,19 @@ from fl_dpbayes.calibration.recalibration.isotonic import LARGEST_DEVIATION
 from fl_dpbayes.calibration.release import SENT_COLUMNS, NoisedTable, merge_noised, sensitivity
 from fl_dpbayes.calibration.statistics import CalibrationStatistics
 from fl_dpbayes.calibration.summarise import summarise_noised
-from fl_dpbayes.config.errors import RunWarning, UserError, warning
-from fl_dpbayes.config.names import Role
-from fl_dpbayes.config.recalibration import ISOTONIC_BINS, AnyRecalibrationPlan, RecalibrationMap
-from fl_dpbayes.config.summary import CalibrationValues
-from fl_dpbayes.data.site import MAX_DECLARATION_ERROR
-from fl_dpbayes.privacy.planned_noise import NOISE_TOLERANCE, solve_multiplier
-from fl_dpbayes.protocol.card import SiteCard
-from fl_dpbayes.protocol.recalibrate import RecalibrateReply
+from fl_dpbayes.config import (
+    ISOTONIC_BINS,
+    AnyRecalibrationPlan,
+    CalibrationValues,
+    RecalibrationMap,
+    Role,
+    RunWarning,
+    warning,
+)
+from fl_dpbayes.data import MAX_DECLARATION_ERROR
+from fl_dpbayes.errors import UserError
+from fl_dpbayes.privacy import NOISE_TOLERANCE, solve_multiplier
+from fl_dpbayes.protocol import RecalibrateReply, SiteCard
 
 Statistics = CalibrationStatistics | NoisedTable
 # A site that claims more has claimed the pooled result, not more records.

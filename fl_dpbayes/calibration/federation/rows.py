@@ -14,7 +14,7 @@ from fl_dpbayes.calibration.prior_shift import (
     prevalence_from_means,
 )
 from fl_dpbayes.calibration.statistics import CalibrationStatistics
-from fl_dpbayes.config.names import Role
+from fl_dpbayes.config import Role
 
 SHIFT_PREDICTOR = "posterior"
 CONFORMAL_PREDICTORS = ("posterior", "last")

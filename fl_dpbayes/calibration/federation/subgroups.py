@@ -19,10 +19,8 @@ from fl_dpbayes.calibration.statistics import (
     sparse,
     to_arrays,
 )
-from fl_dpbayes.config.names import Role
-from fl_dpbayes.protocol.arrays import without_prefix
-from fl_dpbayes.protocol.card import SiteCard
-from fl_dpbayes.protocol.evaluate import Group, subgroup_prefix
+from fl_dpbayes.config import Role
+from fl_dpbayes.protocol import Group, SiteCard, subgroup_prefix, without_prefix
 
 
 class Place(NamedTuple):

@@ -23,7 +23,7 @@ from fl_dpbayes.calibration.bins import (
 from fl_dpbayes.calibration.intervals import TAILS, Measured
 from fl_dpbayes.calibration.rms_interval import debiased_mean_square_gap, rms_interval
 from fl_dpbayes.calibration.statistics import CalibrationStatistics
-from fl_dpbayes.config.summary import ReliabilityBin
+from fl_dpbayes.config import ReliabilityBin
 
 PER_BIN, PER_RANGE, MOST_RANGES = 100, 25, 10
 

@@ -24,12 +24,13 @@ from fl_dpbayes.calibration.recalibration.maps import method_code
 from fl_dpbayes.calibration.recalibration.median_map import median_deviation
 from fl_dpbayes.calibration.release import LARGEST_BOUND, NORM_ROUNDING, bounded_shares
 from fl_dpbayes.calibration.statistics import PROBABILITY_FLOOR
-from fl_dpbayes.config.errors import RunWarning, warning
-from fl_dpbayes.config.recalibration import (
+from fl_dpbayes.config import (
     PARAMETER_BOUND,
     DescentMethod,
     RecalibrationMap,
     RecalibrationPlan,
+    RunWarning,
+    warning,
 )
 
 Labels = npt.NDArray[np.int64]

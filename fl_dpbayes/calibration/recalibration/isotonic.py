@@ -14,7 +14,7 @@ import numpy.typing as npt
 from fl_dpbayes.calibration.bins import CONFIDENCE, COUNT, OUTCOME, Floats
 from fl_dpbayes.calibration.recalibration.median_map import median_deviation
 from fl_dpbayes.calibration.release import BoundedSum, NoisedTable, record_counts, top_label_counts
-from fl_dpbayes.config.recalibration import ISOTONIC_BINS, RecalibrationMap
+from fl_dpbayes.config import ISOTONIC_BINS, RecalibrationMap
 
 LARGEST_DEVIATION = 0.1  # of the privacy noise in a bin's share of outcomes
 FEWEST_RECORDS = 2.0

@@ -10,8 +10,7 @@ import numpy as np
 from scipy.special import softmax
 
 from fl_dpbayes.calibration.bins import Floats
-from fl_dpbayes.config.kinds import implementation
-from fl_dpbayes.config.recalibration import COUNTED, RecalibrationMap
+from fl_dpbayes.config import COUNTED, RecalibrationMap, implementation
 
 SMALLEST = np.finfo(np.float64).tiny
 

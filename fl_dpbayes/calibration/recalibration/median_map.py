@@ -10,8 +10,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from fl_dpbayes.calibration.bins import Floats
-from fl_dpbayes.config.errors import RunWarning, warning
-from fl_dpbayes.config.recalibration import COUNTED
+from fl_dpbayes.config import COUNTED, RunWarning, warning
 
 FEWEST_SITES = 3
 # In log T, a log scale or a bias: probabilities flatter or sharper by a factor of 2.7. Of a knot:

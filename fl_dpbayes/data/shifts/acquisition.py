@@ -7,8 +7,7 @@ import numpy.typing as npt
 import torch
 from torch.nn.functional import grid_sample
 
-from fl_dpbayes.config.data import ImageShift
-from fl_dpbayes.config.image_library import require_torchvision
+from fl_dpbayes.config import ImageShift, require_torchvision
 
 Images = npt.NDArray[np.float32]
 Ladder = tuple[float, float, float, float, float]

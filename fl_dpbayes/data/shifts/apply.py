@@ -6,9 +6,9 @@ from typing import get_args
 import numpy as np
 import numpy.typing as npt
 
-from fl_dpbayes.config.data import ImageShift, Shift, ShiftKind
-from fl_dpbayes.config.errors import UserError
+from fl_dpbayes.config import ImageShift, Shift, ShiftKind
 from fl_dpbayes.data.records import Records
+from fl_dpbayes.errors import UserError
 
 ONLY_IMAGES = get_args(ImageShift)
 ONLY_TABLES = ("tilt", "missing_features")

@@ -4,9 +4,9 @@ import zipfile
 
 import numpy as np
 
-from fl_dpbayes.config.errors import UserError
-from fl_dpbayes.config.sources import Arrays, OfficialPart
+from fl_dpbayes.config import Arrays, OfficialPart
 from fl_dpbayes.data.records import Records
+from fl_dpbayes.errors import UserError
 
 
 def load(source: Arrays, part: OfficialPart) -> Records:

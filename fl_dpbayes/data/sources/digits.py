@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fl_dpbayes.config.sources import BuiltIn, OfficialPart
+from fl_dpbayes.config import BuiltIn, OfficialPart
 from fl_dpbayes.data.records import Records
 
 

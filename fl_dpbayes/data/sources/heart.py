@@ -6,8 +6,7 @@ from pathlib import Path
 import numpy as np
 import pandas
 
-from fl_dpbayes.config.data_folder import check_rows, damaged, data_file
-from fl_dpbayes.config.sources import BuiltIn, OfficialPart, Table
+from fl_dpbayes.config import BuiltIn, OfficialPart, Table, check_rows, damaged, data_file
 from fl_dpbayes.data.records import Records
 from fl_dpbayes.data.sources.table import framed_records
 

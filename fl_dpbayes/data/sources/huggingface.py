@@ -11,11 +11,11 @@ import numpy.typing as npt
 import pandas
 from PIL import Image
 
-from fl_dpbayes.config.errors import UserError
-from fl_dpbayes.config.sources import HuggingFace, OfficialPart, Table
+from fl_dpbayes.config import HuggingFace, OfficialPart, Table
 from fl_dpbayes.data.records import Records
 from fl_dpbayes.data.sources.images import UNREADABLE, grey_levels
 from fl_dpbayes.data.sources.table import framed_records
+from fl_dpbayes.errors import UserError
 
 if TYPE_CHECKING:
     import pyarrow

@@ -8,11 +8,10 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from fl_dpbayes.config.errors import UserError
-from fl_dpbayes.config.image_library import require_torchvision
-from fl_dpbayes.config.sources import ImageFolder, OfficialPart
+from fl_dpbayes.config import ImageFolder, OfficialPart, require_torchvision
 from fl_dpbayes.data.records import Records
 from fl_dpbayes.data.sources.table import site_names
+from fl_dpbayes.errors import UserError
 
 MAX_PICTURE_PIXELS = 2**26
 # What a file that is no picture, or a huge one, ends in.

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from fl_dpbayes.config.sources import Logistic2D, OfficialPart
+from fl_dpbayes.config import Logistic2D, OfficialPart
 from fl_dpbayes.data.records import Records
 from fl_dpbayes.data.sources import synthetic_records as synthetic
 

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fl_dpbayes.config.data_folder import damaged, data_file
-from fl_dpbayes.config.sources import BuiltIn, OfficialPart
+from fl_dpbayes.config import BuiltIn, OfficialPart, damaged, data_file
 from fl_dpbayes.data.records import Records
 
 ORIGIN = "torchvision.datasets.MNIST(DIR, download=True)"

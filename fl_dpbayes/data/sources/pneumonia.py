@@ -5,8 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fl_dpbayes.config.data_folder import check_rows, damaged, data_file
-from fl_dpbayes.config.sources import BuiltIn, OfficialPart
+from fl_dpbayes.config import BuiltIn, OfficialPart, check_rows, damaged, data_file
 from fl_dpbayes.data.records import Records
 
 NAME = "pneumoniamnist.npz"

@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import expit
 
-from fl_dpbayes.config.sources import OfficialPart, Radiographs
+from fl_dpbayes.config import OfficialPart, Radiographs
 from fl_dpbayes.data.records import Records
 from fl_dpbayes.data.sources import synthetic_records as synthetic
 

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fl_dpbayes.config.data_folder import damaged
-from fl_dpbayes.config.sources import BuiltIn, OfficialPart
+from fl_dpbayes.config import BuiltIn, OfficialPart, damaged
 from fl_dpbayes.data.records import Records
 
 PATH = Path(__file__).with_name("stroke.json")

@@ -4,8 +4,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import expit
 
-from fl_dpbayes.config.sources import OfficialPart, SyntheticSites
-from fl_dpbayes.config.task import Task
+from fl_dpbayes.config import OfficialPart, SyntheticSites, Task
 from fl_dpbayes.data.records import Records
 
 Floats = npt.NDArray[np.float64]

@@ -10,11 +10,10 @@ import numpy as np
 import numpy.typing as npt
 import pandas
 
-from fl_dpbayes.config.errors import UserError
-from fl_dpbayes.config.names import MAX_GROUP_TEXT, is_group_text, site_name
-from fl_dpbayes.config.sources import OfficialPart, Table
+from fl_dpbayes.config import MAX_GROUP_TEXT, OfficialPart, Table, is_group_text, site_name
 from fl_dpbayes.data.records import Records
-from fl_dpbayes.protocol.evaluate import MAX_GROUPS
+from fl_dpbayes.errors import UserError
+from fl_dpbayes.protocol import MAX_GROUPS
 
 MAX_VALUES = 10
 MISSING = "missing"

@@ -15,9 +15,9 @@ import numpy.typing as npt
 import torch
 from scipy.special import expit
 
-from fl_dpbayes.models.priors import prior_gradient
+from fl_dpbayes.models import prior_gradient
 from fl_dpbayes.posterior.hierarchical.distribution import Floats
-from fl_dpbayes.samplers.planned import PlannedChain
+from fl_dpbayes.schedules import PlannedChain
 
 # The bank's name for the sums of all sites; no site can be called so.
 HOSPITALS = "sums of hospitals"

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import expit
 
-from fl_dpbayes.config.scenario import Scenario
+from fl_dpbayes.config import Scenario
 from fl_dpbayes.posterior.chains import unflatten
 from fl_dpbayes.posterior.hierarchical.distribution import Distribution, Floats
 from fl_dpbayes.posterior.hierarchical.effects import (

@@ -7,14 +7,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fl_dpbayes.config.errors import RunWarning
-from fl_dpbayes.config.kinds import implementation
-from fl_dpbayes.config.rule import Rule
-from fl_dpbayes.config.sampler import Sampler
+from fl_dpbayes.config import Rule, RunWarning, Sampler, implementation
 from fl_dpbayes.posterior.chains import unflatten
 from fl_dpbayes.posterior.samples import AnySamples, PosteriorSamples
 from fl_dpbayes.posterior.student import Student
-from fl_dpbayes.protocol.arrays import Arrays
+from fl_dpbayes.protocol import Arrays
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.linalg import cho_factor, cho_solve
 
-from fl_dpbayes.config.aggregation import Consensus
-from fl_dpbayes.config.errors import RunWarning, warning
+from fl_dpbayes.config import Consensus, RunWarning, warning
 from fl_dpbayes.posterior.chains import at_unit_temperature, chains, sample_shapes
 from fl_dpbayes.posterior.natural import NaturalGaussian
 from fl_dpbayes.posterior.precision import ESTIMATES, conflict_warnings

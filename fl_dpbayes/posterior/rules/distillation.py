@@ -12,14 +12,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fl_dpbayes.config.aggregation import Distillation, DistillingRule
-from fl_dpbayes.config.errors import RunWarning, warning
-from fl_dpbayes.config.rule import SyntheticInputs
+from fl_dpbayes.config import Distillation, DistillingRule, RunWarning, SyntheticInputs, warning
 from fl_dpbayes.posterior.predictive import predict
 from fl_dpbayes.posterior.rules.combine import Aggregate, Released
 from fl_dpbayes.posterior.samples import point_of
 from fl_dpbayes.posterior.student import Student, distil, logits_at
-from fl_dpbayes.protocol.arrays import prefixed
+from fl_dpbayes.protocol import prefixed
 
 # By Pinsker's inequality the mean total variation between student and teacher is then below 0.1.
 LARGE_DIVERGENCE = 0.02

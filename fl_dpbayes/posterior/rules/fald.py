@@ -16,10 +16,9 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from fl_dpbayes.config.aggregation import FALD
-from fl_dpbayes.config.errors import RunWarning, warning
+from fl_dpbayes.config import FALD, RunWarning, warning
 from fl_dpbayes.posterior.site_weights import unit_weights
-from fl_dpbayes.protocol.arrays import Arrays
+from fl_dpbayes.protocol import Arrays
 
 # Sites weigh as their sizes but for rounding.
 EQUAL_WEIGHTS = 1e-9

@@ -7,13 +7,12 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from fl_dpbayes.config.aggregation import FedAvg
-from fl_dpbayes.config.errors import RunWarning
+from fl_dpbayes.config import FedAvg, RunWarning
 from fl_dpbayes.posterior.averages import average_of_states
 from fl_dpbayes.posterior.chains import chains, sample_shapes, state_of
 from fl_dpbayes.posterior.rules.combine import Aggregate, Released, posterior_aggregate
 from fl_dpbayes.posterior.samples import AnySamples, point_of
-from fl_dpbayes.protocol.arrays import Arrays, prefixed
+from fl_dpbayes.protocol import Arrays, prefixed
 
 
 def combine(rule: FedAvg, released: Released) -> Aggregate:

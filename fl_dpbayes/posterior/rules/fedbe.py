@@ -7,8 +7,7 @@ records, so its spread is a setting and not a result. Its distillation step is t
 
 import numpy as np
 
-from fl_dpbayes.config.aggregation import FedBE
-from fl_dpbayes.config.errors import RunWarning
+from fl_dpbayes.config import FedBE, RunWarning
 from fl_dpbayes.posterior.chains import chains, sample_shapes
 from fl_dpbayes.posterior.rules.combine import Aggregate, Released, posterior_aggregate
 

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.linalg import cho_factor, cho_solve
 
-from fl_dpbayes.config.errors import RunWarning, warning
+from fl_dpbayes.config import RunWarning, warning
 from fl_dpbayes.posterior.chains import (
     at_unit_temperature,
     chains,
@@ -21,7 +21,7 @@ from fl_dpbayes.posterior.chains import (
     state_of,
 )
 from fl_dpbayes.posterior.samples import AnySamples
-from fl_dpbayes.protocol.arrays import Arrays
+from fl_dpbayes.protocol import Arrays
 
 Array = npt.NDArray[np.float64]
 

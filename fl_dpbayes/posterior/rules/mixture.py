@@ -9,7 +9,7 @@ needs no alignment, and is calibrated where sites agree.
 from collections.abc import Mapping
 from dataclasses import replace
 
-from fl_dpbayes.config.aggregation import Mixture
+from fl_dpbayes.config import Mixture
 from fl_dpbayes.posterior.rules.combine import Aggregate, Released
 from fl_dpbayes.posterior.samples import AnySamples, StoredSamples
 

@@ -15,8 +15,7 @@ import numpy.typing as npt
 from scipy.optimize import minimize_scalar
 from scipy.special import log_softmax, logsumexp
 
-from fl_dpbayes.config.aggregation import PredBayes
-from fl_dpbayes.config.errors import RunWarning, warning
+from fl_dpbayes.config import PredBayes, RunWarning, warning
 from fl_dpbayes.posterior.rules.combine import Aggregate, Released
 from fl_dpbayes.posterior.rules.distillation import imitated, site_predictions, student_of
 from fl_dpbayes.posterior.samples import AnySamples

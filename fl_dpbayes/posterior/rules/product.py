@@ -10,8 +10,7 @@ from collections.abc import Sequence
 from functools import reduce
 from operator import add
 
-from fl_dpbayes.config.aggregation import Product, prior_scale
-from fl_dpbayes.config.errors import RunWarning, warning
+from fl_dpbayes.config import Product, RunWarning, prior_scale, warning
 from fl_dpbayes.posterior.chains import at_unit_temperature, chains, sample_shapes
 from fl_dpbayes.posterior.natural import NaturalGaussian, centred_prior, floored
 from fl_dpbayes.posterior.precision import ESTIMATES, conflict_warnings

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 from contextlib import closing
 from dataclasses import asdict
 
-from fl_dpbayes.config.errors import UserError
+from fl_dpbayes.errors import UserError
 from fl_dpbayes.privacy.filter import filter_orders
 from fl_dpbayes.privacy.ledger import file as ledger_file
 from fl_dpbayes.privacy.ledger.file import Entry, LedgerError, append_entry, cohorts_of, transaction

@@ -20,7 +20,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
-from fl_dpbayes.config.errors import UserError
+from fl_dpbayes.errors import UserError
 
 Durability = Literal["full", "normal"]
 FORMAT_VERSION = 2

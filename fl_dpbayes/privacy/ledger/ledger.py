@@ -16,9 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fl_dpbayes.config.errors import UserError
-from fl_dpbayes.config.files.audit_log import AuditLine
-from fl_dpbayes.config.files.kept import KEPT
+from fl_dpbayes.errors import UserError
+from fl_dpbayes.files import KEPT, AuditLine
 from fl_dpbayes.privacy.events import slice_history, write_history
 from fl_dpbayes.privacy.filter import admitted_steps, choose_rule, filter_epsilon
 from fl_dpbayes.privacy.ledger import file as ledger_file
@@ -43,7 +42,7 @@ from fl_dpbayes.privacy.ledger.state import (
 )
 from fl_dpbayes.privacy.ledger.takeover import is_worked_on, may_take_over, this_process
 from fl_dpbayes.privacy.ledger.witness import LedgerPlace, advance_witness, check_witness
-from fl_dpbayes.protocol.refusal import RefusalCode
+from fl_dpbayes.protocol import RefusalCode
 
 
 class CohortChangedError(UserError):

@@ -7,7 +7,7 @@ from copy import copy
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, get_args
 
-from fl_dpbayes.config.plan import Adjacency
+from fl_dpbayes.config import Adjacency
 from fl_dpbayes.privacy.events import History, joined, read_history, slice_history
 from fl_dpbayes.privacy.filter import Budget, SpendingRule
 from fl_dpbayes.privacy.ledger.file import Durability, Entry, LedgerError, read_chain

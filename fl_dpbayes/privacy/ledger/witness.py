@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from fl_dpbayes.config.files.atomic_file import replaced
-from fl_dpbayes.config.names import outside_text
+from fl_dpbayes.config import outside_text
+from fl_dpbayes.files import replaced
 from fl_dpbayes.privacy.ledger import file as ledger_file
 from fl_dpbayes.privacy.ledger.file import Durability, LedgerError, ledger_errors, transaction
 

@@ -17,7 +17,7 @@ from scipy.fft import next_fast_len
 from scipy.optimize import minimize_scalar
 from scipy.special import log_softmax, ndtr
 
-from fl_dpbayes.config.plan import Adjacency
+from fl_dpbayes.config import Adjacency
 from fl_dpbayes.privacy.events import GaussianEvent, History
 
 Array = npt.NDArray[np.float64]

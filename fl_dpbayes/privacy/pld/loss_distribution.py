@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 from scipy.fft import irfft, rfft
 
-from fl_dpbayes.config.files.kept import Kept
-from fl_dpbayes.config.plan import Adjacency
+from fl_dpbayes.config import Adjacency
+from fl_dpbayes.files import Kept
 from fl_dpbayes.privacy.events import (
     LEAST_NOISE,
     MOST_LEVELS,

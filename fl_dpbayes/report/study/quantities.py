@@ -6,8 +6,8 @@ from statistics import fmean
 
 import numpy as np
 
-from fl_dpbayes.calibration.intervals import student_interval
-from fl_dpbayes.config.metrics import METRICS, Metric
+from fl_dpbayes.calibration import student_interval
+from fl_dpbayes.config import METRICS, Metric
 from fl_dpbayes.report.numbers import decimal, interval, points
 from fl_dpbayes.report.wording import ROLES
 

@@ -10,10 +10,8 @@ from typing import Any
 import pandas as pd
 from pydantic import Field, ValidationError
 
-from fl_dpbayes.config.errors import UserError
-from fl_dpbayes.config.names import PREDICTORS
-from fl_dpbayes.config.study_file import PREDICTOR, SEED, SHIFT_AXES
-from fl_dpbayes.config.summary import SummaryPart, Text, printable
+from fl_dpbayes.config import PREDICTOR, PREDICTORS, SEED, SHIFT_AXES, SummaryPart, Text, printable
+from fl_dpbayes.errors import UserError
 from fl_dpbayes.report.wording import POINT_PREDICTORS
 
 RECORD_FILE = "study.json"

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from fl_dpbayes.config.plan import FLAT, Clipping
-from fl_dpbayes.models.rows import ROWS, pieces
+from fl_dpbayes.config import FLAT, Clipping
+from fl_dpbayes.models import ROWS, pieces
 from fl_dpbayes.samplers.gradients.clipping import ClippedSum, add_up, clip_and_sum
 from fl_dpbayes.samplers.gradients.contribution import LayerGradients
 from fl_dpbayes.samplers.gradients.dense_chain import dense_chain

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from fl_dpbayes.config.plan import (
+from fl_dpbayes.config import (
     FLAT,
     AutomaticClipping,
     Clipping,
@@ -17,8 +17,7 @@ from fl_dpbayes.config.plan import (
     GlobalClipping,
     PerLayerClipping,
 )
-from fl_dpbayes.models.on_device import moved
-from fl_dpbayes.models.parameters import trainable_parameters
+from fl_dpbayes.models import moved, trainable_parameters
 from fl_dpbayes.samplers.gradients.contribution import LayerGradients, formed_gradients, used_rows
 
 # More than the rounding of any norm: it keeps a clipped gradient within C.

@@ -6,8 +6,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from fl_dpbayes.models.products import Products, linear, product
-from fl_dpbayes.models.rows import pieces
+from fl_dpbayes.models import Products, linear, pieces, product
 from fl_dpbayes.samplers.gradients.contribution import (
     LayerGradients,
     input_lengths,

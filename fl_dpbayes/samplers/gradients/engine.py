@@ -11,14 +11,18 @@ import numpy as np
 import torch
 from torch import nn
 
-from fl_dpbayes.config.files.kept import KEPT
-from fl_dpbayes.models.dropout import DropoutModule
-from fl_dpbayes.models.module_checks import check_unmoved, validate_module
-from fl_dpbayes.models.parameters import trainable_parameters
-from fl_dpbayes.models.record_axis import meeting_place
-from fl_dpbayes.models.row_wise import is_chain_of_known_layers
-from fl_dpbayes.models.rows import ROWS, structure
-from fl_dpbayes.models.variational import VariationalModule
+from fl_dpbayes.files import KEPT
+from fl_dpbayes.models import (
+    ROWS,
+    DropoutModule,
+    VariationalModule,
+    check_unmoved,
+    is_chain_of_known_layers,
+    meeting_place,
+    structure,
+    trainable_parameters,
+    validate_module,
+)
 from fl_dpbayes.samplers.gradients import book_keeping, variational, vmap
 from fl_dpbayes.samplers.gradients.clipping import ClippedSum
 from fl_dpbayes.samplers.gradients.stochastic import resampled

@@ -11,20 +11,21 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fl_dpbayes.config.errors import UserError
-from fl_dpbayes.models import rows as passes
-from fl_dpbayes.models.parameters import trainable_parameters
-from fl_dpbayes.models.products import Products, computing
-from fl_dpbayes.models.rows import (
+from fl_dpbayes.errors import UserError
+from fl_dpbayes.models import (
     ROWS,
     PassShape,
+    Products,
     Trial,
+    VariationalModule,
     checked_shape,
+    computing,
     drawn_modules,
     structure,
+    trainable_parameters,
     training_rows,
 )
-from fl_dpbayes.models.variational import VariationalModule
+from fl_dpbayes.models import rows as passes
 from fl_dpbayes.samplers.gradients.book_keeping import per_layer_gradients, trained_layers
 from fl_dpbayes.samplers.gradients.contribution import LayerGradients
 from fl_dpbayes.samplers.gradients.dense_chain import dense_chain

@@ -1,10 +1,7 @@
 """Whether a module of one's own is computed record by record, and what a person is told of that."""
 
-from fl_dpbayes.config.errors import RunWarning, warning
-from fl_dpbayes.config.task import Model, ModuleModel, Task
-from fl_dpbayes.models.build import build_model, model_input_shape
-from fl_dpbayes.models.row_wise import where_rows_meet
-from fl_dpbayes.models.rows import ROWS
+from fl_dpbayes.config import Model, ModuleModel, RunWarning, Task, warning
+from fl_dpbayes.models import ROWS, build_model, model_input_shape, where_rows_meet
 
 
 def record_by_record_warnings(model: Model, task: Task) -> list[RunWarning]:

@@ -10,8 +10,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from fl_dpbayes.models.dropout import DropoutModule
-from fl_dpbayes.models.variational import VariationalModule
+from fl_dpbayes.models import DropoutModule, VariationalModule
 
 
 def resampled(

@@ -12,9 +12,8 @@ import torch
 from torch import nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from fl_dpbayes.config.plan import FLAT, Clipping
-from fl_dpbayes.models.rows import ROWS, pieces
-from fl_dpbayes.models.variational import VariationalModule
+from fl_dpbayes.config import FLAT, Clipping
+from fl_dpbayes.models import ROWS, VariationalModule, pieces
 from fl_dpbayes.samplers.gradients import book_keeping, variational_layers
 from fl_dpbayes.samplers.gradients.clipping import ClippedSum, add_up, clip_factors, least_factors
 from fl_dpbayes.samplers.gradients.layer_gradients import has_shortcut

@@ -6,10 +6,9 @@ import torch
 from torch import nn
 from torch.func import grad, vjp
 
-from fl_dpbayes.config.plan import FLAT, Clipping
+from fl_dpbayes.config import FLAT, Clipping
+from fl_dpbayes.models import ROWS, called, pieces, trainable_parameters
 from fl_dpbayes.models.mapped import mapped
-from fl_dpbayes.models.parameters import called, trainable_parameters
-from fl_dpbayes.models.rows import ROWS, pieces
 from fl_dpbayes.samplers.gradients.clipping import ClippedSum, add_up, clip_and_sum
 from fl_dpbayes.samplers.gradients.contribution import LayerGradients, formed_gradients
 from fl_dpbayes.samplers.gradients.loss import RecordLoss, summed_cross_entropy

@@ -9,11 +9,11 @@ from pydantic import ValidationError
 from sklearn.linear_model import LogisticRegression
 
 from fl_dpbayes.config.data import DataSpec, NaturalPartition, Shift, SiteSpec
-from fl_dpbayes.config.files.kept import Kept
 from fl_dpbayes.config.sources import Logistic2D, Radiographs
 from fl_dpbayes.data.records import load_unscaled
 from fl_dpbayes.data.sources.logistic_2d import site_laws
 from fl_dpbayes.data.sources.radiographs import acquisition, draw_patients, draw_pictures
+from fl_dpbayes.files.kept import Kept
 from tests.asking import refused
 
 SIZE = {"records": 3000, "test_records": 600, "sites": 3, "seed": 1}

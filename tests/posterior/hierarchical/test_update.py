@@ -15,9 +15,9 @@ from scipy.special import expit
 
 from fl_dpbayes.config.task import LogisticModel, StandardFeatures, Task
 from fl_dpbayes.posterior.hierarchical.distribution import mixed
-from fl_dpbayes.run.hospital import UpdatedHospital, checked_effect
-from fl_dpbayes.run.stored_posterior import seen_by_model
-from fl_dpbayes.run.update import residual_sum
+from fl_dpbayes.predict.hospital_posterior import UpdatedHospital, checked_effect
+from fl_dpbayes.predict.stored_posterior import seen_by_model
+from fl_dpbayes.predict.update import residual_sum
 from tests.asking import refused
 from tests.posterior.hierarchical.test_levels import LEVEL, covered, within
 

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fl_dpbayes.config.errors import warning
+from fl_dpbayes.config.run_warning import warning
 from fl_dpbayes.posterior.rules.fedpa import server_step, site_delta
 from tests.analytic_targets import as_samples, exact_samples
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from fl_dpbayes.config.errors import warning
+from fl_dpbayes.config.run_warning import warning
 from fl_dpbayes.posterior.chains import chains
 from fl_dpbayes.posterior.natural import NaturalGaussian, floored
 from fl_dpbayes.posterior.precision import ESTIMATES, mean_error

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fl_dpbayes.config.errors import warning
+from fl_dpbayes.config.run_warning import warning
 from fl_dpbayes.posterior.rules.predbayes import (
     best_beta,
     between,

@@ -17,7 +17,7 @@ FACTOR = int(os.environ.get("FL_DPBAYES_LEDGER_KILLS", "1"))
 COMMON = """
 import dataclasses, json, os, random, shutil, signal, sys, time
 from pathlib import Path
-from fl_dpbayes.config.errors import UserError
+from fl_dpbayes.errors import UserError
 from fl_dpbayes.privacy.events import GaussianEvent
 from fl_dpbayes.privacy.gdp import gdp_epsilon
 from fl_dpbayes.privacy.ledger.ledger import Ledger, Refused, Reserved, StoredReply

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fl_dpbayes.config.errors import UserError
-from fl_dpbayes.config.files.kept import Kept
+from fl_dpbayes.errors import UserError
+from fl_dpbayes.files.kept import Kept
 from fl_dpbayes.privacy.events import GaussianEvent, history_of_steps
 from fl_dpbayes.privacy.gdp import gdp_epsilon
 from fl_dpbayes.privacy.ledger import ledger as ledger_module

@@ -16,9 +16,9 @@ import pytest
 
 import clients.train
 from fl_dpbayes.config.site_file import read_own_site_file
+from fl_dpbayes.hospital.ledger import export_ledger
 from fl_dpbayes.posterior.store import load_posterior
 from fl_dpbayes.privacy.ledger.ledger import Ledger
-from fl_dpbayes.run.site.ledger import export_ledger
 from tests.asking import refusal_of
 from tests.federations import TableSite
 

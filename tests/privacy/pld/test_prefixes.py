@@ -8,7 +8,7 @@ import pytest
 from scipy.fft import irfft
 from scipy.signal import lfilter
 
-from fl_dpbayes.config.files.kept import Kept
+from fl_dpbayes.files.kept import Kept
 from fl_dpbayes.privacy.events import GaussianEvent, History, history_of_steps, slice_history
 from fl_dpbayes.privacy.pld import loss_distribution
 from fl_dpbayes.privacy.pld.grid import ABOVE

@@ -10,7 +10,7 @@ import tomli_w
 from rich.console import Console
 from scipy.stats import t as student
 
-from fl_dpbayes.config.errors import UserError
+from fl_dpbayes.errors import UserError
 from fl_dpbayes.report.figure_style import figure_settings
 from fl_dpbayes.report.study.answer import study_answer
 from fl_dpbayes.report.study.comparisons import differences, estimate, paired

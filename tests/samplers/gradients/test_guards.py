@@ -4,14 +4,14 @@ import numpy as np
 import pytest
 import torch
 
-from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.plan import PrivacyPlan
+from fl_dpbayes.errors import UserError
 from fl_dpbayes.models.module_checks import check_records_apart
 from fl_dpbayes.models.parameters import to_vector
 from fl_dpbayes.posterior.predictive import predict
 from fl_dpbayes.samplers.local_trace import log_likelihood_estimate
 from fl_dpbayes.samplers.minibatch import BatchGradient, TrainingRecords
-from fl_dpbayes.samplers.planned import ChainStreams
+from fl_dpbayes.schedules.planned import ChainStreams
 from tests import guards
 
 OTHERS = 32

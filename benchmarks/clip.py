@@ -1,0 +1,313 @@
+"""What a private step costs beside a plain one: whole steps of this library, of Opacus and of `torch.func`."""
+
+import os
+import time
+import warnings
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from opacus import PrivacyEngine
+from torch import nn
+from torch.func import functional_call, grad, vmap
+from torch.nn import functional
+from torch.utils.data import DataLoader, TensorDataset
+
+from benchmarks.measure import MEBIBYTE, Record, Sizes, alone, peak_bytes
+from fl_dpbayes.config import (
+    SGD,
+    CNNModel,
+    ConstantStepSize,
+    FlatPrior,
+    LogisticModel,
+    MLPModel,
+    PrivacyPlan,
+    Task,
+    TrainingPlan,
+)
+from fl_dpbayes.models import build_model, to_vector
+from fl_dpbayes.privacy import Streams
+from fl_dpbayes.samplers import TrainingRecords, run_chain
+from fl_dpbayes.schedules import PlannedChain
+
+RATE, NORM, STEP = 0.25, 1.0, 0.01
+# Bytes of materialised gradients of a whole batch beyond which peers that need them are not tried.
+_LARGEST_GRADIENTS = 2**31
+
+
+class _Block(nn.Module):
+    """A transformer block over 16 tokens of width 64, four heads, and a layer of logits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before, self.mix, self.out = nn.LayerNorm(64), nn.Linear(64, 192), nn.Linear(64, 64)
+        self.between, self.wide, self.narrow = (
+            nn.LayerNorm(64),
+            nn.Linear(64, 256),
+            nn.Linear(256, 64),
+        )
+        self.head = nn.Linear(64, 10)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        query, key, value = (
+            self.mix(self.before(tokens)).unflatten(2, (3, 4, 16)).permute(2, 0, 3, 1, 4)
+        )
+        mixed = (query @ key.mT / 4).softmax(dim=3) @ value
+        tokens = tokens + self.out(mixed.transpose(1, 2).flatten(2))
+        tokens = tokens + self.narrow(functional.gelu(self.wide(self.between(tokens))))
+        return self.head(tokens.mean(dim=1))
+
+
+def _group_norm_cnn() -> nn.Module:
+    first, second = nn.Conv2d(1, 16, 3, padding=1), nn.Conv2d(16, 32, 3, padding=1)
+    layers = [
+        first,
+        nn.GroupNorm(4, 16),
+        nn.ReLU(),
+        nn.AvgPool2d(2),
+        second,
+        nn.GroupNorm(8, 32),
+        nn.ReLU(),
+    ]
+    return nn.Sequential(*layers, nn.AvgPool2d(2), nn.Flatten(), nn.Linear(32 * 49, 10))
+
+
+def _resnet() -> nn.Module:
+    from torchvision.models import resnet18
+
+    return resnet18(num_classes=10, norm_layer=lambda width: nn.GroupNorm(32, width))
+
+
+class _Called(nn.Module):
+    """An MLP 784-64-10 whose weights are used outside of their layers: only `torch.func` can take it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(784, 64), nn.Linear(64, 10)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        hidden = functional.linear(images.flatten(1), self.first.weight, self.first.bias).relu()
+        return functional.linear(hidden, self.last.weight, self.last.bias)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model, the shape of its records, the size of its batches and the number of classes."""
+
+    model: Any
+    shape: tuple[int, ...]
+    batch: int
+    classes: int = 10
+
+    def build(self) -> nn.Module:
+        """Return the model at its start."""
+        task = Task(input_shape=self.shape, classes=self.classes)
+        return self.model() if callable(self.model) else build_model(self.model, task, seed=0)
+
+
+IMAGE = (1, 28, 28)
+CASES = {
+    "linear 300-10": Case(LogisticModel(), (300,), 256),
+    "MLP 784-64-10": Case(MLPModel(hidden=(64,)), (784,), 1024),
+    "MLP 784-1000-10": Case(MLPModel(hidden=(1000,)), (784,), 1024),
+    "MLP 784-1000-10, B 256": Case(MLPModel(hidden=(1000,)), (784,), 256),
+    "head 1280-128-4": Case(MLPModel(hidden=(128,)), (1280,), 256, 4),
+    "CNN of Knolle et al.": Case(CNNModel(channels=(8, 16, 32), hidden=64), IMAGE, 256),
+    "CNN 5x5, 16-32": Case(CNNModel(channels=(16, 32), hidden=64, kernel_size=5), IMAGE, 256),
+    "transformer block": Case(_Block, (16, 64), 64),
+    "CNN with GroupNorm": Case(_group_norm_cnn, IMAGE, 256),
+    "fallback: weights called": Case(_Called, IMAGE, 256),
+    "ResNet-18 with GroupNorm": Case(_resnet, (3, 32, 32), 32),
+}
+
+
+def rows(sizes: Sizes) -> Mapping[str, Callable[[], Record]]:
+    """Return a row for each model."""
+    return {name: partial(compared, case, sizes.repeats) for name, case in CASES.items()}
+
+
+def compared(case: Case, repeats: int) -> Record:
+    """Return the milliseconds of a plain SGD step, what a private one takes of it by each method, and its memory.
+
+    All are whole steps, interleaved, in CPU time on one core: medians of `repeats`. A step draws
+    its batch, and where it is private clips, sums, adds noise and steps. Ours is `run_chain` with
+    Poisson batches, padding and float64 sums; the others take batches of one size and float32.
+    """
+    on_one_core()
+    return steps_beside(case, {"plain": plain_step(case)} | peers(case), repeats) | beyond_plain(
+        case
+    )
+
+
+def on_one_core() -> None:
+    """Compute on one core: a thread that draws noise beside would take CPU time by sharing caches."""
+    torch.set_num_threads(1)
+    os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+
+
+def steps_beside(case: Case, others: Mapping[str, Callable[[], None]], repeats: int) -> Record:
+    """Time our whole steps and others' in turn, `repeats` of each.
+
+    Returns:
+        The milliseconds of a plain step, and the median of each other's steps over that of plain ones.
+    """
+    spent = defaultdict[str, list[float]](list)
+    since = 0.0
+
+    def after_step(*_: object) -> None:
+        nonlocal since
+        spent["ours"].append(time.process_time() - since)
+        for name, step in others.items():
+            start = time.process_time()
+            step()
+            spent[name].append(time.process_time() - start)
+        since = time.process_time()
+
+    # The first steps build plans and check shapes, and fill caches.
+    train(case, repeats + 2, after_step)
+    seconds = {name: float(np.median(times[2:])) for name, times in spent.items()}
+    plain = seconds.pop("plain")
+    ratios = {name: taken / plain for name, taken in seconds.items()}
+    return {"batch": case.batch, "plain, ms": 1e3 * plain, **ratios}
+
+
+def train(case: Case, steps: int, on_step: Callable[..., None] | None = None) -> None:
+    """Run a private chain on made-up records."""
+    sampler = SGD(step_size=ConstantStepSize(initial=STEP), prior=FlatPrior())
+    privacy = PrivacyPlan(epsilon=1.0, delta=1e-6, sampling_rate=RATE, clip_norm=NORM)
+    sizes: Any = {
+        "rounds": 1,
+        "steps_per_round": steps,
+        "burn_in": 0,
+        "thinning": steps,
+        "chain_start": "broadcast",
+    }
+    plan = TrainingPlan(sampler=sampler, privacy=privacy, **sizes)
+    module, features, labels = case.build(), *(values.numpy().copy() for values in _records(case))
+    # As those of a site.
+    features.flags.writeable = False
+    records, start = (
+        TrainingRecords(features, labels, np.arange(len(labels))),
+        {"parameters": to_vector(module)},
+    )
+    chain, streams = (
+        PlannedChain(plan, len(labels), np.ones(steps)),
+        Streams.from_entropy().of_chain(),
+    )
+    run_chain(module, records, chain, range(steps), start, streams, on_step)
+
+
+def _records(case: Case) -> tuple[torch.Tensor, torch.Tensor]:
+    generator, units = torch.Generator().manual_seed(0), int(case.batch / RATE)
+    labels = torch.randint(case.classes, (units,), generator=generator)
+    return torch.randn((units, *case.shape), generator=generator), labels
+
+
+def plain_step(case: Case) -> Callable[[], None]:
+    """Return what does one step of plain SGD."""
+    module = case.build()
+    return _training_step(
+        case, module, torch.optim.SGD(module.parameters(), lr=STEP), functional.cross_entropy
+    )
+
+
+def _training_step(
+    case: Case, module: nn.Module, optimizer: Any, loss: Callable[..., Any]
+) -> Callable[[], None]:
+    features, labels = _records(case)
+
+    def step() -> None:
+        chosen = torch.randint(len(labels), (case.batch,))
+        optimizer.zero_grad()
+        loss(module(features[chosen]), labels[chosen]).backward()
+        optimizer.step()
+
+    return step
+
+
+def peers(case: Case) -> dict[str, Callable[[], None]]:
+    """Return what does one private step by each other method that takes the model."""
+    warnings.simplefilter("ignore")
+    made = {"ghost": partial(_opacus, case, "ghost")}
+    if (
+        4 * case.batch * sum(value.numel() for value in case.build().parameters())
+        <= _LARGEST_GRADIENTS
+    ):
+        made |= {mode: partial(_opacus, case, mode) for mode in ("hooks", "functorch")}
+        made["func.vmap"] = partial(_func_vmap, case)
+    steps = {}
+    for name, make in made.items():
+        # Opacus cannot take every model (in-place additions, weights called).
+        with suppress(RuntimeError, AttributeError, ValueError):
+            step = make()
+            step()
+            steps[name] = step
+    return steps
+
+
+def _opacus(case: Case, mode: str) -> Callable[[], None]:
+    module = case.build()
+    optimizer = torch.optim.SGD(module.parameters(), lr=STEP)
+    private, optimizer, *loss, _ = PrivacyEngine().make_private(
+        module=module,
+        optimizer=optimizer,
+        data_loader=DataLoader(TensorDataset(*_records(case)), case.batch),
+        noise_multiplier=1.0,
+        max_grad_norm=NORM,
+        grad_sample_mode=mode,
+    )
+    return _training_step(case, private, optimizer, *loss or [functional.cross_entropy])
+
+
+def _func_vmap(case: Case) -> Callable[[], None]:
+    module, (features, labels) = case.build(), _records(case)
+    values = {name: value.detach() for name, value in module.named_parameters()}
+
+    def loss(
+        values: dict[str, torch.Tensor], record: torch.Tensor, label: torch.Tensor
+    ) -> torch.Tensor:
+        return functional.cross_entropy(
+            functional_call(module, values, (record[None],)), label[None]
+        )
+
+    def step() -> None:
+        chosen = torch.randint(len(labels), (case.batch,))
+        gradients = vmap(grad(loss), in_dims=(None, 0, 0))(values, features[chosen], labels[chosen])
+        norms = torch.stack([value.flatten(1).norm(dim=1) for value in gradients.values()]).norm(
+            dim=0
+        )
+        factors = (NORM / norms).clamp(max=1.0)
+        for name, value in gradients.items():
+            noised = torch.tensordot(factors, value, 1) + NORM * torch.randn(value.shape[1:])
+            values[name].sub_(noised, alpha=STEP / case.batch)
+
+    return step
+
+
+def beyond_plain(case: Case) -> Record:
+    """Return how many MiB private steps take beyond what plain ones do, each in a process of their own."""
+    peaks = [alone(partial(_peak, case, private)) for private in (False, True)]
+    return {"MiB beyond plain": (peaks[1] - peaks[0]) / MEBIBYTE}
+
+
+def _peak(case: Case, private: bool) -> int:
+    """Return by how many bytes five steps raise the resident memory of this process, checks included."""
+    torch.set_num_threads(1)
+    # Libraries load.
+    train(Case(LogisticModel(), (4,), 16), 1)
+    plain_step(Case(LogisticModel(), (4,), 16))()
+    # Forgets the peak so far (proc(5)).
+    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+    before = peak_bytes()
+    if private:
+        train(case, 5)
+    else:
+        for step in 5 * [plain_step(case)]:
+            step()
+    return peak_bytes() - before

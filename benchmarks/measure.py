@@ -1,0 +1,138 @@
+"""What every benchmark shares: rows measured in processes of their own, their JSON with the machine, their table."""
+
+import importlib.metadata
+import json
+import os
+import platform
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from rich.console import Console
+
+from fl_dpbayes.errors import UserError
+from fl_dpbayes.files import write_atomically, written
+
+Record = dict[str, float]
+MEBIBYTE = 2**20
+_PACKAGES = ("fl-dpbayes", "torch", "numpy", "opacus", "flwr", "ray")
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How large a benchmark is: steps, rounds or seeds; sites at most.
+
+    And the engine of simulations.
+    """
+
+    repeats: int
+    sites: int
+    engine: str
+
+    @property
+    def growing(self) -> list[int]:
+        """10, 100, ... sites, up to `sites`."""
+        return [*(size for size in (10, 100, 1000) if size < self.sites), self.sites]
+
+
+def measure_rows(
+    name: str,
+    rows: Mapping[str, Callable[[], Record]],
+    only: str,
+    file: str | None,
+    console: Console,
+) -> None:
+    """Measure a benchmark's rows whose names contain `only`, one after the other, and print their table.
+
+    `file`: keeps them as JSON after each; what it has already is not measured again. `-`: JSON is
+    printed instead. Raises UserError if there is no such row, it cannot be measured, or the file is
+    of another benchmark or machine.
+    """
+    chosen = {row: work for row, work in rows.items() if only.lower() in row.lower()}
+    if not chosen:
+        raise UserError(f"--only {only!r} names no row: give a part of one of {', '.join(rows)}")
+    found: dict[str, Any] = {"benchmark": name, "machine": _machine(), "rows": {}}
+    path = None if file in (None, "-") else Path(str(file))
+    if path is not None and path.exists():
+        before: Any = None
+        with written(path), suppress(ValueError):
+            before = json.loads(path.read_text(encoding="utf-8"))
+        rows_before = before.get("rows") if isinstance(before, dict) else None
+        if not isinstance(rows_before, dict) or before | {"rows": {}} != found:
+            raise UserError(
+                f"{path} is of another benchmark, machine or version: give another --json, "
+                "or delete it"
+            )
+        found = before
+    elif path is not None:
+        write_atomically(path, json.dumps(found))
+    for row, work in chosen.items():
+        if row not in found["rows"]:
+            with console.status(row):
+                record = {"load before": os.getloadavg()[0], **alone(work)}
+            found["rows"][row] = {
+                "measured": f"{time.strftime('%Y-%m-%d %H:%M', time.gmtime())} UTC",
+                **record,
+            }
+            if path is not None:
+                write_atomically(path, json.dumps(found, indent=1) + "\n")
+    shown = json.dumps(found)
+    if file != "-":
+        table = pd.DataFrame({row: found["rows"][row] for row in chosen})
+        shown = (table.T if len(chosen) > len(table) else table).to_string(
+            float_format="{:.4g}".format, na_rep="-"
+        )
+    console.print(shown, soft_wrap=True, markup=False, highlight=False)
+
+
+def alone(work: Callable[[], Any]) -> Any:
+    """Do work in a fresh process that prints nothing; raises UserError if the process dies."""
+    with ProcessPoolExecutor(1, get_context("spawn"), initializer=_quiet) as process:
+        try:
+            return process.submit(work).result()
+        except BrokenProcessPool:
+            raise UserError(
+                "the measured process was ended, perhaps for its memory: measure less at a time"
+            ) from None
+
+
+def peak_bytes() -> int:
+    """Return the greatest resident memory of this process so far."""
+    # Not getrusage: a process inherits the peak of the one that started it.
+    status = Path("/proc/self/status").read_text(encoding="ascii")
+    return 1024 * next(
+        int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM:")
+    )
+
+
+def _quiet() -> None:
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in (1, 2):
+        os.dup2(nowhere, stream)
+
+
+def _machine() -> dict[str, Any]:
+    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    cpu = next(
+        (line.partition(": ")[2] for line in lines if line.startswith("model name")),
+        platform.machine(),
+    )
+    versions = {package: importlib.metadata.version(package) for package in _PACKAGES}
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2**30
+    machine = {
+        "cpu": cpu,
+        "cores": os.cpu_count(),
+        "memory, GiB": memory,
+        "python": platform.python_version(),
+    }
+    # What is loaded before all else may change what libraries take the processor for.
+    preloaded = os.environ.get("LD_PRELOAD")
+    told = {"preloaded": Path(preloaded).name} if preloaded else {}
+    return machine | told | versions

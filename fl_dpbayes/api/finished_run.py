@@ -1,0 +1,222 @@
+"""A finished run in the hands of someone who writes Python: its tables, figures, page, posterior and predictions."""
+
+import html
+from collections.abc import Collection
+from contextlib import nullcontext
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas
+from matplotlib import pyplot
+from matplotlib.axes import Axes
+from torch import nn
+
+from fl_dpbayes.config import PREDICTORS, Scenario, Summary, counted, load_scenario, site_name
+from fl_dpbayes.data import SCENARIO_FILE
+from fl_dpbayes.errors import UserError
+from fl_dpbayes.files import write_atomically
+from fl_dpbayes.models import provided
+from fl_dpbayes.posterior import POSTERIOR_FILE, load_posterior
+from fl_dpbayes.predict.new_records import NewData
+from fl_dpbayes.predict.run_posterior import RunPosterior
+from fl_dpbayes.predict.stored_posterior import predicted_table
+from fl_dpbayes.report import (
+    CALIBRATION_COLUMNS,
+    PAGE,
+    calibration_csv_row,
+    headline_predictor,
+    read_summary,
+    write_report,
+)
+from fl_dpbayes.report.calibration_figures import draw_bins
+
+
+class Run:
+    """A finished run, read from its directory.
+
+    It is a classifier as scikit-learn has them: `classes_`, `predict_proba`, `predict`, so that
+    `CalibrationDisplay.from_estimator(run, X, y)` works. A notebook shows its page. `summary` is
+    what `summary.json` holds.
+    """
+
+    _estimator_type = "classifier"
+
+    def __init__(
+        self, folder: Path, module: nn.Module | None = None, allowed_code: Collection[str] = ()
+    ) -> None:
+        self.folder, self._module, self._allowed_code = folder, module, allowed_code
+        self.summary: Summary = read_summary(folder)
+
+    @property
+    def calibration(self) -> pandas.DataFrame:
+        """Calibration by site and predictor, a row for each; the columns of `calibration.csv`."""
+        return pandas.DataFrame(
+            map(calibration_csv_row, self.summary.calibration), columns=list(CALIBRATION_COLUMNS)
+        )
+
+    @property
+    def privacy(self) -> pandas.DataFrame:
+        """What the run cost each site: epsilon, delta, budget, steps, temperature."""
+        hidden = {"history", "temperature_range"}
+        return pandas.DataFrame(row.model_dump(exclude=hidden) for row in self.summary.privacy)
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What the run warns of."""
+        return self.summary.warnings
+
+    @cached_property
+    def scenario(self) -> Scenario:
+        """All settings of the run."""
+        return load_scenario(str(self.folder / SCENARIO_FILE))
+
+    @cached_property
+    def classes_(self) -> npt.NDArray:
+        """The classes as the records write them, (classes,): words, or whole numbers."""
+        source = self.scenario.data.source
+        names = getattr(source, "class_names", ()) or range(source.task.classes)
+        whole = all(str(name).lstrip("-").isdigit() for name in names)
+        return np.array([int(name) if whole else name for name in names])
+
+    @cached_property
+    def posterior(self) -> RunPosterior:
+        """The posterior samples; `to_arviz()` gives their chains."""
+        with self._module_at_hand():
+            stored = load_posterior(self.folder / POSTERIOR_FILE, self._allowed_code)
+        sites = tuple(name for name, spec in self.scenario.sites.items() if spec.role == "train")
+        return RunPosterior(stored, self.folder, self.scenario.aggregation, sites)
+
+    def predict_proba(self, new: NewData) -> "Probabilities":
+        """Return the class probabilities of new records under the posterior, and their uncertainty.
+
+        `new`: a DataFrame with the columns that the run's own records had, an array (N, ...) of
+        their shape, or the path of a file, as `fl-dpbayes predict` takes it. Returns one row per
+        record, in order, with the frame's index. Raises UserError if the records do not fit the
+        run.
+
+        Example:
+            >>> p = run.predict_proba(frame)  # doctest: +SKIP
+            >>> p["epistemic_uncertainty"], p[:, 1]  # doctest: +SKIP
+        """
+        with self._module_at_hand():
+            table = predicted_table(
+                self.folder, new, pandas.Index(self.classes_.tolist()), self._allowed_code
+            )
+        if isinstance(new, pandas.DataFrame):
+            table.index = new.index
+        return Probabilities(table)
+
+    def predict(self, new: NewData) -> npt.NDArray:
+        """Return the most probable class of each new record, (N,)."""
+        return self.classes_[self.predict_proba(new)[:, : len(self.classes_)].argmax(axis=1)]
+
+    def fit(self, *_: Any) -> "Run":
+        """Return the run, which is fitted, as scikit-learn's FrozenEstimator does."""
+        return self
+
+    def __sklearn_tags__(self) -> Any:
+        from sklearn.utils import ClassifierTags, Tags, TargetTags
+
+        return Tags(
+            "classifier",
+            TargetTags(required=True),
+            classifier_tags=ClassifierTags(),
+            requires_fit=False,
+        )
+
+    def plot_reliability(
+        self, site: str, predictor: str | None = None, ax: Axes | None = None
+    ) -> Axes:
+        """Draw observed against predicted risk at a site, or accuracy against confidence where classes are many.
+
+        The band is where a calibrated model would lie in 95 of 100 cases. `site`: a site's name, or
+        `pooled:train`, `pooled:held_out`, `pooled:shifted`. `predictor`: such as "posterior" or
+        "last"; None: the one that the page speaks of. `ax`: where to draw; None: axes of a new
+        figure.
+        """
+        site = site if site.startswith("pooled:") else site_name(site)
+        rows = {row.predictor: row for row in self.summary.reliability if row.site == site}
+        if not rows:
+            every = dict.fromkeys(row.site for row in self.summary.reliability)
+            raise UserError(f"site is {site!r}: choose among {', '.join(every)}")
+        predictor = predictor or headline_predictor(self.summary)
+        if predictor not in rows:
+            raise UserError(f"predictor is {predictor!r}: choose among {', '.join(rows)}")
+        row, ax = rows[predictor], ax or pyplot.subplots(layout="constrained")[1]
+        draw_bins(ax, row, 4.2)
+        sides = (
+            (f"predicted risk of {self.classes_[-1]}", "observed share")
+            if row.risk
+            else ("confidence", "accuracy")
+        )
+        n = sum(part.n for part in row.bins)
+        ax.set(
+            xlabel=sides[0],
+            ylabel=sides[1],
+            title=f"{site}, {PREDICTORS.get(predictor, predictor)}, n = {n}",
+        )
+        return ax
+
+    def report(self, path: Path | str | None = None) -> Path:
+        """Write the run's page anew, and a copy of it to `path`; return where it is.
+
+        Raises UserError if `path` holds something else than such a page.
+        """
+        own = write_report(self.folder)
+        if path is None:
+            return own
+        path, page = Path(path), own.read_text(encoding="utf-8")
+        if path.exists() and not (path.is_file() and path.read_bytes()[:60] == page.encode()[:60]):
+            raise UserError(
+                f"{path} exists and is no page of a run: give another name, nothing is overwritten"
+            )
+        write_atomically(path, page)
+        return path
+
+    def __repr__(self) -> str:
+        sites = counted(len(self.summary.sites), "site")
+        return (
+            f"Run of {self.summary.scenario!r} in {self.folder}: {sites}, see .calibration, "
+            ".privacy, .report(path)"
+        )
+
+    def _repr_html_(self) -> str:
+        page = own if (own := self.folder / PAGE).is_file() else write_report(self.folder)
+        # A frame of its own: the page's style stays in it, and nothing in it can run.
+        content = html.escape(page.read_text(encoding="utf-8"))
+        return (
+            f'<iframe sandbox srcdoc="{content}" style="width:100%;height:40em;border:1px solid '
+            '#ccc"></iframe>'
+        )
+
+    def _module_at_hand(self) -> Any:
+        return nullcontext() if self._module is None else provided(self._module)
+
+
+class Probabilities(pandas.DataFrame):
+    """Class probabilities: one column per class, by its name, then `total_uncertainty` and `epistemic_uncertainty`.
+
+    Uncertainties are in nats. `p[:, 1]`, as arrays are read, is the column of the second class as
+    an array: that is how scikit-learn reads the answer of `predict_proba`.
+    """
+
+    def __getitem__(self, key: Any) -> Any:
+        if isinstance(key, tuple) and key and isinstance(key[0], slice):
+            return self.iloc[key].to_numpy()
+        return super().__getitem__(key)
+
+
+def load_run(
+    directory: Path | str, model: nn.Module | None = None, allowed_code: Collection[str] = ()
+) -> Run:
+    """Read a finished run back from its directory.
+
+    `model`: the module object that the run was made with, if it was; its values do not matter, but
+    those that were not trained. `allowed_code`: factories that a run may import to predict, as
+    `package.module:function`; by itself none does. Raises UserError if the folder is no finished
+    run, or a file in it is damaged.
+    """
+    return Run(Path(directory), model, allowed_code)

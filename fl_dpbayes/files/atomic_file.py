@@ -1,0 +1,181 @@
+"""Files that a crash cannot leave half written, and whose failure to be written is told in one line."""
+
+import ctypes
+import errno
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from fl_dpbayes.errors import UserError
+
+PARTIAL = ".partial"
+MOST_SINGLE_SYNCS = 32
+
+
+@contextmanager
+def written(path: Path) -> Iterator[None]:
+    """Say in one line, with the path and the remedy, why a file or folder that the context writes cannot be.
+
+    Raises UserError for any error of the operating system in the context.
+    """
+    try:
+        yield
+    except OSError as error:
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        remedy = "free space on its disk" if full else "see to its disk and its permissions"
+        raise UserError(
+            f"{path} cannot be written ({error.strerror or error}): {remedy}"
+        ) from error
+
+
+@contextmanager
+def replaced(path: Path, *, through_power_cut: bool = True) -> Iterator[Path]:
+    """Replace a file; whoever reads it meets the old file or the whole new one.
+
+    Its folder exists, and one process at a time writes it. That holds after a power cut as well, or
+    (with `through_power_cut` false) only after the death of the process. Raises OSError if it
+    cannot be written.
+    """
+    partial = path.with_name(f".{path.name}{PARTIAL}")
+    try:
+        yield partial
+        if through_power_cut:
+            sync(partial)
+        os.replace(partial, path)
+        if through_power_cut:
+            sync(path.parent)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+
+
+@contextmanager
+def replaced_atomically(path: Path) -> Iterator[Path]:
+    """Replace a file as `replaced` does, through a power cut too.
+
+    Raises UserError if it cannot be written, for instance on a full disk.
+    """
+    with written(path), replaced(path) as partial:
+        yield partial
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Replace a text file, written as UTF-8 with line ends unchanged.
+
+    Raises UserError if it cannot be written.
+    """
+    with replaced_atomically(path) as partial:
+        partial.write_text(text, encoding="utf-8", newline="")
+
+
+def sync(path: Path, wait: Callable[[int], None] | None = None) -> None:
+    """Wait until a file or folder is on the disk, and not only in the system's memory.
+
+    `wait`: in place of fsync.
+    """
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        (wait or os.fsync)(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def sync_all(paths: Sequence[Path]) -> None:
+    """Wait until new files and their folders are on the disk: for many of them, until their whole file system is.
+
+    Raises OSError if something could not be written.
+    """
+    if len(paths) <= MOST_SINGLE_SYNCS:
+        for path in {*paths, *(path.parent for path in paths)}:
+            sync(path)
+        return
+    for folder in {os.stat(path).st_dev: path.parent for path in paths}.values():
+        sync(folder, _sync_file_system)
+
+
+def _sync_file_system(descriptor: int) -> None:
+    # Unlike os.sync, it tells of an error, from Linux 5.8 on.
+    if ctypes.CDLL(None, use_errno=True).syncfs(descriptor):
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+
+
+CHECKSUM, BESIDE = "checksum", "checksums_beside"
+
+
+class DamagedError(ValueError):
+    """A stored file is not as it was written; the text says what is wrong, without the path."""
+
+
+def write_sealed_json(
+    path: Path, content: Mapping[str, Any], *, indent: int | None = None, beside: Sequence[str] = ()
+) -> None:
+    """Write a JSON object with the SHA-256 of its canonical form.
+
+    A reader meets the old file or the whole new one.
+
+    `indent`: as for `json.dumps`. Raises UserError if it cannot be written.
+    """
+    files = {
+        name: file_sha256(path.parent / name) for name in beside if (path.parent / name).is_file()
+    }
+    whole = {**content, **({BESIDE: files} if beside else {})}
+    text = json.dumps(
+        {**whole, CHECKSUM: _checksum(whole)}, indent=indent, allow_nan=False, ensure_ascii=False
+    )
+    write_atomically(path, text + "\n")
+
+
+def read_sealed_json(path: Path) -> dict[str, Any]:
+    """Read the content of a file of `write_sealed_json`, without its own checksum.
+
+    Raises OSError if it cannot be read. Raises DamagedError if it is no JSON object, has no
+    checksum, or was changed since it was written.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise DamagedError(f"it cannot be read as JSON ({str(error)[:80]})") from None
+    if not isinstance(content, dict):
+        raise DamagedError("expected a JSON object")
+    stored = content.pop(CHECKSUM, None)
+    if stored is None:
+        raise DamagedError(
+            "it has no checksum: an older version of fl-dpbayes wrote it, or it is damaged"
+        )
+    if stored != _checksum(content):
+        raise DamagedError("it was changed since it was written (its checksum differs)")
+    return content
+
+
+def check_beside(path: Path, content: Mapping[str, Any], name: str) -> None:
+    """Compare a file beside a sealed one with the checksum in its content.
+
+    One that it does not know is not compared.
+
+    Raises OSError if it cannot be read. Raises DamagedError if it is missing, or not as it was
+    written.
+    """
+    stored, file = content.get(BESIDE, {}).get(name), path.parent / name
+    if stored is None:
+        return
+    if not file.is_file():
+        raise DamagedError("it is missing")
+    if file_sha256(file) != stored:
+        raise DamagedError("it was changed since it was written (its checksum differs)")
+
+
+def _checksum(content: Mapping[str, Any]) -> str:
+    # Its keys are strings, as JSON reads them back.
+    return hashlib.sha256(
+        json.dumps(content, sort_keys=True, separators=(",", ":")).encode()
+    ).hexdigest()
+
+
+def file_sha256(path: Path) -> str:
+    """Return the SHA-256 of a file, in hexadecimal (64 characters)."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

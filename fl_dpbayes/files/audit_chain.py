@@ -1,0 +1,130 @@
+"""Whether a site's audit log is whole: every line where it was, as it was written, up to the last one.
+
+Lines of a version before this one have no number and no hash: they are counted, and nothing is said
+of them.
+"""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fl_dpbayes.files.audit_log import (
+    FILES_KEPT,
+    FIRST_HEAD,
+    AuditLine,
+    WrittenText,
+    audit_log_path,
+    numbered,
+    read_mark,
+    read_texts,
+)
+
+
+@dataclass
+class AuditChain:
+    """What a log's lines add up to.
+
+    `lines`: number -> what the line says. `heads`: number -> its hash. `problems`: what is missing
+    or was changed, a line of text each. `notes`: what a person should know and is no fault.
+    """
+
+    lines: dict[int, dict[str, Any]] = field(default_factory=dict)
+    heads: dict[int, str] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def first(self) -> int:
+        """The number of the first line that is still kept; 1 where there is none."""
+        return min(self.lines, default=1)
+
+
+def read_chain_of_log(site_file: Path) -> AuditChain:
+    """Read a site's audit log and check every line against the one before.
+
+    OSError if a file cannot be read.
+    """
+    chain, before, cut_off = AuditChain(), 0, 0
+    last: AuditLine | None = None
+    for written in read_texts(site_file):
+        if written.line is None:
+            if written.event is None:
+                cut_off += 1
+            elif last is None:
+                before += 1
+            else:
+                said = (
+                    f"a line without number and hash stands behind line {last.number}: it was "
+                    "changed or put in"
+                )
+                chain.problems.append(said)
+            continue
+        _check_next(chain, last, written, site_file)
+        last = written.line
+        chain.lines[last.number] = written.event or {}
+        chain.heads[last.number] = last.head
+    _check_mark(chain, last, read_mark(site_file))
+    if before:
+        chain.notes.append(
+            f"{before} lines of an earlier version have no hash: a change in them does not show"
+        )
+        if chain.first > 1:
+            chain.problems.append(
+                f"line {chain.first} is the first with a hash: those before it were changed"
+            )
+    if cut_off:
+        chain.notes.append(
+            f"{cut_off} lines were cut off while they were written: nothing left with them"
+        )
+    return chain
+
+
+def _check_next(
+    chain: AuditChain, last: AuditLine | None, written: WrittenText, site_file: Path
+) -> None:
+    line = written.line
+    assert line is not None
+    if last is None and line.number > 1:
+        if numbered(audit_log_path(site_file), FILES_KEPT - 1).exists():
+            chain.notes.append(
+                f"the log begins with line {line.number}: {FILES_KEPT} files are kept, "
+                "older ones went"
+            )
+        else:
+            chain.problems.append(_missing(1, line.number - 1))
+        return
+    number, head = (last.number, last.head) if last is not None else (0, FIRST_HEAD)
+    if line.number > number + 1:
+        chain.problems.append(_missing(number + 1, line.number - 1))
+    elif line.number <= number:
+        chain.problems.append(
+            f"line {line.number} stands behind line {number}: lines were exchanged or put in"
+        )
+    elif not written.follows(head):
+        chain.problems.append(
+            f"line {line.number} is not as it was written, or the one before it was exchanged"
+        )
+
+
+def _check_mark(chain: AuditChain, last: AuditLine | None, mark: AuditLine | None) -> None:
+    """Compare the last line with the mark beside the log, which a crash leaves one line behind and never ahead."""
+    number = last.number if last is not None else 0
+    if mark is None:
+        if number:
+            chain.problems.append(
+                f"the mark beside the log, which knows its last line, {number}, is missing"
+            )
+    elif mark.number > number:
+        chain.problems.append(f"{_missing(number + 1, mark.number)} at the end")
+    elif mark.number < number - 1:
+        chain.problems.append(
+            f"the mark beside the log knows line {mark.number} as the last: it was put back"
+        )
+    elif mark.number in chain.heads and chain.heads[mark.number] != mark.head:
+        chain.problems.append(
+            f"line {mark.number} is not the one that the mark beside the log knows"
+        )
+
+
+def _missing(first: int, last: int) -> str:
+    return f"line {first} is missing" if first == last else f"lines {first} to {last} are missing"

@@ -1,0 +1,52 @@
+"""Says before a run how many records a site's machine computes at a time, on made-up records of its shape."""
+
+from collections.abc import Iterator
+
+import torch
+
+from clients.own_site import compute_device
+from fl_dpbayes.config import LogisticModel, SiteFile
+from fl_dpbayes.hospital.findings import Finding, failed, passed, warned
+from fl_dpbayes.models import (
+    PassShape,
+    RowsDependError,
+    build_model,
+    product_library,
+    reproducible_branch,
+)
+from fl_dpbayes.models.processor import processor
+from fl_dpbayes.samplers import checked_gradient_shape, summed_cross_entropy, wanted_rows
+
+# Of a usual plan.
+BATCH_SIZE = 256
+
+
+def pass_findings(site_file: SiteFile) -> Iterator[Finding]:
+    """Say how many records of a linear model a pass holds here, and what it costs where that is one."""
+    torch.set_num_threads(site_file.threads)
+    task, device = site_file.source.task, compute_device(site_file)
+    module = build_model(LogisticModel(), task, 0, None).to(device)
+    rows = wanted_rows(module, "book_keeping", BATCH_SIZE)
+    try:
+        shape = checked_gradient_shape(
+            module, "book_keeping", task.input_shape, torch.int64, summed_cross_entropy, rows
+        )
+    except RowsDependError as error:
+        yield failed("arithmetic", str(error))
+    else:
+        yield finding_of(shape, device)
+
+
+def finding_of(shape: PassShape, device: torch.device) -> Finding:
+    """Say in one sentence how many records a pass holds, and what that costs where it is one."""
+    computed_by = f"{processor(device)}, {product_library()}, reproducible: {reproducible_branch()}"
+    if not shape.one_by_one:
+        said = f"{shape.rows} records of a linear model at a time, {shape.products} products"
+        return passed("arithmetic", f"{said} ({computed_by})")
+    said = (
+        "records are computed one at a time here, as a record's last digits would else "
+        "depend on other records"
+    )
+    cost = f"that takes about {shape.slower:.2g} times as long"
+    remedy = "take another processor, or set MKL_CBWR=COMPATIBLE before Python starts"
+    return warned("arithmetic", f"{said}: {cost} ({computed_by})", remedy)

@@ -1,0 +1,263 @@
+"""The commands `fl-dpbayes site ...`: what a hospital does at its own site.
+
+Heavy imports wait until one is used.
+"""
+
+import json
+from importlib import import_module
+from pathlib import Path
+from typing import Annotated
+
+import click
+import typer
+from click import Choice
+from rich.console import Console
+from typer import Argument, Option
+
+console = Console()
+site = typer.Typer(help="What a hospital does at its own site.", no_args_is_help=True)
+ledger = typer.Typer(
+    help="Make a site's privacy ledger, look into it, repair its second place.",
+    no_args_is_help=True,
+)
+audit = typer.Typer(help="Check a site's audit log.", no_args_is_help=True)
+site.add_typer(ledger, name="ledger")
+site.add_typer(audit, name="audit")
+SiteFileArgument = Annotated[Path, Argument(help="The site file.")]
+Release = Choice(["none", "noised", "public"])
+Yes = Annotated[bool, Option("--yes", help="Do not ask.")]
+
+
+@site.command(
+    "init",
+    epilog="Example: fl-dpbayes site init north.toml --scenario trial.toml --data patients.csv",
+)
+def site_init(
+    out: Annotated[Path, Argument(help="The site file to write.")] = Path("site.toml"),
+    scenario: Annotated[str | None, Option(help="The coordinator's scenario file.")] = None,
+    data: Annotated[str | None, Option(help="File or folder of this site's records.")] = None,
+    name: Annotated[str | None, Option(help="The site's name, as the coordinator has it.")] = None,
+    unit: Annotated[
+        str | None, Option("--unit", "--patient", help="The column of patients; empty: none.")
+    ] = None,
+    units: Annotated[
+        int | None, Option(min=1, help="A round number of patients that train here; public.")
+    ] = None,
+    epsilon: Annotated[
+        float | None, Option(min=0, help="The most epsilon that all runs may ever spend.")
+    ] = None,
+    runs: Annotated[
+        int | None, Option(min=1, help="Runs of this scenario that are planned; for good.")
+    ] = None,
+    witness: Annotated[
+        str | None, Option(help="The ledger's second place, best on another disk.")
+    ] = None,
+    evaluation: Annotated[
+        str | None, Option(click_type=Release, help="How test results may leave.")
+    ] = None,
+    superlink: Annotated[
+        str | None, Option(help="The coordinator's server, host:port; empty: later.")
+    ] = None,
+    yes: Annotated[
+        bool, Option("--yes", help="Take what is proposed where no option answers.")
+    ] = False,
+) -> None:
+    """Ask what a site must say, write its commented file, check its records, and make snapshot and ledger."""
+    from fl_dpbayes.hospital.init_site import Question, init_site
+
+    context = click.get_current_context()
+    given, types = (
+        context.params,
+        {parameter.name: parameter.type for parameter in context.command.params},
+    )
+
+    def ask(question: Question) -> str:
+        if (answer := given[question.option]) is not None:
+            return str(answer)
+        if yes and question.proposed is not None:
+            return question.proposed
+        return str(
+            typer.prompt(question.words, default=question.proposed, type=types[question.option])
+        )
+
+    raise typer.Exit(init_site(out, ask, console))
+
+
+@site.command("check", epilog="Example: fl-dpbayes site check north.toml")
+def site_check(
+    site_file: SiteFileArgument,
+    only: Annotated[
+        str | None, Option(click_type=Choice(["data", "connection"]), help="Check just this.")
+    ] = None,
+) -> None:
+    """Look at a site's data, write the snapshot that runs read, try the way to the server.
+
+    Status 1 on a FAIL.
+    """
+    from fl_dpbayes.hospital.check import check_site
+
+    raise typer.Exit(check_site(site_file, console, only))
+
+
+@site.command("dry-run", epilog="Example: fl-dpbayes site dry-run north.toml --scenario trial.toml")
+def site_dry_run(
+    site_file: SiteFileArgument,
+    scenario: Annotated[str, Option(help="The coordinator's scenario file, whose plan is tried.")],
+) -> None:
+    """Answer one full round on made-up records under the site's policy.
+
+    The ledger and the records are not touched.
+    """
+    from fl_dpbayes.hospital.dry_run import dry_run
+
+    raise typer.Exit(dry_run(site_file, scenario, console))
+
+
+@site.command(epilog="Example: fl-dpbayes site approve north.toml DIGEST")
+def approve(
+    site_file: SiteFileArgument,
+    digest: Annotated[
+        str | None, Argument(help="Of a bundle or plan, whole; without: what waits.")
+    ] = None,
+    scenario: Annotated[
+        str | None, Option(help="The coordinator's scenario, whose plans are approved.")
+    ] = None,
+    yes: Yes = False,
+) -> None:
+    """Show what a bundle or plan holds and let it run.
+
+    The node goes on, and asks anew at every message.
+    """
+    from fl_dpbayes.hospital.approve import approve_digest, approve_scenario, show_waiting
+
+    if scenario is not None:
+        approve_scenario(
+            site_file, scenario, console, lambda question: yes or typer.confirm(question)
+        )
+    if digest is None and scenario is None:
+        show_waiting(site_file, console)
+    elif digest is not None:
+        approve_digest(site_file, digest, console, lambda question: yes or typer.confirm(question))
+
+
+def _of_site_file(group: typer.Typer, name: str, work: str, said: str) -> None:
+    """Add a command that takes a site file alone.
+
+    `work`: module and function, which returns the exit status if any.
+    """
+    words = {id(ledger): "ledger ", id(audit): "audit "}.get(id(group), "")
+
+    @group.command(name, help=said, epilog=f"Example: fl-dpbayes site {words}{name} north.toml")
+    def command(site_file: SiteFileArgument) -> None:
+        module, _, function = work.partition(".")
+        raise typer.Exit(
+            getattr(import_module(f"fl_dpbayes.hospital.{module}"), function)(site_file, console)
+            or 0
+        )
+
+
+for _group, _name, _work, _said in (
+    (
+        site,
+        "start",
+        "node.start_node",
+        (
+            "Start the site's node: only approved bundles run, and a Flower that does not ask "
+            "starts no node."
+        ),
+    ),
+    (
+        site,
+        "app",
+        "node.start_app",
+        (
+            "Start the process that runs the app for the node, best as another user; it never "
+            "sees the node's key."
+        ),
+    ),
+    (
+        site,
+        "keys",
+        "keys.make_keys",
+        "Make the node's key here, once; only the public part goes to the coordinator.",
+    ),
+    (
+        ledger,
+        "create",
+        "ledger.create_ledger",
+        "Make a site's ledger, before its first request; overwrites nothing.",
+    ),
+    (
+        ledger,
+        "repair",
+        "ledger.repair_ledger",
+        (
+            "Make a lost second place anew, or accept that the ledger was moved; a ledger that "
+            "is behind stays refused."
+        ),
+    ),
+    (
+        ledger,
+        "show",
+        "ledger.show_ledger",
+        "Show what a site has spent, reservation by reservation.",
+    ),
+    (
+        audit,
+        "verify",
+        "audit.verify_audit_log",
+        (
+            "Check the audit log's chain, and the log and the ledger against each other; status "
+            "1 if something is missing."
+        ),
+    ),
+    (
+        ledger,
+        "verify",
+        "ledger.verify_ledger",
+        "Check a ledger's hash chain and sums; status 1 if it does not hold.",
+    ),
+):
+    _of_site_file(_group, _name, _work, _said)
+
+
+@ledger.command("lower", epilog="Example: fl-dpbayes site ledger lower north.toml 2.5")
+def ledger_lower(
+    site_file: SiteFileArgument,
+    epsilon: Annotated[float, Argument(help="Of each part, from now on.")],
+    yes: Yes = False,
+) -> None:
+    """Lower the epsilon that a cohort may ever spend; for good, and no request raises it."""
+    from fl_dpbayes.hospital.ledger import restrict_ledger
+
+    restrict_ledger(site_file, console, epsilon, lambda question: yes or typer.confirm(question))
+
+
+@ledger.command("close", epilog="Example: fl-dpbayes site ledger close north.toml")
+def ledger_close(site_file: SiteFileArgument, yes: Yes = False) -> None:
+    """Close a cohort, for good: no request on its records is answered again, not even with a stored reply."""
+    from fl_dpbayes.hospital.ledger import restrict_ledger
+
+    restrict_ledger(site_file, console, None, lambda question: yes or typer.confirm(question))
+
+
+@ledger.command("export", epilog="Example: fl-dpbayes site ledger export site.toml > ledger.json")
+def ledger_export(site_file: SiteFileArgument) -> None:
+    """Print a ledger as JSON, for an auditor."""
+    from fl_dpbayes.hospital.ledger import export_ledger
+
+    print(json.dumps(export_ledger(site_file), indent=2))
+
+
+@site.command("statement", epilog="Example: fl-dpbayes site statement north.toml --month 2026-11")
+def statement(
+    site_file: SiteFileArgument,
+    month: Annotated[str, typer.Option(help="Year and month, UTC; this one unless given.")] = "",
+) -> None:
+    """Say which code runs, what left in a month, what was refused, what it cost.
+
+    Status 1 if something is missing.
+    """
+    from fl_dpbayes.hospital.statement import print_statement
+
+    raise typer.Exit(print_statement(site_file, month, console))

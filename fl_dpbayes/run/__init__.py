@@ -1,1 +1,0 @@
-"""The composition root: engines and the work behind each command."""

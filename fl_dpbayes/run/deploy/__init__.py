@@ -1,1 +1,0 @@
-"""What a coordinator does for a federation of real sites."""

@@ -1,1 +1,0 @@
-"""What a hospital does at its own site."""

@@ -1,1 +1,0 @@
-"""Studies: one scenario, varied along axes, on all cores or a Ray cluster."""

@@ -1,0 +1,143 @@
+"""From a study to its cells: one validated scenario for each combination of the axes' values."""
+
+import copy
+import hashlib
+import itertools
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from fl_dpbayes.config import (
+    PATH_KEYS,
+    SEED,
+    AxisValue,
+    Scenario,
+    Study,
+    read_record,
+    set_key,
+    with_absolute_paths,
+)
+from fl_dpbayes.errors import UserError
+from fl_dpbayes.version import __version__
+
+MAX_CELLS = 10_000
+DIGEST_CHARACTERS = 16
+
+
+@dataclass(frozen=True)
+class StudyCell:
+    """One run of a study: `digest` names its file, `labels` are what the tables call the values of the axes.
+
+    `shift_labels` are what they call the kinds of the sites that the shift axes make.
+    """
+
+    digest: str
+    labels: Mapping[str, Any]
+    scenario: Scenario
+    shift_labels: Mapping[str, str]
+
+    @property
+    def title(self) -> str:
+        """The cell in one line."""
+        return ", ".join(f"{name} {label}" for name, label in self.labels.items())
+
+
+def study_cells(study: Study) -> list[StudyCell]:
+    """Expand the grid and validate every cell.
+
+    Cells that share their records follow each other, so that features which are computed once stay
+    in the cache. Raises UserError if there are too many cells, one is no valid scenario, or two are
+    the same.
+    """
+    count = prod(len(axis.values) for axis in study.axes)
+    if count > MAX_CELLS:
+        raise UserError(
+            f"study {study.name!r} has {count} cells: at most {MAX_CELLS} are allowed, so "
+            "shorten an axis"
+        )
+    cells = [
+        _cell(study, values) for values in itertools.product(*(axis.values for axis in study.axes))
+    ]
+    known: dict[str, StudyCell] = {}
+    for cell in cells:
+        if (twin := known.setdefault(cell.digest, cell)) is not cell:
+            said = f"the cells ({twin.title}) and ({cell.title}) are the same scenario"
+            raise UserError(
+                f"study {study.name!r}: {said}: remove one of the values by which they differ"
+            )
+    order: dict[str, int] = {}
+    shared = {"data", "partition", "sites", "seed"}
+    return sorted(
+        cells,
+        key=lambda cell: order.setdefault(
+            cell.scenario.model_dump_json(include=shared), len(order)
+        ),
+    )
+
+
+def _digest(scenario: Scenario) -> str:
+    """Name a cell by the SHA-256 of its scenario, without where its records lie and what its processes may use."""
+    content = _without_places(scenario.model_dump(mode="json", exclude={"resources"}))
+    text = json.dumps([content, __version__], sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:DIGEST_CHARACTERS]
+
+
+def _without_places(value: Any) -> Any:
+    if isinstance(value, dict):
+        names = {
+            key: Path(item).name
+            for key, item in value.items()
+            if key in PATH_KEYS and isinstance(item, str)
+        }
+        return {key: _without_places(item) for key, item in value.items()} | names
+    return [_without_places(item) for item in value] if isinstance(value, list) else value
+
+
+def _cell(study: Study, values: Sequence[AxisValue]) -> StudyCell:
+    labels = {axis.name: value.label for axis, value in zip(study.axes, values, strict=True)}
+    content = copy.deepcopy(dict(study.scenario))
+    settings = [item for value in values for item in value.settings.items()]
+    title = ", ".join(f"{name} {label}" for name, label in labels.items())
+    origin = f"study {study.name!r}, cell ({title})"
+    # A whole section first, then keys in it.
+    for key, value in sorted(settings, key=lambda item: len(item[0])):
+        given = {other for other, _ in settings}
+        set_key(content, key, None if value == {} else value, given, f"{origin}: {'.'.join(key)}")
+        simulation = content.get("simulation")
+        if key == (SEED,) and isinstance(simulation, dict) and "insecure_seed" in simulation:
+            simulation["insecure_seed"] = value
+    shift_labels = _add_shifted_sites(content, study)
+    scenario = with_absolute_paths(read_record(Scenario, content, origin))
+    return StudyCell(_digest(scenario), labels, scenario, shift_labels)
+
+
+def _add_shifted_sites(content: dict[str, Any], study: Study) -> dict[str, str]:
+    """Give the run one shifted copy of a site, `<kind>-<severity>`, for each combination of the shift axes' values.
+
+    Returns what the study calls the kind of each.
+    """
+    labels = {}
+    for values in (
+        itertools.product(*(axis.values for axis in study.shift_axes)) if study.shift_axes else ()
+    ):
+        shift: dict[str, Any] = {}
+        for value in values:
+            ((key, setting),) = value.settings.items()
+            shift |= setting if isinstance(setting, dict) else {key[-1]: setting}
+        name = "-".join(str(value.label) for value in values)
+        labels[name] = str(values[0].label)
+        sites = content.setdefault("sites", {})
+        copied = sites.get(study.section.shifted_copy_of)
+        prevalence = copied.get("prevalence") if isinstance(copied, dict) else None
+        # A declared prevalence is that of the records before the shift; an estimate is made anew.
+        estimated = {"prevalence": prevalence} if prevalence == "estimated" else {}
+        sites[name] = {
+            "role": "shifted",
+            "records_of": study.section.shifted_copy_of,
+            "shift": shift,
+            **estimated,
+        }
+    return labels

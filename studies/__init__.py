@@ -1,0 +1,1 @@
+"""Analyses that a TOML file cannot say."""

@@ -1,0 +1,1 @@
+"""The results on the International Stroke Trial: cells, measures, tables and their page."""

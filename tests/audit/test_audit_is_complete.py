@@ -1,0 +1,143 @@
+"""Whatever a site releases has a part of the audit that looks at it, or stands in the list of what none looks at."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pydantic import BaseModel
+
+import clients.app
+import fl_dpbayes
+from fl_dpbayes.audit import audit, declared, unseen
+from fl_dpbayes.protocol.card import SiteCard
+from fl_dpbayes.protocol.evaluate import EvaluateReply
+from fl_dpbayes.protocol.recalibrate import RecalibrateReply
+from fl_dpbayes.protocol.refusal import Refusal
+from fl_dpbayes.protocol.train import PrivacyStatement, TrainReply
+
+ROOT = Path(fl_dpbayes.__file__).parent
+REPLIES = {
+    "query": SiteCard,
+    "train": TrainReply,
+    "train.recalibrate": RecalibrateReply,
+    "evaluate": EvaluateReply,
+}
+# Where noise is drawn -> the part of an audit that looks at it, or the subject in the list of what
+# none looks at.
+NOISE = {
+    "samplers/chain.py": "noise of training",
+    "samplers/gradients/clipping.py": "one unit",
+    "calibration/release.py": "noised evaluation",
+    "calibration/recalibration/descent.py": "recalibration by descent",
+    "run/update.py": "a new hospital's releases",
+    "models/variational.py": "DRAWN",
+}
+# Numbers that are noise of no release: of the auditor, of benches, of made-up data, of the server,
+# of start-up checks.
+NOT_OF_SITES = (
+    "run/audit/",
+    "run/bench/",
+    "run/site/dry_run.py",
+    "data/",
+    "posterior/",
+    "report/",
+    "calibration/summarise.py",
+    "models/gaussian.py",
+    "models/module_checks.py",
+    "models/rows.py",
+    "models/strokes.py",
+    "samplers/gradients/engine.py",
+    "samplers/gradients/pass_shape.py",
+)
+DRAWING = {
+    "standard_normal",
+    "normal",
+    "normal_vectors",
+    "standard_normals",
+    "randn",
+    "randn_like",
+    "released",
+}
+
+
+def handlers() -> Iterator[str]:
+    tree = ast.parse(Path(clients.app.__file__).read_text(encoding="utf-8"))
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.FunctionDef):
+            continue
+        for decorator in node.decorator_list:
+            if isinstance(decorator, ast.Call) and isinstance(decorator.func, ast.Attribute):
+                actions = [
+                    argument.value
+                    for argument in decorator.args
+                    if isinstance(argument, ast.Constant)
+                ]
+                yield ".".join([decorator.func.attr, *actions])
+
+
+def fields(model: type[BaseModel]) -> set[str]:
+    names = set(model.model_fields)
+    if "privacy" not in names:
+        return names
+    return names - {"privacy"} | {f"privacy.{name}" for name in PrivacyStatement.model_fields}
+
+
+def drawing_files() -> set[str]:
+    found = set()
+    for folder, base in ((ROOT, ROOT), (Path(clients.app.__file__).parent, ROOT.parent)):
+        for path in folder.rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                called = node.func if isinstance(node, ast.Call) else None
+                name = getattr(called, "attr", None) or getattr(called, "id", None)
+                if name in DRAWING:
+                    found.add(path.relative_to(base).as_posix())
+    return {name for name in found if not name.startswith(NOT_OF_SITES)}
+
+
+def purposes() -> set[str]:
+    found = set()
+    for path in ROOT.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "released":
+                assert isinstance(node.args[0], ast.Constant), path
+                found.add(str(node.args[0].value))
+    return found
+
+
+def test_every_kind_of_message_and_every_field_of_its_reply_is_declared() -> None:
+    assert set(handlers()) == set(declared.HEADERS) == set(declared.ARRAYS) == set(REPLIES)
+    assert {kind: fields(model) for kind, model in REPLIES.items()} == {
+        kind: set(listed) for kind, listed in declared.HEADERS.items()
+    }
+    assert set(Refusal.model_fields) == {"code", "field"}
+
+
+def test_every_release_of_a_new_hospital_is_declared() -> None:
+    assert purposes() == set(declared.OWN_RELEASES)
+
+
+def test_every_place_that_draws_noise_has_a_part_of_the_audit() -> None:
+    assert drawing_files() == set(NOISE)
+    assert {part for part in NOISE.values() if not hasattr(unseen, part)} <= audit.PARTS
+
+
+def test_every_declared_field_names_parts_that_exist() -> None:
+    listed = [*declared.HEADERS.values(), *declared.ARRAYS.values(), declared.METRICS]
+    named = {
+        part
+        for fields_of in listed
+        for each in fields_of.values()
+        for part in each.looked_at.split(", ")
+    }
+    assert named | set(declared.OWN_RELEASES.values()) <= audit.PARTS
+
+
+@pytest.mark.slow
+def test_an_audit_has_these_parts_and_no_other(tmp_path: Path) -> None:
+    from fl_dpbayes.config.scenario import load_scenario
+
+    checks, _ = audit.run_audit(
+        load_scenario("digits", ["simulation.insecure_seed=1"]), tmp_path, None
+    )
+    assert {check.part for check in checks} == audit.PARTS

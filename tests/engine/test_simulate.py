@@ -1,0 +1,160 @@
+"""What a run shows and logs while and after it runs, how it is waited for, and on which devices it may start."""
+
+import io
+import json
+import logging
+import re
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+
+from fl_dpbayes.config.scenario import load_scenario
+from fl_dpbayes.engine import flower_command
+from fl_dpbayes.engine.flower_command import FlowerCommand
+from fl_dpbayes.engine.inline_engine import logs_in
+from fl_dpbayes.engine.progress import Display, EventReader
+from fl_dpbayes.engine.simulate import show_run, simulate
+from fl_dpbayes.errors import UserError
+from fl_dpbayes.report.run_files import write_summary
+
+SUMMARY = {
+    "scenario": "one",
+    "seed": 0,
+    "versions": {},
+    "adjacency": "add_or_remove_one",
+    "sites": [],
+    "privacy": [],
+    "calibration": [{"site": "north", "role": "train", "predictor": "posterior", "n": 10}],
+    "bytes": {},
+    "seconds": {},
+    "configurations_tried": 1,
+    "warnings": ["first", "second"],
+}
+
+
+def test_tables_and_warnings_are_shown(tmp_path):
+    write_summary(SUMMARY, tmp_path)
+    console = Console(file=io.StringIO(), width=200)
+    show_run(tmp_path, console)
+    text = "\n".join(line.strip() for line in console.file.getvalue().splitlines())
+    assert "\n\nwarning: first\nwarning: second\n" in text
+    assert "\n\nCalibration\n" in text
+
+
+EVENTS = [
+    {"event": "roster", "sites": [["north", "train"], ["island", "held_out"]], "left_out": []},
+    {"event": "train", "round": 1, "rounds": 2, "sites": ["north"]},
+    {
+        "event": "site",
+        "round": 1,
+        "site": "north",
+        "status": "OK",
+        "detail": "",
+        "epsilon": 0.5,
+        "budget": 2.0,
+    },
+    {"event": "evaluate", "round": 2, "rounds": 2, "sites": ["north", "island"]},
+    {"event": "evaluated", "site": "island", "problem": ""},
+    {"event": "roster", "sites": [["north", "train"], ["island", "held_out"]], "left_out": []},
+    {
+        "event": "site",
+        "round": 2,
+        "site": "north",
+        "status": "REFUSED",
+        "detail": "X",
+        "epsilon": None,
+        "budget": None,
+    },
+    {"event": "evaluated", "site": "north", "problem": "NOT_SENT"},
+    {"event": "finished"},
+]
+
+
+def test_display_renders_before_and_after_every_event_in_a_terminal() -> None:
+    console = Console(force_terminal=True, file=io.StringIO(), width=100)
+    display = Display(console, 2)
+    console.print(display.render())
+    for event in EVENTS:
+        display.show(event)
+        console.print(display.render())
+    assert all(
+        words in console.file.getvalue()
+        for words in ("round 1/2", "0.500 of 2", "evaluating", "left")
+    )
+    assert re.search(r"REFUSED X; tests: NOT_SENT +0\.500 of 2", console.file.getvalue())
+
+
+def test_root_handler_that_appears_during_a_run_sees_nothing_of_flowers_log(tmp_path: Path) -> None:
+    terminal, logger = logging.StreamHandler(io.StringIO()), logging.getLogger("flwr")
+    before = logger.propagate
+    with logs_in(tmp_path / "flower.log"):
+        logging.getLogger().addHandler(terminal)
+        logger.warning("[ROUND 2/3]")
+    logging.getLogger().removeHandler(terminal)
+    assert (terminal.stream.getvalue(), logger.propagate) == ("", before)
+    assert "[ROUND 2/3]" in (tmp_path / "flower.log").read_text()
+
+
+class Stop(threading.Event):
+    """Lets no time pass, and calls back at each look."""
+
+    def __init__(self, look=lambda number: None) -> None:
+        super().__init__()
+        self.looks, self._look = 0, look
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.looks += 1
+        self._look(self.looks)
+        return self.is_set()
+
+
+@pytest.fixture
+def questions(monkeypatch: pytest.MonkeyPatch):
+    asked, answer = [], {"runs": [{"status": "finished:completed"}]}
+    monkeypatch.setattr(FlowerCommand, "ask", lambda self, what, *_: asked.append(what) or answer)
+    return asked
+
+
+def wait(events: Path, stop: Stop) -> dict:
+    return FlowerCommand(Path(), {}, "own")._final_status("1", EventReader(events), stop)
+
+
+@pytest.mark.parametrize("last", ["finished", "failed"])
+def test_flower_is_asked_once_the_run_is_over(tmp_path: Path, questions, last: str) -> None:
+    events = tmp_path / "events.jsonl"
+
+    def look(number: int) -> None:
+        assert questions == []
+        with events.open("a") as file:
+            file.write(json.dumps({"event": last if number == 20 else "train"}) + "\n")
+
+    assert wait(events, stop := Stop(look))["status"] == "finished:completed"
+    assert (stop.looks, questions) == (20, ["ls"])
+
+
+def test_run_that_dies_is_noticed_and_a_stopped_one_asks_nothing(
+    tmp_path: Path, questions, monkeypatch
+) -> None:
+    stop = Stop()
+    monkeypatch.setattr(flower_command.time, "monotonic", lambda: 4 * stop.looks)
+    wait(tmp_path / "events.jsonl", stop)
+    assert (stop.looks, questions) == (4, ["ls"])
+    stop.set()
+    with pytest.raises(UserError, match="stopped"):
+        wait(tmp_path / "events.jsonl", stop)
+    assert questions == ["ls"]
+
+
+def test_absent_device_is_refused_before_anything_is_written(tmp_path: Path, monkeypatch) -> None:
+    for devices, device, expected in (
+        (0, "cuda", "no CUDA device is here"),
+        (2, "cuda:2", "here are 0 to 1"),
+    ):
+        monkeypatch.setattr(torch.cuda, "device_count", lambda devices=devices: devices)
+        scenario = load_scenario("digits", [f"resources.device={device}"])
+        with pytest.raises(UserError, match=expected):
+            simulate(scenario, "inline", tmp_path / "run", None, Console())
+        assert not (tmp_path / "run").exists()

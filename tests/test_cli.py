@@ -1,0 +1,269 @@
+"""The command line as a user meets it: wrong input in one clear line, status 2, no traceback."""
+
+import json
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from fl_dpbayes import cli
+from fl_dpbayes.config.scenario import load_scenario
+from fl_dpbayes.coordinator.deploy import AT_EACH_SITE, deploy_resume
+from fl_dpbayes.errors import UserError
+
+SOLVE = "solve --epsilon 1 --delta 1e-5 --q .1 --steps 9"
+ACCOUNT = "account --delta 1e-5"
+# What is typed, and what is said of it.
+WRONG = {
+    "simulate nowhere": "no scenario 'nowhere'",
+    "simulate digits --set privacy.delta=0.01": "below 1/n",
+    "simulate digits --set partition.min_records=900": "partition.min_records",
+    "simulate mnist --data-dir /nonexistent": "--data-dir",
+    "simulate README.toml": "does not exist",
+    "solve --epsilon -1 --delta 1e-5 --q 0.1 --steps 10": "epsilon",
+    "solve --epsilon 1 --delta 1e-5 --q 2 --steps 9": "error: --q is 2",
+    f"{SOLVE} --clip-norm 0": "error: --clip-norm is 0",
+    f"{SOLVE} --schedule {{initial=1}}": (
+        '(for example {kind="polynomial", initial=0.1, power=0.33}): schedule: kind'
+    ),
+    f'{SOLVE} --schedule {{kind="constant",initial=-1}}': "schedule.initial is -1",
+    f'{SOLVE} --schedule {{kind="constant"}}': "key 'schedule.initial' is missing",
+    f"{SOLVE} --schedule [3]": "schedule is [3]: it must be a table; its key 'kind' is one of",
+    f"{SOLVE} --temperature 2": "--temperature is 2.0, but --coupling constant has no",
+    f"{SOLVE} --coupling langevin --temperature 2": "--coupling langevin finds its own",
+    "account --delta 2 --sigma 1 --q 1 --steps 1": "--delta is 2",
+    f"{ACCOUNT} --sigma -1 --q .1 --steps 1": "error: --sigma is -1.0",
+    f"{ACCOUNT} --sigma 1 --q nan --steps 1": "error: --q is nan",
+    f"{ACCOUNT} --sigma 1 --q .1 --steps 1{'0' * 23}": "from 0 to 1e+12",
+    f"{ACCOUNT} --sigma 1": "--sigma, --q and --steps together",
+    f"{ACCOUNT} --history /nonexistent.json": "cannot be read",
+    "predict /nonexistent x.csv": "does not exist",
+    "site ledger show /nonexistent.toml": "does not exist",
+}
+
+
+@pytest.mark.parametrize("typed", WRONG)
+def test_wrong_input_is_one_line_with_status_two(typed: str, refusal) -> None:
+    error = refusal(*typed.split())
+    assert WRONG[typed] in error
+    assert error.strip().count("\n") == 0
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ("[[1, 0.1]]", ": row 0 is [1, 0.1]"),
+        ("{", " is not JSON: "),
+        ("{}", ": expected a JSON list"),
+        ("[[1, 0.1, 1e23]]", ": its steps exceed 1e+12"),
+        ("[[-1, 0.1, 1]]", "noise_multiplier is -1"),
+        ("", " is not JSON: "),
+    ],
+)
+def test_bad_history_is_named_with_its_file(
+    content: str, expected: str, tmp_path: Path, refusal
+) -> None:
+    path = tmp_path / "steps.json"
+    path.write_text(content)
+    error = refusal(*ACCOUNT.split(), "--history", str(path))
+    assert expected in error.partition(f"--history {path}")[2]
+    assert f"{path} :" not in error
+
+
+def test_damaged_file_of_a_deployed_run_is_named(tmp_path: Path, refusal) -> None:
+    (tmp_path / "deployment.json").write_text("{broken")
+    assert "deployment.json is damaged" in refusal("deploy", "status", str(tmp_path))
+
+
+def test_deployed_run_whose_submission_failed_or_was_stopped_is_gone_on_with(
+    tmp_path, command, monkeypatch
+) -> None:
+    page = (Path(__file__).parents[1] / "docs" / "deployment.md").read_text()
+    scenario, run = tmp_path / "stroke.toml", tmp_path / "run"
+    scenario.write_text(textwrap.dedent(page.partition("<<'END'\n")[2].partition("   END\n")[0]))
+    answers = iter([UserError("nobody answers"), KeyboardInterrupt()])
+
+    def submit(*_: object) -> str:
+        with pytest.raises(UserError, match="another process works on"):
+            deploy_resume(run, Console())
+        raise next(answers)
+
+    monkeypatch.setattr("fl_dpbayes.engine.flower_command.FlowerCommand.submit", submit)
+    for words, expected, said in (
+        (
+            ("run", scenario, "--out", run),
+            1,
+            "nobody answers; once the cause is removed, go on with",
+        ),
+        (("resume", run), 130, "may be under way: go on with"),
+    ):
+        status, _, error = command("deploy", *words)
+        assert (
+            status,
+            f"{said}  fl-dpbayes deploy resume {run}" in " ".join(error.split("\n")),
+        ) == (expected, True)
+    assert "not submitted" in command("deploy", "status", run)[1]
+    # A run's folder can be moved.
+    assert load_scenario(str(run / "scenario.toml")).data.source.path == AT_EACH_SITE
+    down = {"error-message": "Connection to the SuperLink is unavailable."}
+    monkeypatch.setattr("fl_dpbayes.engine.flower_command.FlowerCommand.ask", lambda *_: down)
+    (run / "deployment.json").write_text('{"superlink": "remote", "wait": 9, "runs": ["1"]}')
+    for event, expected in (
+        ('"failed", "reason": "north did not join"', True),
+        ('"finished"', False),
+    ):
+        with (run / "events.jsonl").open("a") as file:
+            file.write(f'{{"event": {event}}}\n')
+        shown = command("deploy", "status", run)[1]
+        assert (
+            "'remote' does not answer" in shown,
+            "stopped: north did not join; go" in shown,
+        ) == (True, expected)
+
+
+def test_internal_fault_shows_no_traceback(monkeypatch, command) -> None:
+    monkeypatch.setattr("fl_dpbayes.config.scenario.load_scenario", lambda *arguments: 1 / 0)
+    status, _, error = command("simulate", "digits")
+    assert (status, "Traceback" in error, "ZeroDivisionError" in error) == (1, False, True)
+    assert sys.stdout.errors == "replace"
+
+
+def commands_of(group, prefix=()):
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from commands_of(command, (*prefix, name))
+        else:
+            yield (*prefix, name)
+
+
+def test_every_command_has_help_with_an_example_and_describes_every_argument(command) -> None:
+    for path in commands_of(cli.commands()):
+        status, shown, _ = command(*path, "--help")
+        assert status == 0
+        assert f"Example: fl-dpbayes {' '.join(path)}" in shown
+        arguments = (
+            shown.partition("Arguments")[2].partition("Options")[0].replace("[required]", "")
+        )
+        assert all(len(line.split()) > 5 for line in arguments.splitlines() if "* " in line), (
+            path,
+            arguments,
+        )
+
+
+def test_account_and_solve_print_json(command) -> None:
+    _, printed, _ = command(*f"{ACCOUNT} --sigma 1 --q 1 --steps 1 --json".split())
+    assert json.loads(printed)["epsilon"]["gdp"] == pytest.approx(4.377178095681137, abs=1e-9)
+    _, printed, _ = command(*f"{ACCOUNT} --sigma 0 --q 1 --steps 1 --json".split())
+    infinite = {"delta": 1e-5, "adjacency": "add_or_remove_one", "mu": "inf", "mu_kind": "exact"}
+    assert json.loads(printed) == infinite | {"epsilon": {"pld": "inf", "rdp": "inf", "gdp": "inf"}}
+    answer = json.loads(command(*SOLVE.split(), "--json")[1])
+    assert answer.keys() == {"noise_multiplier", "epsilon", "delta", "history"}
+    assert 0.999 <= answer["epsilon"] <= 1
+    assert answer["history"] == [[answer["noise_multiplier"], 0.1, 9]]
+    found = json.loads(command(*SOLVE.split(), "--coupling", "langevin", "--json")[1])
+    assert found.keys() == {"temperature", "epsilon", "delta", "history"}
+    assert f"{answer['noise_multiplier']:.6g}" in command(*SOLVE.split())[1]
+
+
+def test_account_table_says_how_far_the_limit_under_reports(command) -> None:
+    text = " ".join(command(*f"{ACCOUNT} --sigma 1 --q .01 --steps 1000".split())[1].split())
+    said = (
+        "1.82827",
+        "GDP (clt)",
+        "it under-reports against PLD by 11.5 %",
+        "adding or removing one unit",
+    )
+    assert [words for words in said if words not in text] == []
+    exact = command(*f"{ACCOUNT} --sigma 5 --q 1 --steps 50 --adjacency replace_one".split())[1]
+    assert [words in exact for words in ("GDP (exact)", "replacing one unit", "under-reports")] == [
+        True,
+        True,
+        False,
+    ]
+
+
+@pytest.mark.parametrize("asked", [["report"], ["predict", "x.csv"], ["evaluate", "x.csv"]])
+def test_result_of_a_run_that_was_cut_off_is_asked_of_resume(
+    asked, tmp_path: Path, refusal
+) -> None:
+    (tmp_path / "scenario.toml").write_text("")
+    name, *data = asked
+    said = f"is not finished: go on with  fl-dpbayes simulate --resume {tmp_path}"
+    assert said in refusal(name, str(tmp_path), *data)
+
+
+@pytest.mark.parametrize("asked", ["simulate", "study", "audit"])
+def test_an_unknown_name_is_told_before_torch_or_flower_is_imported(asked: str) -> None:
+    code = (
+        f"import sys; from fl_dpbayes import cli; sys.argv = ['fl-dpbayes', '{asked}', "
+        "'nonsense']\n"
+    )
+    code += (
+        "try: cli.main()\nexcept SystemExit as end: sys.exit(9 if {'torch', 'flwr'} & "
+        "{*sys.modules} else end.code)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 2
+
+
+@pytest.mark.slow
+def test_a_run_imports_no_package_that_only_others_need(tmp_path: Path) -> None:
+    short = [
+        "training={rounds=2, steps_per_round=5, burn_in=2, thinning=2}",
+        "--set",
+        "evaluation.baselines=false",
+    ]
+    asked = [
+        "simulate",
+        "quickstart",
+        "--engine",
+        "inline",
+        "--out",
+        str(tmp_path / "run"),
+        "--set",
+        *short,
+    ]
+    heavy = {"datasets", "scipy.signal", "scipy.stats", "sklearn", "sympy", "torchvision"}
+    code = f"import sys; from fl_dpbayes import cli; sys.argv = ['fl-dpbayes', *{asked}]\n"
+    code += (
+        f"try: cli.main()\nexcept SystemExit as end: print(sorted({heavy} & "
+        f"{{*sys.modules}}), end.code)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[] 0", done.stderr
+
+
+@pytest.mark.slow
+def test_own_server_and_clients_are_left_alone_or_named_before_anything_is_written(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "clients").mkdir()
+    (tmp_path / "clients" / "__init__.py").touch()
+    (tmp_path / "server.py").write_text("print('mine')\n")
+    out = tmp_path / "out"
+
+    def done(first: str, then: str, *asked: str) -> subprocess.CompletedProcess:
+        # As `python -c` has it, where the working folder comes first on the path.
+        command = [sys.executable, "-c", f"{first}; from fl_dpbayes.cli import main; {then}"]
+        return subprocess.run(
+            [*command, *asked], cwd=tmp_path, capture_output=True, text=True, check=False
+        )
+
+    apps = (
+        "from fl_dpbayes.config.kinds import import_apps; import_apps(); import "
+        "clients.app, server.app"
+    )
+    alone = done("import sys", apps)
+    assert (alone.returncode, alone.stdout) == (0, ""), alone.stderr
+    for name, place in (("server", "server.py"), ("clients", "clients/__init__.py")):
+        for asked in (
+            ["simulate", "digits", "--engine", "inline", "--out", str(out)],
+            ["audit", "digits"],
+        ):
+            refused = done(f"import {name}", "main()", *asked)
+            assert refused.returncode == 2
+            assert f"{tmp_path / place} is in the way" in "".join(refused.stderr.splitlines())
+            assert "Traceback" not in refused.stderr
+    assert not out.exists()

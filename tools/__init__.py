@@ -1,0 +1,1 @@
+"""Writes pages of docs/ that follow from the code."""
