@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fl_dpbayes.config.reproducible_products import VARIABLE
+from fl_dpbayes.reproducible_products import VARIABLE
 from fl_dpbayes.models.conditional_reproducibility import reproducible_branch
 
 pytestmark = pytest.mark.skipif(reproducible_branch() == "none", reason="this torch has no MKL")

@@ -361,6 +361,18 @@ class Ledger:
             if row is not None and (row.part, row.run) == ("train", run) and row.round < before:
                 self._connection.execute("DELETE FROM reply WHERE reservation = ?", (reply,))
 
+    def _check_kept(self, reservation: Reservation) -> None:
+        if self._place.durability == "full":
+            return
+        kept = self._connection.execute(
+            "SELECT 1 FROM reply WHERE reservation = ?", (reservation.identity,)
+        ).fetchone()
+        if kept is None:
+            raise LedgerError(
+                f"the reply to round {reservation.round} was let go when a later round was asked "
+                "for: a simulated site keeps the reply to its last round alone"
+            )
+
     def _append(self, kind: str, content: dict[str, Any]) -> Entry:
         named = {} if self.asked_in is None else {"log": dataclasses.asdict(self.asked_in)}
         return append_entry(
@@ -381,6 +393,7 @@ class Ledger:
             return Refused(RefusalCode.REQUEST_CHANGED, "round")
         for earlier in same:
             if earlier.state == "done":
+                self._check_kept(earlier)
                 return StoredReply(reply_body(self._connection, state, earlier.identity))
         if any(is_worked_on(earlier) for earlier in same):
             return Refused(RefusalCode.ALREADY_RESERVED, "round")
