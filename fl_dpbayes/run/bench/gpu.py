@@ -82,7 +82,7 @@ def _steps_beside(case: Case, others: Mapping[str, Callable[[], None]], repeats:
     spent = defaultdict[str, list[float]](list)
     since = 0.0
 
-    def after_step(number: int, *_: object) -> None:
+    def after_step(number: int, *rest: object) -> None:
         nonlocal since
         if (number + 1) % STRETCH:
             return
