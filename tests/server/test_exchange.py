@@ -405,3 +405,25 @@ def test_site_that_claims_most_units_is_named_and_can_be_capped(federation) -> N
         assert any("south declares 1000000000 of" in text for text in run.warnings())
         weights = run.posterior().weights.reshape(4, -1).sum(axis=1)
         assert weights[1] == pytest.approx(share, abs=1e-5)
+
+
+def to_the_end(reply: Message) -> Message:
+    with_arrays(lambda array: np.where(array > 0, 3e38, -3e38).astype(np.float32))(reply)
+    return reply
+
+
+@pytest.mark.parametrize("rule", ["mixture", "fedavg", "fedbe"])
+def test_states_at_the_end_of_float32_end_no_run_where_no_distance_is_bounded(
+    federation, rule: str
+) -> None:
+    run = federation(f"aggregation={{rule='{rule}'}}", "sampler={kind='dp-adam'}")
+    run.spoil(to_the_end, rounds=(2,))
+    run.run()
+    assert run.statuses() == {
+        "north": ["OK", "OK"],
+        "south": ["OK", "REJECTED"],
+        "east": ["OK", "OK"],
+        "west": ["OK", "OK"],
+    }
+    (row,) = run.rows("privacy.csv", site="south", round="2")
+    assert row["reason"] == "a value is beyond 1e+15: its chain has diverged"
