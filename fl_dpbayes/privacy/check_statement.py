@@ -200,7 +200,16 @@ def _epsilon_range(
         return least, most
     name: RuleName = statement.epsilon_method
     unlimited = Budget(math.inf, delta, adjacency, filter_orders(math.inf, delta))
-    return least, filter_epsilon(SpendingRule(name), history, unlimited)
+    return least, filter_epsilon(SpendingRule(name), _no_cheaper(history), unlimited)
+
+
+def _no_cheaper(history: History) -> History:
+    """Let subsampled steps share at most `MOST_KINDS` kinds, none cheaper: a filter costs time for each kind."""
+    kinds, _ = _kinds(history)
+    if len(kinds) <= MOST_KINDS:
+        return history
+    whole = tuple(event for event in history if event.sampling_rate == 1)
+    return *whole, *(GaussianEvent(*event) for event in _shared(kinds, MOST_KINDS, up=False))
 
 
 def _kinds(history: History) -> tuple[dict[Kind, int], Events]:
