@@ -394,6 +394,15 @@ def test_site_s_word_on_its_noise_does_not_make_the_map_of_all_mostly_noise(fede
     assert summary["recalibration"]["noise"] == ""
 
 
+def test_site_that_states_one_unit_does_not_make_the_map_of_all_mostly_noise(federation) -> None:
+    run = federation(
+        "recalibration={fraction=0.2, steps=12, epsilon=50}", "aggregation.rule='mixture'"
+    )
+    run.spoil_record(lambda record: record["privacy"].update(units=1), ("train.recalibrate",))
+    run.run()
+    assert run.summary()["recalibration"]["noise"] == ""
+
+
 def test_site_that_claims_most_units_is_named_and_can_be_capped(federation) -> None:
     def claim(record) -> None:
         record.get("privacy", record).update(units=10**9)
