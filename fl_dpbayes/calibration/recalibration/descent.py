@@ -167,7 +167,9 @@ def noise_warning(
         together: whether the median of the sites is used, or each site's own map.
     """
     rising = sorted(units, key=lambda name: units[name])
-    looked_at = rising[(len(rising) - 1) // 2] if together and len(rising) >= FEWEST_SITES else rising[0]
+    looked_at = (
+        rising[(len(rising) - 1) // 2] if together and len(rising) >= FEWEST_SITES else rising[0]
+    )
     deviation = noise_deviation(plan, noise_multiplier, units[looked_at])
     if together:
         deviation *= median_deviation(len(units))
