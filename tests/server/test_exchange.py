@@ -436,3 +436,25 @@ def test_states_at_the_end_of_float32_end_no_run_where_no_distance_is_bounded(
     }
     (row,) = run.rows("privacy.csv", site="south", round="2")
     assert row["reason"] == "a value is beyond 1e+15: its chain has diverged"
+
+
+@pytest.mark.parametrize(("site", "role"), [("south", "held_out"), ("held-out", "train")])
+def test_site_that_takes_another_role_than_the_scenario_gives_it_does_not_join(
+    federation, site: str, role: str
+) -> None:
+    run = federation("resources.start_nodes=6")
+    run.spoil_record(lambda card: card.update(role=role), ("query",), (site,))
+    said = run.run().warnings()
+    assert any(
+        text.startswith(f"a node did not join: {site} takes the role '{role}'") for text in said
+    )
+    assert site not in {row["name"] for row in run.summary()["sites"]}
+
+
+def test_site_that_says_its_noise_is_seeded_is_named(federation) -> None:
+    run = federation("simulation.insecure_seed=")
+    run.spoil_record(lambda record: record["privacy"].update(seeded=True))
+    run.run()
+    assert run.summary()["seeded"]
+    (said,) = (text for text in run.warnings() if "came from a seed" in text)
+    assert said.startswith("south says that its noise")
