@@ -7,6 +7,7 @@ import math
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -79,6 +80,8 @@ def checked_statement(
     if statement.steps != sum(event.steps for event in history):
         raise ValueError("its privacy statement miscounts the steps of its history")
     before = read_history(previous.history) if previous is not None else ()
+    if not _goes_on(before, history):
+        raise ValueError("its privacy history is not its earlier one, gone on with")
     known = (*before, *own)
     if not _covers(history, known):
         raise ValueError("its privacy history lacks steps of this run at the planned noise")
@@ -151,6 +154,21 @@ def _account_of(statement: PrivacyStatement) -> tuple[object, ...]:
         statement.budget,
         statement.seeded,
     )
+
+
+def _goes_on(before: History, history: History) -> bool:
+    """Say whether a history begins with an earlier one, whose last event may have got more steps.
+
+    A ledger only grows at its end. One that could be rewritten would be kept anew in every round.
+    """
+    if not before:
+        return True
+    *settled, last = before
+    if len(history) < len(before) or list(history[: len(settled)]) != settled:
+        return False
+    now = history[len(settled)]
+    grown = replace(last, steps=max(last.steps, now.steps))
+    return now == grown
 
 
 def _covers(history: History, needed: History) -> bool:

@@ -296,10 +296,23 @@ def test_filter_s_account_of_thousands_of_kinds_of_step_takes_bounded_time(monke
             "mu": gdp_mu(history).mu,
         }
     )
-    try:
-        checked_statement(stated_more, OWN, OWN, None, DELTA)
-    except ValueError as error:
-        assert "allows at most" in str(error)
+    too_much = stated_more.model_copy(update={"epsilon": 100 * exact})
+    with pytest.raises(ValueError, match="allows at most"):
+        checked_statement(too_much, OWN, OWN, None, DELTA)
     (call,) = counted.call_args_list
     kinds = {(event.noise_multiplier, event.sampling_rate) for event in call.args[1]}
     assert len(kinds) <= MOST_KINDS
+
+
+def test_history_is_gone_on_with_and_never_rewritten() -> None:
+    first = stated((*EARLIER, *OWN))
+    longer = GaussianEvent(1.2, 0.1, 40)
+    for good in ((*EARLIER, longer), (*EARLIER, longer, *EARLIER)):
+        assert checked_statement(stated(good, 8.0, "rdp filter"), OWN, (longer,), first, DELTA)
+    for rewritten in (
+        (longer, *EARLIER),
+        (*EARLIER, *EARLIER, longer),
+        (EARLIER[0], *OWN, *OWN)[1:],
+    ):
+        with pytest.raises(ValueError, match="is not its earlier one"):
+            checked_statement(stated(rewritten, 8.0, "rdp filter"), OWN, (longer,), first, DELTA)
