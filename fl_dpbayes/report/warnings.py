@@ -174,8 +174,8 @@ SENTENCES: dict[str, str | Callable[..., str]] = {
     "subgroups-left-out": "{site} left out {left_out} subgroups: a reply holds at most {most}, fewer with many classes",
     "dominating": "{site} states {held:.0f} of {all:.0f} test records and has {share:.0%} of the pooled result of "
     "{role:words} sites, more than all other sites together; its count is its own word: compare the sites' own rows",
-    "empty-results": "{site} sent test results of no record that stands clear of their noise: it has none, or made "
-    "them up; nothing is known of the model there",
+    "empty-results": "{site} sent test results of no record that stands clear of their noise: it has none or too "
+    "few, or made them up; nothing is known of the model there",
     "vanished": "{site} makes the {metric} pooled over {role:words} sites vanish: it is {without:.3f} without it; read "
     "the sites' own rows",
     "decisive": "{site} decides what is pooled over the {sites} {role:words} sites: their {metric} is {value:.3f} "
