@@ -463,9 +463,12 @@ def test_what_new_entries_add_is_what_the_whole_chain_says(path, monkeypatch, du
     open_ledger(path, COHORT, durability).close()
     monkeypatch.setattr(ledger_module, "KEPT", Kept())
     reads, read_chain = list[int](), state_module.read_chain
-    monkeypatch.setattr(
-        state_module, "read_chain", lambda *known: reads.append(len(known)) or read_chain(*known)
-    )
+
+    def counted(*connection, **after):
+        reads.append(len(connection) + len(after))
+        return read_chain(*connection, **after)
+
+    monkeypatch.setattr(state_module, "read_chain", counted)
     for round_ in range(1, 5):
         with Ledger.open(place_of(path, durability), COHORT) as ledger:
             before = ledger.state(), len(ledger.state().reservations)
