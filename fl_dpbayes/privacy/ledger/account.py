@@ -49,7 +49,7 @@ class Spent:
 
 @dataclass(frozen=True)
 class _SingleRun:
-    """The only run of a part, which repeated no step: its plan, and how many steps of it it came."""
+    """The plan of a part's only run, which repeated no step, and how many of its steps it reached."""
 
     plan: History
     reached_steps: int

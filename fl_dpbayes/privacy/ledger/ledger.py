@@ -1,9 +1,9 @@
-"""A site's ledger: what was spent on a cohort is written down before it is spent, and never forgotten.
+"""A site's ledger: what a cohort spends is written down before it is spent, and never forgotten.
 
-Every change is one entry of a hash chain in one SQLite file; the ledger's state is what the entries
-add up to. Steps are reserved before they run and count from then on, whatever becomes of them; a
-completed request is answered again from its stored reply, at no cost. docs/ledger.md says what
-stands against a second budget.
+Every change is one entry of a hash chain in one SQLite file, and the ledger's state is what the
+entries add up to. Steps count from their reservation on, whatever becomes of them. A completed
+request is answered again from its stored reply, at no cost. docs/ledger.md says what stands against
+a second budget.
 """
 
 import dataclasses
@@ -504,8 +504,8 @@ class Ledger:
         if rule is None:
             rule = choose_rule(spending.plan, budget, self.cohort.planned_runs)
         requested = slice_history(spending.plan, spending.first_step, spending.steps)
-        # A stock of steps was bought as a whole, for what it costs together: a lowered budget admits
-        # all of it or nothing.
+        # A stock of steps was bought as a whole, for what it costs together: a lowered budget
+        # admits all of it or nothing.
         stock_was_cut = rule.name == "fixed schedule" and budget != state.budget()
         if stock_was_cut and filter_epsilon(rule, requested, budget) > budget.epsilon:
             return Refused(RefusalCode.BUDGET_EXHAUSTED)

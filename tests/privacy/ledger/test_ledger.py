@@ -581,7 +581,8 @@ def test_recorded_spend_is_the_true_spend_and_never_passes_the_budget_property(
                 try:
                     answer = ledger.reserve(spending(round_, run=str(run) * 16, steps=steps))
                 except LedgerError as error:
-                    assert "a simulated site keeps the reply to its last round alone" in str(error)
+                    if "a simulated site keeps the reply to its last round alone" not in str(error):
+                        raise
                     continue
                 if isinstance(answer, Reserved):
                     # What a dead process left open is worked on again under the same reservation.

@@ -67,7 +67,7 @@ def test_each_level_of_a_plan_is_composed_once(monkeypatch) -> None:
     monkeypatch.setattr(
         loss_distribution,
         "discretise",
-        lambda level, *a: levels.append(level) or discretise(level, *a),
+        lambda level, *a, **k: levels.append(level) or discretise(level, *a, **k),
     )
     found = [prefix_epsilon(plan, steps, 1e-5) for _ in range(2) for steps in range(10, 61, 10)]
     assert found[:6] == found[6:]
@@ -90,7 +90,7 @@ def test_a_plan_of_constant_noise_is_composed_once_and_costs_what_it_costs_anew(
     monkeypatch.setattr(
         loss_distribution,
         "discretise",
-        lambda level, *a: levels.append(level) or discretise(level, *a),
+        lambda level, *a, **k: levels.append(level) or discretise(level, *a, **k),
     )
     assert {steps: prefix_epsilon(plan, steps, 1e-5) for steps in plain} == pytest.approx(
         plain, rel=1e-5
