@@ -49,7 +49,7 @@ class Spent:
 
 @dataclass(frozen=True)
 class _SingleRun:
-    """The plan of a part's only run, which repeated no step, and how many of its steps it reached."""
+    """The plan of a part's only run, which repeated no step, and the steps that it reached."""
 
     plan: History
     reached_steps: int
