@@ -99,6 +99,8 @@ SENTENCES: dict[str, str | Callable[..., str]] = {
     "no-posterior": "no posterior could be formed of what the sites released: {reason}",
     # The posterior.
     "not-private": "Nothing is private: privacy.kind is 'none'. What sites released may show any of their records.",
+    "seeded": "{site} says that its noise came from a seed in a file: if so it is not private; the others say no such "
+    "thing of theirs",
     "looked-at": "Constants of data.source were taken from the records (constants = 'from_records'), which no account "
     "counts: a simulation may do so, a hospital's site refuses until they are replaced by constants known beforehand",
     "magnitude": "feature {feature!r} is about {size} after centers and scales and should be about 1, as one prior "
@@ -171,8 +173,8 @@ SENTENCES: dict[str, str | Callable[..., str]] = {
     "subgroups-left-out": "{site} left out {left_out} subgroups: a reply holds at most {most}, fewer with many classes",
     "dominating": "{site} states {held:.0f} of {all:.0f} test records and has {share:.0%} of the pooled result of "
     "{role:words} sites, more than all other sites together; its count is its own word: compare the sites' own rows",
-    "empty-results": "{site} sent test results of no record that stands clear of their noise: it has none, or made "
-    "them up; nothing is known of the model there",
+    "empty-results": "{site} sent test results of no record that stands clear of their noise: it has none or too "
+    "few, or made them up; nothing is known of the model there",
     "vanished": "{site} makes the {metric} pooled over {role:words} sites vanish: it is {without:.3f} without it; read "
     "the sites' own rows",
     "decisive": "{site} decides what is pooled over the {sites} {role:words} sites: their {metric} is {value:.3f} "

@@ -1,5 +1,6 @@
 """Replies that are not what was asked for: rejected with a status and a reason, and shown clean wherever they are."""
 
+import importlib
 import io
 import json
 import unicodedata
@@ -394,6 +395,15 @@ def test_site_s_word_on_its_noise_does_not_make_the_map_of_all_mostly_noise(fede
     assert summary["recalibration"]["noise"] == ""
 
 
+def test_site_that_states_one_unit_does_not_make_the_map_of_all_mostly_noise(federation) -> None:
+    run = federation(
+        "recalibration={fraction=0.2, steps=12, epsilon=50}", "aggregation.rule='mixture'"
+    )
+    run.spoil_record(lambda record: record["privacy"].update(units=1), ("train.recalibrate",))
+    run.run()
+    assert run.summary()["recalibration"]["noise"] == ""
+
+
 def test_site_that_claims_most_units_is_named_and_can_be_capped(federation) -> None:
     def claim(record) -> None:
         record.get("privacy", record).update(units=10**9)
@@ -405,3 +415,84 @@ def test_site_that_claims_most_units_is_named_and_can_be_capped(federation) -> N
         assert any("south declares 1000000000 of" in text for text in run.warnings())
         weights = run.posterior().weights.reshape(4, -1).sum(axis=1)
         assert weights[1] == pytest.approx(share, abs=1e-5)
+
+
+def to_the_end(reply: Message) -> Message:
+    with_arrays(lambda array: np.where(array > 0, 3e38, -3e38).astype(np.float32))(reply)
+    return reply
+
+
+@pytest.mark.parametrize("rule", ["mixture", "fedavg", "fedbe"])
+def test_states_at_the_end_of_float32_end_no_run_where_no_distance_is_bounded(
+    federation, rule: str
+) -> None:
+    run = federation(f"aggregation={{rule='{rule}'}}", "sampler={kind='dp-adam'}")
+    run.spoil(to_the_end, rounds=(2,))
+    run.run()
+    assert run.statuses() == {
+        "north": ["OK", "OK"],
+        "south": ["OK", "REJECTED"],
+        "east": ["OK", "OK"],
+        "west": ["OK", "OK"],
+    }
+    (row,) = run.rows("privacy.csv", site="south", round="2")
+    assert row["reason"] == "a value is beyond 1e+15: its chain has diverged"
+
+
+@pytest.mark.parametrize(("site", "role"), [("south", "held_out"), ("held-out", "train")])
+def test_site_that_takes_another_role_than_the_scenario_gives_it_does_not_join(
+    federation, site: str, role: str
+) -> None:
+    run = federation("resources.start_nodes=6")
+    run.spoil_record(lambda card: card.update(role=role), ("query",), (site,))
+    said = run.run().warnings()
+    assert any(
+        text.startswith(f"a node did not join: {site} takes the role '{role}'") for text in said
+    )
+    assert site not in {row["name"] for row in run.summary()["sites"]}
+
+
+def test_site_that_says_its_noise_is_seeded_is_named(federation) -> None:
+    run = federation("simulation.insecure_seed=")
+    run.spoil_record(lambda record: record["privacy"].update(seeded=True))
+    run.run()
+    assert run.summary()["seeded"]
+    (said,) = (text for text in run.warnings() if "came from a seed" in text)
+    assert said.startswith("south says that its noise")
+
+
+@pytest.mark.parametrize(("rule", "share"), [("mixture", 0.4), ("fedavg", 0.5), ("fald", 0.5)])
+def test_site_has_no_more_of_what_few_sites_sent_than_one_of_so_few_may(
+    federation, monkeypatch, rule: str, share: float
+) -> None:
+    sizes = {"north": 10**4, "south": 10**6, "east": 50, "west": 50, "far": 10**4, "off": 10**4}
+    extra = [f"sites.{site}={{role='train'}}" for site in ("far", "off")]
+    run = federation(f"aggregation={{rule='{rule}'}}", *extra)
+    used: list[dict[str, float]] = []
+    target = {"mixture": "joined", "fedavg": "average_of_states", "fald": "average_of_states"}[rule]
+    where = f"server.strategies.{'fald' if rule == 'fald' else 'independent_chains'}"
+    whole = getattr(importlib.import_module(where), target)
+
+    def watched(*arguments):
+        used.append({site: arguments[-1][site] for site in arguments[0]})
+        return whole(*arguments)
+
+    monkeypatch.setattr(f"{where}.{target}", watched)
+
+    def changed(request: Message, reply: Message) -> Message:
+        site, kind = run.site_of(request), request.metadata.message_type
+        if kind == "train" and site in ("north", "far", "off"):
+            reply.content["config"]["refusal"] = json.dumps({"code": "BUDGET_EXHAUSTED"})
+        elif kind in ("query", "train") and site in sizes:
+            record = json.loads(reply.content["config"]["record"])
+            record.get("privacy", record).update(units=sizes[site])
+            reply.content["config"]["record"] = json.dumps(record)
+        return reply
+
+    run.grid.change = changed
+    run.run()
+    assert used
+    for weights in used:
+        assert set(weights) == {"south", "east", "west"}
+        assert weights["south"] / sum(weights.values()) == pytest.approx(share)
+    assert any(text.startswith("south declares 1000000 of") for text in run.warnings())
