@@ -17,6 +17,7 @@ from fl_dpbayes.config.files.audit_log import AuditLine
 from fl_dpbayes.config.site_file import SiteFile
 from fl_dpbayes.data.site import Site
 from fl_dpbayes.privacy.events import History, write_history
+from fl_dpbayes.privacy.ledger.file import LedgerError
 from fl_dpbayes.privacy.ledger.ledger import Ledger, Refused, Reserved, StoredReply
 from fl_dpbayes.privacy.ledger.state import Part, Spending
 from fl_dpbayes.protocol.evaluate import EvaluateRequest
@@ -77,7 +78,7 @@ def pay(
 
     `kind`: of the reply. `own`: the site. `work` returns what is of this kind alone in the reply,
     and its arrays. Raises RefusedError what the ledger refuses, by code and field; ChargedError if
-    the work failed.
+    the work failed; LedgerError if the ledger cannot be written.
     """
     charge = {"part": spending.part, "steps": 0}
     match ledger.reserve(spending, request.ledger_head):
@@ -94,6 +95,10 @@ def pay(
                 }
                 reply = kind.model_validate(said | fields)
                 head = ledger.commit(reserved.reservation, pack_reply(reply, arrays))
+            except LedgerError:
+                # What a disk refuses depends on neither records nor noise: like a kill it leaves
+                # the reservation open, to be taken over, and nothing was released.
+                raise
             except Exception as error:
                 # An interrupt is no failure of the work: like a kill it leaves the reservation
                 # open, to be taken over.

@@ -19,6 +19,7 @@ from fl_dpbayes.config.files.audit_log import audit_log_path, mark_path, read_au
 from fl_dpbayes.config.site_file import read_site_file
 from fl_dpbayes.data.site_ledger import create_ledger
 from fl_dpbayes.privacy.ledger import file as ledger_file
+from fl_dpbayes.privacy.ledger.file import LedgerError
 from fl_dpbayes.privacy.ledger.ledger import Ledger
 from fl_dpbayes.run.site.audit import log_findings
 from fl_dpbayes.run.site.bundle import decision, read_bundle
@@ -243,6 +244,30 @@ def test_crash_between_log_and_ledger_is_gone_on_with_and_is_no_edit(
     assert verified(command, asked)[0] == 0
     with asked.ledger() as ledger:
         assert ledger.spent("train").steps == 3
+
+
+def _asked_on_a_full_disk(site) -> None:
+    def full(*_: object) -> str:
+        raise LedgerError("database or disk is full")
+
+    Ledger.commit = full
+    assert refusal_of(site.train(round=3, first_step=2)) == ("LEDGER_ERROR", "")
+
+
+def test_reply_that_found_no_room_in_the_ledger_is_answered_later_and_paid_once(
+    asked, command
+) -> None:
+    process = multiprocessing.get_context("fork").Process(
+        target=_asked_on_a_full_disk, args=(asked,)
+    )
+    process.start()
+    process.join()
+    assert process.exitcode == 0
+    for _ in range(2):
+        assert verified(command, asked)[0] == 0
+        assert refusal_of(asked.train(round=3, first_step=2)) is None
+        with asked.ledger() as ledger:
+            assert ledger.spent("train").steps == 3
 
 
 def test_rotation_keeps_the_chain_and_only_what_twenty_files_cannot_hold_goes(
