@@ -16,6 +16,7 @@ from fl_dpbayes.privacy.ledger.file import (
     ledger_errors,
     ledger_key,
     read_chain,
+    transaction,
 )
 from fl_dpbayes.privacy.ledger.state import PARTS, LedgerState, Part, read_state
 from fl_dpbayes.privacy.ledger.takeover import MOST_TAKEOVERS
@@ -85,6 +86,8 @@ def ledger_problems(connection: sqlite3.Connection, cohort: str) -> list[str]:
             if found != ["the file is damaged: ok"]:
                 return found
             ledger_key(connection)
+        # Chain and replies of one moment: the site may be at work.
+        with transaction(connection):
             return list(_problems(connection, read_state(read_chain(connection), cohort)))
     except LedgerError as error:
         return [str(error)]

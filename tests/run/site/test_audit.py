@@ -359,8 +359,9 @@ def test_log_and_ledger_that_were_put_back_together_are_told_by_the_second_place
 
 def _ask_on(site) -> None:
     for number in range(1000):
+        run, step = divmod(number, 8)
         site.answer("query")
-        site.train(run=f"{number:032x}")
+        site.train(run=f"{run:032x}", round=step + 1, first_step=step)
 
 
 def test_log_that_is_written_meanwhile_is_whole(asked) -> None:
