@@ -4,6 +4,8 @@ Lines of a version before this one have no number and no hash: they are counted,
 of them.
 """
 
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,8 +15,7 @@ from fl_dpbayes.files.audit_log import (
     FIRST_HEAD,
     AuditLine,
     WrittenText,
-    audit_log_path,
-    numbered,
+    is_full,
     read_mark,
     read_texts,
 )
@@ -42,9 +43,10 @@ class AuditChain:
 def read_chain_of_log(site_file: Path) -> AuditChain:
     """Read a site's audit log and check every line against the one before.
 
-    OSError if a file cannot be read.
+    Where the site may be at work, within `held_still`. OSError if a file cannot be read.
     """
     chain, before, cut_off = AuditChain(), 0, 0
+    bytes_of_lines = Counter[Path]()
     last: AuditLine | None = None
     for written in read_texts(site_file):
         if written.line is None:
@@ -59,10 +61,12 @@ def read_chain_of_log(site_file: Path) -> AuditChain:
                 )
                 chain.problems.append(said)
             continue
-        _check_next(chain, last, written, site_file)
+        _check_next(chain, last, written)
         last = written.line
+        bytes_of_lines[written.file] += len(written.text) + len("\n\n")
         chain.lines[last.number] = written.event or {}
         chain.heads[last.number] = last.head
+    _check_beginning(chain, bytes_of_lines.values())
     _check_mark(chain, last, read_mark(site_file))
     if before:
         chain.notes.append(
@@ -79,19 +83,22 @@ def read_chain_of_log(site_file: Path) -> AuditChain:
     return chain
 
 
-def _check_next(
-    chain: AuditChain, last: AuditLine | None, written: WrittenText, site_file: Path
-) -> None:
+def _check_beginning(chain: AuditChain, bytes_of_lines: Iterable[int]) -> None:
+    """Tell lines that are missing at the beginning, unless there are as many full files as are kept behind them."""
+    if chain.first == 1:
+        return
+    if sum(map(is_full, bytes_of_lines)) >= FILES_KEPT - 1:
+        chain.notes.append(
+            f"the log begins with line {chain.first}: {FILES_KEPT} files are kept, older ones went"
+        )
+    else:
+        chain.problems.insert(0, _missing(1, chain.first - 1))
+
+
+def _check_next(chain: AuditChain, last: AuditLine | None, written: WrittenText) -> None:
     line = written.line
     assert line is not None
     if last is None and line.number > 1:
-        if numbered(audit_log_path(site_file), FILES_KEPT - 1).exists():
-            chain.notes.append(
-                f"the log begins with line {line.number}: {FILES_KEPT} files are kept, "
-                "older ones went"
-            )
-        else:
-            chain.problems.append(_missing(1, line.number - 1))
         return
     number, head = (last.number, last.head) if last is not None else (0, FIRST_HEAD)
     if line.number > number + 1:

@@ -173,9 +173,29 @@ def read_mark(site_file: Path) -> AuditLine | None:
     return _mark_of(content)
 
 
+@contextmanager
+def held_still(site_file: Path) -> Iterator[None]:
+    """Let nobody write into a site's log while the context lasts, as far as there is a mark to lock."""
+    try:
+        mark = os.open(mark_path(audit_log_path(site_file)), os.O_RDONLY | os.O_NOFOLLOW)
+    except OSError:
+        yield
+        return
+    try:
+        fcntl.flock(mark, fcntl.LOCK_SH)
+        yield
+    finally:
+        os.close(mark)
+
+
 def numbered(path: Path, number: int) -> Path:
     """Name the file of a log that was full so many files ago, 0 for the one that is written."""
     return path.with_name(f"{path.name.removesuffix('.jsonl')}.{number}.jsonl") if number else path
+
+
+def is_full(size: int) -> bool:
+    """Say whether a file of a log may have become an older one with so many bytes of lines."""
+    return size > MOST_BYTES - MOST_LINE_BYTES
 
 
 def _append(path: Path, text: str) -> None:

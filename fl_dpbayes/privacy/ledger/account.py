@@ -16,6 +16,7 @@ from fl_dpbayes.privacy.ledger.file import (
     ledger_errors,
     ledger_key,
     read_chain,
+    transaction,
 )
 from fl_dpbayes.privacy.ledger.state import PARTS, LedgerState, Part, read_state
 from fl_dpbayes.privacy.ledger.takeover import MOST_TAKEOVERS
@@ -129,6 +130,8 @@ def ledger_problems(connection: sqlite3.Connection, cohort: str) -> list[str]:
             if checks != _FILE_IS_SOUND:
                 return [f"the file is damaged: {check}" for check in checks]
             ledger_key(connection)
+        # Chain and replies of one moment: the site may be at work.
+        with transaction(connection):
             state = read_state(read_chain(connection), cohort)
             return [
                 *_reply_problems(connection, state),
