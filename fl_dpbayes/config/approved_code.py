@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 
 from fl_dpbayes.config.approvals import approve, read_approvals
-from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.installed_code import (
     PACKAGE,
     PACKAGE_FOLDERS,
@@ -19,6 +18,7 @@ from fl_dpbayes.config.installed_code import (
 )
 from fl_dpbayes.config.kinds import check_origin
 from fl_dpbayes.config.site_file import SiteFile
+from fl_dpbayes.errors import UserError
 
 
 def site_code(site_file: SiteFile) -> list[InstalledCode]:
