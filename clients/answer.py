@@ -31,11 +31,11 @@ from fl_dpbayes.protocol import (
 
 def show_card(message: Message, context: Context, noted: Noted) -> Message:
     """Say who the site is and in which role it takes part."""
-    check_origin(clients)
     site_file = site_file_of(message, context)
     noted["site"] = site_file.name
     check_standing(site_file)
     check_installed_code(site_file, own_site_file(context))
+    check_origin(clients)
     card = card_of(site_file)
     if own_site_file(context):
         noted["released"] = _release(card, {})

@@ -18,6 +18,7 @@ from fl_dpbayes.files import AuditLine, Config, digest
 from fl_dpbayes.privacy import (
     History,
     Ledger,
+    LedgerError,
     Part,
     Refused,
     Reserved,
@@ -87,7 +88,7 @@ def pay(
 
     `kind`: of the reply. `own`: the site. `work` returns what is of this kind alone in the reply,
     and its arrays. Raises RefusedError what the ledger refuses, by code and field; ChargedError if
-    the work failed.
+    the work failed; LedgerError if the ledger cannot be written.
     """
     charge = {"part": spending.part, "steps": 0}
     match ledger.reserve(spending, request.ledger_head):
@@ -104,6 +105,10 @@ def pay(
                 }
                 reply = kind.model_validate(said | fields)
                 head = ledger.commit(reserved.reservation, pack_reply(reply, arrays))
+            except LedgerError:
+                # What a disk refuses depends on neither records nor noise: like a kill it leaves
+                # the reservation open, to be taken over, and nothing was released.
+                raise
             except Exception as error:
                 # An interrupt is no failure of the work: like a kill it leaves the reservation
                 # open, to be taken over.

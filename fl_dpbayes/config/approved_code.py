@@ -4,16 +4,21 @@ This shows a change that nobody noticed. It does not stop whoever controls the m
 change the check too.
 """
 
+import sys
 from pathlib import Path
 
 from fl_dpbayes.config.approvals import approve, read_approvals
 from fl_dpbayes.config.installed_code import (
+    PACKAGE,
+    PACKAGE_FOLDERS,
     InstalledCode,
     installed_code,
     installed_package,
     registered_modules,
 )
+from fl_dpbayes.config.kinds import check_origin
 from fl_dpbayes.config.site_file import SiteFile
+from fl_dpbayes.errors import UserError
 
 
 def site_code(site_file: SiteFile) -> list[InstalledCode]:
@@ -50,7 +55,7 @@ def unapproved_code(site_file: SiteFile, path: Path) -> list[str]:
     if not asks_for_approval(site_file, path):
         return []
     approved = read_approvals(path).code
-    lines = []
+    lines = _taken_from_elsewhere()
     for code in site_code(site_file):
         before = approved.get(code.name)
         if before is None:
@@ -59,4 +64,16 @@ def unapproved_code(site_file: SiteFile, path: Path) -> list[str]:
             lines.append(
                 f"{code.name}: {code.described()} is installed, SHA-256 {before[:12]} was approved"
             )
+    return lines
+
+
+def _taken_from_elsewhere() -> list[str]:
+    """Say which of this package's modules Python took from another folder, as one that PYTHONPATH names."""
+    lines = []
+    for name in PACKAGE_FOLDERS:
+        if name in sys.modules:
+            try:
+                check_origin(sys.modules[name])
+            except UserError as error:
+                lines.append(f"{PACKAGE}: {error}")
     return lines

@@ -33,7 +33,7 @@ def ledger_place(settings: LedgerSettings) -> LedgerPlace:
     UserError if links or `..` lead both into one folder.
     """
     place = LedgerPlace(settings.path, settings.witness, settings.durability)
-    if place.real[0].parent == place.real[1].parent:
+    if place.real_path.parent == place.real_witness.parent:
         led = f"ledger.witness {settings.witness} leads to the folder of the ledger {settings.path}"
         raise LedgerPlaceError(f"{led}: name a file in another folder, best on another disk")
     return place

@@ -32,6 +32,7 @@ from fl_dpbayes.files.audit_log import (
     AuditLine,
     AuditLogError,
     audit_log_path,
+    held_still,
     read_audit_log,
 )
 from fl_dpbayes.files.journal import (
@@ -86,6 +87,7 @@ __all__ = [
     "file_entry",
     "file_sha256",
     "files_below",
+    "held_still",
     "json_values",
     "listed_files",
     "read_arrays",

@@ -1,4 +1,4 @@
-"""Files that a crash cannot leave half written, and whose failure to be written is told in one line."""
+"""Files that a crash cannot leave half written, and whose failure is told in one line."""
 
 import ctypes
 import errno
@@ -14,19 +14,31 @@ from fl_dpbayes.errors import UserError
 
 PARTIAL = ".partial"
 MOST_SINGLE_SYNCS = 32
+# Keys of a sealed JSON file: its own checksum, and those of files beside it.
+CHECKSUM = "checksum"
+BESIDE = "checksums_beside"
+
+
+class DamagedError(ValueError):
+    """A stored file is not as it was written; the text says what is wrong, without the path."""
 
 
 @contextmanager
 def written(path: Path) -> Iterator[None]:
-    """Say in one line, with the path and the remedy, why a file or folder that the context writes cannot be.
+    """Say in one line why a file or folder that the context writes cannot be written.
 
-    Raises UserError for any error of the operating system in the context.
+    Args:
+        path: Of the file or folder, for the error.
+
+    Raises:
+        UserError: With the path and the remedy, for any error of the operating system in the
+            context.
     """
     try:
         yield
     except OSError as error:
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        remedy = "free space on its disk" if full else "see to its disk and its permissions"
+        disk_is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        remedy = "free space on its disk" if disk_is_full else "see to its disk and its permissions"
         raise UserError(
             f"{path} cannot be written ({error.strerror or error}): {remedy}"
         ) from error
@@ -36,9 +48,18 @@ def written(path: Path) -> Iterator[None]:
 def replaced(path: Path, *, through_power_cut: bool = True) -> Iterator[Path]:
     """Replace a file; whoever reads it meets the old file or the whole new one.
 
-    Its folder exists, and one process at a time writes it. That holds after a power cut as well, or
-    (with `through_power_cut` false) only after the death of the process. Raises OSError if it
-    cannot be written.
+    Its folder exists, and one process at a time writes it.
+
+    Args:
+        path: Of the file.
+        through_power_cut: Whether that holds after a power cut as well, and not only after the
+            death of the process.
+
+    Yields:
+        Where the context writes the new file.
+
+    Raises:
+        OSError: If it cannot be written.
     """
     partial = path.with_name(f".{path.name}{PARTIAL}")
     try:
@@ -57,7 +78,14 @@ def replaced(path: Path, *, through_power_cut: bool = True) -> Iterator[Path]:
 def replaced_atomically(path: Path) -> Iterator[Path]:
     """Replace a file as `replaced` does, through a power cut too.
 
-    Raises UserError if it cannot be written, for instance on a full disk.
+    Args:
+        path: Of the file.
+
+    Yields:
+        Where the context writes the new file.
+
+    Raises:
+        UserError: If it cannot be written, for instance on a full disk.
     """
     with written(path), replaced(path) as partial:
         yield partial
@@ -66,7 +94,12 @@ def replaced_atomically(path: Path) -> Iterator[Path]:
 def write_atomically(path: Path, text: str) -> None:
     """Replace a text file, written as UTF-8 with line ends unchanged.
 
-    Raises UserError if it cannot be written.
+    Args:
+        path: Of the file.
+        text: Its new content.
+
+    Raises:
+        UserError: If it cannot be written.
     """
     with replaced_atomically(path) as partial:
         partial.write_text(text, encoding="utf-8", newline="")
@@ -75,39 +108,40 @@ def write_atomically(path: Path, text: str) -> None:
 def sync(path: Path, wait: Callable[[int], None] | None = None) -> None:
     """Wait until a file or folder is on the disk, and not only in the system's memory.
 
-    `wait`: in place of fsync.
+    Args:
+        path: Of the file or folder.
+        wait: Waits for an open descriptor; by default `os.fsync`.
+
+    Raises:
+        OSError: If something could not be written.
     """
+    if wait is None:
+        wait = os.fsync
     descriptor = os.open(path, os.O_RDONLY)
     try:
-        (wait or os.fsync)(descriptor)
+        wait(descriptor)
     finally:
         os.close(descriptor)
 
 
 def sync_all(paths: Sequence[Path]) -> None:
-    """Wait until new files and their folders are on the disk: for many of them, until their whole file system is.
+    """Wait until new files and their folders are on the disk.
 
-    Raises OSError if something could not be written.
+    For many of them, it waits until their whole file system is.
+
+    Args:
+        paths: Of the files.
+
+    Raises:
+        OSError: If something could not be written.
     """
     if len(paths) <= MOST_SINGLE_SYNCS:
         for path in {*paths, *(path.parent for path in paths)}:
             sync(path)
         return
-    for folder in {os.stat(path).st_dev: path.parent for path in paths}.values():
+    folder_by_device = {os.stat(path).st_dev: path.parent for path in paths}
+    for folder in folder_by_device.values():
         sync(folder, _sync_file_system)
-
-
-def _sync_file_system(descriptor: int) -> None:
-    # Unlike os.sync, it tells of an error, from Linux 5.8 on.
-    if ctypes.CDLL(None, use_errno=True).syncfs(descriptor):
-        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-
-
-CHECKSUM, BESIDE = "checksum", "checksums_beside"
-
-
-class DamagedError(ValueError):
-    """A stored file is not as it was written; the text says what is wrong, without the path."""
 
 
 def write_sealed_json(
@@ -117,23 +151,36 @@ def write_sealed_json(
 
     A reader meets the old file or the whole new one.
 
-    `indent`: as for `json.dumps`. Raises UserError if it cannot be written.
+    Args:
+        path: Of the file.
+        content: Ready for JSON.
+        indent: As for `json.dumps`.
+        beside: Names of files in the same folder whose checksums are kept too, where they exist.
+
+    Raises:
+        UserError: If it cannot be written.
     """
-    files = {
-        name: file_sha256(path.parent / name) for name in beside if (path.parent / name).is_file()
-    }
-    whole = {**content, **({BESIDE: files} if beside else {})}
-    text = json.dumps(
-        {**whole, CHECKSUM: _checksum(whole)}, indent=indent, allow_nan=False, ensure_ascii=False
-    )
+    sealed = dict(content)
+    if beside:
+        files = {name: path.parent / name for name in beside}
+        sealed[BESIDE] = {name: file_sha256(file) for name, file in files.items() if file.is_file()}
+    sealed[CHECKSUM] = _checksum(sealed)
+    text = json.dumps(sealed, indent=indent, allow_nan=False, ensure_ascii=False)
     write_atomically(path, text + "\n")
 
 
 def read_sealed_json(path: Path) -> dict[str, Any]:
     """Read the content of a file of `write_sealed_json`, without its own checksum.
 
-    Raises OSError if it cannot be read. Raises DamagedError if it is no JSON object, has no
-    checksum, or was changed since it was written.
+    Args:
+        path: Of the file.
+
+    Returns:
+        Its content.
+
+    Raises:
+        OSError: If it cannot be read.
+        DamagedError: If it is no JSON object, has no checksum, or was changed since it was written.
     """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
@@ -154,28 +201,41 @@ def read_sealed_json(path: Path) -> dict[str, Any]:
 def check_beside(path: Path, content: Mapping[str, Any], name: str) -> None:
     """Compare a file beside a sealed one with the checksum in its content.
 
-    One that it does not know is not compared.
+    A file that the content does not list is not compared.
 
-    Raises OSError if it cannot be read. Raises DamagedError if it is missing, or not as it was
-    written.
+    Args:
+        path: Of the sealed file.
+        content: Of the sealed file.
+        name: Of the file beside it.
+
+    Raises:
+        OSError: If it cannot be read.
+        DamagedError: If it is missing, or not as it was written.
     """
-    stored, file = content.get(BESIDE, {}).get(name), path.parent / name
+    stored = content.get(BESIDE, {}).get(name)
     if stored is None:
         return
+    file = path.parent / name
     if not file.is_file():
         raise DamagedError("it is missing")
     if file_sha256(file) != stored:
         raise DamagedError("it was changed since it was written (its checksum differs)")
 
 
-def _checksum(content: Mapping[str, Any]) -> str:
-    # Its keys are strings, as JSON reads them back.
-    return hashlib.sha256(
-        json.dumps(content, sort_keys=True, separators=(",", ":")).encode()
-    ).hexdigest()
-
-
 def file_sha256(path: Path) -> str:
     """Return the SHA-256 of a file, in hexadecimal (64 characters)."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _sync_file_system(descriptor: int) -> None:
+    # Unlike os.sync, it tells of an error, from Linux 5.8 on.
+    if ctypes.CDLL(None, use_errno=True).syncfs(descriptor):
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+
+
+def _checksum(content: Mapping[str, Any]) -> str:
+    """Return the SHA-256 of a JSON object, whose keys are strings, in canonical form."""
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()

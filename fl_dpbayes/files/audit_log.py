@@ -1,7 +1,8 @@
-"""A site's audit log: a line of JSON for each request and each decision on it, kept at the site and never sent.
+"""A site's audit log: a line of JSON for each request and each decision on it.
 
-Each line has a number and a hash over itself and all lines before it. It needs nothing but Python,
-so that a broken installation has its lines too. docs/steward.md lists the keys.
+It is kept at the site and never sent. Each line has a number and a hash over itself and all lines
+before it. It needs nothing but Python, so that a broken installation has its lines too.
+docs/steward.md lists the keys.
 """
 
 import fcntl
@@ -37,17 +38,25 @@ class AuditLogError(Exception):
 
 @dataclass(frozen=True)
 class AuditLine:
-    """Which line of an audit log: its number, from 1, and the hash over it and all lines before it."""
+    """Which line of an audit log.
+
+    Attributes:
+        number: From 1.
+        head: Hash over it and all lines before it.
+    """
 
     number: int
     head: str
 
 
 @dataclass(frozen=True)
-class WrittenText:
+class LogText:
     """One non-empty line as it stands in a file of the log.
 
-    `line` is None where it has no number and hash.
+    Attributes:
+        file: In which it stands.
+        text: All of it.
+        line: Its number and hash; None where it has none.
     """
 
     file: Path
@@ -56,7 +65,7 @@ class WrittenText:
 
     @property
     def event(self) -> dict[str, Any] | None:
-        """Return what the line says, None where it is no JSON object."""
+        """What the line says; None where it is no JSON object."""
         try:
             event = json.loads(self.text)
         except (ValueError, RecursionError):
@@ -64,15 +73,17 @@ class WrittenText:
         return event if isinstance(event, dict) else None
 
     def follows(self, head: str) -> bool:
-        """Say whether the line's hash is that over its text and all before it, whose hash is `head`."""
+        """Say whether the line's hash is that over its text and all before it, hashed to `head`."""
         assert self.line is not None
-        return self.line.head == _head(head, self.text[: -len(_tail(self.line.head))])
+        text_before_head = self.text[: -len(_tail(self.line.head))]
+        return self.line.head == _head(head, text_before_head)
 
 
 def audit_log_path(site_file: Path) -> Path:
-    """Say where a site's audit log lies: beside the ledger that the site file names, else beside the site file.
+    """Say where a site's audit log lies.
 
-    A site file that is missing or broken has one too, as far as it can be read.
+    It is beside the ledger that the site file names, else beside the site file. A site file that is
+    missing or broken has one too, as far as it can be read.
     """
     folder = site_file.parent
     try:
@@ -91,17 +102,15 @@ def mark_path(path: Path) -> Path:
 def record(site_file: str | Path, event: Mapping[str, Any]) -> AuditLine:
     """Append a line to the audit log of a site file, with number, time and hash.
 
-    On the disk when this returns.
-
         head_n = SHA-256(head_(n-1), line feed, the line's text up to its head)
 
-    The line is written first, then the mark beside the log that knows the last line: a crash leaves
-    the log one line ahead of its mark, never behind.
+    It is on the disk when this returns. The line is written first, then the mark beside the log
+    that knows the last line: a crash leaves the log one line ahead of its mark, never behind.
 
     Args:
         site_file: The site file whose log it is.
-        event: JSON values, under 1 MiB. A full log becomes `<name>.audit.1.jsonl`, which becomes `.2.`, and so on; the
-            oldest of `FILES_KEPT` goes.
+        event: JSON values, under 1 MiB. A full log becomes `<name>.audit.1.jsonl`, which becomes
+            `.2.`, and so on; the oldest of `FILES_KEPT` goes.
 
     Returns:
         The line's number and hash.
@@ -117,40 +126,48 @@ def record(site_file: str | Path, event: Mapping[str, Any]) -> AuditLine:
         with _locked(path) as mark:
             last = _last_line(path, mark)
             number = last.number + 1
-            stated = {
-                "number": number,
-                "time": datetime.now(UTC).isoformat(timespec="seconds"),
-                **event,
-            }
-            text = json.dumps(stated, allow_nan=False)[:-1]
+            time = datetime.now(UTC).isoformat(timespec="seconds")
+            content = json.dumps({"number": number, "time": time, **event}, allow_nan=False)
+            text = content.removesuffix("}")
             line = AuditLine(number, _head(last.head, text))
             _append(path, f"{text}{_tail(line.head)}")
             _write_mark(mark, line)
     except OSError as error:
-        remedy = "see to its disk and its permissions"
         raise AuditLogError(
-            f"the audit log {path} cannot be written ({error}): {remedy}"
+            f"the audit log {path} cannot be written ({error}): see to its disk and its permissions"
         ) from error
     return line
 
 
 def read_audit_log(site_file: Path) -> Iterator[dict[str, Any]]:
-    """Read the lines of a site's audit log, the oldest first.
+    """Read the lines of a site's audit log, passing over those that a crash cut off.
 
-    A line that a crash cut off is passed over.
+    Args:
+        site_file: The site file whose log it is.
 
-    Raises OSError if a file cannot be read.
+    Yields:
+        What each line says, the oldest first.
+
+    Raises:
+        OSError: If a file cannot be read.
     """
-    for written in read_texts(site_file):
-        event = written.event
+    for text in read_texts(site_file):
+        event = text.event
         if event is not None:
             yield event
 
 
-def read_texts(site_file: Path) -> Iterator[WrittenText]:
-    """Read every non-empty line as it stands in the log's files, the oldest file first.
+def read_texts(site_file: Path) -> Iterator[LogText]:
+    """Read every non-empty line as it stands in the log's files.
 
-    OSError as `read_audit_log`.
+    Args:
+        site_file: The site file whose log it is.
+
+    Yields:
+        The lines, the oldest first.
+
+    Raises:
+        OSError: If a file cannot be read.
     """
     path = audit_log_path(site_file)
     for number in range(FILES_KEPT - 1, -1, -1):
@@ -158,34 +175,60 @@ def read_texts(site_file: Path) -> Iterator[WrittenText]:
         if file.exists():
             for text in file.read_text(encoding="utf-8", errors="replace").split("\n"):
                 if text:
-                    yield WrittenText(file, text, _line_of(text))
+                    yield LogText(file, text, _line_of(text))
 
 
 def read_mark(site_file: Path) -> AuditLine | None:
     """Read which line the mark beside a site's log knows as the last.
 
-    None where it is missing or unreadable.
+    Args:
+        site_file: The site file whose log it is.
+
+    Returns:
+        The line; None where the mark is missing or unreadable.
+
+    Raises:
+        OSError: If it cannot be read.
     """
     try:
         content = mark_path(audit_log_path(site_file)).read_bytes()
     except FileNotFoundError:
         return None
-    return _mark_of(content)
+    return _parse_mark(content)
+
+
+@contextmanager
+def held_still(site_file: Path) -> Iterator[None]:
+    """Let nobody write into a site's log while the context lasts, if there is a mark to lock."""
+    try:
+        mark = os.open(mark_path(audit_log_path(site_file)), os.O_RDONLY | os.O_NOFOLLOW)
+    except OSError:
+        yield
+        return
+    try:
+        fcntl.flock(mark, fcntl.LOCK_SH)
+        yield
+    finally:
+        os.close(mark)
 
 
 def numbered(path: Path, number: int) -> Path:
     """Name the file of a log that was full so many files ago, 0 for the one that is written."""
-    return path.with_name(f"{path.name.removesuffix('.jsonl')}.{number}.jsonl") if number else path
+    if number == 0:
+        return path
+    return path.with_name(f"{path.name.removesuffix('.jsonl')}.{number}.jsonl")
+
+
+def is_full(size: int) -> bool:
+    """Say whether a file of a log may have become an older one with so many bytes of lines."""
+    return size > MOST_BYTES - MOST_LINE_BYTES
 
 
 def _append(path: Path, text: str) -> None:
     # It begins with a line end, so that it is whole even behind one that was cut off.
     line = f"\n{text}\n".encode()
     if path.exists() and path.stat().st_size + len(line) > MOST_BYTES:
-        for number in range(FILES_KEPT - 1, 0, -1):
-            older = numbered(path, number - 1)
-            if older.exists():
-                os.replace(older, numbered(path, number))
+        _rotate(path)
     file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     try:
         if os.write(file, line) < len(line):
@@ -195,25 +238,58 @@ def _append(path: Path, text: str) -> None:
         os.close(file)
 
 
+def _rotate(path: Path) -> None:
+    for number in range(FILES_KEPT - 1, 0, -1):
+        newer = numbered(path, number - 1)
+        if newer.exists():
+            os.replace(newer, numbered(path, number))
+
+
 def _last_line(path: Path, mark: int) -> AuditLine:
-    """Find the line that the next one follows: the last one that stands, or that the mark knows, whichever is later.
+    """Find the line that the next one follows: the log's last, or the mark's if that is later.
 
     Where lines were removed, or the mark, a number is left out, so that the gap stays to be seen.
     """
-    standing = _last_standing(path) or _last_standing(numbered(path, 1))
-    marked = _mark_of(os.pread(mark, _MARK_BYTES, 0))
-    if marked is None and standing is None:
-        # From the first line on there is a mark: that it is missing is never a crash's doing.
-        marked = AuditLine(0, FIRST_HEAD)
-        _write_mark(mark, marked)
-    if marked is None:
-        assert standing is not None
-        return AuditLine(standing.number + 1, FIRST_HEAD)
-    if standing is not None and standing.number > marked.number:
+    last_in_log = _last_line_in(path) or _last_line_in(numbered(path, 1))
+    last_in_mark = _parse_mark(os.pread(mark, _MARK_BYTES, 0))
+    if last_in_mark is None:
+        if last_in_log is not None:
+            # From the first line on there is a mark: no crash makes it go missing.
+            return AuditLine(last_in_log.number + 1, FIRST_HEAD)
+        last_in_mark = AuditLine(0, FIRST_HEAD)
+        _write_mark(mark, last_in_mark)
+    if last_in_log is not None and last_in_log.number > last_in_mark.number:
         # Else a second crash at the same place would leave the log two lines ahead.
-        _write_mark(mark, standing)
-        return standing
-    return marked
+        _write_mark(mark, last_in_log)
+        return last_in_log
+    return last_in_mark
+
+
+def _last_line_in(file: Path) -> AuditLine | None:
+    if not file.exists():
+        return None
+    with file.open("rb") as stream:
+        stream.seek(max(0, file.stat().st_size - 2 * MOST_LINE_BYTES))
+        texts = stream.read().decode("utf-8", errors="replace").split("\n")
+    for text in reversed(texts):
+        line = _line_of(text)
+        if line is not None:
+            return line
+    return None
+
+
+def _line_of(text: str) -> AuditLine | None:
+    match = _CHAINED.fullmatch(text)
+    return AuditLine(number=int(match[2]), head=match[3]) if match else None
+
+
+def _tail(head: str) -> str:
+    """Return how a line ends, behind the text that is hashed."""
+    return f', "head": "{head}"}}'
+
+
+def _head(previous: str, text: str) -> str:
+    return hashlib.sha256(f"{previous}\n{text}".encode()).hexdigest()
 
 
 def _write_mark(mark: int, line: AuditLine) -> None:
@@ -222,36 +298,19 @@ def _write_mark(mark: int, line: AuditLine) -> None:
     os.fsync(mark)
 
 
-def _last_standing(file: Path) -> AuditLine | None:
-    if not file.exists():
-        return None
-    with file.open("rb") as opened:
-        opened.seek(max(0, file.stat().st_size - 2 * MOST_LINE_BYTES))
-        texts = opened.read().decode("utf-8", errors="replace").split("\n")
-    return next((line for text in reversed(texts) if (line := _line_of(text)) is not None), None)
-
-
-def _line_of(text: str) -> AuditLine | None:
-    match = _CHAINED.fullmatch(text)
-    return AuditLine(int(match[2]), match[3]) if match else None
-
-
-def _tail(head: str) -> str:
-    return f', "head": "{head}"}}'
-
-
-def _head(previous: str, text: str) -> str:
-    return hashlib.sha256(f"{previous}\n{text}".encode()).hexdigest()
-
-
-def _mark_of(content: bytes) -> AuditLine | None:
+def _parse_mark(content: bytes) -> AuditLine | None:
     try:
-        stated = json.loads(content)
-        line = AuditLine(stated["number"], str(stated["head"]))
+        fields = json.loads(content)
+        number = fields["number"]
+        head = str(fields["head"])
     except (ValueError, KeyError, TypeError, RecursionError):
         return None
-    is_number = type(line.number) is int and 0 <= line.number < MOST_LINES
-    return line if is_number and re.fullmatch("[0-9a-f]{64}", line.head) else None
+    # A boolean is no number.
+    if type(number) is not int or not 0 <= number < MOST_LINES:
+        return None
+    if not re.fullmatch("[0-9a-f]{64}", head):
+        return None
+    return AuditLine(number, head)
 
 
 @contextmanager

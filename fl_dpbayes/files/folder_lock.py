@@ -16,6 +16,13 @@ def folder_lock(folder: Path, name: str = LOCK_FILE) -> Iterator[None]:
     """Hold a run directory while the context lasts.
 
     The system lets go of it when the process dies, however it dies.
+
+    Args:
+        folder: The run directory.
+        name: Of the lock's file in it.
+
+    Raises:
+        UserError: If another process holds it, or the lock's file cannot be written.
     """
     with written(folder / name):
         file = (folder / name).open("ab")

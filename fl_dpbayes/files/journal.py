@@ -1,6 +1,6 @@
-"""A file of JSON lines that only grows, each with the hash of itself and of all before it.
+"""A file of JSON lines that only grows, and the files that it lists.
 
-And the files it lists.
+Each line has the hash of itself and of all lines before it.
 """
 
 import hashlib
@@ -18,33 +18,50 @@ from fl_dpbayes.files.record import Config
 JOURNAL_FILE = "journal.jsonl"
 REMEDY = (
     "put back a copy of it, or start anew with another --out (a new run spends privacy "
-    "budget again; what was released "
-    "is in privacy.csv and bank/)"
+    "budget again; what was released is in privacy.csv and bank/)"
 )
 Entry = Mapping[str, Any]
-_FIRST = hashlib.sha256(b"fl-dpbayes journal 1").hexdigest()
-_BEFORE, _BETWEEN, _AFTER = b'{"sha256":"', b'","entry":', b"}\n"
+_FIRST_HEAD = hashlib.sha256(b"fl-dpbayes journal 1").hexdigest()
+# A line of the file is these, with the line's hash and its entry between them.
+_BEFORE_HEAD = b'{"sha256":"'
+_BEFORE_ENTRY = b'","entry":'
+_LINE_END = b"}\n"
 
 
 class JournalMark(Config):
-    """A place in a journal: how many bytes are before it, and the last line's hash."""
+    """A place in a journal.
+
+    Attributes:
+        bytes: How many are before it.
+        head: Hash of the last line before it.
+    """
 
     bytes: Annotated[int, Field(ge=0)] = 0
-    head: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] = _FIRST
+    head: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] = _FIRST_HEAD
 
 
 class Journal:
     """Appends to a journal after a mark; what stood beyond the mark goes with the next lines."""
 
     def __init__(self, path: Path, mark: JournalMark) -> None:
-        self._path, self._mark = path, mark
+        """Append to the file at `path` after `mark`; nothing is written yet."""
+        self._path = path
+        self._mark = mark
 
     def append(self, entries: Iterable[Entry]) -> JournalMark:
-        """Append JSON objects, one a line, wait until they are on the disk, and return the place after them.
+        """Append JSON objects, one a line, and wait until they are on the disk.
 
-        Raises UserError if the file cannot be written; the mark then stays where it was.
+        Args:
+            entries: Ready for JSON.
+
+        Returns:
+            The place after them.
+
+        Raises:
+            UserError: If the file cannot be written; the mark then stays where it was.
         """
-        lines, head = [], self._mark.head
+        lines = []
+        head = self._mark.head
         for entry in entries:
             body = json.dumps(entry, separators=(",", ":"), allow_nan=False).encode()
             head = _hash(head, body)
@@ -64,12 +81,18 @@ class Journal:
 def read_journal(
     path: Path, until: JournalMark | None = None
 ) -> tuple[list[dict[str, Any]], JournalMark]:
-    """Read a journal, comparing every line's hash: the entries, and the place after them.
+    """Read a journal, comparing every line's hash.
 
-    An absent file has none.
+    Args:
+        path: Of the file; an absent one has no entries.
+        until: The place up to which it must hold; None: as far as it does, since a crash may have
+            cut it off.
 
-    `until` is the place up to which it must hold; None: as far as it does, since a crash may have
-    cut it off. Raises UserError if a line before the place was changed or is missing.
+    Returns:
+        The entries, and the place after them.
+
+    Raises:
+        UserError: If the file cannot be read, or a line before the place was changed or is missing.
     """
     try:
         content = path.read_bytes() if path.is_file() else b""
@@ -81,9 +104,11 @@ def read_journal(
                 f"{path} is missing or was cut off: {len(content)} of {until.bytes} bytes: {REMEDY}"
             )
         content = content[: until.bytes]
-    entries, mark = [], JournalMark()
+    entries = []
+    mark = JournalMark()
     for line in content.splitlines(keepends=True):
-        body = line[len(_BEFORE) + len(mark.head) + len(_BETWEEN) : -len(_AFTER)]
+        body_start = len(_BEFORE_HEAD) + len(mark.head) + len(_BEFORE_ENTRY)
+        body = line[body_start : -len(_LINE_END)]
         head = _hash(mark.head, body)
         if line != _line(head, body):
             break
@@ -95,16 +120,24 @@ def read_journal(
 
 
 def file_entry(name: str, content: Path, replaces: str | None = None) -> dict[str, Any]:
-    """Return a journal's entry for a file: `file`, `bytes`, `sha256`, and `replaces` where given.
+    """Return a journal's entry for a file.
 
-    `name`: the file's path in the run directory, with `/`.
+    Args:
+        name: The file's path in the run directory, with `/`.
+        content: Where its content lies now.
+        replaces: Name of an earlier file whose place it takes.
+
+    Returns:
+        `file`, `bytes`, `sha256`, and `replaces` where there is one.
     """
     entry = {"file": name, "bytes": content.stat().st_size, "sha256": file_sha256(content)}
-    return entry if replaces is None else entry | {"replaces": replaces}
+    if replaces is not None:
+        entry["replaces"] = replaces
+    return entry
 
 
 def listed_files(entries: Iterable[Entry]) -> dict[str, Entry]:
-    """Return name -> last entry of the files that a journal's entries say are there."""
+    """Return the last entry of each file that a journal's entries say is there, by its name."""
     listed: dict[str, Entry] = {}
     for entry in entries:
         if "file" in entry:
@@ -114,9 +147,14 @@ def listed_files(entries: Iterable[Entry]) -> dict[str, Entry]:
 
 
 def check_files(folder: Path, listed: Mapping[str, Entry]) -> None:
-    """Compare files of a run directory with a journal's entries, by name.
+    """Compare files of a run directory with a journal's entries.
 
-    Raises UserError at the first file that is missing, of another size or of other content.
+    Args:
+        folder: The run directory.
+        listed: The entries by the files' names.
+
+    Raises:
+        UserError: At the first file that is missing, of another size or of other content.
     """
     for name, entry in listed.items():
         path = folder / name
@@ -137,9 +175,15 @@ def check_files(folder: Path, listed: Mapping[str, Entry]) -> None:
 
 
 def check_no_others(folder: Path, pattern: str, listed: Mapping[str, Entry]) -> None:
-    """Check that no file lies beside the listed ones where a run directory's files are looked up by a glob pattern.
+    """Check that only listed files lie where a run directory's files are looked up.
 
-    Raises UserError naming the first that is not listed.
+    Args:
+        folder: The run directory.
+        pattern: The glob pattern by which they are looked up.
+        listed: The entries by the files' names.
+
+    Raises:
+        UserError: Naming the first file that is not listed.
     """
     for path in sorted(folder.glob(pattern)):
         if path.relative_to(folder).as_posix() not in listed:
@@ -147,7 +191,7 @@ def check_no_others(folder: Path, pattern: str, listed: Mapping[str, Entry]) -> 
 
 
 def _line(head: str, body: bytes) -> bytes:
-    return _BEFORE + head.encode() + _BETWEEN + body + _AFTER
+    return _BEFORE_HEAD + head.encode() + _BEFORE_ENTRY + body + _LINE_END
 
 
 def _hash(head: str, body: bytes) -> str:

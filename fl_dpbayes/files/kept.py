@@ -1,4 +1,4 @@
-"""What was read of files, kept in this process while they stay as they were.
+"""A cache of what was read of files, valid in this process while the files stay as they were.
 
 The least recently used goes first.
 """
@@ -17,13 +17,17 @@ from typing import Any, TypeVar
 from fl_dpbayes.files.atomic_file import file_sha256
 
 T = TypeVar("T")
-# A file system's clock may stand still for so long: what changed twice within it shows no other
-# time.
+# A file system's clock may stand still for so long: two changes within it show the same time.
 SETTLED_NS = 2 * 10**9
-# A quarter of the machine's memory over all its processors' processes, and a gibibyte at most.
-MOST_BYTES = min(
-    2**30, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // (4 * (os.cpu_count() or 1))
-)
+
+
+def _memory_share() -> int:
+    """Return a quarter of the machine's memory over one process a processor, 1 GiB at most."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return min(2**30, memory // (4 * (os.cpu_count() or 1)))
+
+
+MOST_BYTES = _memory_share()
 
 State = tuple[int, ...]
 
@@ -35,37 +39,46 @@ os.register_at_fork(
 
 
 def files_below(places: Iterable[Path]) -> set[Path]:
-    """Return files and folders with all that is below them, behind links too, as what reads them follows links."""
-    walks = [walk for place in places for walk in os.walk(place, followlinks=True)]
-    return {
-        *places,
-        *(Path(folder, name) for folder, *below in walks for names in below for name in names),
-    }
+    """Return files and folders with all that is below them.
+
+    What is behind links counts too, as what reads them follows links.
+    """
+    paths = set()
+    for place in places:
+        paths.add(place)
+        for folder, folder_names, file_names in os.walk(place, followlinks=True):
+            paths.update(Path(folder, name) for name in (*folder_names, *file_names))
+    return paths
 
 
 @dataclass
 class _Entry:
+    """A value with what it was made of, by which a later look tells whether it still holds.
+
+    `digests` are those of files whose times were fresh when they were read.
+    """
+
     value: Any
     bytes: int
-    files: dict[Path, State]
+    states: dict[Path, State]
     digests: dict[Path, str]
-    of: Callable[[], object]
+    source: Callable[[], object]
 
-    def holds(self, files: dict[Path, State], of: object) -> bool:
+    def holds(self, states: dict[Path, State], source: object) -> bool:
         """Say whether files and object are those that the value was made of."""
-        if self.of() is not of or self.files != files:
+        if self.source() is not source or self.states != states:
             return False
         if any(_digest(path) != digest for path, digest in self.digests.items()):
             return False
-        # Once its times are old, they alone tell.
+        # Once a file's times are old, they alone tell.
         self.digests = {
-            path: digest for path, digest in self.digests.items() if _is_fresh(files[path])
+            path: digest for path, digest in self.digests.items() if _is_fresh(states[path])
         }
         return True
 
 
 class Kept:
-    """Values by key, each with the files that it was read from, at most `most_bytes` together.
+    """Values by key, each with the files that it was read from.
 
     A file counts as unchanged if place on the disk, size, times of content and of status are (no
     program can set the last of these back). Where they were fresh when it was read, its SHA-256 is
@@ -74,7 +87,10 @@ class Kept:
     """
 
     def __init__(self, most_bytes: int = MOST_BYTES) -> None:
-        self._most, self._bytes, self._entries = most_bytes, 0, OrderedDict[Hashable, _Entry]()
+        """Make an empty cache whose values take at most `most_bytes` together."""
+        self._most_bytes = most_bytes
+        self._bytes = 0
+        self._entries = OrderedDict[Hashable, _Entry]()
 
     def get(
         self,
@@ -84,31 +100,53 @@ class Kept:
         files: Iterable[Path] = (),
         of: object = None,
     ) -> T:
-        """Return what `load` returned for this key, unless a file has changed since.
+        """Return the value of a key, loaded now unless it was before and no file has changed since.
 
-        Else load it now.
+        Args:
+            key: Under which the value is found again.
+            load: Makes the value.
+            size: Tells how many bytes a value takes.
+            files: All that `load` reads; a folder stands for the names in it.
+            of: An object that the value was made of; another one counts as a change.
 
-        `size`: bytes that a value takes. `files`: all that `load` reads; a folder stands for the
-        names in it. `of`: an object that the value was made of; another one counts as a change.
+        Returns:
+            What `load` returned.
         """
         states = {path: _state(path) for path in files}
-        if (entry := self._found(key, states, of)) is not None:
-            found: T = entry.value
-            return found
+        entry = self._valid_entry(key, states, of)
+        if entry is not None:
+            cached: T = entry.value
+            return cached
+        # State and digest are taken before loading: what changes meanwhile has another state at
+        # the next look.
         digests = {path: _digest(path) for path, state in states.items() if _is_fresh(state)}
         value = load()
-        # What changes meanwhile has another state at the next look.
-        made_of = _nothing if of is None else weakref.ref(of)
-        self._keep(key, _Entry(value, size(value), states, digests, made_of))
+        entry = _Entry(
+            value=value,
+            bytes=size(value),
+            states=states,
+            digests=digests,
+            source=_no_source if of is None else weakref.ref(of),
+        )
+        self._store(key, entry)
         return value
 
     def put(self, key: Hashable, value: object, size: int, files: Iterable[Path]) -> None:
-        """Keep a value of so many bytes with files that hold it now, because this process has just written them."""
-        self._keep(key, _Entry(value, size, {path: _state(path) for path in files}, {}, _nothing))
+        """Store a value with files that hold it now, because this process has just written them.
+
+        Args:
+            key: Under which `look` finds it.
+            value: To be stored.
+            size: Bytes that it takes.
+            files: Which hold it.
+        """
+        states = {path: _state(path) for path in files}
+        entry = _Entry(value=value, bytes=size, states=states, digests={}, source=_no_source)
+        self._store(key, entry)
 
     def look(self, key: Hashable, files: Iterable[Path]) -> Any:
-        """Return what was put, None if there is nothing or a file has changed since."""
-        entry = self._found(key, {path: _state(path) for path in files}, None)
+        """Return what was put; None if there is nothing or a file has changed since."""
+        entry = self._valid_entry(key, {path: _state(path) for path in files}, None)
         return None if entry is None else entry.value
 
     def clear(self) -> None:
@@ -117,42 +155,49 @@ class Kept:
             self._entries.clear()
             self._bytes = 0
 
-    def _found(self, key: Hashable, states: dict[Path, State], of: object) -> _Entry | None:
+    def _valid_entry(
+        self, key: Hashable, states: dict[Path, State], source: object
+    ) -> _Entry | None:
         with _LOCK:
             entry = self._entries.get(key)
             if entry is not None:
                 self._entries.move_to_end(key)
-        return entry if entry is not None and entry.holds(states, of) else None
+        if entry is None or not entry.holds(states, source):
+            return None
+        return entry
 
-    def _keep(self, key: Hashable, entry: _Entry) -> None:
+    def _store(self, key: Hashable, entry: _Entry) -> None:
         with _LOCK:
-            if (before := self._entries.pop(key, None)) is not None:
-                self._bytes -= before.bytes
-            if entry.bytes > self._most:
+            replaced = self._entries.pop(key, None)
+            if replaced is not None:
+                self._bytes -= replaced.bytes
+            if entry.bytes > self._most_bytes:
                 return
             self._entries[key] = entry
             self._bytes += entry.bytes
-            while self._bytes > self._most:
-                self._bytes -= self._entries.popitem(last=False)[1].bytes
+            while self._bytes > self._most_bytes:
+                _, least_recent = self._entries.popitem(last=False)
+                self._bytes -= least_recent.bytes
 
 
 KEPT = Kept()
 
 
-def _nothing() -> None:
+def _no_source() -> None:
     return None
 
 
 def _state(path: Path) -> State:
     try:
-        at = os.stat(path)
+        status = os.stat(path)
     except OSError:
         # Whoever reads it says what is wrong.
         return ()
-    return at.st_dev, at.st_ino, at.st_size, at.st_mtime_ns, at.st_ctime_ns
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
 def _is_fresh(state: State) -> bool:
+    """Say whether a file's times of content or status are so new that they cannot tell alone."""
     return bool(state) and max(state[3:]) > time.time_ns() - SETTLED_NS
 
 

@@ -27,8 +27,7 @@ class Config(BaseModel):
         """Raise ValueError, naming value, allowed and remedy, where keys do not fit each other."""
 
 
-# A key that came later: where it is not given, a record is written, and its digest is, as before it
-# came.
+# For a key that came later: a record without it is written, and has a digest, as before it came.
 LEFT_OUT: Any = Field(exclude_if=lambda value: value is None)
 
 
@@ -37,12 +36,12 @@ def by_default(**keys: str) -> BeforeValidator:
     return BeforeValidator(lambda value: keys | value if isinstance(value, dict) else value)
 
 
-# What travels between server and sites is checked alike.
+# What travels between server and sites is checked as what people write is.
 Message = Config
 
 
 def canonical_json(record: BaseModel) -> str:
-    """Write a record as one line of JSON with sorted keys and no spaces, equal for equal records."""
+    """Write a record as one line of JSON with sorted keys, without spaces, equal for equal ones."""
     return json.dumps(record.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
 
 
@@ -55,20 +54,27 @@ JSONValue = None | bool | int | float | str | list["JSONValue"] | dict[str, "JSO
 
 
 def json_values(value: object) -> JSONValue:
-    """Turn nested mappings, lists, tuples, numbers and NumPy values into plain JSON values of the same structure.
+    """Turn nested values into plain JSON values of the same structure.
 
-    NaN is None, infinities are "inf" and "-inf", keys are strings; a value of another type is a
-    ValueError.
+    Args:
+        value: Mappings, lists, tuples, numbers, texts, None and NumPy values.
+
+    Returns:
+        The same in JSON: NaN is None, infinities are "inf" and "-inf", keys are strings.
+
+    Raises:
+        ValueError: If a value has another type.
     """
-    # A summary of a thousand sites has millions of plain values.
+    # A summary of a thousand sites has millions of plain values: they leave first.
     if type(value) in (str, int, bool, NoneType):
         return value  # type: ignore[return-value]
+    # NumPy's float64 is a float as well, and a plain float needs no look at NumPy.
     if type(value) is not float and isinstance(value, np.generic | np.ndarray):
         return json_values(value.tolist())
     if value is None or isinstance(value, str | int):
         return value
     if isinstance(value, float):
-        return None if math.isnan(value) else float(value) if math.isfinite(value) else str(value)
+        return _json_number(value)
     if isinstance(value, Mapping):
         return {str(key): json_values(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -76,3 +82,9 @@ def json_values(value: object) -> JSONValue:
     raise ValueError(
         f"{type(value).__name__} is no JSON value: give numbers, strings, lists, mappings or None"
     )
+
+
+def _json_number(value: float) -> float | str | None:
+    if math.isnan(value):
+        return None
+    return float(value) if math.isfinite(value) else str(value)

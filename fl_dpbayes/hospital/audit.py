@@ -13,9 +13,9 @@ from rich.console import Console
 
 from fl_dpbayes.config import counted, node_log, outside_text, read_site_file
 from fl_dpbayes.errors import UserError
-from fl_dpbayes.files import ASKED, AuditChain, read_chain_of_log
-from fl_dpbayes.hospital.ledger import ledger_of
-from fl_dpbayes.privacy import Entry, LedgerState, Reservation, read_state
+from fl_dpbayes.files import ASKED, AuditChain, held_still, read_chain_of_log
+from fl_dpbayes.hospital.ledger import ledger_of, ledger_problems
+from fl_dpbayes.privacy import Entry, Reservation, cohorts_of, read_state
 from fl_dpbayes.report import count
 
 # Entries of the ledger that a request makes.
@@ -57,13 +57,18 @@ def verify_audit_log(site_file: Path, console: Console) -> int:
 
 
 def log_findings(site_file: Path) -> LogFindings:
-    """Check a site's audit log, that of its node, and the ledger against the log.
+    """Check a site's audit log, that of its node, the ledger, and the ledger against the log.
 
     Raises UserError if a file cannot be read, or the ledger is damaged.
     """
     found = LogFindings()
     try:
-        chain, of_node = read_chain_of_log(site_file), read_chain_of_log(node_log(site_file))
+        # A line that the ledger knows is written before its entry, and one that tells of steps
+        # after theirs: while no line is written, what was read of both fits.
+        with held_still(site_file):
+            chain, entries = read_chain_of_log(site_file), _ledger_entries(site_file)
+        with held_still(node_log(site_file)):
+            of_node = read_chain_of_log(node_log(site_file))
     except OSError as error:
         raise UserError(f"the audit log of {site_file} cannot be read: {error.strerror}") from None
     found.lines = len(chain.lines)
@@ -71,19 +76,34 @@ def log_findings(site_file: Path) -> LogFindings:
         f"log of the node: {problem}" for problem in of_node.problems
     ]
     found.notes += chain.notes + [f"log of the node: {note}" for note in of_node.notes]
-    if read_site_file(site_file).ledger is not None:
-        with ledger_of(site_file) as ledger:
-            entries = [
-                entry for entry in ledger.entries() if entry.content["cohort"] == ledger.cohort.name
-            ]
-            _reconcile(found, chain, entries, read_state(entries, ledger.cohort.name))
+    settings = read_site_file(site_file).ledger
+    if settings is not None:
+        found.problems += [f"the ledger: {problem}" for problem in ledger_problems(site_file)[0]]
+        _reconcile(found, chain, _entries_of_log(entries, chain, settings.cohort))
     return found
 
 
-def _reconcile(
-    found: LogFindings, chain: AuditChain, entries: list[Entry], state: LedgerState
-) -> None:
+def _ledger_entries(site_file: Path) -> list[Entry]:
+    """Read the entries of the ledger that a site file names; none where it names none."""
+    if read_site_file(site_file).ledger is None:
+        return []
+    with ledger_of(site_file) as ledger:
+        return ledger.entries()
+
+
+def _entries_of_log(entries: list[Entry], chain: AuditChain, cohort: str) -> list[Entry]:
+    """Return the entries of a site's cohort, and those of cohorts that it had before, whose lines stand in its log."""
+    cohorts = {cohort}
+    for entry in entries:
+        line = entry.content.get("log")
+        if line is not None and chain.heads.get(line["number"]) == line["head"]:
+            cohorts.add(entry.content["cohort"])
+    return [entry for entry in entries if entry.content["cohort"] in cohorts]
+
+
+def _reconcile(found: LogFindings, chain: AuditChain, entries: list[Entry]) -> None:
     """Compare each entry that a request made with its lines, and each line that tells of a charge with its entry."""
+    states = {cohort: read_state(entries, cohort) for cohort in cohorts_of(entries)}
     endings: dict[int, list[int]] = defaultdict(list)
     for number, event in chain.lines.items():
         if event.get("decision") != ASKED and isinstance(event.get("asked"), int):
@@ -113,7 +133,7 @@ def _reconcile(
             )
         if entry.content["kind"] in ("reserved", "taken over"):
             identity = entry.content.get("reservation", entry.position)
-            paid[number] = state.reservations[identity]
+            paid[number] = states[entry.content["cohort"]].reservations[identity]
             _compare_ending(found, chain, number, endings[number], paid[number])
     if unnamed:
         found.notes.append(

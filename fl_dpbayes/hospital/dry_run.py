@@ -139,8 +139,11 @@ def _asked(site_file: Path, kind: str, request: Message | None, arrays: Arrays) 
             f"refused, {refusal.describe()}",
             "agree with the coordinator, or change the site file",
         )
+    # As the audit log counts them: the numbers alone, without what Flower puts around them.
     size = sum(
-        len(array.data) for record in content.array_records.values() for array in record.values()
+        array.numpy().nbytes
+        for record in content.array_records.values()
+        for array in record.values()
     )
     said = f"answered in {took}, {size:,} bytes of arrays would be sent"
     if kind == "train":

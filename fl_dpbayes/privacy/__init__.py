@@ -33,7 +33,13 @@ from fl_dpbayes.privacy.filter import Budget, filter_orders
 from fl_dpbayes.privacy.gdp import gdp_mu
 from fl_dpbayes.privacy.ledger.account import Spent, planned_epsilon, spent
 from fl_dpbayes.privacy.ledger.cohort_creation import unit_sketch
-from fl_dpbayes.privacy.ledger.file import KEPT_LOGS, Entry, LedgerError, LedgerPlaceError
+from fl_dpbayes.privacy.ledger.file import (
+    KEPT_LOGS,
+    Entry,
+    LedgerError,
+    LedgerPlaceError,
+    cohorts_of,
+)
 from fl_dpbayes.privacy.ledger.ledger import (
     CohortChangedError,
     Ledger,
@@ -112,6 +118,7 @@ __all__ = [
     "bit_tests",
     "chain_of_history",
     "checked_statement",
+    "cohorts_of",
     "correlation_tests",
     "deviation_tests",
     "direction_tests",

@@ -1,15 +1,15 @@
-"""The statistical tests of an audit, and its verdicts: what was found, what is allowed, which fault would be missed.
+"""The statistical tests of an audit, and its verdicts.
 
-Each test gives a probability that holds for a sound site. All are exact or conservative for
-Gaussian noise; what counts of joining units add is matched by mean and variance. The derivations
-stand in docs/audit.md.
+Each test gives a probability that holds for a sound site, and says which fault it would miss. All
+are exact or conservative for Gaussian noise; what counts of joining units add is matched by mean
+and variance. docs/audit.md has the derivations.
 """
 
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import combinations
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -25,15 +25,21 @@ MISS = 1e-3
 TAIL = 4.0
 
 
-# The smallest fault that a test finds: its size, to compare tests of one kind, and in words.
-Effect = tuple[float, str]
+class Effect(NamedTuple):
+    """The smallest fault that a test finds: its size, to compare like tests, and in words."""
+
+    size: float
+    words: str
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One test: how probable as much is at a sound site; where.
+    """The result of one test.
 
-    And level -> the effect that `MISS` at most miss.
+    Attributes:
+        probability: How probable as much is at a sound site.
+        where: Where it was found, in words.
+        effect: Gives, for a level, the effect that the test misses with a chance of `MISS` at most.
     """
 
     probability: float
@@ -41,110 +47,18 @@ class Finding:
     effect: Callable[[float], Effect]
 
 
-def variance_test(
-    total: float, degrees: float, where: str, *, kurtosis: float = 0.0, slack: float = 0.0
-) -> Finding:
-    """Test that a sum of squares has the variance that was claimed, two-sided.
-
-        X = sum z^2 ~ c chi^2_nu,   c = (2 + k) / 2,   nu = degrees / c
-
-    exact for Gaussian z (k = 0); for z of mean excess kurtosis k the law with the same mean and
-    variance. `degrees`: number of squares, above zero. Its effect is the largest ratio of standard
-    deviations below 1 that is found, sqrt(q(level / 2) / q(1 - MISS)), q the quantiles of chi^2_nu.
-    """
-    scale = 1 + kurtosis / 2
-    nu = degrees / scale
-    below, above = (
-        chi2.cdf(total / (1 - slack) / scale, nu),
-        chi2.sf(total / (1 + slack) / scale, nu),
-    )
-
-    def effect(level: float) -> Effect:
-        ratio = math.sqrt((1 - slack) * chi2.ppf(level / 2, nu) / chi2.isf(MISS, nu))
-        return (
-            1 - ratio if degrees else 1.0,
-            f"a deviation of {min(ratio, 1):.2g} times the claim or less",
-        )
-
-    probability = min(1.0, 2 * float(min(below, above)))
-    return Finding(
-        probability, f"{where}, {math.sqrt(max(total, 0) / degrees):.3g} times the claim", effect
-    )
-
-
-def count_kurtosis(count: float, rate: float) -> float:
-    """Return the excess kurtosis of a binomial count, times 4, as `variance_test` needs it at a small level.
-
-    The law that is matched by mean and variance has thinner tails than sums of squared counts: with
-    the excess itself they alarm up to 40 times as often as promised at a level of 1e-6, with four
-    times as much less than twice. It is 4 max(0, 1 - 6 q (1 - q)) / (n q (1 - q)) for n units that
-    join at rate q.
-    """
-    return TAIL * max(0.0, 1 - 6 * rate * (1 - rate)) / (count * rate * (1 - rate))
-
-
-def mean_test(
-    difference: float,
-    deviation: float,
-    where: str,
-    *,
-    unit: float,
-    slack: float = 0.0,
-    one_sided: bool = False,
-) -> Finding:
-    """Test that a mean is what it should be.
-
-        p = 2 P(N(0, 1) > (|difference| - slack) / deviation);   one-sided P(N(0, 1) > (difference - slack) / deviation)
-
-    `deviation`: its standard deviation at a sound site. It finds a difference of (z(level) +
-    z(MISS)) deviation + 2 slack.
-    """
-    sides = 1 if one_sided else 2
-    size = difference if one_sided else abs(difference)
-    probability = min(1.0, sides * float(norm.sf((size - slack) / deviation)))
-
-    def effect(level: float) -> Effect:
-        found = ((norm.isf(level / sides) + norm.isf(MISS)) * deviation + 2 * slack) / unit
-        return found, f"a difference of {found:.1%} or more"
-
-    return Finding(
-        probability, f"{where}, {difference / unit:+.3g} of what is expected away", effect
-    )
-
-
-def correlation_tests(vectors: Mapping[str, Array]) -> list[Finding]:
-    """Test that no two vectors of noise have anything in common.
-
-        r^2 = <z, z'>^2 / (|z|^2 |z'|^2) ~ Beta(1/2, (d - 1) / 2)
-
-    `vectors`: label -> noise (d,), d >= 2; those without any are left to the test of the variance.
-    It finds a correlation of r(level) + z(MISS) / sqrt(d), at most 1: a repetition is always found.
-    """
-    labels = [label for label, vector in vectors.items() if vector.any()]
-    if not labels or len(vectors[labels[0]]) < 2:
-        return []
-    rows = np.stack([vectors[label] / np.linalg.norm(vectors[label]) for label in labels])
-    size, cosines = rows.shape[1], rows @ rows.T
-
-    def effect(level: float) -> Effect:
-        found = math.sqrt(1 - betaincinv((size - 1) / 2, 0.5, level)) + float(
-            norm.isf(MISS)
-        ) / math.sqrt(size)
-        return found, f"a correlation of {found:.2g} or more" if found < 1 else "a repetition"
-
-    def finding(i: int, j: int) -> Finding:
-        probability = float(betainc((size - 1) / 2, 0.5, max(0.0, 1 - cosines[i, j] ** 2)))
-        return Finding(probability, f"{labels[i]} and {labels[j]}, {cosines[i, j]:+.3g}", effect)
-
-    return [finding(i, j) for i, j in combinations(range(len(labels)), 2)]
-
-
 @dataclass(frozen=True)
 class Check:
-    """One verdict of an audit: the part of the mechanism that was attacked, and what was checked, in words.
+    """One verdict of an audit.
 
-    `value`: the probability or bound that was found, `where` if it is the worst of several.
-    `finds`: which fault it misses at most once in a thousand audits.
+    Attributes:
+        part: Of the mechanism, which was attacked.
+        what: What was checked, in words.
+        value: The probability or bound that came out.
+        limit: Of what is allowed.
+        relation: Of value to limit, where the check passes.
+        where: Which test it is, if it is the worst of several.
+        finds: Which fault it misses at most once in a thousand audits.
     """
 
     part: str
@@ -165,15 +79,183 @@ class Check:
 Questions = dict[str, list[Finding]]
 
 
+def variance_test(
+    total: float, degrees: float, where: str, *, kurtosis: float = 0.0, slack: float = 0.0
+) -> Finding:
+    """Test that a sum of squares has the variance that was claimed, two-sided.
+
+        X = sum z^2 ~ c chi^2_nu,   c = (2 + k) / 2,   nu = degrees / c
+
+    It is exact for Gaussian z (k = 0); for z of mean excess kurtosis k it is the law with the same
+    mean and variance. Its effect is the largest ratio of standard deviations below 1 that is found,
+    sqrt(q(level / 2) / q(1 - MISS)), q the quantiles of chi^2_nu.
+
+    Args:
+        total: X, of z with unit variance as claimed.
+        degrees: Number of squares, above zero.
+        where: What the numbers are, in words.
+        kurtosis: k.
+        slack: Relative amount by which the variance may be off.
+
+    Returns:
+        The finding.
+    """
+    scale = 1 + kurtosis / 2
+    nu = degrees / scale
+    chance_below = chi2.cdf(total / (1 - slack) / scale, nu)
+    chance_above = chi2.sf(total / (1 + slack) / scale, nu)
+
+    def effect(level: float) -> Effect:
+        ratio = math.sqrt((1 - slack) * chi2.ppf(level / 2, nu) / chi2.isf(MISS, nu))
+        return Effect(
+            size=1 - ratio if degrees else 1.0,
+            words=f"a deviation of {min(ratio, 1):.2g} times the claim or less",
+        )
+
+    return Finding(
+        probability=min(1.0, 2 * float(min(chance_below, chance_above))),
+        where=f"{where}, {math.sqrt(max(total, 0) / degrees):.3g} times the claim",
+        effect=effect,
+    )
+
+
+def count_kurtosis(count: float, rate: float) -> float:
+    """Return the excess kurtosis of a binomial count, times 4, for `variance_test`.
+
+        4 max(0, 1 - 6 q (1 - q)) / (n q (1 - q))
+
+    The law that is matched by mean and variance has thinner tails than sums of squared counts: with
+    the excess itself they alarm up to 40 times as often as promised at a level of 1e-6, with four
+    times as much less than twice.
+
+    Args:
+        count: n units.
+        rate: q, at which each joins.
+
+    Returns:
+        A kurtosis >= 0.
+    """
+    return TAIL * max(0.0, 1 - 6 * rate * (1 - rate)) / (count * rate * (1 - rate))
+
+
+def mean_test(
+    difference: float,
+    deviation: float,
+    where: str,
+    *,
+    unit: float,
+    slack: float = 0.0,
+    one_sided: bool = False,
+) -> Finding:
+    """Test that a mean is what it should be.
+
+        two-sided   p = 2 P(N(0, 1) > (|difference| - slack) / deviation)
+        one-sided   p = P(N(0, 1) > (difference - slack) / deviation)
+
+    It finds a difference of (z(level) + z(MISS)) deviation + 2 slack.
+
+    Args:
+        difference: Of the mean from what it should be.
+        deviation: The mean's standard deviation at a sound site.
+        where: What the numbers are, in words.
+        unit: In which differences are told.
+        slack: By which the mean may be off.
+        one_sided: Whether only too large a mean is a fault.
+
+    Returns:
+        The finding.
+    """
+    sides = 1 if one_sided else 2
+    size = difference if one_sided else abs(difference)
+
+    def effect(level: float) -> Effect:
+        least = ((norm.isf(level / sides) + norm.isf(MISS)) * deviation + 2 * slack) / unit
+        return Effect(size=least, words=f"a difference of {least:.1%} or more")
+
+    return Finding(
+        probability=min(1.0, sides * float(norm.sf((size - slack) / deviation))),
+        where=f"{where}, {difference / unit:+.3g} of what is expected away",
+        effect=effect,
+    )
+
+
+def correlation_tests(vectors: Mapping[str, Array]) -> list[Finding]:
+    """Test that no two vectors of noise have anything in common.
+
+        r^2 = <z, z'>^2 / (|z|^2 |z'|^2) ~ Beta(1/2, (d - 1) / 2)
+
+    It finds a correlation of r(level) + z(MISS) / sqrt(d), at most 1: a repetition is always found.
+
+    Args:
+        vectors: Noise of shape (d,), d >= 2, by its label; vectors of zeros are left to the test of
+            the variance.
+
+    Returns:
+        A finding for each pair.
+    """
+    labels = [label for label, vector in vectors.items() if vector.any()]
+    if not labels or len(vectors[labels[0]]) < 2:
+        return []
+    rows = np.stack([vectors[label] / np.linalg.norm(vectors[label]) for label in labels])
+    size = rows.shape[1]
+    cosines = rows @ rows.T
+
+    def finding(i: int, j: int) -> Finding:
+        return Finding(
+            probability=float(betainc((size - 1) / 2, 0.5, max(0.0, 1 - cosines[i, j] ** 2))),
+            where=f"{labels[i]} and {labels[j]}, {cosines[i, j]:+.3g}",
+            effect=lambda level: correlation_effect(level, size),
+        )
+
+    return [finding(i, j) for i, j in combinations(range(len(labels)), 2)]
+
+
+def correlation_effect(level: float, size: int) -> Effect:
+    """Return the correlation of two vectors that a test misses with a chance of `MISS` at most.
+
+    Args:
+        level: Of the test.
+        size: Of the vectors.
+
+    Returns:
+        The correlation, and its words.
+    """
+    at_level = math.sqrt(1 - betaincinv((size - 1) / 2, 0.5, level))
+    least = at_level + float(norm.isf(MISS)) / math.sqrt(size)
+    words = f"a correlation of {least:.2g} or more" if least < 1 else "a repetition"
+    return Effect(size=least, words=words)
+
+
 def verdicts(part: str, questions: Questions, false_alarm: float) -> list[Check]:
-    """Decide questions so that a sound site fails any with at most `false_alarm`, shared out evenly (Bonferroni)."""
-    asked, checks = {what: findings for what, findings in questions.items() if findings}, []
-    for what, findings in asked.items():
-        level = false_alarm / len(asked) / len(findings)
+    """Decide questions so that a sound site fails any with at most `false_alarm`.
+
+    The chance is shared out evenly (Bonferroni).
+
+    Args:
+        part: Of the mechanism.
+        questions: Tests by what they decide; those without a test are left out.
+        false_alarm: In (0, 1).
+
+    Returns:
+        A check for each question.
+    """
+    answerable = {what: findings for what, findings in questions.items() if findings}
+    checks = []
+    for what, findings in answerable.items():
+        level = false_alarm / len(answerable) / len(findings)
         worst = min(findings, key=lambda finding: finding.probability)
-        weakest = max((finding.effect(level) for finding in findings), key=lambda effect: effect[0])
-        where = f"worst of {len(findings)}: {worst.where}" if len(findings) > 1 else worst.where
-        checks.append(Check(part, what, worst.probability, level, "at least", where, weakest[1]))
+        effects = [finding.effect(level) for finding in findings]
+        weakest = max(effects, key=lambda effect: effect.size)
+        check = Check(
+            part=part,
+            what=what,
+            value=worst.probability,
+            limit=level,
+            relation="at least",
+            where=f"worst of {len(findings)}: {worst.where}" if len(findings) > 1 else worst.where,
+            finds=weakest.words,
+        )
+        checks.append(check)
     return checks
 
 
@@ -185,16 +267,21 @@ def log_likelihood_ratios(
         LLR_i = sum_t log(1 - q + q exp((2 u_ti s - s^2) / (2 nu_t^2)))
 
     where u_ti ~ N(0, nu_t^2) if canary i was left out of the sum of step t, and N(s, nu_t^2) if it
-    is in it.
+    is in it. By the lemma of Neyman and Pearson no other score separates better.
 
-    `projections`: u_ti, (T, m), the noisy sum of each step along each canary's own direction.
-    `signal`: s > 0, length of a canary's clipped gradient along it. `noise_std`: nu_t = sigma_t C,
-    (T,), as claimed. `sampling_rate`: q in (0, 1]. Returns scores (m,); by the lemma of Neyman and
-    Pearson no other separates better.
+    Args:
+        projections: u_ti, the noisy sum of each step along each canary's own direction, shape
+            (T, m).
+        signal: s > 0, length of a canary's clipped gradient along it.
+        noise_std: nu_t = sigma_t C as claimed, shape (T,).
+        sampling_rate: q in (0, 1].
+
+    Returns:
+        Scores, shape (m,).
     """
     exponents = (2 * projections * signal - signal**2) / (2 * np.square(noise_std)[:, None])
-    absent = math.log1p(-sampling_rate) if sampling_rate < 1 else -math.inf
-    return np.logaddexp(absent, math.log(sampling_rate) + exponents).sum(axis=0)
+    log_absent = math.log1p(-sampling_rate) if sampling_rate < 1 else -math.inf
+    return np.logaddexp(log_absent, math.log(sampling_rate) + exponents).sum(axis=0)
 
 
 def gaussian_epsilon_bound(
@@ -205,19 +292,28 @@ def gaussian_epsilon_bound(
     delta: float,
     confidence: float,
 ) -> float:
-    """Bound epsilon from below by the error rates of one threshold test, read on a Gaussian trade-off curve.
+    """Bound epsilon from below by one threshold test, read on a Gaussian trade-off curve.
 
         mu >= Phi^{-1}(1 - FPR_high) - Phi^{-1}(FNR_high)
 
     with Clopper-Pearson upper limits of both error rates, each at (1 + confidence) / 2. Certified
     where the mechanism's trade-off curve is Gaussian (sampling rate 1) and the canaries do not
     touch each other; elsewhere a detector of faults: it extends the curve of one point to small
-    delta as if it were Gaussian. Source: Nasr et al. (2023), Tight auditing of differentially
-    private machine learning, section 4.
+    delta as if it were Gaussian.
 
-    `scores`: one per canary, (m,), higher where it seems to be in. `included`: which canaries were
-    in, (m,). Returns a value that the true epsilon exceeds with the stated confidence; 0 where the
-    test is no better than chance.
+    Args:
+        scores: One for each canary, higher where it seems to be in, shape (m,).
+        included: Which canaries were in, shape (m,).
+        threshold: Scores above it are taken for "in".
+        delta: In (0, 1).
+        confidence: In (0, 1).
+
+    Returns:
+        A value that the true epsilon exceeds with the stated confidence; 0 where the test is no
+        better than chance.
+
+    Source:
+        Nasr et al. (2023), Tight auditing of differentially private machine learning, section 4.
     """
     guessed = scores > threshold
     tail = (1 - confidence) / 2
@@ -232,35 +328,54 @@ def one_run_epsilon_bound(
 ) -> float:
     """Bound epsilon from below by how many of the boldest guesses of one run are right.
 
-    Valid for any mechanism.
+    It is valid for any mechanism. The `guesses / 2` highest scores are guessed to be in, as many
+    lowest to be out, v of them rightly. Under (epsilon, delta) the chance of v or more is at most
 
-    The `guesses / 2` highest scores are guessed to be in, as many lowest to be out, v of them
-    rightly. Under (epsilon, delta) the chance of v or more is at most
+        P(W >= v) + 2 m delta max_i P(v - i <= W < v) / i
+        W ~ Binomial(guesses, 1 / (1 + e^-epsilon))
 
-        P(W >= v) + 2 m delta max_i P(v - i <= W < v) / i,   W ~ Binomial(guesses, 1 / (1 + e^-epsilon))
+    Args:
+        scores: One for each canary, higher where it seems to be in, shape (m,).
+        included: Which canaries were in, each by a fair coin of its own, shape (m,).
+        guesses: Chosen before the scores were seen, even, at most m.
+        delta: In (0, 1).
+        confidence: In (0, 1).
 
-    Source: Steinke, Nasr and Jagielski (2023), Privacy auditing with one (1) training run, theorem
-    3.1 and appendix D.
+    Returns:
+        A value that the true epsilon exceeds with the stated confidence; 0 where the guesses are no
+        better than chance.
 
-    `scores`, `included`, result: as of `gaussian_epsilon_bound`, each canary in by a fair coin of
-    its own. `guesses`: r, chosen before the scores were seen, even, at most m.
+    Source:
+        Steinke, Nasr and Jagielski (2023), Privacy auditing with one (1) training run, theorem 3.1
+        and appendix D.
     """
-    order, half = np.argsort(scores, kind="stable"), guesses // 2
-    right = int(included[order[len(order) - half :]].sum() + (~included[order[:half]]).sum())
+    order = np.argsort(scores, kind="stable")
+    half = guesses // 2
+    guessed_in = included[order[len(order) - half :]]
+    guessed_out = included[order[:half]]
+    right = int(guessed_in.sum() + (~guessed_out).sum())
 
     def is_rejected(epsilon: float) -> bool:
-        return (
-            _chance_of_right_guesses(right, 2 * half, len(scores), epsilon, delta) < 1 - confidence
+        chance = _chance_of_right_guesses(
+            right, guesses=2 * half, canaries=len(scores), epsilon=epsilon, delta=delta
         )
+        return chance < 1 - confidence
 
-    low, high = 0.0, 20.0 if is_rejected(0.0) else 0.0
+    if not is_rejected(0.0):
+        return 0.0
+    low = 0.0
+    high = 20.0
     while high - low > 1e-4:
         middle = (low + high) / 2
-        low, high = (middle, high) if is_rejected(middle) else (low, middle)
+        if is_rejected(middle):
+            low = middle
+        else:
+            high = middle
     return low
 
 
 def _upper_limit(errors: int, trials: int, tail: float) -> float:
+    """Return the Clopper-Pearson upper limit of an error rate."""
     return float(beta.isf(tail, errors + 1, trials - errors)) if errors < trials else 1.0
 
 
@@ -272,6 +387,5 @@ def _chance_of_right_guesses(
     if right == 0:
         return exceeded
     below = np.cumsum(binom.pmf(np.arange(right - 1, -1, -1), guesses, accuracy))
-    return min(
-        1.0, exceeded + 2 * canaries * delta * float((below / np.arange(1, right + 1)).max())
-    )
+    largest = float((below / np.arange(1, right + 1)).max())
+    return min(1.0, exceeded + 2 * canaries * delta * largest)

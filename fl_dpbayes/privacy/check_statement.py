@@ -7,11 +7,12 @@ import math
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from fl_dpbayes.config import Adjacency
 from fl_dpbayes.privacy.account import SMALL_DELTA
@@ -22,6 +23,7 @@ from fl_dpbayes.privacy.events import (
     joined,
     levels_of,
     read_history,
+    steps_of,
 )
 from fl_dpbayes.privacy.filter import Budget, RuleName, SpendingRule, filter_epsilon, filter_orders
 from fl_dpbayes.privacy.gdp import gdp_mu
@@ -34,17 +36,42 @@ EPSILON_TOLERANCE = 2e-3
 MU_TOLERANCE = 1e-6
 # What a history may cost the server, in kinds of step and in points that are transformed: a
 # fraction of a second.
-MOST_KINDS, MOST_RATES, MOST_WORK = 64, 4, 2**21
+MOST_KINDS = 64
+MOST_RATES = 4
+MOST_WORK = 2**21
 
 
-Kind = tuple[float, float]
-Events = tuple[tuple[float, float, int], ...]
+class StepKind(NamedTuple):
+    """Steps of equal noise and sampling rate are of one kind."""
+
+    noise_multiplier: float
+    sampling_rate: float
+
+
+class EpsilonRange(NamedTuple):
+    """Between which values an epsilon lies."""
+
+    least: float
+    most: float
+
+
+@dataclass(frozen=True)
+class _SortedSteps:
+    """Noise multipliers in rising order, and how many steps have each one or a smaller one."""
+
+    noise_multipliers: npt.NDArray[np.float64]
+    counts: npt.NDArray[np.int64]
 
 
 def reply_metrics(reply: TrainReply, stretch: PlannedStretch) -> dict[str, int | float]:
     """Return what a reply says again in Flower's MetricRecord.
 
-    Epsilon is that of the cohort so far.
+    Args:
+        reply: To a training request.
+        stretch: The steps that it ran.
+
+    Returns:
+        Values by name; epsilon is that of the cohort so far.
     """
     epsilon = math.inf if reply.privacy.epsilon is None else reply.privacy.epsilon
     return {
@@ -57,92 +84,133 @@ def reply_metrics(reply: TrainReply, stretch: PlannedStretch) -> dict[str, int |
 
 def checked_statement(
     statement: PrivacyStatement,
-    own: History,
+    reply_history: History,
     reached: History,
     previous: PrivacyStatement | None,
     delta: float,
     planned: History = (),
 ) -> PrivacyStatement:
-    """Check what a site says of its spending against its own history and against what the server asked for.
+    """Check what a site says of its spending against its history and what the server asked for.
 
     Epsilon is at least what the history costs by its privacy-loss distribution. It is at most what
     the planned steps up to the last one cost, where the history holds this run's steps alone, and
-    else at most the budget, beyond which no filter admits a step. `planned`: the whole plan, where
-    one is known. `previous`: the last accepted statement of the same part of the site's units in
-    this run. Whatever it holds, epsilon is within the budget. Raises ValueError saying in a few
-    words what does not fit.
+    else at most the budget, beyond which no filter admits a step. Whatever the history holds,
+    epsilon is within the budget.
+
+    Args:
+        statement: Of the site, with its reply.
+        reply_history: What the reply's own steps do to the records, as planned.
+        reached: The same of all planned steps up to the reply's last one.
+        previous: The last accepted statement of the same part of the site's units in this run.
+        delta: Of the run.
+        planned: The whole plan, where one is known.
+
+    Returns:
+        The statement, with its epsilon raised to what its history costs if rounding left it below.
+
+    Raises:
+        ValueError: Saying in a few words what does not fit.
     """
     if statement.delta != delta:
         raise ValueError("its privacy statement is for another delta")
     if previous is not None and _account_of(previous) != _account_of(statement):
         raise ValueError("its privacy statement is of another account than before")
     history = read_history(statement.history)
-    if statement.steps != sum(event.steps for event in history):
+    if statement.steps != steps_of(history):
         raise ValueError("its privacy statement miscounts the steps of its history")
-    before = read_history(previous.history) if previous is not None else ()
-    known = (*before, *own)
-    if not _covers(history, known):
+    earlier = read_history(previous.history) if previous is not None else ()
+    run_history = (*earlier, *reply_history)
+    if not _covers(history, run_history):
         raise ValueError("its privacy history lacks steps of this run at the planned noise")
-    if not _goes_on(before, history):
+    if not _continues(history, earlier):
         raise ValueError("its privacy history is not its earlier one, gone on with")
-    mu = gdp_mu(history, statement.adjacency)
-    if (statement.mu_kind, statement.mu is None) != (
-        mu.kind,
-        math.isinf(mu.mu),
-    ) or not math.isclose(
-        mu.mu, math.inf if statement.mu is None else statement.mu, rel_tol=MU_TOLERANCE
-    ):
+    if not _states_mu_of(statement, history):
         raise ValueError("its privacy statement's mu is not that of its history")
-    alone = statement.steps == sum(event.steps for event in known)
-    if alone and planned and statement.epsilon_method == "pld" and history == joined(reached):
-        # Site and server know the plan, which is composed once.
-        least = most = prefix_epsilon(planned, statement.steps, delta, statement.adjacency)
+    if statement.steps == steps_of(run_history):
+        least, most = _range_of_single_run(statement, history, reached, planned)
     else:
-        least, most = _epsilon_range(statement, history, reached if alone else None)
-        if alone and planned and statement.epsilon_method == "pld":
-            # A site that missed a round composes on the whole plan's grid as well, whose bound may
-            # be less tight.
-            steps = sum(event.steps for event in reached)
-            most = max(most, prefix_epsilon(planned, steps, delta, statement.adjacency))
-    if not alone:
-        # Steps that cost nothing must not share a kind with the planned ones.
-        least = max(
-            least, epsilon_bounds(_as_planned(history, reached), delta, statement.adjacency)[0]
-        )
-    epsilon = math.inf if statement.epsilon is None else statement.epsilon
+        least, most = _range_of_several_runs(statement, history, reached)
+    epsilon = _infinite_if_none(statement.epsilon)
     if epsilon < (1 - EPSILON_TOLERANCE) * least:
         raise ValueError(f"it states epsilon {epsilon:.4g}, its history costs {least:.4g}")
     if epsilon > (1 + EPSILON_TOLERANCE) * most:
         raise ValueError(f"it states epsilon {epsilon:.4g}, its history allows at most {most:.4g}")
-    budget = math.inf if statement.budget is None else statement.budget
+    budget = _infinite_if_none(statement.budget)
     if max(epsilon, least) > (1 + EPSILON_TOLERANCE) * budget:
         raise ValueError(
             f"it states epsilon {epsilon:.4g} of a budget of {budget:.4g}, beyond which "
             "no step runs"
         )
-    return statement if epsilon >= least else statement.model_copy(update={"epsilon": least})
+    if epsilon >= least:
+        return statement
+    return statement.model_copy(update={"epsilon": least})
 
 
-def epsilon_bounds(history: History, delta: float, adjacency: Adjacency) -> tuple[float, float]:
+def epsilon_bounds(history: History, delta: float, adjacency: Adjacency) -> EpsilonRange:
     """Bound what a history costs from both sides, in bounded time.
 
-    Both are its epsilon where that takes a fraction of a second. Else steps share as many kinds as
-    do, with more noise and a lower sampling rate for the lower bound, less noise and a higher rate
-    for the upper one.
+    Both bounds are its epsilon where that takes a fraction of a second. Else steps share as many
+    kinds as do, with more noise and a lower sampling rate for the lower bound, less noise and a
+    higher rate for the upper one.
+
+    Args:
+        history: What was done to the records.
+        delta: In (0, 1).
+        adjacency: What neighbouring data sets differ in.
+
+    Returns:
+        The bounds, which may be infinite.
     """
-    kinds, whole = _kinds(history)
+    kinds = _subsampled_kinds(history)
+    unsampled = _unsampled_release(history)
     if len(kinds) <= MOST_KINDS:
-        exact = _epsilon((*_events(kinds), *whole), delta, adjacency)
-        if exact is not None:
-            return exact, exact
+        epsilon = _affordable_epsilon((*_events_of(kinds), *unsampled), delta, adjacency)
+        if epsilon is not None:
+            return EpsilonRange(epsilon, epsilon)
     # All in one kind transform one grid, which is never too much.
-    for most in (MOST_KINDS // 2, 1):
-        least, greatest = (
-            _epsilon((*_shared(kinds, most, up), *whole), delta, adjacency) for up in (True, False)
-        )
-        if least is not None and greatest is not None:
-            return least, greatest
+    for most_kinds in (MOST_KINDS // 2, 1):
+        cheaper = _events_of(_shared_kinds(kinds, most_kinds, cheaper=True))
+        dearer = _events_of(_shared_kinds(kinds, most_kinds, cheaper=False))
+        least = _affordable_epsilon((*cheaper, *unsampled), delta, adjacency)
+        most = _affordable_epsilon((*dearer, *unsampled), delta, adjacency)
+        if least is not None and most is not None:
+            return EpsilonRange(least, most)
     raise AssertionError("one kind of step transforms one grid")
+
+
+def largest_at_small_delta(
+    rows: Sequence[dict[str, Any]], adjacency: Adjacency
+) -> dict[str, Any] | None:
+    """Account for the costliest site's steps once more at `SMALL_DELTA`.
+
+    That delta discloses nobody outright.
+
+    Args:
+        rows: The summary's privacy rows. Those of one fixed schedule count, whose loss distribution
+            is known.
+        adjacency: What neighbouring data sets differ in.
+
+    Returns:
+        `site`, `delta`, `epsilon` (the upper one of `epsilon_bounds`); None if no site has such a
+        row, or every delta is as small.
+    """
+    schedules = [
+        row
+        for row in rows
+        if row.get("epsilon_method") == "pld"
+        and row["delta"] > SMALL_DELTA
+        and math.isfinite(row["epsilon"])
+    ]
+    if not schedules:
+        return None
+    costliest = max(schedules, key=lambda row: row["epsilon"])
+    # A site's history is its own word, and must not choose how long the server computes.
+    bounds = epsilon_bounds(read_history(costliest["history"]), SMALL_DELTA, adjacency)
+    return {"site": costliest["site"], "delta": SMALL_DELTA, "epsilon": bounds.most}
+
+
+def _infinite_if_none(epsilon: float | None) -> float:
+    return math.inf if epsilon is None else epsilon
 
 
 def _account_of(statement: PrivacyStatement) -> tuple[object, ...]:
@@ -156,151 +224,191 @@ def _account_of(statement: PrivacyStatement) -> tuple[object, ...]:
     )
 
 
-def _goes_on(before: History, history: History) -> bool:
+def _continues(history: History, earlier: History) -> bool:
     """Say whether a history begins with an earlier one, whose last event may have got more steps.
 
     A ledger only grows at its end. One that could be rewritten would be kept anew in every round.
     """
-    if not before:
+    if not earlier:
         return True
-    *settled, last = before
-    if len(history) < len(before) or list(history[: len(settled)]) != settled:
+    *settled, last = earlier
+    if len(history) < len(earlier) or list(history[: len(settled)]) != settled:
         return False
-    now = history[len(settled)]
-    grown = replace(last, steps=max(last.steps, now.steps))
-    return now == grown
+    last_now = history[len(settled)]
+    return last_now == replace(last, steps=max(last.steps, last_now.steps))
 
 
 def _covers(history: History, needed: History) -> bool:
-    """Say whether each needed step has a partner of the same rate in the history with hardly more noise.
+    """Say whether each needed step has a partner of the same rate in the history, hardly noisier.
 
     The sets of partners are nested, so counting decides.
     """
     for rate in {event.sampling_rate for event in needed}:
-        wanted, counts = _sorted_steps(needed, rate)
-        found, present = _sorted_steps(history, rate)
-        positions = np.searchsorted(found, wanted * (1 + NOISE_TOLERANCE), side="right")
-        if (np.concatenate([[0], present])[positions] < counts).any():
+        wanted = _sorted_steps(needed, rate)
+        present = _sorted_steps(history, rate)
+        hardly_more = wanted.noise_multipliers * (1 + NOISE_TOLERANCE)
+        positions = np.searchsorted(present.noise_multipliers, hardly_more, side="right")
+        partners = np.concatenate([[0], present.counts])[positions]
+        if (partners < wanted.counts).any():
             return False
     return True
 
 
-def _as_planned(history: History, planned: History) -> History:
-    """Return the steps of a history at a planned rate with hardly more noise than the planned ones at that rate."""
-    most: dict[float, float] = {}
-    for event in planned:
-        hardly_more = event.noise_multiplier * (1 + NOISE_TOLERANCE)
-        most[event.sampling_rate] = max(hardly_more, most.get(event.sampling_rate, 0.0))
-    return tuple(
-        event for event in history if event.noise_multiplier <= most.get(event.sampling_rate, -1.0)
-    )
-
-
-def _sorted_steps(history: History, rate: float) -> tuple[np.ndarray, np.ndarray]:
+def _sorted_steps(history: History, rate: float) -> _SortedSteps:
     events = sorted(
         (event.noise_multiplier, event.steps) for event in history if event.sampling_rate == rate
     )
-    return np.array([sigma for sigma, _ in events]), np.cumsum(
-        [steps for _, steps in events], dtype=np.int64
+    return _SortedSteps(
+        noise_multipliers=np.array([sigma for sigma, _ in events]),
+        counts=np.cumsum([steps for _, steps in events], dtype=np.int64),
     )
 
 
-def _epsilon_range(
-    statement: PrivacyStatement, history: History, reached: History | None
-) -> tuple[float, float]:
-    delta, adjacency = statement.delta, statement.adjacency
-    least, most = epsilon_bounds(history, delta, adjacency)
-    if statement.epsilon_method == "pld" and reached is not None:
-        return least, epsilon_bounds(reached, delta, adjacency)[1]
+def _states_mu_of(statement: PrivacyStatement, history: History) -> bool:
+    mu = gdp_mu(history, statement.adjacency)
+    if statement.mu_kind != mu.kind or (statement.mu is None) != math.isinf(mu.mu):
+        return False
+    return math.isclose(mu.mu, _infinite_if_none(statement.mu), rel_tol=MU_TOLERANCE)
+
+
+def _range_of_single_run(
+    statement: PrivacyStatement, history: History, reached: History, planned: History
+) -> EpsilonRange:
+    """Return what may be stated for a history that holds this run's steps alone."""
+    delta = statement.delta
+    adjacency = statement.adjacency
+    if statement.epsilon_method != "pld":
+        bounds = epsilon_bounds(history, delta, adjacency)
+        return bounds._replace(most=_most_by_rule(statement, history, bounds))
+    if planned and history == joined(reached):
+        # Site and server know the plan, which is composed once.
+        epsilon = prefix_epsilon(planned, statement.steps, delta, adjacency)
+        return EpsilonRange(epsilon, epsilon)
+    least = epsilon_bounds(history, delta, adjacency).least
+    most = epsilon_bounds(reached, delta, adjacency).most
+    if planned:
+        # A site that missed a round composes on the whole plan's grid as well, whose bound may be
+        # less tight.
+        most = max(most, prefix_epsilon(planned, steps_of(reached), delta, adjacency))
+    return EpsilonRange(least, most)
+
+
+def _range_of_several_runs(
+    statement: PrivacyStatement, history: History, reached: History
+) -> EpsilonRange:
+    """Return what may be stated for a history that holds steps of other runs as well."""
+    bounds = epsilon_bounds(history, statement.delta, statement.adjacency)
+    # Steps that cost nothing must not share a kind with the planned ones.
+    as_planned = epsilon_bounds(_as_planned(history, reached), statement.delta, statement.adjacency)
+    return EpsilonRange(
+        least=max(bounds.least, as_planned.least),
+        most=_most_by_rule(statement, history, bounds),
+    )
+
+
+def _as_planned(history: History, planned: History) -> History:
+    """Return the steps of a history at a planned rate, hardly noisier than those planned at it."""
+    most_noise: dict[float, float] = {}
+    for event in planned:
+        hardly_more = event.noise_multiplier * (1 + NOISE_TOLERANCE)
+        rate = event.sampling_rate
+        most_noise[rate] = max(hardly_more, most_noise.get(rate, 0.0))
+    return tuple(
+        event
+        for event in history
+        if event.noise_multiplier <= most_noise.get(event.sampling_rate, -1.0)
+    )
+
+
+def _most_by_rule(statement: PrivacyStatement, history: History, bounds: EpsilonRange) -> float:
+    """Return what a history may cost at most by the cohort's rule: no filter passes its budget."""
     if statement.budget is not None:
-        return least, statement.budget
+        return statement.budget
     if statement.epsilon_method == "pld":
-        return least, most
+        return bounds.most
     name: RuleName = statement.epsilon_method
-    unlimited = Budget(math.inf, delta, adjacency, filter_orders(math.inf, delta))
-    return least, filter_epsilon(SpendingRule(name), _no_cheaper(history), unlimited)
+    unlimited = Budget(
+        epsilon=math.inf,
+        delta=statement.delta,
+        adjacency=statement.adjacency,
+        orders=filter_orders(math.inf, statement.delta),
+    )
+    return filter_epsilon(SpendingRule(name), _with_few_kinds(history), unlimited)
 
 
-def _no_cheaper(history: History) -> History:
-    """Let subsampled steps share at most `MOST_KINDS` kinds, none cheaper: a filter costs time for each kind."""
-    kinds, _ = _kinds(history)
+def _with_few_kinds(history: History) -> History:
+    """Let subsampled steps share at most `MOST_KINDS` kinds, none cheaper.
+
+    A filter costs time for each kind.
+    """
+    kinds = _subsampled_kinds(history)
     if len(kinds) <= MOST_KINDS:
         return history
-    whole = tuple(event for event in history if event.sampling_rate == 1)
-    return *whole, *(GaussianEvent(*event) for event in _shared(kinds, MOST_KINDS, up=False))
+    unsampled = tuple(event for event in history if event.sampling_rate == 1)
+    return *unsampled, *_events_of(_shared_kinds(kinds, MOST_KINDS, cheaper=False))
 
 
-def _kinds(history: History) -> tuple[dict[Kind, int], Events]:
-    """Count subsampled steps by kind, and join all others into one release, which composes exactly (`levels_of`)."""
-    kinds: dict[Kind, int] = Counter()
+def _subsampled_kinds(history: History) -> dict[StepKind, int]:
+    """Count the steps of each kind with subsampling."""
+    kinds: dict[StepKind, int] = Counter()
     for event in history:
         if event.sampling_rate < 1:
-            kinds[event.noise_multiplier, event.sampling_rate] += event.steps
-    whole = tuple(event for event in history if event.sampling_rate == 1 and not event.is_free)
-    if not has_noise(whole):
-        return kinds, ((0.0, 1.0, 1),)
-    return kinds, tuple((level.noise_multiplier, 1.0, 1) for level in levels_of(whole))
+            kinds[StepKind(event.noise_multiplier, event.sampling_rate)] += event.steps
+    return kinds
 
 
-def _shared(kinds: dict[Kind, int], most: int, up: bool) -> Events:
-    """Let steps share at most so many kinds, which cost less than theirs (`up`: noise up, rate down) or more."""
-    rates = _rounded([rate for _, rate in kinds], min(MOST_RATES, most), not up)
-    sigmas = _rounded([sigma for sigma, _ in kinds], most // len(set(rates)), up)
-    joined: dict[Kind, int] = Counter()
+def _unsampled_release(history: History) -> History:
+    """Join all steps without subsampling into one release, which composes exactly."""
+    events = tuple(event for event in history if event.sampling_rate == 1 and not event.is_free)
+    if not has_noise(events):
+        return (GaussianEvent(0.0, 1.0, 1),)
+    return levels_of(events)
+
+
+def _shared_kinds(
+    kinds: dict[StepKind, int], most_kinds: int, *, cheaper: bool
+) -> dict[StepKind, int]:
+    """Let steps share at most so many kinds, which cost less than theirs, or else more.
+
+    Cheaper is more noise at a lower rate.
+    """
+    rates = _rounded(
+        [kind.sampling_rate for kind in kinds], min(MOST_RATES, most_kinds), up=not cheaper
+    )
+    sigmas = _rounded(
+        [kind.noise_multiplier for kind in kinds], most_kinds // len(set(rates)), up=cheaper
+    )
+    shared: dict[StepKind, int] = Counter()
     for sigma, rate, steps in zip(sigmas, rates, kinds.values(), strict=True):
-        joined[sigma, rate] += steps
-    return _events(joined)
+        shared[StepKind(sigma, rate)] += steps
+    return shared
 
 
-def _rounded(values: list[float], most: int, up: bool) -> list[float]:
+def _rounded(values: list[float], most: int, *, up: bool) -> list[float]:
     """Round values up or down to at most so many, evenly spread over those that there are."""
     distinct = sorted(set(values))
     if len(distinct) <= most:
         return values
     stride = math.ceil(len(distinct) / most)
-    edges = distinct[::-stride][::-1] if up else distinct[::stride]
-    return [
-        edges[bisect_left(edges, value) if up else bisect_right(edges, value) - 1]
-        for value in values
-    ]
+    if up:
+        edges = distinct[::-stride][::-1]
+        return [edges[bisect_left(edges, value)] for value in values]
+    edges = distinct[::stride]
+    return [edges[bisect_right(edges, value) - 1] for value in values]
 
 
-def _events(kinds: dict[Kind, int]) -> Events:
-    return tuple((sigma, rate, steps) for (sigma, rate), steps in sorted(kinds.items()))
+def _events_of(kinds: dict[StepKind, int]) -> History:
+    return tuple(
+        GaussianEvent(kind.noise_multiplier, kind.sampling_rate, steps)
+        for kind, steps in sorted(kinds.items())
+    )
 
 
 # Sites of equal noise and rate share an account.
 @lru_cache(maxsize=256)
-def _epsilon(events: Events, delta: float, adjacency: Adjacency) -> float | None:
+def _affordable_epsilon(history: History, delta: float, adjacency: Adjacency) -> float | None:
     """Return epsilon, or None where it would take too long."""
-    history = tuple(GaussianEvent(*event) for event in events)
-    if (
-        sum(rate < 1 for _, rate, _ in events) > 1
-        and composition_work(history, delta, adjacency) > MOST_WORK
-    ):
+    subsampled_kinds = sum(event.sampling_rate < 1 for event in history)
+    if subsampled_kinds > 1 and composition_work(history, delta, adjacency) > MOST_WORK:
         return None
     return pld_epsilon(history, delta, adjacency)
-
-
-def largest_at_small_delta(
-    rows: Sequence[dict[str, Any]], adjacency: Adjacency
-) -> dict[str, Any] | None:
-    """Account for the costliest site's steps once more at `SMALL_DELTA`, which discloses nobody outright.
-
-    Of the summary's privacy `rows` those of one fixed schedule count, whose loss distribution is
-    known. Returns `site`, `delta`, `epsilon` (the upper one of `epsilon_bounds`); None if no site
-    has such a row, or every delta is as small.
-    """
-    known = [
-        row for row in rows if row.get("epsilon_method") == "pld" and row["delta"] > SMALL_DELTA
-    ]
-    largest = max(
-        (row for row in known if math.isfinite(row["epsilon"])),
-        key=lambda row: row["epsilon"],
-        default=None,
-    )
-    if largest is None:
-        return None
-    # A site's history is its own word, and must not choose how long the server computes.
-    _, epsilon = epsilon_bounds(read_history(largest["history"]), SMALL_DELTA, adjacency)
-    return {"site": largest["site"], "delta": SMALL_DELTA, "epsilon": epsilon}

@@ -1,7 +1,7 @@
-"""A generator whose numbers are the stream cipher ChaCha20's: for all that must not be guessed from what is released.
+"""A generator whose numbers are those of the stream cipher ChaCha20.
 
-It takes the place of numpy's where batches are drawn and noise is made, with the few methods that
-these use.
+It is for all that must not be guessed from what is released. It takes the place of numpy's where
+batches are drawn and noise is made, with the few methods that these use.
 """
 
 import math
@@ -18,11 +18,13 @@ Shape = int | tuple[int, ...] | None
 
 
 class CipherGenerator(np.random.Generator):
-    """Bytes, uniforms, whole words and N(0, 1) numbers of one ChaCha20 stream, in the order in which they are asked.
+    """Draws bytes, uniforms, whole words and N(0, 1) numbers of one ChaCha20 stream, in turn.
 
     Nonce 0 gives the first 2^38 bytes, then nonce 1, and so on. Whatever else numpy's generator
-    offers raises TypeError, and so does a copy: it would draw the same numbers again. Source: RFC
-    8439, section 2.3.
+    offers raises TypeError, and so does a copy: it would draw the same numbers again.
+
+    Source:
+        RFC 8439, section 2.3.
     """
 
     def __init__(self, key: bytes) -> None:
@@ -38,18 +40,18 @@ class CipherGenerator(np.random.Generator):
 
         What does not fit behind a nonce begins with the next one.
         """
-        if length > self._left:
+        if length > self._bytes_left:
             self._begin_next_nonce()
-        self._left -= length
+        self._bytes_left -= length
         return self._cipher.update(b"\0" * length)
 
     def __reduce__(self) -> NoReturn:
-        """Refuse to be copied or pickled: numpy's way would make a generator whose numbers everyone knows."""
+        """Refuse to be copied or pickled: numpy's copy would have numbers that everyone knows."""
         raise TypeError("a stream of ChaCha20 is never copied: what is drawn twice cancels out")
 
     def _begin_next_nonce(self) -> None:
         self._nonce += 1
-        self._left = NONCE_BYTES
+        self._bytes_left = NONCE_BYTES
         counter = bytes(4)
         start = counter + self._nonce.to_bytes(12, "little")
         self._cipher = Cipher(algorithms.ChaCha20(self._key, start), None).encryptor()
@@ -69,10 +71,14 @@ class CipherGenerator(np.random.Generator):
         dtype: Any = np.uint64,
         endpoint: bool = False,
     ) -> Any:
-        """Draw whole numbers in [0, 2^k), each as probable, for a k of 1 to 64; other ranges raise."""
+        """Draw whole numbers in [0, 2^k), each as probable, for k from 1 to 64.
+
+        Other ranges raise TypeError.
+        """
         bits = high.bit_length() - 1
+        is_power_of_two = high == 2**bits and 1 <= bits <= 64
         _require(
-            low == 0 and high == 2**bits and 1 <= bits <= 64 and not endpoint,
+            low == 0 and is_power_of_two and not endpoint,
             "integers() draws 0 to 2^k - 1",
         )
         return _shaped((self._words(size) >> np.uint64(64 - bits)).astype(dtype), size)
@@ -84,7 +90,10 @@ class CipherGenerator(np.random.Generator):
 
             (x, y) = sqrt(-2 log u) (cos a, sin a),   u = (i + 1/2) / 2^63,   a = 2 pi j / 2^53
 
-        i and j are whole numbers of 63 and 53 bits. Source: Box and Muller 1958.
+        i and j are whole numbers of 63 and 53 bits.
+
+        Source:
+            Box and Muller (1958).
         """
         _require(out is None, "standard_normal() takes no array to write into")
         count = _count(size)
@@ -109,19 +118,22 @@ def _shaped(values: npt.NDArray, size: Shape) -> Any:
     return values[0] if size is None else values.reshape(size)
 
 
-def _require(holds: bool, said: str) -> None:
+def _refuse(rule: str) -> NoReturn:
+    raise TypeError(f"{rule}: ask a generator of numpy for what hides nothing")
+
+
+def _require(holds: bool, rule: str) -> None:
     if not holds:
-        raise TypeError(f"{said}: ask a generator of numpy for what hides nothing")
+        _refuse(rule)
 
 
-def _refused(name: str) -> Any:
-    def refuse(self: CipherGenerator, *given: object, **keys: object) -> NoReturn:
-        _require(False, f"there is no {name}() of ChaCha20")
-        raise AssertionError
+def _refusing_method(name: str) -> Any:
+    def refuse(self: CipherGenerator, *arguments: object, **options: object) -> NoReturn:
+        _refuse(f"there is no {name}() of ChaCha20")
 
     return refuse
 
 
 for _name in dir(np.random.Generator):
     if not _name.startswith("_") and _name not in vars(CipherGenerator):
-        setattr(CipherGenerator, _name, _refused(_name))
+        setattr(CipherGenerator, _name, _refusing_method(_name))

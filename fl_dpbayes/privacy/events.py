@@ -2,11 +2,10 @@
 
 import math
 from bisect import bisect_left, bisect_right
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, groupby
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,19 +13,25 @@ import numpy.typing as npt
 # More kinds of step than this share noise levels, rounded down: an upper bound, at most 1 % apart
 # in noise over four decades of it.
 MOST_LEVELS = 1000
-# Between these the square of a noise multiplier stays inside float64. More noise is counted as this
-# much.
-LEAST_NOISE, MOST_NOISE = 1e-150, 1e100
+# Between these the square of a noise multiplier stays inside float64. More noise than the upper
+# one counts as the upper one.
+LEAST_NOISE = 1e-150
+MOST_NOISE = 1e100
 
 
 @dataclass(frozen=True)
 class GaussianEvent:
-    """Steps, 0 or more, of the Poisson-subsampled Gaussian mechanism with equal noise.
+    """Steps of the Poisson-subsampled Gaussian mechanism with equal noise.
 
-    `noise_multiplier`: standard deviation of the noise on the sum of clipped gradients, over the
-    clip norm; >= 0 (0: no noise, epsilon is infinite). `sampling_rate`: probability with which each
-    privacy unit joins a batch, in [0, 1] (0: nothing was used). Raises ValueError if a value lies
-    outside its range or is not a number.
+    Attributes:
+        noise_multiplier: Standard deviation of the noise on the sum of clipped gradients, over the
+            clip norm; >= 0 (0: no noise, epsilon is infinite).
+        sampling_rate: Probability with which each privacy unit joins a batch, in [0, 1] (0:
+            nothing was used).
+        steps: Their number, 0 or more.
+
+    Raises:
+        ValueError: If a value lies outside its range or is not a number.
     """
 
     noise_multiplier: float
@@ -50,43 +55,68 @@ class GaussianEvent:
 History = tuple[GaussianEvent, ...]
 
 
+def steps_of(history: History) -> int:
+    """Count the steps of a history."""
+    return sum(event.steps for event in history)
+
+
 def history_of_steps(noise_multipliers: Iterable[float], sampling_rate: float) -> History:
-    """Turn sigma_t of steps at one sampling rate into events in their order, joining equal neighbours."""
-    groups = groupby(noise_multipliers)
+    """Turn steps at one sampling rate into events, joining neighbours of equal noise.
+
+    Args:
+        noise_multipliers: sigma_t >= 0 of every step, in their order, shape (T,).
+        sampling_rate: Of all of them, in [0, 1].
+
+    Returns:
+        The events in the order of the steps.
+    """
     return tuple(
-        GaussianEvent(float(sigma), sampling_rate, len(list(group))) for sigma, group in groups
+        GaussianEvent(float(sigma), sampling_rate, len(list(steps)))
+        for sigma, steps in groupby(noise_multipliers)
     )
 
 
 def noise_of_steps(history: History) -> npt.NDArray[np.float64]:
     """Write a history's noise multipliers step by step, shape (T,)."""
-    return np.repeat(
-        [event.noise_multiplier for event in history], [event.steps for event in history]
-    ).astype(float)
+    sigmas = [event.noise_multiplier for event in history]
+    counts = [event.steps for event in history]
+    return np.repeat(sigmas, counts).astype(float)
 
 
 def joined(history: Iterable[GaussianEvent]) -> History:
     """Join neighbours of equal noise and sampling rate into one event."""
-    kinds = groupby(history, key=lambda event: (event.noise_multiplier, event.sampling_rate))
-    return tuple(GaussianEvent(*kind, sum(event.steps for event in group)) for kind, group in kinds)
+    groups = groupby(history, key=lambda event: (event.noise_multiplier, event.sampling_rate))
+    return tuple(
+        GaussianEvent(sigma, rate, sum(event.steps for event in events))
+        for (sigma, rate), events in groups
+    )
 
 
 def slice_history(history: History, first_step: int, steps: int) -> History:
     """Cut `steps` steps out of a history, from `first_step` on."""
-    ends, last = [0, *accumulate(event.steps for event in history)], first_step + steps
-    chosen = range(bisect_right(ends, first_step) - 1, min(bisect_left(ends, last), len(history)))
-    return tuple(
-        history[each]
-        if first_step <= ends[each] and ends[each + 1] <= last
-        else replace(history[each], steps=min(ends[each + 1], last) - max(ends[each], first_step))
-        for each in chosen
-    )
+    ends = [0, *accumulate(event.steps for event in history)]
+    end_step = first_step + steps
+    first_event = bisect_right(ends, first_step) - 1
+    end_event = min(bisect_left(ends, end_step), len(history))
+    cut = []
+    for position in range(first_event, end_event):
+        event = history[position]
+        inside = min(ends[position + 1], end_step) - max(ends[position], first_step)
+        cut.append(event if inside == event.steps else replace(event, steps=inside))
+    return tuple(cut)
 
 
 def read_history(rows: Sequence[Sequence[float]]) -> History:
-    """Read rows `[noise_multiplier, sampling_rate, steps]`, an event each.
+    """Read a history from rows of numbers.
 
-    ValueError if a form or value is wrong.
+    Args:
+        rows: `[noise_multiplier, sampling_rate, steps]`, one for each event.
+
+    Returns:
+        The events in the order of the rows.
+
+    Raises:
+        ValueError: If the form or a value of a row is wrong.
     """
     events = []
     for position, row in enumerate(rows):
@@ -95,8 +125,10 @@ def read_history(rows: Sequence[Sequence[float]]) -> History:
                 f"row {position} is {row!r}: expected [noise_multiplier, sampling_rate, steps]"
             )
         sigma, rate, steps = row
-        whole: Any = int(steps) if isinstance(steps, float) and steps.is_integer() else steps
-        events.append(GaussianEvent(float(sigma), float(rate), whole))
+        if isinstance(steps, float) and steps.is_integer():
+            steps = int(steps)
+        # The event refuses what is still no whole number.
+        events.append(GaussianEvent(float(sigma), float(rate), steps))  # type: ignore[arg-type]
     return tuple(events)
 
 
@@ -106,43 +138,57 @@ def write_history(history: History) -> list[list[float]]:
 
 
 def has_noise(history: History) -> bool:
-    """Say whether every step that cost anything had noise, more than 1e-150: less is none in float64."""
+    """Say whether every step that cost anything had noise above `LEAST_NOISE`.
+
+    Noise of 1e-150 or less is none in float64.
+    """
     return all(event.is_free or event.noise_multiplier > LEAST_NOISE for event in history)
 
 
 def levels_of(history: History) -> History:
-    """Join equal steps, and all steps without subsampling into one Gaussian release, which composes exactly.
+    """Join equal steps, and all steps without subsampling into one Gaussian release.
 
-        q = 1:  N(0, sigma_1^2), ..., N(0, sigma_T^2) together cost one release with 1/sigma^2 = sum 1/sigma_t^2
+    The latter compose exactly:
 
-    Of a history with noise in every step (see `has_noise`). Sorted, so that histories that differ
-    only in order or grouping give the same levels, distinct in noise and rate, at most
-    `MOST_LEVELS` per rate. Source: Dong, Roth and Su (2022), corollary 3.3, for the joining of
-    Gaussian releases.
+        q = 1:  N(0, sigma_1^2), ..., N(0, sigma_T^2) together cost one release
+                with 1/sigma^2 = sum 1/sigma_t^2
+
+    Args:
+        history: With noise in every step (see `has_noise`).
+
+    Returns:
+        Levels distinct in noise and rate, at most `MOST_LEVELS` for each rate. They are sorted, so
+        histories that differ only in order or grouping give the same levels.
+
+    Source:
+        Dong, Roth and Su (2022), corollary 3.3.
     """
-    steps: dict[tuple[float, float], int] = Counter()
+    steps_by_rate: dict[float, dict[float, int]] = defaultdict(Counter)
     for event in history:
         if not event.is_free:
-            steps[event.sampling_rate, min(event.noise_multiplier, MOST_NOISE)] += event.steps
+            sigma = min(event.noise_multiplier, MOST_NOISE)
+            steps_by_rate[event.sampling_rate][sigma] += event.steps
     levels = []
-    for rate in sorted({q for q, _ in steps}):
-        of_rate = {sigma: count for (q, sigma), count in sorted(steps.items()) if q == rate}
+    for rate, counts in sorted(steps_by_rate.items()):
+        steps_by_sigma = dict(sorted(counts.items()))
         if rate == 1:
-            precision = math.fsum(count / sigma**2 for sigma, count in of_rate.items())
+            precision = math.fsum(steps / sigma**2 for sigma, steps in steps_by_sigma.items())
             levels.append(GaussianEvent(1 / math.sqrt(precision), 1.0, 1))
             continue
-        if len(of_rate) > MOST_LEVELS:
-            of_rate = _rounded_down(of_rate)
-        levels.extend(GaussianEvent(sigma, rate, count) for sigma, count in of_rate.items())
+        if len(steps_by_sigma) > MOST_LEVELS:
+            steps_by_sigma = _rounded_down(steps_by_sigma)
+        levels.extend(GaussianEvent(sigma, rate, steps) for sigma, steps in steps_by_sigma.items())
     return tuple(levels)
 
 
-def _rounded_down(steps: dict[float, int]) -> dict[float, int]:
-    edges = np.geomspace(min(steps), max(steps), MOST_LEVELS)
+def _rounded_down(steps_by_sigma: dict[float, int]) -> dict[float, int]:
+    """Round noise down to `MOST_LEVELS` levels, evenly spread in its logarithm."""
+    least = min(steps_by_sigma)
+    edges = np.geomspace(least, max(steps_by_sigma), MOST_LEVELS)
     # The first edge must not exceed the smallest noise by a rounding error.
-    edges[0] = min(steps)
+    edges[0] = least
+    positions = np.searchsorted(edges, list(steps_by_sigma), side="right") - 1
     rounded: dict[float, int] = Counter()
-    below = edges[np.searchsorted(edges, list(steps), side="right") - 1]
-    for edge, count in zip(below.tolist(), steps.values(), strict=True):
-        rounded[edge] += count
+    for edge, steps in zip(edges[positions].tolist(), steps_by_sigma.values(), strict=True):
+        rounded[edge] += steps
     return rounded

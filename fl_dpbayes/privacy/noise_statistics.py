@@ -1,4 +1,4 @@
-"""Tests of a matrix of noise: its law, its deviation in each direction, and what its numbers have in common.
+"""Tests of a matrix of noise: its law, its deviation in each direction, what its numbers share.
 
 A sound row is a draw of N(0, I). Every law below is exact or conservative for it. docs/audit.md
 says which faults each test finds.
@@ -6,16 +6,21 @@ says which faults each test finds.
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import betainc, betaincinv
+from scipy.special import betainc
 from scipy.stats import binom, chi2, kstwo, norm
 
-from fl_dpbayes.privacy.audit_statistics import MISS, Effect, Finding
+from fl_dpbayes.privacy.audit_statistics import (
+    MISS,
+    Effect,
+    Finding,
+    correlation_effect,
+)
 
 Array = npt.NDArray[np.float64]
-Bits = npt.NDArray[np.bool_]
 
 # Normal scores farther out say no more: their probability is below 1e-36.
 FARTHEST_SCORE = 12.5
@@ -27,49 +32,96 @@ MOST_VECTORS = 800
 MOST_LEADING = 12
 
 
+class VectorPair(NamedTuple):
+    """Two vectors of noise, shape (n,), of which no number is in both, and their name."""
+
+    name: str
+    first: Array
+    second: Array
+
+
 def worst(
     probabilities: Array, where: Callable[[int], str], effect: Callable[[float], Effect]
 ) -> Finding:
-    """Join tests of one kind into one (Bonferroni): p = min(1, m min p_i) for m of them, independent or not.
+    """Join m tests of one kind into one (Bonferroni): p = min(1, m min p_i).
 
-    `where`: number of a test -> its place, in words. `effect`: of one of them, by its level.
+    They need not be independent.
+
+    Args:
+        probabilities: p_i, shape (m,).
+        where: Gives the place of a test by its number, in words.
+        effect: Gives the effect of one test by its level.
+
+    Returns:
+        The joint finding.
     """
     count = len(probabilities)
     least = int(np.argmin(probabilities))
-    probability = min(1.0, count * float(probabilities[least]))
-    return Finding(probability, where(least), lambda level: effect(level / count))
+    return Finding(
+        probability=min(1.0, count * float(probabilities[least])),
+        where=where(least),
+        effect=lambda level: effect(level / count),
+    )
 
 
 def mean_tests(means: Array, where: Callable[[int], str], rows: int, slack: float = 0.0) -> Finding:
-    """Test that no mean differs from 0, each over `rows` numbers of N(0, 1): p = 2 P(N > (|m| - slack) sqrt(rows))."""
+    """Test that no mean of draws of N(0, 1) differs from 0: p = 2 P(N > (|m| - slack) sqrt(rows)).
+
+    Args:
+        means: m, each over the same number of draws.
+        where: Gives the place of a mean by its number, in words.
+        rows: Number of draws.
+        slack: By which a mean may be off.
+
+    Returns:
+        The joint finding.
+    """
     scores = (np.abs(means) - slack) * math.sqrt(rows)
 
     def effect(level: float) -> Effect:
         offset = float(norm.isf(level / 2) + norm.isf(MISS)) / math.sqrt(rows) + 2 * slack
-        return offset, f"an offset of {offset:.2g} deviations or more"
+        return Effect(size=offset, words=f"an offset of {offset:.2g} deviations or more")
 
     return worst(np.minimum(1.0, 2 * norm.sf(scores)), where, effect)
 
 
 def deviation_tests(squares: Array, degrees: float, where: Callable[[int], str]) -> Finding:
-    """Test that each sum of squares has the law chi^2 of so many degrees, two-sided."""
+    """Test that each sum of squares has the law chi^2 of so many degrees, two-sided.
+
+    Args:
+        squares: The sums.
+        degrees: Of each.
+        where: Gives the place of a sum by its number, in words.
+
+    Returns:
+        The joint finding.
+    """
     tails = np.minimum(chi2.cdf(squares, degrees), chi2.sf(squares, degrees))
 
     def effect(level: float) -> Effect:
         ratio = math.sqrt(chi2.ppf(level / 2, degrees) / chi2.isf(MISS, degrees))
-        return 1 - ratio, f"a deviation of {min(ratio, 1):.2g} times the claim or less"
+        words = f"a deviation of {min(ratio, 1):.2g} times the claim or less"
+        return Effect(size=1 - ratio, words=words)
 
     return worst(np.minimum(1.0, 2 * tails), where, effect)
 
 
 def spread_test(squares: Array, degrees: float, where: str) -> Finding:
-    """Test that independent sums of squares differ among themselves as chi^2 of so many degrees, and no more or less.
+    """Test that independent sums of squares differ as much among themselves as chi^2 lets them.
 
         s_i = Phi^{-1}(F(X_i)) ~ N(0, 1),   sum s_i^2 ~ chi^2_m
 
     F the distribution function of chi^2, m their number. It finds noise whose size follows from
     something that changes, such as the batch that was drawn: shared variances of relative deviation
     v give s_i the variance 1 + degrees v^2/2.
+
+    Args:
+        squares: X_i, shape (m,).
+        degrees: Of each.
+        where: What they are, in words.
+
+    Returns:
+        The finding, two-sided.
     """
     scores = _normal_scores(chi2.cdf(squares, degrees), chi2.sf(squares, degrees))
     total = float(scores @ scores)
@@ -79,109 +131,154 @@ def spread_test(squares: Array, degrees: float, where: str) -> Finding:
     def effect(level: float) -> Effect:
         ratio = float(chi2.isf(level / 2, count) / chi2.isf(1 - MISS, count))
         varied = math.sqrt(2 * (ratio - 1) / degrees)
-        return varied, f"variances that vary by {varied:.1%} or more"
+        return Effect(size=varied, words=f"variances that vary by {varied:.1%} or more")
 
     return Finding(
-        min(1.0, 2 * tail), f"{where}: {math.sqrt(total / count):.3g} of what is expected", effect
+        probability=min(1.0, 2 * tail),
+        where=f"{where}: {math.sqrt(total / count):.3g} of what is expected",
+        effect=effect,
     )
 
 
 def excess_test(total: float, degrees: int, where: str) -> Finding:
-    """Test that a sum of squares is no larger than chi^2 of so many degrees, one-sided."""
-    probability = float(chi2.sf(total, degrees))
+    """Test that a sum of squares is no larger than chi^2 of so many degrees, one-sided.
+
+    Args:
+        total: The sum.
+        degrees: Number of squares.
+        where: What they are, in words.
+
+    Returns:
+        The finding.
+    """
 
     def effect(level: float) -> Effect:
         ratio = math.sqrt(chi2.isf(level, degrees) / chi2.isf(1 - MISS, degrees))
-        return ratio, f"{ratio:.2g} times what is expected by chance, or more"
+        words = f"{ratio:.2g} times what is expected by chance, or more"
+        return Effect(size=ratio, words=words)
 
     return Finding(
-        probability, f"{where}: {math.sqrt(total / degrees):.3g} of what is expected", effect
+        probability=float(chi2.sf(total, degrees)),
+        where=f"{where}: {math.sqrt(total / degrees):.3g} of what is expected",
+        effect=effect,
     )
 
 
 def size_scores(noise: Array) -> Array:
-    """Return what |z| says, as numbers that are N(0, 1) for z ~ N(0, 1): Phi^{-1}(P(|N| <= |z|)), of the same shape."""
+    """Return what |z| says, as numbers that are N(0, 1) for z ~ N(0, 1).
+
+        Phi^{-1}(P(|N| <= |z|))
+
+    Args:
+        noise: z, of any shape.
+
+    Returns:
+        Scores of the same shape.
+    """
     sizes = np.abs(noise)
     above = 2 * norm.sf(sizes)
     return _normal_scores(1 - above, above)
 
 
 def law_tests(noise: Array, where: str) -> list[Finding]:
-    """Test that numbers, of any shape, are independent draws of N(0, 1).
+    """Test that numbers are independent draws of N(0, 1).
 
-    Kolmogorov and Smirnov's distance, of exact law; and the numbers beyond c_k, P(|N| > c_k) =
-    2^-k, which are Binomial(n, 2^-k): k from 1 to where one in 1,000 audits has any. It finds what
-    is cut off or rounded coarsely, and tails that are heavier or lighter. Source: Simard and
-    L'Ecuyer (2011) for the distance.
+    One test is Kolmogorov and Smirnov's distance, of exact law. The other counts the numbers beyond
+    c_k, P(|N| > c_k) = 2^-k, which are Binomial(n, 2^-k): k from 1 to where one in 1,000 audits has
+    any. They find what is cut off or rounded coarsely, and tails that are heavier or lighter.
+
+    Args:
+        noise: n numbers, of any shape.
+        where: What they are, in words.
+
+    Returns:
+        A finding of each test.
+
+    Source:
+        Simard and L'Ecuyer (2011) for the distance.
     """
+    return [_distance_test(noise, where), _tail_test(noise, where)]
+
+
+def _distance_test(noise: Array, where: str) -> Finding:
     ordered = np.sort(noise, axis=None)
     count = len(ordered)
     reached = norm.cdf(ordered)
     ranks = np.arange(count)
     distance = float(max((reached - ranks / count).max(), ((ranks + 1) / count - reached).max()))
 
-    def effect_of_distance(level: float) -> Effect:
+    def effect(level: float) -> Effect:
         least = float(kstwo.isf(level, count)) + float(norm.isf(MISS)) / (2 * math.sqrt(count))
-        return least, f"a distribution function that is {least:.2g} off, or more"
+        words = f"a distribution function that is {least:.2g} off, or more"
+        return Effect(size=least, words=words)
 
-    findings = [
-        Finding(float(kstwo.sf(distance, count)), f"{where}, all numbers", effect_of_distance)
-    ]
+    return Finding(
+        probability=float(kstwo.sf(distance, count)), where=f"{where}, all numbers", effect=effect
+    )
+
+
+def _tail_test(noise: Array, where: str) -> Finding:
+    count = noise.size
     powers = np.arange(1, math.ceil(math.log2(count)) + 11)
     shares = 0.5**powers
-    beyond = count - np.searchsorted(
-        np.sort(np.abs(noise), axis=None), norm.isf(shares / 2), side="right"
-    )
+    ends = norm.isf(shares / 2)
+    beyond = count - np.searchsorted(np.sort(np.abs(noise), axis=None), ends, side="right")
     below_or_equal = binom.cdf(beyond, count, shares)
     above_or_equal = binom.sf(beyond - 1, count, shares)
 
-    def effect_of_tail(level: float) -> Effect:
+    def effect(level: float) -> Effect:
         # Where nothing at all is beyond: the least share at which that is a fault.
         share = 1 - math.exp(math.log(level / 2) / count)
-        return share, f"noise cut at {norm.isf(share / 2):.2g} deviations or less"
+        words = f"noise cut at {norm.isf(share / 2):.2g} deviations or less"
+        return Effect(size=share, words=words)
 
     def place(number: int) -> str:
         expected = count * shares[number]
-        return (
-            f"{where}, {beyond[number]} beyond {norm.isf(shares[number] / 2):.3g}, not "
-            f"{expected:.3g}"
-        )
+        return f"{where}, {beyond[number]} beyond {ends[number]:.3g}, not {expected:.3g}"
 
     tails = np.minimum(1.0, 2 * np.minimum(below_or_equal, above_or_equal))
-    return [*findings, worst(tails, place, effect_of_tail)]
+    return worst(tails, place, effect)
 
 
 def collision_test(noise: Array, where: str) -> Finding:
-    """Test that no size |z| comes again: no copies, no coarse grid, no short table that numbers are taken from.
+    """Test that no size |z| comes again.
 
-    n sizes fall into M cells of equal probability, of which n^2 / (2 M) share one by chance. Given
-    those before, a size falls into a cell that is taken with probability (i - 1) / M at most, so
-    the number that do is at most as probable as under Binomial(n, (n - 1) / (2 M)). Source: Knuth,
-    The art of computer programming 2, 3.3.2 I; Hoeffding (1956).
+    It finds copies, a coarse grid, and a short table that numbers are taken from. n sizes fall into
+    M cells of equal probability, of which n^2 / (2 M) share one by chance. Given those before, a
+    size falls into a cell that is taken with probability (i - 1) / M at most, so the number that do
+    is at most as probable as under Binomial(n, (n - 1) / (2 M)).
 
-    `noise`: continuous, as resolution by float32 is dithered away beforehand.
+    Args:
+        noise: Continuous, as resolution by float32 is dithered away beforehand; of any shape.
+        where: What it is, in words.
+
+    Returns:
+        The finding.
+
+    Source:
+        Knuth, The art of computer programming 2, 3.3.2 I; Hoeffding (1956).
     """
-    sizes = noise.ravel()
+    sizes = np.abs(noise.ravel())
     count = len(sizes)
     cells = max(2, count**2 // (2 * EXPECTED_COLLISIONS))
     chance = min(1.0, (count - 1) / (2 * cells))
-    place = np.floor(2 * norm.sf(np.abs(sizes)) * cells).astype(np.int64)
-    collisions = count - len(np.unique(place))
+    expected = count * chance
+    cell_of_size = np.floor(2 * norm.sf(sizes) * cells).astype(np.int64)
+    collisions = count - len(np.unique(cell_of_size))
     probability = 1.0
-    if collisions > count * chance + 1:
+    if collisions > expected + 1:
         probability = float(binom.sf(collisions - 1, count, chance))
 
     def effect(level: float) -> Effect:
-        least = float(binom.isf(level, count, chance)) + float(norm.isf(MISS)) * math.sqrt(
-            count * chance
-        )
-        return (
-            least / count,
-            f"{least - count * chance:.0f} of {count} numbers that come again, or more",
-        )
+        at_level = float(binom.isf(level, count, chance))
+        least = at_level + float(norm.isf(MISS)) * math.sqrt(expected)
+        words = f"{least - expected:.0f} of {count} numbers that come again, or more"
+        return Effect(size=least / count, words=words)
 
     return Finding(
-        probability, f"{where}, {collisions} numbers come again, not {count * chance:.0f}", effect
+        probability=probability,
+        where=f"{where}, {collisions} numbers come again, not {expected:.0f}",
+        effect=effect,
     )
 
 
@@ -196,8 +293,14 @@ def direction_tests(
 
         <u, z_t> ~ N(0, 1) for |u| = 1,   sum_t <u, z_t>^2 ~ chi^2_T,   mean of variance 1 / T
 
-    `noise`: (T, d). `directions`: name -> (d,), scaled here. `slack`: name -> how far a mean may be
-    off.
+    Args:
+        noise: z_t, shape (T, d).
+        directions: Of any length, shape (d,), by name; those of zeros are left out.
+        where: What the noise is, in words.
+        slack: How far a mean may be off, by name; 0 where it is not given.
+
+    Returns:
+        A finding of the deviations and one of the means.
     """
     names = [name for name, direction in directions.items() if direction.any()]
     along = np.stack([directions[name] / np.linalg.norm(directions[name]) for name in names])
@@ -216,20 +319,26 @@ def direction_tests(
 
 
 def leading_test(noise: Array, where: str) -> Finding:
-    """Test the noise along the directions in which other noise of the same code is largest and least.
+    """Test the noise along the directions in which other noise of the same code is extreme.
 
-    Half of the rows choose them, the other half is tested, and the other way round: sum of squares
-    ~ chi^2_{T k} for k directions. The least are tried where half of the rows span all directions.
-    It finds noise of fewer dimensions.
+    Half of the rows choose the directions in which they are largest and least, the other half is
+    tested, and the other way round: sum of squares ~ chi^2_{T k} for k directions. The least are
+    tried where half of the rows span all directions. It finds noise of fewer dimensions.
+
+    Args:
+        noise: Shape (T, d).
+        where: What it is, in words.
+
+    Returns:
+        The joint finding.
     """
     totals = []
     degrees = []
     half = len(noise) // 2
-    for chosen, tested in (
-        (noise[:half], noise[half : 2 * half]),
-        (noise[half : 2 * half], noise[:half]),
-    ):
-        _, _, directions = np.linalg.svd(chosen, full_matrices=False)
+    first_half = noise[:half]
+    second_half = noise[half : 2 * half]
+    for choosing, tested in ((first_half, second_half), (second_half, first_half)):
+        _, _, directions = np.linalg.svd(choosing, full_matrices=False)
         count = min(MOST_LEADING, max(1, len(directions) // 4))
         groups = [directions[:count]]
         if half >= 2 * noise.shape[1]:
@@ -239,64 +348,98 @@ def leading_test(noise: Array, where: str) -> Finding:
             degrees.append(len(group) * half)
     sizes = np.array(degrees)
     tails = np.minimum(chi2.cdf(totals, sizes), chi2.sf(totals, sizes))
+    most_degrees = int(sizes.max())
+    ratios = np.sqrt(np.array(totals) / sizes)
 
     def effect(level: float) -> Effect:
-        most = int(sizes.max())
-        ratio = math.sqrt(chi2.isf(level / 2, most) / chi2.isf(1 - MISS, most))
-        return (
-            ratio - 1,
-            f"a deviation of {ratio:.2g} times the claim or more along some directions",
-        )
+        ratio = math.sqrt(chi2.isf(level / 2, most_degrees) / chi2.isf(1 - MISS, most_degrees))
+        words = f"a deviation of {ratio:.2g} times the claim or more along some directions"
+        return Effect(size=ratio - 1, words=words)
 
-    ratios = np.sqrt(np.array(totals) / sizes)
-    return worst(
-        np.minimum(1.0, 2 * tails),
-        lambda number: f"{where}, {ratios[number]:.3g} times the claim",
-        effect,
-    )
+    def place(number: int) -> str:
+        return f"{where}, {ratios[number]:.3g} times the claim"
+
+    return worst(np.minimum(1.0, 2 * tails), place, effect)
 
 
-def correlation_test(pairs: Sequence[tuple[str, Array, Array]], where: str) -> Finding:
-    """Test that two disjoint parts of the noise have nothing in common: r^2 ~ Beta(1/2, (n - 1)/2), each pair's n.
+def correlation_test(pairs: Sequence[VectorPair], where: str) -> Finding:
+    """Test that disjoint parts of the noise have nothing in common.
 
-    `pairs`: name, and two vectors (n,) of which no number is in both.
+        r^2 ~ Beta(1/2, (n - 1) / 2) for vectors (n,)
+
+    Args:
+        pairs: One or more.
+        where: What the noise is, in words.
+
+    Returns:
+        The joint finding.
     """
-    cosines = np.array([float(_cosine(first, second)) for _, first, second in pairs])
-    sizes = np.array([first.size for _, first, _ in pairs])
+    cosines = np.array([_cosine(pair.first, pair.second) for pair in pairs])
+    sizes = np.array([pair.first.size for pair in pairs])
     probabilities = betainc((sizes - 1) / 2, 0.5, np.maximum(0.0, 1 - np.square(cosines)))
     shortest = int(sizes.min())
 
     def place(number: int) -> str:
-        return f"{where}, {pairs[number][0]}: correlation {cosines[number]:+.3g}"
+        return f"{where}, {pairs[number].name}: correlation {cosines[number]:+.3g}"
 
     return worst(probabilities, place, lambda level: correlation_effect(level, shortest))
 
 
-def lagged(noise: Array, lag: int, name: str) -> list[tuple[str, Array, Array]]:
-    """Pair numbers of each row with those `lag` behind, (T, d): twice, so that each pairing uses every number once."""
+def lagged(noise: Array, lag: int, name: str) -> list[VectorPair]:
+    """Pair numbers of each row with those `lag` behind.
+
+    Args:
+        noise: Shape (T, d).
+        lag: How far behind.
+        name: Of the numbers.
+
+    Returns:
+        Two pairings at most, in each of which a number is used once.
+    """
     pairs = []
     for shift in (0, lag):
         usable = (noise.shape[1] - shift) // (2 * lag) * (2 * lag)
         if usable:
             blocks = noise[:, shift : shift + usable].reshape(len(noise), -1, 2, lag)
-            pairs.append((f"{name} {lag} apart", blocks[:, :, 0].ravel(), blocks[:, :, 1].ravel()))
+            pair = VectorPair(
+                name=f"{name} {lag} apart",
+                first=blocks[:, :, 0].ravel(),
+                second=blocks[:, :, 1].ravel(),
+            )
+            pairs.append(pair)
     return pairs
 
 
-def mirrored(noise: Array, name: str) -> list[tuple[str, Array, Array]]:
-    """Pair each half of the rows (T, d) with the other, in order and in reverse, d >= 2."""
+def mirrored(noise: Array, name: str) -> list[VectorPair]:
+    """Pair one half of each row with the other, in order and in reverse.
+
+    Args:
+        noise: Shape (T, d), d >= 2.
+        name: Of the numbers.
+
+    Returns:
+        The two pairs.
+    """
     half = noise.shape[1] // 2
-    first = noise[:, :half]
-    second = noise[:, half : 2 * half]
-    backwards = noise[:, ::-1][:, :half]
+    first = noise[:, :half].ravel()
+    second = noise[:, half : 2 * half].ravel()
+    backwards = noise[:, ::-1][:, :half].ravel()
     return [
-        (f"halves of {name}", first.ravel(), second.ravel()),
-        (f"halves of {name}, one reversed", first.ravel(), backwards.ravel()),
+        VectorPair(f"halves of {name}", first, second),
+        VectorPair(f"halves of {name}, one reversed", first, backwards),
     ]
 
 
 def pair_test(vectors: Array, where: str) -> Finding:
-    """Test that no two of independent vectors (m, n) correlate, n >= 3: r^2 ~ Beta(1/2, (n - 1) / 2)."""
+    """Test that no two of independent vectors correlate: r^2 ~ Beta(1/2, (n - 1) / 2).
+
+    Args:
+        vectors: Shape (m, n), n >= 3.
+        where: What they are, in words.
+
+    Returns:
+        The joint finding.
+    """
     lengths = np.linalg.norm(vectors, axis=1)
     rows = vectors[lengths > 0] / lengths[lengths > 0, None]
     count = len(rows)
@@ -306,46 +449,41 @@ def pair_test(vectors: Array, where: str) -> Finding:
     largest = float(cosines.max(initial=0.0))
     first, second = np.unravel_index(int(cosines.argmax()), cosines.shape)
     pairs = max(1, count * (count - 1) // 2)
-    probability = min(1.0, pairs * float(betainc((size - 1) / 2, 0.5, max(0.0, 1 - largest**2))))
-
-    def effect(level: float) -> Effect:
-        return correlation_effect(level / pairs, size)
-
+    probability = float(betainc((size - 1) / 2, 0.5, max(0.0, 1 - largest**2)))
     return Finding(
-        probability, f"{where} {first + 1} and {second + 1}, correlation {largest:.3g}", effect
+        probability=min(1.0, pairs * probability),
+        where=f"{where} {first + 1} and {second + 1}, correlation {largest:.3g}",
+        effect=lambda level: correlation_effect(level / pairs, size),
     )
 
 
-def correlation_effect(level: float, size: int) -> Effect:
-    """Return the correlation of two vectors (size,) that a test at a level finds but for `MISS`, and its words."""
-    least = math.sqrt(1 - betaincinv((size - 1) / 2, 0.5, level)) + float(
-        norm.isf(MISS)
-    ) / math.sqrt(size)
-    return least, f"a correlation of {least:.2g} or more" if least < 1 else "a repetition"
-
-
 def bit_tests(counts: Array, trials: Array, where: Callable[[int], str]) -> Finding:
-    """Test that bits are fair coins: each count of ones is Binomial(trials, 1/2), two-sided."""
+    """Test that bits are fair coins: each count of ones is Binomial(trials, 1/2), two-sided.
+
+    Args:
+        counts: Of ones.
+        trials: Number of bits of each count.
+        where: Gives the place of a count by its number, in words.
+
+    Returns:
+        The joint finding.
+    """
     below_or_equal = binom.cdf(counts, trials, 0.5)
     above_or_equal = binom.sf(counts - 1, trials, 0.5)
     fewest = int(trials.min())
 
     def effect(level: float) -> Effect:
         excess = float(norm.isf(level / 2) + norm.isf(MISS)) / math.sqrt(4 * fewest)
-        if excess >= 0.5:
-            return (
-                1.0,
-                (
-                    "bits that are always alike among "
-                    f"{max(fewest, 1 - math.floor(math.log2(level)))} or more"
-                ),
-            )
-        return excess, f"a share of ones of {0.5 + excess:.3f} or more"
+        if excess < 0.5:
+            return Effect(size=excess, words=f"a share of ones of {0.5 + excess:.3f} or more")
+        alike = max(fewest, 1 - math.floor(math.log2(level)))
+        return Effect(size=1.0, words=f"bits that are always alike among {alike} or more")
 
     return worst(np.minimum(1.0, 2 * np.minimum(below_or_equal, above_or_equal)), where, effect)
 
 
 def _normal_scores(below: Array, above: Array) -> Array:
+    """Turn probabilities of less and of more into N(0, 1) scores, precise in both tails."""
     scores = np.where(below < above, norm.ppf(below), norm.isf(above))
     return np.clip(scores, -FARTHEST_SCORE, FARTHEST_SCORE)
 

@@ -11,11 +11,15 @@ from fl_dpbayes.privacy.pld.loss_distribution import pld_epsilon
 class SecondRun:
     """The epsilon of two runs of one plan, each at the cohort's delta.
 
-    `rule`: by which steps are counted from the second run on. `steps`: of the first run, as far as
-    the budget admits its plan; `admitted`: of the second. `first`: epsilon of the first run alone,
-    by its privacy-loss distribution. `after_one`: with one step of the second. `whole`: with all
-    that are admitted. `as_one_plan`: what the same steps cost by their privacy-loss distribution,
-    had they been one plan from the start.
+    Attributes:
+        rule: By which steps are counted from the second run on.
+        steps: Of the first run, as far as the budget admits its plan.
+        admitted: Steps of the second run that the budget admits.
+        first: epsilon of the first run alone, by its privacy-loss distribution.
+        after_one: epsilon of both with one step of the second run.
+        whole: epsilon of both with all admitted steps of the second run.
+        as_one_plan: What the same steps cost by their privacy-loss distribution, had they been one
+            plan from the start.
     """
 
     rule: RuleName
@@ -36,27 +40,34 @@ def price_of_second_run(plan: History, budget: Budget, planned_runs: int = 1) ->
         planned_runs: How many runs the cohort was declared for.
 
     Returns:
-        What both cost; an `admitted` of 0 where the budget has no room for a second run.
+        What both cost; `admitted` is 0 where the budget has no room for a second run.
     """
     rule = choose_rule(plan, budget, planned_runs)
-    steps = admitted_steps(rule, (), plan, budget)
-    first = slice_history(plan, 0, steps)
-    admitted = admitted_steps(rule, first, plan, budget) if steps else 0
+    first_steps = admitted_steps(rule, spent=(), requested=plan, budget=budget)
+    first_run = slice_history(plan, first_step=0, steps=first_steps)
+    second_steps = 0
+    first_epsilon = 0.0
+    if first_steps:
+        second_steps = admitted_steps(rule, spent=first_run, requested=plan, budget=budget)
+        first_epsilon = pld_epsilon(first_run, budget.delta, budget.adjacency)
 
-    def both(more: int) -> History:
-        return joined((*first, *slice_history(plan, 0, more)))
+    def both_runs(steps: int) -> History:
+        return joined((*first_run, *slice_history(plan, first_step=0, steps=steps)))
 
-    def counted(more: int) -> float:
-        return filter_epsilon(rule, both(more), budget) if more else alone
+    def both_by_rule(steps: int) -> float:
+        if steps == 0:
+            return first_epsilon
+        return filter_epsilon(rule, both_runs(steps), budget)
 
-    alone = pld_epsilon(first, budget.delta, budget.adjacency) if steps else 0.0
-    together = pld_epsilon(both(admitted), budget.delta, budget.adjacency) if admitted else alone
+    as_one_plan = first_epsilon
+    if second_steps:
+        as_one_plan = pld_epsilon(both_runs(second_steps), budget.delta, budget.adjacency)
     return SecondRun(
         rule=rule.name,
-        steps=steps,
-        admitted=admitted,
-        first=alone,
-        after_one=counted(min(admitted, 1)),
-        whole=counted(admitted),
-        as_one_plan=together,
+        steps=first_steps,
+        admitted=second_steps,
+        first=first_epsilon,
+        after_one=both_by_rule(min(second_steps, 1)),
+        whole=both_by_rule(second_steps),
+        as_one_plan=as_one_plan,
     )

@@ -1,8 +1,10 @@
-"""Which units test and recalibrate: each decided alone, so parts stay disjoint (docs/proofs/parallel-parts.md)."""
+"""Which units test and recalibrate: each is decided alone, so the parts stay disjoint.
+
+docs/proofs/parallel-parts.md says what follows for the budget.
+"""
 
 import hashlib
 from collections.abc import Sequence
-from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -15,31 +17,57 @@ def unit_scores(units: Sequence[Unit], key: bytes) -> npt.NDArray[np.float64]:
 
         score = floor(BLAKE2b(unit; key) / 2^11) / 2^53
 
-    `units`: N names of units; a text, a number and bytes are different units even where they look
-    alike. `key`: 1 to 64 secret bytes, fixed for the life of the cohort. Returns scores of shape
-    (N,), in [0, 1). Raises ValueError if the key is empty or longer than 64 bytes, or a unit has
-    another type.
+    Args:
+        units: N names of units; a text, a number and bytes are different units even where they
+            look alike.
+        key: 1 to 64 secret bytes, fixed for the life of the cohort.
+
+    Returns:
+        Scores in [0, 1), shape (N,).
+
+    Raises:
+        ValueError: If the key is empty or longer than 64 bytes, or a unit has another type.
     """
     if not 1 <= len(key) <= 64:
         raise ValueError(f"the key has {len(key)} bytes: it must have 1 to 64")
-    hashed = partial(hashlib.blake2b, key=key, digest_size=8, person=b"unit split")
-    bits = np.frombuffer(
-        b"".join(hashed(_unit_bytes(unit)).digest() for unit in units), dtype="<u8"
-    )
+    digests = [
+        hashlib.blake2b(_unit_bytes(unit), key=key, digest_size=8, person=b"unit split").digest()
+        for unit in units
+    ]
+    bits = np.frombuffer(b"".join(digests), dtype="<u8")
     return (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
 def in_test_part(
     units: Sequence[Unit], key_hex: str, test_fraction: float
 ) -> npt.NDArray[np.bool_]:
-    """Say which of N units belong to the test part: those whose score is below `test_fraction`, in [0, 1]."""
+    """Say which units belong to the test part: those whose score is below its fraction.
+
+    Args:
+        units: N names of units.
+        key_hex: The secret key in hexadecimal.
+        test_fraction: In [0, 1].
+
+    Returns:
+        Whether each unit is in the part, shape (N,).
+    """
     return unit_scores(units, bytes.fromhex(key_hex)) < test_fraction
 
 
 def in_recalibration_part(
     units: Sequence[Unit], key_hex: str, test_fraction: float, recalibration_fraction: float
 ) -> npt.NDArray[np.bool_]:
-    """Say which of N units belong to the recalibration part: those whose score lies in [test, test + recalibration)."""
+    """Say which units belong to the recalibration part, whose scores follow the test part's.
+
+    Args:
+        units: N names of units.
+        key_hex: The secret key in hexadecimal.
+        test_fraction: In [0, 1].
+        recalibration_fraction: In [0, 1]; scores in [test, test + recalibration) are in the part.
+
+    Returns:
+        Whether each unit is in the part, shape (N,).
+    """
     if not recalibration_fraction:
         return np.zeros(len(units), dtype=bool)
     scores = unit_scores(units, bytes.fromhex(key_hex))
@@ -47,13 +75,25 @@ def in_recalibration_part(
 
 
 def split_name(key_hex: str, test_fraction: float, recalibration_fraction: float = 0.0) -> str:
-    """Name a split, in 32 hexadecimal characters, without giving its key away: equal for equal key and fractions."""
-    # Without a recalibration part the name is the one that ledgers made before there was one hold.
-    shares = [test_fraction, recalibration_fraction] if recalibration_fraction else [test_fraction]
-    text = " ".join(repr(float(share)) for share in shares)
-    return hashlib.blake2b(
+    """Name a split without giving its key away: equal for equal key and fractions.
+
+    Args:
+        key_hex: The secret key in hexadecimal.
+        test_fraction: In [0, 1].
+        recalibration_fraction: In [0, 1].
+
+    Returns:
+        32 hexadecimal characters.
+    """
+    fractions = [test_fraction]
+    # Ledgers that were made before there was a recalibration part hold the name without one.
+    if recalibration_fraction:
+        fractions.append(recalibration_fraction)
+    text = " ".join(repr(float(fraction)) for fraction in fractions)
+    digest = hashlib.blake2b(
         text.encode(), key=bytes.fromhex(key_hex), digest_size=16, person=b"split name"
-    ).hexdigest()
+    )
+    return digest.hexdigest()
 
 
 def _unit_bytes(unit: Unit) -> bytes:

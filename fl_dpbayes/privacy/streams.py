@@ -1,4 +1,7 @@
-"""Random streams for noise and sampling: one per purpose, keyed with 128 bits or more, never handed out twice."""
+"""Random streams for noise and sampling: one for each purpose, never handed out twice.
+
+Each is keyed with 128 bits or more.
+"""
 
 import hashlib
 import json
@@ -8,6 +11,9 @@ import numpy as np
 
 from fl_dpbayes.privacy.cipher_generator import KEY_BYTES, CipherGenerator
 from fl_dpbayes.schedules import ChainStreams
+
+MASTER_BYTES = 32
+PHILOX_KEY_BYTES = 16
 
 
 class Streams:
@@ -22,15 +28,22 @@ class Streams:
     `cipher` hands out a stream of the cipher ChaCha20, for all that hides a record: who joins a
     batch, the noise on sums, on tables and before the clip. `generator` hands out numpy's
     Philox4x64-10, which is statistical and not cryptographic, for weights and masks of stochastic
-    models, which hide nothing. Sources: RFC 8439; Salmon et al., Parallel random numbers: as easy
-    as 1, 2, 3 (SC 2011); RFC 7693 for keyed BLAKE2b.
+    models, which hide nothing.
 
-    `seeded`: whether the master secret follows from a seed; what is released is then not private.
+    Attributes:
+        seeded: Whether the master secret follows from a seed; what is released is then not private.
+
+    Source:
+        RFC 8439; Salmon et al. (2011), Parallel random numbers: as easy as 1, 2, 3; RFC 7693 for
+        keyed BLAKE2b.
     """
 
     def __init__(self, master: bytes, *, seeded: bool) -> None:
-        if len(master) != 32:
-            raise ValueError(f"the master secret has {len(master)} bytes: it must have 32")
+        """Derive streams from a master secret of 32 bytes."""
+        if len(master) != MASTER_BYTES:
+            raise ValueError(
+                f"the master secret has {len(master)} bytes: it must have {MASTER_BYTES}"
+            )
         self._master = master
         self._handed_out: set[str] = set()
         self.seeded = seeded
@@ -38,32 +51,41 @@ class Streams:
     @classmethod
     def from_entropy(cls) -> "Streams":
         """Make streams from 256 bits of the operating system's entropy: the only private choice."""
-        return cls(os.urandom(32), seeded=False)
+        return cls(os.urandom(MASTER_BYTES), seeded=False)
 
     @classmethod
     def from_insecure_seed(cls, seed: int, context: str) -> "Streams":
-        """Make streams that equal seed and context repeat, for simulation and tests: nothing released is private."""
+        """Make streams that equal seed and context repeat, for simulation and tests.
+
+        Nothing that is released with them is private.
+
+        Args:
+            seed: Any whole number.
+            context: Tells messages, sites and runs of one seed from each other.
+
+        Returns:
+            The streams, marked as seeded.
+        """
         text = json.dumps([int(seed), context])
-        return cls(
-            hashlib.blake2b(text.encode(), digest_size=32, person=b"insecure seed").digest(),
-            seeded=True,
-        )
+        digest = hashlib.blake2b(text.encode(), digest_size=MASTER_BYTES, person=b"insecure seed")
+        return cls(digest.digest(), seeded=True)
 
     def cipher(self, purpose: str) -> CipherGenerator:
         """Hand out the secret stream of a purpose, such as "noise".
 
-        ValueError if it was handed out before.
+        Raises:
+            ValueError: If it was handed out before.
         """
         return CipherGenerator(self._key(purpose, KEY_BYTES))
 
     def generator(self, purpose: str) -> np.random.Generator:
         """Hand out the stream of a purpose that hides nothing.
 
-        ValueError if it was handed out before.
+        Raises:
+            ValueError: If it was handed out before.
         """
-        return np.random.Generator(
-            np.random.Philox(key=int.from_bytes(self._key(purpose, 16), "little"))
-        )
+        key = int.from_bytes(self._key(purpose, PHILOX_KEY_BYTES), "little")
+        return np.random.Generator(np.random.Philox(key=key))
 
     def of_chain(self) -> ChainStreams:
         """Hand out the four streams of a chain."""

@@ -1,4 +1,7 @@
-"""A run's chains at a site by their plan: step sizes, noise and temperatures of every step, all chains in a row."""
+"""A run's chains at a site by their plan: step size, noise and temperature of every step.
+
+All chains stand in a row, one after the other.
+"""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -22,8 +25,11 @@ Array = npt.NDArray[np.float64]
 class ChainStreams(NamedTuple):
     """The generators of a chain, each used for nothing else.
 
-    They draw who joins each batch, the noise on the sums, the noise before the clip, and weights or
-    masks of stochastic models, in training and for their posterior samples.
+    Attributes:
+        sampling: Draws who joins each batch.
+        noise: Draws the noise on the sums of clipped gradients.
+        pre_noise: Draws the noise before the clip.
+        model: Draws weights or masks of stochastic models, in training and for their samples.
     """
 
     sampling: np.random.Generator
@@ -34,10 +40,13 @@ class ChainStreams(NamedTuple):
 
 @dataclass(frozen=True)
 class PlannedChain:
-    """All that the plan and the site's declared size fix of a run's chains: public constants, computed once a request.
+    """All that the plan and the site's declared size fix of a run's chains: public constants.
 
-    `units`: n > 0, as the site declares; the real count enters nowhere. `noise_multipliers`:
-    sigma_t in the plan's noise unit (C, or 1 where nothing is private), shape (plan.total_steps,).
+    Attributes:
+        plan: The plan of the run.
+        units: n > 0, as the site declares; the real count enters nowhere.
+        noise_multipliers: sigma_t in the plan's noise unit (C, or 1 where nothing is private),
+            shape (plan.total_steps,).
     """
 
     plan: TrainingPlan
@@ -64,30 +73,45 @@ class PlannedChain:
 
 def noise_scale(plan: TrainingPlan, units: int) -> NoiseScale:
     """Return C, B, n and friction of a plan at a site of n units."""
-    privacy = plan.privacy
     return NoiseScale(
-        privacy.noise_unit, privacy.sampling_rate * units, units, plan.sampler.momentum_lost
+        clip_norm=plan.privacy.noise_unit,
+        expected_batch_size=plan.privacy.sampling_rate * units,
+        units=units,
+        friction=plan.sampler.momentum_lost,
     )
 
 
 def planned_step_sizes(plan: TrainingPlan) -> Array:
-    """Return a_t > 0 of every step of a plan, shape (plan.total_steps,).
+    """Return the step size of every step of a plan, where each chain starts the schedule anew.
 
-    Each chain starts the schedule anew.
+    Args:
+        plan: The plan of the run.
 
-    Raises ValueError if a decaying step size underflows to zero.
+    Returns:
+        a_t > 0, shape (plan.total_steps,).
+
+    Raises:
+        ValueError: If a decaying step size underflows to zero.
     """
     return np.tile(step_sizes(plan.sampler.step_size, plan.chain_steps), plan.chains)
 
 
 def noise_without_privacy(plan: TrainingPlan, units: int) -> Array:
-    """Return the standard deviation of the noise on the sum in a run without privacy, shape (plan.total_steps,).
+    """Return the standard deviation of the noise on the sum in a run without privacy.
 
-    sqrt(2 alpha tau / (n a_t)) B at temperature tau and friction alpha, or the constant that the
-    plan gives.
+    It is sqrt(2 alpha tau / (n a_t)) B at temperature tau and friction alpha, or the constant that
+    the plan gives.
+
+    Args:
+        plan: The plan of the run, whose privacy is a `NoPrivacyPlan`.
+        units: n > 0, as the site declares.
+
+    Returns:
+        Standard deviations >= 0, shape (plan.total_steps,).
     """
-    sizes, privacy = planned_step_sizes(plan), plan.privacy
+    privacy = plan.privacy
     assert isinstance(privacy, NoPrivacyPlan)
+    sizes = planned_step_sizes(plan)
     if privacy.temperature is None:
         return np.full(sizes.shape, privacy.noise_standard_deviation)
     return noise_scale(plan, units).langevin_noise(sizes, privacy.temperature)
@@ -98,10 +122,20 @@ def step_sizes(schedule: StepSizeSchedule, steps: int) -> Array:
 
         constant      a_t = a_0
         exponential   a_t = a_0 decay^t
-        polynomial    a_t = a_0 (1 + t / offset)^(-power)    (Welling and Teh 2011, section 3)
+        polynomial    a_t = a_0 (1 + t / offset)^(-power)
 
-    Returns a_0 .. a_{T-1} > 0. Raises ValueError if a decaying step size underflows to zero before
-    the last step.
+    Args:
+        schedule: One of these three with its parameters.
+        steps: T >= 0.
+
+    Returns:
+        a_0 .. a_{T-1} > 0, shape (T,).
+
+    Raises:
+        ValueError: If a decaying step size underflows to zero before the last step.
+
+    Source:
+        Welling and Teh (2011), section 3 (polynomial).
     """
     t = np.arange(steps, dtype=np.float64)
     if isinstance(schedule, ConstantStepSize):

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import zipfile
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -111,6 +112,18 @@ def test_approval_shows_the_digest_of_every_distribution_and_what_python_compile
     (installed / "clients" / "__pycache__").mkdir()
     (installed / "clients" / "__pycache__" / "train.cpython-311.pyc").write_bytes(b"other")
     assert refusal_of(approved.answer("query")) is None
+
+
+def test_app_that_python_took_from_elsewhere_is_refused_and_told(
+    approved, command, monkeypatch, tmp_path
+) -> None:
+    elsewhere = ModuleType("clients")
+    elsewhere.__file__ = str(tmp_path / "shadow" / "clients" / "__init__.py")
+    monkeypatch.setitem(sys.modules, "clients", elsewhere)
+    for ask in (lambda: approved.answer("query"), approved.train):
+        assert refusal_of(ask()) == ("CODE_NOT_APPROVED", "")
+    bundle = own_bundle()
+    assert "shadow" in decision(approved.path, read_bundle(bundle), bundle)
 
 
 def test_code_that_the_policy_allows_later_needs_an_approval(approved) -> None:

@@ -1,4 +1,4 @@
-"""A journal: what was appended is read back, what was not bound by the mark goes, and any changed byte is found."""
+"""A journal: what was appended is read back, what no mark binds goes, a changed byte is found."""
 
 import errno
 from pathlib import Path
@@ -16,7 +16,8 @@ ENTRIES = [{"round": number, "text": "a\nb\u2028é"} for number in range(4)]
 def test_entries_come_back_and_the_file_only_grows(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
     assert read_journal(path) == ([], JournalMark())
-    journal, before = Journal(path, JournalMark()), b""
+    journal = Journal(path, JournalMark())
+    before = b""
     for entry in ENTRIES:
         mark = journal.append([entry])
         assert path.read_bytes().startswith(before)

@@ -50,7 +50,8 @@ def other_file(path: Path, content: str) -> None:
 def test_a_file_is_read_once_while_it_stays_as_it_was(file, monkeypatch, fresh):
     if not fresh:
         settle(file, monkeypatch)
-    loads, store = [], Kept()
+    loads = []
+    store = Kept()
     for _ in range(3):
         assert store.get("key", lambda: loads.append(1) or file.read_text(), len, [file]) == "one"
     assert len(loads) == 1
@@ -92,7 +93,9 @@ def test_what_changes_while_it_is_read_is_not_kept(file):
 
 
 def test_a_folder_is_the_names_in_it_and_another_object_is_a_change(tmp_path):
-    store, one, other = Kept(), Kept(), Kept()
+    store = Kept()
+    one = Kept()
+    other = Kept()
     assert store.get("names", lambda: sorted(os.listdir(tmp_path)), len, [tmp_path]) == []
     (tmp_path / "new").touch()
     assert store.get("names", lambda: sorted(os.listdir(tmp_path)), len, [tmp_path]) == ["new"]
@@ -115,7 +118,8 @@ def test_what_lies_behind_a_link_is_below_a_folder_too(tmp_path):
 
 
 def test_the_least_recently_used_goes_where_there_is_too_much():
-    store, loads = Kept(most_bytes=3), list[str]()
+    store = Kept(most_bytes=3)
+    loads = list[str]()
 
     def get(key: str, size: int = 1) -> None:
         store.get(key, lambda: loads.append(key), lambda _: size)
@@ -132,7 +136,8 @@ def test_the_least_recently_used_goes_where_there_is_too_much():
 
 @pytest.mark.filterwarnings("ignore:This process")
 def test_a_process_that_is_forked_while_another_thread_looks_can_look_too():
-    store, held = Kept(), threading.Event()
+    store = Kept()
+    held = threading.Event()
 
     def hold() -> None:
         with kept._LOCK:

@@ -7,16 +7,21 @@ import os
 import re
 import shutil
 import signal
+import tomllib
 from datetime import UTC, datetime
 
 import pytest
 
 from fl_dpbayes.config.approvals import node_log
+from fl_dpbayes.config.site_file import read_site_file
+from fl_dpbayes.data.site_ledger import create_ledger
 from fl_dpbayes.files import audit_log
 from fl_dpbayes.files.audit_chain import read_chain_of_log
 from fl_dpbayes.files.audit_log import audit_log_path, mark_path, read_audit_log, record
+from fl_dpbayes.hospital.audit import log_findings
 from fl_dpbayes.hospital.bundle import decision, read_bundle
 from fl_dpbayes.privacy.ledger import file as ledger_file
+from fl_dpbayes.privacy.ledger.file import LedgerError
 from fl_dpbayes.privacy.ledger.ledger import Ledger
 from tests.asking import ROWS, evaluate, refusal_of
 from tests.ledgers import PLAN, spending
@@ -241,6 +246,30 @@ def test_crash_between_log_and_ledger_is_gone_on_with_and_is_no_edit(
         assert ledger.spent("train").steps == 3
 
 
+def _asked_on_a_full_disk(site) -> None:
+    def full(*_: object) -> str:
+        raise LedgerError("database or disk is full")
+
+    Ledger.commit = full
+    assert refusal_of(site.train(round=3, first_step=2)) == ("LEDGER_ERROR", "")
+
+
+def test_reply_that_found_no_room_in_the_ledger_is_answered_later_and_paid_once(
+    asked, command
+) -> None:
+    process = multiprocessing.get_context("fork").Process(
+        target=_asked_on_a_full_disk, args=(asked,)
+    )
+    process.start()
+    process.join()
+    assert process.exitcode == 0
+    for _ in range(2):
+        assert verified(command, asked)[0] == 0
+        assert refusal_of(asked.train(round=3, first_step=2)) is None
+        with asked.ledger() as ledger:
+            assert ledger.spent("train").steps == 3
+
+
 def test_rotation_keeps_the_chain_and_only_what_twenty_files_cannot_hold_goes(
     tmp_path, monkeypatch
 ) -> None:
@@ -282,6 +311,68 @@ def test_a_ledger_that_was_put_back_does_not_fit_the_log(asked, command, tmp_pat
     for path, copy in copies.items():
         shutil.copy(copy, path)
     assert "1 step that the ledger does not hold" in verified(command, asked)[1]
+
+
+def test_log_whose_beginning_was_cut_is_told_beside_a_file_that_looks_like_the_oldest_one(
+    asked, command
+) -> None:
+    write_lines(asked, lines_of(asked)[5:])
+    oldest = audit_log.numbered(audit_log_path(asked.path), audit_log.FILES_KEPT - 1)
+    oldest.write_text("\n" * 2 * audit_log.MOST_LINE_BYTES)
+    status, said = verified(command, asked)
+    assert (status, "lines 1 to 5 are missing" in said) == (1, True), said
+
+
+def test_lines_of_a_cohort_that_the_site_had_before_are_held_against_its_entries(
+    asked, command
+) -> None:
+    other_patients = [(f"q{patient}", *values) for patient, *values in ROWS]
+    ledger = tomllib.loads(asked.path.read_text())["ledger"] | {"cohort": "north 2027"}
+    asked.write(other_patients, ledger=ledger)
+    create_ledger(read_site_file(asked.path)).close()
+    assert verified(command, asked)[0] == 0
+    assert refusal_of(asked.train(run="cd" * 16)) is None
+    assert verified(command, asked)[0] == 0
+    assert command("site", "statement", asked.path)[0] == 0
+    record(
+        asked.path, {"decision": "answered", "asked": 1, "charge": {"part": "train", "steps": 7}}
+    )
+    assert "tells of 7 steps that the ledger does not hold" in verified(command, asked)[1]
+    write_lines(asked, lines_of(asked)[:5] + lines_of(asked)[6:])
+    assert "line 6, which entry 7 of the ledger knows, is missing" in verified(command, asked)[1]
+
+
+def test_log_and_ledger_that_were_put_back_together_are_told_by_the_second_place(
+    asked, command
+) -> None:
+    folder = asked.folder / "ledger"
+    before = {path: path.read_bytes() for path in folder.iterdir()}
+    assert refusal_of(asked.train(round=3, first_step=2)) is None
+    for path in folder.iterdir():
+        path.unlink()
+    for path, content in before.items():
+        path.write_bytes(content)
+    for words in (("audit", "verify"), ("statement",)):
+        status, said, _ = command("site", *words, asked.path)
+        assert (status, "GAP: the ledger" in said) == (1, True), said
+
+
+def _ask_on(site) -> None:
+    for number in range(1000):
+        run, step = divmod(number, 8)
+        site.answer("query")
+        site.train(run=f"{run:032x}", round=step + 1, first_step=step)
+
+
+def test_log_that_is_written_meanwhile_is_whole(asked) -> None:
+    process = multiprocessing.get_context("fork").Process(target=_ask_on, args=(asked,))
+    process.start()
+    try:
+        assert [log_findings(asked.path).problems for _ in range(60)] == [[]] * 60
+        assert process.is_alive()
+    finally:
+        process.kill()
+        process.join()
 
 
 def test_log_of_the_node_is_checked_as_well(asked, command) -> None:

@@ -41,7 +41,8 @@ def alarms(totals: np.ndarray, degrees: int, kurtosis: float = 0.0) -> float:
             low, high = (middle, high) if alarm else (low, middle)
         return low
 
-    below, above = limit(0.0, degrees), limit(20.0 * degrees, degrees)
+    below = limit(0.0, degrees)
+    above = limit(20.0 * degrees, degrees)
     return float(np.mean((totals < below) | (totals > above)))
 
 
@@ -61,7 +62,8 @@ def test_the_stated_deviation_is_missed_once_in_a_thousand(degrees: int) -> None
 
 @pytest.mark.parametrize("rate", [0.01, 0.05, 0.5])
 def test_counts_of_joining_units_raise_alarms_as_seldom_as_promised(rate: float) -> None:
-    batches, units = 24, min(max(160, round(30 / rate)), 1200)
+    batches = 24
+    units = min(max(160, round(30 / rate)), 1200)
     counts = np.random.default_rng(int(100 * rate)).binomial(units, rate, (RUNS, batches))
     variance = units * rate * (1 - rate)
     totals = np.square((counts - units * rate) / np.sqrt(variance)).sum(axis=1)
@@ -70,8 +72,13 @@ def test_counts_of_joining_units_raise_alarms_as_seldom_as_promised(rate: float)
 
 
 def test_counts_raise_alarms_as_seldom_as_promised_at_the_level_of_an_audit() -> None:
-    rate, batches, units, level, most = 0.005, 12, 1200, 8e-7, 2**12
-    mean, variance = units * rate, units * rate * (1 - rate)
+    rate = 0.005
+    batches = 12
+    units = 1200
+    level = 8e-7
+    most = 2**12
+    mean = units * rate
+    variance = units * rate * (1 - rate)
     counts = np.arange(units + 1)
     squares = np.square(counts - round(mean))
     law = np.bincount(squares[squares < most], binom.pmf(counts, units, rate)[squares < most], most)
@@ -134,7 +141,8 @@ def test_all_tests_of_a_part_share_its_level() -> None:
     assert "times the claim or less" in first.finds
 
 
-DELTA, FEW_RUNS = 1e-5, 150
+DELTA = 1e-5
+FEW_RUNS = 150
 
 
 def coins(generator: np.random.Generator, count: int) -> np.ndarray:
@@ -143,7 +151,8 @@ def coins(generator: np.random.Generator, count: int) -> np.ndarray:
 
 @pytest.mark.parametrize("rate", [0.2, 1.0])
 def test_ratio_is_that_of_the_mixture(rate: float) -> None:
-    u, noise = np.random.default_rng(0).normal(size=(3, 5)), np.array([1.0, 2.0, 3.0])
+    u = np.random.default_rng(0).normal(size=(3, 5))
+    noise = np.array([1.0, 2.0, 3.0])
     absent, present = (norm.pdf(u, signal, noise[:, None]) for signal in (0.0, 0.7))
     expected = np.log(((1 - rate) * absent + rate * present) / absent).sum(axis=0)
     scores = audit.log_likelihood_ratios(u, signal=0.7, noise_std=noise, sampling_rate=rate)
@@ -151,7 +160,8 @@ def test_ratio_is_that_of_the_mixture(rate: float) -> None:
 
 
 def test_ratio_survives_signals_far_beyond_the_noise() -> None:
-    far, noise = np.array([[1e4, -1e4]]), np.array([0.01])
+    far = np.array([[1e4, -1e4]])
+    noise = np.array([0.01])
     scores = audit.log_likelihood_ratios(far, signal=1.0, noise_std=noise, sampling_rate=0.5)
     assert 1e6 < scores[0] < math.inf
     assert scores[1] == pytest.approx(math.log(0.5))
@@ -180,7 +190,9 @@ def test_scores_without_information_or_with_one_class_give_zero() -> None:
 
 @pytest.mark.parametrize("mu", [0.5, 1.5])
 def test_bounds_of_a_gaussian_mechanism_hold_and_approach_its_epsilon(mu: float) -> None:
-    generator, exceeded, bounds = np.random.default_rng(2), 0, []
+    generator = np.random.default_rng(2)
+    exceeded = 0
+    bounds = []
     for _ in range(FEW_RUNS):
         included = coins(generator, 2000)
         scores = generator.normal(mu * (included - 0.5), 1.0)
@@ -208,7 +220,10 @@ def test_one_run_bound_of_perfect_guesses_without_delta_is_the_closed_form(guess
 
 
 def test_one_run_bound_is_reached_by_randomised_response_and_seldom_passed() -> None:
-    generator, epsilon, exceeded, bounds = np.random.default_rng(3), 1.0, 0, []
+    generator = np.random.default_rng(3)
+    epsilon = 1.0
+    exceeded = 0
+    bounds = []
     for _ in range(FEW_RUNS):
         included = coins(generator, 1000)
         truthful = generator.random(1000) < 1 / (1 + math.exp(-epsilon))
@@ -224,7 +239,8 @@ def test_one_run_bound_is_reached_by_randomised_response_and_seldom_passed() -> 
 
 
 def test_one_run_bound_falls_as_delta_grows() -> None:
-    included, rest = np.arange(400) < 200, {"guesses": 200, "confidence": 0.95}
+    included = np.arange(400) < 200
+    rest = {"guesses": 200, "confidence": 0.95}
     deltas = (0.0, 1e-5, 1e-4, 1e-2)
     bounds = [
         audit.one_run_epsilon_bound(included * 1.0, included, delta=delta, **rest)

@@ -1,4 +1,4 @@
-"""What a site says of its spending is computed again: nothing below its history's cost, nothing above its budget."""
+"""What a site says of its spending is computed again: it lies between its cost and its budget."""
 
 from unittest import mock
 
@@ -75,7 +75,8 @@ def test_site_that_missed_a_round_of_falling_noise_may_state_what_the_whole_plan
     None
 ):
     plan = tuple(GaussianEvent(0.7 * float(level), 0.002, 10) for level in np.linspace(4, 1, 20))
-    answered, reached = (plan[0], plan[2]), plan[:3]
+    answered = (plan[0], plan[2])
+    reached = plan[:3]
     whole = prefix_epsilon(plan, 30, DELTA)
     assert whole > 1.005 * pld_epsilon(reached, DELTA)
     assert (
@@ -121,10 +122,8 @@ def test_statement_above_its_budget_is_rejected_whatever_its_history_holds(
 def test_site_that_joins_late_may_state_the_schedule_of_an_earlier_run() -> None:
     # By the rule of a fixed schedule the earlier run's whole schedule counts, which the server does
     # not know.
-    history, whole = (
-        (GaussianEvent(1.0, 0.1, 5), *OWN),
-        pld_epsilon((GaussianEvent(1.0, 0.1, 120),), DELTA),
-    )
+    history = (GaussianEvent(1.0, 0.1, 5), *OWN)
+    whole = pld_epsilon((GaussianEvent(1.0, 0.1, 120),), DELTA)
     reached = (GaussianEvent(1.2, 0.1, 60),)
     assert pld_epsilon(reached, DELTA) < whole < 8
     assert checked_statement(stated(history, whole), OWN, reached, None, DELTA).epsilon == whole
@@ -143,7 +142,8 @@ def test_history_without_the_run_s_own_steps_is_refused() -> None:
 
 
 def test_history_grows_by_each_round_and_never_shrinks_in_one_account() -> None:
-    twice, first = (GaussianEvent(1.2, 0.1, 40),), stated(OWN)
+    twice = (GaussianEvent(1.2, 0.1, 40),)
+    first = stated(OWN)
     assert checked_statement(stated(twice), OWN, twice, first, DELTA).steps == 40
     for statement, said in (
         (first, "lacks steps of this run"),
@@ -185,10 +185,8 @@ def test_statement_without_privacy_is_infinite() -> None:
 @pytest.mark.parametrize("seed", range(3))
 def test_bounds_of_long_histories_enclose_their_epsilon(seed) -> None:
     generator = np.random.default_rng(seed)
-    noise, rates = (
-        np.geomspace(1.0, 3.0, 90),
-        generator.choice([0.01, 0.02, 0.05, 0.1, 0.2, 0.3], 90),
-    )
+    noise = np.geomspace(1.0, 3.0, 90)
+    rates = generator.choice([0.01, 0.02, 0.05, 0.1, 0.2, 0.3], 90)
     history = tuple(GaussianEvent(float(s), float(q), 3) for s, q in zip(noise, rates, strict=True))
     least, most = epsilon_bounds(history, DELTA, "add_or_remove_one")
     assert least < pld_epsilon(history, DELTA) < most

@@ -1,4 +1,4 @@
-"""The privacy filter: exact for a single run, and sound against requests that depend on earlier releases."""
+"""The privacy filter: exact for one run, sound against requests that follow from releases."""
 
 import functools
 import math
@@ -28,7 +28,10 @@ def _budget(epsilon=2.0, delta=1e-5, adjacency="add_or_remove_one"):
 
 
 def _admit_in_rounds(rule, plan, budget, steps_per_round):
-    sigmas, rate, spent, total = noise_of_steps(plan), plan[0].sampling_rate, (), 0
+    sigmas = noise_of_steps(plan)
+    rate = plan[0].sampling_rate
+    spent = ()
+    total = 0
     for first in range(0, len(sigmas), steps_per_round):
         requested = history_of_steps(sigmas[first : first + steps_per_round], rate)
         steps = admitted_steps(rule, spent, requested, budget)
@@ -69,9 +72,12 @@ def test_rule_depends_on_the_first_plan():
 
 @pytest.mark.parametrize("adjacency", ["add_or_remove_one", "replace_one"])
 def test_gdp_filter_is_exact(adjacency):
-    budget, rule = _budget(3.0, 1e-4, adjacency), SpendingRule("gdp filter")
+    budget = _budget(3.0, 1e-4, adjacency)
+    rule = SpendingRule("gdp filter")
     factor = 1 if adjacency == "add_or_remove_one" else 2
-    rng, spent, squares = np.random.default_rng(0), (), 0.0
+    rng = np.random.default_rng(0)
+    spent = ()
+    squares = 0.0
     while True:
         event = GaussianEvent(float(rng.uniform(5, 20)), 1.0, 1)
         square = (factor / event.noise_multiplier) ** 2
@@ -79,7 +85,8 @@ def test_gdp_filter_is_exact(adjacency):
         assert admitted_steps(rule, spent, (event,), budget) == int(fits)
         if not fits:
             break
-        spent, squares = (*spent, event), squares + square
+        spent = (*spent, event)
+        squares = squares + square
     assert len(spent) > 5
     assert filter_epsilon(rule, spent, budget) == pytest.approx(
         gdp_epsilon(math.sqrt(squares), budget.delta), rel=1e-9
@@ -87,7 +94,8 @@ def test_gdp_filter_is_exact(adjacency):
 
 
 def test_gdp_filter_counts_subsampled_steps_as_full_ones():
-    budget, rule = _budget(), SpendingRule("gdp filter")
+    budget = _budget()
+    rule = SpendingRule("gdp filter")
     full, thin = (GaussianEvent(10.0, rate, 1000) for rate in (1.0, 0.01))
     assert (
         0
@@ -98,7 +106,8 @@ def test_gdp_filter_counts_subsampled_steps_as_full_ones():
 
 
 def test_renyi_filter_admits_one_more_step_exactly_while_an_order_holds():
-    budget, rule = _budget(), SpendingRule("rdp filter")
+    budget = _budget()
+    rule = SpendingRule("rdp filter")
     spent = history_of_steps([1.5] * 40, 0.05)
     requested = history_of_steps(np.linspace(1.5, 0.8, 600), 0.05)
     steps = admitted_steps(rule, spent, requested, budget)
@@ -125,7 +134,8 @@ def test_step_without_noise_is_never_admitted_and_no_step_is_free():
 
 
 def test_fixed_schedule_refuses_more_sampling_and_less_noise():
-    budget, rule = _budget(), SpendingRule("fixed schedule", history_of_steps([1.0, 1.0, 2.0], 0.1))
+    budget = _budget()
+    rule = SpendingRule("fixed schedule", history_of_steps([1.0, 1.0, 2.0], 0.1))
     for sigmas, rate, steps in (
         ([1.0, 2.0, 1.0], 0.1, 3),
         ([3.0] * 4, 0.05, 3),
@@ -145,7 +155,8 @@ levels = st.sampled_from([0.5, 1.0, 1.5, 2.0])
 )
 def test_sorted_comparison_equals_best_fit_matching_property(stock, wanted):
     rule = SpendingRule("fixed schedule", history_of_steps(stock, 0.1))
-    left, matched = sorted(stock), 0
+    left = sorted(stock)
+    matched = 0
     for sigma in wanted:
         partners = [level for level in left if level <= sigma]
         if not partners:
@@ -159,7 +170,9 @@ def test_sorted_comparison_equals_best_fit_matching_property(stock, wanted):
 def test_adaptive_requests_never_pass_the_budget(seed):
     rng = np.random.default_rng(seed)
     budget = _budget(float(rng.uniform(0.5, 6)), float(10 ** rng.uniform(-6, -2)))
-    rule, spent, release = None, (), 0.0
+    rule = None
+    spent = ()
+    release = 0.0
     for _ in range(25):
         # The next plan depends on what was released before; large releases provoke greedy requests.
         rate = 1.0 if seed % 3 == 0 else float(rng.choice([0.02, 0.05, 0.2]))
@@ -178,17 +191,19 @@ def test_adaptive_requests_never_pass_the_budget(seed):
             assert renyi_epsilon(spent, budget) <= budget.epsilon
         else:
             assert pld_epsilon(rule.schedule, budget.delta) <= budget.epsilon
-            used, stock = np.sort(noise_of_steps(spent)), np.sort(noise_of_steps(rule.schedule))
+            used = np.sort(noise_of_steps(spent))
+            stock = np.sort(noise_of_steps(rule.schedule))
             assert (used >= stock[: len(used)]).all()
 
 
 def _simulate(rule, budget, menu, paths, rng, ignore_last=False):
-    """Estimate sup delta of an adversary who, path by path, picks its next step by the privacy loss so far.
+    """Estimate sup delta of an adversary who picks each next step by a path's loss so far.
 
     It takes the most revealing step that is admitted, and the least revealing one where the path
     looks lost. `ignore_last` lets every path take one step more than the filter admits.
     """
-    losses, done = np.zeros(paths), np.zeros(paths, dtype=bool)
+    losses = np.zeros(paths)
+    done = np.zeros(paths, dtype=bool)
     counts = np.zeros((paths, len(menu)), dtype=int)
 
     @functools.cache

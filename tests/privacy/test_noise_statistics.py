@@ -1,4 +1,4 @@
-"""Tests of a matrix of noise: how seldom they alarm at N(0, I), and that the faults they state are found."""
+"""Tests of a matrix of noise: how seldom they alarm, and that the faults they state are found."""
 
 import math
 from collections.abc import Callable
@@ -10,8 +10,10 @@ from scipy.stats import binom
 from fl_dpbayes.privacy import noise_statistics as statistics
 from fl_dpbayes.privacy.audit_statistics import Finding
 
-ROWS, SIZE = 60, 12
-RUNS, LEVEL = 2000, 0.02
+ROWS = 60
+SIZE = 12
+RUNS = 2000
+LEVEL = 0.02
 # Standard errors of a share of RUNS.
 ERRORS = 4
 
@@ -122,7 +124,8 @@ def test_a_fault_is_found(name: str) -> None:
 
 def test_the_stated_offset_and_deviation_are_missed_once_in_a_thousand() -> None:
     generator = np.random.default_rng(2)
-    level, rows = 1e-3, 200
+    level = 1e-3
+    rows = 200
     offset = statistics.mean_tests(np.zeros(1), str, rows).effect(level)[0]
     means = offset + generator.standard_normal(20_000) / math.sqrt(rows)
     missed = np.mean(

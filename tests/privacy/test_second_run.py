@@ -17,7 +17,8 @@ from fl_dpbayes.protocol.refusal import RefusalCode
 from fl_dpbayes.report.numbers import rounded_up
 from tests.ledgers import open_ledger, spending
 
-DELTA, STEPS = 1e-3, 20
+DELTA = 1e-3
+STEPS = 20
 CASES = {  # epsilon of a run, sampling rate, budget, planned runs, rule, steps of the second run
     "Renyi filter": (2.0, 0.2, 6.0, 1, "rdp filter", 20),
     "Renyi filter, a part": (2.0, 0.2, 3.4, 1, "rdp filter", None),

@@ -66,7 +66,8 @@ def test_name_of_a_split_tells_keys_and_fractions_apart():
 def test_a_unit_is_in_exactly_one_part_and_stays_there_limit() -> None:
     units = [f"patient-{number}" for number in range(5000)]
     key = "5e" * 16
-    test, recalibration = in_test_part(units, key, 0.2), in_recalibration_part(units, key, 0.2, 0.1)
+    test = in_test_part(units, key, 0.2)
+    recalibration = in_recalibration_part(units, key, 0.2, 0.1)
     assert not (test & recalibration).any()
     assert abs(recalibration.mean() - 0.1) < 4 * np.sqrt(0.09 / 5000)
     one_more = in_recalibration_part(["somebody", *units], key, 0.2, 0.1)

@@ -86,7 +86,8 @@ def test_all_that_hides_a_record_comes_from_the_cipher() -> None:
 
 
 def test_numbers_of_the_cipher_have_the_laws_that_are_asked_for() -> None:
-    generator, count = CipherGenerator(bytes(range(32))), 200_000
+    generator = CipherGenerator(bytes(range(32)))
+    count = 200_000
     assert kstest(generator.random(count), "uniform").pvalue > 1e-3
     for shape, kind in (
         ((count,), np.float64),

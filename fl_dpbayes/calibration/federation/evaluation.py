@@ -46,21 +46,19 @@ from fl_dpbayes.calibration.statistics import (
     sparse,
 )
 from fl_dpbayes.calibration.summarise import summarise, summarise_noised
-from fl_dpbayes.config.names import PREDICTORS, Role
-from fl_dpbayes.config.plan import Adjacency
-from fl_dpbayes.config.run_warning import RunWarning, warning
-from fl_dpbayes.privacy.check_statement import checked_statement
-from fl_dpbayes.privacy.events import GaussianEvent
-from fl_dpbayes.protocol import PrivacyStatement
-from fl_dpbayes.protocol.arrays import prefixed, without_prefix
-from fl_dpbayes.protocol.card import SiteCard
-from fl_dpbayes.protocol.evaluate import (
+from fl_dpbayes.config import PREDICTORS, Adjacency, Role, RunWarning, warning
+from fl_dpbayes.privacy import GaussianEvent, checked_statement
+from fl_dpbayes.protocol import (
     MAPPED,
     MAX_GROUPS,
     EvaluateReply,
     EvaluateRequest,
+    PrivacyStatement,
+    SiteCard,
     most_groups,
+    prefixed,
     subgroup_prefix,
+    without_prefix,
 )
 
 ROLES: tuple[Role, ...] = ("held_out", "shifted", "train")

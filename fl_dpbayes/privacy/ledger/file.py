@@ -1,8 +1,7 @@
-"""The SQLite file of a ledger: where it may lie, who may read it, when it is on disk.
+"""The SQLite file of a ledger, and the chain of entries in it.
 
-And the chain of entries in it.
-
-Each entry is bound to all before it by a hash, so none can be changed or dropped.
+Here is decided where the file may lie, who may read it, and when a change is on the disk. Each
+entry is bound to all before it by a hash, so none can be changed or dropped.
 """
 
 import hashlib
@@ -27,7 +26,9 @@ FORMAT_VERSION = 2
 KEY_BYTES = 32
 LOCK_TIMEOUT_SECONDS = 600.0
 RETRY_SECONDS = 0.01
-LOG_PAGES, MOST_LOGS = 250, 1000  # a mebibyte each on the disk, a tenth of that in memory
+# A log takes a mebibyte on the disk, and a tenth of that in memory.
+LOG_PAGES = 250
+MOST_LOGS = 1000
 NETWORK_FILE_SYSTEMS = frozenset(
     {
         "nfs",
@@ -53,11 +54,14 @@ NETWORK_FILE_SYSTEMS = frozenset(
     }
 )
 FIRST_PREVIOUS = "0" * 64
-_TABLES = """
-CREATE TABLE chain (position INTEGER PRIMARY KEY, previous TEXT NOT NULL, content TEXT NOT NULL, head TEXT NOT NULL);
-CREATE TABLE reply (reservation INTEGER PRIMARY KEY, body BLOB NOT NULL);
-CREATE TABLE secret (key BLOB NOT NULL);
-"""
+# SQLite's positions start here, so that an entry before the first one is read, and noticed, too.
+_LEAST_POSITION = -(2**63)
+_TABLES = (
+    "CREATE TABLE chain (position INTEGER PRIMARY KEY, previous TEXT NOT NULL, "
+    "content TEXT NOT NULL, head TEXT NOT NULL);",
+    "CREATE TABLE reply (reservation INTEGER PRIMARY KEY, body BLOB NOT NULL);",
+    "CREATE TABLE secret (key BLOB NOT NULL);",
+)
 HOW_TO_MAKE = "fl-dpbayes site ledger create SITE_FILE"
 PUT_BACK = "put the ledger's newest copy back and leave its second place as it is"
 
@@ -75,12 +79,13 @@ class LedgerPlaceError(UserError):
 
 @dataclass(frozen=True)
 class Entry:
-    """One change of a ledger, at position 1, 2, 3, ....
+    """One change of a ledger.
 
-    `kind` and `time` are always in its content.
-
-    `head` is the SHA-256 of `previous` (the head before, 64 zeros for the first), a line feed and
-    the content's text.
+    Attributes:
+        position: 1, 2, 3, ...
+        previous: The head before, 64 zeros for the first.
+        content: JSON, which always holds `kind` and `time`.
+        head: SHA-256 of `previous`, a line feed and the content's text.
     """
 
     position: int
@@ -90,13 +95,23 @@ class Entry:
 
 
 def open_ledger_file(path: Path, durability: Durability, *, create: bool) -> sqlite3.Connection:
-    """Open the database of a ledger, in write-ahead mode, readable by its owner only, without automatic transactions.
+    """Open the database of a ledger, in write-ahead mode and without automatic transactions.
 
-    `full` waits for the disk at every change and survives a power cut; `normal` survives the death
-    of the process. `create` makes a missing or empty file into a ledger. Raises UserError if the
-    file lies on a network file system, whose locks SQLite cannot trust. Raises LedgerError if it
-    cannot be opened, is damaged or no ledger of this version, or is absent or empty and not to be
-    made.
+    Only its owner may read the file.
+
+    Args:
+        path: Of the file.
+        durability: `full` waits for the disk at every change and survives a power cut; `normal`
+            survives the death of the process.
+        create: Whether a missing or empty file becomes a ledger.
+
+    Returns:
+        The connection, which the caller closes.
+
+    Raises:
+        UserError: If the file lies on a network file system, whose locks SQLite cannot trust.
+        LedgerError: If it cannot be opened, is damaged or no ledger of this version, or is absent
+            or empty and not to be made.
     """
     path = path.resolve()
     with ledger_errors():
@@ -107,10 +122,7 @@ def open_ledger_file(path: Path, durability: Durability, *, create: bool) -> sql
             path.parent.mkdir(parents=True, exist_ok=True)
             path.touch(mode=0o600)
         path.chmod(0o600)
-        address = f"{path.as_uri()}?mode=rw"
-        connection = sqlite3.connect(
-            address, timeout=LOCK_TIMEOUT_SECONDS, isolation_level=None, uri=True
-        )
+        connection = _connect(path, timeout=LOCK_TIMEOUT_SECONDS)
     try:
         with ledger_errors():
             if not create:
@@ -118,8 +130,8 @@ def open_ledger_file(path: Path, durability: Durability, *, create: bool) -> sql
             _write_ahead(connection)
             connection.execute(f"PRAGMA synchronous = {durability.upper()}")
             connection.execute(f"PRAGMA wal_autocheckpoint = {LOG_PAGES}")
-            # Some builds of SQLite write zeros over all that is deleted, here what a bank on this
-            # disk holds as well.
+            # Some builds of SQLite write zeros over all that is deleted. Here that protects
+            # nothing: a bank on the same disk holds it as well.
             connection.execute("PRAGMA secure_delete = FAST")
             if create:
                 with transaction(connection):
@@ -132,7 +144,7 @@ def open_ledger_file(path: Path, durability: Durability, *, create: bool) -> sql
 
 @contextmanager
 def transaction(connection: sqlite3.Connection) -> Iterator[None]:
-    """Hold the write lock from the first line, so that what is read stays true until it is acted on."""
+    """Hold the write lock from the first line, so that what is read stays true until its commit."""
     with ledger_errors():
         connection.execute("BEGIN IMMEDIATE")
         try:
@@ -150,12 +162,18 @@ def ledger_errors() -> Iterator[None]:
     try:
         yield
     except (sqlite3.Error, OSError) as error:
-        said = f"the ledger failed ({error}): see to its disk and permissions"
-        raise LedgerError(f"{said}; if the file is damaged, {PUT_BACK}") from error
+        raise LedgerError(
+            f"the ledger failed ({error}): see to its disk and permissions; if the file is "
+            f"damaged, {PUT_BACK}"
+        ) from error
 
 
 def ledger_key(connection: sqlite3.Connection) -> bytes:
-    """Return the secret key that a ledger was made with; raises LedgerError if it is gone."""
+    """Return the secret key that a ledger was made with.
+
+    Raises:
+        LedgerError: If it is gone.
+    """
     row = connection.execute("SELECT key FROM secret").fetchone()
     if row is None or not isinstance(row[0], bytes) or len(row[0]) != KEY_BYTES:
         raise LedgerError(f"the ledger's secret key is missing or was changed: {PUT_BACK}")
@@ -163,47 +181,65 @@ def ledger_key(connection: sqlite3.Connection) -> bytes:
 
 
 def data_version(connection: sqlite3.Connection) -> int:
-    """Return a number that is another one once another connection has changed the file."""
+    """Return a number that changes when another connection has changed the file."""
     return int(connection.execute("PRAGMA data_version").fetchone()[0])
 
 
 def append_entry(connection: sqlite3.Connection, kind: str, content: dict[str, Any]) -> Entry:
-    """Append an entry of JSON-ready content in the caller's transaction.
+    """Append an entry in the caller's transaction.
 
     Its time tells chains apart that parted.
+
+    Args:
+        connection: To the ledger's file.
+        kind: Of the entry.
+        content: What it says beside its kind and time, ready for JSON.
+
+    Returns:
+        The entry.
     """
     row = connection.execute(
         "SELECT position, head FROM chain ORDER BY position DESC LIMIT 1"
     ).fetchone()
-    position, previous = (row[0] + 1, row[1]) if row else (1, FIRST_PREVIOUS)
+    last_position, previous = row or (0, FIRST_PREVIOUS)
+    position = last_position + 1
     content = {"kind": kind, "time": datetime.now(UTC).isoformat(), **content}
     text = json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
     head = _head(previous, text)
     connection.execute("INSERT INTO chain VALUES (?, ?, ?, ?)", (position, previous, text, head))
-    return Entry(position, previous, content, head)
+    return Entry(position=position, previous=previous, content=content, head=head)
 
 
 def read_chain(
     connection: sqlite3.Connection, after: int = 0, previous: str = FIRST_PREVIOUS
 ) -> list[Entry]:
-    """Read the entries after a position, whose head is `previous`, all by default.
+    """Read the entries after a position, all by default, and check their links.
 
-    LedgerError at a broken link.
+    Args:
+        connection: To the ledger's file.
+        after: Position of the last entry that is not read.
+        previous: The head of that entry.
+
+    Returns:
+        The entries in the order of the chain.
+
+    Raises:
+        LedgerError: If an entry does not follow from the one before.
     """
-    entries: list[Entry] = []
-    # One before the first is found as well.
     rows = connection.execute(
-        "SELECT * FROM chain WHERE position > ? ORDER BY position", (after or -(2**63),)
+        "SELECT * FROM chain WHERE position > ? ORDER BY position", (after or _LEAST_POSITION,)
     )
-    for position, stated, text, head in rows:
-        if (
-            position != after + len(entries) + 1
-            or stated != previous
-            or head != _head(previous, text)
-        ):
-            said = f"entry {position} of the ledger does not follow from the one before"
-            raise LedgerError(f"{said}: it was changed: {PUT_BACK}")
-        entries.append(Entry(position, previous, json.loads(text), head))
+    entries: list[Entry] = []
+    for expected_position, row in enumerate(rows, start=after + 1):
+        position, stated_previous, text, head = row
+        follows = position == expected_position and stated_previous == previous
+        if not follows or head != _head(previous, text):
+            raise LedgerError(
+                f"entry {position} of the ledger does not follow from the one before: it was "
+                f"changed: {PUT_BACK}"
+            )
+        content = json.loads(text)
+        entries.append(Entry(position=position, previous=previous, content=content, head=head))
         previous = head
     return entries
 
@@ -214,62 +250,91 @@ def cohorts_of(entries: Iterable[Entry]) -> list[str]:
 
 
 def network_file_system(path: Path, mounts: str) -> str | None:
-    """Name the network file system, such as `nfs4`, of an absolute path without links, by /proc/self/mounts' text."""
-    best, kind, parts = -1, "", path.parts
-    for point, its_kind in _mount_points(mounts):
-        if parts[: len(point)] == point and len(point) >= best:
-            best, kind = len(point), its_kind
+    """Name the network file system on which a path lies.
+
+    Args:
+        path: Absolute and without links.
+        mounts: Text of /proc/self/mounts.
+
+    Returns:
+        A name such as `nfs4`; None if it lies on another file system.
+    """
+    longest = -1
+    kind = ""
+    for mount in _mount_points(mounts):
+        length = len(mount.parts)
+        # Of two mounts at one place the later one counts.
+        if path.parts[:length] == mount.parts and length >= longest:
+            longest = length
+            kind = mount.kind
     return kind if kind in NETWORK_FILE_SYSTEMS else None
 
 
+@dataclass(frozen=True)
+class _MountPoint:
+    """Where a file system is mounted, by the parts of its path, and the file system's kind."""
+
+    parts: tuple[str, ...]
+    kind: str
+
+
 @lru_cache(maxsize=1)
-def _mount_points(mounts: str) -> list[tuple[tuple[str, ...], str]]:
-    lines = (line.split(" ") for line in mounts.splitlines() if line.count(" ") > 1)
-    # The kernel writes a blank in a mount point as \040.
-    return [
-        (Path(fields[1].encode().decode("unicode_escape")).parts, fields[2]) for fields in lines
-    ]
+def _mount_points(mounts: str) -> list[_MountPoint]:
+    points = []
+    for line in mounts.splitlines():
+        if line.count(" ") > 1:
+            _, place, kind, *_ = line.split(" ")
+            # The kernel writes a blank in a mount point as \040.
+            path = Path(place.encode().decode("unicode_escape"))
+            points.append(_MountPoint(parts=path.parts, kind=kind))
+    return points
 
 
 class KeptLogs(threading.local):
     """Connections that keep simulated ledgers' write-ahead logs, each thread its own.
 
-    Where the last one is closed, at every message, SQLite folds the log in and removes it: three
-    waits for the disk. A log that is kept survives the death of the process as one does between two
-    changes.
+    Without them every message would close the last connection to a ledger, and SQLite would fold
+    the log in and remove it: three waits for the disk. A log that is kept survives the death of
+    the process as one does between two changes.
     """
 
-    _most, _connections = 0, dict[Path, sqlite3.Connection]()
+    def __init__(self) -> None:
+        self._most_logs = 0
+        self._connections: dict[Path, sqlite3.Connection] = {}
 
     @contextmanager
     def lasting(self) -> Iterator[None]:
         """Keep the logs of as many ledgers as open files allow, until the context ends."""
-        self._most, self._connections = (
-            min(MOST_LOGS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 8),
-            {},
-        )
+        most_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        self._most_logs = min(MOST_LOGS, most_files // 8)
+        self._connections = {}
         try:
             yield
         finally:
-            self._most = 0
+            self._most_logs = 0
             while self._connections:
-                self._connections.popitem()[1].close()
+                _, connection = self._connections.popitem()
+                connection.close()
 
     def close(self, path: Path, connection: sqlite3.Connection) -> None:
-        """Close a connection, or keep it if it is the first of its file."""
+        """Close a connection; the first one of a file leaves another one that keeps the log."""
         # A log that cannot be kept costs time alone.
         with closing(connection), suppress(sqlite3.Error):
-            if path not in self._connections and len(self._connections) < self._most:
-                # A fresh one: statements that the other has prepared hold the last reply that was
-                # bound to them.
-                kept = sqlite3.connect(
-                    f"{path.resolve().as_uri()}?mode=rw", isolation_level=None, uri=True
-                )
-                self._connections[path] = kept
-                kept.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()
+            if path not in self._connections and len(self._connections) < self._most_logs:
+                # A fresh one: statements that the closed one has prepared hold the last reply that
+                # was bound to them.
+                log_connection = _connect(path.resolve())
+                self._connections[path] = log_connection
+                log_connection.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()
 
 
 KEPT_LOGS = KeptLogs()
+
+
+def _connect(path: Path, timeout: float = 5.0) -> sqlite3.Connection:
+    """Connect to a file that is there; `timeout`: seconds to wait for a lock."""
+    address = f"{path.as_uri()}?mode=rw"
+    return sqlite3.connect(address, timeout=timeout, isolation_level=None, uri=True)
 
 
 def _head(previous: str, text: str) -> str:
@@ -287,27 +352,27 @@ def _refuse_network(path: Path) -> None:
 
 
 def _write_ahead(connection: sqlite3.Connection) -> None:
-    # SQLite does not wait where two processes switch the mode of a new file at once: one is told
-    # that it is busy.
+    # SQLite does not wait where two processes switch the mode of a new file at once: it tells one
+    # of them that the file is busy.
     deadline = time.monotonic() + LOCK_TIMEOUT_SECONDS
     while True:
         try:
             connection.execute("PRAGMA journal_mode = WAL")
-        except sqlite3.OperationalError as error:
-            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
-                raise
-            time.sleep(RETRY_SECONDS)
-        else:
             return
+        except sqlite3.OperationalError as error:
+            is_busy = error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY
+            if not is_busy or time.monotonic() > deadline:
+                raise
+        time.sleep(RETRY_SECONDS)
 
 
 def _require_made(path: Path) -> None:
-    # Opening it would turn an empty file into a database.
+    """Raise LedgerError for a file that is absent or empty: opening would make it a database."""
     if not path.exists() or not path.stat().st_size:
+        problem = "is empty" if path.exists() else "does not exist"
         raise LedgerError(
-            f"ledger {path} {'is empty' if path.exists() else 'does not exist'}: no request makes "
-            "one. Put its newest "
-            f"copy back; a new site makes it once, with  {HOW_TO_MAKE}"
+            f"ledger {path} {problem}: no request makes one. Put its newest copy back; a new site "
+            f"makes it once, with  {HOW_TO_MAKE}"
         )
 
 
@@ -315,8 +380,8 @@ def _require_format(connection: sqlite3.Connection, path: Path) -> None:
     if connection.execute("PRAGMA user_version").fetchone()[0] != FORMAT_VERSION:
         raise LedgerError(
             f"{path} is a database but no ledger of format {FORMAT_VERSION}: set ledger.path in "
-            "the site file to the "
-            f"ledger, or put its newest copy back; a new site makes one once, with  {HOW_TO_MAKE}"
+            "the site file to the ledger, or put its newest copy back; a new site makes one once, "
+            f"with  {HOW_TO_MAKE}"
         )
 
 
@@ -325,7 +390,7 @@ def _create_tables(connection: sqlite3.Connection, path: Path) -> None:
     if connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
         _require_format(connection, path)
         return
-    for statement in _TABLES.strip().splitlines():
+    for statement in _TABLES:
         connection.execute(statement)
     connection.execute("INSERT INTO secret VALUES (?)", (secrets.token_bytes(KEY_BYTES),))
     connection.execute(f"PRAGMA user_version = {FORMAT_VERSION}")

@@ -1,9 +1,9 @@
-"""A site's ledger: what was spent on a cohort is written down before it is spent, and never forgotten.
+"""A site's ledger: what a cohort spends is written down before it is spent, and never forgotten.
 
-Every change is one entry of a hash chain in one SQLite file; the ledger's state is what the entries
-add up to. Steps are reserved before they run and count from then on, whatever becomes of them; a
-completed request is answered again from its stored reply, at no cost. docs/ledger.md says what
-stands against a second budget.
+Every change is one entry of a hash chain in one SQLite file, and the ledger's state is what the
+entries add up to. Steps count from their reservation on, whatever becomes of them. A completed
+request is answered again from its stored reply, at no cost. docs/ledger.md says what stands against
+a second budget.
 """
 
 import dataclasses
@@ -14,12 +14,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from fl_dpbayes.errors import UserError
 from fl_dpbayes.files import KEPT, AuditLine
 from fl_dpbayes.privacy.events import slice_history, write_history
-from fl_dpbayes.privacy.filter import admitted_steps, choose_rule, filter_epsilon
+from fl_dpbayes.privacy.filter import (
+    SpendingRule,
+    admitted_steps,
+    choose_rule,
+    filter_epsilon,
+)
 from fl_dpbayes.privacy.ledger import file as ledger_file
 from fl_dpbayes.privacy.ledger.account import Spent, ledger_problems, reply_body, spent
 from fl_dpbayes.privacy.ledger.cohort_creation import Describe, create_cohort, require_other_units
@@ -35,10 +40,11 @@ from fl_dpbayes.privacy.ledger.state import (
     Cohort,
     LedgerState,
     Part,
+    PlanKey,
     Reservation,
     Spending,
     StoredPlan,
-    Verified,
+    VerifiedChain,
 )
 from fl_dpbayes.privacy.ledger.takeover import is_worked_on, may_take_over, this_process
 from fl_dpbayes.privacy.ledger.witness import LedgerPlace, advance_witness, check_witness
@@ -53,9 +59,10 @@ class CohortChangedError(UserError):
 class Reserved:
     """Steps that may now run, from the request's first on.
 
-    Fewer than asked for where the budget ends.
-
-    `reservation` is what to commit or fail, `head` the chain's, to be sent with the reply.
+    Attributes:
+        reservation: Its identity, to commit or fail.
+        steps: How many; fewer than were asked for where the budget ends.
+        head: The chain's, to be sent with the reply.
     """
 
     reservation: int
@@ -72,19 +79,26 @@ class StoredReply:
 
 @dataclass(frozen=True)
 class Refused:
-    """Why nothing may run: a code, and the field of the request that caused it ("": none)."""
+    """Why nothing may run.
+
+    Attributes:
+        code: The reason.
+        field: Of the request, which caused it; "" if none did.
+    """
 
     code: RefusalCode
     field: str = ""
 
 
 class Ledger:
-    """The ledger of one cohort.
+    """The ledger of one cohort: a context manager, safe across processes.
 
-    A context manager, safe across processes and not shared between threads.
+    It is not shared between threads.
 
-    `asked_in`: the line of the site's audit log that tells the request for which entries are made;
-    each names it.
+    Attributes:
+        cohort: As it was made.
+        asked_in: The line of the site's audit log that tells the request for which entries are
+            made; each entry names it.
     """
 
     asked_in: AuditLine | None = None
@@ -94,10 +108,24 @@ class Ledger:
         connection: sqlite3.Connection,
         cohort: Cohort,
         place: LedgerPlace,
-        known: tuple[Verified, int],
+        chain: VerifiedChain,
+        data_version: int,
     ) -> None:
-        self._connection, self._place, self._held = connection, place, set[int]()
-        self.cohort, (self._verified, self._version) = cohort, known
+        """Take over an open connection: see `open`.
+
+        Args:
+            connection: To the ledger's file.
+            cohort: As it was made.
+            place: Of the ledger.
+            chain: What was read of the file.
+            data_version: The file's, when it was read.
+        """
+        self.cohort = cohort
+        self._connection = connection
+        self._place = place
+        self._chain = chain
+        self._data_version = data_version
+        self._held = set[int]()
 
     @classmethod
     def create(
@@ -109,11 +137,20 @@ class Ledger:
 
     @classmethod
     def open(cls, place: LedgerPlace, cohort: Cohort) -> "Ledger":
-        """Open the ledger of a cohort that was made before, its budget stated as it was then.
+        """Open the ledger of a cohort that was made before.
 
-        Raises UserError if the cohort was made with another budget, or the file may not serve as a
-        ledger. Raises LedgerError as `open_existing`, or if the ledger is not the one that its
-        second place knows.
+        Args:
+            place: Of the ledger.
+            cohort: With the budget that was stated when it was made.
+
+        Returns:
+            The open ledger.
+
+        Raises:
+            UserError: If the cohort was made with another budget, or the file may not serve as a
+                ledger.
+            LedgerError: If there is no such ledger or cohort, the file cannot be read or is
+                damaged, or the ledger is not the one that its second place knows.
         """
         ledger = cls.open_existing(place, cohort.name)
         try:
@@ -129,38 +166,38 @@ class Ledger:
     def open_existing(cls, place: LedgerPlace, name: str) -> "Ledger":
         """Open the ledger of a cohort, with the budget that it was made with, to look into it.
 
-        Its second place is checked when something is to change, and by `verify`. Raises LedgerError
-        if there is no such ledger or cohort, or the file cannot be read or is damaged.
+        Its second place is checked when something is to change, and by `verify`.
+
+        Args:
+            place: Of the ledger.
+            name: Of the cohort.
+
+        Returns:
+            The open ledger.
+
+        Raises:
+            UserError: If the file may not serve as a ledger.
+            LedgerError: If there is no such ledger or cohort, or the file cannot be read or is
+                damaged.
         """
-        # A simulation's is read whole once in a process, while its files are as the process left
-        # them.
-        known = (
-            KEPT.look(("ledger", place.path, name), _files(place))
-            if place.durability == "normal"
-            else None
-        )
+        known_chain = None
+        if place.durability == "normal":
+            # A simulation's ledger is read whole once in a process, as long as its files are as
+            # the process left them.
+            known_chain = KEPT.look(_cache_key(place, name), _ledger_files(place))
         connection = ledger_file.open_ledger_file(place.path, place.durability, create=False)
         try:
             with ledger_errors():
-                version = ledger_file.data_version(connection)
-                verified = (known or Verified()).with_new(connection, name)
-            if (cohort := verified.state.cohort) is None:
-                # An emptied ledger holds no cohort either, and must not be taken for a site that is
-                # new.
-                with transaction(connection):
-                    check_witness(place, connection)
-                    entries = read_chain(connection)
-                held = ", ".join(map(repr, ledger_file.cohorts_of(entries))) or "none"
-                raise LedgerError(
-                    f"ledger {place.path} holds no cohort {name!r} (it holds: {held}): put "
-                    "ledger.cohort in the site "
-                    "file back; a cohort of other patients is made once, with  "
-                    f"{ledger_file.HOW_TO_MAKE}"
-                )
+                data_version = ledger_file.data_version(connection)
+                chain = known_chain or VerifiedChain()
+                chain = chain.with_new_entries(connection, name)
+            cohort = chain.state.cohort
+            if cohort is None:
+                _refuse_unknown_cohort(place, connection, name)
         except BaseException:
             connection.close()
             raise
-        return cls(connection, cohort, place, (verified, version))
+        return cls(connection, cohort=cohort, place=place, chain=chain, data_version=data_version)
 
     def __enter__(self) -> "Ledger":
         return self
@@ -179,10 +216,14 @@ class Ledger:
         """Close the file."""
         if self._place.durability == "full":
             self._connection.close()
-        else:
-            ledger_file.KEPT_LOGS.close(self._place.path, self._connection)
-            key = ("ledger", self._place.path, self.cohort.name)
-            KEPT.put(key, self._verified, self._verified.size, _files(self._place))
+            return
+        ledger_file.KEPT_LOGS.close(self._place.path, self._connection)
+        KEPT.put(
+            _cache_key(self._place, self.cohort.name),
+            value=self._chain,
+            size=self._chain.size,
+            files=_ledger_files(self._place),
+        )
 
     def reserve(
         self, spending: Spending, echoed_head: str | None = None
@@ -191,50 +232,75 @@ class Ledger:
 
         A run has one plan, and no later round may ask for a step of an earlier one: so a run never
         releases more than its plan, which a site's policy bounds, however much budget the cohort
-        has left. `echoed_head`: the last head that the server says it saw. Returns the reservation
-        (of the longest prefix that the budget admits, or the one that a dead process left open for
-        this very request); or the stored reply, if this very request was completed before; or the
-        refusal. Raises LedgerError if the ledger cannot be read or written, or is damaged.
+        has left.
+
+        Args:
+            spending: What the request asks to spend.
+            echoed_head: The last head that the server says it saw.
+
+        Returns:
+            The reservation: of the longest prefix that the budget admits, or the one that a dead
+            process left open for this very request. Or the stored reply, if this very request was
+            completed before. Or the refusal.
+
+        Raises:
+            LedgerError: If the ledger cannot be read or written, or is damaged.
         """
         with self._change() as state:
-            if echoed_head is not None and echoed_head not in self._verified.heads:
+            if echoed_head is not None and echoed_head not in self._chain.heads:
                 return Refused(RefusalCode.LEDGER_ROLLED_BACK, "ledger_head")
             if state.closed:
                 return Refused(RefusalCode.COHORT_CLOSED)
-            plan = state.plans.get((spending.part, spending.run, spending.purpose))
+            plan = state.plans.get(spending.plan_key)
             if plan is not None and plan != StoredPlan(spending.plan_digest, spending.plan):
                 return Refused(RefusalCode.PLAN_CHANGED, "plan")
-            answer = self._answer_again(state, spending) or self._reserve_new(state, spending)
+            answer = self._answer_again(state, spending)
+            if answer is None:
+                answer = self._reserve_new(state, spending)
             if isinstance(answer, Reserved):
-                self._let_go(
-                    state, spending.run, spending.round if spending.part == "train" else math.inf
-                )
+                before_round = spending.round if spending.part == "train" else math.inf
+                self._delete_replies(state, spending.run, before_round)
             return answer
 
     def count_evaluation(
         self, run: str, request_digest: str, per_run: float, life: float
     ) -> int | Refused:
-        """Count an evaluation once per request; return how many there were, or the refusal.
+        """Count an evaluation, once for each request.
 
-        Raise as `reserve`.
+        Args:
+            run: Identifies the run.
+            request_digest: SHA-256 of the request.
+            per_run: How many evaluations a run may ask for.
+            life: How many evaluations the cohort allows in all.
+
+        Returns:
+            How many there were, with this one; or the refusal.
+
+        Raises:
+            LedgerError: If the ledger cannot be read or written, or is damaged.
         """
         with self._change() as state:
             if state.closed:
                 return Refused(RefusalCode.COHORT_CLOSED)
-            if (run, request_digest) not in state.evaluations:
-                of_run = sum(counted == run for counted, _ in state.evaluations)
-                if of_run >= per_run or len(state.evaluations) >= life:
-                    return Refused(RefusalCode.EVALUATIONS_EXHAUSTED)
-                self._append("evaluation", {"run": run, "request_digest": request_digest})
-                self._let_go(state, run, math.inf)
-                return len(state.evaluations) + 1
-            return len(state.evaluations)
+            counted = len(state.evaluations)
+            if (run, request_digest) in state.evaluations:
+                return counted
+            counted_in_run = sum(counted_run == run for counted_run, _ in state.evaluations)
+            if counted_in_run >= per_run or counted >= life:
+                return Refused(RefusalCode.EVALUATIONS_EXHAUSTED)
+            self._append("evaluation", {"run": run, "request_digest": request_digest})
+            self._delete_replies(state, run, math.inf)
+            return counted + 1
 
     def restrict(self, epsilon: float | None) -> None:
-        """Lower what each part may ever spend, for good, or close the cohort to every request (None).
+        """Lower what each part may ever spend, for good, or close the cohort to every request.
 
-        Raises UserError if `epsilon` is not below what may be spent now, or the cohort is closed.
-        Raises LedgerError as `reserve`.
+        Args:
+            epsilon: The new budget of each part; None closes the cohort.
+
+        Raises:
+            UserError: If `epsilon` is not below what may be spent now, or the cohort is closed.
+            LedgerError: If the ledger cannot be read or written, or is damaged.
         """
         with self._change() as state:
             if state.closed:
@@ -244,19 +310,24 @@ class Ledger:
             most = state.most().epsilon
             if epsilon is not None and not 0 < epsilon < most:
                 raise UserError(
-                    f"epsilon {epsilon:g} is not between 0 and {most:g}, what each part "
-                    "may spend now: "
-                    "a budget is lowered for good and never raised"
+                    f"epsilon {epsilon:g} is not between 0 and {most:g}, what each part may spend "
+                    "now: a budget is lowered for good and never raised"
                 )
             self._append("restricted", {"epsilon": epsilon})
 
     def commit(self, reservation: int, reply: bytes) -> str:
-        """Store the whole reply to a reserved request, and return the new head.
+        """Store the whole reply to a reserved request; only then may it be sent.
 
-        Only then may it be sent.
+        Args:
+            reservation: Its identity.
+            reply: All that is sent.
 
-        Raises LedgerError if it cannot be written, or the reservation is not open or not held by
-        this process.
+        Returns:
+            The new head.
+
+        Raises:
+            LedgerError: If it cannot be written, or the reservation is not open or not held by
+                this process.
         """
         digest = hashlib.sha256(reply).hexdigest()
         with self._end_of(reservation):
@@ -264,36 +335,44 @@ class Ledger:
             return self._append("done", {"reservation": reservation, "reply_digest": digest}).head
 
     def fail(self, reservation: int) -> str:
-        """Note that a reserved request came to nothing, its steps staying spent.
+        """Note that a reserved request came to nothing; its steps stay spent.
 
-        Returns and raises as `commit`.
+        Args:
+            reservation: Its identity.
+
+        Returns:
+            The new head.
+
+        Raises:
+            LedgerError: As by `commit`.
         """
         with self._end_of(reservation):
             return self._append("failed", {"reservation": reservation}).head
 
-    @contextmanager
-    def _end_of(self, reservation: int) -> Iterator[None]:
-        with self._change():
-            self._require_held(reservation)
-            yield
-        self._held.discard(reservation)
-
     def planned(self, part: Part, run: str, purpose: str) -> StoredPlan | None:
-        """Return a run's plan as its first request fixed it, so that its noise is solved only once."""
-        return self.state().plans.get((part, run, purpose))
+        """Return a run's plan as its first request fixed it, so that its noise is solved once."""
+        return self.state().plans.get(PlanKey(part, run, purpose))
 
     def record_data_version(self, describe: Describe) -> None:
         """Note which version of the records is used from now on.
 
-        LedgerError if another cohort here has them.
+        Args:
+            describe: Gives the version under the ledger's secret key.
+
+        Raises:
+            LedgerError: If another cohort of the ledger has these records, or as by `reserve`.
         """
         with ledger_errors():
             version = describe(ledger_file.ledger_key(self._connection))
-            if version in self.state().data_versions[-1:]:
+            versions = self.state().data_versions
+            if versions and versions[-1] == version:
                 return
         with self._change():
             require_other_units(
-                read_chain(self._connection), self.cohort.name, version, self._place
+                read_chain(self._connection),
+                cohort=self.cohort.name,
+                version=version,
+                place=self._place,
             )
             self._append("data version", dataclasses.asdict(version))
 
@@ -304,16 +383,18 @@ class Ledger:
     def head(self) -> str:
         """Return the head of the file's chain."""
         self.state()
-        return self._verified.heads[-1]
+        return self._chain.heads[-1]
 
     def state(self) -> LedgerState:
         """Return what the entries add up to."""
         with ledger_errors():
-            # Where another connection has written, nothing that was checked before counts.
-            if (version := ledger_file.data_version(self._connection)) != self._version:
-                self._verified, self._version = Verified(), version
-            self._verified = self._verified.with_new(self._connection, self.cohort.name)
-        return self._verified.state
+            data_version = ledger_file.data_version(self._connection)
+            if data_version != self._data_version:
+                # Another connection has written: nothing that was checked before counts.
+                self._chain = VerifiedChain()
+                self._data_version = data_version
+            self._chain = self._chain.with_new_entries(self._connection, self.cohort.name)
+        return self._chain.state
 
     def spent(self, part: Part) -> Spent:
         """Account for everything spent on a part so far, with the method that holds for it."""
@@ -322,7 +403,8 @@ class Ledger:
     def verify(self) -> list[str]:
         """Check file, chain, stored replies, sums and second place.
 
-        An empty list means that all is sound.
+        Returns:
+            One line of text for each problem; an empty list means that all is sound.
         """
         problems = ledger_problems(self._connection, self.cohort.name)
         if not problems:
@@ -341,94 +423,122 @@ class Ledger:
     @contextmanager
     def _change(self) -> Iterator[LedgerState]:
         with transaction(self._connection):
-            # Nothing is read between an entry and its commit, so what is known was never rolled
+            # Nothing is read between an entry and its commit, so what was read is never rolled
             # back.
             state = self.state()
             check_witness(self._place, self._connection)
             yield state
-        # Before any step runs or any reply leaves; of the two the ledger comes first, so it is
-        # never behind.
+        # The second place follows before any step runs or any reply leaves. The ledger is written
+        # first, so it is never behind.
         with transaction(self._connection):
             advance_witness(self._place, self._connection)
 
-    def _let_go(self, state: LedgerState, run: str, before: float) -> None:
-        # Training replies of a simulation: once its server asks for more, they are in the bank, on
-        # the same disk. With `full`, a hospital's, they are kept, as the server's disk may fail.
-        if self._place.durability == "full":
-            return
-        for (reply,) in self._connection.execute("SELECT reservation FROM reply").fetchall():
-            row = state.reservations.get(reply)
-            if row is not None and (row.part, row.run) == ("train", run) and row.round < before:
-                self._connection.execute("DELETE FROM reply WHERE reservation = ?", (reply,))
-
-    def _check_kept(self, reservation: Reservation) -> None:
-        if self._place.durability == "full":
-            return
-        kept = self._connection.execute(
-            "SELECT 1 FROM reply WHERE reservation = ?", (reservation.identity,)
-        ).fetchone()
-        if kept is None:
-            raise LedgerError(
-                f"the reply to round {reservation.round} was let go when a later round was asked "
-                "for: a simulated site keeps the reply to its last round alone"
-            )
+    @contextmanager
+    def _end_of(self, reservation: int) -> Iterator[None]:
+        with self._change():
+            self._require_held(reservation)
+            yield
+        self._held.discard(reservation)
 
     def _append(self, kind: str, content: dict[str, Any]) -> Entry:
-        named = {} if self.asked_in is None else {"log": dataclasses.asdict(self.asked_in)}
-        return append_entry(
-            self._connection, kind, {"cohort": self.cohort.name, **named, **content}
-        )
+        context: dict[str, Any] = {"cohort": self.cohort.name}
+        if self.asked_in is not None:
+            context["log"] = dataclasses.asdict(self.asked_in)
+        return append_entry(self._connection, kind, context | content)
 
     def _answer_again(
         self, state: LedgerState, spending: Spending
     ) -> Reserved | StoredReply | Refused | None:
-        plan = (spending.part, spending.run, spending.purpose)
+        """Answer a request that was made before, or that a request before stands against."""
         of_plan = [
-            row for row in state.reservations.values() if (row.part, row.run, row.purpose) == plan
+            reservation
+            for reservation in state.reservations.values()
+            if reservation.plan_key == spending.plan_key
         ]
-        if any(row.round != spending.round and row.overlaps(spending) for row in of_plan):
-            return Refused(RefusalCode.POLICY_DENIED, "first_step")
-        same = [row for row in of_plan if row.round == spending.round]
-        if any(row.request_digest != spending.request_digest for row in same):
-            return Refused(RefusalCode.REQUEST_CHANGED, "round")
-        for earlier in same:
+        of_round = [reservation for reservation in of_plan if reservation.round == spending.round]
+        for earlier in of_plan:
+            if earlier.round != spending.round and earlier.overlaps(spending):
+                return Refused(RefusalCode.POLICY_DENIED, "first_step")
+        for earlier in of_round:
+            if earlier.request_digest != spending.request_digest:
+                return Refused(RefusalCode.REQUEST_CHANGED, "round")
+        for earlier in of_round:
             if earlier.state == "done":
-                self._check_kept(earlier)
-                return StoredReply(reply_body(self._connection, state, earlier.identity))
-        if any(is_worked_on(earlier) for earlier in same):
+                return self._stored_reply(state, earlier)
+        if any(is_worked_on(earlier) for earlier in of_round):
             return Refused(RefusalCode.ALREADY_RESERVED, "round")
-        for left in filter(may_take_over, same):
-            holder = {"process": this_process(), "durability": self._place.durability}
-            entry = self._append("taken over", {"reservation": left.identity, **holder})
-            self._held.add(left.identity)
-            return Reserved(left.identity, left.steps, entry.head)
+        for earlier in of_round:
+            if may_take_over(earlier):
+                return self._take_over(earlier)
         return None
 
+    def _stored_reply(self, state: LedgerState, reservation: Reservation) -> StoredReply:
+        if not state.is_needed(reservation) and not self._holds_reply(reservation.identity):
+            raise LedgerError(
+                f"the reply to round {reservation.round} was let go when a later round was asked "
+                "for: a simulated site keeps the reply to its last round alone"
+            )
+        return StoredReply(reply_body(self._connection, state, reservation.identity))
+
+    def _holds_reply(self, reservation: int) -> bool:
+        row = self._connection.execute(
+            "SELECT 1 FROM reply WHERE reservation = ?", (reservation,)
+        ).fetchone()
+        return row is not None
+
+    def _take_over(self, reservation: Reservation) -> Reserved:
+        entry = self._append(
+            "taken over",
+            {
+                "reservation": reservation.identity,
+                "process": this_process(),
+                "durability": self._place.durability,
+            },
+        )
+        self._held.add(reservation.identity)
+        return Reserved(reservation.identity, steps=reservation.steps, head=entry.head)
+
     def _reserve_new(self, state: LedgerState, spending: Spending) -> Reserved | Refused:
-        part, budget = spending.part, state.most()
-        rule = state.rules.get(part) or choose_rule(spending.plan, budget, self.cohort.planned_runs)
+        budget = state.most()
+        rule = state.rules.get(spending.part)
+        if rule is None:
+            rule = choose_rule(spending.plan, budget, self.cohort.planned_runs)
         requested = slice_history(spending.plan, spending.first_step, spending.steps)
-        # A stock of steps was bought as a whole, for what it costs together.
-        whole = rule.name == "fixed schedule" and budget != state.budget()
-        if whole and filter_epsilon(rule, requested, budget) > budget.epsilon:
+        # A stock of steps was bought as a whole, for what it costs together: a lowered budget
+        # admits all of it or nothing.
+        stock_was_cut = rule.name == "fixed schedule" and budget != state.budget()
+        if stock_was_cut and filter_epsilon(rule, requested, budget) > budget.epsilon:
             return Refused(RefusalCode.BUDGET_EXHAUSTED)
-        steps = admitted_steps(rule, state.spent_in(part), requested, budget)
+        steps = admitted_steps(
+            rule, spent=state.spent_in(spending.part), requested=requested, budget=budget
+        )
         if steps == 0:
             return Refused(RefusalCode.BUDGET_EXHAUSTED)
-        if part not in state.rules:
-            self._append(
-                "rule", {"part": part, "rule": rule.name, "schedule": write_history(rule.schedule)}
-            )
-        about = {"part": part, "run": spending.run, "purpose": spending.purpose}
-        if tuple(about.values()) not in state.plans:
-            self._append(
-                "plan",
-                {**about, "digest": spending.plan_digest, "history": write_history(spending.plan)},
-            )
+        if spending.part not in state.rules:
+            self._append_rule(spending.part, rule)
+        if spending.plan_key not in state.plans:
+            self._append_plan(spending)
+        return self._append_reservation(spending, steps)
+
+    def _append_rule(self, part: Part, rule: SpendingRule) -> None:
+        schedule = write_history(rule.schedule)
+        self._append("rule", {"part": part, "rule": rule.name, "schedule": schedule})
+
+    def _append_plan(self, spending: Spending) -> None:
+        self._append(
+            "plan",
+            {
+                **spending.plan_key._asdict(),
+                "digest": spending.plan_digest,
+                "history": write_history(spending.plan),
+            },
+        )
+
+    def _append_reservation(self, spending: Spending, steps: int) -> Reserved:
         entry = self._append(
             "reserved",
             {
-                **about,
+                **spending.plan_key._asdict(),
                 "round": spending.round,
                 "request_digest": spending.request_digest,
                 "steps": steps,
@@ -438,44 +548,80 @@ class Ledger:
             },
         )
         self._held.add(entry.position)
-        return Reserved(entry.position, steps, entry.head)
+        return Reserved(entry.position, steps=steps, head=entry.head)
+
+    def _delete_replies(self, state: LedgerState, run: str, before_round: float) -> None:
+        """Delete a simulation's training replies that its server has received.
+
+        Once the server asks for more, they are in the bank, on the same disk. A hospital's (with
+        `full`) stay, as the server's disk may fail.
+        """
+        if self._place.durability == "full":
+            return
+        for (identity,) in self._connection.execute("SELECT reservation FROM reply").fetchall():
+            reservation = state.reservations.get(identity)
+            if (
+                reservation is not None
+                and reservation.part == "train"
+                and reservation.run == run
+                and reservation.round < before_round
+            ):
+                self._connection.execute("DELETE FROM reply WHERE reservation = ?", (identity,))
 
     def _note_interrupted(self) -> None:
         if not self._held:
             return
         with self._change():
             reservations = self.state().reservations
-            for held in sorted(self._held & reservations.keys()):
-                if (
-                    reservations[held].state == "reserved"
-                    and reservations[held].process == this_process()
-                ):
-                    self._append("interrupted", {"reservation": held})
+            for identity in sorted(self._held & reservations.keys()):
+                reservation = reservations[identity]
+                if reservation.state == "reserved" and reservation.process == this_process():
+                    self._append("interrupted", {"reservation": identity})
 
-    def _require_held(self, reservation: int) -> None:
-        found = self.state().reservations.get(reservation)
-        if found is None or found.state != "reserved":
-            state = "unknown" if found is None else found.state
+    def _require_held(self, identity: int) -> None:
+        reservation = self.state().reservations.get(identity)
+        if reservation is None or reservation.state != "reserved":
+            status = "unknown" if reservation is None else reservation.state
             raise LedgerError(
-                f"reservation {reservation} is {state}: only an open one can be completed or failed"
+                f"reservation {identity} is {status}: only an open one can be completed or failed"
             )
         # A process that was taken for dead must not end the attempt that took its place.
-        if found.process != this_process():
+        if reservation.process != this_process():
             raise LedgerError(
-                f"reservation {reservation} is held by another process, which took it over"
+                f"reservation {identity} is held by another process, which took it over"
             )
 
 
-def _require_same(made: Cohort, stated: Cohort, path: Path) -> None:
+def _refuse_unknown_cohort(
+    place: LedgerPlace, connection: sqlite3.Connection, name: str
+) -> NoReturn:
+    # An emptied ledger holds no cohort either, and must not be taken for a site that is new.
+    with transaction(connection):
+        check_witness(place, connection)
+        entries = read_chain(connection)
+    cohorts = ", ".join(map(repr, ledger_file.cohorts_of(entries))) or "none"
+    raise LedgerError(
+        f"ledger {place.path} holds no cohort {name!r} (it holds: {cohorts}): put ledger.cohort in "
+        "the site file back; a cohort of other patients is made once, with  "
+        f"{ledger_file.HOW_TO_MAKE}"
+    )
+
+
+def _require_same(recorded: Cohort, stated: Cohort, path: Path) -> None:
+    """Raise CohortChangedError at the first field that is stated otherwise than it is recorded."""
     for field in dataclasses.fields(Cohort):
-        before, now = getattr(made, field.name), getattr(stated, field.name)
+        before = getattr(recorded, field.name)
+        now = getattr(stated, field.name)
         if before != now:
             raise CohortChangedError(
-                f"cohort {made.name!r} in ledger {path} was made with {field.name} {before!r}, "
-                f"not {now!r}: "
-                f"it is fixed for good, so put {before!r} back"
+                f"cohort {recorded.name!r} in ledger {path} was made with {field.name} "
+                f"{before!r}, not {now!r}: it is fixed for good, so put {before!r} back"
             )
 
 
-def _files(place: LedgerPlace) -> tuple[Path, Path]:
+def _ledger_files(place: LedgerPlace) -> tuple[Path, Path]:
     return place.path, Path(f"{place.path}-wal")
+
+
+def _cache_key(place: LedgerPlace, cohort: str) -> tuple[str, Path, str]:
+    return ("ledger", place.path, cohort)

@@ -5,28 +5,36 @@ import sqlite3
 from collections.abc import Iterable
 from copy import copy
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 from fl_dpbayes.config import Adjacency
-from fl_dpbayes.privacy.events import History, joined, read_history, slice_history
+from fl_dpbayes.privacy.events import History, joined, read_history, slice_history, steps_of
 from fl_dpbayes.privacy.filter import Budget, SpendingRule
 from fl_dpbayes.privacy.ledger.file import Durability, Entry, LedgerError, read_chain
 
 Part = Literal["train", "test", "recalibration"]
 PARTS: tuple[Part, ...] = get_args(Part)
 ReservationState = Literal["reserved", "done", "failed"]
+# What an entry of a reservation holds beside the reservation itself.
+_NOT_OF_RESERVATION = ("kind", "cohort", "log")
 
 
 @dataclass(frozen=True)
 class Cohort:
     """Whose records a budget protects, and how much may ever be spent on each part.
 
-    Fixed when its ledger is made.
+    It is fixed when its ledger is made. A corrected record does not make another cohort.
 
-    A corrected record does not make another cohort. `unit`: such as "patient". `epsilon`: the
-    budget of each part. `planned_runs`: for how many runs of its first plan it was declared, which
-    then are one schedule. `split`: what tells the rule that puts each unit in its part from any
-    other; a unit that moved to another part would have both budgets spent on it.
+    Attributes:
+        name: As the site file has it.
+        unit: Of privacy, such as "patient".
+        epsilon: The budget of each part, infinite if nothing limits it.
+        delta: In (0, 1).
+        adjacency: For which epsilon holds.
+        split: Tells the rule that puts each unit in its part from any other. A unit that moved to
+            another part would have both budgets spent on it.
+        planned_runs: For how many runs of its first plan it was declared, which then are one
+            schedule.
     """
 
     name: str
@@ -38,15 +46,31 @@ class Cohort:
     planned_runs: int = 1
 
 
+class PlanKey(NamedTuple):
+    """Which plan: a run has one for each purpose, in the part that pays for it."""
+
+    part: str
+    run: str
+    purpose: str
+
+
 @dataclass(frozen=True)
 class Spending:
     """What a request asks to spend.
 
-    `purpose`: what the part is used for, such as "train" or "evaluate 3"; a run has one plan for
-    each purpose. `request_digest`: SHA-256 of the request without the head that it echoes.
-    `plan_digest`: SHA-256 of the plan as the request states it. `plan`: events of the whole run, in
-    the order of the steps, at one sampling rate. `first_step`: first step of the plan that is asked
-    for, from 0. `steps`: how many, > 0.
+    Attributes:
+        part: Of the cohort, which pays.
+        run: Identifies the run.
+        round: Of the run.
+        purpose: What the part is used for, such as "train" or "evaluate 3".
+        request_digest: SHA-256 of the request without the head that it echoes.
+        plan_digest: SHA-256 of the plan as the request states it.
+        plan: Events of the whole run, in the order of the steps, at one sampling rate.
+        first_step: First step of the plan that is asked for, from 0.
+        steps: How many are asked for, > 0.
+
+    Raises:
+        ValueError: If the plan is empty or has several sampling rates, or the steps lie outside it.
     """
 
     part: Part
@@ -60,23 +84,45 @@ class Spending:
     steps: int
 
     def __post_init__(self) -> None:
-        planned = sum(event.steps for event in self.plan)
+        planned = steps_of(self.plan)
         if len({event.sampling_rate for event in self.plan}) != 1:
             raise ValueError("plan must have at least one event, and one sampling rate for all")
-        if self.first_step < 0 or self.steps < 1 or self.first_step + self.steps > planned:
-            said = f"first_step {self.first_step} and steps {self.steps}"
-            raise ValueError(f"{said} must lie within the plan's {planned} steps")
+        if self.first_step < 0 or self.steps < 1 or self.end_step > planned:
+            raise ValueError(
+                f"first_step {self.first_step} and steps {self.steps} must lie within the plan's "
+                f"{planned} steps"
+            )
+
+    @property
+    def plan_key(self) -> PlanKey:
+        """Of the plan that the steps belong to."""
+        return PlanKey(self.part, self.run, self.purpose)
+
+    @property
+    def end_step(self) -> int:
+        """The step after the last one that is asked for."""
+        return self.first_step + self.steps
 
 
 @dataclass(frozen=True)
 class Reservation:
     """Steps that were set aside for a request before they ran; they count whatever became of them.
 
-    `identity`: position of its entry in the chain. `time`: ISO 8601. `steps`: how many were
-    admitted. `process`: which process works on it, or did last. `state`: `reserved` until the reply
-    is stored (`done`) or the work is given up (`failed`). `takeovers`: how often a process went on
-    with what a dead one had left open. `durability`: of that process's changes to the ledger.
-    `interrupted`: an interrupt ended the work in that process, which may live on.
+    Attributes:
+        identity: Position of its entry in the chain.
+        time: When it was made, ISO 8601.
+        part: Of the cohort, which pays.
+        run: Identifies the run.
+        round: Of the run.
+        purpose: As of its `Spending`.
+        request_digest: As of its `Spending`.
+        first_step: As of its `Spending`.
+        steps: How many were admitted.
+        process: Which process works on it, or did last.
+        state: `reserved` until the reply is stored (`done`) or the work is given up (`failed`).
+        takeovers: How often a process went on with what a dead one had left open.
+        durability: Of that process's changes to the ledger.
+        interrupted: An interrupt ended the work in that process, which may live on.
     """
 
     identity: int
@@ -94,15 +140,30 @@ class Reservation:
     durability: Durability = "normal"
     interrupted: bool = False
 
+    @property
+    def plan_key(self) -> PlanKey:
+        """Of the plan that the steps belong to."""
+        return PlanKey(self.part, self.run, self.purpose)
+
+    @property
+    def end_step(self) -> int:
+        """The step after the last one that was set aside."""
+        return self.first_step + self.steps
+
     def overlaps(self, spending: Spending) -> bool:
         """Say whether a step set aside here is asked for again."""
-        ends = self.first_step + self.steps, spending.first_step + spending.steps
-        return max(self.first_step, spending.first_step) < min(ends)
+        first_step = max(self.first_step, spending.first_step)
+        return first_step < min(self.end_step, spending.end_step)
 
 
 @dataclass(frozen=True)
 class StoredPlan:
-    """A run's plan as fixed by its first request: digest of its statement, and its events."""
+    """A run's plan as fixed by its first request.
+
+    Attributes:
+        digest: SHA-256 of the plan as the request stated it.
+        history: Its events.
+    """
 
     digest: str
     history: History
@@ -110,7 +171,12 @@ class StoredPlan:
 
 @dataclass(frozen=True)
 class DataVersion:
-    """One version of a cohort's records under the ledger's secret key: hash of all, and sketch of the units."""
+    """One version of a cohort's records under the ledger's secret key.
+
+    Attributes:
+        fingerprint: Hash of all records.
+        units: Sketch of the units, see `unit_sketch`.
+    """
 
     fingerprint: str
     units: tuple[str, ...]
@@ -118,12 +184,26 @@ class DataVersion:
 
 @dataclass
 class LedgerState:
-    """One cohort's state after some entries; grown by `read_state` only."""
+    """One cohort's state after some entries; only `read_state` adds to it.
+
+    Attributes:
+        cohort: None as long as no entry made it.
+        orders: Of its Renyi filter.
+        data_versions: Of its records, in the order in which they came into use.
+        plans: By key.
+        rules: By part.
+        reservations: By identity.
+        spending: All events reserved in a part, by part.
+        reply_digests: SHA-256 of the stored replies, by the identity of their reservation.
+        evaluations: Run and digest of each request that was counted.
+        lowered: What a command lowered each part's epsilon to.
+        closed: Whether nothing may be spent any more.
+    """
 
     cohort: Cohort | None = None
     orders: tuple[float, ...] = ()
     data_versions: list[DataVersion] = field(default_factory=list)
-    plans: dict[tuple[str, str, str], StoredPlan] = field(default_factory=dict)
+    plans: dict[PlanKey, StoredPlan] = field(default_factory=dict)
     rules: dict[str, SpendingRule] = field(default_factory=dict)
     reservations: dict[int, Reservation] = field(default_factory=dict)
     spending: dict[str, History] = field(default_factory=dict)
@@ -135,26 +215,37 @@ class LedgerState:
     def budget(self) -> Budget:
         """Return the budget of each part that the cohort was made with."""
         assert self.cohort is not None
-        return Budget(self.cohort.epsilon, self.cohort.delta, self.cohort.adjacency, self.orders)
+        return Budget(
+            epsilon=self.cohort.epsilon,
+            delta=self.cohort.delta,
+            adjacency=self.cohort.adjacency,
+            orders=self.orders,
+        )
 
     def most(self) -> Budget:
-        """Return what each part may spend from now on: the budget, or less where a command lowered it."""
-        return replace(self.budget(), epsilon=min(self.budget().epsilon, self.lowered))
+        """Return what each part may spend from now on: the budget, or less if a command said so."""
+        budget = self.budget()
+        return replace(budget, epsilon=min(budget.epsilon, self.lowered))
 
     def plan_of(self, reservation: Reservation) -> History:
         """Return the events of the whole run that a reservation belongs to."""
-        return self.plans[reservation.part, reservation.run, reservation.purpose].history
+        return self.plans[reservation.plan_key].history
 
     def is_needed(self, done: Reservation) -> bool:
-        """Say whether a request may still want the reply to an earlier one: not where a simulation has gone on."""
-        after = (
-            row
-            for row in self.reservations.values()
-            if row.run == done.run and row.identity > done.identity
+        """Say whether a request may still want the reply to an earlier one.
+
+        A simulated site lets a training reply go once its run has gone on.
+        """
+        if done.durability == "full" or done.part != "train":
+            return True
+        run_was_evaluated = any(run == done.run for run, _ in self.evaluations)
+        run_went_on = any(
+            later.run == done.run
+            and later.identity > done.identity
+            and (later.part != "train" or later.round != done.round)
+            for later in self.reservations.values()
         )
-        gone_on = any((row.part, row.round) != ("train", done.round) for row in after)
-        gone_on |= any(run == done.run for run, _ in self.evaluations)
-        return done.durability == "full" or done.part != "train" or not gone_on
+        return not (run_was_evaluated or run_went_on)
 
     def reserved_in(self, part: Part) -> list[Reservation]:
         """Return a part's reservations in the order in which they were made."""
@@ -168,8 +259,13 @@ class LedgerState:
 
 
 @dataclass(frozen=True)
-class Verified:
-    """What a chain whose links were checked adds up to for one cohort, and the heads of all its entries in turn."""
+class VerifiedChain:
+    """What a chain whose links were checked adds up to for one cohort.
+
+    Attributes:
+        heads: Of all its entries in turn.
+        state: What they add up to.
+    """
 
     heads: tuple[str, ...] = ()
     state: LedgerState = field(default_factory=LedgerState)
@@ -177,32 +273,42 @@ class Verified:
     @property
     def size(self) -> int:
         """Bytes that it takes in memory, about."""
-        state = self.state
-        plans = sum(len(plan.history) for plan in state.plans.values())
+        plan_events = sum(len(plan.history) for plan in self.state.plans.values())
         return (
             150 * len(self.heads)
-            + 1500 * len(state.reservations)
-            + 30_000 * len(state.data_versions)
-            + 250 * plans
+            + 1500 * len(self.state.reservations)
+            + 30_000 * len(self.state.data_versions)
+            + 250 * plan_events
         )
 
-    def with_new(self, connection: sqlite3.Connection, cohort: str) -> "Verified":
+    def with_new_entries(self, connection: sqlite3.Connection, cohort: str) -> "VerifiedChain":
         """Read and check the entries that were appended since.
 
-        The file is tied to what is known by its entry at that position: its head is a hash over all
-        before it, so what follows it was appended to the very chain that was checked. Where it has
-        another head, or none, the whole chain is read. Raises LedgerError as `read_chain` and
-        `read_state`.
+        The file's entry at the last known position must have the last known head. That head is a
+        hash over all entries before, so what follows was appended to the very chain that was
+        checked. Where the file has another head there, or none, the whole chain is read.
+
+        Args:
+            connection: To the ledger's file.
+            cohort: Name of the cohort.
+
+        Returns:
+            The longer chain.
+
+        Raises:
+            LedgerError: If a link is broken, or an entry does not fit the ones before.
         """
-        known = len(self.heads)
-        row = connection.execute("SELECT head FROM chain WHERE position = ?", (known,)).fetchone()
-        tied = row is not None and bool(known) and row[0] == self.heads[-1]
-        before = self if tied else Verified()
-        new = read_chain(connection, known, self.heads[-1]) if tied else read_chain(connection)
-        if tied and not new:
+        length = len(self.heads)
+        row = connection.execute("SELECT head FROM chain WHERE position = ?", (length,)).fetchone()
+        if length == 0 or row is None or row[0] != self.heads[-1]:
+            entries = read_chain(connection)
+            heads = tuple(entry.head for entry in entries)
+            return VerifiedChain(heads, read_state(entries, cohort))
+        entries = read_chain(connection, after=length, previous=self.heads[-1])
+        if not entries:
             return self
-        heads = (*before.heads, *(entry.head for entry in new))
-        return Verified(heads, read_state(new, cohort, before.state))
+        heads = (*self.heads, *(entry.head for entry in entries))
+        return VerifiedChain(heads, read_state(entries, cohort, self.state))
 
 
 def read_state(
@@ -210,85 +316,102 @@ def read_state(
 ) -> LedgerState:
     """Add up the entries of one cohort in a checked chain.
 
-    `cohort` is None if the chain does not know it.
+    Args:
+        entries: Of any cohorts, in the order of the chain.
+        cohort: Name of the cohort.
+        before: What earlier entries add up to; it stays as it is.
 
-    `before`: what earlier entries add up to; it stays as it is. Raises LedgerError if an entry
-    completes, fails or takes over what is not open.
+    Returns:
+        The state, whose `cohort` is None if the chain does not know it.
+
+    Raises:
+        LedgerError: If an entry completes, fails or takes over what is not open, or is of an
+            unknown kind.
     """
-    known = LedgerState() if before is None else before
-    state = LedgerState(*(copy(getattr(known, each.name)) for each in fields(known)))
+    earlier = LedgerState() if before is None else before
+    copies = {
+        attribute.name: copy(getattr(earlier, attribute.name)) for attribute in fields(earlier)
+    }
+    state = LedgerState(**copies)
     for entry in entries:
         if entry.content["cohort"] == cohort:
-            _add(state, entry)
+            _add_entry(state, entry)
     return state
 
 
-def _add(state: LedgerState, entry: Entry) -> None:
+def _add_entry(state: LedgerState, entry: Entry) -> None:
     content = entry.content
-    changes: dict[str, Any] = {}
     match content["kind"]:
         case "cohort":
-            settings = content["settings"]
-            state.cohort = Cohort(**settings | {"epsilon": float(settings["epsilon"])})
+            settings = dict(content["settings"])
+            # JSON has no infinity: an unlimited budget is the text "inf".
+            settings["epsilon"] = float(settings["epsilon"])
+            state.cohort = Cohort(**settings)
             state.orders = tuple(content["orders"])
         case "data version":
-            state.data_versions.append(DataVersion(content["fingerprint"], tuple(content["units"])))
+            version = DataVersion(fingerprint=content["fingerprint"], units=tuple(content["units"]))
+            state.data_versions.append(version)
         case "plan":
-            key = (content["part"], content["run"], content["purpose"])
+            key = PlanKey(content["part"], content["run"], content["purpose"])
             state.plans[key] = StoredPlan(content["digest"], read_history(content["history"]))
         case "rule":
-            state.rules[content["part"]] = SpendingRule(
-                content["rule"], read_history(content["schedule"])
-            )
+            rule = SpendingRule(content["rule"], read_history(content["schedule"]))
+            state.rules[content["part"]] = rule
         case "reserved":
-            stated = {
-                key: value for key, value in content.items() if key not in ("kind", "cohort", "log")
-            }
-            made = state.reservations[entry.position] = Reservation(
-                identity=entry.position, **stated
-            )
-            before, new = (
-                state.spent_in(made.part),
-                slice_history(state.plan_of(made), made.first_step, made.steps),
-            )
-            state.spending[made.part] = (*before[:-1], *joined((*before[-1:], *new)))
+            _add_reservation(state, entry)
         case "evaluation":
             state.evaluations.add((content["run"], content["request_digest"]))
+        case "restricted" if content["epsilon"] is None:
+            state.closed = True
         case "restricted":
-            state.closed |= content["epsilon"] is None
-            state.lowered = min(state.lowered, content["epsilon"] or math.inf)
+            state.lowered = min(state.lowered, content["epsilon"])
         case "taken over":
-            takeovers = _open_reservation(state, entry).takeovers + 1
-            # An older ledger does not tell the durability: the weaker one is taken.
-            changes = {
-                "process": content["process"],
-                "takeovers": takeovers,
-                "interrupted": False,
-                "durability": content.get("durability", "normal"),
-            }
-        case "done" | "failed":
-            changes = {"state": content["kind"]}
+            reservation = _open_reservation(state, entry)
+            state.reservations[reservation.identity] = replace(
+                reservation,
+                process=content["process"],
+                takeovers=reservation.takeovers + 1,
+                interrupted=False,
+                # An older ledger does not tell the durability: the weaker one is taken.
+                durability=content.get("durability", "normal"),
+            )
+        case "done":
+            reservation = _open_reservation(state, entry)
+            state.reservations[reservation.identity] = replace(reservation, state="done")
+            state.reply_digests[reservation.identity] = content["reply_digest"]
+        case "failed":
+            reservation = _open_reservation(state, entry)
+            state.reservations[reservation.identity] = replace(reservation, state="failed")
         case "interrupted":
-            changes = {"interrupted": True}
+            reservation = _open_reservation(state, entry)
+            state.reservations[reservation.identity] = replace(reservation, interrupted=True)
         case kind:
             raise LedgerError(
                 f"entry {entry.position} of the ledger is of an unknown kind, {kind!r}"
             )
-    if changes:
-        earlier = _open_reservation(state, entry)
-        state.reservations[earlier.identity] = replace(earlier, **changes)
-        if changes.get("state") == "done":
-            state.reply_digests[earlier.identity] = content["reply_digest"]
+
+
+def _add_reservation(state: LedgerState, entry: Entry) -> None:
+    reserved = {
+        key: value for key, value in entry.content.items() if key not in _NOT_OF_RESERVATION
+    }
+    reservation = Reservation(identity=entry.position, **reserved)
+    state.reservations[entry.position] = reservation
+    plan = state.plan_of(reservation)
+    events = slice_history(plan, reservation.first_step, reservation.steps)
+    # Only the last event of what was spent before can have an equal neighbour in the new ones.
+    spent = state.spent_in(reservation.part)
+    state.spending[reservation.part] = (*spent[:-1], *joined((*spent[-1:], *events)))
 
 
 def _open_reservation(state: LedgerState, entry: Entry) -> Reservation:
+    """Return the reservation that an entry changes, or raise LedgerError if it is not open."""
     identity = entry.content["reservation"]
-    found = state.reservations.get(identity)
-    if found is None or found.state != "reserved":
-        was = "unknown" if found is None else found.state
-        kind = entry.content["kind"]
+    reservation = state.reservations.get(identity)
+    if reservation is None or reservation.state != "reserved":
+        status = "unknown" if reservation is None else reservation.state
         raise LedgerError(
-            f"entry {entry.position} of the ledger: {kind!r} for reservation {identity}, "
-            f"which is {was}"
+            f"entry {entry.position} of the ledger: {entry.content['kind']!r} for reservation "
+            f"{identity}, which is {status}"
         )
-    return found
+    return reservation

@@ -1,7 +1,7 @@
-"""Which process holds a reservation, whether it still runs, and who may go on with what a dead one left open.
+"""Which process holds a reservation, and who may go on with what a dead one left open.
 
-Work that did not complete is charged again when it is repeated, but for that.
-docs/proofs/takeover.md says why.
+Work that did not complete is charged again when it is repeated, unless it is taken over.
+docs/proofs/takeover.md says why that is sound.
 """
 
 import os
@@ -20,12 +20,17 @@ _PROC = Path("/proc")
 _NAME = re.compile(
     r"(?P<boot>[^:]+):(?P<namespace>[0-9]+):(?P<process_id>[1-9][0-9]{0,6}):(?P<start_time>[0-9]+)"
 )
+# Zombies and processes that are being removed work on nothing.
+_ENDED_STATES = "ZX"
 
 
 def this_process() -> str:
-    """Name this process so that no other, before or after a restart of the machine, has the same name.
+    """Name this process.
 
-    It is "boot id:process id namespace:process id:start time", or "" where /proc does not tell.
+    No other process, before or after a restart of the machine, has the same name.
+
+    Returns:
+        "boot id:process id namespace:process id:start time", or "" where /proc does not tell.
     """
     return _name_of(os.getpid(), _PROC)
 
@@ -45,21 +50,26 @@ def _name_of(process_id: int, proc: Path) -> str:
 
 
 def process_status(name: str) -> ProcessStatus:
-    """Say what became of the process that `this_process` named so, there.
+    """Say what became of a process.
 
-    It is `dead` only if it is known to be gone: its namespace is ours, and no process of its id, or
-    a later one, runs there. `machine restarted` if the boot id is not ours (some containers have a
-    boot id of their own, and then the process may still run). `unknown` if it is of another
-    namespace, or /proc does not tell.
+    Args:
+        name: As `this_process` gave it in that process.
+
+    Returns:
+        `dead` only if it is known to be gone: its namespace is ours, and no process of its id, or
+        a later one, runs there. `machine restarted` if the boot id is not ours (some containers
+        have a boot id of their own, and then the process may still run). `unknown` if it is of
+        another namespace, or /proc does not tell.
     """
-    there, here = _NAME.fullmatch(name), _NAME.fullmatch(this_process())
-    if there is None or here is None:
+    process = _NAME.fullmatch(name)
+    ours = _NAME.fullmatch(this_process())
+    if process is None or ours is None:
         return "unknown"
-    if there["boot"] != here["boot"]:
+    if process["boot"] != ours["boot"]:
         return "machine restarted"
-    if there["namespace"] != here["namespace"]:
+    if process["namespace"] != ours["namespace"]:
         return "unknown"
-    process_id = int(there["process_id"])
+    process_id = int(process["process_id"])
     try:
         # A /proc mounted with hidepid does not show what runs; signal 0 tells, and does nothing.
         os.kill(process_id, 0)
@@ -71,18 +81,20 @@ def process_status(name: str) -> ProcessStatus:
         state, start_time = _state_and_start_time(process_id)
     except OSError:
         return "unknown"
-    return "running" if start_time == there["start_time"] and state not in "ZX" else "dead"
+    if start_time != process["start_time"] or state in _ENDED_STATES:
+        return "dead"
+    return "running"
 
 
 def is_worked_on(reservation: Reservation) -> bool:
-    """Say whether a reservation is open and the process that holds it is known to be at work on it."""
+    """Say whether a reservation is open and its process is known to be at work on it."""
     if reservation.state != "reserved" or reservation.interrupted:
         return False
     return process_status(reservation.process) == "running"
 
 
 def may_take_over(reservation: Reservation) -> bool:
-    """Say whether a reservation is open, its holder is known to be dead, and no reply of it can have been sent."""
+    """Say whether a reservation is open, its holder known to be dead, and surely no reply sent."""
     if reservation.state != "reserved" or reservation.takeovers >= MOST_TAKEOVERS:
         return False
     status = process_status(reservation.process)

@@ -1,4 +1,7 @@
-"""Epsilon of a history by its privacy-loss distribution, bounded in docs/proofs/privacy-loss-distribution.md."""
+"""Epsilon of a history by its privacy-loss distribution.
+
+docs/proofs/privacy-loss-distribution.md has the bound and its proof.
+"""
 
 import math
 from bisect import bisect_right
@@ -30,9 +33,13 @@ from fl_dpbayes.privacy.pld.grid import ABOVE, Grid, LossMass, discretise
 MOST_COMPOSED_ANEW = 16
 _ACCOUNTS = Kept(most_bytes=2**28)
 # Of the terms of a sum, so that their product with exp stays inside float64.
-LARGEST_EXPONENT, PIECES = 500.0, 8
+LARGEST_EXPONENT = 500.0
+# In so many pieces a window is searched.
+PIECES = 8
 # In a spectrum of numbers up to 1, whose errors of 1e-16 each are counted.
 NEGLIGIBLE = 1e-200
+# Beyond this mu subsampling no longer matters.
+LARGEST_SUBSAMPLED_MU = 1e6
 
 
 def pld_epsilon(
@@ -43,8 +50,18 @@ def pld_epsilon(
     The excess is mostly 1e-5 of epsilon (or of 0.1), 4e-4 at most in 459 random plans with sampling
     rates and deltas from 1e-3 and 1e-8 on. Where few steps at smaller rates make large losses rare,
     the bound on rounding weighs most, and it can be a multiple of epsilon. It is exact (1e-12)
-    where every sampling rate is 1, infinite where a step had no noise. Raises ValueError if delta
-    lies outside (0, 1).
+    where every sampling rate is 1.
+
+    Args:
+        history: What was done to the records.
+        delta: In (0, 1).
+        adjacency: What neighbouring data sets differ in.
+
+    Returns:
+        epsilon >= 0, infinite where a step had no noise.
+
+    Raises:
+        ValueError: If delta lies outside (0, 1).
     """
     if not 0 < delta < 1:
         raise ValueError(f"delta is {delta}: it must lie above 0 and below 1")
@@ -56,12 +73,12 @@ def pld_epsilon(
     unsampled = gdp_epsilon(_mu_without_subsampling(levels, adjacency), delta)
     if _in_closed_form(levels, adjacency):
         return unsampled
-    return min(unsampled, _subsampled(levels, delta, adjacency))
+    return min(unsampled, _subsampled_epsilon(levels, delta, adjacency))
 
 
 # A site and its server ask for the same in one process, and so do sites of equal noise.
 @lru_cache(maxsize=256)
-def _subsampled(levels: History, delta: float, adjacency: Adjacency) -> float:
+def _subsampled_epsilon(levels: History, delta: float, adjacency: Adjacency) -> float:
     grid, directions = composed(levels, adjacency, delta)
     return max(direction.epsilon(delta, grid.spacing) for direction in directions)
 
@@ -75,84 +92,134 @@ def prefix_epsilon(
     falls it is looser, most where little was spent. A plan of many levels, or whose noise never
     falls, is composed once in a process, on one grid, and extended as more of its steps are asked
     for.
+
+    Args:
+        plan: All of it.
+        steps: How many of its first steps count.
+        delta: In (0, 1).
+        adjacency: What neighbouring data sets differ in.
+
+    Returns:
+        epsilon >= 0, which may be infinite.
     """
-    asked = plan, delta, adjacency
-    return _ACCOUNTS.get(asked, lambda: _PrefixAccount(*asked), lambda made: made.size).epsilon(
-        steps
+    account = _ACCOUNTS.get(
+        key=(plan, delta, adjacency),
+        load=lambda: _PrefixAccount(plan, delta, adjacency),
+        size=lambda account: account.size,
     )
+    return account.epsilon(steps)
+
+
+@dataclass(frozen=True)
+class _ComposedPrefix:
+    """The first events of a plan, each whole, and what they compose to."""
+
+    events: int
+    directions: list["Direction"]
 
 
 class _PrefixAccount:
-    """What the first steps of a plan cost, on the grid that is fine enough for all of it."""
+    """What the first steps of a plan cost, on the grid that is fine enough for all of it.
+
+    `size`: bytes that it takes in memory, about.
+    """
 
     def __init__(self, plan: History, delta: float, adjacency: Adjacency) -> None:
-        levels, noise = (
-            levels_of(plan) if has_noise(plan) else (),
-            [event.noise_multiplier for event in plan],
-        )
-        self._plan, self._delta, self._adjacency, self._known = (
-            plan,
-            delta,
-            adjacency,
-            dict[int, float](),
-        )
-        self._grid, self.size = None, 100 * len(plan)
-        usual = all(
-            not event.is_free and LEAST_NOISE <= event.noise_multiplier <= MOST_NOISE
-            for event in plan
-        )
-        many = usual and (len(levels) > MOST_COMPOSED_ANEW or noise == sorted(noise))
-        if many and len(set(noise)) <= MOST_LEVELS and not _in_closed_form(levels, adjacency):
-            self._grid = Grid.of(levels, adjacency, delta)
-            # Replaced as a whole: another thread finds the old one or the new one.
-            self._reached = 0, _nothing_composed(self._grid, adjacency)
-            self._last = dict[GaussianEvent, list[Direction]]()
+        self._plan = plan
+        self._delta = delta
+        self._adjacency = adjacency
+        self._epsilons: dict[int, float] = {}
+        self._ends = [0, *accumulate(event.steps for event in plan)]
+        self._grid = _prefix_grid(plan, delta, adjacency)
+        self._last_step: dict[GaussianEvent, list[Direction]] = {}
+        self.size = 100 * len(plan)
+        if self._grid is not None:
+            self._composed = _ComposedPrefix(0, _nothing_composed(self._grid, adjacency))
             self.size += 32 * self._grid.size + 200 * len(plan)
 
     def epsilon(self, steps: int) -> float:
-        if steps not in self._known:
-            self._known[steps] = self._epsilon(steps)
-        return self._known[steps]
+        if steps not in self._epsilons:
+            self._epsilons[steps] = self._compute_epsilon(steps)
+        return self._epsilons[steps]
 
-    def _epsilon(self, steps: int) -> float:
-        prefix, grid = slice_history(self._plan, 0, steps), self._grid
+    def _compute_epsilon(self, steps: int) -> float:
+        prefix = slice_history(self._plan, 0, steps)
+        grid = self._grid
         if grid is None or _chance_of_use(prefix) <= self._delta:
             return pld_epsilon(prefix, self._delta, self._adjacency)
-        ends = [0, *accumulate(event.steps for event in self._plan)]
-        whole = bisect_right(ends, steps) - 1
-        events, directions = self._reached
-        if whole < events:
-            events, directions = 0, _nothing_composed(grid, self._adjacency)
-        for event in self._plan[events:whole]:
-            directions = _then(directions, self._step(event, grid), event.steps)
-        # Whole events alone are kept, so that what steps cost does not depend on which ones were
-        # asked for before.
-        self._reached = whole, directions
-        if steps > ends[whole]:
-            directions = _then(directions, self._step(self._plan[whole], grid), steps - ends[whole])
-        found = max(direction.epsilon(self._delta, grid.spacing) for direction in directions)
-        return min(
-            gdp_epsilon(_mu_without_subsampling(prefix, self._adjacency), self._delta), found
-        )
+        directions = self._compose(steps, grid)
+        subsampled = max(direction.epsilon(self._delta, grid.spacing) for direction in directions)
+        unsampled = gdp_epsilon(_mu_without_subsampling(prefix, self._adjacency), self._delta)
+        return min(unsampled, subsampled)
 
-    def _step(self, event: GaussianEvent, grid: Grid) -> list["Direction"]:
-        losses = self._last.get(event) or _of_step(event, grid, self._adjacency)
-        self._last = {event: losses}
-        return losses
+    def _compose(self, steps: int, grid: Grid) -> list["Direction"]:
+        whole_events = bisect_right(self._ends, steps) - 1
+        start = self._composed
+        if whole_events < start.events:
+            start = _ComposedPrefix(0, _nothing_composed(grid, self._adjacency))
+        directions = start.directions
+        for event in self._plan[start.events : whole_events]:
+            directions = _then(directions, self._one_step(event, grid), event.steps)
+        # Only whole events stay composed, so that what steps cost does not depend on which ones
+        # were asked for before. Replaced at once: another thread finds the old one or the new one.
+        self._composed = _ComposedPrefix(whole_events, directions)
+        steps_beyond = steps - self._ends[whole_events]
+        if steps_beyond > 0:
+            event = self._plan[whole_events]
+            directions = _then(directions, self._one_step(event, grid), steps_beyond)
+        return directions
+
+    def _one_step(self, event: GaussianEvent, grid: Grid) -> list["Direction"]:
+        step = self._last_step.get(event)
+        if step is None:
+            step = _of_step(event, grid, self._adjacency)
+        self._last_step = {event: step}
+        return step
+
+
+def _prefix_grid(plan: History, delta: float, adjacency: Adjacency) -> Grid | None:
+    """Return a grid for all prefixes of a plan; None where each is composed anew."""
+    for event in plan:
+        if event.is_free or not LEAST_NOISE < event.noise_multiplier <= MOST_NOISE:
+            return None
+    levels = levels_of(plan)
+    noise = [event.noise_multiplier for event in plan]
+    noise_falls = noise != sorted(noise)
+    if noise_falls and len(levels) <= MOST_COMPOSED_ANEW:
+        return None
+    if len(set(noise)) > MOST_LEVELS or _in_closed_form(levels, adjacency):
+        return None
+    return Grid.of(levels, adjacency, delta)
 
 
 def composition_work(history: History, delta: float, adjacency: Adjacency) -> int:
-    """Count grid points that `pld_epsilon` transforms (10^7 a second): kinds of step times size, 0 in closed form."""
+    """Count the grid points that `pld_epsilon` transforms, ten million a second.
+
+    Args:
+        history: What was done to the records.
+        delta: In (0, 1).
+        adjacency: What neighbouring data sets differ in.
+
+    Returns:
+        Kinds of step times grid size, 0 in closed form.
+    """
     levels = levels_of(history) if has_noise(history) else ()
-    return (
-        0
-        if _in_closed_form(levels, adjacency)
-        else len(levels) * Grid.of(levels, adjacency, delta).size
-    )
+    if _in_closed_form(levels, adjacency):
+        return 0
+    return len(levels) * Grid.of(levels, adjacency, delta).size
 
 
 def composed(levels: History, adjacency: Adjacency, delta: float) -> tuple[Grid, list["Direction"]]:
-    """Compose at least one level on a grid chosen for delta, in the directions (remove, add) or (replace,)."""
+    """Compose levels on a grid chosen for delta.
+
+    Args:
+        levels: At least one, see `levels_of`.
+        adjacency: What neighbouring data sets differ in.
+        delta: In (0, 1).
+
+    Returns:
+        The grid, and the composed losses in the directions (remove, add) or (replace,).
+    """
     grid = Grid.of(levels, adjacency, delta)
     directions = _nothing_composed(grid, adjacency)
     for level in levels:
@@ -161,28 +228,38 @@ def composed(levels: History, adjacency: Adjacency, delta: float) -> tuple[Grid,
 
 
 def _nothing_composed(grid: Grid, adjacency: Adjacency) -> list["Direction"]:
-    empty = Direction(grid.order, np.ones(grid.size // 2 + 1, dtype=np.complex128), grid.size)
+    spectrum = np.ones(grid.size // 2 + 1, dtype=np.complex128)
+    empty = Direction(order=grid.order, spectrum=spectrum, size=grid.size)
     return [empty] if adjacency == "replace_one" else [empty, empty]
 
 
 def _of_step(level: GaussianEvent, grid: Grid, adjacency: Adjacency) -> list["Direction"]:
+    losses = discretise(level, adjacency, spacing=grid.spacing, reach=grid.reach)
+    return [Direction.of_step(loss, grid) for loss in losses]
+
+
+def _then(
+    directions: list["Direction"], step_directions: list["Direction"], steps: int
+) -> list["Direction"]:
     return [
-        Direction.of_step(loss, grid)
-        for loss in discretise(level, adjacency, grid.spacing, grid.reach)
+        direction.then(step, steps)
+        for direction, step in zip(directions, step_directions, strict=True)
     ]
-
-
-def _then(directions: list["Direction"], step: list["Direction"], steps: int) -> list["Direction"]:
-    return [direction.then(one, steps) for direction, one in zip(directions, step, strict=True)]
 
 
 @dataclass(frozen=True, eq=False)
 class Direction:
-    """The composed privacy loss of `steps` steps in one direction, as the transform of its tilted masses.
+    """The composed privacy loss of some steps in one direction.
 
-    `order`: lambda. `spectrum`: transform of the normalised tilted masses, (size // 2 + 1,), size
-    that of the window. `cumulant`: K = log of the mass before normalisation. `infinite`: mass at an
-    infinite loss.
+    It is held as the transform of its tilted masses.
+
+    Attributes:
+        order: lambda of the tilt.
+        spectrum: Transform of the normalised tilted masses, shape (size // 2 + 1,).
+        size: Of the window, in grid points.
+        cumulant: K, the log of the mass before normalisation.
+        infinite: Mass at an infinite loss.
+        steps: Their number.
     """
 
     order: float
@@ -203,7 +280,12 @@ class Direction:
             total = tilted.sum()
             wrapped = np.bincount(index % grid.size, weights=tilted / total, minlength=grid.size)
         return cls(
-            grid.order, rfft(wrapped), grid.size, float(largest) + math.log(total), loss.infinite, 1
+            order=grid.order,
+            spectrum=rfft(wrapped),
+            size=grid.size,
+            cumulant=float(largest) + math.log(total),
+            infinite=loss.infinite,
+            steps=1,
         )
 
     def then(self, step: "Direction", steps: int) -> "Direction":
@@ -213,49 +295,67 @@ class Direction:
         # Numbers below the normal range make the transform back ten times slower.
         parts = spectrum.view(np.float64)
         parts[np.abs(parts) < NEGLIGIBLE] = 0.0
-        cumulant, infinite = (
-            self.cumulant + steps * step.cumulant,
-            self.infinite + steps * step.infinite,
+        return Direction(
+            order=self.order,
+            spectrum=spectrum,
+            size=self.size,
+            cumulant=self.cumulant + steps * step.cumulant,
+            infinite=self.infinite + steps * step.infinite,
+            steps=self.steps + steps,
         )
-        return Direction(self.order, spectrum, self.size, cumulant, infinite, self.steps + steps)
 
     def epsilon(self, delta: float, spacing: float) -> float:
         """Return the smallest epsilon in the window whose delta, errors included, is at most delta.
 
-        Else infinity.
+        Args:
+            delta: In (0, 1).
+            spacing: Of the grid.
+
+        Returns:
+            epsilon >= 0, infinite if the window holds none.
         """
         end = math.ceil((self.cumulant - math.log(delta) + ABOVE) / self.order / spacing)
         # From the window's upper end down, in pieces, to where delta is reached.
         falling = np.roll(irfft(self.spectrum, self.size), -end)[::-1]
-        piece, rounding = self.size // PIECES, self._rounding()
+        piece_size = self.size // PIECES
+        rounding = self._rounding()
         certain = math.exp(self.cumulant - self.order * spacing * end) + self.infinite
-        above = decayed = after = 0.0
-        for top in range(end - 1, end - 1 - self.size, -piece):
-            part = falling[end - 1 - top : end - 1 - top + piece]
-            chernoff = np.exp(
-                self.cumulant - self.order * spacing * np.arange(top, top - len(part), -1)
-            )
-            masses = chernoff * np.maximum(part, 0.0)
-            sums = above + np.cumsum(masses)
+        mass_above = 0.0
+        sampled_above = 0.0
+        delta_above = 0.0
+        for top in range(end - 1, end - 1 - self.size, -piece_size):
+            start = end - 1 - top
+            piece = falling[start : start + piece_size]
+            points = np.arange(top, top - len(piece), -1)
+            chernoff = np.exp(self.cumulant - self.order * spacing * points)
+            masses = chernoff * np.maximum(piece, 0.0)
+            sums = mass_above + np.cumsum(masses)
             # delta_m = sum_{k > m} p_k (1 - exp(e_m - e_k)) obeys delta_m = (1 - g) sum_{k > m} p_k
             # + g delta_{m+1}, whose solution is a sum of what is not negative, so that nothing
             # cancels.
-            sampled = _decayed(-math.expm1(-spacing) * (sums - masses), decayed, spacing)
+            sampled = _decayed(-math.expm1(-spacing) * (sums - masses), sampled_above, spacing)
             deltas = sampled + rounding * chernoff + certain
             m = int(np.searchsorted(deltas, delta, side="right"))
-            if m < len(part):
-                if top - m == end - 1:
+            if m < len(piece):
+                point = top - m
+                if point == end - 1:
                     return math.inf
+                previous_delta = deltas[m - 1] if m else delta_above
                 # Between grid points delta is linear in exp(epsilon).
-                share = (deltas[m] - delta) / (deltas[m] - (deltas[m - 1] if m else after))
+                share = (deltas[m] - delta) / (deltas[m] - previous_delta)
                 with np.errstate(divide="ignore"):
                     beyond = np.logaddexp(np.log1p(-share), np.log(share) + spacing)
-                return max(0.0, (top - m) * spacing + float(beyond))
-            above, decayed, after = float(sums[-1]), float(sampled[-1]), float(deltas[-1])
+                return max(0.0, point * spacing + float(beyond))
+            mass_above = float(sums[-1])
+            sampled_above = float(sampled[-1])
+            delta_above = float(deltas[-1])
         return max(0.0, (end - self.size) * spacing)
 
     def _rounding(self) -> float:
-        # A share of exp(K - lambda epsilon): docs/proofs/privacy-loss-distribution.md, "Rounding".
+        """Return what rounding can add to delta, as a share of exp(K - lambda epsilon).
+
+        See "Rounding" in docs/proofs/privacy-loss-distribution.md.
+        """
         unit = np.finfo(np.float64).eps / 2
         g = unit * (8 * math.log2(self.size) + 128)
         return g * (
@@ -266,8 +366,10 @@ class Direction:
 
 def _power(base: npt.NDArray[np.complex128], exponent: int) -> npt.NDArray[np.complex128]:
     # NumPy's power of complex numbers is ten times slower than the products.
-    if exponent < 2:
-        return base if exponent else np.ones_like(base)
+    if exponent == 0:
+        return np.ones_like(base)
+    if exponent == 1:
+        return base
     half = _power(base, exponent // 2)
     return half * half * base if exponent % 2 else half * half
 
@@ -275,7 +377,7 @@ def _power(base: npt.NDArray[np.complex128], exponent: int) -> npt.NDArray[np.co
 def _decayed(
     terms: npt.NDArray[np.float64], before: float, spacing: float
 ) -> npt.NDArray[np.float64]:
-    """Return y_i = x_i + exp(-spacing) y_{i - 1} of terms x_0, x_1, ... >= 0, where y_{-1} is given."""
+    """Return y_i = x_i + exp(-spacing) y_{i - 1} of terms x_i >= 0, with y_{-1} = before."""
     if len(terms) * spacing > LARGEST_EXPONENT:
         # Its package takes a third of a second to import.
         from scipy.signal import lfilter
@@ -287,22 +389,23 @@ def _decayed(
 
 
 def _mu_without_subsampling(levels: History, adjacency: Adjacency) -> float:
-    """Return mu of Gaussian differential privacy if every unit took part in each step: subsampling only lowers it."""
+    """Return mu as if every unit took part in each step: subsampling only lowers it."""
     shift = 2.0 if adjacency == "replace_one" else 1.0
     return shift * math.sqrt(math.fsum(level.steps / level.noise_multiplier**2 for level in levels))
 
 
 def _in_closed_form(levels: History, adjacency: Adjacency) -> bool:
-    return (
-        all(level.sampling_rate == 1 for level in levels)
-        or _mu_without_subsampling(levels, adjacency) > 1e6
-    )
+    if all(level.sampling_rate == 1 for level in levels):
+        return True
+    return _mu_without_subsampling(levels, adjacency) > LARGEST_SUBSAMPLED_MU
 
 
 def _chance_of_use(levels: History) -> float:
-    """Return 1 - prod (1 - q_t), the chance that a unit joins any step: no delta above it needs an epsilon."""
+    """Return 1 - prod (1 - q_t), the chance that a unit joins any step.
+
+    No delta above it needs an epsilon.
+    """
     if any(level.sampling_rate == 1 for level in levels):
         return 1.0
-    return -math.expm1(
-        math.fsum(level.steps * math.log1p(-level.sampling_rate) for level in levels)
-    )
+    log_chances = (level.steps * math.log1p(-level.sampling_rate) for level in levels)
+    return -math.expm1(math.fsum(log_chances))

@@ -1,4 +1,4 @@
-"""Several processes on one ledger, processes that are killed, ledgers put back: the record never falls below the spend.
+"""Several processes on one ledger, killed processes, ledgers put back: the record holds the spend.
 
 The instants are drawn over the work's progress and then over time. Processes are forked from a
 fresh interpreter that has imported the ledger and nothing that runs threads.
@@ -38,7 +38,17 @@ open_ledger = lambda name: Ledger.open(place_of(name), cohort())
 
 def spending(run, round_, sigma, steps):
     plan = (GaussianEvent(sigma, 1.0, 10**6),)
-    return Spending("train", run, round_, "train", f"{run} {round_}", "plan", plan, steps * round_, steps)
+    return Spending(
+        part="train",
+        run=run,
+        round=round_,
+        purpose="train",
+        request_digest=f"{run} {round_}",
+        plan_digest="plan",
+        plan=plan,
+        first_step=steps * round_,
+        steps=steps,
+    )
 """
 
 RACE = """
@@ -70,7 +80,8 @@ os.write(starter, b"4444")
 assert [os.waitpid(child, 0)[1] for child in children] == [0, 0, 0, 0]
 admitted = [int((folder / f"admitted-{number}").read_text()) for number in range(4)]
 with open_ledger("race.sqlite") as ledger:
-    print(json.dumps({"admitted": admitted, "recorded": ledger.spent("train").steps, "problems": ledger.verify()}))
+    recorded = ledger.spent("train").steps
+    print(json.dumps({"admitted": admitted, "recorded": recorded, "problems": ledger.verify()}))
 """
 
 VICTIM = """
@@ -154,7 +165,14 @@ print(json.dumps(report))
 
 RESTORE = """
 WAYS = ["older copy", "older copy under a running process", "both places"]
-report = {"below": 0, "restored": 0, "refused": 0, "nothing was lost": 0, "newest refused": 0, "problems": []}
+report = {
+    "below": 0,
+    "restored": 0,
+    "refused": 0,
+    "nothing was lost": 0,
+    "newest refused": 0,
+    "problems": [],
+}
 
 def files(name):
     return [path for path in folder.glob(f"{name}*") if path.suffix not in (".true", ".sent")]
@@ -194,7 +212,8 @@ for number in range(count):
         with open_ledger(name) as ledger:
             answer = None
             if way == "both places":  # what an administrator cannot put back is the server's head
-                answer = ledger.reserve(spending("f" * 16, 1, 100.0, 7), heads[-1] if heads else None)
+                last_head = heads[-1] if heads else None
+                answer = ledger.reserve(spending("f" * 16, 1, 100.0, 7), last_head)
             refused = answer == Refused(RefusalCode.LEDGER_ROLLED_BACK, "ledger_head")
             # Of what no reply has left for, only the second place knows.
             known = true_spend(name) if way != "both places" else 7 * len(heads)
@@ -233,7 +252,8 @@ for number in range(count):
         assert "repair" in str(error), error
         report["cut"] += repair_witness(place_of(name))
     with open_ledger(name) as ledger:
-        report["unusable"] += not isinstance(ledger.reserve(spending("a" * 16, 1, 100.0, 7)), Reserved)
+        answer = ledger.reserve(spending("a" * 16, 1, 100.0, 7))
+        report["unusable"] += not isinstance(answer, Reserved)
 print(json.dumps(report))
 """
 

@@ -1,4 +1,4 @@
-"""A hospital's files of version 0.1.0: its ledger opens with the epsilon that was spent then, and is spent from.
+"""A hospital's files of version 0.1.0: its ledger opens with the epsilon that was spent then.
 
 `tests/made_before` holds them as that version left them: 4 steps of two runs, one of them failed,
 and an evaluation.

@@ -1,4 +1,4 @@
-"""Work that came to no end is charged again unless its process is known to be dead and no reply can have been sent.
+"""Work that came to no end is charged again, unless its process is dead and no reply was sent.
 
 A process is known by its name, and what /proc does not tell is not guessed.
 """
@@ -113,7 +113,7 @@ def test_process_that_cannot_see_the_holder_is_charged_and_takes_nothing_from_it
         assert holder.spent("train").steps == 10
 
 
-def test_work_that_a_dead_process_left_open_is_taken_over_at_no_cost_and_one_taken_for_dead_ends_nothing(
+def test_work_of_a_dead_process_is_taken_over_at_no_cost_and_one_taken_for_dead_ends_nothing(
     path,
 ):
     first = _reserve_as(DEAD, path)

@@ -20,7 +20,8 @@ def of_grid(loss: LossMass, epsilons: np.ndarray) -> np.ndarray:
 
 def exact(level: GaussianEvent, epsilons: np.ndarray, direction: str) -> np.ndarray:
     """Hockey-stick divergences of the two mixtures, by the densities' crossing point."""
-    s, q = level.noise_multiplier, level.sampling_rate
+    s = level.noise_multiplier
+    q = level.sampling_rate
 
     def mixed(x: np.ndarray, shift: float) -> np.ndarray:
         return (1 - q) * ndtr(x / s) + q * ndtr((x + shift) / s)

@@ -94,7 +94,8 @@ def test_grid_limit_full_batch_is_the_exact_curve(
 
 @pytest.mark.parametrize("adjacency", ADJACENCIES)
 def test_one_step_limit_is_the_hockey_stick_divergence(adjacency: str) -> None:
-    sigma, q = 0.8, 0.05
+    sigma = 0.8
+    q = 0.05
     level = GaussianEvent(sigma, q, 1)
     for epsilon in (0.05, 0.5, 2.0):
         x = outputs_at(np.array([epsilon]), level, adjacency)[0]  # type: ignore[arg-type]

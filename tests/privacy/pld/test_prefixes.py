@@ -1,4 +1,4 @@
-"""What the first steps of a plan cost, by extending one account, is what they cost composed anew."""
+"""What a plan's first steps cost, by extending one account, is what they cost composed anew."""
 
 import math
 from itertools import product
@@ -33,7 +33,8 @@ def plan_of(kind: str, levels: int) -> History:
 @pytest.mark.parametrize("adjacency", ["add_or_remove_one", "replace_one"])
 @pytest.mark.parametrize("kind", ["rising", "falling", "rare", "stretches", "up and down"])
 def test_first_steps_cost_what_they_cost_composed_anew(kind, adjacency) -> None:
-    plan, delta = plan_of(kind, 60), 1e-5
+    plan = plan_of(kind, 60)
+    delta = 1e-5
     total = sum(event.steps for event in plan)
     for steps in (1, 2, 3, 10, 11, total // 2, total, 5):
         plain = pld_epsilon(slice_history(plan, 0, steps), delta, adjacency)
@@ -58,16 +59,14 @@ def test_few_levels_no_noise_and_whole_batches_are_counted_as_before() -> None:
 
 
 def test_each_level_of_a_plan_is_composed_once(monkeypatch) -> None:
-    plan, levels, discretise = (
-        plan_of("rising", 60),
-        list[GaussianEvent](),
-        loss_distribution.discretise,
-    )
+    plan = plan_of("rising", 60)
+    levels = list[GaussianEvent]()
+    discretise = loss_distribution.discretise
     monkeypatch.setattr(loss_distribution, "_ACCOUNTS", Kept())
     monkeypatch.setattr(
         loss_distribution,
         "discretise",
-        lambda level, *a: levels.append(level) or discretise(level, *a),
+        lambda level, *a, **k: levels.append(level) or discretise(level, *a, **k),
     )
     found = [prefix_epsilon(plan, steps, 1e-5) for _ in range(2) for steps in range(10, 61, 10)]
     assert found[:6] == found[6:]
@@ -78,11 +77,9 @@ def test_each_level_of_a_plan_is_composed_once(monkeypatch) -> None:
 def test_a_plan_of_constant_noise_is_composed_once_and_costs_what_it_costs_anew(
     monkeypatch,
 ) -> None:
-    plan, levels, discretise = (
-        (GaussianEvent(3.0, 0.5, 60),),
-        list[GaussianEvent](),
-        loss_distribution.discretise,
-    )
+    plan = (GaussianEvent(3.0, 0.5, 60),)
+    levels = list[GaussianEvent]()
+    discretise = loss_distribution.discretise
     plain = {
         steps: pld_epsilon((GaussianEvent(3.0, 0.5, steps),), 1e-5) for steps in (1, 7, 30, 59, 60)
     }
@@ -90,7 +87,7 @@ def test_a_plan_of_constant_noise_is_composed_once_and_costs_what_it_costs_anew(
     monkeypatch.setattr(
         loss_distribution,
         "discretise",
-        lambda level, *a: levels.append(level) or discretise(level, *a),
+        lambda level, *a, **k: levels.append(level) or discretise(level, *a, **k),
     )
     assert {steps: prefix_epsilon(plan, steps, 1e-5) for steps in plain} == pytest.approx(
         plain, rel=1e-5
