@@ -30,15 +30,14 @@ NOISE = {
     "samplers/gradients/clipping.py": "one unit",
     "calibration/release.py": "noised evaluation",
     "calibration/recalibration/descent.py": "recalibration by descent",
-    "run/update.py": "a new hospital's releases",
+    "predict/update.py": "a new hospital's releases",
     "models/variational.py": "DRAWN",
 }
 # Numbers that are noise of no release: of the auditor, of benches, of made-up data, of the server,
 # of start-up checks.
 NOT_OF_SITES = (
-    "run/audit/",
-    "run/bench/",
-    "run/site/dry_run.py",
+    "audit/",
+    "hospital/dry_run.py",
     "data/",
     "posterior/",
     "report/",
