@@ -41,6 +41,9 @@ from server.roster import Federation
 # Sites compute in float32.
 ROUNDING = 1.001
 SINGLE_PRECISION = 2.0**-24
+# A chain that gets there has diverged. Averages, draws around them and sums over rounds of what is
+# accepted stay in float32's range.
+LARGEST_VALUE = 1e15
 # Of a site in a round, beside samples: rows, headers, a ledger's pages and their log.
 ROUND_BYTES = 2**14
 
@@ -90,6 +93,8 @@ def check_train_reply(
     samples = {name: (kept, *shape) for name, shape in shapes.items()} if kept else {}
     last = request.plan.sampler.state_shapes(shapes)
     arrays = read_arrays(reply, prefixed("samples", samples) | prefixed("last", last))
+    if any(np.abs(array).max(initial=0.0) > LARGEST_VALUE for array in arrays.values()):
+        raise ValueError(f"a value is beyond {LARGEST_VALUE:.0e}: its chain has diverged")
     return CheckedReply(
         samples=PosteriorSamples(
             without_prefix("samples", arrays), stretch.weights, stretch.temperatures

@@ -58,6 +58,7 @@ class EvaluationStage:
             roles_sharing_records(scenario.sites),
             seed=scenario.seed,
             max_records_per_unit=scenario.evaluation.max_records_per_unit,
+            adjacency=scenario.privacy.adjacency,
         )
 
     def requests(

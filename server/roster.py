@@ -271,7 +271,12 @@ def _cards(
                     f"its site file calls it {card.name}: give it the name under which its "
                     "key is known"
                 )
-            if reason := _other_code(card, scenario.named_code) or _other_schema(card, schema):
+            reason = (
+                _other_role(card, scenario)
+                or _other_code(card, scenario.named_code)
+                or _other_schema(card, schema)
+            )
+            if reason:
                 raise ValueError(reason)
             if card.role == "train" and card.units < least_units:
                 raise ValueError(
@@ -317,6 +322,17 @@ def _scenarios_schema(scenario: Scenario) -> RecordSchema | None:
     except UserError:
         # An image folder that only the sites have: they must agree with each other.
         return None
+
+
+def _other_role(card: SiteCard, scenario: Scenario) -> str:
+    """Say that a site takes another role than the scenario gives it; an empty text if not, or if that names it not."""
+    planned = scenario.sites.get(card.name)
+    if planned is None or planned.role == card.role:
+        return ""
+    return (
+        f"{card.name} takes the role {card.role!r}, the scenario says {planned.role!r}: make "
+        "them the same"
+    )
 
 
 def _other_schema(card: SiteCard, schema: RecordSchema | None) -> str:

@@ -84,8 +84,15 @@ def summarise_run(
         }
         for c in cards
     ]
+    seeded = [
+        card.name
+        for card in cards
+        if card.seeded or ((said := record.statements.get(card.name)) and said.seeded)
+    ]
+    of_few = seeded if len(seeded) < len(cards) else []
     told = [
         *([] if scenario.privacy.kind == "dp" else sentences([warning("not-private")])),
+        *(sentences([warning("seeded", site) for site in of_few])),
         *(sentences([warning("looked-at")]) if scenario.data.source.looked_at else []),
         *sentences(map(RunWarning.model_validate, partition.get("warnings", ()))),
         *sentences(record_by_record_warnings(scenario.model, federation.roster.task)),
@@ -115,12 +122,7 @@ def summarise_run(
                 if (found := installed_code(name))
             ],
             "adjacency": scenario.privacy.adjacency,
-            "seeded": any(
-                [
-                    *(card.seeded for card in cards),
-                    *(said.seeded for said in record.statements.values()),
-                ]
-            ),
+            "seeded": bool(seeded),
             "private": scenario.privacy.kind == "dp",
             "class_names": names if len(names) == federation.roster.task.classes else (),
             "settings": settings_table(scenario, record.aggregation_inputs),

@@ -50,6 +50,9 @@ FINE_BIN_OF_CELL = np.repeat(np.arange(FINE_BINS), np.diff(FIRST_CELL))
 # Ends of the fine bin of each cell: its own are finer than rows that sum to 1 within 1e-6 can keep
 # to.
 LOW, HIGH = FINE_BIN_OF_CELL / FINE_BINS, (FINE_BIN_OF_CELL + 1) / FINE_BINS
+# Ends of each cell in p itself: of those near 0 their own, else the fine bin's.
+CELL_LOW = np.concatenate([[0.0], END_EDGES[:-1], LOW[len(END_EDGES) :]])
+CELL_HIGH = np.concatenate([END_EDGES, HIGH[len(END_EDGES) :]])
 
 
 def cell_index(confidence: npt.ArrayLike, rest: npt.ArrayLike) -> npt.NDArray[np.int64]:

@@ -6,6 +6,8 @@ import numpy as np
 import numpy.typing as npt
 
 from fl_dpbayes.calibration.bins import (
+    CELL_HIGH,
+    CELL_LOW,
     CONFIDENCE,
     COUNT,
     HIGH,
@@ -107,6 +109,7 @@ def check_sums(
             f"{name}_squared is too small for {name}",
         )
         _require(square <= largest * (total + slack), f"{name}_squared is too large for {name}")
+    _check_nll(class_wise[..., OUTCOME].sum(axis=0), scalars, largest_nll, slack)
     for name in ("epistemic", "aleatoric", "total"):
         _require(
             -slack <= scalars[name] <= count * np.log(classes) + 10 * slack,
@@ -129,6 +132,19 @@ def check_sums(
     _require(inside.all(), "a sum of true probabilities is outside [0, its count]")
     most = scalars["truth_count"] * (1 + SUM_TOLERANCE)
     _require(truth.sum() <= most, "true probabilities add up to more than truth_count")
+
+
+def _check_nll(
+    labels: Floats, scalars: Mapping[str, float], largest_nll: float, slack: float
+) -> None:
+    """Check sums of -log p_label and of its square against `labels`, the records by the cell of p_label."""
+    floor = np.exp(-largest_nll)
+    least, most = (-np.log(np.maximum(ends, floor)) for ends in (CELL_HIGH, CELL_LOW))
+    for name, power in (("nll", 1), ("nll_squared", 2)):
+        lowest = labels @ least**power
+        highest = labels @ most**power
+        follows = lowest - slack <= scalars[name] <= highest * (1 + ROUNDING) + slack
+        _require(follows, f"{name} does not follow from class_wise")
 
 
 def _check_table(table: Floats, name: str) -> None:

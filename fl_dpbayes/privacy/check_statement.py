@@ -7,6 +7,7 @@ import math
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -79,6 +80,8 @@ def checked_statement(
     if statement.steps != sum(event.steps for event in history):
         raise ValueError("its privacy statement miscounts the steps of its history")
     before = read_history(previous.history) if previous is not None else ()
+    if not _goes_on(before, history):
+        raise ValueError("its privacy history is not its earlier one, gone on with")
     known = (*before, *own)
     if not _covers(history, known):
         raise ValueError("its privacy history lacks steps of this run at the planned noise")
@@ -153,6 +156,21 @@ def _account_of(statement: PrivacyStatement) -> tuple[object, ...]:
     )
 
 
+def _goes_on(before: History, history: History) -> bool:
+    """Say whether a history begins with an earlier one, whose last event may have got more steps.
+
+    A ledger only grows at its end. One that could be rewritten would be kept anew in every round.
+    """
+    if not before:
+        return True
+    *settled, last = before
+    if len(history) < len(before) or list(history[: len(settled)]) != settled:
+        return False
+    now = history[len(settled)]
+    grown = replace(last, steps=max(last.steps, now.steps))
+    return now == grown
+
+
 def _covers(history: History, needed: History) -> bool:
     """Say whether each needed step has a partner of the same rate in the history with hardly more noise.
 
@@ -200,7 +218,16 @@ def _epsilon_range(
         return least, most
     name: RuleName = statement.epsilon_method
     unlimited = Budget(math.inf, delta, adjacency, filter_orders(math.inf, delta))
-    return least, filter_epsilon(SpendingRule(name), history, unlimited)
+    return least, filter_epsilon(SpendingRule(name), _no_cheaper(history), unlimited)
+
+
+def _no_cheaper(history: History) -> History:
+    """Let subsampled steps share at most `MOST_KINDS` kinds, none cheaper: a filter costs time for each kind."""
+    kinds, _ = _kinds(history)
+    if len(kinds) <= MOST_KINDS:
+        return history
+    whole = tuple(event for event in history if event.sampling_rate == 1)
+    return *whole, *(GaussianEvent(*event) for event in _shared(kinds, MOST_KINDS, up=False))
 
 
 def _kinds(history: History) -> tuple[dict[Kind, int], Events]:

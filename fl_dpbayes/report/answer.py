@@ -65,19 +65,27 @@ def median_rows(run: Summary) -> list[CalibrationRecord]:
 
 
 def _median(rows: Sequence[CalibrationRecord]) -> CalibrationRecord:
-    """Take the median of every number and of both ends of every interval that all rows have, n included."""
+    """Take the median of every number and of both ends of every interval that most rows have, n included.
+
+    If one row without a number took it from all, one site could make the headline vanish.
+    """
     first = rows[0]
+    most = len(rows) // 2 + 1
     names = CalibrationRecord.model_fields.keys() - {"samples"}
     values = {name: [getattr(row, name) for row in rows] for name in names}
+    known_values = {
+        name: [value for value in of_sites if isinstance(value, float)]
+        for name, of_sites in values.items()
+    }
     numbers: dict[str, Any] = {
-        k: statistics.median(v)
-        for k, v in values.items()
-        if all(isinstance(value, float) for value in v)
+        name: statistics.median(of_sites)
+        for name, of_sites in known_values.items()
+        if len(of_sites) >= most
     }
     intervals = {}
-    for metric in first.intervals:
-        found = [row.intervals.get(metric) or (None,) for row in rows]
-        if not any(None in ends for ends in found):
+    for metric in dict.fromkeys(metric for row in rows for metric in row.intervals):
+        found = [ends for row in rows if (ends := known(row.intervals.get(metric)))]
+        if len(found) >= most:
             intervals[metric] = tuple(map(statistics.median, zip(*found, strict=True)))
     numbers |= {"n": int(statistics.median(row.n or 0 for row in rows)), "intervals": intervals}
     key = {

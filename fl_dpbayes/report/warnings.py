@@ -99,6 +99,8 @@ SENTENCES: dict[str, str | Callable[..., str]] = {
     "no-posterior": "no posterior could be formed of what the sites released: {reason}",
     # The posterior.
     "not-private": "Nothing is private: privacy.kind is 'none'. What sites released may show any of their records.",
+    "seeded": "{site} says that its noise came from a seed in a file: if so it is not private; the others say no such "
+    "thing of theirs",
     "looked-at": "Constants of data.source were taken from the records (constants = 'from_records'), which no account "
     "counts: a simulation may do so, a hospital's site refuses until they are replaced by constants known beforehand",
     "magnitude": "feature {feature!r} is about {size} after centers and scales and should be about 1, as one prior "

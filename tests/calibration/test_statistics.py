@@ -230,3 +230,14 @@ def test_top_label_confidence_below_chance_is_refused():
     arrays["top_label"][FIRST_CELL[576]] = 0
     with pytest.raises(ValueError, match="below 1/2"):
         from_arrays(arrays, 2)
+
+
+@pytest.mark.parametrize("power", [1, 2])
+@pytest.mark.parametrize("times", [0.9, 1.2])
+def test_loss_that_the_probabilities_of_the_labels_do_not_give_is_refused(power, times):
+    arrays = to_arrays(counted(with_parts(3, 50, 3), slice(None)))
+    first, second = SCALARS.index("nll"), SCALARS.index("nll_squared")
+    arrays["scalars"][first] *= times if power == 1 else 1
+    arrays["scalars"][second] *= times**power
+    with pytest.raises(ValueError, match=r"nll(_squared)? does not follow from class_wise"):
+        from_arrays(arrays, 3)

@@ -280,3 +280,39 @@ def test_history_of_a_thousand_kinds_of_step_is_accounted_in_bounded_time(monkey
     assert max(len(call.args[0]) for call in counted.call_args_list) <= MOST_KINDS
     exact = 1.4454  # of all thousand kinds, by `pld_epsilon`
     assert exact <= found["epsilon"] < 3 * exact
+
+
+def test_filter_s_account_of_thousands_of_kinds_of_step_takes_bounded_time(monkeypatch) -> None:
+    counted = mock.Mock(wraps=filter_epsilon)
+    monkeypatch.setattr("fl_dpbayes.privacy.check_statement.filter_epsilon", counted)
+    wild = tuple(GaussianEvent(4 + n / 1000, 0.1 + n / 10**6, 1 + n % 7) for n in range(5000))
+    history = joined((*OWN, *wild))
+    exact = epsilon_bounds(history, DELTA, "add_or_remove_one")[1]
+    statement = stated(OWN, exact, "rdp filter", None)
+    stated_more = statement.model_copy(
+        update={
+            "history": write_history(history),
+            "steps": sum(event.steps for event in history),
+            "mu": gdp_mu(history).mu,
+        }
+    )
+    too_much = stated_more.model_copy(update={"epsilon": 100 * exact})
+    with pytest.raises(ValueError, match="allows at most"):
+        checked_statement(too_much, OWN, OWN, None, DELTA)
+    (call,) = counted.call_args_list
+    kinds = {(event.noise_multiplier, event.sampling_rate) for event in call.args[1]}
+    assert len(kinds) <= MOST_KINDS
+
+
+def test_history_is_gone_on_with_and_never_rewritten() -> None:
+    first = stated((*EARLIER, *OWN))
+    longer = GaussianEvent(1.2, 0.1, 40)
+    for good in ((*EARLIER, longer), (*EARLIER, longer, *EARLIER)):
+        assert checked_statement(stated(good, 8.0, "rdp filter"), OWN, (longer,), first, DELTA)
+    for rewritten in (
+        (longer, *EARLIER),
+        (*EARLIER, *EARLIER, longer),
+        (EARLIER[0], *OWN, *OWN)[1:],
+    ):
+        with pytest.raises(ValueError, match="is not its earlier one"):
+            checked_statement(stated(rewritten, 8.0, "rdp filter"), OWN, (longer,), first, DELTA)

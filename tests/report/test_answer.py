@@ -297,6 +297,17 @@ def test_one_made_up_site_of_three_cannot_move_the_headline_beyond_the_honest_si
     assert all(least <= value <= most for value, (least, most) in zip(found, bounds, strict=True))
 
 
+def test_one_site_of_three_without_a_number_does_not_take_the_headline_away(summary):
+    hidden = three_sites(summary, (0.05, 0.75, 3), (0.9, 0.1, 700))
+    for row in hidden["calibration"]:
+        if row["n"] == 3:
+            row.update(dict.fromkeys(("rms_debiased", "accuracy", "auroc")), intervals={})
+    row = headline_rows(parse_summary(hidden), "held_out")["posterior"]
+    assert row.rms_debiased == pytest.approx(0.07)
+    assert row.intervals["rms_debiased"] == pytest.approx((0.06, 0.08))
+    assert "held-out sites" in said(hidden).calibration
+
+
 def test_the_median_is_what_is_read_first_of_three_sites_or_more(summary):
     made_up = three_sites(summary, (0.0, 0.9993, 400_000), (0.0, 0.9990, 400_700))
     found = said(made_up).calibration

@@ -394,6 +394,15 @@ def test_site_s_word_on_its_noise_does_not_make_the_map_of_all_mostly_noise(fede
     assert summary["recalibration"]["noise"] == ""
 
 
+def test_site_that_states_one_unit_does_not_make_the_map_of_all_mostly_noise(federation) -> None:
+    run = federation(
+        "recalibration={fraction=0.2, steps=12, epsilon=50}", "aggregation.rule='mixture'"
+    )
+    run.spoil_record(lambda record: record["privacy"].update(units=1), ("train.recalibrate",))
+    run.run()
+    assert run.summary()["recalibration"]["noise"] == ""
+
+
 def test_site_that_claims_most_units_is_named_and_can_be_capped(federation) -> None:
     def claim(record) -> None:
         record.get("privacy", record).update(units=10**9)
@@ -405,3 +414,47 @@ def test_site_that_claims_most_units_is_named_and_can_be_capped(federation) -> N
         assert any("south declares 1000000000 of" in text for text in run.warnings())
         weights = run.posterior().weights.reshape(4, -1).sum(axis=1)
         assert weights[1] == pytest.approx(share, abs=1e-5)
+
+
+def to_the_end(reply: Message) -> Message:
+    with_arrays(lambda array: np.where(array > 0, 3e38, -3e38).astype(np.float32))(reply)
+    return reply
+
+
+@pytest.mark.parametrize("rule", ["mixture", "fedavg", "fedbe"])
+def test_states_at_the_end_of_float32_end_no_run_where_no_distance_is_bounded(
+    federation, rule: str
+) -> None:
+    run = federation(f"aggregation={{rule='{rule}'}}", "sampler={kind='dp-adam'}")
+    run.spoil(to_the_end, rounds=(2,))
+    run.run()
+    assert run.statuses() == {
+        "north": ["OK", "OK"],
+        "south": ["OK", "REJECTED"],
+        "east": ["OK", "OK"],
+        "west": ["OK", "OK"],
+    }
+    (row,) = run.rows("privacy.csv", site="south", round="2")
+    assert row["reason"] == "a value is beyond 1e+15: its chain has diverged"
+
+
+@pytest.mark.parametrize(("site", "role"), [("south", "held_out"), ("held-out", "train")])
+def test_site_that_takes_another_role_than_the_scenario_gives_it_does_not_join(
+    federation, site: str, role: str
+) -> None:
+    run = federation("resources.start_nodes=6")
+    run.spoil_record(lambda card: card.update(role=role), ("query",), (site,))
+    said = run.run().warnings()
+    assert any(
+        text.startswith(f"a node did not join: {site} takes the role '{role}'") for text in said
+    )
+    assert site not in {row["name"] for row in run.summary()["sites"]}
+
+
+def test_site_that_says_its_noise_is_seeded_is_named(federation) -> None:
+    run = federation("simulation.insecure_seed=")
+    run.spoil_record(lambda record: record["privacy"].update(seeded=True))
+    run.run()
+    assert run.summary()["seeded"]
+    (said,) = (text for text in run.warnings() if "came from a seed" in text)
+    assert said.startswith("south says that its noise")

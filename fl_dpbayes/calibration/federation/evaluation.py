@@ -1,7 +1,7 @@
 """Calibration at every site from additive statistics: per site, and pooled per role."""
 
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import cached_property, reduce
 from typing import Any
 
@@ -11,11 +11,14 @@ import numpy.typing as npt
 from fl_dpbayes.calibration.bins import REPORT_BINS
 from fl_dpbayes.calibration.federation.counts import (
     Statistics,
+    Total,
     check_counts,
     check_noise,
+    decisive_means,
     decisive_sites,
     dominating_site,
     empty_site,
+    labels_of,
     record_count,
 )
 from fl_dpbayes.calibration.federation.rows import (
@@ -43,7 +46,7 @@ from fl_dpbayes.calibration.statistics import (
     sparse,
 )
 from fl_dpbayes.calibration.summarise import summarise, summarise_noised
-from fl_dpbayes.config import Role, RunWarning, warning
+from fl_dpbayes.config import PREDICTORS, Adjacency, Role, RunWarning, warning
 from fl_dpbayes.privacy import GaussianEvent, checked_statement
 from fl_dpbayes.protocol import (
     MAPPED,
@@ -78,8 +81,10 @@ class Evaluation:
         roles_sharing_records: Collection[Role] = (),
         seed: int = 0,
         max_records_per_unit: int = 1,
+        adjacency: Adjacency = "add_or_remove_one",
     ) -> None:
         """Collect for so many classes, and noised tables of at most so many records of one unit."""
+        self._adjacency = adjacency
         self._most_records = max_records_per_unit
         self.classes, self._seed, self._unpooled = classes, seed, roles_sharing_records
         self._pooled_roles = [role for role in ROLES if role not in roles_sharing_records]
@@ -108,10 +113,16 @@ class Evaluation:
                 f"it measured {len(record.groups)} subgroups, whose tables are too "
                 "large for a reply"
             )
+        if record.release != card.evaluation_release:
+            raise ValueError(
+                f"its card says that results leave {card.evaluation_release!r}, they are {record.release!r}"
+            )
         if record.noise_std is not None:
             check_noise(record.noise_std, request.noise_multiplier or 0.0, self._most_records)
-        if record.privacy is not None and record.privacy.units != card.units:
-            raise ValueError("its privacy statement does not fit its card")
+        if record.privacy is not None and (
+            record.privacy.units != card.units or record.privacy.adjacency != self._adjacency
+        ):
+            raise ValueError("its privacy statement does not fit its card or the plan")
         own = (GaussianEvent(request.noise_multiplier or 0.0, 1.0, len(request.measured)),)
         privacy = record.privacy and checked_statement(
             record.privacy, own, own, None, request.delta
@@ -144,6 +155,8 @@ class Evaluation:
             for name, found in measured.items()
             if isinstance(found, CalibrationStatistics)
         }
+        if len({labels_of(found) for found in whole.values()}) > 1:
+            raise ValueError("it measured its predictors on different test records")
         self._subgroups += read_subgroups(card, record.groups, arrays, whole)
         self.places += [
             Place(
@@ -290,12 +303,40 @@ class Evaluation:
             first_read = {
                 site: coarse(statistics) for site, statistics in read.items() if site not in without
             }
-            found += decisive_sites(role, first_read)
+            decisive = decisive_sites(role, first_read)
+            named = {said.site for said in decisive}
+            found += decisive
+            found += [said for said in self._further(role) if said.site not in named]
         missing = self._left_out.items()
         return found + [
             warning("subgroups-left-out", name, left_out=count, most=MAX_GROUPS)
             for name, count in missing
         ]
+
+    def _further(self, role: Role) -> Iterator[RunWarning]:
+        """Name the sites that decide a pooled mean which is not read first: of exact sums, each site once."""
+        named = set[str]()
+        for predictor in dict.fromkeys(place.predictor for place in self.places):
+            exact = {
+                place.site: sums
+                for place in self.places
+                if place[1:3] == (role, predictor) and (sums := place.exact)
+            }
+            means = {
+                "accuracy": {
+                    site: Total(sums.count, sums.correct, sums.correct)
+                    for site, sums in exact.items()
+                },
+                "negative log-likelihood": {
+                    site: Total(sums.count, sums.nll, sums.nll_squared)
+                    for site, sums in exact.items()
+                },
+            }
+            for metric, totals in means.items():
+                said = decisive_means(role, f"{metric} of the {PREDICTORS[predictor]}", totals)
+                if said is not None and said.site not in named:
+                    named.add(said.site)
+                    yield said
 
     @property
     def _headline(self) -> str:

@@ -21,7 +21,7 @@ from scipy.special import softmax
 
 from fl_dpbayes.calibration.bins import Floats, in_fixed_pieces
 from fl_dpbayes.calibration.recalibration.maps import method_code
-from fl_dpbayes.calibration.recalibration.median_map import median_deviation
+from fl_dpbayes.calibration.recalibration.median_map import FEWEST_SITES, median_deviation
 from fl_dpbayes.calibration.release import LARGEST_BOUND, NORM_ROUNDING, bounded_shares
 from fl_dpbayes.calibration.statistics import PROBABILITY_FLOOR
 from fl_dpbayes.config import (
@@ -158,22 +158,30 @@ def noise_warning(
     """Say so where the privacy noise alone moves the parameters too far for the map to be of use.
 
     The median of K sites alike has 1/sqrt(K) of a site's deviation, and sqrt(pi/2) times that from
-    three on.
+    three on. Sites of which one states few units are not alike: from three on the middle one (of
+    two in the middle the smaller) stands for all, as how many it keeps is a site's own word.
 
     Args:
         plan: the fit.
         noise_multiplier: sigma.
-        units: site -> n; at least one site, of which the smallest is looked at.
+        units: site -> n; at least one site, of which the smallest is looked at, or the middle one.
         together: whether the median of the sites is used, or each site's own map.
     """
-    least = min(units, key=lambda name: units[name])
-    deviation = noise_deviation(plan, noise_multiplier, units[least])
+    rising = sorted(units, key=lambda name: units[name])
+    looked_at = (
+        rising[(len(rising) - 1) // 2] if together and len(rising) >= FEWEST_SITES else rising[0]
+    )
+    deviation = noise_deviation(plan, noise_multiplier, units[looked_at])
     if together:
         deviation *= median_deviation(len(units))
     if deviation <= LARGEST_DEVIATION:
         return None
     return warning(
-        "map-noise", name=least, units=units[least], deviation=deviation, largest=LARGEST_DEVIATION
+        "map-noise",
+        name=looked_at,
+        units=units[looked_at],
+        deviation=deviation,
+        largest=LARGEST_DEVIATION,
     )
 
 

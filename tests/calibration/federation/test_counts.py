@@ -1,3 +1,4 @@
+from collections.abc import Callable
 from contextlib import nullcontext
 from functools import reduce
 
@@ -5,17 +6,20 @@ import numpy as np
 import pytest
 from flwr.app import Array, Message
 
-from fl_dpbayes.calibration.bins import REPORT_BINS, coarsen
+from fl_dpbayes.calibration.bins import OUTCOME, REPORT_BINS, coarsen
 from fl_dpbayes.calibration.federation import counts
 from fl_dpbayes.calibration.federation.counts import (
+    Total,
     check_counts,
     check_noise,
+    decisive_means,
     decisive_sites,
     dominating_site,
     empty_site,
 )
 from fl_dpbayes.calibration.release import SENT_COLUMNS, NoisedTable, merge_noised, sensitivity
-from fl_dpbayes.calibration.statistics import from_batch
+from fl_dpbayes.calibration.statistics import from_batch, to_arrays
+from fl_dpbayes.config.names import PREDICTORS
 from fl_dpbayes.report.warnings import sentence
 from tests.counted import CARD, top_label
 
@@ -212,3 +216,79 @@ def test_sites_alike_are_hardly_ever_named_and_a_single_one_never() -> None:
     # Of 40 federations; the metrics of one in 20 at most may differ so much by chance.
     assert named <= 2
     assert decisive_sites("held_out", {"a": site(250, 0.75, 0)}) == []
+
+
+@pytest.mark.parametrize(
+    ("of_sites", "named"),
+    [
+        ({"a": (100, 50), "b": (100, 52), "liar": (100, 5000)}, "liar"),
+        ({"a": (100, 50), "liar": (100, 5000)}, "a"),
+        ({"a": (100, 50), "b": (100, 52), "c": (0, 0)}, None),
+        ({"a": (100, 50), "b": (0, 0)}, None),
+    ],
+)
+def test_site_without_which_a_mean_is_another_is_named(of_sites, named: str | None) -> None:
+    totals = {
+        site: Total(count, total, total**2 / max(count, 1) + count)
+        for site, (count, total) in of_sites.items()
+    }
+    found = decisive_means("train", "negative log-likelihood", totals)
+    assert (found and found.site) == named
+
+
+def worst_of(name: str) -> Callable[[Message], Message]:
+    """Make up that a predictor was wrong with certainty at every record."""
+
+    def made_up(reply: Message) -> Message:
+        arrays = reply.content["arrays"]
+        labels = arrays[f"{name}/class_wise"].numpy()[..., OUTCOME].sum(axis=1).astype(int)
+        label = np.repeat(np.arange(10), labels)
+        wrong = np.eye(10)[(label + 1) % 10]
+        for key, array in to_arrays(from_batch(wrong, label)).items():
+            arrays[f"{name}/{key}"] = Array(array)
+        return reply
+
+    return made_up
+
+
+@pytest.mark.parametrize("predictor", ["last", "recalibrated"])
+def test_lie_about_a_predictor_that_is_not_read_first_names_its_sender(
+    federation, predictor: str
+) -> None:
+    run = federation("recalibration={fraction=0.2, steps=12, epsilon=50}", "privacy.epsilon=50")
+    run.spoil(worst_of(predictor), ["evaluate"])
+    decided = [text for text in run.run().warnings() if "over the 4 training sites" in text]
+    (said,) = (text for text in decided if text.startswith("south decides what is pooled"))
+    assert PREDICTORS[predictor] in said
+
+
+def test_predictors_measured_on_different_records_are_rejected(federation) -> None:
+    def more(reply: Message) -> Message:
+        for name, array in list(reply.content["arrays"].items()):
+            if name.startswith("last/"):
+                reply.content["arrays"][name] = Array(3 * array.numpy())
+        return reply
+
+    run = federation()
+    run.spoil(more, ["evaluate"])
+    assert (
+        "south sent no evaluation: rejected: it measured its predictors on different test records"
+        in run.run().warnings()
+    )
+
+
+@pytest.mark.parametrize("stated", ["none", "noised"])
+def test_results_that_leave_otherwise_than_the_card_says_are_rejected(federation, stated) -> None:
+    run = federation()
+    run.spoil_record(lambda card: card.update(evaluation_release=stated), ["query"])
+    said = f"its card says that results leave '{stated}', they are 'public'"
+    assert f"south sent no evaluation: rejected: {said}" in run.run().warnings()
+
+
+def test_noised_results_at_another_adjacency_are_rejected(federation) -> None:
+    run = federation(
+        "evaluation={release='noised', noise_multiplier=2.0}", "simulation.cohort_epsilon=1000"
+    )
+    run.spoil_record(lambda record: record["privacy"].update(adjacency="replace_one"), ["evaluate"])
+    said = "its privacy statement does not fit its card or the plan"
+    assert f"south sent no evaluation: rejected: {said}" in run.run().warnings()
