@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from fl_dpbayes.reproducible_products import VARIABLE
 from fl_dpbayes.models.conditional_reproducibility import reproducible_branch
+from fl_dpbayes.reproducible_products import VARIABLE
 
 pytestmark = pytest.mark.skipif(reproducible_branch() == "none", reason="this torch has no MKL")
 PRODUCT = "import torch; torch.randn(64, 13) @ torch.randn(13, 2); "

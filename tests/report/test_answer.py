@@ -6,12 +6,13 @@ from itertools import product
 
 import pytest
 
-from fl_dpbayes.config.summary import parse_summary
-from fl_dpbayes.report.answer import Answer, answer, headline_rows, median_rows
+from fl_dpbayes.report.answer import Answer, answer
+from fl_dpbayes.report.headline import headline_rows, median_rows
 from fl_dpbayes.report.model_card import model_card
 from fl_dpbayes.report.page import write_report
 from fl_dpbayes.report.page_tables import all_metrics_table, facts, privacy_table, run_tables
 from fl_dpbayes.report.run_files import write_summary
+from fl_dpbayes.report.summary import parse_summary
 from fl_dpbayes.report.tables import calibration_table
 from fl_dpbayes.report.tables import privacy_table as printed_privacy_table
 
@@ -110,9 +111,9 @@ def test_the_first_sentence_says_who_and_how_often(summary):
         "did not train."
     )
     shares = "In 25% of these the outcome is 'ill', 10% to 40% from hospital to hospital."
-    assert said(summary | {"class_names": ["well", "ill"]}).who == f"{first} {shares}"
+    assert said(summary | {"class_names": ["well", "ill"]}).lead == f"{first} {shares}"
     summary["privacy"][0]["steps"] = None  # it refused every round
-    assert said(summary).who.startswith("Trained by 3 hospitals on 3,702 patients")
+    assert said(summary).lead.startswith("Trained by 3 hospitals on 3,702 patients")
     assert model_card(parse_summary(summary))["Sample size"].startswith("3,702 units trained")
 
 

@@ -9,13 +9,13 @@ import numpy as np
 
 from fl_dpbayes.calibration.bins import COUNT, OUTCOME, Floats
 from fl_dpbayes.calibration.recalibration.isotonic import LARGEST_DEVIATION
+from fl_dpbayes.calibration.records import CalibrationValues
 from fl_dpbayes.calibration.release import SENT_COLUMNS, NoisedTable, merge_noised, sensitivity
 from fl_dpbayes.calibration.statistics import CalibrationStatistics
 from fl_dpbayes.calibration.summarise import summarise_noised
 from fl_dpbayes.config import (
     ISOTONIC_BINS,
     AnyRecalibrationPlan,
-    CalibrationValues,
     RecalibrationMap,
     Role,
     RunWarning,
