@@ -80,11 +80,11 @@ def checked_statement(
     if statement.steps != sum(event.steps for event in history):
         raise ValueError("its privacy statement miscounts the steps of its history")
     before = read_history(previous.history) if previous is not None else ()
-    if not _goes_on(before, history):
-        raise ValueError("its privacy history is not its earlier one, gone on with")
     known = (*before, *own)
     if not _covers(history, known):
         raise ValueError("its privacy history lacks steps of this run at the planned noise")
+    if not _goes_on(before, history):
+        raise ValueError("its privacy history is not its earlier one, gone on with")
     mu = gdp_mu(history, statement.adjacency)
     if (statement.mu_kind, statement.mu is None) != (
         mu.kind,

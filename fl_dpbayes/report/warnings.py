@@ -281,8 +281,8 @@ SENTENCES: dict[str, str | Callable[..., str]] = {
         "own word: compare the sites' own rows"
     ),
     "empty-results": (
-        "{site} sent test results of no record that stands clear of their noise: it has none, "
-        "or made them up; nothing is known of the model there"
+        "{site} sent test results of no record that stands clear of their noise: it has none "
+        "or too few, or made them up; nothing is known of the model there"
     ),
     "vanished": (
         "{site} makes the {metric} pooled over {role:words} sites vanish: it is {without:.3f} "

@@ -55,7 +55,8 @@ class FALDStrategy(PosteriorStrategy):
         """Average the sites' last states, and keep the average as a sample after burn-in."""
         chain = self.chain_of(round_number)
         states = self.bank.states_of(list(replies), chain)
-        state, warnings, is_mean = average_of_states(states, arrays, self._rule, self.site_weights)
+        weights = self.weights_among(replies)
+        state, warnings, is_mean = average_of_states(states, arrays, self._rule, weights)
         self.record.warn(*warnings)
         training, last_step = (
             self.federation.scenario.training,
@@ -71,7 +72,7 @@ class FALDStrategy(PosteriorStrategy):
                 self._add_to_sums(round_number, arrays, positions, replies)
         heat = {site: reply.stretch.temperature for site, reply in replies.items()}
         units = self.federation.roster.units
-        temperature = averaged_temperature(heat, self.site_weights, units) if is_mean else 0.0
+        temperature = averaged_temperature(heat, weights, units) if is_mean else 0.0
         kept = int(beyond > 0 and beyond % training.thinning < training.steps_per_round)
         size = max(reply.stretch.last_step_size for reply in replies.values())
         arrays = {name: array[:kept] for name, array in point_of(state).arrays.items()}

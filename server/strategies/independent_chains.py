@@ -72,9 +72,8 @@ class IndependentChainsStrategy(PosteriorStrategy):
 
     def _combined(self, sites: list[str]) -> Aggregate:
         # The posterior is asked for more than once, and some rules take time.
-        key = [
-            (site, len(self.bank.sample_chains(site)), self.site_weights[site]) for site in sites
-        ]
+        weights = self.weights_among(sites)
+        key = [(site, len(self.bank.sample_chains(site)), weights[site]) for site in sites]
         if self._combined_last is None or self._combined_last[0] != key:
             states = map(self.initial_state, range(self.plan.chains))
             starts = tuple(without_prefix("parameters", state) for state in states)
@@ -84,7 +83,7 @@ class IndependentChainsStrategy(PosteriorStrategy):
                 np.random.default_rng(self.federation.scenario.seed),
             )
             released = Released(
-                samples, self.site_weights, sampler, planned, generator, starts, self._student
+                samples, weights, sampler, planned, generator, starts, self._student
             )
             self._combined_last = key, combine_sites(self.rule, released)
         aggregate = self._combined_last[1]
@@ -101,7 +100,7 @@ class IndependentChainsStrategy(PosteriorStrategy):
             for site in self.chain_names()
             if (points := self.bank.stored_last_states(site))
         }
-        return joined(present, self.site_weights) if present else None
+        return joined(present, self.weights_among(present)) if present else None
 
     def _averaged_last(self, rule: AveragingRule) -> PosteriorSamples | None:
         points = []
@@ -110,7 +109,7 @@ class IndependentChainsStrategy(PosteriorStrategy):
             if sites:
                 states = self.bank.states_of(sites, chain)
                 average, warnings, _ = average_of_states(
-                    states, self.initial_state(chain), rule, self.site_weights
+                    states, self.initial_state(chain), rule, self.weights_among(sites)
                 )
                 points.append(point_of(average))
                 self.record.warn(*warnings)

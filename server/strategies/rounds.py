@@ -1,7 +1,7 @@
 """The training rounds, which all rules share: who is asked, what is banked of the answers, and what stays on disk."""
 
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from logging import INFO
 from statistics import fmean
@@ -257,6 +257,23 @@ class TrainingRounds(Strategy):
         planned, now = self.federation.planned_sites, len(self.site_weights)
         if now > planned and self.federation.scenario.aggregation.prior_share(2) < 1:
             self.record.warn(warning("prior-repeated", planned=planned, times=now / planned))
+
+    def weights_among(self, sites: Collection[str]) -> Mapping[str, float]:
+        """Weigh the training sites that sent something: none has more of it than the rule lets one of so many have.
+
+        Who is cut is named. Shares among all would be more among few: a site that the bound holds
+        to 1.2 / 20 may be beside two small ones alone.
+        """
+        units = self.federation.roster.units
+        if set(sites) == set(units):
+            return self.site_weights
+        weights, warnings = weigh_sites(
+            self.federation.scenario.aggregation, {site: units[site] for site in sites}
+        )
+        # One alone is asked for to see whether the rule can use it.
+        if len(weights) > 1:
+            self.record.warn(*warnings)
+        return weights
 
     def _weights(self) -> Mapping[str, float]:
         weights, warnings = weigh_sites(

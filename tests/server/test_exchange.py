@@ -1,5 +1,6 @@
 """Replies that are not what was asked for: rejected with a status and a reason, and shown clean wherever they are."""
 
+import importlib
 import io
 import json
 import unicodedata
@@ -458,3 +459,40 @@ def test_site_that_says_its_noise_is_seeded_is_named(federation) -> None:
     assert run.summary()["seeded"]
     (said,) = (text for text in run.warnings() if "came from a seed" in text)
     assert said.startswith("south says that its noise")
+
+
+@pytest.mark.parametrize(("rule", "share"), [("mixture", 0.4), ("fedavg", 0.5), ("fald", 0.5)])
+def test_site_has_no_more_of_what_few_sites_sent_than_one_of_so_few_may(
+    federation, monkeypatch, rule: str, share: float
+) -> None:
+    sizes = {"north": 10**4, "south": 10**6, "east": 50, "west": 50, "far": 10**4, "off": 10**4}
+    extra = [f"sites.{site}={{role='train'}}" for site in ("far", "off")]
+    run = federation(f"aggregation={{rule='{rule}'}}", *extra)
+    used: list[dict[str, float]] = []
+    target = {"mixture": "joined", "fedavg": "average_of_states", "fald": "average_of_states"}[rule]
+    where = f"server.strategies.{'fald' if rule == 'fald' else 'independent_chains'}"
+    whole = getattr(importlib.import_module(where), target)
+
+    def watched(*arguments):
+        used.append({site: arguments[-1][site] for site in arguments[0]})
+        return whole(*arguments)
+
+    monkeypatch.setattr(f"{where}.{target}", watched)
+
+    def changed(request: Message, reply: Message) -> Message:
+        site, kind = run.site_of(request), request.metadata.message_type
+        if kind == "train" and site in ("north", "far", "off"):
+            reply.content["config"]["refusal"] = json.dumps({"code": "BUDGET_EXHAUSTED"})
+        elif kind in ("query", "train") and site in sizes:
+            record = json.loads(reply.content["config"]["record"])
+            record.get("privacy", record).update(units=sizes[site])
+            reply.content["config"]["record"] = json.dumps(record)
+        return reply
+
+    run.grid.change = changed
+    run.run()
+    assert used
+    for weights in used:
+        assert set(weights) == {"south", "east", "west"}
+        assert weights["south"] / sum(weights.values()) == pytest.approx(share)
+    assert any(text.startswith("south declares 1000000 of") for text in run.warnings())

@@ -205,7 +205,7 @@ def decisive_sites(role: Role, tables: Mapping[str, NoisedTable]) -> list[RunWar
 class Total(NamedTuple):
     """Of a site's test records their number, and the sums of a value of each and of its square."""
 
-    count: float
+    records: float
     total: float
     squares: float
 
@@ -216,7 +216,7 @@ def decisive_means(role: Role, metric: str, totals: Mapping[str, Total]) -> RunW
     Of what is not read first a smaller difference is not worth a line: of two honest sites with
     other patients one nearly always makes more than one width. Sites without records are left out.
     """
-    held = {site: total for site, total in totals.items() if total.count > 0}
+    held = {site: total for site, total in totals.items() if total.records > 0}
     if len(held) < 2:
         return None
     sums = np.array(list(held.values()))

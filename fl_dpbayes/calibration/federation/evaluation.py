@@ -345,11 +345,11 @@ class Evaluation:
                 and (statistics := place.exact) is not None
             }
             accuracy = {
-                site: Total(count=sums.count, total=sums.correct, squares=sums.correct)
+                site: Total(records=sums.count, total=sums.correct, squares=sums.correct)
                 for site, sums in exact.items()
             }
             nll = {
-                site: Total(count=sums.count, total=sums.nll, squares=sums.nll_squared)
+                site: Total(records=sums.count, total=sums.nll, squares=sums.nll_squared)
                 for site, sums in exact.items()
             }
             for metric, totals in (("accuracy", accuracy), ("negative log-likelihood", nll)):
