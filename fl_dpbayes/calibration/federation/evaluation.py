@@ -47,6 +47,7 @@ from fl_dpbayes.calibration.records import (
 from fl_dpbayes.calibration.release import SENT_COLUMNS, NoisedTable
 from fl_dpbayes.calibration.statistics import (
     CalibrationStatistics,
+    SparseStatistics,
     array_shapes,
     from_arrays,
     merge,
@@ -152,8 +153,10 @@ class Evaluation:
             raise ValueError("it measured its predictors on different test records")
         self._subgroups += read_subgroups(card, reply.groups, arrays, exact)
         for predictor, statistics in measured.items():
-            kept = sparse(statistics) if predictor in exact else statistics
-            self.places.append(Place(card.name, card.role, predictor, kept))
+            stored: Statistics | SparseStatistics = statistics
+            if isinstance(statistics, CalibrationStatistics):
+                stored = sparse(statistics)
+            self.places.append(Place(card.name, card.role, predictor, stored))
         first = exact.get(request.measured[0])
         if first is not None and first.count:
             self._shares[card.name] = tuple(map(float, prevalence(first)))
