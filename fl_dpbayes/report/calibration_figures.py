@@ -2,13 +2,14 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 
-from fl_dpbayes.calibration import METRICS, CalibrationRecord, ReliabilityBin, ReliabilityRecord
+from fl_dpbayes.calibration import METRICS, CalibrationRecord, ReliabilityRecord
 from fl_dpbayes.config import PREDICTORS
 from fl_dpbayes.report import figure_style as look
 from fl_dpbayes.report.figure_style import BAND, INK, MUTED, predictor_style
@@ -70,23 +71,19 @@ def draw_bins(axes: Axes, row: ReliabilityRecord, marker_size: float) -> None:
             )
     axes.plot([0, 1], [0, 1], color=MUTED, linewidth=0.8, linestyle=(0, (4, 3)))
     style = predictor_style(row.predictor)
-    filled = [
-        part
-        for part in row.bins
-        if part.n and part.confidence is not None and part.accuracy is not None
-    ]
+    points = _filled_points(row)
     axes.plot(
-        [part.confidence for part in filled],
-        [part.accuracy for part in filled],
+        [point.x for point in points],
+        [point.y for point in points],
         color=style.colour,
         linewidth=1.3,
     )
-    for part in filled:
+    for point in points:
         axes.plot(
-            part.confidence,
-            part.accuracy,
+            point.x,
+            point.y,
             style.marker,
-            markerfacecolor=style.colour if _outside_band(part) else "white",
+            markerfacecolor=style.colour if point.outside_band else "white",
             color=style.colour,
             markersize=marker_size,
             zorder=3,
@@ -95,10 +92,26 @@ def draw_bins(axes: Axes, row: ReliabilityRecord, marker_size: float) -> None:
     axes.set(xlim=(0, 1), ylim=(0, 1))
 
 
-def _outside_band(part: ReliabilityBin) -> bool:
-    if part.band_low is None or part.band_high is None or part.accuracy is None:
-        return False
-    return not part.band_low <= part.accuracy <= part.band_high
+@dataclass(frozen=True)
+class _Point:
+    """A bin of a reliability diagram: mean confidence, accuracy."""
+
+    x: float
+    y: float
+    outside_band: bool
+
+
+def _filled_points(row: ReliabilityRecord) -> list[_Point]:
+    """Return the bins that hold records."""
+    points = []
+    for part in row.bins:
+        if not part.n or part.confidence is None or part.accuracy is None:
+            continue
+        outside = False
+        if part.band_low is not None and part.band_high is not None:
+            outside = not part.band_low <= part.accuracy <= part.band_high
+        points.append(_Point(x=part.confidence, y=part.accuracy, outside_band=outside))
+    return points
 
 
 def heat_figure(values: Mapping[tuple[str, str], float], title: str, subtitle: str) -> Figure:

@@ -60,9 +60,8 @@ END = """\
 </html>
 """
 
-RUN = (
-    BEGIN
-    + """\
+RUN_ANSWER = (
+    """\
 <header class="answer">
 <h1>{{ run.scenario }}{% if not run.private %} (not private){% elif run.seeded %} (seeded: not \
 private)\
@@ -84,11 +83,16 @@ endfor %}</div>
 <h2 id="warnings">Warnings</h2>
 <div class="caution">{% for text in run.warnings %}<p>{{ text }}</p>{% endfor %}</div>
 {% endif %}
+"""
+)
+RUN_SITES = """\
 <h2 id="sites">Hospitals and their patients</h2>
 {{ table(sites, "Sites of the run") }}
 <p class="note">{% if run.data %}Data: {{ run.data }}. {% endif %}Units as each site declares \
 them; shares are those of
 its test records. Few: fewer than {{ few }}, so that a difference may well be chance.</p>
+"""
+RUN_BASELINES = """\
 <h2 id="baselines">Beside simpler predictors</h2>
 {% if baselines.rows %}{{ table(baselines, "The run's predictors beside simpler ones") }}
 <p class="note">On the same test records, computed from training records without privacy: not \
@@ -101,6 +105,8 @@ for {{ why }}.
 {% else %}<p>Not computed: {{ missing.values() | first | default("only a simulation has all \
 records at hand") }}.</p>
 {% endif %}
+"""
+RUN_CALIBRATION = """\
 <h2 id="calibration">Calibration</h2>
 {% if calibration.rows %}
 {{ table(calibration, "Calibration over all sites of a role") }}
@@ -135,6 +141,8 @@ With fewer than 1,500 records, bins hold about equally many.</p>
 <div class="figures">{% for item in sites_figures %}{{ figure(item) }}{% endfor %}</div>
 {% endif %}
 {{ further(all_metrics, "All metrics at every site") -}}
+"""
+RUN_SUBGROUPS = """\
 {% if subgroups.rows %}
 <h2 id="subgroups">Subgroups</h2>
 {{ table(subgroups, "Calibration of each subgroup") }}
@@ -148,6 +156,8 @@ subgroups, not values: a
 small one has a wide interval, and of twenty 95% intervals one misses by chance alone.</p>
 </details>
 {% endif %}
+"""
+RUN_CLINICAL = """\
 {% if clinical.rows or net_benefit %}
 <h2 id="clinical">What clinicians report</h2>
 {% if operating.rows %}{{ table(operating, "Decisions at a threshold of risk") }}
@@ -180,6 +190,8 @@ at 20%, a quarter. The model is worth using where its curve lies above both "tre
 none".</p>
 </details>
 {% endif %}
+"""
+RUN_CONFORMAL = """\
 {% if conformal.rows %}
 <h2 id="conformal">Prediction sets</h2>
 {{ table(conformal, "Coverage and size of prediction sets") }}
@@ -201,6 +213,8 @@ had at best, that of its
 predictions what a hospital without labels can have.</p>
 </details>
 {% endif %}
+"""
+RUN_UNCERTAINTY = """\
 {% if shift_detection.rows %}
 <h2 id="uncertainty">Uncertainty at new sites</h2>
 {{ table(shift_detection, "How well uncertainty tells new sites from training sites") }}
@@ -218,6 +232,8 @@ dangerous case. Epistemic is the disagreement of the posterior's samples; total 
 share.</p>
 </details>
 {% endif %}
+"""
+RUN_TRUTH = """\
 {% if truth.rows %}
 <h2 id="truth">Against the known truth</h2>
 {{ table(truth, "Estimated and true calibration errors") }}
@@ -230,10 +246,14 @@ in the labels. About 95 of 100 intervals should hold it. The plain ECE lies abov
 are few.</p>
 </details>
 {% endif %}
+"""
+RUN_SETTINGS = """\
 {% if settings.rows %}
 <h2 id="settings">What was run</h2>
 {{ table(settings, "What was run") }}
 {% endif %}
+"""
+RUN_PRIVACY = """\
 <h2 id="privacy">{{ "Privacy per site" if run.private else "Training per site" }}</h2>
 {% if privacy.rows %}
 {{ table(privacy, "Privacy spent by each site" if run.private else "Training of each site") }}
@@ -245,11 +265,15 @@ are few.</p>
 </div></div>
 {% if hospitals.rows %}<h2 id="hospitals">How hospitals differ</h2>
 {{ table(hospitals, "How hospitals differ") }}{% endif %}
+"""
+RUN_RELEASES = """\
 <h2 id="releases">What left each site</h2>
 {% if releases.rows %}{{ table(releases, "What left each site") }}
 {% else %}<p>This run kept no list of releases.</p>{% endif %}
 {% if participation.rows %}<h3>Who took part in which round</h3>
 {{ table(participation, "Who took part in which round") }}{% endif %}
+"""
+RUN_COST = """\
 <h2 id="cost">Cost</h2>
 {{ table(cost, "Bytes and seconds") }}
 {% if passes.rows %}
@@ -263,6 +287,8 @@ for each row. The time of a record is measured on made-up records, beside a plai
 wanted size.</p>
 </details>
 {% endif %}
+"""
+RUN_LIMITS = """\
 <h2 id="limits">Limits</h2>
 <details class="guide" open><summary>What these numbers do not say</summary>
 {% if run.private %}
@@ -280,18 +306,35 @@ run, and not of sites
 unlike the ones tested. Intervals that do not overlap show a difference; intervals that overlap \
 leave it open.</p>
 </details>
+"""
+RUN_CARD = """\
 <h2 id="card">Model card</h2>
 <details class="card"><summary>What this run knows of the items of TRIPOD+AI</summary>
 <dl>{% for name, value in card.items() %}<dt>{{ name }}</dt><dd>{{ value }}</dd>{% endfor %}</dl>
 </details>
 <h2 id="run">This run</h2>
 """
+RUN = (
+    BEGIN
+    + RUN_ANSWER
+    + RUN_SITES
+    + RUN_BASELINES
+    + RUN_CALIBRATION
+    + RUN_SUBGROUPS
+    + RUN_CLINICAL
+    + RUN_CONFORMAL
+    + RUN_UNCERTAINTY
+    + RUN_TRUTH
+    + RUN_SETTINGS
+    + RUN_PRIVACY
+    + RUN_RELEASES
+    + RUN_COST
+    + RUN_LIMITS
+    + RUN_CARD
     + END
 )
 
-STUDY = (
-    BEGIN
-    + """\
+STUDY_ANSWER = """\
 <header class="answer">
 <h1>{{ record.study }}</h1>
 {% if record.question %}<p>{{ record.question }}</p>{% endif %}
@@ -303,6 +346,8 @@ STUDY = (
 endfor %}</div>
 {% endif %}
 </header>
+"""
+STUDY_BASELINE = """\
 {% if beside.rows %}
 <h2 id="beside">Beside the baseline</h2>
 {{ table(beside, "Every method beside the baseline, at each setting by itself") }}
@@ -314,12 +359,16 @@ paired: the same records and draws.</p>
 <h2 id="paper">Beside the paper</h2>
 {{ table(paper, "What the paper prints beside what was measured") }}
 {% endif %}
+"""
+STUDY_CELLS = """\
 <h2 id="varied">What was varied</h2>
 <dl>{% for name, values in axes.items() %}<dt>{{ name }}</dt><dd>{{ values }}</dd>{% endfor %}</dl>
 {% if failures.rows %}
 <details open><summary>Cells that failed</summary>{{ table(failures, "Cells that failed") \
 }}</details>
 {% endif %}
+"""
+STUDY_PRIVACY = """\
 <h2 id="privacy">Privacy</h2>
 {% if spent.rows %}{{ table(spent, "Privacy asked and spent") }}
 <details><summary>ε of every setting</summary>{{ table(privacy, "Privacy spent by setting") \
@@ -328,11 +377,15 @@ paired: the same records and draws.</p>
 <p class="note">The largest ε that any site of any seed spent in one run, rounded up. A hospital \
 that took part in all
 of these runs would have spent more; ∞: not private.</p>
+"""
+STUDY_FIGURES = """\
 {% for section in sections %}
 <h2>{{ section.heading }}</h2>
 {% if section.note %}<p class="note">{{ section.note }}</p>{% endif %}
 <div class="figures">{% for item in section.figures %}{{ figure(item) }}{% endfor %}</div>
 {% endfor %}
+"""
+STUDY_NUMBERS = """\
 <h2 id="numbers">Numbers</h2>
 {% if differences.rows %}
 <h3>Paired differences</h3>
@@ -357,5 +410,13 @@ records and draws.</p>
 <h2 id="run">This study</h2>
 {% for text in record.notes %}<p class="note">{{ text }}</p>{% endfor %}
 """
+STUDY = (
+    BEGIN
+    + STUDY_ANSWER
+    + STUDY_BASELINE
+    + STUDY_CELLS
+    + STUDY_PRIVACY
+    + STUDY_FIGURES
+    + STUDY_NUMBERS
     + END
 )

@@ -233,14 +233,14 @@ def privacy_table(study: StudyResults, axes: Collection[str]) -> PageTable:
         setting_cells = rows_at(cells, setting)
         if setting_cells.empty:
             continue
-        asked = setting.pop(EPSILON_ASKED, privacy.get("epsilon"))
+        epsilon_asked = setting.pop(EPSILON_ASKED, privacy.get("epsilon"))
         seconds = UNDEFINED
         if "seconds" in setting_cells.columns:
             seconds = f"{setting_cells['seconds'].mean():.0f}"
         rows.append(
             (
                 *setting.values(),
-                significant(float(pd.to_numeric(str(asked), errors="coerce"))),
+                significant(float(pd.to_numeric(str(epsilon_asked), errors="coerce"))),
                 # A run whose largest epsilon is not known must not look cheap.
                 rounded_up(float(setting_cells["epsilon"].max(skipna=False))),
                 delta_text,
