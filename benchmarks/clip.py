@@ -38,7 +38,7 @@ from fl_dpbayes.schedules import PlannedChain
 
 RATE, NORM, STEP = 0.25, 1.0, 0.01
 # Bytes of materialised gradients of a whole batch beyond which peers that need them are not tried.
-_LARGEST_GRADIENTS = 2**31
+_LARGEST_GRADIENTS = {"cpu": 2**31, "cuda": 2**34}
 
 
 class _Block(nn.Module):
@@ -98,17 +98,19 @@ class _Called(nn.Module):
 
 @dataclass(frozen=True)
 class Case:
-    """A model, the shape of its records, the size of its batches and the number of classes."""
+    """A model, the shape of its records, the size of its batches, the number of classes, and where it is trained."""
 
     model: Any
     shape: tuple[int, ...]
     batch: int
     classes: int = 10
+    device: str = "cpu"
 
     def build(self) -> nn.Module:
         """Return the model at its start."""
         task = Task(input_shape=self.shape, classes=self.classes)
-        return self.model() if callable(self.model) else build_model(self.model, task, seed=0)
+        module = self.model() if callable(self.model) else build_model(self.model, task, seed=0)
+        return module.to(self.device)
 
 
 IMAGE = (1, 28, 28)
@@ -189,7 +191,8 @@ def train(case: Case, steps: int, on_step: Callable[..., None] | None = None) ->
         "chain_start": "broadcast",
     }
     plan = TrainingPlan(sampler=sampler, privacy=privacy, **sizes)
-    module, features, labels = case.build(), *(values.numpy().copy() for values in _records(case))
+    module = case.build()
+    features, labels = (values.cpu().numpy().copy() for values in _records(case))
     # As those of a site.
     features.flags.writeable = False
     records, start = (
@@ -206,7 +209,8 @@ def train(case: Case, steps: int, on_step: Callable[..., None] | None = None) ->
 def _records(case: Case) -> tuple[torch.Tensor, torch.Tensor]:
     generator, units = torch.Generator().manual_seed(0), int(case.batch / RATE)
     labels = torch.randint(case.classes, (units,), generator=generator)
-    return torch.randn((units, *case.shape), generator=generator), labels
+    features = torch.randn((units, *case.shape), generator=generator)
+    return features.to(case.device), labels.to(case.device)
 
 
 def plain_step(case: Case) -> Callable[[], None]:
@@ -223,7 +227,7 @@ def _training_step(
     features, labels = _records(case)
 
     def step() -> None:
-        chosen = torch.randint(len(labels), (case.batch,))
+        chosen = torch.randint(len(labels), (case.batch,), device=case.device)
         optimizer.zero_grad()
         loss(module(features[chosen]), labels[chosen]).backward()
         optimizer.step()
@@ -237,7 +241,7 @@ def peers(case: Case) -> dict[str, Callable[[], None]]:
     made = {"ghost": partial(_opacus, case, "ghost")}
     if (
         4 * case.batch * sum(value.numel() for value in case.build().parameters())
-        <= _LARGEST_GRADIENTS
+        <= _LARGEST_GRADIENTS[case.device]
     ):
         made |= {mode: partial(_opacus, case, mode) for mode in ("hooks", "functorch")}
         made["func.vmap"] = partial(_func_vmap, case)
@@ -277,14 +281,15 @@ def _func_vmap(case: Case) -> Callable[[], None]:
         )
 
     def step() -> None:
-        chosen = torch.randint(len(labels), (case.batch,))
+        chosen = torch.randint(len(labels), (case.batch,), device=case.device)
         gradients = vmap(grad(loss), in_dims=(None, 0, 0))(values, features[chosen], labels[chosen])
         norms = torch.stack([value.flatten(1).norm(dim=1) for value in gradients.values()]).norm(
             dim=0
         )
         factors = (NORM / norms).clamp(max=1.0)
         for name, value in gradients.items():
-            noised = torch.tensordot(factors, value, 1) + NORM * torch.randn(value.shape[1:])
+            noise = torch.randn(value.shape[1:], device=case.device)
+            noised = torch.tensordot(factors, value, 1) + NORM * noise
             values[name].sub_(noised, alpha=STEP / case.batch)
 
     return step

@@ -48,17 +48,20 @@ def measure_rows(
     only: str,
     file: str | None,
     console: Console,
+    *,
+    on_gpu: bool = False,
 ) -> None:
     """Measure a benchmark's rows whose names contain `only`, one after the other, and print their table.
 
     `file`: keeps them as JSON after each; what it has already is not measured again. `-`: JSON is
-    printed instead. Raises UserError if there is no such row, it cannot be measured, or the file is
+    printed instead. `on_gpu`: rows are measured in this process, which CUDA is started in once, and
+    the GPU is named. Raises UserError if there is no such row, it cannot be measured, or the file is
     of another benchmark or machine.
     """
     chosen = {row: work for row, work in rows.items() if only.lower() in row.lower()}
     if not chosen:
         raise UserError(f"--only {only!r} names no row: give a part of one of {', '.join(rows)}")
-    found: dict[str, Any] = {"benchmark": name, "machine": _machine(), "rows": {}}
+    found: dict[str, Any] = {"benchmark": name, "machine": _machine(on_gpu), "rows": {}}
     path = None if file in (None, "-") else Path(str(file))
     if path is not None and path.exists():
         before: Any = None
@@ -76,7 +79,8 @@ def measure_rows(
     for row, work in chosen.items():
         if row not in found["rows"]:
             with console.status(row):
-                record = {"load before": os.getloadavg()[0], **alone(work)}
+                load = os.getloadavg()[0]
+                record = {"load before": load, **(work() if on_gpu else alone(work))}
             found["rows"][row] = {
                 "measured": f"{time.strftime('%Y-%m-%d %H:%M', time.gmtime())} UTC",
                 **record,
@@ -118,13 +122,16 @@ def _quiet() -> None:
         os.dup2(nowhere, stream)
 
 
-def _machine() -> dict[str, Any]:
+def _machine(on_gpu: bool = False) -> dict[str, Any]:
     lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     cpu = next(
         (line.partition(": ")[2] for line in lines if line.startswith("model name")),
         platform.machine(),
     )
-    versions = {package: importlib.metadata.version(package) for package in _PACKAGES}
+    versions = {}
+    for package in _PACKAGES:
+        with suppress(importlib.metadata.PackageNotFoundError):
+            versions[package] = importlib.metadata.version(package)
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2**30
     machine = {
         "cpu": cpu,
@@ -135,4 +142,8 @@ def _machine() -> dict[str, Any]:
     # What is loaded before all else may change what libraries take the processor for.
     preloaded = os.environ.get("LD_PRELOAD")
     told = {"preloaded": Path(preloaded).name} if preloaded else {}
+    if on_gpu:
+        import torch
+
+        told |= {"gpu": torch.cuda.get_device_name(), "CUDA": str(torch.version.cuda)}
     return machine | told | versions

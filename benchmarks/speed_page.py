@@ -55,6 +55,7 @@ def reference() -> str:
         "rows": targets(found),
         "widths": widths(found),
         "batches": batches(found),
+        "gpu": on_a_gpu(found),
         "end-to-end": end_to_end(found),
         "machine": machines(found),
     }
@@ -260,6 +261,17 @@ def _spread(values: list[float]) -> str:
         return "–"
     digits = 4 if mean(values) < 1 else 2
     return f"{mean(values):.{digits}f} ± {stdev(values):.{digits}f}"
+
+
+def on_a_gpu(found: Mapping[str, Any]) -> Iterator[str]:
+    """Return what a private step takes of a plain one on a GPU, by model, batch size and method."""
+    columns = ("plain, ms", *METHODS, "MiB plain", "MiB ours", "rows a pass")
+    yield "| model | B | " + " | ".join(columns) + " |"
+    yield "|---" * (len(columns) + 2) + "|"
+    for name, record in found.get("gpu", NOTHING)["rows"].items():
+        values = [f"{record[key]:.3g}" if key in record else "–" for key in columns]
+        model, _, batch = name.partition(", batch ")
+        yield f"| {model} | {batch} | " + " | ".join(values) + " |"
 
 
 def machines(found: Mapping[str, Any]) -> Iterator[str]:

@@ -446,7 +446,7 @@ def audit(
     raise typer.Exit(audit_scenario(loaded, console, data_dir=data_dir, as_json=as_json))
 
 
-BENCHMARKS = ["clip", "sizes", "accounting", "simulation", "end-to-end", "memory"]
+BENCHMARKS = ["clip", "sizes", "gpu", "accounting", "simulation", "end-to-end", "memory"]
 
 
 @app.command(
@@ -459,7 +459,9 @@ def bench(
     repeats: Annotated[
         int,
         Option(
-            min=1, max=10_000, help="clip, sizes: steps; simulation: rounds; end-to-end: seeds."
+            min=1,
+            max=10_000,
+            help="clip, sizes, gpu: steps; simulation: rounds; end-to-end: seeds.",
         ),
     ] = 20,
     sites: Annotated[
@@ -476,7 +478,7 @@ def bench(
     from benchmarks.measure import Sizes, measure_rows
 
     rows = import_module(f"benchmarks.{name.replace('-', '_')}").rows(Sizes(repeats, sites, engine))
-    measure_rows(name, rows, only, file, console)
+    measure_rows(name, rows, only, file, console, on_gpu=name == "gpu")
 
 
 data_commands = typer.Typer(help="The public data sets that scenarios read.", no_args_is_help=True)

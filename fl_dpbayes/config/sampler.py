@@ -258,9 +258,8 @@ class MCDropout(SamplerSettings):
     momentum: Decay = 0.0
 
 
-Sampler = Annotated[
-    SGLD | SGD | Adam | SGHMC | BayesByBackprop | MCDropout, Field(discriminator="kind")
-]
+AnySampler = SGLD | SGD | Adam | SGHMC | BayesByBackprop | MCDropout
+Sampler = Annotated[AnySampler, Field(discriminator="kind")]
 if not TYPE_CHECKING:
     __getattr__ = extended(globals(), "Sampler", SAMPLERS, SamplerSettings)
 

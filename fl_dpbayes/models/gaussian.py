@@ -2,10 +2,9 @@
 
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
-from itertools import chain, pairwise, starmap
+from itertools import chain, groupby, pairwise, starmap
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +18,7 @@ PART = 2**14
 # Small vectors are drawn together, up to so many numbers: on a device each of 500 operations costs
 # a launch.
 _TOGETHER = 2**18
-# On a device; some 200 MB for as long as it takes.
+# On a device, of one vector or of several; some 200 MB for as long as it takes.
 _PARTS_AT_ONCE = 256
 _TURN = math.pi / 2**31
 _HOST = torch.device("cpu")
@@ -52,9 +51,13 @@ def normal_vectors(
     parts, on_host = -(-together * size // PART), device.type == "cpu"
     groups = enumerate(range(0, count, together))
     draws = [(number * parts, min(together, count - first) * size) for number, first in groups]
-    draw = _Host(key, together * size) if on_host else partial(on_device, key, device)
+    if not on_host:
+        for drawn in _on_device_together(key, device, draws):
+            yield from drawn.reshape(-1, size)
+        return
+    draw = _Host(key, together * size)
     # A second large one would lie in memory throughout the step.
-    ahead = on_host and len(draws) > 1 and size <= _TOGETHER
+    ahead = len(draws) > 1 and size <= _TOGETHER
     idle = ahead and torch.get_num_threads() < len(os.sched_getaffinity(0))
     for drawn in _ahead(draw, draws) if idle else starmap(draw, draws):
         yield from drawn.reshape(-1, size)
@@ -117,12 +120,38 @@ def _box_muller(
 
 def on_device(key: bytes, device: torch.device, first: int, numbers: int) -> torch.Tensor:
     """Draw the numbers from part `first` of the key's stream on, shape (numbers,), with torch alone."""
+    return _drawn_from(key, device, [first], numbers)[0]
+
+
+def _on_device_together(
+    key: bytes, device: torch.device, draws: Iterable[tuple[int, int]]
+) -> Iterator[torch.Tensor]:
+    """Yield what `on_device` draws for each (first part, numbers).
+
+    As many are drawn at a time as there is memory for: a few hundred operations are launched,
+    however many parts they draw.
+    """
+    for numbers, alike in groupby(draws, lambda draw: draw[1]):
+        firsts = [first for first, _ in alike]
+        at_once = max(1, _PARTS_AT_ONCE // -(-numbers // PART))
+        for start in range(0, len(firsts), at_once):
+            yield from _drawn_from(key, device, firsts[start : start + at_once], numbers)
+
+
+def _drawn_from(
+    key: bytes, device: torch.device, firsts: Sequence[int], numbers: int
+) -> torch.Tensor:
+    """Return the numbers from each of these parts on, shape (len(firsts), numbers)."""
     whole, left = divmod(numbers, PART)
-    nonces = first + torch.arange(whole + 1, device=device)
-    pieces = [
-        _drawn_parts(key, part, PART) for part in nonces[:whole].split(_PARTS_AT_ONCE) if whole
-    ]
-    return torch.cat([*pieces, *([_drawn_parts(key, nonces[whole:], left)] if left else [])])
+    starts = moved(np.array(firsts, np.int64), device)
+    drawn = []
+    if whole:
+        nonces = (starts[:, None] + torch.arange(whole, device=device)).flatten()
+        pieces = [_drawn_parts(key, part, PART) for part in nonces.split(_PARTS_AT_ONCE)]
+        drawn.append(torch.cat(pieces).view(len(firsts), -1))
+    if left:
+        drawn.append(_drawn_parts(key, starts + whole, left).view(len(firsts), -1))
+    return torch.cat(drawn, dim=1)
 
 
 def _drawn_parts(key: bytes, nonces: torch.Tensor, numbers: int) -> torch.Tensor:

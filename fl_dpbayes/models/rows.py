@@ -44,6 +44,8 @@ NEIGHBOURS = (0.0, math.nan, math.inf, 1e30)
 DRAWS = 4
 _INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 TIMED_PASSES = 3
+# What torch says behind the name of an operation of which it has no other way on a GPU.
+_NOT_REPEATABLE = " does not have a deterministic implementation"
 
 logger = logging.getLogger("fl_dpbayes.site")
 
@@ -179,7 +181,7 @@ def checked_shape(key: Hashable, wanted: PassShape, trials: Trials) -> PassShape
         trials: Shape -> passes of that shape over made-up rows.
 
     Raises:
-        RowsDependError: If a single row does not give the same bits twice.
+        RowsDependError: If a single row does not give the same bits twice, or torch says that it may not.
     """
     key = (key, wanted, torch.get_num_threads(), torch.__version__)
     if key not in _known:
@@ -216,10 +218,17 @@ def _choices(wanted: PassShape) -> Iterator[PassShape]:
 
 def _stands_alone(shape: PassShape, trials: Trials) -> bool:
     generator = np.random.default_rng(0)
-    return all(
-        rows_stand_alone(trial.results, trial.features, trial.targets, generator)
-        for trial in trials(shape)
-    )
+    try:
+        return all(
+            rows_stand_alone(trial.results, trial.features, trial.targets, generator)
+            for trial in trials(shape)
+        )
+    except RuntimeError as error:
+        operation, said, _ = str(error).partition(_NOT_REPEATABLE)
+        if not said:
+            raise
+        problem = f"on this device {operation} may give a record other bits when it runs again"
+        raise RowsDependError(f"{problem}: use another device, or a model without it") from None
 
 
 def _seconds_of_row(shape: PassShape, trials: Trials) -> float:

@@ -15,7 +15,7 @@ from fl_dpbayes.samplers.minibatch import BatchGradient, TrainingRecords
 from fl_dpbayes.samplers.state_vectors import ChainState, Vectors, from_state, to_state
 from fl_dpbayes.schedules import ChainStreams, PlannedChain
 
-# Numbers at a time: their float64 stays in a processor's cache.
+# Numbers at a time on the host: their float64 stays in a processor's cache.
 _PART = 2**16
 
 
@@ -155,8 +155,10 @@ def noisy_gradient(
     declared. Privacy follows from (sigma, q) alone: the prior and whatever is done with d are
     post-processing. Source: Abadi et al. 2016, Algorithm 1; Welling and Teh 2011, eq. 4.
     """
-    for first in range(0, noise.shape[0], _PART):
-        part = slice(first, first + _PART)
+    size = noise.shape[0]
+    width = _PART if noise.device.type == "cpu" else size
+    for first in range(0, size, width):
+        part = slice(first, first + width)
         gradient = noise[part]
         # Added in float64, the type of the sum.
         torch.add(clipped_sum[part], gradient, alpha=noise_multiplier * noise_unit, out=gradient)

@@ -175,3 +175,8 @@ def test_what_is_loaded_before_all_else_is_told(monkeypatch):
     assert "preloaded" not in measure._machine()
     monkeypatch.setenv("LD_PRELOAD", "/somewhere/another_maker.so")
     assert measure._machine()["preloaded"] == "another_maker.so"
+
+
+def test_a_gpu_is_measured_where_one_is_alone(monkeypatch, refusal) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert "no CUDA device is here" in refusal("bench", "gpu")

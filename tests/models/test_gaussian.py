@@ -11,6 +11,7 @@ from scipy import stats
 
 from fl_dpbayes.models import gaussian
 from fl_dpbayes.models.gaussian import PART, chacha20, normal_vectors, standard_normals
+from tests.devices.pretended import pretended
 
 
 def keyed(key: int) -> np.random.Generator:
@@ -45,6 +46,16 @@ def test_device_draws_what_the_host_draws(monkeypatch, device: str, numbers: int
     on_host = gaussian._Host(bytes(range(32)), numbers)(7, numbers)
     found = gaussian.on_device(bytes(range(32)), torch.device(device), 7, numbers).cpu()
     torch.testing.assert_close(found, on_host, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("size", [7, 50_000, PART, 300_000])
+def test_vectors_that_a_device_draws_together_are_those_of_the_host(monkeypatch, size: int) -> None:
+    monkeypatch.setattr(gaussian, "_PARTS_AT_ONCE", 40)
+    expected = torch.stack(list(normal_vectors(keyed(3), size, 12)))
+    with pretended():
+        vectors = list(normal_vectors(keyed(3), size, 12, torch.device("cuda")))
+        found = torch.stack(vectors).cpu()
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("size", [1, 7, 50_000, PART, 300_000])

@@ -139,6 +139,22 @@ def test_what_this_processor_mixes_is_found(module, rows, width, dtype) -> None:
     assert not stands_alone(module, rows, (width,), dtype)
 
 
+def test_an_operation_that_torch_cannot_repeat_on_a_device_is_named() -> None:
+    def results(features, targets):
+        said = "pool_backward_cuda does not have a deterministic implementation, but you set"
+        raise RuntimeError(f"{said} 'torch.use_deterministic_algorithms(True)'")
+
+    trial = row_check.Trial(results, torch.zeros(1, 2), torch.zeros(1))
+    wanted = row_check.PassShape("gradients", wanted=1, rows=1)
+    refused(
+        "pool_backward_cuda .*: use another device",
+        row_check.checked_shape,
+        "not repeated",
+        wanted,
+        lambda shape: [trial],
+    )
+
+
 def test_structure_tells_architectures_apart_and_not_values() -> None:
     assert structure(nn.Linear(5, 3)) == structure(nn.Linear(5, 3))
     others = [

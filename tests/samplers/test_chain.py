@@ -201,15 +201,19 @@ def test_a_step_reads_nothing_from_its_device(monkeypatch, module, site, kind):
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype:UserWarning")
 def test_a_step_does_not_wait_for_a_gpu(module, site):
     modes = {0: "error", 11: "default"}
     set_mode = torch.cuda.set_sync_debug_mode
-    run(
-        module.to("cuda"),
-        site,
-        plan_of(),
-        on_step=lambda step, *_: step in modes and set_mode(modes[step]),
-    )
+    try:
+        run(
+            module.to("cuda"),
+            site,
+            plan_of(),
+            on_step=lambda step, *_: step in modes and set_mode(modes[step]),
+        )
+    finally:
+        set_mode("default")
 
 
 @pytest.mark.gpu

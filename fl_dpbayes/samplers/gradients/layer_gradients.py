@@ -14,6 +14,7 @@ from torch.nn.grad import conv2d_weight
 
 from fl_dpbayes.samplers.gradients.contribution import (
     LayerGradients,
+    aligned,
     formed_gradients,
     outer_gradients,
     row_norms,
@@ -28,6 +29,8 @@ _GRAM_ALLOWANCE = 1e-6
 _FORMED_ENTRY = 100
 # Records whose patches are held at a time: they stay in a processor's cache.
 _PATCHED = 16
+# On a GPU each part costs launches.
+_PATCHED_ON_GPU = 160
 
 
 def layer_gradients(layer: nn.Module, inputs: Tensor, output_gradients: Tensor) -> LayerGradients:
@@ -89,7 +92,8 @@ def _convolution_weights(layer: nn.Conv2d, images: Tensor, g: Tensor) -> Tensor:
     # Measured: with fewer channels or positions, patches cost less than what a convolution does
     # besides.
     if layer.in_channels < 8 * layer.groups or g[0, 0].numel() < 48:
-        parts = zip(images.split(_PATCHED), g.split(_PATCHED), strict=True)
+        patched = _PATCHED if g.device.type == "cpu" else _PATCHED_ON_GPU
+        parts = zip(images.split(patched), g.split(patched), strict=True)
         return torch.cat(
             [right.mT @ left for left, right in (positions(layer, *part) for part in parts)]
         )
@@ -147,7 +151,8 @@ def _normalisation(layer: nn.LayerNorm | nn.GroupNorm, inputs: Tensor, g: Tensor
         normalised = functional.group_norm(inputs, layer.num_groups, eps=layer.eps)
         axis, shape = 2, (len(g), layer.num_channels, -1)
     parts = [g * normalised] if layer.bias is None else [g * normalised, g]
-    return formed_gradients([part.reshape(shape).sum(axis) for part in parts])
+    rows = [part.reshape(shape) for part in parts]
+    return formed_gradients([(aligned(each) if axis == 2 else each).sum(axis) for each in rows])
 
 
 def _embedding(layer: nn.Embedding, indices: Tensor, output_gradients: Tensor) -> LayerGradients:

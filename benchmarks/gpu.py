@@ -1,0 +1,125 @@
+"""What a private step costs on a GPU beside a plain one: time of this library, Opacus and `torch.func`, and memory."""
+
+import gc
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import torch
+
+from benchmarks.clip import CASES, Case, peers, plain_step, train
+from benchmarks.measure import MEBIBYTE, Record, Sizes
+from fl_dpbayes.errors import UserError
+from fl_dpbayes.models.rows import noted_shapes, repeatable
+from fl_dpbayes.posterior.predictive import predict
+from fl_dpbayes.samplers.gradients.engine import gradient_engine
+
+BATCHES = (256, 64, 16, 1024)
+LARGEST = {"ResNet-18 with GroupNorm": 256}
+LEFT_OUT = "MLP 784-1000-10, B 256"
+# Steps between two waits for the GPU: a run's steps are not waited for one by one.
+STRETCH = 5
+STEPS_FOR_MEMORY = 3
+DEVICE = "cuda"
+
+
+def rows(sizes: Sizes) -> Mapping[str, Callable[[], Record]]:
+    """Return a row for each batch size and model."""
+    if not torch.cuda.is_available():
+        raise UserError("no CUDA device is here, and this benchmark is of one")
+    return {
+        f"{name}, batch {batch}": partial(compared, replace(case, batch=batch), sizes.repeats)
+        for batch in BATCHES
+        for name, case in CASES.items()
+        if name != LEFT_OUT and batch <= LARGEST.get(name, max(BATCHES))
+    }
+
+
+def compared(case: Case, repeats: int) -> Record:
+    """Return the milliseconds of a plain SGD step, what a private one takes of it by each method, and their memory.
+
+    All are whole steps on data that lies on the GPU, in wall time over stretches of five steps, each
+    ended by a wait for the GPU, interleaved: medians of `repeats` stretches. Everything is computed
+    in float32, without TF32. Ours runs as at a site: `run_chain` with Poisson batches, padding,
+    float64 sums, noise of a stream cipher, and the algorithms that torch calls deterministic. The
+    others take batches of one size, float32, torch's own noise, and whichever algorithms torch
+    chooses. `MiB`: the greatest memory that tensors took at a time, records included.
+    """
+    repeatable(torch.device(DEVICE))
+    case = replace(case, device=DEVICE)
+    with noted_shapes() as noted:
+        train(case, 1)
+        _predict(case)
+    shapes = {each.computation: each for each in noted}
+    shape = shapes["gradients"]
+    found: Record = {"MiB ours": _most_mebibytes(lambda: lambda: train(case, STEPS_FOR_MEMORY))}
+    torch.use_deterministic_algorithms(False)
+    others = {"plain": plain_step(case)} | peers(case)
+    found |= _steps_beside(case, others, repeats)
+    del others
+    torch.use_deterministic_algorithms(False)
+    found["MiB plain"] = _most_mebibytes(lambda: _several(plain_step(case)))
+    return found | {
+        "book-keeping": float(gradient_engine(case.build(), case.shape).name == "book_keeping"),
+        "rows a pass": float(shape.rows),
+        "rows wanted": float(shape.wanted),
+        "aligned": float(shape.products == "aligned"),
+        "separate": float(shape.products == "separate"),
+        "rows a prediction": float(shapes["predictions"].rows),
+    }
+
+
+def _predict(case: Case) -> None:
+    module, record = case.build(), np.zeros((1, *case.shape), np.float32)
+    sample = {name: value.detach().cpu().numpy()[None] for name, value in module.named_parameters()}
+    predict(module, sample, np.ones(1), record, device=DEVICE)
+
+
+def _steps_beside(case: Case, others: Mapping[str, Callable[[], None]], repeats: int) -> Record:
+    spent = defaultdict[str, list[float]](list)
+    since = 0.0
+
+    def after_step(number: int, *rest: object) -> None:
+        nonlocal since
+        if (number + 1) % STRETCH:
+            return
+        torch.cuda.synchronize()
+        spent["ours"].append(time.perf_counter() - since)
+        torch.use_deterministic_algorithms(False)
+        for name, step in others.items():
+            begun = time.perf_counter()
+            for _ in range(STRETCH):
+                step()
+            torch.cuda.synchronize()
+            spent[name].append(time.perf_counter() - begun)
+        torch.use_deterministic_algorithms(True)
+        since = time.perf_counter()
+
+    torch.use_deterministic_algorithms(True)
+    # The first stretches build plans, and fill caches.
+    train(case, STRETCH * (repeats + 2), after_step)
+    seconds = {name: float(np.median(times[2:])) / STRETCH for name, times in spent.items()}
+    plain = seconds.pop("plain")
+    ratios = {name: taken / plain for name, taken in seconds.items()}
+    return {"batch": float(case.batch), "plain, ms": 1e3 * plain, **ratios}
+
+
+def _several(step: Callable[[], None]) -> Callable[[], None]:
+    def steps() -> None:
+        for _ in range(STEPS_FOR_MEMORY):
+            step()
+
+    return steps
+
+
+def _most_mebibytes(make: Callable[[], Callable[[], None]]) -> float:
+    """Return by how much making a method and its steps raise what tensors take on the GPU."""
+    gc.collect()
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    make()()
+    return (torch.cuda.max_memory_allocated() - before) / MEBIBYTE
