@@ -10,7 +10,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from fl_dpbayes.config import PassRecord, RunWarning, warning
+from fl_dpbayes.config import RunWarning, warning
 from fl_dpbayes.files import Config, Entry, Journal, written
 from fl_dpbayes.protocol import PrivacyStatement, StatedPasses
 from fl_dpbayes.report import (
@@ -18,6 +18,7 @@ from fl_dpbayes.report import (
     PRIVACY_FILE,
     ROUND_COLUMNS,
     ROUNDS_FILE,
+    PassRecord,
     append_csv,
     write_csv,
 )

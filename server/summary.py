@@ -3,19 +3,20 @@
 import importlib.metadata
 import math
 import platform
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
 import torch
 
-from fl_dpbayes.config import COUNTED, RunWarning, Summary, warning
+from fl_dpbayes.calibration import CalibrationRecord
+from fl_dpbayes.config import COUNTED, RunWarning, warning
 from fl_dpbayes.config.installed_code import installed_code
 from fl_dpbayes.posterior import convergence as mixing
 from fl_dpbayes.privacy import largest_at_small_delta
 from fl_dpbayes.protocol import PrivacyStatement
-from fl_dpbayes.report import sentence, sentences
+from fl_dpbayes.report import Summary, sentence, sentences
 from fl_dpbayes.report.settings_table import settings_table
 from fl_dpbayes.samplers import record_by_record_warnings
 from fl_dpbayes.version import __version__
@@ -52,7 +53,7 @@ def summarise_run(
         scenario, {site: record.temperature(site)[0] for site in trainers}
     )
     convergence = mixing.convergence_rows(scenario, bank, chains, hot=bool(hot))
-    calibration, reliability = evaluation.rows() if evaluation else ([], [])
+    calibration = evaluation.calibration_rows() if evaluation else []
     statements = evaluation.statements if evaluation else {}
     beside = _same_records(partition.get("baselines"), calibration)
     how = "computed from training records without privacy: not covered by epsilon"
@@ -60,7 +61,7 @@ def summarise_run(
         [{"item": "results of simpler predictors", "how": how}] if beside and beside["rows"] else []
     )
     unlike = partition if scenario.evaluation.release == "public" else {}
-    tested = {row["site"]: row["n"] for row in calibration}
+    tested = {row.site: row.n for row in calibration}
     privacy = [_privacy(site, record, recalibration) for site in trainers]
     tested_costs = [
         {"site": site, "unit": said.unit} | cost_cells(said) for site, said in statements.items()
@@ -149,11 +150,11 @@ def summarise_run(
             "recalibration": _recalibration(recalibration),
             "calibration": calibration,
             "baselines": beside,
-            "reliability": reliability,
+            "reliability": evaluation.reliability_rows() if evaluation else (),
             "subgroups": evaluation.subgroup_rows() if evaluation else (),
             "shift_detection": evaluation.shift_detection_rows() if evaluation else (),
             "hospitals": hospitals.described() if (hospitals := strategy.hospitals()) else (),
-            "conformal": evaluation.conformal() if evaluation else (),
+            "conformal": evaluation.conformal_rows() if evaluation else (),
             "evaluation_privacy": tested_costs,
             "releases": [
                 *_releases(federation, recalibration),
@@ -181,13 +182,13 @@ def summarise_run(
 
 
 def _same_records(
-    found: dict[str, Any] | None, calibration: list[dict[str, Any]]
+    found: dict[str, Any] | None, calibration: Sequence[CalibrationRecord]
 ) -> dict[str, Any] | None:
     """Leave out the simpler predictors where the run itself was measured on other records, since a site fell silent."""
     if not found:
         return None
     own, kept, missing = (
-        {row["site"]: row["n"] for row in calibration},
+        {row.site: row.n for row in calibration},
         [],
         dict(found.get("missing", {})),
     )

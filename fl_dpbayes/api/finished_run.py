@@ -14,7 +14,7 @@ from matplotlib import pyplot
 from matplotlib.axes import Axes
 from torch import nn
 
-from fl_dpbayes.config import PREDICTORS, Scenario, Summary, counted, load_scenario, site_name
+from fl_dpbayes.config import PREDICTORS, Scenario, counted, load_scenario, site_name
 from fl_dpbayes.data import SCENARIO_FILE
 from fl_dpbayes.errors import UserError
 from fl_dpbayes.files import write_atomically
@@ -26,6 +26,7 @@ from fl_dpbayes.predict.stored_posterior import predicted_table
 from fl_dpbayes.report import (
     CALIBRATION_COLUMNS,
     PAGE,
+    Summary,
     calibration_csv_row,
     headline_predictor,
     read_summary,

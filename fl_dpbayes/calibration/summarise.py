@@ -15,10 +15,11 @@ from fl_dpbayes.calibration.intervals import (
 )
 from fl_dpbayes.calibration.metrics.errors import mean_absolute_gap
 from fl_dpbayes.calibration.metrics.two_classes import decision_curve
+from fl_dpbayes.calibration.records import METRICS, CalibrationValues, Metric
 from fl_dpbayes.calibration.release import NoisedTable
 from fl_dpbayes.calibration.rms_interval import debiased_mean_square_gap, rms_interval
 from fl_dpbayes.calibration.statistics import CalibrationStatistics
-from fl_dpbayes.config import METRICS, CalibrationValues, Metric, implementation
+from fl_dpbayes.config import implementation
 
 CLEAR = 5.0  # standard deviations of noise that a count must exceed before a ratio over it means anything
 

@@ -12,10 +12,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fl_dpbayes.calibration import CalibrationStatistics, from_batch, measure, on_grid
-from fl_dpbayes.config import METRICS, BaselineRecord, Baselines, Role, Scenario, read_site_file
+from fl_dpbayes.calibration import METRICS, CalibrationStatistics, from_batch, measure, on_grid
+from fl_dpbayes.config import Role, Scenario, read_site_file
 from fl_dpbayes.data import BASELINES_FILE, Site, SiteSplit, load_site
 from fl_dpbayes.files import write_atomically
+from fl_dpbayes.report import BaselineRecord, Baselines
 
 SHOWN = ("accuracy", "nll", "auroc", "rms_debiased")
 # A regression on more numbers than this would take longer than the run beside it.

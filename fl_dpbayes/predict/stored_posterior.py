@@ -16,6 +16,7 @@ from scipy.special import entr
 from torch import nn
 
 from fl_dpbayes.calibration import (
+    METRICS,
     CalibrationStatistics,
     describe,
     exact_auroc,
@@ -26,12 +27,10 @@ from fl_dpbayes.calibration import (
 )
 from fl_dpbayes.calibration.summarise import summarise
 from fl_dpbayes.config import (
-    METRICS,
     PREDICTORS,
     BuiltIn,
     RecalibrationMap,
     Scenario,
-    Summary,
     backbone_folder,
     load_scenario,
     outside_text,
@@ -56,6 +55,7 @@ from fl_dpbayes.predict.new_records import NewData, NewRecords, read_new_records
 from fl_dpbayes.protocol import RECALIBRATED
 from fl_dpbayes.report import (
     SUMMARY_FILE,
+    Summary,
     check_not_cut_off,
     decimal,
     interval,

@@ -3,7 +3,7 @@
 What comes in: a run's summary and rows. What goes out: text, figures and `report.html`.
 """
 
-from fl_dpbayes.report.answer import headline_predictor
+from fl_dpbayes.report.headline import headline_predictor
 from fl_dpbayes.report.numbers import (
     count,
     decimal,
@@ -32,6 +32,7 @@ from fl_dpbayes.report.run_files import (
     write_summary,
 )
 from fl_dpbayes.report.study.quantities import over_seeds
+from fl_dpbayes.report.summary import BaselineRecord, Baselines, PassRecord, Summary, parse_summary
 from fl_dpbayes.report.tables import calibration_table, privacy_table
 from fl_dpbayes.report.terminal_table import printed_table
 from fl_dpbayes.report.warnings import sentence, sentences
@@ -44,6 +45,10 @@ __all__ = [
     "ROUNDS_FILE",
     "ROUND_COLUMNS",
     "SUMMARY_FILE",
+    "BaselineRecord",
+    "Baselines",
+    "PassRecord",
+    "Summary",
     "append_csv",
     "calibration_csv_row",
     "calibration_table",
@@ -55,6 +60,7 @@ __all__ = [
     "interval",
     "over_seeds",
     "page_table",
+    "parse_summary",
     "points",
     "printed_table",
     "privacy_table",

@@ -2,12 +2,12 @@
 
 from pathlib import Path
 
-from fl_dpbayes.config import Summary
 from fl_dpbayes.errors import UserError
 from fl_dpbayes.report.answer import answer, off_by
 from fl_dpbayes.report.figures import draw_figures
 from fl_dpbayes.report.page import write_page
 from fl_dpbayes.report.page_tables import all_metrics_table, facts
+from fl_dpbayes.report.summary import Summary
 from fl_dpbayes.report.template import BEGIN, END
 
 EVALUATION = (
@@ -16,8 +16,10 @@ EVALUATION = (
 <header class="answer">
 <h1>{{ title }}</h1>
 <p class="lead">On {{ row.n }} records {{ off_by | unbroken }}.</p>
-{% if levels %}<ul>{% for text in levels %}<li>{{ text | unbroken }}</li>{% endfor %}</ul>{% endif %}
-<p>Measured on this machine alone: nothing left it, and no privacy was spent. This page tells of these records.</p>
+{% if levels %}<ul>{% for text in levels %}<li>{{ text | unbroken }}</li>{% endfor %}</ul>{% endif \
+%}
+<p>Measured on this machine alone: nothing left it, and no privacy was spent. This page tells of \
+these records.</p>
 </header>
 <h2 id="figures">Calibration</h2>
 {% for item in reliability + roc + net_benefit %}{{ figure(item) }}{% endfor %}
@@ -29,9 +31,14 @@ EVALUATION = (
 
 
 def write_evaluation(folder: Path, run: Summary) -> Path:
-    """Write `report.html` and its figures to a new folder: `run` holds one site of role `held_out`, alone and pooled.
+    """Write `report.html` and its figures to a new folder.
 
-    Raises UserError if the folder exists, for nothing is overwritten, or cannot be written to.
+    Args:
+        folder: Must not exist, for nothing is overwritten.
+        run: One site of role `held_out`, alone and pooled.
+
+    Raises:
+        UserError: If the folder exists or cannot be written to.
     """
     try:
         folder.mkdir(parents=True)
@@ -40,7 +47,7 @@ def write_evaluation(folder: Path, run: Summary) -> Path:
             f"--out {folder} cannot be made ({error.strerror}): give the name of a new folder"
         ) from None
     row = run.calibration[-1]
-    figures = draw_figures(folder, run, ())
+    figures = draw_figures(folder, run, curves=())
     return write_page(
         folder,
         EVALUATION,
@@ -50,5 +57,7 @@ def write_evaluation(folder: Path, run: Summary) -> Path:
         levels=answer(run).sites,
         metrics=all_metrics_table([row]),
         facts=facts(run),
-        **{name: figures[name] for name in ("reliability", "roc", "net_benefit")},
+        reliability=figures["reliability"],
+        roc=figures["roc"],
+        net_benefit=figures["net_benefit"],
     )

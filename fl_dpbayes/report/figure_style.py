@@ -1,4 +1,7 @@
-"""One look for every figure: colours that colour-blind people tell apart, text kept as text, equal bytes each time."""
+"""One look for every figure.
+
+Colours that colour-blind people tell apart, text kept as text, equal bytes each time.
+"""
 
 import io
 import re
@@ -7,10 +10,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import matplotlib
 from markupsafe import Markup
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
@@ -18,17 +22,19 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from fl_dpbayes.files import write_atomically, written
 from fl_dpbayes.report.page_tables import PageTable
 
-INK, MUTED, GRID, BAND = "#1f2933", "#5b6770", "#e3e7ea", "#dfe5ea"
+INK = "#1f2933"
+MUTED = "#5b6770"
+GRID = "#e3e7ea"
+BAND = "#dfe5ea"
+PAPER = "#ffffff"
+EDGE = "#b6bfc6"
 # Okabe and Ito (2008), without yellow, which is too light on white.
-BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY = (
-    "#0072B2",
-    "#D55E00",
-    "#009E73",
-    "#CC79A7",
-    "#E69F00",
-    "#56B4E9",
-)
-PAPER, EDGE = "#ffffff", "#b6bfc6"
+BLUE = "#0072B2"
+VERMILLION = "#D55E00"
+GREEN = "#009E73"
+PURPLE = "#CC79A7"
+ORANGE = "#E69F00"
+SKY = "#56B4E9"
 # The page gives these other values in the dark.
 VARIABLES = {
     INK: "ink",
@@ -45,11 +51,12 @@ VARIABLES = {
     SKY: "sky",
 }
 CYCLE = (BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY)
-LEGEND_INCHES, LINE_INCHES = 0.17, 0.155
-TITLE_CHARACTERS, SUBTITLE_CHARACTERS = 44, 62
-WIDTH_INCHES = (
-    3.6  # 346 CSS pixels: a telephone's width, so that text is never scaled down to unreadable
-)
+LEGEND_INCHES = 0.17
+LINE_INCHES = 0.155
+TITLE_CHARACTERS = 44
+SUBTITLE_CHARACTERS = 62
+# 346 CSS pixels: a telephone's width, so that text is never scaled down to unreadable.
+WIDTH_INCHES = 3.6
 
 FONT_STACK = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
 _SETTINGS: Any = {
@@ -80,8 +87,14 @@ _SETTINGS: Any = {
 _NOT_FOR_INLINE = re.compile(r"<\?xml.*?\?>|<!DOCTYPE.*?>|<style.*?</style>", re.S)
 
 
-class PredictorStyle(NamedTuple):
-    """How a predictor is drawn: colour and shape both tell it apart, so that grey print does too."""
+@dataclass(frozen=True)
+class PredictorStyle:
+    """How a predictor is drawn: colour and shape both tell it apart, so that grey print does too.
+
+    Attributes:
+        colour: One of the colours above.
+        marker: Matplotlib's name of a shape.
+    """
 
     colour: str
     marker: str
@@ -105,9 +118,13 @@ def predictor_style(predictor: str) -> PredictorStyle:
 
 @dataclass(frozen=True)
 class DrawnFigure:
-    """One figure: `name` is its file's stem, `description` says in words what it shows.
+    """One figure.
 
-    `table` holds its numbers; None where a table of the page does.
+    Attributes:
+        name: Stem of its file.
+        svg: The drawing.
+        description: What it shows, in words.
+        table: Its numbers; None where a table of the page has them.
     """
 
     name: str
@@ -117,16 +134,20 @@ class DrawnFigure:
 
     @property
     def inline(self) -> Markup:
-        """The figure as part of a page that holds many: its name stands before every identifier."""
+        """The figure as part of a page that holds many.
+
+        Its name stands before every identifier.
+        """
         text = _NOT_FOR_INLINE.sub("", self.svg).strip()
         text = re.sub(r'\sxmlns(:\w+)?="[^"]*"', "", text).replace("xlink:href=", "href=")
         text = re.sub(r'(\sid="|\shref="#|url\(#)', rf"\g<1>{self.name}-", text)
-        for colour, name in VARIABLES.items():
-            text = re.sub(colour, f"var(--{name})", text, flags=re.IGNORECASE)
+        for colour, variable in VARIABLES.items():
+            text = re.sub(colour, f"var(--{variable})", text, flags=re.IGNORECASE)
+        end = text.index(">")
         # The page decides the size; the figure's shape is in its viewBox.
-        opening = re.sub(r'\s(width|height)="[^"]*"', "", text[: text.index(">")])
+        opening = re.sub(r'\s(width|height)="[^"]*"', "", text[:end])
         # The SVG is ours, and Matplotlib escapes the text in it.
-        return Markup(opening + ' aria-hidden="true"' + text[text.index(">") :])
+        return Markup(f'{opening} aria-hidden="true"{text[end:]}')
 
 
 def drawn_figure(
@@ -134,10 +155,18 @@ def drawn_figure(
 ) -> DrawnFigure | None:
     """Draw a figure in the look above, equal ones as equal text.
 
-    None where there is nothing to draw.
+    Args:
+        name: Stem of its file.
+        description: What it shows, in words.
+        table: Its numbers; None where a table of the page has them.
+        draw: Draws it, or returns None where there is nothing to draw.
+
+    Returns:
+        The figure, or None where there is nothing to draw.
     """
     with figure_settings(name):
-        if (figure := draw()) is None:
+        figure = draw()
+        if figure is None:
             return None
         buffer = io.StringIO()
         figure.savefig(
@@ -147,21 +176,21 @@ def drawn_figure(
         )
     # The measured font is part of matplotlib, so layout does not depend on the machine; the reader
     # may not have it.
-    return DrawnFigure(
-        name, buffer.getvalue().replace("'DejaVu Sans'", FONT_STACK), description, table
-    )
+    svg = buffer.getvalue().replace("'DejaVu Sans'", FONT_STACK)
+    return DrawnFigure(name=name, svg=svg, description=description, table=table)
 
 
 def save_figures(folder: Path, figures: Iterable[DrawnFigure]) -> None:
     """Save figures as SVG below `figures` of a run's or a study's folder.
 
-    Raises UserError if it cannot be.
+    Raises:
+        UserError: If they cannot be saved.
     """
-    below = folder / "figures"
-    with written(below):
-        below.mkdir(exist_ok=True)
+    figures_folder = folder / "figures"
+    with written(figures_folder):
+        figures_folder.mkdir(exist_ok=True)
     for figure in figures:
-        write_atomically(below / f"{figure.name}.svg", figure.svg)
+        write_atomically(figures_folder / f"{figure.name}.svg", figure.svg)
 
 
 def figure_name(*parts: str) -> str:
@@ -171,7 +200,7 @@ def figure_name(*parts: str) -> str:
 
 @contextmanager
 def figure_settings(name: str) -> Iterator[None]:
-    """Draw and save within: the look above, and identifiers that depend on the figure's name only."""
+    """Draw and save within: the look above, identifiers that depend on the figure's name only."""
     with matplotlib.rc_context({**_SETTINGS, "svg.hashsalt": name}):
         yield
 
@@ -179,18 +208,21 @@ def figure_settings(name: str) -> Iterator[None]:
 def titled_figure(title: str, subtitle: str, body_inches: float) -> Figure:
     """Begin a figure with a title and a quieter text below it.
 
-    The rest has so much height, and is laid out to fit.
+    Args:
+        title: Its title.
+        subtitle: The quieter text; it may have several lines.
+        body_inches: The height of what stands below, which is laid out to fit.
     """
-    heading = textwrap.wrap(title, TITLE_CHARACTERS)
-    quiet = [
+    title_lines = textwrap.wrap(title, TITLE_CHARACTERS)
+    subtitle_lines = [
         line for text in subtitle.split("\n") for line in textwrap.wrap(text, SUBTITLE_CHARACTERS)
     ]
-    height = body_inches + LINE_INCHES * (len(heading) + len(quiet)) + 0.1
+    height = body_inches + LINE_INCHES * (len(title_lines) + len(subtitle_lines)) + 0.1
     layout = ConstrainedLayoutEngine(rect=(0, 0, 1, body_inches / height), w_pad=0.02, h_pad=0.02)
     figure = Figure(figsize=(WIDTH_INCHES, height), layout=layout)
-    figure.text(0, 1 - 0.02 / height, "\n".join(heading), size=9, weight="bold", va="top")
-    below = (0.05 + LINE_INCHES * len(heading)) / height
-    figure.text(0, 1 - below, "\n".join(quiet), size=7.5, color=MUTED, va="top")
+    figure.text(0, 1 - 0.02 / height, "\n".join(title_lines), size=9, weight="bold", va="top")
+    depth = (0.05 + LINE_INCHES * len(title_lines)) / height
+    figure.text(0, 1 - depth, "\n".join(subtitle_lines), size=7.5, color=MUTED, va="top")
     return figure
 
 
@@ -202,13 +234,19 @@ def quiet_grid(axes: Axes, direction: Literal["x", "y"]) -> None:
 
 def add_legend(figure: Figure, columns: int = 2) -> None:
     """Name below a figure whatever has a label in it, each once, in its own colour."""
-    found: dict[str, Any] = {}
+    entries: dict[str, Artist] = {}
     for axes in figure.axes:
         handles, labels = axes.get_legend_handles_labels()
-        found |= dict(zip(labels, handles, strict=True))
-    look: Any = {"labelcolor": "linecolor", "fontsize": 7.5, "frameon": False, "borderaxespad": 0}
+        entries |= dict(zip(labels, handles, strict=True))
     figure.legend(
-        list(found.values()), list(found), loc="outside lower left", ncols=columns, **look
+        list(entries.values()),
+        list(entries),
+        loc="outside lower left",
+        ncols=columns,
+        labelcolor="linecolor",
+        fontsize=7.5,
+        frameon=False,
+        borderaxespad=0,
     )
 
 

@@ -4,23 +4,32 @@ import re
 from collections.abc import Iterable, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
-from fl_dpbayes.config import METRICS, PREDICTORS, CalibrationRecord, ReliabilityRecord, Summary
-from fl_dpbayes.report.answer import headline_predictor
+from fl_dpbayes.calibration import METRICS, CalibrationRecord, ReliabilityRecord
+from fl_dpbayes.config import PREDICTORS
 from fl_dpbayes.report.calibration_figures import heat_figure, reliability_figure, sites_figure
 from fl_dpbayes.report.curve_figures import epsilon_figure, net_benefit_figure, roc_figure
 from fl_dpbayes.report.figure_style import DrawnFigure, drawn_figure, figure_name, save_figures
+from fl_dpbayes.report.headline import headline_predictor
 from fl_dpbayes.report.measure_tables import net_benefit_table
 from fl_dpbayes.report.numbers import UNDEFINED, count, decimal, interval, points, probability
-from fl_dpbayes.report.page_tables import PageTable, epsilon_table, error_cell, once, page_table
+from fl_dpbayes.report.page_tables import (
+    PageTable,
+    epsilon_table,
+    error_cell,
+    page_table,
+    without_repeats,
+)
 from fl_dpbayes.report.run_files import EpsilonCurve
+from fl_dpbayes.report.summary import Summary
 from fl_dpbayes.report.wording import ROLES, in_reading_order, predictor_name
 
 # "rotation (severity 3)", and as earlier runs wrote it.
 SHIFT = re.compile(r"(.+?),? \(?severity (\d)\)?")
 LEAST_SHIFTS = 4
 SITE_METRICS = ("rms_debiased", "accuracy", "nll")
+Row = TypeVar("Row", CalibrationRecord, ReliabilityRecord)
 
 
 def draw_figures(
@@ -28,154 +37,180 @@ def draw_figures(
 ) -> dict[str, list[DrawnFigure]]:
     """Draw a run's figures and save them below its `figures` folder.
 
-    Returns by the page's names: reliability diagrams (per role, last beside posterior), epsilon per
-    round, each metric per site, the error by shift and severity, ROC and decision curves (per
-    role). A figure without data is left out.
+    Returns:
+        By the page's names: reliability diagrams (per role, last beside posterior), epsilon per
+        round, each metric per site, the error by shift and severity, ROC and decision curves (per
+        role). A figure without data is left out.
     """
-    places, headline = in_reading_order(run.places), headline_predictor(run)
-    pooled = (
-        row for row in run.calibration if row.net_benefit and row.site == f"pooled:{row.role}"
-    )
-    decisions = sorted(pooled, key=lambda row: row.predictor != headline)
+    places = in_reading_order(run.places)
+    diagrams = _pooled_diagrams(run)
     figures = {
-        "reliability": [_draw_reliability(run, row) for row in _pooled_reliability(run)],
+        "reliability": [_draw_reliability(run, row) for row in diagrams],
         "epsilon": [_draw_epsilon(run, curves)],
         "sites_figures": [
             *(_draw_sites(places, metric) for metric in SITE_METRICS),
             _draw_shifts(run),
         ],
-        "roc": [
-            _draw_roc(run, rows)
-            for rows in _by_role(row for row in _pooled_reliability(run) if row.roc)
-        ],
-        "net_benefit": [_draw_net_benefit(rows) for rows in _by_role(decisions)],
+        "roc": [_draw_roc(run, rows) for rows in _by_role(row for row in diagrams if row.roc)],
+        "net_benefit": [_draw_net_benefit(rows) for rows in _by_role(_decision_curves(run))],
     }
     drawn = {
-        name: [figure for figure in made if figure is not None] for name, made in figures.items()
+        name: [figure for figure in optional if figure is not None]
+        for name, optional in figures.items()
     }
     save_figures(run_dir, chain.from_iterable(drawn.values()))
     return drawn
 
 
-def _pooled_reliability(run: Summary) -> list[ReliabilityRecord]:
-    """The diagrams over all sites of a role that hold a record: roles, then predictors, in reading order."""
-    roles, predictors = list(ROLES), list(PREDICTORS)
+def _pooled_diagrams(run: Summary) -> list[ReliabilityRecord]:
+    """Return the diagrams over all sites of a role that hold a record, in reading order."""
+    roles = list(ROLES)
+    predictors = list(PREDICTORS)
     rows = [
         row
         for row in run.reliability
-        if row.site == f"pooled:{row.role}" and any(part.n for part in row.bins)
+        if row.site == f"pooled:{row.role}"
+        and row.predictor in predictors
+        and any(part.n for part in row.bins)
     ]
-    known = [row for row in rows if row.predictor in predictors]
-    return sorted(known, key=lambda row: (roles.index(row.role), predictors.index(row.predictor)))
+    return sorted(rows, key=lambda row: (roles.index(row.role), predictors.index(row.predictor)))
 
 
-def _by_role(rows: Iterable[Any]) -> list[list[Any]]:
-    found = list(rows)
-    return [of_role for role in ROLES if (of_role := [row for row in found if row.role == role])]
+def _decision_curves(run: Summary) -> list[CalibrationRecord]:
+    """Return the pooled rows with a decision curve, the headline predictor's first."""
+    headline = headline_predictor(run)
+    rows = [row for row in run.calibration if row.net_benefit and row.over == "pooled"]
+    return sorted(rows, key=lambda row: row.predictor != headline)
 
 
-def _draw_roc(run: Summary, rows: Sequence[ReliabilityRecord]) -> DrawnFigure | None:
-    title, name = f"{ROLES[rows[0].role].capitalize()}, ROC", figure_name("roc", rows[0].role)
-    areas = {row.predictor: row for row in run.calibration if row.site == rows[0].site}
-    drawn = (found for row in rows if (found := areas.get(row.predictor)))
-    said = "; ".join(
-        f"{decimal(found.auroc)} {interval(found.auroc_bounds, decimal)}" for found in drawn
-    )
-    subtitle = f"AUROC [bounds]: {said}"
-    cells = [(predictor_name(row), points(x), points(y)) for row in rows for x, y in row.roc]
-    table = page_table(("Predictor", "False alarms, %", "Sensitivity, %"), once(cells))
-    return drawn_figure(
-        name, f"{title}. {subtitle}.", table, lambda: roc_figure(rows, title, subtitle)
-    )
+def _by_role(rows: Iterable[Row]) -> list[list[Row]]:
+    by_role: dict[str, list[Row]] = {role: [] for role in ROLES}
+    for row in rows:
+        by_role[row.role].append(row)
+    return [members for members in by_role.values() if members]
 
 
 def _draw_reliability(run: Summary, row: ReliabilityRecord) -> DrawnFigure | None:
-    title, subtitle = (
-        f"{ROLES[row.role].capitalize()}, {predictor_name(row)}",
-        count(sum(part.n for part in row.bins)),
-    )
-    rows = (
-        found
-        for found in run.calibration
-        if (found.site, found.predictor) == (row.site, row.predictor)
-    )
-    error, ends = next(map(error_cell, rows), (UNDEFINED, ""))
+    title = f"{ROLES[row.role].capitalize()}, {predictor_name(row)}"
+    subtitle = f"n = {count(sum(part.n for part in row.bins))}"
+    error, ends = _error_at(run, row)
     if error != UNDEFINED:
         subtitle = f"{subtitle}; off by {error} points {ends}".rstrip()
-    description = f"Reliability diagram. {title}; n = {subtitle}."
-    name, table = figure_name("reliability", row.role, row.predictor), _reliability_table(row)
     return drawn_figure(
-        name, description, table, lambda: reliability_figure(row, title, f"n = {subtitle}")
+        name=figure_name("reliability", row.role, row.predictor),
+        description=f"Reliability diagram. {title}; {subtitle}.",
+        table=_reliability_table(row),
+        draw=lambda: reliability_figure(row, title, subtitle),
     )
+
+
+def _error_at(run: Summary, diagram: ReliabilityRecord) -> tuple[str, str]:
+    """Return the error of a diagram's predictor and place, and its interval."""
+    for row in run.calibration:
+        if (row.site, row.predictor) == (diagram.site, diagram.predictor):
+            return error_cell(row)
+    return UNDEFINED, ""
 
 
 def _reliability_table(row: ReliabilityRecord) -> PageTable:
-    names = (
-        ("Risk %", "Mean risk %", "Observed %")
-        if row.risk
-        else ("Confidence %", "Mean confidence %", "Accuracy %")
-    )
-    cells = []
-    for part in filter(lambda part: part.n, row.bins):
-        band = interval((part.band_low, part.band_high), points) or UNDEFINED
-        between = f"{points(part.low)} to {points(part.high)}"
-        cells.append((between, count(part.n), points(part.confidence), points(part.accuracy), band))
-    return page_table((names[0], "Records", *names[1:], "Band if calibrated"), cells)
+    columns = ("Confidence %", "Records", "Mean confidence %", "Accuracy %", "Band if calibrated")
+    if row.risk:
+        columns = ("Risk %", "Records", "Mean risk %", "Observed %", "Band if calibrated")
+    cells = [
+        (
+            f"{points(part.low)} to {points(part.high)}",
+            count(part.n),
+            points(part.confidence),
+            points(part.accuracy),
+            interval((part.band_low, part.band_high), points) or UNDEFINED,
+        )
+        for part in row.bins
+        if part.n
+    ]
+    return page_table(columns, cells)
 
 
 def _draw_epsilon(run: Summary, curves: Sequence[EpsilonCurve]) -> DrawnFigure | None:
     deltas = sorted({row.delta for row in run.privacy if row.delta is not None})
-    delta = f"at delta {probability(deltas[0])}" if len(deltas) == 1 else "at each site's delta"
-    methods = ", ".join(sorted({row.epsilon_method for row in run.privacy if row.epsilon_method}))
-    subtitle = f"{delta}{f'; by {methods}' if methods else ''}"
-    description = f"Epsilon spent after each round at each site, {subtitle}."
+    subtitle = f"at delta {probability(deltas[0])}" if len(deltas) == 1 else "at each site's delta"
+    methods = sorted({row.epsilon_method for row in run.privacy if row.epsilon_method})
+    if methods:
+        subtitle = f"{subtitle}; by {', '.join(methods)}"
     return drawn_figure(
-        "epsilon", description, epsilon_table(curves), lambda: epsilon_figure(curves, subtitle)
+        name="epsilon",
+        description=f"Epsilon spent after each round at each site, {subtitle}.",
+        table=epsilon_table(curves),
+        draw=lambda: epsilon_figure(curves, subtitle),
     )
 
 
 def _draw_sites(places: Sequence[CalibrationRecord], metric: str) -> DrawnFigure | None:
     title = METRICS[metric].name
-    ends = (
-        ", with 95% intervals"
-        if any(row.intervals.get(metric) is not None for row in places)
-        else ""
-    )
-    description = f"{title} at every site{ends}."
+    with_ends = any(row.intervals.get(metric) is not None for row in places)
+    ends = ", with 95% intervals" if with_ends else ""
     return drawn_figure(
-        figure_name("sites", metric), description, None, lambda: sites_figure(places, metric, title)
+        name=figure_name("sites", metric),
+        description=f"{title} at every site{ends}.",
+        table=None,
+        draw=lambda: sites_figure(places, metric, title),
     )
 
 
 def _draw_shifts(run: Summary) -> DrawnFigure | None:
-    """Draw the error at shifted sites by kind and severity, where there are enough for a picture."""
+    """Draw the error at shifted sites by kind and severity, where there are enough."""
     shifts = {site.name: SHIFT.fullmatch(site.shift) for site in run.sites}
     predictor = headline_predictor(run)
-    rows = [
-        row for row in run.places if row.predictor == predictor and row.rms_debiased is not None
-    ]
-    found = [(row, match) for row in rows if not row.over and (match := shifts.get(row.site))]
     values: dict[tuple[str, str], float] = {}
-    for row, match in found:
-        key = match[1].replace("_", " "), match[2]
+    words = ""
+    for row in run.places:
+        shift = shifts.get(row.site)
+        if row.over or row.predictor != predictor or row.rms_debiased is None or shift is None:
+            continue
+        kind, severity = shift.groups()
+        key = (kind.replace("_", " "), severity)
         values[key] = max(100 * row.rms_debiased, values.get(key, 0.0))
+        words = words or predictor_name(row)
     if len(values) < LEAST_SHIFTS:
         return None
-    title, subtitle = (
-        "Calibration error by shift and severity",
-        f"debiased RMS, points; {predictor_name(found[0][0])}",
-    )
+    title = "Calibration error by shift and severity"
+    subtitle = f"debiased RMS, points; {words}"
     return drawn_figure(
-        "shifts", f"{title}, {subtitle}.", None, lambda: heat_figure(values, title, subtitle)
+        name="shifts",
+        description=f"{title}, {subtitle}.",
+        table=None,
+        draw=lambda: heat_figure(values, title, subtitle),
+    )
+
+
+def _draw_roc(run: Summary, rows: Sequence[ReliabilityRecord]) -> DrawnFigure | None:
+    first = rows[0]
+    title = f"{ROLES[first.role].capitalize()}, ROC"
+    measured = {row.predictor: row for row in run.calibration if row.site == first.site}
+    areas = [
+        f"{decimal(row.auroc)} {interval(row.auroc_bounds, decimal)}"
+        for row in (measured.get(diagram.predictor) for diagram in rows)
+        if row is not None
+    ]
+    subtitle = f"AUROC [bounds]: {'; '.join(areas)}"
+    cells = [
+        (predictor_name(row), points(false_alarms), points(sensitivity))
+        for row in rows
+        for false_alarms, sensitivity in row.roc
+    ]
+    columns = ("Predictor", "False alarms, %", "Sensitivity, %")
+    return drawn_figure(
+        name=figure_name("roc", first.role),
+        description=f"{title}. {subtitle}.",
+        table=page_table(columns, without_repeats(cells)),
+        draw=lambda: roc_figure(rows, title, subtitle),
     )
 
 
 def _draw_net_benefit(rows: Sequence[CalibrationRecord]) -> DrawnFigure | None:
-    title, name = (
-        f"{ROLES[rows[0].role].capitalize()}, decision curve",
-        figure_name("net_benefit", rows[0].role),
-    )
-    description = f"Net benefit per 100 records at each threshold. {title}."
+    title = f"{ROLES[rows[0].role].capitalize()}, decision curve"
     return drawn_figure(
-        name, description, net_benefit_table(rows), lambda: net_benefit_figure(rows, title)
+        name=figure_name("net_benefit", rows[0].role),
+        description=f"Net benefit per 100 records at each threshold. {title}.",
+        table=net_benefit_table(rows),
+        draw=lambda: net_benefit_figure(rows, title),
     )

@@ -15,16 +15,21 @@ from fl_dpbayes.report.model_card import model_card
 from fl_dpbayes.report.page_tables import FEW, facts, run_tables
 from fl_dpbayes.report.run_files import read_epsilon_curves, read_summary
 from fl_dpbayes.report.stylesheet import STYLESHEET
+from fl_dpbayes.report.summary import Summary
 from fl_dpbayes.report.template import CONTENTS, RUN
 
 PAGE = "report.html"
+HEADING = re.compile(r'<h2 id="(.+?)">(.+?)</h2>')
+# "[low, high]" and "n = 450".
+ONE_LINE = re.compile(r"\[[^\[\]]*\]|\bn = \d+")
 
 
 def write_report(run_dir: Path | str) -> Path:
-    """Write `report.html` from a run directory's `summary.json` and `privacy.csv`, and its figures beside it.
+    """Write `report.html` and its figures from a run directory's summary and `privacy.csv`.
 
-    Raises UserError if the folder is not a run directory, a record in it is damaged, or it cannot
-    be written to.
+    Raises:
+        UserError: If the folder is not a run directory, a record in it is damaged, or it cannot
+            be written to.
     """
     # No first round waits for half a second of imports.
     from fl_dpbayes.report.figures import draw_figures
@@ -41,25 +46,34 @@ def write_report(run_dir: Path | str) -> Path:
         facts=facts(run),
         few=FEW,
         card=model_card(run),
-        missing={PREDICTORS.get(k, k): why for k, why in run.baselines.missing.items()}
-        if run.baselines
-        else {},
+        missing=_missing_baselines(run),
         **run_tables(run),
         **draw_figures(folder, run, read_epsilon_curves(folder)),
         **measure_tables(run),
     )
 
 
+def _missing_baselines(run: Summary) -> dict[str, str]:
+    """Return why each simpler predictor that is missing was not computed, by its name."""
+    if run.baselines is None:
+        return {}
+    return {PREDICTORS.get(name, name): why for name, why in run.baselines.missing.items()}
+
+
 def write_page(folder: Path, template: str, **content: object) -> Path:
-    """Fill a page's template, with `title` and what else it names, and write it as `report.html` of a folder.
+    """Fill a page's template and write it as `report.html` of a folder.
 
     Every value is escaped unless it is one of our own figures.
+
+    Args:
+        folder: Where the page goes.
+        template: One of `report.template`.
+        content: `title` and what else the template names.
     """
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
     environment.filters["unbroken"] = _unbroken
     page = environment.from_string(template).render(stylesheet=Markup(STYLESHEET), **content)
-    headings = re.findall(r'<h2 id="(.+?)">(.+?)</h2>', page)
-    links = [f'<li><a href="#{name}">{title}</a></li>' for name, title in headings]
+    links = [f'<li><a href="#{name}">{title}</a></li>' for name, title in HEADING.findall(page)]
     page = page.replace(CONTENTS, "".join(links), 1)
     write_atomically(folder / PAGE, page)
     return folder / PAGE
@@ -67,6 +81,4 @@ def write_page(folder: Path, template: str, **content: object) -> Path:
 
 def _unbroken(text: str) -> str:
     """Keep each "[low, high]" and "n = 450" on one line."""
-    return re.sub(
-        r"\[[^\[\]]*\]|\bn = \d+", lambda match: match[0].replace(" ", "\N{NO-BREAK SPACE}"), text
-    )
+    return ONE_LINE.sub(lambda match: match[0].replace(" ", "\N{NO-BREAK SPACE}"), text)

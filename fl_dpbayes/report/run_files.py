@@ -4,16 +4,20 @@ import csv
 import io
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from pydantic import ValidationError
 
-from fl_dpbayes.config import METRICS, CalibrationRecord, Summary, parse_summary
+from fl_dpbayes.calibration import METRICS, CalibrationRecord
 from fl_dpbayes.errors import UserError
 from fl_dpbayes.files import atomic_file, json_values
+from fl_dpbayes.report.summary import Summary, parse_summary
 
-SUMMARY_FILE, PRIVACY_FILE, ROUNDS_FILE = "summary.json", "privacy.csv", "rounds.csv"
+SUMMARY_FILE = "summary.json"
+PRIVACY_FILE = "privacy.csv"
+ROUNDS_FILE = "rounds.csv"
 
 PRIVACY_COLUMNS = (
     "site",
@@ -61,18 +65,23 @@ CALIBRATION_COLUMNS = (
 
 
 def write_summary(summary: Summary | Mapping[str, object], run_dir: Path | str) -> Path:
-    """Write `summary.json` with checksums of itself and of `privacy.csv`: NaN becomes null, infinite is "inf".
+    """Write `summary.json` with checksums of itself and of `privacy.csv`.
 
-    Of a summary what was given, in order.
+    Args:
+        summary: What was given of it is written, in order: NaN as null, infinite as "inf".
+        run_dir: The run directory; it is made if need be.
+
+    Returns:
+        The file's path.
     """
     folder = Path(run_dir)
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / SUMMARY_FILE
-    given = (
-        summary.model_dump(exclude_unset=True) if isinstance(summary, Summary) else dict(summary)
-    )
+    if isinstance(summary, Summary):
+        summary = summary.model_dump(exclude_unset=True)
+    parts = dict(summary)
     # One part at a time is held twice.
-    content = {key: json_values(given.pop(key)) for key in list(given)}
+    content = {key: json_values(parts.pop(key)) for key in list(parts)}
     atomic_file.write_sealed_json(path, content, indent=2, beside=[PRIVACY_FILE])
     return path
 
@@ -80,9 +89,10 @@ def write_summary(summary: Summary | Mapping[str, object], run_dir: Path | str) 
 def write_csv(
     path: Path | str, rows: Iterable[Mapping[str, object]], columns: Sequence[str]
 ) -> Path:
-    """Write a table as CSV: undefined, as an absent column is, is an empty cell, infinite is "inf".
+    """Write a table as CSV: undefined, as an absent column is, is an empty cell, infinite "inf".
 
-    Raises ValueError if a row has a key that is no column.
+    Raises:
+        ValueError: If a row has a key that is no column.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -93,7 +103,8 @@ def write_csv(
 def append_csv(path: Path, rows: Iterable[Mapping[str, object]], columns: Sequence[str]) -> None:
     """Append rows to a table of `write_csv`; what it holds is not written again.
 
-    Raises UserError if it cannot be.
+    Raises:
+        UserError: If the file cannot be written to.
     """
     with atomic_file.written(path), path.open("a", encoding="utf-8", newline="") as file:
         file.write(_csv_lines(rows, columns, header=False))
@@ -102,7 +113,8 @@ def append_csv(path: Path, rows: Iterable[Mapping[str, object]], columns: Sequen
 def _csv_lines(
     rows: Iterable[Mapping[str, object]], columns: Sequence[str], *, header: bool
 ) -> str:
-    writer = csv.DictWriter(buffer := io.StringIO(), columns, lineterminator="\n", restval="")
+    buffer = io.StringIO()
+    writer = csv.DictWriter(buffer, columns, lineterminator="\n", restval="")
     if header:
         writer.writeheader()
     # None is written as an empty cell.
@@ -111,7 +123,7 @@ def _csv_lines(
 
 
 def read_csv(path: Path | str) -> list[dict[str, str]]:
-    """Read a table that `write_csv` wrote; every cell is text, a missing file is an empty table."""
+    """Read a table of `write_csv`; every cell is text, a missing file is an empty table."""
     path = Path(path)
     if not path.is_file():
         return []
@@ -128,76 +140,97 @@ def calibration_csv_row(row: CalibrationRecord) -> dict[str, object]:
         column: getattr(row, column, None) for column in CALIBRATION_COLUMNS
     }
     for metric in _RANKED:
-        ends = row.intervals.get(metric.key) or (
-            getattr(row, f"{metric.key}_bounds") if metric.bounded else None
-        )
+        ends = row.intervals.get(metric.key)
+        if not ends and metric.bounded:
+            ends = row.bounds(metric.key)
         if ends is not None:
             cells[f"{metric.key}_low"], cells[f"{metric.key}_high"] = ends
     return cells
 
 
 def check_not_cut_off(run_dir: Path | str) -> None:
-    """Say how to go on with a run of which the result is missing."""
-    if any(
-        (Path(run_dir) / name).is_file() for name in ("scenario.toml", "checkpoint.safetensors")
-    ):
-        raise UserError(f"the run in {run_dir} is not finished: go on with  {_resume(run_dir)}")
+    """Say how to go on with a run of which the result is missing.
+
+    Raises:
+        UserError: If the folder holds a run that is not finished.
+    """
+    begun_files = ("scenario.toml", "checkpoint.safetensors")
+    if any((Path(run_dir) / name).is_file() for name in begun_files):
+        raise UserError(
+            f"the run in {run_dir} is not finished: go on with  {_resume_command(run_dir)}"
+        )
 
 
-def _resume(run_dir: Path | str) -> str:
+def _resume_command(run_dir: Path | str) -> str:
     return f"fl-dpbayes simulate --resume {shlex.quote(str(run_dir))}"
 
 
 def read_summary(run_dir: Path | str) -> Summary:
     """Read and check `summary.json` of a run directory, and `privacy.csv` beside it.
 
-    Raises as `stored_summary`.
+    Raises:
+        UserError: If the folder is not a run directory, or a file of the two is damaged.
     """
-    return _checked(run_dir)[1]
+    return _read_checked(run_dir).parsed
 
 
 def stored_summary(run_dir: Path | str) -> dict[str, Any]:
     """Read and check a summary, and return it as written: undefined is None, infinite is "inf".
 
-    Raises UserError if the folder is not a run directory, or a file of the two is damaged.
+    Raises:
+        UserError: If the folder is not a run directory, or a file of the two is damaged.
     """
-    return _checked(run_dir)[0]
+    return _read_checked(run_dir).stored
 
 
-def _checked(run_dir: Path | str) -> tuple[dict[str, Any], Summary]:
+@dataclass(frozen=True)
+class _CheckedSummary:
+    """A summary as it was written, and as a record."""
+
+    stored: dict[str, Any]
+    parsed: Summary
+
+
+def _read_checked(run_dir: Path | str) -> _CheckedSummary:
     path = Path(run_dir) / SUMMARY_FILE
     if not path.is_file():
         check_not_cut_off(run_dir)
-        given = (
+        raise UserError(
+            f"{run_dir} is not a run directory: it holds no summary.json. "
             "Give the folder that `fl-dpbayes simulate` printed at its end, for instance "
             "runs/quickstart-1"
         )
-        raise UserError(f"{run_dir} is not a run directory: it holds no summary.json. {given}")
-    read = path
+    current = path
     try:
         summary = atomic_file.read_sealed_json(path)
         parsed = parse_summary(summary)
-        read = path.with_name(PRIVACY_FILE)
+        current = path.with_name(PRIVACY_FILE)
         atomic_file.check_beside(path, summary, PRIVACY_FILE)
-        return summary, parsed
+        return _CheckedSummary(stored=summary, parsed=parsed)
     except ValidationError as error:
         first = error.errors(include_input=False, include_url=False)[0]
-        reason = f"{'.'.join(str(part) for part in first['loc'])}: {first['msg']}"
-    except (atomic_file.DamagedError, OSError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-    again = (
-        f"write it again with  {_resume(run_dir)}  (for a folder of an older version, run the "
-        "scenario again)"
-    )
+        field = ".".join(str(part) for part in first["loc"])
+        reason = f"{field}: {first['msg']}"
+    except atomic_file.DamagedError as error:
+        reason = str(error)
+    except OSError as error:
+        reason = error.strerror or str(error)
     raise UserError(
-        f"{read} is not as a run writes it: {reason}. Put back a copy of it, or {again}"
+        f"{current} is not as a run writes it: {reason}. Put back a copy of it, or "
+        f"write it again with  {_resume_command(run_dir)}  (for a folder of an older version, "
+        "run the scenario again)"
     )
 
 
-class EpsilonCurve(NamedTuple):
+@dataclass(frozen=True)
+class EpsilonCurve:
     """Epsilon spent at one site after each of its rounds.
 
-    `budget` is None where none was stated.
+    Attributes:
+        site: The site's name.
+        rounds: Numbers of the rounds, rising.
+        epsilons: Epsilon after each.
+        budget: None where none was stated.
     """
 
     site: str
@@ -207,21 +240,34 @@ class EpsilonCurve(NamedTuple):
 
 
 def read_epsilon_curves(run_dir: Path | str) -> list[EpsilonCurve]:
-    """Read the curves of a run from its `privacy.csv`; without the file there are none."""
+    """Read the curves of a run from its `privacy.csv`; without the file there are none.
+
+    Raises:
+        UserError: If the file is damaged.
+    """
     path = Path(run_dir) / PRIVACY_FILE
-    points: dict[str, dict[int, float]] = {}
+    spent: dict[str, dict[int, float]] = {}
     budgets: dict[str, float | None] = {}
     try:
         for row in read_csv(path):
             if row.get("round") and row.get("epsilon"):
-                points.setdefault(row["site"], {})[int(row["round"])] = float(row["epsilon"])
+                spent.setdefault(row["site"], {})[int(row["round"])] = float(row["epsilon"])
                 budgets[row["site"]] = float(row["budget"]) if row.get("budget") else None
     except (ValueError, TypeError, KeyError, csv.Error) as error:
         reason = f"it has no column {error}" if isinstance(error, KeyError) else error
-        remedy = "remove it to report without epsilon per round, or run again"
-        raise UserError(f"{path} is damaged ({reason}): {remedy}") from None
-    ordered = {site: dict(sorted(spent.items())) for site, spent in points.items()}
-    return [
-        EpsilonCurve(site, tuple(of), tuple(of.values()), budgets[site])
-        for site, of in ordered.items()
-    ]
+        raise UserError(
+            f"{path} is damaged ({reason}): remove it to report without epsilon per round, or "
+            "run again"
+        ) from None
+    curves = []
+    for site, by_round in spent.items():
+        rounds = sorted(by_round)
+        curves.append(
+            EpsilonCurve(
+                site=site,
+                rounds=tuple(rounds),
+                epsilons=tuple(by_round[number] for number in rounds),
+                budget=budgets[site],
+            )
+        )
+    return curves

@@ -1,10 +1,11 @@
-"""The tables that a run prints at its end: those of its page, as far as the terminal is wide enough."""
+"""The tables that a run prints at its end: those of its page, as far as the terminal is wide."""
 
 from rich.table import Table
 
-from fl_dpbayes.config import Summary
 from fl_dpbayes.report import page_tables
-from fl_dpbayes.report.answer import median_rows
+from fl_dpbayes.report.headline import median_rows
+from fl_dpbayes.report.page_tables import MAIN_COLUMNS, Cells, main_cells, without_repeats
+from fl_dpbayes.report.summary import Summary
 from fl_dpbayes.report.terminal_table import printed_table
 from fl_dpbayes.report.wording import in_reading_order, privacy_notes
 
@@ -12,34 +13,41 @@ WIDTH = 100
 
 
 def privacy_table(run: Summary, width: int = WIDTH) -> Table:
-    """Show what the run cost each site that trained, and each site that released noised test results."""
-    content, title = (
-        page_tables.privacy_table(run),
-        "Privacy spent" if run.private else "Training without privacy",
+    """Show what the run cost each site that trained or released noised test results."""
+    return printed_table(
+        title="Privacy spent" if run.private else "Training without privacy",
+        content=page_tables.privacy_table(run),
+        width=width,
+        with_quiet=("μ",),
+        expendable=("Unit", "μ", "Temperature", "Units n", "Steps"),
+        caption=" ".join(privacy_notes(run)),
     )
-    expendable = ("Unit", "μ", "Temperature", "Units n", "Steps")
-    notes = " ".join(privacy_notes(run))
-    return printed_table(title, content, width, quiet=("μ",), expendable=expendable, caption=notes)
 
 
 def calibration_table(run: Summary, width: int = WIDTH) -> Table:
-    """Show how well predictions are calibrated: pooled rows first, predictors of one place beneath each other."""
+    """Show how well predictions are calibrated, predictors of one place beneath each other."""
     medians = median_rows(run)
-    cells = [page_tables.main_cells(row) for row in in_reading_order([*medians, *run.calibration])]
-    cells = [(str(where).removesuffix(" sites"), *others) for where, *others in cells]
-    content = page_tables.page_table(page_tables.MAIN, page_tables.once(cells), (0, 1))
+    cells: list[Cells] = []
+    for row in in_reading_order([*medians, *run.calibration]):
+        place, *values = main_cells(row)
+        cells.append((str(place).removesuffix(" sites"), *values))
     caption = (
         "Accuracy in %, calibration errors in percentage points, [95% interval]; in "
         "parentheses the ECE that a "
         "perfectly calibrated model would show at that n."
-        + (
-            " A median is taken of the sites' own rows: one site cannot move it beyond the others."
-            if medians
-            else ""
-        )
     )
-    *_, rms, ece, accuracy, nll, area = page_tables.MAIN
-    quiet, expendable = (rms, ece, area), (area, nll, "n", ece, accuracy)
+    if medians:
+        caption += (
+            " A median is taken of the sites' own rows: one site cannot move it beyond the others."
+        )
+    *_, rms, ece, accuracy, nll, auroc = MAIN_COLUMNS
     return printed_table(
-        "Calibration", content, width, quiet=quiet, expendable=expendable, caption=caption
+        title="Calibration",
+        content=page_tables.page_table(
+            MAIN_COLUMNS, rows=without_repeats(cells), text_columns=(0, 1)
+        ),
+        width=width,
+        with_quiet=(rms, ece, auroc),
+        expendable=(auroc, nll, "n", ece, accuracy),
+        caption=caption,
     )

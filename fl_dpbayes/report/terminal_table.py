@@ -10,7 +10,8 @@ from rich.text import Text
 
 from fl_dpbayes.report.page_tables import PageTable
 
-GAP, HEADER_WIDTH = 2, 10
+GAP = 2
+HEADER_WIDTH = 10
 
 
 def terminal_table(title: str, caption: str = "") -> Table:
@@ -32,40 +33,58 @@ def printed_table(
     content: PageTable,
     width: int,
     *,
-    quiet: Sequence[str] = (),
+    with_quiet: Sequence[str] = (),
     expendable: Sequence[str] = (),
     caption: str = "",
 ) -> Table:
-    """Print a table of the page without breaking a word, of the columns `quiet` also what stands behind a value.
+    """Print a table of the page without breaking a word.
 
-    Columns `expendable` are left out of a narrow terminal, the first one first, and the caption
-    says so.
+    Args:
+        title: Stands above it.
+        content: The table.
+        width: Of the terminal, in characters.
+        with_quiet: Columns of which also what stands behind a value is printed.
+        expendable: Columns that are left out of a narrow terminal, the first one first; the
+            caption says so.
+        caption: Stands below it.
     """
-    kept: dict[str, list[str]] = {}
-    for at, name in enumerate(content.columns):
-        cells = [" ".join(row[at] if name in quiet else row[at][:1]) for row in content.rows]
-        if at in content.text_columns:
-            # A column of names is narrower than one of words.
-            most = width * 7 // 20 if at else max(12, min(24, width // 4))
-            cells = ["\n".join(textwrap.wrap(cell, most)) or cell for cell in cells]
-        kept[name] = ["\n".join(textwrap.wrap(name, HEADER_WIDTH, break_long_words=False)), *cells]
-    sizes = {
-        name: max(cell_len(line) for cell in cells for line in cell.split("\n"))
-        for name, cells in kept.items()
+    columns = {
+        name: _wrapped_column(content, position, width, with_quiet=name in with_quiet)
+        for position, name in enumerate(content.columns)
     }
+    widths = {name: _width(cells) for name, cells in columns.items()}
     left_out = []
     for name in expendable:
-        if name in kept and sum(sizes[one] + GAP for one in kept) > width:
-            del kept[name]
+        if name in columns and sum(widths[column] + GAP for column in columns) > width:
+            del columns[name]
             left_out.append(name)
     if left_out:
         caption = f"{caption} Left out at {width} columns: {', '.join(left_out)}.".strip()
-    table, words = (
-        terminal_table(title, caption),
-        [content.columns[at] for at in content.text_columns],
-    )
-    for name, (header, *_) in kept.items():
-        table.add_column(header, justify="left" if name in words else "right", no_wrap=True)
-    for row in zip(*(cells[1:] for cells in kept.values()), strict=True):
+    table = terminal_table(title, caption)
+    text_columns = {content.columns[position] for position in content.text_columns}
+    for name, (header, *_) in columns.items():
+        table.add_column(header, justify="left" if name in text_columns else "right", no_wrap=True)
+    for row in zip(*(cells[1:] for cells in columns.values()), strict=True):
         table.add_row(*map(Text, row))
     return table
+
+
+def _wrapped_column(
+    content: PageTable, position: int, width: int, *, with_quiet: bool
+) -> list[str]:
+    """Return a column's header and cells, each broken into lines between words."""
+    header = textwrap.wrap(content.columns[position], HEADER_WIDTH, break_long_words=False)
+    cells = []
+    for row in content.rows:
+        value, quiet = row[position]
+        text = f"{value} {quiet}" if with_quiet else value
+        if position in content.text_columns:
+            # A column of names is narrower than one of words.
+            most = width * 7 // 20 if position else max(12, min(24, width // 4))
+            text = "\n".join(textwrap.wrap(text, most)) or text
+        cells.append(text)
+    return ["\n".join(header), *cells]
+
+
+def _width(cells: Sequence[str]) -> int:
+    return max(cell_len(line) for cell in cells for line in cell.split("\n"))

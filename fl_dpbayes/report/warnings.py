@@ -2,32 +2,30 @@
 
 import string
 from collections.abc import Callable, Iterable
-from typing import Any
 
 from fl_dpbayes.config import RunWarning, counted
 
 
 def _few_samples(samples: int, least: int, chains: int, apart: str = "") -> str:
-    kept = f"{counted(samples, 'sample')}{' per chain' if chains > 1 else ''}"
-    remedy = f"keep at least {least} (lower thinning or burn_in, or run more rounds)"
-    text = f"{kept} cannot show whether the sampler has mixed: {remedy}."
-    return text + (f" At {apart} they already show that it has not." if apart else "")
+    per_chain = " per chain" if chains > 1 else ""
+    text = (
+        f"{counted(samples, 'sample')}{per_chain} cannot show whether the sampler has mixed: "
+        f"keep at least {least} (lower thinning or burn_in, or run more rounds)."
+    )
+    if apart:
+        text += f" At {apart} they already show that it has not."
+    return text
 
 
 def _not_mixed(certain: bool, chains: int, share: float, largest: float, hot: bool) -> str:
-    between = "the chains disagree" if chains > 1 else "the chain's first and second half disagree"
-    remedy = (
-        " or run more steps"
-        if hot
-        else ", run more steps, or take larger steps (hotter if private)"
-    )
-    seen = (
-        f"{between} in {share:.0%} of the quantities looked at (R-hat above 1.1, largest "
-        f"{largest:.2f})"
-    )
+    verb = "has not" if certain else "may not have"
+    parts = "the chains disagree" if chains > 1 else "the chain's first and second half disagree"
+    remedy = ", run more steps, or take larger steps (hotter if private)"
+    if hot:
+        remedy = " or run more steps"
     return (
-        f"The sampler {'has not' if certain else 'may not have'} mixed: {seen}. Lengthen "
-        f"burn_in{remedy}."
+        f"The sampler {verb} mixed: {parts} in {share:.0%} of the quantities looked at (R-hat "
+        f"above 1.1, largest {largest:.2f}). Lengthen burn_in{remedy}."
     )
 
 
@@ -39,14 +37,20 @@ def _hot(
     friction: float = 0.0,
     momentum: float = 0.0,
 ) -> str:
-    which = f"{site}{f', the hottest of {sites} such sites' if sites > 1 else ''}: " if site else ""
-    less = f", less momentum than {momentum:g}" if momentum else ""
-    lever = f", more friction than {friction:g}" if friction else less
+    place = ""
+    if site:
+        hottest = f", the hottest of {sites} such sites" if sites > 1 else ""
+        place = f"{site}{hottest}: "
+    lever = ""
+    if friction:
+        lever = f", more friction than {friction:g}"
+    elif momentum:
+        lever = f", less momentum than {momentum:g}"
+    widening = (mean / planned) ** 0.5
     return (
-        f"{which}Privacy needs more noise than temperature {planned:g}: the chain sampled at "
-        f"{mean:.3g}, so its "
-        f"posterior is about {(mean / planned) ** 0.5:.2g} times too wide. Smaller steps{lever}, a larger budget or "
-        "more units cool it."
+        f"{place}Privacy needs more noise than temperature {planned:g}: the chain sampled at "
+        f"{mean:.3g}, so its posterior is about {widening:.2g} times too wide. Smaller "
+        f"steps{lever}, a larger budget or more units cool it."
     )
 
 
@@ -62,154 +66,268 @@ SENTENCES: dict[str, str | Callable[..., str]] = {
     "came-back-elsewhere": "round {round}: {site} came back on another node",
     "joined": "round {round}: {site} joined the training",
     "silent": (
-        "{site} gave no reply in {silent} rounds in a row (resources.silent_rounds) and "
-        "trains no more"
+        "{site} gave no reply in {silent} rounds in a row (resources.silent_rounds) and trains "
+        "no more"
     ),
     "missing": "{site} was missing when the run was resumed",
-    "prior-repeated": "the plan shares the prior between the {planned} training sites of the start "
-    "and more have "
-    "joined: the posterior counts it {times:.3g} times",
-    "share-not-kept": (
-        "only {sites:count site} took part, so each weighs {weight:.3g}, above "
-        "largest_share {share:g}"
+    "prior-repeated": (
+        "the plan shares the prior between the {planned} training sites of the start and more "
+        "have joined: the posterior counts it {times:.3g} times"
     ),
-    "share-cut": "{site} declares {units} of {all} units and would weigh {asked:.0%}: it was held "
-    "to {share:.0%}, as a "
-    "size is a site's own word (aggregation.largest_share; 1 lifts the bound)",
-    "heaviest": "{site} declares {units} of {all} units and has {weight:.0%} of the weight, more "
-    "than all others "
-    "together; its size is its own word: set aggregation.largest_share, or "
-    "site_weights = 'uniform'",
-    "one-by-one": "{site} computes {computation} of one record at a time, about {slower:.2g} times "
-    "as slow as it "
-    "could be: on its processor a record's last digits would else depend on other "
-    "records. The results are right; "
-    "another processor is faster, or MKL_CBWR=COMPATIBLE set before Python starts may be",
+    "share-not-kept": (
+        "only {sites:count site} took part, so each weighs {weight:.3g}, above largest_share "
+        "{share:g}"
+    ),
+    "share-cut": (
+        "{site} declares {units} of {all} units and would weigh {asked:.0%}: it was held to "
+        "{share:.0%}, as a size is a site's own word (aggregation.largest_share; 1 lifts the "
+        "bound)"
+    ),
+    "heaviest": (
+        "{site} declares {units} of {all} units and has {weight:.0%} of the weight, more than "
+        "all others together; its size is its own word: set aggregation.largest_share, or "
+        "site_weights = 'uniform'"
+    ),
+    "one-by-one": (
+        "{site} computes {computation} of one record at a time, about {slower:.2g} times as "
+        "slow as it could be: on its processor a record's last digits would else depend on "
+        "other records. The results are right; another processor is faster, or "
+        "MKL_CBWR=COMPATIBLE set before Python starts may be"
+    ),
     # The model.
-    "record-by-record": "Records could meet in the module of model.factory ({place}), so each is computed by itself: a "
-    "step takes 1.2 to 8 times as long, most where layers are wide. Privacy is as stated",
+    "record-by-record": (
+        "Records could meet in the module of model.factory ({place}), so each is computed by "
+        "itself: a step takes 1.2 to 8 times as long, most where layers are wide. Privacy is "
+        "as stated"
+    ),
     # Replies.
-    "dropped": "{stage}: a reply to no open request was dropped: a duplicate, or one that came too late",
+    "dropped": (
+        "{stage}: a reply to no open request was dropped: a duplicate, or one that came too late"
+    ),
     "not-usable": "round {round}: {site}: {status} {detail}",
     "left-out": "round {round}: {site} is left out: {reason}",
     "left-out-of-posterior": "{site} is left out of the posterior: {reason}",
-    "too-few-for-rule": "{site} is left out of the posterior: it released {samples:count sample}, aggregation.rule "
-    "{rule!r} needs {least}",
+    "too-few-for-rule": (
+        "{site} is left out of the posterior: it released {samples:count sample}, "
+        "aggregation.rule {rule!r} needs {least}"
+    ),
     "rule-failed": "aggregation.rule {rule!r}: {reason}",
     "no-posterior": "no posterior could be formed of what the sites released: {reason}",
     # The posterior.
-    "not-private": "Nothing is private: privacy.kind is 'none'. What sites released may show any of their records.",
-    "seeded": "{site} says that its noise came from a seed in a file: if so it is not private; the others say no such "
-    "thing of theirs",
-    "looked-at": "Constants of data.source were taken from the records (constants = 'from_records'), which no account "
-    "counts: a simulation may do so, a hospital's site refuses until they are replaced by constants known beforehand",
-    "magnitude": "feature {feature!r} is about {size} after centers and scales and should be about 1, as one prior "
-    "and one clip norm hold for all: correct data.source.centers and scales, by what is known without these records",
-    "different-starts": "aggregation.rule {rule!r} averages weights over {chains} chains that start from different "
-    "weights, whose hidden units do not match: run one chain, or choose rule 'mixture'",
-    "units-reordered": "the units of {array!r} at site {other!r} match those at {first!r} better in another order: the "
-    "sites started from different weights or have swapped hidden units, so averaging weights mixes unlike units",
-    "move-shortened": "{site} moved the average more than aggregation.move_bound, {bound:g}, times as far as the "
-    "median site: it is far off the others and was shortened to that. The posterior counts its records less and has no "
-    "temperature",
-    "far-off": "{site} is far off: its chain ended {times:.3g} times as far from the others' as any other site's did. "
-    "It may have other patients, be broken, or make up what it sends: ask it, and run once without it",
-    "too-few-to-trim": "with states of {sites} sites only {trimmed} bad ones could be borne, not {asked}: set "
-    "resources.min_sites to {needed} or more to stop instead",
-    "no-temperature": "aggregation.robust {robust!r}: the averaged states follow no posterior of a known temperature",
-    "reweighted": "the averaged chain targets a reweighted posterior: a record of {most} counts {most_times:.3g} "
-    "times, one of {least} {least_times:.3g} times; by site_weights = 'units' alone each counts once",
-    "drift": "between two averages the sites drift apart: after {steps} steps of their own the averaged chain's mean "
-    "can be off by about {drift:.1f} standard deviations of the chain, at whatever temperature: lower "
-    "training.steps_per_round (with 1 there is no drift), or choose a rule on independent chains",
-    "temperature-zero": "site {site!r} has samples at temperature 0: their spread is its posterior's only by chance",
-    "temperatures-differ": "the sites' temperatures range from {least:.3g} to {most:.3g}: hotter sites predict less "
-    "surely, and combining predictions does not correct for it",
-    "few-effective": "site {site!r} has only {effective:.1f} effective samples of the {least} that its precision "
-    "needs: its weight is uncertain, and is that of the least number",
-    "one-sample-delta": "site {site!r} sent one sample, which has no covariance: its delta is FedAvg's",
-    "prior-share": "{sites} sites with a prior share of {share:g} count the prior {times:g} times: let each target the "
-    "share 1/{sites}, or use a rule that divides by the prior",
-    "precision-floored": "the product is less precise than the prior in {raised} of {parameters} directions and was "
-    "set to the prior's precision there: the sites' precisions are too uncertain, send more samples",
-    "conflict": "the sites' posteriors lie so far apart, or so few samples tell their precisions, that the mean of "
-    "their product is known to about {error:.1f} of its standard deviations only: send more samples, combine fewer "
-    "parameters, or choose a rule without precisions",
-    "distillation-stopped": "the fit of the distilled network stopped at aggregation.iterations = {iterations} before "
-    "it converged; it differs from its teacher by {divergence:.3g} nats at the average input: raise iterations",
-    "distillation-differs": "the distilled network differs from its teacher by {divergence:.3g} nats at the average "
-    "input, so it predicts otherwise than the sites' samples together: choose a larger model or rule 'mixture'",
-    "distillation-synthetic": "the distilled network was compared with its teacher at made-up inputs only: on "
-    "handwritten digits it did not follow it well for records: prefer public records (aggregation.public)",
+    "not-private": (
+        "Nothing is private: privacy.kind is 'none'. What sites released may show any of their "
+        "records."
+    ),
+    "seeded": (
+        "{site} says that its noise came from a seed in a file: if so it is not private; the "
+        "others say no such thing of theirs"
+    ),
+    "looked-at": (
+        "Constants of data.source were taken from the records (constants = 'from_records'), "
+        "which no account counts: a simulation may do so, a hospital's site refuses until they "
+        "are replaced by constants known beforehand"
+    ),
+    "magnitude": (
+        "feature {feature!r} is about {size} after centers and scales and should be about 1, "
+        "as one prior and one clip norm hold for all: correct data.source.centers and scales, "
+        "by what is known without these records"
+    ),
+    "different-starts": (
+        "aggregation.rule {rule!r} averages weights over {chains} chains that start from "
+        "different weights, whose hidden units do not match: run one chain, or choose rule "
+        "'mixture'"
+    ),
+    "units-reordered": (
+        "the units of {array!r} at site {other!r} match those at {first!r} better in another "
+        "order: the sites started from different weights or have swapped hidden units, so "
+        "averaging weights mixes unlike units"
+    ),
+    "move-shortened": (
+        "{site} moved the average more than aggregation.move_bound, {bound:g}, times as far as "
+        "the median site: it is far off the others and was shortened to that. The posterior "
+        "counts its records less and has no temperature"
+    ),
+    "far-off": (
+        "{site} is far off: its chain ended {times:.3g} times as far from the others' as any "
+        "other site's did. It may have other patients, be broken, or make up what it sends: "
+        "ask it, and run once without it"
+    ),
+    "too-few-to-trim": (
+        "with states of {sites} sites only {trimmed} bad ones could be borne, not {asked}: set "
+        "resources.min_sites to {needed} or more to stop instead"
+    ),
+    "no-temperature": (
+        "aggregation.robust {robust!r}: the averaged states follow no posterior of a known "
+        "temperature"
+    ),
+    "reweighted": (
+        "the averaged chain targets a reweighted posterior: a record of {most} counts "
+        "{most_times:.3g} times, one of {least} {least_times:.3g} times; by site_weights = "
+        "'units' alone each counts once"
+    ),
+    "drift": (
+        "between two averages the sites drift apart: after {steps} steps of their own the "
+        "averaged chain's mean can be off by about {drift:.1f} standard deviations of the "
+        "chain, at whatever temperature: lower training.steps_per_round (with 1 there is no "
+        "drift), or choose a rule on independent chains"
+    ),
+    "temperature-zero": (
+        "site {site!r} has samples at temperature 0: their spread is its posterior's only by chance"
+    ),
+    "temperatures-differ": (
+        "the sites' temperatures range from {least:.3g} to {most:.3g}: hotter sites predict "
+        "less surely, and combining predictions does not correct for it"
+    ),
+    "few-effective": (
+        "site {site!r} has only {effective:.1f} effective samples of the {least} that its "
+        "precision needs: its weight is uncertain, and is that of the least number"
+    ),
+    "one-sample-delta": (
+        "site {site!r} sent one sample, which has no covariance: its delta is FedAvg's"
+    ),
+    "prior-share": (
+        "{sites} sites with a prior share of {share:g} count the prior {times:g} times: let "
+        "each target the share 1/{sites}, or use a rule that divides by the prior"
+    ),
+    "precision-floored": (
+        "the product is less precise than the prior in {raised} of {parameters} directions and "
+        "was set to the prior's precision there: the sites' precisions are too uncertain, send "
+        "more samples"
+    ),
+    "conflict": (
+        "the sites' posteriors lie so far apart, or so few samples tell their precisions, that "
+        "the mean of their product is known to about {error:.1f} of its standard deviations "
+        "only: send more samples, combine fewer parameters, or choose a rule without precisions"
+    ),
+    "distillation-stopped": (
+        "the fit of the distilled network stopped at aggregation.iterations = {iterations} "
+        "before it converged; it differs from its teacher by {divergence:.3g} nats at the "
+        "average input: raise iterations"
+    ),
+    "distillation-differs": (
+        "the distilled network differs from its teacher by {divergence:.3g} nats at the "
+        "average input, so it predicts otherwise than the sites' samples together: choose a "
+        "larger model or rule 'mixture'"
+    ),
+    "distillation-synthetic": (
+        "the distilled network was compared with its teacher at made-up inputs only: on "
+        "handwritten digits it did not follow it well for records: prefer public records "
+        "(aggregation.public)"
+    ),
     # Chains.
-    "optimiser": "The samples are states of the optimiser {sampler}, not posterior samples: their average may predict "
-    "well, but how far they spread is not the posterior's uncertainty.",
+    "optimiser": (
+        "The samples are states of the optimiser {sampler}, not posterior samples: their "
+        "average may predict well, but how far they spread is not the posterior's uncertainty."
+    ),
     "hot": _hot,
     "few-samples": _few_samples,
     "not-mixed": _not_mixed,
-    "not-moved": "The samples are all the same: the chain did not move, so they say nothing about uncertainty.",
-    "few-independent": "{samples} samples are worth about {effective:.0f} independent ones: uncertainties from them "
-    "are rough. Run more steps, or raise thinning to keep the same number of samples further apart.",
-    "one-point": "aggregation.rule {rule!r} makes one point, whose epistemic uncertainty is unknown, not none.",
-    "one-sample": "The posterior is one sample, so nothing is averaged: it is a point estimate, and its epistemic "
-    "uncertainty is unknown, not none. Lower burn_in or thinning, or run more rounds.",
+    "not-moved": (
+        "The samples are all the same: the chain did not move, so they say nothing about "
+        "uncertainty."
+    ),
+    "few-independent": (
+        "{samples} samples are worth about {effective:.0f} independent ones: uncertainties "
+        "from them are rough. Run more steps, or raise thinning to keep the same number of "
+        "samples further apart."
+    ),
+    "one-point": (
+        "aggregation.rule {rule!r} makes one point, whose epistemic uncertainty is unknown, "
+        "not none."
+    ),
+    "one-sample": (
+        "The posterior is one sample, so nothing is averaged: it is a point estimate, and its "
+        "epistemic uncertainty is unknown, not none. Lower burn_in or thinning, or run more "
+        "rounds."
+    ),
     # Recalibration and evaluation.
     "not-recalibrated": "{site} did not recalibrate: {reason}",
-    "map-noise": "recalibration is mostly noise: at {name}, with {units} units, privacy alone moves its parameters by "
-    "{deviation:.3g} (a standard deviation; {largest} is already much): do not use its map; raise "
-    "recalibration.fraction or epsilon, or lower its step_size or clip_norm",
-    "counts-noise": "recalibration is mostly noise: in the counts of {where}, fewer than two bins hold enough records "
-    "for a share known to {largest:g} (a standard deviation of the privacy noise): the isotonic map changes nothing "
-    "there; raise recalibration.fraction or epsilon, or choose method 'temperature'",
-    "map-far-off": "{site}'s recalibration map is far off the median of the sites': by {away:.3g}, where {allowed:.3g} "
-    "may be; the median cannot follow it",
-    "fewer-evaluated": "{fitting} samples of each predictor were evaluated, not {asked}: more exceed {mebibytes} MiB",
+    "map-noise": (
+        "recalibration is mostly noise: at {name}, with {units} units, privacy alone moves its "
+        "parameters by {deviation:.3g} (a standard deviation; {largest} is already much): do "
+        "not use its map; raise recalibration.fraction or epsilon, or lower its step_size or "
+        "clip_norm"
+    ),
+    "counts-noise": (
+        "recalibration is mostly noise: in the counts of {where}, fewer than two bins hold "
+        "enough records for a share known to {largest:g} (a standard deviation of the privacy "
+        "noise): the isotonic map changes nothing there; raise recalibration.fraction or "
+        "epsilon, or choose method 'temperature'"
+    ),
+    "map-far-off": (
+        "{site}'s recalibration map is far off the median of the sites': by {away:.3g}, where "
+        "{allowed:.3g} may be; the median cannot follow it"
+    ),
+    "fewer-evaluated": (
+        "{fitting} samples of each predictor were evaluated, not {asked}: more exceed "
+        "{mebibytes} MiB"
+    ),
     "no-evaluation": "{site} sent no evaluation: {reason}",
     "no-evaluation-in-time": "{site} sent no evaluation in time",
     "gone": "{site} sent no evaluation: it has been gone since the run was resumed",
     "policy": "{sites}: by policy no evaluation left (NOT_SENT)",
-    "same-records": "{role:words} sites hold the same records (records_of), so they are not pooled: the same patients "
-    "would count several times, and the interval would be too narrow; compare these sites one by one",
-    "subgroups-left-out": "{site} left out {left_out} subgroups: a reply holds at most {most}, fewer with many classes",
-    "dominating": "{site} states {held:.0f} of {all:.0f} test records and has {share:.0%} of the pooled result of "
-    "{role:words} sites, more than all other sites together; its count is its own word: compare the sites' own rows",
-    "empty-results": "{site} sent test results of no record that stands clear of their noise: it has none or too "
-    "few, or made them up; nothing is known of the model there",
-    "vanished": "{site} makes the {metric} pooled over {role:words} sites vanish: it is {without:.3f} without it; read "
-    "the sites' own rows",
-    "decisive": "{site} decides what is pooled over the {sites} {role:words} sites: their {metric} is {value:.3f} "
-    "[{low:.3f}, {high:.3f}] with it and {without:.3f} without it; sites may differ that much, or one be broken or "
-    "made up: read the sites' own rows",
+    "same-records": (
+        "{role:words} sites hold the same records (records_of), so they are not pooled: the "
+        "same patients would count several times, and the interval would be too narrow; "
+        "compare these sites one by one"
+    ),
+    "subgroups-left-out": (
+        "{site} left out {left_out} subgroups: a reply holds at most {most}, fewer with many "
+        "classes"
+    ),
+    "dominating": (
+        "{site} states {held:.0f} of {all:.0f} test records and has {share:.0%} of the pooled "
+        "result of {role:words} sites, more than all other sites together; its count is its "
+        "own word: compare the sites' own rows"
+    ),
+    "empty-results": (
+        "{site} sent test results of no record that stands clear of their noise: it has none "
+        "or too few, or made them up; nothing is known of the model there"
+    ),
+    "vanished": (
+        "{site} makes the {metric} pooled over {role:words} sites vanish: it is {without:.3f} "
+        "without it; read the sites' own rows"
+    ),
+    "decisive": (
+        "{site} decides what is pooled over the {sites} {role:words} sites: their {metric} is "
+        "{value:.3f} [{low:.3f}, {high:.3f}] with it and {without:.3f} without it; sites may "
+        "differ that much, or one be broken or made up: read the sites' own rows"
+    ),
 }
 
 
-class _Words(string.Formatter):
-    def format_field(self, value: Any, format_spec: str) -> str:
-        if format_spec.startswith("count "):
+class _SentenceFormatter(string.Formatter):
+    def format_field(self, value: object, format_spec: str) -> str:
+        if format_spec.startswith("count ") and isinstance(value, int):
             return counted(value, format_spec.removeprefix("count "))
         if format_spec == "words":
-            return str({"held_out": "held-out", "train": "training"}.get(value, value))
+            return {"held_out": "held-out", "train": "training"}.get(str(value), str(value))
         # A number that is not finite comes as text.
-        return value if isinstance(value, str) else super().format_field(value, format_spec)
+        if isinstance(value, str):
+            return value
+        return str(super().format_field(value, format_spec))
 
 
 def sentence(warning: RunWarning) -> str:
     """Say a warning in words; `of` among its values, the names that it holds for, comes first."""
-    said, values = SENTENCES[warning.kind], dict(warning.values)
-    sites = values.pop("of", "")
-    text = (
-        said(**values)
-        if callable(said)
-        else _Words().format(said, site=warning.site, **values).strip()
-    )
-    return f"{sites}: {text}" if sites else text
+    template = SENTENCES[warning.kind]
+    values = dict(warning.values)
+    names = values.pop("of", "")
+    if callable(template):
+        text = template(**values)
+    else:
+        text = _SentenceFormatter().format(template, site=warning.site, **values).strip()
+    return f"{names}: {text}" if names else text
 
 
 def sentences(warnings: Iterable[RunWarning]) -> list[str]:
-    """Say each warning once, and what is said of several sites once, with the sites that it holds for.
+    """Say each warning once, and what is said of several sites once, with their names.
 
-    Returns sentences at the place of their first warning. Warnings of one kind that differ only by
-    their site, or by numbers that belong to it (another round is another matter), are one sentence.
+    Warnings of one kind that differ only by their site, or by numbers that belong to it (another
+    round is another matter), are one sentence.
+
+    Returns:
+        Sentences, at the place of their first warning.
     """
     groups: dict[tuple[object, ...], list[RunWarning]] = {}
     for warning in dict.fromkeys(warnings):
@@ -224,11 +342,12 @@ def sentences(warnings: Iterable[RunWarning]) -> list[str]:
 
 
 def _joined(group: list[RunWarning]) -> str:
-    first, *others = group
-    names = [
-        name for name in dict.fromkeys(warning.site for warning in others) if name != first.site
-    ]
+    """Say warnings that differ only by site, or by its numbers, as one sentence."""
+    first = group[0]
+    names = dict.fromkeys(warning.site for warning in group)
+    names.pop(first.site)
     if not names:
         return sentence(first)
-    alike = all(warning.values == first.values for warning in others)
-    return f"{sentence(first).rstrip('.')} ({'the same' if alike else 'and likewise'} at {', '.join(names)})."
+    alike = all(warning.values == first.values for warning in group)
+    link = "the same" if alike else "and likewise"
+    return f"{sentence(first).rstrip('.')} ({link} at {', '.join(names)})."

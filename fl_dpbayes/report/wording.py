@@ -1,9 +1,11 @@
-"""The words for roles, predictors, adjacency and metrics, the same in tables, figures and report."""
+"""The words for roles, predictors and adjacency, and the notes below the table of privacy."""
 
 from collections.abc import Iterator, Sequence
 
-from fl_dpbayes.config import PREDICTORS, CalibrationRecord, ReliabilityRecord, Summary
+from fl_dpbayes.calibration import CalibrationRecord, ReliabilityRecord
+from fl_dpbayes.config import PREDICTORS
 from fl_dpbayes.report.numbers import probability, rounded_up, significant
+from fl_dpbayes.report.summary import PrivacyRecord, Summary
 
 ROLES = {"held_out": "held-out sites", "shifted": "shifted sites", "train": "training sites"}
 SITE_ROLES = {"train": "trains", "held_out": "held out", "shifted": "shifted"}
@@ -13,7 +15,8 @@ POINT_PREDICTORS = PREDICTORS | {
     "recalibrated": "recalibrated point estimate",
     "prior_corrected": "point estimate corrected for prevalence",
 }
-MOSTLY = 0.98  # of a budget
+# A share of the budget: a site that spent more than this left nothing worth a note.
+MOST_OF_BUDGET = 0.98
 ADJACENCY = {"add_or_remove_one": "adding or removing", "replace_one": "replacing"}
 
 
@@ -30,65 +33,16 @@ def event(run: Summary) -> str:
 
 def neighbours(run: Summary) -> str:
     """Say what two neighbouring data sets of a training site differ by."""
-    unit = (
-        " or ".join(sorted({site.unit for site in run.sites if site.role == "train" and site.unit}))
-        or "record"
-    )
+    units = {site.unit for site in run.sites if site.role == "train" and site.unit}
+    unit = " or ".join(sorted(units)) or "record"
     verb = ADJACENCY.get(run.adjacency)
     return f"{verb} one {unit}" if verb else f"{run.adjacency} ({unit})"
 
 
-def _unspent_text(run: Summary) -> Iterator[str]:
-    spent = {
-        row.epsilon / row.budget: row
-        for row in run.privacy
-        if row.status == "OK" and row.epsilon and row.budget
-    }
-    if run.coupling != "floor" or not spent or min(spent) > MOSTLY:
-        return
-    row = spent[min(spent)]
-    yield (
-        f"{row.site} spent {rounded_up(row.epsilon)} of a budget of "
-        f"{significant(row.budget)}: coupling 'floor' never "
-        "adds less noise than the planned temperature needs, which alone is more private. "
-        "More steps or a lower "
-        "temperature would use the rest; a smaller budget changes nothing."
-    )
-
-
 def privacy_notes(run: Summary) -> Iterator[str]:
-    """Say what the table of privacy means: adjacency, a small delta, unspent budgets, approximations, temperatures."""
+    """Say what the table of privacy means: adjacency, budgets, approximations, temperatures."""
     if run.private:
-        text, small = (
-            f"Two data sets are neighbours if they differ by {neighbours(run)}.",
-            run.small_delta,
-        )
-        methods = ", ".join(
-            sorted({row.epsilon_method for row in run.privacy if row.epsilon_method})
-        )
-        yield f"{text} ε{f', by {methods},' if methods else ''} and μ are rounded up."
-        if small is not None:
-            yield (
-                f"At delta {probability(small.delta)} epsilon of {small.site} is "
-                f"{rounded_up(small.epsilon)}."
-            )
-        yield from _unspent_text(run)
-        yield (
-            "ε after a round holds if the run's end was fixed beforehand; else the plan's, and "
-            "always the budget."
-        )
-        if run.chains > 1:
-            yield f"{run.chains} chains per site: their costs add up to this one account."
-        if any(row.recalibration_epsilon is not None for row in run.privacy):
-            yield (
-                "Recalibration used units kept from training: each unit pays one of the two ε, "
-                "so at most the larger."
-            )
-        if any(row.mu_kind == "clt" for row in run.privacy):
-            yield (
-                "μ (clt) is an approximation and not an upper bound; the ε beside it does not "
-                "come from it."
-            )
+        yield from _epsilon_notes(run)
     else:
         yield (
             "Not private: epsilon is infinite. What the sites released may show any of "
@@ -99,23 +53,79 @@ def privacy_notes(run: Summary) -> Iterator[str]:
             "Rows of status evaluation: what noised test results cost, on units that did not train."
         )
     if tempered(run):
-        yield (
-            "Temperature is the mean over steps, weighted by step size: of the noise alone, 1 is "
-            "the posterior."
-        )
-        if run.aggregation == "fald":
-            found = run.averaged_temperature
-            yield (
-                "The averaged chain's temperature is "
-                f"{'not known' if found is None else f'{found:.3g}'}."
-            )
-        if run.clipped:
-            yield (
-                "If many gradients are clipped the chain is hotter than shown; the clipped share "
-                "stays at each site."
-            )
+        yield from _temperature_notes(run)
     if run.seeded:
         yield "seeded: not private."
+
+
+def _epsilon_notes(run: Summary) -> Iterator[str]:
+    methods = sorted({row.epsilon_method for row in run.privacy if row.epsilon_method})
+    by_methods = f", by {', '.join(methods)}," if methods else ""
+    yield (
+        f"Two data sets are neighbours if they differ by {neighbours(run)}. "
+        f"ε{by_methods} and μ are rounded up."
+    )
+    small = run.small_delta
+    if small is not None:
+        yield (
+            f"At delta {probability(small.delta)} epsilon of {small.site} is "
+            f"{rounded_up(small.epsilon)}."
+        )
+    unspent = _unspent_budget(run)
+    if unspent is not None:
+        yield (
+            f"{unspent.site} spent {rounded_up(unspent.epsilon)} of a budget of "
+            f"{significant(unspent.budget)}: coupling 'floor' never "
+            "adds less noise than the planned temperature needs, which alone is more private. "
+            "More steps or a lower "
+            "temperature would use the rest; a smaller budget changes nothing."
+        )
+    yield (
+        "ε after a round holds if the run's end was fixed beforehand; else the plan's, and "
+        "always the budget."
+    )
+    if run.chains > 1:
+        yield f"{run.chains} chains per site: their costs add up to this one account."
+    if any(row.recalibration_epsilon is not None for row in run.privacy):
+        yield (
+            "Recalibration used units kept from training: each unit pays one of the two ε, "
+            "so at most the larger."
+        )
+    if any(row.mu_kind == "clt" for row in run.privacy):
+        yield (
+            "μ (clt) is an approximation and not an upper bound; the ε beside it does not "
+            "come from it."
+        )
+
+
+def _unspent_budget(run: Summary) -> PrivacyRecord | None:
+    """Return the row that spent the least share of its budget, where coupling 'floor' is why."""
+    if run.coupling != "floor":
+        return None
+    by_share = {
+        row.epsilon / row.budget: row
+        for row in run.privacy
+        if row.status == "OK" and row.epsilon and row.budget
+    }
+    if not by_share or min(by_share) > MOST_OF_BUDGET:
+        return None
+    return by_share[min(by_share)]
+
+
+def _temperature_notes(run: Summary) -> Iterator[str]:
+    yield (
+        "Temperature is the mean over steps, weighted by step size: of the noise alone, 1 is "
+        "the posterior."
+    )
+    if run.aggregation == "fald":
+        temperature = run.averaged_temperature
+        text = "not known" if temperature is None else f"{temperature:.3g}"
+        yield f"The averaged chain's temperature is {text}."
+    if run.clipped:
+        yield (
+            "If many gradients are clipped the chain is hotter than shown; the clipped share "
+            "stays at each site."
+        )
 
 
 def tempered(run: Summary) -> bool:
@@ -126,17 +136,19 @@ def tempered(run: Summary) -> bool:
 def place_name(site: str) -> str:
     """Name a place of a row: `pooled:<role>` is all sites of that role."""
     kind, _, role = site.partition(":")
-    known = role in ROLES and kind in ("pooled", "mean", "median")
-    return f"{'all' if kind == 'pooled' else f'{kind} of'} {ROLES[role]}" if known else site
+    if role not in ROLES or kind not in ("pooled", "mean", "median"):
+        return site
+    return f"all {ROLES[role]}" if kind == "pooled" else f"{kind} of {ROLES[role]}"
 
 
 def in_reading_order(rows: Sequence[CalibrationRecord]) -> list[CalibrationRecord]:
     """Order rows as read: medians, pooled, means, sites; held-out before shifted before training.
 
-    Last, posterior.
+    Rows of one place stand in the order of `PREDICTORS`.
     """
-    kinds, roles = ["median", "pooled", "mean", ""], list(ROLES)
-    predictors = {name: at for at, name in enumerate(PREDICTORS)}
+    kinds = ["median", "pooled", "mean", ""]
+    roles = list(ROLES)
+    predictors = {name: position for position, name in enumerate(PREDICTORS)}
 
     def order(row: CalibrationRecord) -> tuple[int, int, str, int]:
         return (

@@ -8,12 +8,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fl_dpbayes.config import parse_summary
 from fl_dpbayes.data import plan_sites, prepare_simulation
 from fl_dpbayes.engine.inline_engine import run_inline
 from fl_dpbayes.errors import UserError
 from fl_dpbayes.files import json_values, read_sealed_json, write_atomically, write_sealed_json
-from fl_dpbayes.report import stored_summary
+from fl_dpbayes.report import parse_summary, stored_summary
 from fl_dpbayes.study.grid import StudyCell
 
 CELLS_FOLDER, WORK_FOLDER, RUNS_FOLDER, CACHE_FOLDER = "cells", "work", "runs", "cache"

@@ -7,9 +7,9 @@ from typing import Any
 
 import pandas as pd
 
-from fl_dpbayes.config import PREDICTOR, SEED, Study, parse_summary
+from fl_dpbayes.config import PREDICTOR, SEED, Study
 from fl_dpbayes.files import replaced_atomically
-from fl_dpbayes.report import over_seeds
+from fl_dpbayes.report import over_seeds, parse_summary
 from fl_dpbayes.report.study.results import rows_at
 from fl_dpbayes.study.cell import CellOutcome
 

@@ -8,14 +8,15 @@ import pytest
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import log_loss, roc_auc_score
 
+from fl_dpbayes.calibration import CalibrationRecord
 from fl_dpbayes.config.scenario import Evaluation, load_scenario
 from fl_dpbayes.config.site_file import read_site_file
-from fl_dpbayes.config.summary import parse_summary
 from fl_dpbayes.data.simulation import BASELINES_FILE, plan_sites, prepare_simulation
 from fl_dpbayes.data.site import load_site
 from fl_dpbayes.engine.baselines import baselines, write_baselines
 from fl_dpbayes.report.answer import answer
 from fl_dpbayes.report.page_tables import baselines_table
+from fl_dpbayes.report.summary import parse_summary
 from server.summary import _same_records
 from tests.engine.test_simulate import SUMMARY
 
@@ -81,7 +82,10 @@ def test_what_cannot_be_computed_is_told(sites, prepared, tmp_path):
 
 def test_they_are_left_out_where_a_site_fell_silent():
     rows = [{"site": f"pooled:{role}", "n": 62} for role in ("train", "held_out")]
-    own = [{"site": "pooled:train", "n": 46}, {"site": "pooled:held_out", "n": 62}]
+    own = [
+        CalibrationRecord(site=f"pooled:{role}", role=role, predictor="posterior", n=n)
+        for role, n in (("train", 46), ("held_out", 62))
+    ]
     found = _same_records({"rows": rows, "missing": {}}, own)
     assert found["rows"] == rows[1:]
     assert found["missing"] == {
@@ -107,14 +111,14 @@ def test_the_table_shows_one_row_of_all_that_trained_alone(sites):
         ("–", ""),
         ("0.600", ""),
     )
-    assert answer(run).beside.startswith(
+    assert answer(run).baselines.startswith(
         "At all held-out sites its negative log-likelihood, lower is better, is 0.6"
     )
     covered = (
         "The simpler ones were computed from training records without privacy: not "
         "covered by epsilon."
     )
-    assert answer(run).beside.endswith(
+    assert answer(run).baselines.endswith(
         f", all records in one place 0.607, published score 0.569. {covered}"
     )
     (alone,) = [row for row in table.rows[:5] if row[1][0] == "one site alone"]

@@ -13,7 +13,6 @@ import pytest
 import tomli_w
 from rich.console import Console
 
-from fl_dpbayes.config.summary import parse_summary
 from fl_dpbayes.report.figures import draw_figures
 from fl_dpbayes.report.page import write_report
 from fl_dpbayes.report.run_files import (
@@ -24,6 +23,7 @@ from fl_dpbayes.report.run_files import (
     write_summary,
 )
 from fl_dpbayes.report.study.results import read_study
+from fl_dpbayes.report.summary import parse_summary
 
 HELD_OUT = [("pooled:held_out", "held_out"), ("island", "held_out"), ("university", "held_out")]
 TRAIN = ("north-clinic", "harbour-hospital", "st-anne", "valley")

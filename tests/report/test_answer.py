@@ -6,12 +6,13 @@ from itertools import product
 
 import pytest
 
-from fl_dpbayes.config.summary import parse_summary
-from fl_dpbayes.report.answer import Answer, answer, headline_rows, median_rows
+from fl_dpbayes.report.answer import Answer, answer
+from fl_dpbayes.report.headline import headline_rows, median_rows
 from fl_dpbayes.report.model_card import model_card
 from fl_dpbayes.report.page import write_report
 from fl_dpbayes.report.page_tables import all_metrics_table, facts, privacy_table, run_tables
 from fl_dpbayes.report.run_files import write_summary
+from fl_dpbayes.report.summary import parse_summary
 from fl_dpbayes.report.tables import calibration_table
 from fl_dpbayes.report.tables import privacy_table as printed_privacy_table
 
@@ -36,7 +37,7 @@ TESTED = {
 }
 
 
-def said(summary: dict) -> Answer:
+def answer_of(summary: dict) -> Answer:
     return answer(parse_summary(summary))
 
 
@@ -53,7 +54,7 @@ def row_of(summary, site, predictor):
 
 
 def test_answer_states_held_out_errors_and_privacy(summary):
-    found = said(summary)
+    found = answer_of(summary)
     assert found.calibration == (
         "At held-out sites the probabilities are off by 2.1 percentage points [1.2, 3.0] "
         "(average of posterior "
@@ -85,13 +86,13 @@ def test_answer_states_held_out_errors_and_privacy(summary):
 def test_verdict_follows_the_intervals(summary, posterior, last, verdict):
     row_of(summary, "pooled:held_out", "posterior")["intervals"]["rms_debiased"] = posterior
     row_of(summary, "pooled:held_out", "last")["intervals"]["rms_debiased"] = last
-    assert said(summary).calibration.endswith(verdict)
+    assert answer_of(summary).calibration.endswith(verdict)
 
 
 def test_an_error_cut_at_zero_is_told_by_its_interval(summary):
     row = row_of(summary, "pooled:held_out", "posterior")
     row["rms_debiased"], row["intervals"]["rms_debiased"] = 0.0, [0.0, 0.076]
-    found = said(summary)
+    found = answer_of(summary)
     assert "are off by between 0.0 and 7.6 percentage points (average" in found.calibration
     assert "no error was seen, and one of 7.6 points is possible" in found.advice
     shown = [
@@ -99,7 +100,9 @@ def test_an_error_cut_at_zero_is_told_by_its_interval(summary):
     ]
     assert ("0.0 to 7.6", "") in shown
     row["intervals"]["rms_debiased"] = [0.0, 0.616]
-    assert "too little is known here, an error of 61.6 points is possible" in said(summary).advice
+    assert (
+        "too little is known here, an error of 61.6 points is possible" in answer_of(summary).advice
+    )
 
 
 def test_the_first_sentence_says_who_and_how_often(summary):
@@ -110,9 +113,9 @@ def test_the_first_sentence_says_who_and_how_often(summary):
         "did not train."
     )
     shares = "In 25% of these the outcome is 'ill', 10% to 40% from hospital to hospital."
-    assert said(summary | {"class_names": ["well", "ill"]}).who == f"{first} {shares}"
+    assert answer_of(summary | {"class_names": ["well", "ill"]}).lead == f"{first} {shares}"
     summary["privacy"][0]["steps"] = None  # it refused every round
-    assert said(summary).who.startswith("Trained by 3 hospitals on 3,702 patients")
+    assert answer_of(summary).lead.startswith("Trained by 3 hospitals on 3,702 patients")
     assert model_card(parse_summary(summary))["Sample size"].startswith("3,702 units trained")
 
 
@@ -131,14 +134,14 @@ def test_at_a_site_of_one_outcome_the_mean_risk_is_said_and_never_that_no_error_
     summary["reliability"] = [place]
     row = row_of(summary, "pooled:held_out", "posterior")
     row["rms_debiased"], row["intervals"]["rms_debiased"] = 0.0, [0.0, 0.145]
-    found = said(summary)
+    found = answer_of(summary)
     where = "island (held out, n = 150): the outcome is 'class 1' in 100%, "
     assert found.sites[0].startswith(f"{where}the mean risk is 58%.")
     assert "too little is known here" in found.advice
     # No two records there can be told apart: no area under the ROC curve, and an interval that says
     # nothing.
     row["auroc"] = None
-    found = said(summary)
+    found = answer_of(summary)
     unknown = (
         "At held-out sites all outcomes are the same: how far the probabilities are off "
         "cannot be told (n = 450)."
@@ -148,7 +151,9 @@ def test_at_a_site_of_one_outcome_the_mean_risk_is_said_and_never_that_no_error_
     cells = run_tables(parse_summary(summary))["calibration"].rows
     assert ("–", "one outcome") in [cell for row in cells for cell in row]
     row |= {"auroc": 0.9, "intervals": {}}
-    assert "the probabilities are off by an unknown amount (average" in said(summary).calibration
+    assert (
+        "the probabilities are off by an unknown amount (average" in answer_of(summary).calibration
+    )
 
 
 @pytest.mark.parametrize(
@@ -181,7 +186,7 @@ def test_the_level_of_risk_at_a_site_follows_its_interval(summary, intercept, en
     ]
     row |= {"calibration_intercept": intercept, "auroc": 0.785, "net_benefit": curve}
     row["intervals"]["calibration_intercept"] = ends
-    found = said(summary).sites
+    found = answer_of(summary).sites
     assert len(found) == (verdict is not None)
     if verdict:
         assert found[0].startswith("island (held out, n = 150, class 1 in 46%): ")
@@ -197,17 +202,23 @@ def test_without_a_held_out_site_training_sites_answer_and_it_is_said(summary, h
         ]
     for predictor in ("last", "posterior") if how == "unmeasured" else ():
         row_of(summary, "pooled:held_out", predictor)["rms_debiased"] = None
-    assert said(summary).calibration.startswith("At the median of the training sites")
+    assert answer_of(summary).calibration.startswith("At the median of the training sites")
     why = "were not sent: " if how == "absent" else "are too few to measure calibration: "
-    assert said(summary).cautions[0].startswith(f"Results of held-out sites {why}nothing here says")
+    assert (
+        answer_of(summary)
+        .cautions[0]
+        .startswith(f"Results of held-out sites {why}nothing here says")
+    )
     summary["sites"] = [site for site in summary["sites"] if site["role"] != "held_out"]
     assert (
-        said(summary).cautions[0].startswith("No site was held out and measured: nothing here says")
+        answer_of(summary)
+        .cautions[0]
+        .startswith("No site was held out and measured: nothing here says")
     )
 
 
 def test_what_was_not_measured_is_not_compared(summary):
-    text = said(
+    text = answer_of(
         summary
         | {"calibration": [row for row in summary["calibration"] if row["predictor"] == "last"]}
     )
@@ -216,7 +227,7 @@ def test_what_was_not_measured_is_not_compared(summary):
         in text.calibration
     )
     assert not {"better", "posterior"} & set(text.calibration.split())
-    nothing = said(summary | {"calibration": []})
+    nothing = answer_of(summary | {"calibration": []})
     assert (nothing.calibration, nothing.elsewhere) == (
         "Calibration at training sites was not measured.",
         (),
@@ -224,30 +235,31 @@ def test_what_was_not_measured_is_not_compared(summary):
 
 
 def test_privacy_is_said_of_the_costliest_site_and_never_where_it_is_not_known(summary):
-    assert said(summary | {"seeded": True}).cautions[0].startswith("Seeded: not private.")
+    assert answer_of(summary | {"seeded": True}).cautions[0].startswith("Seeded: not private.")
     assert (
         "is not recorded"
-        in said(summary | {"evaluation_privacy": [TESTED | {"epsilon": None}]}).privacy
+        in answer_of(summary | {"evaluation_privacy": [TESTED | {"epsilon": None}]}).privacy
     )
     assert (
-        said(summary | {"privacy": []}).privacy == "No privacy cost is recorded: no site trained."
+        answer_of(summary | {"privacy": []}).privacy
+        == "No privacy cost is recorded: no site trained."
     )
     summary["privacy"][0]["delta"] = 1e-5
-    assert "at its own delta, 1e-5 to 1e-4" in said(summary).privacy
+    assert "at its own delta, 1e-5 to 1e-4" in answer_of(summary).privacy
     for epsilon, state in ((math.inf, "infinite"), (None, "not recorded")):
         summary["privacy"][2]["epsilon"] = epsilon
         assert (
-            said(summary).privacy
+            answer_of(summary).privacy
             == f"There is no privacy guarantee: epsilon is {state} at 1 of 4 sites."
         )
 
 
 def test_stopped_sites_and_tuning_are_cautions(summary):
-    assert not any("depend on what was seen" in caution for caution in said(summary).cautions)
+    assert not any("depend on what was seen" in caution for caution in answer_of(summary).cautions)
     summary["privacy"][0]["status"] = "PARTIAL"
     summary["privacy"][1] |= {"status": "REFUSED BUDGET_EXHAUSTED", "steps": None, "epsilon": None}
     summary["configurations_tried"] = 12
-    found = said(summary)
+    found = answer_of(summary)
     assert (
         found.cautions[0] == "1 of 4 sites stopped early, at the end of the budget: north-clinic."
     )
@@ -256,7 +268,7 @@ def test_stopped_sites_and_tuning_are_cautions(summary):
     assert "the 3 hospitals that trained" in found.privacy
     summary["privacy"][1]["status"] = "REFUSED BUSY"
     qualified = "depend on what was seen; if it did, the whole plan's"
-    assert any(qualified in caution for caution in said(summary).cautions)
+    assert any(qualified in caution for caution in answer_of(summary).cautions)
 
 
 def three_sites(summary, third, pooled):
@@ -305,12 +317,12 @@ def test_one_site_of_three_without_a_number_does_not_take_the_headline_away(summ
     row = headline_rows(parse_summary(hidden), "held_out")["posterior"]
     assert row.rms_debiased == pytest.approx(0.07)
     assert row.intervals["rms_debiased"] == pytest.approx((0.06, 0.08))
-    assert "held-out sites" in said(hidden).calibration
+    assert "held-out sites" in answer_of(hidden).calibration
 
 
 def test_the_median_is_what_is_read_first_of_three_sites_or_more(summary):
     made_up = three_sites(summary, (0.0, 0.9993, 400_000), (0.0, 0.9990, 400_700))
-    found = said(made_up).calibration
+    found = answer_of(made_up).calibration
     assert found.startswith("At the median of the held-out sites the probabilities are off by 5.0")
     assert "n = 400 at a site" in found
     assert "median of held-out" in "".join(
@@ -343,10 +355,10 @@ def test_recalibration_stands_beside_the_posterior_with_its_cost_and_the_larger_
     summary, shown
 ):
     assert "recalibrated" in shown(calibration_table, recalibrated(summary), 120)
-    assert said(recalibrated(summary)).calibration.endswith(
+    assert answer_of(recalibrated(summary)).calibration.endswith(
         "Recalibrated, they are off by 1.1 [0.7, 1.5]."
     )
-    assert "Recalibrated" not in said(summary).calibration
+    assert "Recalibrated" not in answer_of(summary).calibration
     assert "ε of recalibration" not in privacy_table(parse_summary(summary)).columns
     table = privacy_table(parse_summary(recalibrated(summary)))
     column = table.columns.index("ε of recalibration")
@@ -357,7 +369,7 @@ def test_recalibration_stands_beside_the_posterior_with_its_cost_and_the_larger_
         (2.5, "at most epsilon 2.50 "),
         (math.inf, "infinite at 4 "),
     ):
-        assert text in said(recalibrated(summary, epsilon)).privacy
+        assert text in answer_of(recalibrated(summary, epsilon)).privacy
     assert " 2.50 " in shown(printed_privacy_table, recalibrated(summary, 2.5), 120)
 
 
@@ -365,17 +377,22 @@ def test_map_that_is_mostly_noise_does_not_come_first(summary):
     noisy = recalibrated(summary) | {
         "recalibration": {"method": "temperature", "noise": "it is mostly noise"}
     }
-    assert said(noisy).calibration.endswith("but do not use that: the map is mostly privacy noise.")
+    assert answer_of(noisy).calibration.endswith(
+        "but do not use that: the map is mostly privacy noise."
+    )
 
 
 def test_sentences_tables_and_figures_call_one_sample_a_point_estimate(
     summary, figures_of, tmp_path
 ):
-    assert "average of posterior samples" in said(summary).calibration
+    assert "average of posterior samples" in answer_of(summary).calibration
     summary["reliability"] = summary["reliability"][:2]
     for row in (*summary["calibration"], *summary["reliability"]):
         row |= {"samples": 1, "epistemic": None, "aleatoric": None}
-    run, text = parse_summary(summary), said(summary).calibration + "".join(said(summary).elsewhere)
+    run, text = (
+        parse_summary(summary),
+        answer_of(summary).calibration + "".join(answer_of(summary).elsewhere),
+    )
     assert "(combined point estimate; debiased" in text
     assert "The combined point estimate is better calibrated." in text
     words = [text]
@@ -423,7 +440,7 @@ def test_a_run_without_privacy_has_no_word_of_an_account(
     assert "(not private)</h1>" in body
     assert "not private: epsilon is infinite" in body
     assert not [word for word in (*ACCOUNTING, "temperature", "δ", "μ") if word in body]
-    assert said(not_private).privacy.startswith("Not private: epsilon is infinite.")
+    assert answer_of(not_private).privacy.startswith("Not private: epsilon is infinite.")
     tested = printed(not_private | {"evaluation_privacy": [TESTED]})
     assert "island patient 0.895 2.00 1e-4 0.350 exact evaluation" in tested
     assert "north-clinic patient 1,234 200 ∞ ok" in tested

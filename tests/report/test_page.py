@@ -6,16 +6,17 @@ from itertools import product
 
 import pytest
 
-from fl_dpbayes.config.summary import CalibrationRecord, ConformalRecord, parse_summary
+from fl_dpbayes.calibration.records import CalibrationRecord, ConformalRecord
 from fl_dpbayes.errors import UserError
 from fl_dpbayes.report.answer import answer
 from fl_dpbayes.report.curve_figures import net_benefit_figure
 from fl_dpbayes.report.figures import _draw_shifts
-from fl_dpbayes.report.measure_tables import _split_rows, measure_tables
+from fl_dpbayes.report.measure_tables import _read_first, measure_tables
 from fl_dpbayes.report.model_card import model_card
 from fl_dpbayes.report.page import write_report
 from fl_dpbayes.report.run_files import read_epsilon_curves
 from fl_dpbayes.report.study.page import write_study_report
+from fl_dpbayes.report.summary import parse_summary
 
 HOSTILE = "<script>alert(1)</script>\" onload='x' <img src=//evil>"
 SECTIONS = {"subgroups", "clinical", "conformal", "uncertainty", "truth"}
@@ -103,7 +104,7 @@ def check_needs_nothing_else(path):
 def test_page_opens_with_the_answer_and_is_self_contained(reported, summary):
     text, found = words(check_needs_nothing_else(reported)), answer(parse_summary(summary))
     assert text.startswith(
-        " ".join(["digits", found.who, found.calibration, *found.elsewhere, found.advice])
+        " ".join(["digits", found.lead, found.calibration, *found.elsewhere, found.advice])
     )
     assert not re.search(
         r"https?:|//\w+\.\w|@import|url\((?!#)", reported.read_text(encoding="utf-8")
@@ -277,9 +278,12 @@ def test_sites_are_read_after_their_pool_and_never_twice():
 
     pool, one, two = (record(site, "held_out") for site in ("pooled:held_out", "a", "b"))
     alone, last = record("c", "shifted"), record("pooled:held_out", "held_out", "last")
-    assert _split_rows([pool, one, two, alone]) == ([pool, alone], [one, two])
-    assert _split_rows([pool, one]) == ([pool], [])
-    assert _split_rows([pool, last, one], "posterior") == ([pool], [last])
+    parts = _read_first([pool, one, two, alone])
+    assert (parts.first, parts.further) == ([pool, alone], [one, two])
+    parts = _read_first([pool, one])
+    assert (parts.first, parts.further) == ([pool], [])
+    parts = _read_first([pool, last, one], "posterior")
+    assert (parts.first, parts.further) == ([pool], [last])
 
 
 def test_shifts_are_a_map_that_names_the_five_worst(summary, texts):

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fl_dpbayes.config.summary import Summary, parse_summary
 from fl_dpbayes.errors import UserError
 from fl_dpbayes.files.record import json_values
 from fl_dpbayes.report import run_files
 from fl_dpbayes.report.run_files import read_csv, read_summary, write_csv, write_summary
+from fl_dpbayes.report.summary import Summary, parse_summary
 from tests.asking import refused
 
 NUMBERS = st.one_of(

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
-from fl_dpbayes.config.summary import parse_summary
 from fl_dpbayes.errors import UserError
 from fl_dpbayes.report.page import write_report
+from fl_dpbayes.report.summary import parse_summary
 from server.grid import OrderedGrid
 from server.ledger_heads import HEADS_FILE
 from server.messages import request_message

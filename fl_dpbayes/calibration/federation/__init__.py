@@ -1,1 +1,1 @@
-"""What a server makes of the statistics of many sites: what it accepts, warns of, and how it lists the results."""
+"""What a server makes of the statistics of many sites: checks, warnings and rows of results."""

@@ -1,4 +1,4 @@
-"""How many records a site may claim, and what to say where one site decides a pooled result or noise hides it."""
+"""How many records a site may claim, and who decides a pooled result or is hidden by noise."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -9,13 +9,13 @@ import numpy as np
 
 from fl_dpbayes.calibration.bins import COUNT, OUTCOME, Floats
 from fl_dpbayes.calibration.recalibration.isotonic import LARGEST_DEVIATION
+from fl_dpbayes.calibration.records import CalibrationValues
 from fl_dpbayes.calibration.release import SENT_COLUMNS, NoisedTable, merge_noised, sensitivity
 from fl_dpbayes.calibration.statistics import CalibrationStatistics
 from fl_dpbayes.calibration.summarise import summarise_noised
 from fl_dpbayes.config import (
     ISOTONIC_BINS,
     AnyRecalibrationPlan,
-    CalibrationValues,
     RecalibrationMap,
     Role,
     RunWarning,
@@ -52,31 +52,40 @@ def labels_of(statistics: CalibrationStatistics) -> tuple[float, ...]:
 
 
 def check_noise(noise_std: float, noise_multiplier: float, most_records: int) -> None:
-    """Raise a ValueError where the noise that a site states for each sum is not what the plan gives.
+    """Check that the noise that a site states for each sum is what the plan gives.
 
     Args:
-        noise_std: standard deviation that it states.
-        noise_multiplier: that of the plan.
-        most_records: the plan's most records of one unit; a site may count fewer, and then needs less noise.
+        noise_std: Standard deviation that it states.
+        noise_multiplier: That of the plan.
+        most_records: The plan's most records of one unit; a site may count fewer, and then needs
+            less noise.
+
+    Raises:
+        ValueError: If it is not.
     """
-    least, most = (noise_multiplier * sensitivity(records) for records in (1, most_records))
+    least = noise_multiplier * sensitivity(1)
+    most = noise_multiplier * sensitivity(most_records)
     if not (1 - NOISE_TOLERANCE) * least <= noise_std <= (1 + NOISE_TOLERANCE) * most:
         planned = f"{least:.3g} to {most:.3g}" if most_records > 1 else f"{least:.3g}"
         raise ValueError(f"it states noise of {noise_std:.3g}, the plan asks for {planned}")
 
 
 def check_counts(card: SiteCard, measured: Iterable[Statistics]) -> None:
-    """Raise a ValueError where a count, or a sum of values in [0, 1], is beyond a site of the declared size.
+    """Check that no count, and no sum of values in [0, 1], is beyond a site of the declared size.
 
     The declared units may be short of the real ones, and say of a training site how many it trains
     on, of which its test records are another share.
+
+    Raises:
+        ValueError: If one is.
     """
     most = MAX_RECORDS_PER_UNIT * card.units / (1 - MAX_DECLARATION_ERROR)
     for statistics in measured:
-        count, slack = record_count(statistics), 0.0
+        slack = 0.0
         if isinstance(statistics, NoisedTable):
             slack = NOISE_DEVIATIONS * statistics.noise_std
-            lowest, highest = float(statistics.sums.min()), float(statistics.sums.max())
+            lowest = float(statistics.sums.min())
+            highest = float(statistics.sums.max())
             if lowest < -slack or highest > most + slack:
                 extreme = lowest if lowest < -slack else highest
                 raise ValueError(
@@ -84,6 +93,7 @@ def check_counts(card: SiteCard, measured: Iterable[Statistics]) -> None:
                     "noise do not give"
                 )
             slack *= math.sqrt(len(statistics.sums))
+        count = record_count(statistics)
         if count > most + slack:
             raise ValueError(
                 f"it counts {count:.4g} test records; {card.units} units give at most {most:.4g}"
@@ -97,15 +107,23 @@ def checked_counts(
     noise_multiplier: float,
     most_records: int,
 ) -> NoisedTable:
-    """Check the counts for recalibration that a site sent, as COUNT_ARRAYS has them.
+    """Check the counts for recalibration that a site sent.
 
-    Raises ValueError if there are none, or the site's size or the plan's noise (`check_noise`) does
-    not allow them.
+    Args:
+        arrays: As COUNT_ARRAYS has them.
+        answer: The site's record.
+        card: Who replies.
+        noise_multiplier: That of the plan.
+        most_records: The plan's most records of one unit.
+
+    Raises:
+        ValueError: If there are none, or the site's size or the plan's noise does not allow them.
     """
     if answer.noise_std is None:
         raise ValueError("it sent parameters, not counts")
     check_noise(answer.noise_std, noise_multiplier, most_records)
-    check_counts(card, [table := NoisedTable(arrays["noised"], answer.noise_std)])
+    table = NoisedTable(arrays["noised"], answer.noise_std)
+    check_counts(card, [table])
     return table
 
 
@@ -126,11 +144,12 @@ def planned_multiplier(plan: AnyRecalibrationPlan) -> float:
 def counts_warning(
     fitted: Mapping[str, RecalibrationMap | None], *, together: bool
 ) -> RunWarning | None:
-    """Say so where noise hides the bins of a site's counts, whose map is then None and changes nothing.
+    """Name the sites in whose counts noise hides the bins, so that the map changes nothing.
 
     Args:
-        fitted: site -> its map.
-        together: whether the median of all maps is used, which still changes something while most of them do.
+        fitted: Site -> its map, None where it changes nothing.
+        together: Whether the median of all maps is used, which still changes something while most
+            of them do.
 
     Returns:
         A warning that names the sites, or None.
@@ -143,9 +162,11 @@ def counts_warning(
 
 
 def dominating_site(role: Role, counts: Mapping[str, float]) -> RunWarning | None:
-    """Say so where one of three or more sites states most of the test records that are pooled.
+    """Name the one of three or more sites that states most of the test records that are pooled.
 
-    `counts` by site.
+    Args:
+        role: Of the sites.
+        counts: Site -> its number of test records, of one site at least.
     """
     held = {site: max(count, 0.0) for site, count in counts.items()}
     total = sum(held.values())
@@ -158,7 +179,7 @@ def dominating_site(role: Role, counts: Mapping[str, float]) -> RunWarning | Non
 
 
 def empty_site(site: str, statistics: Statistics) -> RunWarning | None:
-    """Say so where a site's test results hold no record, or none that stands clear of the noise on their count."""
+    """Name a site whose results hold no record, or none that stands clear of noise on the count."""
     noise = 0.0
     if isinstance(statistics, NoisedTable):
         noise = CLEAR_DEVIATIONS * statistics.noise_std * math.sqrt(len(statistics.sums))
@@ -166,9 +187,13 @@ def empty_site(site: str, statistics: Statistics) -> RunWarning | None:
 
 
 def decisive_sites(role: Role, tables: Mapping[str, NoisedTable]) -> list[RunWarning]:
-    """Say so where a pooled result without one site differs by more than the width of its 95 % interval, or is there.
+    """Name the sites that decide a pooled result.
 
-    `tables`: site -> sums of the predictor that is read first, noise 0 where they are exact.
+    Without such a site it differs by more than the width of its 95 % interval, or is there.
+
+    Args:
+        role: Of the sites.
+        tables: Site -> sums of the predictor that is read first, noise 0 where they are exact.
     """
     if len(tables) < 2:
         return []
@@ -176,30 +201,42 @@ def decisive_sites(role: Role, tables: Mapping[str, NoisedTable]) -> list[RunWar
     before = list(accumulate(tables.values(), merge_noised))
     after = list(accumulate(reversed([*tables.values()]), merge_noised))[::-1]
     pooled = _summary_of(before[-1])
-    others = [after[1], *map(merge_noised, before, after[2:]), before[-2]]
-    without = {site: _summary_of(rest) for site, rest in zip(tables, others, strict=True)}
-    found = []
+    remaining = [after[1], *map(merge_noised, before, after[2:]), before[-2]]
+    without = {site: _summary_of(table) for site, table in zip(tables, remaining, strict=True)}
+    warnings: list[RunWarning] = []
     for metric, name in DECIDED.items():
-        value, (low, high) = getattr(pooled, metric), pooled.intervals.get(metric) or (None, None)
-        rests = {
-            site: getattr(rest, metric)
-            for site, rest in without.items()
-            if getattr(rest, metric) is not None
+        value = pooled.metric(metric)
+        values_without = {
+            site: metric_without
+            for site, summary in without.items()
+            if (metric_without := summary.metric(metric)) is not None
         }
         if value is None:
-            found += [
-                warning("vanished", site, role=role, metric=name, without=rest)
-                for site, rest in rests.items()
+            warnings += [
+                warning("vanished", site, role=role, metric=name, without=metric_without)
+                for site, metric_without in values_without.items()
             ]
-        if value is None or low is None or high is None or not rests:
             continue
-        site = max(rests, key=lambda site: abs(rests[site] - value))
-        if abs(rests[site] - value) > high - low:
-            measured = {"value": value, "low": low, "high": high, "without": rests[site]}
-            found.append(
-                warning("decisive", site, sites=len(tables), role=role, metric=name, **measured)
+        low, high = pooled.intervals.get(metric) or (None, None)
+        if low is None or high is None or not values_without:
+            continue
+        changes = {site: abs(changed - value) for site, changed in values_without.items()}
+        decisive = max(changes, key=lambda site: changes[site])
+        if changes[decisive] > high - low:
+            warnings.append(
+                warning(
+                    "decisive",
+                    decisive,
+                    sites=len(tables),
+                    role=role,
+                    metric=name,
+                    value=value,
+                    low=low,
+                    high=high,
+                    without=values_without[decisive],
+                )
             )
-    return found
+    return warnings
 
 
 class Total(NamedTuple):
@@ -211,35 +248,43 @@ class Total(NamedTuple):
 
 
 def decisive_means(role: Role, metric: str, totals: Mapping[str, Total]) -> RunWarning | None:
-    """Name the site without which a pooled mean differs most, if by more than two widths of a 95 % interval.
+    """Name the site without which a pooled mean differs by more than two widths of its interval.
 
     Of what is not read first a smaller difference is not worth a line: of two honest sites with
-    other patients one nearly always makes more than one width. Sites without records are left out.
+    other patients one nearly always makes more than one width.
+
+    Args:
+        role: Of the sites.
+        metric: The mean's name in words.
+        totals: Site -> its sums; sites without records are left out.
     """
-    held = {site: total for site, total in totals.items() if total.records > 0}
-    if len(held) < 2:
+    measured = {site: total for site, total in totals.items() if total.records > 0}
+    if len(measured) < 2:
         return None
-    sums = np.array(list(held.values()))
-    count, total, _ = sums.sum(axis=0)
-    rest = sums.sum(axis=0) - sums
-    mean, without = total / count, rest[:, 1] / rest[:, 0]
-    most = int(np.abs(without - mean).argmax())
-    # The spread of the others' records, which the site in question cannot widen.
-    left, _, squares = rest[most]
-    variance = max(0.0, squares / left - without[most] ** 2) + 1 / left
-    half = NORMAL_95 * math.sqrt(variance / count)
-    if abs(without[most] - mean) <= MOST_WIDTHS * 2 * half:
+    sums = np.array(list(measured.values()))
+    records, total, _ = sums.sum(axis=0)
+    remaining = sums.sum(axis=0) - sums
+    mean = total / records
+    without = remaining[:, 1] / remaining[:, 0]
+    decisive = int(np.abs(without - mean).argmax())
+    # The spread of the other sites' records, which the site in question cannot widen.
+    remaining_records, _, squares = remaining[decisive]
+    variance = (
+        max(0.0, squares / remaining_records - without[decisive] ** 2) + 1 / remaining_records
+    )
+    half = NORMAL_95 * math.sqrt(variance / records)
+    if abs(without[decisive] - mean) <= MOST_WIDTHS * 2 * half:
         return None
     return warning(
         "decisive",
-        list(held)[most],
-        sites=len(held),
+        list(measured)[decisive],
+        sites=len(measured),
         role=role,
         metric=metric,
         value=float(mean),
         low=float(mean - half),
         high=float(mean + half),
-        without=float(without[most]),
+        without=float(without[decisive]),
     )
 
 

@@ -37,9 +37,17 @@ from fl_dpbayes.calibration.federation.subgroups import (
 from fl_dpbayes.calibration.metrics.errors import reliability_bins
 from fl_dpbayes.calibration.metrics.ranking import roc_points
 from fl_dpbayes.calibration.prior_shift import prevalence
+from fl_dpbayes.calibration.records import (
+    CalibrationRecord,
+    ConformalRecord,
+    ReliabilityRecord,
+    ShiftDetectionRecord,
+    SubgroupRecord,
+)
 from fl_dpbayes.calibration.release import SENT_COLUMNS, NoisedTable
 from fl_dpbayes.calibration.statistics import (
     CalibrationStatistics,
+    SparseStatistics,
     array_shapes,
     from_arrays,
     merge,
@@ -69,7 +77,10 @@ MAX_RELIABILITY_SITES = 24
 MAX_CURVE_SITES = 100
 HEADLINE_PREDICTORS = ("posterior", "last")
 # What Flower's own result shows; intervals and all else are in `summary.json`.
-METRICS = ("n", "accuracy", "nll", "brier", "ece", "rms_debiased")
+FLOWER_METRICS = ("n", "accuracy", "nll", "brier", "ece", "rms_debiased")
+
+Shapes = Mapping[str, tuple[int, ...]]
+Arrays = dict[str, npt.NDArray]
 
 
 class Evaluation:
@@ -83,14 +94,26 @@ class Evaluation:
         max_records_per_unit: int = 1,
         adjacency: Adjacency = "add_or_remove_one",
     ) -> None:
-        """Collect for so many classes, and noised tables of at most so many records of one unit."""
-        self._adjacency = adjacency
-        self._most_records = max_records_per_unit
-        self.classes, self._seed, self._unpooled = classes, seed, roles_sharing_records
-        self._pooled_roles = [role for role in ROLES if role not in roles_sharing_records]
-        self.places, self._subgroups = list[Place](), list[Place]()
-        self._left_out, self._samples = dict[str, int](), dict[str, int]()
+        """Begin with no site.
+
+        Args:
+            classes: How many classes there are.
+            roles_sharing_records: Roles whose sites hold the same records, so are not pooled.
+            seed: Of the draws behind `ece_if_calibrated`.
+            max_records_per_unit: The most records of one unit in a noised table.
+            adjacency: That of the plan, which privacy statements must have.
+        """
+        self.classes = classes
+        self.places: list[Place] = []
         self.statements: dict[str, PrivacyStatement] = {}
+        self._roles_sharing_records = roles_sharing_records
+        self._pooled_roles = [role for role in ROLES if role not in roles_sharing_records]
+        self._seed = seed
+        self._max_records_per_unit = max_records_per_unit
+        self._adjacency = adjacency
+        self._subgroups: list[Place] = []
+        self._left_out: dict[str, int] = {}
+        self._samples: dict[str, int] = {}
         self._shares: dict[str, tuple[float, ...]] = {}
         self._exact_shapes = array_shapes(classes)
         self._exact_bytes = 8 * sum(map(math.prod, self._exact_shapes.values()))
@@ -99,105 +122,133 @@ class Evaluation:
         self,
         card: SiteCard,
         request: EvaluateRequest,
-        record: EvaluateReply,
-        read: Callable[[Mapping[str, tuple[int, ...]]], dict[str, npt.NDArray]],
+        reply: EvaluateReply,
+        read: Callable[[Shapes], Arrays],
     ) -> None:
         """Check and keep a site's statistics for every predictor that was asked for.
 
-        `read` takes names and shapes, and returns the arrays that came beside the record, float64,
-        or raises. Raises ValueError if sums contradict each other or count more records than the
-        site's size allows; none is then kept.
+        Args:
+            card: Who replies.
+            request: What was asked.
+            reply: The site's record.
+            read: Takes names and shapes and returns the float64 arrays beside the record, or
+                raises.
+
+        Raises:
+            ValueError: If sums contradict each other or count more records than the site's size
+                allows; none is then kept.
         """
-        if len(record.groups) > most_groups(len(request.measured) * self._exact_bytes):
-            raise ValueError(
-                f"it measured {len(record.groups)} subgroups, whose tables are too "
-                "large for a reply"
-            )
-        if record.release != card.evaluation_release:
-            raise ValueError(
-                f"its card says that results leave {card.evaluation_release!r}, they are {record.release!r}"
-            )
-        if record.noise_std is not None:
-            check_noise(record.noise_std, request.noise_multiplier or 0.0, self._most_records)
-        if record.privacy is not None and (
-            record.privacy.units != card.units or record.privacy.adjacency != self._adjacency
-        ):
-            raise ValueError("its privacy statement does not fit its card or the plan")
-        own = (GaussianEvent(request.noise_multiplier or 0.0, 1.0, len(request.measured)),)
-        privacy = record.privacy and checked_statement(
-            record.privacy, own, own, None, request.delta
-        )
-        one = (
-            self._exact_shapes
-            if record.noise_std is None
-            else {"noised": (REPORT_BINS, SENT_COLUMNS)}
-        )
-        prefixes = ["", *(subgroup_prefix(number) + "/" for number in range(len(record.groups)))]
-        shapes: dict[str, tuple[int, ...]] = {}
-        for key in (
-            f"{prefix}{predictor}" for prefix in prefixes for predictor in request.measured
-        ):
-            shapes |= prefixed(key, one)
-        arrays = read(shapes)
-        counts = {name: len(weights) for name, weights in request.predictors.items()}
-        self._samples = counts | dict.fromkeys(MAPPED, counts.get("posterior", 0))
-        measured: dict[str, Statistics] = {}
-        for name in request.measured:
-            sums, noise = without_prefix(name, arrays), record.noise_std
-            measured[name] = (
-                from_arrays(sums, self.classes)
-                if noise is None
-                else NoisedTable(sums["noised"], noise)
-            )
+        self._check_release(card, request, reply)
+        privacy = self._checked_privacy(card, request, reply)
+        arrays = read(self._shapes(request, reply))
+        self._samples = _sample_counts(request)
+        measured = self._statistics(request, reply, arrays)
         check_counts(card, measured.values())
-        whole = {
-            name: found
-            for name, found in measured.items()
-            if isinstance(found, CalibrationStatistics)
+        exact = {
+            predictor: statistics
+            for predictor, statistics in measured.items()
+            if isinstance(statistics, CalibrationStatistics)
         }
-        if len({labels_of(found) for found in whole.values()}) > 1:
+        if len({labels_of(statistics) for statistics in exact.values()}) > 1:
             raise ValueError("it measured its predictors on different test records")
-        self._subgroups += read_subgroups(card, record.groups, arrays, whole)
-        self.places += [
-            Place(
-                card.name,
-                card.role,
-                name,
-                sparse(one) if isinstance(one, CalibrationStatistics) else one,
-            )
-            for name, one in measured.items()
-        ]
-        first = measured[request.measured[0]]
-        if isinstance(first, CalibrationStatistics) and first.count:
+        self._subgroups += read_subgroups(card, reply.groups, arrays, exact)
+        for predictor, statistics in measured.items():
+            stored: Statistics | SparseStatistics = statistics
+            if isinstance(statistics, CalibrationStatistics):
+                stored = sparse(statistics)
+            self.places.append(Place(card.name, card.role, predictor, stored))
+        first = exact.get(request.measured[0])
+        if first is not None and first.count:
             self._shares[card.name] = tuple(map(float, prevalence(first)))
-        if record.groups_left_out:
-            self._left_out[card.name] = record.groups_left_out
+        if reply.groups_left_out:
+            self._left_out[card.name] = reply.groups_left_out
         if privacy is not None:
             self.statements[card.name] = privacy
 
-    def rows(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-        """Summarise pooled roles first, then the means over the sites of each, then sites.
+    def _check_release(
+        self, card: SiteCard, request: EvaluateRequest, reply: EvaluateReply
+    ) -> None:
+        """Raise a ValueError where results left otherwise than card and plan say."""
+        if len(reply.groups) > most_groups(len(request.measured) * self._exact_bytes):
+            raise ValueError(
+                f"it measured {len(reply.groups)} subgroups, whose tables are too large for a reply"
+            )
+        if reply.release != card.evaluation_release:
+            raise ValueError(
+                f"its card says that results leave {card.evaluation_release!r}, "
+                f"they are {reply.release!r}"
+            )
+        if reply.noise_std is not None:
+            check_noise(
+                noise_std=reply.noise_std,
+                noise_multiplier=request.noise_multiplier or 0.0,
+                most_records=self._max_records_per_unit,
+            )
 
-        All have answered.
+    def _checked_privacy(
+        self, card: SiteCard, request: EvaluateRequest, reply: EvaluateReply
+    ) -> PrivacyStatement | None:
+        """Check what noised results cost, if the reply says so."""
+        statement = reply.privacy
+        if statement is None:
+            return None
+        if statement.units != card.units or statement.adjacency != self._adjacency:
+            raise ValueError("its privacy statement does not fit its card or the plan")
+        history = (GaussianEvent(request.noise_multiplier or 0.0, 1.0, len(request.measured)),)
+        return checked_statement(statement, history, history, None, request.delta)
 
-        Returns the summary's `calibration` rows, and its `reliability` rows (exact sums only):
-        pooled roles, then each site's first read predictor where few sites were measured.
-        """
-        measured = len({place.site for place in self.places})
-        few = self.places if measured <= MAX_RELIABILITY_SITES else []
-        shown = [*self._pooled, *(place for place in few if place.predictor == self._headline)]
-        reliability = [
-            self._key(place)
-            | {
-                "risk": self.classes == 2,
-                "roc": roc_points(statistics) if place.site.startswith("pooled:") else (),
-            }
-            | {"bins": [row.model_dump() for row in reliability_bins(statistics)]}
-            for place in shown
-            if (statistics := place.exact)
-        ]
-        sites = [self._row(place) for place in self.places]
-        return [*self._pooled_rows, *mean_rows(sites), *sites], reliability
+    def _shapes(self, request: EvaluateRequest, reply: EvaluateReply) -> Shapes:
+        """Return name -> shape of the arrays that a reply must bring."""
+        table: Shapes = self._exact_shapes
+        if reply.noise_std is not None:
+            table = {"noised": (REPORT_BINS, SENT_COLUMNS)}
+        groups = ["", *(f"{subgroup_prefix(number)}/" for number in range(len(reply.groups)))]
+        shapes: dict[str, tuple[int, ...]] = {}
+        for group in groups:
+            for predictor in request.measured:
+                shapes |= prefixed(f"{group}{predictor}", table)
+        return shapes
+
+    def _statistics(
+        self, request: EvaluateRequest, reply: EvaluateReply, arrays: Arrays
+    ) -> dict[str, Statistics]:
+        """Return the statistics of each predictor over all test records."""
+        measured: dict[str, Statistics] = {}
+        for predictor in request.measured:
+            sums = without_prefix(predictor, arrays)
+            if reply.noise_std is None:
+                measured[predictor] = from_arrays(sums, self.classes)
+            else:
+                measured[predictor] = NoisedTable(sums["noised"], reply.noise_std)
+        return measured
+
+    def calibration_rows(self) -> list[CalibrationRecord]:
+        """Summarise pooled roles first, then the means over the sites of each, then sites."""
+        sites = [self._calibration_row(place) for place in self.places]
+        return [*self._pooled_rows, *mean_rows(sites), *sites]
+
+    def reliability_rows(self) -> list[ReliabilityRecord]:
+        """Return diagrams of exact sums: of pooled roles, then of few sites' first predictor."""
+        drawn = list(self._pooled)
+        if len(self._sites) <= MAX_RELIABILITY_SITES:
+            drawn += [place for place in self.places if place.predictor == self._headline]
+        rows = []
+        for place in drawn:
+            statistics = place.exact
+            if statistics is None:
+                continue
+            rows.append(
+                ReliabilityRecord(
+                    site=place.site,
+                    role=place.role,
+                    predictor=place.predictor,
+                    samples=self._samples[place.predictor],
+                    risk=self.classes == 2,
+                    roc=roc_points(statistics) if place.site in POOLED else (),
+                    bins=reliability_bins(statistics),
+                )
+            )
+        return rows
 
     def class_shares(self, site: str) -> tuple[float, ...] | None:
         """Return the share of each class among a site's test records.
@@ -207,149 +258,181 @@ class Evaluation:
         return self._shares.get(site)
 
     def pooled_metrics(self) -> dict[str, int | float]:
-        """Return `<role>/<predictor>/<metric>` of the pooled roles, METRICS as far as they are defined."""
-        named = (
-            (f"{row['role']}/{row['predictor']}", row, name)
-            for row in self._pooled_rows
-            for name in METRICS
-        )
-        return {f"{key}/{name}": row[name] for key, row, name in named if row[name] is not None}
+        """Return `<role>/<predictor>/<metric>` of the pooled roles, as far as defined."""
+        metrics: dict[str, int | float] = {}
+        for row in self._pooled_rows:
+            for name in FLOWER_METRICS:
+                value = getattr(row, name)
+                if value is not None:
+                    metrics[f"{row.role}/{row.predictor}/{name}"] = value
+        return metrics
 
-    @cached_property
-    def _pooled_rows(self) -> list[dict[str, Any]]:
-        return list(map(self._row, self._pooled))
+    def subgroup_rows(self) -> list[SubgroupRecord]:
+        """Return the rows of subgroups, whose sums left exactly; those of pooled roles first."""
+        rows = []
+        for place in subgroup_sets(self._subgroups, self._pooled_roles):
+            assert place.group is not None
+            attribute, value = place.group
+            values = self._values(place) | {"attribute": attribute, "value": value}
+            rows.append(SubgroupRecord.model_validate(values))
+        return rows
 
-    def subgroup_rows(self) -> list[dict[str, Any]]:
-        """Return the summary's `subgroups` rows, those of pooled roles first.
-
-        Sums that left exactly only.
-        """
-        return list(map(self._row, subgroup_sets(self._subgroups, self._pooled_roles)))
-
-    def shift_detection_rows(self) -> list[dict[str, Any]]:
-        """Return the summary's `shift_detection` rows: pooled roles first, then sites."""
+    def shift_detection_rows(self) -> list[ShiftDetectionRecord]:
+        """Say how well uncertainty tells other places from training sites: pools, then sites."""
         measured = [
             place for place in (*self._pooled, *self.places) if place.predictor == SHIFT_PREDICTOR
         ]
-        trainers = (
-            place for place in measured if place.role == "train" and place.site != "pooled:train"
+        training = (
+            place.exact
+            for place in measured
+            if place.role == "train" and place.site != "pooled:train"
         )
-        trained = (found for place in trainers if (found := place.exact))
-        first = next(trained, None)
-        others = ((place.site, place.exact) for place in measured if place.role != "train")
-        reference = first and reduce(merge, trained, first)
-        return shift_detection_rows(reference, others, self._samples.get(SHIFT_PREDICTOR, 0))
-
-    def _key(self, place: Place) -> dict[str, Any]:
-        key = {"site": place.site, "role": place.role, "predictor": place.predictor}
-        group = (
-            {}
-            if place.group is None
-            else dict(zip(("attribute", "value"), place.group, strict=True))
+        exact = (statistics for statistics in training if statistics is not None)
+        first = next(exact, None)
+        return shift_detection_rows(
+            reference=None if first is None else reduce(merge, exact, first),
+            places=(place for place in measured if place.role != "train"),
+            samples=self._samples.get(SHIFT_PREDICTOR, 0),
         )
-        return key | {"samples": self._samples[place.predictor]} | group
 
-    def _row(self, place: Place) -> dict[str, Any]:
-        sums, draws = place.statistics, np.random.default_rng(self._seed)
-        found = (
-            summarise_noised(sums, draws)
-            if isinstance(sums, NoisedTable)
-            else summarise(sums, draws)
-        )
-        row = self._key(place) | found.as_row()
-        if place.site not in POOLED and len({one.site for one in self.places}) > MAX_CURVE_SITES:
-            row["net_benefit"] = None
-        if row["predictor"] in MAPPED or row["samples"] == 1:
-            # One sample has nothing to disagree with, which is not agreement; and a map acts on
-            # averaged probabilities, which no longer tell the two uncertainties apart.
-            row |= {"epistemic": None, "aleatoric": None}
-        return row
-
-    def conformal(self) -> list[dict[str, Any]]:
-        """Measure prediction sets at the sites that did not train.
-
-        The summary's `conformal` rows.
-        """
-        ordered = sorted(
+    def conformal_rows(self) -> list[ConformalRecord]:
+        """Measure prediction sets at the sites that did not train."""
+        training_first = sorted(
             [*self._pooled, *self.places], key=lambda place: place.site != "pooled:train"
         )
-        return conformal_rows((*place[:3], place.statistics) for place in ordered)
+        return conformal_rows(training_first)
 
     def warnings(self) -> list[RunWarning]:
-        """Name the sites that hold most of what is pooled or decide it, or that left subgroups out."""
-        found = list[RunWarning]()
+        """Name the sites that hold most of what is pooled, decide it, or left subgroups out."""
+        warnings: list[RunWarning] = []
         for role in ROLES:
-            members = [place for place in self.places if place.role == role]
-            if role in self._unpooled and members:
-                found.append(warning("same-records", role=role))
-                continue
-            counts: dict[str, float] = {}
-            for place in members:
-                counts[place.site] = max(
-                    record_count(place.statistics), counts.get(place.site, -math.inf)
-                )
-            if counts and (dominating := dominating_site(role, counts)):
-                found.append(dominating)
-            read = {
-                place.site: place.statistics
-                for place in members
-                if place.predictor == self._headline
-            }
-            empty = [said for said in map(empty_site, read, read.values()) if said is not None]
-            found += empty
-            without = {
-                said.site for said in empty if isinstance(read[said.site], CalibrationStatistics)
-            }
-            first_read = {
-                site: coarse(statistics) for site, statistics in read.items() if site not in without
-            }
-            decisive = decisive_sites(role, first_read)
-            named = {said.site for said in decisive}
-            found += decisive
-            found += [said for said in self._further(role) if said.site not in named]
-        missing = self._left_out.items()
-        return found + [
-            warning("subgroups-left-out", name, left_out=count, most=MAX_GROUPS)
-            for name, count in missing
-        ]
+            warnings += self._role_warnings(role)
+        for site, count in self._left_out.items():
+            warnings.append(warning("subgroups-left-out", site, left_out=count, most=MAX_GROUPS))
+        return warnings
 
-    def _further(self, role: Role) -> Iterator[RunWarning]:
-        """Name the sites that decide a pooled mean which is not read first: of exact sums, each site once."""
-        named = set[str]()
+    def _role_warnings(self, role: Role) -> list[RunWarning]:
+        members = [place for place in self.places if place.role == role]
+        if role in self._roles_sharing_records and members:
+            return [warning("same-records", role=role)]
+        warnings: list[RunWarning] = []
+        counts = _largest_counts(members)
+        dominating = dominating_site(role, counts) if counts else None
+        if dominating is not None:
+            warnings.append(dominating)
+        headline = {
+            place.site: place.statistics for place in members if place.predictor == self._headline
+        }
+        tables: dict[str, NoisedTable] = {}
+        for site, statistics in headline.items():
+            empty = empty_site(site, statistics)
+            if empty is not None:
+                warnings.append(empty)
+            # What noise hides is still pooled.
+            if empty is None or isinstance(statistics, NoisedTable):
+                tables[site] = coarse(statistics)
+        decisive = decisive_sites(role, tables)
+        warnings += decisive
+        named = {decided.site for decided in decisive}
+        warnings += [decided for decided in self._decided_means(role) if decided.site not in named]
+        return warnings
+
+    def _decided_means(self, role: Role) -> Iterator[RunWarning]:
+        """Name the sites that decide a pooled mean of any predictor, of exact sums, each once."""
+        named: set[str] = set()
         for predictor in dict.fromkeys(place.predictor for place in self.places):
             exact = {
-                place.site: sums
+                place.site: statistics
                 for place in self.places
-                if place[1:3] == (role, predictor) and (sums := place.exact)
+                if (place.role, place.predictor) == (role, predictor)
+                and (statistics := place.exact) is not None
             }
-            means = {
-                "accuracy": {
-                    site: Total(sums.count, sums.correct, sums.correct)
-                    for site, sums in exact.items()
-                },
-                "negative log-likelihood": {
-                    site: Total(sums.count, sums.nll, sums.nll_squared)
-                    for site, sums in exact.items()
-                },
+            accuracy = {
+                site: Total(records=sums.count, total=sums.correct, squares=sums.correct)
+                for site, sums in exact.items()
             }
-            for metric, totals in means.items():
-                said = decisive_means(role, f"{metric} of the {PREDICTORS[predictor]}", totals)
-                if said is not None and said.site not in named:
-                    named.add(said.site)
-                    yield said
+            nll = {
+                site: Total(records=sums.count, total=sums.nll, squares=sums.nll_squared)
+                for site, sums in exact.items()
+            }
+            for metric, totals in (("accuracy", accuracy), ("negative log-likelihood", nll)):
+                decided = decisive_means(
+                    role=role, metric=f"{metric} of the {PREDICTORS[predictor]}", totals=totals
+                )
+                if decided is not None and decided.site not in named:
+                    named.add(decided.site)
+                    yield decided
 
     @property
     def _headline(self) -> str:
-        return next((name for name in HEADLINE_PREDICTORS if name in self._samples), "")
+        """The predictor that is read first; empty before any site answered."""
+        for predictor in HEADLINE_PREDICTORS:
+            if predictor in self._samples:
+                return predictor
+        return ""
+
+    @property
+    def _sites(self) -> set[str]:
+        return {place.site for place in self.places}
 
     @cached_property
     def _pooled(self) -> list[Place]:
-        found = []
+        """The pools of each role and predictor; all sites have answered."""
+        pools = []
         for role in self._pooled_roles:
             sites = {place.site for place in self.places if place.role == role}
             for predictor in dict.fromkeys(place.predictor for place in self.places):
-                members = [place for place in self.places if place[1:3] == (role, predictor)]
+                members = [
+                    place
+                    for place in self.places
+                    if (place.role, place.predictor) == (role, predictor)
+                ]
                 # Over some of the sites only it could not be held against the other predictors.
                 if members and len(members) == len(sites):
-                    found.append(pooled(members))
-        return found
+                    pools.append(pooled(members))
+        return pools
+
+    @cached_property
+    def _pooled_rows(self) -> list[CalibrationRecord]:
+        return [self._calibration_row(place) for place in self._pooled]
+
+    def _calibration_row(self, place: Place) -> CalibrationRecord:
+        return CalibrationRecord.model_validate(self._values(place))
+
+    def _values(self, place: Place) -> dict[str, Any]:
+        """Return the fields of a place's row."""
+        statistics = place.statistics
+        generator = np.random.default_rng(self._seed)
+        if isinstance(statistics, NoisedTable):
+            summary = summarise_noised(statistics, generator)
+        else:
+            summary = summarise(statistics, generator)
+        samples = self._samples[place.predictor]
+        values = dict(summary) | {
+            "site": place.site,
+            "role": place.role,
+            "predictor": place.predictor,
+            "samples": samples,
+        }
+        if place.site not in POOLED and len(self._sites) > MAX_CURVE_SITES:
+            values["net_benefit"] = None
+        if place.predictor in MAPPED or samples == 1:
+            # One sample has nothing to disagree with, which is not agreement; and a map acts on
+            # averaged probabilities, which no longer tell the two uncertainties apart.
+            values |= {"epistemic": None, "aleatoric": None}
+        return values
+
+
+def _sample_counts(request: EvaluateRequest) -> dict[str, int]:
+    """Return how many samples each predictor of a request averages."""
+    counts: dict[str, int] = {name: len(weights) for name, weights in request.predictors.items()}
+    return counts | dict.fromkeys(MAPPED, counts.get("posterior", 0))
+
+
+def _largest_counts(places: Collection[Place]) -> dict[str, float]:
+    """Return each site's number of test records, the largest of its predictors."""
+    counts: dict[str, float] = {}
+    for place in places:
+        count = record_count(place.statistics)
+        counts[place.site] = max(count, counts.get(place.site, -math.inf))
+    return counts

@@ -21,9 +21,9 @@ from fl_dpbayes.calibration.bins import (
     equal_mass,
 )
 from fl_dpbayes.calibration.intervals import TAILS, Measured
+from fl_dpbayes.calibration.records import ReliabilityBin
 from fl_dpbayes.calibration.rms_interval import debiased_mean_square_gap, rms_interval
 from fl_dpbayes.calibration.statistics import CalibrationStatistics
-from fl_dpbayes.config import ReliabilityBin
 
 PER_BIN, PER_RANGE, MOST_RANGES = 100, 25, 10
 
@@ -187,7 +187,8 @@ def reliability_bins(
     }
     rows = []
     for k, (start, end) in enumerate(zip(starts, ends, strict=True)):
-        measured = {name: float(values[k]) for name, values in columns.items()} if n[k] else {}
+        # A bin without records has no measure.
+        measured = {name: float(values[k]) if n[k] else None for name, values in columns.items()}
         rows.append(
             ReliabilityBin(low=start / FINE_BINS, high=end / FINE_BINS, n=int(n[k]), **measured)
         )

@@ -13,8 +13,8 @@ from scipy.special import expit, logit
 
 from fl_dpbayes.calibration.bins import CONFIDENCE, COUNT, FINE_BINS, OUTCOME, Floats, coarsen
 from fl_dpbayes.calibration.intervals import NORMAL_QUANTILE, Interval, Measured
+from fl_dpbayes.calibration.records import NetBenefitRecord
 from fl_dpbayes.calibration.statistics import PROBABILITY_FLOOR, CalibrationStatistics
-from fl_dpbayes.config import NetBenefitRecord
 
 NEWTON_STEPS = 20
 STANDARD_ERRORS = 1e-5

@@ -1,41 +1,39 @@
 """What a study found, in sentences that claim no more than its intervals allow."""
 
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import groupby
-from typing import NamedTuple
 
 from fl_dpbayes.report.answer import SEEDED
 from fl_dpbayes.report.numbers import rounded_up
-from fl_dpbayes.report.study import comparisons as compared
+from fl_dpbayes.report.study import comparisons
 from fl_dpbayes.report.study.comparisons import (
     BASELINE,
     Difference,
     at_severity,
     estimate,
     setting_words,
+    severities_of,
 )
 from fl_dpbayes.report.study.quantities import Estimate, Quantity, place_words, quantity
-from fl_dpbayes.report.study.results import (
-    PREDICTOR,
-    SEVERITY,
-    SHIFT,
-    UNSHIFTED,
-    StudyResults,
-    rows_at,
-)
+from fl_dpbayes.report.study.results import PREDICTOR, UNSHIFTED, StudyResults, rows_at
 
 MANY_DIFFERENCES = 5
-MOST_OF_IT = 0.9  # of the epsilon asked
-ASKED = "privacy.epsilon"
+# A share of the epsilon asked.
+MOST_OF_EPSILON = 0.9
+EPSILON_ASKED = "privacy.epsilon"
 
 
-class StudyAnswer(NamedTuple):
+@dataclass(frozen=True)
+class StudyAnswer:
     """The opening of the page.
 
-    `lead` is on the methods that are compared first, `differences` has a sentence per compared
-    axis, `shifts` is on the worst shift, `basis` on what was run and what the intervals mean;
-    `cautions` weaken a conclusion, the gravest first.
+    Attributes:
+        lead: On the methods that are compared first.
+        differences: A sentence for each compared axis.
+        shifts: On the worst shift.
+        basis: What was run and what the intervals mean.
+        cautions: What weakens a conclusion, the gravest first.
     """
 
     lead: str
@@ -47,15 +45,13 @@ class StudyAnswer(NamedTuple):
 
 def study_answer(study: StudyResults) -> StudyAnswer:
     """Say what a study found."""
-    found = compared.differences(study, study.metric)
-    # One paragraph for each axis; for each of its methods where settings are kept apart.
-    paragraphs = groupby(found, lambda one: (one.axis, one.method if one.at else "", bool(one.at)))
-    said = tuple(
-        _apart(study, axis, method, list(rows)) if apart else _differences(study, axis, list(rows))
-        for (axis, method, apart), rows in paragraphs
-    )
+    differences = comparisons.differences(study, study.metric)
     return StudyAnswer(
-        _lead(study), said, _shifts(study), _basis(study), tuple(_cautions(study, found))
+        lead=_baseline_lead(study) if study.baseline else _lead(study),
+        differences=tuple(_difference_paragraphs(study, differences)),
+        shifts=_worst_shift(study),
+        basis=_basis(study),
+        cautions=tuple(_cautions(study, differences)),
     )
 
 
@@ -63,41 +59,60 @@ def _words(study: StudyResults, axis: str, label: str) -> str:
     return label if axis == BASELINE else setting_words(study, {axis: label})
 
 
-def _apart(study: StudyResults, axis: str, method: str, found: list[Difference]) -> str:
-    """Say how a method differs from its baseline at each setting by itself."""
-    measured = quantity(study.metric)
-    baseline = "the baseline" if axis == BASELINE else _words(study, axis, found[0].baseline)
-    unclear = (", no clear difference," if _unclear(one.value) else "" for one in found)
-    parts = (
-        f"{_signed(measured, one.value)}{said} at {one.at}"
-        for one, said in zip(found, unclear, strict=True)
-    )
-    start = _capital(
-        f"{_words(study, axis, method)} against {baseline} ({_pairs(found[0].value)} each)"
-    )
-    return f"{start}: {measured.noun} {'; '.join(parts)}."
-
-
 def _capital(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
 def _signed(measured: Quantity, value: Estimate) -> str:
-    return f"{'+' if value.mean >= 0 else ''}{measured.estimate(value)}"
+    sign = "+" if value.mean >= 0 else ""
+    return f"{sign}{measured.estimate(value)}"
 
 
-def _unclear(value: Estimate) -> bool:
+def _holds_zero(value: Estimate) -> bool:
     return value.ends is not None and value.ends[0] <= 0 <= value.ends[1]
 
 
-def _baseline_lead(study: StudyResults) -> str:
+def _lead(study: StudyResults) -> str:
+    """Say the error of each method of the axis that is compared first."""
     measured = quantity(study.metric)
-    parts = [
-        f"{measured.estimate(one.value)}{f' at {words}' if (words := setting_words(study, one.at)) else ''}"
-        for one in compared.beside_baseline(study, study.metric)
-        if one.method == study.baseline
-    ]
+    place = place_words(study.record.where)
+    estimates: dict[str, Estimate] = {}
+    for axis in comparisons.compared_axes(study)[:1]:
+        place += _focus(study, axis)
+        for label in study.methods(axis):
+            rows = comparisons.method_rows(study, study.in_focus(axis), axis, label)
+            value = estimate(rows, measured.key)
+            if value is not None:
+                estimates[_words(study, axis, label)] = value
+    if not estimates:
+        return f"Nothing was measured by {measured.key} at {place}."
+    most_settings = max(value.settings for value in estimates.values())
+    texts = {}
+    for words, value in estimates.items():
+        text = measured.estimate(value)
+        # Methods that were not measured everywhere are not compared like with like here.
+        if value.settings < most_settings:
+            text += f" over {value.settings} of {most_settings} settings"
+        texts[words] = text
+    if measured.key == "rms_debiased":
+        (first, first_text), *further = texts.items()
+        parts = [f"{first} is off by {first_text}"]
+        parts += [f"{words} by {text}" for words, text in further]
+        return f"At {place} {'; '.join(parts)}."
+    parts = [f"with {words} {text}" for words, text in texts.items()]
+    return f"At {place} {measured.noun} is {'; '.join(parts)}."
+
+
+def _baseline_lead(study: StudyResults) -> str:
+    """Say the error of the declared baseline at each setting that is kept apart."""
+    measured = quantity(study.metric)
     place = place_words(study.record.where) + _focus(study, PREDICTOR)
+    parts = []
+    for row in comparisons.beside_baseline(study, study.metric):
+        if row.method == study.baseline:
+            words = setting_words(study, row.setting)
+            at = f" at {words}" if words else ""
+            parts.append(f"{measured.estimate(row.value)}{at}")
     if not parts:
         return f"The baseline was not measured by {measured.key} at {place}."
     verb = "is off by" if measured.key == "rms_debiased" else f"has {measured.noun}"
@@ -107,106 +122,112 @@ def _baseline_lead(study: StudyResults) -> str:
     )
 
 
-def _lead(study: StudyResults) -> str:
-    if study.baseline:
-        return _baseline_lead(study)
-    measured, known = quantity(study.metric), dict[str, Estimate]()
-    place = place_words(study.record.where)
-    for axis in compared.compared_axes(study)[:1]:
-        place += _focus(study, axis)
-        for label in study.methods(axis):
-            if value := estimate(
-                compared.method_rows(study, study.in_focus(axis), axis, label), measured.key
-            ):
-                known[_words(study, axis, label)] = value
-    if not known:
-        return f"Nothing was measured by {measured.key} at {place}."
-    most = max(value.settings for value in known.values())
-    # Methods that were not measured everywhere are not compared like with like here.
-    parts = {
-        words: measured.estimate(value)
-        + (f" over {value.settings} of {most} settings" if value.settings < most else "")
-        for words, value in known.items()
-    }
-    if measured.key == "rms_debiased":
-        off = [
-            f"{words}{' by' if number else ' is off by'} {parts[words]}"
-            for number, words in enumerate(parts)
-        ]
-        return f"At {place} {'; '.join(off)}."
-    return (
-        f"At {place} {measured.noun} is "
-        f"{'; '.join(f'with {words} {text}' for words, text in parts.items())}."
-    )
-
-
 def _focus(study: StudyResults, axis: str) -> str:
     parts = [_words(study, name, label) for name, label in study.focus(axis).items()]
     return f", with {' and '.join(parts)}," if parts else ""
 
 
-def _differences(study: StudyResults, axis: str, found: list[Difference]) -> str:
+def _difference_paragraphs(study: StudyResults, differences: Sequence[Difference]) -> Iterator[str]:
+    """Write a paragraph for each axis; for each of its methods where settings are kept apart."""
+
+    def paragraph(difference: Difference) -> tuple[str, str]:
+        return difference.axis, difference.method if difference.setting else ""
+
+    for (axis, method), group in groupby(differences, paragraph):
+        rows = list(group)
+        if method:
+            yield _by_setting(study, axis=axis, method=method, differences=rows)
+        else:
+            yield _by_method(study, axis, rows)
+
+
+def _by_setting(
+    study: StudyResults, axis: str, method: str, differences: Sequence[Difference]
+) -> str:
+    """Say how a method differs from its baseline at each setting by itself."""
     measured = quantity(study.metric)
-    parts = [f"{_words(study, axis, one.method)} {_verdict(measured, one.value)}" for one in found]
-    baseline = _words(study, axis, found[0].baseline) + _focus(study, axis).rstrip(",")
-    bases = [_pairs(one.value) for one in found]
-    if len(set(bases)) == 1:
-        return f"Compared with {baseline} ({bases[0]}): {'; '.join(parts)}."
-    each = "; ".join(f"{part} ({basis})" for part, basis in zip(parts, bases, strict=True))
-    return f"Compared with {baseline}: {each}."
+    first = differences[0]
+    baseline = "the baseline" if axis == BASELINE else _words(study, axis, first.baseline)
+    parts = []
+    for difference in differences:
+        unclear = ", no clear difference," if _holds_zero(difference.value) else ""
+        parts.append(f"{_signed(measured, difference.value)}{unclear} at {difference.setting}")
+    method_words = _capital(_words(study, axis, method))
+    return (
+        f"{method_words} against {baseline} ({_pairs(first.value)} each): "
+        f"{measured.noun} {'; '.join(parts)}."
+    )
+
+
+def _by_method(study: StudyResults, axis: str, differences: Sequence[Difference]) -> str:
+    """Say how each method of an axis differs from the baseline."""
+    measured = quantity(study.metric)
+    baseline = _words(study, axis, differences[0].baseline) + _focus(study, axis).rstrip(",")
+    parts = [
+        f"{_words(study, axis, difference.method)} {_verdict(measured, difference.value)}"
+        for difference in differences
+    ]
+    pairs = [_pairs(difference.value) for difference in differences]
+    if len(set(pairs)) == 1:
+        return f"Compared with {baseline} ({pairs[0]}): {'; '.join(parts)}."
+    parts = [f"{part} ({basis})" for part, basis in zip(parts, pairs, strict=True)]
+    return f"Compared with {baseline}: {'; '.join(parts)}."
 
 
 def _pairs(value: Estimate) -> str:
+    """Say over how many seeds and settings a difference goes."""
     text = "one seed" if value.seeds == 1 else f"{value.seeds} seeds"
-    text += f" × {value.settings} settings" if value.settings > 1 else ""
-    return f"{text}, hence no interval" if value.seeds == 1 else text
+    if value.settings > 1:
+        text += f" × {value.settings} settings"
+    if value.seeds == 1:
+        text += ", hence no interval"
+    return text
 
 
 def _verdict(measured: Quantity, value: Estimate) -> str:
     if value.ends is None:
         return _signed(measured, value)
-    if _unclear(value):
+    if _holds_zero(value):
         return f"shows no clear difference, {_signed(measured, value)}"
     if value.mean > 0:
         return f"raises {measured.noun} by {measured.estimate(value)}"
-    turned = replace(value, mean=-value.mean, ends=(-value.ends[1], -value.ends[0]))
-    return f"lowers {measured.noun} by {measured.estimate(turned)}"
+    low, high = value.ends
+    decrease = replace(value, mean=-value.mean, ends=(-high, -low))
+    return f"lowers {measured.noun} by {measured.estimate(decrease)}"
 
 
-def _shifts(study: StudyResults) -> str:
-    measured, predictor, found = (
-        quantity(study.metric),
-        study.main_predictor(),
-        dict[tuple[str, int], Estimate](),
-    )
-    kinds = compared.shift_kinds(study, study.results)
+def _worst_shift(study: StudyResults) -> str:
+    """Name the shift and severity at which the main predictor does worst."""
+    measured = quantity(study.metric)
+    predictor = study.main_predictor()
+    kinds = comparisons.shift_kinds(study, study.results)
     if not kinds or not measured.metric.better or predictor is None:
         return ""
     frame = rows_at(study.results, {PREDICTOR: predictor})
+    estimates: dict[tuple[str, int], Estimate] = {}
     for kind in kinds:
-        for severity in sorted(
-            {int(value) for value in rows_at(frame, {SHIFT: kind})[SEVERITY].dropna()}
-        ):
-            if value := estimate(at_severity(study, frame, kind, severity), measured.key):
-                found[kind, severity] = value
-    if not found:
+        for severity in severities_of(frame, kind):
+            value = estimate(at_severity(study, frame, kind, severity), measured.key)
+            if value is not None:
+                estimates[kind, severity] = value
+    if not estimates:
         return ""
     sign = -1 if measured.metric.better == "higher" else 1
-    kind, severity = max(found, key=lambda key: sign * found[key].mean)
-    unshifted = estimate(at_severity(study, frame, kind, UNSHIFTED), measured.key)
-    beside = f"; unshifted: {measured.estimate(unshifted)}" if unshifted else ""
-    where = (
-        f"Under shift, {_words(study, PREDICTOR, predictor)} is worst at {kind}, "
-        f"severity {severity}"
+    worst_kind, worst_severity = max(estimates, key=lambda key: sign * estimates[key].mean)
+    worst = measured.estimate(estimates[worst_kind, worst_severity])
+    unshifted = estimate(at_severity(study, frame, worst_kind, UNSHIFTED), measured.key)
+    comparison = f"; unshifted: {measured.estimate(unshifted)}" if unshifted else ""
+    return (
+        f"Under shift, {_words(study, PREDICTOR, predictor)} is worst at {worst_kind}, "
+        f"severity {worst_severity}: {worst}{comparison}."
     )
-    return f"{where}: {measured.estimate(found[kind, severity])}{beside}."
 
 
 def _basis(study: StudyResults) -> str:
-    cells, seeds = study.record.cells, study.record.axes.get("seed", (None,))
-    text = f"{cells.finished} of {cells.all} cells finished" + (
-        f", {cells.failed} failed" if cells.failed else ""
-    )
+    cells = study.record.cells
+    seeds = study.record.axes.get("seed", (None,))
+    failed = f", {cells.failed} failed" if cells.failed else ""
+    text = f"{cells.finished} of {cells.all} cells finished{failed}"
     if len(seeds) == 1:
         return (
             f"{text}. There is one seed: no interval can be given, and nothing tells chance "
@@ -221,55 +242,62 @@ def _basis(study: StudyResults) -> str:
     )
 
 
-def _unspent(study: StudyResults) -> Iterator[str]:
-    """Say where methods spent so much less than was asked that the budget asked does not compare them."""
-    if ASKED not in study.record.separate or "epsilon" not in study.results.columns:
-        return
-    for at in compared.combinations(
-        study, (ASKED, *(name for name in study.baseline if name != PREDICTOR))
-    ):
-        spent = rows_at(study.results, at)["epsilon"].max(skipna=False)
-        if spent < MOST_OF_IT * float(at[ASKED]):
-            method = setting_words(
-                study, {name: label for name, label in at.items() if name != ASKED}
-            )
-            text = (
-                f"{method or 'every method'} spent at most ε {rounded_up(float(spent))} of the "
-                f"{at[ASKED]} that it "
-            )
-            yield _capital(
-                f"{text}was allowed: what it lost there, it did not lose to that budget."
-            )
-
-
-def _cautions(study: StudyResults, found: list[Difference]) -> Iterator[str]:
-    settings, cells = study.settings, study.record.cells
-    if "insecure_seed" in (settings.get("simulation") or {}):
+def _cautions(study: StudyResults, differences: Sequence[Difference]) -> Iterator[str]:
+    if "insecure_seed" in (study.settings.get("simulation") or {}):
         yield SEEDED
-    if missing := cells.all - cells.finished:
+    missing = study.record.cells.all - study.record.cells.finished
+    if missing:
         yield (
             f"{missing} cells are missing: means go over the settings of the seeds that have "
             "most of them."
         )
-    tried = settings.get("configurations_tried")
+    tried = study.settings.get("configurations_tried")
     if isinstance(tried, int) and tried > 1:
-        flattered = "choosing between them flatters the chosen one and is not in the epsilons."
-        yield f"{tried} configurations were tried on these records before; {flattered}"
-    yield from _unspent(study)
-    if len(found) > MANY_DIFFERENCES:
         yield (
-            f"{len(found)} differences are shown, each at 95% on its own: about one in twenty "
-            "excludes 0 by chance."
+            f"{tried} configurations were tried on these records before; choosing between them "
+            "flatters the chosen one and is not in the epsilons."
         )
-    source = (settings.get("data") or {}).get("source")
-    name = source.get("kind") if isinstance(source, dict) else source
-    if isinstance(name, str) and not any(
-        axis.startswith(("data", "held_out")) for axis in study.axes
-    ):
-        yield f"All cells used one data set ({name})."
+    yield from _unspent_budgets(study)
+    if len(differences) > MANY_DIFFERENCES:
+        yield (
+            f"{len(differences)} differences are shown, each at 95% on its own: about one in "
+            "twenty excludes 0 by chance."
+        )
+    data_set = _single_data_set(study)
+    if data_set is not None:
+        yield f"All cells used one data set ({data_set})."
     if "warnings" in study.results.columns:
         per_cell = study.results.drop_duplicates("cell")["warnings"]
-        if warned := int((per_cell > 0).sum()):
+        warned = int((per_cell > 0).sum())
+        if warned:
             yield (
                 f"{warned} of {len(per_cell)} runs ended with warnings, which their summaries list."
             )
+
+
+def _unspent_budgets(study: StudyResults) -> Iterator[str]:
+    """Say where methods spent so much less than asked that the budget does not compare them."""
+    if EPSILON_ASKED not in study.record.separate or "epsilon" not in study.results.columns:
+        return
+    axes = (EPSILON_ASKED, *(name for name in study.baseline if name != PREDICTOR))
+    for labels in comparisons.combinations(study, axes):
+        # A run whose epsilon is not known is never said to have spent little.
+        spent = float(rows_at(study.results, labels)["epsilon"].max(skipna=False))
+        if spent < MOST_OF_EPSILON * float(labels[EPSILON_ASKED]):
+            method = setting_words(
+                study, {name: label for name, label in labels.items() if name != EPSILON_ASKED}
+            )
+            yield _capital(
+                f"{method or 'every method'} spent at most ε {rounded_up(spent)} of the "
+                f"{labels[EPSILON_ASKED]} that it was allowed: what it lost there, it did not "
+                "lose to that budget."
+            )
+
+
+def _single_data_set(study: StudyResults) -> str | None:
+    """Return the name of the data set of all cells, None if an axis varies it."""
+    if any(axis.startswith(("data", "held_out")) for axis in study.axes):
+        return None
+    source = (study.settings.get("data") or {}).get("source")
+    name = source.get("kind") if isinstance(source, dict) else source
+    return name if isinstance(name, str) else None

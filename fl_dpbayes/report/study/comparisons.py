@@ -1,9 +1,8 @@
-"""Means over a study's cells with intervals over seeds, and methods beside each other at equal seeds and settings."""
+"""Means over a study's cells, and methods beside each other at equal seeds and settings."""
 
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import product
-from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -19,21 +18,21 @@ from fl_dpbayes.report.study.results import (
     rows_at,
 )
 
-RECALIBRATION, RECALIBRATED = "recalibration", "recalibrated"
+RECALIBRATION = "recalibration"
+RECALIBRATED = "recalibrated"
 BASELINE = "baseline"
 Labels = Mapping[str, str]
 
 
 def estimate(frame: pd.DataFrame, column: str) -> Estimate | None:
-    """Average a column as `over_seeds` does, with the interval cut at 0 where no value lies below."""
-    found = mean_of(frame, column)
-    if (
-        found is None
-        or found.ends is None
-        or (pd.to_numeric(frame[column], errors="coerce") < 0).any()
-    ):
-        return found
-    return replace(found, ends=(max(0.0, found.ends[0]), found.ends[1]))
+    """Average a column over seeds, the interval cut at 0 where no value lies below."""
+    mean = mean_of(frame, column)
+    if mean is None or mean.ends is None:
+        return mean
+    if (pd.to_numeric(frame[column], errors="coerce") < 0).any():
+        return mean
+    low, high = mean.ends
+    return replace(mean, ends=(max(0.0, low), high))
 
 
 def mean_of(frame: pd.DataFrame, column: str) -> Estimate | None:
@@ -48,42 +47,55 @@ def mean_of(frame: pd.DataFrame, column: str) -> Estimate | None:
 def paired(
     methods: pd.DataFrame, baseline: pd.DataFrame, column: str, keys: list[str]
 ) -> Estimate | None:
-    """Average `method - baseline` over rows that agree in `keys`, within each seed first, then over seeds."""
+    """Average `method - baseline` over pairs, within each seed first, then over seeds.
+
+    Args:
+        methods: Rows of the method.
+        baseline: Rows of the baseline.
+        column: What is compared.
+        keys: Columns in which the two rows of a pair agree, beside the seed.
+    """
     joined = methods.merge(baseline, on=[SEED, *keys], suffixes=("", "_baseline"))
     joined[column] = joined[column] - joined[f"{column}_baseline"]
     return mean_of(joined, column)
 
 
-class BesideBaseline(NamedTuple):
-    """One method (values of the baseline's axes) at one setting of the axes that are kept apart.
+@dataclass(frozen=True)
+class BesideBaseline:
+    """One method at one setting of the axes that are kept apart.
 
-    `value`: its mean over the other axes. `difference`: from the baseline, paired; None for itself,
-    or without pairs.
+    Attributes:
+        setting: Labels of the axes that are kept apart.
+        method: Labels of the baseline's axes.
+        value: The method's mean over the other axes.
+        difference: From the baseline, paired; None for itself, or without pairs.
     """
 
-    at: Labels
+    setting: Labels
     method: Labels
     value: Estimate
     difference: Estimate | None
 
 
 def beside_baseline(study: StudyResults, metric: str) -> list[BesideBaseline]:
-    """Compare every combination of the baseline's axes with the baseline, at each setting that is kept apart."""
-    apart = (*study.baseline, *study.record.separate)
-    focus = {name: label for name, label in study.focus(PREDICTOR).items() if name not in apart}
+    """Compare every combination of the baseline's axes with it, at each setting kept apart."""
+    separate = (*study.baseline, *study.record.separate)
+    focus = {name: label for name, label in study.focus(PREDICTOR).items() if name not in separate}
     frame = rows_at(study.headline, focus)
     keys = [name for name in study.axes if name not in study.baseline]
-    found = []
-    for at in combinations(study, study.record.separate):
-        baseline = rows_at(frame, {**at, **study.baseline})
+    compared = []
+    for setting in combinations(study, study.record.separate):
+        baseline = rows_at(frame, {**setting, **study.baseline})
         for method in combinations(study, study.baseline):
-            rows = rows_at(frame, {**at, **method})
-            if value := estimate(rows, metric):
-                difference = (
-                    None if method == study.baseline else paired(rows, baseline, metric, keys)
-                )
-                found.append(BesideBaseline(at, method, value, difference))
-    return found
+            rows = rows_at(frame, {**setting, **method})
+            value = estimate(rows, metric)
+            if value is None:
+                continue
+            difference = None
+            if method != study.baseline:
+                difference = paired(rows, baseline, column=metric, keys=keys)
+            compared.append(BesideBaseline(setting, method, value, difference))
+    return compared
 
 
 def combinations(study: StudyResults, names: Collection[str]) -> Iterator[dict[str, str]]:
@@ -100,32 +112,37 @@ def setting_words(study: StudyResults, labels: Labels) -> str:
     )
 
 
-class Difference(NamedTuple):
-    """`method - baseline` in a metric at the study's place, over all settings of the other axes but those of `at`.
+@dataclass(frozen=True)
+class Difference:
+    """`method - baseline` in a metric at the study's place.
 
-    With `axis` BASELINE method and baseline are words; else they are labels of the axis.
+    Attributes:
+        axis: Whose labels are compared; with BASELINE, method and baseline are words.
+        method: A label of the axis, or words.
+        baseline: A label of the axis, or words.
+        value: The mean over all settings of the other axes, but those of `setting`.
+        setting: The setting that is kept apart, in words; empty where none is.
     """
 
     axis: str
     method: str
     baseline: str
     value: Estimate
-    at: str = ""
+    setting: str = ""
 
 
 def compared_axes(study: StudyResults) -> list[str]:
-    """Return the axes whose values are methods.
-
-    Predictors where the study names none with two values.
-    """
+    """Return the axes whose values are methods; predictors where the study names none."""
     axes = [axis for axis in study.record.compare if len(study.methods(axis)) > 1]
-    return axes or ([PREDICTOR] if study.methods(PREDICTOR) else [])
+    if axes:
+        return axes
+    return [PREDICTOR] if study.methods(PREDICTOR) else []
 
 
 def method_rows(study: StudyResults, frame: pd.DataFrame, axis: str, label: str) -> pd.DataFrame:
-    """Select a method's rows: by the main predictor.
+    """Select a method's rows, of one predictor.
 
-    Of a recalibration by the one it makes, where there is one.
+    It is the one that a recalibration makes, where there is one, else the main predictor.
     """
     rows = rows_at(frame, {axis: label})
     if axis == PREDICTOR or rows.empty:
@@ -137,51 +154,89 @@ def method_rows(study: StudyResults, frame: pd.DataFrame, axis: str, label: str)
 
 
 def differences(study: StudyResults, metric: str) -> list[Difference]:
-    """Pair the methods of every compared axis at the study's place, over all settings in its focus or kept apart."""
+    """Pair the methods of every compared axis at the study's place.
+
+    Over all settings in the axis' focus, but at each setting that the study keeps apart.
+    """
     if metric not in study.headline.columns:
         return []
-    found, apart = _from_baseline(study, metric), (*study.record.separate, *study.baseline)
+    separate = (*study.record.separate, *study.baseline)
+    compared = _differences_from_baseline(study, metric)
     for axis in compared_axes(study):
-        if axis in apart:
-            continue
-        frame = study.in_focus(axis)
-        baseline, *others = study.methods(axis)
-        keys = [name for name in study.axes if name != axis]
-        for method, at in product(
-            others, combinations(study, [name for name in apart if name != PREDICTOR])
-        ):
-            rows, first = (
-                rows_at(method_rows(study, frame, axis, label), at) for label in (method, baseline)
+        if axis not in separate:
+            compared += _axis_differences(study, metric=metric, axis=axis, separate=separate)
+    return compared
+
+
+def _axis_differences(
+    study: StudyResults, metric: str, axis: str, separate: Collection[str]
+) -> list[Difference]:
+    frame = study.in_focus(axis)
+    baseline, *methods = study.methods(axis)
+    baseline_rows = method_rows(study, frame, axis, baseline)
+    keys = [name for name in study.axes if name != axis]
+    settings = list(combinations(study, [name for name in separate if name != PREDICTOR]))
+    compared = []
+    for method in methods:
+        rows = method_rows(study, frame, axis, method)
+        for setting in settings:
+            value = paired(
+                rows_at(rows, setting),
+                rows_at(baseline_rows, setting),
+                column=metric,
+                keys=keys,
             )
-            if value := paired(rows, first, metric, keys):
-                found.append(Difference(axis, method, baseline, value, setting_words(study, at)))
-    return found
+            if value is not None:
+                compared.append(
+                    Difference(
+                        axis=axis,
+                        method=method,
+                        baseline=baseline,
+                        value=value,
+                        setting=setting_words(study, setting),
+                    )
+                )
+    return compared
 
 
-def _from_baseline(study: StudyResults, metric: str) -> list[Difference]:
-    words = setting_words(study, study.baseline)
-    found = [
-        Difference(
-            BASELINE,
-            setting_words(study, one.method),
-            words,
-            one.difference,
-            setting_words(study, one.at),
+def _differences_from_baseline(study: StudyResults, metric: str) -> list[Difference]:
+    """Return the differences from the declared baseline, those of a method together."""
+    if not study.baseline:
+        return []
+    baseline = setting_words(study, study.baseline)
+    by_method: dict[str, list[Difference]] = {}
+    for row in beside_baseline(study, metric):
+        if row.difference is None:
+            continue
+        method = setting_words(study, row.method)
+        by_method.setdefault(method, []).append(
+            Difference(
+                axis=BASELINE,
+                method=method,
+                baseline=baseline,
+                value=row.difference,
+                setting=setting_words(study, row.setting),
+            )
         )
-        for one in (beside_baseline(study, metric) if study.baseline else ())
-        if one.difference is not None
-    ]
-    order = list(dict.fromkeys(one.method for one in found))
-    return sorted(found, key=lambda one: order.index(one.method))
+    return [difference for of_method in by_method.values() for difference in of_method]
 
 
 def shift_kinds(study: StudyResults, frame: pd.DataFrame) -> list[str]:
-    """Return the kinds of shift that a table holds at more than one severity, the unshifted original counting."""
+    """Return the kinds of shift that a table holds at two severities or more.
+
+    The unshifted original counts as one.
+    """
     if frame.empty or not {SHIFT, SEVERITY} <= set(frame.columns):
         return []
-    severities = frame[frame[SEVERITY].notna()].groupby(SHIFT, sort=False)[SEVERITY].nunique()
+    shifted = frame[frame[SEVERITY].notna()]
+    severities = shifted.groupby(SHIFT, sort=False)[SEVERITY].nunique()
     original = (frame["site"] == study.original_site).any()
-    return [str(kind) for kind, count in severities.items() if kind and count + original > 1]
+    return [str(kind) for kind, number in severities.items() if kind and number + original > 1]
+
+
+def severities_of(frame: pd.DataFrame, kind: str) -> list[int]:
+    """Return the severities of one kind of shift that a table holds, rising."""
+    return sorted({int(value) for value in rows_at(frame, {SHIFT: kind})[SEVERITY].dropna()})
 
 
 def at_severity(study: StudyResults, frame: pd.DataFrame, kind: str, severity: int) -> pd.DataFrame:

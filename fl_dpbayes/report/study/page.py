@@ -1,5 +1,6 @@
 """The report of a study: one page that needs no other file, no script and no network."""
 
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -15,20 +16,28 @@ from fl_dpbayes.report.study.tables import figure_table, study_tables
 from fl_dpbayes.report.template import STUDY
 
 
-def write_study_report(folder: Path) -> Path:
-    """Write `report.html` from `study.json`, `study.toml` and the tables of a study's folder, and its figures beside.
+@dataclass(frozen=True)
+class DrawnSection:
+    """A section of the page: its heading, a note below it, and figures."""
 
-    Raises UserError if a file of the study is missing or damaged, or the folder cannot be written
-    to.
+    heading: str
+    note: str
+    figures: list[DrawnFigure]
+
+
+def write_study_report(folder: Path) -> Path:
+    """Write `report.html` and its figures from the record and tables of a study's folder.
+
+    Raises:
+        UserError: If a file of the study is missing or damaged, or the folder cannot be written
+            to.
     """
     study = read_study(folder)
     sections = [
-        (heading, note, list(map(_drawn, figures)))
-        for heading, note, figures in study_figures(study)
+        DrawnSection(section.heading, section.note, _draw(section.figures))
+        for section in study_figures(study)
     ]
-    save_figures(
-        folder, [figure for _, _, drawn in sections for figure in drawn if figure is not None]
-    )
+    save_figures(folder, [figure for section in sections for figure in section.figures])
     return write_page(
         folder,
         STUDY,
@@ -51,8 +60,14 @@ def write_study_report(folder: Path) -> Path:
     )
 
 
-def _drawn(content: PanelFigure) -> DrawnFigure | None:
-    description = f"{content.title}; {content.subtitle}."
-    return drawn_figure(
-        content.name, description, figure_table(content), partial(draw_panels, content)
-    )
+def _draw(figures: list[PanelFigure]) -> list[DrawnFigure]:
+    drawn = [
+        drawn_figure(
+            name=content.name,
+            description=f"{content.title}; {content.subtitle}.",
+            table=figure_table(content),
+            draw=partial(draw_panels, content),
+        )
+        for content in figures
+    ]
+    return [figure for figure in drawn if figure is not None]

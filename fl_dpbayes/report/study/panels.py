@@ -1,9 +1,8 @@
-"""Small multiples: panels of lines and points with intervals, and the same numbers as a table."""
+"""Small multiples: panels of lines and points with intervals."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -11,21 +10,31 @@ from matplotlib.ticker import MaxNLocator
 
 from fl_dpbayes.report import figure_style as look
 from fl_dpbayes.report.calibration_figures import heat_figure
+from fl_dpbayes.report.figure_style import PredictorStyle
 from fl_dpbayes.report.study.quantities import Estimate
 
 MARKERS = ("o", "s", "D", "^", "v", "P", "X", "*")
 MOST_PANELS = 16
-TICK_CHARACTERS = (
-    50,
-    24,
-    15,
-)  # that fit side by side below a panel, of one, two and three in a row
-TITLE_CHARACTERS = (60, 26, 17)  # likewise, of its title
-ENTRY_CHARACTERS, MOST_ENTRY_CHARACTERS, MOST_TICK_CHARACTERS = 30, 62, 14
+# Characters that fit side by side below a panel, and above it, with one, two or three in a row.
+TICK_CHARACTERS = (50, 24, 15)
+TITLE_CHARACTERS = (60, 26, 17)
+MOST_TICK_CHARACTERS = 14
+# Of a legend's entry: with more of them, entries stand below each other, and are cut.
+ENTRY_CHARACTERS = 30
+MOST_ENTRY_CHARACTERS = 62
+# How far apart lines stand at one place, in places.
+LINE_SPREAD = 0.11
 
 
-class Mark(NamedTuple):
-    """A point of a line; `where` is its place on the horizontal axis in words, `x` in numbers."""
+@dataclass(frozen=True)
+class Mark:
+    """A point of a line.
+
+    Attributes:
+        x: Its place on the horizontal axis.
+        where: The place in words.
+        value: What is drawn.
+    """
 
     x: float
     where: str
@@ -34,7 +43,14 @@ class Mark(NamedTuple):
 
 @dataclass(frozen=True)
 class Line:
-    """One method in one panel."""
+    """One method in one panel.
+
+    Attributes:
+        method: The key of its colour and marker.
+        words: Its name in the legend.
+        marks: Its points.
+        joined: Whether a line goes through them.
+    """
 
     method: str
     words: str
@@ -44,7 +60,13 @@ class Line:
 
 @dataclass(frozen=True)
 class Panel:
-    """One small picture; `ticks` names places on the horizontal axis."""
+    """One small picture.
+
+    Attributes:
+        title: Stands above it.
+        lines: What is drawn.
+        ticks: Names of the places 0, 1, ... on the horizontal axis.
+    """
 
     title: str
     lines: tuple[Line, ...]
@@ -55,11 +77,18 @@ class Panel:
 class PanelFigure:
     """Panels with one vertical axis; without panels there is nothing to draw.
 
-    `name`: stem of its file. `title`: what is drawn. `subtitle`: unit, and how to read it.
-    `quantity`: heads the values in the table. `scale`: what values are multiplied by as they are
-    drawn and listed. `places`: decimal places in the table. `from_zero`: whether the vertical axis
-    begins at 0. `level`: a value drawn as a grey line. `grey`: what the legend calls grey lines.
-    `heat`: whether one line's means are shown as a map, a row for each panel.
+    Attributes:
+        name: Stem of its file.
+        title: What is drawn.
+        subtitle: Unit, and how to read it.
+        quantity: Heads the values in the table.
+        panels: From left to right, row by row.
+        scale: What values are multiplied by as they are drawn and listed.
+        places: Decimal places in the table.
+        from_zero: Whether the vertical axis begins at 0.
+        level: A value drawn as a grey line.
+        grey: What the legend calls grey lines.
+        heat: Whether one line's means are shown as a map, a row for each panel.
     """
 
     name: str
@@ -78,87 +107,83 @@ class PanelFigure:
 def draw_panels(content: PanelFigure) -> Figure:
     """Draw small multiples, two or three in a row, so that they can be read on a telephone.
 
-    `content`: what is drawn; panels beyond `MOST_PANELS` are in the table only.
+    Panels beyond `MOST_PANELS` are in the table only.
     """
-    panels = content.panels[:MOST_PANELS]
     if content.heat:
-        values = {
-            (panel.title, mark.where): content.scale * mark.value.mean
-            for panel in content.panels
-            for line in panel.lines
-            for mark in line.marks
-        }
-        return heat_figure(values, content.title, content.subtitle)
-    columns = 1 if len(panels) == 1 else 2 if len(panels) <= 6 else 3
+        return _draw_map(content)
+    panels = content.panels[:MOST_PANELS]
+    if len(panels) == 1:
+        columns = 1
+    elif len(panels) <= 6:
+        columns = 2
+    else:
+        columns = 3
     rows = math.ceil(len(panels) / columns)
-    methods = list(dict.fromkeys(line.method for panel in panels for line in panel.lines))
-    entries = {line.words for panel in panels for line in panel.lines}
-    in_line = 2 if all(len(text) <= ENTRY_CHARACTERS for text in entries) else 1
-    ticks = [tick for panel in panels if _tilted(panel, columns) for tick in panel.ticks]
-    longest = min(MOST_TICK_CHARACTERS, max(map(len, ticks), default=0))
-    row_inches = (2.2 if columns == 1 else 1.55) + 0.036 * longest
-    legend_inches = look.LEGEND_INCHES * math.ceil((len(entries) + bool(content.grey)) / in_line)
-    figure = look.titled_figure(content.title, content.subtitle, rows * row_inches + legend_inches)
+    lines = [line for panel in panels for line in panel.lines]
+    methods = list(dict.fromkeys(line.method for line in lines))
+    entries = {line.words for line in lines}
+    legend_columns = 2 if all(len(text) <= ENTRY_CHARACTERS for text in entries) else 1
+    legend_rows = math.ceil((len(entries) + bool(content.grey)) / legend_columns)
+    height = rows * _row_inches(panels, columns) + look.LEGEND_INCHES * legend_rows
+    figure = look.titled_figure(content.title, content.subtitle, height)
     grid = list(figure.subplots(rows, columns, squeeze=False, sharey=True).flat)
     for axes, panel in zip(grid, panels, strict=False):
-        _draw_panel(axes, content, panel, methods, columns)
+        _draw_panel(axes, panel, content=content, methods=methods, columns=columns)
     for axes in grid[len(panels) :]:
         axes.set_axis_off()
     figure.axes[0].set_ylim(_limits(content, panels))
-    look.add_legend(figure, in_line)
+    look.add_legend(figure, legend_columns)
     return figure
 
 
+def _draw_map(content: PanelFigure) -> Figure:
+    values = {
+        (panel.title, mark.where): content.scale * mark.value.mean
+        for panel in content.panels
+        for mark in _marks([panel])
+    }
+    return heat_figure(values, content.title, content.subtitle)
+
+
+def _marks(panels: Sequence[Panel]) -> Iterator[Mark]:
+    for panel in panels:
+        for line in panel.lines:
+            yield from line.marks
+
+
+def _row_inches(panels: Sequence[Panel], columns: int) -> float:
+    """Return the height of a row of panels, with room for tilted names of places."""
+    tilted = [tick for panel in panels if _tilted(panel, columns) for tick in panel.ticks]
+    longest = min(MOST_TICK_CHARACTERS, max(map(len, tilted), default=0))
+    return (2.2 if columns == 1 else 1.55) + 0.036 * longest
+
+
 def _tilted(panel: Panel, columns: int) -> bool:
+    """Say whether a panel's names of places do not fit side by side."""
     space = TICK_CHARACTERS[columns - 1] / max(1, len(panel.ticks))
     return any(min(MOST_TICK_CHARACTERS, len(tick)) > space for tick in panel.ticks)
 
 
 def _draw_panel(
-    axes: Axes, content: PanelFigure, panel: Panel, order: Sequence[str], columns: int
+    axes: Axes, panel: Panel, *, content: PanelFigure, methods: Sequence[str], columns: int
 ) -> None:
     look.quiet_grid(axes, "y")
     axes.set_title(look.short(panel.title, TITLE_CHARACTERS[columns - 1]), color=look.INK)
     if content.level is not None:
-        grey: Any = {
-            "color": look.MUTED,
-            "linewidth": 0.9,
-            "linestyle": (0, (4, 2)),
-            "label": content.grey,
-        }
-        axes.axhline(content.scale * content.level, zorder=1, **grey)
-    spread = 0.11 if len(panel.lines) > 1 else 0.0
+        axes.axhline(
+            content.scale * content.level,
+            zorder=1,
+            color=look.MUTED,
+            linewidth=0.9,
+            linestyle=(0, (4, 2)),
+            label=content.grey,
+        )
+    spread = LINE_SPREAD if len(panel.lines) > 1 else 0.0
     for line in panel.lines:
-        colour, marker = _style(line.method, order)
-        shift = (
-            spread
-            * (order.index(line.method) - (len(order) - 1) / 2)
-            * min(1.0, 5 / max(1, len(order)))
-        )
-        xs = [mark.x + shift for mark in line.marks]
-        for x, mark in zip(xs, line.marks, strict=True):
-            if mark.value.ends is not None:
-                axes.plot(
-                    [x, x],
-                    [content.scale * end for end in mark.value.ends],
-                    color=colour,
-                    linewidth=0.9,
-                )
-        shape: Any = {
-            "marker": marker,
-            "markersize": 3.2,
-            "linewidth": 1.2,
-            "linestyle": "-" if line.joined else "",
-        }
-        ys = [content.scale * mark.value.mean for mark in line.marks]
-        axes.plot(
-            xs,
-            ys,
-            color=colour,
-            zorder=3,
-            label=look.short(line.words, MOST_ENTRY_CHARACTERS),
-            **shape,
-        )
+        position = methods.index(line.method) - (len(methods) - 1) / 2
+        shift = spread * position * min(1.0, 5 / max(1, len(methods)))
+        style = _style(line.method, methods)
+        _draw_line(axes, line, shift=shift, scale=content.scale, style=style)
     axes.set_xlim(-0.5, len(panel.ticks) - 0.5)
     axes.set_xticks(
         range(len(panel.ticks)), [look.short(tick, MOST_TICK_CHARACTERS) for tick in panel.ticks]
@@ -170,26 +195,51 @@ def _draw_panel(
     axes.yaxis.set_major_locator(MaxNLocator(nbins=4))
 
 
+def _draw_line(
+    axes: Axes, line: Line, *, shift: float, scale: float, style: PredictorStyle
+) -> None:
+    xs = [mark.x + shift for mark in line.marks]
+    for x, mark in zip(xs, line.marks, strict=True):
+        if mark.value.ends is not None:
+            ends = [scale * end for end in mark.value.ends]
+            axes.plot([x, x], ends, color=style.colour, linewidth=0.9)
+    axes.plot(
+        xs,
+        [scale * mark.value.mean for mark in line.marks],
+        color=style.colour,
+        zorder=3,
+        label=look.short(line.words, MOST_ENTRY_CHARACTERS),
+        marker=style.marker,
+        markersize=3.2,
+        linewidth=1.2,
+        linestyle="-" if line.joined else "",
+    )
+
+
 def _limits(content: PanelFigure, panels: Sequence[Panel]) -> tuple[float, float]:
     """Choose one range for all panels that shows every mean.
 
     An interval may be cut off where it is very wide.
     """
-    values = [mark.value for panel in panels for line in panel.lines for mark in line.marks]
+    values = [mark.value for mark in _marks(panels)]
+    means = [value.mean for value in values]
+    if content.level is not None:
+        means.append(content.level)
     ends = [end for value in values for end in value.ends or ()]
-    means = [value.mean for value in values] + ([] if content.level is None else [content.level])
-    low, high = min(means), max(means)
+    low = min(means)
+    high = max(means)
     space = max(high - low, 0.1 * abs(high), 1e-3)
     low = max(min([low, *ends]), low - space)
     high = min(max([high, *ends]), high + space)
     margin = 0.06 * max(high - low, 1e-3)
-    return 0.0 if content.from_zero else content.scale * (low - margin), content.scale * (
-        high + margin
-    )
+    bottom = 0.0 if content.from_zero else content.scale * (low - margin)
+    return bottom, content.scale * (high + margin)
 
 
-def _style(method: str, methods: Sequence[str]) -> tuple[str, str]:
+def _style(method: str, methods: Sequence[str]) -> PredictorStyle:
     if method in look.PREDICTOR_STYLES:
         return look.PREDICTOR_STYLES[method]
-    index = methods.index(method)
-    return look.CYCLE[index % len(look.CYCLE)], MARKERS[index % len(MARKERS)]
+    position = methods.index(method)
+    return PredictorStyle(
+        colour=look.CYCLE[position % len(look.CYCLE)], marker=MARKERS[position % len(MARKERS)]
+    )

@@ -6,8 +6,7 @@ from statistics import fmean
 
 import numpy as np
 
-from fl_dpbayes.calibration import student_interval
-from fl_dpbayes.config import METRICS, Metric
+from fl_dpbayes.calibration import METRICS, Metric, student_interval
 from fl_dpbayes.report.numbers import decimal, interval, points
 from fl_dpbayes.report.wording import ROLES
 
@@ -21,9 +20,13 @@ AXIS_NAMES = {
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean over seeds of the means over `settings` cells, with Student's t interval over seeds.
+    """A mean over seeds of the means over settings.
 
-    None for one seed.
+    Attributes:
+        mean: The mean.
+        ends: Its interval by Student's t over seeds; None for one seed.
+        seeds: How many seeds.
+        settings: How many settings each seed was averaged over.
     """
 
     mean: float
@@ -37,21 +40,35 @@ def over_seeds(by_seed: Iterable[Sequence[float]]) -> Estimate | None:
 
     Only seeds count that have as many values as any seed has: a seed whose cell failed would
     average other settings.
+
+    Args:
+        by_seed: Values of each seed, one for each setting.
     """
     values = list(by_seed)
-    most = max(map(len, values), default=0)
-    means = [fmean(each) for each in values if len(each) == most] if most else []
-    if len(means) < 2:
-        return Estimate(means[0], None, 1, most) if means else None
-    return Estimate(float(np.mean(means)), student_interval(means), len(means), most)
+    settings = max(map(len, values), default=0)
+    if settings == 0:
+        return None
+    means = [fmean(of_seed) for of_seed in values if len(of_seed) == settings]
+    if len(means) == 1:
+        return Estimate(mean=means[0], ends=None, seeds=1, settings=settings)
+    return Estimate(
+        mean=float(np.mean(means)),
+        ends=student_interval(means),
+        seeds=len(means),
+        settings=settings,
+    )
 
 
 @dataclass(frozen=True)
 class Quantity:
     """A metric as a study says it.
 
-    `share`: written, drawn and listed in percentage points. `short_name`: in a figure's title.
-    `unit`: what a figure's vertical axis counts. `noun`: in a sentence.
+    Attributes:
+        metric: The metric.
+        share: Whether it is written, drawn and listed in percentage points.
+        short_name: Its name in a figure's title.
+        unit: What a figure's vertical axis counts.
+        noun: Its name in a sentence.
     """
 
     metric: Metric
@@ -69,32 +86,38 @@ class Quantity:
         """Write a value without its unit."""
         return points(number) if self.share else decimal(number, 3)
 
-    def estimate(self, found: Estimate) -> str:
+    def ends(self, estimate: Estimate | None) -> str:
+        """Write an interval without unit; empty without one."""
+        return "" if estimate is None else interval(estimate.ends, self.value)
+
+    def estimate(self, estimate: Estimate) -> str:
         """Write a mean, or a mean difference, with its unit and interval."""
         unit = " points" if self.share else ""
-        return f"{self.value(found.mean)}{unit} {interval(found.ends, self.value)}".strip()
+        return f"{self.value(estimate.mean)}{unit} {self.ends(estimate)}".strip()
 
 
 def quantity(key: str) -> Quantity:
     """Return how a metric is called and written; an unknown one keeps its own name."""
-    metric = METRICS.get(key, Metric(key, ""))
+    metric = METRICS.get(key, Metric(file="", key=key))
     if key.startswith("ece_if_calibrated"):
-        metric = Metric(key, "", better="", unit="share", calibration_error=True)
-    share, name = metric.unit == "share", metric.name
-    short_name, unit, noun = (
-        name,
-        "percentage points" if share else "",
-        f"the {name[0].lower()}{name[1:]}",
-    )
+        metric = Metric(file="", better="", unit="share", calibration_error=True, key=key)
+    name = metric.name
+    share = metric.unit == "share"
+    short_name = name
+    unit = "percentage points" if share else ""
+    noun = f"the {name[0].lower()}{name[1:]}"
     if key in ("rms_debiased", "rms_true"):
         noun = "the calibration error"
     elif key in ("ece", "ace", "sce", "mce", "auroc"):
         noun = f"the {key.upper()}"
     if key == "rms_debiased":
-        short_name, unit = "Calibration error", f"{unit}, debiased RMS"
-    elif key in ("accuracy", "nll"):
-        unit = "%" if share else "nats per record"
-    return Quantity(metric, share, short_name, unit, noun)
+        short_name = "Calibration error"
+        unit = f"{unit}, debiased RMS"
+    elif key == "accuracy":
+        unit = "%"
+    elif key == "nll":
+        unit = "nats per record"
+    return Quantity(metric=metric, share=share, short_name=short_name, unit=unit, noun=noun)
 
 
 def axis_name(axis: str) -> str:
@@ -107,4 +130,6 @@ def place_words(where: str) -> str:
     kind, _, role = where.rpartition(":")
     if kind == "pooled":
         return ROLES.get(role, role)
-    return f"{ROLES.get(role, role)} (each counting the same)" if kind == "mean" else where
+    if kind == "mean":
+        return f"{ROLES.get(role, role)} (each counting the same)"
+    return where

@@ -17,28 +17,44 @@ def show_study(study: StudyResults, console: Console) -> None:
     """Print the first metric by axes, and what a paper prints beside what was measured."""
     if study.record.question:
         console.print(study.record.question, style="bold", markup=False)
-    said, where, found = (
-        quantity(study.metric),
-        study.record.where,
-        settings_table(study, [study.metric]),
-    )
-    if not found.rows or study.metric not in study.headline:
+    _show_metric(study, console)
+    _show_paper(study, console)
+
+
+def _show_metric(study: StudyResults, console: Console) -> None:
+    measured = quantity(study.metric)
+    where = study.record.where
+    table = settings_table(study, [study.metric])
+    if not table.rows or study.metric not in study.headline:
         console.print(f"nothing was measured by {study.metric} at {where}", markup=False)
-    else:
-        rest = len(found.rows) - MOST_ROWS
-        more = f" {rest} more rows are in results.csv." if rest > 0 else ""
-        title = f"{said.metric.name}{', percentage points,' if said.share else ''} at {where}"
-        shown, size = replace(found, rows=found.rows[:MOST_ROWS]), console.width
-        quiet, caption = (said.metric.name,), f"{OVER_SEEDS}{more}"
-        console.print(
-            printed_table(title, shown, size, quiet=quiet, expendable=("Seeds",), caption=caption)
+        return
+    caption = OVER_SEEDS
+    if len(table.rows) > MOST_ROWS:
+        caption += f" {len(table.rows) - MOST_ROWS} more rows are in results.csv."
+    unit = ", percentage points," if measured.share else ""
+    console.print(
+        printed_table(
+            title=f"{measured.metric.name}{unit} at {where}",
+            content=replace(table, rows=table.rows[:MOST_ROWS]),
+            width=console.width,
+            with_quiet=(measured.metric.name,),
+            expendable=("Seeds",),
+            caption=caption,
         )
-    if (beside := paper_table(study)).rows:
-        caption = " ".join(
-            (*study.record.notes[:1], OVER_SEEDS, "Epsilon: the largest of a site, by PLD.")
+    )
+
+
+def _show_paper(study: StudyResults, console: Console) -> None:
+    table = paper_table(study)
+    if not table.rows:
+        return
+    notes = (*study.record.notes[:1], OVER_SEEDS, "Epsilon: the largest of a site, by PLD.")
+    console.print(
+        printed_table(
+            title="Beside the paper",
+            content=table,
+            width=console.width,
+            expendable=("95% interval", "At", "Seeds"),
+            caption=" ".join(notes),
         )
-        expendable = ("95% interval", "At", "Seeds")
-        title = "Beside the paper"
-        console.print(
-            printed_table(title, beside, console.width, expendable=expendable, caption=caption)
-        )
+    )

@@ -14,30 +14,35 @@ from fl_dpbayes.report.numbers import (
     rounded_up,
     significant,
 )
-from fl_dpbayes.report.page_tables import Cell, PageTable, page_table
+from fl_dpbayes.report.page_tables import Cell, Cells, PageTable, page_table
 from fl_dpbayes.report.study.comparisons import (
+    BesideBaseline,
     beside_baseline,
     differences,
     estimate,
     setting_words,
 )
 from fl_dpbayes.report.study.panels import PanelFigure
-from fl_dpbayes.report.study.quantities import Estimate, Quantity, axis_name, quantity
-from fl_dpbayes.report.study.results import PREDICTOR, SEED, StudyResults, label_text, rows_at
+from fl_dpbayes.report.study.quantities import Quantity, axis_name, quantity
+from fl_dpbayes.report.study.results import (
+    PREDICTOR,
+    SEED,
+    FailedCell,
+    StudyResults,
+    label_text,
+    rows_at,
+)
 
 MOST_ROWS = 2_000
-ASKED = "privacy.epsilon"
+EPSILON_ASKED = "privacy.epsilon"
 
 
 def study_tables(study: StudyResults) -> dict[str, PageTable]:
-    """Gather the tables of a study's page, by its names."""
-    failed = [
-        (", ".join(f"{axis} {label_text(label)}" for axis, label in one.labels.items()), one.error)
-        for one in study.record.failed
-    ]
+    """Gather the tables of a study's page, by the names that its template gives them."""
+    failed = [(_cell_words(cell), cell.error) for cell in study.record.failed]
     return {
-        "failures": page_table(("Cell", "Error"), failed[:MOST_ROWS], range(2)),
-        "spent": privacy_table(study, [axis for axis in study.axes if axis == ASKED]),
+        "failures": page_table(("Cell", "Error"), rows=failed[:MOST_ROWS], text_columns=range(2)),
+        "spent": privacy_table(study, [axis for axis in study.axes if axis == EPSILON_ASKED]),
         "privacy": privacy_table(study, study.axes),
         "beside": baseline_table(study),
         "paper": paper_table(study),
@@ -46,127 +51,156 @@ def study_tables(study: StudyResults) -> dict[str, PageTable]:
     }
 
 
+def _cell_words(cell: FailedCell) -> str:
+    return ", ".join(f"{axis} {label_text(label)}" for axis, label in cell.labels.items())
+
+
 def figure_table(figure: PanelFigure) -> PageTable:
-    """List the numbers of a figure: each mean, its interval, and over how many seeds and settings it goes."""
+    """List the numbers of a figure: each mean, its interval, and what it goes over."""
 
     def write(value: float | None) -> str:
         return decimal(None if value is None else figure.scale * value, figure.places)
 
     rows = []
-    marks = (
-        (panel, line, mark)
-        for panel in figure.panels
-        for line in panel.lines
-        for mark in line.marks
-    )
-    for panel, line, mark in marks:
-        value = mark.value
-        cells = (
-            panel.title,
-            mark.where,
-            line.words,
-            write(value.mean),
-            interval(value.ends, write),
-        )
-        rows.append((*cells, str(value.seeds), str(value.settings)))
+    for panel in figure.panels:
+        for line in panel.lines:
+            for mark in line.marks:
+                rows.append(
+                    (
+                        panel.title,
+                        mark.where,
+                        line.words,
+                        write(mark.value.mean),
+                        interval(mark.value.ends, write),
+                        str(mark.value.seeds),
+                        str(mark.value.settings),
+                    )
+                )
     columns = ("Panel", "At", "Line", figure.quantity, "95% interval", "Seeds", "Settings")
-    return page_table(columns, rows[:MOST_ROWS], range(3))
+    return page_table(columns, rows=rows[:MOST_ROWS], text_columns=range(3))
 
 
 def differences_table(study: StudyResults) -> PageTable:
-    """List the paired differences of all metrics over all settings, or at each that the study keeps apart."""
-    rows, apart = [], bool(study.baseline)
+    """List the paired differences of all metrics over all settings, or at each kept apart."""
+    by_setting = bool(study.baseline)
+    rows = []
     for measured in map(quantity, study.record.metrics):
-        for one in differences(study, measured.key):
-            method, baseline = (
-                study.words(one.axis, label) for label in (one.method, one.baseline)
+        for difference in differences(study, measured.key):
+            method = study.words(difference.axis, difference.method)
+            baseline = study.words(difference.axis, difference.baseline)
+            setting = (difference.setting,) if by_setting else ()
+            rows.append(
+                (
+                    axis_name(difference.axis),
+                    *setting,
+                    f"{method} – {baseline}",
+                    measured.metric.name,
+                    measured.value(difference.value.mean),
+                    measured.ends(difference.value),
+                    str(difference.value.seeds),
+                    str(difference.value.settings),
+                )
             )
-            at = (one.at,) if apart else ()
-            names = (axis_name(one.axis), *at, f"{method} – {baseline}", measured.metric.name)
-            value = (measured.value(one.value.mean), _ends(measured, one.value))
-            rows.append((*names, *value, str(one.value.seeds), str(one.value.settings)))
-    first = ("Compared", "At", "Difference") if apart else ("Compared", "Difference")
+    first = ("Compared", "At", "Difference") if by_setting else ("Compared", "Difference")
     columns = (*first, "Metric", "Mean", "95% interval", "Seeds", "Settings")
-    return page_table(columns, rows, range(4 if apart else 3))
+    return page_table(columns, rows=rows, text_columns=range(len(first) + 1))
 
 
 def baseline_table(study: StudyResults) -> PageTable:
-    """List every method at every setting that the study keeps apart, by all metrics, beside the declared baseline."""
-    measured = [quantity(metric) for metric in study.record.metrics]
-    columns: dict[tuple[str, str], list[str | Cell]] = {}
-    for one in measured if study.baseline else ():
-        for row in beside_baseline(study, one.key):
-            cells = columns.setdefault(
-                (setting_words(study, row.at), setting_words(study, row.method)), []
-            )
-            less = UNDEFINED if row.difference is None else one.value(row.difference.mean)
-            cells.append((one.value(row.value.mean), _ends(one, row.value)))
-            cells.append(
-                "baseline" if row.method == study.baseline else (less, _ends(one, row.difference))
-            )
-    heads = [head for one in measured for head in (one.metric.name, "less baseline")]
-    rows = [(at, method, *cells) for (at, method), cells in columns.items()]
-    return page_table(("At", "Method", *heads), rows, range(2))
+    """List every method at every setting kept apart, by all metrics, beside the baseline."""
+    quantities = [quantity(metric) for metric in study.record.metrics]
+    rows: dict[tuple[str, str], list[str | Cell]] = {}
+    for measured in quantities if study.baseline else ():
+        for row in beside_baseline(study, measured.key):
+            key = (setting_words(study, row.setting), setting_words(study, row.method))
+            cells = rows.setdefault(key, [])
+            cells.append((measured.value(row.value.mean), measured.ends(row.value)))
+            cells.append(_difference_cell(study, measured, row))
+    heads = []
+    for measured in quantities:
+        heads += [measured.metric.name, "less baseline"]
+    return page_table(
+        ("At", "Method", *heads),
+        rows=[(*key, *cells) for key, cells in rows.items()],
+        text_columns=range(2),
+    )
 
 
-def _bounds(frame: pd.DataFrame, measured: Quantity) -> str:
-    """Write what sums leave open of a metric that ranks records: the mean of each end."""
-    ends = [f"{measured.key}_{end}" for end in ("low", "high")]
-    if not measured.metric.bounded or not set(ends) <= set(frame.columns):
-        return ""
-    low, high = (float(frame[end].mean()) for end in ends)
-    return f", bounds {interval((low, high), measured.value)}"
-
-
-def _ends(measured: Quantity, value: Estimate | None) -> str:
-    return "" if value is None else interval(value.ends, measured.value)
+def _difference_cell(study: StudyResults, measured: Quantity, row: BesideBaseline) -> str | Cell:
+    if row.method == study.baseline:
+        return "baseline"
+    if row.difference is None:
+        return UNDEFINED, ""
+    return measured.value(row.difference.mean), measured.ends(row.difference)
 
 
 def settings_table(study: StudyResults, metrics: Sequence[str]) -> PageTable:
-    """List every setting and predictor at the study's place by some metrics: means over seeds with intervals."""
-    frame, axes = study.headline, study.axes
-    measured = [quantity(metric) for metric in metrics if metric in frame.columns]
-    rows: list[tuple[str | Cell, ...]] = []
+    """List every setting and predictor at the study's place by some metrics.
+
+    Cells are means over seeds with intervals.
+    """
+    frame = study.headline
+    axes = study.axes
+    quantities = [quantity(metric) for metric in metrics if metric in frame.columns]
+    rows: list[Cells] = []
     for labels in product(*axes.values()):
-        here = rows_at(frame, dict(zip(axes, labels, strict=True)))
-        for predictor in study.predictors(here):
-            of_predictor = here[here[PREDICTOR] == predictor]
-            values = [(one, estimate(of_predictor, one.key)) for one in measured]
-            cells: list[Cell] = [
-                (
-                    one.value(value.mean) if value else UNDEFINED,
-                    f"{_ends(one, value)}{_bounds(of_predictor, one)}",
-                )
-                for one, value in values
-            ]
+        setting_rows = rows_at(frame, dict(zip(axes, labels, strict=True)))
+        for predictor in study.predictors(setting_rows):
+            predictor_rows = setting_rows[setting_rows[PREDICTOR] == predictor]
             rows.append(
                 (
                     *labels,
                     study.words(PREDICTOR, predictor),
-                    *cells,
-                    str(of_predictor[SEED].nunique()),
+                    *(_estimate_cell(predictor_rows, measured) for measured in quantities),
+                    str(predictor_rows[SEED].nunique()),
                 )
             )
-    columns = (*map(axis_name, axes), "Predictor", *(one.metric.name for one in measured), "Seeds")
-    return page_table(columns, rows[:MOST_ROWS], range(len(axes) + 1))
+    columns = (
+        *map(axis_name, axes),
+        "Predictor",
+        *(measured.metric.name for measured in quantities),
+        "Seeds",
+    )
+    return page_table(columns, rows=rows[:MOST_ROWS], text_columns=range(len(axes) + 1))
+
+
+def _estimate_cell(frame: pd.DataFrame, measured: Quantity) -> Cell:
+    value = estimate(frame, measured.key)
+    text = UNDEFINED if value is None else measured.value(value.mean)
+    return text, f"{measured.ends(value)}{_bounds(frame, measured)}"
+
+
+def _bounds(frame: pd.DataFrame, measured: Quantity) -> str:
+    """Write what sums leave open of a metric that ranks records: the mean of each end."""
+    low_column = f"{measured.key}_low"
+    high_column = f"{measured.key}_high"
+    if not measured.metric.bounded or not {low_column, high_column} <= set(frame.columns):
+        return ""
+    ends = (float(frame[low_column].mean()), float(frame[high_column].mean()))
+    return f", bounds {interval(ends, measured.value)}"
 
 
 def paper_table(study: StudyResults) -> PageTable:
     """List what the paper prints beside the mean of ours over seeds, in the paper's units."""
+
+    def write(value: float | None) -> str:
+        return decimal(value, 4)
+
     rows = []
     for row in study.paper.to_dict("records"):
-        first = (
-            *(str(row[axis] or "all") for axis in study.axes),
-            study.words(PREDICTOR, row[PREDICTOR]),
-            row["site"],
+        ends = interval((row["low"], row["high"]), write) if row["seeds"] > 1 else ""
+        rows.append(
+            (
+                *(str(row[axis] or "all") for axis in study.axes),
+                study.words(PREDICTOR, row[PREDICTOR]),
+                str(row["site"]),
+                str(row["column"]),
+                write(row["paper"]),
+                write(row["measured"]),
+                ends,
+                str(row["seeds"]),
+            )
         )
-        values = (decimal(row[name], 4) for name in ("paper", "measured"))
-        ends = (
-            interval((row["low"], row["high"]), lambda end: decimal(end, 4))
-            if row["seeds"] > 1
-            else ""
-        )
-        rows.append([str(text) for text in (*first, row["column"], *values, ends, row["seeds"])])
     columns = (
         *map(axis_name, study.axes),
         "Predictor",
@@ -177,33 +211,43 @@ def paper_table(study: StudyResults) -> PageTable:
         "95% interval",
         "Seeds",
     )
-    return page_table(columns, rows, range(len(study.axes) + 3))
+    return page_table(columns, rows=rows, text_columns=range(len(study.axes) + 3))
 
 
 def privacy_table(study: StudyResults, axes: Collection[str]) -> PageTable:
-    """List the epsilon asked and the largest one that any site of any run spent, by these axes.
+    """List the epsilon asked and the largest that any site of any run spent, rounded up.
 
-    Rounded up.
+    Args:
+        study: The study.
+        axes: Those whose settings are told apart.
     """
-    frame = study.results
-    if frame.empty or "epsilon" not in frame.columns:
-        return page_table(("Setting",), [])
-    cells = frame.drop_duplicates("cell")
+    if study.results.empty or "epsilon" not in study.results.columns:
+        return page_table(("Setting",), rows=[])
+    cells = study.results.drop_duplicates("cell")
     privacy: dict[str, Any] = study.settings.get("privacy") or {}
     delta = privacy.get("delta")
+    delta_text = probability(float(delta)) if isinstance(delta, int | float) else UNDEFINED
     rows = []
     for labels in product(*(study.axes[axis] for axis in axes)):
         setting = dict(zip(axes, labels, strict=True))
-        here = rows_at(cells, setting)
-        if here.empty:
+        setting_cells = rows_at(cells, setting)
+        if setting_cells.empty:
             continue
-        # A run whose largest epsilon is not known must not look cheap.
-        spent = rounded_up(float(here["epsilon"].max(skipna=False)))
-        shown = probability(float(delta)) if isinstance(delta, int | float) else UNDEFINED
-        seconds = f"{here['seconds'].mean():.0f}" if "seconds" in here.columns else UNDEFINED
-        others = (label for axis, label in setting.items() if axis != ASKED)
-        asked = pd.to_numeric(str(setting.get(ASKED, privacy.get("epsilon"))), errors="coerce")
-        rows.append((*others, significant(float(asked)), spent, shown, seconds, str(len(here))))
-    names = [axis_name(axis) for axis in axes if axis != ASKED]
+        epsilon_asked = setting.pop(EPSILON_ASKED, privacy.get("epsilon"))
+        seconds = UNDEFINED
+        if "seconds" in setting_cells.columns:
+            seconds = f"{setting_cells['seconds'].mean():.0f}"
+        rows.append(
+            (
+                *setting.values(),
+                significant(float(pd.to_numeric(str(epsilon_asked), errors="coerce"))),
+                # A run whose largest epsilon is not known must not look cheap.
+                rounded_up(float(setting_cells["epsilon"].max(skipna=False))),
+                delta_text,
+                seconds,
+                str(len(setting_cells)),
+            )
+        )
+    names = [axis_name(axis) for axis in axes if axis != EPSILON_ASKED]
     columns = (*names, "ε asked", "Largest ε of a site", "δ", "Seconds of a cell", "Cells")
-    return page_table(columns, rows[:MOST_ROWS], range(len(names)))
+    return page_table(columns, rows=rows[:MOST_ROWS], text_columns=range(len(names)))

@@ -1,5 +1,3 @@
-import json
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -7,71 +5,72 @@ from hypothesis import strategies as st
 
 from fl_dpbayes.calibration.bins import FINE_BINS, bin_index
 from fl_dpbayes.calibration.federation.rows import conformal_rows, mean_rows, separation
+from fl_dpbayes.calibration.federation.subgroups import Place
+from fl_dpbayes.calibration.records import METRICS, CalibrationRecord, CalibrationValues
 from fl_dpbayes.calibration.release import SENT_COLUMNS, NoisedTable
 from fl_dpbayes.calibration.statistics import empty, from_batch
-from fl_dpbayes.config.summary import parse_summary
+from fl_dpbayes.config import study_file
 from fl_dpbayes.report.answer import answer
 from fl_dpbayes.report.run_files import read_csv
+from fl_dpbayes.report.summary import parse_summary
 
 
 def row(site, role="train", predictor="posterior", **values):
-    return (
-        {
-            "site": site,
-            "role": role,
-            "predictor": predictor,
-            "samples": 5,
-            "n": 10,
-            "intervals": {"ece": [0, 1]},
-        }
-        | {
-            "ece": 0.2,
-            "nll_clipped": 3,
-            "auroc": 0.5,
-            "terms": {"a": 1.0},
-            "ece_if_calibrated_high": 0.5,
-        }
-        | values
+    measured = {
+        "samples": 5,
+        "n": 10,
+        "intervals": {"ece": (0, 1)},
+        "ece": 0.2,
+        "nll_clipped": 3,
+        "auroc": 0.5,
+        "net_benefit": [{"threshold": 0.5, "model": 0.1}],
+        "ece_if_calibrated_high": 0.5,
+    }
+    return CalibrationRecord.model_validate(
+        {"site": site, "role": role, "predictor": predictor} | measured | values
     )
+
+
+def test_a_study_may_compare_every_number_of_a_row() -> None:
+    numbers = [
+        name
+        for name, field in CalibrationValues.model_fields.items()
+        if field.annotation == (float | None)
+    ]
+    assert list(study_file.METRICS) == numbers
+    assert {*METRICS} <= {*numbers}
 
 
 def test_mean_counts_each_site_the_same() -> None:
     two = [row("a", n=1000, ece=0.2), row("b", n=10, ece=0.4)]
-    rows = mean_rows([*two, row("c", "held_out"), row("b", predictor="last")])
-    assert rows == [
-        {
-            "site": "mean:train",
-            "role": "train",
-            "predictor": "posterior",
-            "samples": 5,
-            "n": 1010,
-            "ece": pytest.approx(0.3),
-            "nll_clipped": None,
-            "auroc": 0.5,
-            "terms": None,
-            "intervals": {},
-        }
-    ]
+    (mean,) = mean_rows([*two, row("c", "held_out"), row("b", predictor="last")])
+    assert {name: value for name, value in mean if value is not None} == {
+        "site": "mean:train",
+        "role": "train",
+        "predictor": "posterior",
+        "samples": 5,
+        "n": 1010,
+        "ece": pytest.approx(0.3),
+        "auroc": 0.5,
+        "intervals": {},
+    }
+    assert {"nll_clipped", "net_benefit", "brier"} <= mean.model_fields_set
+    assert "ece_if_calibrated_high" not in mean.model_fields_set
 
 
 @pytest.mark.parametrize(
-    ("values", "mean"),
+    ("name", "pair", "mean"),
     [
-        ({"auroc_bounds": ([0.4, 0.6], [0.6, 1.0])}, pytest.approx([0.5, 0.8])),
-        ({"auroc_bounds": ([0.4, 0.6], None)}, None),
-        ({"auroc": (None, 0.5)}, None),
+        ("auroc_bounds", ((0.4, 0.6), (0.6, 1.0)), pytest.approx((0.5, 0.8))),
+        ("auroc_bounds", ((0.4, 0.6), None), None),
+        ("auroc", (None, 0.5), None),
     ],
 )
 def test_bounds_are_averaged_end_by_end_and_what_is_undefined_at_one_site_has_no_mean(
-    values, mean
+    name, pair, mean
 ) -> None:
-    ((name, pair),) = values.items()
-    assert (
-        mean_rows([row(site, **{name: value}) for site, value in zip("ab", pair, strict=True)])[0][
-            name
-        ]
-        == mean
-    )
+    rows = [row(site, **{name: value}) for site, value in zip("ab", pair, strict=True)]
+    assert getattr(mean_rows(rows)[0], name) == mean
 
 
 def assert_sets_of_a_run(summary, parsed) -> None:
@@ -129,43 +128,40 @@ def test_every_place_that_did_not_train_has_rows_per_predictor_and_weights() -> 
     train, away, shifted = site(0, 4000, 0.2), site(1, 4000, 0.2), site(2, 4000, 0.8)
     rows = conformal_rows(
         [
-            ("pooled:train", "train", "posterior", train),
-            ("pooled:held_out", "held_out", "posterior", away),
-            ("pooled:held_out", "held_out", "recalibrated", away),
-            ("north", "train", "posterior", train),
-            ("away", "held_out", "posterior", away),
-            ("shifted", "shifted", "posterior", shifted),
-            ("shifted", "shifted", "last", shifted),
+            Place("pooled:train", "train", "posterior", train),
+            Place("pooled:held_out", "held_out", "posterior", away),
+            Place("pooled:held_out", "held_out", "recalibrated", away),
+            Place("north", "train", "posterior", train),
+            Place("away", "held_out", "posterior", away),
+            Place("shifted", "shifted", "posterior", shifted),
+            Place("shifted", "shifted", "last", shifted),
         ]
     )
-    assert json.loads(json.dumps(rows)) == rows
     weights, places = (
         ("none", "label-shift", "label-shift-estimated"),
         ("pooled:held_out", "away", "shifted"),
     )
-    assert [(row["site"], row["weights"]) for row in rows] == [
+    assert [(row.site, row.weights) for row in rows] == [
         (place, name) for place in places for name in weights
     ]
-    by = {(row["site"], row["weights"]): row for row in rows}
-    assert by["away", "none"]["coverage"] == pytest.approx(0.9, abs=0.03)
-    assert (
-        by["shifted", "none"]["interval"][1] < 0.9
-    )  # four times the prevalence: unweighted sets miss
+    by = {(row.site, row.weights): row for row in rows}
+    assert by["away", "none"].coverage == pytest.approx(0.9, abs=0.03)
+    # Four times the prevalence: unweighted sets miss.
+    assert by["shifted", "none"].interval[1] < 0.9
     for name in weights[1:]:
-        assert by["shifted", name]["coverage"] == pytest.approx(0.9, abs=0.03)
-        assert by["shifted", name]["size"] > 0
-    assert (by["away", "none"]["n"], by["away", "none"]["n_calibration"]) == (4000, 4000)
+        assert by["shifted", name].coverage == pytest.approx(0.9, abs=0.03)
+        assert by["shifted", name].size > 0
+    assert (by["away", "none"].n, by["away", "none"].n_calibration) == (4000, 4000)
 
 
 def test_noised_or_missing_sums_have_no_rows_and_a_class_that_training_lacks_no_weights_limit() -> (
     None
 ):
     def weights(train, away):
-        places = [("pooled:train", "train", "last", train), ("away", "held_out", "last", away)]
-        return [
-            row["weights"]
-            for row in conformal_rows([place for place in places if place[3] is not None])
-        ]
+        places = [Place("away", "held_out", "last", away)]
+        if train is not None:
+            places.insert(0, Place("pooled:train", "train", "last", train))
+        return [row.weights for row in conformal_rows(places)]
 
     exact = site(3, 100, 0.5)
     for train, away in ((NOISED, exact), (exact, NOISED), (exact, empty(2)), (None, exact)):

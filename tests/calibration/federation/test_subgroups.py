@@ -245,5 +245,5 @@ def test_predictor_that_some_sites_lack_is_not_pooled() -> None:
     evaluation._samples = {"posterior": 5, "last": 1}
     measured = (("a", "posterior"), ("b", "posterior"), ("a", "last"))
     evaluation.places = [Place(site, "train", predictor, sums) for site, predictor in measured]
-    rows, _ = evaluation.rows()
-    assert [row["predictor"] for row in rows if row["site"] == "pooled:train"] == ["posterior"]
+    rows = evaluation.calibration_rows()
+    assert [row.predictor for row in rows if row.site == "pooled:train"] == ["posterior"]

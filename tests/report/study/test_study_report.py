@@ -32,7 +32,7 @@ COMPARED = "Compared with the last iterate (3 seeds × 2 settings): the average 
 
 
 def figures_of(found: StudyResults) -> dict[str, PanelFigure]:
-    return {figure.name: figure for _, _, figures in study_figures(found) for figure in figures}
+    return {figure.name: figure for section in study_figures(found) for figure in section.figures}
 
 
 def panels_of(content: PanelFigure) -> list:
@@ -459,7 +459,7 @@ def test_each_sampler_is_held_against_averaged_descent_at_each_budget(beside) ->
         one for one in differences(read_study(beside), "rms_debiased") if one.method == LANGEVIN
     ]
     baseline = "sampler a, the average of posterior samples"
-    assert [(one.at, one.baseline) for one in found] == [
+    assert [(one.setting, one.baseline) for one in found] == [
         ("ε asked 1", baseline),
         ("ε asked 8", baseline),
     ]
@@ -504,7 +504,7 @@ def test_tables_hold_every_method_by_setting(beside) -> None:
 
 
 def test_a_baseline_is_on_the_page_only_where_one_is_declared(study_folder, study) -> None:
-    assert all(not one.at for one in differences(study(), "rms_debiased"))
+    assert all(not one.setting for one in differences(study(), "rms_debiased"))
     record = {"baseline": {"predictor": "last"}, "separate": ["partition.alpha"]}
     assert "Beside the baseline" in write_study_report(study_folder(None, record)).read_text()
 

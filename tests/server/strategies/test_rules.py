@@ -9,7 +9,6 @@ from flwr.app import Message
 from rich.console import Console
 
 from fl_dpbayes.config.scenario import load_scenario
-from fl_dpbayes.config.summary import parse_summary
 from fl_dpbayes.posterior.rules import fedpa
 from fl_dpbayes.posterior.samples import PosteriorSamples
 from fl_dpbayes.predict.stored_posterior import predict_records
@@ -17,6 +16,7 @@ from fl_dpbayes.privacy.planned_noise import planned_stretch
 from fl_dpbayes.protocol.arrays import without_prefix
 from fl_dpbayes.protocol.train import TrainReply, TrainRequest
 from fl_dpbayes.protocol.wire import read_header
+from fl_dpbayes.report.summary import parse_summary
 from fl_dpbayes.report.tables import privacy_table
 from tests.asking import refused
 from tests.server.conftest import table_of_patients
