@@ -12,15 +12,16 @@ import argparse
 import json
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pandas as pd
 import torch
 from flwr.app import Array, Message
 from flwr.clientapp import ClientApp
@@ -189,6 +190,8 @@ ATTACKS: Mapping[str, Attack] = {
     "quiet": quiet,
 }
 CASES = ("honest", *ATTACKS)
+# Of each score, whether more (1) or less (-1) of it is harm.
+SCORES = {"accuracy": -1, "auroc": -1, "nll": 1}
 
 
 def with_trace_of_noise(states: Floats, view: View) -> Floats:
@@ -275,9 +278,10 @@ def measure(cell: Cell) -> dict[str, Any]:
     """Run a federation.
 
     Returns:
-        `accuracy` and `nll` at the held-out hospital; `named`: whether the hostile site is told to be far off;
-        `others`: how many honest ones are; `distance`: that of the hostile site; `shortened`: how many sites a bound on
-        moves touched; `rejected`: replies of the hostile site that the server refused.
+        `accuracy`, `nll` and `auroc` at the held-out hospital; `named`: whether the hostile site is
+        told to be far off; `others`: how many honest ones are; `distance`: that of the hostile
+        site; `shortened`: how many sites a bound on moves touched; `rejected`: replies of the
+        hostile site that the server refused.
     """
     scenario = cell.scenario()
     attack = ATTACKS.get(cell.case)
@@ -298,6 +302,7 @@ def measure(cell: Cell) -> dict[str, Any]:
     return {
         "accuracy": row["accuracy"],
         "nll": row["nll"],
+        "auroc": row["auroc"],
         "named": far[cell.hostile],
         "others": sum(far.values()) - far[cell.hostile],
         "distance": participation[cell.hostile]["distance"],
@@ -333,13 +338,90 @@ def measured(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
-def table(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
-    """Show accuracy by rule and case, `!` where the hostile site was named in every seed, `?` where in some."""
-    frame = pd.DataFrame(rows)
-    keys = ["noise", "sites", "rule", "case"]
-    means = frame.groupby(keys, sort=False)[["accuracy", "named"]].mean()
-    marks = means["named"].map(lambda share: "!" if share == 1 else "?" if share else "")
-    return (means["accuracy"].map("{:.3f}".format) + marks).unstack("case", sort=False)
+def flat(lines: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Put what names a cell beside what was found of it."""
+    return [{**line["cell"], **{key: line[key] for key in line if key != "cell"}} for line in lines]
+
+
+def cells_of(rows: Sequence[Mapping[str, Any]], **chosen: Any) -> list[Mapping[str, Any]]:
+    """Keep the cells that have these values."""
+    return [row for row in rows if all(row[key] == value for key, value in chosen.items())]
+
+
+def worst_attacks(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Name the attack that is worst by each score, of one rule at one setting."""
+    return sorted({worst_attack(rows, score) for score in SCORES})
+
+
+def worst_attack(rows: Sequence[Mapping[str, Any]], score: str) -> str:
+    """Name the attack whose mean over seeds is worst, of those that were tried in most seeds."""
+    seeds = Counter(row["case"] for row in rows if row["case"] != "honest")
+    tried = [case for case in seeds if seeds[case] == max(seeds.values())]
+
+    def harm(case: str) -> float:
+        return SCORES[score] * np.mean([row[score] for row in cells_of(rows, case=case)])
+
+    return max(tried, key=harm)
+
+
+def of_seeds(values: Sequence[float]) -> str:
+    """Show a mean over seeds, and its standard deviation where there are several."""
+    spread = f" ± {np.std(values, ddof=1):.2f}" if len(values) > 1 else ""
+    return f"{np.mean(values):.2f}{spread}"
+
+
+def honest_and_worst(rows: Sequence[Mapping[str, Any]], score: str) -> str:
+    """Show what honest sites reach, and what the worst attack leaves of it."""
+    worst = worst_attack(rows, score)
+    honest, attacked = (
+        of_seeds([row[score] for row in cells_of(rows, case=case)]) for case in ("honest", worst)
+    )
+    return f"{honest} -> {attacked} ({worst})"
+
+
+def accuracy_and_names(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Show the accuracy of a case, and in how many seeds the hostile site was named."""
+    times = sum(row["named"] for row in rows)
+    named = f", named {times}/{len(rows)}" if times else ""
+    return f"{of_seeds([row['accuracy'] for row in rows])}{named}"
+
+
+def summary_table(rows: Sequence[Mapping[str, Any]], scores: Mapping[str, str]) -> str:
+    """Make a table of rules by settings; `scores` names the score at each noise."""
+    settings = dict.fromkeys((row["noise"], row["sites"]) for row in rows)
+    lines = {"rule": [f"`{noise}`, one of {sites}" for noise, sites in settings]}
+    for rule in dict.fromkeys(row["rule"] for row in rows):
+        lines[f"`{rule}`"] = [
+            honest_and_worst(cells_of(rows, rule=rule, noise=noise, sites=sites), scores[noise])
+            for noise, sites in settings
+        ]
+    return markdown(lines)
+
+
+def setting_table(rows: Sequence[Mapping[str, Any]], noise: str, sites: int) -> str:
+    """Make a table of rules by attacks at one setting."""
+    lines = {"rule": list(CASES)}
+    of_setting = cells_of(rows, noise=noise, sites=sites)
+    for rule in dict.fromkeys(row["rule"] for row in of_setting):
+        of_rule = cells_of(of_setting, rule=rule)
+        lines[f"`{rule}`"] = [accuracy_and_names(cells_of(of_rule, case=case)) for case in CASES]
+    return markdown(lines)
+
+
+def markdown(lines: Mapping[str, Sequence[str]]) -> str:
+    """Write a table, whose first line is its header."""
+    header, *rest = [f"| {' | '.join([name, *cells])} |" for name, cells in lines.items()]
+    rule = "|---" * (header.count("|") - 1) + "|"
+    return "\n".join([header, rule, *rest])
+
+
+def add_line(path: Path, cell: Cell) -> None:
+    """Measure a cell and append it to a file."""
+    began = time.process_time()
+    found = measure(cell)
+    line = {"cell": asdict(cell), **found, "seconds": round(time.process_time() - began, 1)}
+    with path.open("a") as file:
+        file.write(json.dumps(line) + "\n")
 
 
 def main() -> None:
@@ -356,25 +438,26 @@ def main() -> None:
     parser.add_argument(
         "--rules", nargs="+", choices=RULES, default=list(RULES), help="default: all"
     )
+    parser.add_argument(
+        "--worst",
+        action="store_true",
+        help="after the first seed only the attacks that were worst in it by some score",
+    )
     chosen = parser.parse_args()
-    known = {json.dumps(row["cell"]) for row in measured(chosen.out)}
-    cells = [
-        Cell(rule, noise, sites, seed, case)
-        for seed in range(chosen.seeds)
-        for rule in chosen.rules
-        for noise in chosen.noises
-        for sites in chosen.sites
-        for case in CASES
-    ]
-    for cell in cells:
-        if json.dumps(asdict(cell)) in known:
-            continue
-        began = time.process_time()
-        found = measure(cell)
-        line = {"cell": asdict(cell), **found, "seconds": round(time.process_time() - began, 1)}
-        with chosen.out.open("a") as file:
-            file.write(json.dumps(line) + "\n")
-    print(table([{**row["cell"], **row} for row in measured(chosen.out)]).to_string())
+    settings = product(range(chosen.seeds), chosen.rules, chosen.noises, chosen.sites)
+    for seed, rule, noise, sites in settings:
+        done = flat(measured(chosen.out))
+        first = cells_of(done, rule=rule, noise=noise, sites=sites, seed=0)
+        known = cells_of(done, rule=rule, noise=noise, sites=sites, seed=seed)
+        cases = ("honest", *worst_attacks(first)) if chosen.worst and seed > 0 else CASES
+        for case in cases:
+            if case not in {row["case"] for row in known}:
+                add_line(chosen.out, Cell(rule, noise, sites, seed, case))
+    rows = flat(measured(chosen.out))
+    for score in SCORES:
+        print(score, summary_table(rows, dict.fromkeys(NOISES, score)), sep="\n\n")
+    for noise, sites in dict.fromkeys((row["noise"], row["sites"]) for row in rows):
+        print(f"{noise}, one of {sites}", setting_table(rows, noise, sites), sep="\n\n")
 
 
 if __name__ == "__main__":

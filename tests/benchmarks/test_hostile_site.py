@@ -5,11 +5,27 @@ it finds hardest.
 """
 
 import os
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from benchmarks.hostile_site import ATTACKS, Cell, View, measure, with_trace_of_noise
+from benchmarks.hostile_site import (
+    ATTACKS,
+    SCORES,
+    Cell,
+    View,
+    flat,
+    measure,
+    measured,
+    setting_table,
+    summary_table,
+    with_trace_of_noise,
+    worst_attack,
+)
+
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE = DOCS / "results" / "hostile-site" / "four-and-eight.md"
 
 
 def attacks(hardest: str) -> tuple[str, ...]:
@@ -71,3 +87,26 @@ def test_attacks_keep_to_the_bound_and_vary_in_every_parameter(attack: str) -> N
     assert states.shape == honest.shape
     assert (np.linalg.norm(states - start, axis=1) < farthest).all()
     assert (states.std(axis=0) > 0).all()
+
+
+def test_pages_show_what_the_cells_say() -> None:
+    rows = flat(measured(PAGE.with_suffix(".jsonl")))
+    page = PAGE.read_text(encoding="utf-8")
+    for score in SCORES:
+        assert summary_table(rows, dict.fromkeys(("quickstart", "digits"), score)) in page
+    for noise, sites in {(row["noise"], row["sites"]) for row in rows}:
+        assert setting_table(rows, noise, sites) in page
+    first = summary_table(rows, {"quickstart": "auroc", "digits": "accuracy"})
+    for name in ("threat-model.md", "aggregation.md"):
+        written = (DOCS / name).read_text(encoding="utf-8").splitlines()
+        assert set(first.splitlines()) <= {line.strip() for line in written}, name
+
+
+def test_worst_attack_is_that_of_the_worst_mean_among_those_tried_most_often() -> None:
+    tried = [("relabel", 0, 0.5), ("relabel", 1, 0.7), ("hidden", 0, 0.4), ("hidden", 1, 0.9)]
+    rows = [
+        {"case": case, "seed": seed, "accuracy": value, "nll": value}
+        for case, seed, value in [*tried, ("quiet", 0, 0.1), ("honest", 0, 0.0), ("honest", 1, 0.0)]
+    ]
+    assert worst_attack(rows, "accuracy") == "relabel"
+    assert worst_attack(rows, "nll") == "hidden"
