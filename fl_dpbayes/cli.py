@@ -212,7 +212,7 @@ def init(
     """Look at tables or images on this machine and write a complete, commented scenario for them."""
     from fl_dpbayes.commands.init_scenario import init_scenario
 
-    init_scenario(data, label, (site, unit), out, console)
+    init_scenario(data=data, label=label, site=site, unit=unit, out=out, console=console)
 
 
 @app.command(epilog="Example: fl-dpbayes report runs/quickstart-20260101-120000")
@@ -284,9 +284,15 @@ def predict(
     from fl_dpbayes.predict.hospital_posterior import Hospital
     from fl_dpbayes.predict.stored_posterior import predict_records
 
-    whose, places = Hospital(site, group, update), (data_dir, allow_code or ())
     predict_records(
-        run_dir, data, out, console, places, skip_bad_rows=skip_bad_rows, hospital=whose
+        run_dir,
+        data,
+        out,
+        console,
+        data_dir=data_dir,
+        allowed_code=allow_code or (),
+        skip_bad_rows=skip_bad_rows,
+        hospital=Hospital(site=site, group=group, update=update),
     )
 
 
@@ -312,8 +318,16 @@ def evaluate(
     from fl_dpbayes.predict.hospital_posterior import Hospital
     from fl_dpbayes.predict.stored_posterior import evaluate_records
 
-    whose, places = Hospital(site, group), (data_dir, allow_code or ())
-    evaluate_records(run_dir, data, console, places, as_json=as_json, out=out, hospital=whose)
+    evaluate_records(
+        run_dir,
+        data,
+        console,
+        data_dir=data_dir,
+        allowed_code=allow_code or (),
+        as_json=as_json,
+        out=out,
+        hospital=Hospital(site=site, group=group),
+    )
 
 
 @app.command(
@@ -345,7 +359,15 @@ def update(
     from fl_dpbayes.predict.hospital_posterior import Hospital
     from fl_dpbayes.predict.update import update_hospital
 
-    update_hospital(run_dir, data, Hospital(site, group, earlier), epsilon, sets, out, console)
+    update_hospital(
+        run_dir=run_dir,
+        data=data,
+        hospital=Hospital(site=site, group=group, update=earlier),
+        epsilon=epsilon,
+        sets=sets,
+        out=out,
+        console=console,
+    )
 
 
 @app.command(epilog="Example: fl-dpbayes alarm runs/stroke-1 site.toml --epsilon 0.5")
@@ -407,7 +429,7 @@ def solve(
     as_json: AsJson = False,
 ) -> None:
     """Find the noise (or temperature) that meets a target epsilon."""
-    from fl_dpbayes.commands.account import account_table, solve_json, solve_table, solved
+    from fl_dpbayes.commands.account import account_table, solve_json, solve_options, solve_table
     from fl_dpbayes.privacy.account import account as account_for
 
     options = {
@@ -419,7 +441,7 @@ def solve(
         "sampling_rate": q,
         "temperature": temperature,
     }
-    result = solved(options, schedule, steps, units)
+    result = solve_options(options, schedule, steps, units)
     if as_json:
         print(json.dumps(solve_json(result)))
     else:
