@@ -246,8 +246,8 @@ def _read_metrics(reply: Message) -> Metrics:
     metrics: Metrics = {}
     for name, value in records[0].items():
         printable_name = outside_text(name)
-        is_bounded = isinstance(value, int | float) and abs(value) <= MOST_VALUE
-        if printable_name != name or not is_bounded:
+        is_number = isinstance(value, int | float)
+        if printable_name != name or not is_number or not abs(value) <= MOST_VALUE:
             raise ValueError(f"its metric {printable_name!r} is not one number within 1e15")
         metrics[name] = value
     return metrics
