@@ -326,15 +326,15 @@ def predict_proba(
 
 
 @contextmanager
-def _text_withheld(what: str) -> Iterator[None]:
+def _text_withheld(failure: str) -> Iterator[None]:
     """Keep an error's text here: it may quote a record, and Flower sends it to the server."""
     try:
         yield
     except (UserError, ChainDivergedError):
         raise
     except Exception:
-        log.exception(what)
-        raise RuntimeError(f"{what}: see the log of this machine") from None
+        log.exception(failure)
+        raise RuntimeError(f"{failure}: see the log of this machine") from None
 
 
 def _checked_units(records: TrainingRecords, declared: int | None, delta: float) -> int:

@@ -246,8 +246,12 @@ def _read_metrics(reply: Message) -> Metrics:
     metrics: Metrics = {}
     for name, value in records[0].items():
         printable_name = outside_text(name)
-        is_number = isinstance(value, int | float)
-        if printable_name != name or not is_number or not abs(value) <= MOST_VALUE:
+        # A number that is not one (NaN) fails the bound as well.
+        if (
+            printable_name != name
+            or not isinstance(value, int | float)
+            or not abs(value) <= MOST_VALUE
+        ):
             raise ValueError(f"its metric {printable_name!r} is not one number within 1e15")
         metrics[name] = value
     return metrics

@@ -30,13 +30,13 @@ class DataSet(NamedTuple):
     """A public data set.
 
     Attributes:
-        what: What it is, and whose.
+        description: What it is, and whose.
         licence: Its licence.
         files: File in the data folder -> the address to fetch it from.
         most_bytes: How large a file may be, unpacked.
     """
 
-    what: str
+    description: str
     licence: str
     files: dict[str, str]
     most_bytes: int
@@ -49,13 +49,13 @@ _HEART = "https://archive.ics.uci.edu/ml/machine-learning-databases/heart-diseas
 _HEART_PARTS = ("cleveland", "hungarian", "switzerland", "va")
 SETS = {
     "mnist": DataSet(
-        what="70,000 handwritten digits of 28x28 pixels (LeCun et al. 1998)",
+        description="70,000 handwritten digits of 28x28 pixels (LeCun et al. 1998)",
         licence="CC BY-SA 3.0",
         files={f"MNIST/raw/{part}-ubyte": f"{_MNIST}{part}-ubyte.gz" for part in _MNIST_PARTS},
         most_bytes=2**26,
     ),
     "pneumonia": DataSet(
-        what=(
+        description=(
             "5,856 chest radiographs of children, 28x28 pixels (Kermany et al. 2018; MedMNIST "
             "v2, Yang et al. 2023)"
         ),
@@ -64,7 +64,7 @@ SETS = {
         most_bytes=2**24,
     ),
     "heart": DataSet(
-        what="740 patients of four hospitals, heart disease (Detrano et al. 1989, UCI)",
+        description="740 patients of four hospitals, heart disease (Detrano et al. 1989, UCI)",
         licence="CC BY 4.0",
         files={
             f"heart-disease/processed.{part}.data": f"{_HEART}processed.{part}.data"
@@ -99,7 +99,9 @@ def fetch_data(name: str, data_dir: Path | None, console: Console) -> None:
         raise UserError(f"no data folder is known: give --data-dir DIR, or set {VARIABLE}")
     data_set = SETS[name]
     console.print(
-        f"{name}: {data_set.what}. Licence: {data_set.licence}.", markup=False, highlight=False
+        f"{name}: {data_set.description}. Licence: {data_set.licence}.",
+        markup=False,
+        highlight=False,
     )
     # A link that leads nowhere is a file of the user's as well.
     missing = [path for path in data_set.files if not os.path.lexists(folder / path)]

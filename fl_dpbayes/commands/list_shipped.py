@@ -44,7 +44,7 @@ def shipped_names() -> dict[str, dict[str, str]]:
         papers[name] = f"a script of the source tree: python {script}"
     data_sets = dict(SHIPPED)
     for name, data_set in SETS.items():
-        data_sets[name] = f"{data_set.what}; {data_set.licence}"
+        data_sets[name] = f"{data_set.description}; {data_set.licence}"
     return {
         "simulate": scenarios,
         "study": studies,

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeAlias
 
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
@@ -21,6 +22,8 @@ from fl_dpbayes.errors import UserError
 from fl_dpbayes.files import written
 from fl_dpbayes.privacy import KEPT_LOGS
 
+# What Flower hands to apps as configuration.
+UserConfig: TypeAlias = dict[str, bool | float | int | str]
 RUN_ID = 1
 LOG_FILE = "flower.log"
 LOGGERS = ("flwr", "fl_dpbayes")
@@ -45,7 +48,7 @@ class InlineGrid(Grid):
         self.names: Mapping[int, str] = {}
         self._contexts: dict[int, Context] = {}
         for node in range(1, nodes + 1):
-            node_config = {"partition-id": node - 1, "num-partitions": nodes}
+            node_config: UserConfig = {"partition-id": node - 1, "num-partitions": nodes}
             self._contexts[node] = Context(RUN_ID, node, node_config, RecordDict(), {})
         self._nodes: Iterable[int] = self._contexts
         self._waiting: dict[str, Message] = {}
@@ -69,7 +72,9 @@ class InlineGrid(Grid):
         """Refuse: a grid in this process has no run of a SuperLink."""
         raise AttributeError("an in-process grid belongs to no run")
 
-    def create_message(self, content, message_type, dst_node_id, group_id, ttl=None):  # type: ignore[no-untyped-def]
+    def create_message(  # type: ignore[no-untyped-def]
+        self, content, message_type, dst_node_id, group_id, ttl=None
+    ):
         """Create a message to a node."""
         return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
 
@@ -123,7 +128,7 @@ def run_inline(run_folder: Path, sites: int, stop: threading.Event, *, report: b
     from clients.app import app as client_app
     from server.app import app as server_app
 
-    run_config = {
+    run_config: UserConfig = {
         "scenario": str(run_folder / "scenario.toml"),
         "output-dir": str(run_folder),
         "report": report,

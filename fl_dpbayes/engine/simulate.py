@@ -130,10 +130,12 @@ def check_machine(resources: Resources) -> None:
     devices = torch.cuda.device_count()
     index = int(resources.device.partition(":")[2] or 0)
     if index >= devices:
-        here = "no CUDA device is here"
+        devices_here = "no CUDA device is here"
         if devices:
-            here = f"the CUDA devices here are 0 to {devices - 1}"
-        raise UserError(f"resources.device is {resources.device!r}: {here}; use 'auto' or 'cpu'")
+            devices_here = f"the CUDA devices here are 0 to {devices - 1}"
+        raise UserError(
+            f"resources.device is {resources.device!r}: {devices_here}; use 'auto' or 'cpu'"
+        )
 
 
 def show_run(run_folder: Path, console: Console) -> None:

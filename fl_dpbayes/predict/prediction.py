@@ -84,6 +84,18 @@ class Prediction:
     notes: list[Note]
 
 
+@dataclass(frozen=True)
+class _ChosenPosterior:
+    """The samples that predict, and what is done with their average."""
+
+    samples: PosteriorSamples
+    predictor: str
+    notes: list[Note]
+    point_name: str = ""
+    recalibration: RecalibrationMap | None = None
+    set_threshold: float | None = None
+
+
 def predict_new_records(run: FinishedRun, records: NewRecords, hospital: Hospital) -> Prediction:
     """Predict new records with a run's posterior.
 
@@ -101,35 +113,28 @@ def predict_new_records(run: FinishedRun, records: NewRecords, hospital: Hospita
     module = run.build_module()
     inputs = run.model_inputs(records.features)
     effect = hospital_effect(run, hospital)
-    notes = []
     if effect is None:
-        samples = run.stored.samples
-        recalibration, recalibration_note = _usable_recalibration(run)
+        posterior = _run_posterior(run)
     else:
-        samples = effect.model.samples(effect.effect, model_shapes(run.model, run.task))
-        recalibration, recalibration_note = None, None
-        notes.append(_rate_note(effect, hospital, np.delete(inputs, list(records.bad), axis=0)))
-    point_name, point_note = _point_estimate(run, samples)
-    notes += [note for note in (point_note, recalibration_note) if note is not None]
-
-    averaged = predict(module, samples.arrays, samples.weights, inputs)
+        good_inputs = np.delete(inputs, list(records.bad), axis=0)
+        posterior = _hospital_posterior(run, effect, hospital, good_inputs)
+    averaged = predict(module, posterior.samples.arrays, posterior.samples.weights, inputs)
     probabilities = averaged.probabilities
-    if recalibration is not None:
-        probabilities = recalibrate(probabilities, recalibration)
-    if recalibration is None and not point_name:
-        uncertainty = Uncertainty(
-            total=averaged.total, aleatoric=averaged.aleatoric, epistemic=averaged.epistemic
-        )
-    else:
+    uncertainty = Uncertainty(
+        total=averaged.total, aleatoric=averaged.aleatoric, epistemic=averaged.epistemic
+    )
+    if posterior.recalibration is not None:
+        probabilities = recalibrate(probabilities, posterior.recalibration)
+    if posterior.recalibration is not None or posterior.point_name:
         # Neither one sample nor a map of averaged probabilities tells aleatoric from epistemic.
         uncertainty = Uncertainty(total=entr(probabilities).sum(axis=1))
     return Prediction(
         probabilities=probabilities,
         uncertainty=uncertainty,
-        predictor=_predictor(effect, recalibration),
-        point_name=point_name,
-        set_threshold=None if effect is None else effect.set_threshold,
-        notes=notes,
+        predictor=posterior.predictor,
+        point_name=posterior.point_name,
+        set_threshold=posterior.set_threshold,
+        notes=posterior.notes,
     )
 
 
@@ -141,41 +146,54 @@ def show_notes(notes: list[Note]) -> None:
         console.print(note.text, style=style, markup=False, highlight=False)
 
 
-def _predictor(effect: HospitalEffect | None, recalibration: RecalibrationMap | None) -> str:
-    if effect is not None:
-        return "hierarchical"
-    return "posterior" if recalibration is None else RECALIBRATED
-
-
-def _rate_note(effect: HospitalEffect, hospital: Hospital, inputs: npt.NDArray) -> Note:
-    rate = effect.model.said_rate(effect.effect, with_intercept(inputs))
-    guarantee = NO_SETS if effect.set_threshold is None else ""
-    return Note(f"{hospital}: {rate} among these records{guarantee}")
-
-
-def _point_estimate(run: FinishedRun, samples: PosteriorSamples) -> tuple[str, Note | None]:
-    """Return a name and a note for a posterior that is a single sample; "" and None otherwise."""
+def _run_posterior(run: FinishedRun) -> _ChosenPosterior:
+    """Return the posterior that the run stored, recalibrated where the run did so."""
+    notes = []
     rule = run.scenario.aggregation.point_name
-    warning = one_sample_warning(len(samples.weights), rule)
-    if warning is None:
-        return "", None
-    note = Note(f"warning: {sentence(warning)}", is_warning=True)
-    return f"point estimate ({rule or 'one sample'})", note
-
-
-def _usable_recalibration(run: FinishedRun) -> tuple[RecalibrationMap | None, Note | None]:
-    """Return the run's map, unless the run found it to be mostly noise, and a note about it."""
+    point_name = ""
+    point_warning = one_sample_warning(len(run.stored.samples.weights), rule)
+    if point_warning is not None:
+        point_name = f"point estimate ({rule or 'one sample'})"
+        notes.append(Note(f"warning: {sentence(point_warning)}", is_warning=True))
     recalibration = run.stored.metadata.recalibration
-    if recalibration is None:
-        return None, None
-    # A posterior may be used without the records of its run.
-    if (run.folder / SUMMARY_FILE).is_file():
-        noise = read_summary(run.folder).recalibration_noise
+    if recalibration is not None:
+        noise = _recalibration_noise(run)
         if noise:
             text = f"warning: {noise}. The probabilities here are the posterior's own."
-            return None, Note(text, is_warning=True)
-    text = (
-        f"probabilities are recalibrated by {describe(recalibration)}, the average over the "
-        "training sites; their uncertainty has no aleatoric and epistemic part"
+            notes.append(Note(text, is_warning=True))
+            recalibration = None
+        else:
+            text = (
+                f"probabilities are recalibrated by {describe(recalibration)}, the average over "
+                "the training sites; their uncertainty has no aleatoric and epistemic part"
+            )
+            notes.append(Note(text))
+    return _ChosenPosterior(
+        samples=run.stored.samples,
+        predictor="posterior" if recalibration is None else RECALIBRATED,
+        point_name=point_name,
+        recalibration=recalibration,
+        notes=notes,
     )
-    return recalibration, Note(text)
+
+
+def _hospital_posterior(
+    run: FinishedRun, effect: HospitalEffect, hospital: Hospital, inputs: npt.NDArray
+) -> _ChosenPosterior:
+    """Return the posterior for one hospital, in many samples of its effect."""
+    rate = effect.model.said_rate(effect.effect, with_intercept(inputs))
+    guarantee = NO_SETS if effect.set_threshold is None else ""
+    return _ChosenPosterior(
+        samples=effect.model.samples(effect.effect, model_shapes(run.model, run.task)),
+        predictor="hierarchical",
+        set_threshold=effect.set_threshold,
+        notes=[Note(f"{hospital}: {rate} among these records{guarantee}")],
+    )
+
+
+def _recalibration_noise(run: FinishedRun) -> str:
+    """Say that the run found its recalibration to be mostly noise; "" where it did not."""
+    # A posterior may be used without the records of its run.
+    if not (run.folder / SUMMARY_FILE).is_file():
+        return ""
+    return read_summary(run.folder).recalibration_noise

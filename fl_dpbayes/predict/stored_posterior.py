@@ -73,8 +73,8 @@ def predict_records(
         raise UserError(
             f"--out {out} cannot be written: {error.strerror or error}{remedy}"
         ) from None
-    written = len(table) - len(records.bad)
-    console.print(f"{written} predictions written to {out}", soft_wrap=True, markup=False)
+    predicted = len(table) - len(records.bad)
+    console.print(f"{predicted} predictions written to {out}", soft_wrap=True, markup=False)
 
 
 def prediction_table(
