@@ -9,8 +9,7 @@ import json
 import shlex
 import signal
 import sys
-from contextlib import nullcontext
-from importlib import import_module
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, get_type_hints
 
@@ -21,6 +20,7 @@ from rich.console import Console
 from typer import Argument, Option
 from typer.models import ArgumentInfo
 
+from fl_dpbayes.commands.bench import BENCHMARKS, run_benchmark
 from fl_dpbayes.coordinator.commands import deploy, provision
 from fl_dpbayes.errors import FailedError, Stopped, UserError
 from fl_dpbayes.hospital.commands import site
@@ -33,7 +33,8 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-INTERRUPTED = 130  # what a shell makes of Ctrl-C, and typer
+# The status that a shell, and typer, give a command that was stopped by Ctrl-C.
+INTERRUPTED = 130
 console = Console()
 errors = Console(stderr=True)
 
@@ -60,10 +61,8 @@ OneRelease = Annotated[
 ]
 Delta = Annotated[float, Option(help="Delta, in (0, 1).")]
 AsJson = Annotated[bool, Option("--json", help="Print JSON instead of a table.")]
-NEIGHBOURS, COUPLINGS = (
-    ["add_or_remove_one", "replace_one"],
-    ["constant", "temperature", "langevin", "floor"],
-)
+NEIGHBOURS = ["add_or_remove_one", "replace_one"]
+COUPLINGS = ["constant", "temperature", "langevin", "floor"]
 Adjacency = Annotated[
     str, Option(click_type=Choice(NEIGHBOURS), help="Which data sets are neighbours.")
 ]
@@ -80,17 +79,25 @@ def main_options(
         raise typer.Exit
 
 
-def _check_alone(
-    command: str, resume: Path, assignments: list[str] | None, out: Path | None, more: str = ""
+def _check_resume_is_alone(
+    command: str,
+    resume: Path,
+    *,
+    assignments: list[str] | None,
+    out: Path | None,
+    seed: int | None = None,
 ) -> None:
-    given = [
-        *(f"--set {one}" for one in assignments or []),
-        more,
-        f"--out {out}" if out is not None else "",
-    ]
-    if said := " ".join(filter(None, given)):
-        alone = f"fl-dpbayes {command} --resume {shlex.quote(str(resume))}  alone"
-        raise UserError(f"--resume goes on as it was begun, and you gave {said}: give  {alone}")
+    """Check that --resume comes without options that would change what goes on."""
+    options = [f"--set {assignment}" for assignment in assignments or []]
+    if seed is not None:
+        options.append(f"--seed {seed}")
+    if out is not None:
+        options.append(f"--out {out}")
+    if options:
+        raise UserError(
+            f"--resume goes on as it was begun, and you gave {' '.join(options)}: give  "
+            f"fl-dpbayes {command} --resume {shlex.quote(str(resume))}  alone"
+        )
 
 
 @app.command(epilog="Example: fl-dpbayes simulate quickstart --set privacy.epsilon=2")
@@ -111,34 +118,40 @@ def simulate(
 ) -> None:
     """Run a scenario over many simulated sites and write its run directory.
 
-    Or go on with one that was cut off.
+    With --resume, go on with a run that was cut off.
     """
     from fl_dpbayes.config.scenario import load_scenario
 
     if resume is not None:
         from fl_dpbayes.engine.resume import resume_run
 
-        _check_alone(
-            "simulate", resume, assignments, out, f"--seed {seed}" if seed is not None else ""
+        _check_resume_is_alone("simulate", resume, assignments=assignments, out=out, seed=seed)
+        resume_run(
+            folder=resume,
+            scenario=load_scenario(scenario) if scenario else None,
+            engine=engine,
+            data_dir=data_dir,
+            console=console,
         )
-        resume_run(resume, load_scenario(scenario) if scenario else None, engine, data_dir, console)
         return
     if scenario is None:
         raise UserError(
             "give a SCENARIO, for example  fl-dpbayes simulate quickstart  (or --resume DIR)"
         )
+    overrides = list(assignments or [])
+    if seed is not None:
+        overrides.append(f"seed={seed}")
     # A mistake in the scenario is told before seconds go into imports.
-    loaded = load_scenario(
-        scenario, [*(assignments or []), *([f"seed={seed}"] if seed is not None else [])]
-    )
+    loaded = load_scenario(scenario, overrides)
     from fl_dpbayes.engine.flower_engine import started_flower
 
-    with (
-        started_flower(len(loaded.sites), loaded.resources) if engine == "flower" else nullcontext()
-    ):
+    with ExitStack() as stack:
+        if engine == "flower":
+            # It starts while the engine is imported and the sites are made.
+            stack.enter_context(started_flower(len(loaded.sites), loaded.resources))
         from fl_dpbayes.engine.simulate import simulate as run
 
-        run(loaded, engine, out, data_dir, console)
+        run(loaded, engine=engine, run_folder=out, data_dir=data_dir, console=console)
 
 
 @app.command(
@@ -168,23 +181,27 @@ def study(
 ) -> None:
     """Run a scenario along axes (partition, sampler, budget, seed, shift) and compare methods.
 
-    Or go on with that.
+    With --resume, go on with a study that was cut off.
     """
     from fl_dpbayes.config.study_file import load_study
 
     if resume is not None:
-        _check_alone("study", resume, assignments, out)
+        _check_resume_is_alone("study", resume, assignments=assignments, out=out)
     # A mistake in the study is told before seconds go into imports.
     loaded = load_study(name, assignments or []) if name else None
     from fl_dpbayes.study.study import Workers, begin_study, resume_study
 
-    places = Workers(workers, ray_address, keep_runs)
+    where = Workers(count=workers, ray_address=ray_address, keep_runs=keep_runs)
     if resume is not None:
-        finished = resume_study(resume, loaded, data_dir, places, console)
+        finished = resume_study(
+            folder=resume, study=loaded, data_dir=data_dir, workers=where, console=console
+        )
     elif loaded is None:
         raise UserError("give a STUDY, for example  fl-dpbayes study noniid  (or --resume DIR)")
     else:
-        finished = begin_study(loaded, out, data_dir, places, console)
+        finished = begin_study(
+            study=loaded, folder=out, data_dir=data_dir, workers=where, console=console
+        )
     raise typer.Exit(0 if finished else 1)
 
 
@@ -209,10 +226,13 @@ def init(
         Path | None, Option(help="The file to write; default: the data's name with .toml.")
     ] = None,
 ) -> None:
-    """Look at tables or images on this machine and write a complete, commented scenario for them."""
+    """Look at tables or images on this machine and write a complete, commented scenario.
+
+    It is to be read and corrected before it is run.
+    """
     from fl_dpbayes.commands.init_scenario import init_scenario
 
-    init_scenario(data, label, (site, unit), out, console)
+    init_scenario(data=data, label=label, site=site, unit=unit, out=out, console=console)
 
 
 @app.command(epilog="Example: fl-dpbayes report runs/quickstart-20260101-120000")
@@ -221,7 +241,7 @@ def report(
 ) -> None:
     """Print a run's tables and write its report.html and figures again.
 
-    Of a study, write them again.
+    Of a study, write its page and figures again.
     """
     from fl_dpbayes.engine.simulate import show_run
     from fl_dpbayes.report.page import write_report
@@ -229,7 +249,8 @@ def report(
     from fl_dpbayes.report.study.results import RECORD_FILE
 
     if (run_dir / RECORD_FILE).is_file():
-        console.print(f"report: {write_study_report(run_dir)}", soft_wrap=True, markup=False)
+        page = write_study_report(run_dir)
+        console.print(f"report: {page}", soft_wrap=True, markup=False)
         return
     write_report(run_dir)
     show_run(run_dir, console)
@@ -251,11 +272,8 @@ def tensorboard(
     """
     from fl_dpbayes.commands.tensorboard import write_tensorboard
 
-    console.print(
-        f"written: {write_tensorboard(run_dir, log_dir, follow=follow)}",
-        soft_wrap=True,
-        markup=False,
-    )
+    folder = write_tensorboard(run_dir, log_dir, follow=follow)
+    console.print(f"written: {folder}", soft_wrap=True, markup=False)
 
 
 @app.command(
@@ -284,9 +302,15 @@ def predict(
     from fl_dpbayes.predict.hospital_posterior import Hospital
     from fl_dpbayes.predict.stored_posterior import predict_records
 
-    whose, places = Hospital(site, group, update), (data_dir, allow_code or ())
     predict_records(
-        run_dir, data, out, console, places, skip_bad_rows=skip_bad_rows, hospital=whose
+        run_dir=run_dir,
+        data=data,
+        out=out,
+        console=console,
+        data_dir=data_dir,
+        allowed_code=allow_code or (),
+        skip_bad_rows=skip_bad_rows,
+        hospital=Hospital(site=site, group=group, update=update),
     )
 
 
@@ -312,8 +336,16 @@ def evaluate(
     from fl_dpbayes.predict.hospital_posterior import Hospital
     from fl_dpbayes.predict.stored_posterior import evaluate_records
 
-    whose, places = Hospital(site, group), (data_dir, allow_code or ())
-    evaluate_records(run_dir, data, console, places, as_json=as_json, out=out, hospital=whose)
+    evaluate_records(
+        run_dir=run_dir,
+        data=data,
+        console=console,
+        data_dir=data_dir,
+        allowed_code=allow_code or (),
+        as_json=as_json,
+        out=out,
+        hospital=Hospital(site=site, group=group),
+    )
 
 
 @app.command(
@@ -340,12 +372,20 @@ def update(
 ) -> None:
     """Fit a hospital's own level to its labelled patients, at home, or by one private release.
 
-    For `predict`.
+    What it writes is for `predict --update`.
     """
     from fl_dpbayes.predict.hospital_posterior import Hospital
     from fl_dpbayes.predict.update import update_hospital
 
-    update_hospital(run_dir, data, Hospital(site, group, earlier), epsilon, sets, out, console)
+    update_hospital(
+        run_dir=run_dir,
+        data=data,
+        hospital=Hospital(site=site, group=group, update=earlier),
+        epsilon=epsilon,
+        sets=sets,
+        out=out,
+        console=console,
+    )
 
 
 @app.command(epilog="Example: fl-dpbayes alarm runs/stroke-1 site.toml --epsilon 0.5")
@@ -363,7 +403,7 @@ def alarm(
     """
     from fl_dpbayes.predict.update import compare_patients
 
-    compare_patients(run_dir, data, epsilon, console)
+    compare_patients(run_dir=run_dir, data=data, epsilon=epsilon, console=console)
 
 
 @app.command(epilog="Example: fl-dpbayes account --sigma 1.0 --q 0.01 --steps 1000 --delta 1e-5")
@@ -381,7 +421,14 @@ def account(
     """Say what a history of noisy steps cost, by every method."""
     from fl_dpbayes.commands.account import account_json, account_of, account_table
 
-    result = account_of(sigma, q, steps, history, delta, adjacency)  # type: ignore[arg-type]
+    result = account_of(
+        sigma=sigma,
+        q=q,
+        steps=steps,
+        history=history,
+        delta=delta,
+        adjacency=adjacency,  # type: ignore[arg-type]
+    )
     if as_json:
         print(json.dumps(account_json(result)))
     else:
@@ -407,7 +454,7 @@ def solve(
     as_json: AsJson = False,
 ) -> None:
     """Find the noise (or temperature) that meets a target epsilon."""
-    from fl_dpbayes.commands.account import account_table, solve_json, solve_table, solved
+    from fl_dpbayes.commands.account import account_table, solve_json, solve_options, solve_table
     from fl_dpbayes.privacy.account import account as account_for
 
     options = {
@@ -419,7 +466,7 @@ def solve(
         "sampling_rate": q,
         "temperature": temperature,
     }
-    result = solved(options, schedule, steps, units)
+    result = solve_options(options, schedule=schedule, steps=steps, units=units)
     if as_json:
         print(json.dumps(solve_json(result)))
     else:
@@ -436,7 +483,7 @@ def audit(
 ) -> None:
     """Attack a scenario's own training path with planted canaries.
 
-    Status 1 if it leaks more than it claims.
+    The status is 1 if it leaks more than it claims.
     """
     from fl_dpbayes.config.scenario import load_scenario
 
@@ -444,9 +491,6 @@ def audit(
     from fl_dpbayes.audit.audit import audit_scenario
 
     raise typer.Exit(audit_scenario(loaded, console, data_dir=data_dir, as_json=as_json))
-
-
-BENCHMARKS = ["clip", "sizes", "gpu", "accounting", "simulation", "end-to-end", "memory"]
 
 
 @app.command(
@@ -475,10 +519,15 @@ def bench(
     ] = None,
 ) -> None:
     """Measure speed and memory, as ratios within one run, on this machine."""
-    from benchmarks.measure import Sizes, measure_rows
-
-    rows = import_module(f"benchmarks.{name.replace('-', '_')}").rows(Sizes(repeats, sites, engine))
-    measure_rows(name, rows, only, file, console, on_gpu=name == "gpu")
+    run_benchmark(
+        name=name,
+        only=only,
+        repeats=repeats,
+        sites=sites,
+        engine=engine,
+        file=file,
+        console=console,
+    )
 
 
 data_commands = typer.Typer(help="The public data sets that scenarios read.", no_args_is_help=True)
@@ -489,7 +538,10 @@ app.add_typer(data_commands, name="data")
 def data_fetch(
     name: Annotated[str, Argument(help="mnist, pneumonia or heart.")], data_dir: DataDir = None
 ) -> None:
-    """Fetch a public data set into the data folder: its licence is shown, its records are checked."""
+    """Fetch a public data set into the data folder.
+
+    Its licence is shown, its records are checked.
+    """
     from fl_dpbayes.commands.fetch_data import fetch_data
 
     fetch_data(name, data_dir, console)
@@ -520,10 +572,17 @@ def reproduce(
 
     A rerun does what is missing.
     """
-    from fl_dpbayes.study import study as studies
+    from fl_dpbayes.study.study import Workers
+    from fl_dpbayes.study.study import reproduce as run
 
-    finished = studies.reproduce(
-        name, full, seeds, out, data_dir, studies.Workers(workers), console
+    finished = run(
+        name=name,
+        full=full,
+        seeds=seeds,
+        folder=out,
+        data_dir=data_dir,
+        workers=Workers(count=workers),
+        console=console,
     )
     raise typer.Exit(0 if finished else 1)
 
@@ -536,29 +595,40 @@ app.command(
 
 
 def commands() -> click.Command:
-    """Build the commands with the help of their arguments, which click 8.5 and newer clears after typer set it."""
-    found = [typer.main.get_command(app)]
-    for command in found:
-        found += getattr(command, "commands", {}).values()
-        hints = get_type_hints(command.callback, include_extras=True) if command.callback else {}
+    """Build all commands, with the help of their arguments.
+
+    click 8.5 and newer clears the help that typer set, so it is set again.
+    """
+    root = typer.main.get_command(app)
+    to_visit = [root]
+    while to_visit:
+        command = to_visit.pop()
+        to_visit += getattr(command, "commands", {}).values()
+        if command.callback is None:
+            continue
+        hints = get_type_hints(command.callback, include_extras=True)
         for parameter in command.params:
-            for given in getattr(hints.get(parameter.name or ""), "__metadata__", ()):
-                if isinstance(given, ArgumentInfo):
-                    parameter.help = given.help  # type: ignore[attr-defined]
-    return found[0]
+            for annotation in getattr(hints.get(parameter.name or ""), "__metadata__", ()):
+                if isinstance(annotation, ArgumentInfo):
+                    parameter.help = annotation.help  # type: ignore[attr-defined]
+    return root
 
 
 def main() -> None:
-    """Run the command line: status 0 for success, 1 for a failure, 2 for a mistake of the user, 130 for a stop."""
-    # What imports make stays: to look through it for garbage at every 700 objects takes a second of
+    """Run the command line, and exit.
+
+    The status is 0 for success, 1 for a failure, 2 for a mistake of the user, 130 for a stop.
+    """
+    # Imported modules stay: to look through them for garbage at every 700 objects takes a second of
     # a short run.
     gc.set_threshold(10_000)
-    # Nor is it searched, for another second, when the process ends.
+    # To look through them once more when the process ends would take another second.
     atexit.register(gc.freeze)
     # A terminated command must end the processes that it started, as an interrupted one does.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(errors="replace")  # type: ignore[union-attr]  # Latin-1 has no epsilon.
+        # Not every terminal's encoding has an epsilon.
+        stream.reconfigure(errors="replace")  # type: ignore[union-attr]
     try:
         status = commands()(standalone_mode=False) or 0
         if status == INTERRUPTED:

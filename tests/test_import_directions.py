@@ -34,7 +34,7 @@ LAYERS = [
 KNOW_FLOWER = {"clients", "server", "engine", "predict", "audit", "api", "hospital", "coordinator"}
 COMMANDS = ("fl_dpbayes.cli", "fl_dpbayes.hospital.commands", "fl_dpbayes.coordinator.commands")
 WITHOUT_TORCH = {"files", "config", "protocol", "schedules", "privacy", "calibration", "report"}
-MOST_PARAMETERS = 7
+MOST_PARAMETERS = 8
 RANK = {package: rank for rank, packages in enumerate(LAYERS) for package in packages}
 
 

@@ -1,8 +1,8 @@
-"""A finished run in the hands of someone who writes Python: its tables, figures, page, posterior and predictions."""
+"""A finished run for someone who writes Python: tables, figures, page, posterior, predictions."""
 
 import html
 from collections.abc import Collection
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -39,8 +39,11 @@ class Run:
     """A finished run, read from its directory.
 
     It is a classifier as scikit-learn has them: `classes_`, `predict_proba`, `predict`, so that
-    `CalibrationDisplay.from_estimator(run, X, y)` works. A notebook shows its page. `summary` is
-    what `summary.json` holds.
+    `CalibrationDisplay.from_estimator(run, X, y)` works. A notebook shows its page.
+
+    Attributes:
+        folder: The run's folder.
+        summary: What `summary.json` holds.
     """
 
     _estimator_type = "classifier"
@@ -48,15 +51,16 @@ class Run:
     def __init__(
         self, folder: Path, module: nn.Module | None = None, allowed_code: Collection[str] = ()
     ) -> None:
-        self.folder, self._module, self._allowed_code = folder, module, allowed_code
+        self.folder = folder
+        self._module = module
+        self._allowed_code = allowed_code
         self.summary: Summary = read_summary(folder)
 
     @property
     def calibration(self) -> pandas.DataFrame:
         """Calibration by site and predictor, a row for each; the columns of `calibration.csv`."""
-        return pandas.DataFrame(
-            map(calibration_csv_row, self.summary.calibration), columns=list(CALIBRATION_COLUMNS)
-        )
+        rows = [calibration_csv_row(row) for row in self.summary.calibration]
+        return pandas.DataFrame(rows, columns=list(CALIBRATION_COLUMNS))
 
     @property
     def privacy(self) -> pandas.DataFrame:
@@ -79,8 +83,8 @@ class Run:
         """The classes as the records write them, (classes,): words, or whole numbers."""
         source = self.scenario.data.source
         names = getattr(source, "class_names", ()) or range(source.task.classes)
-        whole = all(str(name).lstrip("-").isdigit() for name in names)
-        return np.array([int(name) if whole else name for name in names])
+        are_whole = all(str(name).lstrip("-").isdigit() for name in names)
+        return np.array([int(name) for name in names] if are_whole else list(names))
 
     @cached_property
     def posterior(self) -> RunPosterior:
@@ -91,12 +95,18 @@ class Run:
         return RunPosterior(stored, self.folder, self.scenario.aggregation, sites)
 
     def predict_proba(self, new: NewData) -> "Probabilities":
-        """Return the class probabilities of new records under the posterior, and their uncertainty.
+        """Predict new records with the posterior.
 
-        `new`: a DataFrame with the columns that the run's own records had, an array (N, ...) of
-        their shape, or the path of a file, as `fl-dpbayes predict` takes it. Returns one row per
-        record, in order, with the frame's index. Raises UserError if the records do not fit the
-        run.
+        Args:
+            new: A DataFrame with the columns that the run's own records had, an array (N, ...) of
+                their shape, or the path of a file, as `fl-dpbayes predict` takes it.
+
+        Returns:
+            Class probabilities and their uncertainty: one row per record, in order, with the
+            frame's index.
+
+        Raises:
+            UserError: If the records do not fit the run.
 
         Example:
             >>> p = run.predict_proba(frame)  # doctest: +SKIP
@@ -104,7 +114,10 @@ class Run:
         """
         with self._module_at_hand():
             table = predicted_table(
-                self.folder, new, pandas.Index(self.classes_.tolist()), self._allowed_code
+                run_dir=self.folder,
+                data=new,
+                classes=pandas.Index(self.classes_.tolist()),
+                allowed_code=self._allowed_code,
             )
         if isinstance(new, pandas.DataFrame):
             table.index = new.index
@@ -131,51 +144,67 @@ class Run:
     def plot_reliability(
         self, site: str, predictor: str | None = None, ax: Axes | None = None
     ) -> Axes:
-        """Draw observed against predicted risk at a site, or accuracy against confidence where classes are many.
+        """Draw how well predictions are calibrated at a site.
 
-        The band is where a calibrated model would lie in 95 of 100 cases. `site`: a site's name, or
-        `pooled:train`, `pooled:held_out`, `pooled:shifted`. `predictor`: such as "posterior" or
-        "last"; None: the one that the page speaks of. `ax`: where to draw; None: axes of a new
-        figure.
+        Observed against predicted risk, or accuracy against confidence where classes are many. The
+        band is where a calibrated model would lie in 95 of 100 cases.
+
+        Args:
+            site: A site's name, or `pooled:train`, `pooled:held_out`, `pooled:shifted`.
+            predictor: Such as "posterior" or "last"; None: the one that the page speaks of.
+            ax: Where to draw; None: axes of a new figure.
+
+        Returns:
+            The axes.
+
+        Raises:
+            UserError: If the run has no such site or predictor.
         """
-        site = site if site.startswith("pooled:") else site_name(site)
+        if not site.startswith("pooled:"):
+            site = site_name(site)
         rows = {row.predictor: row for row in self.summary.reliability if row.site == site}
         if not rows:
-            every = dict.fromkeys(row.site for row in self.summary.reliability)
-            raise UserError(f"site is {site!r}: choose among {', '.join(every)}")
-        predictor = predictor or headline_predictor(self.summary)
+            sites = dict.fromkeys(row.site for row in self.summary.reliability)
+            raise UserError(f"site is {site!r}: choose among {', '.join(sites)}")
+        if predictor is None:
+            predictor = headline_predictor(self.summary)
         if predictor not in rows:
             raise UserError(f"predictor is {predictor!r}: choose among {', '.join(rows)}")
-        row, ax = rows[predictor], ax or pyplot.subplots(layout="constrained")[1]
+        row = rows[predictor]
+        if ax is None:
+            _, ax = pyplot.subplots(layout="constrained")
         draw_bins(ax, row, 4.2)
-        sides = (
-            (f"predicted risk of {self.classes_[-1]}", "observed share")
-            if row.risk
-            else ("confidence", "accuracy")
-        )
-        n = sum(part.n for part in row.bins)
-        ax.set(
-            xlabel=sides[0],
-            ylabel=sides[1],
-            title=f"{site}, {PREDICTORS.get(predictor, predictor)}, n = {n}",
-        )
+        if row.risk:
+            ax.set(xlabel=f"predicted risk of {self.classes_[-1]}", ylabel="observed share")
+        else:
+            ax.set(xlabel="confidence", ylabel="accuracy")
+        records = sum(part.n for part in row.bins)
+        ax.set_title(f"{site}, {PREDICTORS.get(predictor, predictor)}, n = {records}")
         return ax
 
     def report(self, path: Path | str | None = None) -> Path:
-        """Write the run's page anew, and a copy of it to `path`; return where it is.
+        """Write the run's page anew.
 
-        Raises UserError if `path` holds something else than such a page.
+        Args:
+            path: Where to write a copy of it; None: the page of the run's folder alone.
+
+        Returns:
+            Where the copy is, or the page.
+
+        Raises:
+            UserError: If `path` holds something else than such a page.
         """
-        own = write_report(self.folder)
+        page = write_report(self.folder)
         if path is None:
-            return own
-        path, page = Path(path), own.read_text(encoding="utf-8")
-        if path.exists() and not (path.is_file() and path.read_bytes()[:60] == page.encode()[:60]):
+            return page
+        copy = Path(path)
+        content = page.read_text(encoding="utf-8")
+        if copy.exists() and not _is_page(copy, content):
             raise UserError(
-                f"{path} exists and is no page of a run: give another name, nothing is overwritten"
+                f"{copy} exists and is no page of a run: give another name, nothing is overwritten"
             )
-        write_atomically(path, page)
-        return path
+        write_atomically(copy, content)
+        return copy
 
     def __repr__(self) -> str:
         sites = counted(len(self.summary.sites), "site")
@@ -185,23 +214,26 @@ class Run:
         )
 
     def _repr_html_(self) -> str:
-        page = own if (own := self.folder / PAGE).is_file() else write_report(self.folder)
-        # A frame of its own: the page's style stays in it, and nothing in it can run.
+        page = self.folder / PAGE
+        if not page.is_file():
+            page = write_report(self.folder)
+        # In a frame of its own, as the page's style then stays in it, and nothing in it can run.
         content = html.escape(page.read_text(encoding="utf-8"))
         return (
             f'<iframe sandbox srcdoc="{content}" style="width:100%;height:40em;border:1px solid '
             '#ccc"></iframe>'
         )
 
-    def _module_at_hand(self) -> Any:
+    def _module_at_hand(self) -> AbstractContextManager[object]:
         return nullcontext() if self._module is None else provided(self._module)
 
 
 class Probabilities(pandas.DataFrame):
-    """Class probabilities: one column per class, by its name, then `total_uncertainty` and `epistemic_uncertainty`.
+    """Class probabilities of records, one row for each, with their uncertainty.
 
-    Uncertainties are in nats. `p[:, 1]`, as arrays are read, is the column of the second class as
-    an array: that is how scikit-learn reads the answer of `predict_proba`.
+    One column per class, by its name, then `total_uncertainty` and `epistemic_uncertainty` in nats.
+    `p[:, 1]`, as arrays are read, is the column of the second class as an array: that is how
+    scikit-learn reads the answer of `predict_proba`.
     """
 
     def __getitem__(self, key: Any) -> Any:
@@ -215,9 +247,22 @@ def load_run(
 ) -> Run:
     """Read a finished run back from its directory.
 
-    `model`: the module object that the run was made with, if it was; its values do not matter, but
-    those that were not trained. `allowed_code`: factories that a run may import to predict, as
-    `package.module:function`; by itself none does. Raises UserError if the folder is no finished
-    run, or a file in it is damaged.
+    Args:
+        directory: The run's folder.
+        model: The module object that the run was made with, if it was; its values do not matter,
+            but those that were not trained.
+        allowed_code: Factories that the run may import to predict, as `package.module:function`; by
+            itself none is imported.
+
+    Returns:
+        The run.
+
+    Raises:
+        UserError: If the folder is no finished run, or a file in it is damaged.
     """
     return Run(Path(directory), model, allowed_code)
+
+
+def _is_page(path: Path, content: str) -> bool:
+    """Tell whether a file begins as a run's page does."""
+    return path.is_file() and path.read_bytes()[:60] == content.encode()[:60]

@@ -1,4 +1,4 @@
-"""A simulation from Python: records in memory, a model object, and every part of a scenario as a record."""
+"""A simulation from Python: records in memory, a model object, a scenario's parts as records."""
 
 import shutil
 import tomllib
@@ -34,14 +34,17 @@ from fl_dpbayes.config import (
     scenario_content,
     with_absolute_paths,
 )
-from fl_dpbayes.data import plan_sites
+from fl_dpbayes.data import SitePlan, plan_sites
 from fl_dpbayes.engine.simulate import check_machine, new_folder, run_planned
 from fl_dpbayes.errors import UserError
 from fl_dpbayes.files.folder_lock import folder_lock
 from fl_dpbayes.files.templates import templates
 from fl_dpbayes.models import provided
 
-COUPLED = {"coupling", "temperature", "noise_multiplier"}
+# Part of `simulate` -> section of a scenario, in the order in which mistakes are named.
+SECTIONS = {"sampler": "sampler", "privacy": "privacy", "rule": "aggregation", "model": "model"}
+# Keys of `privacy` whose meaning depends on how noise and step size are coupled.
+COUPLED_KEYS = {"coupling", "temperature", "noise_multiplier"}
 
 
 class Parts(TypedDict, total=False):
@@ -71,136 +74,196 @@ def simulate(
     fifth of the records of each site for testing. The run directory holds the records themselves
     (`records.parquet` or `records.npz`): it is as confidential as they.
 
-    `data`: the records of `sites_from_frame` or `sites_from_arrays`; or the name of a scenario that
-    comes with the package, or the path of one. `settings`: key of a scenario -> value, such as
-    `{"privacy.epsilon": 2}`. `model`: a record such as `MLP(hidden=[32])`, or a torch module (N,
-    *shape) -> logits (N, classes). `sampler`: such as `DPSGLD(step_size=0.3)`. `privacy`:
-    `Privacy(epsilon=4, delta=1e-3)` or `NoPrivacy()`. `rule`: how sites' samples become one
-    posterior, such as `FALD()`. `held_out`: sites that do not train but test. `rounds`: of
-    messages, half of them burn-in. `out`: the run directory, empty or absent (default:
-    `runs/<name>-<time>`). `engine`: "inline" (default, this process) or "flower" (processes of
-    their own, no module object). `data_dir`: the folder of data sets. `quiet`: whether to show no
-    progress. Raises UserError if a part does not fit, or the run failed.
+    Args:
+        data: The records of `sites_from_frame` or `sites_from_arrays`; or the name of a scenario
+            that comes with the package, or the path of one.
+        settings: Key of a scenario -> value, such as `{"privacy.epsilon": 2}`.
+        **parts: Any of these.
+
+            - `model`: A record such as `MLP(hidden=[32])`, or a torch module (N, *shape) -> logits
+              (N, classes).
+            - `sampler`: Such as `DPSGLD(step_size=0.3)`.
+            - `privacy`: `Privacy(epsilon=4, delta=1e-3)` or `NoPrivacy()`.
+            - `rule`: How sites' samples become one posterior, such as `FALD()`.
+            - `held_out`: Sites that do not train but test.
+            - `rounds`: Number of rounds of messages, half of them burn-in.
+            - `out`: The run directory, empty or absent; by default `runs/<name>-<time>`.
+            - `engine`: "inline" (default, this process) or "flower" (processes of their own, no
+              module object).
+            - `data_dir`: The folder of data sets.
+            - `quiet`: Whether to show no progress.
+
+    Returns:
+        The finished run.
+
+    Raises:
+        UserError: If a part does not fit, or the run failed.
 
     Example:
-        >>> run = simulate("digits", {"training.rounds": 2, "training.burn_in": 0})  # doctest: +SKIP
+        >>> run = simulate("digits", {"training.rounds": 2})  # doctest: +SKIP
     """
-    if unknown := parts.keys() - Parts.__annotations__.keys():
+    _check_arguments(data, settings, parts)
+    engine = parts.get("engine", "inline")
+    model = parts.get("model")
+    module = model if isinstance(model, nn.Module) else None
+    out = parts.get("out")
+    data_dir = parts.get("data_dir")
+    console = Console(quiet=parts.get("quiet", False))
+    with ExitStack() as stack:
+        content = _scenario_content(data, parts)
+        if module is not None:
+            content["model"] = {"kind": "module", "factory": stack.enter_context(provided(module))}
+        apply_overrides(content, _assignments(settings or {}))
+        folder = new_folder(None if out is None else Path(out), content["name"])
+        stack.enter_context(folder_lock(folder))
+        try:
+            scenario, plan = _prepare(
+                data, content, folder, None if data_dir is None else Path(data_dir)
+            )
+        except BaseException:
+            shutil.rmtree(folder)
+            raise
+        run_planned(scenario, plan, engine, folder, console)
+    code = [scenario.model.factory] if isinstance(scenario.model, ModuleModel) else []
+    return Run(folder, module, code)
+
+
+def _check_arguments(data: object, settings: object, parts: Parts) -> None:
+    unknown = parts.keys() - Parts.__annotations__.keys()
+    if unknown:
         raise UserError(
             f"simulate takes no {min(unknown)!r}: it takes {', '.join(Parts.__annotations__)}"
         )
     if not isinstance(data, SiteRecords | str | Path) or not isinstance(settings, Mapping | None):
-        given = f"simulate has a {type(data).__name__} and a {type(settings).__name__}"
         raise UserError(
-            f"{given}: give records of sites_from_frame, or a scenario's name, and a dictionary"
+            f"simulate has a {type(data).__name__} and a {type(settings).__name__}: give records "
+            "of sites_from_frame, or a scenario's name, and a dictionary"
         )
-    engine, model = parts.get("engine", "inline"), parts.get("model")
+    engine = parts.get("engine", "inline")
     if engine not in ("inline", "flower"):
         raise UserError(f"engine is {engine!r}: choose 'inline' or 'flower'")
-    if isinstance(model, nn.Module) and engine == "flower":
-        factory = (
-            "name a factory of an installed package, ModuleModel(factory='package.module:function')"
+    if isinstance(parts.get("model"), nn.Module) and engine == "flower":
+        raise UserError(
+            "model is an object, and engine 'flower' runs sites in other processes: use "
+            "'inline', or name a factory of an installed package, "
+            "ModuleModel(factory='package.module:function')"
         )
-        said = "model is an object, and engine 'flower' runs sites in other processes"
-        raise UserError(f"{said}: use 'inline', or {factory}")
-    with ExitStack() as stack:
-        content = _content(data, parts)
-        if isinstance(model, nn.Module):
-            content["model"] = {"kind": "module", "factory": stack.enter_context(provided(model))}
-        apply_overrides(
-            content,
-            [
-                f"{key}={'' if value is None else toml_value(value)}"
-                for key, value in (settings or {}).items()
-            ],
-        )
-        out, data_dir = parts.get("out"), parts.get("data_dir")
-        folder = new_folder(None if out is None else Path(out), content["name"])
-        stack.enter_context(folder_lock(folder))
-        try:
-            if isinstance(data, SiteRecords):
-                content["data"]["source"]["path"] = str(data.write(folder))
-            scenario = with_absolute_paths(read_record(Scenario, content, "simulate"))
-            check_machine(scenario.resources)
-            plan = plan_sites(scenario, None if data_dir is None else Path(data_dir))
-        except BaseException:
-            shutil.rmtree(folder)
-            raise
-        run_planned(scenario, plan, engine, folder, Console(quiet=parts.get("quiet", False)))
-    named = [scenario.model.factory] if isinstance(scenario.model, ModuleModel) else []
-    return Run(folder, model if isinstance(model, nn.Module) else None, named)
 
 
-def _content(data: SiteRecords | str | Path, parts: Parts) -> dict[str, Any]:
-    content = _of_records(data) if isinstance(data, SiteRecords) else scenario_content(str(data))
-    has_temperature = getattr(parts.get("sampler"), "has_temperature", True)
-    for key, section in (
-        ("sampler", "sampler"),
-        ("privacy", "privacy"),
-        ("rule", "aggregation"),
-        ("model", "model"),
-    ):
-        given: Any = parts.get(key)
-        if given is None or (key == "model" and isinstance(given, nn.Module)):
-            continue
-        if not isinstance(given, BaseModel):
-            raise UserError(
-                f"{key} is {str(given)[:60]!r}: give an object such as "
-                "fl.DPSGLD(step_size=0.3), fl.FALD()"
-            )
-        before, switch = content.get(section, {}), "rule" if key == "rule" else "kind"
-        own = given.model_dump(mode="json", exclude_unset=True) | {switch: getattr(given, switch)}
-        if own.get("temperature") == 1.0 and not has_temperature:
-            del own["temperature"]  # the default of Privacy
-        kept = {"sampler": {"step_size", "prior"}, "privacy": set(before)}.get(key, set())
-        kept &= {"sampling_rate", "temperature"} if isinstance(given, NoPrivacyPlan) else kept
-        kept -= COUPLED if not has_temperature or "coupling" in own else set()
-        content[section] = {name: before[name] for name in kept & before.keys()} | own
-    if content["privacy"].get("kind") == "none":
-        content["sampler"]["kind"] = content["sampler"]["kind"].removeprefix("dp-")
-    training, rounds = content["training"], parts.get("rounds")
-    training |= {} if rounds is None else {"rounds": rounds}  # validated below
-    if isinstance(rounds, int):
-        steps = rounds * training["steps_per_round"]
-        training |= {
-            "burn_in": steps // 2,
-            "thinning": max(1, min(training["thinning"], steps // 4)),
-        }
+def _assignments(settings: Mapping[str, Any]) -> list[str]:
+    """Write settings as `--set` takes them; None removes a key."""
+    return [
+        f"{key}={'' if value is None else toml_value(value)}" for key, value in settings.items()
+    ]
+
+
+def _prepare(
+    data: SiteRecords | str | Path, content: dict[str, Any], folder: Path, data_dir: Path | None
+) -> tuple[Scenario, SitePlan]:
+    """Write the records, if any, into the run's folder, and plan the sites."""
+    if isinstance(data, SiteRecords):
+        content["data"]["source"]["path"] = str(data.write(folder))
+    scenario = with_absolute_paths(read_record(Scenario, content, "simulate"))
+    check_machine(scenario.resources)
+    return scenario, plan_sites(scenario, data_dir)
+
+
+def _scenario_content(data: SiteRecords | str | Path, parts: Parts) -> dict[str, Any]:
+    """Return a scenario's content with the given parts, before it is validated."""
+    content = (
+        _content_of_records(data) if isinstance(data, SiteRecords) else scenario_content(str(data))
+    )
+    _set_sections(content, parts)
+    _set_rounds(content["training"], parts.get("rounds"))
     held_out = parts.get("held_out", ())
-    for name in [held_out] if isinstance(held_out, str) else held_out:
-        known = data.names.get(str(name), str(name)) if isinstance(data, SiteRecords) else str(name)
-        if known not in content["sites"]:
-            raise UserError(
-                f"held_out names {name!r}: choose among the sites {', '.join(content['sites'])}"
-            )
-        content["sites"][known]["role"] = "held_out"
-    for name, spec in content["sites"].items():
-        if (
-            isinstance(data, SiteRecords)
-            and spec["role"] == "train"
-            and data.sizes[name] < LEAST_UNITS
-        ):
-            said = (
-                f"site {name!r} has {counted(data.sizes[name], data.source.unit)}, to train it "
-                f"needs {LEAST_UNITS}"
-            )
-            raise UserError(f"{said}: name it in held_out, join small sites, or leave out its rows")
+    names = data.names if isinstance(data, SiteRecords) else {}
+    _set_held_out(content, [held_out] if isinstance(held_out, str) else held_out, names)
+    if isinstance(data, SiteRecords):
+        _check_sizes(content, data)
     return content
 
 
-def _of_records(data: SiteRecords) -> dict[str, Any]:
-    keys = dict.fromkeys(("file", "source", "sites", "unit"), "")
-    content = tomllib.loads(
-        templates("init")["scenario.toml"].format(
-            **keys,
-            name='"own"',
-            description='""',
-            path='""',
-            delta=proposed_delta(max(data.sizes.values())),
-            clip_norm=proposed_clip_norm(prod(data.source.task.input_shape)),
-        )
+def _content_of_records(data: SiteRecords) -> dict[str, Any]:
+    left_empty = dict.fromkeys(("file", "source", "sites", "unit"), "")
+    text = templates("init")["scenario.toml"].format(
+        **left_empty,
+        name='"own"',
+        description='""',
+        path='""',
+        delta=proposed_delta(max(data.sizes.values())),
+        clip_norm=proposed_clip_norm(prod(data.source.task.input_shape)),
     )
-    del content["aggregation"]  # by default the rule that fits the sampler
+    content = tomllib.loads(text)
+    # Without the section, the rule that fits the sampler is taken.
+    del content["aggregation"]
     content["data"]["source"] = data.source.model_dump(mode="json", exclude_none=True)
     content["sites"] = {name: {"role": "train"} for name in data.sizes}
     return content
+
+
+def _set_sections(content: dict[str, Any], parts: Parts) -> None:
+    has_temperature = getattr(parts.get("sampler"), "has_temperature", True)
+    for part, section in SECTIONS.items():
+        record: Any = parts.get(part)
+        if record is None or (part == "model" and isinstance(record, nn.Module)):
+            continue
+        if not isinstance(record, BaseModel):
+            raise UserError(
+                f"{part} is {str(record)[:60]!r}: give an object such as "
+                "fl.DPSGLD(step_size=0.3), fl.FALD()"
+            )
+        switch = "rule" if part == "rule" else "kind"
+        keys = record.model_dump(mode="json", exclude_unset=True)
+        keys[switch] = getattr(record, switch)
+        # A temperature of 1 is Privacy's default, not a wish.
+        if not has_temperature and keys.get("temperature") == 1.0:
+            del keys["temperature"]
+        before = content.get(section, {})
+        kept_keys = _kept_keys(part, record, before)
+        if not has_temperature or "coupling" in keys:
+            kept_keys -= COUPLED_KEYS
+        content[section] = {name: before[name] for name in kept_keys & before.keys()} | keys
+    if content["privacy"].get("kind") == "none":
+        content["sampler"]["kind"] = content["sampler"]["kind"].removeprefix("dp-")
+
+
+def _kept_keys(part: str, record: BaseModel, before: Mapping[str, Any]) -> set[str]:
+    """Return which keys of a section stay beside those of a record that is given."""
+    if part == "sampler":
+        return {"step_size", "prior"}
+    if part == "privacy":
+        is_private = not isinstance(record, NoPrivacyPlan)
+        return set(before) if is_private else {"sampling_rate", "temperature"}
+    return set()
+
+
+def _set_rounds(training: dict[str, Any], rounds: int | None) -> None:
+    if rounds is None:
+        return
+    training["rounds"] = rounds
+    # What is no whole number is refused when the scenario is validated.
+    if isinstance(rounds, int):
+        steps = rounds * training["steps_per_round"]
+        training["burn_in"] = steps // 2
+        training["thinning"] = max(1, min(training["thinning"], steps // 4))
+
+
+def _set_held_out(
+    content: dict[str, Any], held_out: Sequence[str], names: Mapping[str, str]
+) -> None:
+    sites = content["sites"]
+    for name in held_out:
+        site = names.get(str(name), str(name))
+        if site not in sites:
+            raise UserError(f"held_out names {name!r}: choose among the sites {', '.join(sites)}")
+        sites[site]["role"] = "held_out"
+
+
+def _check_sizes(content: dict[str, Any], data: SiteRecords) -> None:
+    for name, spec in content["sites"].items():
+        if spec["role"] == "train" and data.sizes[name] < LEAST_UNITS:
+            raise UserError(
+                f"site {name!r} has {counted(data.sizes[name], data.source.unit)}, to train it "
+                f"needs {LEAST_UNITS}: name it in held_out, join small sites, or leave out its "
+                "rows"
+            )

@@ -1,4 +1,4 @@
-"""A private chain on one institution's records, for a module of one's own and without Flower or a scenario.
+"""A private chain on one institution's records, for any module, without Flower or a scenario.
 
 Its whole schedule is planned, and its noise solved, before the first step. It may then run in one
 go, or round by round inside a ClientApp of one's own; docs/flower.md says what is promised where no
@@ -38,8 +38,9 @@ from fl_dpbayes.protocol import Arrays, SentArray, read_sent_arrays
 from fl_dpbayes.samplers import ChainDivergedError, TrainingRecords, initial_vectors, run_chain
 
 Values: TypeAlias = npt.ArrayLike | torch.Tensor
-Pair = tuple[Values, Values]
-Position = MutableMapping[str, Any]
+FeaturesAndLabels: TypeAlias = tuple[Values, Values]
+Position: TypeAlias = MutableMapping[str, Any]
+State: TypeAlias = Mapping[str, npt.NDArray] | Mapping[str, SentArray]
 log = logging.getLogger("fl_dpbayes")
 
 
@@ -47,10 +48,14 @@ log = logging.getLogger("fl_dpbayes")
 class ChainPrivacy:
     """What the steps of a chain have cost so far.
 
-    `epsilon`: of the steps until now, by their privacy-loss distribution; it holds if the number of
-    steps was fixed beforehand. `epsilon_planned`: of the whole plan, which holds whoever stops it,
-    and when. `noise_multipliers`: least and greatest sigma_t, the noise on the sum over the clip
-    norm. `units`: n, taken to be public.
+    Attributes:
+        epsilon: Of the steps until now, by their privacy-loss distribution; it holds if the number
+            of steps was fixed beforehand.
+        epsilon_planned: Of the whole plan, which holds whoever stops it, and when.
+        delta: In (0, 1).
+        noise_multipliers: Least and greatest sigma_t, the noise on the sum over the clip norm.
+        steps: Number of steps until now.
+        units: Number n of privacy units, taken to be public.
     """
 
     epsilon: float
@@ -63,12 +68,17 @@ class ChainPrivacy:
 
 @dataclass(frozen=True)
 class ChainRelease:
-    """What a stretch of a private chain leaves: all of it may be published at the cost that `privacy` states.
+    """What a stretch of a private chain leaves, which may be published at the cost of `privacy`.
 
-    `samples`: posterior samples that the plan keeps of this stretch, parameter name -> (M, *shape);
-    M may be 0. `last`: the last state, parameter name -> float32 array. `temperature`: mean of T_t
-    over the stretch, weighted by step size; 1 is the posterior, 0 says that the sampler has none.
-    `step_size`: of the last step.
+    Attributes:
+        samples: Posterior samples that the plan keeps of this stretch, parameter name ->
+            (M, *shape); M may be 0.
+        last: The last state, parameter name -> float32 array.
+        temperature: Mean of T_t over the stretch, weighted by step size; 1 is the posterior, 0
+            says that the sampler has none.
+        step_size: Of the last step.
+        privacy: What the chain has cost so far.
+        module: The module whose parameters were sampled.
     """
 
     samples: PosteriorSamples
@@ -92,19 +102,29 @@ class ChainRelease:
         }
 
     def predict_proba(self, features: Values) -> npt.NDArray[np.float64]:
-        """Return `predict_proba` of the stretch's samples; raises UserError if it kept none."""
+        """Average the class probabilities of the stretch's samples.
+
+        Args:
+            features: N records, (N, *shape).
+
+        Returns:
+            Class probabilities, (N, classes).
+
+        Raises:
+            UserError: If the stretch kept no sample.
+        """
         if not len(self.samples):
             raise UserError("this stretch kept no posterior sample: lower burn_in or thinning")
         return predict_proba(self.module, self.samples, features)
 
 
 class PrivateChain:
-    """A planned private chain: `rounds` stretches of `steps_per_round` steps, each from a state that is given."""
+    """A planned private chain, run in `rounds` stretches of `steps_per_round` steps."""
 
     def __init__(
         self,
         module: nn.Module,
-        data: Dataset | Pair,
+        data: Dataset | FeaturesAndLabels,
         privacy: PrivacyPlan,
         *,
         units: npt.ArrayLike | None = None,
@@ -114,17 +134,26 @@ class PrivateChain:
     ) -> None:
         """Plan the whole chain; no step is taken.
 
-        `module`: no layer may mix the records of a batch; it is not changed. `data`: a torch
-        Dataset of (features, label), or the two as tensors or arrays, labels 0 .. classes - 1.
-        `units`: the privacy unit of each record, such as a patient's number, shape (N,); None: each
-        record is one. `declared`: n, a public number of units, right to a fifth of the real one;
-        None counts them, and their number is then public. `position`: where the steps that are
-        spent are written before they are taken: a file in a folder of its own, or a mapping that
-        outlives this object, such as a ConfigRecord of a node's `context.state`. `plan`: fields of
-        `TrainingPlan`: rounds (1), steps_per_round (200), burn_in (half), thinning (5), sampler
-        (DP-SGLD at step size 0.1), and prior_share, 1/K where K sites share the prior. Raises
-        UserError if module, data, plan and position do not fit each other, or no noise meets the
-        budget, and RuntimeError if the data cannot be read. No error's text holds anything of them.
+        Args:
+            module: No layer may mix the records of a batch; it is not changed.
+            data: A torch Dataset of (features, label), or the two as tensors or arrays, labels
+                0 .. classes - 1.
+            privacy: The budget, `Privacy(epsilon=4, delta=1e-3)`.
+            units: The privacy unit of each record, such as a patient's number, (N,); None: each
+                record is one.
+            declared: A public number n of units, right to a fifth of the real one; None: they are
+                counted, and their number is then public.
+            position: Where the steps that are spent are written before they are taken: a file in a
+                folder of its own, or a mapping that outlives this object, such as a ConfigRecord of
+                a node's `context.state`.
+            **plan: Fields of `TrainingPlan`: rounds (1), steps_per_round (200), burn_in (half),
+                thinning (5), sampler (DP-SGLD at step size 0.1), and prior_share, 1/K where K sites
+                share the prior.
+
+        Raises:
+            UserError: If module, data, plan and position do not fit each other, or no noise meets
+                the budget.
+            RuntimeError: If the data cannot be read. No error's text holds anything of them.
         """
         if not isinstance(privacy, PrivacyPlan):
             raise UserError(
@@ -132,38 +161,11 @@ class PrivateChain:
                 "fl.Privacy(...)"
             )
         validate_module(module)
-        with _untold("the records cannot be read"):
-            self._records = _records(data, units)
-        count = len(np.unique(self._records.unit_index))
-        self.units = count if declared is None else declared
-        if not count or abs(count - self.units) > MAX_DECLARATION_ERROR * count:
-            raise UserError(
-                f"{self.units} units: there must be one, and the declared number right to a fifth"
-            )
-        most = count if declared is None else most_declared(declared)
-        if privacy.delta * most >= 1:
-            raise UserError(
-                f"delta is {privacy.delta}: it must be below 1 / {most:g}, one per unit"
-            )
+        with _text_withheld("the records cannot be read"):
+            self._records = _training_records(data, units)
+        self.units = _checked_units(self._records, declared, privacy.delta)
         steps = plan.get("rounds", 1) * plan.get("steps_per_round", 200)
-        sampler = SGLD(step_size=ConstantStepSize(initial=0.1))
-        defaults = {
-            "rounds": 1,
-            "steps_per_round": 200,
-            "burn_in": steps // 2,
-            "thinning": 5,
-            "sampler": sampler,
-        }
-        fixed = {"privacy": privacy, "chain_start": "broadcast"}
-        self._plan = read_record(TrainingPlan, defaults | plan | fixed, "TrainingPlan")
-        if self._plan.chains > 1 or (
-            self._plan.rounds > 1 and len(self._plan.sampler.state_vectors) > 1
-        ):
-            named = self._plan.sampler.kind
-            raise UserError(
-                f"only a state of parameters travels between rounds: {named!r} and chains "
-                "> 1 have more"
-            )
+        self._plan = _training_plan(privacy, plan, steps)
         self._module = module
         self._epsilon = self._cost(planned_stretch(self._plan, self.units, 0, steps).history)
         if self._epsilon > privacy.epsilon:
@@ -171,106 +173,136 @@ class PrivateChain:
                 f"this plan costs epsilon {self._epsilon:.3g}, above {privacy.epsilon}: "
                 "give more noise"
             )
-        labels, shape = self._records.targets, self._records.features.shape[1:]
-        classes = check_records_apart(module, shape)
+        labels = self._records.targets
+        classes = check_records_apart(module, self._records.features.shape[1:])
         if not ((labels >= 0) & (labels < classes)).all():
             raise UserError(
                 f"the module returns {classes} logits for a record: a label must name one of them"
             )
         self._position: Position | Path = {} if position is None else position
         # Under another privacy unit the same steps are another plan.
-        self._plan_digest = (
-            f"{digest(self._plan)} {self.units} {'record' if units is None else 'given'}"
-        )
+        unit = "record" if units is None else "given"
+        self._plan_digest = f"{digest(self._plan)} {self.units} {unit}"
         self._last: Arrays | None = None
 
-    def advance(
-        self, start: Mapping[str, npt.NDArray] | Mapping[str, SentArray] | None = None
-    ) -> ChainRelease:
+    def advance(self, start: State | None = None) -> ChainRelease:
         """Run the next `steps_per_round` steps, whichever round a server believes this is.
 
         They count as spent before the first of them is taken, and stay so if the stretch fails.
 
-        `start`: parameter name -> array, all finite, or a message's ArrayRecord of them, which is
-        bounded before it is read; None: where this object stopped, or the module's own parameters.
-        Raises UserError if every planned step is spent, ValueError if the start does not fit the
-        module, ChainDivergedError if the chain did. The text of an error holds nothing of the
-        records.
+        Args:
+            start: Parameter name -> array, all finite, or a message's ArrayRecord of them, which is
+                bounded before it is read; None: where this object stopped, or the module's own
+                parameters.
+
+        Returns:
+            The samples of this stretch, its last state, and what the chain has cost.
+
+        Raises:
+            UserError: If every planned step is spent.
+            ValueError: If the start does not fit the module.
+            ChainDivergedError: If the chain did. No error's text holds anything of the records.
         """
-        begun: Any = self._last if start is None else start
-        if begun is not None and not all(isinstance(array, np.ndarray) for array in begun.values()):
-            shapes = parameters.parameter_shapes(self._module)
-            begun = read_sent_arrays(
-                begun, {name: (shape, np.dtype(np.float32)) for name, shape in shapes.items()}
+        module = copy.deepcopy(self._module)
+        vector = self._start_vector(start, module)
+        first = self._reserve_steps()
+        size = self._plan.steps_per_round
+        with _text_withheld("the chain failed after its steps were spent"):
+            repeatable(next(module.parameters()).device)
+            result = run_chain(
+                module,
+                self._records,
+                planned_chain(self._plan, self.units),
+                range(first, first + size),
+                initial_vectors(self._plan.sampler, vector),
+                Streams.from_entropy().of_chain(),
             )
-        module, own = copy.deepcopy(self._module), parameters.to_vector(self._module)
-        vector = own if begun is None else parameters.arrays_to_vector(begun, module)
+        stretch = planned_stretch(self._plan, self.units, first, size)
+        samples = parameters.vector_to_arrays(torch.from_numpy(result.samples), module)
+        last_vector = torch.from_numpy(result.last["parameters"])
+        self._last = parameters.vector_to_arrays(last_vector, module)
+        return ChainRelease(
+            samples=PosteriorSamples(samples, stretch.weights, stretch.temperatures),
+            last=self._last,
+            temperature=stretch.temperature,
+            step_size=stretch.last_step_size,
+            privacy=self._privacy_after(stretch.reached, steps=first + size),
+            module=self._module,
+        )
+
+    def _start_vector(self, start: State | None, module: nn.Module) -> torch.Tensor:
+        state: Any = self._last if start is None else start
+        if state is None:
+            vector = parameters.to_vector(module)
+        else:
+            if not all(isinstance(array, np.ndarray) for array in state.values()):
+                shapes = parameters.parameter_shapes(module)
+                layout = {name: (shape, np.dtype(np.float32)) for name, shape in shapes.items()}
+                state = read_sent_arrays(state, layout)
+            vector = parameters.arrays_to_vector(state, module)
         if not vector.isfinite().all():
             raise ValueError("the start has a value that is not finite")
-        first, size = self._reserved(), self._plan.steps_per_round
-        with _untold("the chain failed after its steps were spent"):
-            repeatable(own.device)
-            chain, vectors = (
-                planned_chain(self._plan, self.units),
-                initial_vectors(self._plan.sampler, vector),
-            )
-            streams = Streams.from_entropy().of_chain()
-            result = run_chain(
-                module, self._records, chain, range(first, first + size), vectors, streams
-            )
-        stretch, privacy = planned_stretch(self._plan, self.units, first, size), self._plan.privacy
-        sigmas = noise_of_steps(stretch.reached)
-        self._last = parameters.vector_to_arrays(
-            torch.from_numpy(result.last["parameters"]), module
-        )
-        samples = parameters.vector_to_arrays(torch.from_numpy(result.samples), module)
-        return ChainRelease(
-            PosteriorSamples(samples, stretch.weights, stretch.temperatures),
-            self._last,
-            stretch.temperature,
-            stretch.last_step_size,
-            ChainPrivacy(
-                epsilon=self._cost(stretch.reached),
-                epsilon_planned=self._epsilon,
-                delta=privacy.delta,
-                noise_multipliers=(float(sigmas.min()), float(sigmas.max())),
-                steps=first + size,
-                units=self.units,
-            ),
-            self._module,
+        return vector
+
+    def _privacy_after(self, history: History, steps: int) -> ChainPrivacy:
+        noise_multipliers = noise_of_steps(history)
+        return ChainPrivacy(
+            epsilon=self._cost(history),
+            epsilon_planned=self._epsilon,
+            delta=self._plan.privacy.delta,
+            noise_multipliers=(float(noise_multipliers.min()), float(noise_multipliers.max())),
+            steps=steps,
+            units=self.units,
         )
 
     def _cost(self, history: History) -> float:
         return pld_epsilon(history, self._plan.privacy.delta, self._plan.privacy.adjacency)
 
-    def _reserved(self) -> int:
+    def _reserve_steps(self) -> int:
+        """Write down that the next stretch is spent, and return its first step."""
         if not isinstance(self._position, Path):
-            return self._first_reserved(self._position)
+            return self._move(self._position)
         with folder_lock(self._position.parent):
-            kept = read_sealed_json(self._position) if self._position.is_file() else {}
-            first = self._first_reserved(kept)
-            write_sealed_json(self._position, kept)
+            position = read_sealed_json(self._position) if self._position.is_file() else {}
+            first = self._move(position)
+            write_sealed_json(self._position, position)
         return first
 
-    def _first_reserved(self, position: Position) -> int:
-        first, end = position.get("steps", 0), self._plan.total_steps
+    def _move(self, position: Position) -> int:
+        first = position.get("steps", 0)
         if position and (position.get("plan") != self._plan_digest or not isinstance(first, int)):
             raise UserError(
                 "the position is that of another plan, whose steps are spent: go on with that plan"
             )
-        if first + self._plan.steps_per_round > end:
-            raise UserError(f"all {end} planned steps are spent: no further step is taken")
-        position["plan"], position["steps"] = self._plan_digest, first + self._plan.steps_per_round
+        end = first + self._plan.steps_per_round
+        if end > self._plan.total_steps:
+            raise UserError(
+                f"all {self._plan.total_steps} planned steps are spent: no further step is taken"
+            )
+        position["plan"] = self._plan_digest
+        position["steps"] = end
         return first
 
 
 def private_chain(
-    module: nn.Module, data: Dataset | Pair, privacy: PrivacyPlan, **keys: Any
+    module: nn.Module, data: Dataset | FeaturesAndLabels, privacy: PrivacyPlan, **keys: Any
 ) -> ChainRelease:
     """Sample the posterior of a module's parameters privately, from one institution's records.
 
-    Arguments and errors are those of `PrivateChain`; randomness comes from the operating system.
-    Each call spends its privacy anew: calls on the same records add up.
+    Randomness comes from the operating system. Each call spends its privacy anew: calls on the
+    same records add up.
+
+    Args:
+        module: As of `PrivateChain`.
+        data: As of `PrivateChain`.
+        privacy: As of `PrivateChain`.
+        **keys: All else that `PrivateChain` takes.
+
+    Returns:
+        What the first stretch leaves, by default the whole chain.
+
+    Raises:
+        UserError: As of `PrivateChain`.
     """
     return PrivateChain(module, data, privacy, **keys).advance()
 
@@ -278,40 +310,82 @@ def private_chain(
 def predict_proba(
     module: nn.Module, samples: PosteriorSamples, features: Values
 ) -> npt.NDArray[np.float64]:
-    """Return a module's class probabilities averaged over posterior samples, shape (N, classes)."""
-    rows, device = np.asarray(features, np.float32), next(module.parameters()).device
+    """Average a module's class probabilities over posterior samples.
+
+    Args:
+        module: The module, (N, *shape) -> logits (N, classes).
+        samples: Samples of its parameters.
+        features: N records, (N, *shape).
+
+    Returns:
+        Class probabilities, (N, classes).
+    """
+    rows = np.asarray(features, np.float32)
+    device = next(module.parameters()).device
     return predict(module, samples.arrays, samples.weights, rows, device=device).probabilities
 
 
 @contextmanager
-def _untold(what: str) -> Iterator[None]:
-    """Keep an error's text on this machine: it may quote a record, and Flower sends it to the server."""
+def _text_withheld(failure: str) -> Iterator[None]:
+    """Keep an error's text here: it may quote a record, and Flower sends it to the server."""
     try:
         yield
     except (UserError, ChainDivergedError):
         raise
     except Exception:
-        log.exception(what)
-        raise RuntimeError(f"{what}: see the log of this machine") from None
+        log.exception(failure)
+        raise RuntimeError(f"{failure}: see the log of this machine") from None
 
 
-def _records(data: Dataset | Pair, units: npt.ArrayLike | None) -> TrainingRecords:
-    columns: Any = data
-    if not isinstance(data, tuple):
-        rows = [data[at] for at in range(len(data))]  # type: ignore[arg-type]
-        columns = (np.stack([np.asarray(row[part]) for row in rows]) for part in range(2))
-    features, labels = map(np.asarray, columns)
-    if (
-        labels.ndim != 1
-        or len(labels) != len(features)
-        or not np.issubdtype(labels.dtype, np.integer)
-    ):
+def _checked_units(records: TrainingRecords, declared: int | None, delta: float) -> int:
+    """Return the public number of privacy units."""
+    count = len(np.unique(records.unit_index))
+    units = count if declared is None else declared
+    if not count or abs(count - units) > MAX_DECLARATION_ERROR * count:
+        raise UserError(
+            f"{units} units: there must be one, and the declared number right to a fifth"
+        )
+    most_units = count if declared is None else most_declared(declared)
+    if delta * most_units >= 1:
+        raise UserError(f"delta is {delta}: it must be below 1 / {most_units:g}, one per unit")
+    return units
+
+
+def _training_plan(privacy: PrivacyPlan, keys: Mapping[str, Any], steps: int) -> TrainingPlan:
+    defaults = {
+        "rounds": 1,
+        "steps_per_round": 200,
+        "burn_in": steps // 2,
+        "thinning": 5,
+        "sampler": SGLD(step_size=ConstantStepSize(initial=0.1)),
+    }
+    fixed = {"privacy": privacy, "chain_start": "broadcast"}
+    plan = read_record(TrainingPlan, {**defaults, **keys, **fixed}, "TrainingPlan")
+    travels_whole = plan.rounds == 1 or len(plan.sampler.state_vectors) == 1
+    if plan.chains > 1 or not travels_whole:
+        raise UserError(
+            f"only a state of parameters travels between rounds: {plan.sampler.kind!r} and chains "
+            "> 1 have more"
+        )
+    return plan
+
+
+def _training_records(
+    data: Dataset | FeaturesAndLabels, units: npt.ArrayLike | None
+) -> TrainingRecords:
+    if isinstance(data, tuple):
+        features, labels = map(np.asarray, data)
+    else:
+        records = [data[number] for number in range(len(data))]  # type: ignore[arg-type]
+        features = np.stack([np.asarray(record[0]) for record in records])
+        labels = np.stack([np.asarray(record[1]) for record in records])
+    is_whole = np.issubdtype(labels.dtype, np.integer)
+    if labels.ndim != 1 or len(labels) != len(features) or not is_whole:
         raise UserError("give one label for each record, all whole numbers")
-    owners = np.unique(
-        np.arange(len(labels)) if units is None else np.asarray(units), return_inverse=True
-    )[1]
-    if owners.shape != labels.shape:
+    unit_names = np.arange(len(labels)) if units is None else np.asarray(units)
+    unit_index = np.unique(unit_names, return_inverse=True)[1]
+    if unit_index.shape != labels.shape:
         raise UserError("units has another shape: give one for each record")
     return TrainingRecords(
-        features.astype(np.float32), labels.astype(np.int64), owners.astype(np.int64)
+        features.astype(np.float32), labels.astype(np.int64), unit_index.astype(np.int64)
     )

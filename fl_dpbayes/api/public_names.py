@@ -5,7 +5,7 @@ The package looks here when it is asked.
 
 from collections.abc import Callable
 from functools import wraps
-from typing import TypeVar
+from typing import ParamSpec, TypeVar, cast
 
 from pydantic import BaseModel
 
@@ -18,39 +18,42 @@ from fl_dpbayes.api.private_chain import PrivateChain, predict_proba, private_ch
 from fl_dpbayes.config import aggregation, plan, read_record, sampler, task
 from fl_dpbayes.errors import UserError
 
-R = TypeVar("R", bound=BaseModel)
+Keys = ParamSpec("Keys")
+Record = TypeVar("Record", bound=BaseModel)
 
 
-def _of(record: type[R]) -> Callable[..., R]:
-    """Make a record of its keys; a mistake is one line."""
+def _maker_of(record: Callable[Keys, Record]) -> Callable[Keys, Record]:
+    """Return a function with the keys of a record, whose mistakes are a UserError of one line."""
+    record_class = cast(type[Record], record)
 
-    # Without a type for each key: a number is a constant step size, which a type checker cannot
-    # know of the record.
     @wraps(record, updated=())
-    def made(**keys: object) -> R:
-        return read_record(record, keys, record.__name__)
+    def make(*_: Keys.args, **keys: Keys.kwargs) -> Record:
+        return read_record(record_class, keys, record_class.__name__)
 
-    return made
+    return make
 
 
-Privacy = _of(plan.Privacy)
-NoPrivacy = _of(plan.NoPrivacyPlan)
-DPSGLD = _of(sampler.SGLD)
-DPSGD = _of(sampler.SGD)
-DPAdam = _of(sampler.Adam)
-DPSGHMC = _of(sampler.SGHMC)
-DPBayesByBackprop = _of(sampler.BayesByBackprop)
-DPMCDropout = _of(sampler.MCDropout)
-Logistic = _of(task.LogisticModel)
-MLP = _of(task.MLPModel)
-CNN = _of(task.CNNModel)
-ModuleModel = _of(task.ModuleModel)
-Mixture = _of(aggregation.Mixture)
-FALD = _of(aggregation.FALD)
-FedAvg = _of(aggregation.FedAvg)
-FedBE = _of(aggregation.FedBE)
-FedPA = _of(aggregation.FedPA)
-Consensus = _of(aggregation.Consensus)
-Product = _of(aggregation.Product)
-Distillation = _of(aggregation.Distillation)
-PredBayes = _of(aggregation.PredBayes)
+Privacy = _maker_of(plan.Privacy)
+NoPrivacy = _maker_of(plan.NoPrivacyPlan)
+Mixture = _maker_of(aggregation.Mixture)
+FALD = _maker_of(aggregation.FALD)
+FedAvg = _maker_of(aggregation.FedAvg)
+FedBE = _maker_of(aggregation.FedBE)
+FedPA = _maker_of(aggregation.FedPA)
+Consensus = _maker_of(aggregation.Consensus)
+Product = _maker_of(aggregation.Product)
+
+# These also take a number for a step size, lists and dictionaries, of which a type checker cannot
+# know that they become the record's own types.
+DPSGLD: Callable[..., sampler.SGLD] = _maker_of(sampler.SGLD)
+DPSGD: Callable[..., sampler.SGD] = _maker_of(sampler.SGD)
+DPAdam: Callable[..., sampler.Adam] = _maker_of(sampler.Adam)
+DPSGHMC: Callable[..., sampler.SGHMC] = _maker_of(sampler.SGHMC)
+DPBayesByBackprop: Callable[..., sampler.BayesByBackprop] = _maker_of(sampler.BayesByBackprop)
+DPMCDropout: Callable[..., sampler.MCDropout] = _maker_of(sampler.MCDropout)
+Logistic: Callable[..., task.LogisticModel] = _maker_of(task.LogisticModel)
+MLP: Callable[..., task.MLPModel] = _maker_of(task.MLPModel)
+CNN: Callable[..., task.CNNModel] = _maker_of(task.CNNModel)
+ModuleModel: Callable[..., task.ModuleModel] = _maker_of(task.ModuleModel)
+Distillation: Callable[..., aggregation.Distillation] = _maker_of(aggregation.Distillation)
+PredBayes: Callable[..., aggregation.PredBayes] = _maker_of(aggregation.PredBayes)

@@ -1,4 +1,4 @@
-"""The work behind `account` and `solve`: options checked, and accounts and solved noise as tables and as JSON."""
+"""The work behind `account` and `solve`: options checked, accounts and noise as tables and JSON."""
 
 import json
 import math
@@ -28,6 +28,7 @@ from fl_dpbayes.schedules import step_sizes
 
 # Beyond it the arithmetic has no digits left to count steps with.
 MAX_ACCOUNTED_STEPS = 10**12
+# Field of a plan -> the option that sets it.
 OPTIONS = {
     "epsilon": "--epsilon",
     "delta": "--delta",
@@ -39,6 +40,7 @@ NEIGHBOURS = {
     "add_or_remove_one": "neighbours differ by adding or removing one unit",
     "replace_one": "neighbours differ by replacing one unit",
 }
+EXAMPLE_SCHEDULE = '{kind="polynomial", initial=0.1, power=0.33}'
 
 
 class _Schedule(Config):
@@ -53,31 +55,140 @@ def account_of(
     delta: float,
     adjacency: Adjacency,
 ) -> Account:
-    """Account for `steps` steps of noise multiplier `sigma` at sampling rate `q`, or for the JSON list of `history`.
+    """Account for steps of one noise, or for a history of noisy steps.
 
-    Raises UserError if neither or both forms are given, or a value is out of range.
+    Args:
+        sigma: Noise multiplier of all steps, >= 0; None with `history`.
+        q: Their sampling rate, in [0, 1]; None with `history`.
+        steps: Their number; None with `history`.
+        history: A file with a JSON list of [noise_multiplier, sampling_rate, steps] instead.
+        delta: In (0, 1).
+        adjacency: Which data sets are neighbours.
+
+    Returns:
+        What the steps cost, by every method.
+
+    Raises:
+        UserError: If neither or both forms are given, or a value is out of range.
     """
     if not 0 < delta < 1:
         raise UserError(f"--delta is {delta}: it must lie between 0 and 1")
-    if history is not None and sigma is q is steps is None:
-        return account(_history_in(history), delta, adjacency)
+    if history is not None and sigma is None and q is None and steps is None:
+        return account(_read_history_file(history), delta, adjacency)
     if history is not None or sigma is None or q is None or steps is None:
         raise UserError("give either --sigma, --q and --steps together, or --history FILE")
-    for option, value, high in (
-        ("--sigma", sigma, math.inf),
-        ("--q", q, 1),
-        ("--steps", steps, MAX_ACCOUNTED_STEPS),
-    ):
-        _require(option, value, 0, high)
+    _check_range("--sigma", sigma, 0, math.inf)
+    _check_range("--q", q, 0, 1)
+    _check_range("--steps", steps, 0, MAX_ACCOUNTED_STEPS)
     return account((GaussianEvent(sigma, q, steps),), delta, adjacency)
 
 
-def _require(option: str, value: float, low: float, high: float) -> None:
+def solve_options(options: dict[str, Any], schedule: str, steps: int, units: int) -> SolvedNoise:
+    """Solve the free parameter of a coupling for a target epsilon.
+
+    Args:
+        options: Fields of a `PrivacyPlan`; `temperature` is tau of coupling `floor`, None: 1.
+        schedule: The step sizes, as a TOML value.
+        steps: Number of steps, >= 1.
+        units: Number n of privacy units, >= 1.
+
+    Returns:
+        The parameter, the noise of every step, and what they cost.
+
+    Raises:
+        UserError: If a value is out of range, or the target cannot be met.
+    """
+    _check_range("--steps", steps, 1, MAX_STEPS)
+    _check_range("--units", units, 1, math.inf)
+    plan_keys = options | {"temperature": _floor_temperature(options)}
+    sizes = _read_schedule(schedule)
+    try:
+        plan = PrivacyPlan.model_validate(plan_keys)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        option = OPTIONS.get(str(first["loc"][0]), first["loc"][0])
+        message = first["msg"][:1].lower() + first["msg"][1:]
+        raise UserError(f"{option} is {first['input']!r}: {message}") from None
+    try:
+        return solve_noise(plan, step_sizes(sizes, steps), units)
+    except ValueError as error:
+        raise UserError(f"--schedule: {error}") from None
+
+
+def account_json(result: Account) -> JSONValue:
+    """Write an account as JSON values; infinite is the string "inf"."""
+    return json_values(
+        {
+            "delta": result.delta,
+            "adjacency": result.adjacency,
+            "mu": result.mu,
+            "mu_kind": result.mu_kind,
+            "epsilon": {
+                "pld": result.epsilon_pld,
+                "rdp": result.epsilon_rdp,
+                "gdp": result.epsilon_gdp,
+            },
+        }
+    )
+
+
+def account_table(result: Account) -> Table:
+    """Lay out an account: one row per method, with what its epsilon means."""
+    table = terminal_table(f"epsilon at delta = {result.delta:g}; {NEIGHBOURS[result.adjacency]}")
+    table.add_column("method", no_wrap=True)
+    table.add_column("epsilon", justify="right", no_wrap=True)
+    table.add_column("what it is")
+    tightest = "privacy-loss distribution: the tightest upper bound; this one is reported"
+    table.add_row("PLD", _digits(result.epsilon_pld), tightest)
+    if result.epsilon_small_delta is not None:
+        small_delta = f"the same at delta = {SMALL_DELTA:g}"
+        table.add_row("PLD", _digits(result.epsilon_small_delta), small_delta)
+    looser = "Renyi divergences: an upper bound, looser; filters across runs"
+    table.add_row("RDP", _digits(result.epsilon_rdp), looser)
+    table.add_row(f"GDP ({result.mu_kind})", _digits(result.epsilon_gdp), _gdp_meaning(result))
+    return table
+
+
+def solve_json(result: SolvedNoise) -> JSONValue:
+    """Write solved noise as JSON values; infinite is the string "inf".
+
+    The coupling `floor` has both parameters, all others one of the two.
+    """
+    parameters = {
+        "noise_multiplier": result.noise_multiplier,
+        "temperature": result.temperature,
+    }
+    solved = {name: value for name, value in parameters.items() if value is not None}
+    cost = {
+        "epsilon": result.epsilon,
+        "delta": result.delta,
+        "history": write_history(result.history),
+    }
+    return json_values(solved | cost)
+
+
+def solve_table(result: SolvedNoise) -> Table:
+    """Lay out solved noise: the parameter, the noise of the first and last step, and the cost."""
+    sigmas = result.noise_multipliers
+    table = terminal_table(f"noise for {len(sigmas)} steps; {NEIGHBOURS[result.adjacency]}")
+    table.add_column("quantity")
+    table.add_column("value", justify="right", no_wrap=True)
+    if result.noise_multiplier is not None:
+        table.add_row("noise multiplier", _digits(result.noise_multiplier))
+    if result.temperature is not None:
+        table.add_row("temperature", _digits(result.temperature))
+    first_to_last = f"{_digits(sigmas[0])} to {_digits(sigmas[-1])}"
+    table.add_row("noise multiplier, first to last step", first_to_last)
+    table.add_row(f"epsilon at delta = {result.delta:g} (PLD)", _digits(result.epsilon))
+    return table
+
+
+def _check_range(option: str, value: float, low: float, high: float) -> None:
     if not low <= value <= high:
         raise UserError(f"{option} is {value}: it must be from {low:g} to {high:g}")
 
 
-def _history_in(path: Path) -> History:
+def _read_history_file(path: Path) -> History:
     try:
         rows = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(rows, list):
@@ -88,121 +199,48 @@ def _history_in(path: Path) -> History:
         return events
     except OSError as error:
         raise UserError(f"--history {path} cannot be read: {error.strerror}") from None
+    except json.JSONDecodeError as error:
+        raise UserError(f"--history {path} is not JSON: {error}") from None
     except (ValueError, TypeError) as error:
-        what = " is not JSON" if isinstance(error, json.JSONDecodeError) else ""
-        raise UserError(f"--history {path}{what}: {error}") from None
+        raise UserError(f"--history {path}: {error}") from None
 
 
-def solved(options: dict[str, Any], schedule: str, steps: int, units: int) -> SolvedNoise:
-    """Solve the free parameter of a coupling for a target epsilon.
-
-    `options`: fields of a `PrivacyPlan`; `temperature` is tau of `floor`, None: 1. Raises UserError
-    if a value is out of range, or the target cannot be met.
-    """
-    temperature, coupling = options["temperature"], options["coupling"]
-    _require("--steps", steps, 1, MAX_STEPS)
-    _require("--units", units, 1, math.inf)
-    if temperature is not None and coupling != "floor":
-        has = "has no temperature" if coupling == "constant" else "finds its own"
+def _floor_temperature(options: dict[str, Any]) -> float | None:
+    """Return tau of coupling `floor`; UserError if another coupling is given one."""
+    temperature = options["temperature"]
+    coupling = options["coupling"]
+    if coupling == "floor":
+        return 1.0 if temperature is None else temperature
+    if temperature is not None:
+        reason = "has no temperature" if coupling == "constant" else "finds its own"
         raise UserError(
-            f"--temperature is {temperature}, but --coupling {coupling} {has}: leave it out, "
+            f"--temperature is {temperature}, but --coupling {coupling} {reason}: leave it out, "
             "or take floor"
         )
-    options |= {"temperature": 1.0} if temperature is None and coupling == "floor" else {}
+    return None
+
+
+def _read_schedule(text: str) -> StepSizeSchedule:
     try:
-        content, example = (
-            tomllib.loads(f"schedule = {schedule}"),
-            '{kind="polynomial", initial=0.1, power=0.33}',
-        )
-        sizes = read_record(_Schedule, content, f"--schedule (for example {example})").schedule
+        content = tomllib.loads(f"schedule = {text}")
     except tomllib.TOMLDecodeError as error:
         raise UserError(f"--schedule is not a TOML value: {error}") from None
-    try:
-        plan = PrivacyPlan.model_validate(options)
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        option = OPTIONS.get(str(first["loc"][0]), first["loc"][0])
-        raise UserError(
-            f"{option} is {first['input']!r}: {first['msg'][:1].lower()}{first['msg'][1:]}"
-        ) from None
-    try:
-        return solve_noise(plan, step_sizes(sizes, steps), units)
-    except ValueError as error:
-        raise UserError(f"--schedule: {error}") from None
+    origin = f"--schedule (for example {EXAMPLE_SCHEDULE})"
+    return read_record(_Schedule, content, origin).schedule
 
 
-def account_json(found: Account) -> JSONValue:
-    """Write an account as JSON values; infinite is the string "inf"."""
-    epsilons = {"pld": found.epsilon_pld, "rdp": found.epsilon_rdp, "gdp": found.epsilon_gdp}
-    kept = {name: getattr(found, name) for name in ("delta", "adjacency", "mu", "mu_kind")}
-    return json_values(kept | {"epsilon": epsilons})
-
-
-def account_table(found: Account) -> Table:
-    """Lay out an account: one row per method, with what its epsilon means."""
-    table = terminal_table(f"epsilon at delta = {found.delta:g}; {NEIGHBOURS[found.adjacency]}")
-    table.add_column("method", no_wrap=True)
-    table.add_column("epsilon", justify="right", no_wrap=True)
-    table.add_column("what it is")
-    tightest = "privacy-loss distribution: the tightest upper bound; this one is reported"
-    table.add_row("PLD", _text(found.epsilon_pld), tightest)
-    if found.epsilon_small_delta is not None:
-        table.add_row(
-            "PLD", _text(found.epsilon_small_delta), f"the same at delta = {SMALL_DELTA:g}"
-        )
-    table.add_row(
-        "RDP",
-        _text(found.epsilon_rdp),
-        "Renyi divergences: an upper bound, looser; filters across runs",
-    )
-    table.add_row(f"GDP ({found.mu_kind})", _text(found.epsilon_gdp), _gdp_meaning(found))
-    return table
-
-
-def solve_json(found: SolvedNoise) -> JSONValue:
-    """Write solved noise as JSON values.
-
-    The coupling `floor` has both parameters, infinite is the string "inf".
-    """
-    free = {
-        key: value
-        for key in ("noise_multiplier", "temperature")
-        if (value := getattr(found, key)) is not None
-    }
-    return json_values(
-        free
-        | {"epsilon": found.epsilon, "delta": found.delta, "history": write_history(found.history)}
-    )
-
-
-def solve_table(found: SolvedNoise) -> Table:
-    """Lay out solved noise: the parameter, the noise of the first and the last step, and the cost."""
-    sigmas = found.noise_multipliers
-    table = terminal_table(f"noise for {len(sigmas)} steps; {NEIGHBOURS[found.adjacency]}")
-    table.add_column("quantity")
-    table.add_column("value", justify="right", no_wrap=True)
-    for name, value in (
-        ("noise multiplier", found.noise_multiplier),
-        ("temperature", found.temperature),
-    ):
-        if value is not None:
-            table.add_row(name, _text(value))
-    table.add_row(
-        "noise multiplier, first to last step", f"{_text(sigmas[0])} to {_text(sigmas[-1])}"
-    )
-    table.add_row(f"epsilon at delta = {found.delta:g} (PLD)", _text(found.epsilon))
-    return table
-
-
-def _gdp_meaning(found: Account) -> str:
-    summary = f"Gaussian differential privacy, mu = {_text(found.mu)}"
-    if found.mu_kind == "exact":
+def _gdp_meaning(result: Account) -> str:
+    summary = f"Gaussian differential privacy, mu = {_digits(result.mu)}"
+    if result.mu_kind == "exact":
         return f"{summary}: exact, every unit took part in every step"
-    is_short = found.epsilon_gdp < found.epsilon_pld < math.inf
-    short = 100 * (1 - found.epsilon_gdp / found.epsilon_pld) if is_short else 0
-    under = f"; it under-reports against PLD by {short:.1f} %" if is_short else ""
-    return f"{summary}: central limit, not a guarantee{under}"
+    if result.epsilon_gdp < result.epsilon_pld < math.inf:
+        shortfall = 100 * (1 - result.epsilon_gdp / result.epsilon_pld)
+        return (
+            f"{summary}: central limit, not a guarantee; it under-reports against PLD by "
+            f"{shortfall:.1f} %"
+        )
+    return f"{summary}: central limit, not a guarantee"
 
 
-def _text(value: float) -> str:
+def _digits(value: float) -> str:
     return f"{value:.6g}"

@@ -1,17 +1,18 @@
-"""What `fl-dpbayes init` writes: a complete scenario for a table of one's own, to be read and corrected by a person."""
+"""What `fl-dpbayes init` writes: a complete scenario for one's own table or images, to be read."""
 
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pandas
 from pydantic import ValidationError
 from rich.console import Console
 
-from fl_dpbayes.config import ImageFolder, counted, explain, load_scenario, site_name
+from fl_dpbayes.config import ImageFolder, Role, counted, explain, load_scenario, site_name
 from fl_dpbayes.data.sources.images import IMAGE_SUFFIXES, found_names, image_name
 from fl_dpbayes.data.sources.table import MISSING, column_texts, read_table, site_names
 from fl_dpbayes.errors import UserError
@@ -20,8 +21,14 @@ from fl_dpbayes.files.templates import templates
 
 MOST_CATEGORIES = 10
 MOST_CLASSES = 20
+# Fewer privacy units than this are not trained on.
 LEAST_UNITS = 20
+# Below this share of values that are no date, a column of text holds dates.
+MOST_NO_DATES = 0.1
+# Height and width of images, in pixels.
 SIDE = 28
+IMAGE_CLIP_NORM = 2.0
+# Lines of the template for tables -> what images need in their place.
 IMAGE_LINES = {
     'kind = "table"': 'kind = "images"',
     "of a table of your own": "of images of your own",
@@ -33,28 +40,83 @@ IMAGE_LINES = {
 }
 
 
+class Scaling(NamedTuple):
+    """A feature is (value - center) / scale."""
+
+    center: float
+    scale: float
+
+
 @dataclass(frozen=True)
 class ProposedFeatures:
-    """Columns by what they hold: center and scale, values of words, what fills gaps, and why one is left out."""
+    """A table's columns by what they hold.
 
-    numbers: dict[str, tuple[float, float]]
-    categories: dict[str, list[str]]
-    missing: dict[str, float]
-    left_out: dict[str, str]
+    Attributes:
+        numbers: Column of numbers -> its scaling.
+        categories: Column of words -> its values.
+        missing: Column of numbers with gaps -> what fills them.
+        left_out: Column that is no feature -> why.
+    """
+
+    numbers: dict[str, Scaling] = field(default_factory=dict)
+    categories: dict[str, list[str]] = field(default_factory=dict)
+    missing: dict[str, float] = field(default_factory=dict)
+    left_out: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ProposedSite:
+    """A site of the scenario to be written, with its number of privacy units."""
+
+    name: str
+    role: Role
+    units: int
+
+
+@dataclass(frozen=True)
+class DataDescription:
+    """What a look at the data found out for the scenario's file.
+
+    Attributes:
+        paths: Where the data lie; a folder of images alone.
+        sites: The sites that have units enough.
+        source_lines: Lines of `data.source` after its path.
+        unit: What a privacy unit is called.
+        label: What is predicted, in words.
+        clip_norm: Clip norm of a record's gradient.
+        summary: The data's size in words.
+    """
+
+    paths: Sequence[Path]
+    sites: Sequence[ProposedSite]
+    source_lines: Sequence[str]
+    unit: str
+    label: str
+    clip_norm: float
+    summary: str
 
 
 def init_scenario(
     data: Sequence[Path],
     label: str | None,
-    columns: tuple[str, str | None],
+    site: str,
+    unit: str | None,
     out: Path | None,
     console: Console,
 ) -> None:
-    """Write a commented scenario for CSV or Parquet tables, or a folder of images, after a look on this machine.
+    """Write a commented scenario for tables or images, after a look at them on this machine.
 
-    `columns`: those of sites and of privacy units (None: each row is one); of images the patterns
-    that find them in paths. Raises UserError if the data or a column cannot be used, or the file
-    exists.
+    Args:
+        data: CSV or Parquet tables of the same columns, or one folder of images.
+        label: The column of what is to be predicted; None for images, whose sub-folders are it.
+        site: The column of sites; of images the pattern that finds the site in a path.
+        unit: The column of privacy units, or the pattern that finds them; None: each row, or each
+            image, is one.
+        out: The file to write; None: the data's name with .toml.
+        console: Told what was written.
+
+    Raises:
+        UserError: If the data or a column cannot be used, or the file exists.
     """
     out = Path(f"{data[0].stem}.toml") if out is None else out
     if out.exists():
@@ -65,269 +127,105 @@ def init_scenario(
                 f"--from {data[0]} is a folder of images: give it alone, its sub-folders "
                 "are the labels"
             )
-        text, said = _of_images(data[0], columns, out)
+        description = _describe_images(data[0], site, unit)
+        text = _filled_template(description, out)
+        for table_line, image_line in IMAGE_LINES.items():
+            text = text.replace(table_line, image_line)
     elif label is None:
         raise UserError("--label is missing: name the column of what is to be predicted")
     else:
-        text, said = _of_table(data[0] if len(data) == 1 else tuple(data), label, columns, out)
+        description = _describe_table(data, label, site, unit)
+        text = _filled_template(description, out)
     write_atomically(out, text)
     load_scenario(str(out))
+    trained = sum(proposed.role == "train" for proposed in description.sites)
     console.print(
-        f"wrote {out}: {said}; read it, then:  fl-dpbayes simulate {out}",
+        f"wrote {out}: {trained} hospitals train, {len(description.sites) - trained} held out, "
+        f"{description.summary}; read it, then:  fl-dpbayes simulate {out}",
         markup=False,
         soft_wrap=True,
     )
 
 
-def _of_images(data: Path, patterns: tuple[str, str | None], out: Path) -> tuple[str, str]:
-    site, unit = patterns
-    try:
-        source = ImageFolder(
-            path=data, height=SIDE, width=SIDE, site_pattern=site, patient_pattern=unit
-        )
-    except ValidationError as error:
-        raise UserError(f"--site, --unit: {explain(error, ImageFolder)}") from None
-    paths = [path for path in sorted(data.glob("*/**/*")) if path.suffix.lower() in IMAGE_SUFFIXES]
-    if not paths:
-        raise UserError(f"image folder {data} has no images ({', '.join(IMAGE_SUFFIXES)})")
-    units = found_names(source, paths, "patient_pattern") or [
-        image_name(source, path) for path in paths
-    ]
-    table = pandas.DataFrame({"site": found_names(source, paths, "site_pattern"), "unit": units})
-    sizes = table.drop_duplicates()["site"].value_counts()
-    patient = (
-        "# patient_pattern: every image is another patient. If patients have several, find theirs."
-    )
-    keys = [f"height = {SIDE}   # every image is resized to this", f"width = {SIDE}"]
-    keys += [
-        f"site_pattern = {toml_value(site)}",
-        patient if unit is None else f"patient_pattern = {toml_value(unit)}",
-    ]
-    names = site_names(table["site"].to_numpy(dtype=np.str_), f"--site {site}: the pattern")
-    classes = source.class_names
-    text, said = _filled(
-        out, (sizes, names), data, keys, unit=source.unit, label=" or ".join(classes), clip_norm=2.0
-    )
-    for given, images in IMAGE_LINES.items():
-        text = text.replace(given, images)
-    return text, f"{said}, {len(paths)} images of {len(classes)} classes"
-
-
-def _of_table(
-    data: Path | tuple[Path, ...], label: str, columns: tuple[str, str | None], out: Path
-) -> tuple[str, str]:
-    (site, unit), named = columns, [name for name in (label, *columns) if name is not None]
-    table = read_table(data, tuple(named))
-    check_columns(
-        table,
-        {"--label": label, "--site": site} | ({} if unit is None else {"--unit": unit}),
-        str(data),
-    )
-    found = proposed_features(table.drop(columns=named))
-    # As text, in the letters that a simulation will meet.
-    words = read_table(data, tuple(found.categories))
-    for name in found.categories:
-        values = set(map(str, column_texts(words[name])))
-        found.categories[name] = sorted(values, key=lambda value: (value == MISSING, value))
-    sizes = (
-        table[site] if unit is None else table.drop_duplicates([site, unit])[site]
-    ).value_counts()
-    names = site_names(table[site].to_numpy(dtype=np.str_), f"--site {site}: the column")
-    features = len(found.numbers) + len(found.missing) + sum(map(len, found.categories.values()))
-    text, said = _filled(
-        out,
-        (sizes, names),
-        data,
-        _source(table, label, columns, found),
-        unit=unit or "record",
-        label=label,
-        clip_norm=proposed_clip_norm(features),
-    )
-    left = (
-        f", {counted(len(found.left_out), 'column')} left out (the file says why)"
-        if found.left_out
-        else ""
-    )
-    return (
-        text,
-        (
-            f"{said}, {features} features of {len(found.numbers) + len(found.categories)} "
-            f"columns{left}"
-        ),
-    )
-
-
-def _filled(
-    out: Path,
-    sites: tuple[pandas.Series, dict[str, str]],
-    data: Path | tuple[Path, ...],
-    source: list[str],
-    *,
-    unit: str,
-    label: str,
-    clip_norm: float,
-) -> tuple[str, str]:
-    """Fill the template, `sites` being their sizes and names.
-
-    Return it with the number of hospitals by role.
-    """
-    roles, folder = _roles(*sites), out.resolve().parent
-    places = [
-        os.path.relpath(place.resolve(), folder)
-        for place in ([data] if isinstance(data, Path) else data)
-    ]
-    text = templates("init")["scenario.toml"].format(
-        file=out.name,
-        path=toml_value(places[0] if isinstance(data, Path) else places),
-        clip_norm=clip_norm,
-        name=json.dumps(site_name(out.stem) or "own"),
-        description=toml_value(f"{label} at {len(roles)} hospitals"),
-        source="\n".join(source),
-        unit=unit,
-        delta=proposed_delta(int(sites[0].max())),
-        sites="".join(
-            f'[sites.{json.dumps(name)}]   # {n} {unit}s\nrole = "{role}"\n'
-            for name, role, n in roles
-        ),
-    )
-    trained = sum(role == "train" for _, role, _ in roles)
-    return text, f"{trained} hospitals train, {len(roles) - trained} held out"
-
-
 def proposed_features(table: pandas.DataFrame) -> ProposedFeatures:
-    """Look at each column: numbers get a round center and scale, words their values.
+    """Look at each column of a table, and say what feature it may be.
 
-    A useless one is left out.
+    Args:
+        table: One row per record, without labels, sites and units.
+
+    Returns:
+        Numbers with a round center and scale, words of few values, and useless columns.
+
+    Raises:
+        UserError: If no column is a feature.
     """
-    found = ProposedFeatures({}, {}, {}, {})
-    for name, column in table.items():
-        column, values = column.convert_dtypes(), column.nunique()
-        if values < 2:
-            found.left_out[name] = "one value in every row"
-        elif pandas.api.types.is_numeric_dtype(column) and not pandas.api.types.is_bool_dtype(
-            column
-        ):
-            if values == len(table) and pandas.api.types.is_integer_dtype(column):
-                found.left_out[name] = (
-                    "another whole number in every row: add it if it is a measurement"
-                )
-                continue
-            numbers = column.dropna().astype(float)
-            binary = set(numbers) <= {0.0, 1.0}
-            found.numbers[name] = (
-                (0.0, 1.0) if binary else _rounded(numbers.median(), numbers.std())
-            )
+    features = ProposedFeatures()
+    for name, given_column in table.items():
+        column = given_column.convert_dtypes()
+        reason = _reason_to_leave_out(column)
+        if reason:
+            features.left_out[name] = reason
+        elif _is_numeric(column):
+            features.numbers[name] = _scaling(column.dropna().astype(float))
             if column.isna().any():
-                found.missing[name] = found.numbers[name][0]
-        elif values <= MOST_CATEGORIES:
-            found.categories[name] = []
-        elif (
-            pandas.to_datetime(column.astype(str), errors="coerce", format="mixed", dayfirst=True)
-            .isna()
-            .mean()
-            < 0.1
-        ):
-            found.left_out[name] = (
-                "dates: write a number of days, for example of the stay, to use it"
-            )
+                features.missing[name] = features.numbers[name].center
         else:
-            found.left_out[name] = (
-                f"{values} values of text: group them to {MOST_CATEGORIES} or fewer to use it"
-            )
-    if not found.numbers and not found.categories:
+            features.categories[name] = []
+    if not features.numbers and not features.categories:
         raise UserError(
             "no column is left to be a feature: give a table with numbers or words of few values"
         )
-    return found
+    return features
 
 
 def proposed_delta(most_units: int) -> str:
-    """Return the largest power of ten that is below half of one over the largest site's number of units."""
+    """Propose the largest power of ten below 1 / (2 n), for the largest site's n units."""
     return f"1e-{int(np.ceil(np.log10(2 * most_units)))}"
 
 
 def proposed_clip_norm(features: int) -> float:
-    """Return about the length of a record's gradient in logistic regression on centred and scaled features."""
+    """Propose about the length of a record's gradient in logistic regression on scaled features."""
     return float(f"{np.sqrt(1 + features / 2):.1g}")
 
 
-def _rounded(center: float, scale: float) -> tuple[float, float]:
-    """Round a scale to one digit, and a center to the place of that digit: it stays within a scale of the records'."""
-    scale = float(f"{scale:.0e}") or 1.0
-    return round(float(center), -int(np.floor(np.log10(scale)))), scale
-
-
-def _roles(sizes: pandas.Series, names: dict[str, str]) -> list[tuple[str, str, int]]:
-    """Give each site of enough units a role, largest first: of three and more the smallest is held out."""
-    large = [
-        (names[str(site)], int(count)) for site, count in sizes.items() if count >= LEAST_UNITS
-    ]
-    if not large:
-        raise UserError(
-            f"no site has {LEAST_UNITS} rows or units, the least to train on: join small sites"
-        )
-    last = len(large) - 1 if len(large) > 2 else len(large)
-    return [
-        (name, "train" if place < last else "held_out", count)
-        for place, (name, count) in enumerate(large)
-    ]
-
-
-def _source(
-    table: pandas.DataFrame, label: str, columns: tuple[str, str | None], found: ProposedFeatures
-) -> list[str]:
-    """Write the keys of `data.source` after its path, each column that is left out with the reason."""
-    site, unit = columns
-    classes = class_texts(table[label], f"--label {label}")
-    lines = [
-        f"label = {toml_value(label)}",
-        f"classes = {len(classes)}",
-        f"site_column = {toml_value(site)}",
-    ]
-    if classes != [str(number) for number in range(len(classes))]:
-        lines.append(
-            f"class_names = {toml_value(classes)}   # in their order; of two, risks are "
-            "of the second"
-        )
-    patient = (
-        "# unit_column: every row is taken for another patient. If patients have several "
-        "rows, name theirs."
-    )
-    lines.append(patient if unit is None else f"unit_column = {toml_value(unit)}")
-    lines += [f"# left out: {json.dumps(name)}, {why}" for name, why in found.left_out.items()]
-    lines.append(templates("init")["constants"].rstrip())
-    if found.numbers:
-        centers, scales = zip(*found.numbers.values(), strict=True)
-        names = (("features", list(found.numbers)), ("centers", centers), ("scales", scales))
-        lines += [f"{key} = {toml_value(values)}" for key, values in names]
-    if found.missing:
-        lines.append(
-            "# What stands in where a value is missing; one more feature says that it was."
-        )
-        lines.append(f"missing = {toml_value(found.missing)}")
-    if found.categories:
-        lines.append("# One feature for each value; a value that is not named here is refused.")
-        lines.append(f"categories = {toml_value(found.categories)}")
-    return lines
-
-
 def check_columns(table: pandas.DataFrame, names: Mapping[str, str], where: str) -> None:
-    """Raise UserError if one of the columns that are named by options or arguments is absent or has gaps."""
-    for said, name in names.items():
+    """Check that columns are there and have no gaps.
+
+    Args:
+        table: The table.
+        names: Option or argument -> the column that it names.
+        where: What the table is called in errors.
+
+    Raises:
+        UserError: If a column is absent, or a row has no value in it.
+    """
+    for option, name in names.items():
         if name not in table.columns:
-            there = ", ".join(map(str, table.columns))
+            columns = ", ".join(map(str, table.columns))
             raise UserError(
-                f"{said} is {name!r}: {where} has no such column, its columns are {there}"
+                f"{option} is {name!r}: {where} has no such column, its columns are {columns}"
             )
-        if empty := int(table[name].isna().sum()):
+        gaps = int(table[name].isna().sum())
+        if gaps:
             raise UserError(
-                f"{said} is {name!r}: {empty} of {len(table)} rows have no value: fill in "
+                f"{option} is {name!r}: {gaps} of {len(table)} rows have no value: fill in "
                 "or remove them"
             )
 
 
 def class_texts(column: pandas.Series, where: str) -> list[str]:
-    """Return the values of a label column as sorted text, 2 to MOST_CLASSES, or raise UserError, begun by `where`."""
+    """Return the values of a label column as sorted text.
+
+    Args:
+        column: The labels.
+        where: What an error begins with.
+
+    Returns:
+        2 to MOST_CLASSES values.
+
+    Raises:
+        UserError: If there are fewer or more.
+    """
     classes = sorted(set(map(str, column_texts(column))))
     if not 2 <= len(classes) <= MOST_CLASSES:
         raise UserError(
@@ -339,9 +237,205 @@ def class_texts(column: pandas.Series, where: str) -> list[str]:
 def toml_value(value: object) -> str:
     """Write a value as inline TOML, whose strings, numbers and lists are those of JSON."""
     if isinstance(value, dict):
-        return (
-            "{ "
-            + ", ".join(f"{json.dumps(name)} = {toml_value(one)}" for name, one in value.items())
-            + " }"
-        )
+        pairs = [f"{json.dumps(name)} = {toml_value(item)}" for name, item in value.items()]
+        return "{ " + ", ".join(pairs) + " }"
     return json.dumps(value, ensure_ascii=False)
+
+
+def _describe_images(folder: Path, site: str, unit: str | None) -> DataDescription:
+    try:
+        source = ImageFolder(
+            path=folder, height=SIDE, width=SIDE, site_pattern=site, patient_pattern=unit
+        )
+    except ValidationError as error:
+        raise UserError(f"--site, --unit: {explain(error, ImageFolder)}") from None
+    paths = [
+        path for path in sorted(folder.glob("*/**/*")) if path.suffix.lower() in IMAGE_SUFFIXES
+    ]
+    if not paths:
+        raise UserError(f"image folder {folder} has no images ({', '.join(IMAGE_SUFFIXES)})")
+    units = found_names(source, paths, "patient_pattern")
+    if not units:
+        units = [image_name(source, path) for path in paths]
+    table = pandas.DataFrame({"site": found_names(source, paths, "site_pattern"), "unit": units})
+    sizes = table.drop_duplicates()["site"].value_counts()
+    names = site_names(table["site"].to_numpy(dtype=np.str_), f"--site {site}: the pattern")
+    unit_line = (
+        "# patient_pattern: every image is another patient. If patients have several, find theirs."
+        if unit is None
+        else f"patient_pattern = {toml_value(unit)}"
+    )
+    source_lines = [
+        f"height = {SIDE}   # every image is resized to this",
+        f"width = {SIDE}",
+        f"site_pattern = {toml_value(site)}",
+        unit_line,
+    ]
+    classes = source.class_names
+    return DataDescription(
+        paths=[folder],
+        sites=_proposed_sites(sizes, names),
+        source_lines=source_lines,
+        unit=source.unit,
+        label=" or ".join(classes),
+        clip_norm=IMAGE_CLIP_NORM,
+        summary=f"{len(paths)} images of {len(classes)} classes",
+    )
+
+
+def _describe_table(
+    paths: Sequence[Path], label: str, site: str, unit: str | None
+) -> DataDescription:
+    data = paths[0] if len(paths) == 1 else tuple(paths)
+    columns = {"--label": label, "--site": site}
+    if unit is not None:
+        columns["--unit"] = unit
+    table = read_table(data, tuple(columns.values()))
+    check_columns(table, columns, str(data))
+    features = proposed_features(table.drop(columns=list(columns.values())))
+    # Read again as text, in the letters that a simulation will meet.
+    words = read_table(data, tuple(features.categories))
+    for name in features.categories:
+        values = set(map(str, column_texts(words[name])))
+        features.categories[name] = sorted(values, key=lambda value: (value == MISSING, value))
+    site_of_unit = table[site] if unit is None else table.drop_duplicates([site, unit])[site]
+    names = site_names(table[site].to_numpy(dtype=np.str_), f"--site {site}: the column")
+    classes = class_texts(table[label], f"--label {label}")
+    inputs = len(features.numbers) + len(features.missing)
+    inputs += sum(map(len, features.categories.values()))
+    used_columns = len(features.numbers) + len(features.categories)
+    summary = f"{inputs} features of {used_columns} columns"
+    if features.left_out:
+        summary += f", {counted(len(features.left_out), 'column')} left out (the file says why)"
+    return DataDescription(
+        paths=paths,
+        sites=_proposed_sites(site_of_unit.value_counts(), names),
+        source_lines=[
+            *_label_and_site_lines(classes, label, site),
+            _unit_line(unit),
+            *_feature_lines(features),
+        ],
+        unit=unit or "record",
+        label=label,
+        clip_norm=proposed_clip_norm(inputs),
+        summary=summary,
+    )
+
+
+def _filled_template(description: DataDescription, out: Path) -> str:
+    folder = out.resolve().parent
+    paths = [os.path.relpath(path.resolve(), folder) for path in description.paths]
+    site_tables = [
+        f"[sites.{json.dumps(site.name)}]   # {site.units} {description.unit}s\n"
+        f'role = "{site.role}"\n'
+        for site in description.sites
+    ]
+    return templates("init")["scenario.toml"].format(
+        file=out.name,
+        path=toml_value(paths[0] if len(paths) == 1 else paths),
+        clip_norm=description.clip_norm,
+        name=json.dumps(site_name(out.stem) or "own"),
+        description=toml_value(f"{description.label} at {len(description.sites)} hospitals"),
+        source="\n".join(description.source_lines),
+        unit=description.unit,
+        delta=proposed_delta(max(site.units for site in description.sites)),
+        sites="".join(site_tables),
+    )
+
+
+def _reason_to_leave_out(column: pandas.Series) -> str:
+    """Say why a column is no feature; "" where it is one."""
+    values = column.nunique()
+    if values < 2:
+        return "one value in every row"
+    if _is_numeric(column):
+        if values == len(column) and pandas.api.types.is_integer_dtype(column):
+            return "another whole number in every row: add it if it is a measurement"
+        return ""
+    if values <= MOST_CATEGORIES:
+        return ""
+    dates = pandas.to_datetime(column.astype(str), errors="coerce", format="mixed", dayfirst=True)
+    if dates.isna().mean() < MOST_NO_DATES:
+        return "dates: write a number of days, for example of the stay, to use it"
+    return f"{values} values of text: group them to {MOST_CATEGORIES} or fewer to use it"
+
+
+def _is_numeric(column: pandas.Series) -> bool:
+    types = pandas.api.types
+    return types.is_numeric_dtype(column) and not types.is_bool_dtype(column)
+
+
+def _scaling(numbers: pandas.Series) -> Scaling:
+    """Propose a scale of one digit, and a center rounded to the place of that digit.
+
+    The center stays within a scale of the records' median.
+    """
+    if set(numbers) <= {0.0, 1.0}:
+        return Scaling(center=0.0, scale=1.0)
+    scale = float(f"{numbers.std():.0e}") or 1.0
+    places = -int(np.floor(np.log10(scale)))
+    return Scaling(center=round(float(numbers.median()), places), scale=scale)
+
+
+def _proposed_sites(sizes: pandas.Series, names: dict[str, str]) -> list[ProposedSite]:
+    """Give each site of enough units a role, largest first; of three and more the last is held out.
+
+    `sizes`: number of units by site, falling. `names`: what the records call a site -> its name.
+    """
+    large = [(site, int(units)) for site, units in sizes.items() if units >= LEAST_UNITS]
+    if not large:
+        raise UserError(
+            f"no site has {LEAST_UNITS} rows or units, the least to train on: join small sites"
+        )
+    training = len(large) - 1 if len(large) > 2 else len(large)
+    return [
+        ProposedSite(
+            name=names[str(site)], role="train" if place < training else "held_out", units=units
+        )
+        for place, (site, units) in enumerate(large)
+    ]
+
+
+def _label_and_site_lines(classes: Sequence[str], label: str, site: str) -> list[str]:
+    lines = [
+        f"label = {toml_value(label)}",
+        f"classes = {len(classes)}",
+        f"site_column = {toml_value(site)}",
+    ]
+    if classes != [str(number) for number in range(len(classes))]:
+        lines.append(
+            f"class_names = {toml_value(classes)}   # in their order; of two, risks are "
+            "of the second"
+        )
+    return lines
+
+
+def _unit_line(unit: str | None) -> str:
+    if unit is None:
+        return (
+            "# unit_column: every row is taken for another patient. If patients have several "
+            "rows, name theirs."
+        )
+    return f"unit_column = {toml_value(unit)}"
+
+
+def _feature_lines(features: ProposedFeatures) -> list[str]:
+    """Write the keys of all features, and of each column that is left out the reason."""
+    lines = [f"# left out: {json.dumps(name)}, {why}" for name, why in features.left_out.items()]
+    lines.append(templates("init")["constants"].rstrip())
+    if features.numbers:
+        scalings = features.numbers.values()
+        centers = [scaling.center for scaling in scalings]
+        scales = [scaling.scale for scaling in scalings]
+        lines.append(f"features = {toml_value(list(features.numbers))}")
+        lines.append(f"centers = {toml_value(centers)}")
+        lines.append(f"scales = {toml_value(scales)}")
+    if features.missing:
+        lines.append(
+            "# What stands in where a value is missing; one more feature says that it was."
+        )
+        lines.append(f"missing = {toml_value(features.missing)}")
+    if features.categories:
+        lines.append("# One feature for each value; a value that is not named here is refused.")
+        lines.append(f"categories = {toml_value(features.categories)}")
+    return lines

@@ -17,28 +17,37 @@ from fl_dpbayes.study.study import SCRIPTS
 
 
 def list_shipped(console: Console) -> None:
-    """Print the names of scenarios, studies, papers' tables and data sets, and the command for each."""
-    scenarios = {
-        name: str(scenario_content(name).get("description", "")) for name in shipped_scenarios()
-    }
-    known = {
-        name.removeprefix(STUDY_PREFIX): load_study(name).scenario for name in shipped_studies()
-    }
-    studies = {name: str(scenario.get("description", "")) for name, scenario in known.items()}
-    papers = {name: load_study(name).paper.source for name in shipped_papers()}  # type: ignore[union-attr]
-    papers |= {
-        name: f"a script of the source tree: python {script}" for name, script in SCRIPTS.items()
-    }
-    sets = SHIPPED | {name: f"{found.what}; {found.licence}" for name, found in SETS.items()}
-    for command, rows in (
-        ("simulate", scenarios),
-        ("study", studies),
-        ("reproduce", papers),
-        ("data fetch", sets),
-    ):
+    """Print what comes with the package, by the command that takes its name."""
+    for command, descriptions in shipped_names().items():
         table = terminal_table(f"fl-dpbayes {command} NAME")
         table.add_column("name", no_wrap=True)
         table.add_column()
-        for row in rows.items():
-            table.add_row(*map(Text, row))
+        for name, description in descriptions.items():
+            table.add_row(Text(name), Text(description))
         console.print(table)
+
+
+def shipped_names() -> dict[str, dict[str, str]]:
+    """Return command -> name -> description of scenarios, studies, papers' tables and data sets."""
+    scenarios = {
+        name: str(scenario_content(name).get("description", "")) for name in shipped_scenarios()
+    }
+    studies = {}
+    for name in shipped_studies():
+        description = load_study(name).scenario.get("description", "")
+        studies[name.removeprefix(STUDY_PREFIX)] = str(description)
+    papers = {}
+    for name in shipped_papers():
+        paper = load_study(name).paper
+        papers[name] = "" if paper is None else paper.source
+    for name, script in SCRIPTS.items():
+        papers[name] = f"a script of the source tree: python {script}"
+    data_sets = dict(SHIPPED)
+    for name, data_set in SETS.items():
+        data_sets[name] = f"{data_set.description}; {data_set.licence}"
+    return {
+        "simulate": scenarios,
+        "study": studies,
+        "reproduce": papers,
+        "data fetch": data_sets,
+    }

@@ -1,11 +1,12 @@
-"""What simpler predictors reach on a simulation's test records, without privacy: the page shows them beside the run.
+"""What simpler predictors reach on a simulation's test records, without privacy.
 
-They read the records of every virtual site in this process, which a run of real hospitals cannot.
+The page shows them beside the run. They read the records of every virtual site in this process,
+which a run of real hospitals cannot.
 """
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,71 +25,115 @@ MOST_NUMBERS = 20_000_000
 Predict = Callable[[SiteSplit], npt.NDArray[np.float64]]
 
 
-def write_baselines(scenario: Scenario, site_files: Sequence[Path], run_folder: Path) -> None:
-    """Measure the baselines on the test records of each role, and write them for the run's summary.
+@dataclass(frozen=True)
+class Baseline:
+    """A simple predictor that was fitted to training records.
 
-    `site_files`: those of all virtual sites. Raises UserError if a site cannot be loaded or the
-    file not be written.
+    Attributes:
+        predictor: Its name in the summary.
+        predict: Class probabilities of records, (N, classes).
+        trained_at: The one site that it was fitted to; "" for all of them.
+    """
+
+    predictor: str
+    predict: Predict
+    trained_at: str = ""
+
+
+def write_baselines(scenario: Scenario, site_files: Sequence[Path], run_folder: Path) -> None:
+    """Measure the baselines on the test records of each role, and write them for the summary.
+
+    Args:
+        scenario: The run's scenario.
+        site_files: Those of all virtual sites.
+        run_folder: The run directory.
+
+    Raises:
+        UserError: If a site cannot be loaded or the file not be written.
     """
     if not scenario.evaluation.baselines:
-        why = (
+        reason = (
             "it would read the training records without privacy, which evaluation.baselines "
             "does not allow"
         )
-        found = Baselines(missing={"all": why})
+        result = Baselines(missing={"all": reason})
     elif scenario.evaluation.release != "public":
-        found = Baselines(
-            missing={"all": "the sites' test records are not declared public (evaluation.release)"}
-        )
+        reason = "the sites' test records are not declared public (evaluation.release)"
+        result = Baselines(missing={"all": reason})
     else:
-        found = baselines([load_site(read_site_file(path)) for path in site_files])
-    write_atomically(run_folder / BASELINES_FILE, found.model_dump_json(exclude_unset=True) + "\n")
+        result = baselines([load_site(read_site_file(path)) for path in site_files])
+    write_atomically(run_folder / BASELINES_FILE, result.model_dump_json(exclude_unset=True) + "\n")
 
 
 def baselines(sites: Sequence[Site]) -> Baselines:
-    """Fit each baseline to the training records of virtual sites, and measure it on the test records of each role.
+    """Fit each baseline to virtual sites' training records, and measure it on test records.
 
     `majority`: the class shares of all training records for everybody. `site_only` and `central`:
     scikit-learn's logistic regression with an L2 penalty (C = 1) on the features of one training
     site, and of all of them. `published`: the score that came with the records.
+
+    Args:
+        sites: All sites of a run.
+
+    Returns:
+        A row for each baseline and role, and why a baseline is missing.
     """
-    classes, missing = sites[0].task.classes, {}
-    trained = {
-        site.name: (site.train.features, site.train.labels)
-        for site in sites
-        if site.train is not None
-    }
-    features, labels = (np.concatenate(arrays) for arrays in zip(*trained.values(), strict=True))
-    shares = np.bincount(labels, minlength=classes) / len(labels)
-    found: list[tuple[str, str, Predict]] = [
-        ("majority", "", lambda part: np.tile(shares, (len(part.labels), 1)))
-    ]
-    if features.ndim != 2:
-        missing["site_only"] = missing["central"] = "the features are no vectors of numbers"
-    elif features.size * classes > MOST_NUMBERS:
-        missing["site_only"] = missing["central"] = (
-            "there are too many records and features to fit it beside a run"
-        )
+    classes = sites[0].task.classes
+    training = {site.name: site.train for site in sites if site.train is not None}
+    features = np.concatenate([part.features for part in training.values()])
+    labels = np.concatenate([part.labels for part in training.values()])
+    fitted = [Baseline(predictor="majority", predict=_shares(labels, classes))]
+    missing = {}
+    reason = _reason_without_regression(features, classes)
+    if reason:
+        missing["site_only"] = reason
+        missing["central"] = reason
     else:
-        found += [("site_only", name, _regression(*own, classes)) for name, own in trained.items()]
-        found.append(("central", "", _regression(features, labels, classes)))
+        for name, part in training.items():
+            regression = _regression(part.features, part.labels, classes)
+            fitted.append(Baseline(predictor="site_only", predict=regression, trained_at=name))
+        regression = _regression(features, labels, classes)
+        fitted.append(Baseline(predictor="central", predict=regression))
     if all(site.test.published is not None for site in sites):
-        found.append(("published", "", _published))
+        fitted.append(Baseline(predictor="published", predict=_published))
     else:
         missing["published"] = "the data set has none"
-    roles = {
-        site.role: _joined([one.test for one in sites if one.role == site.role]) for site in sites
-    }
-    rows = [row for fitted in found for row in _rows(roles, *fitted)]
+    parts_by_role: dict[Role, list[SiteSplit]] = {}
+    for site in sites:
+        parts_by_role.setdefault(site.role, []).append(site.test)
+    roles = {role: _joined(parts) for role, parts in parts_by_role.items()}
+    rows = [
+        _row(baseline, role, part)
+        for baseline in fitted
+        for role, part in roles.items()
+        if len(part.labels)
+    ]
     return Baselines(rows=tuple(rows), missing=missing)
 
 
+def _shares(labels: npt.NDArray, classes: int) -> Predict:
+    shares = np.bincount(labels, minlength=classes) / len(labels)
+
+    def predict(part: SiteSplit) -> npt.NDArray[np.float64]:
+        return np.tile(shares, (len(part.labels), 1))
+
+    return predict
+
+
+def _reason_without_regression(features: npt.NDArray, classes: int) -> str:
+    if features.ndim != 2:
+        return "the features are no vectors of numbers"
+    if features.size * classes > MOST_NUMBERS:
+        return "there are too many records and features to fit it beside a run"
+    return ""
+
+
 def _regression(features: npt.NDArray, labels: npt.NDArray, classes: int) -> Predict:
-    present = np.unique(labels)
     # A second to import, and not every run has baselines.
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.linear_model import LogisticRegression
 
+    present = np.unique(labels)
     model = LogisticRegression(max_iter=500)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
@@ -114,45 +159,42 @@ def _published(part: SiteSplit) -> npt.NDArray[np.float64]:
 def _joined(parts: Sequence[SiteSplit]) -> SiteSplit:
     """Join all that a baseline looks at."""
     published = [part.published for part in parts if part.published is not None]
-    features, labels = (
-        np.concatenate([getattr(one, name) for one in parts]) for name in ("features", "labels")
-    )
     return replace(
         parts[0],
-        features=features,
-        labels=labels,
+        features=np.concatenate([part.features for part in parts]),
+        labels=np.concatenate([part.labels for part in parts]),
         published=np.concatenate(published or [np.zeros(0)]),
     )
 
 
-def _rows(
-    roles: Mapping[Role, SiteSplit], predictor: str, own: str, predict: Predict
-) -> Iterator[BaselineRecord]:
-    for role, part in roles.items():
-        if len(part.labels):
-            key = {
-                "site": f"pooled:{role}",
-                "role": role,
-                "predictor": predictor,
-                "trained_at": own,
-            }
-            yield BaselineRecord.model_validate(
-                key | _measured(from_batch(on_grid(predict(part)), part.labels))
-            )
+def _row(baseline: Baseline, role: Role, part: SiteSplit) -> BaselineRecord:
+    place = {
+        "site": f"pooled:{role}",
+        "role": role,
+        "predictor": baseline.predictor,
+        "trained_at": baseline.trained_at,
+    }
+    statistics = from_batch(on_grid(baseline.predict(part)), part.labels)
+    return BaselineRecord.model_validate(place | _measured(statistics))
+
+
+def _measured(statistics: CalibrationStatistics) -> dict[str, object]:
+    """Return the metrics, rounded to three places: more would tell the training labels."""
+    measured = {}
+    for key in SHOWN:
+        metric = measure(METRICS[key], statistics)
+        if metric is not None:
+            measured[key] = metric
+    intervals = {
+        key: _rounded(metric.interval)
+        for key, metric in measured.items()
+        if metric.interval is not None
+    }
+    values = {key: _rounded(metric.value) for key, metric in measured.items()}
+    return {"n": int(statistics.count), "intervals": intervals, **values}
 
 
 def _rounded(value: Any) -> Any:
-    """Round every number to three places: more would tell the training labels behind it."""
-    if isinstance(value, dict):
-        return {key: _rounded(one) for key, one in value.items()}
     if isinstance(value, list | tuple):
         return tuple(map(_rounded, value))
     return value if value is None else round(float(value), 3)
-
-
-def _measured(sums: CalibrationStatistics) -> dict[str, object]:
-    found = {key: value for key in SHOWN if (value := measure(METRICS[key], sums)) is not None}
-    intervals = {key: value.interval for key, value in found.items() if value.interval is not None}
-    return {"n": int(sums.count)} | _rounded(
-        {"intervals": intervals} | {key: one.value for key, one in found.items()}
-    )

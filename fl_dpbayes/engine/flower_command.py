@@ -1,4 +1,4 @@
-"""Flower's own command line, asked as another process would: submit a run, read its status back, read its log."""
+"""Flower's command line, asked as another process would: submit a run, read its status and log."""
 
 import json
 import subprocess
@@ -28,23 +28,30 @@ ENVIRONMENT = {
 
 
 def write_app(folder: Path) -> Path:
-    """Write the app that a run names, a project file alone, which brings no code.
+    """Write the app that a run names: a project file alone, which brings no code.
 
-    Return its folder.
+    Args:
+        folder: Where to write it, absent.
+
+    Returns:
+        The folder.
     """
     folder.mkdir()
-    (folder / "pyproject.toml").write_text(
-        APP_PROJECT.format(version=version("fl-dpbayes")), encoding="utf-8"
-    )
+    project = APP_PROJECT.format(version=version("fl-dpbayes"))
+    (folder / "pyproject.toml").write_text(project, encoding="utf-8")
     return folder
 
 
 @dataclass(frozen=True)
 class FlowerCommand:
-    """The command `flwr` in a folder and an environment, for one of the SuperLinks that its configuration names.
+    """The command `flwr`, for one of the SuperLinks that its configuration names.
 
-    `patience`: seconds for which a SuperLink that does not answer is waited for while a run is
-    followed.
+    Attributes:
+        folder: Where it runs.
+        environment: All variables of its process.
+        superlink: Name of the SuperLink.
+        patience: Seconds for which a SuperLink that does not answer is waited for while a run is
+            followed.
     """
 
     folder: Path
@@ -53,56 +60,74 @@ class FlowerCommand:
     patience: float = 0.0
 
     def ask(self, verb: str, *arguments: str) -> dict[str, Any]:
-        """Return what a command answers.
+        """Run a command and return what it answers.
 
-        UserError with the end of what it said if that is no JSON.
+        Args:
+            verb: Such as "ls".
+            *arguments: The command's arguments.
+
+        Returns:
+            The answer, parsed.
+
+        Raises:
+            UserError: With the end of the command's output, if that holds no JSON.
         """
-        done = self._run(verb, *arguments, "--format", "json", capture_output=True, text=True)
-        start = done.stdout.find("{")
+        command = self._run(verb, *arguments, "--format", "json", capture_output=True, text=True)
+        start = command.stdout.find("{")
         if start < 0:
-            raise UserError(f"`flwr {verb}` failed: {(done.stdout + done.stderr).strip()[-500:]}")
-        return dict(json.loads(done.stdout[start:]))
+            output = (command.stdout + command.stderr).strip()
+            raise UserError(f"`flwr {verb}` failed: {output[-500:]}")
+        return dict(json.loads(command.stdout[start:]))
 
     def submit(
         self, app: Path, run_config: Mapping[str, Any], federation: Mapping[str, Any]
     ) -> str:
-        """Submit a run and return its number; UserError if it is refused."""
+        """Submit a run.
+
+        Args:
+            app: The folder of the app.
+            run_config: What the apps are told.
+            federation: What a simulation is told of its size.
+
+        Returns:
+            The run's number.
+
+        Raises:
+            UserError: If the run is refused.
+        """
         options = []
-        for name, config in (("--run-config", run_config), ("--federation-config", federation)):
+        for option, config in (("--run-config", run_config), ("--federation-config", federation)):
             if config:
-                options += [
-                    name,
-                    " ".join(f"{key}={json.dumps(value)}" for key, value in config.items()),
-                ]
+                pairs = [f"{key}={json.dumps(value)}" for key, value in config.items()]
+                options += [option, " ".join(pairs)]
         answer = self.ask("run", str(app), self.superlink, *options)
         if not answer.get("success"):
             raise UserError(f"`flwr run` was refused: {answer.get('error-message', answer)}")
         return str(answer["run-id"])
 
     def status(self, run: str) -> dict[str, str]:
-        """Return a run's `status` and `status-details`.
-
-        UserError if the SuperLink does not know it.
-        """
+        """Return a run's `status` and `status-details`; UserError if it is not to be had."""
         answer = self.ask("ls", self.superlink, "--run-id", run)
-        if not answer.get("runs"):
-            said, away = (
-                answer.get("error-message", answer),
-                "does not answer: see to its unit and its address",
+        if answer.get("runs"):
+            return dict(answer["runs"][0])
+        message = answer.get("error-message", answer)
+        if "unavailable" in str(message):
+            raise UserError(
+                f"the SuperLink {self.superlink!r} does not answer: see to its unit and its address"
             )
-            why = away if "unavailable" in str(said) else f"knows no run {run}: {said}"
-            raise UserError(f"the SuperLink {self.superlink!r} {why}")
-        return dict(answer["runs"][0])
-
-    def _run(self, *words: str, **streams: Any) -> subprocess.CompletedProcess:
-        return subprocess.run(
-            ["flwr", *words], env=dict(self.environment), cwd=self.folder, check=False, **streams
-        )
+        raise UserError(f"the SuperLink {self.superlink!r} knows no run {run}: {message}")
 
     def wait(self, run: str, log_file: Path, events: EventReader, stop: threading.Event) -> None:
         """Wait until a run is over, and keep its log.
 
-        UserError if it did not complete, or was stopped here.
+        Args:
+            run: The run's number.
+            log_file: The log is appended to it, however the run ends.
+            events: Reads the run's own events.
+            stop: Set where nobody waits any more.
+
+        Raises:
+            UserError: If the run did not complete, or was stopped here.
         """
         try:
             status = self._final_status(run, events, stop)
@@ -115,24 +140,32 @@ class FlowerCommand:
                 f"see {log_file}"
             )
 
+    def _run(self, *words: str, **streams: Any) -> subprocess.CompletedProcess:
+        return subprocess.run(
+            ["flwr", *words], env=dict(self.environment), cwd=self.folder, check=False, **streams
+        )
+
     def _final_status(self, run: str, events: EventReader, stop: threading.Event) -> dict[str, str]:
         # Asking Flower starts a process that takes a core for more than a second. The run's own
         # events say when it is over; Flower is asked then, and now and then in case the ServerApp
         # died without a last word.
-        over, next_question, heard = False, time.monotonic() + ASK_SECONDS, time.monotonic()
+        is_over = False
+        next_question = time.monotonic() + ASK_SECONDS
+        last_answer = time.monotonic()
         while not stop.wait(LOOK_SECONDS):
-            over = over or any(
-                event["event"] in ("finished", "failed") for event in events.new_events()
-            )
-            if not over and time.monotonic() < next_question:
+            if not is_over:
+                names = [event["event"] for event in events.new_events()]
+                is_over = "finished" in names or "failed" in names
+            if not is_over and time.monotonic() < next_question:
                 continue
             next_question = time.monotonic() + ASK_SECONDS
             try:
-                status, heard = self.status(run), time.monotonic()
+                status = self.status(run)
             except UserError:
-                if time.monotonic() - heard > self.patience:
+                if time.monotonic() - last_answer > self.patience:
                     raise
                 continue
+            last_answer = time.monotonic()
             if str(status["status"]).startswith("finished"):
                 return status
         raise UserError("the run was stopped")

@@ -18,7 +18,7 @@ from functools import partial
 from http import HTTPStatus
 from http.client import HTTPConnection
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from fl_dpbayes.config import SHARED_RECORDS, Resources
 from fl_dpbayes.engine.flower_command import ENVIRONMENT, FlowerCommand, write_app
@@ -29,12 +29,23 @@ from fl_dpbayes.files import write_atomically
 
 START_SECONDS = 60.0
 LOG_FILE = "flower.log"
-HOME_FILE, PREPARED_FILE = "flower-home", "prepared"
+# In a run directory: where the folder of its SuperLink is.
+HOME_FILE = "flower-home"
+# In the folder of a SuperLink: where the run directory is, once its sites are made.
+PREPARED_FILE = "prepared"
 HOME_PREFIX = "fl-dpbayes-"
+# Linux's PR_SET_PDEATHSIG: a signal for this process when its parent dies.
+SIGNAL_WHEN_PARENT_DIES = 1
 
 
 class StartedFlower(NamedTuple):
-    """A SuperLink in a folder of its own, and the number, to come, of a run that waits for its run directory there."""
+    """A SuperLink that waits for a run directory.
+
+    Attributes:
+        home: The SuperLink's own folder.
+        command: Asks this SuperLink.
+        run: Number of the submitted run, once it is known.
+    """
 
     home: Path
     command: FlowerCommand
@@ -48,37 +59,41 @@ _STARTED: ContextVar[StartedFlower | None] = ContextVar("started", default=None)
 def started_flower(
     sites: int, resources: Resources, written_app: Callable[[Path], Path] = write_app
 ) -> Iterator[None]:
-    """Start Flower for one `run_flower` in this context, while its run directory is still being made.
+    """Start Flower for one `run_flower` in this context, while its run directory is being made.
 
     Flower's own simulation leaves a server behind, reads its size from nowhere and reports success
     when the ServerApp failed; here the server is a child of this process, its size comes from the
     scenario, and the status is read back.
+
+    Args:
+        sites: Number of virtual sites.
+        resources: What each may use.
+        written_app: Writes the app that the run names into a folder, and returns the folder.
     """
     home = Path(tempfile.mkdtemp(prefix=HOME_PREFIX))
     try:
-        with socket.create_server(("127.0.0.1", 0)) as probe:
-            port = int(probe.getsockname()[1])
+        port = _free_port()
         flower = FlowerCommand(home, _environment(home, resources), "own")
-        superlink = (
+        configuration = (
             '[superlink]\ndefault = "own"\n\n[superlink.own]\naddress = '
             f'"127.0.0.1:{port}"\ninsecure = true\n'
         )
-        (home / "config.toml").write_text(superlink, encoding="utf-8")
+        (home / "config.toml").write_text(configuration, encoding="utf-8")
         with ThreadPoolExecutor(1) as pool, _superlink(home, port, flower.environment) as process:
 
             def submit() -> str:
                 _wait_until_healthy(process, port)
                 return flower.submit(
-                    written_app(home / "app"),
-                    {"prepared": str(home / PREPARED_FILE)},
-                    {
+                    app=written_app(home / "app"),
+                    run_config={"prepared": str(home / PREPARED_FILE)},
+                    federation={
                         "num-supernodes": sites,
                         "client-resources-num-cpus": resources.cpus_per_site,
                         "client-resources-num-gpus": resources.gpus_per_site,
                     },
                 )
 
-            _STARTED.set(StartedFlower(home, flower, pool.submit(submit)))
+            _STARTED.set(StartedFlower(home=home, command=flower, run=pool.submit(submit)))
             yield
     finally:
         _STARTED.set(None)
@@ -94,18 +109,29 @@ def run_flower(
 ) -> None:
     """Run the prepared scenario of a run directory through `flwr run`.
 
-    Raises UserError if Flower could not start, or the run did not complete; the text says where to
-    read on.
+    Args:
+        run_folder: The run directory, with its sites.
+        sites: Number of virtual sites.
+        resources: What each may use.
+        stop: Ends the run when it is set.
+        written_app: As of `started_flower`, which is called where it was not before.
+
+    Raises:
+        UserError: If Flower could not start, or the run did not complete; the text says where to
+            read on.
     """
-    if (started := _STARTED.get()) is None:
+    started = _STARTED.get()
+    if started is None:
         with started_flower(sites, resources, written_app):
             run_flower(run_folder, sites, resources, stop)
         return
     (run_folder / HOME_FILE).write_text(str(started.home), encoding="utf-8")
-    events = EventReader(run_folder / EVENTS_FILE, end_of_events(run_folder / EVENTS_FILE))
+    events_file = run_folder / EVENTS_FILE
+    events = EventReader(events_file, end_of_events(events_file))
     try:
         write_atomically(started.home / PREPARED_FILE, str(run_folder))
-        started.command.wait(started.run.result(), run_folder / LOG_FILE, events, stop)
+        run = started.run.result()
+        started.command.wait(run, run_folder / LOG_FILE, events, stop)
     finally:
         with (run_folder / LOG_FILE).open("ab") as log:
             log.write((started.home / LOG_FILE).read_bytes())
@@ -113,72 +139,86 @@ def run_flower(
 
 
 def end_interrupted(run_folder: Path) -> None:
-    """End what a killed command left of its run: Flower's processes go on, and would write beside the next."""
+    """End what a killed command left of its run.
+
+    Flower's processes go on without it, and would write beside the next command's.
+
+    Args:
+        run_folder: The run directory.
+    """
     note = run_folder / HOME_FILE
     if not note.is_file():
         return
     home = Path(note.read_text(encoding="utf-8"))
     # The note lies in a folder that others may have written.
     if home.parent == Path(tempfile.gettempdir()) and home.name.startswith(HOME_PREFIX):
-        kill({number for first in processes_of(home) for number in (first, *descendants(first))})
+        processes = processes_of(home)
+        for process in list(processes):
+            processes.update(descendants(process))
+        kill(processes)
         # What was started meanwhile.
         kill(processes_of(home))
         shutil.rmtree(home, ignore_errors=True)
     note.unlink()
 
 
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return int(probe.getsockname()[1])
+
+
 def _environment(home: Path, resources: Resources) -> dict[str, str]:
-    # Ray of its own listens on the loopback address only: it runs the code of whoever reaches its
-    # ports.
-    address = resources.ray_address
-    ray = {"RAY_ADDRESS": address} if address else {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
-    # Its processes run in another folder, and import a user's own code as this one does.
-    paths = [
-        str(Path(path).resolve())
-        for path in os.environ.get("PYTHONPATH", "").split(os.pathsep)
-        if path
-    ]
-    return (
-        os.environ
-        | ray
-        | ENVIRONMENT
-        | {
-            "PYTHONPATH": os.pathsep.join(paths),
-            SHARED_RECORDS: "1",
-            "FLWR_HOME": str(home),
-            "RAY_USAGE_STATS_ENABLED": "0",
-            "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-            # Flower's programs are looked up by name, and a user need not have activated the
-            # virtual environment.
-            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
-        }
-    )
+    if resources.ray_address:
+        ray = {"RAY_ADDRESS": resources.ray_address}
+    else:
+        # A Ray of its own then listens on the loopback address only: it runs the code of whoever
+        # reaches its ports.
+        ray = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+    # Flower's processes run in another folder, and import a user's own code as this one does.
+    folders = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    import_path = [str(Path(folder).resolve()) for folder in folders if folder]
+    # Flower's programs are looked up by name, and a user need not have activated the virtual
+    # environment.
+    programs = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+    return {
+        **os.environ,
+        **ray,
+        **ENVIRONMENT,
+        "PYTHONPATH": os.pathsep.join(import_path),
+        SHARED_RECORDS: "1",
+        "FLWR_HOME": str(home),
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+        "PATH": programs,
+    }
 
 
 @contextmanager
 def _superlink(home: Path, port: int, environment: Mapping[str, str]) -> Iterator[subprocess.Popen]:
     command = ["flower-superlink", "--insecure", "--simulation", "--isolation", "subprocess"]
     command += ["--host", "127.0.0.1", "--port", str(port), "--database", str(home / "state.db")]
+    # If this command is killed before it has a run directory, nothing says where its SuperLink is.
+    end_with_parent = None
+    if sys.platform == "linux":
+        prctl = ctypes.CDLL(None).prctl
+        end_with_parent = partial(prctl, SIGNAL_WHEN_PARENT_DIES, signal.SIGTERM)
     with (home / LOG_FILE).open("ab") as log:
-        # PR_SET_PDEATHSIG: what a command that is killed before it has a run directory left, none
-        # could find.
-        before = (
-            partial(ctypes.CDLL(None).prctl, 1, signal.SIGTERM) if sys.platform == "linux" else None
-        )
-        streams: Any = {
-            "stdout": log,
-            "stderr": log,
-            "stdin": subprocess.DEVNULL,
-            "preexec_fn": before,
-        }
         process = subprocess.Popen(
-            command, env=dict(environment), cwd=home, start_new_session=True, **streams
+            command,
+            env=dict(environment),
+            cwd=home,
+            start_new_session=True,
+            stdout=log,
+            stderr=log,
+            stdin=subprocess.DEVNULL,
+            preexec_fn=end_with_parent,
         )
     try:
         yield process
     finally:
         if not (home / PREPARED_FILE).exists():
-            kill({process.pid, *descendants(process.pid)})  # it has nothing to lose
+            # It has nothing to lose.
+            kill({process.pid, *descendants(process.pid)})
         end(process, home)
 
 

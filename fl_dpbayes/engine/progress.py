@@ -1,12 +1,13 @@
-"""The live display of a run: round, sites, epsilon spent, time left, from the events that the server writes."""
+"""The live display of a run: round, sites, epsilon spent, time left, from the server's events."""
 
 import contextvars
 import io
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,11 +32,13 @@ STOP_SECONDS = 60.0
 class EventReader:
     """Reads the lines that were appended to an event file since the last look.
 
-    One that is damaged shows nothing.
+    A damaged line shows nothing.
     """
 
     def __init__(self, path: Path, position: int = 0) -> None:
-        self._path, self._position = path, position
+        """Begin at a position in the file, in bytes."""
+        self._path = path
+        self._position = position
 
     def new_events(self) -> list[dict[str, Any]]:
         """Return the events since the last call.
@@ -47,21 +50,40 @@ class EventReader:
         with self._path.open("rb") as file:
             file.seek(self._position)
             content = file.read()
-        whole, found = content[: content.rfind(b"\n") + 1], []
-        self._position += len(whole)
-        for line in whole.splitlines():
+        whole_lines = content[: content.rfind(b"\n") + 1]
+        self._position += len(whole_lines)
+        events = []
+        for line in whole_lines.splitlines():
             with suppress(ValueError):
-                found.append(json.loads(line))
-        return [event for event in found if isinstance(event, dict) and "event" in event]
+                events.append(json.loads(line))
+        return [event for event in events if isinstance(event, dict) and "event" in event]
+
+
+@dataclass(frozen=True)
+class SiteState:
+    """What the display shows of a site: its role, what it did last, and the epsilon it spent."""
+
+    role: str = ""
+    state: str = ""
+    spent: str = ""
 
 
 class Display:
     """Turns events into a bar and a table of sites; without a terminal, into one line per round."""
 
     def __init__(self, console: Console, rounds: int) -> None:
-        self._console, self._rounds, self._trainers = console, rounds, 0
-        self._live = console.is_terminal or console.is_jupyter
-        self._sites: dict[str, tuple[str, str, str]] = {}
+        """Show nothing yet.
+
+        Args:
+            console: Where the display is shown.
+            rounds: Number of rounds of all chains.
+        """
+        self._console = console
+        self._rounds = rounds
+        self._trainers = 0
+        self._is_live = console.is_terminal or console.is_jupyter
+        self._sites: dict[str, SiteState] = {}
+        # Why a site did not train, which its tests do not hide.
         self._problems: dict[str, str] = {}
         self._bar = Progress(
             TextColumn("{task.description}"),
@@ -79,61 +101,34 @@ class Display:
         """Take in one event."""
         match event["event"]:
             case "waiting":
-                text = f"waiting for {', '.join(event['missing'])}"
-                self._bar.update(self._task, description=text)
-                if not self._live:
-                    self._console.print(text, markup=False)
+                self._show_waiting(event)
             case "roster":
-                roles, paid = (
-                    dict(event["sites"]),
-                    {name: row[2] for name, row in self._sites.items()},
-                )
-                # A run that is resumed calls them again, and what was spent stays spent.
-                self._sites = {
-                    name: (role, "waiting", paid.get(name, "")) for name, role in roles.items()
-                }
-                self._trainers = sum(role == "train" for role in roles.values())
-                self._bar.update(self._task, total=self._rounds * self._trainers + len(roles))
+                self._show_roster(event)
             case "train":
-                text, done = (
-                    f"round {event['round']}/{event['rounds']}",
-                    (event["round"] - 1) * self._trainers,
+                number = event["round"]
+                self._bar.update(
+                    self._task,
+                    description=f"round {number}/{event['rounds']}",
+                    completed=(number - 1) * self._trainers,
                 )
-                self._ask(event, "training", description=text, completed=done)
+                self._set_states(event["sites"], "training")
             case "recalibrate":
-                self._ask(
-                    event,
-                    "recalibrating",
-                    description=f"recalibrating {event['round']}/{event['rounds']}",
+                self._bar.update(
+                    self._task, description=f"recalibrating {event['round']}/{event['rounds']}"
                 )
+                self._set_states(event["sites"], "recalibrating")
             case "evaluate":
-                self._ask(
-                    event,
-                    "evaluating",
+                self._bar.update(
+                    self._task,
                     description="evaluating",
                     completed=self._rounds * self._trainers,
                 )
+                self._set_states(event["sites"], "evaluating")
             case "site":
-                epsilon, budget = event["epsilon"], event["budget"]
-                spent = f"{epsilon:.3f} of {budget:g}" if epsilon is not None and budget else None
-                said = f"{event['status']} {event['detail']}".strip()
-                self._problems[event["site"]] = (
-                    f"{said}; " if event["status"] not in ("OK", "PARTIAL") else ""
-                )
-                self._set(event["site"], said, spent)
-                self._bar.advance(self._task)
-                if not self._live:
-                    place = f"round {event['round']}/{self._rounds}  {event['site']}"
-                    self._console.print(
-                        f"{place}  {event['status']}  {event['detail'] or spent or ''}",
-                        markup=False,
-                    )
+                self._show_reply(event)
             case "evaluated":
-                # What it let out of tests does not hide that it did not train.
-                self._set(
-                    event["site"],
-                    f"{self._problems.get(event['site'], '')}tests: {event['problem'] or 'done'}",
-                )
+                problem = self._problems.get(event["site"], "")
+                self._set_states([event["site"]], f"{problem}tests: {event['problem'] or 'done'}")
                 self._bar.advance(self._task)
 
     def render(self) -> Group:
@@ -145,27 +140,56 @@ class Display:
         table = Table(
             "site", "role", "state", "epsilon spent", box=None, padding=(0, 2), header_style="bold"
         )
-        for name, (role, state, spent) in self._sites.items():
+        for name, site in self._sites.items():
             # As plain text: a state may hold what a site sent, and square brackets are markup to
             # rich.
-            table.add_row(*map(Text, (name, role, state, spent)))
+            table.add_row(Text(name), Text(site.role), Text(site.state), Text(site.spent))
         return table
 
-    def _ask(self, event: dict[str, Any], state: str, **progress: Any) -> None:
-        self._bar.update(self._task, **progress)
-        for name in event["sites"]:
-            self._set(name, state)
+    def _show_waiting(self, event: dict[str, Any]) -> None:
+        text = f"waiting for {', '.join(event['missing'])}"
+        self._bar.update(self._task, description=text)
+        if not self._is_live:
+            self._console.print(text, markup=False)
 
-    def _set(self, name: str, state: str, spent: str | None = None) -> None:
-        role, _, before = self._sites.get(name, ("", "", ""))
-        self._sites[name] = (role, state, before if spent is None else spent)
+    def _show_roster(self, event: dict[str, Any]) -> None:
+        roles = dict(event["sites"])
+        # A run that is resumed calls its sites again, and what was spent stays spent.
+        self._sites = {
+            name: SiteState(role=role, state="waiting", spent=self._site(name).spent)
+            for name, role in roles.items()
+        }
+        self._trainers = sum(role == "train" for role in roles.values())
+        self._bar.update(self._task, total=self._rounds * self._trainers + len(roles))
+
+    def _show_reply(self, event: dict[str, Any]) -> None:
+        name = event["site"]
+        status = event["status"]
+        detail = event["detail"]
+        epsilon = event["epsilon"]
+        budget = event["budget"]
+        state = f"{status} {detail}".strip()
+        spent = ""
+        if epsilon is not None and budget:
+            spent = f"{epsilon:.3f} of {budget:g}"
+        self._problems[name] = "" if status in ("OK", "PARTIAL") else f"{state}; "
+        before = self._site(name)
+        self._sites[name] = replace(before, state=state, spent=spent or before.spent)
+        self._bar.advance(self._task)
+        if not self._is_live:
+            round_of_site = f"round {event['round']}/{self._rounds}  {name}"
+            self._console.print(f"{round_of_site}  {status}  {detail or spent}", markup=False)
+
+    def _set_states(self, names: Iterable[str], state: str) -> None:
+        for name in names:
+            self._sites[name] = replace(self._site(name), state=state)
+
+    def _site(self, name: str) -> SiteState:
+        return self._sites.get(name, SiteState())
 
 
 def end_of_events(path: Path) -> int:
-    """Return the size of an event file after its last whole line.
-
-    A line that a kill cut off is dropped from it.
-    """
+    """Drop a line that a kill cut off from an event file, and return the file's size in bytes."""
     if not path.is_file():
         return 0
     with path.open("r+b") as file:
@@ -177,7 +201,14 @@ def end_of_events(path: Path) -> int:
 def follow(
     reader: EventReader, rounds: int, console: Console, is_running: Callable[[], bool]
 ) -> None:
-    """Show a run's events until it is over."""
+    """Show a run's events until it is over.
+
+    Args:
+        reader: Reads the run's events.
+        rounds: Number of rounds of all chains.
+        console: Where they are shown.
+        is_running: Tells whether the run goes on.
+    """
     display = Display(console, rounds)
     with _shown(display, console) as refresh:
         running = True
@@ -192,11 +223,22 @@ def follow(
 def run_and_follow(
     work: Callable[[threading.Event], None], reader: EventReader, rounds: int, console: Console
 ) -> BaseException | None:
-    """Work in a thread and show the run's events meanwhile; return what the work raised, or None.
+    """Work in a thread and show the run's events meanwhile.
 
-    An interrupt sets the event that `work` is given, waits for it and is raised again.
+    Args:
+        work: The work, which ends early when the event that it is given is set.
+        reader: Reads the run's events.
+        rounds: Number of rounds of all chains.
+        console: Where events are shown.
+
+    Returns:
+        What the work raised, or None.
+
+    Raises:
+        KeyboardInterrupt: As it came, after the work was stopped and waited for.
     """
-    failures, stop = list[BaseException](), threading.Event()
+    failures: list[BaseException] = []
+    stop = threading.Event()
 
     def run() -> None:
         try:
@@ -204,8 +246,9 @@ def run_and_follow(
         except BaseException as error:
             failures.append(error)
 
-    # With its context: a module object that was given to this run is in it.
-    thread = threading.Thread(target=contextvars.copy_context().run, args=(run,), daemon=True)
+    # With a copy of this context, as it holds a module object that was given to this run.
+    context = contextvars.copy_context()
+    thread = threading.Thread(target=context.run, args=(run,), daemon=True)
     thread.start()
     try:
         follow(reader, rounds, console, thread.is_alive)

@@ -28,84 +28,102 @@ RESULTS = ("calibration.csv", "privacy.csv", "rounds.csv", "report.html")
 def resume_run(
     folder: Path, scenario: Scenario | None, engine: str, data_dir: Path | None, console: Console
 ) -> Path:
-    """Go on with a run after its last complete round.
+    """Go on with a run after its last complete round; show one that is finished and whole.
 
-    One that is finished, and whose results are whole, is shown.
+    Args:
+        folder: The run directory.
+        scenario: What the caller takes the run's scenario to be; None: whatever it is.
+        engine: "inline" or "flower".
+        data_dir: The folder of data sets; None: the default one.
+        console: Where progress and results are shown.
 
-    `scenario`: what the caller takes the run's scenario to be. Raises UserError if the folder holds
-    no run or that of another scenario, a file is missing or damaged, another process works on it,
-    or the run failed.
+    Returns:
+        The run directory, as an absolute path.
+
+    Raises:
+        UserError: If the folder holds no run or that of another scenario, a file is missing or
+            damaged, another process works on it, or the run failed.
     """
     import_apps()
     from server.checkpoint import check_run_files, read_checkpoint, read_run_journal
 
     folder = folder.resolve()
-    file = folder / SCENARIO_FILE
-    if not file.is_file():
-        lost = "has no scenario.toml: put it back, as the run goes on with what it says"
-        none = "holds no run: give the folder that it named as it began, or start it anew"
-        raise UserError(f"--resume {folder} {lost if (folder / SITES_FOLDER).is_dir() else none}")
+    _check_holds_run(folder)
     with folder_lock(folder):
         end_interrupted(folder)
-        checkpoint, _ = read_checkpoint(folder) or (None, None)
+        checkpoint_and_arrays = read_checkpoint(folder)
+        checkpoint = checkpoint_and_arrays[0] if checkpoint_and_arrays else None
         _, entries = read_run_journal(folder, checkpoint)
-        check_files(
-            folder,
-            {name: entry for name, entry in listed_files(entries).items() if name == SCENARIO_FILE},
-        )
-        own = load_scenario(str(file))
-        if scenario is not None and digest(scenario) != digest(own):
-            other = f"another scenario ({own.name!r}, or one with other settings)"
-            raise UserError(
-                f"--resume {folder} holds a run of {other}: give --resume alone, which takes "
-                "the run's own"
-            )
-        check_machine(own.resources)
+        scenario_entries = {
+            name: entry for name, entry in listed_files(entries).items() if name == SCENARIO_FILE
+        }
+        check_files(folder, scenario_entries)
+        run_scenario = load_scenario(str(folder / SCENARIO_FILE))
+        if scenario is not None:
+            _check_same_scenario(folder, scenario, run_scenario)
+        check_machine(run_scenario.resources)
         if _is_finished(folder):
             console.print(
                 f"the run in {folder} is finished: nothing is left to do",
                 soft_wrap=True,
                 markup=False,
             )
-            _tell_missing(folder, console)
+            _warn_of_missing_results(folder, console)
         else:
             if checkpoint is None:
                 # Nothing was asked of any site yet, so the sites can be made once more.
-                prepare_simulation(own, plan_sites(own, data_dir), folder)
+                prepare_simulation(run_scenario, plan_sites(run_scenario, data_dir), folder)
             else:
                 check_run_files(folder, entries, checkpoint)
             if checkpoint is None or not (folder / BASELINES_FILE).is_file():
-                write_baselines(own, sorted((folder / SITES_FOLDER).glob("*.toml")), folder)
-            console.print(
-                f"resuming after round {checkpoint.round if checkpoint else 0}", highlight=False
-            )
-            run_prepared(own, engine, folder, console)
+                site_files = sorted((folder / SITES_FOLDER).glob("*.toml"))
+                write_baselines(run_scenario, site_files, folder)
+            completed = checkpoint.round if checkpoint else 0
+            console.print(f"resuming after round {completed}", highlight=False)
+            run_prepared(run_scenario, engine, folder, console)
     show_run(folder, console)
     return folder
 
 
-def _tell_missing(folder: Path, console: Console) -> None:
+def _check_holds_run(folder: Path) -> None:
+    if (folder / SCENARIO_FILE).is_file():
+        return
+    if (folder / SITES_FOLDER).is_dir():
+        reason = "has no scenario.toml: put it back, as the run goes on with what it says"
+    else:
+        reason = "holds no run: give the folder that it named as it began, or start it anew"
+    raise UserError(f"--resume {folder} {reason}")
+
+
+def _check_same_scenario(folder: Path, scenario: Scenario, run_scenario: Scenario) -> None:
+    if digest(scenario) != digest(run_scenario):
+        raise UserError(
+            f"--resume {folder} holds a run of another scenario ({run_scenario.name!r}, or one "
+            "with other settings): give --resume alone, which takes the run's own"
+        )
+
+
+def _warn_of_missing_results(folder: Path, console: Console) -> None:
     """Name the results that a finished run lacks, as somebody moved or deleted them."""
     missing = [name for name in (*RESULTS, BASELINES_FILE) if not (folder / name).is_file()]
     if missing:
-        remedy = (
-            f"fl-dpbayes report {folder}  makes the page anew; for all else run the scenario again"
+        console.print(
+            f"warning: the run lacks {', '.join(missing)}: fl-dpbayes report {folder}  makes the "
+            "page anew; for all else run the scenario again",
+            style="yellow",
+            soft_wrap=True,
+            markup=False,
         )
-        said = f"warning: the run lacks {', '.join(missing)}: {remedy}"
-        console.print(said, style="yellow", soft_wrap=True, markup=False)
 
 
 def _is_finished(folder: Path) -> bool:
-    """Tell whether a run has ended and its results are whole.
-
-    Else the last stage is to be done again.
-    """
+    """Tell whether a run has ended and its results are whole."""
     end_of_events(folder / EVENTS_FILE)
     events = EventReader(folder / EVENTS_FILE).new_events()
     try:
         read_summary(folder)
-        # As it was written: a finished run, perhaps of someone else, is shown without the code that
-        # it names.
+        # The posterior is not loaded: a finished run, perhaps of someone else, is shown without
+        # importing the code that it names.
         check_seal(folder / POSTERIOR_FILE)
     except (UserError, OSError, ValueError):
         return False

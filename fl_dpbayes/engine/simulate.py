@@ -22,6 +22,7 @@ from fl_dpbayes.errors import FailedError, Stopped, UserError
 from fl_dpbayes.files.folder_lock import folder_lock
 from fl_dpbayes.report import calibration_table, privacy_table, read_summary
 
+# A disk with less free space than this is full.
 FULL_BYTES = 2**16
 
 
@@ -34,8 +35,20 @@ def simulate(
 ) -> Path:
     """Run a scenario and write its run directory.
 
-    `run_folder`: absent or empty. Raises UserError if the scenario cannot run, or its run failed;
-    what was computed is then in the run directory. Raises Stopped if an interrupt ended it.
+    Args:
+        scenario: The scenario.
+        engine: "inline" or "flower".
+        run_folder: The run directory, absent or empty; None: `runs/<scenario>-<time>`.
+        data_dir: The folder of data sets; None: the default one.
+        console: Where progress and results are shown.
+
+    Returns:
+        The run directory.
+
+    Raises:
+        UserError: If the scenario cannot run, or its run failed; what was computed is then in the
+            run directory.
+        Stopped: If an interrupt ended it.
     """
     check_machine(scenario.resources)
     plan = plan_sites(scenario, data_dir)
@@ -49,65 +62,80 @@ def simulate(
 def run_planned(
     scenario: Scenario, plan: SitePlan, engine: str, folder: Path, console: Console
 ) -> None:
-    """Make the sites of a plan in a run directory, measure the baselines on them, and run the scenario."""
-    write_baselines(scenario, prepare_simulation(scenario, plan, folder), folder)
+    """Make the sites of a plan in a run directory, measure the baselines, and run the scenario."""
+    site_files = prepare_simulation(scenario, plan, folder)
+    write_baselines(scenario, site_files, folder)
     run_prepared(scenario, engine, folder, console)
 
 
 def run_prepared(scenario: Scenario, engine: str, folder: Path, console: Console) -> None:
-    """Run the scenario of a run directory, from its checkpoint where it has one."""
-    console.print(
-        f"[bold]{scenario.name}[/bold]: {counted(len(scenario.sites), 'site')}, "
-        f"{counted(scenario.training.rounds, 'round')}, engine {engine}, writing {folder}"
-    )
-    if scenario.privacy.kind == "none":
-        console.print("NOT PRIVATE: privacy.kind is 'none', epsilon is infinite", style="bold red")
-    planned = json.loads((folder / PARTITION_FILE).read_text(encoding="utf-8"))["units"]
-    trained = {
-        name: planned[name]["train"]
-        for name, site in scenario.sites.items()
-        if site.role == "train"
-    }
-    if weak := weak_budget(scenario, trained):
-        console.print(f"warning: {weak}", style="yellow", markup=False)
-    events, start = folder / EVENTS_FILE, end_of_events(folder / EVENTS_FILE)
-    resume = f"fl-dpbayes simulate --resume {shlex.quote(str(folder))}"
-    resume += "" if engine == "flower" else f" --engine {engine}"
+    """Run the scenario of a run directory, from its checkpoint where it has one.
+
+    Args:
+        scenario: The scenario of the run directory.
+        engine: "inline" or "flower".
+        folder: The run directory, with its sites.
+        console: Where progress is shown.
+
+    Raises:
+        FailedError: If the run failed.
+        Stopped: If an interrupt ended it.
+    """
+    _print_start(scenario, engine, folder, console)
+    events = folder / EVENTS_FILE
+    start = end_of_events(events)
+    rounds = scenario.training.rounds * scenario.training.chains
+    resume_command = f"fl-dpbayes simulate --resume {shlex.quote(str(folder))}"
+    if engine != "flower":
+        resume_command += f" --engine {engine}"
     try:
-        rounds = scenario.training.rounds * scenario.training.chains
         failure = run_and_follow(
-            partial(run_on, engine, scenario, folder), EventReader(events, start), rounds, console
+            work=partial(run_on, engine, scenario, folder),
+            reader=EventReader(events, start),
+            rounds=rounds,
+            console=console,
         )
     except KeyboardInterrupt:
-        from server.checkpoint import read_checkpoint
-
-        done = found[0].round if (found := read_checkpoint(folder)) else 0
-        kept = (
-            f"{done} of {counted(rounds, 'round')} {'is' if done == 1 else 'are'} complete and "
-            "kept, with their cost"
-        )
-        raise Stopped(f"{kept}, in {folder}; go on with  {resume}") from None
-    raise_failure(failure, EventReader(events, start), folder, resume)
+        done = _completed_rounds(folder)
+        verb = "is" if done == 1 else "are"
+        raise Stopped(
+            f"{done} of {counted(rounds, 'round')} {verb} complete and kept, with their cost, in "
+            f"{folder}; go on with  {resume_command}"
+        ) from None
+    raise_failure(failure, EventReader(events, start), folder, resume_command)
 
 
 def run_on(engine: str, scenario: Scenario, folder: Path, stop: threading.Event) -> None:
     """Run the scenario of a run directory on an engine, until it ends or is stopped."""
+    sites = len(scenario.sites)
     if engine == "inline":
-        run_inline(folder, len(scenario.sites), stop)
+        run_inline(folder, sites, stop)
     else:
-        run_flower(folder, len(scenario.sites), scenario.resources, stop)
+        run_flower(folder, sites, scenario.resources, stop)
 
 
 def check_machine(resources: Resources) -> None:
-    """Check that the apps are ours and that the device is here."""
+    """Check that the apps are ours and that the device is here.
+
+    Args:
+        resources: What a scenario asks for.
+
+    Raises:
+        UserError: If other modules are in the way of the apps, or the device is not here.
+    """
     import_apps()
     # The processes of an existing Ray cluster may run on machines that have what this one has not.
     if not resources.device.startswith("cuda") or resources.ray_address is not None:
         return
-    found, index = torch.cuda.device_count(), int(resources.device.partition(":")[2] or 0)
-    if index >= found:
-        here = f"the CUDA devices here are 0 to {found - 1}" if found else "no CUDA device is here"
-        raise UserError(f"resources.device is {resources.device!r}: {here}; use 'auto' or 'cpu'")
+    devices = torch.cuda.device_count()
+    index = int(resources.device.partition(":")[2] or 0)
+    if index >= devices:
+        devices_here = "no CUDA device is here"
+        if devices:
+            devices_here = f"the CUDA devices here are 0 to {devices - 1}"
+        raise UserError(
+            f"resources.device is {resources.device!r}: {devices_here}; use 'auto' or 'cpu'"
+        )
 
 
 def show_run(run_folder: Path, console: Console) -> None:
@@ -125,9 +153,19 @@ def show_run(run_folder: Path, console: Console) -> None:
 
 
 def raise_failure(
-    failure: BaseException | None, reader: EventReader, folder: Path, resume: str
+    failure: BaseException | None, reader: EventReader, folder: Path, resume_command: str
 ) -> None:
-    """Raise why a run did not come to its end, if it did not: its last word, or what ended it."""
+    """Raise why a run did not come to its end, if it did not.
+
+    Args:
+        failure: What ended the engine, if anything.
+        reader: Reads the run's events; the reason of a "failed" event comes before the failure.
+        folder: The run directory.
+        resume_command: The command that goes on with the run.
+
+    Raises:
+        FailedError: If the run failed, or ended without a result.
+    """
     events = reader.new_events()
     reasons = [str(event["reason"]) for event in events if event["event"] == "failed"]
     # What a full disk did to a site, or to the word of the process that failed, shows here only.
@@ -136,10 +174,9 @@ def raise_failure(
     elif not reasons and isinstance(failure, UserError):
         reasons = [str(failure)]
     if reasons:
-        kept = f"what was computed until then, and the logs, are in {folder}"
         raise FailedError(
-            f"the run stopped: {reasons[-1]} ({kept}; once the cause is removed, go on "
-            f"with  {resume})"
+            f"the run stopped: {reasons[-1]} (what was computed until then, and the logs, are in "
+            f"{folder}; once the cause is removed, go on with  {resume_command})"
         )
     if failure is not None:
         raise failure
@@ -147,12 +184,23 @@ def raise_failure(
         raise FailedError(f"the run ended without a result: see the logs in {folder}")
 
 
-def new_folder(given: Path | None, name: str, inside: str = SITES_FOLDER) -> Path:
-    """Make the folder of a run or a study, `runs/<name>-<time>` where none is given.
+def new_folder(folder: Path | None, name: str, inside: str = SITES_FOLDER) -> Path:
+    """Make the folder of a run or a study.
 
-    UserError if it is not empty.
+    Args:
+        folder: The folder, absent or empty; None: `runs/<name>-<time>`.
+        name: Of the scenario or study.
+        inside: A folder to make in it; "" for none.
+
+    Returns:
+        The folder, as an absolute path.
+
+    Raises:
+        UserError: If it is not empty, or cannot be made.
     """
-    folder = (given or Path("runs") / f"{name}-{datetime.now(UTC):%Y%m%d-%H%M%S}").resolve()
+    if folder is None:
+        folder = Path("runs") / f"{name}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
+    folder = folder.resolve()
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"{folder} is not empty: give a folder that does not exist yet")
     try:
@@ -160,3 +208,28 @@ def new_folder(given: Path | None, name: str, inside: str = SITES_FOLDER) -> Pat
     except OSError as error:
         raise UserError(f"{folder} cannot be made: {error.strerror}") from None
     return folder
+
+
+def _print_start(scenario: Scenario, engine: str, folder: Path, console: Console) -> None:
+    console.print(
+        f"[bold]{scenario.name}[/bold]: {counted(len(scenario.sites), 'site')}, "
+        f"{counted(scenario.training.rounds, 'round')}, engine {engine}, writing {folder}"
+    )
+    if scenario.privacy.kind == "none":
+        console.print("NOT PRIVATE: privacy.kind is 'none', epsilon is infinite", style="bold red")
+    partition = json.loads((folder / PARTITION_FILE).read_text(encoding="utf-8"))
+    training_units = {
+        name: partition["units"][name]["train"]
+        for name, site in scenario.sites.items()
+        if site.role == "train"
+    }
+    warning = weak_budget(scenario, training_units)
+    if warning:
+        console.print(f"warning: {warning}", style="yellow", markup=False)
+
+
+def _completed_rounds(folder: Path) -> int:
+    from server.checkpoint import read_checkpoint
+
+    checkpoint = read_checkpoint(folder)
+    return checkpoint[0].round if checkpoint else 0

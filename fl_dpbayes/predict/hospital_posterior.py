@@ -1,11 +1,11 @@
-"""Whose patients new records are: a training hospital's, a new one's, or one's that has updated its own level."""
+"""Whose patients new records are: a training hospital's, a new one's, or an updated one's."""
 
 import hashlib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, TypeAlias
+from typing import Annotated
 
 import numpy as np
 import numpy.typing as npt
@@ -26,25 +26,31 @@ from fl_dpbayes.posterior import (
     mixed,
     site_means,
 )
+from fl_dpbayes.predict.finished_run import FinishedRun
 
+# Of a file that `update` wrote.
 MOST_BYTES = 2**16
-# In log odds: no level is as far out, and none as sure.
+# In log odds: no hospital's level is as far out, and none is known as surely.
 LARGEST_LEVEL = 1e4
 SMALLEST_SD = 1e-6
 MOST_UNITS = 10**9
 MOST_ROUNDS = 10**6
 SMALLEST_WEIGHT = float(np.finfo(np.float32).tiny)
+MOST_NAMES_SHOWN = 20
 PUT_BACK = "put back a copy of the run folder, or run its scenario again"
-WORDS = {"site": "hospital", "group": "a new hospital of", "update": "the hospital updated in"}
-OfRun: TypeAlias = tuple[HospitalModel, Distribution, float | None, str]
 
 
 class UpdatedHospital(Config):
-    """A hospital's own effect as `update` writes it, a normal posterior in the model of this run.
+    """A hospital's effect as `update` writes it: a normal posterior in the model of one run.
 
-    `epsilon`: what the release of sums over `units` patients cost; null where nothing left the
-    hospital. `threshold`: the least probability of a class in sets of that `level`, both null where
-    the patients told the effect instead.
+    Attributes:
+        run: Digest of the run's scenario and averaged state.
+        mean: Posterior mean of the effect, in log odds.
+        sd: Its posterior standard deviation, in log odds.
+        units: Number of patients that it was made from.
+        epsilon: What the release of sums over these patients cost; None: nothing was released.
+        level: Coverage of the prediction sets, in (0, 1); None where the patients told the effect.
+        threshold: Least probability of a class in these sets; None together with `level`.
     """
 
     run: Annotated[str, Field(max_length=64)]
@@ -62,80 +68,127 @@ class UpdatedHospital(Config):
 
 @dataclass(frozen=True)
 class Hospital:
-    """A training hospital by name, a new one of a known `group` or of any, or what `update` wrote of one."""
+    """Where records come from: at most one field is given, none for an unknown hospital.
+
+    Attributes:
+        site: Name of a training hospital.
+        group: The group of a new hospital, such as its country.
+        update: The file that `update` wrote of the hospital.
+    """
 
     site: str | None = None
     group: str | None = None
     update: Path | None = None
 
-    def of(self, run_dir: Path, scenario: Scenario, task: Task) -> OfRun | None:
-        """Return a run's posterior over hospitals, this one's effect, its sets' threshold if any, and the run's name.
-
-        None where the run has none and none is named. Raises UserError if one is, or if it is none
-        of the run's.
-        """
-        given = {key: value for key, value in vars(self).items() if value is not None}
-        if scenario.hierarchical is None and not given:
-            return None
-        if scenario.hierarchical is None or len(given) > 1:
-            said = (
-                "give one of --site, --group and --update, and that for a run of a scenario "
-                "with [hierarchical]"
-            )
-            raise UserError(f"--{' and --'.join(given)} cannot be used with {run_dir}: {said}")
-        model = load_hospitals(run_dir, scenario, task)
-        # Runs of one scenario differ in their noise.
-        run = hashlib.sha256(digest(scenario).encode() + model.state.tobytes()).hexdigest()
-        for key, known in (("site", model.sites), ("group", model.groups)):
-            if key in given and given[key] not in known:
-                shown = ", ".join(known[:20]) + (", ..." if len(known) > 20 else "") or "none"
-                said = (
-                    f"--{key} {str(given[key])[:60]!r} is none of the run's training "
-                    f"hospitals' ({shown})"
-                )
-                raise UserError(f"{said}: give one of them, or leave it out for a new one")
-        if self.update is None:
-            return model, checked_effect(model.effect(self.site, self.group), run_dir), None, run
-        try:
-            if self.update.stat().st_size > MOST_BYTES:
-                raise ValueError
-            found = UpdatedHospital.model_validate_json(self.update.read_bytes())
-        except (OSError, ValueError):
-            raise UserError(
-                f"--update {self.update} is not what  fl-dpbayes update  writes: write it again"
-            ) from None
-        if found.run != run:
-            raise UserError(
-                f"--update {self.update} was made for another run than {run_dir}: update this one"
-            )
-        return (
-            model,
-            mixed(np.ones(1), np.array([found.mean]), np.array([found.sd**2])),
-            found.threshold,
-            run,
-        )
+    def options(self) -> list[str]:
+        """Return the command line's options for what is given, such as `--site`."""
+        return [f"--{name}" for name, value in vars(self).items() if value is not None]
 
     def __str__(self) -> str:
-        named = (f"{WORDS[key]} {value}" for key, value in vars(self).items() if value is not None)
-        return next(named, "an unknown hospital (see --site and --group)")
+        if self.site is not None:
+            return f"hospital {self.site}"
+        if self.group is not None:
+            return f"a new hospital of {self.group}"
+        if self.update is not None:
+            return f"the hospital updated in {self.update}"
+        return "an unknown hospital (see --site and --group)"
+
+
+NEW_HOSPITAL = Hospital()
+
+
+@dataclass(frozen=True)
+class HospitalEffect:
+    """What a run tells of one hospital.
+
+    Attributes:
+        model: The run's posterior over hospitals, and the model that their effects shift.
+        effect: Posterior of this hospital's effect, in log odds.
+        set_threshold: Least probability of a class in sets with a guarantee; None without sets.
+        run_digest: Digest of the run's scenario and averaged state.
+    """
+
+    model: HospitalModel
+    effect: Distribution
+    set_threshold: float | None
+    run_digest: str
+
+
+def hospital_effect(run: FinishedRun, hospital: Hospital) -> HospitalEffect | None:
+    """Find what a run tells of a hospital.
+
+    Args:
+        run: The run.
+        hospital: The hospital, by name, by group or by the file that `update` wrote.
+
+    Returns:
+        The hospital's effect; None where the run has no posterior over hospitals and no hospital
+        is named.
+
+    Raises:
+        UserError: If a hospital is named that is none of the run's, or more than one.
+    """
+    options = hospital.options()
+    if run.scenario.hierarchical is None and not options:
+        return None
+    if run.scenario.hierarchical is None or len(options) > 1:
+        raise UserError(
+            f"{' and '.join(options)} cannot be used with {run.folder}: give one of --site, "
+            "--group and --update, and that for a run of a scenario with [hierarchical]"
+        )
+    model = load_hospitals(run.folder, run.scenario, run.task)
+    _check_name("site", hospital.site, model.sites)
+    _check_name("group", hospital.group, model.groups)
+    # Runs of one scenario differ in their noise, hence in their states.
+    content = digest(run.scenario).encode() + model.state.tobytes()
+    run_digest = hashlib.sha256(content).hexdigest()
+    if hospital.update is None:
+        effect = checked_effect(model.effect(hospital.site, hospital.group), run.folder)
+        return HospitalEffect(model=model, effect=effect, set_threshold=None, run_digest=run_digest)
+    updated = _read_update(hospital.update)
+    if updated.run != run_digest:
+        raise UserError(
+            f"--update {hospital.update} was made for another run than {run.folder}: update "
+            "this one"
+        )
+    return HospitalEffect(
+        model=model,
+        effect=normal_effect(mean=updated.mean, sd=updated.sd),
+        set_threshold=updated.threshold,
+        run_digest=run_digest,
+    )
+
+
+def normal_effect(mean: float, sd: float) -> Distribution:
+    """Return the effect N(mean, sd^2), in log odds."""
+    return mixed(np.ones(1), np.array([mean]), np.array([sd**2]))
 
 
 def load_hospitals(run_dir: Path, scenario: Scenario, task: Task) -> HospitalModel:
     """Fit the posterior over hospitals of a finished run.
 
-    UserError if its sums are not there, or damaged.
+    Args:
+        run_dir: The run's folder, whose bank holds sums over the rounds of every site.
+        scenario: The run's scenario, with [hierarchical].
+        task: The run's task.
+
+    Returns:
+        The model, all of whose values are finite.
+
+    Raises:
+        UserError: If the sums are not there, or damaged.
     """
     import_apps()
     from server.checkpoint import BANK_FOLDER
 
-    width = FACTS + 2 * sum(map(math.prod, model_shapes(scenario.model, task).values()))
+    parameters = sum(map(math.prod, model_shapes(scenario.model, task).values()))
     folder = run_dir / BANK_FOLDER
     try:
-        rows = PosteriorBank(folder).last(HOSPITALS, 0) or {}
-        _check_sums(rows, scenario, width)
-        # What is beyond all bounds may end in any of these, and in numbers that are none.
+        sums = PosteriorBank(folder).last(HOSPITALS, 0) or {}
+        _check_sums(sums, scenario, width=FACTS + 2 * parameters)
+        # Sums beyond all bounds may end in any floating-point error, and in NaN.
         with np.errstate(all="ignore"):
-            model = fit_hospitals(rows, scenario)
+            model = fit_hospitals(sums, scenario)
         check_values("conditional", model.conditional)
         check_values("covariates", model.covariates)
         if not model.covariates[:, 1:].std() >= SMALLEST_WEIGHT:
@@ -149,7 +202,7 @@ def load_hospitals(run_dir: Path, scenario: Scenario, task: Task) -> HospitalMod
 
 
 def checked_effect(effect: Distribution, run_dir: Path) -> Distribution:
-    """Return a hospital's effect on the level of its outcome, of a run of which nothing is taken on trust.
+    """Return a hospital's effect if it is one that patients can have, as no run folder is trusted.
 
     Args:
         effect: As the run's posterior has it.
@@ -161,30 +214,49 @@ def checked_effect(effect: Distribution, run_dir: Path) -> Distribution:
     Raises:
         UserError: If its mean or standard deviation is none of log odds.
     """
-    # Whatever patients tell of it, it stays within REACH standard deviations.
+    # Whatever patients tell of the effect, it stays within REACH standard deviations.
     if not (effect.sd > 0 and abs(effect.mean) + REACH * effect.sd <= LARGEST_LEVEL):
-        told = f"mean {effect.mean:g}, standard deviation {effect.sd:g}"
+        level = f"mean {effect.mean:g}, standard deviation {effect.sd:g}"
         allowed = f"allowed is up to {LARGEST_LEVEL:g}, {REACH:g} deviations included"
-        raise UserError(f"{run_dir} tells a hospital's level by {told}: {allowed}; {PUT_BACK}")
+        raise UserError(f"{run_dir} tells a hospital's level by {level}: {allowed}; {PUT_BACK}")
     return effect
 
 
-def _check_sums(rows: Mapping[str, npt.NDArray], scenario: Scenario, width: int) -> None:
-    table = np.array(list(rows.values()), np.float64)
-    named = rows.keys() <= scenario.sites.keys()
-    if not (rows and named and table.shape == (len(rows), width)):
+def _check_name(key: str, name: str | None, names: tuple[str, ...]) -> None:
+    if name is None or name in names:
+        return
+    listed = ", ".join(names[:MOST_NAMES_SHOWN]) or "none"
+    if len(names) > MOST_NAMES_SHOWN:
+        listed += ", ..."
+    raise UserError(
+        f"--{key} {name[:60]!r} is none of the run's training hospitals' ({listed}): give one of "
+        "them, or leave it out for a new one"
+    )
+
+
+def _read_update(path: Path) -> UpdatedHospital:
+    try:
+        if path.stat().st_size > MOST_BYTES:
+            raise ValueError
+        return UpdatedHospital.model_validate_json(path.read_bytes())
+    except (OSError, ValueError):
+        raise UserError(
+            f"--update {path} is not what  fl-dpbayes update  writes: write it again"
+        ) from None
+
+
+def _check_sums(sums: Mapping[str, npt.NDArray], scenario: Scenario, width: int) -> None:
+    table = np.array(list(sums.values()), np.float64)
+    are_sites = sums.keys() <= scenario.sites.keys()
+    if not (sums and are_sites and table.shape == (len(sums), width)):
         raise ValueError("they are not those of its sites")
     units, rounds, weights, squares = table[:, :FACTS].T
-    whole = (
-        (units >= rounds) & (rounds >= 1) & (rounds <= MOST_ROUNDS) & (rounds == np.floor(rounds))
-    )
-    sized = (units <= MOST_UNITS * rounds) & (weights >= SMALLEST_WEIGHT) & (squares >= 0)
-    if not (whole & sized).all():
+    valid_rounds = (rounds >= 1) & (rounds <= MOST_ROUNDS) & (rounds == np.floor(rounds))
+    valid_units = (units >= rounds) & (units <= MOST_UNITS * rounds)
+    valid_weights = (weights >= SMALLEST_WEIGHT) & (squares >= 0)
+    if not (valid_rounds & valid_units & valid_weights).all():
         raise ValueError("they are not those of its sites' rounds")
-    # Sums over weights are what was float32.
-    means = site_means(rows)
+    # Sums divided by weights are what the sites sent, in float32.
+    means = site_means(sums)
     check_values("states", means.states)
     check_values("gradients", means.gradients)
-
-
-NEW_HOSPITAL = Hospital()

@@ -20,19 +20,35 @@ FORMS = "give a .csv, .parquet or .npz file, or a folder of images"
 
 
 @dataclass(frozen=True)
-class NewRecords:
-    """Records of a task, `features` (N, *task.input_shape), with `labels` (N,) where the file has them.
+class UnitColumn:
+    """A table's column of privacy units.
 
-    `names`: what to call each record in the output, (N,), by what they are numbered: `line` of a
-    CSV, `row` of a Parquet file, else `record`. `units`: the name and values of a table's column of
-    privacy units. `bad`: which rows of a table were left out, by their numbers from 0 among all,
-    and where each stands.
+    Attributes:
+        column: Its name.
+        values: The unit of each record, (N,).
+    """
+
+    column: str
+    values: npt.NDArray
+
+
+@dataclass(frozen=True)
+class NewRecords:
+    """N records of a task.
+
+    Attributes:
+        features: Of shape (N, *task.input_shape).
+        labels: Classes, (N,); None where they are not known or not asked for.
+        names: What to call each record in the output, N of them.
+        units: The privacy units of a table's rows; None where it does not name them.
+        numbered: What numbers the records: `line` of a CSV, `row` of a Parquet file, or `record`.
+        bad: Rows of a table that were left out, by number from 0 among all, and where each stands.
     """
 
     features: npt.NDArray[np.float32]
     labels: npt.NDArray[np.int64] | None
     names: list[str]
-    units: tuple[str, npt.NDArray] | None = None
+    units: UnitColumn | None = None
     numbered: str = "record"
     bad: dict[int, str] = field(default_factory=dict)
 
@@ -42,42 +58,30 @@ def read_new_records(
 ) -> NewRecords:
     """Read records from a table, a NumPy archive or a folder of images.
 
-    A table's bad rows end it, or are left out.
+    Tables (.csv, .parquet, a DataFrame) have the columns that the run's own table names, centred
+    and scaled as there; without such names every column but `label`, in order, is one input.
+    Archives (.npz) hold `features` (N, *input_shape) and, if known, `labels`. Folders hold images,
+    in one folder per class where labels are known, in alphabetical order.
 
-    Tables (.csv, .parquet): the columns that the run's own table names, centred and scaled as
-    there; else every column but `label`, in order, one per input. Archives (.npz): `features` (N,
-    *input_shape) and, if known, `labels`. Folders: images, in one folder per class where labels are
-    known (alphabetical order). From Python also a DataFrame, as a table, or an array (N,
-    *input_shape), whose columns are those of the run's own table in their order. Raises UserError
-    if the file is absent, unreadable, or does not fit the task; or if a pixel lies outside [0, 1].
+    Args:
+        data: A path, or from Python a DataFrame, or an array (N, *input_shape), whose columns are
+            those of the run's own table in their order.
+        task: The run's task.
+        source: The run's source.
+        labelled: Whether labels are read, and must be there.
+        skip_bad_rows: Whether a table's bad rows are left out; otherwise they are refused.
+
+    Returns:
+        The records, checked against the task.
+
+    Raises:
+        UserError: If the file is absent, unreadable, or does not fit the task, or a pixel lies
+            outside [0, 1].
     """
     path = Path(data) if isinstance(data, Path | str) else Path("given here")
-    named = source.model_copy(update={"path": path}) if isinstance(source, Table) else None
-    if isinstance(source, HuggingFace) and source.columns:
-        named = Table(
-            path=path,
-            **source.model_dump(include={"label", "classes", "features", "centers", "scales"}),
-        )
-    table: pandas.DataFrame | None = None
-    if isinstance(data, pandas.DataFrame):
-        table = data.reset_index(drop=True)
-    elif not isinstance(data, Path | str):
-        data = np.asarray(data)
-        records = NewRecords(data.astype(np.float32), None, list(map(str, range(len(data)))))
-        if named is not None and data.shape[1:] == (len(named.feature_columns),):
-            table = pandas.DataFrame(data, columns=list(named.feature_columns))
-    elif not path.exists():
-        raise UserError(f"{path} does not exist: {FORMS}")
-    elif path.is_dir():
-        records = _images(path, task, labelled=labelled)
-    elif path.suffix in (".csv", ".parquet"):
-        table = read_table(path, () if named is None else named.text_columns)
-    elif path.suffix == ".npz":
-        records = _archive(path, labelled=labelled)
-    else:
-        raise UserError(f"{path}: {FORMS}")
-    if table is not None:
-        records = _framed(table, path, task, named, labelled=labelled, skip_bad_rows=skip_bad_rows)
+    records = _read(
+        data, path, task, _table_source(source, path), labelled=labelled, skip=skip_bad_rows
+    )
     if labelled and records.labels is None:
         raise UserError(
             f"{data} has no labels: give a column 'label', an array 'labels', or a folder "
@@ -86,32 +90,72 @@ def read_new_records(
     return _checked(records, task, source, path)
 
 
-def _framed(
+def _table_source(source: object, path: Path) -> Table | None:
+    """Return a table at `path` with the run's own columns; None where its source names none."""
+    if isinstance(source, Table):
+        return source.model_copy(update={"path": path})
+    if isinstance(source, HuggingFace) and source.columns:
+        columns = source.model_dump(include={"label", "classes", "features", "centers", "scales"})
+        return Table(path=path, **columns)
+    return None
+
+
+def _read(
+    data: NewData, path: Path, task: Task, source: Table | None, *, labelled: bool, skip: bool
+) -> NewRecords:
+    if isinstance(data, pandas.DataFrame):
+        table = data.reset_index(drop=True)
+        return _table_records(table, path, task, source, labelled=labelled, skip=skip)
+    if not isinstance(data, Path | str):
+        array = np.asarray(data)
+        if source is not None and array.shape[1:] == (len(source.feature_columns),):
+            table = pandas.DataFrame(array, columns=list(source.feature_columns))
+            return _table_records(table, path, task, source, labelled=labelled, skip=skip)
+        names = [str(number) for number in range(len(array))]
+        return NewRecords(features=array.astype(np.float32), labels=None, names=names)
+    if not path.exists():
+        raise UserError(f"{path} does not exist: {FORMS}")
+    if path.is_dir():
+        return _images(path, task, labelled=labelled)
+    if path.suffix in (".csv", ".parquet"):
+        table = read_table(path, () if source is None else source.text_columns)
+        return _table_records(table, path, task, source, labelled=labelled, skip=skip)
+    if path.suffix == ".npz":
+        return _archive(path, labelled=labelled)
+    raise UserError(f"{path}: {FORMS}")
+
+
+def _table_records(
     table: pandas.DataFrame,
     path: Path,
     task: Task,
     source: Table | None,
     *,
     labelled: bool,
-    skip_bad_rows: bool,
+    skip: bool,
 ) -> NewRecords:
     table.columns = table.columns.map(str)
-    columns = tuple(name for name in table.columns if name != LABEL) or ("",)
-    named = source or Table(path=path, label=LABEL, classes=task.classes, features=columns)
-    if missing := [name for name in named.feature_columns if name not in table.columns]:
+    if source is None:
+        columns = tuple(name for name in table.columns if name != LABEL) or ("",)
+        source = Table(path=path, label=LABEL, classes=task.classes, features=columns)
+    missing = [name for name in source.feature_columns if name not in table.columns]
+    if missing:
         raise UserError(
             f"{path} has no column {missing[0]!r}: its columns are {', '.join(table.columns)}"
         )
-    labels = labels_of(table, named) if labelled and named.label in table.columns else None
-    features, bad = _features(table, named, skip=skip_bad_rows)
-    unit = named.unit_column
-    units = (
-        (unit, table[unit].to_numpy(dtype=object))
-        if unit is not None and unit in table.columns
-        else None
-    )
+    labels = labels_of(table, source) if labelled and source.label in table.columns else None
+    features, bad = _features(table, source, skip=skip)
+    units = None
+    if source.unit_column is not None and source.unit_column in table.columns:
+        values = table[source.unit_column].to_numpy(dtype=object)
+        units = UnitColumn(column=source.unit_column, values=values)
     return NewRecords(
-        features, labels, [*map(str, table.index)], units, table.index.name or "row", bad
+        features=features,
+        labels=labels,
+        names=[str(number) for number in table.index],
+        units=units,
+        numbered=table.index.name or "row",
+        bad=bad,
     )
 
 
@@ -123,21 +167,19 @@ def _features(
     bad: dict[int, str] = {}
     while True:
         try:
-            found = features_of(table.iloc[good], source)
+            good_features = features_of(table.iloc[good], source)
         except BadRows as error:
             if not skip:
                 remedy = (
                     "correct or remove such rows (predict --skip-bad-rows gives them no prediction)"
                 )
                 raise UserError(f"{error.said}: {remedy}") from None
-            bad |= {
-                row: f"{row_place(table, row)} ({error.column})"
-                for row in good[error.rows].tolist()
-            }
+            for row in good[error.rows].tolist():
+                bad[row] = f"{row_place(table, row)} ({error.column})"
             good = np.delete(good, error.rows)
         else:
-            features = np.zeros((len(table), found.shape[1]), dtype=np.float32)
-            features[good] = found
+            features = np.zeros((len(table), good_features.shape[1]), dtype=np.float32)
+            features[good] = good_features
             return features, bad
 
 
@@ -156,7 +198,8 @@ def _archive(path: Path, *, labelled: bool) -> NewRecords:
         ) from None
     if features.ndim < 2:
         raise UserError(f"{path}: 'features' has shape {features.shape}: give one row per record")
-    return NewRecords(features, labels, [str(number) for number in range(len(features))])
+    names = [str(number) for number in range(len(features))]
+    return NewRecords(features=features, labels=labels, names=names)
 
 
 def _images(folder: Path, task: Task, *, labelled: bool) -> NewRecords:
@@ -170,49 +213,65 @@ def _images(folder: Path, task: Task, *, labelled: bool) -> NewRecords:
     if not files:
         raise UserError(f"{folder} holds no image ({', '.join(IMAGE_SUFFIXES)})")
     classes = sorted(entry.name for entry in folder.iterdir() if entry.is_dir())
-    known = (
-        labelled
-        and len(classes) == task.classes
-        and all(file.parent.parent == folder for file in files)
-    )
-    labels = np.array([classes.index(file.parent.name) for file in files]) if known else None
-    features = np.stack(
-        [image_pixels(file, height=height, width=width, channels=channels) for file in files]
-    )
-    return NewRecords(features, labels, [file.relative_to(folder).as_posix() for file in files])
+    in_class_folders = all(file.parent.parent == folder for file in files)
+    labels = None
+    if labelled and len(classes) == task.classes and in_class_folders:
+        labels = np.array([classes.index(file.parent.name) for file in files])
+    pixels = [image_pixels(file, height=height, width=width, channels=channels) for file in files]
+    names = [file.relative_to(folder).as_posix() for file in files]
+    return NewRecords(features=np.stack(pixels), labels=labels, names=names)
 
 
 def _checked(records: NewRecords, task: Task, source: object, path: Path) -> NewRecords:
-    features, labels = records.features, records.labels
-    size = features[0].size if len(features) else 0
-    if size != (inputs := int(np.prod(task.input_shape))):
-        takes = f"the run's model takes {inputs} values per record, of shape {task.input_shape}"
-        raise UserError(f"{path} has {len(features)} records of {size} values: {takes}")
-    if not np.isfinite(features).all():
-        row = int(np.flatnonzero(~np.isfinite(features.reshape(len(features), -1)).all(axis=1))[0])
-        raise UserError(
-            f"{path}: record {records.names[row]} has a value that is missing or not a "
-            "finite number"
-        )
-    brightest = _brightest_pixel(source)
-    low, high = float(features.min()), float(features.max())
-    if brightest is not None and (low < 0 or high > 1):
-        said = (
-            f"{path} has pixels from {low:g} to {high:g}: the run's model was trained on "
-            "pixels in [0, 1]"
-        )
-        raise UserError(f"{said}, so divide grey levels by {brightest} first")
+    _check_features(records, task, path)
+    _check_pixels(records.features, source, path)
+    labels = records.labels
     if labels is not None:
-        allowed = f"labels must be whole numbers from 0 to {task.classes - 1}, one per record"
-        if labels.shape != (len(features),):
-            raise UserError(
-                f"{path} has labels of shape {labels.shape} for {len(features)} records: {allowed}"
-            )
-        if not (good := np.isin(labels, np.arange(task.classes))).all():
-            name, label = records.names[np.argmin(good)], str(labels[np.argmin(good)])
-            raise UserError(f"{path}: the label of record {name} is {label[:60]!r}: {allowed}")
-        labels = labels.astype(np.int64)
-    return replace(records, features=features.reshape(-1, *task.input_shape), labels=labels)
+        labels = _checked_labels(labels, records.names, task, path)
+    features = records.features.reshape(-1, *task.input_shape)
+    return replace(records, features=features, labels=labels)
+
+
+def _check_features(records: NewRecords, task: Task, path: Path) -> None:
+    features = records.features
+    size = features[0].size if len(features) else 0
+    inputs = int(np.prod(task.input_shape))
+    if size != inputs:
+        raise UserError(
+            f"{path} has {len(features)} records of {size} values: the run's model takes "
+            f"{inputs} values per record, of shape {task.input_shape}"
+        )
+    is_finite = np.isfinite(features.reshape(len(features), -1)).all(axis=1)
+    if not is_finite.all():
+        name = records.names[int(np.argmin(is_finite))]
+        raise UserError(f"{path}: record {name} has a value that is missing or not a finite number")
+
+
+def _check_pixels(features: npt.NDArray, source: object, path: Path) -> None:
+    brightest = _brightest_pixel(source)
+    low = float(features.min())
+    high = float(features.max())
+    if brightest is not None and (low < 0 or high > 1):
+        raise UserError(
+            f"{path} has pixels from {low:g} to {high:g}: the run's model was trained on "
+            f"pixels in [0, 1], so divide grey levels by {brightest} first"
+        )
+
+
+def _checked_labels(
+    labels: npt.NDArray, names: list[str], task: Task, path: Path
+) -> npt.NDArray[np.int64]:
+    allowed = f"labels must be whole numbers from 0 to {task.classes - 1}, one per record"
+    if labels.shape != (len(names),):
+        raise UserError(
+            f"{path} has labels of shape {labels.shape} for {len(names)} records: {allowed}"
+        )
+    is_class = np.isin(labels, np.arange(task.classes))
+    if not is_class.all():
+        first = int(np.argmin(is_class))
+        label = str(labels[first])[:60]
+        raise UserError(f"{path}: the label of record {names[first]} is {label!r}: {allowed}")
+    return labels.astype(np.int64)
 
 
 def _brightest_pixel(source: object) -> int | None:

@@ -1,5 +1,6 @@
-"""The work behind `update` and `alarm`: what a hospital's own patients tell of its level, of sets, of its case mix."""
+"""The work behind `update` and `alarm`: a hospital's own level, prediction sets and case mix."""
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -20,23 +21,52 @@ from fl_dpbayes.calibration import (
     set_counts,
     set_sensitivity,
 )
-from fl_dpbayes.calibration.case_mix import case_mix
+from fl_dpbayes.calibration.case_mix import CaseMix, case_mix
 from fl_dpbayes.config import site_name
 from fl_dpbayes.data import MAX_DECLARATION_ERROR
 from fl_dpbayes.errors import UserError
 from fl_dpbayes.files import write_atomically
 from fl_dpbayes.models import model_shapes
-from fl_dpbayes.posterior import HospitalModel, StoredPosterior, mixed, predict, with_intercept
+from fl_dpbayes.posterior import Distribution, HospitalModel, predict, with_intercept
+from fl_dpbayes.predict.finished_run import FinishedRun, read_run
 from fl_dpbayes.predict.hospital_posterior import (
     NEW_HOSPITAL,
     SMALLEST_SD,
     Hospital,
-    OfRun,
+    HospitalEffect,
     UpdatedHospital,
     checked_effect,
+    hospital_effect,
+    normal_effect,
 )
-from fl_dpbayes.predict.own_records import OwnRecords, read_own
-from fl_dpbayes.predict.stored_posterior import read_run
+from fl_dpbayes.predict.paid_release import HospitalRecords, read_hospital_records
+
+
+@dataclass(frozen=True)
+class EffectUpdate:
+    """A hospital's effect, in log odds, before and after its patients told of it."""
+
+    before: Distribution
+    after: Distribution
+
+
+@dataclass(frozen=True)
+class CaseMixComparison:
+    """How far patients are from those that a run declares.
+
+    Attributes:
+        units: Number of patients.
+        inputs: Number D of inputs that are compared.
+        case_mix: The statistic over these inputs.
+        shift: Difference of the mean log odds of class 1.
+        shift_sd: Its standard deviation by chance.
+    """
+
+    units: int
+    inputs: int
+    case_mix: CaseMix
+    shift: float
+    shift_sd: float
 
 
 def update_hospital(
@@ -50,136 +80,249 @@ def update_hospital(
 ) -> None:
     """Write a hospital's posterior given its own labelled patients, which `predict --update` reads.
 
-    `data`: labelled records, which stay here, or a site file (.toml), of whose training records
-    (its test records, at a site that does not train) noisy sums are released once at `epsilon`,
-    paid for in the site's ledger. `sets`: the level of prediction sets, in (0, 1); the hospital's
-    effect then stays as it was, since sets hold what they say only for predictions that these
-    patients have not changed. Raises UserError if the run has no posterior over hospitals, the
-    records do not fit, they are too few for sets, or the ledger refuses.
+    Args:
+        run_dir: A run with a posterior over hospitals.
+        data: Labelled records, which stay here, or a site file (.toml), which releases noisy sums
+            of its records once.
+        hospital: The hospital before the update.
+        epsilon: What the release costs, paid for in the site's ledger; None without a site file.
+        sets: Level of prediction sets, in (0, 1), to make in place of an update: sets hold what
+            they say only for predictions that these patients have not changed.
+        out: The file to write; None: `update-<data>.json` in the run's folder.
+        console: Told what came out.
+
+    Raises:
+        UserError: If the run has no posterior over hospitals, the records do not fit, they are
+            too few for sets, the ledger refuses, or the file exists.
     """
     target = out or run_dir / f"update-{site_name(data.stem)}.json"
     if target.exists():
         raise UserError(f"{target} exists already: give another --out, nothing is overwritten")
-    own, stored, (model, before, _, run) = _read(run_dir, data, hospital, epsilon)
-    if own.site is not None and (name := hospital.site or own.site[1].name) in model.sites:
-        raise UserError(
-            f"site {name!r} has released its states already: this release is for a new hospital"
-        )
-    after, threshold = before, None
-    if sets is not None:
-        # As the file will have it: sets are of the very predictions that they were calibrated on.
-        effect = mixed(np.ones(1), np.array([before.mean]), np.array([before.sd**2]))
-        samples = model.samples(effect, model_shapes(stored.metadata.model, stored.metadata.task))
-        probabilities = predict(
-            own.module, samples.arrays, samples.weights, own.inputs
-        ).probabilities
-        threshold = _threshold(own, probabilities, sets, f"{run} {before.mean} {before.sd} {sets}")
-    elif epsilon is None:
-        # What a training hospital released tells of these very patients.
-        before = checked_effect(model.without(hospital.site), run_dir) if hospital.site else before
-        after = before.given_labels(_log_odds(model, own), own.labels)
+    run = read_run(run_dir)
+    effect = _required_effect(run, hospital)
+    records = read_hospital_records(data, run, epsilon)
+    _check_site_is_new(records, hospital, effect.model)
+    threshold = None
+    if sets is None:
+        update = update_effect(effect, records, hospital, run.folder)
     else:
-        residuals = residual_sum(_log_odds(model, own) + before.mean, own.labels, own.unit_index)
-        # What is asked: the effect at which residuals are taken is a part of it.
-        sent, noise = own.released("update", f"{run} {before.mean}", residuals)
-        after = before.given_release(
-            float(sent[0]), noise, own.units, model.covariates @ model.conditional
-        )
-    sd = max(after.sd, SMALLEST_SD)
-    found = UpdatedHospital(
-        run=run,
-        mean=after.mean,
-        sd=sd,
-        units=own.units,
+        update = EffectUpdate(before=effect.effect, after=effect.effect)
+        threshold = calibrate_sets(run, effect, records, sets)
+    updated = UpdatedHospital(
+        run=effect.run_digest,
+        mean=update.after.mean,
+        sd=max(update.after.sd, SMALLEST_SD),
+        units=records.units,
         epsilon=epsilon,
         level=sets,
         threshold=threshold,
     )
-    write_atomically(target, found.model_dump_json(indent=2) + "\n")
-    for said, effect in (("before", before), (f"after {own.units} patients", after))[
-        : 2 if sets is None else 1
-    ]:
-        console.print(
-            f"{said}: {model.said_rate(effect)} in the declared population", highlight=False
-        )
-    if threshold is not None:
-        told = f"sets of level {sets:g}, if patients are exchangeable and none trained"
-        console.print(
-            f"{told}: classes of probability {threshold:.4f} and more",
-            soft_wrap=True,
-            highlight=False,
-        )
-    left = (
-        "nothing left this machine: keep the file here"
-        if epsilon is None
-        else f"released at epsilon {epsilon:g}"
-    )
-    console.print(f"written: {target} ({left})", soft_wrap=True, markup=False)
+    write_atomically(target, updated.model_dump_json(indent=2) + "\n")
+    _print_update(effect.model, update, updated, console)
+    destination = "nothing left this machine: keep the file here"
+    if epsilon is not None:
+        destination = f"released at epsilon {epsilon:g}"
+    console.print(f"written: {target} ({destination})", soft_wrap=True, markup=False)
 
 
 def compare_patients(run_dir: Path, data: Path, epsilon: float | None, console: Console) -> None:
     """Print how far patients, whose labels are not read, are from those that the run declares.
 
-    Raises as above.
+    Args:
+        run_dir: A run with a posterior over hospitals.
+        data: Records, or a site file (.toml), which releases the sum of its patients' clipped
+            inputs once.
+        epsilon: What the release costs, paid for in the site's ledger; None without a site file.
+        console: Where the distance is printed.
 
-    `data`: records, or a site file (.toml), which releases the sum of its patients' clipped
-    features at `epsilon`.
+    Raises:
+        UserError: If the run has no posterior over hospitals, the records do not fit, or the
+            ledger refuses.
     """
-    own, _, (model, *_, run) = _read(run_dir, data, NEW_HOSPITAL, epsilon, labelled=False)
-    public, slopes = model.covariates[:, 1:], model.conditional[1:]
-    shares, norm = clipped_inputs(with_intercept(own.inputs)[:, 1:], own.unit_index, public)
-    sent, noise = own.released("alarm", run, bounded_sum(shares, norm))
-    found = case_mix(sent, noise, own.units, public)
-    shift, sd = slopes @ found.difference, np.sqrt(slopes @ found.covariance @ slopes)
-    chance = (
-        f"about {len(slopes)} +- {np.sqrt(2 * len(slopes)):.0f} by chance, p = {found.p_value:.2g}"
+    run = read_run(run_dir)
+    effect = _required_effect(run, NEW_HOSPITAL)
+    records = read_hospital_records(data, run, epsilon, labelled=False)
+    comparison = compare_case_mix(effect, records)
+    degrees = comparison.inputs
+    by_chance = (
+        f"about {degrees} +- {np.sqrt(2 * degrees):.0f} by chance, "
+        f"p = {comparison.case_mix.p_value:.2g}"
     )
     console.print(
-        f"distance of {own.units} patients from the declared ones: {found.statistic:.1f} ({chance})"
+        f"distance of {comparison.units} patients from the declared ones: "
+        f"{comparison.case_mix.statistic:.1f} ({by_chance})"
     )
     console.print(
-        f"difference of their mean log odds of class 1: {shift:+.2f} (+- {sd:.2f} by chance)"
+        f"difference of their mean log odds of class 1: {comparison.shift:+.2f} "
+        f"(+- {comparison.shift_sd:.2f} by chance)"
     )
     console.print("of their outcomes nothing is known: without labels there is no guarantee")
 
 
-def _read(
-    run_dir: Path, data: Path, hospital: Hospital, epsilon: float | None, *, labelled: bool = True
-) -> tuple[OwnRecords, StoredPosterior, OfRun]:
-    stored, scenario = read_run(run_dir)
-    if (found := hospital.of(run_dir, scenario, stored.metadata.task)) is None:
-        raise UserError(
-            f"{run_dir} has no posterior over hospitals: run a scenario with [hierarchical]"
-        )
-    own = read_own(data, stored, scenario.data.source, epsilon, labelled=labelled)
-    return own, stored, found
+def update_effect(
+    effect: HospitalEffect, records: HospitalRecords, hospital: Hospital, run_dir: Path
+) -> EffectUpdate:
+    """Compute a hospital's effect given its labelled patients.
+
+    Args:
+        effect: What the run tells of the hospital.
+        records: Its patients; with a payer, one noisy sum of their residuals is released.
+        hospital: The hospital by name, group or file.
+        run_dir: The run, for errors.
+
+    Returns:
+        The effect before and after.
+
+    Raises:
+        UserError: If the effect is none of log odds, or the ledger refuses.
+    """
+    model = effect.model
+    before = effect.effect
+    if records.payer is None:
+        if hospital.site:
+            # A training hospital has released what it knows of these very patients already.
+            before = checked_effect(model.without(hospital.site), run_dir)
+        after = before.given_labels(_log_odds(model, records), records.labels)
+        return EffectUpdate(before=before, after=after)
+    log_odds = _log_odds(model, records) + before.mean
+    residuals = residual_sum(log_odds, records.labels, records.unit_index)
+    # The effect at which residuals are taken is a part of what is asked.
+    question = f"{effect.run_digest} {before.mean}"
+    release = records.release("update", question, residuals)
+    after = before.given_release(
+        float(release.sums[0]),
+        release.noise_std,
+        records.units,
+        model.covariates @ model.conditional,
+    )
+    return EffectUpdate(before=before, after=after)
+
+
+def calibrate_sets(
+    run: FinishedRun, effect: HospitalEffect, records: HospitalRecords, level: float
+) -> float:
+    """Find the threshold of prediction sets from a hospital's labelled patients.
+
+    Args:
+        run: The run that predicts.
+        effect: What it tells of the hospital.
+        records: The patients; with a payer, one noisy table of counts is released.
+        level: Share of patients whose label is in its set, in (0, 1).
+
+    Returns:
+        The least probability of a class in a set.
+
+    Raises:
+        UserError: If the patients are too few at this noise, or the ledger refuses.
+    """
+    # Sets are calibrated on the very predictions that `predict --update` will make of the file.
+    mean = effect.effect.mean
+    sd = effect.effect.sd
+    samples = effect.model.samples(normal_effect(mean, sd), model_shapes(run.model, run.task))
+    prediction = predict(records.module, samples.arrays, samples.weights, records.inputs)
+    _check_enough_units(records, level)
+    of_label = prediction.probabilities[np.arange(len(records.labels)), records.labels]
+    bins = EXACT_BINS if records.payer is None else NOISED_BINS
+    counts = set_counts(of_label, records.unit_index, bins, level)
+    question = f"{effect.run_digest} {mean} {sd} {level}"
+    release = records.release("sets", question, counts)
+    return private_threshold(release.sums, release.noise_std, level)
+
+
+def compare_case_mix(effect: HospitalEffect, records: HospitalRecords) -> CaseMixComparison:
+    """Compare patients' inputs with those that a run declares.
+
+    Args:
+        effect: What the run tells of a new hospital.
+        records: The patients; with a payer, one noisy sum of their clipped inputs is released.
+
+    Returns:
+        The distance, and what it means for the mean log odds.
+
+    Raises:
+        UserError: If the ledger refuses.
+    """
+    public = effect.model.covariates[:, 1:]
+    slopes = effect.model.conditional[1:]
+    inputs = with_intercept(records.inputs)[:, 1:]
+    shares, norm = clipped_inputs(inputs, records.unit_index, public)
+    release = records.release("alarm", effect.run_digest, bounded_sum(shares, norm))
+    comparison = case_mix(release.sums, release.noise_std, records.units, public)
+    return CaseMixComparison(
+        units=records.units,
+        inputs=len(slopes),
+        case_mix=comparison,
+        shift=float(slopes @ comparison.difference),
+        shift_sd=float(np.sqrt(slopes @ comparison.covariance @ slopes)),
+    )
 
 
 def residual_sum(
     log_odds: Floats, labels: npt.NDArray[np.int64], units: npt.NDArray[np.int64]
 ) -> BoundedSum:
-    """Return sum_u (mean of y_i - sigmoid(x_i) over the records of unit u), (1,): a unit moves it by at most 1.
+    """Sum the units' mean residuals: a unit moves the sum by at most 1.
 
-    `log_odds`: x_i at a public effect, (n,). `units`: the unit of each record, 0, 1, ..., (n,).
+        sum_u mean over the records i of unit u of (y_i - sigmoid(x_i))
+
+    Args:
+        log_odds: x_i at a public effect, (n,).
+        labels: y_i, 0 or 1, (n,).
+        units: The unit of each record, 0, 1, ..., (n,).
+
+    Returns:
+        The sum, (1,), and its sensitivity.
     """
     means = np.bincount(units, labels - expit(log_odds)) / np.bincount(units)
     return bounded_sum(means[:, None], 1.0)
 
 
-def _log_odds(model: HospitalModel, own: OwnRecords) -> Floats:
-    return in_fixed_pieces(lambda rows: rows @ model.conditional, with_intercept(own.inputs))
-
-
-def _threshold(own: OwnRecords, probabilities: Floats, level: float, request: str) -> float:
-    bins = NOISED_BINS if own.site else EXACT_BINS
-    # The theorem's least number; a site may hold fewer than it declares. Asked before anything is
-    # spent.
-    least = OVERSHOOT * own.noise_multiplier * set_sensitivity(level) / (1 - level) - 1
-    if not own.units >= (declared := np.ceil(least * (1 + MAX_DECLARATION_ERROR))):
+def _required_effect(run: FinishedRun, hospital: Hospital) -> HospitalEffect:
+    effect = hospital_effect(run, hospital)
+    if effect is None:
         raise UserError(
-            f"sets of level {level:g} need {declared:.0f} patients at this epsilon: raise it"
+            f"{run.folder} has no posterior over hospitals: run a scenario with [hierarchical]"
         )
-    counts = set_counts(
-        probabilities[np.arange(len(own.labels)), own.labels], own.unit_index, bins, level
-    )
-    return private_threshold(*own.released("sets", request, counts), level)
+    return effect
+
+
+def _check_site_is_new(records: HospitalRecords, hospital: Hospital, model: HospitalModel) -> None:
+    if records.payer is None:
+        return
+    name = hospital.site or records.payer.site.name
+    if name in model.sites:
+        raise UserError(
+            f"site {name!r} has released its states already: this release is for a new hospital"
+        )
+
+
+def _check_enough_units(records: HospitalRecords, level: float) -> None:
+    noise = OVERSHOOT * records.noise_multiplier * set_sensitivity(level)
+    # The theorem's least number of units; a site may hold fewer than it declares.
+    least = np.ceil((noise / (1 - level) - 1) * (1 + MAX_DECLARATION_ERROR))
+    if not records.units >= least:
+        raise UserError(
+            f"sets of level {level:g} need {least:.0f} patients at this epsilon: raise it"
+        )
+
+
+def _log_odds(model: HospitalModel, records: HospitalRecords) -> Floats:
+    inputs = with_intercept(records.inputs)
+    return in_fixed_pieces(lambda rows: rows @ model.conditional, inputs)
+
+
+def _print_update(
+    model: HospitalModel, update: EffectUpdate, updated: UpdatedHospital, console: Console
+) -> None:
+    population = "in the declared population"
+    before = model.said_rate(update.before)
+    console.print(f"before: {before} {population}", highlight=False)
+    if updated.threshold is None:
+        after = model.said_rate(update.after)
+        console.print(f"after {updated.units} patients: {after} {population}", highlight=False)
+    else:
+        console.print(
+            f"sets of level {updated.level:g}, if patients are exchangeable and none trained: "
+            f"classes of probability {updated.threshold:.4f} and more",
+            soft_wrap=True,
+            highlight=False,
+        )

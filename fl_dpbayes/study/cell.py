@@ -1,4 +1,4 @@
-"""Runs one cell, and keeps what it found."""
+"""Runs one cell of a study, and keeps the summary of its run."""
 
 import shutil
 import threading
@@ -15,11 +15,21 @@ from fl_dpbayes.files import json_values, read_sealed_json, write_atomically, wr
 from fl_dpbayes.report import parse_summary, stored_summary
 from fl_dpbayes.study.grid import StudyCell
 
-CELLS_FOLDER, WORK_FOLDER, RUNS_FOLDER, CACHE_FOLDER = "cells", "work", "runs", "cache"
+CELLS_FOLDER = "cells"
+WORK_FOLDER = "work"
+RUNS_FOLDER = "runs"
+CACHE_FOLDER = "cache"
 
 
 class CellJob(NamedTuple):
-    """What a worker is told: the cell, the study's folder, where data lie, and whether to keep the run directory."""
+    """What a worker is to run.
+
+    Attributes:
+        cell: The cell.
+        folder: The study's folder.
+        data_dir: The folder of data sets; None: the default one.
+        keep_run: Whether the run directory stays.
+    """
 
     cell: StudyCell
     folder: Path
@@ -28,7 +38,15 @@ class CellJob(NamedTuple):
 
 
 class CellOutcome(NamedTuple):
-    """How a cell ended: with the summary of its run, or with an error in one line and its traceback."""
+    """How a cell ended.
+
+    Attributes:
+        cell: The cell.
+        seconds: How long it took.
+        summary: Its run's summary; empty where it failed.
+        error: Why it failed, in one line; "" where it did not.
+        trace: The error's traceback.
+    """
 
     cell: StudyCell
     seconds: float
@@ -40,38 +58,37 @@ class CellOutcome(NamedTuple):
 def run_cell(job: CellJob) -> CellOutcome:
     """Run a cell, here or on another machine, in a folder of its own.
 
-    Nothing that goes wrong leaves this function.
+    Args:
+        job: What to run. The run directory stays where the run failed, or if it is to be kept.
 
-    The run directory stays where the run failed, or if it is to be kept.
+    Returns:
+        The outcome, also of a cell that failed: no exception leaves this function.
     """
     started = time.perf_counter()
     work = job.folder / WORK_FOLDER / job.cell.digest
     scenario = job.cell.scenario
     try:
-        # What a killed worker left is not gone on with: its ledgers hold reservations that no
+        # A run that a killed worker left is not resumed: its ledgers hold reservations that no
         # summary shows.
         shutil.rmtree(work, ignore_errors=True)
-        prepare_simulation(
-            scenario,
-            plan_sites(scenario, job.data_dir),
-            work,
-            cache_folder=job.folder / CACHE_FOLDER,
-        )
+        plan = plan_sites(scenario, job.data_dir)
+        prepare_simulation(scenario, plan, work, cache_folder=job.folder / CACHE_FOLDER)
         run_inline(work, len(scenario.sites), threading.Event(), report=job.keep_run)
         summary = stored_summary(work)
         if job.keep_run:
-            kept = job.folder / RUNS_FOLDER / job.cell.digest
-            kept.parent.mkdir(parents=True, exist_ok=True)
-            shutil.rmtree(kept, ignore_errors=True)
-            work.rename(kept)
+            run_folder = job.folder / RUNS_FOLDER / job.cell.digest
+            run_folder.parent.mkdir(parents=True, exist_ok=True)
+            shutil.rmtree(run_folder, ignore_errors=True)
+            work.rename(run_folder)
         else:
             shutil.rmtree(work)
     except Exception as error:
-        what = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
-        return CellOutcome(
-            job.cell, time.perf_counter() - started, error=what, trace=traceback.format_exc()
-        )
-    return CellOutcome(job.cell, time.perf_counter() - started, summary)
+        text = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
+        seconds = time.perf_counter() - started
+        trace = traceback.format_exc()
+        return CellOutcome(cell=job.cell, seconds=seconds, error=text, trace=trace)
+    seconds = time.perf_counter() - started
+    return CellOutcome(cell=job.cell, seconds=seconds, summary=summary)
 
 
 def cell_file(folder: Path, cell: StudyCell) -> Path:
@@ -80,10 +97,7 @@ def cell_file(folder: Path, cell: StudyCell) -> Path:
 
 
 def keep_outcome(folder: Path, outcome: CellOutcome) -> None:
-    """Write a finished cell's file, or the error of one that failed.
-
-    A reader meets the whole file or none.
-    """
+    """Write a finished cell's file, or the error of one that failed, whole or not at all."""
     path = cell_file(folder, outcome.cell)
     error_path = path.with_suffix(".error.txt")
     if outcome.error:
@@ -99,14 +113,11 @@ def keep_outcome(folder: Path, outcome: CellOutcome) -> None:
 
 
 def finished_cell(folder: Path, cell: StudyCell) -> CellOutcome | None:
-    """Read a finished cell.
-
-    None if its file is absent, or is not as it was written, so that it is to be run.
-    """
+    """Read a finished cell; None if its file is absent or damaged, so that it is to be run."""
     try:
         content = read_sealed_json(cell_file(folder, cell))
         summary = dict(content["summary"])
         parse_summary(summary)
-        return CellOutcome(cell, float(content["seconds"]), summary)
+        return CellOutcome(cell=cell, seconds=float(content["seconds"]), summary=summary)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None

@@ -25,13 +25,19 @@ from fl_dpbayes.version import __version__
 
 MAX_CELLS = 10_000
 DIGEST_CHARACTERS = 16
+# Sections of a scenario that decide what its sites' records are.
+KEYS_OF_RECORDS = {"data", "partition", "sites", "seed"}
 
 
 @dataclass(frozen=True)
 class StudyCell:
-    """One run of a study: `digest` names its file, `labels` are what the tables call the values of the axes.
+    """One run of a study.
 
-    `shift_labels` are what they call the kinds of the sites that the shift axes make.
+    Attributes:
+        digest: Names its file.
+        labels: Axis -> what the tables call its value.
+        scenario: What is run.
+        shift_labels: Site that the shift axes make -> what the tables call its kind of shift.
     """
 
     digest: str
@@ -48,9 +54,15 @@ class StudyCell:
 def study_cells(study: Study) -> list[StudyCell]:
     """Expand the grid and validate every cell.
 
-    Cells that share their records follow each other, so that features which are computed once stay
-    in the cache. Raises UserError if there are too many cells, one is no valid scenario, or two are
-    the same.
+    Args:
+        study: The study.
+
+    Returns:
+        The cells. Those that share their records follow each other, so that features which are
+        computed once stay in the cache.
+
+    Raises:
+        UserError: If there are too many cells, one is no valid scenario, or two are the same.
     """
     count = prod(len(axis.values) for axis in study.axes)
     if count > MAX_CELLS:
@@ -58,28 +70,32 @@ def study_cells(study: Study) -> list[StudyCell]:
             f"study {study.name!r} has {count} cells: at most {MAX_CELLS} are allowed, so "
             "shorten an axis"
         )
-    cells = [
-        _cell(study, values) for values in itertools.product(*(axis.values for axis in study.axes))
-    ]
-    known: dict[str, StudyCell] = {}
+    combinations = itertools.product(*(axis.values for axis in study.axes))
+    cells = [_cell(study, values) for values in combinations]
+    _check_different(study, cells)
+    cells_by_records: dict[str, list[StudyCell]] = {}
     for cell in cells:
-        if (twin := known.setdefault(cell.digest, cell)) is not cell:
-            said = f"the cells ({twin.title}) and ({cell.title}) are the same scenario"
+        records = cell.scenario.model_dump_json(include=KEYS_OF_RECORDS)
+        cells_by_records.setdefault(records, []).append(cell)
+    return [cell for sharing in cells_by_records.values() for cell in sharing]
+
+
+def _check_different(study: Study, cells: Sequence[StudyCell]) -> None:
+    cell_of_digest: dict[str, StudyCell] = {}
+    for cell in cells:
+        twin = cell_of_digest.setdefault(cell.digest, cell)
+        if twin is not cell:
             raise UserError(
-                f"study {study.name!r}: {said}: remove one of the values by which they differ"
+                f"study {study.name!r}: the cells ({twin.title}) and ({cell.title}) are the same "
+                "scenario: remove one of the values by which they differ"
             )
-    order: dict[str, int] = {}
-    shared = {"data", "partition", "sites", "seed"}
-    return sorted(
-        cells,
-        key=lambda cell: order.setdefault(
-            cell.scenario.model_dump_json(include=shared), len(order)
-        ),
-    )
 
 
 def _digest(scenario: Scenario) -> str:
-    """Name a cell by the SHA-256 of its scenario, without where its records lie and what its processes may use."""
+    """Name a cell by the SHA-256 of its scenario.
+
+    Where its records lie, and what its processes may use, are not part of it.
+    """
     content = _without_places(scenario.model_dump(mode="json", exclude={"resources"}))
     text = json.dumps([content, __version__], sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:DIGEST_CHARACTERS]
@@ -87,13 +103,15 @@ def _digest(scenario: Scenario) -> str:
 
 def _without_places(value: Any) -> Any:
     if isinstance(value, dict):
-        names = {
+        return {
             key: Path(item).name
-            for key, item in value.items()
             if key in PATH_KEYS and isinstance(item, str)
+            else _without_places(item)
+            for key, item in value.items()
         }
-        return {key: _without_places(item) for key, item in value.items()} | names
-    return [_without_places(item) for item in value] if isinstance(value, list) else value
+    if isinstance(value, list):
+        return [_without_places(item) for item in value]
+    return value
 
 
 def _cell(study: Study, values: Sequence[AxisValue]) -> StudyCell:
@@ -102,27 +120,30 @@ def _cell(study: Study, values: Sequence[AxisValue]) -> StudyCell:
     settings = [item for value in values for item in value.settings.items()]
     title = ", ".join(f"{name} {label}" for name, label in labels.items())
     origin = f"study {study.name!r}, cell ({title})"
+    set_keys = {key for key, _ in settings}
     # A whole section first, then keys in it.
     for key, value in sorted(settings, key=lambda item: len(item[0])):
-        given = {other for other, _ in settings}
-        set_key(content, key, None if value == {} else value, given, f"{origin}: {'.'.join(key)}")
+        new_value = None if value == {} else value
+        set_key(content, key, new_value, set_keys, f"{origin}: {'.'.join(key)}")
         simulation = content.get("simulation")
         if key == (SEED,) and isinstance(simulation, dict) and "insecure_seed" in simulation:
             simulation["insecure_seed"] = value
     shift_labels = _add_shifted_sites(content, study)
     scenario = with_absolute_paths(read_record(Scenario, content, origin))
-    return StudyCell(_digest(scenario), labels, scenario, shift_labels)
+    return StudyCell(
+        digest=_digest(scenario), labels=labels, scenario=scenario, shift_labels=shift_labels
+    )
 
 
 def _add_shifted_sites(content: dict[str, Any], study: Study) -> dict[str, str]:
-    """Give the run one shifted copy of a site, `<kind>-<severity>`, for each combination of the shift axes' values.
+    """Give the run a shifted copy of a site for each combination of the shift axes' values.
 
     Returns what the study calls the kind of each.
     """
-    labels = {}
-    for values in (
-        itertools.product(*(axis.values for axis in study.shift_axes)) if study.shift_axes else ()
-    ):
+    labels: dict[str, str] = {}
+    if not study.shift_axes:
+        return labels
+    for values in itertools.product(*(axis.values for axis in study.shift_axes)):
         shift: dict[str, Any] = {}
         for value in values:
             ((key, setting),) = value.settings.items()
@@ -132,12 +153,12 @@ def _add_shifted_sites(content: dict[str, Any], study: Study) -> dict[str, str]:
         sites = content.setdefault("sites", {})
         copied = sites.get(study.section.shifted_copy_of)
         prevalence = copied.get("prevalence") if isinstance(copied, dict) else None
-        # A declared prevalence is that of the records before the shift; an estimate is made anew.
-        estimated = {"prevalence": prevalence} if prevalence == "estimated" else {}
         sites[name] = {
             "role": "shifted",
             "records_of": study.section.shifted_copy_of,
             "shift": shift,
-            **estimated,
         }
+        # A declared prevalence is that of the records before the shift; an estimate is made anew.
+        if prevalence == "estimated":
+            sites[name]["prevalence"] = prevalence
     return labels

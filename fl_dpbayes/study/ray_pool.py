@@ -14,13 +14,14 @@ from fl_dpbayes.study.cell import CellJob, CellOutcome, run_cell
 
 POLL_SECONDS = 1.0
 CONNECT_SECONDS = 10.0
-OBJECT_STORE_BYTES = 256 * 2**20  # summaries only
+# Enough for summaries.
+OBJECT_STORE_BYTES = 256 * 2**20
 # Tasks that wait beside those that run, so that no core waits for the next one to be sent.
 WAITING = 2
-# Ray reads it as it is imported, so Ray is imported behind it. Where clusters are off, as by
+# Ray reads its variables as it is imported, so they are set before. Where clusters are off, as by
 # default on other systems, Ray listens on the loopback address only; it runs the code of whoever
 # reaches its ports, without a password.
-ALONE = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+WITHOUT_CLUSTER = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 VARIABLES = {
     "RAY_USAGE_STATS_ENABLED": "0",
     # A task that asks for no GPU still sees them, as the sites of a simulation do.
@@ -31,30 +32,42 @@ VARIABLES = {
 def run_on_ray(
     jobs: Sequence[CellJob], workers: int, address: str | None
 ) -> Generator[CellOutcome, None, None]:
-    """Run every job once, `workers` at a time, and yield each outcome as soon as it is there.
+    """Run every job once, and yield each outcome as soon as it is there.
 
     A job whose process dies is an outcome with an error. Leaving the iterator ends all that was
-    started. Raises UserError if there is no cluster at `address` (None: here), or the cells ask for
-    GPUs that are not there.
+    started.
+
+    Args:
+        jobs: The jobs.
+        workers: How many at a time on this machine.
+        address: The Ray cluster that runs them instead; None: this machine.
+
+    Yields:
+        The outcomes, in the order in which they come.
+
+    Raises:
+        UserError: If there is no cluster at the address, or the cells ask for GPUs that are not
+            there.
     """
     with _ray(workers, address) as ray:
-        wanted = max((job.cell.scenario.resources.gpus_per_site for job in jobs), default=0.0)
-        if wanted > (found := ray.cluster_resources().get("GPU", 0.0)):
-            said = f"resources.gpus_per_site is {wanted:g}, and Ray finds {found:g} GPUs"
-            raise UserError(f"{said}: set it to at most that")
+        needed_gpus = max((job.cell.scenario.resources.gpus_per_site for job in jobs), default=0.0)
+        gpus = ray.cluster_resources().get("GPU", 0.0)
+        if needed_gpus > gpus:
+            raise UserError(
+                f"resources.gpus_per_site is {needed_gpus:g}, and Ray finds {gpus:g} GPUs: set it "
+                "to at most that"
+            )
         task = ray.remote(max_retries=0)(run_cell)
-        at_once = int(ray.cluster_resources().get("CPU", 1)) + WAITING
+        most_sent = int(ray.cluster_resources().get("CPU", 1)) + WAITING
         waiting = list(reversed(jobs))
         running: dict[Any, CellJob] = {}
         while waiting or running:
-            while waiting and len(running) < at_once:
+            while waiting and len(running) < most_sent:
                 job = waiting.pop()
-                running[
-                    task.options(
-                        num_cpus=1, num_gpus=job.cell.scenario.resources.gpus_per_site
-                    ).remote(job)
-                ] = job
-            # Short, so that an interrupt is met soon.
+                gpus_of_cell = job.cell.scenario.resources.gpus_per_site
+                reference = task.options(num_cpus=1, num_gpus=gpus_of_cell).remote(job)
+                running[reference] = job
+            # Not for long, so that an interrupt is noticed soon.
             done, _ = ray.wait(list(running), num_returns=1, timeout=POLL_SECONDS)
             for reference in done:
                 yield _outcome(reference, running.pop(reference))
@@ -73,7 +86,7 @@ def _outcome(reference: Any, job: CellJob) -> CellOutcome:
         error = (
             f"its process ended ({type(problem).__name__}: {str(problem).strip().splitlines()[0]})"
         )
-    return CellOutcome(job.cell, 0.0, error=error)
+    return CellOutcome(cell=job.cell, seconds=0.0, error=error)
 
 
 def _check_listening(address: str) -> None:
@@ -85,16 +98,13 @@ def _check_listening(address: str) -> None:
 
 @contextlib.contextmanager
 def _ray(workers: int, address: str | None) -> Iterator[Any]:
-    """Start Ray here, or join the cluster at an address.
-
-    Yield its module, and end it with the context.
-    """
+    """Start Ray here, or join a cluster, while the context lasts; yield its module."""
     in_main_thread = threading.current_thread() is threading.main_thread()
-    before = signal.getsignal(signal.SIGTERM)
+    signal_handler = signal.getsignal(signal.SIGTERM)
     # Ray leaves logs and sockets of every session in its folder.
     folder = tempfile.TemporaryDirectory(prefix="fl-dpbayes-", ignore_cleanup_errors=True)
-    variables = VARIABLES | (ALONE if address is None else {})
-    own = {name: os.environ.get(name) for name in variables}
+    variables = VARIABLES | WITHOUT_CLUSTER if address is None else VARIABLES
+    before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     import ray
 
@@ -110,22 +120,21 @@ def _ray(workers: int, address: str | None) -> Iterator[Any]:
                     configure_logging=False,
                     _temp_dir=folder.name,
                 )
-                _check_alone(ray.util.get_node_ip_address())
+                _check_unreachable(ray.util.get_node_ip_address())
             else:
                 _check_listening(address)
                 ray.init(address, log_to_driver=False, configure_logging=False)
         except (OSError, ValueError, RuntimeError) as error:
             where = f"at {address!r}" if address else "on this machine"
-            said = (
-                f"Ray cannot be reached or started {where} ({str(error).strip().splitlines()[0]})"
-            )
+            reason = str(error).strip().splitlines()[0]
             raise UserError(
-                f"{said}: check --ray-address, or leave it out to run on this machine"
+                f"Ray cannot be reached or started {where} ({reason}): check --ray-address, or "
+                "leave it out to run on this machine"
             ) from None
         finally:
             if in_main_thread:
                 # Ray's own handler would end this process without a word on what was kept.
-                signal.signal(signal.SIGTERM, before)
+                signal.signal(signal.SIGTERM, signal_handler)
         yield ray
     finally:
         ray.shutdown()
@@ -133,13 +142,12 @@ def _ray(workers: int, address: str | None) -> Iterator[Any]:
         # Whoever runs a study from a notebook goes on with an environment of their own.
         for name in variables:
             os.environ.pop(name)
-        os.environ.update({name: value for name, value in own.items() if value is not None})
+        os.environ.update({name: value for name, value in before.items() if value is not None})
 
 
-def _check_alone(host: str) -> None:
+def _check_unreachable(host: str) -> None:
     if not host.startswith("127."):
-        said = (
+        raise UserError(
             f"Ray listens on {host}, where others reach it, since it was imported before "
-            "the study began"
+            "the study began: run the study in a process of its own, by  fl-dpbayes study"
         )
-        raise UserError(f"{said}: run the study in a process of its own, by  fl-dpbayes study")

@@ -1,4 +1,4 @@
-"""The work behind `fl-dpbayes study`: run what is missing of a grid, gather it in tables, show it."""
+"""The work behind `fl-dpbayes study`: run what is missing of a grid, gather it, show it."""
 
 import contextlib
 import importlib.metadata
@@ -10,6 +10,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.progress import (
@@ -35,6 +36,7 @@ from fl_dpbayes.study.cell import (
     CELLS_FOLDER,
     WORK_FOLDER,
     CellJob,
+    CellOutcome,
     cell_file,
     finished_cell,
     keep_outcome,
@@ -50,18 +52,29 @@ from fl_dpbayes.study.table import (
 )
 from fl_dpbayes.version import __version__
 
-STUDY_FILE, RECORD_FILE = "study.toml", "study.json"
+STUDY_FILE = "study.toml"
+RECORD_FILE = "study.json"
 # What is no federation, or needs an attacker's code: scripts of the source tree, which the package
 # does not hold.
-_SCRIPTS = ("hostile-site", "interval-coverage", "zhang-regression")
-SCRIPTS = {name: f"benchmarks/{name.replace('-', '_')}.py" for name in _SCRIPTS}
+SCRIPTS = {
+    "hostile-site": "benchmarks/hostile_site.py",
+    "interval-coverage": "benchmarks/interval_coverage.py",
+    "zhang-regression": "benchmarks/zhang_regression.py",
+}
+PACKAGES = ("torch", "numpy", "scipy", "scikit-learn")
+# Keys of a study's section that its record repeats.
+RECORDED_KEYS = {"question", "compare", "metrics", "where", "focus", "baseline", "separate"}
 
 
 @dataclass(frozen=True)
 class Workers:
-    """Where cells run: `count` at a time on this machine, or on the Ray cluster at `ray_address`.
+    """Where cells run.
 
-    `keep_runs` keeps each run directory, with its posterior and report, beside the summary.
+    Attributes:
+        count: How many at a time on this machine; None: one per core.
+        ray_address: The Ray cluster that runs them instead; None: this machine.
+        keep_runs: Whether each run directory, with its posterior and report, stays beside the
+            summary.
     """
 
     count: int | None = None
@@ -69,21 +82,46 @@ class Workers:
     keep_runs: bool = False
 
 
+@dataclass(frozen=True)
+class StudyInFolder:
+    """A study, its cells, and the folder that holds their results."""
+
+    study: Study
+    cells: Sequence[StudyCell]
+    folder: Path
+
+    def finished(self) -> list[CellOutcome]:
+        """Return the cells whose results are there and whole, in order."""
+        outcomes = [finished_cell(self.folder, cell) for cell in self.cells]
+        return [outcome for outcome in outcomes if outcome is not None]
+
+
 def begin_study(
     study: Study, folder: Path | None, data_dir: Path | None, workers: Workers, console: Console
 ) -> bool:
-    """Run a study from its beginning, in `folder`, absent or empty (None: `runs/<study>-<time>`).
+    """Run a study from its beginning.
 
-    Raises UserError if the study or a cell is wrong, or the folder not empty; Stopped if an
-    interrupt ended it.
+    Args:
+        study: The study.
+        folder: Where results go, absent or empty; None: `runs/<study>-<time>`.
+        data_dir: The folder of data sets; None: the default one.
+        workers: Where cells run.
+        console: Where progress and results are shown.
+
+    Returns:
+        Whether every cell finished.
+
+    Raises:
+        UserError: If the study or a cell is wrong, or the folder not empty.
+        Stopped: If an interrupt ended it.
     """
     cells = study_cells(study)
     folder = new_folder(folder, study.name, CELLS_FOLDER)
     with folder_lock(folder):
         write_study(study, folder / STUDY_FILE)
-        begun = journal.Journal(folder / journal.JOURNAL_FILE, journal.JournalMark())
-        begun.append([journal.file_entry(STUDY_FILE, folder / STUDY_FILE)])
-        return _run_missing(study, cells, folder, data_dir, workers, console)
+        study_journal = journal.Journal(folder / journal.JOURNAL_FILE, journal.JournalMark())
+        study_journal.append([journal.file_entry(STUDY_FILE, folder / STUDY_FILE)])
+        return _run_missing(StudyInFolder(study, cells, folder), data_dir, workers, console)
 
 
 def reproduce(
@@ -95,23 +133,36 @@ def reproduce(
     workers: Workers,
     console: Console,
 ) -> bool:
-    """Run what is missing of a paper's table, a study of `scenarios/papers`, in `folder` or `runs/reproduce/NAME`.
+    """Run what is missing of a paper's table, which is a study of `scenarios/papers`.
 
-    `full` asks for the paper's own size, `seeds` for so many repetitions (None: as its file says).
-    Raises UserError if there is no such table, or it is a script of `benchmarks/`, or as for a
-    study.
+    Args:
+        name: The table's name.
+        full: Whether to run it at the paper's own size.
+        seeds: Number of repetitions; None: as the table's file says.
+        folder: Where results go, and where finished cells are kept; None: `runs/reproduce/NAME`.
+        data_dir: The folder of data sets; None: the default one.
+        workers: Where cells run.
+        console: Where progress and results are shown.
+
+    Returns:
+        Whether every cell finished.
+
+    Raises:
+        UserError: If there is no such table, it is a script of `benchmarks/`, or as for a study.
     """
-    if script := SCRIPTS.get(name):
+    if name in SCRIPTS:
         raise UserError(
-            f"{name} is no study: run its script in the source tree:  python {script} --help"
+            f"{name} is no study: run its script in the source tree:  python {SCRIPTS[name]} --help"
         )
     if name not in shipped_papers():
         raise UserError(
             f"there is no experiment {name!r}: choose one of "
             f"{', '.join((*shipped_papers(), *SCRIPTS))}"
         )
-    study = load_study(name, [f"axes.seed={list(range(1, seeds + 1))}"] if seeds else [], full=full)
-    folder = folder or Path("runs") / "reproduce" / name
+    overrides = [f"axes.seed={list(range(1, seeds + 1))}"] if seeds else []
+    study = load_study(name, overrides, full=full)
+    if folder is None:
+        folder = Path("runs") / "reproduce" / name
     if (folder / STUDY_FILE).is_file():
         return resume_study(folder, study, data_dir, workers, console)
     return begin_study(study, folder, data_dir, workers, console)
@@ -120,117 +171,154 @@ def reproduce(
 def resume_study(
     folder: Path, study: Study | None, data_dir: Path | None, workers: Workers, console: Console
 ) -> bool:
-    """Run the cells that are missing or failed of the study in `folder`, which is `study` (None: whatever it is).
+    """Run the cells of a study that are missing or failed.
 
-    Raises UserError if the folder holds no study or another one, its file is damaged, or another
-    process works on it. Raises Stopped if an interrupt ended it.
+    Args:
+        folder: The study's folder.
+        study: What the caller takes the study to be; None: whatever it is.
+        data_dir: The folder of data sets; None: the default one.
+        workers: Where cells run.
+        console: Where progress and results are shown.
+
+    Returns:
+        Whether every cell finished.
+
+    Raises:
+        UserError: If the folder holds no study or another one, its file is damaged, or another
+            process works on it.
+        Stopped: If an interrupt ended it.
     """
     folder = folder.resolve()
-    file = folder / STUDY_FILE
-    if not file.is_file():
+    study_file = folder / STUDY_FILE
+    if not study_file.is_file():
         raise UserError(
             f"--resume {folder} holds no study: give the folder that it named as it began, "
             "or begin anew"
         )
-    own = load_study(str(file))
-    if study is not None and not same_study(study, own):
-        alone = (
-            "go on with the folder's own by  fl-dpbayes study --resume "
-            f"{shlex.quote(str(folder))}  alone"
-        )
+    study_there = load_study(str(study_file))
+    if study is not None and not same_study(study, study_there):
         raise UserError(
-            f"{folder} holds a study with other settings than the one given: {alone}, or "
-            "another --out"
+            f"{folder} holds a study with other settings than the one given: go on with the "
+            f"folder's own by  {_resume_command(folder)}  alone, or another --out"
         )
-    cells = study_cells(own)
+    there = StudyInFolder(study_there, study_cells(study_there), folder)
     (folder / CELLS_FOLDER).mkdir(exist_ok=True)
     with folder_lock(folder):
-        listed = journal.listed_files(
-            journal.read_journal(file := folder / journal.JOURNAL_FILE)[0]
+        _check_study_file(folder)
+        return _run_missing(there, data_dir, workers, console)
+
+
+def _resume_command(folder: Path) -> str:
+    return f"fl-dpbayes study --resume {shlex.quote(str(folder))}"
+
+
+def _check_study_file(folder: Path) -> None:
+    """Check that the study's file is as it was written."""
+    journal_file = folder / journal.JOURNAL_FILE
+    entries, _ = journal.read_journal(journal_file)
+    listed = journal.listed_files(entries)
+    if STUDY_FILE not in listed:
+        raise UserError(
+            f"{journal_file} is missing or damaged, or an older version began this study: put "
+            "back a copy of it, or start the study anew with --out"
         )
-        if STUDY_FILE not in listed:
-            remedy = "put back a copy of it, or start the study anew with --out"
-            raise UserError(
-                f"{file} is missing or damaged, or an older version began this study: {remedy}"
-            )
-        journal.check_files(folder, listed)
-        return _run_missing(own, cells, folder, data_dir, workers, console)
+    journal.check_files(folder, listed)
 
 
 def _run_missing(
-    study: Study,
-    cells: Sequence[StudyCell],
-    folder: Path,
-    data_dir: Path | None,
-    workers: Workers,
-    console: Console,
+    there: StudyInFolder, data_dir: Path | None, workers: Workers, console: Console
 ) -> bool:
+    cells = there.cells
     address = workers.ray_address or cells[0].scenario.resources.ray_address
     if address is None:
         for resources in dict.fromkeys(cell.scenario.resources for cell in cells):
             check_machine(resources)
-    missing = [cell for cell in cells if finished_cell(folder, cell) is None]
-    for path in filter(Path.is_file, (cell_file(folder, cell) for cell in missing)):
-        text = (
-            f"{path} has no checksum or another one, so it is not what a cell wrote here: that "
-            "cell runs again"
-        )
-        console.print(f"warning: {text}", style="yellow", markup=False, soft_wrap=True)
-    # Where records are missing every cell would fail, one after the other; so each source is loaded
-    # once here.
-    sources = {
-        digest(cell.scenario.data.source): cell.scenario.data.source
-        for cell in missing
-        if address is None
-    }
-    for source in sources.values():
-        load_unscaled(source.located(data_dir), "train")
+    missing = [cell for cell in cells if finished_cell(there.folder, cell) is None]
+    _warn_of_damaged(there.folder, missing, console)
+    if address is None:
+        _check_records(missing, data_dir)
     count = workers.count or len(os.sched_getaffinity(0))
-    where = f"on the Ray cluster at {address}" if address else f"in {count} processes at a time"
-    console.print(
-        f"{study.name}: {counted(len(cells), 'cell')}, writing {folder}",
-        markup=False,
-        soft_wrap=True,
-    )
-    if len(missing) < len(cells):
-        console.print(
-            f"{len(cells) - len(missing)} of {len(cells)} cells are already there", markup=False
-        )
+    _print_start(there, len(missing), console)
     if missing:
+        where = f"on the Ray cluster at {address}" if address else f"in {count} processes at a time"
         console.print(f"running {counted(len(missing), 'cell')} {where}", markup=False)
-    place = None if data_dir is None else data_dir.resolve()
-    jobs = [CellJob(cell, folder, place, workers.keep_runs) for cell in missing]
+    data_folder = None if data_dir is None else data_dir.resolve()
+    jobs = [
+        CellJob(cell=cell, folder=there.folder, data_dir=data_folder, keep_run=workers.keep_runs)
+        for cell in missing
+    ]
     try:
-        errors = _run(jobs, folder, count, address, console) if jobs else {}
+        errors = _run_jobs(jobs, there.folder, count, address, console) if jobs else {}
     except KeyboardInterrupt:
-        done = sum(finished_cell(folder, cell) is not None for cell in cells)
-        resume = f"fl-dpbayes study --resume {shlex.quote(str(folder))}"
         raise Stopped(
-            f"{done} of {len(cells)} cells are in {folder}; to go on:  {resume}"
+            f"{len(there.finished())} of {len(cells)} cells are in {there.folder}; to go on:  "
+            f"{_resume_command(there.folder)}"
         ) from None
     if not errors:
-        shutil.rmtree(folder / WORK_FOLDER, ignore_errors=True)
-    _write_results(study, cells, errors, folder, console)
+        shutil.rmtree(there.folder / WORK_FOLDER, ignore_errors=True)
+    _write_results(there, there.finished(), errors)
+    _show_results(there, errors, console)
     return not errors
 
 
-def _run(
+def _warn_of_damaged(folder: Path, missing: Sequence[StudyCell], console: Console) -> None:
+    for cell in missing:
+        path = cell_file(folder, cell)
+        if path.is_file():
+            console.print(
+                f"warning: {path} has no checksum or another one, so it is not what a cell wrote "
+                "here: that cell runs again",
+                style="yellow",
+                markup=False,
+                soft_wrap=True,
+            )
+
+
+def _check_records(missing: Sequence[StudyCell], data_dir: Path | None) -> None:
+    """Load each source once: where records are missing, every cell would fail one by one."""
+    sources = {digest(cell.scenario.data.source): cell.scenario.data.source for cell in missing}
+    for source in sources.values():
+        load_unscaled(source.located(data_dir), "train")
+
+
+def _print_start(there: StudyInFolder, missing: int, console: Console) -> None:
+    cells = len(there.cells)
+    console.print(
+        f"{there.study.name}: {counted(cells, 'cell')}, writing {there.folder}",
+        markup=False,
+        soft_wrap=True,
+    )
+    if missing < cells:
+        console.print(f"{cells - missing} of {cells} cells are already there", markup=False)
+
+
+def _run_jobs(
     jobs: Sequence[CellJob], folder: Path, workers: int, address: str | None, console: Console
 ) -> dict[str, str]:
+    """Run cells, keep their outcomes, and return digest -> error of those that failed."""
     # Ray takes a fifth of a second, which a study that is only shown need not pay.
     from fl_dpbayes.study.ray_pool import run_on_ray
 
     errors: dict[str, str] = {}
-    said = TextColumn("cells, {task.description}, elapsed"), TimeElapsedColumn(), TextColumn("left")
-    columns = BarColumn(), MofNCompleteColumn(), *said, TimeRemainingColumn()
-    shown = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
-    with shown as progress, contextlib.closing(run_on_ray(jobs, workers, address)) as outcomes:
+    bar = Progress(
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("cells, {task.description}, elapsed"),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    )
+    with bar as progress, contextlib.closing(run_on_ray(jobs, workers, address)) as outcomes:
         task = progress.add_task("0 failed", total=len(jobs))
         for outcome in outcomes:
             keep_outcome(folder, outcome)
+            ending = duration(outcome.seconds)
             if outcome.error:
                 errors[outcome.cell.digest] = outcome.error
-            ending = f"failed: {outcome.error}" if outcome.error else duration(outcome.seconds)
+                ending = f"failed: {outcome.error}"
             progress.update(task, advance=1, description=f"{len(errors)} failed")
             progress.console.print(
                 f"{outcome.cell.title}: {ending}", markup=False, highlight=False, soft_wrap=True
@@ -239,61 +327,65 @@ def _run(
 
 
 def _write_results(
-    study: Study,
-    cells: Sequence[StudyCell],
-    errors: Mapping[str, str],
-    folder: Path,
-    console: Console,
+    there: StudyInFolder, finished: Sequence[CellOutcome], errors: Mapping[str, str]
 ) -> None:
-    finished = [found for cell in cells if (found := finished_cell(folder, cell)) is not None]
-    write_tables(results := result_table(study, finished), folder / "results")
+    study = there.study
+    folder = there.folder
+    results = result_table(study, finished)
+    write_tables(results, folder / "results")
     if study.section.compare:
         write_tables(differences_table(study, results), folder / "differences")
     for name in FURTHER_TABLES:
         table = further_table(study, finished, name)
         if not table.empty:
             write_tables(table, folder / name)
-    failed = [cell for cell in cells if cell.digest in errors]
-    packages = {
-        name: importlib.metadata.version(name)
-        for name in ("torch", "numpy", "scipy", "scikit-learn")
+    record = json_values(_record(there, finished, errors))
+    write_atomically(folder / RECORD_FILE, json.dumps(record, indent=2, ensure_ascii=False) + "\n")
+    if study.published:
+        write_tables(paper_table(study, results), folder / "paper")
+
+
+def _record(
+    there: StudyInFolder, finished: Sequence[CellOutcome], errors: Mapping[str, str]
+) -> dict[str, Any]:
+    """Return what `study.json` says of a study: its section, its cells, and what failed."""
+    study = there.study
+    failed = [cell for cell in there.cells if cell.digest in errors]
+    axes = {
+        axis.name: [value.label for value in axis.values]
+        for axis in (*study.axes, *study.shift_axes)
     }
-    section = {"question", "compare", "metrics", "where", "focus", "baseline", "separate"}
-    record = {
+    notes = [f"Paper: {study.paper.source}.", *study.paper.notes] if study.paper else []
+    versions = {"fl-dpbayes": __version__, "python": platform.python_version()}
+    for package in PACKAGES:
+        versions[package] = importlib.metadata.version(package)
+    return {
         "study": study.name,
-        **study.section.model_dump(include=section),
-        "axes": {
-            axis.name: [value.label for value in axis.values]
-            for axis in (*study.axes, *study.shift_axes)
-        },
-        "cells": {"all": len(cells), "finished": len(finished), "failed": len(failed)},
-        "seconds": sum(cell.seconds for cell in finished),
-        "notes": [f"Paper: {study.paper.source}.", *study.paper.notes] if study.paper else [],
-        "versions": {
-            "fl-dpbayes": __version__,
-            "python": platform.python_version(),
-            **packages,
-        },
+        **study.section.model_dump(include=RECORDED_KEYS),
+        "axes": axes,
+        "cells": {"all": len(there.cells), "finished": len(finished), "failed": len(failed)},
+        "seconds": sum(outcome.seconds for outcome in finished),
+        "notes": notes,
+        "versions": versions,
         "failed": [
             {"cell": cell.digest, "labels": dict(cell.labels), "error": errors[cell.digest]}
             for cell in failed
         ],
     }
-    write_atomically(
-        folder / RECORD_FILE, json.dumps(json_values(record), indent=2, ensure_ascii=False) + "\n"
-    )
-    if study.published:
-        write_tables(paper_table(study, results), folder / "paper")
+
+
+def _show_results(there: StudyInFolder, errors: Mapping[str, str], console: Console) -> None:
+    folder = there.folder
     show_study(read_study(folder), console)
-    if failed:
-        text = (
-            f"{counted(len(failed), 'cell')} of {len(cells)} failed: tracebacks are in "
-            f"{folder / CELLS_FOLDER}"
+    if errors:
+        console.print(
+            f"{counted(len(errors), 'cell')} of {len(there.cells)} failed: tracebacks are in "
+            f"{folder / CELLS_FOLDER}; once the cause is removed, go on with  "
+            f"{_resume_command(there.folder)}",
+            style="red",
+            markup=False,
+            highlight=False,
+            soft_wrap=True,
         )
-        text += (
-            "; once the cause is removed, go on with  fl-dpbayes study --resume "
-            f"{shlex.quote(str(folder))}"
-        )
-        console.print(text, style="red", markup=False, highlight=False, soft_wrap=True)
     console.print(f"tables: {folder / 'results.csv'}", soft_wrap=True, markup=False)
     console.print(f"report: {write_study_report(folder)}", soft_wrap=True, markup=False)

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, TypeAlias
 
 import pandas as pd
 
@@ -17,66 +17,94 @@ PLACE_COLUMNS = ("site", "role", "shift", "severity", "predictor", "n")
 # Lists of flat rows that a summary may hold beside its calibration.
 FURTHER_TABLES = ("subgroups", "conformal", "shift_detection")
 RUN_COLUMNS = ("epsilon", "heterogeneity", "seconds", "warnings")
-Row = dict[str, Any]
+Row: TypeAlias = dict[str, Any]
 
 
 def result_table(study: Study, cells: Sequence[CellOutcome]) -> pd.DataFrame:
-    """Gather what every cell measured: one row per cell, place (site, `pooled:<role>`, `mean:<role>`) and predictor.
+    """Gather what every cell measured.
 
-    Beside every number of the summary's calibration rows, with the ends of their intervals, of the
-    whole run the largest `epsilon` of a site, `heterogeneity`, `seconds` and the number of
-    `warnings`.
+    Args:
+        study: The study.
+        cells: Its finished cells.
+
+    Returns:
+        One row per cell, place (site, `pooled:<role>`, `mean:<role>`) and predictor: every number
+        of the summary's calibration rows, with the ends of their intervals, and of the whole run
+        the largest `epsilon` of a site, `heterogeneity`, `seconds` and the number of `warnings`.
     """
-    rows = list[Row]()
+    rows: list[Row] = []
     for cell in cells:
         summary = parse_summary(cell.summary)
-        spent = [row.largest_epsilon for row in summary.privacy if row.largest_epsilon is not None]
-        run = {"epsilon": max(spent, default=None), "heterogeneity": summary.heterogeneity}
-        run |= {"seconds": cell.seconds, "warnings": len(summary.warnings)}
+        epsilons = [
+            row.largest_epsilon for row in summary.privacy if row.largest_epsilon is not None
+        ]
+        run = {
+            "epsilon": max(epsilons, default=None),
+            "heterogeneity": summary.heterogeneity,
+            "seconds": cell.seconds,
+            "warnings": len(summary.warnings),
+        }
         rows += [row | run for row in _rows(cell, "calibration")]
     return _frame(study, rows)
 
 
 def further_table(study: Study, cells: Sequence[CellOutcome], name: str) -> pd.DataFrame:
-    """Gather another list of rows of the cells' summaries (one of `FURTHER_TABLES`), which may be empty."""
+    """Gather another list of rows of the cells' summaries, which may be empty.
+
+    Args:
+        study: The study.
+        cells: Its finished cells.
+        name: One of `FURTHER_TABLES`.
+
+    Returns:
+        One row per cell and row of the list.
+    """
     return _frame(study, [row for cell in cells for row in _rows(cell, name)])
 
 
 def paper_table(study: Study, results: pd.DataFrame) -> pd.DataFrame:
-    """Set each published value beside the mean of ours over seeds, within a seed over the axes that it leaves open.
+    """Set each published value beside ours.
 
-    Returns a row per value: its labels, `column`, `paper`, `measured`, `low` and `high` (95 %,
-    Student's t), `seeds`.
+    Args:
+        study: The study of a paper's table.
+        results: Its rows, as `result_table` gathers them.
+
+    Returns:
+        A row per value: its labels, `column`, `paper`, the mean `measured` over seeds, within a
+        seed over the axes that the value leaves open, `low` and `high` (95 %, Student's t),
+        `seeds`.
     """
     rows = []
     for labels, column, value in study.published:
-        here = rows_at(results, labels)
-        found = (
-            here.groupby(SEED)[column].mean().dropna().tolist() if column in here.columns else []
-        )
-        over = over_seeds([each] for each in found)
+        matching = rows_at(results, labels)
+        measured = []
+        if column in matching.columns:
+            measured = matching.groupby(SEED)[column].mean().dropna().tolist()
+        over = over_seeds([mean] for mean in measured)
+        low, high = (over and over.ends) or (None, None)
         axes = {axis.name: labels.get(axis.name) for axis in study.axes if axis.name != SEED}
-        place = {
-            PREDICTOR: labels[PREDICTOR],
-            "site": labels["site"],
-            "column": column,
-            "paper": value,
-        }
-        ends = dict(zip(("low", "high"), (over and over.ends) or (None, None), strict=True))
         rows.append(
-            axes
-            | place
-            | {"measured": fmean(found) if found else None}
-            | ends
-            | {"seeds": len(found)}
+            {
+                **axes,
+                PREDICTOR: labels[PREDICTOR],
+                "site": labels["site"],
+                "column": column,
+                "paper": value,
+                "measured": fmean(measured) if measured else None,
+                "low": low,
+                "high": high,
+                "seeds": len(measured),
+            }
         )
     return pd.DataFrame(rows)
 
 
 def write_tables(frame: pd.DataFrame, path: Path) -> None:
-    """Write a table as CSV and as Parquet, `path` without suffix.
+    """Write a table as CSV and as Parquet; a reader meets the old files or the new ones.
 
-    A reader meets the old files or the new ones.
+    Args:
+        frame: The table.
+        path: Where to write it, without suffix.
     """
     frame = _plain(frame)
     for suffix, write in ((".csv", frame.to_csv), (".parquet", frame.to_parquet)):
@@ -84,54 +112,56 @@ def write_tables(frame: pd.DataFrame, path: Path) -> None:
             write(partial, index=False)
 
 
-def _rows(cell: CellOutcome, name: str) -> list[Row]:
-    labels = cell.cell.shift_labels
-    kinds = {
-        site: spec.shift
-        for site, spec in cell.cell.scenario.sites.items()
-        if spec.shift is not None
-    }
-    shifts = {site: (labels.get(site, shift.kind), shift.severity) for site, shift in kinds.items()}
-    axes = {axis: label for axis, label in cell.cell.labels.items() if axis != SEED}
-    first = {"cell": cell.cell.digest, **axes, "seed": cell.cell.scenario.seed}
+def _rows(outcome: CellOutcome, name: str) -> list[Row]:
+    """Return a list of a cell's summary as rows, each with its cell, axes and place."""
+    cell = outcome.cell
+    axes = {axis: label for axis, label in cell.labels.items() if axis != SEED}
     rows = []
-    for row in cell.summary.get(name) or []:
-        shift, severity = shifts.get(row.get("site"), (None, None))
-        place = {
-            "site": row.get("site"),
-            "role": row.get("role"),
-            "shift": shift,
-            "severity": severity,
-        }
-        rows.append(first | place | _flat(row, without=place))
+    for row in outcome.summary.get(name) or []:
+        spec = cell.scenario.sites.get(row.get("site"))
+        place = {"site": row.get("site"), "role": row.get("role"), "shift": None, "severity": None}
+        if spec is not None and spec.shift is not None:
+            place["shift"] = cell.shift_labels.get(row["site"], spec.shift.kind)
+            place["severity"] = spec.shift.severity
+        rows.append(
+            {
+                "cell": cell.digest,
+                **axes,
+                "seed": cell.scenario.seed,
+                **place,
+                **_flat(row, without=place),
+            }
+        )
     return rows
 
 
 def _flat(row: Mapping[str, Any], without: Iterable[str]) -> Row:
-    """Keep a row's numbers and texts.
-
-    Those of a table within it as `<table>_<key>`, ends as low and high.
-    """
-    found: Row = {}
+    """Flatten a row: tables in it become `<table>_<key>`, intervals their low and high ends."""
+    flat: Row = {}
     for key, value in row.items():
-        if key in without or isinstance(value, list):
-            if key == "interval" and value:
-                first = (
-                    "interval_" if "low" in row else ""
-                )  # low and high of an AUROC are its bounds
-                found |= {f"{first}low": value[0], f"{first}high": value[1]}
-            elif key.endswith("_bounds") and value and len(value) == 2:
-                metric = key.removesuffix("_bounds")
-                found |= {f"{metric}_low": value[0], f"{metric}_high": value[1]}
+        if key == "interval" and isinstance(value, list):
+            if value:
+                # Low and high of an AUROC are its bounds already.
+                prefix = "interval_" if "low" in row else ""
+                flat |= _ends(prefix, value)
+        elif key.endswith("_bounds") and isinstance(value, list):
+            if len(value) == 2:
+                flat |= _ends(f"{key.removesuffix('_bounds')}_", value)
+        elif key in without or isinstance(value, list):
+            continue
         elif key == "intervals":
             for metric, ends in (value or {}).items():
                 if ends is not None:
-                    found |= {f"{metric}_low": ends[0], f"{metric}_high": ends[1]}
+                    flat |= _ends(f"{metric}_", ends)
         elif isinstance(value, Mapping):
-            found |= {f"{key}_{name}": item for name, item in _flat(value, without=()).items()}
+            flat |= {f"{key}_{name}": item for name, item in _flat(value, without=()).items()}
         else:
-            found[key] = float(value) if value in ("inf", "-inf") else value
-    return found
+            flat[key] = float(value) if value in ("inf", "-inf") else value
+    return flat
+
+
+def _ends(prefix: str, ends: Sequence[Any]) -> Row:
+    return {f"{prefix}low": ends[0], f"{prefix}high": ends[1]}
 
 
 def _frame(study: Study, rows: Sequence[Row]) -> pd.DataFrame:

@@ -443,7 +443,7 @@ def test_prediction_finds_frozen_weights_in_the_given_folder(tmp_path, monkeypat
     refused(
         r"model\.frozen_body\.weights.*--data-dir", predict_records, run, records, out, Console()
     )
-    predict_records(run, records, out, Console(), (data_dir, ()))
+    predict_records(run, records, out, Console(), data_dir=data_dir)
     assert len(out.read_text().splitlines()) == 3
     out = tmp_path / "gone" / "x.csv"
     refused(
@@ -453,5 +453,5 @@ def test_prediction_finds_frozen_weights_in_the_given_folder(tmp_path, monkeypat
         records,
         out,
         Console(),
-        (data_dir, ()),
+        data_dir=data_dir,
     )

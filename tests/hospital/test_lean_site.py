@@ -28,7 +28,7 @@ import clients, fl_dpbayes.hospital
 for package in (clients, fl_dpbayes.hospital):
     for module in pkgutil.iter_modules(package.__path__, package.__name__ + "."):
         import_module(module.name)
-for name in ("clients.app", "fl_dpbayes.cli", "fl_dpbayes.predict.own_records", "fl_dpbayes.predict.update",
+for name in ("clients.app", "fl_dpbayes.cli", "fl_dpbayes.predict.paid_release", "fl_dpbayes.predict.update",
              "fl_dpbayes.coordinator.provision"):
     import_module(name)
 assert not BLOCKED & {name.partition(".")[0] for name in sys.modules}

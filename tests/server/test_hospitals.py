@@ -22,9 +22,9 @@ from fl_dpbayes.posterior.hierarchical.model import fit_hospitals, with_intercep
 from fl_dpbayes.posterior.sample_store import PosteriorBank
 from fl_dpbayes.posterior.samples import PosteriorSamples
 from fl_dpbayes.posterior.store import POSTERIOR_FILE, save_posterior
+from fl_dpbayes.predict.finished_run import read_run
 from fl_dpbayes.predict.hospital_posterior import load_hospitals
-from fl_dpbayes.predict.own_records import read_own
-from fl_dpbayes.predict.stored_posterior import read_run
+from fl_dpbayes.predict.paid_release import read_hospital_records
 from fl_dpbayes.predict.update import residual_sum
 from fl_dpbayes.report.page_tables import hospitals_table
 from fl_dpbayes.report.run_files import read_summary
@@ -306,8 +306,8 @@ def test_sets_are_predicted_from_what_was_paid_for_once(
         held = [names[label] in told.split(" | ") for label, told in zip(labels, sets, strict=True)]
         assert np.mean(held) >= (0.95 if file == home else 0.9)
     # What leaves has the noise that its sensitivity asks for.
-    own = read_own(path, read_run(run.folder)[0], None, 0.5)
-    sent, std = own.released("sets", "", BoundedSum(np.zeros(4_000), 1.5))
+    own = read_hospital_records(path, read_run(run.folder), 0.5)
+    sent, std = own.release("sets", "", BoundedSum(np.zeros(4_000), 1.5))
     assert (std, abs(sent.std() / std - 1) < 0.05) == (1.5 * own.noise_multiplier, True)
     assert "patients at this" in refusal(
         "update", run.folder, path, "--epsilon", "0.1", "--sets", "0.9", "--out", few
@@ -349,7 +349,7 @@ def test_a_changed_record_is_another_request_and_a_release_that_fails_is_paid_fo
     for out in (tmp_path / "first.json", tmp_path / "changed.json"):
         assert command(*asked, out)[0] == 0
         costs.append(spent(path))
-        monkeypatch.setattr("fl_dpbayes.predict.own_records.load_site", changed)
+        monkeypatch.setattr("fl_dpbayes.predict.paid_release.load_site", changed)
     monkeypatch.undo()
     monkeypatch.setattr("fl_dpbayes.privacy.ledger.ledger.Ledger.commit", lambda *_: 1 / 0)
     asked = ("update", run.folder, path, "--epsilon", "1.5", "--out", tmp_path / "failed.json")
@@ -442,8 +442,8 @@ def test_a_release_is_bounded_whatever_states_a_bank_may_hold(
 
     folder = tampered(run, tmp_path, change)
     (path,) = (run.folder / "sites").glob("*uk-129.toml")
-    own, stored = read_own(path, read_run(run.folder)[0], None, 0.5), read_run(folder)[0]
-    model = load_hospitals(folder, run.scenario, stored.metadata.task)
+    own = read_hospital_records(path, read_run(run.folder), 0.5)
+    model = load_hospitals(folder, run.scenario, read_run(folder).task)
     log_odds = with_intercept(own.inputs) @ model.conditional
     whole = residual_sum(log_odds, own.labels, own.unit_index)
     assert np.isfinite(whole.sums).all()
@@ -452,12 +452,13 @@ def test_a_release_is_bounded_whatever_states_a_bank_may_hold(
 
 def of_another_model(folder: Path) -> None:
     """Put a posterior into a run's folder whose model sees other values of the records than the run's."""
-    stored, scenario = read_run(folder)
+    finished = read_run(folder)
     model = MLPModel(hidden=(3,), frozen_body=FrozenBody(seed=1))
-    shapes = model_shapes(model, stored.metadata.task)
+    shapes = model_shapes(model, finished.task)
     arrays = {name: np.zeros((1, *shape), np.float32) for name, shape in shapes.items()}
     samples = PosteriorSamples(arrays, np.ones(1), np.zeros(1))
-    save_posterior(folder / POSTERIOR_FILE, samples, model, stored.metadata.task, digest(scenario))
+    path, scenario = folder / POSTERIOR_FILE, digest(finished.scenario)
+    save_posterior(path, samples, model, finished.task, scenario)
 
 
 @pytest.mark.parametrize("asked", [("update",), ("update", "--sets", "0.9"), ("alarm",)])

@@ -15,8 +15,8 @@ from scipy.special import expit
 
 from fl_dpbayes.config.task import LogisticModel, StandardFeatures, Task
 from fl_dpbayes.posterior.hierarchical.distribution import mixed
+from fl_dpbayes.predict.finished_run import FinishedRun
 from fl_dpbayes.predict.hospital_posterior import UpdatedHospital, checked_effect
-from fl_dpbayes.predict.stored_posterior import seen_by_model
 from fl_dpbayes.predict.update import residual_sum
 from tests.asking import refused
 from tests.posterior.hierarchical.test_levels import LEVEL, covered, within
@@ -50,7 +50,9 @@ def test_a_value_that_overflows_stays_a_number() -> None:
     features = StandardFeatures(centers=(0.0,), scales=(0.01,), source="made up here")
     model, task = LogisticModel(features=features), Task(input_shape=(1,), classes=2)
     stored: Any = SimpleNamespace(metadata=SimpleNamespace(model=model, task=task))
-    assert np.isfinite(seen_by_model(stored, None, np.full((1, 1), 3e38, np.float32))[1]).all()
+    scenario: Any = SimpleNamespace(data=SimpleNamespace(source=None))
+    run = FinishedRun(folder=Path("run"), scenario=scenario, stored=stored)
+    assert np.isfinite(run.model_inputs(np.full((1, 1), 3e38, np.float32))).all()
 
 
 @pytest.mark.slow
