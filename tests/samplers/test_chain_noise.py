@@ -107,7 +107,9 @@ def test_each_step_draws_once_over_all_parameters_and_once_over_all_units(
     result = run(module, records, plan, start=start, streams=streams)
     # A batch that nobody joined (nearly all of them at the smallest rate) has its draw like any
     # other.
-    noise.assert_called_once_with(streams.noise, start.numel(), steps, torch.device("cpu"))
+    noise.assert_called_once_with(
+        streams.noise, size=start.numel(), count=steps, device=torch.device("cpu")
+    )
     assert joining.mock_calls == [mock.call(streams.sampling, units, sampling_rate)] * steps
     moved = np.diff(np.vstack([start.numpy(), result.samples]), axis=0)
     assert (moved != 0).all()

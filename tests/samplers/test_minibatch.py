@@ -340,7 +340,9 @@ def test_draws_stay_with_their_records_however_the_batch_is_cut(
     monkeypatch.setattr(minibatch, "KEPT", Kept())
     monkeypatch.setattr(minibatch, "wanted_rows", lambda *_: 5)
     monkeypatch.setattr(
-        minibatch, "checked_gradient_shape", lambda *_: PassShape("gradients", wanted=5, rows=5)
+        minibatch,
+        "checked_gradient_shape",
+        lambda *_, **__: PassShape("gradients", wanted=5, rows=5),
     )
     torch.testing.assert_close(totals(), whole, rtol=1e-4, atol=1e-6)
 
