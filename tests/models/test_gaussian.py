@@ -83,7 +83,8 @@ def test_noise_reaches_9_standard_deviations_and_is_finite_at_every_integer() ->
         [np.array(integers, "<i8").view(np.uint8), np.array(turns, "<i4").view(np.uint8)]
     )
     found = np.empty(12, np.float32)
-    gaussian._box_muller(words, np.empty(6), np.empty((2, 6), np.float32), found)
+    buffers = {"square": np.empty(6), "radius": np.empty(6, "f4"), "angle": np.empty(6, "f4")}
+    gaussian._box_muller(words, **buffers, out=found)
     radii = np.hypot(found[:6], found[6:])
     exact = [
         math.sqrt(2 * 64 * math.log(2)),

@@ -164,13 +164,13 @@ def test_every_pass_has_the_public_number_of_rows(passes, name, count) -> None:
 def test_what_is_known_of_records_beforehand_changes_no_bit(bias) -> None:
     module = nn.Sequential(nn.Flatten(), nn.Linear(64, 5, bias), nn.ReLU(), nn.Linear(5, 3))
     gradient = gradient_of(module, 200)
-    features, labels, rows = gradient._features, gradient._targets, gradient._rows
+    features, labels, rows = gradient._features, gradient._targets, gradient.passes.rows
     with computing(gradient.passes.products):
         expected = book_keeping.clipped_sum(
             module, features, labels, clip_norm=gradient._clip_norm, rows=rows
         )
     assert torch.equal(gradient().total, expected.total)
-    gradient._lengths *= 1.001  # of every record: one that is not clipped would not show it
+    gradient._input_lengths *= 1.001  # of every record: one that is not clipped would not show it
     assert not torch.equal(gradient().total, expected.total)
 
 
