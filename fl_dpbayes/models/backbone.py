@@ -102,7 +102,7 @@ def backbone(features: BackboneFeatures, folder: Path | None) -> Backbone:
     if features.weights is None:
         state, origin = _downloaded_state(features.architecture)
     else:
-        state, origin = stored_state(features.weights, folder, "model.features.weights")
+        state, origin = stored_state(features.weights, folder=folder, key="model.features.weights")
     body = {name: value for name, value in state.items() if not name.startswith(f"{last_layer}.")}
     try:
         floats = {name: value.float() for name, value in body.items() if value.is_floating_point()}
@@ -176,7 +176,7 @@ def stored_state(digest: str, folder: Path | None, key: str) -> tuple[dict[str, 
     Raises:
         UserError: No file has that digest, or it holds other things than weights by name.
     """
-    path = stored_weights(digest, folder, key)
+    path = stored_weights(digest, folder=folder, key=key)
     try:
         if path.suffix == ".safetensors":
             state = safetensors.torch.load_file(path)

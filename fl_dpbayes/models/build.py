@@ -43,7 +43,7 @@ def build_model(
         He et al. 2015, eq. 10.
     """
     if isinstance(model, ModuleModel):
-        return own_module(model, seed, weights_folder)
+        return own_module(model, seed=seed, weights_folder=weights_folder)
     # To copy a small module takes a third of the time of building it.
     return copy.deepcopy(_built(model, task, seed))
 
@@ -94,7 +94,8 @@ def model_shapes(model: Model, task: Task) -> dict[str, tuple[int, ...]]:
 @lru_cache(maxsize=64)
 def _shapes(model: Model, task: Task, _identity: object) -> dict[str, tuple[int, ...]]:
     if isinstance(model, ModuleModel):
-        return checked_shapes(model, _body_input_shape(model, task), task.classes)
+        input_shape = _body_input_shape(model, task)
+        return checked_shapes(model, input_shape=input_shape, classes=task.classes)
     return parameter_shapes(_trained_layers(model, task))
 
 

@@ -107,7 +107,8 @@ def checked_feature_map(
             with torch.no_grad(), computing(shape.products):
                 return [transform(part)]
 
-        return [Trial(results, records, torch.zeros(shape.rows, device=device))]
+        targets = torch.zeros(shape.rows, device=device)
+        return [Trial(results=results, features=records, targets=targets)]
 
     most = 2 ** (most_records.bit_length() - 1)
     wanted = PassShape("features", wanted=most, rows=most)

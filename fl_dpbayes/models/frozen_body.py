@@ -95,9 +95,11 @@ def frozen_body(
             f"record of shape {list(input_shape)}: choose fewer channels or hidden units"
         )
     if body.weights is None:
-        layers = build_body(model, input_shape, body.seed)
+        layers = build_body(model, input_shape, seed=body.seed)
     else:
-        state, origin = stored_state(body.weights, weights_folder, "model.frozen_body.weights")
+        state, origin = stored_state(
+            body.weights, folder=weights_folder, key="model.frozen_body.weights"
+        )
         _load(layers, state=state, origin=origin)
     layers.requires_grad_(False).to(device)
     return checked_feature_map(

@@ -183,9 +183,9 @@ def on_device(key: bytes, device: torch.device, first: int, numbers: int) -> tor
     pieces = []
     if full_parts:
         for some_nonces in nonces[:full_parts].split(_PARTS_AT_ONCE):
-            pieces.append(_drawn_parts(key, some_nonces, PART))
+            pieces.append(_drawn_parts(key, some_nonces, numbers=PART))
     if remainder:
-        pieces.append(_drawn_parts(key, nonces[full_parts:], remainder))
+        pieces.append(_drawn_parts(key, nonces[full_parts:], numbers=remainder))
     return torch.cat(pieces)
 
 

@@ -154,18 +154,18 @@ def check_records_apart(
     records = torch.randn((ROWS, *input_shape), generator=generator).to(parameter)
     records[1::2] *= 100
     with torch.random.fork_rng(devices=[]), torch.no_grad():
-        classes = _outputs(probe, extremes, named, classes).shape[1]
+        classes = _outputs(probe, extremes, named=named, classes=classes).shape[1]
         for draw, drawn in enumerate(drawn_modules(module)):
             some_records = records[:4] if draw else records
-            _check_each_by_itself(drawn, some_records, named, classes)
-        _check_guards(module, records[:4], named)
-        check_unmoved(module, input_shape, named)
+            _check_each_by_itself(drawn, some_records, named=named, classes=classes)
+        _check_guards(module, records[:4], named=named)
+        check_unmoved(module, input_shape, named=named)
     return classes
 
 
 def _check_each_by_itself(module: nn.Module, records: Tensor, named: str, classes: int) -> None:
-    together = _outputs(module, records, named, classes)
-    again = _outputs(module, records, named, classes)
+    together = _outputs(module, records, named=named, classes=classes)
+    again = _outputs(module, records, named=named, classes=classes)
     if not torch.equal(together, again):
         raise UserError(
             f"{named} gives the same records different logits when it is called again: leave out "
@@ -174,7 +174,7 @@ def _check_each_by_itself(module: nn.Module, records: Tensor, named: str, classe
         )
 
     def outputs_of(record: Tensor) -> Tensor:
-        return _outputs(module, record[None], named, classes)[0]
+        return _outputs(module, record[None], named=named, classes=classes)[0]
 
     # What branches on a value, even on one that is not met here, cannot be mapped over records.
     by_itself = mapped(outputs_of, records)
@@ -200,7 +200,7 @@ def _check_guards(module: nn.Module, records: Tensor, named: str) -> None:
         for neighbour_scale in _NEIGHBOUR_SCALES:
             changed = records.clone()
             changed[1::2] *= neighbour_scale
-            outputs = _outputs(scaled, changed, named, None)[::2]
+            outputs = _outputs(scaled, changed, named=named, classes=None)[::2]
             if not _are_near(outputs, expected):
                 raise UserError(
                     f"{named} gives a record other logits when large or small values are beside "
@@ -231,11 +231,11 @@ def _outputs(module: nn.Module, records: Tensor, named: str, classes: int | None
     is_matrix = isinstance(outputs, Tensor) and outputs.ndim == 2 and len(outputs) == shape[0]
     if not is_matrix or classes not in (None, outputs.shape[1]):
         is_tensor = isinstance(outputs, Tensor)
-        what = f"shape {list(outputs.shape)}" if is_tensor else f"a {type(outputs).__name__}"
+        description = f"shape {list(outputs.shape)}" if is_tensor else f"a {type(outputs).__name__}"
         expected = [len(records), classes or "classes"]
         raise UserError(
-            f"{named} returns {what} for records of shape {shape}: it must return logits of shape "
-            f"{expected}, one row per record"
+            f"{named} returns {description} for records of shape {shape}: it must return logits "
+            f"of shape {expected}, one row per record"
         )
     return outputs
 

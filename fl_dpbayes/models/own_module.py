@@ -66,8 +66,8 @@ def provided(module: nn.Module) -> Iterator[str]:
         of and of all values that require no gradient.
     """
     name = PROVIDED + _digest(module)
-    given = ProvidedModule(module=module, identity=object())
-    token = _provided.set({**_provided.get(), name: given})
+    entry = ProvidedModule(module=module, identity=object())
+    token = _provided.set({**_provided.get(), name: entry})
     try:
         yield name
     finally:
@@ -124,7 +124,7 @@ def own_module(model: ModuleModel, seed: int, weights_folder: Path | None = None
         for name, value in trained.items():
             value.data = drawn[name].data
     if model.weights is not None:
-        state, origin = stored_state(model.weights, weights_folder, "model.weights")
+        state, origin = stored_state(model.weights, folder=weights_folder, key="model.weights")
         _load(module, state=state, origin=origin)
     _freeze_all_but(module, list(trained.values()))
     return module.float()
@@ -235,13 +235,13 @@ def _made(model: ModuleModel, seed: int) -> nn.Module:
 
 
 def _copied_object(name: str) -> nn.Module:
-    given = _provided.get().get(name)
-    if given is None:
+    entry = _provided.get().get(name)
+    if entry is None:
         raise UserError(
             f"model.factory {name[:19]}... is a module object, which no other process has: "
             "name a factory 'package.module:function', or give it to the inline engine"
         )
-    return copy.deepcopy(given.module)
+    return copy.deepcopy(entry.module)
 
 
 def _imported(name: str) -> Any:

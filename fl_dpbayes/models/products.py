@@ -120,11 +120,11 @@ def _aligned_operands(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
     step = ROW_BYTES // left.element_size()
     inner = -(-left.shape[-1] // step) * step
     columns = -(-right.shape[-1] // step) * step
-    filled_left = _filled(left, left.shape[-2], inner)
+    filled_left = _filled(left, rows=left.shape[-2], columns=inner)
     if right.stride(-2) == 1:
         # Weights (n, k) that are transposed; where they lie their rows are of k entries.
-        return filled_left, _filled(right.mT, columns, inner).mT
-    return filled_left, _filled(right, inner, columns)
+        return filled_left, _filled(right.mT, rows=columns, columns=inner).mT
+    return filled_left, _filled(right, rows=inner, columns=columns)
 
 
 def _filled(values: Tensor, rows: int, columns: int) -> Tensor:

@@ -312,10 +312,10 @@ def rows_stand_alone(
     count = len(features)
     expected = [values.clone() for values in results(features.clone(), targets)]
 
-    def are_expected(found: Sequence[Tensor], rows: Tensor, originals: Tensor) -> bool:
+    def are_expected(values: Sequence[Tensor], rows: Tensor, originals: Tensor) -> bool:
         """Say whether some rows of a pass have what was computed for the original rows."""
         return all(
-            _same_bits(new[rows], old[originals]) for new, old in zip(found, expected, strict=True)
+            _same_bits(new[rows], old[originals]) for new, old in zip(values, expected, strict=True)
         )
 
     every_row = torch.arange(count, device=features.device)

@@ -66,7 +66,7 @@ def draw_strokes(
             points = _as_written(strokes, generator) * BOX_SHARE * side
             points += (side - 1) / 2 + generator.normal(0.0, OFFSET_PIXELS, 2) - points.mean(axis=0)
             radius = generator.uniform(*PEN_RADIUS) * side / 28
-            pictures[number, copy] = _inked(points, radius, side)
+            pictures[number, copy] = _inked(points, radius=radius, side=side)
     return pictures
 
 

@@ -89,7 +89,7 @@ def run_chain(
     """
     plan = chain.plan
     chain_start = steps.start // plan.chain_steps * plan.chain_steps
-    _check_stretch(plan, steps, chain_start)
+    _check_stretch(plan, steps=steps, chain_start=chain_start)
     keep_freed_memory()
     device = next(iter(trainable_parameters(module).values())).device
     algorithm = build_algorithm(plan.sampler, module)
@@ -138,7 +138,7 @@ def run_chain(
             f"the chain is not finite after step {steps[-1]}: lower step_size.initial "
             f"(now {plan.sampler.step_size.initial})"
         )
-    return _chain_result(chain, steps, samples, last)
+    return _chain_result(chain, steps=steps, samples=samples, last=last)
 
 
 def _check_stretch(plan: TrainingPlan, steps: range, chain_start: int) -> None:

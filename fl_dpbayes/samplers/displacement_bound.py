@@ -54,7 +54,7 @@ def displacement_bound(
     if privacy.clip_norm is None or not plan.sampler.has_temperature:
         return None
     tail = math.log(3 * len(steps) / FAILURE_PROBABILITY)
-    members = _most_members(most_units, privacy.sampling_rate, tail)
+    members = _most_members(most_units, sampling_rate=privacy.sampling_rate, tail=tail)
     expected_batch_size = chain.scale.expected_batch_size
     # The mean energy's gradient at w is at most `push`, plus `pull` times w - w_0.
     push = members * privacy.clip_norm / expected_batch_size
@@ -74,7 +74,9 @@ def displacement_bound(
     covariance = np.zeros((2, 2))
     bounds = []
     for number in steps:
-        transition, gain = _linear_step(algorithm, float(chain.step_sizes[number]), pull)
+        transition, gain = _linear_step(
+            algorithm, step_size=float(chain.step_sizes[number]), pull=pull
+        )
         pushed = np.abs(transition) @ pushed + np.abs(gain) * push
         noise = gain * (chain.noise_multipliers[number] * privacy.noise_unit / expected_batch_size)
         covariance = transition @ covariance @ transition.T + np.outer(noise, noise)

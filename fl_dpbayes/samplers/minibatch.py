@@ -170,7 +170,7 @@ class BatchGradient:
         self._unit_of_record = records.unit_index[self._order]
         parameter = next(iter(trainable_parameters(module).values()))
         # On the host they stay where they lie: a site's arrays are not copied, and not written to.
-        self._features = uploaded(records.features, parameter.device, parameter.dtype)
+        self._features = uploaded(records.features, device=parameter.device, dtype=parameter.dtype)
         self._targets = uploaded(records.targets, parameter.device)
         self._record_is_unit = bool((self._records_of_unit == 1).all())
         self._materialises = privacy.pre_noise > 0 or not self._record_is_unit
@@ -208,13 +208,15 @@ class BatchGradient:
         if passes.way != "book_keeping":
             return passes
         # The engine was chosen for another number of rows, at which gradients did not meet.
-        if where_gradients_meet(self._module, record_shape, passes.shape.rows) is None:
+        if where_gradients_meet(self._module, record_shape, rows=passes.shape.rows) is None:
             return passes
         return self._passes_by(VMAP, units)
 
     def _passes_by(self, engine: GradientEngine, units: int) -> GradientPasses:
         way: Way = "vmap" if self._materialises else engine.name
-        rows = wanted_rows(self._module, way, self._privacy.sampling_rate * units)
+        rows = wanted_rows(
+            self._module, way, expected_batch_size=self._privacy.sampling_rate * units
+        )
         input_shape = self._features.shape[1:]
         target_type = self._targets.dtype
         if way == "book_keeping":
@@ -279,13 +281,13 @@ class BatchGradient:
         )
         counts = self._records_of_unit[units]
         try:
-            return self._sum(module, features, targets, counts)
+            return self._sum(module, features, targets=targets, counts=counts)
         except Exception:
             # Taken anew, since the module may have written into its inputs.
             features = self._features.index_select(0, index)
             if isinstance(self._module, DropoutModule):
                 module, features = self._module.with_masks_as_inputs(features)
-            return self._sum_of_passing_units(module, features, targets, counts)
+            return self._sum_of_passing_units(module, features, targets=targets, counts=counts)
 
     def _chain_sum(self, chain: DenseChain, numbers: npt.NDArray[np.int64]) -> ClippedSum:
         rows = self.passes.rows
@@ -302,7 +304,7 @@ class BatchGradient:
                 lengths = self._input_lengths.index_select(0, piece)
             features[count - first :].zero_()
             layers = chain.gradients(
-                features, targets, self._loss, lengths=lengths, products=self.passes.products
+                features, targets, loss=self._loss, lengths=lengths, products=self.passes.products
             )
             return clip_and_sum(
                 layers,
@@ -311,7 +313,7 @@ class BatchGradient:
                 count=min(rows, count - first),
             )
 
-        return add_up(self._module, index.device, map(piece_sum, range(0, count, rows)))
+        return add_up(self._module, index.device, sums=map(piece_sum, range(0, count, rows)))
 
     def _sum(
         self,
@@ -322,7 +324,7 @@ class BatchGradient:
     ) -> ClippedSum:
         with computing(self.passes.products):
             if self._materialises:
-                return self._materialised_sum(module, features, targets, counts)
+                return self._materialised_sum(module, features, targets=targets, counts=counts)
             return self._clipped_sum(
                 module,
                 features,
@@ -343,13 +345,14 @@ class BatchGradient:
         """Leave out the units with a record on which the module raises an error."""
         one_record = np.ones(1, np.int64)
         fails = failing_rows(
-            lambda part: self._sum(module, part[:1], targets[:1], one_record), features
+            lambda part: self._sum(module, part[:1], targets=targets[:1], counts=one_record),
+            features,
         )
         unit_of_row = np.repeat(np.arange(len(counts)), counts)
         failures_of_unit = np.bincount(unit_of_row, fails.cpu().numpy(), len(counts))
         passes = failures_of_unit == 0
         rows = torch.from_numpy(passes[unit_of_row]).to(features.device)
-        return self._sum(module, features[rows], targets[rows], counts[passes])
+        return self._sum(module, features[rows], targets=targets[rows], counts=counts[passes])
 
     def _materialised_sum(
         self,
@@ -379,7 +382,7 @@ class BatchGradient:
             if self._privacy.pre_noise > 0:
                 of_units = gradients[: len(group)]
                 of_units[:] = with_pre_noise(
-                    of_units, self._privacy.pre_noise, self._streams.pre_noise
+                    of_units, scale=self._privacy.pre_noise, generator=self._streams.pre_noise
                 )
             return sum_clipped(
                 gradients,
@@ -389,4 +392,4 @@ class BatchGradient:
                 count=len(group),
             )
 
-        return add_up(module, features.device, map(group_sum, range(0, len(counts), rows)))
+        return add_up(module, features.device, sums=map(group_sum, range(0, len(counts), rows)))

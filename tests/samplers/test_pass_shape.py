@@ -1,4 +1,4 @@
-"""Every pass over records has one public number of rows, padding counts for nothing, and rounding stays below eta."""
+"""Every pass has one public number of rows, padding counts for nothing, rounding is below eta."""
 
 import logging
 
@@ -81,7 +81,8 @@ class Scaled(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.weight, self.layer = nn.Parameter(torch.ones(64)), nn.Linear(64, 3)
+        self.weight = nn.Parameter(torch.ones(64))
+        self.layer = nn.Linear(64, 3)
 
     def forward(self, images):
         return self.layer(images.flatten(1) * self.weight)
@@ -164,7 +165,9 @@ def test_every_pass_has_the_public_number_of_rows(passes, name, count) -> None:
 def test_what_is_known_of_records_beforehand_changes_no_bit(bias) -> None:
     module = nn.Sequential(nn.Flatten(), nn.Linear(64, 5, bias), nn.ReLU(), nn.Linear(5, 3))
     gradient = gradient_of(module, 200)
-    features, labels, rows = gradient._features, gradient._targets, gradient.passes.rows
+    features = gradient._features
+    labels = gradient._targets
+    rows = gradient.passes.rows
     with computing(gradient.passes.products):
         expected = book_keeping.clipped_sum(
             module, features, labels, clip_norm=gradient._clip_norm, rows=rows
@@ -255,7 +258,7 @@ def test_rows_follow_from_declared_numbers_alone() -> None:
     "first", [[], [nn.Conv2d(1, 16, 7)]], ids=["dense", "positions that cancel"]
 )
 def test_rounding_of_a_sum_is_far_below_eta_and_eta_is_tiny(first) -> None:
-    """The sum over records beside the sum of each record's own contribution in extended precision."""
+    """The sum over records beside the sum of their contributions in extended precision."""
     module = nn.Sequential(*first, nn.Flatten(), nn.Linear(64, 3))
     features = torch.randn((300, *SHAPE), generator=torch.Generator().manual_seed(0))
     labels = torch.arange(300) % 3

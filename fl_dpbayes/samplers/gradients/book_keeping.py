@@ -72,7 +72,7 @@ def clipped_sum(
         layers = per_layer_gradients(module, part, part_targets, loss=loss)
         return clip_and_sum(layers, clip_norm=clip_norm, clipping=clipping, count=count)
 
-    return add_up(module, features.device, starmap(piece_sum, pieces(rows, features, targets)))
+    return add_up(module, features.device, sums=starmap(piece_sum, pieces(rows, features, targets)))
 
 
 def per_layer_gradients(
@@ -94,7 +94,7 @@ def per_layer_gradients(
     """
     chain = dense_chain(module)
     if chain is not None:
-        return chain.gradients(features, targets, loss)
+        return chain.gradients(features, targets, loss=loss)
     layers = trained_layers(module)
     inputs, gradients = _layer_inputs_and_gradients(
         module, layers, features=features, pulled_back=lambda outputs: loss(outputs, targets)

@@ -76,7 +76,7 @@ def gradient_engine(module: nn.Module, input_shape: tuple[int, ...]) -> Gradient
     engine = variational if isinstance(module, VariationalModule) else book_keeping
     if not engine.is_supported(module):
         return VMAP
-    if where_gradients_meet(module, input_shape, ROWS) is not None:
+    if where_gradients_meet(module, input_shape, rows=ROWS) is not None:
         return VMAP
     # The probe's parameters are its own: modules of one structure agree or not, whatever is trained
     # into them.
@@ -123,7 +123,7 @@ def _followed(module: nn.Module, input_shape: tuple[int, ...], rows: int) -> str
     parameter = next(iter(trainable_parameters(probe).values()))
     records = parameter.new_zeros((rows, *input_shape))
     probe, inputs = resampled(probe, records, np.random.default_rng(0))
-    return meeting_place(probe, inputs.shape, book_keeping.layer_rows)
+    return meeting_place(probe, inputs.shape, compute=book_keeping.layer_rows)
 
 
 def _agrees_with_autograd(

@@ -164,7 +164,7 @@ def checked_gradient_shape(
                     products=shape.products,
                 )
 
-            yield Trial(results, features, labels)
+            yield Trial(results=results, features=features, targets=labels)
 
     loss_name = getattr(loss, "__qualname__", repr(loss))
     key = (way, structure(module), tuple(input_shape), targets, loss_name)
@@ -259,7 +259,9 @@ def _row_results(
     """Compute a pass as training does, and return all that it has of each row."""
     chain = None if way == "vmap" else dense_chain(module)
     if chain is not None:
-        chain_layers = chain.gradients(features, targets, loss, lengths=None, products=products)
+        chain_layers = chain.gradients(
+            features, targets, loss=loss, lengths=None, products=products
+        )
         return [values for layer in chain_layers for values in layer.rows]
     with computing(products):
         if way == "vmap":

@@ -87,7 +87,7 @@ def clipped_sum(
             units=count,
         )
 
-    return add_up(module, features.device, starmap(piece_sum, pieces(rows, features, targets)))
+    return add_up(module, features.device, sums=starmap(piece_sum, pieces(rows, features, targets)))
 
 
 def drawn_layers(

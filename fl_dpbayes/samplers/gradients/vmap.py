@@ -180,4 +180,4 @@ def clipped_sum(
         layers = [formed_gradients(layer_blocks) for layer_blocks in blocks]
         return clip_and_sum(layers, clip_norm=clip_norm, clipping=clipping, count=count)
 
-    return add_up(module, features.device, starmap(piece_sum, pieces(rows, features, targets)))
+    return add_up(module, features.device, sums=starmap(piece_sum, pieces(rows, features, targets)))
