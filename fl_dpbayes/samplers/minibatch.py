@@ -38,7 +38,7 @@ from fl_dpbayes.samplers.gradients.engine import (
     gradient_engine,
     where_gradients_meet,
 )
-from fl_dpbayes.samplers.gradients.loss import RecordLoss, summed_cross_entropy
+from fl_dpbayes.samplers.gradients.loss import RecordLoss, loss_name, summed_cross_entropy
 from fl_dpbayes.samplers.gradients.pass_shape import (
     Way,
     checked_gradient_shape,
@@ -194,7 +194,7 @@ class BatchGradient:
             structure(self._module),
             records.features.shape[1:],
             records.targets.dtype,
-            getattr(records.loss, "__qualname__", repr(records.loss)),
+            loss_name(records.loss),
             units,
             self._materialises,
             self._privacy.sampling_rate,

@@ -140,10 +140,7 @@ def _layer_inputs_and_gradients(
 
     def remember(layer: nn.Module, arguments: tuple[Any, ...], output: torch.Tensor) -> None:
         if layer in inputs:
-            raise ValueError(
-                f"a {type(layer).__name__} layer is used twice in one forward pass: use "
-                "the vmap engine"
-            )
+            raise layer_used_twice_error(layer)
         (layer_input,) = arguments
         inputs[layer] = layer_input.detach()
         edges[layer] = get_gradient_edge(output)
@@ -156,10 +153,22 @@ def _layer_inputs_and_gradients(
         for handle in handles:
             handle.remove()
     if len(inputs) < len(layers):
-        raise ValueError(
-            "a trainable layer was not used in the forward pass: use the vmap engine, or freeze it"
-        )
+        raise layer_unused_error()
     # A loss is one number and needs none. Outputs get themselves for a gradient.
     value_gradient = None if value.dim() == 0 else value.detach()
     gradients = torch.autograd.grad(value, [edges[layer] for layer in layers], value_gradient)
     return [inputs[layer] for layer in layers], list(gradients)
+
+
+def layer_used_twice_error(layer: nn.Module) -> ValueError:
+    """Return the error of a layer whose inputs are more than one batch."""
+    return ValueError(
+        f"a {type(layer).__name__} layer is used twice in one forward pass: use the vmap engine"
+    )
+
+
+def layer_unused_error() -> ValueError:
+    """Return the error of a layer that has no inputs."""
+    return ValueError(
+        "a trainable layer was not used in the forward pass: use the vmap engine, or freeze it"
+    )

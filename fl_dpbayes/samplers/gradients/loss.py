@@ -14,6 +14,11 @@ RecordLoss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 _FEW_CLASSES = 32
 
 
+def loss_name(loss: RecordLoss) -> str:
+    """Name a loss in the key of a cache."""
+    return getattr(loss, "__qualname__", repr(loss))
+
+
 def summed_cross_entropy(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     """Return the sum over records of -log softmax(logits)_label, in nats.
 

@@ -30,7 +30,7 @@ from fl_dpbayes.samplers.gradients.book_keeping import per_layer_gradients, trai
 from fl_dpbayes.samplers.gradients.contribution import LayerGradients
 from fl_dpbayes.samplers.gradients.dense_chain import dense_chain
 from fl_dpbayes.samplers.gradients.layer_gradients import has_shortcut
-from fl_dpbayes.samplers.gradients.loss import RecordLoss
+from fl_dpbayes.samplers.gradients.loss import RecordLoss, loss_name
 from fl_dpbayes.samplers.gradients.stochastic import resampled
 from fl_dpbayes.samplers.gradients.variational import drawn_layers
 from fl_dpbayes.samplers.gradients.variational_layers import DrawnLayer
@@ -166,8 +166,7 @@ def checked_gradient_shape(
 
             yield Trial(results=results, features=features, targets=labels)
 
-    loss_name = getattr(loss, "__qualname__", repr(loss))
-    key = (way, structure(module), tuple(input_shape), targets, loss_name)
+    key = (way, structure(module), tuple(input_shape), targets, loss_name(loss))
     wanted = PassShape("gradients", wanted=rows, rows=rows)
     return checked_shape(key, wanted=wanted, trials=trials)
 

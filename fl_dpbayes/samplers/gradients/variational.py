@@ -123,10 +123,7 @@ def drawn_layers(
 
     def pass_through(layer: nn.Module, prefix: str, rows: torch.Tensor) -> torch.Tensor:
         if layer in inputs:
-            raise ValueError(
-                f"a {type(layer).__name__} layer is used twice in one forward pass: use "
-                "the vmap engine"
-            )
+            raise book_keeping.layer_used_twice_error(layer)
         # Autograd records the pass only from where something needs a gradient; none is taken by the
         # weights.
         drawn_weights = weights[f"{prefix}weight"].requires_grad_()
@@ -150,9 +147,7 @@ def drawn_layers(
         for layer in layers:
             del vars(layer)["forward"]
     if len(inputs) < len(layers):
-        raise ValueError(
-            "a trainable layer was not used in the forward pass: use the vmap engine, or freeze it"
-        )
+        raise book_keeping.layer_unused_error()
     gradients = torch.autograd.grad(value, [edges[layer] for layer in layers])
     return [
         variational_layers.drawn_layer(
