@@ -1,4 +1,7 @@
-"""A frozen torchvision network as a feature extractor, its weights from a local file or torchvision's own download."""
+"""A frozen torchvision network as a feature extractor.
+
+Its weights come from a local file or from torchvision's own download.
+"""
 
 import hashlib
 import pickle
@@ -30,9 +33,13 @@ SUFFIXES = (".pth", ".pt", ".safetensors")
 
 
 class Backbone(nn.Module):
-    """Images (N, 1 or 3, H, W) in [0, 1] -> penultimate features (N, D) of a frozen network in evaluation mode.
+    """The penultimate features of a frozen network in evaluation mode.
 
     A record's features depend on that record alone: batch normalisation uses its stored statistics.
+
+    Args:
+        network: Standardised images (N, 3, S, S) -> features (N, D).
+        image_size: S, to which images are resized, in pixels.
     """
 
     mean: Tensor
@@ -48,10 +55,21 @@ class Backbone(nn.Module):
 
     @torch.no_grad()
     def forward(self, images: Tensor) -> Tensor:
-        """Resize (bilinear, anti-aliased), repeat a grey channel three times, standardise, run the network."""
+        """Compute features of images.
+
+        They are resized (bilinear, anti-aliased) and standardised; a grey channel is repeated three
+        times.
+
+        Args:
+            images: Pixels in [0, 1], shape (N, 1 or 3, H, W).
+
+        Returns:
+            Shape (N, D).
+        """
         size = (self.image_size, self.image_size)
         resized = interpolate(images, size=size, mode="bilinear", antialias=True)
-        return self.network((resized.expand(-1, 3, -1, -1) - self.mean) / self.deviation)
+        colours = resized.expand(-1, 3, -1, -1)
+        return self.network((colours - self.mean) / self.deviation)
 
 
 def backbone(features: BackboneFeatures, folder: Path | None) -> Backbone:
@@ -59,58 +77,78 @@ def backbone(features: BackboneFeatures, folder: Path | None) -> Backbone:
 
     A request names weights by digest only, so it can make a site read nothing but a file which that
     site placed in the folder. Pickled files are read in torch's weights-only mode, which runs no
-    code. `folder`: where the site keeps weight files (.pth, .pt, .safetensors), under any name; not
-    needed for torchvision's own download. Raises UserError if no file has that digest, the file is
-    no state of this architecture, or the download fails.
+    code.
+
+    Args:
+        features: Architecture, image size and perhaps the digest of the weights.
+        folder: Where the site keeps weight files (.pth, .pt, .safetensors), under any name; not
+            needed for torchvision's own download.
+
+    Returns:
+        The network.
+
+    Raises:
+        UserError: No file has that digest, the file is no state of this architecture, or the
+            download fails.
     """
     # torchvision takes longer to import than torch, and every site imports this module.
     require_torchvision()
-    from torchvision.models import get_model, get_model_weights
+    from torchvision.models import get_model
 
     with torch.device("meta"):
         network = get_model(features.architecture, weights=None)
     last_layer, _ = LAST_LAYER[features.architecture]
     setattr(network, last_layer, nn.Identity())
-    if features.weights is not None:
-        state, origin = stored_state(features.weights, folder, "model.features.weights")
+    if features.weights is None:
+        state, origin = _downloaded_state(features.architecture)
     else:
-        weights = get_model_weights(features.architecture).DEFAULT
-        try:
-            state, origin = weights.get_state_dict(progress=False, check_hash=True), weights.url
-        except (URLError, OSError, RuntimeError) as error:
-            said = (
-                f"{weights.url} cannot be downloaded: {error}; put the file in a folder, "
-                "name that folder"
-            )
-            raise UserError(
-                f"{said} as backbone_folder, and give model.features.weights its SHA-256"
-            ) from None
+        state, origin = stored_state(features.weights, folder=folder, key="model.features.weights")
     body = {name: value for name, value in state.items() if not name.startswith(f"{last_layer}.")}
     try:
-        halves = {name: value.float() for name, value in body.items() if value.is_floating_point()}
-        network.load_state_dict(body | halves, strict=True, assign=True)
+        floats = {name: value.float() for name, value in body.items() if value.is_floating_point()}
+        network.load_state_dict(body | floats, strict=True, assign=True)
     except (RuntimeError, AttributeError, TypeError) as error:
-        said = f"{origin} does not hold the weights of {features.architecture}: {str(error)[:300]}"
         raise UserError(
-            f"{said}; give a file of that architecture, or correct model.features.architecture"
+            f"{origin} does not hold the weights of {features.architecture}: {str(error)[:300]}; "
+            "give a file of that architecture, or correct model.features.architecture"
         ) from None
     return Backbone(network, features.image_size)
 
 
+def _downloaded_state(architecture: str) -> tuple[dict[str, Tensor], str]:
+    """Return torchvision's weights by name, and their address."""
+    from torchvision.models import get_model_weights
+
+    weights = get_model_weights(architecture).DEFAULT
+    try:
+        return weights.get_state_dict(progress=False, check_hash=True), weights.url
+    except (URLError, OSError, RuntimeError) as error:
+        raise UserError(
+            f"{weights.url} cannot be downloaded: {error}; put the file in a folder, name that "
+            "folder as backbone_folder, and give model.features.weights its SHA-256"
+        ) from None
+
+
 def stored_weights(digest: str, folder: Path | None, key: str) -> Path:
-    """Find the file of weights in a folder that has a SHA-256 in hexadecimal.
+    """Find the file of weights that has a digest.
 
-    `key` of the scenario gave it.
+    Args:
+        digest: SHA-256, hexadecimal.
+        folder: Where the site keeps weight files.
+        key: Of the scenario, which gave the digest.
 
-    Raises UserError if no folder is known, or no file in it has that digest.
+    Returns:
+        Its path.
+
+    Raises:
+        UserError: No folder is known, or no file in it has that digest.
     """
     if folder is None:
-        said = (
+        raise UserError(
             f"{key}: the file of SHA-256 {digest[:12]}... is needed but no folder of weight "
-            "files is known"
+            f"files is known: give --data-dir or set {VARIABLE} to the folder that holds "
+            "backbones/; at a hospital, set backbone_folder in the site file"
         )
-        remedy = f"give --data-dir or set {VARIABLE} to the folder that holds backbones/"
-        raise UserError(f"{said}: {remedy}; at a hospital, set backbone_folder in the site file")
     candidates = sorted(
         path for path in folder.glob("*") if path.suffix in SUFFIXES and path.is_file()
     )
@@ -118,21 +156,27 @@ def stored_weights(digest: str, folder: Path | None, key: str) -> Path:
         with path.open("rb") as file:
             if hashlib.file_digest(file, "sha256").hexdigest() == digest:
                 return path
-    problem = (
-        f"none of the {len(candidates)} weight files in {folder} has the SHA-256 {digest}: "
-        "put the file there"
-    )
     raise UserError(
-        f"{problem}, set {VARIABLE} to the folder that holds backbones/, or correct {key}"
+        f"none of the {len(candidates)} weight files in {folder} has the SHA-256 {digest}: "
+        f"put the file there, set {VARIABLE} to the folder that holds backbones/, or correct {key}"
     )
 
 
 def stored_state(digest: str, folder: Path | None, key: str) -> tuple[dict[str, Tensor], str]:
-    """Read the file that `stored_weights` finds: name -> values, not yet checked, and its path, for an error.
+    """Read the file that `stored_weights` finds.
 
-    Raises UserError if no file has that digest, or it holds other things than weights by name.
+    Args:
+        digest: SHA-256, hexadecimal.
+        folder: Where the site keeps weight files.
+        key: Of the scenario, which gave the digest.
+
+    Returns:
+        Values by name, not yet checked, and the file's path, for an error.
+
+    Raises:
+        UserError: No file has that digest, or it holds other things than weights by name.
     """
-    path = stored_weights(digest, folder, key)
+    path = stored_weights(digest, folder=folder, key=key)
     try:
         if path.suffix == ".safetensors":
             state = safetensors.torch.load_file(path)

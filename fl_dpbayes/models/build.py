@@ -1,9 +1,9 @@
 """From a model's record to a torch module whose output is logits."""
 
 import copy
-import itertools
 import math
 from functools import lru_cache
+from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -19,20 +19,31 @@ from fl_dpbayes.models.parameters import parameter_shapes
 def build_model(
     model: Model, task: Task, seed: int, weights_folder: Path | None = None
 ) -> nn.Module:
-    """Build a module (N, *model_input_shape) -> logits (N, classes) with repeatable initial parameters.
+    """Build a module (N, *model_input_shape) -> logits (N, classes).
 
-    Hidden weights are uniform on [-b, b], b = sqrt(6 / fan_in) (He et al. 2015, eq. 10); biases and
-    the output layer are zero, so every model starts at the uniform prediction. torch's global
-    generator is neither read nor moved. Of a model with a frozen body only the last layer is built:
-    it has the names that it has in the whole network.
+    Hidden weights are uniform on [-b, b], b = sqrt(6 / fan_in); biases and the output layer are
+    zero, so every model starts at the uniform prediction. torch's global generator is neither read
+    nor moved. Of a model with a frozen body only the last layer is built: it has the names that it
+    has in the whole network. An own module starts at what its factory draws, or at the values of
+    its file of weights.
 
-    An own module starts at what its factory draws at the seed, or at the values of its file of
-    weights. `weights_folder`: where the weights of an own module lie. Returns the module, on the
-    CPU, in float32; its parameters are those that are trained. Raises UserError if records of this
-    shape do not fit, or an own module cannot be made.
+    Args:
+        model: The model's record.
+        task: It tells the shape of records and the number of classes.
+        seed: The same seed gives the same initial parameters.
+        weights_folder: Where the weights of an own module lie.
+
+    Returns:
+        The module, on the CPU, float32; its parameters are those that are trained.
+
+    Raises:
+        UserError: Records of this shape do not fit, or an own module cannot be made.
+
+    Source:
+        He et al. 2015, eq. 10.
     """
     if isinstance(model, ModuleModel):
-        return own_module(model, seed, weights_folder)
+        return own_module(model, seed=seed, weights_folder=weights_folder)
     # To copy a small module takes a third of the time of building it.
     return copy.deepcopy(_built(model, task, seed))
 
@@ -47,41 +58,79 @@ def _built(model: Model, task: Task, seed: int) -> nn.Sequential:
 
 
 def build_body(model: Model, input_shape: tuple[int, ...], seed: int) -> nn.Sequential:
-    """Build all layers but the last, (N, *input_shape) -> (N, width), as `build_model` would at the same seed."""
+    """Build all layers but the last, as `build_model` would at the same seed.
+
+    Args:
+        model: The model's record.
+        input_shape: Of a record, or (D,) of its features.
+        seed: The same seed gives the same values.
+
+    Returns:
+        (N, *input_shape) -> (N, width).
+    """
     body = _allocated(body_layers(model, input_shape)[0])
     _draw_hidden_weights(body, seed)
     return body
 
 
 def model_shapes(model: Model, task: Task) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of a model's trained parameters by name, in the order of the flat vector.
+    """Return the shapes of a model's trained parameters, in the order of the flat vector.
 
-    None is allocated but for an own module, which is checked too. Raises UserError as
-    `build_model`.
+    None is allocated but for an own module, which is checked too.
+
+    Args:
+        model: The model's record.
+        task: It tells the shape of records and the number of classes.
+
+    Returns:
+        Shapes by name.
+
+    Raises:
+        UserError: As `build_model`.
     """
     return _shapes(model, task, given_object(model))
 
 
 @lru_cache(maxsize=64)
-def _shapes(model: Model, task: Task, _: object) -> dict[str, tuple[int, ...]]:
+def _shapes(model: Model, task: Task, _identity: object) -> dict[str, tuple[int, ...]]:
     if isinstance(model, ModuleModel):
-        return checked_shapes(model, _body_input_shape(model, task), task.classes)
+        input_shape = _body_input_shape(model, task)
+        return checked_shapes(model, input_shape=input_shape, classes=task.classes)
     return parameter_shapes(_trained_layers(model, task))
 
 
 def model_input_shape(model: Model, task: Task) -> tuple[int, ...]:
-    """Return the shape of what a model sees of one record: (width,) of a frozen body, (D,) of features, or its own.
+    """Return the shape of what a model sees of one record.
 
-    Raises UserError if records of this shape have no such features.
+    Args:
+        model: The model's record.
+        task: It tells the shape of records.
+
+    Returns:
+        (width,) of a frozen body, (D,) of features, or the record's own shape.
+
+    Raises:
+        UserError: Records of this shape have no such features.
     """
     shape = _body_input_shape(model, task)
-    return shape if model.frozen_body is None else (body_layers(model, shape)[1],)
+    if model.frozen_body is None:
+        return shape
+    _, width = body_layers(model, shape)
+    return (width,)
 
 
 def body_layers(model: Model, input_shape: tuple[int, ...]) -> tuple[nn.Sequential, int]:
-    """Return all layers but the last on the meta device, where they take no memory, and how many outputs they have.
+    """Return all layers but the last on the meta device, where they take no memory.
 
-    `input_shape` is that of a record, or (D,) of its features. Raises UserError as `build_model`.
+    Args:
+        model: The model's record.
+        input_shape: Of a record, or (D,) of its features.
+
+    Returns:
+        The layers, and how many outputs they have.
+
+    Raises:
+        UserError: As `build_model`.
     """
     # The meta device draws no initial values: constructors would otherwise advance torch's global
     # generator.
@@ -90,9 +139,10 @@ def body_layers(model: Model, input_shape: tuple[int, ...]) -> tuple[nn.Sequenti
             case LogisticModel():
                 return nn.Sequential(nn.Flatten()), math.prod(input_shape)
             case MLPModel():
-                widths = itertools.pairwise([math.prod(input_shape), *model.hidden])
-                dense = [layer for pair in widths for layer in (nn.Linear(*pair), nn.ReLU())]
-                return nn.Sequential(nn.Flatten(), *dense), model.hidden[-1]
+                layers: list[nn.Module] = [nn.Flatten()]
+                for inputs, outputs in pairwise([math.prod(input_shape), *model.hidden]):
+                    layers += [nn.Linear(inputs, outputs), nn.ReLU()]
+                return nn.Sequential(*layers), model.hidden[-1]
             case CNNModel():
                 return _cnn_body(model, input_shape), model.hidden
             case ModuleModel():
@@ -103,18 +153,16 @@ def body_layers(model: Model, input_shape: tuple[int, ...]) -> tuple[nn.Sequenti
 
 
 def _body_input_shape(model: Model, task: Task) -> tuple[int, ...]:
-    return (
-        task.input_shape
-        if model.features is None
-        else feature_shape(model.features, task.input_shape)
-    )
+    if model.features is None:
+        return task.input_shape
+    return feature_shape(model.features, task.input_shape)
 
 
 def _trained_layers(model: Model, task: Task) -> nn.Sequential:
     body, width = body_layers(model, _body_input_shape(model, task))
     with torch.device("meta"):
-        whole = nn.Sequential(*body, nn.Linear(width, task.classes))
-    return whole if model.frozen_body is None else whole[-1:]
+        network = nn.Sequential(*body, nn.Linear(width, task.classes))
+    return network if model.frozen_body is None else network[-1:]
 
 
 def _allocated(layers: nn.Sequential) -> nn.Sequential:
@@ -129,29 +177,28 @@ def _draw_hidden_weights(layers: nn.Sequential, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for layer in layers:
-            if isinstance(layer, (nn.Linear, nn.Conv2d)):
-                bound = math.sqrt(6 / layer.weight[0].numel())
-                layer.weight.uniform_(-bound, bound, generator=generator)
-                if layer.bias is not None:
-                    layer.bias.zero_()
+            if not isinstance(layer, nn.Linear | nn.Conv2d):
+                continue
+            fan_in = layer.weight[0].numel()
+            bound = math.sqrt(6 / fan_in)
+            layer.weight.uniform_(-bound, bound, generator=generator)
+            if layer.bias is not None:
+                layer.bias.zero_()
 
 
 def _cnn_body(model: CNNModel, input_shape: tuple[int, ...]) -> nn.Sequential:
     if len(input_shape) != 3:
-        problem = (
-            f"model kind 'cnn' needs records of shape (channels, height, width), not {input_shape}"
+        raise UserError(
+            "model kind 'cnn' needs records of shape (channels, height, width), not "
+            f"{input_shape}: choose model kind 'mlp' or 'logistic'"
         )
-        raise UserError(f"{problem}: choose model kind 'mlp' or 'logistic'")
     channels, height, width = input_shape
     blocks = len(model.channels)
     if min(height, width) < 2**blocks:
-        said = (
-            f"model kind 'cnn' with {blocks} blocks halves each side {blocks} times, so it "
-            "needs records of"
-        )
-        remedy = "list fewer channels or choose model kind 'mlp'"
         raise UserError(
-            f"{said} at least {2**blocks} x {2**blocks}, not {height} x {width}: {remedy}"
+            f"model kind 'cnn' with {blocks} blocks halves each side {blocks} times, so it needs "
+            f"records of at least {2**blocks} x {2**blocks}, not {height} x {width}: list fewer "
+            "channels or choose model kind 'mlp'"
         )
     layers: list[nn.Module] = []
     for outputs in model.channels:

@@ -1,7 +1,7 @@
-"""The Python code that computes a layer, so that code written anew in this process counts as another module.
+"""The Python code that computes a layer.
 
-A function of a notebook's cell, or of a file that is reloaded, keeps its name when it is written
-anew.
+Code written anew in this process counts as another module: a function of a notebook's cell, or of a
+file that is reloaded, keeps its name when it is written anew.
 """
 
 import sys
@@ -14,18 +14,24 @@ from torch import Tensor, nn
 
 _FOLDERS = ("stdlib", "platstdlib", "purelib", "platlib")
 _INSTALLED = tuple({sysconfig.get_path(name) for name in _FOLDERS})
-_OWN_PARTS = ("_parameters", "_buffers", "_modules")
+_TENSORS_AND_LAYERS = ("_parameters", "_buffers", "_modules")
 
 
 def code_behind(layer: nn.Module) -> tuple[Hashable, ...]:
-    """Return the code that a layer's class and attributes reach, with the plain values that it reads.
+    """Return the code that a layer's class and attributes reach, with the plain values it reads.
 
     Followed are functions, closures, defaults, global names and objects, outside of installed
     packages, which stay as they are while a process lasts.
+
+    Args:
+        layer: Its parameters, buffers and layers are left out.
+
+    Returns:
+        Code and values, to be compared.
     """
     parts: list[Hashable] = []
     waiting: list[object] = [type(layer)]
-    waiting += [value for name, value in vars(layer).items() if name not in _OWN_PARTS]
+    waiting += [value for name, value in vars(layer).items() if name not in _TENSORS_AND_LAYERS]
     reached: dict[int, object] = {}
     while waiting:
         value = waiting.pop()
@@ -34,22 +40,23 @@ def code_behind(layer: nn.Module) -> tuple[Hashable, ...]:
             continue
         if id(value) in reached:
             continue
-        # Kept, so that no other object gets its number.
+        # Kept here, so that no other object gets its id.
         reached[id(value)] = value
-        if isinstance(value, FunctionType) and not value.__code__.co_filename.startswith(
-            _INSTALLED
-        ):
+        if isinstance(value, FunctionType) and not _is_installed_code(value):
             parts.append(value.__code__)
         waiting += _behind(value)
     return tuple(parts)
+
+
+def _is_installed_code(function: FunctionType) -> bool:
+    return function.__code__.co_filename.startswith(_INSTALLED)
 
 
 def _behind(value: object) -> list[object]:
     """Return what a value leads to, one step on."""
     match value:
         case FunctionType():
-            installed = value.__code__.co_filename.startswith(_INSTALLED)
-            return [] if installed else list(_read_by(value))
+            return [] if _is_installed_code(value) else list(_read_by(value))
         case MethodType():
             return [value.__func__, value.__self__]
         case staticmethod() | classmethod():
@@ -63,32 +70,36 @@ def _behind(value: object) -> list[object]:
         case list() | tuple():
             return list(value)
         case type():
-            return [each for base in value.__mro__ for each in _written_in(base)]
+            return [member for base in value.__mro__ for member in _members(base)]
         case Tensor() | ModuleType():
             return []
-    return [] if _is_installed(type(value)) else [type(value), getattr(value, "__dict__", None)]
+    if _is_installed(type(value)):
+        return []
+    return [type(value), getattr(value, "__dict__", None)]
 
 
-def _written_in(owner: type) -> list[object]:
+def _members(owner: type) -> list[object]:
+    """Return what a class defines, of an installed one what a notebook may have put there."""
     if owner.__module__.partition(".")[0] in ("builtins", "torch"):
         return []
-    written = list(vars(owner).values())
+    members = list(vars(owner).values())
     if not _is_installed(owner):
-        return written
-    # A notebook may put a function of its own into an installed class.
-    return [value for value in written if isinstance(value, FunctionType)]
+        return members
+    return [member for member in members if isinstance(member, FunctionType)]
 
 
 def _read_by(function: FunctionType) -> Iterator[object]:
+    """Yield defaults, closure and global values that a function may read."""
     yield function.__defaults__
     yield function.__kwdefaults__
     for cell in function.__closure__ or ():
         try:
             yield cell.cell_contents
         except ValueError:
-            # Nothing is in it yet.
+            # The variable has no value yet.
             continue
     names = set(_names(function.__code__))
+    # Attributes of a module that is a global are read by their names too.
     waiting: list[Mapping[str, object]] = [function.__globals__]
     while waiting:
         space = waiting.pop()

@@ -1,4 +1,7 @@
-"""Which way of computing matrix products is really in force in torch's MKL, whatever a variable says."""
+"""Which way of computing matrix products is really in force in torch's MKL.
+
+A variable of the environment asks for one; MKL may have been loaded before it was set.
+"""
 
 import ctypes
 from pathlib import Path
@@ -26,17 +29,17 @@ _NAMES = {
 
 
 def reproducible_branch() -> str:
-    """Name the branch of MKL's conditional reproducibility in this process: AUTO, COMPATIBLE, AVX2 and the like.
+    """Name the branch of MKL's conditional reproducibility in this process.
 
     Returns:
-        "off" where MKL was asked too late or not at all, "none" where torch's products are not MKL's, or it does not
-        tell.
+        AUTO, COMPATIBLE, AVX2 and the like; "off" where MKL was asked too late or not at all;
+        "none" where torch's products are not MKL's, or it does not tell.
     """
     if not torch.backends.mkl.is_available():
         return "none"
     library = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
     try:
-        asked = ctypes.CDLL(str(library)).mkl_serv_cbwr_get
+        get_setting = ctypes.CDLL(str(library)).mkl_serv_cbwr_get
     except (OSError, AttributeError):
         return "none"
-    return _NAMES.get(asked(_BRANCH), "none")
+    return _NAMES.get(get_setting(_BRANCH), "none")

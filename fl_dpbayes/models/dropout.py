@@ -6,8 +6,8 @@ Ghahramani 2016 (section 3, q(W)).
 """
 
 import math
+from collections.abc import Callable
 from contextlib import ExitStack
-from typing import Any
 
 import numpy as np
 import torch
@@ -21,11 +21,20 @@ from fl_dpbayes.models.parameters import parameter_shapes, vector_views
 class DropoutModule(nn.Module):
     """A module with dropout before its Linear and Conv2d layers, a mask per record.
 
-    Each input feature of a Linear and each input channel of a Conv2d is kept with probability 1 -
-    rate and then multiplied by 1 / (1 - rate). The first layer's inputs are the record, which is
-    left as it is; layers that are not trained get no mask. `rate`: in (0, 1). `masks`: the factors
-    of all masked inputs, in the order of the layers, shape (records, inputs). Raises UserError if
-    there is no layer to mask.
+    Each input feature of a Linear and each input channel of a Conv2d is kept with probability
+    1 - rate and then multiplied by 1 / (1 - rate). The first layer's inputs are the record, which
+    is left as it is; layers that are not trained get no mask.
+
+    Args:
+        module: The plain module.
+        rate: In (0, 1).
+
+    Attributes:
+        masks: The factors of all masked inputs, in the order of the layers, shape (records,
+            inputs).
+
+    Raises:
+        UserError: There is no layer to mask.
     """
 
     masks: torch.Tensor
@@ -36,7 +45,7 @@ class DropoutModule(nn.Module):
         layers = {
             name: layer
             for name, layer in module.named_modules()
-            if isinstance(layer, (nn.Linear, nn.Conv2d))
+            if isinstance(layer, nn.Linear | nn.Conv2d)
         }
         shapes = parameter_shapes(module)
         self._widths = {
@@ -45,12 +54,9 @@ class DropoutModule(nn.Module):
             if f"{name}.weight" in shapes
         }
         if not self._widths:
-            problem = (
-                "MC dropout finds no units to drop: the model has no trained layer behind another"
-            )
             raise UserError(
-                f"{problem}; choose a model with a hidden layer, such as kind 'mlp', or "
-                "another sampler"
+                "MC dropout finds no units to drop: the model has no trained layer behind another; "
+                "choose a model with a hidden layer, such as kind 'mlp', or another sampler"
             )
         self._rate = np.float32(rate)
         masks = torch.ones(0, sum(self._widths.values()), device=next(module.parameters()).device)
@@ -61,42 +67,72 @@ class DropoutModule(nn.Module):
         self.masks = self._draw_masks(generator, records)
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
-        """Return the outputs of the plain module under the last drawn masks, as many as records.
+        """Return the outputs of the plain module under the last drawn masks.
 
-        Row i for record i.
+        Args:
+            features: As many records as masks, shape (N, *shape); row i is for record i.
+
+        Returns:
+            Shape (N, K).
+
+        Raises:
+            ValueError: The number of records is not that of the masks.
         """
         self._check_masks(features)
         return self.masked(features, self.masks)
 
     def masked(self, features: torch.Tensor, masks: torch.Tensor) -> torch.Tensor:
-        """Return the outputs (N, K) of the plain module under masks (N, inputs), as `self.masks`."""
+        """Return the outputs of the plain module under masks.
+
+        Args:
+            features: Shape (N, *shape).
+            masks: Shape (N, inputs), as `self.masks`.
+
+        Returns:
+            Shape (N, K).
+        """
+        masks_of_layers = masks.split(list(self._widths.values()), dim=1)
         with ExitStack() as hooks:
-            for name, mask in zip(
-                self._widths, masks.split(list(self._widths.values()), dim=1), strict=True
-            ):
-                hooks.enter_context(
-                    self.base.get_submodule(name).register_forward_pre_hook(_masking(mask))
-                )
+            for name, mask in zip(self._widths, masks_of_layers, strict=True):
+                layer = self.base.get_submodule(name)
+                hooks.enter_context(layer.register_forward_pre_hook(_masking(mask)))
             return self.base(features)
 
     def with_masks_as_inputs(self, features: torch.Tensor) -> tuple[nn.Module, torch.Tensor]:
-        """Return the same computation as a module without state, and its inputs: each record joined to its mask.
+        """Return the same computation as a module without state, and its inputs.
 
-        Per-example gradients take a batch apart, in chunks or one by one; so joined, a mask stays
-        with its record. The module has the same trainable parameters. Raises ValueError if the
-        number of records is not that of the masks.
+        Per-example gradients take a batch apart, in chunks or one by one; joined to its record, a
+        mask stays with it.
+
+        Args:
+            features: As many records as masks, shape (N, *shape).
+
+        Returns:
+            A module with the same trainable parameters, and its inputs: each record behind its
+            mask, shape (N, inputs + size).
+
+        Raises:
+            ValueError: The number of records is not that of the masks.
         """
         self._check_masks(features)
         inputs = torch.cat([self.masks.to(features.dtype), features.flatten(1)], dim=1)
         return _JoinedInputs(self, features.shape[1:]), inputs
 
     def draw(self, vector: torch.Tensor, generator: np.random.Generator) -> torch.Tensor:
-        """Draw one parameter vector (d,) of the plain module: a mask per unit, times the next layer's columns."""
+        """Draw one parameter vector of the plain module: a mask per unit, times the next layer.
+
+        Args:
+            vector: The parameters, shape (d,).
+            generator: Draws the masks.
+
+        Returns:
+            Shape (d,).
+        """
         masks = self._draw_masks(generator, 1)[0].split(list(self._widths.values()))
         drawn = vector.clone()
-        views = vector_views(drawn, parameter_shapes(self.base))
+        weights = vector_views(drawn, parameter_shapes(self.base))
         for name, mask in zip(self._widths, masks, strict=True):
-            weight = views[f"{name}.weight"]
+            weight = weights[f"{name}.weight"]
             # Output channels of group k read the k-th part of the input channels.
             groups = len(mask) // weight.shape[1]
             pixels = (1,) * (weight.dim() - 2)
@@ -110,8 +146,8 @@ class DropoutModule(nn.Module):
             )
 
     def _draw_masks(self, generator: np.random.Generator, records: int) -> torch.Tensor:
-        kept = generator.random((records, self.masks.shape[1]), dtype=np.float32) >= self._rate
-        return moved(kept / (1 - self._rate), self.masks.device)
+        is_kept = generator.random((records, self.masks.shape[1]), dtype=np.float32) >= self._rate
+        return moved(is_kept / (1 - self._rate), self.masks.device)
 
 
 class _JoinedInputs(nn.Module):
@@ -126,15 +162,16 @@ class _JoinedInputs(nn.Module):
         return self.module.masked(features.reshape(-1, *self._shape), masks)
 
 
-def _masking(mask: torch.Tensor) -> Any:
+def _masking(mask: torch.Tensor) -> Callable[..., tuple[torch.Tensor, ...]]:
+    """Return a hook that multiplies a layer's inputs by a mask, shape (N, inputs)."""
+
     def multiply(layer: nn.Module, arguments: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-        inputs, *others = arguments
-        between = (1,) * (inputs.dim() - 2)
-        shape = (
-            (*mask.shape, *between)
-            if isinstance(layer, nn.Conv2d)
-            else (len(mask), *between, mask.shape[1])
-        )
-        return inputs * mask.view(shape).to(inputs.dtype), *others
+        inputs, *further = arguments
+        ones = (1,) * (inputs.dim() - 2)
+        if isinstance(layer, nn.Conv2d):
+            factors = mask.view(*mask.shape, *ones)
+        else:
+            factors = mask.view(len(mask), *ones, mask.shape[1])
+        return inputs * factors.to(inputs.dtype), *further
 
     return multiply

@@ -36,9 +36,11 @@ ROWS_PER_PASS = 256
 class FeatureMap:
     """A fixed map from records to feature vectors, each record by itself to the last bit.
 
-    `output_shape`: (D,). `transform`: a batch (N, *input_shape) -> (N, D), on `device`. `passes`:
-    how many rows are transformed at a time, missing ones being zero, and how. `device`: where it
-    runs.
+    Attributes:
+        output_shape: (D,).
+        transform: A batch (N, *input_shape) -> (N, D), on `device`.
+        passes: How many rows are transformed at a time, missing ones being zero, and how.
+        device: Where it runs.
     """
 
     output_shape: tuple[int]
@@ -52,21 +54,24 @@ class FeatureMap:
         return self.passes.rows
 
     def __call__(self, records: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-        """Map records (N, *input_shape), of images pixels in [0, 1], to features (N, D).
+        """Map records to features.
 
-        N may be 0.
+        Args:
+            records: Of images pixels in [0, 1], shape (N, *input_shape); N may be 0.
+
+        Returns:
+            Shape (N, D).
         """
         note(self.passes)
-        found = np.empty((len(records), *self.output_shape), np.float32)
+        features = np.empty((len(records), *self.output_shape), np.float32)
         for start in range(0, len(records), self.records_per_pass):
             rows = slice(start, start + self.records_per_pass)
-            batch, real = padded(
-                self.records_per_pass, torch.tensor(records[rows], device=self.device)
-            )
+            uploaded = torch.tensor(records[rows], device=self.device)
+            batch, is_record = padded(self.records_per_pass, uploaded)
             with computing(self.passes.products):
-                mapped = self.transform(batch)
-            found[rows] = mapped[real].cpu().numpy()
-        return found
+                transformed = self.transform(batch)
+            features[rows] = transformed[is_record].cpu().numpy()
+        return features
 
 
 def checked_feature_map(
@@ -79,85 +84,105 @@ def checked_feature_map(
 ) -> FeatureMap:
     """Prepare a map whose passes have a number of rows at which each row stands alone.
 
-    `most_records`: in a pass, >= 1; the largest power of 2 up to it is used; the rest as of
-    `FeatureMap`. Raises RowsDependError if a single row differs from itself.
+    Args:
+        key: What the map computes, to look for that number once.
+        input_shape: Of one record.
+        output_shape: (D,).
+        transform: As of `FeatureMap`.
+        most_records: In a pass, >= 1; the largest power of 2 up to it is wanted.
+        device: Where the map runs.
+
+    Returns:
+        The map.
+
+    Raises:
+        RowsDependError: A single row differs from itself.
     """
 
     def trials(shape: PassShape) -> list[Trial]:
         generator = torch.Generator().manual_seed(shape.rows)
         records = torch.rand((shape.rows, *input_shape), generator=generator).to(device)
 
-        def results(part: Tensor, _: Tensor) -> list[Tensor]:
+        def results(part: Tensor, _targets: Tensor) -> list[Tensor]:
             with torch.no_grad(), computing(shape.products):
                 return [transform(part)]
 
-        return [Trial(results, records, torch.zeros(shape.rows, device=device))]
+        targets = torch.zeros(shape.rows, device=device)
+        return [Trial(results=results, features=records, targets=targets)]
 
     most = 2 ** (most_records.bit_length() - 1)
     wanted = PassShape("features", wanted=most, rows=most)
-    passes = checked_shape(("features", key, input_shape, str(device)), wanted, trials)
-    return FeatureMap(output_shape, transform, passes, device)
+    shape_key = ("features", key, input_shape, str(device))
+    return FeatureMap(
+        output_shape=output_shape,
+        transform=transform,
+        passes=checked_shape(shape_key, wanted=wanted, trials=trials),
+        device=device,
+    )
 
 
 def feature_shape(features: Features, input_shape: tuple[int, ...]) -> tuple[int]:
-    """Say how many features, (D,), a record (1 or 3 channels, height, width) has, without computing any.
+    """Say how many features a record has, without computing any.
 
-    Raises UserError if the records are no images, are too small, or would have more than 100,000
-    features; or if a geometry is of another number of values.
+    Args:
+        features: What is computed.
+        input_shape: Of a record; of an image (1 or 3 channels, height, width).
+
+    Returns:
+        (D,).
+
+    Raises:
+        UserError: The records are no images, are too small, or would have more than 100,000
+            features; or a geometry is of another number of values.
     """
     if isinstance(features, StandardFeatures):
-        if input_shape != (size := len(features.centers),):
+        size = len(features.centers)
+        if input_shape != (size,):
             raise UserError(
                 f"features.centers has {size} values for records of shape {input_shape}: "
                 "give one each"
             )
         return (size,)
     if len(input_shape) != 3 or input_shape[0] not in (1, 3):
-        problem = f"features of kind {features.kind!r} need images of shape (1 or 3, height, width)"
         raise UserError(
-            f"{problem}, not records of shape {input_shape}: remove features from the model"
+            f"features of kind {features.kind!r} need images of shape (1 or 3, height, width), "
+            f"not records of shape {input_shape}: remove features from the model"
         )
     if isinstance(features, BackboneFeatures):
         return (LAST_LAYER[features.architecture][1],)
+    return _scattered_shape(features, input_shape)
+
+
+def _scattered_shape(features: ScatteringFeatures, input_shape: tuple[int, ...]) -> tuple[int]:
     channels, height, width = input_shape
     smallest = 2 * 2**features.scales
     if min(height, width) < smallest:
-        problem = (
-            f"features.scales = {features.scales} needs images of at least {smallest} x {smallest}"
+        raise UserError(
+            f"features.scales = {features.scales} needs images of at least {smallest} x "
+            f"{smallest}, not {height} x {width}: lower features.scales"
         )
-        raise UserError(f"{problem}, not {height} x {width}: lower features.scales")
     count = channels * paths(features.scales, features.angles)
     count *= sampled_size(height, features.scales) * sampled_size(width, features.scales)
     if count > MAX_FEATURES:
-        problem = (
+        raise UserError(
             f"scattering gives {count} features for images of {height} x {width}, allowed "
-            f"are {MAX_FEATURES}"
+            f"are {MAX_FEATURES}: use smaller images or fewer angles, or raise features.scales"
         )
-        raise UserError(f"{problem}: use smaller images or fewer angles, or raise features.scales")
     projection = features.projection
     if projection is None:
         return (count,)
     if channels != 1 or height != width or projection.dimensions > count:
-        problem = (
-            f"features.projection keeps {projection.dimensions} of {count} features of "
-            "square grey images"
-        )
         raise UserError(
-            f"{problem}, not of records of shape {input_shape}: lower dimensions, or "
-            "remove projection"
+            f"features.projection keeps {projection.dimensions} of {count} features of square grey "
+            f"images, not of records of shape {input_shape}: lower dimensions, or remove projection"
         )
-    made_up = projection.characters * projection.copies * (height * width + count)
-    if count > MAX_PROJECTED_FEATURES or made_up > MAX_MADE_UP_NUMBERS:
-        said = (
+    synthetic_numbers = projection.characters * projection.copies * (height * width + count)
+    if count > MAX_PROJECTED_FEATURES or synthetic_numbers > MAX_MADE_UP_NUMBERS:
+        raise UserError(
             f"features.projection of {count} features by {projection.characters} x "
-            f"{projection.copies} pictures"
-        )
-        allowed = (
-            f"{MAX_PROJECTED_FEATURES} features and {MAX_MADE_UP_NUMBERS:.0e} numbers are allowed"
-        )
-        raise UserError(
-            f"{said} takes too much memory, {allowed}: use smaller images or fewer angles "
-            "or characters"
+            f"{projection.copies} pictures takes too much memory, {MAX_PROJECTED_FEATURES} "
+            f"features and {MAX_MADE_UP_NUMBERS:.0e} numbers are allowed: use smaller images or "
+            "fewer angles or characters"
         )
     return (projection.dimensions,)
 
@@ -169,39 +194,58 @@ def feature_map(
     backbone_folder: Path | None = None,
     device: str | torch.device = "cpu",
 ) -> FeatureMap:
-    """Prepare the map from records (1 or 3 channels, height, width) to features.
+    """Prepare the map from records to features.
 
-    Weights lie in `backbone_folder`.
+    Args:
+        features: What is computed.
+        input_shape: Of a record; of an image (1 or 3 channels, height, width).
+        backbone_folder: Where weights lie.
+        device: Where the map runs.
 
-    Raises UserError if the records cannot have such features, or a backbone's weights are missing
-    or do not fit.
+    Returns:
+        The map.
+
+    Raises:
+        UserError: The records cannot have such features, or a backbone's weights are missing or do
+            not fit.
     """
-    output_shape, device = feature_shape(features, input_shape), torch.device(device)
+    output_shape = feature_shape(features, input_shape)
+    device = torch.device(device)
     transform: Callable[[Tensor], Tensor]
     if isinstance(features, BackboneFeatures):
         network = backbone(features, backbone_folder).to(device)
-        transform, most_records = RowWise(network).features, IMAGES_PER_PASS
+        transform = RowWise(network).features
+        most_records = IMAGES_PER_PASS
     elif isinstance(features, StandardFeatures):
-        geometry = features.matrix, features.centers
-        matrix, centers = (
-            torch.tensor(one, dtype=torch.float32, device=device) for one in geometry
-        )
-        transform, most_records = (lambda records: (records - centers) @ matrix), ROWS_PER_PASS
+        transform = _standardised(features, device)
+        most_records = ROWS_PER_PASS
     else:
         _, height, width = input_shape
+        transform = _scattered(features, height=height, width=width, device=device)
         most_records = max(1, SCATTERED_PIXELS_PER_PASS // (height * width))
-        transform = _scattered(features, height, width, device)
     return checked_feature_map(
-        digest(features), input_shape, output_shape, transform, most_records, device
+        digest(features),
+        input_shape=input_shape,
+        output_shape=output_shape,
+        transform=transform,
+        most_records=most_records,
+        device=device,
     )
+
+
+def _standardised(features: StandardFeatures, device: torch.device) -> Callable[[Tensor], Tensor]:
+    matrix = torch.tensor(features.matrix, dtype=torch.float32, device=device)
+    centers = torch.tensor(features.centers, dtype=torch.float32, device=device)
+    return lambda records: (records - centers) @ matrix
 
 
 # Fitting takes half a minute and depends on public constants only: once per process is enough.
 @lru_cache(maxsize=2)
 def _projection(features: ScatteringFeatures, side: int, device: torch.device) -> Projection:
     assert features.projection is not None
-    transform = _scattered(features.model_copy(update={"projection": None}), side, side, device)
-    return fit_projection(features.projection, side, transform, device)
+    unprojected = features.model_copy(update={"projection": None})
+    transform = _scattered(unprojected, height=side, width=side, device=device)
+    return fit_projection(features.projection, side, features_of=transform, device=device)
 
 
 def _scattered(
@@ -214,9 +258,8 @@ def _scattered(
 
     def of_records(records: Tensor) -> Tensor:
         # Each colour is an image of its own.
-        found = (
-            normalised(transform(records.flatten(0, 1))).unflatten(0, records.shape[:2]).flatten(1)
-        )
-        return found if project is None else project(found)
+        of_images = normalised(transform(records.flatten(0, 1)))
+        coefficients = of_images.unflatten(0, records.shape[:2]).flatten(1)
+        return coefficients if project is None else project(coefficients)
 
     return of_records

@@ -1,4 +1,7 @@
-"""The layers of a network before its last as a fixed feature map, their values random or from a local file."""
+"""The layers of a network before its last as a fixed feature map.
+
+Their values are random or from a local file.
+"""
 
 from pathlib import Path
 
@@ -22,23 +25,40 @@ _SAMPLES = "samples/"
 def body_size(model: Model, input_shape: tuple[int, ...]) -> int:
     """Count the parameters of a frozen body without allocating them.
 
-    UserError if it cannot take such records.
+    Args:
+        model: The whole network's record.
+        input_shape: Of a record, or (D,) of its features.
+
+    Returns:
+        How many.
+
+    Raises:
+        UserError: The body cannot take such records.
     """
     layers, _ = body_layers(model, input_shape)
     return sum(parameter.numel() for parameter in layers.parameters())
 
 
 def records_per_pass(model: Model, input_shape: tuple[int, ...]) -> int:
-    """Say how many records, at most 64, fit into a pass, without taking its memory.
+    """Say how many records fit into a pass, without taking its memory.
 
-    UserError as `body_size`.
+    Args:
+        model: The whole network's record.
+        input_shape: Of a record, or (D,) of its features.
+
+    Returns:
+        At most 64; 0 if not one fits.
+
+    Raises:
+        UserError: The body cannot take such records.
     """
     layers, _ = body_layers(model, input_shape)
     values = torch.empty((1, *input_shape), device="meta")
     widest = 1
     for layer in layers:
-        before, values = values.numel(), layer(values)
-        widest = max(widest, before + values.numel())
+        outputs = layer(values)
+        widest = max(widest, values.numel() + outputs.numel())
+        values = outputs
     return min(MAX_RECORDS_PER_PASS, MAX_ACTIVATIONS // widest)
 
 
@@ -52,54 +72,67 @@ def frozen_body(
 ) -> FeatureMap:
     """Prepare the map from records, or their features, to what a model's last layer reads.
 
-    `input_shape`: of a record, or (D,) of its features. `weights_folder`: where weight files lie
-    (.safetensors, .pth, .pt), under any name; not needed for random values. Raises UserError if
-    records of this shape do not fit or take too much memory, no file has the digest, or the file
-    holds other parameters, or one that is not finite.
+    Args:
+        model: The whole network's record.
+        body: Its frozen body: a seed, or the digest of its weights.
+        input_shape: Of a record, or (D,) of its features.
+        weights_folder: Where weight files lie (.safetensors, .pth, .pt), under any name; not needed
+            for random values.
+        device: Where the map runs.
+
+    Returns:
+        The map.
+
+    Raises:
+        UserError: Records of this shape do not fit or take too much memory, no file has the digest,
+            or the file holds other parameters, or one that is not finite.
     """
     layers, width = body_layers(model, input_shape)
-    records = records_per_pass(model, input_shape)
-    if not records:
-        said = (
-            f"a layer of model.frozen_body holds more than {MAX_ACTIVATIONS} numbers for one record"
-        )
+    most_records = records_per_pass(model, input_shape)
+    if most_records == 0:
         raise UserError(
-            f"{said} of shape {list(input_shape)}: choose fewer channels or hidden units"
+            f"a layer of model.frozen_body holds more than {MAX_ACTIVATIONS} numbers for one "
+            f"record of shape {list(input_shape)}: choose fewer channels or hidden units"
         )
     if body.weights is None:
-        layers = build_body(model, input_shape, body.seed)
+        layers = build_body(model, input_shape, seed=body.seed)
     else:
-        _load(layers, *stored_state(body.weights, weights_folder, "model.frozen_body.weights"))
+        state, origin = stored_state(
+            body.weights, folder=weights_folder, key="model.frozen_body.weights"
+        )
+        _load(layers, state=state, origin=origin)
     layers.requires_grad_(False).to(device)
-    key = digest(model), digest(body)
     return checked_feature_map(
-        key, input_shape, (width,), RowWise(layers).features, records, torch.device(device)
+        (digest(model), digest(body)),
+        input_shape=input_shape,
+        output_shape=(width,),
+        transform=RowWise(layers).features,
+        most_records=most_records,
+        device=torch.device(device),
     )
 
 
 def _load(layers: nn.Sequential, state: dict[str, Tensor], origin: str) -> None:
     last_layer = f"{len(layers)}."
     try:
-        network = _one_network(state, origin).items()
-        values = {name: value.float() for name, value in network if not name.startswith(last_layer)}
+        network = _one_network(state, origin)
+        values = {
+            name: value.float()
+            for name, value in network.items()
+            if not name.startswith(last_layer)
+        }
         layers.load_state_dict(values, strict=True, assign=True)
     except (RuntimeError, AttributeError, TypeError) as error:
-        said = (
-            f"{origin} does not hold this body: {str(error)[:300]}; give weights of the same "
-            "architecture"
-        )
         raise UserError(
-            f"{said} on records of the same shape, or correct model.frozen_body.weights"
+            f"{origin} does not hold this body: {str(error)[:300]}; give weights of the same "
+            "architecture on records of the same shape, or correct model.frozen_body.weights"
         ) from None
     if not all(torch.isfinite(value).all() for value in layers.parameters()):
         raise UserError(f"{origin} holds a weight that is not a finite number: give other weights")
 
 
 def _one_network(state: dict[str, Tensor], origin: str) -> dict[str, Tensor]:
-    """Take the network out of a run's posterior file of one sample.
-
-    Leave a plain file of weights as it is.
-    """
+    """Take the network out of a run's posterior file of one sample; else return the weights."""
     samples = {
         name.removeprefix(_SAMPLES): value
         for name, value in state.items()
@@ -108,8 +141,8 @@ def _one_network(state: dict[str, Tensor], origin: str) -> dict[str, Tensor]:
     if not samples:
         return state
     if any(value.shape[:1] != (1,) for value in samples.values()):
-        problem = f"{origin} is a posterior of several samples, whose hidden layers differ"
         raise UserError(
-            f"{problem}: give one network, such as that of a run with aggregation.rule 'fedavg'"
+            f"{origin} is a posterior of several samples, whose hidden layers differ: give one "
+            "network, such as that of a run with aggregation.rule 'fedavg'"
         )
     return {name: value[0] for name, value in samples.items()}

@@ -1,4 +1,4 @@
-"""What a module may not do: mix records, keep something of them, change from call to call, or fail by their values.
+"""What a module may not do: mix records, keep something of them, change from call to call, or fail.
 
 Layers are judged by what they are, the whole module by trials on made-up records; no record is
 read. A trial shows what it shows: it is a test and not a proof (docs/models.md).
@@ -30,8 +30,13 @@ def validate_module(module: nn.Module) -> None:
 
     Batch normalisation is let through only when it is frozen (no parameter requires a gradient) and
     in eval mode with stored statistics: Opacus passes a frozen one in training mode, although its
-    running statistics then move with the records, un-noised and unaccounted. Raises UserError
-    naming the layer and the remedy.
+    running statistics then move with the records, un-noised and unaccounted.
+
+    Args:
+        module: What is to be trained.
+
+    Raises:
+        UserError: It does not; the text names the layer and the remedy.
     """
     for name, value in module.named_parameters():
         if not value.is_floating_point():
@@ -39,62 +44,84 @@ def validate_module(module: nn.Module) -> None:
                 f"parameter {name!r} is of type {value.dtype}: only real floating-point "
                 "ones are trained"
             )
-    others = [
-        (name, layer) for name, layer in module.named_modules() if type(layer) not in PLAIN_LAYERS
-    ]
-    if not others:
+    layers = {
+        name: layer for name, layer in module.named_modules() if type(layer) not in PLAIN_LAYERS
+    }
+    if not layers:
         return
     # Importing Opacus takes over a second, which a site with a shipped model need not pay at every
     # start.
     from opacus.validators import ModuleValidator
 
-    for name, layer in others:
-        named = f"layer {name or type(module).__name__!r} ({type(layer).__name__})"
+    for name, layer in layers.items():
+        title = f"layer {name or type(module).__name__!r} ({type(layer).__name__})"
         if isinstance(layer, nn.RNNBase | nn.LSTMCell):
-            said = f"{named} cannot be computed record by record (by torch.func.vmap)"
-            remedy = (
+            raise UserError(
+                f"{title} cannot be computed record by record (by torch.func.vmap): "
                 "opacus.layers has DPLSTM, DPGRU and DPRNN, which can and have the same parameters"
             )
-            raise UserError(f"{said}: {remedy}")
-        frozen = not any(parameter.requires_grad for parameter in layer.parameters())
         if isinstance(layer, _BatchNorm):
-            if not frozen or layer.training or not layer.track_running_stats:
-                said = (
-                    f"{named} mixes the records of a batch, so clipping per record bounds nothing"
-                )
-                instead = (
-                    "freeze it (requires_grad_(False)) with stored statistics and call eval() on it"
-                )
-                raise UserError(f"{said}: replace it by torch.nn.GroupNorm, or {instead}")
-        elif (validator := ModuleValidator.VALIDATORS.get(type(layer))) is not None:
-            unchanged = frozen and not (layer.training and any(True for _ in layer.buffers()))
-            if problems := [] if unchanged else validator(layer):
-                raise UserError(f"{named} cannot be trained privately: {problems[0]}")
+            _check_batch_norm(layer, title)
+            continue
+        validator = ModuleValidator.VALIDATORS.get(type(layer))
+        if validator is None or _is_unchanged(layer):
+            continue
+        problems = validator(layer)
+        if problems:
+            raise UserError(f"{title} cannot be trained privately: {problems[0]}")
+
+
+def _check_batch_norm(layer: _BatchNorm, title: str) -> None:
+    if not _is_frozen(layer) or layer.training or not layer.track_running_stats:
+        raise UserError(
+            f"{title} mixes the records of a batch, so clipping per record bounds nothing: "
+            "replace it by torch.nn.GroupNorm, or freeze it (requires_grad_(False)) with stored "
+            "statistics and call eval() on it"
+        )
+
+
+def _is_frozen(layer: nn.Module) -> bool:
+    return not any(parameter.requires_grad for parameter in layer.parameters())
+
+
+def _is_unchanged(layer: nn.Module) -> bool:
+    """Say whether training changes nothing that a layer holds."""
+    has_buffers = any(True for _ in layer.buffers())
+    return _is_frozen(layer) and not (layer.training and has_buffers)
 
 
 def check_unmoved(module: nn.Module, input_shape: Sequence[int], named: str = "the module") -> None:
-    """Check that a call leaves nothing behind in a module, so that no record's result depends on those before it.
+    """Check that a call leaves nothing behind in a module.
 
-    `input_shape`: of one record. `named`: how the error begins. Raises UserError with the remedy.
+    Else a record's result would depend on those before it.
+
+    Args:
+        module: Only copies are called.
+        input_shape: Of one record.
+        named: How the error begins.
+
+    Raises:
+        UserError: It does, with the remedy.
     """
     if all(type(layer) in PLAIN_LAYERS for layer in module.modules()):
         return
-    first, other = _copy(module, named), _copy(module, named)
-    before, like = _held(first), next(module.parameters())
-    records = torch.randn((4, *input_shape), generator=torch.Generator().manual_seed(1)).to(like)
+    probe = _copy(module, named)
+    probe_of_others = _copy(module, named)
+    state_before = _state(probe)
+    generator = torch.Generator().manual_seed(1)
+    parameter = next(module.parameters())
+    records = torch.randn((4, *input_shape), generator=generator).to(parameter)
     with torch.random.fork_rng(devices=[]), torch.no_grad():
-        first(records.clone())
-        other(0.5 * records[:2] + 1)
-        same = torch.equal(
-            *(torch.as_tensor(copied(records.clone())).nan_to_num() for copied in (first, other))
-        )
-    if not same or _held(first) != before:
-        said = (
+        probe(records.clone())
+        probe_of_others(0.5 * records[:2] + 1)
+        outputs = torch.as_tensor(probe(records.clone())).nan_to_num()
+        outputs_after_others = torch.as_tensor(probe_of_others(records.clone())).nan_to_num()
+    if not torch.equal(outputs, outputs_after_others) or _state(probe) != state_before:
+        raise UserError(
             f"{named} keeps something of the records that it is given, so clipping per record "
-            "bounds nothing"
+            "bounds nothing: compute every call from its records and parameters alone, and call "
+            "eval() on what keeps statistics"
         )
-        remedy = "compute every call from its records and parameters alone"
-        raise UserError(f"{said}: {remedy}, and call eval() on what keeps statistics")
 
 
 def check_records_apart(
@@ -103,48 +130,64 @@ def check_records_apart(
     named: str = "the module",
     classes: int | None = None,
 ) -> int:
-    """Check, on made-up records, that a module computes each record by itself and fails on none by its values.
+    """Check, on made-up records, that a module computes each record by itself and fails on none.
 
-    Only copies are called. `input_shape`: of one record. `named`: how an error begins. Returns K,
-    the number of its logits, `classes` where that is given. Raises UserError, with the remedy, if
-    it mixes records, keeps something of them, changes from call to call, fails, branches on a
-    value, or does not return (N, K).
+    Args:
+        module: Only copies are called.
+        input_shape: Of one record.
+        named: How an error begins.
+        classes: How many logits it must return; any number if None.
+
+    Returns:
+        K, the number of its logits.
+
+    Raises:
+        UserError: It mixes records, keeps something of them, changes from call to call, fails,
+            branches on a value, or does not return (N, K); with the remedy.
     """
     validate_module(module)
-    copied, like = _copy(module, named), next(module.parameters())
-    extremes = (
-        torch.tensor(_EXTREMES).view(-1, *(1,) * len(input_shape)).expand(-1, *input_shape).to(like)
-    )
-    records = torch.randn((ROWS, *input_shape), generator=torch.Generator().manual_seed(0)).to(like)
+    probe = _copy(module, named)
+    parameter = next(module.parameters())
+    extremes = torch.tensor(_EXTREMES).view(-1, *(1,) * len(input_shape))
+    extremes = extremes.expand(-1, *input_shape).to(parameter)
+    generator = torch.Generator().manual_seed(0)
+    records = torch.randn((ROWS, *input_shape), generator=generator).to(parameter)
     records[1::2] *= 100
     with torch.random.fork_rng(devices=[]), torch.no_grad():
-        classes = _outputs(copied, extremes, named, classes).shape[1]
+        classes = _outputs(probe, extremes, named=named, classes=classes).shape[1]
         for draw, drawn in enumerate(drawn_modules(module)):
-            part = records[:4] if draw else records
-            together, again = (_outputs(drawn, part, named, classes) for _ in range(2))
-            if not torch.equal(together, again):
-                said = f"{named} gives the same records different logits when it is called again"
-                dropout = "(for dropout: model.kind 'mlp' or 'cnn', sampler.kind 'dp-mc-dropout')"
-                raise UserError(
-                    f"{said}: leave out what changes it or draws random numbers {dropout}"
-                )
-            # What branches on a value, even on one that is not met here, cannot be mapped over
-            # records.
-            alone = mapped(
-                lambda record, drawn=drawn: _outputs(drawn, record[None], named, classes)[0], part
-            )
-            if ((together - alone).abs().amax(dim=1) > _MIXES * alone.abs().amax(dim=1)).any():
-                said = f"{named} gives a record other logits when other records are beside it"
-                raise UserError(
-                    f"{said}, so clipping per record bounds nothing: compute each row by itself"
-                )
-        _check_guards(module, records[:4], named)
-        check_unmoved(module, input_shape, named)
+            some_records = records[:4] if draw else records
+            _check_each_by_itself(drawn, some_records, named=named, classes=classes)
+        _check_guards(module, records[:4], named=named)
+        check_unmoved(module, input_shape, named=named)
     return classes
 
 
+def _check_each_by_itself(module: nn.Module, records: Tensor, named: str, classes: int) -> None:
+    together = _outputs(module, records, named=named, classes=classes)
+    again = _outputs(module, records, named=named, classes=classes)
+    if not torch.equal(together, again):
+        raise UserError(
+            f"{named} gives the same records different logits when it is called again: leave out "
+            "what changes it or draws random numbers (for dropout: model.kind 'mlp' or 'cnn', "
+            "sampler.kind 'dp-mc-dropout')"
+        )
+
+    def outputs_of(record: Tensor) -> Tensor:
+        return _outputs(module, record[None], named=named, classes=classes)[0]
+
+    # What branches on a value, even on one that is not met here, cannot be mapped over records.
+    by_itself = mapped(outputs_of, records)
+    largest = by_itself.abs().amax(dim=1)
+    if ((together - by_itself).abs().amax(dim=1) > _MIXES * largest).any():
+        raise UserError(
+            f"{named} gives a record other logits when other records are beside it, so clipping "
+            "per record bounds nothing: compute each row by itself"
+        )
+
+
 def _check_guards(module: nn.Module, records: Tensor, named: str) -> None:
-    """Check that the records beside one, however large or small, do not change its logits, whatever the weights."""
+    """Check that the records beside one do not change its logits, whatever they and weights are."""
     for scale in _WEIGHT_SCALES:
         scaled = copy.deepcopy(next(drawn_modules(module)))
         for value in scaled.parameters():
@@ -154,52 +197,51 @@ def _check_guards(module: nn.Module, records: Tensor, named: str) -> None:
         except Exception:
             # It fails by its weights alone, whatever a record holds.
             continue
-        for beside in _NEIGHBOUR_SCALES:
-            others = records.clone()
-            others[1::2] *= beside
-            found = _outputs(scaled, others, named, None)[::2]
-            same = found.isfinite() == expected.isfinite()
-            near = (found - expected).abs() <= _MIXES * expected.abs().amax(dim=1, keepdim=True)
-            if not (same & (near | ~expected.isfinite())).all():
-                said = (
-                    f"{named} gives a record other logits when large or small values are beside it"
+        for neighbour_scale in _NEIGHBOUR_SCALES:
+            changed = records.clone()
+            changed[1::2] *= neighbour_scale
+            outputs = _outputs(scaled, changed, named=named, classes=None)[::2]
+            if not _are_near(outputs, expected):
+                raise UserError(
+                    f"{named} gives a record other logits when large or small values are beside "
+                    "it, so clipping per record bounds nothing: a guard against overflow must "
+                    "look at one record's own values (amax over its own axes)"
                 )
-                remedy = (
-                    "a guard against overflow must look at one record's own values (amax over "
-                    "its own axes)"
-                )
-                raise UserError(f"{said}, so clipping per record bounds nothing: {remedy}")
+
+
+def _are_near(outputs: Tensor, expected: Tensor) -> bool:
+    are_finite_alike = outputs.isfinite() == expected.isfinite()
+    largest = expected.abs().amax(dim=1, keepdim=True)
+    are_near = (outputs - expected).abs() <= _MIXES * largest
+    return bool((are_finite_alike & (are_near | ~expected.isfinite())).all())
 
 
 def _outputs(module: nn.Module, records: Tensor, named: str, classes: int | None) -> Tensor:
     shape = list(records.shape)
     try:
         # A module may write into its inputs.
-        found = module(records.clone())
+        outputs = module(records.clone())
     except Exception as error:
-        said = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-        must = (
-            "take (N, *input_shape) of any finite values (clamp an index at both ends), "
-            "branch on none"
-        )
-        must += " (use torch.where), and return logits (N, classes)"
+        problem = " ".join(f"{type(error).__name__}: {error}".split())[:300]
         raise UserError(
-            f"{named} fails on records of shape {shape}: {said}; it must {must}"
+            f"{named} fails on records of shape {shape}: {problem}; it must take (N, *input_shape) "
+            "of any finite values (clamp an index at both ends), branch on none (use torch.where), "
+            "and return logits (N, classes)"
         ) from None
-    fits = isinstance(found, Tensor) and found.ndim == 2 and len(found) == shape[0]
-    if not fits or classes not in (None, found.shape[1]):
-        what = (
-            f"shape {list(found.shape)}"
-            if isinstance(found, Tensor)
-            else f"a {type(found).__name__}"
-        )
+    is_matrix = isinstance(outputs, Tensor) and outputs.ndim == 2 and len(outputs) == shape[0]
+    if not is_matrix or classes not in (None, outputs.shape[1]):
+        is_tensor = isinstance(outputs, Tensor)
+        description = f"shape {list(outputs.shape)}" if is_tensor else f"a {type(outputs).__name__}"
         expected = [len(records), classes or "classes"]
-        problem = f"{named} returns {what} for records of shape {shape}"
-        raise UserError(f"{problem}: it must return logits of shape {expected}, one row per record")
-    return found
+        raise UserError(
+            f"{named} returns {description} for records of shape {shape}: it must return logits "
+            f"of shape {expected}, one row per record"
+        )
+    return outputs
 
 
-def _held(module: nn.Module) -> list[object]:
+def _state(module: nn.Module) -> list[object]:
+    """Return what a module holds beside its parameters, to be compared."""
     attributes: list[object] = [repr(attributes_of(layer)) for layer in module.modules()]
     return [*attributes, *(bytes_of(value) for value in module.buffers())]
 
@@ -208,12 +250,8 @@ def _copy(module: nn.Module, named: str) -> nn.Module:
     try:
         return copy.deepcopy(module)
     except Exception as error:
-        instead = (
-            "as torch.nn.utils.weight_norm does; "
-            "torch.nn.utils.parametrizations.weight_norm does not"
-        )
-        said = (
-            f"{named} cannot be copied ({type(error).__name__}): keep no computed tensor as "
-            "an attribute"
-        )
-        raise UserError(f"{said} ({instead})") from None
+        raise UserError(
+            f"{named} cannot be copied ({type(error).__name__}): keep no computed tensor as an "
+            "attribute (as torch.nn.utils.weight_norm does; "
+            "torch.nn.utils.parametrizations.weight_norm does not)"
+        ) from None

@@ -39,8 +39,12 @@ def to_vector(module: nn.Module) -> Tensor:
 def vector_loader(module: nn.Module) -> Callable[[Tensor], None]:
     """Return a function that makes a flat vector the module's trainable parameters.
 
-    Where type and device agree, the parameters become views of the vector (d,) (nothing is copied),
-    so the caller must not write into it afterwards.
+    Args:
+        module: Its parameters are overwritten.
+
+    Returns:
+        A function of a vector, shape (d,). Where type and device agree, the parameters become views
+        of it (nothing is copied), so the caller must not write into it afterwards.
     """
     parameters = list(trainable_parameters(module).values())
     sizes = [parameter.numel() for parameter in parameters]
@@ -53,14 +57,23 @@ def vector_loader(module: nn.Module) -> Callable[[Tensor], None]:
 
 
 def vector_views(vector: Tensor, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
-    """Split the last axis of a tensor (..., d) into views (..., *shape) by name.
+    """Split the last axis of a tensor into views by name.
 
-    ValueError if d does not fit.
+    Args:
+        vector: Shape (..., d).
+        shapes: By name, in the order of the vector.
+
+    Returns:
+        Views, shape (..., *shape) each.
+
+    Raises:
+        ValueError: d is not the number of entries of the shapes.
     """
-    parts = zip(
-        shapes.items(), _parts(vector, [math.prod(shape) for shape in shapes.values()]), strict=True
-    )
-    return {name: part.reshape((*vector.shape[:-1], *shape)) for (name, shape), part in parts}
+    parts = _parts(vector, [math.prod(shape) for shape in shapes.values()])
+    return {
+        name: part.reshape((*vector.shape[:-1], *shape))
+        for (name, shape), part in zip(shapes.items(), parts, strict=True)
+    }
 
 
 def _parts(vector: Tensor, sizes: list[int]) -> tuple[Tensor, ...]:
@@ -72,46 +85,72 @@ def _parts(vector: Tensor, sizes: list[int]) -> tuple[Tensor, ...]:
 
 
 def vector_to_arrays(vector: Tensor, module: nn.Module) -> dict[str, npt.NDArray[np.float32]]:
-    """Turn a flat vector (d,) into float32 arrays by name, or a stack (M, d) into (M, *shape), as `vector_views`."""
+    """Turn a flat vector, or a stack of them, into arrays by name.
+
+    Args:
+        vector: Shape (d,) or (M, d).
+        module: Its trainable parameters give names and shapes.
+
+    Returns:
+        Copies, shape `*shape` or (M, *shape) each, float32.
+    """
     views = vector_views(vector.detach().float().cpu(), parameter_shapes(module))
     return {name: view.numpy().copy() for name, view in views.items()}
 
 
 def arrays_to_vector(arrays: Mapping[str, npt.NDArray], module: nn.Module) -> Tensor:
-    """Turn arrays of the parameters' shapes into a float32 vector (d,) on the CPU, inverse of `vector_to_arrays`.
+    """Turn arrays into a flat vector, the inverse of `vector_to_arrays`.
 
-    Raises ValueError if a name or shape is not the module's.
+    Args:
+        arrays: By name, of the parameters' shapes.
+        module: Its trainable parameters give names and shapes.
+
+    Returns:
+        Shape (d,), float32, on the CPU.
+
+    Raises:
+        ValueError: A name or shape is not the module's.
     """
     shapes = parameter_shapes(module)
-    found = {name: tuple(array.shape) for name, array in arrays.items()}
-    if found != shapes:
+    array_shapes = {name: tuple(array.shape) for name, array in arrays.items()}
+    if array_shapes != shapes:
         name = min(
-            name for name in found.keys() | shapes.keys() if found.get(name) != shapes.get(name)
+            name
+            for name in array_shapes.keys() | shapes.keys()
+            if array_shapes.get(name) != shapes.get(name)
         )
         raise ValueError(
-            f"parameter {name!r} has shape {found.get(name)}, the module's has {shapes.get(name)}"
+            f"parameter {name!r} has shape {array_shapes.get(name)}, the module's has "
+            f"{shapes.get(name)}"
         )
-    return torch.from_numpy(
-        np.concatenate([np.asarray(arrays[name], np.float32).reshape(-1) for name in shapes])
-    )
+    parts = [np.asarray(arrays[name], np.float32).reshape(-1) for name in shapes]
+    return torch.from_numpy(np.concatenate(parts))
 
 
 def called(module: nn.Module, values: Mapping[str, Tensor], *inputs: Tensor) -> Tensor:
-    """Call a module with other values for its parameters, by name as `named_parameters` has them.
+    """Call a module with other values for its parameters.
 
     A shared parameter has its value wherever it is, and a module of two names gets it once:
     `functional_call` by itself would swap it twice, and put back what it had swapped in.
+
+    Args:
+        module: What is called.
+        values: By name as `named_parameters` has them; parameters without a value keep theirs.
+        *inputs: Of the module.
+
+    Returns:
+        The module's outputs.
     """
-    own = {
+    values_by_id = {
         id(parameter): values[name]
         for name, parameter in module.named_parameters()
         if name in values
     }
-    placed = {
-        f"{name}.{key}".lstrip("."): own[id(parameter)]
-        for name, layer in module.named_modules()
-        for key, parameter in layer._parameters.items()
-        if id(parameter) in own
-    }
+    placed: dict[str, Tensor] = {}
+    for layer_name, layer in module.named_modules():
+        for parameter_name, parameter in layer._parameters.items():
+            if id(parameter) in values_by_id:
+                full_name = f"{layer_name}.{parameter_name}".lstrip(".")
+                placed[full_name] = values_by_id[id(parameter)]
     result: Tensor = functional_call(module, placed, inputs, tie_weights=False)
     return result

@@ -10,8 +10,16 @@ from fl_dpbayes.config import FlatPrior, GaussianPrior, LaplacePrior, Prior
 def log_prior(prior: Prior, vector: torch.Tensor) -> torch.Tensor:
     """Return the log density of the prior, log p(w).
 
-    Gaussian: -|w|^2 / (2 scale^2) - d log(scale sqrt(2 pi)). Laplace: -|w|_1 / scale - d log(2
-    scale). Flat: 0.
+        Gaussian    -|w|^2 / (2 scale^2) - d log(scale sqrt(2 pi))
+        Laplace     -|w|_1 / scale - d log(2 scale)
+        flat        0
+
+    Args:
+        prior: p.
+        vector: w, shape (d,).
+
+    Returns:
+        A tensor of one entry.
     """
     match prior:
         case GaussianPrior():
@@ -24,9 +32,18 @@ def log_prior(prior: Prior, vector: torch.Tensor) -> torch.Tensor:
 
 
 def prior_gradient(prior: Prior, vector: torch.Tensor) -> torch.Tensor:
-    """Return the gradient of the log prior, grad log p(w), shape (d,).
+    """Return the gradient of the log prior, grad log p(w).
 
-    Gaussian: -w / scale^2. Laplace: -sign(w) / scale, 0 at 0 (a subgradient). Flat: 0.
+        Gaussian    -w / scale^2
+        Laplace     -sign(w) / scale, 0 at 0 (a subgradient)
+        flat        0
+
+    Args:
+        prior: p.
+        vector: w, shape (d,).
+
+    Returns:
+        Shape (d,).
     """
     match prior:
         case GaussianPrior():

@@ -1,4 +1,7 @@
-"""What computes here: the processor's maker and model, and the library of its products, as one line of text each."""
+"""What computes here: the processor's maker and model, and the library of its products.
+
+Each is one line of text.
+"""
 
 import platform
 import re
@@ -12,31 +15,25 @@ CPU_FILE = Path("/proc/cpuinfo")
 
 @cache
 def processor(device: torch.device) -> str:
-    """Name a device's maker and model, as the system does.
-
-    Of a system that does not, the architecture.
-    """
+    """Name a device's maker and model as the system does, or else its architecture."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     try:
         lines = CPU_FILE.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         lines = []
-    named: dict[str, str] = {}
+    values: dict[str, str] = {}
     for line in lines:
         key, _, value = line.partition(":")
-        named.setdefault(key.strip(), value.strip())
-    said = [
-        named[key]
-        for key in ("vendor_id", "model name", "CPU implementer", "CPU part")
-        if key in named
-    ]
-    return " ".join(said) or platform.processor() or platform.machine()
+        values.setdefault(key.strip(), value.strip())
+    keys = ("vendor_id", "model name", "CPU implementer", "CPU part")
+    names = [values[key] for key in keys if key in values]
+    return " ".join(names) or platform.processor() or platform.machine()
 
 
 @cache
 def product_library() -> str:
     """Name torch and the library that computes its products on a processor, with their versions."""
-    built = torch.__config__.show()
-    names = re.findall(r"Math Kernel Library Version [\w.]+|BLAS_INFO=\w+", built)
+    build_settings = torch.__config__.show()
+    names = re.findall(r"Math Kernel Library Version [\w.]+|BLAS_INFO=\w+", build_settings)
     return ", ".join([f"torch {torch.__version__}", *names[:1]])

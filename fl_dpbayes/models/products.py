@@ -1,4 +1,4 @@
-"""Ways of computing the matrix products of a pass, so that equal rows get equal bits wherever they lie in memory.
+"""Ways of computing a pass's matrix products so that equal rows get equal bits wherever they lie.
 
 A product may be computed otherwise where a row does not start at a multiple of 64 bytes. Zeros
 behind each row move all rows there and change no sum. Where that is not enough, each row is a
@@ -22,12 +22,17 @@ ROW_BYTES = 64
 
 @contextmanager
 def computing(products: Products) -> Iterator[None]:
-    """Compute the matrix products of a block in this way, forwards and backwards, under `torch.func` as well.
+    """Compute the matrix products of a block in one way.
+
+    It holds forwards and backwards, and under `torch.func` as well. Products within a batch of
+    products are separate already.
 
     Args:
-        products: "plain": as torch does. "aligned": rows of operands and results start at 64 bytes. "separate": these,
-            and each row of a product of two matrices is a product of its own. Products within a batch of products are
-            separate already.
+        products: "plain": as torch does. "aligned": rows of operands and results start at 64 bytes.
+            "separate": they do, and each row of a product of two matrices is a product of its own.
+
+    Yields:
+        Nothing.
     """
     if products == "plain":
         yield
@@ -38,15 +43,31 @@ def computing(products: Products) -> Iterator[None]:
 
 
 def product(left: Tensor, right: Tensor, products: Products) -> Tensor:
-    """Multiply (m, k) by (k, n) in this way.
+    """Multiply two matrices in one way, which costs less than the context of `computing`.
 
-    For code that names its products, which costs less than `computing`.
+    Args:
+        left: Shape (m, k).
+        right: Shape (k, n).
+        products: As of `computing`.
+
+    Returns:
+        Shape (m, n).
     """
     return left @ right if products == "plain" else _WAYS[products](left, right)
 
 
 def linear(inputs: Tensor, weight: Tensor, bias: Tensor | None, products: Products) -> Tensor:
-    """Apply a Linear layer to (m, k) in this way, as `product`."""
+    """Apply a Linear layer in one way, which costs less than the context of `computing`.
+
+    Args:
+        inputs: Shape (m, k).
+        weight: Shape (n, k).
+        bias: Shape (n,), or None.
+        products: As of `computing`.
+
+    Returns:
+        Shape (m, n).
+    """
     if products == "plain":
         return functional.linear(inputs, weight, bias)
     outputs = _WAYS[products](inputs, weight.mT)
@@ -81,35 +102,35 @@ class _Rewritten(TorchDispatchMode):
 def _aligned(left: Tensor, right: Tensor) -> Tensor:
     """Multiply (m, k) by (k, n), or b such matrices (b, m, k) by (b, k, n)."""
     multiply = torch.mm if left.dim() == 2 else torch.bmm
-    return multiply(*_operands(left, right))[..., : right.shape[-1]].contiguous()
+    columns = right.shape[-1]
+    left, right = _aligned_operands(left, right)
+    return multiply(left, right)[..., :columns].contiguous()
 
 
 def _separate(left: Tensor, right: Tensor) -> Tensor:
     """Multiply (m, k) by (k, n) as m products of (1, k) by (k, n)."""
     columns = right.shape[-1]
-    left, right = _operands(left, right)
-    return torch.bmm(left[:, None], right.expand(len(left), *right.shape))[
-        :, 0, :columns
-    ].contiguous()
+    left, right = _aligned_operands(left, right)
+    rows = torch.bmm(left[:, None], right.expand(len(left), *right.shape))
+    return rows[:, 0, :columns].contiguous()
 
 
-def _operands(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
+def _aligned_operands(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
+    """Fill both matrices with zeros so that all their rows start at 64 bytes."""
     step = ROW_BYTES // left.element_size()
     inner = -(-left.shape[-1] // step) * step
     columns = -(-right.shape[-1] // step) * step
+    filled_left = _filled(left, rows=left.shape[-2], columns=inner)
     if right.stride(-2) == 1:
-        # Weights (n, k) that are turned round; where they lie their rows are of k entries.
-        return _filled(left, left.shape[-2], inner), _filled(right.mT, columns, inner).mT
-    return _filled(left, left.shape[-2], inner), _filled(right, inner, columns)
+        # Weights (n, k) that are transposed; where they lie their rows are of k entries.
+        return filled_left, _filled(right.mT, rows=columns, columns=inner).mT
+    return filled_left, _filled(right, rows=inner, columns=columns)
 
 
 def _filled(values: Tensor, rows: int, columns: int) -> Tensor:
-    """Copy matrices (..., r, c) into zeros (..., rows, columns), unless they lie like that already."""
-    if (
-        values.shape[-2:] == (rows, columns)
-        and values.is_contiguous()
-        and values.data_ptr() % ROW_BYTES == 0
-    ):
+    """Copy matrices (..., r, c) into zeros (..., rows, columns), unless they are so already."""
+    has_shape = values.shape[-2:] == (rows, columns)
+    if has_shape and values.is_contiguous() and values.data_ptr() % ROW_BYTES == 0:
         return values
     filled = values.new_zeros((*values.shape[:-2], rows, columns))
     filled[..., : values.shape[-2], : values.shape[-1]] = values
@@ -117,6 +138,8 @@ def _filled(values: Tensor, rows: int, columns: int) -> Tensor:
 
 
 def _plus(product: Callable[[Tensor, Tensor], Tensor]) -> Callable[..., Tensor]:
+    """Return beta times an addend plus alpha times a product, as `torch.addmm` does."""
+
     def added(
         addend: Tensor, left: Tensor, right: Tensor, *, beta: float = 1, alpha: float = 1
     ) -> Tensor:
@@ -131,6 +154,7 @@ def _plus(product: Callable[[Tensor, Tensor], Tensor]) -> Callable[..., Tensor]:
 
 
 def _of_vector(product: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
+    """Return a product of a matrix and a vector, as `torch.mv` does."""
     return lambda matrix, vector: product(matrix, vector[:, None])[:, 0]
 
 

@@ -14,7 +14,14 @@ import torch
 
 @dataclass(frozen=True)
 class Place:
-    """Where the N records of a tensor lie: index i of dimension `dim` belongs to record (i // inner) % N."""
+    """Where the N records of a tensor lie.
+
+    Index i of a dimension belongs to record (i // inner) % N.
+
+    Attributes:
+        dim: The dimension.
+        inner: How many indices in a row belong to one record.
+    """
 
     dim: int
     inner: int = 1
@@ -24,8 +31,11 @@ class Place:
 class Operand:
     """What is known of a tensor.
 
-    `place`: where its records lie; None for a constant. `alike`: of a constant, places at which it
-    has the same values for every record, as if it held records.
+    Attributes:
+        shape: Its shape.
+        place: Where its records lie; None for a constant.
+        alike: Of a constant, places at which it has the same values for every record, as if it held
+            records.
     """
 
     shape: tuple[int, ...]
@@ -45,9 +55,12 @@ class RecordsMeetError(Exception):
 class Call:
     """One call of an operator.
 
-    `name`: the operator's, without overload and without the mark of writing in place. `arguments`:
-    by name, tensors as operands, defaults included. `shapes`: of what it returned, None for what is
-    no tensor. `count`: N >= 2.
+    Attributes:
+        operator: torch's overload.
+        name: The operator's, without overload and without the mark of writing in place.
+        arguments: By name, tensors as operands, defaults included.
+        shapes: Of what it returned, None for what is no tensor.
+        count: N >= 2.
     """
 
     operator: Any
@@ -65,12 +78,12 @@ class Call:
         chosen = [self[name] for name in names or self.arguments]
         return [value for value in leaves(chosen) if isinstance(value, Operand)]
 
-    def others(self, *names: str) -> list[Operand]:
-        """Return the tensors among all arguments but some."""
-        rest = [name for name in self.arguments if name not in names]
-        return self.operands(*rest) if rest else []
+    def operands_besides(self, *names: str) -> list[Operand]:
+        """Return the tensors among all arguments but those named."""
+        remaining = [name for name in self.arguments if name not in names]
+        return self.operands(*remaining) if remaining else []
 
-    def meet(self) -> RecordsMeetError:
+    def meeting_error(self) -> RecordsMeetError:
         """Return the error that names this call."""
         shapes = ", ".join(str(list(operand.shape)) for operand in self.operands())
         return RecordsMeetError(f"operator {self.operator} on shapes {shapes}")
@@ -93,9 +106,16 @@ def leaves(value: object) -> Iterator[Any]:
 
 
 def places_of(call: Call) -> Places:
-    """Return where the results of a call have their records, at least one operand holding some.
+    """Return where the results of a call have their records.
 
-    Raises RecordsMeetError if records may meet.
+    Args:
+        call: At least one of its operands holds records.
+
+    Returns:
+        A place for each result, None for a constant.
+
+    Raises:
+        RecordsMeetError: Records may meet.
     """
     rule = RULES.get(call.name)
     if rule is None and torch.Tag.pointwise in call.operator.tags:
@@ -104,53 +124,64 @@ def places_of(call: Call) -> Places:
         raise RecordsMeetError(f"operator {call.operator}, for which there is no rule")
     places = rule(call)
     for shape, place in zip(call.shapes, places, strict=True):
-        if place is not None and (
-            shape is None or shape[place.dim] % (call.count * place.inner) != 0
-        ):
-            raise call.meet()
+        if place is None:
+            continue
+        if shape is None or shape[place.dim] % (call.count * place.inner) != 0:
+            raise call.meeting_error()
     return places
 
 
 def alike_places(call: Call, output: int) -> frozenset[Place]:
-    """Return at which places a result without records has the same values for every record."""
+    """Return at which places a result without records has the same values for every record.
+
+    Args:
+        call: None of its operands holds records.
+        output: Number of the result.
+
+    Returns:
+        The places.
+    """
     shape = call.shapes[output] or ()
     if call.name in OF_SHAPES_ALONE:
-        return frozenset(_everywhere(shape, range(len(shape)), call.count))
-    found = set[Place]()
+        return frozenset(_places_along(range(len(shape)), shape=shape, count=call.count))
+    places = set[Place]()
     if call.name == "expand":
         before = _shape(call, "self")
         added = len(shape) - len(before)
         stretched = [dim for dim in range(len(shape)) if dim < added or before[dim - added] == 1]
-        found |= _everywhere(shape, stretched, call.count)
+        places |= _places_along(stretched, shape=shape, count=call.count)
     for operand in call.operands():
         for place in operand.alike:
             # Equal parts are records that happen to be equal.
-            arguments = _with_records(dict(call.arguments), operand, replace(operand, place=place))
+            with_records = replace(operand, place=place)
+            arguments = _exchanged(dict(call.arguments), operand, with_records)
             try:
                 result = places_of(replace(call, arguments=arguments))[output]
             except RecordsMeetError:
                 continue
             if result is not None:
-                found.add(result)
-    return frozenset(found)
+                places.add(result)
+    return frozenset(places)
 
 
-def _everywhere(shape: Sequence[int], dims: Sequence[int], count: int) -> set[Place]:
-    blocks = {dim: shape[dim] // count for dim in dims if shape[dim] % count == 0}
-    return {
-        Place(dim, inner)
-        for dim, most in blocks.items()
-        for inner in range(1, most + 1)
-        if most % inner == 0
-    }
+def _places_along(dims: Sequence[int], shape: Sequence[int], count: int) -> set[Place]:
+    """Return all places that some dimensions have room for."""
+    places = set[Place]()
+    for dim in dims:
+        if shape[dim] % count != 0:
+            continue
+        most = shape[dim] // count
+        places |= {Place(dim, inner) for inner in range(1, most + 1) if most % inner == 0}
+    return places
 
 
-def _with_records(value: Any, operand: Operand, holding: Operand) -> Any:
+def _exchanged(value: Any, operand: Operand, substitute: Operand) -> Any:
+    """Put another operand in the place of one, wherever it is among arguments."""
     if isinstance(value, dict):
-        return {name: _with_records(each, operand, holding) for name, each in value.items()}
+        return {name: _exchanged(part, operand, substitute) for name, part in value.items()}
     if isinstance(value, list):
-        return [_with_records(each, operand, holding) for each in value]
-    return holding if value is operand else value
+        return [_exchanged(part, operand, substitute) for part in value]
+    return substitute if value is operand else value
 
 
 def _shape(call: Call, name: str) -> tuple[int, ...]:
@@ -158,7 +189,8 @@ def _shape(call: Call, name: str) -> tuple[int, ...]:
     return shape
 
 
-def _same(call: Call, place: Place) -> Places:
+def _everywhere(call: Call, place: Place) -> Places:
+    """Put the records of every result at one place."""
     return [place if shape is not None else None for shape in call.shapes]
 
 
@@ -166,39 +198,41 @@ def _shared(call: Call, *names: str) -> Place:
     """Return the one place where some arguments have the records; no other may hold any."""
     operands = call.operands(*names)
     place = next((operand.place for operand in operands if operand.place is not None), None)
-    if place is None or any(operand.place is not None for operand in call.others(*names)):
-        raise call.meet()
+    if place is None or any(operand.place is not None for operand in call.operands_besides(*names)):
+        raise call.meeting_error()
     if not all(operand.has(place) for operand in operands):
-        raise call.meet()
+        raise call.meeting_error()
     if len({operand.shape[place.dim] for operand in operands}) > 1:
-        raise call.meet()
+        raise call.meeting_error()
     return place
 
 
 def _dims(value: int | Sequence[int] | None, rank: int) -> set[int]:
     """Return dimensions counted from the front; all where none is given."""
-    given = [value] if isinstance(value, int) else list(value or range(rank))
-    return {dim % rank for dim in given} if rank else set()
+    dims = [value] if isinstance(value, int) else list(value or range(rank))
+    return {dim % rank for dim in dims} if rank else set()
 
 
 def _fits(operand: Operand, place: Place, shape: Sequence[int]) -> bool:
     """Say whether an operand, broadcast to a shape, fits records at a place of that shape."""
-    own = replace(place, dim=place.dim - len(shape) + len(operand.shape))
-    if operand.place is None and (own.dim < 0 or operand.shape[own.dim] == 1):
+    dim = place.dim - len(shape) + len(operand.shape)
+    if operand.place is None and (dim < 0 or operand.shape[dim] == 1):
         return True
-    return own.dim >= 0 and operand.shape[own.dim] == shape[place.dim] and operand.has(own)
+    if dim < 0 or operand.shape[dim] != shape[place.dim]:
+        return False
+    return operand.has(replace(place, dim=dim))
 
 
 def _entry_by_entry(call: Call) -> Places:
     shape = call.shapes[0] or ()
-    holding = next(operand for operand in call.operands() if operand.place is not None)
-    assert holding.place is not None
-    place = replace(holding.place, dim=holding.place.dim + len(shape) - len(holding.shape))
-    if place.dim >= len(shape) or not all(
-        _fits(operand, place, shape) for operand in call.operands()
-    ):
-        raise call.meet()
-    return _same(call, place)
+    holder = next(operand for operand in call.operands() if operand.place is not None)
+    assert holder.place is not None
+    place = replace(holder.place, dim=holder.place.dim + len(shape) - len(holder.shape))
+    if place.dim >= len(shape):
+        raise call.meeting_error()
+    if not all(_fits(operand, place, shape) for operand in call.operands()):
+        raise call.meeting_error()
+    return _everywhere(call, place)
 
 
 def _along(*names: str, dim: str = "dim") -> Rule:
@@ -207,8 +241,8 @@ def _along(*names: str, dim: str = "dim") -> Rule:
     def rule(call: Call) -> Places:
         place = _shared(call, *names)
         if place.dim in _dims(call[dim], len(call.operands(*names)[0].shape)):
-            raise call.meet()
-        return _same(call, place)
+            raise call.meeting_error()
+        return _everywhere(call, place)
 
     return rule
 
@@ -217,9 +251,9 @@ def _reduces(call: Call) -> Places:
     place = _shared(call, "self")
     dims = _dims(call["dim"], len(_shape(call, "self")))
     if place.dim in dims:
-        raise call.meet()
-    gone = 0 if call["keepdim"] else sum(dim < place.dim for dim in dims)
-    return _same(call, replace(place, dim=place.dim - gone))
+        raise call.meeting_error()
+    removed = 0 if call["keepdim"] else sum(dim < place.dim for dim in dims)
+    return _everywhere(call, replace(place, dim=place.dim - removed))
 
 
 def _last(dims: int, *names: str) -> Rule:
@@ -228,8 +262,8 @@ def _last(dims: int, *names: str) -> Rule:
     def rule(call: Call) -> Places:
         place = _shared(call, *names)
         if place.dim >= len(call.operands(*names)[0].shape) - dims:
-            raise call.meet()
-        return _same(call, place)
+            raise call.meeting_error()
+        return _everywhere(call, place)
 
     return rule
 
@@ -239,45 +273,57 @@ def _product(left: str, right: str, result: str, *names: str) -> Rule:
 
     def rule(call: Call) -> Places:
         factors = list(zip(call.operands(*names), (left, right), strict=True))
-        held = [
-            (operand.place, letters) for operand, letters in factors if operand.place is not None
-        ]
-        if not held:
-            raise call.meet()
-        place, letters = held[0]
-        letter = letters[place.dim]
-        for operand, own in factors:
-            there = replace(place, dim=own.find(letter))
-            if (there.dim >= 0 or operand.place is not None) and not operand.has(there):
-                raise call.meet()
+        place, letter = _place_and_letter(call, factors)
+        for operand, letters in factors:
+            place_here = replace(place, dim=letters.find(letter))
+            has_letter = place_here.dim >= 0
+            if (has_letter or operand.place is not None) and not operand.has(place_here):
+                raise call.meeting_error()
         if letter not in result:
-            raise call.meet()
+            raise call.meeting_error()
         after = replace(place, dim=result.index(letter))
-        if not all(_fits(operand, after, call.shapes[0] or ()) for operand in call.others(*names)):
-            raise call.meet()
-        return _same(call, after)
+        shape = call.shapes[0] or ()
+        if not all(_fits(operand, after, shape) for operand in call.operands_besides(*names)):
+            raise call.meeting_error()
+        return _everywhere(call, after)
 
     return rule
 
 
+def _place_and_letter(call: Call, factors: Sequence[tuple[Operand, str]]) -> tuple[Place, str]:
+    """Return where the first factor with records has them, and the letter of that dimension."""
+    for operand, letters in factors:
+        if operand.place is not None:
+            return operand.place, letters[operand.place.dim]
+    raise call.meeting_error()
+
+
 def _viewed(call: Call) -> Places:
-    place, before, after = _shared(call, "self"), _shape(call, "self"), call.shapes[0] or ()
+    place = _shared(call, "self")
+    before = _shape(call, "self")
+    after = call.shapes[0] or ()
     if math.prod(before) != math.prod(after):
-        raise call.meet()
+        raise call.meeting_error()
     # Entry e, counted row by row, is record (e // step) % N.
     step = place.inner * math.prod(before[place.dim + 1 :])
     for dim, size in enumerate(after):
         behind = math.prod(after[dim + 1 :])
-        if behind and step % behind == 0 and size and size % (call.count * (step // behind)) == 0:
-            return [Place(dim, step // behind)]
-    raise call.meet()
+        if not behind or step % behind != 0:
+            continue
+        inner = step // behind
+        if size and size % (call.count * inner) == 0:
+            return [Place(dim, inner)]
+    raise call.meeting_error()
 
 
 def _reordered(order: Callable[[Call, int], Sequence[int]]) -> Rule:
+    """What gives dimensions another order; (call, rank) -> old dimensions in their new order."""
+
     def rule(call: Call) -> Places:
-        place, rank = _shared(call, "self"), len(_shape(call, "self"))
+        place = _shared(call, "self")
+        rank = len(_shape(call, "self"))
         dims = [dim % rank for dim in order(call, rank)]
-        return _same(call, replace(place, dim=dims.index(place.dim)))
+        return _everywhere(call, replace(place, dim=dims.index(place.dim)))
 
     return rule
 
@@ -294,36 +340,42 @@ def _inserted(names: str, rank: Callable[[Call], int]) -> Rule:
 
     def rule(call: Call) -> Places:
         place = _shared(call, names)
-        return _same(call, replace(place, dim=place.dim + (call["dim"] % rank(call) <= place.dim)))
+        is_before = call["dim"] % rank(call) <= place.dim
+        return _everywhere(call, replace(place, dim=place.dim + is_before))
 
     return rule
 
 
 def _removed(call: Call) -> Places:
-    place, shape = _shared(call, "self"), _shape(call, "self")
+    place = _shared(call, "self")
+    shape = _shape(call, "self")
     dims = _dims(call["dim"], len(shape))
     if call.name == "squeeze":
         dims = {dim for dim in dims if shape[dim] == 1}
     if place.dim in dims:
-        raise call.meet()
-    return _same(call, replace(place, dim=place.dim - sum(dim < place.dim for dim in dims)))
+        raise call.meeting_error()
+    removed = sum(dim < place.dim for dim in dims)
+    return _everywhere(call, replace(place, dim=place.dim - removed))
 
 
 def _sliced(call: Call) -> Places:
-    place, shape = _shared(call, "self"), _shape(call, "self")
-    whole = call.shapes[0] == shape and call["step"] == 1
-    if place.dim == call["dim"] % len(shape) and not whole:
-        raise call.meet()
-    return _same(call, place)
+    place = _shared(call, "self")
+    shape = _shape(call, "self")
+    takes_all = call.shapes[0] == shape and call["step"] == 1
+    if place.dim == call["dim"] % len(shape) and not takes_all:
+        raise call.meeting_error()
+    return _everywhere(call, place)
 
 
 def _stretched(call: Call) -> Places:
     """What is repeated along other dimensions than the records'."""
-    place, before, after = _shared(call, "self"), _shape(call, "self"), call.shapes[0] or ()
-    there = replace(place, dim=place.dim + len(after) - len(before))
-    if after[there.dim] != before[place.dim]:
-        raise call.meet()
-    return _same(call, there)
+    place = _shared(call, "self")
+    before = _shape(call, "self")
+    after = call.shapes[0] or ()
+    dim = place.dim + len(after) - len(before)
+    if after[dim] != before[place.dim]:
+        raise call.meeting_error()
+    return _everywhere(call, replace(place, dim=dim))
 
 
 def _padded(call: Call) -> Places:
@@ -332,39 +384,43 @@ def _padded(call: Call) -> Places:
 
 def _looked_up(call: Call) -> Places:
     if call["weight"].place is not None:
-        raise call.meet()
-    return _same(call, _shared(call, "indices"))
+        raise call.meeting_error()
+    return _everywhere(call, _shared(call, "indices"))
 
 
 def _indexed(call: Call) -> Places:
-    """One index in brackets, of constants elsewhere than at the records, or of records into a constant."""
-    (position, index), *more = [
-        (at, each) for at, each in enumerate(call["indices"]) if each is not None
-    ]
-    if more:
-        raise call.meet()
+    """One index in brackets: constants not at the records, or records into a constant."""
+    indices = [(dim, index) for dim, index in enumerate(call["indices"]) if index is not None]
+    if len(indices) > 1:
+        raise call.meeting_error()
+    dim, index = indices[0]
     if call["self"].place is None:
         place = _shared(call, "indices")
-        return [replace(place, dim=place.dim + position)]
+        return [replace(place, dim=place.dim + dim)]
     place = _shared(call, "self")
-    if place.dim == position:
-        raise call.meet()
-    return [replace(place, dim=place.dim + (len(index.shape) - 1 if position < place.dim else 0))]
+    if place.dim == dim:
+        raise call.meeting_error()
+    added = len(index.shape) - 1 if dim < place.dim else 0
+    return [replace(place, dim=place.dim + added)]
 
 
-def _first(*names: str, but: Callable[[Call], bool] = lambda _: False, constant: int = 0) -> Rule:
+def _never(_call: Call) -> bool:
+    return False
+
+
+def _first(*names: str, but: Callable[[Call], bool] = _never, constant: int = 0) -> Rule:
     """What works on each index of the first dimension by itself.
 
-    `but`: which calls it does not hold for. `constant`: how many of the last results are constants
-    or not given.
+    `but`: which calls the rule does not hold for. `constant`: how many of the last results are
+    constants, or are not returned.
     """
 
     def rule(call: Call) -> Places:
         place = _shared(call, *names)
         if place.dim != 0 or but(call):
-            raise call.meet()
-        held = len(call.shapes) - constant
-        return [*_same(call, place)[:held], *[None] * constant]
+            raise call.meeting_error()
+        holding = len(call.shapes) - constant
+        return [*_everywhere(call, place)[:holding], *[None] * constant]
 
     return rule
 
@@ -388,33 +444,33 @@ def _normalised(call: Call) -> Places:
 
 def _normalised_backward(call: Call) -> Places:
     if _sums_over_records(call):
-        raise call.meet()
+        raise call.meeting_error()
     place = _shared(call, "grad_out", "input", "mean", "rstd")
     if place.dim >= len(_shape(call, "input")) - len(call["normalized_shape"]):
-        raise call.meet()
+        raise call.meeting_error()
     return [place, None, None]
 
 
 def _other_groups(call: Call) -> bool:
-    return bool(call["N"] != _shape(call, "input")[0] or _shape(call, "input")[1:2] != (call["C"],))
+    shape = _shape(call, "input")
+    return bool(call["N"] != shape[0] or shape[1:2] != (call["C"],))
 
 
 def _attended(outputs: int, *names: str) -> Rule:
-    """Attention of each record by itself, records first.
-
-    So many of its first results hold records.
-    """
+    """Attention of each record by itself, records first; so many first results hold records."""
 
     def rule(call: Call) -> Places:
-        masks = call.operands("attn_mask", "attn_bias")
-        place = _shared(
-            call, *names, *(name for name in ("attn_mask", "attn_bias") if _holds(call[name]))
-        )
+        mask_names = ("attn_mask", "attn_bias")
+        masks = call.operands(*mask_names)
+        place = _shared(call, *names, *(name for name in mask_names if _holds(call[name])))
         scores = (*_shape(call, "query")[:3], _shape(call, "key")[2])
         ranks = {len(operand.shape) for operand in call.operands("query", "key", "value")}
-        if place.dim != 0 or ranks != {4} or not all(_fits(mask, place, scores) for mask in masks):
-            raise call.meet()
-        return [*_same(call, place)[:outputs], *[None] * (len(call.shapes) - outputs)]
+        if place.dim != 0 or ranks != {4}:
+            raise call.meeting_error()
+        if not all(_fits(mask, place, scores) for mask in masks):
+            raise call.meeting_error()
+        constant = len(call.shapes) - outputs
+        return [*_everywhere(call, place)[:outputs], *[None] * constant]
 
     return rule
 

@@ -11,9 +11,9 @@ from torch import Tensor
 from torch.fft import fft2, ifft2
 from torch.nn.functional import group_norm, pad
 
-# Width of a wavelet of scale 1 and of the average of scale 1, in pixels, and the wavelet's centre
-# frequency.
+# Width of a wavelet of scale 1 and of the average of scale 1, in pixels.
 WAVELET_WIDTH = 0.8
+# Of a wavelet of scale 1, in radians a pixel.
 CENTRE_FREQUENCY = 3 * math.pi / 4
 # Periods of the padded image over which a filter is summed to make it periodic.
 PERIODS = 2
@@ -33,14 +33,19 @@ class Scattering:
         S2 = ||x * psi_{j1,a1}| * psi_{j2,a2}| * phi_J         j1 < j2 < J
 
     for angles a = 0 .. L - 1, sampled every 2^J pixels. A layer at scale j is kept at every 2^j-th
-    pixel, as its spectrum is narrow; there the filter of scale i is that of scale i - j. Source:
-    Bruna and Mallat, Invariant scattering convolution networks, PAMI 2013, section 2; Oyallon and
-    Mallat, CVPR 2015.
+    pixel, as its spectrum is narrow; there the filter of scale i is that of scale i - j.
 
-    `padding`: pixels by which an image is mirrored outwards (left, right, top, bottom). `wavelets`:
-    by (resolution j, scale i), (L, height / 2^j, width / 2^j), real: spectra of the wavelets.
-    `averages`: by resolution j, matrices of shapes (rows, height / 2^j) and (columns, width / 2^j).
-    `scales`: J.
+    Attributes:
+        padding: Pixels by which an image is mirrored outwards (left, right, top, bottom).
+        wavelets: Spectra of the wavelets by (resolution j, scale i), real, shape (L, height / 2^j,
+            width / 2^j).
+        averages: By resolution j, matrices of shapes (rows, height / 2^j) and (columns,
+            width / 2^j).
+        scales: J.
+
+    Source:
+        Bruna and Mallat, Invariant scattering convolution networks, PAMI 2013, section 2; Oyallon
+        and Mallat, CVPR 2015.
     """
 
     padding: tuple[int, int, int, int]
@@ -49,26 +54,28 @@ class Scattering:
     scales: int
 
     def __call__(self, images: Tensor) -> list[Tensor]:
-        """Transform images (N, height, width), float32.
+        """Transform images; a record's coefficients depend on that record alone.
 
-        A record's coefficients depend on that record alone.
+        Args:
+            images: Shape (N, height, width), float32.
 
-        Returns coefficients by group, a group being the paths of equal order and scales: order 0,
-        then for each j1 its order 1 and the j2 > j1; each (N, paths, rows, columns).
+        Returns:
+            Coefficients by group, a group being the paths of equal order and scales: order 0, then
+            for each j1 its order 1 and the j2 > j1; shape (N, paths, rows, columns) each.
         """
         padded = pad(images[:, None], self.padding, mode="reflect")
-        groups = [self._average(padded, 0)]
+        groups = [self._average(padded, resolution=0)]
         spectrum = fft2(padded)
         for first in range(self.scales):
-            layer = _convolve(spectrum, self.wavelets[0, first], 2**first).abs()[:, 0]
-            groups.append(self._average(layer, first))
+            layer = _convolve(spectrum, self.wavelets[0, first], step=2**first).abs()[:, 0]
+            groups.append(self._average(layer, resolution=first))
             if first + 1 == self.scales:
                 break
             layer_spectrum = fft2(layer)
             for second in range(first + 1, self.scales):
                 wavelets = self.wavelets[first, second]
-                deeper = _convolve(layer_spectrum, wavelets, 2 ** (second - first)).abs()
-                groups.append(self._average(deeper.flatten(1, 2), second))
+                deeper = _convolve(layer_spectrum, wavelets, step=2 ** (second - first)).abs()
+                groups.append(self._average(deeper.flatten(1, 2), resolution=second))
         return groups
 
     def _average(self, layer: Tensor, resolution: int) -> Tensor:
@@ -79,42 +86,67 @@ class Scattering:
 def scattering(
     height: int, width: int, *, scales: int, angles: int, device: str | torch.device = "cpu"
 ) -> Scattering:
-    """Prepare the transform for images of height and width in pixels, each at least 2 * 2^scales.
+    """Prepare the transform for images of one size.
 
-    `scales`: J, the number of octaves; coefficients are local averages over about 2^J pixels.
+    Args:
+        height: In pixels, at least 2 * 2^scales.
+        width: In pixels, at least 2 * 2^scales.
+        scales: J, the number of octaves; coefficients are local averages over about 2^J pixels.
+        angles: L, the number of orientations.
+        device: Where the transform runs.
+
+    Returns:
+        The transform.
     """
     stride = 2**scales
-    (top, bottom), (left, right) = _margins(height, stride), _margins(width, stride)
-    full_height, full_width = top + height + bottom, left + width + right
-    wavelets, averages = {}, {}
+    top, bottom = _margins(height, stride)
+    left, right = _margins(width, stride)
+    padded_height = top + height + bottom
+    padded_width = left + width + right
+    wavelets: dict[tuple[int, int], Tensor] = {}
+    averages: dict[int, tuple[Tensor, Tensor]] = {}
     for resolution in range(scales):
-        rows, columns = full_height >> resolution, full_width >> resolution
-        row_average, column_average = (
-            _averaging_matrix(size, scales - resolution) for size in (rows, columns)
-        )
+        rows = padded_height >> resolution
+        columns = padded_width >> resolution
+        row_average = _averaging_matrix(rows, octaves=scales - resolution)
+        column_average = _averaging_matrix(columns, octaves=scales - resolution)
         averages[resolution] = row_average.to(device), column_average.to(device)
         # Order 1 takes every scale at full resolution, order 2 a coarser scale than that of its
         # resolution.
-        for scale in range(resolution + 1 if resolution else 0, scales):
-            bank = [
-                _morlet_spectrum(rows, columns, scale - resolution, k, angles)
-                for k in range(angles)
+        first_scale = resolution + 1 if resolution else 0
+        for scale in range(first_scale, scales):
+            spectra = [
+                _morlet_spectrum(
+                    rows, columns, scale=scale - resolution, number=number, angles=angles
+                )
+                for number in range(angles)
             ]
-            wavelets[resolution, scale] = torch.stack(bank).to(device)
-    return Scattering((left, right, top, bottom), wavelets, averages, scales)
+            wavelets[resolution, scale] = torch.stack(spectra).to(device)
+    return Scattering(
+        padding=(left, right, top, bottom), wavelets=wavelets, averages=averages, scales=scales
+    )
 
 
 def normalised(groups: list[Tensor]) -> Tensor:
-    """Standardise each image's coefficients, four neighbouring paths at a time, by that image alone: (N, D).
+    """Standardise each image's coefficients by that image alone, four neighbouring paths at a time.
 
         (s - mean(s)) / sqrt(var(s) + 1e-4)
 
     with mean and variance over the positions of four paths of equal order and scales (of the one
-    path of order 0). Source: Wu and He, ECCV 2018; in front of a private head: Tramer and Boneh,
-    ICLR 2021, section 2.
+    path of order 0).
+
+    Args:
+        groups: What `Scattering` returns.
+
+    Returns:
+        Shape (N, D).
+
+    Source:
+        Wu and He, ECCV 2018; in front of a private head: Tramer and Boneh, ICLR 2021, section 2.
     """
     parts = [
-        group_norm(s, max(1, s.shape[1] // PATHS_PER_GROUP), eps=VARIANCE_FLOOR) for s in groups
+        group_norm(group, max(1, group.shape[1] // PATHS_PER_GROUP), eps=VARIANCE_FLOOR)
+        for group in groups
     ]
     return torch.cat([part.flatten(1) for part in parts], dim=1)
 
@@ -125,46 +157,55 @@ def paths(scales: int, angles: int) -> int:
 
 
 def sampled_size(size: int, scales: int) -> int:
-    """Return how many rows (or columns) of coefficients an image has for `size` rows (or columns) of pixels."""
+    """Return how many rows (or columns) of coefficients an image of so many rows of pixels has."""
     return sum(_margins(size, 2**scales), size) // 2**scales - 2
 
 
 def _margins(size: int, stride: int) -> tuple[int, int]:
-    # At least half a stride on each side, to a multiple of the stride.
-    full = ((size + stride) // stride + 1) * stride
-    return (full - size) // 2, full - size - (full - size) // 2
+    """Return margins of at least half a stride on each side, to a multiple of the stride."""
+    padded = ((size + stride) // stride + 1) * stride
+    before = (padded - size) // 2
+    return before, padded - size - before
 
 
 def _convolve(spectra: Tensor, wavelets: Tensor, step: int) -> Tensor:
-    """Convolve (N, C, H, W) spectra with (L, H, W) wavelets, keep every step-th pixel: (N, C, L, H / step, W / step).
+    """Convolve images with wavelets and keep every step-th pixel.
 
     Keeping every step-th pixel is, in a spectrum, the mean of its step^2 blocks.
+
+    Args:
+        spectra: Of the images, shape (N, C, H, W).
+        wavelets: Spectra, shape (L, H, W).
+        step: In pixels.
+
+    Returns:
+        Shape (N, C, L, H / step, W / step).
     """
-    height, width = spectra.shape[-2] // step, spectra.shape[-1] // step
+    height = spectra.shape[-2] // step
+    width = spectra.shape[-1] // step
     total: Tensor | None = None
     for row in range(step):
         for column in range(step):
-            block = (
-                ...,
-                slice(row * height, (row + 1) * height),
-                slice(column * width, (column + 1) * width),
-            )
-            factor = wavelets[block] / step**2
-            term = spectra[block][:, :, None]
+            rows = slice(row * height, (row + 1) * height)
+            columns = slice(column * width, (column + 1) * width)
+            factor = wavelets[..., rows, columns] / step**2
+            term = spectra[..., rows, columns][:, :, None]
             total = term * factor if total is None else total.addcmul_(term, factor.to(term.dtype))
     return ifft2(total)
 
 
 def _morlet_spectrum(height: int, width: int, scale: int, number: int, angles: int) -> Tensor:
-    """Spectrum of a Morlet wavelet, made periodic; real, as the wavelet is Hermitian.
+    """Return the spectrum of a Morlet wavelet, made periodic; real, as the wavelet is Hermitian.
 
-        psi(u) = g(u) (exp(i xi . u) - c),    g(u) = exp(-|u'|^2 / (2 s^2)) slant / (2 pi s^2),    s = .8 * 2^j
+        psi(u) = g(u) (exp(i xi . u) - c)
+        g(u) = exp(-|u'|^2 / (2 s^2)) slant / (2 pi s^2),    s = .8 * 2^j
 
     u' is u turned, its second coordinate times slant = 4 / L; |xi| = 3 pi / 4 / 2^j along it; c
     makes the mean zero.
     """
     angle = math.pi * number / angles
-    width_pixels, slant = WAVELET_WIDTH * 2**scale, 4 / angles
+    width_pixels = WAVELET_WIDTH * 2**scale
+    slant = 4 / angles
     frequency = CENTRE_FREQUENCY / 2**scale
     envelope = torch.zeros(height, width, dtype=torch.float64)
     wave = torch.zeros(height, width, dtype=torch.complex128)
@@ -183,16 +224,18 @@ def _morlet_spectrum(height: int, width: int, scale: int, number: int, angles: i
 
 
 def _averaging_matrix(size: int, octaves: int) -> Tensor:
-    """Rows that average a padded line with a Gaussian of s = .4 * 2^J pixels, one row per 2^J pixels inside the margin.
+    """Return rows that average a padded line, one row per 2^J pixels inside the margin.
 
-    phi(u) = exp(-u^2 / (2 s^2)) / sum, made periodic; in two dimensions phi is the product over
-    both axes.
+        phi(u) = exp(-u^2 / (2 s^2)) / sum,    s = .4 * 2^J pixels
+
+    made periodic; in two dimensions phi is the product over both axes.
     """
     stride = 2**octaves
+    width_pixels = WAVELET_WIDTH * stride / 2
     centres = torch.arange(stride, size - stride, stride, dtype=torch.float64)[:, None]
-    places = torch.arange(size, dtype=torch.float64)[None, :]
+    pixels = torch.arange(size, dtype=torch.float64)[None, :]
     total = torch.zeros(len(centres), size, dtype=torch.float64)
     for period in range(-PERIODS, PERIODS + 1):
-        offset = places - centres + period * size
-        total += torch.exp(-(offset**2) / (2 * (WAVELET_WIDTH * stride / 2) ** 2))
+        offset = pixels - centres + period * size
+        total += torch.exp(-(offset**2) / (2 * width_pixels**2))
     return (total / total.sum(dim=1, keepdim=True)).to(torch.float32)

@@ -1,4 +1,4 @@
-"""One algorithm a file, the chain that runs it, and the sum of clipped gradients.
+"""One algorithm per file, the chain that runs it, and the sum of clipped gradients.
 
 What comes in: a module, a site's records, planned steps and generators. What goes out: posterior
 samples, and how many steps were taken.

@@ -1,4 +1,7 @@
-"""Bayes by backprop (Blundell et al. 2015): gradient descent on the mean and the spread of a Gaussian per weight."""
+"""Bayes by backprop: gradient descent on the mean and the spread of a Gaussian per weight.
+
+Source: Blundell et al. 2015.
+"""
 
 from torch import nn
 
@@ -10,11 +13,11 @@ from fl_dpbayes.samplers.gradients.loss import mean_over_draws
 
 
 def build(sampler: BayesByBackprop, module: nn.Module) -> Algorithm:
-    """Return the sampler.
-
-    Its position is (mean, spread), twice as long as the model's parameters.
-    """
-    drawn = variational.VariationalModule(module, sampler.draws)
+    """Return the sampler, whose position (mean, spread) is twice as long as the parameters."""
     return Algorithm(
-        drawn, sgld.step, variational.divergence_gradient, variational.draw, mean_over_draws
+        module=variational.VariationalModule(module, sampler.draws),
+        step=sgld.step,
+        data_free_gradient=variational.divergence_gradient,
+        draw=variational.draw,
+        record_loss=mean_over_draws,
     )

@@ -1,4 +1,7 @@
-"""How far a chain can get from its start in a number of planned steps: clipping and the planned noise bound it."""
+"""How far a chain can get from its start in planned steps: clipping and the planned noise bound it.
+
+The proof is in docs/proofs/displacement.md.
+"""
 
 import math
 
@@ -26,51 +29,76 @@ def displacement_bound(
     start_norm: float,
     start_momentum: float = 0.0,
 ) -> Array | None:
-    """Bound how far a chain is from its start after each step of a stretch, and how long its momentum is.
+    """Bound a chain's distance from its start, and its momentum, after each step of a stretch.
 
-    A step is linear in x_t = (w_t - w_0, m_t), so x_t is what clipped sums of b members carry, b
-    bounded by Bernstein's inequality, plus Gaussian noise of known covariance
-    (docs/proofs/displacement.md).
+    A step is linear in x_t = (w_t - w_0, m_t). So x_t is what clipped sums of b members carry, b
+    bounded by Bernstein's inequality, plus Gaussian noise of known covariance.
 
-    `chain`: with at least sigma_t for its noise multipliers. `most_units`: how many units the site
-    may hold, at least the declared n. `start_norm`: |w_0|. `start_momentum`: |m_0|. Returns shape
-    (steps, 2): after each step the greatest
-    |w_t - w_0| and |m_t|, exceeded with probability at most 1e-12 in the whole stretch. None where there is no such
-    bound: without a clip norm, for samplers whose step is not linear or whose samples are draws, and for other priors.
+    Args:
+        chain: The plan, with at least sigma_t for its noise multipliers.
+        steps: Numbers of the stretch's steps within the run.
+        most_units: How many units the site may hold, at least the declared n.
+        parameters: d, the number of parameters.
+        start_norm: |w_0|.
+        start_momentum: |m_0|.
+
+    Returns:
+        Shape (steps, 2): after each step the greatest |w_t - w_0| and |m_t|, exceeded with
+        probability at most 1e-12 in the whole stretch. None where there is no such bound: without
+        a clip norm, for samplers whose step is not linear or whose samples are draws, and for
+        other priors.
     """
     plan = chain.plan
-    privacy, prior, share = plan.privacy, plan.sampler.prior, plan.prior_share / chain.units
+    privacy = plan.privacy
+    prior = plan.sampler.prior
     if privacy.clip_norm is None or not plan.sampler.has_temperature:
         return None
     tail = math.log(3 * len(steps) / FAILURE_PROBABILITY)
-    joined = most_units * privacy.sampling_rate
-    members = min(most_units, joined + tail / 3 + math.sqrt(tail**2 / 9 + 2 * tail * joined))
+    members = _most_members(most_units, sampling_rate=privacy.sampling_rate, tail=tail)
     expected_batch_size = chain.scale.expected_batch_size
-    push, pull = members * privacy.clip_norm / expected_batch_size, 0.0
+    # The mean energy's gradient at w is at most `push`, plus `pull` times w - w_0.
+    push = members * privacy.clip_norm / expected_batch_size
+    pull = 0.0
+    prior_weight = plan.prior_share / chain.units
     if isinstance(prior, GaussianPrior):
-        pull = share / prior.scale**2
+        pull = prior_weight / prior.scale**2
         push += pull * start_norm
     elif isinstance(prior, LaplacePrior):
-        push += share * math.sqrt(parameters) / prior.scale
+        push += prior_weight * math.sqrt(parameters) / prior.scale
     elif not isinstance(prior, FlatPrior):
         return None
-    length = math.sqrt(parameters) + math.sqrt(2 * tail)
+    # A standard normal vector of d entries is longer with probability at most exp(-tail).
+    noise_length = math.sqrt(parameters) + math.sqrt(2 * tail)
     algorithm = build_algorithm(plan.sampler, torch.nn.Identity())
-    pushed, covariance, rows = np.array([0.0, start_momentum]), np.zeros((2, 2)), []
+    pushed = np.array([0.0, start_momentum])
+    covariance = np.zeros((2, 2))
+    bounds = []
     for number in steps:
-        transition, gain = _update(algorithm, float(chain.step_sizes[number]), pull)
+        transition, gain = _linear_step(
+            algorithm, step_size=float(chain.step_sizes[number]), pull=pull
+        )
         pushed = np.abs(transition) @ pushed + np.abs(gain) * push
         noise = gain * (chain.noise_multipliers[number] * privacy.noise_unit / expected_batch_size)
         covariance = transition @ covariance @ transition.T + np.outer(noise, noise)
-        rows.append(pushed + length * np.sqrt(np.diag(covariance)))
-    return np.array(rows)
+        bounds.append(pushed + noise_length * np.sqrt(np.diag(covariance)))
+    return np.array(bounds)
 
 
-def _update(algorithm: Algorithm, step_size: float, pull: float) -> tuple[Array, Array]:
-    """Read A and g of x <- A x + g d off the step itself, d without the pull of the prior at w_0."""
+def _most_members(most_units: float, sampling_rate: float, tail: float) -> float:
+    """Bound a batch's size, exceeded with probability exp(-tail), by Bernstein's inequality."""
+    mean = most_units * sampling_rate
+    return min(most_units, mean + tail / 3 + math.sqrt(tail**2 / 9 + 2 * tail * mean))
+
+
+def _linear_step(algorithm: Algorithm, step_size: float, pull: float) -> tuple[Array, Array]:
+    """Read A and g of x <- A x + g d off the step itself.
+
+    d is the gradient without the pull of the prior at w_0.
+    """
+    # Columns of the result: what follows from a unit of position, of momentum and of gradient.
     position, momentum, push = torch.eye(3, dtype=torch.float64)
     state = ChainState({"parameters": position, "momentum": momentum})
     after = algorithm.step(state, push + pull * position, step_size)
-    moved = after.vectors.get("momentum", torch.zeros_like(momentum))
-    columns = torch.stack([after.parameters, moved]).numpy()
+    momentum_after = after.vectors.get("momentum", torch.zeros_like(momentum))
+    columns = torch.stack([after.parameters, momentum_after]).numpy()
     return columns[:, :2], columns[:, 2]

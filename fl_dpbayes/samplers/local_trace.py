@@ -1,4 +1,4 @@
-"""What a site may look at while its chain runs, and nobody else: a trace of its log posterior and of its clip.
+"""What only a site may look at while its chain runs: a trace of its log posterior and of its clip.
 
 Each figure is computed from records without noise. It is not private, so it is written to a file at
 the site and never put in a reply; sending it would have to be paid for.
@@ -27,11 +27,14 @@ LogLikelihood = Callable[[torch.Tensor], float]
 
 @dataclass(frozen=True)
 class StepTrace:
-    """One row of the trace: `step`, 0-based, of the whole run, and the number of units in its batch.
+    """One row of the trace.
 
-    `clipped_fraction`: share of them whose gradient the clip reduced; NaN for an empty batch.
-    `log_likelihood`: estimate of log p(D | w) after the step. `log_posterior`: log_likelihood + s
-    log p(w), up to a constant.
+    Attributes:
+        step: Number of the step, 0-based, of the whole run.
+        units: Number of units in its batch.
+        clipped_fraction: Share of them whose gradient the clip reduced; NaN for an empty batch.
+        log_likelihood: Estimate of log p(D | w) after the step.
+        log_posterior: log_likelihood + s log p(w), up to a constant.
     """
 
     step: int
@@ -44,26 +47,36 @@ class StepTrace:
 def log_likelihood_estimate(
     module: nn.Module, records: TrainingRecords, most: int, generator: np.random.Generator
 ) -> LogLikelihood:
-    """Return a function that estimates the log likelihood of a site's records, N / m sum_{i in S} log p(d_i | w).
+    """Return a function that estimates the log likelihood of a site's records.
 
-    S, at most `most` records, is drawn once, so that the trace shows how the chain moves and not
-    how batches differ. Each record is computed by itself. NaN where the module fails on one of
-    them: an error would tell others of it.
+        N / m sum_{i in S} log p(d_i | w)
+
+    S is drawn once, so that the trace shows how the chain moves and not how batches differ. Each
+    record is computed by itself.
+
+    Args:
+        module: The plain model.
+        records: The site's N records.
+        most: S has at most so many records.
+        generator: Draws S.
+
+    Returns:
+        Parameters of the plain model, shape (d,) -> the estimate. It is NaN where the module fails
+        on a record: an error would tell others of it.
     """
     chosen = generator.permutation(len(records.features))[:most]
-    shapes, compute = parameter_shapes(module), RowWise(module)
-    inputs, wanted = (
-        torch.from_numpy(records.features[chosen]),
-        torch.from_numpy(records.targets[chosen]),
-    )
+    shapes = parameter_shapes(module)
+    compute_outputs = RowWise(module)
+    inputs = torch.from_numpy(records.features[chosen])
+    targets = torch.from_numpy(records.targets[chosen])
     scale = len(records.features) / max(1, len(chosen))
 
     @torch.no_grad()
     def estimate(parameters: torch.Tensor) -> float:
         device = parameters.device
         try:
-            outputs = compute(vector_views(parameters, shapes), inputs.to(device))
-            return -scale * float(records.loss(outputs, wanted.to(device)))
+            outputs = compute_outputs(vector_views(parameters, shapes), inputs.to(device))
+            return -scale * float(records.loss(outputs, targets.to(device)))
         except Exception:
             return math.nan
 
@@ -73,17 +86,24 @@ def log_likelihood_estimate(
 class LocalTrace:
     """Collects rows in bounded memory; an instance is a chain's `on_step`.
 
-    Every step is kept until the rows are full; then every other row is dropped and half as many
+    Every step is kept until the rows are full. Then every other row is dropped and half as many
     steps are looked at from there on, so that the rows stay evenly spread over the chain.
-    `log_likelihood`: parameters of the plain model, (d,) -> estimate of the log likelihood of all
-    the site's records. `max_rows`: most rows to keep, >= 2.
+
+    Args:
+        plan: The chain's plan; it names the prior and the site's share of it.
+        log_likelihood: Parameters of the plain model, (d,) -> estimate of the log likelihood of all
+            the site's records.
+        max_rows: Most rows to keep, >= 2.
     """
 
     def __init__(
         self, plan: TrainingPlan, log_likelihood: LogLikelihood, max_rows: int = 2000
     ) -> None:
-        self._plan, self._log_likelihood, self._max_rows = plan, log_likelihood, max_rows
-        self._every, self._seen = 1, 0
+        self._plan = plan
+        self._log_likelihood = log_likelihood
+        self._max_rows = max_rows
+        self._interval = 1
+        self._steps = 0
         self._rows: list[StepTrace] = []
 
     @property
@@ -92,33 +112,40 @@ class LocalTrace:
         return tuple(self._rows)
 
     def __call__(self, number: int, state: ChainState, clipped_sum: ClippedSum) -> None:
-        """Note a step by its number, the state after it and its clipped sum."""
-        if self._seen % self._every == 0:
+        """Note a step.
+
+        Args:
+            number: Of the step within the run.
+            state: The state after the step.
+            clipped_sum: The step's clipped sum.
+        """
+        if self._steps % self._interval == 0:
             if len(self._rows) == self._max_rows:
                 del self._rows[1::2]
-                self._every *= 2
-            if self._seen % self._every == 0:
+                self._interval *= 2
+            if self._steps % self._interval == 0:
                 self._rows.append(self._row(number, state, clipped_sum))
-        self._seen += 1
+        self._steps += 1
 
     def write_csv(self, path: Path) -> None:
-        """Write the rows with a header.
-
-        A reader sees the old file or the new one, never half of it.
-        """
+        """Write the rows with a header; a reader sees the old file or the new one, never half."""
+        header = [field.name for field in fields(StepTrace)]
         with replaced(path, through_power_cut=False) as partial:
             # For its owner only: the figures are as confidential as the records.
             descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
             with open(descriptor, "w", newline="", encoding="utf-8") as file:
-                csv.writer(file).writerows(
-                    [[field.name for field in fields(StepTrace)], *map(astuple, self._rows)]
-                )
+                csv.writer(file).writerows([header, *map(astuple, self._rows)])
 
     def _row(self, number: int, state: ChainState, clipped_sum: ClippedSum) -> StepTrace:
-        parameters = from_state(state, self._plan.sampler)["parameters"]
-        likelihood, units = self._log_likelihood(parameters), clipped_sum.units
-        posterior = likelihood + self._plan.prior_share * float(
-            log_prior(self._plan.sampler.prior, parameters)
+        sampler = self._plan.sampler
+        parameters = from_state(state, sampler)["parameters"]
+        log_likelihood = self._log_likelihood(parameters)
+        prior = float(log_prior(sampler.prior, parameters))
+        units = clipped_sum.units
+        return StepTrace(
+            step=number,
+            units=units,
+            clipped_fraction=int(clipped_sum.clipped) / units if units else math.nan,
+            log_likelihood=log_likelihood,
+            log_posterior=log_likelihood + self._plan.prior_share * prior,
         )
-        clipped = int(clipped_sum.clipped) / units if units else math.nan
-        return StepTrace(number, units, clipped, likelihood, posterior)

@@ -1,4 +1,7 @@
-"""MC dropout (Gal and Ghahramani 2016): gradient descent under masks, which posterior samples draw again."""
+"""MC dropout: gradient descent under masks, which posterior samples draw again.
+
+Source: Gal and Ghahramani 2016.
+"""
 
 from functools import partial
 
@@ -13,4 +16,5 @@ from fl_dpbayes.samplers.algorithm import Algorithm
 def build(sampler: MCDropout, module: nn.Module) -> Algorithm:
     """Return the sampler."""
     masked = DropoutModule(module, sampler.rate)
-    return Algorithm(masked, partial(sgd.step, momentum=sampler.momentum), draw=masked.draw)
+    step = partial(sgd.step, momentum=sampler.momentum)
+    return Algorithm(masked, step, draw=masked.draw)

@@ -1,7 +1,7 @@
 """Poisson batches of a site's units and the clipped sum over each."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -38,7 +38,7 @@ from fl_dpbayes.samplers.gradients.engine import (
     gradient_engine,
     where_gradients_meet,
 )
-from fl_dpbayes.samplers.gradients.loss import RecordLoss, summed_cross_entropy
+from fl_dpbayes.samplers.gradients.loss import RecordLoss, loss_name, summed_cross_entropy
 from fl_dpbayes.samplers.gradients.pass_shape import (
     Way,
     checked_gradient_shape,
@@ -50,7 +50,9 @@ from fl_dpbayes.samplers.gradients.stochastic import resampled
 from fl_dpbayes.samplers.gradients.vmap import layer_sizes, per_unit_gradients
 from fl_dpbayes.schedules import ChainStreams
 
-# Bits of a unit, 6 / 64 of a word, beside which a share of 1 / 64 of the uniforms costs little.
+# What one entry of the cache of chosen passes takes, roughly, in bytes.
+_CHOICE_BYTES = 2**12
+# Six bits a unit cost 6 / 64 of a word, and leave 1 / 64 of the units to draw a uniform.
 _MOST_BITS = 6
 
 
@@ -66,14 +68,16 @@ def poisson_units(
     2^-(53 + m), and only a share 2^-m of the units draws a u (docs/sensitivity.md).
 
     Args:
-        generator: Drawn from are m ceil(n / 64) whole words, then one u per unit whose bits are 1.
+        generator: It yields m ceil(n / 64) whole words, then one u per unit whose bits are all 1.
         unit_count: n, 0 or more.
         sampling_rate: q in (0, 1].
 
     Returns:
         Numbers of the units that join, ascending; often empty where q is small.
     """
-    bits = min(_MOST_BITS, max(0, -math.frexp(sampling_rate)[1]))
+    # The exponent e of q = f 2^e with 1/2 <= f < 1.
+    exponent = math.frexp(sampling_rate)[1]
+    bits = min(_MOST_BITS, max(0, -exponent))
     # Uniforms are multiples of 2^-53: joining at u < q would round q up, many times over where q is
     # near 2^-53.
     if bits == 0:
@@ -90,9 +94,11 @@ def poisson_units(
 class TrainingRecords:
     """What a chain is trained on.
 
-    `features`: shape (N, *shape); N may be 0. `targets`: classes or values as the loss wants them,
-    shape (N,). `unit_index`: privacy unit of each record, numbers 0 .. m - 1 without a gap, shape
-    (N,). `loss`: minus the log likelihood of records, summed; its gradient is clipped.
+    Attributes:
+        features: Shape (N, *shape); N may be 0.
+        targets: Classes (int64) or values (float32), as the loss wants them, shape (N,).
+        unit_index: Privacy unit of each record, numbers 0 .. m - 1 without a gap, shape (N,).
+        loss: Minus the log likelihood of records, summed; its gradient is clipped.
     """
 
     features: npt.NDArray[np.float32]
@@ -103,11 +109,10 @@ class TrainingRecords:
     def __post_init__(self) -> None:
         """Check lengths and the numbering of units."""
         if not len(self.features) == len(self.targets) == len(self.unit_index):
-            said = (
+            raise ValueError(
                 f"{len(self.features)} records, {len(self.targets)} labels, "
-                f"{len(self.unit_index)} unit numbers"
+                f"{len(self.unit_index)} unit numbers: give one per record"
             )
-            raise ValueError(f"{said}: give one per record")
         if (np.bincount(self.unit_index) == 0).any():
             raise ValueError("unit_index must number the units 0, 1, 2, ... without a gap")
 
@@ -116,8 +121,11 @@ class TrainingRecords:
 class GradientPasses:
     """How a run's clipped sums are computed.
 
-    `way`: the engine. `clipped_sum`: its function, like `book_keeping.clipped_sum`. `shape`: of
-    every pass. `eta`: how far rounding can move a sum, over the clip norm.
+    Attributes:
+        way: Name of the engine.
+        clipped_sum: The engine's function, like `book_keeping.clipped_sum`.
+        shape: What every pass looks like.
+        eta: How far rounding can move a sum, over the clip norm.
     """
 
     way: Way
@@ -129,13 +137,20 @@ class GradientPasses:
 class BatchGradient:
     """Draws one Poisson batch per call and sums its clipped per-unit gradients.
 
-    Every pass has the same public number of rows, and where a bound is set, gradients are clipped
-    to C / (1 + eta), so that a unit with all rounding moves the sum by at most C
+    Every pass has the same public number of rows. Where a bound is set, gradients are clipped to
+    C / (1 + eta), so that a unit with all rounding moves the sum by at most C
     (docs/sensitivity.md).
 
-    `units`: n, the declared number of units; the real one decides nothing but who joins. Raises
-    UserError if the module mixes the records of a batch, a record alone does not give the same bits
-    twice, or rounding could move the sum by more than 0.001 C.
+    Args:
+        module: Its trainable parameters are those of the gradient.
+        records: The site's records and their loss.
+        privacy: Sampling rate, clip norm, clipping rule and pre-noise.
+        units: n, the declared number of units; the real one decides nothing but who joins.
+        streams: Random streams of sampling, pre-noise and model.
+
+    Raises:
+        UserError: The module mixes the records of a batch, a record does not give the same bits
+            twice even in a pass of its own, or rounding could move the sum by more than 0.001 C.
     """
 
     def __init__(
@@ -146,78 +161,102 @@ class BatchGradient:
         units: int,
         streams: ChainStreams,
     ) -> None:
+        self._module = module
+        self._loss = records.loss
+        self._privacy = privacy
+        self._streams = streams
         self._records_of_unit = np.bincount(records.unit_index)
         self._order = np.argsort(records.unit_index, kind="stable")
-        like = next(iter(trainable_parameters(module).values()))
-        # Read where they lie: arrays of a site are not copied, and cannot be written.
-        self._features = uploaded(records.features, like.device, like.dtype)
-        self._targets = uploaded(records.targets, like.device)
         self._unit_of_record = records.unit_index[self._order]
-        self._module, self._loss, self._privacy, self._streams = (
-            module,
-            records.loss,
-            privacy,
-            streams,
-        )
+        parameter = next(iter(trainable_parameters(module).values()))
+        # On the host they stay where they lie: a site's arrays are not copied, and not written to.
+        self._features = uploaded(records.features, device=parameter.device, dtype=parameter.dtype)
+        self._targets = uploaded(records.targets, parameter.device)
         self._record_is_unit = bool((self._records_of_unit == 1).all())
         self._materialises = privacy.pre_noise > 0 or not self._record_is_unit
-        loss_name = getattr(records.loss, "__qualname__", repr(records.loss))
-        key = (
-            "passes",
-            structure(module),
-            records.features.shape[1:],
-            records.targets.dtype,
-            loss_name,
-            units,
-            self._materialises,
-            privacy.sampling_rate,
-            privacy.clip_norm is None,
-            torch.get_num_threads(),
+        chosen = KEPT.get(
+            self._key_of_passes(records, units),
+            partial(self._choose_passes, units),
+            lambda _: _CHOICE_BYTES,
         )
-        chosen = KEPT.get(key, partial(self._passes, units), lambda _: 2**12)
         self._clipped_sum = chosen.clipped_sum
         self.passes = chosen.shape
-        self._rows = self.passes.rows
         note(self.passes)
-        self._clip_norm = (
-            math.inf if privacy.clip_norm is None else privacy.clip_norm / (1 + chosen.eta)
-        )
+        self._clip_norm = math.inf
+        if privacy.clip_norm is not None:
+            self._clip_norm = privacy.clip_norm / (1 + chosen.eta)
         self._chain = None if chosen.way == "vmap" else dense_chain(module)
-        # What can be written, here or through what it is a view of, may change between two steps.
-        fixed = records.features.flags.owndata and not records.features.flags.writeable
-        self._lengths = None
-        if self._chain is not None and fixed:
-            load = partial(self._chain.input_lengths, self._features, self._rows)
-            asked = (
-                "lengths",
-                id(records.features),
-                self._rows,
-                self._chain.layers[0].bias is None,
-                like.device,
-            )
-            self._lengths = KEPT.get(asked, load, lambda found: found.nbytes, of=records.features)
+        self._input_lengths = self._known_input_lengths(records.features)
 
-    def _passes(self, units: int) -> GradientPasses:
-        shape = self._features.shape[1:]
-        chosen = self._passes_by(gradient_engine(self._module, shape), units)
-        if chosen.way != "book_keeping":
-            return chosen
-        if where_gradients_meet(self._module, shape, chosen.shape.rows) is None:
-            return chosen
-        # At another number of rows they did not meet.
+    def _key_of_passes(self, records: TrainingRecords, units: int) -> tuple[Hashable, ...]:
+        return (
+            "passes",
+            structure(self._module),
+            records.features.shape[1:],
+            records.targets.dtype,
+            loss_name(records.loss),
+            units,
+            self._materialises,
+            self._privacy.sampling_rate,
+            self._privacy.clip_norm is None,
+            torch.get_num_threads(),
+        )
+
+    def _choose_passes(self, units: int) -> GradientPasses:
+        record_shape = self._features.shape[1:]
+        passes = self._passes_by(gradient_engine(self._module, record_shape), units)
+        if passes.way != "book_keeping":
+            return passes
+        # The engine was chosen for another number of rows, at which gradients did not meet.
+        if where_gradients_meet(self._module, record_shape, rows=passes.shape.rows) is None:
+            return passes
         return self._passes_by(VMAP, units)
 
     def _passes_by(self, engine: GradientEngine, units: int) -> GradientPasses:
-        shapes = (self._features.shape[1:], self._targets.dtype, self._loss)
         way: Way = "vmap" if self._materialises else engine.name
-        rows, eta = wanted_rows(self._module, way, self._privacy.sampling_rate * units), 0.0
+        rows = wanted_rows(
+            self._module, way, expected_batch_size=self._privacy.sampling_rate * units
+        )
+        input_shape = self._features.shape[1:]
+        target_type = self._targets.dtype
         if way == "book_keeping":
-            rows = fitted_rows(self._module, *shapes, rows)
-        passes = PassShape("gradients", wanted=rows, rows=rows)
-        if self._privacy.clip_norm is not None:
-            passes = checked_gradient_shape(self._module, way, *shapes, rows)
-            eta = rounding_eta(self._module, way, *shapes, passes.rows, units)
-        return GradientPasses(way=way, clipped_sum=engine.clipped_sum, shape=passes, eta=eta)
+            rows = fitted_rows(
+                self._module, input_shape, targets=target_type, loss=self._loss, rows=rows
+            )
+        if self._privacy.clip_norm is None:
+            shape = PassShape("gradients", wanted=rows, rows=rows)
+            eta = 0.0
+        else:
+            shape = checked_gradient_shape(
+                self._module,
+                way,
+                input_shape=input_shape,
+                targets=target_type,
+                loss=self._loss,
+                rows=rows,
+            )
+            eta = rounding_eta(
+                self._module,
+                way,
+                input_shape=input_shape,
+                targets=target_type,
+                loss=self._loss,
+                rows=shape.rows,
+                units=units,
+            )
+        return GradientPasses(way=way, clipped_sum=engine.clipped_sum, shape=shape, eta=eta)
+
+    def _known_input_lengths(self, features: npt.NDArray[np.float32]) -> torch.Tensor | None:
+        """Return what a dense chain needs of each record at every step, if it stays as it is."""
+        # What can be written, here or through what it is a view of, may change between two steps.
+        is_fixed = features.flags.owndata and not features.flags.writeable
+        if self._chain is None or not is_fixed:
+            return None
+        rows = self.passes.rows
+        has_bias = self._chain.layers[0].bias is not None
+        key = ("lengths", id(features), rows, not has_bias, self._features.device)
+        compute = partial(self._chain.input_lengths, self._features, rows)
+        return KEPT.get(key, compute, lambda lengths: lengths.nbytes, of=features)
 
     def __call__(self) -> ClippedSum:
         """Draw a batch and return its sum of clipped gradients; zeros for an empty batch.
@@ -227,54 +266,54 @@ class BatchGradient:
         units = poisson_units(
             self._streams.sampling, len(self._records_of_unit), self._privacy.sampling_rate
         )
-        rows = (
-            units if self._record_is_unit else np.flatnonzero(np.isin(self._unit_of_record, units))
-        )
+        places = units
+        if not self._record_is_unit:
+            places = np.flatnonzero(np.isin(self._unit_of_record, units))
+        numbers = self._order[places]
         if self._chain is not None:
-            # What fails is tried record by record below.
+            # Where this fails, each record is tried by itself below.
             with suppress(Exception):
-                return self._chain_sum(self._chain, self._order[rows])
-        chosen = moved(self._order[rows], self._features.device)
-        targets = self._targets.index_select(0, chosen)
+                return self._chain_sum(self._chain, numbers)
+        index = moved(numbers, self._features.device)
+        targets = self._targets.index_select(0, index)
         module, features = resampled(
-            self._module, self._features.index_select(0, chosen), self._streams.model
+            self._module, self._features.index_select(0, index), self._streams.model
         )
         counts = self._records_of_unit[units]
         try:
-            return self._sum(module, features, targets, counts)
+            return self._sum(module, features, targets=targets, counts=counts)
         except Exception:
-            # The module may have written into its inputs.
-            features = self._features.index_select(0, chosen)
+            # Taken anew, since the module may have written into its inputs.
+            features = self._features.index_select(0, index)
             if isinstance(self._module, DropoutModule):
                 module, features = self._module.with_masks_as_inputs(features)
-            one = np.ones(1, np.int64)
-            failing = failing_rows(
-                lambda part: self._sum(module, part[:1], targets[:1], one), features
-            )
-            owners = np.repeat(np.arange(len(counts)), counts)
-            passing = np.bincount(owners, failing.cpu().numpy(), len(counts)) == 0
-            kept = torch.from_numpy(passing[owners]).to(features.device)
-            return self._sum(module, features[kept], targets[kept], counts[passing])
+            return self._sum_of_passing_units(module, features, targets=targets, counts=counts)
 
-    def _chain_sum(self, chain: DenseChain, chosen: npt.NDArray[np.int64]) -> ClippedSum:
-        rows, count, known = self._rows, len(chosen), self._lengths
-        padded = moved(
-            np.concatenate([chosen, np.zeros(-count % rows, np.int64)]), self._features.device
-        )
+    def _chain_sum(self, chain: DenseChain, numbers: npt.NDArray[np.int64]) -> ClippedSum:
+        rows = self.passes.rows
+        count = len(numbers)
+        padding = np.zeros(-count % rows, np.int64)
+        index = moved(np.concatenate([numbers, padding]), self._features.device)
 
         def piece_sum(first: int) -> ClippedSum:
-            part = padded[first : first + rows]
-            features, targets = (
-                values.index_select(0, part) for values in (self._features, self._targets)
-            )
-            lengths = None if known is None else known.index_select(0, part)
+            piece = index[first : first + rows]
+            features = self._features.index_select(0, piece)
+            targets = self._targets.index_select(0, piece)
+            lengths = None
+            if self._input_lengths is not None:
+                lengths = self._input_lengths.index_select(0, piece)
             features[count - first :].zero_()
-            layers = chain.gradients(features, targets, self._loss, lengths, self.passes.products)
+            layers = chain.gradients(
+                features, targets, loss=self._loss, lengths=lengths, products=self.passes.products
+            )
             return clip_and_sum(
-                layers, self._clip_norm, self._privacy.clipping, min(rows, count - first)
+                layers,
+                clip_norm=self._clip_norm,
+                clipping=self._privacy.clipping,
+                count=min(rows, count - first),
             )
 
-        return add_up(self._module, padded.device, map(piece_sum, range(0, count, rows)))
+        return add_up(self._module, index.device, sums=map(piece_sum, range(0, count, rows)))
 
     def _sum(
         self,
@@ -283,13 +322,37 @@ class BatchGradient:
         targets: torch.Tensor,
         counts: npt.NDArray[np.int64],
     ) -> ClippedSum:
-        bound = {"clip_norm": self._clip_norm, "clipping": self._privacy.clipping}
         with computing(self.passes.products):
             if self._materialises:
-                return self._materialised_sum(module, features, targets, counts)
+                return self._materialised_sum(module, features, targets=targets, counts=counts)
             return self._clipped_sum(
-                module, features, targets, **bound, loss=self._loss, rows=self._rows
+                module,
+                features,
+                targets,
+                clip_norm=self._clip_norm,
+                clipping=self._privacy.clipping,
+                loss=self._loss,
+                rows=self.passes.rows,
             )
+
+    def _sum_of_passing_units(
+        self,
+        module: nn.Module,
+        features: torch.Tensor,
+        targets: torch.Tensor,
+        counts: npt.NDArray[np.int64],
+    ) -> ClippedSum:
+        """Leave out the units with a record on which the module raises an error."""
+        one_record = np.ones(1, np.int64)
+        fails = failing_rows(
+            lambda part: self._sum(module, part[:1], targets=targets[:1], counts=one_record),
+            features,
+        )
+        unit_of_row = np.repeat(np.arange(len(counts)), counts)
+        failures_of_unit = np.bincount(unit_of_row, fails.cpu().numpy(), len(counts))
+        passes = failures_of_unit == 0
+        rows = torch.from_numpy(passes[unit_of_row]).to(features.device)
+        return self._sum(module, features[rows], targets=targets[rows], counts=counts[passes])
 
     def _materialised_sum(
         self,
@@ -298,25 +361,35 @@ class BatchGradient:
         targets: torch.Tensor,
         counts: npt.NDArray[np.int64],
     ) -> ClippedSum:
-        ends, sizes, rows = (
-            np.concatenate([[0], np.cumsum(counts)]),
-            layer_sizes(module),
-            self._rows,
-        )
+        rows = self.passes.rows
+        ends = np.concatenate([[0], np.cumsum(counts)])
+        sizes = layer_sizes(module)
 
         def group_sum(first: int) -> ClippedSum:
             # Whole units: a unit cut in two would be clipped twice.
             group = counts[first : first + rows]
             part = slice(ends[first], ends[first + len(group)])
-            index = moved(np.repeat(np.arange(len(group)), group), features.device)
+            unit_of_row = moved(np.repeat(np.arange(len(group)), group), features.device)
             gradients = per_unit_gradients(
-                module, features[part], targets[part], index, rows, self._loss, rows
+                module,
+                features[part],
+                targets[part],
+                unit_index=unit_of_row,
+                units=rows,
+                loss=self._loss,
+                rows=rows,
             )
             if self._privacy.pre_noise > 0:
-                own = gradients[: len(group)]
-                own[:] = with_pre_noise(own, self._privacy.pre_noise, self._streams.pre_noise)
+                of_units = gradients[: len(group)]
+                of_units[:] = with_pre_noise(
+                    of_units, scale=self._privacy.pre_noise, generator=self._streams.pre_noise
+                )
             return sum_clipped(
-                gradients, self._clip_norm, self._privacy.clipping, sizes, len(group)
+                gradients,
+                clip_norm=self._clip_norm,
+                clipping=self._privacy.clipping,
+                layer_sizes=sizes,
+                count=len(group),
             )
 
-        return add_up(module, features.device, map(group_sum, range(0, len(counts), rows)))
+        return add_up(module, features.device, sums=map(group_sum, range(0, len(counts), rows)))

@@ -1,10 +1,8 @@
 """Stochastic gradient descent with momentum.
 
 At a constant step size it is the path of stochastic gradient Hamiltonian Monte Carlo with friction
-1 - beta (v = -a m), so the noise of a private gradient keeps it at temperature T = a n sigma^2 C^2
-/ (2 (1 - beta) B^2), meant or not. Without momentum it is the Langevin step: Theorem 1 of Zhang et
-al. Sources: Polyak 1964 (heavy ball); Mandt, Hoffman and Blei 2017, section 4 (stationary
-distribution).
+1 - beta (v = -a m), so the noise of a private gradient keeps it at temperature
+T = a n sigma^2 C^2 / (2 (1 - beta) B^2), meant or not.
 """
 
 from functools import partial
@@ -26,9 +24,26 @@ def build(sampler: SGD, module: nn.Module) -> Algorithm:
 def step(
     state: ChainState, gradient: torch.Tensor, step_size: float, *, momentum: float
 ) -> ChainState:
-    """Return m <- beta m + d, w <- w - a m for the noisy gradient d, shape (d,), and momentum beta in [0, 1)."""
+    """Make one step of gradient descent with momentum.
+
+        m <- beta m + d,    w <- w - a m
+
+    Without momentum it is the Langevin step (Zhang et al., Theorem 1).
+
+    Args:
+        state: Position w and, if beta > 0, momentum m.
+        gradient: Noisy gradient d of the mean energy, shape (d,).
+        step_size: a > 0.
+        momentum: beta in [0, 1).
+
+    Returns:
+        The next state.
+
+    Source:
+        Polyak 1964 (heavy ball); Mandt, Hoffman and Blei 2017, section 4 (stationary distribution).
+    """
     if momentum == 0:
         return sgld.step(state, gradient, step_size)
     velocity = state.vectors["momentum"].mul(momentum).add_(gradient)
-    parameters = torch.add(state.parameters, velocity, alpha=-step_size)
-    return ChainState({"parameters": parameters, "momentum": velocity}, state.step + 1)
+    position = torch.add(state.parameters, velocity, alpha=-step_size)
+    return ChainState({"parameters": position, "momentum": velocity}, state.step + 1)

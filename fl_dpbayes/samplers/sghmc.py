@@ -1,9 +1,9 @@
 """Stochastic gradient Hamiltonian Monte Carlo.
 
-Chen, Fox and Guestrin 2014, eq. 15, with eta = a / n. All of the injected noise is the noise of the
-private sum: it adds variance (a sigma C / B)^2 to v in each step where temperature T needs 2 alpha
-(a / n) T, hence T_t = a_t n sigma_t^2 C^2 / (2 alpha B^2), clipping and mini-batch noise aside;
-alpha = 1 is Langevin dynamics. The stationary law at a finite step is in docs/proofs/sghmc.md.
+All of the injected noise is the noise of the private sum: it adds variance (a sigma C / B)^2 to v
+in each step where temperature T needs 2 alpha (a / n) T. Hence T_t = a_t n sigma_t^2 C^2 / (2 alpha
+B^2), clipping and mini-batch noise aside; alpha = 1 is Langevin dynamics. The stationary law at a
+finite step is in docs/proofs/sghmc.md.
 """
 
 from functools import partial
@@ -24,8 +24,22 @@ def build(sampler: SGHMC, module: nn.Module) -> Algorithm:
 def step(
     state: ChainState, gradient: torch.Tensor, step_size: float, *, friction: float
 ) -> ChainState:
-    """Return v <- (1 - alpha) v - a d, w <- w + v for the noisy gradient d, shape (d,), friction alpha in (0, 1]."""
+    """Make one step of Hamiltonian dynamics with friction.
+
+        v <- (1 - alpha) v - a d,    w <- w + v
+
+    Args:
+        state: Position w and momentum v.
+        gradient: Noisy gradient d of the mean energy, shape (d,).
+        step_size: a > 0; eta = a / n of the source.
+        friction: alpha in (0, 1].
+
+    Returns:
+        The next state.
+
+    Source:
+        Chen, Fox and Guestrin 2014, eq. 15.
+    """
     momentum = state.vectors["momentum"].mul(1 - friction).sub_(gradient, alpha=step_size)
-    return ChainState(
-        {"parameters": state.parameters + momentum, "momentum": momentum}, state.step + 1
-    )
+    position = state.parameters + momentum
+    return ChainState({"parameters": position, "momentum": momentum}, state.step + 1)

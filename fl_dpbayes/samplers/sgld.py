@@ -2,9 +2,7 @@
 
 With a_t = eta_t n and gradient noise of standard deviation sigma C / B it targets the posterior at
 temperature T_t = a_t n sigma_t^2 C^2 / (2 B^2), clipping and mini-batch noise aside. Where the mean
-energy is quadratic with curvature h, its stationary variance is exactly Var(w) = T / (n h) / (1 - a
-h / 2). Sources: Welling and Teh 2011, eq. 4; Zhang et al., Algorithm 2 (noise coupling); Abadi et
-al. 2016, Algorithm 1.
+energy is quadratic with curvature h, its stationary variance is T / (n h) / (1 - a h / 2), exactly.
 """
 
 import torch
@@ -21,7 +19,21 @@ def build(sampler: SGLD, module: nn.Module) -> Algorithm:
 
 
 def step(state: ChainState, gradient: torch.Tensor, step_size: float) -> ChainState:
-    """Return w <- w - a d for the noisy gradient d, shape (d,)."""
-    return ChainState(
-        {"parameters": torch.add(state.parameters, gradient, alpha=-step_size)}, state.step + 1
-    )
+    """Make one Langevin step.
+
+        w <- w - a d
+
+    Args:
+        state: Position w.
+        gradient: Noisy gradient d of the mean energy, shape (d,).
+        step_size: a > 0.
+
+    Returns:
+        The next state.
+
+    Source:
+        Welling and Teh 2011, eq. 4; Zhang et al., Algorithm 2 (noise coupling); Abadi et al. 2016,
+        Algorithm 1.
+    """
+    position = torch.add(state.parameters, gradient, alpha=-step_size)
+    return ChainState({"parameters": position}, state.step + 1)

@@ -166,7 +166,9 @@ def shuffled_epochs(poisson: Callable) -> Callable:
 def one_batch_for_the_whole_stretch(patch: pytest.MonkeyPatch) -> None:
     drawn: dict = {}
     begun = minibatch.BatchGradient, "__init__"
-    changed(*begun, lambda sound: lambda *given: drawn.clear() or sound(*given))(patch)
+    changed(*begun, lambda sound: lambda *given, **rest: drawn.clear() or sound(*given, **rest))(
+        patch
+    )
     change_batches(lambda poisson: lambda *given: drawn.setdefault("batch", poisson(*given)))(patch)
 
 

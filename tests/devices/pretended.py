@@ -1,4 +1,4 @@
-"""A device that is pretended: values stay on the host, and each storage has a note of where it would lie.
+"""A pretended device: values stay on the host, and each storage has a note of where it would lie.
 
 torch's own fake tensors cannot be differentiated where torch was built for CUDA and no GPU is
 there. Here every operator, of backward passes and under `vmap` too, runs on the host and is refused
@@ -17,7 +17,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-HOST, CUDA = torch.device("cpu"), torch.device("cuda", 0)
+HOST = torch.device("cpu")
+CUDA = torch.device("cuda", 0)
 MOVES = (torch.Tensor.to, torch.Tensor.cpu, torch.Tensor.cuda)
 WAITS = ("item", "tolist", "__bool__", "__int__", "__float__", "__index__", "nonzero", "equal")
 
@@ -30,13 +31,16 @@ class TwoDevicesError(BaseException):
 
 
 @dataclass
-class Seen:
+class DeviceLog:
     """What was asked of a pretended device.
 
-    `places`: storages that lie there, by address; a weak reference keeps an address from being used
-    again. `moves`: the direction and number of entries of each copy between host and device.
-    `waits`: where the host asked for a value. `within`: where a call's tensors lie, while it runs:
-    what torch itself makes on the way, it makes there.
+    Attributes:
+        places: Storages that lie there, by address; a weak reference keeps an address from being
+            used again.
+        moves: Direction and number of entries of each copy between host and device.
+        waits: Names of the functions by which the host asked for a value.
+        within: Where a call's tensors lie, while it runs: what torch itself makes on the way, it
+            makes there.
     """
 
     places: dict[int, tuple[StorageWeakRef, torch.device]] = field(default_factory=dict)
@@ -46,133 +50,146 @@ class Seen:
 
     def place(self, tensor: torch.Tensor) -> torch.device:
         """Return where a tensor would lie."""
-        while functorch.is_functorch_wrapped_tensor(tensor):
-            tensor = functorch.get_unwrapped(tensor)
-        known = self.places.get(tensor.untyped_storage()._cdata)
-        return HOST if known is None else known[1]
+        entry = self.places.get(_unwrapped(tensor).untyped_storage()._cdata)
+        return HOST if entry is None else entry[1]
 
     def put(self, tensor: torch.Tensor, device: torch.device) -> None:
         """Note where a tensor's storage would lie."""
-        while functorch.is_functorch_wrapped_tensor(tensor):
-            tensor = functorch.get_unwrapped(tensor)
-        storage = tensor.untyped_storage()
+        storage = _unwrapped(tensor).untyped_storage()
         if device.type == "cuda":
             self.places[storage._cdata] = (StorageWeakRef(storage), CUDA)
         else:
             self.places.pop(storage._cdata, None)
 
+    def remote(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+        """Return the tensors that would lie on the device."""
+        return [tensor for tensor in tensors if self.place(tensor).type == "cuda"]
+
+
+def _unwrapped(tensor: torch.Tensor) -> torch.Tensor:
+    while functorch.is_functorch_wrapped_tensor(tensor):
+        tensor = functorch.get_unwrapped(tensor)
+    return tensor
+
+
+def _tensors(values: Any) -> list[torch.Tensor]:
+    return [value for value in tree_leaves(values) if isinstance(value, torch.Tensor)]
+
 
 class _Operators(TorchDispatchMode):
     """Refuses operators on two devices, and notes where results lie."""
 
-    def __init__(self, seen: Seen) -> None:
+    def __init__(self, log: DeviceLog) -> None:
         super().__init__()
-        self._seen = seen
+        self._log = log
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        tensors = [each for each in tree_leaves((args, kwargs)) if isinstance(each, torch.Tensor)]
-        remote = [each for each in tensors if self._seen.place(each).type == "cuda"]
+        tensors = _tensors((args, kwargs))
+        remote = self._log.remote(tensors)
         # A number of the host, without an axis, may meet tensors of a device.
-        here = [each for each in tensors if self._seen.place(each).type == "cpu" and each.dim() > 0]
+        local = [
+            tensor
+            for tensor in tensors
+            if self._log.place(tensor).type == "cpu" and tensor.dim() > 0
+        ]
         copies = func is torch.ops.aten.copy_.default
-        if remote and here and not copies:
-            shapes = [tuple(each.shape) for each in here]
+        if remote and local and not copies:
+            shapes = [tuple(tensor.shape) for tensor in local]
             raise TwoDevicesError(
                 f"{func} has tensors of a GPU and of the host, the latter of shapes {shapes}"
             )
-        if remote and here:
-            direction = f"to {self._seen.place(args[0]).type}"
-            self._seen.moves.append((direction, args[0].numel()))
+        if remote and local:
+            direction = f"to {self._log.place(args[0]).type}"
+            self._log.moves.append((direction, args[0].numel()))
         result = func(*args, **kwargs)
-        made_there = not tensors and self._seen.within.type == "cuda"
-        if (remote or made_there) and not copies:
-            for each in tree_leaves(result):
-                if isinstance(each, torch.Tensor):
-                    self._seen.put(each, CUDA)
+        is_made_there = not tensors and self._log.within.type == "cuda"
+        if (remote or is_made_there) and not copies:
+            for tensor in _tensors(result):
+                self._log.put(tensor, CUDA)
         return result
 
 
 class _Calls(TorchFunctionMode):
     """Answers what code asks of devices, and turns moves between them into copies on the host."""
 
-    def __init__(self, seen: Seen) -> None:
+    def __init__(self, log: DeviceLog) -> None:
         super().__init__()
-        self._seen = seen
+        self._log = log
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs, seen = dict(kwargs or {}), self._seen
+        kwargs = dict(kwargs or {})
+        log = self._log
         if func == torch.Tensor.device.__get__:
-            return seen.place(args[0])
+            return log.place(args[0])
         if func == torch.Tensor.is_cuda.__get__:
-            return seen.place(args[0]).type == "cuda"
+            return log.place(args[0]).type == "cuda"
         if func is torch.Tensor.pin_memory:
             return args[0]
-        if func is torch.Tensor.numpy and seen.place(args[0]).type == "cuda":
+        if func is torch.Tensor.numpy and log.place(args[0]).type == "cuda":
             raise TypeError("a tensor of a GPU has no NumPy array: copy it to the host first")
         name = getattr(func, "__name__", "")
-        remote = [each for each in tree_leaves((args, kwargs)) if isinstance(each, torch.Tensor)]
-        remote = [each for each in remote if seen.place(each).type == "cuda"]
+        remote = log.remote(_tensors((args, kwargs)))
         if func is torch.device or name == "_parse_to":
             # What names a device, and what reads the arguments of a module's `to`, touches no
             # tensor.
             return func(*args, **kwargs)
         if name in WAITS and remote:
-            seen.waits.append(name)
-        wanted = _wanted(func, args, kwargs, seen)
-        here = tree_map(_on_host, (args, kwargs))
-        if func in MOVES and wanted is not None:
-            return self._moved(args[0], wanted, func, *here)
-        before = seen.within
-        seen.within = CUDA if remote else HOST
+            log.waits.append(name)
+        target = _named_device(func, args, kwargs, log)
+        host_args, host_kwargs = tree_map(_on_host, (args, kwargs))
+        if func in MOVES and target is not None:
+            return self._moved(args[0], target, func, host_args, host_kwargs)
+        before = log.within
+        log.within = CUDA if remote else HOST
         try:
-            result = func(*here[0], **here[1])
+            result = func(*host_args, **host_kwargs)
         finally:
-            seen.within = before
-        target = wanted or (CUDA if remote else None)
-        given = {id(each) for each in tree_leaves((args, kwargs))}
-        if target is not None:
-            for each in tree_leaves(result):
-                if isinstance(each, torch.Tensor) and id(each) not in given:
-                    seen.put(each, target)
+            log.within = before
+        result_device = target or (CUDA if remote else None)
+        argument_ids = {id(value) for value in tree_leaves((args, kwargs))}
+        if result_device is not None:
+            for tensor in _tensors(result):
+                if id(tensor) not in argument_ids:
+                    log.put(tensor, result_device)
         return result
 
     def _moved(
         self, tensor: torch.Tensor, target: torch.device, func: Any, args: Any, kwargs: Any
     ) -> torch.Tensor:
-        before = self._seen.place(tensor)
-        given = [each for each in args[1:] if not isinstance(each, torch.Tensor)]
-        others = [each for each in args[1:] if isinstance(each, torch.Tensor)]
-        moved = (
-            tensor.to(others[0].dtype)
-            if others
-            else tensor.to(*given, **kwargs)
-            if func is MOVES[0]
-            else tensor
-        )
+        before = self._log.place(tensor)
+        options = [value for value in args[1:] if not isinstance(value, torch.Tensor)]
+        likes = [value for value in args[1:] if isinstance(value, torch.Tensor)]
+        if likes:
+            moved = tensor.to(likes[0].dtype)
+        elif func is torch.Tensor.to:
+            moved = tensor.to(*options, **kwargs)
+        else:
+            moved = tensor
         if before.type == target.type:
             return moved
-        self._seen.moves.append((f"to {target.type}", tensor.numel()))
+        self._log.moves.append((f"to {target.type}", tensor.numel()))
         moved = moved.clone()
-        self._seen.put(moved, target)
+        self._log.put(moved, target)
         return moved
 
 
-def _wanted(func: Any, args: Any, kwargs: Mapping[str, Any], seen: Seen) -> torch.device | None:
+def _named_device(
+    func: Any, args: Any, kwargs: Mapping[str, Any], log: DeviceLog
+) -> torch.device | None:
     """Return the device that a call names, None where it names none."""
     if func is torch.Tensor.cpu:
         return HOST
     if func is torch.Tensor.cuda:
         return CUDA
-    named = [each for each in (*args, *kwargs.values()) if isinstance(each, torch.device)]
-    given = kwargs.get("device")
-    if isinstance(given, str):
-        named.append(torch.device(given))
+    devices = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.device)]
+    option = kwargs.get("device")
+    if isinstance(option, str):
+        devices.append(torch.device(option))
     if func is torch.Tensor.to:
-        texts = [torch.device(each) for each in args[1:] if isinstance(each, str)]
-        likes = [seen.place(each) for each in args[1:] if isinstance(each, torch.Tensor)]
-        named += texts + likes
-    return named[0] if named else None
+        devices += [torch.device(value) for value in args[1:] if isinstance(value, str)]
+        devices += [log.place(value) for value in args[1:] if isinstance(value, torch.Tensor)]
+    return devices[0] if devices else None
 
 
 def _on_host(value: Any) -> Any:
@@ -182,8 +199,8 @@ def _on_host(value: Any) -> Any:
 
 
 @contextmanager
-def pretended() -> Iterator[Seen]:
+def pretended() -> Iterator[DeviceLog]:
     """Pretend that there is one GPU, as long as the context lasts."""
-    seen = Seen()
-    with _Operators(seen), _Calls(seen):
-        yield seen
+    log = DeviceLog()
+    with _Operators(log), _Calls(log):
+        yield log

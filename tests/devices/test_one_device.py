@@ -1,4 +1,7 @@
-"""Steps, predictions, features, noise and the row check on a pretended GPU: no operator meets tensors of two devices.
+"""On a pretended GPU no operator meets tensors of two devices.
+
+Tried are steps, predictions, features, noise and the row check.
+
 
 Nothing here runs on a GPU. Values are those of the host, so that results can be compared with the
 host's own.
@@ -73,7 +76,8 @@ def sequence() -> nn.Module:
 class Words(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.embedding, self.last = nn.Embedding(WORDS, 4), nn.Linear(4, 3)
+        self.embedding = nn.Embedding(WORDS, 4)
+        self.last = nn.Linear(4, 3)
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
         numbers = features.flatten(1).nan_to_num(0, 0, 0).clamp(0, WORDS - 1).long()
@@ -85,7 +89,8 @@ class Mapped(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.scale, self.last = nn.Parameter(torch.ones(16)), nn.Linear(16, 3)
+        self.scale = nn.Parameter(torch.ones(16))
+        self.last = nn.Linear(16, 3)
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
         return self.last(features.flatten(1) * self.scale)
@@ -134,7 +139,8 @@ def records(units: int = RECORDS) -> TrainingRecords:
 
 def stepped(build, sampler, device: str, units: int = RECORDS, **privacy):
     torch.manual_seed(3)
-    module, plan = build(), plan_of(sampler, privacy | {"clip_norm": 1.0}, steps_per_round=3)
+    module = build()
+    plan = plan_of(sampler, privacy | {"clip_norm": 1.0}, steps_per_round=3)
     own = records(units)
     trace = LocalTrace(plan, log_likelihood_estimate(module, own, 10, np.random.default_rng(0)))
     return run(
@@ -148,9 +154,9 @@ def stepped(build, sampler, device: str, units: int = RECORDS, **privacy):
 
 def assert_alike_on_both(build, sampler, **settings) -> None:
     expected = stepped(build, sampler, "cpu", **settings)
-    with pretended() as seen:
+    with pretended() as log:
         found = stepped(build, sampler, "cuda", **settings)
-        assert seen.places
+        assert log.places
     # Noise differs by a rounding of sine and cosine.
     np.testing.assert_allclose(found.samples, expected.samples, rtol=1e-3, atol=1e-4)
 
@@ -175,7 +181,7 @@ def test_gradients_that_are_materialised_stay_on_one_device(build, settings: dic
 
 
 class Raises(nn.Module):
-    """A module that raises an error on some records: its table ends at 60, and it takes no larger value for a word."""
+    """A module that raises an error on some records: its table of words ends at 60."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -187,7 +193,8 @@ class Raises(nn.Module):
 
 
 def test_records_on_which_a_module_raises_are_left_out_on_one_device() -> None:
-    features, module = records().features.copy(), Raises()
+    features = records().features.copy()
+    module = Raises()
     features[3] = 100.0
     samples = {name: value.detach().numpy()[None] for name, value in module.named_parameters()}
     expected = predict(module, samples, np.ones(1), features)
@@ -200,7 +207,8 @@ def test_records_on_which_a_module_raises_are_left_out_on_one_device() -> None:
 @pytest.mark.parametrize("count", [1, 3])
 def test_a_prediction_stays_on_one_device_and_asks_for_its_results_alone(build, count: int) -> None:
     torch.manual_seed(1)
-    module, features = build(), records().features
+    module = build()
+    features = records().features
     features.flags.writeable = False
     samples = {
         name: np.stack([value.detach().numpy() * (1 + number) for number in range(count)])
@@ -208,13 +216,13 @@ def test_a_prediction_stays_on_one_device_and_asks_for_its_results_alone(build, 
     }
     weights = np.arange(1.0, count + 1)
     expected = predict(module, samples, weights, features)
-    with pretended() as seen:
+    with pretended() as log:
         predict(module, samples, weights, features, device="cuda")
         # The row check is over: what is asked for now is asked for at every prediction.
-        seen.moves.clear()
-        seen.waits.clear()
+        log.moves.clear()
+        log.waits.clear()
         found = predict(module, samples, weights, features, device="cuda")
-        to_host = [size for way, size in seen.moves if way == "to cpu"]
+        to_host = [size for way, size in log.moves if way == "to cpu"]
     assert sorted(to_host)[-2:] == [len(features), 3 * len(features)]
     assert sum(to_host) <= 5 * len(features)
     for name in ("probabilities", "total", "aleatoric", "epistemic"):
@@ -223,29 +231,30 @@ def test_a_prediction_stays_on_one_device_and_asks_for_its_results_alone(build, 
 
 def test_a_chain_waits_for_no_step_and_copies_its_samples_alone_to_the_host() -> None:
     stepped(dense, SAMPLERS["sgld"], "cpu")
-    module, own = dense().to("cpu"), records()
-    with pretended() as seen:
+    module = dense().to("cpu")
+    own = records()
+    with pretended() as log:
         module.to("cuda")
         plan = plan_of(SAMPLERS["sgld"], {"clip_norm": 1.0}, steps_per_round=3)
         run(module, own, plan)
-        seen.moves.clear()
-        seen.waits.clear()
+        log.moves.clear()
+        log.waits.clear()
         result = run(module, own, plan)
-    to_host = [size for way, size in seen.moves if way == "to cpu"]
+    to_host = [size for way, size in log.moves if way == "to cpu"]
     size = result.samples.shape[1]
     # Three samples and the last state.
     assert to_host == [size] * 4
-    assert not seen.waits
+    assert not log.waits
 
 
 def test_noise_is_made_on_the_device_from_the_numbers_of_the_host() -> None:
     expected = next(normal_vectors(np.random.default_rng(2), 40_001, 1))
-    with pretended() as seen:
+    with pretended() as log:
         found = next(normal_vectors(np.random.default_rng(2), 40_001, 1, torch.device("cuda")))
         assert found.device == CUDA
         assert on_device(bytes(32), torch.device("cuda"), 0, 5).device == CUDA
         # Eight numbers of the key and four of the cipher, for the vector and for the five.
-        assert [each for each in seen.moves if each[1] > 12] == []
+        assert [each for each in log.moves if each[1] > 12] == []
         found = found.cpu()
     np.testing.assert_allclose(found.numpy(), expected.numpy(), atol=1e-5)
 
@@ -253,11 +262,11 @@ def test_noise_is_made_on_the_device_from_the_numbers_of_the_host() -> None:
 def test_records_are_copied_to_the_device_once() -> None:
     features = records().features
     features.flags.writeable = False
-    with pretended() as seen:
+    with pretended() as log:
         first = uploaded(features, torch.device("cuda"))
         assert uploaded(features, torch.device("cuda")) is first
         assert (first.device, uploaded(features, torch.device("cpu")).device) == (CUDA, HOST)
-    assert len(seen.moves) == 1
+    assert len(log.moves) == 1
 
 
 GEOMETRY = StandardFeatures(centers=(0.0, 1.0), scales=(1.0, 2.0), source="made up for this test")
@@ -284,10 +293,10 @@ def test_what_a_site_answers_is_computed_on_one_device(table_site, monkeypatch, 
     for device in ("cpu", "cuda"):
         site = table_site(device)
         site.write(ROWS, device=device)
-        with pretended() as seen:
+        with pretended() as log:
             reply = site.train() if kind == "train" else evaluate(site, weight=0.3)
         assert refusal_of(reply) is None
-        assert bool(seen.places) == (device == "cuda")
+        assert bool(log.places) == (device == "cuda")
         answers.append({name: array.numpy() for name, array in reply.content["arrays"].items()})
     for name, expected in answers[0].items():
         np.testing.assert_allclose(answers[1][name], expected, rtol=1e-4, atol=1e-5)

@@ -12,7 +12,8 @@ def test_operators_on_two_devices_are_refused_in_forward_and_backward_passes_and
     None
 ):
     with pretended():
-        here, there = torch.ones(3, 2), torch.ones(3, 2, device="cuda")
+        here = torch.ones(3, 2)
+        there = torch.ones(3, 2, device="cuda")
         assert (here.device, there.device, (there @ there.mT).device, there.cpu().device) == (
             HOST,
             CUDA,
@@ -44,7 +45,7 @@ def test_operators_on_two_devices_are_refused_in_forward_and_backward_passes_and
 
 
 def test_moves_and_waits_are_counted() -> None:
-    with pretended() as seen:
+    with pretended() as log:
         there = torch.ones(5).to("cuda")
         assert float(there.sum()) == 5
         assert there.to("cpu", non_blocking=True).numpy().tolist() == [1] * 5
@@ -52,6 +53,6 @@ def test_moves_and_waits_are_counted() -> None:
             nn.Linear(2, 3).to(torch.device("cuda"))(torch.ones(1, 2, device=there.device)).device
             == CUDA
         )
-    assert seen.moves[:2] == [("to cuda", 5), ("to cpu", 5)]
-    assert seen.waits == ["__float__"]
+    assert log.moves[:2] == [("to cuda", 5), ("to cpu", 5)]
+    assert log.waits == ["__float__"]
     assert torch.ones(3).device == HOST

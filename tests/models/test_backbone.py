@@ -42,7 +42,8 @@ def stored(folder, content, name="weights.pth", architecture="resnet18", **optio
 @pytest.fixture(scope="module")
 def files(network, tmp_path_factory):
     """A folder with the network's weights in two formats, and what names them."""
-    folder, state = tmp_path_factory.mktemp("backbones"), network.state_dict()
+    folder = tmp_path_factory.mktemp("backbones")
+    state = network.state_dict()
     return folder, [
         stored(folder, state, name, image_size=64)
         for name in ("weights.pth", "any name.safetensors")
@@ -63,7 +64,8 @@ def test_features_are_what_reaches_the_last_layer_whatever_the_batch(
     records = images(3, channels, 64, 64)
     mapped = feature_map(named[number], (channels, 64, 64), backbone_folder=folder)
     colours = torch.tensor(records).repeat(1, 3 // channels, 1, 1)
-    mean, deviation = torch.tensor([0.485, 0.456, 0.406]), torch.tensor([0.229, 0.224, 0.225])
+    mean = torch.tensor([0.485, 0.456, 0.406])
+    deviation = torch.tensor([0.229, 0.224, 0.225])
     standard = (colours - mean[:, None, None]) / deviation[:, None, None]
     found = mapped(records)
     assert found.shape == (3, *mapped.output_shape) == (3, 512)
@@ -89,7 +91,8 @@ def test_another_head_and_half_precision_are_taken(network, tmp_path):
         name: value.half() if value.is_floating_point() else value
         for name, value in network.state_dict().items()
     }
-    state["fc.weight"], state["fc.bias"] = torch.zeros(2, 512), torch.zeros(2)
+    state["fc.weight"] = torch.zeros(2, 512)
+    state["fc.bias"] = torch.zeros(2)
     module = backbone(stored(tmp_path, state), tmp_path)
     assert {parameter.dtype for parameter in module.parameters()} == {torch.float32}
 

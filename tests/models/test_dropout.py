@@ -90,7 +90,8 @@ GROUPED = [
 @pytest.mark.parametrize("seed", [0, 1, 3])
 def test_draw_is_the_plain_model_with_one_mask_folded_into_its_weights(base, seed):
     module = DropoutModule(randomise(base), rate=0.5)
-    vector, source = to_vector(module), np.random.default_rng(seed)
+    vector = to_vector(module)
+    source = np.random.default_rng(seed)
     before = vector.clone()
     drawn = module.draw(vector, source)
     assert vector.equal(before)

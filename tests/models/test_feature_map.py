@@ -65,7 +65,8 @@ def test_each_colour_is_an_image_of_its_own():
 
 
 def test_records_may_be_read_only_and_the_global_generator_is_left_alone():
-    records, state = images(2, 1, 8, 8), torch.get_rng_state()
+    records = images(2, 1, 8, 8)
+    state = torch.get_rng_state()
     records.flags.writeable = False
     assert np.isfinite(feature_map(ScatteringFeatures(), (1, 8, 8))(records)).all()
     assert torch.equal(torch.get_rng_state(), state)
@@ -87,7 +88,9 @@ def test_records_that_have_no_such_features_are_refused(features, input_shape, m
 
 def test_a_declared_geometry_gives_features_one_spread_and_no_correlation():
     generator = np.random.default_rng(0)
-    covariance, centers, said = [[4.0, 3.0], [3.0, 9.0]], (1.0, -2.0), "made up for this test"
+    covariance = [[4.0, 3.0], [3.0, 9.0]]
+    centers = (1.0, -2.0)
+    said = "made up for this test"
     records = generator.multivariate_normal(centers, covariance, 40_000).astype(np.float32)
     whitened = StandardFeatures(centers=centers, covariance=covariance, spread=0.5, source=said)
     assert np.allclose(np.cov(feature_map(whitened, (2,))(records).T), 0.25 * np.eye(2), atol=0.01)

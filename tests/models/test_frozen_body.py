@@ -1,4 +1,4 @@
-"""The last layer on a frozen body is the last layer of the whole network: values, gradients, sensitivity."""
+"""The last layer on a frozen body is that of the whole network: values, gradients, sensitivity."""
 
 import hashlib
 from dataclasses import replace
@@ -57,7 +57,8 @@ def take_last_layer(head, whole):
 
 @pytest.mark.parametrize("model", MODELS, ids=NAMES)
 def test_last_layer_on_the_body_is_the_whole_network(model):
-    records, whole = records_of(model), whole_network(model)
+    records = records_of(model)
+    whole = whole_network(model)
     mapped = frozen_body(model, BODY, records.shape[1:])
     head = build_model(model, TASK, seed=9)
     assert not any(value.requires_grad for value in mapped.transform.__self__.module.parameters())
@@ -77,7 +78,8 @@ def test_last_layer_on_the_body_is_the_whole_network(model):
 
 @pytest.mark.parametrize("model", MODELS, ids=NAMES)
 def test_clipped_sum_is_that_of_the_last_layer_in_a_loop_over_records(model):
-    records, whole = records_of(model), whole_network(model)
+    records = records_of(model)
+    whole = whole_network(model)
     targets = torch.arange(len(records)) % TASK.classes
     whole[:-1].requires_grad_(False)
     expected = one_by_one.clipped_sum(whole, torch.tensor(records), targets, CLIP_NORM)

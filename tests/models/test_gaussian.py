@@ -60,12 +60,14 @@ def test_vectors_that_a_device_draws_together_are_those_of_the_host(monkeypatch,
 
 @pytest.mark.parametrize("size", [1, 7, 50_000, PART, 300_000])
 def test_vectors_are_the_same_drawn_ahead_and_in_turn(monkeypatch, size: int) -> None:
-    found, threads = [], torch.get_num_threads()
+    found = []
+    threads = torch.get_num_threads()
     for idle in (False, True):
         monkeypatch.setattr(
             gaussian.os, "sched_getaffinity", lambda _, idle=idle: range(threads + idle)
         )
-        generator, other = keyed(3), keyed(3)
+        generator = keyed(3)
+        other = keyed(3)
         found.append(torch.stack(list(normal_vectors(generator, size, 20))))
         other.bytes(32)
         # The generator is left at one place, however noise is drawn.
@@ -85,16 +87,15 @@ def test_each_of_128_key_bits_changes_the_noise() -> None:
 
 
 def test_noise_reaches_9_standard_deviations_and_is_finite_at_every_integer() -> None:
-    """Noise that ends before 8 would let one release exclude a neighbour: a failure that delta does not count."""
-    integers, turns = (
-        [0, 1, -1, 2**62, 2**63 - 1, -(2**63)],
-        [0, 2**31 - 1, -(2**31), 2**30, -(2**30), 1],
-    )
+    """Noise that ends before 8 would let a release exclude a neighbour: delta does not count it."""
+    integers = [0, 1, -1, 2**62, 2**63 - 1, -(2**63)]
+    turns = [0, 2**31 - 1, -(2**31), 2**30, -(2**30), 1]
     words = np.concatenate(
         [np.array(integers, "<i8").view(np.uint8), np.array(turns, "<i4").view(np.uint8)]
     )
     found = np.empty(12, np.float32)
-    gaussian._box_muller(words, np.empty(6), np.empty((2, 6), np.float32), found)
+    buffers = {"square": np.empty(6), "radius": np.empty(6, "f4"), "angle": np.empty(6, "f4")}
+    gaussian._box_muller(words, **buffers, out=found)
     radii = np.hypot(found[:6], found[6:])
     exact = [
         math.sqrt(2 * 64 * math.log(2)),

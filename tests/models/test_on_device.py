@@ -24,7 +24,9 @@ def test_records_that_cannot_be_written_are_copied_once_within_bounds_and_others
     monkeypatch,
 ) -> None:
     monkeypatch.setattr(on_device, "_UPLOADED", on_device.Kept(200))
-    first, large, changing = fixed(20), fixed(51), np.zeros(3, np.float32)
+    first = fixed(20)
+    large = fixed(51)
+    changing = np.zeros(3, np.float32)
     kept = on_device.uploaded(first, META)
     assert on_device.uploaded(first, META) is kept
     assert on_device.uploaded(first, META, torch.float16).dtype == torch.float16
@@ -39,7 +41,8 @@ def test_records_that_cannot_be_written_are_copied_once_within_bounds_and_others
 
 @pytest.mark.parametrize("mode", [0, 1])
 def test_a_worker_takes_the_share_that_ray_counts(monkeypatch, mode) -> None:
-    ray, limit = mock.Mock(WORKER_MODE=1), mock.Mock()
+    ray = mock.Mock(WORKER_MODE=1)
+    limit = mock.Mock()
     ray.get_runtime_context().worker.mode = mode
     ray.get_runtime_context().get_assigned_resources.return_value = {"CPU": 1.0, "GPU": 0.25}
     monkeypatch.setitem(on_device.sys.modules, "ray", ray)

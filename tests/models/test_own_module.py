@@ -1,4 +1,4 @@
-"""A module of one's own: exact gradients, its trained part, its start, and what is refused with its remedy."""
+"""A module of one's own: exact gradients, its trained part, its start, and refusals."""
 
 import hashlib
 import sys
@@ -27,9 +27,11 @@ TASK = Task(input_shape=(2, 4, 4), classes=3)
 class Residual(nn.Module):
     def __init__(self, head=None, how=None) -> None:
         super().__init__()
-        self.first, self.how = nn.Conv2d(2, 4, 3, padding=1), how or (lambda features: 0)
+        self.first = nn.Conv2d(2, 4, 3, padding=1)
+        self.how = how or (lambda features: 0)
         self.branch = nn.Sequential(nn.GroupNorm(2, 4), nn.ReLU(), nn.Conv2d(4, 4, 3, padding=1))
-        self.norm, self.head = nn.LayerNorm(4), head or nn.Linear(4, 3)
+        self.norm = nn.LayerNorm(4)
+        self.head = head or nn.Linear(4, 3)
 
     def forward(self, features):
         hidden = self.first(features)
@@ -88,14 +90,16 @@ def own(factory: str = "Residual", **keys: object) -> ModuleModel:
     ],
 )
 def test_gradients_of_records_are_exact_and_clipped_whatever_part_is_trained(trainable, engine):
-    model, whole = own(trainable=trainable), dict(Residual().named_parameters())
+    model = own(trainable=trainable)
+    whole = dict(Residual().named_parameters())
     module = build_model(model, TASK, seed=3)
     assert (model_shapes(model, TASK).keys() < whole.keys()) == bool(trainable)
     # Where it is not trained, a value is the same for every start.
     assert torch.equal(module.first.weight, build_model(model, TASK, seed=7).first.weight) == bool(
         trainable
     )
-    features, labels = torch.randn(6, *TASK.input_shape), torch.arange(6) % 3
+    features = torch.randn(6, *TASK.input_shape)
+    labels = torch.arange(6) % 3
     chosen = gradient_engine(one_by_one.randomise(module), TASK.input_shape)
     assert chosen.name == engine
     for way in (chosen, vmap):

@@ -25,7 +25,8 @@ def module():
 def test_round_trip_of_one_vector_in_any_order_and_of_a_stack(module):
     size = to_vector(module).numel()
     stack = torch.arange(3.0 * size).reshape(3, size)
-    arrays, stacked = vector_to_arrays(stack[1], module), vector_to_arrays(stack, module)
+    arrays = vector_to_arrays(stack[1], module)
+    stacked = vector_to_arrays(stack, module)
     assert {name: array.shape for name, array in arrays.items()} == parameter_shapes(module)
     assert {name: array.shape[1:] for name, array in stacked.items()} == parameter_shapes(module)
     for index in range(3):

@@ -1,4 +1,4 @@
-"""Products of matrices: which way is taken where rows depend on where they lie, and that no way changes a sum."""
+"""Which way of products is taken where rows depend on where they lie; no way changes a sum."""
 
 import logging
 from collections.abc import Iterator
@@ -22,17 +22,18 @@ WIDTHS = (5, 9, 13, 14, 25, 30, 50, 126)
 
 
 def starts_apart(matrix: torch.Tensor) -> bool:
-    """Whether a matrix, or the one it is the transpose of, has a row that does not start at a cache line."""
+    """Whether a matrix, or its transpose, has a row that does not start at a cache line."""
     stride = matrix.stride(-2) if matrix.stride(-1) == 1 else matrix.stride(-1)
     return bool(matrix.data_ptr() % ROW_BYTES or stride * matrix.element_size() % ROW_BYTES)
 
 
 class Planted(TorchDispatchMode):
-    """Kernels in which rows depend: on where they start, on their number, in batches of products too, or on calls."""
+    """Kernels in which rows depend on their start, on their number, on batches, or on calls."""
 
     def __init__(self, kind: str) -> None:
         super().__init__()
-        self._kind, self._calls = kind, 0
+        self._kind = kind
+        self._calls = 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         result = func(*args, **kwargs or {})
@@ -129,7 +130,8 @@ def by_record(width: int) -> torch.Tensor:
 
 
 def by_sample(width: int) -> torch.Tensor:
-    weights, features = torch.randn(5, 3, width), torch.randn(16, width)
+    weights = torch.randn(5, 3, width)
+    features = torch.randn(16, width)
     return vmap(lambda weight: nn.functional.linear(features.clone(), weight))(weights)
 
 
@@ -165,7 +167,7 @@ COMPUTED = (backwards, by_record, by_sample, of_vector, in_double, gram, attenti
 
 
 class Starts(TorchDispatchMode):
-    """Counts products, and those of which a row of an operand or of the result does not start at a cache line."""
+    """Counts products, and those with a row that does not start at a cache line."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -203,7 +205,9 @@ def test_all_rows_of_all_products_start_at_a_cache_line_and_no_sum_changes(compu
 @pytest.mark.parametrize("products", ["plain", "aligned", "separate"])
 def test_products_that_are_named_are_those_of_the_block(products) -> None:
     torch.manual_seed(0)
-    layer, features, right = nn.Linear(13, 3), torch.randn(64, 13), torch.randn(13, 5)
+    layer = nn.Linear(13, 3)
+    features = torch.randn(64, 13)
+    right = torch.randn(13, 5)
     with torch.no_grad(), computing(products):
         inside = layer(features), nn.functional.linear(features, layer.weight), features @ right
     with torch.no_grad():
@@ -217,7 +221,8 @@ def test_products_that_are_named_are_those_of_the_block(products) -> None:
 @pytest.mark.parametrize("products", ["aligned", "separate"])
 @pytest.mark.parametrize("value", [np.nan, np.inf, 1e30])
 def test_a_row_that_is_not_finite_stays_alone(products, value) -> None:
-    layer, features = nn.Linear(13, 3), torch.randn(16, 13)
+    layer = nn.Linear(13, 3)
+    features = torch.randn(16, 13)
     with torch.no_grad(), computing(products):
         expected = layer(features)
         features[4] = value

@@ -30,7 +30,8 @@ class Of(nn.Module):
 
     def __init__(self, function, *layers) -> None:
         super().__init__()
-        self.function, self.layers = function, nn.ModuleList(layers or [nn.Linear(8, 3)])
+        self.function = function
+        self.layers = nn.ModuleList(layers or [nn.Linear(8, 3)])
 
     def forward(self, rows: Tensor) -> Tensor:
         return self.function(rows, *self.layers)
@@ -276,10 +277,8 @@ def test_module_whose_rows_may_meet_is_not_computed_at_once(name):
         with torch.set_grad_enabled(grad):
             assert where_rows_meet(MET[name], (ROWS, 8)) is not None
     records = torch.randn(ROWS, 8, generator=torch.Generator().manual_seed(0))
-    compute, values = (
-        RowWise(MET[name]),
-        {key: value.detach() for key, value in MET[name].named_parameters()},
-    )
+    compute = RowWise(MET[name])
+    values = {key: value.detach() for key, value in MET[name].named_parameters()}
     results = []
     for scale in (1.0, 1e30):
         others = records.clone()
@@ -413,7 +412,8 @@ def last_if_large(row):
 def test_writing_at_a_record_s_own_index_leaves_gradients_of_others(index, value):
     records = torch.tensor([1.0, 1.0, 10.0, 1.0])[:, None].expand(4, 3)
     gradients = mapped(torch.func.grad(written_at(index, value)), records)
-    small, large = [0.0, 2.0, 3.0], [1.0, 2.0, 0.0]
+    small = [0.0, 2.0, 3.0]
+    large = [1.0, 2.0, 0.0]
     assert gradients.tolist() == [small, small, large, small]
 
 

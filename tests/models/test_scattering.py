@@ -17,8 +17,11 @@ def periods(height, width):
 
 def morlet(height, width, scale, angle, angles):
     """The wavelet in space, made periodic, by its formula."""
-    deviation, frequency, slant = 0.8 * 2**scale, 0.75 * math.pi / 2**scale, 4 / angles
-    gaussian, wave = np.zeros((height, width)), np.zeros((height, width), complex)
+    deviation = 0.8 * 2**scale
+    frequency = 0.75 * math.pi / 2**scale
+    slant = 4 / angles
+    gaussian = np.zeros((height, width))
+    wave = np.zeros((height, width), complex)
     for y, x in periods(height, width):
         along = x * math.cos(angle) + y * math.sin(angle)
         across = slant * (y * math.cos(angle) - x * math.sin(angle))
@@ -42,7 +45,8 @@ def convolve(image, kernel, step):
     """Periodic convolution by its definition, at every step-th pixel."""
     height, width = image.shape
     found = np.zeros((height // step, width // step), complex)
-    rows, columns = np.arange(height), np.arange(width)
+    rows = np.arange(height)
+    columns = np.arange(width)
     for row, column in itertools.product(range(found.shape[0]), range(found.shape[1])):
         turned = kernel[np.ix_((row * step - rows) % height, (column * step - columns) % width)]
         found[row, column] = (turned * image).sum()
@@ -84,7 +88,8 @@ def direct_scattering(image, margins, scales, angles):
     ],
 )
 def test_transform_is_the_direct_convolution_in_space(height, width, scales, margins):
-    images, angles = np.random.default_rng(0).random((2, height, width)), 8 if scales == 1 else 4
+    images = np.random.default_rng(0).random((2, height, width))
+    angles = 8 if scales == 1 else 4
     transform = scattering(height, width, scales=scales, angles=angles)
     left, right, top, bottom = transform.padding
     assert ((top, bottom), (left, right)) == margins

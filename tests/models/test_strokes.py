@@ -9,7 +9,8 @@ from fl_dpbayes.models.feature_map import feature_map, feature_shape
 from fl_dpbayes.models.strokes import draw_strokes, fit_projection
 from tests.asking import refused
 
-SIDE, KEPT = 16, 20
+SIDE = 16
+KEPT = 20
 PLAIN = ScatteringFeatures(angles=4)
 SMALL = StrokeProjection(characters=200, copies=3, dimensions=KEPT)
 CPU = torch.device("cpu")
@@ -27,7 +28,7 @@ def projection():
 
 
 def recognised(features: np.ndarray) -> float:
-    """Share of first copies whose nearest second copy is of the same character, of (characters, 2, k)."""
+    """Share of first copies with the nearest second copy of their character, (characters, 2, k)."""
     distances = np.linalg.norm(features[:, None, 0] - features[None, :, 1], axis=2)
     return float((distances.argmin(axis=1) == np.arange(len(features))).mean())
 

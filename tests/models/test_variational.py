@@ -57,9 +57,11 @@ def test_noise_must_be_drawn_and_does_not_depend_on_the_number_of_records():
 
 
 def test_draws_have_the_mean_and_scale_of_the_approximation():
-    mean, scale = torch.tensor([1.0, -2.0, 0.0]), torch.tensor([0.1, 1.0, 3.0])
+    mean = torch.tensor([1.0, -2.0, 0.0])
+    scale = torch.tensor([0.1, 1.0, 3.0])
     vector = torch.cat([mean, torch.tensor([spread_of(value) for value in scale.tolist()])])
-    source, count = generator(), 4000
+    source = generator()
+    count = 4000
     draws = torch.stack([draw(vector, source) for _ in range(count)]).double()
     standard_error = scale.double() / math.sqrt(count)
     assert ((draws.mean(0) - mean).abs() <= 4 * standard_error).all()
@@ -107,7 +109,8 @@ def train(features, targets, prior, seed):
     count, size = features.shape
     module = VariationalModule(nn.Linear(size, 1, bias=False), draws=16)
     vector = torch.cat([torch.zeros(size), torch.full((size,), spread_of(0.5))])
-    source, kept = generator(seed), []
+    source = generator(seed)
+    kept = []
     for step in range(800):
         vector_loader(module)(vector)
         module.resample(source, count)

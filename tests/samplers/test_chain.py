@@ -59,7 +59,8 @@ def run(module, site, plan, *, units=COUNT, streams=(1, 2), pre_noise_seed=3, **
 
 
 def test_samples_and_their_numbers_follow_the_plan(module, site):
-    plan, seen = plan_of(), []
+    plan = plan_of()
+    seen = []
     result = run(module, site, plan, on_step=lambda step, *_: seen.append(step))
     sizes = 0.5 * 0.9 ** np.arange(12)
     temperature = sizes * COUNT / (2 * (0.5 * COUNT) ** 2)
@@ -83,7 +84,8 @@ def test_stretches_keep_what_the_plan_says_and_end_with_it(module, site):
 
 
 def test_same_streams_give_the_same_path_and_others_another(module, site):
-    plan, start = plan_of(pre_noise=0.3), to_vector(module)
+    plan = plan_of(pre_noise=0.3)
+    start = to_vector(module)
     first, same, noise, pre_noise = (
         run(module, site, plan, start=start, streams=(1, noise), pre_noise_seed=pre_noise).samples
         for noise, pre_noise in ((2, 3), (2, 3), (3, 3), (2, 4))
@@ -99,10 +101,8 @@ def test_empty_batch_is_a_step_with_noise_and_prior(module, site, rate):
     empty = tuple(part[:0] for part in site)
     start = to_vector(module)
     found = run(module, empty if rate == 1.0 else site, plan, start=start)
-    noise, state = (
-        normal_vectors(np.random.default_rng(2), start.numel(), 3),
-        start.double().numpy(),
-    )
+    noise = normal_vectors(np.random.default_rng(2), start.numel(), 3)
+    state = start.double().numpy()
     batch = rate * COUNT
     for number in range(3):
         size = 0.5 * 0.9**number

@@ -1,4 +1,4 @@
-"""What `run_chain` adds and whom it draws, read from what it leaves: every private sampler, every chain."""
+"""What noise `run_chain` adds and whom it draws, read from what it leaves, for every sampler."""
 
 import math
 from unittest import mock
@@ -25,7 +25,10 @@ from fl_dpbayes.samplers.chain import noisy_gradient
 from fl_dpbayes.samplers.state_vectors import initial_vectors
 from tests.chains import plan_of, run, streams_of
 
-STEP_SIZE, CLIP_NORM, UNITS, CHAIN_STEPS = 0.5, 1.7, 40, 4
+STEP_SIZE = 0.5
+CLIP_NORM = 1.7
+UNITS = 40
+CHAIN_STEPS = 4
 SETTINGS = {"step_size": ConstantStepSize(initial=STEP_SIZE), "prior": FlatPrior()}
 # Of two steps of a stretch from rest: a, or the weight of each noisy gradient in what is read,
 # first step first.
@@ -47,7 +50,7 @@ ERRORS = 4.5
 
 
 def noise_of(sampler, first_step: int, steps: int) -> np.ndarray:
-    """Return the weighted sum of the noise in the gradients, in units of the step size, of a chain without records."""
+    """Return the weighted sum of a chain's noise without records, in units of the step size."""
     task = Task(input_shape=(1000,), classes=2)
     module = build_model(
         MLPModel(hidden=(3,)) if isinstance(sampler, MCDropout) else LogisticModel(), task, seed=0
@@ -91,13 +94,12 @@ def test_chains_share_no_noise() -> None:
 def test_each_step_draws_once_over_all_parameters_and_once_over_all_units(
     monkeypatch, sampling_rate: float
 ) -> None:
-    module, units, steps = (
-        build_model(MLPModel(hidden=(5,)), Task(input_shape=(3,), classes=2), seed=0),
-        20,
-        6,
-    )
+    module = build_model(MLPModel(hidden=(5,)), Task(input_shape=(3,), classes=2), seed=0)
+    units = 20
+    steps = 6
     records = np.ones((units, 3), np.float32), np.zeros(units, np.int64), np.arange(units)
-    streams, start = streams_of(2, 1, 3, 4), to_vector(module)
+    streams = streams_of(2, 1, 3, 4)
+    start = to_vector(module)
     noise, joining = (
         mock.Mock(wraps=each) for each in (chain.normal_vectors, minibatch.poisson_units)
     )
@@ -107,7 +109,9 @@ def test_each_step_draws_once_over_all_parameters_and_once_over_all_units(
     result = run(module, records, plan, start=start, streams=streams)
     # A batch that nobody joined (nearly all of them at the smallest rate) has its draw like any
     # other.
-    noise.assert_called_once_with(streams.noise, start.numel(), steps, torch.device("cpu"))
+    noise.assert_called_once_with(
+        streams.noise, size=start.numel(), count=steps, device=torch.device("cpu")
+    )
     assert joining.mock_calls == [mock.call(streams.sampling, units, sampling_rate)] * steps
     moved = np.diff(np.vstack([start.numpy(), result.samples]), axis=0)
     assert (moved != 0).all()
@@ -115,7 +119,8 @@ def test_each_step_draws_once_over_all_parameters_and_once_over_all_units(
 
 
 def test_noisy_gradient_is_the_formula_by_hand_and_is_written_over_the_noise_alone():
-    noise, prior = torch.tensor([1.5, -0.5]), torch.tensor([2.0, -1.0])
+    noise = torch.tensor([1.5, -0.5])
+    prior = torch.tensor([2.0, -1.0])
     # (G + sigma C xi) / B - (s / n) grad log p
     expected = [(3.0 + 2.0 * 0.5 * 1.5) / 4 + 2.0 / 20, (0.5 + 2.0 * 0.5 * -0.5) / 4 - 1.0 / 20]
     settings = {"noise_multiplier": 2.0, "noise_unit": 0.5, "expected_batch_size": 4.0, "units": 20}

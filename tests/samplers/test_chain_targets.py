@@ -60,7 +60,8 @@ def run(plan, module, features, targets, noise_multipliers, loss=summed_cross_en
     ids=lambda sampler: sampler.kind,
 )
 def test_chain_samples_the_posterior_at_the_planned_temperature_gaussian_target(sampler):
-    target, temperature = regression(), 0.5
+    target = regression()
+    temperature = 0.5
     # One output per chain: without a clip they share nothing but the records.
     module = nn.Linear(2, CHAINS, bias=False)
     plan = plan_of(
@@ -85,8 +86,9 @@ def logistic():
 
 
 def record_gradients(vector, features, labels):
-    """Gradients of the logistic model's losses in float64, shape (N, d), in the order weight, bias."""
-    weight, bias = vector[:12].reshape(3, 4), vector[12:]
+    """Gradients of the logistic model's losses in float64, (N, d), in the order weight, bias."""
+    weight = vector[:12].reshape(3, 4)
+    bias = vector[12:]
     logits = features @ weight.T + bias
     probabilities = np.exp(logits - logits.max(1, keepdims=True))
     errors = probabilities / probabilities.sum(1, keepdims=True) - np.eye(3)[labels]
@@ -110,7 +112,9 @@ def test_theorem_1_of_zhang_same_path_from_the_same_noise(
     records, kind, rate, prior, penalty_gradient
 ):
     features, labels = records
-    units, clip_norm, steps = len(features), 0.7, 25
+    units = len(features)
+    clip_norm = 0.7
+    steps = 25
     schedule = PolynomialStepSize(initial=0.8, power=0.5)
     sampler = {"dp-sgd": SGD, "dp-sgld": SGLD}[kind](kind=kind, step_size=schedule, prior=prior)
     privacy = PrivacyPlan(
@@ -131,7 +135,8 @@ def test_theorem_1_of_zhang_same_path_from_the_same_noise(
 
     # Algorithm 2 as it is printed, |B_t| read as the expected batch size; its N(0, eta) is minus
     # sqrt(eta) our noise.
-    sampling, w = np.random.default_rng(0), to_vector(logistic()).double().numpy()
+    sampling = np.random.default_rng(0)
+    w = to_vector(logistic()).double().numpy()
     for number, noise in enumerate(normal_vectors(np.random.default_rng(1), len(w), steps)):
         eta = sizes[number] / units
         batch = poisson_units(sampling, units, rate)
@@ -172,7 +177,9 @@ def test_two_stretches_carry_the_momentum_and_equal_one(monkeypatch, records, sa
         burn_in=2,
     )
     whole = run(plan, logistic(), features, labels, np.ones(12))
-    streams, start, samples = chains.streams_of(0, 1, 2, 3), None, []
+    streams = chains.streams_of(0, 1, 2, 3)
+    start = None
+    samples = []
     for stretch in (range(5), range(5, 12)):
         part = run(
             plan,

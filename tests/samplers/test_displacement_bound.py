@@ -42,7 +42,9 @@ def plan_of(sampler, prior, **privacy) -> TrainingPlan:
 
 def walk(chain, generator, outward: bool):
     """Yield (|w - w0|, |m|) of a chain whose every unit pulls as hard as its clip norm allows."""
-    plan, units, privacy = chain.plan, chain.units, chain.plan.privacy
+    plan = chain.plan
+    units = chain.units
+    privacy = chain.plan.privacy
     algorithm = build_algorithm(plan.sampler, torch.nn.Linear(PARAMETERS, 1, bias=False))
     start = torch.from_numpy(generator.standard_normal(PARAMETERS).astype(np.float32))
     state = to_state(initial_vectors(plan.sampler, start), plan.sampler, 0)
@@ -113,7 +115,8 @@ def test_planned_noise_is_the_noise_that_a_site_solves(coupling, given) -> None:
         privacy["noise_multiplier" if coupling in ("constant", "floor") else "temperature"] = 2.0
     plan = plan_of(SAMPLERS["momentum"], PRIORS["flat"], coupling=coupling, **privacy)
     for units in (30, 3000):
-        planned, solved = planned_chain(plan, units), solve_plan(plan, units)
+        planned = planned_chain(plan, units)
+        solved = solve_plan(plan, units)
         np.testing.assert_allclose(planned.noise_multipliers, solved.noise_multipliers, rtol=1e-9)
 
 

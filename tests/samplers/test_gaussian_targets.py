@@ -1,4 +1,4 @@
-"""Every Langevin sampler on targets whose posterior, and whose stationary law at a finite step, are known."""
+"""Langevin samplers on targets of known posterior and known stationary law at a finite step."""
 
 import numpy as np
 import pytest
@@ -56,7 +56,8 @@ def test_langevin_coupling_samples_the_posterior_at_its_temperature_gaussian_tar
 @SAMPLERS
 @pytest.mark.slow
 def test_langevin_coupling_samples_a_posterior_that_is_not_gaussian_logistic_grid(sampler):
-    target, step_size = analytic_targets.logistic(), 0.15
+    target = analytic_targets.logistic()
+    step_size = 0.15
     sigma = target.scale(sampler.momentum_lost).langevin_noise(np.array([step_size]), 1.0)[0]
     positions = independent_chains(target, sampler, step_size, sigma, steps=200, seed=3)
     mean, covariance = target.moments()
@@ -77,7 +78,8 @@ def test_langevin_coupling_samples_a_posterior_that_is_not_gaussian_logistic_gri
 def test_floor_samples_at_tau_unless_privacy_needs_more_noise_gaussian_target(
     sampler, sigma, hotter
 ):
-    target, sizes = regression(), np.array([0.2])
+    target = regression()
+    sizes = np.array([0.2])
     scale = target.scale(sampler.momentum_lost)
     floored = noise_multipliers("floor", sizes, scale, sigma, 1.0)
     temperature = scale.temperatures(sizes, floored)[0]

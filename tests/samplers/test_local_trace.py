@@ -120,14 +120,17 @@ def test_file_holds_the_rows(tmp_path):
 
 
 def test_estimate_is_exact_over_all_records_and_near_over_some():
-    module, records, generator = model(), records_of(400), np.random.default_rng(1)
+    module = model()
+    records = records_of(400)
+    generator = np.random.default_rng(1)
     before = to_vector(module)
     parameters = before + 0.3
     exact = log_likelihood_estimate(module, records, 400, generator)(parameters)
     some = log_likelihood_estimate(module, records, 100, generator)
     assert torch.equal(to_vector(module), before)
     vector_loader(module)(parameters)
-    features, labels = torch.from_numpy(records.features), torch.from_numpy(records.targets)
+    features = torch.from_numpy(records.features)
+    labels = torch.from_numpy(records.targets)
     with torch.no_grad():
         losses = [
             float(summed_cross_entropy(module(features[i : i + 1]), labels[i : i + 1]))
@@ -141,7 +144,9 @@ def test_estimate_is_exact_over_all_records_and_near_over_some():
 
 
 def test_trace_of_a_chain_ends_at_its_last_state():
-    plan, records, module = plan_of(1.0, steps_per_round=15, thinning=15), records_of(40), model()
+    plan = plan_of(1.0, steps_per_round=15, thinning=15)
+    records = records_of(40)
+    module = model()
     likelihood = log_likelihood_estimate(module, records, 40, np.random.default_rng(0))
     trace = LocalTrace(plan, likelihood)
     result = chains.run(module, records, plan, on_step=trace)
@@ -160,7 +165,8 @@ class FailsBeyond(nn.Embedding):
 
 
 def test_record_on_which_a_module_fails_leaves_no_likelihood_and_no_error():
-    records, plan = records_of(40), plan_of(1.0, steps_per_round=3, thinning=3)
+    records = records_of(40)
+    plan = plan_of(1.0, steps_per_round=3, thinning=3)
     whole = chains.run(FailsBeyond(8, 3), records, plan)
     records.features[7] = 1e3
     module = FailsBeyond(8, 3)

@@ -82,7 +82,8 @@ def joined_units(rate, units, draws):
 @pytest.mark.parametrize("rate", RATES)
 def test_each_unit_joins_with_its_own_coin(rate):
     # Three whole words of 64 bits, and one that is cut.
-    units, draws = 200, 3000
+    units = 200
+    draws = 3000
     joined = joined_units(rate, units, draws)
     variance = rate * (1 - rate)
     assert abs(joined.mean() - rate) <= ERRORS * math.sqrt(variance / joined.size)
@@ -122,7 +123,7 @@ def test_gaps_between_those_who_join_are_geometric(rate):
 
 
 def scripted(bits, uniform):
-    """A generator whose words are all ones or all zeros, as told, and whose uniforms are one number."""
+    """A generator whose words are all ones or all zeros, and whose uniforms are one number."""
     words = {True: np.uint64(2**64 - 1), False: np.uint64(0)}
 
     def integers(low, high, size, dtype):
@@ -209,7 +210,8 @@ def test_patients_join_whole_and_are_clipped_whole():
 
 def test_groups_of_patients_add_up_and_patients_with_one_record_each_equal_records(monkeypatch):
     features, labels = site(12)
-    order, records = np.random.default_rng(3).permutation(12), np.arange(12)
+    order = np.random.default_rng(3).permutation(12)
+    records = np.arange(12)
     by_patient, by_record = (
         batch_gradient(features, labels, index)().total for index in (order, records)
     )
@@ -217,7 +219,7 @@ def test_groups_of_patients_add_up_and_patients_with_one_record_each_equal_recor
     unit_index = np.repeat(np.arange(6), 2)
     whole = batch_gradient(features, labels, unit_index)().total
     monkeypatch.setattr(minibatch, "KEPT", Kept())
-    monkeypatch.setattr(minibatch, "wanted_rows", lambda *_: 4)
+    monkeypatch.setattr(minibatch, "wanted_rows", lambda *_, **__: 4)
     torch.testing.assert_close(
         batch_gradient(features, labels, unit_index)().total, whole, rtol=1e-5, atol=1e-6
     )
@@ -231,11 +233,13 @@ def test_what_was_found_for_a_module_and_its_records_is_found_once(monkeypatch):
     def total(records=features, **changes):
         return batch_gradient(records, labels, np.arange(12), **changes)().total
 
-    first, broken = total(), lambda: None
-    monkeypatch.setattr(minibatch, "gradient_engine", broken)
-    monkeypatch.setattr(minibatch.DenseChain, "input_lengths", broken)
+    first = total()
+    # Called with arguments, both fail.
+    monkeypatch.setattr(minibatch, "gradient_engine", lambda: None)
+    monkeypatch.setattr(minibatch.DenseChain, "input_lengths", lambda: None)
     assert torch.equal(total(), first)
-    mlp, others = build_model(MLPModel(hidden=(3,)), TASK, seed=0), features.copy()
+    mlp = build_model(MLPModel(hidden=(3,)), TASK, seed=0)
+    others = features.copy()
     others.flags.writeable = False
     for other in ({"records": others}, {"module": mlp}, {"sampling_rate": 0.5}, {"pre_noise": 1.0}):
         with pytest.raises(TypeError, match="positional argument"):
@@ -338,9 +342,11 @@ def test_draws_stay_with_their_records_however_the_batch_is_cut(
     whole = totals()
     assert not torch.equal(whole[0], whole[1])
     monkeypatch.setattr(minibatch, "KEPT", Kept())
-    monkeypatch.setattr(minibatch, "wanted_rows", lambda *_: 5)
+    monkeypatch.setattr(minibatch, "wanted_rows", lambda *_, **__: 5)
     monkeypatch.setattr(
-        minibatch, "checked_gradient_shape", lambda *_: PassShape("gradients", wanted=5, rows=5)
+        minibatch,
+        "checked_gradient_shape",
+        lambda *_, **__: PassShape("gradients", wanted=5, rows=5),
     )
     torch.testing.assert_close(totals(), whole, rtol=1e-4, atol=1e-6)
 

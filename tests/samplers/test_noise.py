@@ -44,7 +44,8 @@ def test_a_missing_parameter_is_named(coupling: str) -> None:
 def test_langevin_property_has_its_temperature_at_any_friction(
     tau, batch, clip, units, sizes, friction
 ) -> None:
-    scale, steps = NoiseScale(clip, batch, units, friction), np.array(sizes)
+    scale = NoiseScale(clip, batch, units, friction)
+    steps = np.array(sizes)
     plain = noise_multipliers("langevin", steps, NoiseScale(clip, batch, units), temperature=tau)
     for coupling in ("langevin", "floor"):
         noise = noise_multipliers(coupling, steps, scale, 0.0, tau)

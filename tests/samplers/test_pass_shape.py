@@ -1,4 +1,4 @@
-"""Every pass over records has one public number of rows, padding counts for nothing, and rounding stays below eta."""
+"""Every pass has one public number of rows, padding counts for nothing, rounding is below eta."""
 
 import logging
 
@@ -81,7 +81,8 @@ class Scaled(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.weight, self.layer = nn.Parameter(torch.ones(64)), nn.Linear(64, 3)
+        self.weight = nn.Parameter(torch.ones(64))
+        self.layer = nn.Linear(64, 3)
 
     def forward(self, images):
         return self.layer(images.flatten(1) * self.weight)
@@ -124,9 +125,9 @@ def chosen_of(wanted):
 
 
 def counted(original, seen):
-    def watched(model, features, *rest):
+    def watched(model, features, *arguments, **keywords):
         seen.append(len(features))
-        return original(model, features, *rest)
+        return original(model, features, *arguments, **keywords)
 
     return watched
 
@@ -164,13 +165,15 @@ def test_every_pass_has_the_public_number_of_rows(passes, name, count) -> None:
 def test_what_is_known_of_records_beforehand_changes_no_bit(bias) -> None:
     module = nn.Sequential(nn.Flatten(), nn.Linear(64, 5, bias), nn.ReLU(), nn.Linear(5, 3))
     gradient = gradient_of(module, 200)
-    features, labels, rows = gradient._features, gradient._targets, gradient._rows
+    features = gradient._features
+    labels = gradient._targets
+    rows = gradient.passes.rows
     with computing(gradient.passes.products):
         expected = book_keeping.clipped_sum(
             module, features, labels, clip_norm=gradient._clip_norm, rows=rows
         )
     assert torch.equal(gradient().total, expected.total)
-    gradient._lengths *= 1.001  # of every record: one that is not clipped would not show it
+    gradient._input_lengths *= 1.001  # of every record: one that is not clipped would not show it
     assert not torch.equal(gradient().total, expected.total)
 
 
@@ -255,7 +258,7 @@ def test_rows_follow_from_declared_numbers_alone() -> None:
     "first", [[], [nn.Conv2d(1, 16, 7)]], ids=["dense", "positions that cancel"]
 )
 def test_rounding_of_a_sum_is_far_below_eta_and_eta_is_tiny(first) -> None:
-    """The sum over records beside the sum of each record's own contribution in extended precision."""
+    """The sum over records beside the sum of their contributions in extended precision."""
     module = nn.Sequential(*first, nn.Flatten(), nn.Linear(64, 3))
     features = torch.randn((300, *SHAPE), generator=torch.Generator().manual_seed(0))
     labels = torch.arange(300) % 3
@@ -335,13 +338,13 @@ def test_self_check_runs_on_the_path_that_trains(
     forget(monkeypatch)
     original = getattr(holder, function)
 
-    def leaking(*given):
-        leaky = given[place].clone()
+    def leaking(*arguments, **keywords):
+        leaky = arguments[place].clone()
         leaky[0] += leaky[-1] * 1e-3 if len(leaky) > 1 else 0
-        return original(*given[:place], leaky, *given[place + 1 :])
+        return original(*arguments[:place], leaky, *arguments[place + 1 :], **keywords)
 
-    if gradient_of(ENGINES[name][0](), 5)._rows == 1:
+    if gradient_of(ENGINES[name][0](), 5).passes.rows == 1:
         pytest.skip("rows depend on each other here without a fault")
     forget(monkeypatch)
     monkeypatch.setattr(holder, function, leaking)
-    assert gradient_of(ENGINES[name][0](), 5)._rows == 1
+    assert gradient_of(ENGINES[name][0](), 5).passes.rows == 1

@@ -46,7 +46,8 @@ def path(sampler, gradients, step_sizes, start, done=0):
 def quadratic(steps=12, noisy=True):
     """Start (50,) and the gradients of a quadratic with noise of its own in each step."""
     generator = torch.Generator().manual_seed(0)
-    start, curvature = torch.randn(50, generator=generator), torch.rand(50, generator=generator)
+    start = torch.randn(50, generator=generator)
+    curvature = torch.rand(50, generator=generator)
     noise = torch.randn(steps, 50, generator=generator) * noisy
     return start, [lambda w, own=own: curvature * w + own for own in noise]
 
@@ -80,7 +81,8 @@ BY_HAND = [
     ("sampler", "first", "expected"), BY_HAND, ids=lambda value: getattr(value, "kind", "")
 )
 def test_two_steps_by_hand_and_inputs_are_left(sampler, first, expected):
-    start, done = torch.tensor([2.0]), 0 if sampler.kind == "adam" else 5
+    start = torch.tensor([2.0])
+    done = 0 if sampler.kind == "adam" else 5
     states = path(sampler, [torch.tensor([1.0]), torch.tensor([-3.0])], (0.1, 0.2), start, done)
     assert {name: vector.item() for name, vector in states[-1].vectors.items()} == pytest.approx(
         expected

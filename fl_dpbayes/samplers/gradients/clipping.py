@@ -30,8 +30,10 @@ class ClippedSum:
 
     Only the sum, once noised, may leave the site.
 
-    `total`: (d,), float64. `clipped`: number of units whose gradient the rule reduced. `units`: of
-    the batch.
+    Attributes:
+        total: The sum, shape (d,), float64.
+        clipped: Number of units whose gradient the rule reduced, a tensor of one entry.
+        units: Number of units in the batch.
     """
 
     total: torch.Tensor
@@ -42,20 +44,29 @@ class ClippedSum:
 def add_up(module: nn.Module, device: torch.device, sums: Iterable[ClippedSum]) -> ClippedSum:
     """Add the clipped sums of disjoint parts of a batch, one after the other.
 
-    Zeros for an empty batch.
+    Args:
+        module: Its trainable parameters are those of the sums.
+        device: Where the sums are.
+        sums: The first one's memory takes the total; none for an empty batch.
+
+    Returns:
+        The sum over the batch, zeros for an empty one.
     """
-    found = None
-    for each in sums:
-        if found is None:
-            found = each
+    batch = None
+    for part in sums:
+        if batch is None:
+            batch = part
         else:
-            found = ClippedSum(
-                found.total.add_(each.total), found.clipped + each.clipped, found.units + each.units
+            batch = ClippedSum(
+                total=batch.total.add_(part.total),
+                clipped=batch.clipped + part.clipped,
+                units=batch.units + part.units,
             )
-    if found is None:
+    if batch is None:
         size = sum(parameter.numel() for parameter in trainable_parameters(module).values())
-        return ClippedSum(torch.zeros(size, dtype=torch.float64, device=device), torch.tensor(0), 0)
-    return found
+        zeros = torch.zeros(size, dtype=torch.float64, device=device)
+        return ClippedSum(total=zeros, clipped=torch.tensor(0), units=0)
+    return batch
 
 
 def clip_factors(
@@ -63,25 +74,42 @@ def clip_factors(
 ) -> list[torch.Tensor]:
     """Return the factors of each unit's gradient, so that the clipped gradient's norm is at most C.
 
-    With |g| the norm over all L layers: flat: min(1, C / |g|); global: (C / Z) min(1, max(0, 2 -
-    |g| / Z)); automatic: C / (|g| + stability); per-layer: min(1, C / (sqrt(L) |g_l|)) for layer l.
-    C stands for C (1 - 1e-6). A unit with any norm that is not finite gets 0 in every layer. The
-    global rule of the source drops to 0 at Z; here it falls to 0 between Z and 2 Z, so that no
-    factor jumps. Sources: Abadi et al. 2016, Algorithm 1; Bu et al. 2021 (global); Bu et al. 2022
-    (automatic); McMahan et al. 2018.
+    With |g| the norm over all L layers:
 
-    `layer_norms`: norm of each unit's gradient in each layer, (N,). `clip_norm`: C > 0, may be
-    infinite for `flat` and `per-layer`. Returns factors >= 0 for each layer, (N,), float64. Raises
-    ValueError if the rule needs another C.
+        flat         min(1, C / |g|)
+        global       (C / Z) min(1, max(0, 2 - |g| / Z))
+        automatic    C / (|g| + stability)
+        per-layer    min(1, C / (sqrt(L) |g_l|)) for layer l
+
+    where C stands for C (1 - 1e-6). A unit with any norm that is not finite gets 0 in every layer.
+    The global rule of the source drops to 0 at Z; here it falls to 0 between Z and 2 Z, so that no
+    factor jumps.
+
+    Args:
+        layer_norms: Norm of each unit's gradient in each layer, shape (N,) each.
+        clip_norm: C > 0; may be infinite for `flat` and `per-layer`.
+        clipping: The rule.
+
+    Returns:
+        Factors >= 0 for each layer, shape (N,) each, float64.
+
+    Raises:
+        ValueError: The rule needs another C.
+
+    Source:
+        Abadi et al. 2016, Algorithm 1; Bu et al. 2021 (global); Bu et al. 2022 (automatic);
+        McMahan et al. 2018 (per-layer).
     """
     bound = clip_norm * (1 - _ROUNDING_MARGIN)
     layer_norms = [norms.double() for norms in layer_norms]
     norms = reduce(torch.hypot, layer_norms)
     match clipping:
         case PerLayerClipping():
-            share, finite = bound / math.sqrt(len(layer_norms)), norms < math.inf
+            layer_bound = bound / math.sqrt(len(layer_norms))
+            is_finite = norms < math.inf
             return [
-                torch.where(finite, (share / each).clamp_(max=1.0), 0.0) for each in layer_norms
+                torch.where(is_finite, (layer_bound / norms_of_layer).clamp_(max=1.0), 0.0)
+                for norms_of_layer in layer_norms
             ]
         case FlatClipping():
             factors = norms.reciprocal().mul_(bound).clamp_(max=1.0)
@@ -105,25 +133,41 @@ def clip_factors(
 def clip_and_sum(
     layers: Sequence[LayerGradients], clip_norm: float, clipping: Clipping, count: int
 ) -> ClippedSum:
-    """Clip the gradients of one pass, layer by layer, and sum them.
+    """Clip the gradients of one pass and sum them; what is not finite contributes zero.
 
-    What is not finite contributes zero.
+    Args:
+        layers: Gradients of N rows by each layer, in the order of the flat vector.
+        clip_norm: As for `clip_factors`.
+        clipping: As for `clip_factors`.
+        count: How many of the first rows are units, not padding.
 
-    `layers`: in the order of the flat vector. `count`: how many of the first rows are units, not
-    padding.
+    Returns:
+        The sum over the units.
     """
     factors = clip_factors([layer.norms for layer in layers], clip_norm, clipping)
     least = least_factors(factors)[:count]
-    used, sizes = used_rows(least), [layer.size for layer in layers]
+    used = used_rows(least)
+    sizes = [layer.size for layer in layers]
     total = least.new_empty(sum(sizes))
-    for layer, own, out in zip(layers, factors, torch.split_with_sizes(total, sizes), strict=True):
-        layer.weighted_sum(own, used, out)
-    return ClippedSum(total, (least < 1).count_nonzero(), count)
+    parts = torch.split_with_sizes(total, sizes)
+    for layer, layer_factors, part in zip(layers, factors, parts, strict=True):
+        layer.weighted_sum(layer_factors, used=used, out=part)
+    return ClippedSum(total=total, clipped=(least < 1).count_nonzero(), units=count)
 
 
 def least_factors(factors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Return the least factor of each unit over layers, (N,): below 1 where it lost some of its gradient."""
-    return factors[0] if factors[0] is factors[-1] else reduce(torch.minimum, factors)
+    """Return the least factor of each unit over layers, below 1 where its gradient was reduced.
+
+    Args:
+        factors: Of each layer, shape (N,) each.
+
+    Returns:
+        Shape (N,).
+    """
+    # Rules that do not tell layers apart give one tensor for all.
+    if factors[0] is factors[-1]:
+        return factors[0]
+    return reduce(torch.minimum, factors)
 
 
 def sum_clipped(
@@ -135,29 +179,42 @@ def sum_clipped(
 ) -> ClippedSum:
     """Clip materialised gradients and sum them; a gradient that is not finite contributes zero.
 
-    `gradients`: one row per unit, (N, d). `clip_norm`: as for `clip_factors`. `layer_sizes`: number
-    of columns of each layer, needed by `per-layer`. `count`: how many of the first rows are units
-    and not padding; all of them if None.
+    Args:
+        gradients: One row per unit, shape (N, d).
+        clip_norm: As for `clip_factors`.
+        clipping: As for `clip_factors`.
+        layer_sizes: Number of columns of each layer, needed by `per-layer`.
+        count: How many of the first rows are units, not padding; all of them if None.
+
+    Returns:
+        The sum over the units.
     """
-    blocks = (
-        gradients.split(list(layer_sizes), dim=1)
-        if isinstance(clipping, PerLayerClipping)
-        else (gradients,)
+    blocks: Sequence[torch.Tensor] = (gradients,)
+    if isinstance(clipping, PerLayerClipping):
+        blocks = gradients.split(list(layer_sizes), dim=1)
+    return clip_and_sum(
+        [formed_gradients([block]) for block in blocks],
+        clip_norm=clip_norm,
+        clipping=clipping,
+        count=len(gradients) if count is None else count,
     )
-    layers = [formed_gradients([block]) for block in blocks]
-    return clip_and_sum(layers, clip_norm, clipping, len(gradients) if count is None else count)
 
 
 def with_pre_noise(
     gradients: torch.Tensor, scale: float, generator: np.random.Generator
 ) -> torch.Tensor:
-    """Return g_i + rho xi_i, xi_i ~ N(0, I), for each unit i, shape (U, d), float32.
-
-    Rho >= 0 is the scale.
+    """Return g_i + rho xi_i, xi_i ~ N(0, I), for each unit i.
 
     The clip comes after it, so the sensitivity stays C and the account of the noise on the sum
-    stands; it buys no privacy of its own, and it biases the clipped mean.
+    stands. It buys no privacy of its own, and it biases the clipped mean.
+
+    Args:
+        gradients: g, shape (U, d), float32.
+        scale: rho >= 0.
+        generator: Draws xi.
+
+    Returns:
+        Shape (U, d), float32.
     """
-    return gradients + scale * moved(
-        generator.standard_normal(gradients.shape, dtype=np.float32), gradients.device
-    )
+    noise = generator.standard_normal(gradients.shape, dtype=np.float32)
+    return gradients + scale * moved(noise, gradients.device)

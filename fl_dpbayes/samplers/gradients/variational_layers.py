@@ -1,16 +1,8 @@
-"""What one Linear or Conv2d layer under shared weight draws adds to per-example norms and to the clipped sum.
+"""What one layer under shared weight draws adds to per-example norms and to the clipped sum.
 
-With weights w_s = mean + log(1 + exp(spread)) e_s for draws s = 1 .. S, and a_is, g_is the layer's
-input and the gradient of record i's loss at its output under draw s (a sum over positions where
-there are several), record i has the gradients, with E_s = e_s o sigmoid(spread),
-
-    by mean     M_i = sum_s g_is a_is'
-    by spread   R_i = sum_s (g_is a_is') o E_s
-
-and, for one position, their norms follow without forming them:
-
-    |M_i|^2 = sum_{s,t} (g_is . g_it) (a_is . a_it)
-    |R_i|^2 = sum_{s,t} (g_is o g_it)' (E_s o E_t) (a_is o a_it)
+A Linear or Conv2d layer has weights w_s = mean + log(1 + exp(spread)) e_s for draws s = 1 .. S. Its
+inputs a_is and output gradients g_is are those of record i under draw s, and
+E_s = e_s o sigmoid(spread) is the slope of w_s by the spread.
 """
 
 from dataclasses import dataclass
@@ -35,13 +27,23 @@ _PAIR_ELEMENTS = 2**21
 
 @dataclass(frozen=True)
 class DrawnLayer:
-    """Per-example gradients of one layer in factored form, scaled so that no product leaves the range of float32.
+    """Per-example gradients of one layer in factored form.
 
-    `inputs`, `output_gradients`: a and g over their scales, shapes (S, N, G, L, p) and (S, N, G, L,
-    o), entries in [-1, 1]. `input_scale`, `output_scale`: largest |a| and |g| of each record, shape
-    (N,), float64. `weight_slopes`, `bias_slopes`: E of the weight, shape (S, G, o, p), and of the
-    bias, shape (S, G, o), or None. `formed`: scaled M and R, shape (N, G, o, p) each, or None for
-    one position and group, where norms need neither.
+    They are scaled so that no product leaves the range of float32. Record i has the gradients
+    (sums over positions where there are several)
+
+        by mean     M_i = sum_s g_is a_is'
+        by spread   R_i = sum_s (g_is a_is') o E_s
+
+    Attributes:
+        inputs: a over its scale, shape (S, N, G, L, p), entries in [-1, 1].
+        output_gradients: g over its scale, shape (S, N, G, L, o), entries in [-1, 1].
+        input_scale: Largest |a| of each record, shape (N,), float64.
+        output_scale: Largest |g| of each record, shape (N,), float64.
+        weight_slopes: E of the weight, shape (S, G, o, p).
+        bias_slopes: E of the bias, shape (S, G, o), or None.
+        formed: M and R, scaled, shape (N, G, o, p) each. None for one position and group, where
+            norms need neither.
     """
 
     inputs: torch.Tensor
@@ -60,38 +62,42 @@ class DrawnLayer:
 
     @property
     def terms(self) -> float:
-        """How many terms of a weighted sum a record adds to each entry, times how far they may cancel."""
+        """How many terms of a sum a record adds to each entry, times how far they may cancel."""
         return len(self.inputs) * LARGEST_CANCELLATION
 
 
 def drawn_outputs(
     layer: nn.Module, rows: torch.Tensor, weights: torch.Tensor, biases: torch.Tensor | None
 ) -> torch.Tensor:
-    """Apply a layer under S weight draws to S batches at once, rows of draw 1 first.
+    """Apply a layer under S weight draws to S batches at once.
 
-    `layer`: a Linear or Conv2d. `rows`: (S N, ...). `weights`: (S, *weight shape). `biases`: (S,
-    o), or None.
+    Args:
+        layer: A Linear or Conv2d.
+        rows: Draw by draw, shape (S N, ...).
+        weights: Shape (S, *weight shape).
+        biases: Shape (S, o), or None.
+
+    Returns:
+        Outputs, draw by draw, shape (S N, ...).
     """
     draws = len(weights)
     if isinstance(layer, nn.Linear):
         inputs = rows.reshape(draws, -1, layer.in_features)
-        outputs = (
-            inputs @ weights.mT
-            if biases is None
-            else torch.baddbmm(biases[:, None], inputs, weights.mT)
-        )
-        return outputs.reshape(*rows.shape[:-1], layer.out_features)
+        output_shape = (*rows.shape[:-1], layer.out_features)
+        if biases is None:
+            return (inputs @ weights.mT).reshape(output_shape)
+        return torch.baddbmm(biases[:, None], inputs, weights.mT).reshape(output_shape)
     assert isinstance(layer, nn.Conv2d)
     # Draws as groups of one wide convolution.
     wide = rows.unflatten(0, (draws, -1)).transpose(0, 1).flatten(1, 2)
     outputs = functional.conv2d(
         wide,
         weights.flatten(0, 1),
-        None if biases is None else biases.flatten(),
-        layer.stride,
-        layer.padding,
-        layer.dilation,
-        draws * layer.groups,
+        bias=None if biases is None else biases.flatten(),
+        stride=layer.stride,
+        padding=layer.padding,
+        dilation=layer.dilation,
+        groups=draws * layer.groups,
     )
     return outputs.unflatten(1, (draws, -1)).transpose(0, 1).flatten(0, 1)
 
@@ -105,9 +111,15 @@ def drawn_layer(
 ) -> DrawnLayer:
     """Bring a layer's inputs and output gradients into factored form, float32.
 
-    `layer`: a Linear, or a Conv2d with integer zero padding. `rows`: what it was given, draw by
-    draw, (S N, ...). `weight_slopes`, `bias_slopes`: E of the weight, (S, *weight shape), and of
-    the bias, (S, o), or None.
+    Args:
+        layer: A Linear, or a Conv2d with integer zero padding.
+        rows: What it was given, draw by draw, shape (S N, ...).
+        output_gradients: Of the summed loss at its output, draw by draw, shape (S N, ...).
+        weight_slopes: E of the weight, shape (S, *weight shape).
+        bias_slopes: E of the bias, shape (S, o), or None.
+
+    Returns:
+        The layer's gradients.
     """
     draws = len(weight_slopes)
     a, g = positions(layer, rows, output_gradients)
@@ -118,22 +130,45 @@ def drawn_layer(
     formed = None
     if a.shape[2:4] != (1, 1):
         by_draw = g.mT @ a
-        formed = by_draw.sum(0), torch.einsum("sngop,sgop->ngop", by_draw, weight_slopes)
-    bias_slopes = None if bias_slopes is None else bias_slopes.float().reshape(draws, groups, -1)
-    return DrawnLayer(a, g, input_scale, output_scale, weight_slopes, bias_slopes, formed)
+        by_mean = by_draw.sum(0)
+        by_spread = torch.einsum("sngop,sgop->ngop", by_draw, weight_slopes)
+        formed = (by_mean, by_spread)
+    if bias_slopes is not None:
+        bias_slopes = bias_slopes.float().reshape(draws, groups, -1)
+    return DrawnLayer(
+        inputs=a,
+        output_gradients=g,
+        input_scale=input_scale,
+        output_scale=output_scale,
+        weight_slopes=weight_slopes,
+        bias_slopes=bias_slopes,
+        formed=formed,
+    )
 
 
 def norms(layer: DrawnLayer) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return upper bounds, tight to rounding, on the norms of each record's gradient by mean and by spread.
+    """Return upper bounds, tight to rounding, on the norms of each record's gradients.
 
-    Both (N,), float64, weight and bias together; not finite where the gradient is not.
+    For one position they follow without forming the gradients:
+
+        |M_i|^2 = sum_{s,t} (g_is . g_it) (a_is . a_it)
+        |R_i|^2 = sum_{s,t} (g_is o g_it)' (E_s o E_t) (a_is o a_it)
+
+    Args:
+        layer: Gradients of N records.
+
+    Returns:
+        By mean and by spread, weight and bias together, shape (N,) each, float64; not finite where
+        the gradient is not.
     """
     if layer.formed is None:
-        by_mean, by_spread = _mean_norms(layer), _spread_norms(layer)
+        by_mean = _mean_norms(layer)
+        by_spread = _spread_norms(layer)
     else:
         by_mean, by_spread = (row_norms(weights) for weights in layer.formed)
     scale = layer.input_scale * layer.output_scale
-    by_mean, by_spread = by_mean * scale, by_spread * scale
+    by_mean = by_mean * scale
+    by_spread = by_spread * scale
     if layer.bias_slopes is not None:
         gradients = layer.output_gradients.sum(dim=3)
         sloped = gradients * layer.bias_slopes[:, None]
@@ -145,46 +180,60 @@ def norms(layer: DrawnLayer) -> tuple[torch.Tensor, torch.Tensor]:
 def weighted_sums(
     layer: DrawnLayer, mean_factors: torch.Tensor, spread_factors: torch.Tensor
 ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """Return the sums over records of c_i M_i and of k_i R_i, weight and, if there is one, bias, flat, float64.
+    """Return the sums over records of c_i M_i and of k_i R_i.
 
     A record with factor 0 is left out whatever its gradient holds (0 times infinity is NaN).
+
+    Args:
+        layer: Gradients of N records.
+        mean_factors: c_i, shape (N,), float64.
+        spread_factors: k_i, shape (N,), float64.
+
+    Returns:
+        By mean and by spread: that of the weight and, if there is one, that of the bias, flat,
+        float64.
     """
-    scales = layer.input_scale * layer.output_scale
-    for_mean, for_spread = (
-        _coefficients(mean_factors, scales),
-        _coefficients(spread_factors, scales),
+    scale = layer.input_scale * layer.output_scale
+    mean_parts, spread_parts = _weight_sums(
+        layer,
+        for_mean=_coefficients(mean_factors, scale),
+        for_spread=_coefficients(spread_factors, scale),
     )
-    if layer.formed is None:
-        by_mean = _draw_sums(layer, for_mean)
-        # Most rules give both parts of a gradient one factor.
-        by_spread = by_mean if torch.equal(for_mean, for_spread) else _draw_sums(layer, for_spread)
-        mean_parts, spread_parts = [by_mean.sum(0)], [(by_spread * layer.weight_slopes).sum(0)]
-    else:
-        by_mean, by_spread = (formed.flatten(1) for formed in layer.formed)
-        mean_parts, spread_parts = (
-            [weighted_rows(for_mean, by_mean)],
-            [weighted_rows(for_spread, by_spread)],
-        )
     if layer.bias_slopes is not None:
         gradients = layer.output_gradients.sum(dim=3).transpose(0, 1).flatten(1)
-        for_mean, for_spread = (
-            _coefficients(each, layer.output_scale) for each in (mean_factors, spread_factors)
-        )
-        mean_parts.append(weighted_rows(for_mean, gradients).view_as(layer.bias_slopes).sum(0))
+        for_mean = _coefficients(mean_factors, layer.output_scale)
+        for_spread = _coefficients(spread_factors, layer.output_scale)
+        by_mean = weighted_rows(for_mean, gradients).view_as(layer.bias_slopes)
         by_spread = weighted_rows(for_spread, gradients).view_as(layer.bias_slopes)
+        mean_parts.append(by_mean.sum(0))
         spread_parts.append((by_spread * layer.bias_slopes).sum(0))
     return [part.flatten() for part in mean_parts], [part.flatten() for part in spread_parts]
 
 
+def _weight_sums(
+    layer: DrawnLayer, for_mean: torch.Tensor, for_spread: torch.Tensor
+) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    if layer.formed is not None:
+        by_mean, by_spread = (gradients.flatten(1) for gradients in layer.formed)
+        return [weighted_rows(for_mean, by_mean)], [weighted_rows(for_spread, by_spread)]
+    mean_draws = _draw_sums(layer, for_mean)
+    # Most rules give both parts of a gradient one factor.
+    is_one_factor = torch.equal(for_mean, for_spread)
+    spread_draws = mean_draws if is_one_factor else _draw_sums(layer, for_spread)
+    return [mean_draws.sum(0)], [(spread_draws * layer.weight_slopes).sum(0)]
+
+
 def _draw_sums(layer: DrawnLayer, coefficients: torch.Tensor) -> torch.Tensor:
-    a, g = layer.inputs[:, :, 0, 0], layer.output_gradients[:, :, 0, 0]
-    kept = (coefficients > 0)[:, None]
-    left = torch.where(kept, g, 0.0) * coefficients[:, None]
-    return (left.mT @ torch.where(kept, a, 0.0).double())[:, None]
+    """Return the sum over records of c_i g_is a_is' for each draw, shape (S, 1, o, p), float64."""
+    a = layer.inputs[:, :, 0, 0]
+    g = layer.output_gradients[:, :, 0, 0]
+    is_used = (coefficients > 0)[:, None]
+    weighted = torch.where(is_used, g, 0.0) * coefficients[:, None]
+    return (weighted.mT @ torch.where(is_used, a, 0.0).double())[:, None]
 
 
-def _coefficients(factors: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-    products = factors * scales
+def _coefficients(factors: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    products = factors * scale
     return torch.where((factors > 0) & products.isfinite(), products, 0.0)
 
 
@@ -194,35 +243,37 @@ def _scaled(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _mean_norms(layer: DrawnLayer) -> torch.Tensor:
-    a, g = (
-        each[:, :, 0, 0].transpose(0, 1).double() for each in (layer.inputs, layer.output_gradients)
-    )
+    a = layer.inputs[:, :, 0, 0].transpose(0, 1).double()
+    g = layer.output_gradients[:, :, 0, 0].transpose(0, 1).double()
     products = (a @ a.mT) * (g @ g.mT)
     lengths = products.diagonal(dim1=1, dim2=2).sqrt().sum(dim=1)
     return _upper_root(products.sum(dim=(1, 2)), lengths, draws=len(layer.inputs), terms=0)
 
 
 def _spread_norms(layer: DrawnLayer) -> torch.Tensor:
-    left, right = layer.output_gradients[:, :, 0, 0], layer.inputs[:, :, 0, 0]
+    left = layer.output_gradients[:, :, 0, 0]
+    right = layer.inputs[:, :, 0, 0]
     largest = layer.weight_slopes.abs().amax().clamp(min=_TINY)
     slopes = layer.weight_slopes[:, 0] / largest
     if left.shape[2] > right.shape[2]:
         # The product that is rounded in float32 runs over the shorter side.
-        left, right, slopes = right, left, slopes.mT
+        left, right = right, left
+        slopes = slopes.mT
     draws, records, terms = left.shape
     first, second = torch.triu_indices(draws, draws, device=left.device)
-    pairs = max(1, _PAIR_ELEMENTS // (slopes[0].numel() + left[0].numel() + right[0].numel()))
+    entries_of_pair = slopes[0].numel() + left[0].numel() + right[0].numel()
+    pairs = max(1, _PAIR_ELEMENTS // entries_of_pair)
     squares = left.new_zeros(records, dtype=torch.float64)
     lengths = torch.zeros_like(squares)
     for s, t in zip(first.split(pairs), second.split(pairs), strict=True):
         products = (left[s] * left[t]) @ (slopes[s] * slopes[t]) * (right[s] * right[t])
         form = products.sum(dim=2, dtype=torch.float64)
-        same = (s == t)[:, None]
-        squares += torch.where(same, form, 2 * form).sum(0)
-        lengths += torch.where(same, form, 0.0).sqrt().sum(0)
+        on_diagonal = (s == t)[:, None]
+        squares += torch.where(on_diagonal, form, 2 * form).sum(0)
+        lengths += torch.where(on_diagonal, form, 0.0).sqrt().sum(0)
     # Products below the smallest normal number may have become zero.
     squares += 4 * draws**2 * slopes[0].numel() * _TINY
-    return _upper_root(squares, lengths, draws, terms) * largest.double()
+    return _upper_root(squares, lengths, draws=draws, terms=terms) * largest.double()
 
 
 def _upper_root(
@@ -236,5 +287,6 @@ def _upper_root(
 
 
 def _norms_of_sums(gradients: torch.Tensor) -> torch.Tensor:
+    squares = row_norms(gradients.sum(0)).square()
     lengths = row_norms(gradients.abs().sum(0))
-    return _upper_root(row_norms(gradients.sum(0)).square(), lengths, draws=len(gradients), terms=0)
+    return _upper_root(squares, lengths, draws=len(gradients), terms=0)

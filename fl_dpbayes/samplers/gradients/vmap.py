@@ -1,4 +1,7 @@
-"""Gradients of any module without cross-example operations, by `torch.func`: of records, units, and clipped sums."""
+"""Gradients of records and units, and their clipped sums, by `torch.func`.
+
+They are exact for any module without cross-example operations.
+"""
 
 from itertools import starmap
 
@@ -13,9 +16,11 @@ from fl_dpbayes.samplers.gradients.clipping import ClippedSum, add_up, clip_and_
 from fl_dpbayes.samplers.gradients.contribution import LayerGradients, formed_gradients
 from fl_dpbayes.samplers.gradients.loss import RecordLoss, summed_cross_entropy
 
-# Materialised gradients take at most 128 MiB at a time, and 32 MiB where they are of more than 160
-# rows.
-_MAX_ELEMENTS, _CHEAP_ELEMENTS, _MANY_ROWS = 2**25, 2**23, 160
+# Most entries of gradients that are materialised at a time: 128 MiB, and 32 MiB where they are of
+# more than 160 rows.
+_MOST_ENTRIES = 2**25
+_CHEAP_ENTRIES = 2**23
+_MANY_ROWS = 160
 
 
 def per_example_blocks(
@@ -24,9 +29,16 @@ def per_example_blocks(
     targets: torch.Tensor,
     loss: RecordLoss = summed_cross_entropy,
 ) -> dict[str, torch.Tensor]:
-    """Return the gradient of each record's loss by each parameter, (N, size), float32, by `named_parameters()`'s names.
+    """Return the gradient of each record's loss by each parameter.
 
-    `module`: without cross-example operations. The others are those of `book_keeping.clipped_sum`.
+    Args:
+        module: Without cross-example operations.
+        features: Of the module's type and device, shape (N, *shape).
+        targets: Classes (int64) or values (float32), shape (N,).
+        loss: Summed over records.
+
+    Returns:
+        Gradients by the names of `named_parameters()`, shape (N, size) each, float32.
     """
     parameters = {
         name: parameter.detach() for name, parameter in trainable_parameters(module).items()
@@ -52,14 +64,24 @@ def per_example_gradients(
     targets: torch.Tensor,
     loss: RecordLoss = summed_cross_entropy,
 ) -> torch.Tensor:
-    """Return `per_example_blocks` side by side, shape (N, d)."""
-    return torch.cat(list(per_example_blocks(module, features, targets, loss).values()), dim=1)
+    """Return the gradient of each record's loss, shape (N, d), float32, as `per_example_blocks`."""
+    blocks = per_example_blocks(module, features, targets, loss=loss)
+    return torch.cat(list(blocks.values()), dim=1)
 
 
 def mapped_gradients(
     layer: nn.Module, inputs: torch.Tensor, output_gradients: torch.Tensor
 ) -> list[LayerGradients]:
-    """Return what one layer of any kind, with all below it, has for gradients: of each layer that owns parameters."""
+    """Return the gradients of one layer of any kind, with all below it.
+
+    Args:
+        layer: A module that owns trainable parameters.
+        inputs: What it was given, shape (N, ...).
+        output_gradients: Of the summed loss at its output, shape (N, ...).
+
+    Returns:
+        Of each module within it that owns parameters, in order.
+    """
     parameters = {name: value.detach() for name, value in trainable_parameters(layer).items()}
 
     def pulled_back(row: torch.Tensor, gradient: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -67,12 +89,8 @@ def mapped_gradients(
         return pull(gradient)[0]
 
     gradients = mapped(pulled_back, inputs, output_gradients)
-    return list(
-        map(
-            formed_gradients,
-            by_layer({name: gradients[name].flatten(1).float() for name in parameters}),
-        )
-    )
+    blocks = {name: gradients[name].flatten(1).float() for name in parameters}
+    return [formed_gradients(layer_blocks) for layer_blocks in by_layer(blocks)]
 
 
 def per_unit_gradients(
@@ -84,27 +102,45 @@ def per_unit_gradients(
     loss: RecordLoss = summed_cross_entropy,
     rows: int = ROWS,
 ) -> torch.Tensor:
-    """Return the gradient of each unit, shape (U, d), float32: the sum over its records, as `per_example_gradients`.
+    """Return the gradient of each unit: the sum over its records.
 
-    `unit_index` has the unit of each record, 0 .. U - 1, shape (N,), int64. A unit with one record
-    that is not finite has a gradient that is not finite, and is discarded whole by the clip.
+    A unit with one record that is not finite has a gradient that is not finite, and is discarded
+    whole by the clip.
+
+    Args:
+        module: Without cross-example operations.
+        features: Of the module's type and device, shape (N, *shape).
+        targets: Classes (int64) or values (float32), shape (N,).
+        unit_index: Unit of each record, 0 .. U - 1, shape (N,), int64.
+        units: U.
+        loss: Summed over records.
+        rows: How many every pass has.
+
+    Returns:
+        Shape (U, d), float32.
     """
     # What padding has for a gradient goes to a unit of its own, after the others.
     gradients = features.new_zeros((units + 1, sum(layer_sizes(module))), dtype=torch.float32)
-    for part, part_targets, owners, number in pieces(rows, features, targets, unit_index):
-        owners = torch.where(torch.arange(rows, device=owners.device) < number, owners, units)
-        gradients.index_add_(0, owners, per_example_gradients(module, part, part_targets, loss))
+    for part, part_targets, owners, count in pieces(rows, features, targets, unit_index):
+        is_record = torch.arange(rows, device=owners.device) < count
+        owners = torch.where(is_record, owners, units)
+        gradients.index_add_(
+            0, owners, per_example_gradients(module, part, part_targets, loss=loss)
+        )
     return gradients[:units]
 
 
 def fitting_rows(module: nn.Module) -> int:
-    """Return how many rows a pass may have whose gradients are materialised and take at most 128 MiB; may be 0."""
+    """Return how many rows a pass may have whose gradients take at most 128 MiB; may be 0."""
     size = max(1, sum(layer_sizes(module)))
-    return max(_CHEAP_ELEMENTS // size, min(_MAX_ELEMENTS // size, _MANY_ROWS))
+    return max(_CHEAP_ENTRIES // size, min(_MOST_ENTRIES // size, _MANY_ROWS))
 
 
 def layer_sizes(module: nn.Module) -> list[int]:
-    """Count the trainable entries of each layer (a module that owns parameters), in the order of the flat vector."""
+    """Count the trainable entries of each layer, in the order of the flat vector.
+
+    A layer is a module that owns parameters.
+    """
     blocks = by_layer(
         {name: parameter[None] for name, parameter in trainable_parameters(module).items()}
     )
@@ -112,10 +148,18 @@ def layer_sizes(module: nn.Module) -> list[int]:
 
 
 def by_layer(blocks: dict[str, torch.Tensor]) -> list[list[torch.Tensor]]:
-    """Group what belongs to parameters by the layers that own them."""
+    """Group what belongs to parameters by the layers that own them.
+
+    Args:
+        blocks: By the names of `named_parameters()`.
+
+    Returns:
+        The blocks of each layer, in order.
+    """
     layers: dict[str, list[torch.Tensor]] = {}
     for name, block in blocks.items():
-        layers.setdefault(name.rpartition(".")[0], []).append(block)
+        layer_name = name.rpartition(".")[0]
+        layers.setdefault(layer_name, []).append(block)
     return list(layers.values())
 
 
@@ -131,10 +175,9 @@ def clipped_sum(
 ) -> ClippedSum:
     """Sum clipped gradients as `book_keeping.clipped_sum`, materialising gradients."""
 
-    def piece_sum(part: torch.Tensor, part_targets: torch.Tensor, number: int) -> ClippedSum:
-        layers = map(
-            formed_gradients, by_layer(per_example_blocks(module, part, part_targets, loss))
-        )
-        return clip_and_sum(list(layers), clip_norm, clipping, number)
+    def piece_sum(part: torch.Tensor, part_targets: torch.Tensor, count: int) -> ClippedSum:
+        blocks = by_layer(per_example_blocks(module, part, part_targets, loss=loss))
+        layers = [formed_gradients(layer_blocks) for layer_blocks in blocks]
+        return clip_and_sum(layers, clip_norm=clip_norm, clipping=clipping, count=count)
 
-    return add_up(module, features.device, starmap(piece_sum, pieces(rows, features, targets)))
+    return add_up(module, features.device, sums=starmap(piece_sum, pieces(rows, features, targets)))

@@ -31,10 +31,8 @@ def test_all_forms_of_a_convolution_give_the_true_norm_and_sum(outputs, side, se
     parts = [torch.autograd.grad(layer(row[None]), layer.parameters(), g[None]) for row, g in pairs]
     gradients = [torch.cat([part.double().flatten() for part in own]) for own in parts]
     torch.testing.assert_close(found.norms, torch.stack(gradients).norm(dim=1), rtol=2e-5, atol=0)
-    factors, total = (
-        torch.tensor([0.5, 0.0, 2.0], dtype=torch.float64),
-        torch.empty_like(gradients[0]),
-    )
+    factors = torch.tensor([0.5, 0.0, 2.0], dtype=torch.float64)
+    total = torch.empty_like(gradients[0])
     found.weighted_sum(factors, used_rows(factors), total)
     torch.testing.assert_close(total, 0.5 * gradients[0] + 2 * gradients[2], rtol=1e-4, atol=1e-5)
 
@@ -57,7 +55,8 @@ def test_gram_norm_is_no_underestimate_where_positions_cancel():
 
 def test_linear_norm_is_no_underestimate_where_squares_leave_float32():
     layer = nn.Linear(1, 1, bias=False)
-    inputs, output_gradients = torch.tensor([[1e18]]), torch.tensor([[1e-23]])
+    inputs = torch.tensor([[1e18]])
+    output_gradients = torch.tensor([[1e-23]])
     found = layer_gradients(layer, inputs, output_gradients)
     assert found.norms.item() >= inputs.double().item() * output_gradients.double().item()
     # And where they overflow.

@@ -128,21 +128,23 @@ def test_each_materialised_row_stays_within_the_bound(clipping):
 
 
 def huge_gradient_model() -> torch.nn.Module:
-    """Build a finite forward pass whose middle layer has a gradient of norm near the end of float32."""
+    """Build a finite forward pass with a middle gradient of norm near the end of float32."""
     module = build_model(MLPModel(hidden=(4, 4)), Task(input_shape=(4,), classes=2), seed=0)
     first, middle, last = (layer for layer in module if isinstance(layer, torch.nn.Linear))
     with torch.no_grad():
         first.weight.fill_(1e18)
         middle.weight.fill_(1e-38)
         middle.bias.fill_(1e-19)
-        last.weight[0], last.weight[1] = 2e18, -2e18
+        last.weight[0] = 2e18
+        last.weight[1] = -2e18
     return module
 
 
 def test_factor_too_small_for_float32_never_rounds_above_the_bound() -> None:
     module = huge_gradient_model()
     engine = gradient_engine(module, (4,))
-    record, label = torch.ones(1, 4), torch.ones(1, dtype=torch.int64)
+    record = torch.ones(1, 4)
+    label = torch.ones(1, dtype=torch.int64)
     largest = 0.0
     for clip_norm in np.geomspace(1e-6, 1.0, 400):
         contribution = (

@@ -1,4 +1,4 @@
-"""Whole models, plain, with masks or with weight draws: every engine against one backward pass per record."""
+"""Whole models, plain, with masks or draws: every engine against a backward pass per record."""
 
 import itertools
 import math
@@ -73,7 +73,8 @@ class OwnScale(nn.Module):
 
     def __init__(self, width=4):
         super().__init__()
-        self.scale, self.layer = nn.Parameter(torch.ones(width)), nn.Linear(width, width)
+        self.scale = nn.Parameter(torch.ones(width))
+        self.layer = nn.Linear(width, width)
 
     def forward(self, features):
         return self.layer(features * self.scale).tanh() + features
@@ -161,7 +162,8 @@ def test_vanishing_rate_or_spread_gives_the_sum_of_the_plain_model_limit(model):
             book_keeping.clipped_sum(*masked, labels, clip_norm=0.4).total, expected.total
         )
     for draws in (1, 3):
-        module, loss = VariationalModule(base, draws), mean_over_draws(summed_cross_entropy)
+        module = VariationalModule(base, draws)
+        loss = mean_over_draws(summed_cross_entropy)
         for parameter in module.spread.parameters():
             parameter.data.fill_(-200.0)
         found = variational.clipped_sum(
@@ -219,12 +221,12 @@ class Branches(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.first, self.mirrored = (
-            nn.Conv2d(1, 4, 3),
-            nn.Conv2d(4, 4, 3, padding=1, padding_mode="reflect"),
-        )
-        self.same, self.norm = nn.Conv2d(4, 4, 3, padding="same"), nn.GroupNorm(2, 4)
-        self.own, self.head = OwnScale(36), nn.Linear(36, 3)
+        self.first = nn.Conv2d(1, 4, 3)
+        self.mirrored = nn.Conv2d(4, 4, 3, padding=1, padding_mode="reflect")
+        self.same = nn.Conv2d(4, 4, 3, padding="same")
+        self.norm = nn.GroupNorm(2, 4)
+        self.own = OwnScale(36)
+        self.head = nn.Linear(36, 3)
         self.same.bias.requires_grad_(False)
 
     def forward(self, images):
@@ -256,7 +258,9 @@ def test_chain_in_closed_form_equals_autograd_with_hooks(bias, spoilt):
     module = one_by_one.randomise(nn.Sequential(nn.Flatten(), *layers, nn.Linear(7, 3, bias)))
     features, labels = batch(70)
     if spoilt:
-        features[3], features[40, 0, 0, 0], features[69] = math.nan, math.inf, 1e30
+        features[3] = math.nan
+        features[40, 0, 0, 0] = math.inf
+        features[69] = 1e30
     found = book_keeping.clipped_sum(module, features, labels, clip_norm=0.3)
     assert dense_chain(module) is not None
     calls = []
@@ -330,7 +334,8 @@ def test_half_precision_module_is_clipped_in_float64(engine, dtype):
 
 
 def test_an_engine_is_probed_once_for_a_structure_whatever_the_parameters(monkeypatch):
-    probes, plain = [], engines._agrees_with_autograd
+    probes = []
+    plain = engines._agrees_with_autograd
     monkeypatch.setattr(engines, "KEPT", Kept())
     monkeypatch.setattr(
         engines, "_agrees_with_autograd", lambda *asked: probes.append(asked) or plain(*asked)

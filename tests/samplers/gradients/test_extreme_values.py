@@ -1,4 +1,7 @@
-"""A unit moves the clipped sum by the clip norm at most, and the sum is finite, whatever state a request brings."""
+"""Whatever state a request brings, a unit moves the sum by the clip norm at most.
+
+The sum is finite.
+"""
 
 import math
 
@@ -17,7 +20,10 @@ from fl_dpbayes.samplers.gradients.vmap import layer_sizes, per_unit_gradients
 
 VALUES = [0.0, 1e-45, 1e-38, 1e-20, 1.0, -1.0, 1e10, 1e19, 1e30, -1e38, 3.4e38, -3.4e38]
 RULES = [FLAT, GlobalClipping(bound=1.0), AutomaticClipping(stability=1e-6), PerLayerClipping()]
-CLIP_NORM, RECORDS, ROWS, TRIALS = 0.5, 4, 16, 12
+CLIP_NORM = 0.5
+RECORDS = 4
+ROWS = 16
+TRIALS = 12
 
 
 def dense() -> nn.Module:
@@ -65,7 +71,8 @@ def check_bounded(summed, features: torch.Tensor, targets: torch.Tensor) -> floa
 
     Return how far the farthest moved it, in C.
     """
-    everyone, farthest = np.arange(len(targets)), 0.0
+    everyone = np.arange(len(targets))
+    farthest = 0.0
     whole = summed(features, targets)
     assert torch.isfinite(whole).all()
     for record in everyone:
@@ -80,7 +87,8 @@ def check_bounded(summed, features: torch.Tensor, targets: torch.Tensor) -> floa
 @pytest.mark.parametrize("way", ["book-keeping", "vmap", "units", "weight draws"])
 def test_a_unit_moves_the_sum_by_the_clip_norm_at_most_at_any_state(name: str, way: str) -> None:
     build, width = MODULES[name]
-    generator, moves = np.random.default_rng(5), []
+    generator = np.random.default_rng(5)
+    moves = []
     if way == "weight draws" and name == "normalised":
         pytest.skip("layers that are normalised are mapped, as in the other cases")
     for trial in range(TRIALS):

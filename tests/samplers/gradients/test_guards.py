@@ -19,7 +19,7 @@ EVERY = pytest.mark.parametrize("guard", guards.GUARDS, ids=lambda guard: guard.
 
 
 def labelled(module, records):
-    """Label the others as the module sees them without the newcomer, where most have hardly a gradient."""
+    """Label records as the module sees them without the newcomer: most have hardly a gradient."""
     with torch.no_grad():
         logits = module(torch.from_numpy(records[1:]))
     return np.append(0, logits.nan_to_num().argmax(1).numpy())
@@ -44,7 +44,8 @@ def named_samples(module, count):
 
 @EVERY
 def test_one_more_unit_moves_the_sum_by_at_most_the_clip_norm(guard):
-    module, records = guards.awake(guard), guards.newcomer_and_others(guard, OTHERS)
+    module = guards.awake(guard)
+    records = guards.newcomer_and_others(guard, OTHERS)
     labels = labelled(module, records)
     moved = clipped_sum(module, records, labels) - clipped_sum(module, records[1:], labels[1:])
     assert float(moved.norm()) <= 1 + 1e-6
@@ -53,8 +54,10 @@ def test_one_more_unit_moves_the_sum_by_at_most_the_clip_norm(guard):
 @EVERY
 @pytest.mark.parametrize("samples", [1, 3])
 def test_a_prediction_is_the_same_bit_for_bit_whoever_is_beside_it(guard, samples):
-    module, records = guards.awake(guard), guards.newcomer_and_others(guard, OTHERS)
-    arrays, weights = named_samples(module, samples), np.ones(samples)
+    module = guards.awake(guard)
+    records = guards.newcomer_and_others(guard, OTHERS)
+    arrays = named_samples(module, samples)
+    weights = np.ones(samples)
     whole, part = (predict(module, arrays, weights, some) for some in (records, records[1:]))
     np.testing.assert_array_equal(whole.probabilities[1:], part.probabilities)
     np.testing.assert_array_equal(whole.epistemic[1:], part.epistemic)
@@ -62,8 +65,10 @@ def test_a_prediction_is_the_same_bit_for_bit_whoever_is_beside_it(guard, sample
 
 @EVERY
 def test_a_likelihood_of_the_trace_is_the_sum_of_records_alone(guard):
-    module, records = guards.awake(guard), guards.newcomer_and_others(guard, OTHERS)
-    labels, vector = labelled(module, records), to_vector(module)
+    module = guards.awake(guard)
+    records = guards.newcomer_and_others(guard, OTHERS)
+    labels = labelled(module, records)
+    vector = to_vector(module)
 
     def likelihood(part):
         some = training_records(records[part], labels[part])

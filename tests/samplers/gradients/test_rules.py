@@ -1,4 +1,7 @@
-"""Every engine, clipping rule and loss against one backward pass per record, and the bound that the noise relies on."""
+"""Every engine, clipping rule and loss against one backward pass per record.
+
+And the bound that the noise relies on.
+"""
 
 import itertools
 import math
@@ -97,7 +100,8 @@ def test_convolution_under_every_rule_property(
 ):
     for axis in (0, 1):
         assume(dilation[axis] * (kernel[axis] - 1) < side + 2 * padding[axis])
-    inputs, outputs = groups * data.draw(st.integers(1, 2)), groups * data.draw(st.integers(1, 6))
+    inputs = groups * data.draw(st.integers(1, 2))
+    outputs = groups * data.draw(st.integers(1, 6))
     convolution = nn.Conv2d(inputs, outputs, kernel, stride, padding, dilation, groups, bias)
     pixels = convolution(torch.zeros(1, inputs, side, side)).numel()
     module = nn.Sequential(
@@ -173,11 +177,9 @@ def test_other_layers_under_every_rule_property(layer, records, clip_norm, loss)
 @pytest.mark.parametrize("kind", RULES)
 def test_units_under_every_rule(kind):
     module = one_by_one.randomise(nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3)))
-    features, targets, index = (
-        records_of(9, 5),
-        classes(9),
-        torch.tensor([0, 0, 1, 1, 1, 2, 2, 2, 2]),
-    )
+    features = records_of(9, 5)
+    targets = classes(9)
+    index = torch.tensor([0, 0, 1, 1, 1, 2, 2, 2, 2])
     gradients = per_unit_gradients(module, features, targets, index, 3)
     for clip_norm in (0.01, 0.5):
         clipping = rule(kind, clip_norm)
@@ -192,7 +194,8 @@ def test_units_under_every_rule(kind):
 
 def test_clipped_records_are_counted_over_pieces():
     module = one_by_one.randomise(nn.Linear(5, 3))
-    features, targets = records_of(20, 5), classes(20)
+    features = records_of(20, 5)
+    targets = classes(20)
     rows = [
         one_by_one.gradient_of(module, features[i : i + 1], targets[i : i + 1]).norm()
         for i in range(20)
@@ -275,7 +278,8 @@ def test_positions_that_cancel_keep_within_the_bound_property(
 
 @pytest.mark.parametrize("outputs", [4, 64])
 def test_bias_gradients_that_cancel_keep_within_the_bound(outputs):
-    layer, norms = nn.Conv2d(8, outputs, 1), []
+    layer = nn.Conv2d(8, outputs, 1)
+    norms = []
     generator = torch.Generator().manual_seed(0)
     for upstream in torch.linspace(-3, 8, 100):
         g = (
@@ -294,7 +298,8 @@ def test_bias_gradients_that_cancel_keep_within_the_bound(outputs):
 def test_products_that_underflow_between_positions_keep_within_the_bound(exponent):
     layer = nn.Conv2d(64, 64, 1, bias=False)
     for inputs in range(10, 20):
-        a, g = torch.full((1, 64, 2, 2), 10.0**inputs), torch.full((1, 64, 2, 2), 10.0**exponent)
+        a = torch.full((1, 64, 2, 2), 10.0**inputs)
+        g = torch.full((1, 64, 2, 2), 10.0**exponent)
         found = layer_gradients(layer, a, g)
         assert found.product is not None
         contribution = one_by_one.contribution(found, *clip_factors([found.norms], 1e-6, FLAT))

@@ -90,7 +90,8 @@ def test_spread_gradient_is_that_of_finite_differences():
         lambda outputs, targets: nn.functional.cross_entropy(outputs, targets, reduction="sum")
     )
     found = variational.clipped_sum(module, features, labels, clip_norm=math.inf, loss=loss).total
-    step, differences = 1e-5, []
+    step = 1e-5
+    differences = []
     with torch.no_grad():
         for parameter in module.parameters():
             for entry in range(parameter.numel()):
@@ -140,7 +141,8 @@ def factored(a, g, slopes, bias_slopes=None):
     layer = nn.Linear(a.shape[-1], g.shape[-1], bias=bias_slopes is not None)
     found = drawn_layer(layer, a.flatten(0, 1), g.flatten(0, 1), slopes, bias_slopes)
     weights = torch.einsum("sno,snp->snop", g.double(), a.double())
-    by_mean, by_spread = weights.sum(0), torch.einsum("snop,sop->nop", weights, slopes.double())
+    by_mean = weights.sum(0)
+    by_spread = torch.einsum("snop,sop->nop", weights, slopes.double())
     return found, by_mean.flatten(1).norm(dim=1), by_spread.flatten(1).norm(dim=1)
 
 
@@ -156,7 +158,8 @@ def test_norms_are_no_underestimate_where_draws_cancel(difference):
     found, mean_norms, spread_norms = factored(
         a, g, slopes, torch.randn(1, 30, generator=source).expand(2, 30)
     )
-    bounds, ones = norms(found), torch.ones(50)
+    bounds = norms(found)
+    ones = torch.ones(50)
     for index, part in itertools.product(range(50), (0, 1)):
         factors = [ones, ones]
         factors[part] = torch.zeros(50).index_fill(
@@ -170,7 +173,8 @@ def test_norms_are_no_underestimate_where_draws_cancel(difference):
 
 def test_norms_are_tight_where_draws_do_not_cancel():
     source = torch.Generator().manual_seed(0)
-    a, g = torch.randn(4, 6, 400, generator=source), torch.randn(4, 6, 300, generator=source)
+    a = torch.randn(4, 6, 400, generator=source)
+    g = torch.randn(4, 6, 300, generator=source)
     found, *exact = factored(a, g, torch.randn(4, 300, 400, generator=source))
     torch.testing.assert_close([each.double() for each in norms(found)], exact, rtol=3e-4, atol=0)
 
@@ -178,7 +182,8 @@ def test_norms_are_tight_where_draws_do_not_cancel():
 @pytest.mark.parametrize("positions", [1, 2])
 @pytest.mark.parametrize("exponent", [-30, -20, 20, 30])
 def test_norms_hold_where_squares_leave_float32(exponent, positions):
-    layer, source = nn.Linear(7, 5), torch.Generator().manual_seed(0)
+    layer = nn.Linear(7, 5)
+    source = torch.Generator().manual_seed(0)
     a = torch.randn(2, 6, positions, 7, generator=source) * 10.0**exponent
     g = torch.randn(2, 6, positions, 5, generator=source) * 10.0**-exponent
     slopes = torch.randn(2, 5, 7, generator=source)
