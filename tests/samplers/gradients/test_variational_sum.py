@@ -52,7 +52,18 @@ def test_linear_equals_one_by_one_property(
     base = nn.Sequential(*layers, nn.Flatten(), nn.Linear(4 * math.prod(positions), 3, bias))
     module = resampled(base, draws, records)
     features, labels = batch(records, *positions, widths[0])
-    one_by_one.check(variational, module, features, labels, clip_norm, clipping, loss=LOSS)
+    # Where draws cancel, the bound on a norm's rounding grows with the square of how far they do.
+    shorter = 2e-4 if draws > 1 else 0.0
+    one_by_one.check(
+        variational,
+        module,
+        features,
+        labels,
+        clip_norm,
+        clipping,
+        loss=LOSS,
+        shorter=shorter,
+    )
 
 
 @given(
