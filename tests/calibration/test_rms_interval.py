@@ -8,6 +8,7 @@ from scipy.stats import binom, norm
 from fl_dpbayes.calibration.bins import bin_index, coarsen
 from fl_dpbayes.calibration.metrics.errors import rms_debiased
 from fl_dpbayes.calibration.rms_interval import (
+    Moments,
     debiased_mean_square_gap,
     rms_interval,
     share_below,
@@ -116,14 +117,15 @@ def test_moments_with_noise_by_simulation():
 def test_bins_of_one_record_contribute_nothing_limit():
     one, half = np.ones(3), np.full(3, 0.5)
     assert square_gap_moments(one, half, half, np.zeros(3)) == (0, 0, 0)
-    assert share_below(0.0, *(np.zeros(1),) * 3) == pytest.approx(0.5, abs=1e-4)
+    assert share_below(0.0, Moments(*(np.zeros(1),) * 3)) == pytest.approx(0.5, abs=1e-4)
 
 
 @pytest.mark.parametrize("skewness", [1.5, -1.5])
 def test_law_has_its_moments(skewness):
     x = np.linspace(-12, 16, 400_001) * np.sign(skewness)
     x.sort()
-    share = share_below(x, np.array(0.4), np.array(2.0), np.array(skewness * 2.0**1.5))
+    moments = Moments(np.array(0.4), np.array(2.0), np.array(skewness * 2.0**1.5))
+    share = share_below(x, moments)
     weight, middle = np.diff(share), (x[1:] + x[:-1]) / 2
     mean = weight @ middle
     assert mean == pytest.approx(0.4, abs=1e-3)
@@ -133,6 +135,5 @@ def test_law_has_its_moments(skewness):
 
 def test_without_skewness_it_is_the_normal_law_limit():
     x = np.linspace(-3, 3, 7)
-    assert share_below(x, np.array(0.0), np.array(1.0), np.array(0.0)) == pytest.approx(
-        norm.cdf(x), abs=2e-4
-    )
+    moments = Moments(np.array(0.0), np.array(1.0), np.array(0.0))
+    assert share_below(x, moments) == pytest.approx(norm.cdf(x), abs=2e-4)

@@ -18,7 +18,7 @@ LABELS = np.array([0, 1, 2, 1, 0])
 
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(row_check, "_known", {})
+    monkeypatch.setattr(row_check, "_checked", {})
 
 
 def by_place(rows: np.ndarray) -> np.ndarray:
@@ -67,4 +67,4 @@ def test_what_is_computed_of_records_is_checked_once_and_for_each_shape(monkeypa
     assert in_fixed_pieces(corrected, PROBABILITIES[:0]).shape == (0, 3)
     assert checked == [1024, 1024]
     # None of them was found to depend.
-    assert all(row_check._known.values())
+    assert all(row_check._checked.values())

@@ -1,1 +1,1 @@
-"""What a server makes of the statistics of many sites: what it accepts, warns of, and how it lists the results."""
+"""What a server makes of many sites' statistics: it accepts, warns and lists the results."""

@@ -1,7 +1,10 @@
-"""How many records a site may claim, and what to say where one site decides a pooled result or noise hides it."""
+"""How many records a site may claim, and what to warn of.
+
+It warns where one site decides a pooled result, or noise hides it.
+"""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -52,31 +55,45 @@ def labels_of(statistics: CalibrationStatistics) -> tuple[float, ...]:
 
 
 def check_noise(noise_std: float, noise_multiplier: float, most_records: int) -> None:
-    """Raise a ValueError where the noise that a site states for each sum is not what the plan gives.
+    """Check that the noise that a site states for each sum is what the plan gives.
 
     Args:
-        noise_std: standard deviation that it states.
-        noise_multiplier: that of the plan.
-        most_records: the plan's most records of one unit; a site may count fewer, and then needs less noise.
+        noise_std: Standard deviation that it states.
+        noise_multiplier: That of the plan.
+        most_records: The plan's most records of one unit; a site may count fewer, and then needs
+            less noise.
+
+    Raises:
+        ValueError: If it is not.
     """
-    least, most = (noise_multiplier * sensitivity(records) for records in (1, most_records))
+    least = noise_multiplier * sensitivity(1)
+    most = noise_multiplier * sensitivity(most_records)
     if not (1 - NOISE_TOLERANCE) * least <= noise_std <= (1 + NOISE_TOLERANCE) * most:
         planned = f"{least:.3g} to {most:.3g}" if most_records > 1 else f"{least:.3g}"
         raise ValueError(f"it states noise of {noise_std:.3g}, the plan asks for {planned}")
 
 
 def check_counts(card: SiteCard, measured: Iterable[Statistics]) -> None:
-    """Raise a ValueError where a count, or a sum of values in [0, 1], is beyond a site of the declared size.
+    """Check counts, and sums of values in [0, 1], against a site's declared size.
 
     The declared units may be short of the real ones, and say of a training site how many it trains
     on, of which its test records are another share.
+
+    Args:
+        card: What the site declared.
+        measured: What it sent.
+
+    Raises:
+        ValueError: If one is beyond a site of that size.
     """
     most = MAX_RECORDS_PER_UNIT * card.units / (1 - MAX_DECLARATION_ERROR)
     for statistics in measured:
-        count, slack = record_count(statistics), 0.0
+        count = record_count(statistics)
+        slack = 0.0
         if isinstance(statistics, NoisedTable):
             slack = NOISE_DEVIATIONS * statistics.noise_std
-            lowest, highest = float(statistics.sums.min()), float(statistics.sums.max())
+            lowest = float(statistics.sums.min())
+            highest = float(statistics.sums.max())
             if lowest < -slack or highest > most + slack:
                 extreme = lowest if lowest < -slack else highest
                 raise ValueError(
@@ -97,15 +114,26 @@ def checked_counts(
     noise_multiplier: float,
     most_records: int,
 ) -> NoisedTable:
-    """Check the counts for recalibration that a site sent, as COUNT_ARRAYS has them.
+    """Check the counts for recalibration that a site sent.
 
-    Raises ValueError if there are none, or the site's size or the plan's noise (`check_noise`) does
-    not allow them.
+    Args:
+        arrays: What it sent, as COUNT_ARRAYS has them.
+        answer: Its message.
+        card: What it declared.
+        noise_multiplier: That of the plan.
+        most_records: As for `check_noise`.
+
+    Returns:
+        The counts.
+
+    Raises:
+        ValueError: If there are none, or the site's size or the plan's noise does not allow them.
     """
     if answer.noise_std is None:
         raise ValueError("it sent parameters, not counts")
     check_noise(answer.noise_std, noise_multiplier, most_records)
-    check_counts(card, [table := NoisedTable(arrays["noised"], answer.noise_std)])
+    table = NoisedTable(arrays["noised"], answer.noise_std)
+    check_counts(card, [table])
     return table
 
 
@@ -126,11 +154,12 @@ def planned_multiplier(plan: AnyRecalibrationPlan) -> float:
 def counts_warning(
     fitted: Mapping[str, RecalibrationMap | None], *, together: bool
 ) -> RunWarning | None:
-    """Say so where noise hides the bins of a site's counts, whose map is then None and changes nothing.
+    """Warn where noise hides the bins of a site's counts, whose map then changes nothing.
 
     Args:
-        fitted: site -> its map.
-        together: whether the median of all maps is used, which still changes something while most of them do.
+        fitted: Site -> its map, None where noise hides it.
+        together: Whether the median of all maps is used, which still changes something while most
+            of them do.
 
     Returns:
         A warning that names the sites, or None.
@@ -143,67 +172,110 @@ def counts_warning(
 
 
 def dominating_site(role: Role, counts: Mapping[str, float]) -> RunWarning | None:
-    """Say so where one of three or more sites states most of the test records that are pooled.
+    """Warn where one of three or more sites states most of the test records that are pooled.
 
-    `counts` by site.
+    Args:
+        role: Of the sites.
+        counts: Site -> its records; behind noise an estimate.
+
+    Returns:
+        A warning that names the site, or None.
     """
-    held = {site: max(count, 0.0) for site, count in counts.items()}
-    total = sum(held.values())
-    largest = max(held, key=lambda site: held[site])
-    if len(held) < 3 or held[largest] <= 0.5 * total:
+    records = {site: max(count, 0.0) for site, count in counts.items()}
+    total = sum(records.values())
+    largest = max(records, key=lambda site: records[site])
+    if len(records) < 3 or records[largest] <= 0.5 * total:
         return None
     return warning(
-        "dominating", largest, held=held[largest], all=total, share=held[largest] / total, role=role
+        "dominating",
+        largest,
+        held=records[largest],
+        all=total,
+        share=records[largest] / total,
+        role=role,
     )
 
 
 def empty_site(site: str, statistics: Statistics) -> RunWarning | None:
-    """Say so where a site's test results hold no record, or none that stands clear of the noise on their count."""
+    """Warn where a site's test results hold no record that stands clear of noise on their count."""
     noise = 0.0
     if isinstance(statistics, NoisedTable):
         noise = CLEAR_DEVIATIONS * statistics.noise_std * math.sqrt(len(statistics.sums))
-    return warning("empty-results", site) if record_count(statistics) <= noise else None
+    if record_count(statistics) > noise:
+        return None
+    return warning("empty-results", site)
 
 
 def decisive_sites(role: Role, tables: Mapping[str, NoisedTable]) -> list[RunWarning]:
-    """Say so where a pooled result without one site differs by more than the width of its 95 % interval, or is there.
+    """Warn where a pooled result hangs on one site.
 
-    `tables`: site -> sums of the predictor that is read first, noise 0 where they are exact.
+    Without it the result differs by more than the width of its 95 % interval, or is there at all.
+
+    Args:
+        role: Of the sites.
+        tables: Site -> sums of the predictor that is read first, noise 0 where they are exact.
+
+    Returns:
+        The warnings, metric by metric.
     """
     if len(tables) < 2:
         return []
-    # Of sites 0 .. k - 1, and of k .. K - 1: each of the two in one pass, whatever their number.
-    before = list(accumulate(tables.values(), merge_noised))
-    after = list(accumulate(reversed([*tables.values()]), merge_noised))[::-1]
-    pooled = _summary_of(before[-1])
-    others = [after[1], *map(merge_noised, before, after[2:]), before[-2]]
-    without = {site: _summary_of(rest) for site, rest in zip(tables, others, strict=True)}
-    found = []
+    pooled, without = _pooled_without_each(list(tables.values()))
+    warnings = []
     for metric, name in DECIDED.items():
-        value, (low, high) = getattr(pooled, metric), pooled.intervals.get(metric) or (None, None)
-        rests = {
-            site: getattr(rest, metric)
-            for site, rest in without.items()
-            if getattr(rest, metric) is not None
+        value = getattr(pooled, metric)
+        values_without = {
+            site: getattr(values, metric)
+            for site, values in zip(tables, without, strict=True)
+            if getattr(values, metric) is not None
         }
         if value is None:
-            found += [
-                warning("vanished", site, role=role, metric=name, without=rest)
-                for site, rest in rests.items()
+            warnings += [
+                warning("vanished", site, role=role, metric=name, without=value_without)
+                for site, value_without in values_without.items()
             ]
-        if value is None or low is None or high is None or not rests:
             continue
-        site = max(rests, key=lambda site: abs(rests[site] - value))
-        if abs(rests[site] - value) > high - low:
-            measured = {"value": value, "low": low, "high": high, "without": rests[site]}
-            found.append(
-                warning("decisive", site, sites=len(tables), role=role, metric=name, **measured)
+        low, high = pooled.intervals.get(metric) or (None, None)
+        if low is None or high is None or not values_without:
+            continue
+        changes = {site: abs(changed - value) for site, changed in values_without.items()}
+        site = max(changes, key=lambda site: changes[site])
+        if changes[site] > high - low:
+            warnings.append(
+                warning(
+                    "decisive",
+                    site,
+                    sites=len(tables),
+                    role=role,
+                    metric=name,
+                    value=value,
+                    low=low,
+                    high=high,
+                    without=values_without[site],
+                )
             )
-    return found
+    return warnings
+
+
+def _pooled_without_each(
+    tables: Sequence[NoisedTable],
+) -> tuple[CalibrationValues, list[CalibrationValues]]:
+    """Summarise all of two tables or more, and all but each."""
+    # Of tables 0 .. k - 1, and of k .. K - 1: each of the two in one pass, whatever their number.
+    before = list(accumulate(tables, merge_noised))
+    after = list(accumulate(reversed(tables), merge_noised))[::-1]
+    without = [after[1], *map(merge_noised, before, after[2:]), before[-2]]
+    return _summary_of(before[-1]), [_summary_of(table) for table in without]
 
 
 class Total(NamedTuple):
-    """Of a site's test records their number, and the sums of a value of each and of its square."""
+    """Sums over a site's test records.
+
+    Attributes:
+        records: Their number.
+        total: Sum of a value of each.
+        squares: Sum of its square.
+    """
 
     records: float
     total: float
@@ -211,35 +283,45 @@ class Total(NamedTuple):
 
 
 def decisive_means(role: Role, metric: str, totals: Mapping[str, Total]) -> RunWarning | None:
-    """Name the site without which a pooled mean differs most, if by more than two widths of a 95 % interval.
+    """Name the site without which a pooled mean differs most, if by more than two interval widths.
 
-    Of what is not read first a smaller difference is not worth a line: of two honest sites with
-    other patients one nearly always makes more than one width. Sites without records are left out.
+    The interval is one of 95 %. Of what is not read first a smaller difference is not worth a line:
+    of two honest sites with other patients one nearly always makes more than one width.
+
+    Args:
+        role: Of the sites.
+        metric: What the mean is called.
+        totals: Site -> its sums; sites without records are left out.
+
+    Returns:
+        A warning, or None.
     """
-    held = {site: total for site, total in totals.items() if total.records > 0}
-    if len(held) < 2:
+    with_records = {site: total for site, total in totals.items() if total.records > 0}
+    if len(with_records) < 2:
         return None
-    sums = np.array(list(held.values()))
+    sums = np.array(list(with_records.values()))
     count, total, _ = sums.sum(axis=0)
-    rest = sums.sum(axis=0) - sums
-    mean, without = total / count, rest[:, 1] / rest[:, 0]
-    most = int(np.abs(without - mean).argmax())
-    # The spread of the others' records, which the site in question cannot widen.
-    left, _, squares = rest[most]
-    variance = max(0.0, squares / left - without[most] ** 2) + 1 / left
+    sums_without = sums.sum(axis=0) - sums
+    mean = total / count
+    means_without = sums_without[:, 1] / sums_without[:, 0]
+    place = int(np.abs(means_without - mean).argmax())
+    mean_without = means_without[place]
+    # The spread of all other records, which the site in question cannot widen.
+    count_without, _, squares_without = sums_without[place]
+    variance = max(0.0, squares_without / count_without - mean_without**2) + 1 / count_without
     half = NORMAL_95 * math.sqrt(variance / count)
-    if abs(without[most] - mean) <= MOST_WIDTHS * 2 * half:
+    if abs(mean_without - mean) <= MOST_WIDTHS * 2 * half:
         return None
     return warning(
         "decisive",
-        list(held)[most],
-        sites=len(held),
+        list(with_records)[place],
+        sites=len(with_records),
         role=role,
         metric=metric,
         value=float(mean),
         low=float(mean - half),
         high=float(mean + half),
-        without=float(without[most]),
+        without=float(mean_without),
     )
 
 

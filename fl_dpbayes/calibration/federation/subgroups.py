@@ -1,4 +1,7 @@
-"""What sites have of their test records, whole and by subgroup: checked sums, per site and pooled per role."""
+"""What sites have of their test records, whole and by subgroup.
+
+Checked sums, per site and pooled per role.
+"""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import reduce
@@ -11,8 +14,8 @@ from fl_dpbayes.calibration.bins import REPORT_BINS, coarsen
 from fl_dpbayes.calibration.check import SUM_TOLERANCE
 from fl_dpbayes.calibration.federation.counts import Statistics
 from fl_dpbayes.calibration.release import SENT_COLUMNS, NoisedTable, merge_noised
-from fl_dpbayes.calibration.statistics import CalibrationStatistics as Exact
 from fl_dpbayes.calibration.statistics import (
+    CalibrationStatistics,
     SparseStatistics,
     from_arrays,
     merge,
@@ -24,94 +27,113 @@ from fl_dpbayes.protocol import Group, SiteCard, subgroup_prefix, without_prefix
 
 
 class Place(NamedTuple):
-    """What one site, or the pool of a role (`pooled:<role>`), has of one predictor: a site's exact sums sparse.
+    """What one site, or the pool of a role, has of one predictor.
 
-    `group`: the subgroup of its test records that is meant; None for all of them.
+    Attributes:
+        site: Name of the site, or `pooled:<role>`.
+        role: Of the site.
+        predictor: What was measured.
+        stored: The sums; a site's exact ones without their zeros.
+        group: The subgroup of its test records that is meant; None for all of them.
     """
 
     site: str
     role: Role
     predictor: str
-    kept: Statistics | SparseStatistics
+    stored: Statistics | SparseStatistics
     group: Group | None = None
 
     @property
     def statistics(self) -> Statistics:
         """The sums, of thousands of sites not to be held together."""
-        return self.kept.dense() if isinstance(self.kept, SparseStatistics) else self.kept
+        if isinstance(self.stored, SparseStatistics):
+            return self.stored.dense()
+        return self.stored
 
     @property
-    def exact(self) -> Exact | None:
+    def exact(self) -> CalibrationStatistics | None:
         """The sums, if they are exact."""
-        return found if isinstance(found := self.statistics, Exact) else None
+        statistics = self.statistics
+        return statistics if isinstance(statistics, CalibrationStatistics) else None
 
 
 def read_subgroups(
     card: SiteCard,
     groups: Sequence[Group],
     arrays: Mapping[str, npt.NDArray],
-    whole: Mapping[str, Exact],
+    whole: Mapping[str, CalibrationStatistics],
 ) -> list[Place]:
     """Read the statistics of a reply's subgroups, one for each subgroup and predictor.
 
-    `arrays`: of the reply, their shapes checked. `whole`: predictor -> statistics of all the site's
-    test records. Raises ValueError if sums contradict each other, or those of an attribute's
-    subgroups add up to more than of all.
+    Args:
+        card: Of the site.
+        groups: The subgroups, in the order of the arrays' prefixes.
+        arrays: Of the reply, their shapes checked.
+        whole: Predictor -> statistics of all the site's test records.
+
+    Returns:
+        The places, subgroup by subgroup.
+
+    Raises:
+        ValueError: If sums contradict each other, or those of an attribute's subgroups add up to
+            more than of all.
     """
-    parts = [
-        (
-            group,
-            name,
-            from_arrays(
-                without_prefix(f"{subgroup_prefix(number)}/{name}", arrays), of_all.classes
-            ),
-        )
-        for number, group in enumerate(groups)
-        for name, of_all in whole.items()
-    ]
-    for attribute in dict.fromkeys(attribute for attribute, _ in groups):
+    places = []
+    sums: dict[tuple[str, str], list[CalibrationStatistics]] = {}
+    for number, group in enumerate(groups):
+        attribute, _ = group
         for predictor, statistics in whole.items():
-            members = (
-                sums for group, name, sums in parts if (group[0], name) == (attribute, predictor)
+            prefix = f"{subgroup_prefix(number)}/{predictor}"
+            part = from_arrays(without_prefix(prefix, arrays), statistics.classes)
+            sums.setdefault((attribute, predictor), []).append(part)
+            places.append(
+                Place(
+                    site=card.name,
+                    role=card.role,
+                    predictor=predictor,
+                    stored=sparse(part),
+                    group=group,
+                )
             )
-            together = to_arrays(reduce(merge, members))
-            for name, limit in to_arrays(statistics).items():
-                if (together[name] > limit + SUM_TOLERANCE * (1 + np.abs(limit))).any():
-                    said = (
-                        f"the subgroups of {attribute!r} add up to more than all test records "
-                        f"({predictor}, {name})"
-                    )
-                    raise ValueError(said)
-    return [
-        Place(card.name, card.role, predictor, sparse(sums), group)
-        for group, predictor, sums in parts
-    ]
+    for (attribute, predictor), parts in sums.items():
+        added = to_arrays(reduce(merge, parts))
+        for name, limit in to_arrays(whole[predictor]).items():
+            if (added[name] > limit + SUM_TOLERANCE * (1 + np.abs(limit))).any():
+                raise ValueError(
+                    f"the subgroups of {attribute!r} add up to more than all test records "
+                    f"({predictor}, {name})"
+                )
+    return places
 
 
 def subgroup_sets(parts: Sequence[Place], roles: Sequence[Role]) -> Iterator[Place]:
-    """Go through the subgroups of each role, pooled over the sites that have them, then through each site's."""
+    """Give the subgroups of each role, pooled over the sites that have them, then each site's."""
     for role in roles:
         of_role = [part for part in parts if part.role == role]
         for group, predictor in dict.fromkeys((part.group, part.predictor) for part in of_role):
-            yield pooled(p for p in of_role if (p.group, p.predictor) == (group, predictor))
+            members = [
+                part for part in of_role if part.group == group and part.predictor == predictor
+            ]
+            yield pooled(members)
     yield from parts
 
 
 def pooled(members: Iterable[Place]) -> Place:
     """Add up what the sites of one role, at least one, have of one predictor and group."""
-    first, *others = members
-    sums = reduce(_merge, (place.statistics for place in others), first.statistics)
-    return first._replace(site=f"pooled:{first.role}", kept=sums)
+    first, *later = members
+    sums = reduce(_merge, (place.statistics for place in later), first.statistics)
+    return first._replace(site=f"pooled:{first.role}", stored=sums)
 
 
 def coarse(statistics: Statistics) -> NoisedTable:
-    """Reduce exact sums to what a noised table holds, with noise 0, so that the two kinds of sites can be pooled."""
+    """Reduce exact sums to what a noised table holds, so that two kinds of sites can be pooled."""
     if isinstance(statistics, NoisedTable):
         return statistics
-    return NoisedTable(coarsen(statistics.top_label, REPORT_BINS)[:, :SENT_COLUMNS], 0.0)
+    sums = coarsen(statistics.top_label, REPORT_BINS)[:, :SENT_COLUMNS]
+    return NoisedTable(sums, noise_std=0.0)
 
 
 def _merge(first: Statistics, second: Statistics) -> Statistics:
-    if isinstance(first, Exact) and isinstance(second, Exact):
+    if isinstance(first, CalibrationStatistics) and isinstance(second, CalibrationStatistics):
         return merge(first, second)
     return merge_noised(coarse(first), coarse(second))
