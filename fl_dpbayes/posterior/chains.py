@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fl_dpbayes.config import RunWarning, warning
-from fl_dpbayes.posterior.alignment import alignment_warnings
+from fl_dpbayes.posterior.alignment import SiteVector, alignment_warnings
 from fl_dpbayes.posterior.samples import AnySamples
 from fl_dpbayes.protocol import Arrays
 
@@ -68,7 +68,7 @@ def chains(site_samples: Mapping[str, AnySamples]) -> Iterator[Chain]:
         ValueError: If no site sent a sample, or names or shapes differ between sites.
     """
     shapes = sample_shapes(site_samples)
-    reference: tuple[str, npt.NDArray[np.float64]] | None = None
+    reference: SiteVector | None = None
     for site in sorted(site_samples):
         if not len(site_samples[site]):
             continue
@@ -80,10 +80,11 @@ def chains(site_samples: Mapping[str, AnySamples]) -> Iterator[Chain]:
             temperatures=samples.temperatures,
             shapes=shapes,
         )
+        mean = SiteVector(site, chain.mean)
         if reference is None:
-            reference = (site, chain.mean)
+            reference = mean
         else:
-            warnings = alignment_warnings(reference, (site, chain.mean), shapes)
+            warnings = alignment_warnings(reference=reference, compared=mean, shapes=shapes)
             chain = replace(chain, warnings=warnings)
         yield chain
 

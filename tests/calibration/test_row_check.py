@@ -56,7 +56,9 @@ def test_what_is_computed_of_records_is_checked_once_and_for_each_shape(monkeypa
     checked = []
     original = row_check.rows_stand_alone
     monkeypatch.setattr(
-        row_check, "rows_stand_alone", lambda *given: checked.append(given[2]) or original(*given)
+        row_check,
+        "rows_stand_alone",
+        lambda **parts: checked.append(parts["rows"]) or original(**parts),
     )
     for parameter in (0.9, 1.1):
         gradients = partial(record_gradients, "temperature", np.array([parameter]))

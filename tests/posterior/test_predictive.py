@@ -63,7 +63,9 @@ def test_every_pass_has_one_number_of_rows(monkeypatch, model, rows, count):
     (shape,) = shapes
     assert shape.wanted == rows
     # What was found without the hook: trials on made-up records are not counted.
-    monkeypatch.setattr(predictive, "_pass_shape", lambda *_: (shape, 1))
+    monkeypatch.setattr(
+        predictive, "_sample_pass", lambda **_: predictive._SamplePass(shape, samples=1)
+    )
     seen = []
     module.register_forward_pre_hook(lambda _, inputs: seen.append(len(inputs[0])))
     predict(module, samples, np.ones(1), features)

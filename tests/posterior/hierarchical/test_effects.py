@@ -5,6 +5,7 @@ import pytest
 from scipy.special import expit
 
 from fl_dpbayes.posterior.hierarchical.effects import (
+    ClippedScore,
     Means,
     clipped_score,
     log_odds_means,
@@ -24,7 +25,8 @@ def test_gaussian_effects_do_not_depend_on_the_states_and_have_the_stated_varian
     def found(states: np.ndarray):
         gradients = units * precision * (states - averages) + drawn
         means = Means(units, gradients[:, None], states[:, None], noise)
-        estimates, variances = site_effects(means, (np.zeros(1), *np.full((2, 1, 1), precision)))
+        score = ClippedScore(np.zeros(1), *np.full((2, 1, 1), precision))
+        estimates, variances = site_effects(means, score)
         return estimates + states.mean(), variances
 
     estimates, variances = found(np.zeros(hospitals))
