@@ -88,7 +88,7 @@ class CalibratedEce(NamedTuple):
 
 
 def ece_if_calibrated(
-    statistics: CalibrationStatistics, generator: np.random.Generator, bins: int = REPORT_BINS
+    statistics: CalibrationStatistics, generator: np.random.Generator
 ) -> CalibratedEce | None:
     """Return the ECE that a calibrated model of the same confidences would show at this n.
 
@@ -97,7 +97,6 @@ def ece_if_calibrated(
     Args:
         statistics: The sums.
         generator: Source of the draws.
-        bins: Of the ECE, a divisor of FINE_BINS.
 
     Returns:
         Mean and 95 % quantile over draws; None without records.
@@ -105,7 +104,7 @@ def ece_if_calibrated(
     if statistics.count == 0:
         return None
     fine = coarsen(statistics.top_label, FINE_BINS)
-    bin_of_fine = np.arange(len(fine)) * bins // len(fine)
+    bin_of_fine = np.arange(FINE_BINS) * REPORT_BINS // FINE_BINS
     filled = fine[:, COUNT] > 0
     outcomes = draw_calibrated(fine[filled], generator)
     starts = np.flatnonzero(np.diff(bin_of_fine[filled], prepend=-1))

@@ -43,8 +43,8 @@ def estimated_prevalence(probabilities: Floats, trained: npt.ArrayLike) -> Float
         pi_c <- (1/N) sum_i p'(c | x_i),    p' = with_prevalence(p, trained, pi)
 
     from pi = trained. It is the maximum of the likelihood, by expectation maximisation; as the
-    likelihood is concave, no other maximum can hold it. It needs no label, but predictions that are calibrated at
-    training, and equal p(x | y) there and here. It is as confidential as the records.
+    likelihood is concave, no other maximum can hold it. It needs no label, but predictions that are
+    calibrated at training, and equal p(x | y) there and here. It is as confidential as the records.
 
     Args:
         probabilities: Shape (N, C), rows that sum to 1.
@@ -109,9 +109,14 @@ def prevalence_from_means(
 
 
 def label_shift_weights(source: Floats, target: Floats) -> Floats | None:
-    """Return target / source prevalence of each class, shape (C,).
+    """Return the weights of labels, target over source prevalence.
 
-    None where the target has a class that the source lacks.
+    Args:
+        source: Prevalence of each class, shape (C,).
+        target: Prevalence of each class, shape (C,).
+
+    Returns:
+        Shape (C,); None where the target has a class that the source lacks.
     """
     if ((source == 0) & (target > 0)).any():
         return None

@@ -244,7 +244,16 @@ def share_below(value: Floats | float, moments: Moments) -> Floats:
 
     A sum of squared normals, which the square gap nearly is, is that law where all weights are
     equal. A variance of 0 gives 1/2 at the mean: no sum at all then speaks for or against the
-    model. Source: Imhof, Biometrika 48 (1961), 419-426, section 4, for sums of squares (Pearson's
+    model.
+
+    Args:
+        value: Any shape that fits the moments.
+        moments: Of X.
+
+    Returns:
+        Shares in [0, 1].
+
+    Source: Imhof, Biometrika 48 (1961), 419-426, section 4, for sums of squares (Pearson's
     approximation).
     """
     law = _gamma_law(moments)

@@ -94,8 +94,8 @@ def floored(gaussian: NaturalGaussian, floor: float) -> tuple[NaturalGaussian, i
     eigenvalues = np.maximum(eigenvalues, floor)
     if not (eigenvalues > 0).all():
         raise ValueError(
-            f"the product's precision is not positive in {int((eigenvalues <= 0).sum())} directions "
-            "and the prior is flat: send more samples per site, or use a Gaussian prior"
+            f"the product's precision is not positive in {int((eigenvalues <= 0).sum())} "
+            "directions and the prior is flat: send more samples per site, or use a Gaussian prior"
         )
     if not raised:
         return gaussian, 0

@@ -57,7 +57,7 @@ class PosteriorSamples:
         return {name: array[numbers] for name, array in self.arrays.items()}
 
     def parts(self) -> Iterator["PosteriorSamples"]:
-        """Give the samples in pieces, as those that are read from a disk come: here there is one."""
+        """Give the samples in pieces, as those on a disk come: here there is one."""
         yield self
 
     def in_memory(self) -> "PosteriorSamples":
@@ -65,7 +65,7 @@ class PosteriorSamples:
         return self
 
     def thinned(self, max_samples: int) -> "PosteriorSamples":
-        """Keep at most `max_samples` >= 1 samples, evenly spaced over the order in which they stand.
+        """Keep at most `max_samples` >= 1 samples, evenly spaced over their order.
 
         Of equal blocks the last sample stays and takes the whole weight, so that a site's share in
         a mixture stays.

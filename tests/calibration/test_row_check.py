@@ -1,4 +1,4 @@
-"""What NumPy computes of records in pieces is checked: where rows depend, each is computed alone."""
+"""NumPy's results for pieces of records are checked: where rows depend, each is computed alone."""
 
 import logging
 from functools import partial
@@ -46,7 +46,8 @@ def test_rows_that_depend_are_computed_one_by_one(function, caplog) -> None:
 @pytest.mark.parametrize("width", [5, 9, 13, 14, 25, 30, 50, 126])
 def test_a_product_gives_a_record_the_same_bits_beside_any_others(width) -> None:
     generator = np.random.default_rng(width)
-    rows, slopes = generator.standard_normal((1500, width)), generator.standard_normal(width)
+    rows = generator.standard_normal((1500, width))
+    slopes = generator.standard_normal(width)
     whole = in_fixed_pieces(lambda part: part @ slopes, rows)
     order = generator.permutation(1500)[:700]
     assert np.array_equal(in_fixed_pieces(lambda part: part @ slopes, rows[order]), whole[order])

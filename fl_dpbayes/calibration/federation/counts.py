@@ -197,7 +197,15 @@ def dominating_site(role: Role, counts: Mapping[str, float]) -> RunWarning | Non
 
 
 def empty_site(site: str, statistics: Statistics) -> RunWarning | None:
-    """Warn where a site's test results hold no record that stands clear of noise on their count."""
+    """Warn where a site's test results hold no record that stands clear of noise on their count.
+
+    Args:
+        site: Its name.
+        statistics: Of one predictor.
+
+    Returns:
+        A warning, or None.
+    """
     noise = 0.0
     if isinstance(statistics, NoisedTable):
         noise = CLEAR_DEVIATIONS * statistics.noise_std * math.sqrt(len(statistics.sums))

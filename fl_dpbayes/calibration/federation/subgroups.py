@@ -107,7 +107,15 @@ def read_subgroups(
 
 
 def subgroup_sets(parts: Sequence[Place], roles: Sequence[Role]) -> Iterator[Place]:
-    """Give the subgroups of each role, pooled over the sites that have them, then each site's."""
+    """Give the subgroups of each role, pooled over the sites that have them, then each site's.
+
+    Args:
+        parts: Subgroups of sites.
+        roles: Whose subgroups are pooled, in this order.
+
+    Yields:
+        The pooled places, then the parts.
+    """
     for role in roles:
         of_role = [part for part in parts if part.role == role]
         for group, predictor in dict.fromkeys((part.group, part.predictor) for part in of_role):

@@ -1,7 +1,8 @@
 """Calibration errors from merged sums: how far confidence and frequency lie apart.
 
 Functions of `table` read sums of 1, p and y per bin, shape (B, >= 3); functions of `statistics`
-choose table and bins. Without records every error is undefined, None; else it lies in [0, 1].
+choose the table, and REPORT_BINS bins or ranges of it where no other divisor of FINE_BINS is set.
+Without records every error is undefined, None; else it lies in [0, 1].
 """
 
 import math
@@ -73,12 +74,12 @@ ece_10 = partial(ece, bins=10)
 ece_20 = partial(ece, bins=20)
 
 
-def ece_equal_mass(statistics: CalibrationStatistics, ranges: int = REPORT_BINS) -> float | None:
+def ece_equal_mass(statistics: CalibrationStatistics) -> float | None:
     """Return sum_r (n_r / N) |conf_r - acc_r| of the top label in ranges of about equal mass.
 
     Source: Nguyen and O'Connor, EMNLP 2015, section 4.
     """
-    return mean_absolute_gap(equal_mass(statistics.top_label, ranges))
+    return mean_absolute_gap(equal_mass(statistics.top_label, REPORT_BINS))
 
 
 def ece_binary(statistics: CalibrationStatistics, bins: int = REPORT_BINS) -> float | None:
@@ -101,7 +102,7 @@ def mce(statistics: CalibrationStatistics, bins: int = REPORT_BINS) -> float | N
     return float(np.abs(gaps).max()) if gaps.size else None
 
 
-def rms_debiased(statistics: CalibrationStatistics, bins: int = REPORT_BINS) -> Measured | None:
+def rms_debiased(statistics: CalibrationStatistics) -> Measured | None:
     """Return sqrt(max(0, debiased_mean_square_gap)) of the top label, with its interval.
 
     In equal-width bins. The debiased square of a calibrated model is negative about half of the
@@ -109,45 +110,45 @@ def rms_debiased(statistics: CalibrationStatistics, bins: int = REPORT_BINS) -> 
     """
     if statistics.count == 0:
         return None
-    table = coarsen(statistics.top_label, bins)
+    table = coarsen(statistics.top_label, REPORT_BINS)
     mean_square_gap = float(debiased_mean_square_gap(table))
     return Measured(math.sqrt(max(0.0, mean_square_gap)), rms_interval(table))
 
 
-def sce(statistics: CalibrationStatistics, bins: int = REPORT_BINS) -> float | None:
+def sce(statistics: CalibrationStatistics) -> float | None:
     """Return the static calibration error, (1 / C) sum_c sum_b (n_bc / N) |acc_bc - conf_bc|.
 
     In equal-width bins. Source: Nixon et al., "Measuring calibration in deep learning", CVPR
     workshops 2019, section 3.
     """
-    tables = [coarsen(table, bins) for table in statistics.class_wise]
+    tables = [coarsen(table, REPORT_BINS) for table in statistics.class_wise]
     return _mean_over_classes([mean_absolute_gap(table) for table in tables])
 
 
-def ace(statistics: CalibrationStatistics, ranges: int = REPORT_BINS) -> float | None:
+def ace(statistics: CalibrationStatistics) -> float | None:
     """Return the adaptive calibration error, (1 / C) sum_c sum_r (n_rc / N) |acc_rc - conf_rc|.
 
     In equal-mass ranges. That is Nixon's 1 / (C R) where masses are equal; ties and crowded cells
     make them unequal. Source: as of `sce`.
     """
-    tables = [equal_mass(table, ranges) for table in statistics.class_wise]
+    tables = [equal_mass(table, REPORT_BINS) for table in statistics.class_wise]
     return _mean_over_classes([mean_absolute_gap(table) for table in tables])
 
 
-def ece_true(statistics: CalibrationStatistics, bins: int = REPORT_BINS) -> float | None:
+def ece_true(statistics: CalibrationStatistics) -> float | None:
     """Return `ece` without the chance in the labels: sum_b (n_b / N) |mean_b p - mean_b q|.
 
     q = p(y = top label | x). None unless the truth of every record is known.
     """
-    return mean_absolute_gap(_with_truth(statistics, bins))
+    return mean_absolute_gap(_with_truth(statistics))
 
 
-def rms_true(statistics: CalibrationStatistics, bins: int = REPORT_BINS) -> float | None:
+def rms_true(statistics: CalibrationStatistics) -> float | None:
     """Return sqrt(sum_b (n_b / N) (mean_b p - mean_b q)^2), which `rms_debiased` estimates.
 
     q and None as for `ece_true`.
     """
-    gaps, shares = bin_gaps(_with_truth(statistics, bins))
+    gaps, shares = bin_gaps(_with_truth(statistics))
     return math.sqrt(float(shares @ gaps**2)) if gaps.size else None
 
 
@@ -156,7 +157,7 @@ def _mean_over_classes(errors: list[float | None]) -> float | None:
     return float(np.mean(defined)) if defined else None
 
 
-def _with_truth(statistics: CalibrationStatistics, bins: int) -> Floats:
+def _with_truth(statistics: CalibrationStatistics) -> Floats:
     """Put sums of true probabilities in the place of outcomes; no bins where one is unknown."""
     if statistics.truth_count < statistics.count:
         return np.zeros((0, OUTCOME + 1))
@@ -165,7 +166,7 @@ def _with_truth(statistics: CalibrationStatistics, bins: int) -> Floats:
         statistics.top_label[:, CONFIDENCE],
         statistics.truth,
     ]
-    return coarsen(np.stack(columns, axis=1), bins)
+    return coarsen(np.stack(columns, axis=1), REPORT_BINS)
 
 
 def reliability_bins(

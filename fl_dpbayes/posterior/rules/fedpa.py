@@ -1,9 +1,9 @@
-"""FedPA: the server moves along the sites' shrunken-covariance-weighted deltas towards the global mean.
+"""FedPA: the server moves along the sites' weighted deltas towards the global mean.
 
-Convention B with the scaled likelihood p(w) p(D_k|w)^{N/n_k} and site weights n_k/N (precisions
-average), or convention A with equal site weights: the fixed point is the same mean. It consumes the
-released samples, the site weights and the prior's scale, and gives a point: no width, hence no
-calibration of its own. Draws are brought to temperature 1.
+The weights are shrunken covariances. Convention B with the scaled likelihood p(w) p(D_k|w)^{N/n_k}
+and site weights n_k/N (precisions average), or convention A with equal site weights: the fixed
+point is the same mean. It consumes the released samples, the site weights and the prior's scale,
+and gives a point: no width, hence no calibration of its own. Draws are brought to temperature 1.
 """
 
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""beta-PredBayes: one network imitates predictions between the product and the mixture of the sites.
+"""beta-PredBayes: one network imitates predictions between the sites' product and mixture.
 
 Each site targets its own posterior p(w|D_k) with the whole prior. The rule works on predictions, so
 it needs no alignment of weights between sites; labelled server data, where beta is fitted, need a
@@ -136,7 +136,7 @@ def best_beta(ends: Ends, labels: npt.NDArray[np.integer]) -> float:
 
 
 def temperature_warnings(site_samples: Mapping[str, AnySamples]) -> tuple[RunWarning, ...]:
-    """Warn where sites predict at different temperatures: neither product nor mixture corrects it."""
+    """Warn of sites at different temperatures, which neither product nor mixture corrects."""
     means = [
         float(np.average(samples.temperatures, weights=samples.weights))
         for samples in site_samples.values()
