@@ -3,11 +3,6 @@
 Convention A: each site targets p(w)^{1/K} p(D_k|w), so its request carries the prior share s = 1/K.
 Every round starts at the broadcast state, each site takes E steps on the mean gradient of its own
 records, and the server averages the states by w_k. One sample per round: the averaged state.
-
-With E = 1 the averaged chain is Langevin dynamics on p(w) prod_k p(D_k|w)^(w_k N / n_k), for w_k =
-n_k/N the posterior given all records, at temperature T = N sum_k w_k^2 T_k / n_k. With E > 1 the
-sites drift towards their own posteriors between averages, a bias that grows with E and with how
-much the sites differ (`DriftMeter`).
 """
 
 from collections.abc import Mapping
@@ -32,6 +27,9 @@ def averaged_temperature(
     temperatures: Mapping[str, float], site_weights: Mapping[str, float], units: Mapping[str, int]
 ) -> float:
     """Return the temperature of the chain of weighted means, T = N sum_k w_k^2 T_k / n_k.
+
+    With one step a round it is Langevin dynamics on p(w) prod_k p(D_k|w)^(w_k N / n_k), for w_k =
+    n_k/N the posterior given all records.
 
     A step adds a^2 sum_k w_k^2 sigma_k^2 C^2 / B_k^2 = 2 a sum_k w_k^2 T_k / n_k to the mean's
     variance, by T_k = a n_k sigma_k^2 C^2 / (2 B_k^2), and Langevin dynamics of N records at
@@ -114,6 +112,9 @@ class _Moments:
 
 class DriftMeter:
     """Collects rounds of a chain of averages whose sites take E steps from each average.
+
+    With E > 1 the sites drift towards their own posteriors between averages, a bias that grows with
+    E and with how much the sites differ.
 
     In equilibrium site k ends d_k = -(I - M_k)(m - m_k) from the average on the mean, M_k = (I - a
     H_k)^E, with H_k and m_k the curvature and mode of its own part of the posterior and sum_k w_k

@@ -1,10 +1,9 @@
 """beta-PredBayes: one network imitates predictions between the sites' product and mixture.
 
 Each site targets its own posterior p(w|D_k) with the whole prior. The rule works on predictions, so
-it needs no alignment of weights between sites; labelled server data, where beta is fitted, need a
-governance of their own. The product of K identical calibrated predictions is p^K, overconfident;
-the mixture is calibrated only where the sites agree; beta between 0 (mixture) and 1 (product) is a
-setting or is fitted.
+it needs no alignment of weights between sites. The product of K identical calibrated predictions is
+p^K, overconfident; the mixture is calibrated only where the sites agree; beta between 0 (mixture)
+and 1 (product) is a setting, or fitted to labelled server data, which need their own governance.
 """
 
 from collections.abc import Iterable, Mapping

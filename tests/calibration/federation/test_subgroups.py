@@ -1,4 +1,4 @@
-"""Subgroups of test records: counted at the site, checked by the server, sent if data are public."""
+"""Subgroups of test records: counted at the site, checked by the server, sent if public."""
 
 import numpy as np
 import pytest

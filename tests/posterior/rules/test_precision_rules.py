@@ -157,7 +157,7 @@ def test_parameters_that_hardly_vary_are_refused_by_name():
 
 
 def two_sites(apart, *, parameters, draws, seed):
-    """Make standard normal posteriors whose means differ by `apart` deviations in each parameter."""
+    """Make standard normal posteriors whose means differ by `apart` in each parameter."""
     generator = np.random.default_rng(seed)
     means = {"a": -apart / 2, "b": apart / 2}
     return {
