@@ -4,6 +4,7 @@ import importlib.metadata
 import math
 import platform
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
 
@@ -171,7 +172,8 @@ def summarise_run(
             ],
             "configurations_tried": scenario.configurations_tried,
             "convergence": [
-                row | {"warning": sentence(row["warning"]) if row["warning"] else ""}
+                {"site": row.site, **asdict(row.summary)}
+                | {"warning": sentence(row.warning) if row.warning else ""}
                 for row in convergence
             ],
             "warnings": told,

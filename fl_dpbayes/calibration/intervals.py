@@ -28,7 +28,13 @@ class Interval(NamedTuple):
 
 
 class Measured(NamedTuple):
-    """A metric's value with its 95 % interval, or bounds that hold for every order of records that sums do not keep."""
+    """A metric's value.
+
+    Attributes:
+        value: The value.
+        interval: Its 95 % interval, if it has one.
+        bounds: What holds for every order of records that sums do not keep.
+    """
 
     value: float
     interval: Interval | None = None
@@ -36,12 +42,19 @@ class Measured(NamedTuple):
 
 
 def wilson_interval(successes: float, count: float, noise_variance: float = 0.0) -> Interval | None:
-    """Return the score interval of a proportion, also where both sums carry noise of known variance.
+    """Return the score interval of a proportion, also where both sums carry noise.
 
-    The proportions a with (y - a n)^2 <= z^2 [a (1 - a) n + v (1 + a^2)]. Source: Wilson, JASA 22
-    (1927), 209-212; Fieller's argument for the noisy denominator. `noise_variance`: v, of
-    independent Gaussian noise on y and on n; 0 for exact sums. Returns the interval within [0, 1];
-    [0, 1] where the noise hides n; None of no records.
+    The proportions a with (y - a n)^2 <= z^2 [a (1 - a) n + v (1 + a^2)].
+
+    Args:
+        successes: y.
+        count: n.
+        noise_variance: v, of independent Gaussian noise on y and on n; 0 for exact sums.
+
+    Returns:
+        The interval within [0, 1]; [0, 1] where the noise hides n; None of no records.
+
+    Source: Wilson, JASA 22 (1927), 209-212; Fieller's argument for the noisy denominator.
     """
     if count <= 0 and noise_variance == 0:
         return None
@@ -55,47 +68,82 @@ def wilson_interval(successes: float, count: float, noise_variance: float = 0.0)
     inner = successes * count * (count - successes) + z2 * count**2 / 4
     inner += noise_variance * (count**2 + successes**2 + z2 * (count - noise_variance))
     root = math.sqrt(max(0.0, z2 * inner))
-    low, high = (linear - root) / quadratic, (linear + root) / quadratic
-    share = min(
-        1.0, max(0.0, successes / count)
-    )  # at 0 or all of n an end is the share itself but for rounding
-    return Interval(min(share, max(0.0, low)), max(share, min(1.0, high)))
+    low = (linear - root) / quadratic
+    high = (linear + root) / quadratic
+    # At 0 or all of n an end is the share itself, but for rounding.
+    share = min(1.0, max(0.0, successes / count))
+    return Interval(low=min(share, max(0.0, low)), high=max(share, min(1.0, high)))
+
+
+class CalibratedEce(NamedTuple):
+    """The ECE that a calibrated model would show.
+
+    Attributes:
+        mean: Its mean over draws of the outcomes.
+        high: Its 95 % quantile.
+    """
+
+    mean: float
+    high: float
 
 
 def ece_if_calibrated(
-    statistics: CalibrationStatistics, generator: np.random.Generator, bins: int = REPORT_BINS
-) -> tuple[float, float] | None:
-    """Return mean and 95 % quantile of the ECE that a calibrated model of the same confidences would show at this n.
+    statistics: CalibrationStatistics, generator: np.random.Generator
+) -> CalibratedEce | None:
+    """Return the ECE that a calibrated model of the same confidences would show at this n.
 
-    The outcomes of each fine bin are drawn with its mean confidence as their probability. None
-    without records.
+    The outcomes of each fine bin are drawn with its mean confidence as their probability.
+
+    Args:
+        statistics: The sums.
+        generator: Source of the draws.
+
+    Returns:
+        Mean and 95 % quantile over draws; None without records.
     """
     if statistics.count == 0:
         return None
     fine = coarsen(statistics.top_label, FINE_BINS)
-    wide = np.arange(len(fine)) * bins // len(fine)
+    bin_of_fine = np.arange(FINE_BINS) * REPORT_BINS // FINE_BINS
     filled = fine[:, COUNT] > 0
-    drawn = draw_calibrated(fine[filled], generator)
-    starts = np.flatnonzero(np.diff(wide[filled], prepend=-1))
-    gaps = np.add.reduceat(fine[filled, CONFIDENCE] - drawn, starts, axis=1)
+    outcomes = draw_calibrated(fine[filled], generator)
+    starts = np.flatnonzero(np.diff(bin_of_fine[filled], prepend=-1))
+    gaps = np.add.reduceat(fine[filled, CONFIDENCE] - outcomes, starts, axis=1)
     values = np.abs(gaps).sum(axis=1) / statistics.count
-    return float(values.mean()), float(np.quantile(values, LEVEL))
+    return CalibratedEce(mean=float(values.mean()), high=float(np.quantile(values, LEVEL)))
 
 
 def draw_calibrated(filled: Floats, generator: np.random.Generator) -> Floats:
-    """Draw sums of outcomes (REPLICATES, B) of B non-empty bins as if the mean confidence of each were the truth."""
-    n = filled[:, COUNT]
-    law = np.clip(filled[:, CONFIDENCE] / n, 0, 1)
-    return generator.binomial(n.astype(np.int64), law, (REPLICATES, n.size)).astype(np.float64)
+    """Draw sums of outcomes as if each bin's mean confidence were the truth.
+
+    Args:
+        filled: Sums of 1 and p of bins that are not empty, shape (B, >= 2).
+        generator: Source of the draws.
+
+    Returns:
+        Shape (REPLICATES, B).
+    """
+    counts = filled[:, COUNT]
+    probabilities = np.clip(filled[:, CONFIDENCE] / counts, 0, 1)
+    outcomes = generator.binomial(counts.astype(np.int64), probabilities, (REPLICATES, counts.size))
+    return outcomes.astype(np.float64)
 
 
 def student_interval(values: Sequence[float] | Floats) -> Interval:
-    """Return mean +- t_{n - 1} s / sqrt(n) of two finite values or more, one per seed, by Student's t over seeds.
+    """Return mean +- t_{n - 1} s / sqrt(n), by Student's t over seeds.
 
-    Of differences between methods a seed gives both the same split, start and shift. It speaks of
-    seeds like these on the same data, not of other hospitals: t is 12.7 for two. Source: Student,
-    Biometrika 6 (1908), 1-25.
+    It speaks of seeds like these on the same data, not of other hospitals: t is 12.7 for two.
+
+    Args:
+        values: Two finite values or more, one per seed; of differences between methods, a seed
+            gives both the same split, start and shift.
+
+    Returns:
+        The interval.
+
+    Source: Student, Biometrika 6 (1908), 1-25.
     """
-    mean, count = float(np.mean(values)), len(values)
+    mean = float(np.mean(values))
+    count = len(values)
     half = float(stdtrit(count - 1, (1 + LEVEL) / 2) * np.std(values, ddof=1) / math.sqrt(count))
     return Interval(mean - half, mean + half)

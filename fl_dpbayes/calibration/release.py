@@ -1,4 +1,7 @@
-"""What noise is added to: sums of units' shares, each finite and within a bound, whatever it was computed from."""
+"""What noise is added to: sums of units' shares.
+
+Each share is finite and within a bound, whatever it was computed from.
+"""
 
 import math
 from dataclasses import dataclass
@@ -28,14 +31,19 @@ GRID_BITS = 30
 
 @dataclass(frozen=True)
 class BoundedSum:
-    """A sum of units' shares that `bounded_sum` made, and by how much one unit moves it at most, in L2."""
+    """A sum of units' shares that `bounded_sum` made.
+
+    Attributes:
+        sums: Shape (K,) or (cells, K).
+        sensitivity: By how much one unit moves it at most, in L2.
+    """
 
     sums: Floats
     sensitivity: float
 
 
 def sensitivity(max_records_per_unit: int = 1) -> float:
-    """Return m sqrt(3), the L2 sensitivity of a table of `record_counts` to adding or removing one privacy unit.
+    """Return the L2 sensitivity of a table of `record_counts` to one privacy unit, m sqrt(3).
 
     Args:
         max_records_per_unit: m, a cap that the caller enforces.
@@ -52,14 +60,19 @@ def sensitivity(max_records_per_unit: int = 1) -> float:
 
 
 class NoisedTable(NamedTuple):
-    """Noisy sums of 1, p and y per equal-width bin, shape (B, 3), and the standard deviation of each sum's noise."""
+    """Noisy sums per equal-width bin.
+
+    Attributes:
+        sums: Of 1, p and y, shape (B, 3).
+        noise_std: Standard deviation of each sum's noise.
+    """
 
     sums: Floats
     noise_std: float
 
 
 def bounded_shares(shares: Floats, bound: float) -> Floats:
-    """Return units' shares, each finite and no longer than the bound (to 1e-12 of it), whatever their values were.
+    """Return units' shares, each finite and no longer than the bound (to 1e-12 of it).
 
         v_i <- 0 if an entry of v_i is NaN or infinite, else v_i min(1, R / |v_i|)
 
@@ -77,8 +90,10 @@ def bounded_shares(shares: Floats, bound: float) -> Floats:
         ValueError: If the bound is outside its limits.
     """
     if not SMALLEST_BOUND <= bound <= LARGEST_BOUND:
-        allowed = f"it must lie between {SMALLEST_BOUND:g} and {LARGEST_BOUND:g}"
-        raise ValueError(f"the bound of a unit's share is {bound}: {allowed}")
+        raise ValueError(
+            f"the bound of a unit's share is {bound}: "
+            f"it must lie between {SMALLEST_BOUND:g} and {LARGEST_BOUND:g}"
+        )
     return in_fixed_pieces(partial(_bounded, bound=bound), np.asarray(shares, np.float64))
 
 
@@ -98,7 +113,8 @@ def bounded_sum(
     Args:
         shares: One row per share, shape (N, K); NaN or infinite ones count as zero.
         bound: Largest L2 norm of a share, above 0.
-        cells: Which row of the table each share is added to, shape (N,); None for a sum of shape (K,).
+        cells: Which row of the table each share is added to, shape (N,); None for a sum of shape
+            (K,).
         cell_count: Number of rows of the table.
 
     Returns:
@@ -107,14 +123,15 @@ def bounded_sum(
     Raises:
         ValueError: If the bound is outside its limits.
     """
-    kept = bounded_shares(shares, bound)
-    step = math.ldexp(1.0, math.frexp(bound)[1] - 1 - GRID_BITS)
-    kept = np.trunc(kept / step) * step
+    bounded = bounded_shares(shares, bound)
+    _, exponent = math.frexp(bound)
+    step = math.ldexp(1.0, exponent - 1 - GRID_BITS)
+    rounded = np.trunc(bounded / step) * step
     sensitivity = bound * (1 + NORM_ROUNDING)
     if cells is None:
-        return BoundedSum(kept.sum(axis=0), sensitivity)
-    table = np.zeros((cell_count, kept.shape[1]))
-    np.add.at(table, cells, kept)
+        return BoundedSum(rounded.sum(axis=0), sensitivity)
+    table = np.zeros((cell_count, rounded.shape[1]))
+    np.add.at(table, cells, rounded)
     return BoundedSum(table, sensitivity)
 
 
@@ -141,9 +158,8 @@ def noised(
         raise ValueError(
             f"noise_multiplier is {noise_multiplier}: its noise must be finite, and 0 or more"
         )
-    return NoisedTable(
-        exact.sums + noise_std * generator.standard_normal(exact.sums.shape), noise_std
-    )
+    noise = noise_std * generator.standard_normal(exact.sums.shape)
+    return NoisedTable(exact.sums + noise, noise_std)
 
 
 def record_counts(
@@ -156,7 +172,8 @@ def record_counts(
     statistics that leave exactly.
 
     Args:
-        confidence: p, shape (N,); a record whose p is not a number counts nowhere, one beyond [0, 1] at its end.
+        confidence: p, shape (N,); a record whose p is not a number counts nowhere, one beyond [0,
+            1] at its end.
         outcome: y, whether the class of that probability is right, shape (N,).
         bins: B, a divisor of FINE_BINS.
         max_records_per_unit: m, a cap that the caller has enforced.
@@ -167,9 +184,9 @@ def record_counts(
     Raises:
         ValueError: If max_records_per_unit is below 1.
     """
-    kept = np.clip(confidence, 0.0, 1.0)
-    cells = bin_index(np.nan_to_num(kept), FINE_BINS) // (FINE_BINS // bins)
-    shares = np.column_stack([np.ones_like(kept), on_grid(kept), outcome])
+    clipped = np.clip(confidence, 0.0, 1.0)
+    cells = bin_index(np.nan_to_num(clipped), FINE_BINS) // (FINE_BINS // bins)
+    shares = np.column_stack([np.ones_like(clipped), on_grid(clipped), outcome])
     exact = bounded_sum(shares, sensitivity(), cells=cells, cell_count=bins)
     return BoundedSum(exact.sums, sensitivity(max_records_per_unit))
 
@@ -177,7 +194,9 @@ def record_counts(
 def top_label_counts(
     probabilities: Floats, labels: npt.NDArray[np.int64], bins: int, max_records_per_unit: int = 1
 ) -> BoundedSum:
-    """Count records by their largest class probability and whether that class is right, as `record_counts`.
+    """Count records by their largest class probability and whether that class is right.
+
+    Bins and sums are those of `record_counts`.
 
     Args:
         probabilities: Shape (N, C).
@@ -192,7 +211,12 @@ def top_label_counts(
         ValueError: If max_records_per_unit is below 1.
     """
     right = probabilities.argmax(axis=1) == labels
-    return record_counts(probabilities.max(axis=1), right, bins, max_records_per_unit)
+    return record_counts(
+        confidence=probabilities.max(axis=1),
+        outcome=right,
+        bins=bins,
+        max_records_per_unit=max_records_per_unit,
+    )
 
 
 def noised_table(
@@ -213,15 +237,19 @@ def noised_table(
     """
     if not 0 < noise_multiplier < math.inf:
         raise ValueError(f"noise_multiplier is {noise_multiplier}: it must be a positive number")
-    return noised(exact, noise_multiplier, generator)
+    return noised(exact=exact, noise_multiplier=noise_multiplier, generator=generator)
 
 
 def merge_noised(first: NoisedTable, second: NoisedTable) -> NoisedTable:
     """Add the tables of two sites, whose independent noises add in variance."""
-    return NoisedTable(first.sums + second.sums, math.hypot(first.noise_std, second.noise_std))
+    return NoisedTable(
+        sums=first.sums + second.sums,
+        noise_std=math.hypot(first.noise_std, second.noise_std),
+    )
 
 
 def _bounded(shares: Floats, bound: float) -> Floats:
+    """Bound the shares of one piece of rows."""
     largest = np.abs(shares).max(axis=1, initial=0.0, keepdims=True)
     finite = np.isfinite(largest)
     scale = np.where(finite & (largest > 0), largest, 1.0)
@@ -229,5 +257,5 @@ def _bounded(shares: Floats, bound: float) -> Floats:
     directions = np.where(finite, shares, 0.0) / scale
     lengths = np.maximum(np.sqrt(np.square(directions).sum(axis=1, keepdims=True)), 1.0)
     longest = bound / lengths
-    stays = finite & (scale <= longest * (1 + NORM_ROUNDING))
-    return np.where(stays, shares, directions * np.minimum(scale, longest))
+    within = finite & (scale <= longest * (1 + NORM_ROUNDING))
+    return np.where(within, shares, directions * np.minimum(scale, longest))

@@ -1,7 +1,10 @@
-"""One row of results from merged statistics, exact or noised: metrics, intervals, what calibration would look like."""
+"""One row of results from merged statistics, exact or noised.
+
+It holds metrics, intervals, and what a calibrated model would show.
+"""
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -21,14 +24,17 @@ from fl_dpbayes.calibration.rms_interval import debiased_mean_square_gap, rms_in
 from fl_dpbayes.calibration.statistics import CalibrationStatistics
 from fl_dpbayes.config import implementation
 
-CLEAR = 5.0  # standard deviations of noise that a count must exceed before a ratio over it means anything
+# Standard deviations of noise that a count must exceed before a ratio over it means anything.
+CLEAR = 5.0
 
 
 def measure(metric: Metric, statistics: CalibrationStatistics) -> Measured | None:
     """Compute a metric from merged statistics, None where it is undefined."""
     code = implementation("fl_dpbayes.calibration.metrics", metric.file)
-    found = getattr(code, metric.key)(statistics)
-    return found if found is None or isinstance(found, Measured) else Measured(found)
+    value = getattr(code, metric.key)(statistics)
+    if value is None or isinstance(value, Measured):
+        return value
+    return Measured(value)
 
 
 def summarise(
@@ -36,23 +42,36 @@ def summarise(
 ) -> CalibrationValues:
     """Summarise exact statistics of a site, or of several merged.
 
-    Without records n = 0 and all else is None.
+    Args:
+        statistics: The sums.
+        generator: Source of the draws behind `ece_if_calibrated`.
 
-    `generator`: source of the draws behind `ece_if_calibrated`.
+    Returns:
+        All values; without records n = 0, and all else is None.
     """
     if statistics.count == 0:
         return CalibrationValues(n=0)
-    measured = {
-        key: found for key, metric in METRICS.items() if (found := measure(metric, statistics))
+    values: dict[str, Any] = {
+        "n": int(statistics.count),
+        "nll_clipped": int(statistics.nll_clipped),
     }
-    values: dict[str, Any] = {key: found.value for key, found in measured.items()}
-    values |= {f"{key}_bounds": found.bounds for key, found in measured.items() if found.bounds}
-    if reference := ece_if_calibrated(statistics, generator):
-        values["ece_if_calibrated"], values["ece_if_calibrated_high"] = reference
-    if curve := decision_curve(statistics):
+    intervals = {}
+    for key, metric in METRICS.items():
+        measured = measure(metric, statistics)
+        if measured is None:
+            continue
+        values[key] = measured.value
+        if measured.bounds is not None:
+            values[f"{key}_bounds"] = measured.bounds
+        if measured.interval is not None:
+            intervals[key] = measured.interval
+    reference = ece_if_calibrated(statistics, generator)
+    if reference is not None:
+        values["ece_if_calibrated"] = reference.mean
+        values["ece_if_calibrated_high"] = reference.high
+    curve = decision_curve(statistics)
+    if curve is not None:
         values["net_benefit"] = curve
-    values |= {"n": int(statistics.count), "nll_clipped": int(statistics.nll_clipped)}
-    intervals = {key: found.interval for key, found in measured.items() if found.interval}
     return CalibrationValues.model_validate({**values, "intervals": intervals})
 
 
@@ -61,57 +80,89 @@ def summarise_noised(table: NoisedTable, generator: np.random.Generator) -> Cali
 
     `ece` is the raw top-label error over `join_small_bins`, release noise included; so is
     `ece_if_calibrated`, with which it is to be compared. `rms_debiased` has the variance of the
-    noise taken out. All but n are None where the noise hides the records; other metrics do not
-    follow from what was sent.
+    noise taken out. Other metrics do not follow from what was sent.
+
+    Args:
+        table: The noised sums.
+        generator: Source of the draws behind `ece_if_calibrated`.
+
+    Returns:
+        The values; all but n are None where the noise hides the records.
     """
     count, _, correct = map(float, table.sums.sum(axis=0))
     n = max(0, round(count))
-    joined, noise = join_small_bins(table)
-    if len(joined) == 0:
+    joined = join_small_bins(table)
+    sums = joined.sums
+    if len(sums) == 0:
         return CalibrationValues(n=n)
     # Outcomes can be drawn for whole records only, of the same mean confidences.
-    whole = np.maximum(np.round(joined[:, COUNT]), 1)
-    rounded = np.column_stack([whole, joined[:, CONFIDENCE] * whole / joined[:, COUNT]])
-    drawn = joined[:, CONFIDENCE] - draw_calibrated(rounded, generator)
-    drawn += math.sqrt(2) * noise * generator.standard_normal(drawn.shape)
-    reference = np.abs(drawn).sum(axis=1) / joined[:, COUNT].sum()
-    share = wilson_interval(correct, count, len(table.sums) * table.noise_std**2)
-    intervals = {"accuracy": share, "rms_debiased": rms_interval(joined, noise)}
+    whole_counts = np.maximum(np.round(sums[:, COUNT]), 1)
+    rounded = np.column_stack([whole_counts, sums[:, CONFIDENCE] * whole_counts / sums[:, COUNT]])
+    gaps = sums[:, CONFIDENCE] - draw_calibrated(rounded, generator)
+    gaps += math.sqrt(2) * joined.noise_std * generator.standard_normal(gaps.shape)
+    reference = np.abs(gaps).sum(axis=1) / sums[:, COUNT].sum()
+    mean_square_gap = float(debiased_mean_square_gap(sums, joined.noise_std))
+    intervals = {
+        "accuracy": wilson_interval(
+            successes=correct,
+            count=count,
+            noise_variance=len(table.sums) * table.noise_std**2,
+        ),
+        "rms_debiased": rms_interval(sums, joined.noise_std),
+    }
     return CalibrationValues.model_validate(
         {
             "n": n,
             "accuracy": min(1.0, max(0.0, correct / count)),
-            "ece": mean_absolute_gap(joined),
+            "ece": mean_absolute_gap(sums),
             "ece_if_calibrated": float(reference.mean()),
             "ece_if_calibrated_high": float(np.quantile(reference, LEVEL)),
-            "rms_debiased": math.sqrt(
-                min(1.0, max(0.0, float(debiased_mean_square_gap(joined, noise))))
-            ),
+            "rms_debiased": math.sqrt(min(1.0, max(0.0, mean_square_gap))),
             "intervals": {metric: ends for metric, ends in intervals.items() if ends is not None},
         }
     )
 
 
-def join_small_bins(table: NoisedTable) -> tuple[Floats, Floats]:
+class JoinedBins(NamedTuple):
+    """Bins of a noised table that were joined.
+
+    Attributes:
+        sums: Noisy sums of 1, p and y, shape (J, 3).
+        noise_std: Standard deviation of the noise on each bin's sums, shape (J,).
+    """
+
+    sums: Floats
+    noise_std: Floats
+
+
+def join_small_bins(table: NoisedTable) -> JoinedBins:
     """Join neighbouring bins until each count is CLEAR of its noise.
 
     It reads released numbers only.
 
-    Returns the sums per joined bin, (J, 3), and their noise's standard deviation, (J,); J = 0 where
-    all is mostly noise.
+    Args:
+        table: Noisy sums per bin.
+
+    Returns:
+        The joined bins; none where all is mostly noise.
     """
-    joined: list[tuple[Floats, float]] = []
+    sums: list[Floats] = []
+    noises: list[float] = []
     for row in table.sums:
-        if joined and not _is_clear(*joined[-1]):
-            joined[-1] = joined[-1][0] + row, math.hypot(joined[-1][1], table.noise_std)
+        if sums and not _is_clear(sums[-1], noises[-1]):
+            sums[-1] = sums[-1] + row
+            noises[-1] = math.hypot(noises[-1], table.noise_std)
         else:
-            joined.append((row, table.noise_std))
-    while len(joined) > 1 and not _is_clear(*joined[-1]):
-        (left, left_noise), (right, right_noise) = joined[-2:]
-        joined[-2:] = [(left + right, math.hypot(left_noise, right_noise))]
-    if not _is_clear(*joined[-1]):
-        return np.zeros((0, table.sums.shape[1])), np.zeros(0)
-    return np.stack([row for row, _ in joined]), np.array([noise for _, noise in joined])
+            sums.append(row)
+            noises.append(table.noise_std)
+    while len(sums) > 1 and not _is_clear(sums[-1], noises[-1]):
+        last_sums = sums.pop()
+        last_noise = noises.pop()
+        sums[-1] = sums[-1] + last_sums
+        noises[-1] = math.hypot(noises[-1], last_noise)
+    if not _is_clear(sums[-1], noises[-1]):
+        return JoinedBins(np.zeros((0, table.sums.shape[1])), np.zeros(0))
+    return JoinedBins(np.stack(sums), np.array(noises))
 
 
 def _is_clear(row: Floats, noise: float) -> bool:

@@ -1,4 +1,4 @@
-"""Averages of the sites' states: weighted, or such that a few hostile or broken sites cannot move them far.
+"""Averages of the sites' states: weighted, or robust against a few hostile or broken sites.
 
 The robust ones replace a mean of states (FALD's round, FedAvg of posterior means) and read no
 precision. They consume the released states alone, need more good sites than bad ones, and count all
@@ -20,19 +20,31 @@ from fl_dpbayes.protocol import Arrays
 
 
 def average_states(states: Mapping[str, Arrays], site_weights: Mapping[str, float]) -> Arrays:
-    """Average the sites' float32 states, one by one in their order in float64, w = sum_k w_k w_k' / sum_k w_k.
+    """Average the sites' states, one by one in their order, in float64.
 
-    Weights are renormalised over the sites present. Raises ValueError if there is no state, or all
-    of them are 0. Source: Deng et al. 2021, "On convergence of federated averaging Langevin
-    dynamics", Algorithm 1; Plassier 2022.
+        w = sum_k v_k w_k / sum_k v_k
+
+    Args:
+        states: Site -> its state w_k, float32 arrays by name.
+        site_weights: Site -> v_k >= 0; renormalised over the sites present.
+
+    Returns:
+        The average, float32.
+
+    Raises:
+        ValueError: If there is no state, or all weights are 0.
+
+    Source: Deng et al. 2021, "On convergence of federated averaging Langevin dynamics", Algorithm
+    1; Plassier et al. 2022, "Federated averaging Langevin dynamics".
     """
-    total = sum(site_weights[site] for site in states)
-    if not states or total <= 0:
+    total_weight = sum(site_weights[site] for site in states)
+    if not states or total_weight <= 0:
         raise ValueError("no site with a positive weight sent a state")
     sums: dict[str, npt.NDArray[np.float64]] = {}
     for site, state in states.items():
+        share = site_weights[site] / total_weight
         for name, array in state.items():
-            term = site_weights[site] / total * array.astype(np.float64)
+            term = share * array.astype(np.float64)
             sums[name] = sums[name] + term if name in sums else term
     return {name: array.astype(np.float32) for name, array in sums.items()}
 
@@ -40,32 +52,39 @@ def average_states(states: Mapping[str, Arrays], site_weights: Mapping[str, floa
 def coordinate_median(states: Mapping[str, Arrays]) -> Arrays:
     """Return the median over sites of each parameter, float32.
 
-    Fewer than half of the sites cannot move it out of the range of the others. Source: Yin et al.
-    2018, "Byzantine-robust distributed learning: towards optimal statistical rates", Definition 1.
+    Fewer than half of the sites cannot move it out of the range of the others.
+
+    Source: Yin et al. 2018, "Byzantine-robust distributed learning: towards optimal statistical
+    rates", Definition 1.
     """
     return {name: np.median(stack, axis=0).astype(np.float32) for name, stack in _stacked(states)}
 
 
 def trimmed_mean(states: Mapping[str, Arrays], trimmed: int) -> Arrays:
-    """Return, of each parameter, the float64 mean over sites without the `trimmed` least and greatest values, float32.
+    """Return the mean over sites of each parameter without its least and greatest values.
 
-    It bears so many bad sites, 0 or more, below half of all. Source: Yin et al. 2018,
-    "Byzantine-robust distributed learning: towards optimal statistical rates", Definition 2.
+    Args:
+        states: Site -> its state, float32 arrays by name.
+        trimmed: How many values are left out at each end, 0 or more, below half of the sites; so
+            many bad sites it bears.
+
+    Returns:
+        The mean, computed in float64, float32.
+
+    Source: Yin et al. 2018, "Byzantine-robust distributed learning: towards optimal statistical
+    rates", Definition 2.
     """
-    kept = {
-        name: np.sort(stack, axis=0)[trimmed : len(stack) - trimmed]
-        for name, stack in _stacked(states)
-    }
-    return {
-        name: stack.mean(axis=0, dtype=np.float64).astype(np.float32)
-        for name, stack in kept.items()
-    }
+    means = {}
+    for name, stack in _stacked(states):
+        inner = np.sort(stack, axis=0)[trimmed : len(stack) - trimmed]
+        means[name] = inner.mean(axis=0, dtype=np.float64).astype(np.float32)
+    return means
 
 
 def move_factors(
     states: Mapping[str, Arrays], start: Arrays, site_weights: Mapping[str, float], bound: float
 ) -> dict[str, float]:
-    """Say how far to shorten moves, so that no site moves the average more than `bound` times as far as the median.
+    """Return by how much to shorten moves, so that no site moves an average far more than others.
 
     With m_k = |w_k - w_0| a site's part in the average's move is at most v_k m_k, v_k its weight.
     Its factor is
@@ -78,19 +97,25 @@ def move_factors(
     to n_k. Source: Sun et al. 2019, "Can you really backdoor federated learning?" (norm
     thresholding, there to a fixed norm).
 
-    States, at least one, are looked at one by one. `bound`: c >= 1. Returns the factors in [0, 1),
-    by site.
+    Args:
+        states: Site -> its state w_k, at least one, looked at one by one.
+        start: w_0, arrays by name.
+        site_weights: Site -> v_k >= 0.
+        bound: c >= 1.
+
+    Returns:
+        Site -> factor in [0, 1), of the sites whose move is to be shortened.
     """
-    parts = {site: site_weights[site] * distance(state, start) for site, state in states.items()}
-    longest = bound * sorted(parts.values())[(len(parts) - 1) // 2] if len(parts) > 2 else math.inf
-    return {site: longest / part for site, part in parts.items() if part > longest}
+    lengths = {site: site_weights[site] * distance(state, start) for site, state in states.items()}
+    if len(lengths) <= 2:
+        return {}
+    median = sorted(lengths.values())[(len(lengths) - 1) // 2]
+    longest = bound * median
+    return {site: longest / length for site, length in lengths.items() if length > longest}
 
 
 def shortened(state: Arrays, start: Arrays, factor: float) -> Arrays:
-    """Shorten the move to a state w, w_0 + f (w - w_0), float32.
-
-    At f = 1 it is returned as it is.
-    """
+    """Shorten the move to a state w to w_0 + f (w - w_0), float32; at f = 1 it stays as it is."""
     if factor == 1:
         return state
     moves = {name: factor * (state[name].astype(np.float64) - start[name]) for name in start}
@@ -98,7 +123,13 @@ def shortened(state: Arrays, start: Arrays, factor: float) -> Arrays:
 
 
 class Average(NamedTuple):
-    """An average of states, what is to be said of it, and whether it is the weighted mean of what sites sent."""
+    """An average of states.
+
+    Attributes:
+        state: Float32 arrays by name.
+        warnings: What is to be said of the sites.
+        is_mean: Whether it is the weighted mean of what sites sent.
+    """
 
     state: Arrays
     warnings: tuple[RunWarning, ...]
@@ -111,32 +142,48 @@ def average_of_states(
     rule: AveragingRule,
     site_weights: Mapping[str, float],
 ) -> Average:
-    """Average one state or more by a rule's settings, with what is to be said of the sites.
+    """Average states by a rule's settings.
 
     The weighted average and the bound on moves look at one state at a time; the others hold one
     array of all sites.
+
+    Args:
+        states: Site -> its state, at least one.
+        start: The state that the sites' moves count from.
+        rule: The scenario's section.
+        site_weights: Site -> w_k >= 0.
+
+    Returns:
+        The average, with what is to be said of the sites.
     """
-    warnings, factors = list(state_warnings(states)), dict[str, float]()
+    warnings = list(state_warnings(states))
+    factors: dict[str, float] = {}
     if rule.move_bound != "none":
-        factors = move_factors(states, start, site_weights, rule.move_bound)
+        factors = move_factors(
+            states=states, start=start, site_weights=site_weights, bound=rule.move_bound
+        )
         warnings += [warning("move-shortened", site, bound=rule.move_bound) for site in factors]
-    sent = states
-    states = PerSite(list(sent), lambda site: shortened(sent[site], start, factors.get(site, 1.0)))
+    bounded = PerSite(
+        list(states), lambda site: shortened(states[site], start, factors.get(site, 1.0))
+    )
     if rule.robust == "median":
-        return Average(coordinate_median(states), tuple(warnings), is_mean=False)
+        return Average(coordinate_median(bounded), tuple(warnings), is_mean=False)
     if rule.robust == "none":
-        return Average(average_states(states, site_weights), tuple(warnings), is_mean=not factors)
+        mean = average_states(bounded, site_weights)
+        return Average(mean, tuple(warnings), is_mean=not factors)
     assert rule.trimmed is not None  # the section's validation
-    trimmed = min(rule.trimmed, (len(states) - 1) // 2)
+    trimmed = min(rule.trimmed, (len(bounded) - 1) // 2)
     if trimmed < rule.trimmed:
-        few = {
-            "sites": len(states),
-            "trimmed": trimmed,
-            "asked": rule.trimmed,
-            "needed": 2 * rule.trimmed + 1,
-        }
-        warnings.append(warning("too-few-to-trim", **few))
-    return Average(trimmed_mean(states, trimmed), tuple(warnings), is_mean=False)
+        warnings.append(
+            warning(
+                "too-few-to-trim",
+                sites=len(bounded),
+                trimmed=trimmed,
+                asked=rule.trimmed,
+                needed=2 * rule.trimmed + 1,
+            )
+        )
+    return Average(trimmed_mean(bounded, trimmed), tuple(warnings), is_mean=False)
 
 
 def distance(state: Arrays, start: Arrays) -> float:

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fl_dpbayes.config import RunWarning, warning
-from fl_dpbayes.posterior.alignment import alignment_warnings
+from fl_dpbayes.posterior.alignment import SiteVector, alignment_warnings
 from fl_dpbayes.posterior.samples import AnySamples
 from fl_dpbayes.protocol import Arrays
 
@@ -21,11 +21,15 @@ Shapes = dict[str, tuple[int, ...]]
 
 @dataclass(frozen=True)
 class Chain:
-    """One site's draws (M, d), M >= 1, their weights, which sum to 1, and temperatures.
+    """One site's draws.
 
-    `shapes` by column order.
-
-    `warnings`: what a rule that averages weights should say about this site.
+    Attributes:
+        site: The site's name.
+        draws: Parameter vectors, shape (M, d), M >= 1.
+        weights: Shape (M,), which sum to 1.
+        temperatures: T_t >= 0, shape (M,).
+        shapes: Parameter name -> shape, in the order of the columns.
+        warnings: What a rule that averages parameters should say about this site.
     """
 
     site: str
@@ -43,44 +47,62 @@ class Chain:
     def parameter(self, column: int) -> str:
         """Name a column by its array and its place in it, such as `1.weight[0, 3]`."""
         for name, shape in self.shapes.items():
-            if column < math.prod(shape):
-                return (
-                    f"{name}[{', '.join(str(place) for place in np.unravel_index(column, shape))}]"
-                )
-            column -= math.prod(shape)
+            size = math.prod(shape)
+            if column < size:
+                place = ", ".join(str(index) for index in np.unravel_index(column, shape))
+                return f"{name}[{place}]"
+            column -= size
         raise IndexError("there are fewer columns")
 
 
 def chains(site_samples: Mapping[str, AnySamples]) -> Iterator[Chain]:
-    """Yield the chain of each site that sent a sample, in the order of names, with its alignment warnings.
+    """Yield the chain of each site that sent a sample, in the order of names.
 
-    Raises ValueError if no site sent a sample, or names or shapes differ between sites.
+    Args:
+        site_samples: Site -> its samples, read one site at a time.
+
+    Yields:
+        Chains; each but the first with warnings on how its mean lies beside the first one's.
+
+    Raises:
+        ValueError: If no site sent a sample, or names or shapes differ between sites.
     """
     shapes = sample_shapes(site_samples)
-    reference: tuple[str, npt.NDArray[np.float64]] | None = None
+    reference: SiteVector | None = None
     for site in sorted(site_samples):
         if not len(site_samples[site]):
             continue
         samples = site_samples[site].in_memory()
-        draws, weights = (
-            _flatten(site, samples.arrays, shapes),
-            samples.weights / samples.weights.sum(),
+        chain = Chain(
+            site=site,
+            draws=_flatten(site, samples.arrays, shapes),
+            weights=samples.weights / samples.weights.sum(),
+            temperatures=samples.temperatures,
+            shapes=shapes,
         )
-        chain = Chain(site, draws, weights, samples.temperatures, shapes)
-        reference = reference or (site, chain.mean)
-        if reference[0] != site:
-            chain = replace(
-                chain, warnings=alignment_warnings(reference, (site, chain.mean), shapes)
-            )
+        mean = SiteVector(site, chain.mean)
+        if reference is None:
+            reference = mean
+        else:
+            warnings = alignment_warnings(reference=reference, compared=mean, shapes=shapes)
+            chain = replace(chain, warnings=warnings)
         yield chain
 
 
 def at_unit_temperature(chain: Chain) -> Chain:
     """Rescale draws of a tempered posterior to temperature 1.
 
-    A Gaussian posterior with covariance S has covariance T S at temperature T, so w_t <- m + (w_t -
-    m) / sqrt(T_t), m the chain's mean, which stays. T_t is a public constant. A site with a draw at
-    temperature 0 is left as it is, with a warning: its spread is not that of a tempered posterior.
+        w_t <- m + (w_t - m) / sqrt(T_t)
+
+    A Gaussian posterior with covariance S has covariance T S at temperature T. The chain's mean m
+    stays. T_t is a public constant.
+
+    Args:
+        chain: One site's draws.
+
+    Returns:
+        The chain at temperature 1. One with a draw at temperature 0 stays as it is, with a
+        warning: its spread is not that of a tempered posterior.
     """
     temperatures = chain.temperatures
     if (temperatures == 1).all():
@@ -98,7 +120,8 @@ def at_unit_temperature(chain: Chain) -> Chain:
 def sample_shapes(site_samples: Mapping[str, AnySamples]) -> Shapes:
     """Return the shape of each parameter, from the first site that sent a sample.
 
-    ValueError if none did.
+    Raises:
+        ValueError: If no site sent one.
     """
     for site in sorted(site_samples):
         if len(site_samples[site]):
@@ -110,20 +133,23 @@ def sample_shapes(site_samples: Mapping[str, AnySamples]) -> Shapes:
 def flatten_state(
     state: Mapping[str, npt.NDArray], shapes: Mapping[str, tuple[int, ...]]
 ) -> npt.NDArray[np.float64]:
-    """Join a model's arrays into one vector (d,), in the order of `shapes`, which they must have."""
-    return _flatten(
-        "the server", {name: array[np.newaxis] for name, array in state.items()}, shapes
-    )[0]
+    """Join a model's arrays into one vector (d,), in the order of `shapes`.
+
+    Raises:
+        ValueError: If names or shapes are not those of `shapes`.
+    """
+    rows = {name: array[np.newaxis] for name, array in state.items()}
+    return _flatten("the server", rows, shapes)[0]
 
 
 def unflatten(draws: npt.NDArray[np.float64], shapes: Mapping[str, tuple[int, ...]]) -> Arrays:
     """Split a matrix (M, d) into float32 arrays (M, *shape), the inverse of joining them."""
     ends = np.cumsum([math.prod(shape) for shape in shapes.values()])
-    parts = np.split(draws, ends[:-1], axis=1)
-    named = zip(shapes.items(), parts, strict=True)
-    return {
-        name: part.astype(np.float32).reshape((len(draws), *shape)) for (name, shape), part in named
-    }
+    blocks = np.split(draws, ends[:-1], axis=1)
+    arrays = {}
+    for (name, shape), block in zip(shapes.items(), blocks, strict=True):
+        arrays[name] = block.astype(np.float32).reshape((len(draws), *shape))
+    return arrays
 
 
 def state_of(vector: npt.NDArray[np.float64], shapes: Mapping[str, tuple[int, ...]]) -> Arrays:
@@ -134,8 +160,8 @@ def state_of(vector: npt.NDArray[np.float64], shapes: Mapping[str, tuple[int, ..
 def _flatten(
     owner: str, arrays: Mapping[str, npt.NDArray], shapes: Mapping[str, tuple[int, ...]]
 ) -> npt.NDArray[np.float64]:
-    found = {name: tuple(array.shape[1:]) for name, array in arrays.items()}
-    if found != dict(shapes):
+    array_shapes = {name: tuple(array.shape[1:]) for name, array in arrays.items()}
+    if array_shapes != dict(shapes):
         raise ValueError(
             f"the arrays of {owner!r} have other names or shapes than those of the first site"
         )

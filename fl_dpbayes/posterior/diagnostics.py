@@ -13,10 +13,17 @@ Draws = npt.NDArray[np.float64]
 
 
 def rank_normalised(draws: Draws) -> Draws:
-    """Replace draws by normal scores of their pooled ranks, so that heavy tails do not hide a difference.
+    """Replace draws by normal scores of their pooled ranks.
 
-    z = Phi^-1((rank - 3/8) / (S + 1/4)) (eq. 14), S the number of all draws, shape (chains, draws)
-    as they have.
+        z = Phi^-1((rank - 3/8) / (S + 1/4)),    S the number of all draws (eq. 14)
+
+    Heavy tails then do not hide a difference.
+
+    Args:
+        draws: Shape (chains, draws).
+
+    Returns:
+        z, shape (chains, draws).
     """
     _, places, ties = np.unique(draws, return_inverse=True, return_counts=True)
     # Equal draws share the mean of their ranks.
@@ -27,10 +34,16 @@ def rank_normalised(draws: Draws) -> Draws:
 def split_r_hat(draws: Draws) -> float:
     """Return the potential scale reduction of chains that are each cut in halves.
 
-    R = sqrt(((N - 1) / N W + B / N) / W), B and W the between- and within-chain variances (eqs.
-    1-4). Near 1 where the halves agree; the paper asks for less than 1.01 on `rank_normalised`
-    draws, (chains, draws), of which there are four or more per chain. NaN if every draw is the
-    same.
+        R = sqrt(((N - 1) / N W + B / N) / W)
+
+    B and W are the between- and within-chain variances (eqs. 1-4).
+
+    Args:
+        draws: `rank_normalised`, shape (chains, 4 or more draws).
+
+    Returns:
+        R, near 1 where the halves agree; the paper asks for less than 1.01. NaN if all draws are
+        equal.
     """
     halves = _split(draws)
     count = halves.shape[1]
@@ -44,9 +57,16 @@ def split_r_hat(draws: Draws) -> float:
 def effective_sample_size(draws: Draws) -> float:
     """Return how many independent draws would estimate the mean as well.
 
-    S / (1 + 2 sum_t rho_t), S the number of draws, rho_t the autocorrelation over all split chains
-    (eqs. 10-13), the sum cut by Geyer's initial monotone sequence; at most S log10(S). NaN if every
-    draw is the same.
+        S / (1 + 2 sum_t rho_t)
+
+    S is the number of draws, rho_t the autocorrelation over all split chains (eqs. 10-13), the sum
+    cut by Geyer's initial monotone sequence.
+
+    Args:
+        draws: Shape (chains, 4 or more draws).
+
+    Returns:
+        At most S log10(S); NaN if all draws are equal.
     """
     halves = _split(draws)
     chains, count = halves.shape
@@ -72,6 +92,8 @@ def _split(draws: Draws) -> Draws:
 
 def _autocovariance(chains: Draws) -> Draws:
     count = chains.shape[1]
+    # So long that lags do not wrap round.
+    length = fft.next_fast_len(2 * count)
     centred = chains - chains.mean(axis=1, keepdims=True)
-    spectrum = fft.rfft(centred, fft.next_fast_len(2 * count), axis=1)
-    return fft.irfft(np.abs(spectrum) ** 2, fft.next_fast_len(2 * count), axis=1)[:, :count] / count
+    spectrum = fft.rfft(centred, length, axis=1)
+    return fft.irfft(np.abs(spectrum) ** 2, length, axis=1)[:, :count] / count

@@ -1,4 +1,4 @@
-"""Which sites end far off the others: one statistic of released states, the same for every aggregation rule.
+"""Which sites end far off the others: one statistic of released states for every aggregation rule.
 
 It costs no privacy. It tells that a site differs, never why: other patients, a fault and a lie look
 alike.
@@ -31,7 +31,9 @@ LARGEST_STATED = 1e9
 
 
 def sketched_move(start: Arrays, state: Arrays, seed: int) -> Floats:
-    """Fold the move w - w_0 of a state into 256 numbers, s_b = sum over i = b (mod 256) of e_i (w - w_0)_i.
+    """Fold the move w - w_0 of a state into 256 numbers.
+
+        s_b = sum over i = b (mod 256) of e_i (w - w_0)_i
 
     The signs e_i are drawn from a seed that no site may know, so that nobody can choose a move that
     they hide. Of up to 256 parameters nothing is lost; of more, distances between sketches are
@@ -40,7 +42,7 @@ def sketched_move(start: Arrays, state: Arrays, seed: int) -> Floats:
     Args:
         start: w_0, arrays by name.
         state: w, of the same names and shapes.
-        seed: 0 or more; the same for all sites and rounds.
+        seed: 0 or more, equal for all sites and rounds.
 
     Returns:
         The sketch, shape (256,).
@@ -48,23 +50,25 @@ def sketched_move(start: Arrays, state: Arrays, seed: int) -> Floats:
     generator = np.random.default_rng(seed)
     sketch = np.zeros(SKETCH_SIZE)
     first = 0
-    for name, begun in start.items():
-        signs = 2 * generator.integers(0, 2, begun.size, dtype=np.int8) - 1
-        signed = signs * (state[name].astype(np.float64) - begun).reshape(-1)
-        padded = np.pad(signed, (0, -begun.size % SKETCH_SIZE))
+    for name, origin in start.items():
+        signs = 2 * generator.integers(0, 2, origin.size, dtype=np.int8) - 1
+        signed = signs * (state[name].astype(np.float64) - origin).reshape(-1)
+        padded = np.pad(signed, (0, -origin.size % SKETCH_SIZE))
         folded = padded.reshape(-1, SKETCH_SIZE).sum(axis=0)
         sketch += np.roll(folded, first)
-        first += begun.size
+        first += origin.size
     return sketch
 
 
 def noise_of_mean(chain: PlannedChain, rounds: int) -> float:
-    """Say how much planned noise there is in a site's mean move, up to a factor that all sites share.
+    """Return the planned noise in a site's mean move, up to a factor that all sites share.
 
-    sqrt(mean_t (a_t sigma_t C / B)^2 / R), with C / B the noise unit over the expected batch size.
+        sqrt(mean_t (a_t sigma_t C / B)^2 / R)
+
+    C / B is the noise unit over the expected batch size.
 
     Args:
-        chain: the site's plan.
+        chain: The site's plan.
         rounds: R, of which the mean is taken, 1 or more.
 
     Returns:
@@ -76,7 +80,7 @@ def noise_of_mean(chain: PlannedChain, rounds: int) -> float:
 
 
 def relative_distances(moves: Mapping[str, Floats], noise: Mapping[str, float]) -> dict[str, float]:
-    """Say how many times as far from the median of the others each site is as any other site is.
+    """Return how many times as far off each site is as any other site is.
 
     With m_k the median, over all sites but k, of each number of x_j, and v_k the planned noise in
     x_k,
@@ -88,8 +92,8 @@ def relative_distances(moves: Mapping[str, Floats], noise: Mapping[str, float]) 
     of the range of the others.
 
     Args:
-        moves: site -> its mean move x_k, all of one shape.
-        noise: site -> v_k >= 0.
+        moves: Site -> its mean move x_k, all of one shape.
+        noise: Site -> v_k >= 0.
 
     Returns:
         Site -> ratio, at most `LARGEST_STATED`; empty for fewer than four sites.
@@ -101,14 +105,13 @@ def relative_distances(moves: Mapping[str, Floats], noise: Mapping[str, float]) 
     planned = np.array([noise[site] for site in moves])
     ratios = {}
     for number, site in enumerate(moves):
-        others = np.arange(len(moves)) != number
-        comparable = others & (planned <= COMPARABLE_NOISE * planned[number])
-        if comparable.sum() < FEWEST_COMPARABLE:
-            comparable = others
-        times = _times(planned[number], planned[comparable])
-        ratios[site] = _ratio(
-            float(distances[number]), float((distances[comparable] * times).max())
-        )
+        compared = np.arange(len(moves)) != number
+        with_alike_noise = compared & (planned <= COMPARABLE_NOISE * planned[number])
+        if with_alike_noise.sum() >= FEWEST_COMPARABLE:
+            compared = with_alike_noise
+        factors = _noise_factors(planned[number], planned[compared])
+        largest = float((distances[compared] * factors).max())
+        ratios[site] = _ratio(float(distances[number]), largest)
     return ratios
 
 
@@ -122,22 +125,25 @@ def far_off_warnings(ratios: Mapping[str, float]) -> tuple[RunWarning, ...]:
 
 
 def _medians_of_others(positions: Floats) -> Floats:
-    """Return, for each of K rows, the median over the other rows of each column, (K, p)."""
+    """Return, for each of K rows, the median of each column without that row, (K, p)."""
     ordered = np.sort(positions, axis=0)
     ranks = positions.argsort(axis=0, kind="stable").argsort(axis=0, kind="stable")
     count = len(positions)
     middle = {(count - 2) // 2, (count - 1) // 2}
-    return np.mean(
-        [np.where(ranks > place, ordered[place], ordered[place + 1]) for place in middle], axis=0
-    )
+    values = [np.where(ranks > place, ordered[place], ordered[place + 1]) for place in middle]
+    return np.mean(values, axis=0)
 
 
-def _times(noise: float, others: Floats) -> Floats:
-    ratios = np.divide(noise, others, out=np.ones_like(others), where=others > 0)
+def _noise_factors(noise: float, of_compared: Floats) -> Floats:
+    """Return max(1, v_k / v_j), 1 where v_j is 0."""
+    ones = np.ones_like(of_compared)
+    ratios = np.divide(noise, of_compared, out=ones, where=of_compared > 0)
     return np.maximum(1.0, ratios)
 
 
 def _ratio(distance: float, scale: float) -> float:
     if distance == 0:
         return 0.0
-    return min(LARGEST_STATED, distance / scale) if scale > 0 else LARGEST_STATED
+    if scale <= 0:
+        return LARGEST_STATED
+    return min(LARGEST_STATED, distance / scale)

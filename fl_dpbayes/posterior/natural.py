@@ -16,7 +16,12 @@ _ROUNDING = 1e-9
 
 @dataclass(frozen=True)
 class NaturalGaussian:
-    """A Gaussian factor, whose precision L need not be positive; h = L m, (d,)."""
+    """A Gaussian factor, whose precision need not be positive.
+
+    Attributes:
+        precision: L, shape (d,) or (d, d).
+        precision_mean: h = L m, shape (d,).
+    """
 
     precision: Array
     precision_mean: Array
@@ -24,12 +29,15 @@ class NaturalGaussian:
     def __add__(self, other: "NaturalGaussian") -> "NaturalGaussian":
         """Multiply two densities."""
         return NaturalGaussian(
-            self.precision + other.precision, self.precision_mean + other.precision_mean
+            precision=self.precision + other.precision,
+            precision_mean=self.precision_mean + other.precision_mean,
         )
 
     def power(self, exponent: float) -> "NaturalGaussian":
         """Raise the density to a power."""
-        return NaturalGaussian(exponent * self.precision, exponent * self.precision_mean)
+        return NaturalGaussian(
+            precision=exponent * self.precision, precision_mean=exponent * self.precision_mean
+        )
 
     @property
     def mean(self) -> Array:
@@ -48,32 +56,50 @@ class NaturalGaussian:
 
 
 def centred_prior(scale: float, like: NaturalGaussian) -> NaturalGaussian:
-    """Return the prior N(0, scale^2 I) with a precision of the form of `like`.
+    """Return the prior N(0, scale^2 I) in the form of another Gaussian.
 
-    An infinite scale is the flat prior.
+    Args:
+        scale: Standard deviation > 0; infinite for the flat prior.
+        like: A Gaussian of the same size, whose form of precision is taken.
+
+    Returns:
+        The prior.
     """
     precision = np.full(len(like.precision_mean), 1 / scale**2)
-    own_form = precision if like.precision.ndim == 1 else np.diag(precision)
-    return NaturalGaussian(own_form, np.zeros_like(like.precision_mean))
+    if like.precision.ndim == 2:
+        precision = np.diag(precision)
+    return NaturalGaussian(precision=precision, precision_mean=np.zeros_like(like.precision_mean))
 
 
 def floored(gaussian: NaturalGaussian, floor: float) -> tuple[NaturalGaussian, int]:
-    """Raise precisions that lie below a floor >= 0, in any direction (eigenvalue), to it; h stays.
+    """Raise precisions that lie below a floor to it, in any direction (eigenvalue); h stays.
 
-    Returns the corrected Gaussian, and in how many directions it was below the floor by more than
-    rounding. Raises ValueError if a precision is not positive and the floor is 0, so that no proper
-    Gaussian is near.
+    Args:
+        gaussian: A Gaussian whose precision may be negative.
+        floor: The least precision, >= 0.
+
+    Returns:
+        The corrected Gaussian, and in how many directions it was below the floor by more than
+        rounding.
+
+    Raises:
+        ValueError: If a precision is not positive and the floor is 0, so that no proper Gaussian
+            is near.
     """
-    precision = gaussian.precision
-    values, vectors = (precision, None) if precision.ndim == 1 else np.linalg.eigh(precision)
-    raised, values = int((values < floor * (1 - _ROUNDING)).sum()), np.maximum(values, floor)
-    if not (values > 0).all():
-        said = (
-            f"the product's precision is not positive in {int((values <= 0).sum())} directions "
-            "and the prior is flat"
+    eigenvectors = None
+    eigenvalues = gaussian.precision
+    if gaussian.precision.ndim == 2:
+        eigenvalues, eigenvectors = np.linalg.eigh(gaussian.precision)
+    raised = int((eigenvalues < floor * (1 - _ROUNDING)).sum())
+    eigenvalues = np.maximum(eigenvalues, floor)
+    if not (eigenvalues > 0).all():
+        raise ValueError(
+            f"the product's precision is not positive in {int((eigenvalues <= 0).sum())} "
+            "directions and the prior is flat: send more samples per site, or use a Gaussian prior"
         )
-        raise ValueError(f"{said}: send more samples per site, or use a Gaussian prior")
     if not raised:
         return gaussian, 0
-    corrected = values if vectors is None else (vectors * values) @ vectors.T
-    return NaturalGaussian(corrected, gaussian.precision_mean), raised
+    corrected = eigenvalues
+    if eigenvectors is not None:
+        corrected = (eigenvectors * eigenvalues) @ eigenvectors.T
+    return NaturalGaussian(precision=corrected, precision_mean=gaussian.precision_mean), raised

@@ -1,4 +1,4 @@
-"""A site's Gaussian estimated from its draws, with an unbiased precision, and what its uncertainty does to a product.
+"""A site's Gaussian estimated from its draws, with an unbiased precision.
 
 The inverse of a sample variance is too large on average: for n independent Gaussian draws in p
 dimensions E[S^-1] = (n - 1) / (n - p - 2) Sigma^-1 (3.0 times too large at n = 4, p = 1; infinite
@@ -31,21 +31,30 @@ LARGEST_ERROR = 0.5
 def effective_draws(chain: Chain) -> float:
     """Return how many independent, equally weighted draws are worth as much as the chain.
 
-    n = (1 / sum_t v_t^2) * min(1, ESS / M): Kish's size for the weights, times the share that
-    autocorrelation leaves, measured on up to 64 evenly spaced coordinates together. The share is 1
-    unless neighbouring draws are correlated by 3 standard errors: of a few coordinates ESS is so
-    uncertain that min(1, .) alone would take a fifth from independent draws. Source: Kish 1965;
-    Vehtari et al. 2021.
+        n = (1 / sum_t v_t^2) * min(1, ESS / M)
+
+    Kish's size for the weights, times the share that autocorrelation leaves, measured on up to 64
+    evenly spaced coordinates together. The share is 1 unless neighbouring draws are correlated by 3
+    standard errors: of a few coordinates ESS is so uncertain that min(1, .) alone would take a
+    fifth from independent draws.
+
+    Args:
+        chain: M draws.
+
+    Returns:
+        n in (0, M].
+
+    Source: Kish 1965, "Survey sampling"; Vehtari et al. 2021, "Rank-normalization, folding, and
+    localization: an improved R-hat".
     """
     size = float(1 / np.square(chain.weights).sum())
     count, parameters = chain.draws.shape
     if count < 4:
         return size
-    chosen = chain.draws[
-        :, np.linspace(0, parameters - 1, min(parameters, _COORDINATES)).astype(int)
-    ]
-    spread = chosen.std(axis=0)
-    moving = chosen[:, spread > 0]
+    columns = np.linspace(0, parameters - 1, min(parameters, _COORDINATES)).astype(int)
+    coordinates = chain.draws[:, columns]
+    spread = coordinates.std(axis=0)
+    moving = coordinates[:, spread > 0]
     if not moving.shape[1]:
         return size
     standardised = (moving - moving.mean(axis=0)) / spread[spread > 0]
@@ -75,19 +84,25 @@ def _correlated(standardised: npt.NDArray[np.float64]) -> bool:
 def diagonal_gaussian(chain: Chain) -> tuple[NaturalGaussian, tuple[RunWarning, ...]]:
     """Estimate N(m, diag v) from a chain, its precision (n - 3) / (n - 1) / v.
 
-    v = sum_t v_t (w_t - m)^2 / (1 - sum_t v_t^2) is unbiased; n is the effective number of draws.
-    By the mean of the inverse chi-squared distribution. Raises ValueError if there are fewer than 5
-    draws, or a parameter does not vary.
+    v by `weighted_variance` is unbiased; n is the effective number of draws. The factor follows
+    from the mean of the inverse chi-squared distribution.
+
+    Args:
+        chain: One site's draws.
+
+    Returns:
+        The Gaussian, with a precision of shape (d,), and warnings.
+
+    Raises:
+        ValueError: If there are fewer than 5 draws, or a parameter does not vary.
     """
     factor, warnings = _unbiased_factor(chain, 1)
     variance = weighted_variance(chain)
     if not (variance > 0).all():
-        said = (
-            f"{int((variance <= 0).sum())} parameters of site {chain.site!r} do not vary "
-            "between its samples"
-        )
+        constant = int((variance <= 0).sum())
         raise ValueError(
-            f"{said}: aggregate the layers that are sampled only, or use a rule without precisions"
+            f"{constant} parameters of site {chain.site!r} do not vary between its samples: "
+            "aggregate the layers that are sampled only, or use a rule without precisions"
         )
     precision = factor / variance
     return NaturalGaussian(precision, precision * chain.mean), warnings
@@ -97,9 +112,17 @@ def full_gaussian(chain: Chain) -> tuple[NaturalGaussian, tuple[RunWarning, ...]
     """Estimate N(m, S) from a chain, its precision (n - d - 2) / (n - 1) S^-1.
 
     S = sum_t v_t (w_t - m)(w_t - m)^T / (1 - sum_t v_t^2) is unbiased; n is the effective number of
-    draws. By the mean of the inverse Wishart distribution. Raises ValueError if there are fewer
-    than d + 4 draws, their covariance is singular, or a parameter varies so little that the others'
-    precisions are lost in its rounding.
+    draws. The factor follows from the mean of the inverse Wishart distribution.
+
+    Args:
+        chain: One site's draws.
+
+    Returns:
+        The Gaussian, with a precision of shape (d, d), and warnings.
+
+    Raises:
+        ValueError: If there are fewer than d + 4 draws, their covariance is singular, or a
+            parameter varies so little that the others' precisions are lost in its rounding.
     """
     factor, warnings = _unbiased_factor(chain, chain.draws.shape[1])
     rows = deviations(chain)
@@ -115,49 +138,50 @@ def full_gaussian(chain: Chain) -> tuple[NaturalGaussian, tuple[RunWarning, ...]
 
 
 def _check_scales(chain: Chain, spread: npt.NDArray[np.float64]) -> None:
-    least, most = int(spread.argmin()), int(spread.argmax())
-    if spread[least] < _LEAST_SPREAD * spread[most]:
-        said = (
-            f"parameter {chain.parameter(least)} of site {chain.site!r} hardly varies between "
-            "its samples (standard"
-        )
-        said += (
-            f" deviation {spread[least]:.2g}, that of {chain.parameter(most)} is "
-            f"{spread[most]:.2g}), so that no"
-        )
-        remedy = "use the diagonal form, or aggregate the layers that are sampled only"
-        raise ValueError(f"{said} precision of the others can be told beside its own: {remedy}")
+    least = int(spread.argmin())
+    most = int(spread.argmax())
+    if spread[least] >= _LEAST_SPREAD * spread[most]:
+        return
+    raise ValueError(
+        f"parameter {chain.parameter(least)} of site {chain.site!r} hardly varies between its "
+        f"samples (standard deviation {spread[least]:.2g}, that of {chain.parameter(most)} is "
+        f"{spread[most]:.2g}), so that no precision of the others can be told beside its own: "
+        "use the diagonal form, or aggregate the layers that are sampled only"
+    )
 
 
 def weighted_variance(chain: Chain) -> npt.NDArray[np.float64]:
-    """Return the unbiased variance of each parameter, shape (d,).
+    """Return the unbiased variance of each parameter.
 
-    v = sum_t v_t (w_t - m)^2 / (1 - sum_t v_t^2), v_t the weights, which sum to 1; of 2 draws or
-    more.
+        v = sum_t v_t (w_t - m)^2 / (1 - sum_t v_t^2)
+
+    Args:
+        chain: 2 draws or more, their weights v_t.
+
+    Returns:
+        v, shape (d,).
     """
     return chain.weights @ np.square(deviations(chain)) / (1 - np.square(chain.weights).sum())
 
 
 def deviations(chain: Chain) -> npt.NDArray[np.float64]:
     """Return w_t - m, exactly 0 for a parameter that does not vary, shape (M, d)."""
-    moved = chain.draws - chain.draws[0]
-    return moved - chain.weights @ moved
+    from_first = chain.draws - chain.draws[0]
+    return from_first - chain.weights @ from_first
 
 
 def _unbiased_factor(chain: Chain, dimensions: int) -> tuple[float, tuple[RunWarning, ...]]:
     least = dimensions + 4
     if len(chain.weights) < least:
-        said = (
+        raise ValueError(
             f"site {chain.site!r} sent {counted(len(chain.weights), 'sample')}: a precision "
-            f"over {dimensions}"
+            f"over {dimensions} dimensions needs at least {least}; keep more samples, or use the "
+            "diagonal form, or a rule without precisions"
         )
-        remedy = "keep more samples, or use the diagonal form, or a rule without precisions"
-        raise ValueError(f"{said} dimensions needs at least {least}; {remedy}")
     effective = effective_draws(chain)
-    few = effective < least
-    warnings = (
-        (warning("few-effective", chain.site, effective=effective, least=least),) if few else ()
-    )
+    warnings: tuple[RunWarning, ...] = ()
+    if effective < least:
+        warnings = (warning("few-effective", chain.site, effective=effective, least=least),)
     size = max(effective, least)
     return (size - dimensions - 2) / (size - 1), warnings
 
@@ -182,33 +206,55 @@ def mean_error(
     A diagonal form is d times p = 1. Source: von Rosen 1988, "Moments for the inverted Wishart
     distribution".
 
-    `combined`: the product, its precision positive. Returns e in standard deviations of the
-    product.
+    Args:
+        factors: Each site's Gaussian L_k, m_k, and its effective number of draws n.
+        combined: Their product, its precision positive.
+
+    Returns:
+        e >= 0, in standard deviations of the product.
     """
-    mean, total, parameters = combined.mean, 0.0, len(combined.precision_mean)
-    solver = None if combined.precision.ndim == 1 else cho_factor(combined.precision, lower=True)
+    parameters = len(combined.precision_mean)
+    trace = _diagonal_trace if combined.precision.ndim == 1 else _full_trace
+    return float(np.sqrt(trace(factors, combined) / parameters))
+
+
+def _diagonal_trace(
+    factors: Iterable[tuple[NaturalGaussian, float]], combined: NaturalGaussian
+) -> float:
+    mean = combined.mean
+    total = 0.0
     for factor, draws in factors:
-        away = factor.mean - mean
-        if solver is None:
-            # Fewer draws than the formula takes are counted as its least.
-            total += (
-                2
-                / max(1.0, draws - 5)
-                * float((np.square(factor.precision * away) / combined.precision).sum())
-            )
-            continue
-        pull = factor.precision @ away
-        first = float(away @ pull) * float(np.trace(cho_solve(solver, factor.precision)))
+        pull = factor.precision * (factor.mean - mean)
+        # Fewer draws than the formula takes are counted as its least.
+        total += 2 / max(1.0, draws - 5) * float((np.square(pull) / combined.precision).sum())
+    return total
+
+
+def _full_trace(
+    factors: Iterable[tuple[NaturalGaussian, float]], combined: NaturalGaussian
+) -> float:
+    mean = combined.mean
+    parameters = len(combined.precision_mean)
+    solver = cho_factor(combined.precision, lower=True)
+    total = 0.0
+    for factor, draws in factors:
+        offset = factor.mean - mean
+        pull = factor.precision @ offset
+        first = float(offset @ pull) * float(np.trace(cho_solve(solver, factor.precision)))
         second = float(pull @ cho_solve(solver, pull))
+        # n' - p; fewer draws than the formula takes are counted as its least.
         free = max(4.0, draws - 1 - parameters)
         total += ((free - 1) * first + (free + 1) * second) / (free * (free - 3))
-    return float(np.sqrt(total / parameters))
+    return total
 
 
 def conflict_warnings(
     estimate: Estimate, site_samples: Mapping[str, AnySamples], combined: NaturalGaussian
 ) -> tuple[RunWarning, ...]:
-    """Warn where `mean_error` of the product of the sites' estimates is above half a standard deviation."""
+    """Warn where `mean_error` of the sites' product is above half a standard deviation."""
     sites = map(at_unit_temperature, chains(site_samples))
-    error = mean_error(((estimate(chain)[0], effective_draws(chain)) for chain in sites), combined)
-    return () if error <= LARGEST_ERROR else (warning("conflict", error=error),)
+    factors = ((estimate(chain)[0], effective_draws(chain)) for chain in sites)
+    error = mean_error(factors, combined)
+    if error <= LARGEST_ERROR:
+        return ()
+    return (warning("conflict", error=error),)

@@ -1,9 +1,10 @@
-"""The predictive distribution: class probabilities averaged over posterior samples, and their uncertainty."""
+"""The predictive distribution: class probabilities averaged over samples, and their uncertainty."""
 
 import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import reduce
+from functools import partial, reduce
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -29,24 +30,36 @@ Floats = npt.NDArray[np.float64]
 Values = Mapping[str, torch.Tensor]
 # Samples of a pass, and entries of all of them.
 _MOST_TOGETHER = 16
-_ENTRIES_IN_CACHE, _ENTRIES_ON_GPU = 2**18, 2**25
+_ENTRIES_IN_CACHE = 2**18
+_ENTRIES_ON_GPU = 2**25
+_LONGEST_REASON = 300
 
 logger = logging.getLogger("fl_dpbayes")
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """Class probabilities of records and how uncertain they are, entropies in nats, (N,).
+    """Class probabilities of N records and how uncertain they are, entropies in nats.
 
-    `probabilities`: p(y | x) averaged over the posterior, (N, classes). `total`: entropy of these.
-    `aleatoric`: averaged entropy of the single samples' probabilities. `epistemic`: total -
-    aleatoric, the mutual information of label and parameters, >= 0.
+    Attributes:
+        probabilities: p(y | x) averaged over the posterior, shape (N, classes).
+        total: Entropy of these, shape (N,).
+        aleatoric: Averaged entropy of the single samples' probabilities, shape (N,).
+        epistemic: total - aleatoric, the mutual information of label and parameters, >= 0, shape
+            (N,).
     """
 
     probabilities: Floats
     total: Floats
     aleatoric: Floats
     epistemic: Floats
+
+
+class _Sums(NamedTuple):
+    """Weighted sums over samples: of probabilities (N, classes), and of their entropies (N,)."""
+
+    probabilities: torch.Tensor
+    entropies: torch.Tensor
 
 
 def predict(
@@ -59,18 +72,72 @@ def predict(
 ) -> Prediction:
     """Average the class probabilities of posterior samples.
 
-    p(y | x) = sum_m v_m softmax(f(x; w_m))_y,  v = weights / sum of weights. Entropies follow
-    Depeweg et al. 2018: total H[p], aleatoric sum_m v_m H[p_m], epistemic their difference. Several
-    samples of a small model share a pass, on a GPU of any. A sample whose logits for a record are
-    not all finite, or cannot be computed, predicts every class alike for it. Every pass has one
-    shape, at which a record's prediction does not depend on other records, to the last bit
-    (docs/sensitivity.md).
+        p(y | x) = sum_m v_m softmax(f(x; w_m))_y,    v = weights / sum of weights
 
-    `module` is moved to `device`; its parameters are not changed. `samples`: name -> (M, *shape), M
-    >= 1. `weights`: >= 0, not all zero. Raises ValueError if these do not fit the samples,
-    RowsDependError if a single row does not give the same bits twice, UserError if a call leaves
-    something of the records in the module.
+    Entropies follow Depeweg et al. 2018: total H[p], aleatoric sum_m v_m H[p_m], epistemic their
+    difference. Several samples of a small model share a pass, on a GPU of any. A sample whose
+    logits for a record are not all finite, or cannot be computed, predicts every class alike for
+    it. Every pass has one shape, at which a record's prediction does not depend on other records,
+    to the last bit (docs/sensitivity.md).
+
+    Args:
+        module: Moved to `device`; its parameters are not changed.
+        samples: Parameter -> shape (M, *shape), M >= 1.
+        weights: Shape (M,), >= 0, not all zero.
+        features: What the model sees of N records, shape (N, ...).
+        device: Where to compute.
+
+    Returns:
+        The prediction.
+
+    Raises:
+        ValueError: If the weights do not fit the samples.
+        RowsDependError: If a single row does not give the same bits twice.
+        UserError: If a call leaves something of the records in the module.
     """
+    shares = _checked_shares(weights, samples)
+    device = torch.device(device)
+    module.to(device)
+    check_unmoved(module, features.shape[1:])
+    computed = RowWise(module)
+    sample_pass = _sample_pass(
+        computed=computed, input_shape=features.shape[1:], device=device, samples=len(shares)
+    )
+    passes.note(sample_pass.shape)
+    inputs = uploaded(features, device)
+    probability_sum = torch.zeros(())
+    entropy_sum = torch.zeros(())
+    for first in range(0, len(shares), sample_pass.samples):
+        numbers = np.arange(first, first + sample_pass.samples)
+        # The last sample fills a pass up, without weight.
+        chosen = np.minimum(numbers, len(shares) - 1)
+        values = {name: moved(array[chosen], device) for name, array in samples.items()}
+        chosen_shares = moved(np.where(numbers < len(shares), shares[chosen], 0.0), device)
+        with computing(sample_pass.shape.products):
+            sums = _predict_samples(
+                computed=computed,
+                values=values,
+                shares=chosen_shares,
+                features=inputs,
+                rows=sample_pass.shape.rows,
+            )
+            probability_sum = torch.add(probability_sum, sums.probabilities)
+            entropy_sum = torch.add(entropy_sum, sums.entropies)
+    probabilities = probability_sum.cpu().numpy()
+    aleatoric = entropy_sum.cpu().numpy()
+    total = entr(probabilities).sum(axis=1)
+    return Prediction(
+        probabilities=probabilities,
+        total=total,
+        aleatoric=aleatoric,
+        epistemic=np.maximum(total - aleatoric, 0.0),
+    )
+
+
+def _checked_shares(
+    weights: npt.NDArray[np.float64], samples: Mapping[str, npt.NDArray[np.float32]]
+) -> Floats:
+    """Return the weights of the samples, which sum to 1."""
     shares = np.asarray(weights, np.float64)
     counts = {len(array) for array in samples.values()}
     if shares.ndim != 1 or counts != {len(shares)}:
@@ -79,35 +146,15 @@ def predict(
         )
     if not (shares >= 0).all() or not 0 < shares.sum() < np.inf:
         raise ValueError("weights must be finite, 0 or more, and not all 0")
-    shares = shares / shares.sum()
-    device = torch.device(device)
-    module.to(device)
-    check_unmoved(module, features.shape[1:])
-    computed = RowWise(module)
-    shape, together = _pass_shape(computed, features.shape[1:], device, len(shares))
-    passes.note(shape)
-    inputs = uploaded(features, device)
-    sums = [torch.zeros(())] * 2
-    for first in range(0, len(shares), together):
-        numbers = np.arange(first, first + together)
-        # The last sample fills a pass up, without weight.
-        chosen = np.minimum(numbers, len(shares) - 1)
-        values = {name: moved(array[chosen], device) for name, array in samples.items()}
-        share = moved(np.where(numbers < len(shares), shares[chosen], 0.0), device)
-        with computing(shape.products):
-            sums = list(
-                map(torch.add, sums, _predict_samples(computed, values, share, inputs, shape.rows))
-            )
-    probabilities, aleatoric = (each.cpu().numpy() for each in sums)
-    total = entr(probabilities).sum(axis=1)
-    return Prediction(probabilities, total, aleatoric, np.maximum(total - aleatoric, 0.0))
+    return shares / shares.sum()
 
 
 def _predict_samples(
     computed: RowWise, values: Values, shares: torch.Tensor, features: torch.Tensor, rows: int
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return sum_m v_m softmax(f(x; w_m)), (N, classes), and sum_m v_m of its entropy, (N,), over some samples."""
-    found: list[list[torch.Tensor]] = []
+) -> _Sums:
+    """Return sum_m v_m softmax(f(x; w_m)) and sum_m v_m of its entropy, over some samples."""
+    probabilities: list[torch.Tensor] = []
+    entropies: list[torch.Tensor] = []
     # Where there is no record, a pass of padding alone says how many classes there are.
     for start in range(0, max(1, len(features)), rows):
         count = min(rows, len(features) - start)
@@ -117,19 +164,27 @@ def _predict_samples(
                 logits = _outputs(computed, values, part)
             except Exception:
                 logits = torch.cat(
-                    [_past_failing(computed, values, number, part) for number in range(len(shares))]
+                    [
+                        _without_failing_rows(
+                            computed=computed, values=values, number=number, rows=part
+                        )
+                        for number in range(len(shares))
+                    ]
                 )
         # An error would tell the sender of a hostile sample, without noise, that a record makes it
         # overflow.
         logits = torch.where(logits.isfinite().all(dim=2, keepdim=True), logits, 0.0)
-        single = logits.double().softmax(dim=2)
-        weighted = (
-            shares[:, None, None] * single,
-            shares[:, None] * torch.special.entr(single).sum(dim=2),
-        )
-        # One after the other, so that a record's place in the pass is no part of the sum.
-        found.append([reduce(torch.add, each.unbind())[:count] for each in weighted])
-    return torch.cat([each for each, _ in found]), torch.cat([each for _, each in found])
+        of_samples = logits.double().softmax(dim=2)
+        weighted = shares[:, None, None] * of_samples
+        weighted_entropies = shares[:, None] * torch.special.entr(of_samples).sum(dim=2)
+        probabilities.append(_in_order(weighted)[:count])
+        entropies.append(_in_order(weighted_entropies)[:count])
+    return _Sums(torch.cat(probabilities), torch.cat(entropies))
+
+
+def _in_order(terms: torch.Tensor) -> torch.Tensor:
+    """Add terms up one after the other, so that a record's place in the pass plays no part."""
+    return reduce(torch.add, terms.unbind())
 
 
 def _outputs(computed: RowWise, values: Values, rows: torch.Tensor) -> torch.Tensor:
@@ -137,83 +192,93 @@ def _outputs(computed: RowWise, values: Values, rows: torch.Tensor) -> torch.Ten
     compute = computed.for_rows(rows)
     if len(next(iter(values.values()))) == 1:
         return compute({name: value[0] for name, value in values.items()}, rows.clone())[None]
-    return vmap(lambda drawn: compute(drawn, rows.clone()))(values)
+    return vmap(lambda of_sample: compute(of_sample, rows.clone()))(values)
 
 
-def _past_failing(
-    computed: RowWise, values: Values, number: int, part: torch.Tensor
+def _without_failing_rows(
+    computed: RowWise, values: Values, number: int, rows: torch.Tensor
 ) -> torch.Tensor:
+    """Return one sample's logits, (1, P, classes), not a number for rows that raise an error."""
     # In a pass of the same shape.
-    alone = {name: value[number].expand_as(value) for name, value in values.items()}
-    failing = passes.failing_rows(lambda rows: _outputs(computed, alone, rows), part)
-    rest = part.clone()
-    rest[failing] = 0
-    logits = _outputs(computed, alone, rest)[:1]
+    repeated = {name: value[number].expand_as(value) for name, value in values.items()}
+    failing = passes.failing_rows(partial(_outputs, computed, repeated), rows)
+    harmless = rows.clone()
+    harmless[failing] = 0
+    logits = _outputs(computed, repeated, harmless)[:1]
     logits[:, failing] = torch.nan
     return logits
 
 
-def _pass_shape(
-    computed: RowWise, shape: tuple[int, ...], device: torch.device, samples: int
-) -> tuple[PassShape, int]:
-    """Return the shape and the samples of a pass: several samples where the module can be mapped over them."""
+class _SamplePass(NamedTuple):
+    """The shape of a pass, and how many samples it computes."""
+
+    shape: PassShape
+    samples: int
+
+
+def _sample_pass(
+    computed: RowWise, input_shape: tuple[int, ...], device: torch.device, samples: int
+) -> _SamplePass:
+    """Choose a pass: of several samples where the module can be mapped over them."""
     together = min(samples, _samples_together(computed.module, device))
+    checked = partial(_checked_shape, computed, input_shape, device)
     if together > 1:
         try:
-            passes_of_several = _checked_shape(computed, shape, device, together)
-            if not passes_of_several.one_by_one:
-                return passes_of_several, together
+            shape = checked(together)
+            if not shape.one_by_one:
+                return _SamplePass(shape, together)
         except Exception:
             logger.debug(
                 "samples are predicted one by one: this module cannot be mapped over them",
                 exc_info=True,
             )
     try:
-        return _checked_shape(computed, shape, device, 1), 1
+        return _SamplePass(checked(1), 1)
     except UserError:
         raise
     except Exception as error:
-        said = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:_LONGEST_REASON]
         raise UserError(
-            f"the module cannot be computed record by record: {said}; see docs/models.md"
+            f"the module cannot be computed record by record: {reason}; see docs/models.md"
         ) from None
 
 
 def _samples_together(module: nn.Module, device: torch.device) -> int:
-    on_host, size = device.type == "cpu", sum(value.numel() for value in module.parameters())
+    """Return how many samples fit into a pass."""
+    on_host = device.type == "cpu"
     if on_host and passes.prediction_rows(module) < passes.PREDICTION_ROWS:
         # There convolutions with several weights are slower than one after the other.
         return 1
-    return min(
-        _MOST_TOGETHER, max(1, (_ENTRIES_IN_CACHE if on_host else _ENTRIES_ON_GPU) // max(1, size))
-    )
+    size = sum(value.numel() for value in module.parameters())
+    entries = _ENTRIES_IN_CACHE if on_host else _ENTRIES_ON_GPU
+    return min(_MOST_TOGETHER, max(1, entries // max(1, size)))
 
 
 def _checked_shape(
     computed: RowWise, input_shape: tuple[int, ...], device: torch.device, together: int
 ) -> PassShape:
+    """Return a shape at which made-up rows do not depend on each other."""
     module = computed.module
+
+    def results(
+        shape: PassShape, values: Values, rows: torch.Tensor, _: torch.Tensor
+    ) -> list[torch.Tensor]:
+        with torch.no_grad(), computing(shape.products):
+            return [_outputs(computed, values, rows).movedim(0, 1)]
 
     def trials(shape: PassShape) -> Iterator[Trial]:
         generator = torch.Generator().manual_seed(shape.rows)
         features = torch.randn((shape.rows, *input_shape), generator=generator).to(device)
         labels = torch.zeros(shape.rows, device=device)
-        drawn = [trainable_parameters(each) for each in passes.drawn_modules(module)] * -(
-            -together // passes.DRAWS
-        )
-        groups = [drawn[first : first + together] for first in range(0, len(drawn), together)]
-        for group in groups:
+        repeats = -(-together // passes.DRAWS)
+        drawn = [trainable_parameters(copy) for copy in passes.drawn_modules(module)] * repeats
+        for first in range(0, len(drawn), together):
+            group = drawn[first : first + together]
             values = {
-                name: torch.stack([each[name].detach() for each in group]) for name in group[0]
+                name: torch.stack([parameters[name].detach() for parameters in group])
+                for name in group[0]
             }
-
-            def results(
-                part: torch.Tensor, _: torch.Tensor, values: Values = values
-            ) -> list[torch.Tensor]:
-                with torch.no_grad(), computing(shape.products):
-                    return [_outputs(computed, values, part).movedim(0, 1)]
-
-            yield Trial(results, features, labels)
+            yield Trial(partial(results, shape, values), features, labels)
 
     key = ("prediction", passes.structure(module), tuple(input_shape), together)
     rows = passes.prediction_rows(module)

@@ -13,7 +13,7 @@ from safetensors import safe_open
 from fl_dpbayes.errors import UserError
 from fl_dpbayes.files import DAMAGED, array_header, check_types, check_values, read_arrays
 from fl_dpbayes.posterior.samples import AnySamples, SamplePiece
-from fl_dpbayes.protocol import Arrays, prefixed
+from fl_dpbayes.protocol import Arrays, prefixed, without_prefix
 
 SAMPLES = "samples"
 
@@ -21,48 +21,62 @@ SAMPLES = "samples"
 def write_samples(
     path: Path, samples: AnySamples, metadata: Mapping[str, str] | None = None
 ) -> None:
-    """Write weights, temperatures and samples `samples/<name>`, holding one part of the samples at a time.
+    """Write weights, temperatures and samples, holding one part of the samples at a time.
 
     safetensors itself writes only what is in memory as a whole; its format is a length, a JSON
     header, and the arrays' bytes. Source: https://huggingface.co/docs/safetensors.
+
+    Args:
+        path: Of the file.
+        samples: One or more; they become the arrays `samples/<name>`.
+        metadata: Of the file.
     """
-    count, parts = len(samples), iter(samples.parts())
+    parts = iter(samples.parts())
     first = next(parts)
-    whole = {"temperatures": samples.temperatures, "weights": samples.weights}
-    arrays: dict[str, tuple[np.dtype, tuple[int, ...]]] = {
-        name: (np.dtype(np.float64), (count,)) for name in whole
+    vectors = {"temperatures": samples.temperatures, "weights": samples.weights}
+    forms: dict[str, tuple[np.dtype, tuple[int, ...]]] = {
+        name: (np.dtype(np.float64), (len(samples),)) for name in vectors
     }
-    forms = {
-        name: (array.dtype, (count, *array.shape[1:]))
+    sample_forms = {
+        name: (array.dtype, (len(samples), *array.shape[1:]))
         for name, array in sorted(first.arrays.items())
     }
-    arrays |= prefixed(SAMPLES, forms)
-    header, places = array_header(arrays, metadata or {})
+    forms |= prefixed(SAMPLES, sample_forms)
+    header, places = array_header(forms, metadata or {})
     with path.open("wb") as file:
         file.write(header)
-        for name, values in whole.items():
+        for name, values in vectors.items():
             file.seek(len(header) + places[name])
             file.write(np.ascontiguousarray(values, np.float64).data)
-        written = 0
+        rows_before = 0
         for part in chain([first], parts):
             for name, array in part.arrays.items():
                 row_bytes = array.dtype.itemsize * math.prod(array.shape[1:])
-                file.seek(len(header) + places[f"{SAMPLES}/{name}"] + written * row_bytes)
+                file.seek(len(header) + places[f"{SAMPLES}/{name}"] + rows_before * row_bytes)
                 file.write(np.ascontiguousarray(array).data)
-            written += len(part)
+            rows_before += len(part)
 
 
 def open_samples(path: Path) -> SamplePiece:
-    """Read the weights and temperatures of a file of `write_samples`, and leave its samples on the disk.
+    """Read weights and temperatures of a file of `write_samples`, and leave its samples there.
 
-    Each reading of samples opens the file anew, so that its pages are not held between them. It
-    raises UserError, now or when samples are read, if the file is damaged or a value is not finite
-    or beyond float32's range.
+    Each reading of samples opens the file anew, so that its pages are not held between them.
+
+    Args:
+        path: Of the file.
+
+    Returns:
+        The samples.
+
+    Raises:
+        UserError: Now or when samples are read, if the file is damaged or a value is not finite or
+            beyond float32's range.
     """
     with _readable(path), safe_open(path, framework="numpy") as file:
         check_types(file)
         names = [name for name in file.keys() if name.startswith(f"{SAMPLES}/")]  # noqa: SIM118
-        weights, temperatures = file.get_tensor("weights"), file.get_tensor("temperatures")
+        weights = file.get_tensor("weights")
+        temperatures = file.get_tensor("temperatures")
         check_values("weights", weights)
         check_values("temperatures", temperatures)
         if weights.ndim != 1 or weights.shape != temperatures.shape:
@@ -72,10 +86,10 @@ def open_samples(path: Path) -> SamplePiece:
 
     def rows(numbers: npt.NDArray[np.intp]) -> Arrays:
         with _readable(path), safe_open(path, framework="numpy") as file:
-            read = {name: _rows(file.get_slice(name), numbers) for name in names}
-            for name, values in read.items():
+            arrays = {name: _rows(file.get_slice(name), numbers) for name in names}
+            for name, values in arrays.items():
                 check_values(name, values)
-            return {name[len(SAMPLES) + 1 :]: values for name, values in read.items()}
+            return without_prefix(SAMPLES, arrays)
 
     return SamplePiece(weights, temperatures, rows)
 
@@ -105,7 +119,9 @@ def _readable(path: Path) -> Iterator[None]:
 
 
 def _rows(tensor, numbers: npt.NDArray[np.intp]) -> npt.NDArray[np.float32]:  # type: ignore[no-untyped-def]
-    start, stop = int(numbers[0]), int(numbers[-1]) + 1
+    """Read rows of ascending numbers from a slice of safetensors, which has no public type."""
+    start = int(numbers[0])
+    stop = int(numbers[-1]) + 1
     if stop - start == len(numbers):
         return tensor[start:stop]
     return np.concatenate([tensor[int(number) : int(number) + 1] for number in numbers])

@@ -1,9 +1,8 @@
-"""Posterior samples with their weights and temperatures: in memory, or left on disk but for the pieces being read."""
+"""Posterior samples with their weights and temperatures, in memory or left on disk."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
 from typing import TypeVar
 
 import numpy as np
@@ -16,11 +15,15 @@ ValueT = TypeVar("ValueT")
 
 @dataclass(frozen=True)
 class PosteriorSamples:
-    """Weighted samples of a model's parameters, by name float32 (M, *shape).
+    """Weighted samples of a model's parameters.
 
-    `weights`: >= 0, not all zero unless M = 0; need not sum to one. `temperatures`: T_t >= 0 at
-    which each was drawn. Raises ValueError if lengths differ, or a number is negative or not
-    finite.
+    Attributes:
+        arrays: Parameter name -> float32 array, shape (M, *shape).
+        weights: >= 0, shape (M,), not all 0 unless M = 0; they need not sum to one.
+        temperatures: T_t >= 0 at which each was drawn, shape (M,).
+
+    Raises:
+        ValueError: If lengths differ, or a number is negative or not finite.
     """
 
     arrays: Arrays
@@ -54,7 +57,7 @@ class PosteriorSamples:
         return {name: array[numbers] for name, array in self.arrays.items()}
 
     def parts(self) -> Iterator["PosteriorSamples"]:
-        """Give the samples in pieces, as those that are read from a disk come: here there is one."""
+        """Give the samples in pieces, as those on a disk come: here there is one."""
         yield self
 
     def in_memory(self) -> "PosteriorSamples":
@@ -62,7 +65,7 @@ class PosteriorSamples:
         return self
 
     def thinned(self, max_samples: int) -> "PosteriorSamples":
-        """Keep at most `max_samples` >= 1 samples, evenly spaced over the order in which they stand.
+        """Keep at most `max_samples` >= 1 samples, evenly spaced over their order.
 
         Of equal blocks the last sample stays and takes the whole weight, so that a site's share in
         a mixture stays.
@@ -74,7 +77,10 @@ class PosteriorSamples:
 class SamplePiece:
     """Consecutive samples that are read together, as those of one file.
 
-    `rows` reads those of ascending numbers.
+    Attributes:
+        weights: >= 0, shape (M,).
+        temperatures: T_t >= 0, shape (M,).
+        rows: Reads the samples of ascending numbers.
     """
 
     weights: npt.NDArray[np.float64]
@@ -84,10 +90,7 @@ class SamplePiece:
 
 @dataclass(frozen=True)
 class StoredSamples:
-    """Weighted samples in pieces, at least one sample.
-
-    Offers what `PosteriorSamples` does without holding them.
-    """
+    """Weighted samples in pieces, at least one; it offers what `PosteriorSamples` does."""
 
     pieces: tuple[SamplePiece, ...]
 
@@ -117,19 +120,22 @@ class StoredSamples:
         return self.thinned(len(self))
 
     def thinned(self, max_samples: int) -> PosteriorSamples:
-        """Keep and read at most `max_samples` samples, chosen and weighted as by `PosteriorSamples.thinned`."""
+        """Keep and read at most `max_samples` samples, as `PosteriorSamples.thinned` does."""
         blocks = np.array_split(np.arange(len(self)), min(len(self), max_samples))
         last = np.array([block[-1] for block in blocks])
-        starts = np.cumsum([0, *(len(piece.weights) for piece in self.pieces)])
-        chosen = [last[(last >= start) & (last < end)] - start for start, end in pairwise(starts)]
-        kept = [
-            piece.rows(numbers)
-            for piece, numbers in zip(self.pieces, chosen, strict=True)
-            if len(numbers)
-        ]
-        arrays = {name: np.concatenate([rows[name] for rows in kept]) for name in kept[0]}
-        weights = np.array([self.weights[block].sum() for block in blocks])
-        return PosteriorSamples(arrays, weights, self.temperatures[last])
+        rows = []
+        start = 0
+        for piece in self.pieces:
+            end = start + len(piece.weights)
+            numbers = last[(last >= start) & (last < end)] - start
+            if len(numbers):
+                rows.append(piece.rows(numbers))
+            start = end
+        return PosteriorSamples(
+            arrays={name: np.concatenate([arrays[name] for arrays in rows]) for name in rows[0]},
+            weights=np.array([self.weights[block].sum() for block in blocks]),
+            temperatures=self.temperatures[last],
+        )
 
 
 AnySamples = PosteriorSamples | StoredSamples
@@ -138,11 +144,14 @@ AnySamples = PosteriorSamples | StoredSamples
 class PerSite(Mapping[str, ValueT]):
     """Site -> what it sent, read anew at every look-up to spare memory.
 
-    `read` returns None if it sent nothing.
+    Args:
+        sites: Names, in their order.
+        read: Reads what a site sent; None if it sent nothing.
     """
 
     def __init__(self, sites: Sequence[str], read: Callable[[str], ValueT | None]) -> None:
-        self._sites, self._read = sites, read
+        self._sites = sites
+        self._read = read
 
     def __getitem__(self, site: str) -> ValueT:
         value = self._read(site) if site in self._sites else None
@@ -158,20 +167,21 @@ class PerSite(Mapping[str, ValueT]):
 
 
 def concatenate(parts: Sequence[PosteriorSamples]) -> PosteriorSamples:
-    """Join samples of the same model, in the given order, keeping their weights.
-
-    At least one set of them.
-    """
-    arrays = {
-        name: np.concatenate([part.arrays[name] for part in parts]) for name in parts[0].arrays
-    }
-    whole = StoredSamples(tuple(piece for part in parts for piece in part.pieces))
-    return PosteriorSamples(arrays, whole.weights, whole.temperatures)
+    """Join one set of samples or more, of the same model, in their order, with their weights."""
+    return PosteriorSamples(
+        arrays={
+            name: np.concatenate([part.arrays[name] for part in parts]) for name in parts[0].arrays
+        },
+        weights=np.concatenate([part.weights for part in parts]),
+        temperatures=np.concatenate([part.temperatures for part in parts]),
+    )
 
 
 def point_of(state: Arrays) -> PosteriorSamples:
-    """Return a chain's state as a point predictor: its parameters as the one sample, without a temperature."""
-    parameters = {
-        name: array[np.newaxis] for name, array in without_prefix("parameters", state).items()
-    }
-    return PosteriorSamples(arrays=parameters, weights=np.ones(1), temperatures=np.zeros(1))
+    """Return a chain's state as a point predictor: one sample, without a temperature."""
+    parameters = without_prefix("parameters", state)
+    return PosteriorSamples(
+        arrays={name: array[np.newaxis] for name, array in parameters.items()},
+        weights=np.ones(1),
+        temperatures=np.zeros(1),
+    )

@@ -34,7 +34,12 @@ _KEY = "fl_dpbayes"
 class PosteriorMetadata(Config):
     """What a posterior file says of itself.
 
-    `recalibration` is the map that was fitted to its predictions.
+    Attributes:
+        format: Version of the file.
+        model: Whose parameters the samples are.
+        task: Of the model.
+        scenario_hash: Digest of the resolved scenario.
+        recalibration: The map that was fitted to its predictions, if any.
     """
 
     format: Literal[2] = 2
@@ -46,9 +51,9 @@ class PosteriorMetadata(Config):
     @model_validator(mode="after")
     def _recalibration_fits(self) -> "PosteriorMetadata":
         mapping = self.recalibration
-        if mapping is not None and len(mapping.parameters) != parameter_count(
-            mapping.method, self.task.classes
-        ):
+        if mapping is None:
+            return self
+        if len(mapping.parameters) != parameter_count(mapping.method, self.task.classes):
             raise ValueError(
                 "recalibration has parameters for another number of classes than "
                 f"{self.task.classes}"
@@ -58,7 +63,12 @@ class PosteriorMetadata(Config):
 
 @dataclass(frozen=True)
 class StoredPosterior:
-    """A posterior read from a file, with all that is needed to predict."""
+    """A posterior read from a file, with all that is needed to predict.
+
+    Attributes:
+        samples: In memory.
+        metadata: What the file says of itself.
+    """
 
     samples: PosteriorSamples
     metadata: PosteriorMetadata
@@ -78,10 +88,18 @@ def save_posterior(
 ) -> None:
     """Write samples, weights, temperatures, metadata and a checksum of it all.
 
-    A reader never meets half a file.
+    A reader never meets half a file. Samples that stay on disk are copied a piece at a time.
 
-    Samples that stay on disk are copied a piece at a time; `scenario_hash` is the digest of the
-    resolved scenario. Raises UserError if it cannot be written.
+    Args:
+        path: Of the file.
+        samples: One or more.
+        model: Whose parameters they are.
+        task: Of the model.
+        scenario_hash: Digest of the resolved scenario.
+        recalibration: Map of their predictions, if any.
+
+    Raises:
+        UserError: If it cannot be written.
     """
     metadata = PosteriorMetadata(
         model=model, task=task, scenario_hash=scenario_hash, recalibration=recalibration
@@ -94,41 +112,25 @@ def save_posterior(
 def load_posterior(path: Path, allowed_code: Collection[str] = ()) -> StoredPosterior:
     """Read a file of `save_posterior`, taking nothing in it on trust.
 
-    Its samples fit their model and are finite.
+    Args:
+        path: Of the file.
+        allowed_code: Factories of own modules that the file may name, since reading it imports what
+            it names.
 
-    `allowed_code`: factories of own modules that the file may name, since reading it imports what
-    it names. Raises UserError if the file is absent, names another factory, or its metadata, names,
-    shapes, types or values are not as they must be.
+    Returns:
+        The posterior, whose samples fit their model and are finite.
+
+    Raises:
+        CodeNotAllowedError: If the file names another factory.
+        UserError: If it is absent, or its metadata, names, shapes, types or values are not as they
+            must be.
     """
     if not path.is_file():
         raise UserError(
             f"posterior file {path} does not exist: give the run directory of a finished run"
         )
     try:
-        check_seal(path)
-        with safe_open(path, framework="numpy") as file:
-            metadata = PosteriorMetadata.model_validate_json((file.metadata() or {}).get(_KEY, ""))
-            _check_code(metadata.model, path, allowed_code)
-            expected = _expected_shapes(
-                metadata, int(np.prod(file.get_slice("weights").get_shape()))
-            )
-            found = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
-            if found != expected:
-                raise ValueError("names or shapes of the arrays are not those of the model")
-            check_types(file)
-            arrays = {name: file.get_tensor(name) for name in expected}
-        for name, array in arrays.items():
-            if array.dtype != (np.float32 if name.startswith(f"{SAMPLES}/") else np.float64):
-                raise ValueError(
-                    f"array {name!r} is {array.dtype}: samples must be float32, all else float64"
-                )
-            check_values(name, array)
-        if len(arrays["weights"]) == 0:
-            raise ValueError("it holds no sample")
-        samples = PosteriorSamples(
-            without_prefix(SAMPLES, arrays), arrays["weights"], arrays["temperatures"]
-        )
-        return StoredPosterior(samples, metadata)
+        return _read_posterior(path, allowed_code)
     except CodeNotAllowedError:
         raise
     except ValidationError as error:
@@ -138,20 +140,45 @@ def load_posterior(path: Path, allowed_code: Collection[str] = ()) -> StoredPost
     except (*DAMAGED, UserError, RuntimeError) as error:
         # RuntimeError is how torch refuses a model whose size does not fit its integers.
         reason = str(error)
-    said = (
+    raise UserError(
         f"{path} is not a posterior file of this version: {reason}. Put back a copy of it, or "
-        "write it again with  "
+        f"write it again with  fl-dpbayes simulate --resume {shlex.quote(str(path.parent))}  "
+        "(for one of an older version, run its scenario again)"
     )
-    said += f"fl-dpbayes simulate --resume {shlex.quote(str(path.parent))}"
-    raise UserError(f"{said}  (for one of an older version, run its scenario again)")
+
+
+def _read_posterior(path: Path, allowed_code: Collection[str]) -> StoredPosterior:
+    check_seal(path)
+    with safe_open(path, framework="numpy") as file:
+        metadata = PosteriorMetadata.model_validate_json((file.metadata() or {}).get(_KEY, ""))
+        _check_code(metadata.model, path, allowed_code)
+        sample_count = int(np.prod(file.get_slice("weights").get_shape()))
+        expected = _expected_shapes(metadata, sample_count)
+        shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+        if shapes != expected:
+            raise ValueError("names or shapes of the arrays are not those of the model")
+        check_types(file)
+        arrays = {name: file.get_tensor(name) for name in expected}
+    for name, array in arrays.items():
+        if array.dtype != (np.float32 if name.startswith(f"{SAMPLES}/") else np.float64):
+            raise ValueError(
+                f"array {name!r} is {array.dtype}: samples must be float32, all else float64"
+            )
+        check_values(name, array)
+    if len(arrays["weights"]) == 0:
+        raise ValueError("it holds no sample")
+    samples = PosteriorSamples(
+        arrays=without_prefix(SAMPLES, arrays),
+        weights=arrays["weights"],
+        temperatures=arrays["temperatures"],
+    )
+    return StoredPosterior(samples, metadata)
 
 
 def _check_code(model: Model, path: Path, allowed: Collection[str]) -> None:
-    if (
-        isinstance(model, ModuleModel)
-        and not model.factory.startswith(PROVIDED)
-        and model.factory not in allowed
-    ):
+    if not isinstance(model, ModuleModel):
+        return
+    if not model.factory.startswith(PROVIDED) and model.factory not in allowed:
         raise CodeNotAllowedError(
             f"{path} names the code {model.factory!r}, which would be imported and run here: if "
             "you trust it, allow it "

@@ -5,21 +5,17 @@ from fl_dpbayes.calibration.case_mix import case_mix, clipped_inputs
 
 
 def patients(count: int, generator: np.random.Generator) -> np.ndarray:
-    first, skewed, rare = (
-        generator.normal(size=count),
-        generator.exponential(size=count),
-        generator.random(count) < 0.2,
-    )
+    first = generator.normal(size=count)
+    skewed = generator.exponential(size=count)
+    rare = generator.random(count) < 0.2
     return np.column_stack([first, skewed + first / 2, rare])
 
 
 def test_a_unit_moves_the_sum_by_its_own_clipped_mean_alone():
     generator = np.random.default_rng(3)
-    public, inputs, units = (
-        patients(500, generator),
-        5 * patients(40, generator),
-        np.arange(40) // 2,
-    )
+    public = patients(500, generator)
+    inputs = 5 * patients(40, generator)
+    units = np.arange(40) // 2
     shares, norm = clipped_inputs(inputs, units, public)
     without, _ = clipped_inputs(inputs[:38], units[:38], public)
     assert (shares[:19] == without).all()
@@ -37,10 +33,13 @@ def test_a_unit_moves_the_sum_by_its_own_clipped_mean_alone():
 def test_statistic_has_its_distribution_where_nothing_differs_and_rings_where_it_does(
     count, noise, public
 ):
-    generator, repeats = np.random.default_rng(17), 500
-    found, other = [], []
+    generator = np.random.default_rng(17)
+    repeats = 500
+    found = []
+    other = []
     for _ in range(repeats):
-        declared, own = patients(public, generator), patients(count, generator)
+        declared = patients(public, generator)
+        own = patients(count, generator)
         for inputs, kept in ((own, found), (own + np.eye(3)[0] * 0.6, other)):
             total = clipped_inputs(inputs, np.arange(count), declared)[0].sum(axis=0)
             kept.append(
@@ -59,7 +58,9 @@ def test_a_unit_with_extreme_inputs_stays_within_the_bound_and_leaves_others_alo
     value: float,
 ) -> None:
     generator = np.random.default_rng(4)
-    public, inputs, units = patients(500, generator), patients(6, generator), np.arange(6) // 2
+    public = patients(500, generator)
+    inputs = patients(6, generator)
+    units = np.arange(6) // 2
     inputs[0, 1] = value
     shares, norm = clipped_inputs(inputs, units, public)
     assert np.isfinite(shares).all()

@@ -59,11 +59,14 @@ def test_weighted_threshold_agrees_with_sorted_records():
     [*((n, None) for n in (30, 200)), *((n, [0.1, 0.7, 0.2]) for n in (60, 300))],
 )
 def test_sets_cover_on_average_and_plain_ones_do_not_under_label_shift(count, target):
-    generator, level, seeds = np.random.default_rng(5), 0.9, 200
+    generator = np.random.default_rng(5)
+    level = 0.9
+    seeds = 200
     source = [0.5, 0.3, 0.2] if target is None else [0.8, 0.15, 0.05]
     weights = None if target is None else label_shift_weights(np.array(source), np.array(target))
     test = from_batch(*draw(generator, 50_000, target or source))
-    plain, weighted = [], []
+    plain = []
+    weighted = []
     for _ in range(seeds):
         calibration = from_batch(*draw(generator, count, source))
         plain.append(measure_sets(test, set_thresholds(calibration, level)).coverage)
@@ -93,7 +96,8 @@ def test_prevalence_from_means_recovers_the_truth_without_labels():
 
 
 def test_prevalences_undefined_limit():
-    one_class, both = binary([0.2, 0.9], [1, 1]), binary([0.2, 0.9], [0, 1])
+    one_class = binary([0.2, 0.9], [1, 1])
+    both = binary([0.2, 0.9], [0, 1])
     assert prevalence_from_means(one_class, both) is None
     assert (
         prevalence_from_means(binary([0.9, 0.2], [0, 1]), both) is None
@@ -115,11 +119,10 @@ def test_exact_counts_give_the_threshold_of_split_conformal(seed, count, level):
 
 
 def test_a_unit_moves_counts_by_its_worst_record_alone():
-    of_label, units = np.array([0.9, 0.2, 0.6]), np.array([0, 0, 1])
-    without, whole = (
-        set_counts(of_label[2:], units[:1], 4, 0.9),
-        set_counts(of_label, units, 4, 0.9),
-    )
+    of_label = np.array([0.9, 0.2, 0.6])
+    units = np.array([0, 0, 1])
+    without = set_counts(of_label[2:], units[:1], 4, 0.9)
+    whole = set_counts(of_label, units, 4, 0.9)
     assert (whole.sums - without.sums).tolist() == pytest.approx([-0.1, 1, 0, 0, 0])
 
 
@@ -128,7 +131,10 @@ PATHS = [np.ones(100), np.full(128, 0.5), np.tile([2.0, 0, 0, 0], 60), np.eye(60
 
 @pytest.mark.parametrize("per_bin", PATHS)
 def test_no_more_than_their_share_lie_below_the_threshold_on_average_whatever_the_counts(per_bin):
-    generator, std, repeats, bins = np.random.default_rng(11), 2.6, 8_000, len(per_bin)
+    generator = np.random.default_rng(11)
+    std = 2.6
+    repeats = 8_000
+    bins = len(per_bin)
     # 101 units, of which the new one may have raised every sum by one.
     noised = [-0.1 * 100 - 1, *per_bin] + std * generator.standard_normal((repeats, bins + 1))
     below = np.cumsum([0.0, *per_bin])[
@@ -141,12 +147,16 @@ def test_no_more_than_their_share_lie_below_the_threshold_on_average_whatever_th
     ("count", "epsilon", "largest"), [(50, 4.0, 1.15), (100, 1.0, 1.15), (300, 1.0, 1.1)]
 )
 def test_private_sets_cover_over_a_thousand_hospitals_and_stay_small(count, epsilon, largest):
-    generator, hospitals, level = np.random.default_rng(12), 1_000, 0.9
+    generator = np.random.default_rng(12)
+    hospitals = 1_000
+    level = 0.9
     std = np.hypot(1, 1 - level) * solve_multiplier(epsilon, 1e-3, 1.0, 1)
     found = np.zeros((2, 2, hospitals))
     for at in range(hospitals):
-        odds, effect = generator.normal(0.6, 1.3, count + 500), generator.normal(0, 0.5)
-        p, labels = expit(odds), generator.random(count + 500) < expit(odds + effect)
+        odds = generator.normal(0.6, 1.3, count + 500)
+        effect = generator.normal(0, 0.5)
+        p = expit(odds)
+        labels = generator.random(count + 500) < expit(odds + effect)
         of_label = np.where(labels, p, 1 - p)
         for way, (bins, noise) in enumerate([(NOISED_BINS, std), (EXACT_BINS, 0.0)]):
             counts = set_counts(of_label[:count], np.arange(count), bins, level).sums

@@ -42,7 +42,9 @@ def test_ece_if_calibrated_is_what_calibrated_models_show(count):
     generator = np.random.default_rng(14)
     assert ece_if_calibrated(empty(2), generator) is None
     assert ece_if_calibrated(top_label(np.ones(5), np.zeros(5, bool)), generator) == (0.0, 0.0)
-    shown, means, above = [], [], 0
+    shown = []
+    means = []
+    above = 0
     for _ in range(100):
         p = generator.uniform(0.5, 1, count)
         statistics = top_label(p, generator.random(count) < p)

@@ -45,7 +45,8 @@ def test_a_table_has_the_bins_of_the_statistics_that_leave_exactly():
 
 @pytest.mark.parametrize("classes", [2, 3, 4])
 def test_sensitivity_is_the_largest_change_by_any_record(classes):
-    others, labels = np.full((7, classes), 1 / classes), np.arange(7) % classes
+    others = np.full((7, classes), 1 / classes)
+    labels = np.arange(7) % classes
     changes = [
         np.linalg.norm(
             sent(np.vstack([others, p]), np.append(labels, label)) - sent(others, labels)

@@ -8,6 +8,7 @@ from scipy.stats import binom, norm
 from fl_dpbayes.calibration.bins import bin_index, coarsen
 from fl_dpbayes.calibration.metrics.errors import rms_debiased
 from fl_dpbayes.calibration.rms_interval import (
+    Moments,
     debiased_mean_square_gap,
     rms_interval,
     share_below,
@@ -21,7 +22,8 @@ def table_and_truth(confidence, frequency, generator):
     right = generator.random(confidence.size) < frequency
     statistics = top_label(confidence, right)
     k = bin_index(confidence, 15)
-    counts, gaps = np.bincount(k, minlength=15), np.bincount(k, confidence - frequency, 15)
+    counts = np.bincount(k, minlength=15)
+    gaps = np.bincount(k, confidence - frequency, 15)
     truth = np.sqrt((gaps**2 / np.maximum(counts, 1)).sum() / confidence.size)
     return coarsen(statistics.top_label, 15), truth
 
@@ -54,7 +56,8 @@ def test_interval_limits():
 def test_interval_property_holds_its_estimate(seed, count, classes, flip):
     generator = np.random.default_rng(seed)
     probabilities = generator.dirichlet(np.full(classes, 0.2), count)
-    best, worst = probabilities.argmax(axis=1), probabilities.argmin(axis=1)
+    best = probabilities.argmax(axis=1)
+    worst = probabilities.argmin(axis=1)
     labels = np.where(generator.random(count) < flip, best, worst)
     statistics = from_batch(probabilities, labels)
     low, high = rms_interval(coarsen(statistics.top_label, 15))
@@ -89,19 +92,15 @@ def test_moments_of_one_bin_by_enumeration(n, p, q):
 
 def test_moments_with_noise_by_simulation():
     generator = np.random.default_rng(1)
-    n, p, q, noise = (
-        np.array([200.0, 90.0]),
-        np.array([0.8, 0.6]),
-        np.array([0.7, 0.65]),
-        np.array([8.0, 5.0]),
-    )
+    n = np.array([200.0, 90.0])
+    p = np.array([0.8, 0.6])
+    q = np.array([0.7, 0.65])
+    noise = np.array([8.0, 5.0])
     draws = 200_000
     table = np.empty((draws, 2, 3))
-    table[..., 0], table[..., 1], table[..., 2] = (
-        n,
-        n * p,
-        generator.binomial(n.astype(int), q, (draws, 2)),
-    )
+    table[..., 0] = n
+    table[..., 1] = n * p
+    table[..., 2] = generator.binomial(n.astype(int), q, (draws, 2))
     table += noise[:, None] * generator.standard_normal(table.shape)
     value = n.sum() * debiased_mean_square_gap(table, noise)
     mean, variance, third = square_gap_moments(n, p, q, noise)
@@ -114,17 +113,20 @@ def test_moments_with_noise_by_simulation():
 
 
 def test_bins_of_one_record_contribute_nothing_limit():
-    one, half = np.ones(3), np.full(3, 0.5)
+    one = np.ones(3)
+    half = np.full(3, 0.5)
     assert square_gap_moments(one, half, half, np.zeros(3)) == (0, 0, 0)
-    assert share_below(0.0, *(np.zeros(1),) * 3) == pytest.approx(0.5, abs=1e-4)
+    assert share_below(0.0, Moments(*(np.zeros(1),) * 3)) == pytest.approx(0.5, abs=1e-4)
 
 
 @pytest.mark.parametrize("skewness", [1.5, -1.5])
 def test_law_has_its_moments(skewness):
     x = np.linspace(-12, 16, 400_001) * np.sign(skewness)
     x.sort()
-    share = share_below(x, np.array(0.4), np.array(2.0), np.array(skewness * 2.0**1.5))
-    weight, middle = np.diff(share), (x[1:] + x[:-1]) / 2
+    moments = Moments(np.array(0.4), np.array(2.0), np.array(skewness * 2.0**1.5))
+    share = share_below(x, moments)
+    weight = np.diff(share)
+    middle = (x[1:] + x[:-1]) / 2
     mean = weight @ middle
     assert mean == pytest.approx(0.4, abs=1e-3)
     assert weight @ (middle - mean) ** 2 == pytest.approx(2.0, abs=2e-3)
@@ -133,6 +135,5 @@ def test_law_has_its_moments(skewness):
 
 def test_without_skewness_it_is_the_normal_law_limit():
     x = np.linspace(-3, 3, 7)
-    assert share_below(x, np.array(0.0), np.array(1.0), np.array(0.0)) == pytest.approx(
-        norm.cdf(x), abs=2e-4
-    )
+    moments = Moments(np.array(0.0), np.array(1.0), np.array(0.0))
+    assert share_below(x, moments) == pytest.approx(norm.cdf(x), abs=2e-4)

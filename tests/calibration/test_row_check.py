@@ -1,4 +1,4 @@
-"""What NumPy computes of records in pieces is checked: where rows depend, each is computed alone."""
+"""NumPy's results for pieces of records are checked: where rows depend, each is computed alone."""
 
 import logging
 from functools import partial
@@ -18,7 +18,7 @@ LABELS = np.array([0, 1, 2, 1, 0])
 
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(row_check, "_known", {})
+    monkeypatch.setattr(row_check, "_checked", {})
 
 
 def by_place(rows: np.ndarray) -> np.ndarray:
@@ -46,7 +46,8 @@ def test_rows_that_depend_are_computed_one_by_one(function, caplog) -> None:
 @pytest.mark.parametrize("width", [5, 9, 13, 14, 25, 30, 50, 126])
 def test_a_product_gives_a_record_the_same_bits_beside_any_others(width) -> None:
     generator = np.random.default_rng(width)
-    rows, slopes = generator.standard_normal((1500, width)), generator.standard_normal(width)
+    rows = generator.standard_normal((1500, width))
+    slopes = generator.standard_normal(width)
     whole = in_fixed_pieces(lambda part: part @ slopes, rows)
     order = generator.permutation(1500)[:700]
     assert np.array_equal(in_fixed_pieces(lambda part: part @ slopes, rows[order]), whole[order])
@@ -56,7 +57,9 @@ def test_what_is_computed_of_records_is_checked_once_and_for_each_shape(monkeypa
     checked = []
     original = row_check.rows_stand_alone
     monkeypatch.setattr(
-        row_check, "rows_stand_alone", lambda *given: checked.append(given[2]) or original(*given)
+        row_check,
+        "rows_stand_alone",
+        lambda **parts: checked.append(parts["rows"]) or original(**parts),
     )
     for parameter in (0.9, 1.1):
         gradients = partial(record_gradients, "temperature", np.array([parameter]))
@@ -67,4 +70,4 @@ def test_what_is_computed_of_records_is_checked_once_and_for_each_shape(monkeypa
     assert in_fixed_pieces(corrected, PROBABILITIES[:0]).shape == (0, 3)
     assert checked == [1024, 1024]
     # None of them was found to depend.
-    assert all(row_check._known.values())
+    assert all(row_check._checked.values())

@@ -24,7 +24,8 @@ def with_parts(seed, count, classes):
     members = generator.dirichlet(np.full(classes, 0.5), (2, count))
     mean = members.mean(axis=0)
     entropies = [-(p * np.log(np.maximum(p, 1e-300))).sum(axis=-1) for p in (mean, members)]
-    total, aleatoric = entropies[0], entropies[1].mean(axis=0)
+    total = entropies[0]
+    aleatoric = entropies[1].mean(axis=0)
     parts = {"epistemic": np.maximum(total - aleatoric, 0), "aleatoric": aleatoric, "total": total}
     truth = generator.dirichlet(np.ones(classes), count)
     return mean, generator.integers(0, classes, count), parts | {"truth": truth}
@@ -236,7 +237,8 @@ def test_top_label_confidence_below_chance_is_refused():
 @pytest.mark.parametrize("times", [0.9, 1.2])
 def test_loss_that_the_probabilities_of_the_labels_do_not_give_is_refused(power, times):
     arrays = to_arrays(counted(with_parts(3, 50, 3), slice(None)))
-    first, second = SCALARS.index("nll"), SCALARS.index("nll_squared")
+    first = SCALARS.index("nll")
+    second = SCALARS.index("nll_squared")
     arrays["scalars"][first] *= times if power == 1 else 1
     arrays["scalars"][second] *= times**power
     with pytest.raises(ValueError, match=r"nll(_squared)? does not follow from class_wise"):

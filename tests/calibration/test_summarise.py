@@ -92,7 +92,8 @@ def test_vanishing_noise_gives_the_exact_summary_limit():
 
 @pytest.mark.slow
 def test_a_calibrated_model_seldom_exceeds_what_calibration_would_show_with_the_release_noise():
-    generator, exceeds = np.random.default_rng(62), 0
+    generator = np.random.default_rng(62)
+    exceeds = 0
     for _ in range(100):
         exact = top_label_counts(*draw(generator, 700, 0.0), 15)
         summary = summarise_noised(noised_table(exact, 1.0, generator), generator)

@@ -79,7 +79,8 @@ def test_mixture_and_predbayes_predictions_do_not_change(sites, swapped):
 @pytest.mark.parametrize("rule", WEIGHT_SPACE)
 def test_weight_space_rules_change_and_warn(sites, swapped, rule):
     settings = {"weights": WEIGHTS, "scale": 1.0, **WEIGHT_SPACE[rule]}
-    aligned, mixed = combined(rule, sites, **settings), combined(rule, swapped, **settings)
+    aligned = combined(rule, sites, **settings)
+    mixed = combined(rule, swapped, **settings)
     assert not [said for said in aligned.warnings if said.kind == "units-reordered"]
     assert [said for said in mixed.warnings if said.kind == "units-reordered"] == [REORDERED]
     assert (

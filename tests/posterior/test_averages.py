@@ -1,4 +1,4 @@
-"""Averages of states: by hand, bounds on what a hostile minority can do, and what a scenario's settings choose."""
+"""Averages of states: by hand, bounds on a hostile minority, what a scenario's settings choose."""
 
 import numpy as np
 import pytest

@@ -147,7 +147,8 @@ def test_effective_sample_size_of_short_chains_by_definition(seed):
         products = [((h - h.mean())[: 20 - lag] * (h - h.mean())[lag:]).sum() / 19 for h in halves]
         return 1 - (within - np.mean(products)) / total
 
-    time, lowest = -1.0, math.inf
+    time = -1.0
+    lowest = math.inf
     for lag in range(0, 20, 2):
         pair = (correlation(lag) if lag else 1.0) + correlation(lag + 1)
         if pair < 0:

@@ -1,4 +1,4 @@
-"""How far off a site is: what one of four can and cannot do to the figure, and what honest sites look like."""
+"""How far off a site is: what one of four can do to the figure, and what honest sites look like."""
 
 import numpy as np
 import pytest

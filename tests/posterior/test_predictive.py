@@ -63,7 +63,9 @@ def test_every_pass_has_one_number_of_rows(monkeypatch, model, rows, count):
     (shape,) = shapes
     assert shape.wanted == rows
     # What was found without the hook: trials on made-up records are not counted.
-    monkeypatch.setattr(predictive, "_pass_shape", lambda *_: (shape, 1))
+    monkeypatch.setattr(
+        predictive, "_sample_pass", lambda **_: predictive._SamplePass(shape, samples=1)
+    )
     seen = []
     module.register_forward_pre_hook(lambda _, inputs: seen.append(len(inputs[0])))
     predict(module, samples, np.ones(1), features)
@@ -107,11 +109,10 @@ def test_samples_that_share_a_pass_are_predicted_as_one_by_one(monkeypatch, name
     }
     # The third sample overflows.
     next(iter(samples.values()))[2] *= 1e38
-    features, weights = (
-        generator.standard_normal((100, 1, 4, 4)).astype(np.float32),
-        generator.random(7),
-    )
-    features[3, 0, 1, 1], features[70, 0, 0, 0] = math.nan, math.inf
+    features = generator.standard_normal((100, 1, 4, 4)).astype(np.float32)
+    weights = generator.random(7)
+    features[3, 0, 1, 1] = math.nan
+    features[70, 0, 0, 0] = math.inf
     expected = predict(module, samples, weights, features)
     monkeypatch.setattr(predictive, "_samples_together", lambda *_: 3)
     found, part = (
@@ -159,7 +160,8 @@ def test_record_that_the_module_fails_on_is_predicted_alike_and_the_others_as_be
             return super().forward(features[:, 0].long().clamp(min=0))
 
     monkeypatch.setattr(predictive, "_samples_together", lambda *_: together)
-    module, features = Level(5, 2), np.arange(4, dtype=np.float32)[:, None]
+    module = Level(5, 2)
+    features = np.arange(4, dtype=np.float32)[:, None]
     samples = {"weight": np.random.default_rng(0).random((3, 5, 2), np.float32)}
     before = predict(module, samples, np.ones(3), features).probabilities
     features[1] = 7

@@ -38,7 +38,8 @@ def run(bank: PosteriorBank, rounds: range, sites: int) -> list[dict]:
 
 
 def test_a_bank_that_is_gone_on_with_holds_what_one_that_never_stopped_holds(tmp_path) -> None:
-    whole, first = PosteriorBank(tmp_path / "a" / "bank"), PosteriorBank(tmp_path / "b" / "bank")
+    whole = PosteriorBank(tmp_path / "a" / "bank")
+    first = PosteriorBank(tmp_path / "b" / "bank")
     run(whole, range(1, 7), 2)
     entries = run(first, range(1, 5), 2)
     add(first, "site-0", 5)  # a round that is cut off
@@ -62,7 +63,8 @@ def test_a_bank_that_is_gone_on_with_holds_what_one_that_never_stopped_holds(tmp
 def test_a_round_lists_nothing_and_waits_for_the_disk_a_bounded_number_of_times(
     tmp_path, monkeypatch, sites
 ) -> None:
-    bank, done = PosteriorBank(tmp_path / "bank"), Counter[str]()
+    bank = PosteriorBank(tmp_path / "bank")
+    done = Counter[str]()
     run(bank, range(1, 3), sites)
     watched = [(os, name) for name in ("fsync", "scandir", "listdir")]
     for place, name in [*watched, (atomic_file, "_sync_file_system")]:

@@ -15,7 +15,8 @@ from fl_dpbayes.posterior.samples import PosteriorSamples, SamplePiece, StoredSa
 
 
 def samples_of(count, seed):
-    generator, shapes = np.random.default_rng(seed), {"w": (count, 2, 3), "b": (count, 2)}
+    generator = np.random.default_rng(seed)
+    shapes = {"w": (count, 2, 3), "b": (count, 2)}
     arrays = {
         name: generator.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()
     }
@@ -67,7 +68,8 @@ def test_mixture_on_disk_is_that_in_memory(stored):
 
 def test_streamed_file_is_one_that_safetensors_reads(stored, tmp_path):
     parts = [samples_of(5, 0), samples_of(1, 1), samples_of(4, 2)]
-    whole, path = concatenate(parts), tmp_path / "all.safetensors"
+    whole = concatenate(parts)
+    path = tmp_path / "all.safetensors"
     write_samples(path, stored(*parts), {"key": 'a "text" of two\nlines'})
     content = load_file(path)
     arrays = {name: content[f"samples/{name}"] for name in whole.arrays}

@@ -12,7 +12,8 @@ from fl_dpbayes.posterior.samples import PosteriorSamples
 from fl_dpbayes.posterior.store import load_posterior, save_posterior
 from tests.asking import refused
 
-MODEL, TASK = MLPModel(hidden=(3,)), Task(input_shape=(4,), classes=2)
+MODEL = MLPModel(hidden=(3,))
+TASK = Task(input_shape=(4,), classes=2)
 META = {"format": 2, "model": MODEL.model_dump(), "task": TASK.model_dump(), "scenario_hash": "ab"}
 
 IMAGES = {"input_shape": [3, 64, 64], "classes": 3}
@@ -40,7 +41,8 @@ def save_sealed(tensors, path, metadata=None):
 
 
 def test_round_trip_of_samples_that_are_views_in_another_order(tmp_path):
-    path, samples = tmp_path / "posterior.safetensors", samples_of()
+    path = tmp_path / "posterior.safetensors"
+    samples = samples_of()
     flipped = {name: array[::-1] for name, array in samples.arrays.items()}
     samples = PosteriorSamples(flipped, samples.weights[::-1], samples.temperatures)
     save_posterior(path, samples, MODEL, TASK, "ab")

@@ -68,10 +68,8 @@ def test_gradient_is_that_of_finite_differences(model, monkeypatch):
     function = student.logits_at(module, inputs)
     logits, gradients_of = function(start)
     gradients = gradients_of(cotangent)
-    step, direction = (
-        1e-6,
-        {name: generator.normal(size=array.shape) for name, array in start.items()},
-    )
+    step = 1e-6
+    direction = {name: generator.normal(size=array.shape) for name, array in start.items()}
     moved = (
         {name: array + by * direction[name] for name, array in start.items()}
         for by in (step, -step)

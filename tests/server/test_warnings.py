@@ -9,6 +9,7 @@ from rich.console import Console
 from fl_dpbayes.config.sources import BuiltIn
 from fl_dpbayes.data.records import load_unscaled
 from fl_dpbayes.posterior.convergence import (
+    ConvergenceRow,
     ConvergenceSummary,
     convergence_warnings,
     mixing_warning,
@@ -156,12 +157,12 @@ def test_mixture_of_sites_at_unequal_temperatures_says_so(federation) -> None:
     )
 
 
-def row(site: str, samples: int, r_hat: float) -> dict[str, object]:
-    found = ConvergenceSummary(1, samples, 8, r_hat, r_hat, 0.5, 0.5, 9.0, 9.0)
-    return {"site": site, "samples_per_chain": samples, "warning": mixing_warning(found)}
+def row(site: str, samples: int, r_hat: float) -> ConvergenceRow:
+    summary = ConvergenceSummary(1, samples, 8, r_hat, r_hat, 0.5, 0.5, 9.0, 9.0)
+    return ConvergenceRow(site, summary, mixing_warning(summary))
 
 
-def said(rows: list[dict[str, object]]) -> list[str]:
+def said(rows: list[ConvergenceRow]) -> list[str]:
     return list(map(sentence, convergence_warnings(rows)))
 
 

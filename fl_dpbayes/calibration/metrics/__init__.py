@@ -1,1 +1,1 @@
-"""What is measured of predictions, one function of merged statistics per metric, named as its record in config."""
+"""What is measured of predictions: one function per metric, named as in config."""

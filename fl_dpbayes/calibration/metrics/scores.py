@@ -45,27 +45,23 @@ def accuracy(statistics: CalibrationStatistics) -> Measured | None:
 
 def nll(statistics: CalibrationStatistics) -> Measured | None:
     """Return the mean of -log max(p_label, PROBABILITY_FLOOR) in nats, or None without records."""
-    return (
-        Measured(statistics.nll / statistics.count, nll_interval(statistics))
-        if statistics.count
-        else None
-    )
+    if statistics.count == 0:
+        return None
+    return Measured(statistics.nll / statistics.count, nll_interval(statistics))
 
 
 def brier(statistics: CalibrationStatistics) -> Measured | None:
-    """Return the mean multiclass Brier score sum_c (p_c - 1{c = label})^2 in [0, 2], or None without records.
+    """Return the mean multiclass Brier score sum_c (p_c - 1{c = label})^2, in [0, 2].
 
-    For two classes it is twice the score of p(y = 1) alone.
+    For two classes it is twice the score of p(y = 1) alone. None without records.
     """
-    return (
-        Measured(statistics.brier / statistics.count, brier_interval(statistics))
-        if statistics.count
-        else None
-    )
+    if statistics.count == 0:
+        return None
+    return Measured(statistics.brier / statistics.count, brier_interval(statistics))
 
 
 def epistemic(statistics: CalibrationStatistics) -> float | None:
-    """Return the mean mutual information of label and parameters in nats, or None without records."""
+    """Return the mean mutual information of label and parameters in nats; None without records."""
     return statistics.epistemic / statistics.count if statistics.count else None
 
 
@@ -75,34 +71,45 @@ def aleatoric(statistics: CalibrationStatistics) -> float | None:
 
 
 def nll_interval(statistics: CalibrationStatistics) -> Interval | None:
-    """Return a 95 % interval of the mean NLL, or None where one more wrong answer could change too much.
+    """Return a 95 % interval of the mean NLL.
 
-    None where -log(p0) / n, by which one more answer of the smallest probabilities p0 would move
-    the mean (p0 averaged over the lowest of 960 bins that is not empty), exceeds LARGEST_STEP (two
-    classes; LARGEST_STEP_MANY_CLASSES for more) of the half width z s / sqrt(n) that the model's
-    own probabilities lead to expect. Only the probabilities decide, no label: which test sets show
-    an interval says nothing of their luck. None for fewer than two records too.
+    None where one more wrong answer could change too much: where -log(p0) / n, by which one more
+    answer of the smallest probabilities p0 would move the mean (p0 averaged over the lowest of 960
+    bins that is not empty), exceeds LARGEST_STEP (two classes; LARGEST_STEP_MANY_CLASSES for more)
+    of the half width z s / sqrt(n) that the model's own probabilities lead to expect. Only the
+    probabilities decide, no label: which test sets show an interval says nothing of their luck.
+    None for fewer than two records too.
     """
     count = statistics.count
     if count < 2:
         return None
-    first, second, _ = _moments(statistics, CONFIDENCE, SQUARE, _nll)
+    first, second, _ = _moments(
+        statistics=statistics, weight=CONFIDENCE, weighted=SQUARE, loss=_nll
+    )
     half = NORMAL_QUANTILE * math.sqrt(max(0.0, second - first**2) / count)
     table = coarsen(statistics.class_wise.sum(axis=0), FINE_BINS)
     lowest = table[int(np.flatnonzero(table[:, COUNT])[0])]
     step = float(_nll(lowest[CONFIDENCE] / lowest[COUNT])) / count
-    if step > (LARGEST_STEP if statistics.classes == 2 else LARGEST_STEP_MANY_CLASSES) * half:
+    largest_step = LARGEST_STEP if statistics.classes == 2 else LARGEST_STEP_MANY_CLASSES
+    if step > largest_step * half:
         return None
-    return _score_interval(statistics, statistics.nll, statistics.nll_squared, _nll)
+    return _score_interval(
+        statistics=statistics,
+        total=statistics.nll,
+        total_of_squares=statistics.nll_squared,
+        loss=_nll,
+    )
 
 
 def brier_interval(statistics: CalibrationStatistics) -> Interval | None:
     """Return a 95 % interval of the mean Brier score; None for fewer than two records."""
     if statistics.count < 2:
         return None
-    # The Brier term of a label's probability: of two classes; of more, the most it can be.
     return _score_interval(
-        statistics, statistics.brier, statistics.brier_squared, lambda p: 2 * (1 - p) ** 2
+        statistics=statistics,
+        total=statistics.brier,
+        total_of_squares=statistics.brier_squared,
+        loss=_brier,
     )
 
 
@@ -123,19 +130,19 @@ def _score_interval(
     Source: Morris, Annals of Statistics 10 (1982), 65-80; Wilson, JASA 22 (1927), 209-212; Agresti
     and Coull 1998.
     """
-    n, z2 = statistics.count, QUANTILE**2
+    n = statistics.count
+    z2 = QUANTILE**2
     # As each class c is the label with its probability p_c, and as the labels are.
-    expected = _moments(statistics, CONFIDENCE, SQUARE, loss)
-    observed = _moments(statistics, OUTCOME, PRODUCT, loss)
+    expected = _moments(statistics=statistics, weight=CONFIDENCE, weighted=SQUARE, loss=loss)
+    observed = _moments(statistics=statistics, weight=OUTCOME, weighted=PRODUCT, loss=loss)
     first, second, third = (n * observed + PSEUDO_RECORDS * expected) / (n + PSEUDO_RECORDS)
     second_cumulant = second - first**2
     third_cumulant = third - 3 * first * second + 2 * first**3
     skew = max(0.0, third_cumulant / second_cumulant) if second_cumulant > 0 else 0.0
     mean = total / n
-    pooled = (total + PSEUDO_RECORDS * expected[0]) / (n + PSEUDO_RECORDS)
-    variance = max(
-        0.0, (total_of_squares + PSEUDO_RECORDS * expected[1]) / (n + PSEUDO_RECORDS) - pooled**2
-    )
+    pooled_mean = (total + PSEUDO_RECORDS * expected[0]) / (n + PSEUDO_RECORDS)
+    pooled_square = (total_of_squares + PSEUDO_RECORDS * expected[1]) / (n + PSEUDO_RECORDS)
+    variance = max(0.0, pooled_square - pooled_mean**2)
     shift = z2 * skew / (2 * n)
     half = math.sqrt(shift**2 + z2 * variance / n)
     return Interval(max(0.0, mean + shift - half), mean + shift + half)
@@ -144,17 +151,23 @@ def _score_interval(
 def _moments(
     statistics: CalibrationStatistics, weight: int, weighted: int, loss: Callable[[Floats], Floats]
 ) -> Floats:
-    """Return the mean loss, and the means of its square and cube, over fine bins of the label's probability.
+    """Return the means of the loss, its square and its cube, over bins of the label's probability.
 
-    `weight` and `weighted`: the columns of the sums of weights, and of weights times the
+    `weight` and `weighted` are the columns of the sums of weights, and of weights times the
     probability.
     """
     table = coarsen(statistics.class_wise.sum(axis=0), FINE_BINS)
     filled = table[:, weight] > 0
-    weights, probabilities = table[filled, weight], table[filled, weighted] / table[filled, weight]
+    weights = table[filled, weight]
+    probabilities = table[filled, weighted] / weights
     values = loss(np.clip(probabilities, 0, 1))
     return np.stack([values, values**2, values**3]) @ weights / weights.sum()
 
 
 def _nll(p: Floats) -> Floats:
     return -np.log(np.maximum(p, PROBABILITY_FLOOR))
+
+
+def _brier(p: Floats) -> Floats:
+    """Return the Brier term of a label's probability; of more than two classes, the most it is."""
+    return 2 * (1 - p) ** 2

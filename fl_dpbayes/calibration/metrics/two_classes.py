@@ -1,4 +1,4 @@
-"""What clinical prediction studies report of a two-class predictor: calibration intercept and slope, decision curves.
+"""What clinical prediction studies report: calibration intercept and slope, decision curves.
 
 The intervals of intercept and slope are Wald's at 95 %, with the larger of two variances: the usual
 one supposes that the fitted line is the truth, and where it was not, covered 92 % of the time; the
@@ -6,6 +6,7 @@ robust (sandwich) one is too small where errors are rare and none was seen.
 """
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 from scipy.optimize import brentq, minimize
@@ -22,26 +23,48 @@ THRESHOLDS = tuple(step / 20 for step in range(1, 20))  # each an edge of fine b
 PRIOR_COUNT = 4 / 3
 
 
-def calibration_intercept(statistics: CalibrationStatistics) -> Measured | None:
-    """Return the calibration intercept (calibration in the large): a in logit P(y = 1) = a + logit p.
+@dataclass(frozen=True)
+class _GroupedRecords:
+    """Records of two classes in the fine bins that hold some, (B,).
 
-    0 is calibrated; above 0 events are more frequent than predicted. Records of a fine bin count at
-    the bin's mean p, so logits beyond +-6.9 are known by their mean only. None for more than two
-    classes or labels of one class only. Source: Cox, Biometrika 45 (1958), 562-565; Van Calster et
-    al., BMC Medicine 17 (2019), 230.
+    Attributes:
+        n: Records.
+        y: Of which class 1.
+        score: Logit of their mean p(y = 1).
+    """
+
+    n: Floats
+    y: Floats
+    score: Floats
+
+
+def calibration_intercept(statistics: CalibrationStatistics) -> Measured | None:
+    """Return the calibration intercept (calibration in the large).
+
+    It is a in logit P(y = 1) = a + logit p. 0 is calibrated; above 0 events are more frequent than
+    predicted. Records of a fine bin count at the bin's mean p, so logits beyond +-6.9 are known by
+    their mean only. None for more than two classes or labels of one class only. Source: Cox,
+    Biometrika 45 (1958), 562-565; Van Calster et al., BMC Medicine 17 (2019), 230.
     """
     if statistics.classes != 2:
         return None
-    n, y, score = _logits(statistics)
-    if not 0 < y.sum() < n.sum():
+    records = _grouped(statistics)
+    n = records.n
+    events = records.y.sum()
+    if not 0 < events < n.sum():
         return None
-    base = logit(y.sum() / n.sum())
-    # Beyond these ends every predicted probability is below, or above, the observed frequency.
-    ends = base - score.max() - 1, base - score.min() + 1
-    value = brentq(
-        lambda intercept: float(n @ expit(intercept + score) - y.sum()), *ends, xtol=1e-12
-    )
-    return _wald(value, _variance(n, y, np.ones((n.size, 1)), value + score))
+    base = logit(events / n.sum())
+    # Below the first every predicted probability is below the observed frequency, above the second
+    # above it.
+    first = base - records.score.max() - 1
+    last = base - records.score.min() + 1
+
+    def excess(intercept: float) -> float:
+        return float(n @ expit(intercept + records.score) - events)
+
+    value = brentq(excess, first, last, xtol=1e-12)
+    variance = _variance(records=records, design=np.ones((n.size, 1)), index=value + records.score)
+    return _wald(value, variance)
 
 
 def calibration_slope(statistics: CalibrationStatistics) -> Measured | None:
@@ -55,13 +78,13 @@ def calibration_slope(statistics: CalibrationStatistics) -> Measured | None:
     """
     if statistics.classes != 2:
         return None
-    n, y, score = _logits(statistics)
-    positive, negative = score[y > 0], score[y < n]
-    if not positive.size or not negative.size or np.ptp(score) == 0:
+    records = _grouped(statistics)
+    if not _overlap(records):
         return None
-    if positive.min() >= negative.max() or negative.min() >= positive.max():
-        return None
-    total, design = n.sum(), np.column_stack([np.ones_like(score), score])
+    n = records.n
+    y = records.y
+    total = n.sum()
+    design = np.column_stack([np.ones_like(records.score), records.score])
 
     def loss(line: Floats) -> float:
         index = design @ line
@@ -83,35 +106,46 @@ def calibration_slope(statistics: CalibrationStatistics) -> Measured | None:
         options={"gtol": 1e-7},
     ).x
     try:
-        # Where few of many records overlap a small mean gradient is no sign of the maximum; a step
+        # Where few of many records overlap, a small mean gradient is no sign of the maximum; a step
         # this small is.
         for _ in range(NEWTON_STEPS):
             descent = gradient(line)
             step = np.linalg.solve(information(line), descent)
             line = line - step
             if total * descent @ step < STANDARD_ERRORS**2:
-                return _wald(float(line[1]), _variance(n, y, design, design @ line))
+                variance = _variance(records=records, design=design, index=design @ line)
+                return _wald(float(line[1]), variance)
     except np.linalg.LinAlgError:
         pass
     return None
 
 
-def _logits(statistics: CalibrationStatistics) -> tuple[Floats, Floats, Floats]:
-    """Counts, outcomes and logit of the mean p(y = 1) of the fine bins that hold records."""
+def _grouped(statistics: CalibrationStatistics) -> _GroupedRecords:
     table = coarsen(statistics.class_wise[1], FINE_BINS)
     filled = table[table[:, COUNT] > 0]
     mean = np.clip(
         filled[:, CONFIDENCE] / filled[:, COUNT], PROBABILITY_FLOOR, 1 - PROBABILITY_FLOOR
     )
-    return filled[:, COUNT], filled[:, OUTCOME], logit(mean)
+    return _GroupedRecords(n=filled[:, COUNT], y=filled[:, OUTCOME], score=logit(mean))
 
 
-def _variance(n: Floats, y: Floats, design: Floats, index: Floats) -> float:
-    """Variance of the last coefficient, the larger of A^-1 and N / (N - k) A^-1 B A^-1 (White 1980).
+def _overlap(records: _GroupedRecords) -> bool:
+    """Say whether no threshold of the score separates the classes, and both have records."""
+    positive = records.score[records.y > 0]
+    negative = records.score[records.y < records.n]
+    if not positive.size or not negative.size or np.ptp(records.score) == 0:
+        return False
+    return bool(positive.min() < negative.max() and negative.min() < positive.max())
+
+
+def _variance(records: _GroupedRecords, design: Floats, index: Floats) -> float:
+    """Return the last coefficient's variance: of A^-1 and N / (N - k) A^-1 B A^-1 the larger.
 
     A = sum_i x_i x_i' s_i (1 - s_i) and B = sum_i x_i x_i' (y_i - s_i)^2 over records, s =
-    sigmoid(index).
+    sigmoid(index). Source: White 1980.
     """
+    n = records.n
+    y = records.y
     law = expit(index)
     usual = np.linalg.inv((design * (n * law * (1 - law))[:, None]).T @ design)
     squares = (design * (y * (1 - law) ** 2 + (n - y) * law**2)[:, None]).T @ design
@@ -129,43 +163,54 @@ def net_benefit(statistics: CalibrationStatistics, threshold: float) -> NetBenef
 
     Per record, in units of a true positive. The interval is mean +- z s / sqrt(N) of the terms 1
     (true positive), -t / (1 - t) (false positive) and 0 (not treated), after 4/3 of each are added:
-    without them it would have no width where none is treated. None for more than two classes or
-    without records. Source: Vickers and Elkin, Medical Decision Making 26 (2006), 565-574; the
-    added counts after Agresti and Coull, The American Statistician 52 (1998), 119-126. `threshold`:
-    t, an inner edge of the fine bins.
+    without them it would have no width where none is treated.
+
+    Args:
+        statistics: The sums.
+        threshold: t, an inner edge of the fine bins.
+
+    Returns:
+        The net benefit; None for more than two classes or without records.
+
+    Source: Vickers and Elkin, Medical Decision Making 26 (2006), 565-574; the added counts after
+    Agresti and Coull, The American Statistician 52 (1998), 119-126.
     """
-    first = round(threshold * FINE_BINS)
     if statistics.classes != 2 or statistics.count == 0:
         return None
-    table, count = coarsen(statistics.class_wise[1], FINE_BINS), statistics.count
-    harm = first / (FINE_BINS - first)
-    treated, true_positive, events = (
-        table[first:, COUNT].sum(),
-        table[first:, OUTCOME].sum(),
-        table[:, OUTCOME].sum(),
-    )
+    first_treated = round(threshold * FINE_BINS)
+    table = coarsen(statistics.class_wise[1], FINE_BINS)
+    count = statistics.count
+    treated = table[first_treated:, COUNT].sum()
+    true_positive = table[first_treated:, OUTCOME].sum()
+    events = table[:, OUTCOME].sum()
     false_positive = treated - true_positive
-    model = float(true_positive - false_positive * harm) / count
+    missed = events - true_positive
+    harm = first_treated / (FINE_BINS - first_treated)
+    of_model = float(true_positive - false_positive * harm) / count
+    of_treating_all = float(events - (count - events) * harm) / count
 
     size = count + 3 * PRIOR_COUNT
-    gained, harmed = (true_positive + PRIOR_COUNT) / size, (false_positive + PRIOR_COUNT) / size
+    gained = (true_positive + PRIOR_COUNT) / size
+    harmed = (false_positive + PRIOR_COUNT) / size
     middle = gained - harm * harmed
     half = NORMAL_QUANTILE * math.sqrt((gained + harm**2 * harmed - middle**2) / size)
-    interval = min(model, float(middle - half)), max(model, float(middle + half))
-    everybody = float(events - (count - events) * harm) / count
-    missed = events - true_positive
-    counts = tuple(map(int, (true_positive, false_positive, missed, count - treated - missed)))
-    values = {
-        "threshold": threshold,
-        "counts": counts,
-        "model": model,
-        "interval": interval,
-        "all": everybody,
-    }
-    return NetBenefitRecord.model_validate(values | {"none": 0.0})
+    return NetBenefitRecord(
+        threshold=threshold,
+        counts=(
+            int(true_positive),
+            int(false_positive),
+            int(missed),
+            int(count - treated - missed),
+        ),
+        model=of_model,
+        interval=(min(of_model, float(middle - half)), max(of_model, float(middle + half))),
+        all=of_treating_all,
+        none=0.0,
+    )
 
 
 def decision_curve(statistics: CalibrationStatistics) -> list[NetBenefitRecord] | None:
-    """Return the net benefit at THRESHOLDS, or None for more than two classes or without records."""
-    points = [point for threshold in THRESHOLDS if (point := net_benefit(statistics, threshold))]
-    return points or None
+    """Return the net benefit at THRESHOLDS, or None for more than two classes or no records."""
+    points = [net_benefit(statistics, threshold) for threshold in THRESHOLDS]
+    defined = [point for point in points if point is not None]
+    return defined or None

@@ -1,1 +1,1 @@
-"""Maps of predicted probabilities, fitted after training: one file per method, named as its record in config."""
+"""Maps of predicted probabilities, fitted after training: one file per method of config."""

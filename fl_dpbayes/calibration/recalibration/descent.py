@@ -1,14 +1,8 @@
-"""Fits a recalibration map by descent.
+"""Fits a recalibration map by noisy full-batch descent on a part of its own.
 
-With differential privacy, noisy and full-batch, on a part of its own.
-
-    G_t         = sum over units of clip_C( sum of the unit's record gradients )
-    theta_{t+1} = project( theta_t - a_t (G_t + sigma C xi_t) / n ),    xi_t ~ N(0, I),   a_t = a (1 - t / T)
-
-Every step uses every unit, so the cost is one Gaussian event (sigma, sampling rate 1, T steps).
-Source: Zhang et al. 2022, A closer look at the calibration of differentially private learners,
-Algorithm 1 and appendix B.2. In log T a full batch allows steps near 1; a clip norm much below 5
-cuts the confident errors, which are what recalibration is about.
+Every step uses every unit, so its cost is one Gaussian event (sigma, sampling rate 1, T steps). In
+log T a full batch allows steps near 1; a clip norm much below 5 cuts the confident errors, which
+are what recalibration is about.
 """
 
 from collections.abc import Mapping
@@ -48,9 +42,18 @@ def log_probabilities(probabilities: Floats) -> Floats:
 def record_gradients(
     method: DescentMethod, parameters: Floats, logs: Floats, labels: Labels
 ) -> Floats:
-    """Return the gradient of every record's -log g(p)_label by the P parameters, shape (N, P), finite.
+    """Return the gradient of every record's -log g(p)_label by the P parameters.
 
-    The method's file gives it from r = softmax(u) - onehot(label), u the scores of z (N, C).
+    The method's file gives it from r = softmax(u) - onehot(label), u the scores of z.
+
+    Args:
+        method: Of the map.
+        parameters: Shape (P,).
+        logs: z, shape (N, C).
+        labels: Shape (N,), 0 .. C - 1.
+
+    Returns:
+        Finite gradients, shape (N, P).
     """
     code = method_code(method)
     residual = softmax(code.scores(logs, parameters), axis=1)
@@ -60,10 +63,15 @@ def record_gradients(
 
 @dataclass(frozen=True)
 class Stretch:
-    """Some steps of a planned descent: `steps` of them, from the plan's step number `first_step`, from 0, on.
+    """Some steps of a planned descent.
 
-    `noise_multiplier`: sigma; 0 is the fit without noise. `units`: n > 0, a public constant near
-    the number of units; it scales the steps and nothing else.
+    Attributes:
+        plan: The fit.
+        noise_multiplier: sigma; 0 is the fit without noise.
+        units: n > 0, a public constant near the number of units; it scales the steps and nothing
+            else.
+        first_step: Number of the first step in the plan, from 0.
+        steps: How many steps.
     """
 
     plan: RecalibrationPlan
@@ -83,24 +91,42 @@ def private_fit(
 ) -> Floats:
     """Run a stretch of the planned descent.
 
-    `probabilities`: shape (N, C); N may be 0. `labels`: shape (N,), 0 .. C - 1. `unit_index`: unit
-    of each record, shape (N,). `start`: parameters before the first of these steps, shape (P,).
-    Returns those after the last, each within +-PARAMETER_BOUND. Raises ValueError as `share_bound`.
+        G_t         = sum over units of clip_C( sum of the unit's record gradients )
+        theta_{t+1} = project( theta_t - a_t (G_t + sigma C xi_t) / n ),    xi_t ~ N(0, I)
+        a_t         = a (1 - t / T)
+
+    Args:
+        probabilities: Shape (N, C); N may be 0.
+        labels: Shape (N,), 0 .. C - 1.
+        unit_index: Unit of each record, shape (N,).
+        stretch: The steps.
+        start: Parameters before the first of these steps, shape (P,).
+        generator: Source of the noise.
+
+    Returns:
+        The parameters after the last step, each within +-PARAMETER_BOUND, shape (P,).
+
+    Raises:
+        ValueError: As of `share_bound`.
+
+    Source: Zhang et al. 2022, A closer look at the calibration of differentially private learners,
+    Algorithm 1 and appendix B.2.
     """
-    plan, units = stretch.plan, stretch.units
+    plan = stretch.plan
+    units = stretch.units
     bound = share_bound(plan, units)
     logs = in_fixed_pieces(log_probabilities, probabilities)
     parameters = np.asarray(start, np.float64)
     count = int(unit_index.max()) + 1 if len(unit_index) else 0
     for step in range(stretch.first_step, stretch.first_step + stretch.steps):
         gradients = np.zeros((count, len(parameters)))
-        of_rows = partial(record_gradients, plan.method, parameters)
-        np.add.at(gradients, unit_index, in_fixed_pieces(of_rows, logs, labels))
+        gradients_of_rows = partial(record_gradients, plan.method, parameters)
+        np.add.at(gradients, unit_index, in_fixed_pieces(gradients_of_rows, logs, labels))
         clipped_sum = bounded_shares(gradients, bound).sum(axis=0)
-        noise = (
-            stretch.noise_multiplier * plan.clip_norm * generator.standard_normal(len(parameters))
-        )
-        move = plan.step_size * (1 - step / plan.steps) * (clipped_sum + noise) / units
+        noise_std = stretch.noise_multiplier * plan.clip_norm
+        noise = noise_std * generator.standard_normal(len(parameters))
+        step_size = plan.step_size * (1 - step / plan.steps)
+        move = step_size * (clipped_sum + noise) / units
         parameters = np.clip(parameters - move, -PARAMETER_BOUND, PARAMETER_BOUND)
     return parameters
 
@@ -118,7 +144,8 @@ def share_bound(plan: RecalibrationPlan, units: float) -> float:
         The bound.
 
     Raises:
-        ValueError: If rounding could move a sum of so many units by 0.001 of C, or C is beyond LARGEST_BOUND.
+        ValueError: If rounding could move a sum of so many units by 0.001 of C, or C is beyond
+            LARGEST_BOUND.
     """
     if plan.clip_norm > LARGEST_BOUND:
         raise ValueError(f"clip_norm is {plan.clip_norm:g}: it must be {LARGEST_BOUND:g} at most")
@@ -141,7 +168,7 @@ def noise_deviation(plan: RecalibrationPlan, noise_multiplier: float, units: flo
     sqrt(sum_t (1 - t/T)^2).
 
     Args:
-        plan: the fit.
+        plan: The fit.
         noise_multiplier: sigma >= 0.
         units: n > 0.
 
@@ -162,31 +189,37 @@ def noise_warning(
     two in the middle the smaller) stands for all, as how many it keeps is a site's own word.
 
     Args:
-        plan: the fit.
+        plan: The fit.
         noise_multiplier: sigma.
-        units: site -> n; at least one site, of which the smallest is looked at, or the middle one.
-        together: whether the median of the sites is used, or each site's own map.
+        units: Site -> n; at least one site, of which the smallest stands for all, or the middle
+            one.
+        together: Whether the median of the sites is used, or each site's own map.
+
+    Returns:
+        A warning, or None.
     """
     rising = sorted(units, key=lambda name: units[name])
-    looked_at = (
-        rising[(len(rising) - 1) // 2] if together and len(rising) >= FEWEST_SITES else rising[0]
-    )
-    deviation = noise_deviation(plan, noise_multiplier, units[looked_at])
+    middle = (len(rising) - 1) // 2
+    site = rising[middle] if together and len(rising) >= FEWEST_SITES else rising[0]
+    deviation = noise_deviation(plan=plan, noise_multiplier=noise_multiplier, units=units[site])
     if together:
         deviation *= median_deviation(len(units))
     if deviation <= LARGEST_DEVIATION:
         return None
     return warning(
         "map-noise",
-        name=looked_at,
-        units=units[looked_at],
+        name=site,
+        units=units[site],
         deviation=deviation,
         largest=LARGEST_DEVIATION,
     )
 
 
 def _rounding_eta(units: float) -> float:
-    """Return eta = 2 m^2 u, m = 2 n, u = 2^-53: rounding moves a sum of m by at most eta times the bound of each."""
+    """Return eta = 2 m^2 u, m = 2 n, u = 2^-53.
+
+    Rounding moves a sum of m by at most eta times the bound of each.
+    """
     eta = 2 * (2 * units) ** 2 * 2.0**-53
     if eta > LARGEST_ETA:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Isotonic recalibration: a rising map of one probability, fitted by the server to each site's counts.
+"""Isotonic recalibration: a rising map of one probability, fitted to each site's counts.
 
 Of two classes it maps p_1. Of more it maps the largest probability, whose outcome is whether the
 top label is right, and the others share what is left as before: one map per class would spread the
@@ -23,7 +23,9 @@ FEWEST_RECORDS = 2.0
 def count(
     probabilities: Floats, labels: npt.NDArray[np.int64], max_records_per_unit: int = 1
 ) -> BoundedSum:
-    """Count records in equal-width bins of the probability that the map is of, as `release.record_counts`.
+    """Count records in equal-width bins of the probability that the map is of.
+
+    Sums are those of `release.record_counts`.
 
     Args:
         probabilities: Shape (N, C).
@@ -37,22 +39,34 @@ def count(
         ValueError: If max_records_per_unit is below 1.
     """
     if probabilities.shape[1] > 2:
-        return top_label_counts(probabilities, labels, ISOTONIC_BINS, max_records_per_unit)
-    return record_counts(probabilities[:, 1], labels == 1, ISOTONIC_BINS, max_records_per_unit)
+        return top_label_counts(
+            probabilities=probabilities,
+            labels=labels,
+            bins=ISOTONIC_BINS,
+            max_records_per_unit=max_records_per_unit,
+        )
+    return record_counts(
+        confidence=probabilities[:, 1],
+        outcome=labels == 1,
+        bins=ISOTONIC_BINS,
+        max_records_per_unit=max_records_per_unit,
+    )
 
 
 def fit(table: NoisedTable, sites: int = 1) -> RecalibrationMap | None:
     """Fit the rising map of least weighted squares to sums of `count` (pool adjacent violators).
 
-        v = argmin_{v_1 <= ... <= v_J} sum_j n_j (y_j / n_j - v_j)^2,   then clipped to [1/(N+2), 1 - 1/(N+2)]
+        v = argmin_{v_1 <= ... <= v_J} sum_j n_j (y_j / n_j - v_j)^2
 
     over bins j that were joined until the noise in y_j / n_j has a standard deviation of at most
-    LARGEST_DEVIATION; N records cannot tell a share nearer to 0 or 1 from certainty. It reads
-    released numbers only, so it costs no privacy. Bins that were joined share a knot.
+    LARGEST_DEVIATION; then clipped to [1/(N+2), 1 - 1/(N+2)], as N records cannot tell a share
+    nearer to 0 or 1 from certainty. It reads released numbers only, so it costs no privacy. Bins
+    that were joined share a knot.
 
     Args:
-        table: one site's noised sums.
-        sites: K, of which the median map is to be used; its noise is that much smaller, its records K times as many.
+        table: One site's noised sums.
+        sites: K, of which the median map is to be used; its noise is that much smaller, its records
+            K times as many.
 
     Returns:
         The map, or None where fewer than two bins stand clear of the noise.
@@ -82,22 +96,30 @@ def identity() -> RecalibrationMap:
 
 
 def apply(probabilities: Floats, parameters: Floats) -> Floats:
-    """Map p_1 of two classes, or the largest probability of more, and let the others share the rest as before."""
-    positions, first = np.unique(parameters[:ISOTONIC_BINS], return_index=True)
-    values = parameters[ISOTONIC_BINS:][first]
-    two = probabilities.shape[1] == 2
-    rows, top = np.arange(len(probabilities)), 1 if two else probabilities.argmax(axis=1)
-    # Between knots nearly at one place the slope overflows; an error would tell that a record lies
-    # there.
-    mapped = np.clip(np.interp(probabilities[rows, top], positions, values), 0.0, 1.0)
-    if two:
+    """Map p_1 of two classes, or the largest probability of more; the others keep their ratios.
+
+    Args:
+        probabilities: Shape (N, C), rows that sum to 1.
+        parameters: Places of the knots, then their values, shape (2 ISOTONIC_BINS,).
+
+    Returns:
+        Shape (N, C), rows that sum to 1.
+    """
+    places = parameters[:ISOTONIC_BINS]
+    values = parameters[ISOTONIC_BINS:]
+    classes = probabilities.shape[1]
+    if classes == 2:
+        mapped = _interpolate(probabilities[:, 1], places, values)
         return np.column_stack([1 - mapped, mapped])
-    others = probabilities.copy()
-    others[rows, top] = 0.0
-    totals = others.sum(axis=1, keepdims=True)
-    alike = np.full_like(others, 1 / (probabilities.shape[1] - 1))
-    alike[rows, top] = 0.0
-    shares = np.divide(others, totals, out=alike, where=totals > 0)
+    rows = np.arange(len(probabilities))
+    top = probabilities.argmax(axis=1)
+    mapped = _interpolate(probabilities[rows, top], places, values)
+    without_top = probabilities.copy()
+    without_top[rows, top] = 0.0
+    totals = without_top.sum(axis=1, keepdims=True)
+    equal_shares = np.full_like(without_top, 1 / (classes - 1))
+    equal_shares[rows, top] = 0.0
+    shares = np.divide(without_top, totals, out=equal_shares, where=totals > 0)
     shares *= (1 - mapped)[:, None]
     shares[rows, top] = mapped
     return shares
@@ -105,20 +127,28 @@ def apply(probabilities: Floats, parameters: Floats) -> Floats:
 
 def describe(parameters: Sequence[float]) -> str:
     """Say what the map does, and how many of its knots have places of their own."""
-    return (
-        f"an isotonic map on {ISOTONIC_BINS} merged bins "
-        f"({len(set(parameters[:ISOTONIC_BINS]))} distinct)"
-    )
+    distinct = len(set(parameters[:ISOTONIC_BINS]))
+    return f"an isotonic map on {ISOTONIC_BINS} merged bins ({distinct} distinct)"
+
+
+def _interpolate(probability: Floats, places: Floats, values: Floats) -> Floats:
+    """Map one probability of each record, (N,)."""
+    distinct, first = np.unique(places, return_index=True)
+    # Between knots nearly at one place the slope overflows; an error would tell that a record lies
+    # there.
+    return np.clip(np.interp(probability, distinct, values[first]), 0.0, 1.0)
 
 
 def _clear_groups(table: NoisedTable, largest_deviation: float) -> list[tuple[int, int]]:
-    """Join neighbouring bins [low, high) until each count is clear of its noise; empty where even all are not."""
+    """Join neighbouring bins [low, high) until each count is clear of its noise.
+
+    Empty where even that of all is not.
+    """
 
     def clear(low: int, high: int) -> bool:
-        count = table.sums[low:high, COUNT].sum()
-        return bool(
-            count >= max(FEWEST_RECORDS, table.noise_std * np.sqrt(high - low) / largest_deviation)
-        )
+        records = table.sums[low:high, COUNT].sum()
+        least = table.noise_std * np.sqrt(high - low) / largest_deviation
+        return bool(records >= max(FEWEST_RECORDS, least))
 
     groups: list[tuple[int, int]] = []
     low = 0
@@ -139,4 +169,5 @@ def _clear_groups(table: NoisedTable, largest_deviation: float) -> list[tuple[in
 def _map(positions: Floats, values: Floats) -> RecalibrationMap:
     # Rounding must not let a knot fall or leave [0, 1].
     knots = [np.clip(np.maximum.accumulate(part), 0.0, 1.0) for part in (positions, values)]
-    return RecalibrationMap(method="isotonic", parameters=tuple(map(float, np.concatenate(knots))))
+    parameters = np.concatenate(knots)
+    return RecalibrationMap(method="isotonic", parameters=tuple(map(float, parameters)))

@@ -18,8 +18,8 @@ SMALLEST = np.finfo(np.float64).tiny
 def method_code(method: str) -> ModuleType:
     """Return the module of a recalibration method.
 
-    It has `describe`, and `scores` and `gradients` where the method is fitted by descent; where it
-    is fitted to counts, `count`, `fit`, `identity` and `apply`.
+    It has `describe`; where the method is fitted by descent, `scores` and `gradients`; where it is
+    fitted to counts, `count`, `fit`, `identity` and `apply`.
     """
     return implementation("fl_dpbayes.calibration.recalibration", method)
 
@@ -27,10 +27,15 @@ def method_code(method: str) -> ModuleType:
 def recalibrate(probabilities: Floats, mapping: RecalibrationMap) -> Floats:
     """Apply a map to predictions.
 
-    `probabilities`: p, shape (N, C), rows that sum to 1; `mapping` is for C classes. Returns g(p),
-    of the same shape.
+    Args:
+        probabilities: p, shape (N, C), rows that sum to 1.
+        mapping: Of C classes.
+
+    Returns:
+        g(p), shape (N, C).
     """
-    code, parameters = method_code(mapping.method), np.asarray(mapping.parameters)
+    code = method_code(mapping.method)
+    parameters = np.asarray(mapping.parameters)
     if mapping.method in COUNTED:
         return code.apply(probabilities, parameters)
     # A fit's gradients are bounded by its floor; here one would let the order of the surest records

@@ -1,7 +1,8 @@
-"""From the sites' recalibration maps to one that no single site of three or more can move beyond the others'.
+"""From the sites' recalibration maps to one.
 
-Each parameter is the median of the sites': log T; scales and biases; knots and their values, which
-a median leaves rising. All sites count alike, since a size is a site's own word.
+No single site of three or more can move it beyond the others'. Each parameter is the median of the
+sites': log T; scales and biases; knots and their values, which a median leaves rising. All sites
+count alike, since a size is a site's own word.
 """
 
 import math
@@ -15,8 +16,9 @@ from fl_dpbayes.config import COUNTED, RunWarning, warning
 FEWEST_SITES = 3
 # In log T, a log scale or a bias: probabilities flatter or sharper by a factor of 2.7. Of a knot:
 # half of all there is.
-LARGEST_STEP, LARGEST_KNOT = 1.0, 0.5
-# Standard deviations of the privacy noise that an honest map may be off beside.
+LARGEST_STEP = 1.0
+LARGEST_KNOT = 0.5
+# So many standard deviations of the privacy noise are added to what an honest map may be off.
 NOISE_DEVIATIONS = 4.0
 
 
@@ -24,7 +26,7 @@ def median_parameters(maps: Mapping[str, Floats]) -> Floats:
     """Return the median over sites of each parameter; of two sites it is their mean.
 
     Args:
-        maps: site -> parameters, all of one shape (P,); at least one site.
+        maps: Site -> parameters, all of one shape (P,); at least one site.
 
     Returns:
         Parameters, shape (P,), each within the range of any majority of the sites'.
@@ -33,13 +35,18 @@ def median_parameters(maps: Mapping[str, Floats]) -> Floats:
 
 
 def median_deviation(sites: int) -> float:
-    """Return the standard deviation of the median of so many standard normal numbers.
+    """Return the standard deviation of the median of K standard normal numbers.
 
-    Of three or more about.
+    It is exactly 1 and sqrt(1/2) for one and two, and about sqrt(pi / (2 K)) for three or more.
 
-    sqrt(pi / (2 K)), and exactly 1 and sqrt(1/2) for one site and two.
+    Args:
+        sites: K >= 1.
+
+    Returns:
+        The standard deviation.
     """
-    return math.sqrt((math.pi / 2 if sites >= FEWEST_SITES else 1.0) / sites)
+    variance = math.pi / 2 if sites >= FEWEST_SITES else 1.0
+    return math.sqrt(variance / sites)
 
 
 def far_off_maps(
@@ -51,9 +58,9 @@ def far_off_maps(
     map.
 
     Args:
-        method: of the maps.
-        maps: site -> parameters (P,).
-        noise: site -> v_k, the standard deviation that privacy alone gives its parameters.
+        method: Of the maps.
+        maps: Site -> parameters, shape (P,).
+        noise: Site -> v_k, the standard deviation that privacy alone gives its parameters.
 
     Returns:
         A warning for each, in the order of `maps`.
@@ -61,12 +68,11 @@ def far_off_maps(
     if len(maps) < FEWEST_SITES:
         return ()
     centre = median_parameters(maps)
-    far = []
+    warnings = []
     for site, parameters in maps.items():
-        away = float(np.abs(parameters - centre).max())
-        allowed = (
-            LARGEST_KNOT if method in COUNTED else LARGEST_STEP + NOISE_DEVIATIONS * noise[site]
-        )
-        if away > allowed:
-            far.append(warning("map-far-off", site, away=away, allowed=allowed))
-    return tuple(far)
+        distance = float(np.abs(parameters - centre).max())
+        allowed_step = LARGEST_STEP + NOISE_DEVIATIONS * noise[site]
+        allowed = LARGEST_KNOT if method in COUNTED else allowed_step
+        if distance > allowed:
+            warnings.append(warning("map-far-off", site, away=distance, allowed=allowed))
+    return tuple(warnings)

@@ -14,8 +14,8 @@ from fl_dpbayes.calibration.bins import Floats
 
 def scores(logs: Floats, parameters: Floats) -> Floats:
     """Return u, shape (N, 2)."""
-    found = np.exp(parameters[0]) * (logs[:, 1] - logs[:, 0]) + parameters[1]
-    return np.column_stack([np.zeros_like(found), found])
+    score = np.exp(parameters[0]) * (logs[:, 1] - logs[:, 0]) + parameters[1]
+    return np.column_stack([np.zeros_like(score), score])
 
 
 def gradients(residual: Floats, logs: Floats, parameters: Floats) -> Floats:

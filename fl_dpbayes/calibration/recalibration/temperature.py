@@ -1,4 +1,7 @@
-"""Temperature scaling: u = z / T, parameter log T (Guo et al. 2017, On calibration of modern neural networks)."""
+"""Temperature scaling: u = z / T, parameter log T.
+
+Source: Guo et al. 2017, On calibration of modern neural networks.
+"""
 
 from collections.abc import Sequence
 

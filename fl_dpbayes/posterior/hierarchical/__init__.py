@@ -1,4 +1,1 @@
-"""A posterior over hospitals, from what a `fald` run releases anyway.
-
-Docs/hierarchical.md derives it.
-"""
+"""A posterior over hospitals, from what a `fald` run releases anyway; see docs/hierarchical.md."""

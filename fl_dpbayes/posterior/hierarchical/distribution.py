@@ -1,4 +1,4 @@
-"""A distribution on a grid: of the spread between hospitals, or of one's effect, and given its own patients."""
+"""A distribution on a grid: of the spread between hospitals, or of one hospital's effect."""
 
 from dataclasses import dataclass
 
@@ -16,9 +16,11 @@ REACH = 9.0
 
 @dataclass(frozen=True)
 class Distribution:
-    """Each of `values`, in even steps, stands for its cell, of mass `weights`, which sum to 1.
+    """A distribution in cells of even width.
 
-    Both (G,).
+    Attributes:
+        values: The middle of each cell, which stands for it, shape (G,).
+        weights: The mass of each cell, shape (G,); they sum to 1.
     """
 
     values: Floats
@@ -46,46 +48,77 @@ class Distribution:
     def given(self, log_likelihood: Floats) -> "Distribution":
         """Return the posterior, this one being the prior.
 
-        `log_likelihood`: of each of the values, (G,).
+        Args:
+            log_likelihood: Of each of the values, shape (G,).
+
+        Returns:
+            The posterior, on the same values.
         """
         weights = self.weights * np.exp(log_likelihood - log_likelihood.max())
         return Distribution(self.values, weights / weights.sum())
 
     def given_labels(self, log_odds: Floats, labels: npt.NDArray[np.int64]) -> "Distribution":
-        """Return p(theta | y) ~ p(theta) prod_i sigmoid(x_i + theta)^y_i sigmoid(-x_i - theta)^(1 - y_i).
+        """Return the posterior of a hospital's effect given its own records.
 
-        `log_odds`: x_i of a hospital's records at effect 0, (n,). `labels`: y_i, 0 or 1, (n,).
+            p(theta | y) ~ p(theta) prod_i sigmoid(x_i + theta)^y_i sigmoid(-x_i - theta)^(1 - y_i)
+
+        Args:
+            log_odds: x_i of its records at effect 0, shape (n,).
+            labels: y_i, 0 or 1, shape (n,).
+
+        Returns:
+            The posterior.
         """
         signs = np.where(labels == 1, 1.0, -1.0)
-        return self.given(
-            np.array([log_expit(signs * (log_odds + theta)).sum() for theta in self.values])
-        )
+        log_likelihood = [log_expit(signs * (log_odds + theta)).sum() for theta in self.values]
+        return self.given(np.array(log_likelihood))
 
     def given_release(
         self, released: float, noise: float, units: int, log_odds: Floats
     ) -> "Distribution":
-        """Return the effect given a sum of y - p at the effect's mean m, which left with N(0, `noise`^2) added.
+        """Return the posterior of a hospital's effect given its noisy sum of y - p.
 
-        Given theta it is about N(n E[sigmoid(x + theta) - sigmoid(x + m)], n E[v] + noise^2), v the
-        variance of y, over public covariates: those of the hospital entered p and stay there.
-        `units`: n, as declared. `log_odds`: x of public covariates at effect 0, (N,).
+        p is taken at the effect's mean m. Given theta the sum is about
+
+            N(n E[sigmoid(x + theta) - sigmoid(x + m)], n E[v] + noise^2),
+
+        v the variance of y, over public covariates: the hospital's own entered p and stay there.
+
+        Args:
+            released: The sum, with N(0, noise^2) added.
+            noise: Standard deviation >= 0.
+            units: n, as declared.
+            log_odds: x of public covariates at effect 0, shape (N,).
+
+        Returns:
+            The posterior.
         """
-        found = [
-            ((p := expit(log_odds + theta)).mean(), (p * (1 - p)).mean()) for theta in self.values
-        ]
-        rates, spreads = np.array(found).T
-        variances = units * spreads + noise**2
+        rates = np.empty(len(self.values))
+        label_variances = np.empty(len(self.values))
+        for number, theta in enumerate(self.values):
+            p = expit(log_odds + theta)
+            rates[number] = p.mean()
+            label_variances[number] = (p * (1 - p)).mean()
+        variances = units * label_variances + noise**2
         off = released - units * (rates - expit(log_odds + self.mean).mean())
         return self.given(-(np.log(variances) + np.square(off) / variances) / 2)
 
 
 def mixed(weights: Floats, means: Floats, variances: Floats) -> Distribution:
-    """Return sum_g v_g N(means_g, variances_g); `weights` v_g >= 0 are normalised here.
+    """Return the mixture sum_g v_g N(m_g, s_g^2).
 
-    All of shape (G,).
+    Args:
+        weights: v_g >= 0, normalised here, shape (G,).
+        means: m_g, shape (G,).
+        variances: s_g^2 > 0, shape (G,).
+
+    Returns:
+        The mixture on a grid.
     """
-    kept = weights > _NEGLIGIBLE * weights.max()
-    shares, means, variances = weights[kept] / weights[kept].sum(), means[kept], variances[kept]
+    relevant = weights > _NEGLIGIBLE * weights.max()
+    shares = weights[relevant] / weights[relevant].sum()
+    means = means[relevant]
+    variances = variances[relevant]
     centre = shares @ means
     sd = np.sqrt(shares @ (variances + np.square(means - centre)))
     edges = centre + sd * np.linspace(-REACH, REACH, _CELLS + 1)

@@ -1,10 +1,9 @@
-"""What each hospital's released states say of its clipped sums, and these of its effect on the level.
+"""What each hospital's released states say of its clipped sums, and these of its effect.
 
     G_t = B [ (w_t - w_t') / a_t + (s/n) grad log p(w_t) ]
 
 is the noisy sum of clipped gradients that a site's one step from the broadcast w_t to its state
-w_t' took, exactly. Rounds after burn-in weigh as 1 / sigma_t^2. Post-processing: nothing here costs
-privacy.
+w_t' took, exactly. Rounds after burn-in weigh as 1 / sigma_t^2. Post-processing costs no privacy.
 """
 
 from collections.abc import Mapping
@@ -27,32 +26,45 @@ UNKNOWN = 1e4
 # Beyond any state or sum that tells a level: what is added up over rounds then stays within
 # float32's range.
 LARGEST = 1e18
+# Keeps a division by a record's length, or by noise, from one by 0.
+_SMALLEST_LENGTH = 1e-300
+_SMALLEST_NOISE = 1e-30
 
 
 def summed_round(chain: PlannedChain, step: int, broadcast: Floats, state: Floats) -> Floats:
-    """Return what a round adds to its site's sums, omega_t = 1 / (sigma_t C)^2 being its weight.
+    """Return what a round adds to its site's sums.
 
-    (4 + 2 d,).
+    omega_t = 1 / (sigma_t C)^2 is the round's weight.
 
-    That is n, 1, omega_t, (omega_t sigma_t C)^2, then omega_t G_t and omega_t w_t. `step`: its
-    number in the plan. `broadcast`, `state`: w_t and w_t', (d,); both were float32, whose rounding
-    is |w| 2^-24 B / a_t of G_t. A chain that has run away enters with values of at most LARGEST.
+    Args:
+        chain: The site's plan.
+        step: The round's number in the plan.
+        broadcast: w_t, shape (d,).
+        state: w_t', shape (d,). Both were float32, whose rounding is |w| 2^-24 B / a_t of G_t. A
+            chain that has run away enters with values of at most LARGEST.
+
+    Returns:
+        n, 1, omega_t, (omega_t sigma_t C)^2, then omega_t G_t and omega_t w_t, shape (4 + 2 d,).
     """
     sd = float(chain.noise_multipliers[step]) * chain.plan.privacy.noise_unit
     weight = 1 / sd**2 if sd > 0 else 1.0
-    pull = prior_gradient(chain.plan.sampler.prior, torch.from_numpy(broadcast)).numpy()
-    moved = (broadcast - state) / chain.step_sizes[step]
+    prior_pull = prior_gradient(chain.plan.sampler.prior, torch.from_numpy(broadcast)).numpy()
+    velocity = (broadcast - state) / chain.step_sizes[step]
     gradient = chain.scale.expected_batch_size * (
-        moved + chain.plan.prior_share / chain.units * pull
+        velocity + chain.plan.prior_share / chain.units * prior_pull
     )
     values = weight * np.clip(np.concatenate([gradient, broadcast]), -LARGEST, LARGEST)
     return np.concatenate([(chain.units, 1, weight, (weight * sd) ** 2), values])
 
 
 class Means(NamedTuple):
-    """Of K sites: units n_k; means of G_t and w_t over rounds, (K, d).
+    """Weighted means over rounds, of K sites.
 
-    The noise's sd in the first, (K,).
+    Attributes:
+        units: n_k, shape (K,).
+        gradients: Of G_t, shape (K, d).
+        states: Of w_t, shape (K, d).
+        noise: Standard deviation of the noise in the first, shape (K,).
     """
 
     units: Floats
@@ -62,70 +74,138 @@ class Means(NamedTuple):
 
 
 def site_means(rows: Mapping[str, npt.NDArray]) -> Means:
-    """Divide the sums of one site or more, added up over rounds, by their weights.
+    """Divide the sums of one site or more by their weights.
 
-    Sites in alphabetical order.
+    Args:
+        rows: Site -> its rounds' sums as of `summed_round`, added up.
+
+    Returns:
+        The means, sites in alphabetical order.
     """
     table = np.stack([rows[site] for site in sorted(rows)])
     units, rounds, weights, squares = table[:, :FACTS].T
     gradients, states = np.split(table[:, FACTS:] / weights[:, None], 2, axis=1)
-    return Means(units / rounds, gradients, states, np.sqrt(squares) / weights)
+    return Means(
+        units=units / rounds,
+        gradients=gradients,
+        states=states,
+        noise=np.sqrt(squares) / weights,
+    )
 
 
 def log_odds_means(means: Means) -> Means:
-    """Turn means of a softmax model of two classes, its weights (2, D) then biases (2), into those of the log odds.
+    """Turn means of a softmax model of two classes into those of its log odds.
 
     The two rows of a record's gradient are opposite, so their half difference is the score of the
-    log odds, clipped at C / sqrt(2), with noise of sigma C / sqrt(2). Intercept first: (K, 1 + D).
+    log odds, clipped at C / sqrt(2), with noise of sigma C / sqrt(2).
+
+    Args:
+        means: Of flat parameters, weights (2, D) then biases (2).
+
+    Returns:
+        Means of shape (K, 1 + D), intercept first.
     """
 
     def contrast(values: Floats) -> Floats:
         width = (values.shape[1] - 2) // 2
-        return np.column_stack(
-            [values[:, -1] - values[:, -2], values[:, width : 2 * width] - values[:, :width]]
-        )
+        intercept = values[:, -1] - values[:, -2]
+        slopes = values[:, width : 2 * width] - values[:, :width]
+        return np.column_stack([intercept, slopes])
 
     return Means(
-        means.units, contrast(means.gradients) / 2, contrast(means.states), means.noise / np.sqrt(2)
+        units=means.units,
+        gradients=contrast(means.gradients) / 2,
+        states=contrast(means.states),
+        noise=means.noise / np.sqrt(2),
     )
 
 
-def clipped_score(
-    covariates: Floats, state: Floats, clip_norm: float
-) -> tuple[Floats, Floats, Floats]:
-    """Average a clipped logistic score (p - y) x f over covariates (N, d), whose first column is 1, at a state (d,).
+class ClippedScore(NamedTuple):
+    """Expectations of a clipped score, of d parameters.
+
+    Attributes:
+        bias: g, its mean where the state is right, shape (d,).
+        slope: H, minus its derivative in the true log odds, shape (d, d).
+        square: Q, its variance, shape (d, d).
+    """
+
+    bias: Floats
+    slope: Floats
+    square: Floats
+
+
+def clipped_score(covariates: Floats, state: Floats, clip_norm: float) -> ClippedScore:
+    """Average a clipped logistic score (p - y) x f over covariates at a state.
 
     With p = sigmoid(x'w), v = p (1 - p), f1 = min(1, C / ((1 - p) |x|)), f0 = min(1, C / (p |x|)):
 
-        g = E[v (f0 - f1) x],  H = E[v ((1 - p) f1 + p f0) x x'],  Q = E[v ((1 - p) f1^2 + p f0^2) x x']
+        g = E[v (f0 - f1) x]
+        H = E[v ((1 - p) f1 + p f0) x x']
+        Q = E[v ((1 - p) f1^2 + p f0^2) x x']
 
-    are its mean where the state is right, minus its derivative in the true log odds, and its
-    variance. `clip_norm`: C > 0, infinite where nothing is clipped.
+    Args:
+        covariates: x, the first column 1, shape (N, d).
+        state: w, shape (d,).
+        clip_norm: C > 0, infinite where nothing is clipped.
+
+    Returns:
+        g, H and Q.
     """
-    p, length = expit(covariates @ state), np.linalg.norm(covariates, axis=1)
-    f1, f0 = (np.minimum(1.0, clip_norm / np.maximum(miss * length, 1e-300)) for miss in (1 - p, p))
+    p = expit(covariates @ state)
+    length = np.linalg.norm(covariates, axis=1)
+    f1 = np.minimum(1.0, clip_norm / np.maximum((1 - p) * length, _SMALLEST_LENGTH))
+    f0 = np.minimum(1.0, clip_norm / np.maximum(p * length, _SMALLEST_LENGTH))
     v = p * (1 - p) / len(covariates)
-    slope, variance = ((1 - p) * f1**power + p * f0**power for power in (1, 2))
-    outer = ((covariates * (v * weight)[:, None]).T @ covariates for weight in (slope, variance))
-    return (v * (f0 - f1)) @ covariates, *outer
+
+    def outer(weights: Floats) -> Floats:
+        return np.asarray((covariates * (v * weights)[:, None]).T @ covariates)
+
+    return ClippedScore(
+        bias=(v * (f0 - f1)) @ covariates,
+        slope=outer((1 - p) * f1 + p * f0),
+        square=outer((1 - p) * f1**2 + p * f0**2),
+    )
 
 
-def site_effects(means: Means, score: tuple[Floats, Floats, Floats]) -> tuple[Floats, Floats]:
-    """Estimate sites' effects u_k on the first coordinate, the intercept, by generalised least squares on all of them.
+class Effects(NamedTuple):
+    """Estimates of hospitals' effects.
 
-    With D_k = G_k / n_k - g, R_k = Q / n_k + s_k^2 / n_k^2 I and h the intercept's column of H, all
-    but D and the noise common to all sites (inverting each site's own curve would inflate their
-    spread):
+    Attributes:
+        estimates: u_k, in log odds, shape (K,).
+        variances: V_k, shape (K,).
+    """
 
-        u_k = (mean of w_t)_0 - (averaged state)_0 - h' R_k^-1 D_k / h' R_k^-1 h,   V_k = 1 / h' R_k^-1 h.
+    estimates: Floats
+    variances: Floats
+
+
+def site_effects(means: Means, score: ClippedScore) -> Effects:
+    """Estimate sites' effects on the first coordinate, the intercept.
+
+    Generalised least squares on all coordinates. With D_k = G_k / n_k - g, R_k = Q / n_k + s_k^2 /
+    n_k^2 I and h the intercept's column of H, all but D and the noise common to all sites
+    (inverting each site's own curve would inflate their spread):
+
+        u_k = (mean of w_t)_0 - (averaged state)_0 - h' R_k^-1 D_k / h' R_k^-1 h
+        V_k = 1 / h' R_k^-1 h
 
     Exact for a Gaussian head without clipping, of loss h (w - y)^2 / 2 and `score` 0, h, h: the
-    states w_t cancel, so that no record is used twice. Returns u_k and their variances V_k, (K,).
+    states w_t cancel, so that no record is used twice.
+
+    Args:
+        means: Of K sites.
+        score: g, H and Q at the averaged state.
+
+    Returns:
+        u_k and V_k.
     """
-    (bias, slope, square), units = score, means.units[:, None]
-    noise = (np.square(means.noise[:, None] / units)[:, :, None] + 1e-30) * np.eye(len(bias))
-    weights = np.linalg.solve(square / units[:, :, None] + noise, slope[:, 0])
+    units = means.units[:, None]
+    intercept_slope = score.slope[:, 0]
+    noise_variance = np.square(means.noise[:, None] / units)[:, :, None] + _SMALLEST_NOISE
+    noise = noise_variance * np.eye(len(score.bias))
+    weights = np.linalg.solve(score.square / units[:, :, None] + noise, intercept_slope)
     # Where a chain has run away the score is flat, and nothing is said of any effect.
-    variances = 1 / np.maximum(weights @ slope[:, 0], 1 / UNKNOWN)
-    off = variances * (weights * (means.gradients / units - bias)).sum(axis=1)
-    return means.states[:, 0] - means.states[:, 0].mean() - off, variances
+    variances = 1 / np.maximum(weights @ intercept_slope, 1 / UNKNOWN)
+    off = variances * (weights * (means.gradients / units - score.bias)).sum(axis=1)
+    estimates = means.states[:, 0] - means.states[:, 0].mean() - off
+    return Effects(estimates, variances)

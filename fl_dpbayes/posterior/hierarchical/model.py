@@ -1,9 +1,9 @@
-"""The federation's one model with a posterior over hospitals on its intercept: predictions for any hospital."""
+"""The federation's one model with a posterior over hospitals on its intercept."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -23,8 +23,10 @@ from fl_dpbayes.posterior.hierarchical.levels import HospitalPosterior
 from fl_dpbayes.posterior.samples import PosteriorSamples
 
 # How many values of a hospital's effect, of equal weight, predictions average over.
-NODES, COVARIATES = 32, 2000
-SHARES, MEDIAN = (np.arange(NODES) + 0.5) / NODES, np.array(0.5)
+NODES = 32
+COVARIATES = 2000
+SHARES = (np.arange(NODES) + 0.5) / NODES
+MEDIAN = np.array(0.5)
 # E sigmoid(x + tau z) is close to sigmoid(x / sqrt(1 + .346 tau^2)).
 ATTENUATION = 0.346
 # In widest standard deviations from the median: what lies farther is of a hostile or broken site.
@@ -32,12 +34,28 @@ FARTHEST = 3.0
 LEVEL = 0.9
 
 
+class ExpectedRate(NamedTuple):
+    """The rate of class 1 that is expected, without the chance of patients.
+
+    Attributes:
+        rate: Its mean.
+        interval: Of 90 %.
+    """
+
+    rate: float
+    interval: tuple[float, float]
+
+
 @dataclass(frozen=True)
 class HospitalModel:
-    """What predicts for hospitals: `posterior` of the `sites`' effects, in their order, and the model that they shift.
+    """What predicts for hospitals: the posterior of their effects, and the model that they shift.
 
-    `groups`: in order, none for one level. `state`: averaged log odds, intercept first, (1 + D,).
-    `covariates`: public ones, with a first column of 1, (N, 1 + D).
+    Attributes:
+        sites: Training hospitals, in the posterior's order.
+        groups: In the posterior's order, none for one level.
+        posterior: Of the effects.
+        state: Averaged log odds, intercept first, shape (1 + D,).
+        covariates: Public ones, with a first column of 1, shape (N, 1 + D).
     """
 
     sites: tuple[str, ...]
@@ -47,7 +65,16 @@ class HospitalModel:
     covariates: Floats
 
     def effect(self, site: str | None = None, group: str | None = None) -> Distribution:
-        """Return the posterior of a training hospital's effect, or a new one's: of a group, new ones too, or of any."""
+        """Return the posterior of a hospital's effect.
+
+        Args:
+            site: A training hospital; any other name, or None, is a new hospital.
+            group: A new hospital's group; one that did not train is a new group, and without any it
+                may be of each.
+
+        Returns:
+            The posterior, in log odds.
+        """
         if site in self.sites:
             return self.posterior.of_hospital(self.sites.index(site))
         if self.groups and not group:
@@ -55,44 +82,66 @@ class HospitalModel:
         return self.posterior.of_new(self.groups.index(group) if group in self.groups else None)
 
     def without(self, site: str) -> Distribution:
-        """Return the effect of a training hospital as the others alone foretell it."""
-        at, known = self.sites.index(site), self.posterior
-        variances = np.where(np.arange(len(self.sites)) == at, UNKNOWN, known.variances)
-        return HospitalPosterior(
-            known.estimates, variances, known.groups, known.largest_sd
-        ).of_hospital(at)
+        """Return the effect of a training hospital as all others foretell it."""
+        number = self.sites.index(site)
+        variances = self.posterior.variances.copy()
+        variances[number] = UNKNOWN
+        posterior = HospitalPosterior(
+            estimates=self.posterior.estimates,
+            variances=variances,
+            groups=self.posterior.groups,
+            largest_sd=self.posterior.largest_sd,
+        )
+        return posterior.of_hospital(number)
 
     @cached_property
     def conditional(self) -> Floats:
-        """The log odds within a hospital of effect 0, (1 + D,).
+        """The log odds within a hospital of effect 0, shape (1 + D,).
 
         Slopes fitted across hospitals are marginal: within one they are larger by sqrt(1 + .346
         tau^2), about centred features' mean. tau is the posterior's median, where data tell it.
         """
         medians = np.array([spread.quantiles(MEDIAN) for spread in self.posterior.spreads])
-        longer = np.sqrt(1 + ATTENUATION * np.square(medians) @ self.posterior.identified)
-        return np.append(self.state[:1], longer * self.state[1:])
+        factor = np.sqrt(1 + ATTENUATION * np.square(medians) @ self.posterior.identified)
+        return np.append(self.state[:1], factor * self.state[1:])
 
     def samples(
         self, effect: Distribution, shapes: Mapping[str, tuple[int, ...]]
     ) -> PosteriorSamples:
-        """Return parameters of the model, of these shapes, whose average prediction integrates over an effect."""
+        """Return parameters whose average prediction integrates over an effect.
+
+        Args:
+            effect: Of a hospital.
+            shapes: Parameter -> its shape in the softmax model of two classes.
+
+        Returns:
+            NODES samples of equal weight, without a temperature.
+        """
         slopes = np.tile(self.conditional[1:] / 2, (NODES, 1))
         intercepts = (self.conditional[0] + effect.quantiles(SHARES)) / 2
         draws = np.column_stack([-slopes, slopes, -intercepts, intercepts])
-        return PosteriorSamples(unflatten(draws, shapes), np.ones(NODES), np.zeros(NODES))
+        return PosteriorSamples(
+            arrays=unflatten(draws, shapes), weights=np.ones(NODES), temperatures=np.zeros(NODES)
+        )
 
-    def rate(
-        self, effect: Distribution, covariates: Floats | None = None
-    ) -> tuple[float, tuple[float, float]]:
-        """Return the rate of class 1 that is expected of an effect, and its 90 % interval, without patients' chance.
+    def rate(self, effect: Distribution, covariates: Floats | None = None) -> ExpectedRate:
+        """Return the rate of class 1 that is expected of an effect.
 
-        `covariates`: over which it is the rate, (N, 1 + D); None: the public ones.
+        Args:
+            effect: Of a hospital.
+            covariates: Over which it is the rate, shape (N, 1 + D); None for the public ones.
+
+        Returns:
+            The rate and its interval.
         """
-        odds = (self.covariates if covariates is None else covariates) @ self.conditional
-        thetas = (*effect.interval(LEVEL), *effect.quantiles(SHARES))
-        low, high, *rates = (float(expit(odds + theta).mean()) for theta in thetas)
-        return float(np.mean(rates)), (low, high)
+        log_odds = (self.covariates if covariates is None else covariates) @ self.conditional
+
+        def rate_at(theta: float) -> float:
+            return float(expit(log_odds + theta).mean())
+
+        low, high = effect.interval(LEVEL)
+        rates = [rate_at(theta) for theta in effect.quantiles(SHARES)]
+        return ExpectedRate(rate=float(np.mean(rates)), interval=(rate_at(low), rate_at(high)))
 
     def said_rate(self, effect: Distribution, covariates: Floats | None = None) -> str:
         """Say the same in words."""
@@ -100,58 +149,74 @@ class HospitalModel:
         return f"rate of class 1 {rate:.3f} ({LEVEL:.0%}: {low:.3f} to {high:.3f})"
 
     def described(self) -> list[dict[str, Any]]:
-        """Say how hospitals differ, as the summary's `hospitals` has it: the spreads, and new hospitals' rates."""
-        found, names = self.posterior, ("hospitals", "groups")[: 1 + bool(self.groups)]
+        """Say how hospitals differ: the spreads between them, and new hospitals' rates.
+
+        Returns:
+            The rows of the summary's `hospitals`.
+        """
+        posterior = self.posterior
+        names = ("hospitals", "groups") if self.groups else ("hospitals",)
         rows: list[dict[str, Any]] = [
             {
                 "of": f"standard deviation between {name}",
-                "value": float(spread.quantiles(MEDIAN)),
-                "interval": spread.interval(LEVEL),
-                "among": count,
-                "identified": enough,
+                "value": float(posterior.spreads[level].quantiles(MEDIAN)),
+                "interval": posterior.spreads[level].interval(LEVEL),
+                "among": posterior.counts[level],
+                "identified": posterior.identified[level],
             }
-            for name, spread, count, enough in zip(
-                names, found.spreads, found.counts, found.identified, strict=False
-            )
+            for level, name in enumerate(names)
         ]
         for group in ("", *self.groups):
-            name, (rate, ends) = (
-                f"a new hospital{group and ' of '}{group}",
-                self.rate(self.effect(group=group)),
+            name = f"a new hospital of {group}" if group else "a new hospital"
+            expected = self.rate(self.effect(group=group))
+            rows.append(
+                {
+                    "of": f"rate of class 1 at {name}",
+                    "value": expected.rate,
+                    "interval": expected.interval,
+                }
             )
-            rows.append({"of": f"rate of class 1 at {name}", "value": rate, "interval": ends})
         return rows
 
 
 def with_intercept(inputs: npt.NDArray) -> Floats:
-    """Put a column of 1 before inputs (N, ...), (N, 1 + D)."""
+    """Put a column of 1 before inputs: shape (N, ...) -> (N, 1 + D)."""
     return np.column_stack([np.ones(len(inputs)), inputs.reshape(len(inputs), -1)])
 
 
 def fit_hospitals(rows: Mapping[str, npt.NDArray], scenario: Scenario) -> HospitalModel:
-    """Fit the posterior over hospitals to the sums of what softmax models of two classes released, by site.
+    """Fit the posterior over hospitals to the sums of what softmax models of two classes released.
 
-    `rows`: as `summed_round` adds them, of flat parameters, weights (2, D) then biases (2).
+    Args:
+        rows: Site -> its rounds' sums as of `summed_round`, added up, of flat parameters: weights
+            (2, D), then biases (2).
+        scenario: With a section on hierarchical models.
+
+    Returns:
+        What predicts for hospitals.
     """
-    section, means, sites = (
-        scenario.hierarchical,
-        log_odds_means(site_means(rows)),
-        tuple(sorted(rows)),
-    )
+    section = scenario.hierarchical
     assert section is not None
-    state, clip_norm = means.states.mean(axis=0), scenario.privacy.clip_norm or np.inf
+    sites = tuple(sorted(rows))
+    means = log_odds_means(site_means(rows))
+    state = means.states.mean(axis=0)
     # Made up of the declared geometry: features that are centred and of one scale.
     made_up = np.random.default_rng(0).standard_normal((COVARIATES, len(state) - 1))
     covariates = with_intercept(made_up * getattr(scenario.model.features, "spread", 1.0))
-    of_sites = [scenario.sites[site].group or "" for site in sites]
-    groups = tuple(sorted(set(of_sites))) if section.group else ()
-    numbers = np.array(list(map(groups.index, of_sites))) if groups else None
-    estimates, variances = site_effects(
-        means, clipped_score(covariates, state, clip_norm / np.sqrt(2))
-    )
+    group_of_site = [scenario.sites[site].group or "" for site in sites]
+    groups = tuple(sorted(set(group_of_site))) if section.group else ()
+    numbers = np.array([groups.index(group) for group in group_of_site]) if groups else None
+    clip_norm = scenario.privacy.clip_norm or np.inf
+    score = clipped_score(covariates=covariates, state=state, clip_norm=clip_norm / np.sqrt(2))
+    estimates, variances = site_effects(means, score)
     centre = np.median(estimates)
     far = np.abs(estimates - centre) > FARTHEST * np.sqrt(section.largest_sd**2 + variances)
-    effects = np.where(far, centre, estimates), np.where(far, UNKNOWN, variances)
+    posterior = HospitalPosterior(
+        estimates=np.where(far, centre, estimates),
+        variances=np.where(far, UNKNOWN, variances),
+        groups=numbers,
+        largest_sd=section.largest_sd,
+    )
     return HospitalModel(
-        sites, groups, HospitalPosterior(*effects, numbers, section.largest_sd), state, covariates
+        sites=sites, groups=groups, posterior=posterior, state=state, covariates=covariates
     )

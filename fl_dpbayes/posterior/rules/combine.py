@@ -18,10 +18,14 @@ from fl_dpbayes.protocol import Arrays
 class Released:
     """What a rule consumes: released samples, and public constants of the run.
 
-    `samples`: of each site, as many as the rule needs; they may lie on disk. `weights`: site -> w_k
-    >= 0; rules renormalise them over the sites that sent samples. `sites`: number of training sites
-    K that the prior was shared between. `starts`: parameters from which the chains of each number
-    started. `student`: for rules that need inputs.
+    Attributes:
+        samples: Site -> its samples, as many as the rule needs; they may lie on disk.
+        weights: Site -> w_k >= 0; rules renormalise them over the sites that sent samples.
+        sampler: The sampler that drew them.
+        sites: Number of training sites K between which the prior was shared.
+        generator: Source of the rule's own draws.
+        starts: Parameters from which the chains of each number started.
+        student: The server's network and inputs, for rules that distil; else None.
     """
 
     samples: Mapping[str, AnySamples]
@@ -35,10 +39,12 @@ class Released:
 
 @dataclass(frozen=True)
 class Aggregate:
-    """A global posterior; a rule that gives a point returns one sample, at temperature 0.
+    """A global posterior, and what is to be said of it.
 
-    `warnings`: of assumptions that do not hold, each once, in the order of the sites' names.
-    `facts`: for the record.
+    Attributes:
+        samples: Weighted samples; a rule that gives a point has one, at temperature 0.
+        warnings: Assumptions that do not hold, each once, in the order of the sites' names.
+        facts: Name -> value, for the record of the run.
     """
 
     samples: AnySamples
@@ -49,11 +55,18 @@ class Aggregate:
 def combine_sites(rule: Rule, released: Released) -> Aggregate:
     """Combine the sites' samples, one site in memory at a time where the rule allows it.
 
-    Raises ValueError if the rule cannot use the samples.
+    Args:
+        rule: The scenario's section; it names the module whose `combine` is called.
+        released: What the sites released.
+
+    Returns:
+        The global posterior.
+
+    Raises:
+        ValueError: If the rule cannot use the samples.
     """
-    return implementation("fl_dpbayes.posterior.rules", rule.code, rule.implemented_by).combine(
-        rule, released
-    )
+    module = implementation("fl_dpbayes.posterior.rules", rule.code, rule.implemented_by)
+    return module.combine(rule, released)
 
 
 def posterior_aggregate(
@@ -62,9 +75,19 @@ def posterior_aggregate(
     warnings: Iterable[RunWarning],
     temperature: float = 1.0,
 ) -> Aggregate:
-    """Wrap draws (M, d) as equally weighted samples at a temperature, 0 of points that claim no posterior width.
+    """Wrap draws as equally weighted samples at one temperature.
 
-    Raises ValueError if a draw leaves the range of float32.
+    Args:
+        draws: Parameter vectors, shape (M, d).
+        shapes: Parameter name -> shape, in the order of the columns.
+        warnings: What is to be said; of equal ones the first stays.
+        temperature: T >= 0; 0 for points that claim no posterior width.
+
+    Returns:
+        The global posterior.
+
+    Raises:
+        ValueError: If a draw leaves the range of float32.
     """
     if not (np.abs(draws) <= np.finfo(np.float32).max).all():
         raise ValueError(
@@ -73,6 +96,8 @@ def posterior_aggregate(
         )
     count = len(draws)
     samples = PosteriorSamples(
-        unflatten(draws, shapes), np.ones(count), np.full(count, temperature)
+        arrays=unflatten(draws, shapes),
+        weights=np.ones(count),
+        temperatures=np.full(count, temperature),
     )
     return Aggregate(samples, tuple(dict.fromkeys(warnings)))

@@ -22,34 +22,53 @@ Array = npt.NDArray[np.float64]
 def combine(rule: Consensus, released: Released) -> Aggregate:
     """Average draws, paired at random: w^(s) = (sum_k W_k)^{-1} sum_k W_k w_k^(s).
 
-    `full`: W_k = S_k^-1, a d x d matrix, for last layers and small models. `diagonal`: W_k = diag(1
-    / v_k). Both are unbiased for a site's effective number of draws. `uniform`: W_k = I, which
-    gives mean (1/K) sum_k m_k and covariance (1/K^2) sum_k S_k, the global posterior's only where
-    all precisions are equal. More draws than a site's samples repeat some. Source: Scott et al.
-    2016, "Bayes and big data".
+    `full`: W_k = S_k^-1, a d x d matrix, for last layers and small models. `diagonal`:
+    W_k = diag(1 / v_k). Both are unbiased for a site's effective number of draws. `uniform`:
+    W_k = I, which gives mean (1/K) sum_k m_k and covariance (1/K^2) sum_k S_k, the global
+    posterior's only where all precisions are equal. More draws than a site's samples repeat some.
 
-    Returns draws at temperature 1. Raises ValueError for few samples, a constant parameter, a
-    singular covariance.
+    Args:
+        rule: The scenario's section.
+        released: What the sites released.
+
+    Returns:
+        Draws at temperature 1.
+
+    Raises:
+        ValueError: For few samples, a constant parameter, or a singular covariance.
+
+    Source: Scott et al. 2016, "Bayes and big data: the consensus Monte Carlo algorithm".
     """
-    shapes, estimate = sample_shapes(released.samples), ESTIMATES.get(rule.form)
-    weighted, total, shift = np.zeros(()), np.zeros(()), np.zeros(())
-    sites, warnings = 0, list[RunWarning]()
+    shapes = sample_shapes(released.samples)
+    estimate = ESTIMATES.get(rule.form)
+    weighted_draws = np.zeros(())
+    total_weight = np.zeros(())
+    total_precision_mean = np.zeros(())
+    sites = 0
+    warnings: list[RunWarning] = []
     for chain in map(at_unit_temperature, chains(released.samples)):
-        weight, found = np.ones(chain.draws.shape[1]), tuple[RunWarning, ...]()
+        weight = np.ones(chain.draws.shape[1])
+        estimate_warnings: tuple[RunWarning, ...] = ()
         if estimate is not None:
-            gaussian, found = estimate(chain)
-            weight, shift = gaussian.precision, shift + gaussian.precision_mean
+            gaussian, estimate_warnings = estimate(chain)
+            weight = gaussian.precision
+            total_precision_mean = total_precision_mean + gaussian.precision_mean
         draws = chain.draws[_paired(chain.weights, rule.draws, released.generator)]
-        weighted = weighted + (draws * weight if weight.ndim == 1 else draws @ weight)
-        total, sites = total + weight, sites + 1
-        warnings += [*chain.warnings, *found]
+        weighted_draws = weighted_draws + _times(draws, weight)
+        total_weight = total_weight + weight
+        sites += 1
+        warnings += chain.warnings
+        warnings += estimate_warnings
     # J sites that each target p(w)^s p(D_k|w) have the product p(w)^(J s) p(D|w).
     share = rule.prior_share(released.sites)
     if abs(sites * share - 1) > 1e-9:
         warnings.append(warning("prior-share", sites=sites, share=share, times=sites * share))
     if estimate is not None:
-        warnings += conflict_warnings(estimate, released.samples, NaturalGaussian(total, shift))
-    return posterior_aggregate(_solved(weighted, total), shapes, warnings)
+        product = NaturalGaussian(total_weight, total_precision_mean)
+        warnings += conflict_warnings(estimate, released.samples, product)
+    return posterior_aggregate(
+        draws=_solved(weighted_draws, total_weight), shapes=shapes, warnings=warnings
+    )
 
 
 def _paired(weights: Array, draws: int, generator: np.random.Generator) -> npt.NDArray[np.int64]:
@@ -60,9 +79,15 @@ def _paired(weights: Array, draws: int, generator: np.random.Generator) -> npt.N
     return generator.permutation(chosen)
 
 
-def _solved(weighted: Array, total: Array) -> Array:
-    return (
-        weighted / total
-        if total.ndim == 1
-        else cho_solve(cho_factor(total, lower=True), weighted.T).T
-    )
+def _times(draws: Array, weight: Array) -> Array:
+    """Multiply each draw by a diagonal weight (d,) or a full one (d, d)."""
+    if weight.ndim == 1:
+        return draws * weight
+    return draws @ weight
+
+
+def _solved(weighted_draws: Array, total_weight: Array) -> Array:
+    if total_weight.ndim == 1:
+        return weighted_draws / total_weight
+    factor = cho_factor(total_weight, lower=True)
+    return cho_solve(factor, weighted_draws.T).T

@@ -25,18 +25,20 @@ LARGE_DIVERGENCE = 0.02
 
 def combine(rule: Distillation, released: Released) -> Aggregate:
     """Distil the mixture's predictions, sum_k w_k p_k(y|x) / sum_k w_k at the server's inputs."""
-    total = sum(released.weights[site] for site in released.samples)
-    parts = (
-        released.weights[site] / total * site_predictions(released, site)
-        for site in released.samples
-    )
-    return imitated(rule, released, sum(parts, start=np.zeros(())))
+    total_weight = sum(released.weights[site] for site in released.samples)
+    mixture = np.zeros(())
+    for site in released.samples:
+        share = released.weights[site] / total_weight
+        mixture = mixture + share * site_predictions(released, site)
+    return imitated(rule=rule, released=released, teacher=mixture)
 
 
 def site_predictions(released: Released, site: str) -> npt.NDArray[np.float64]:
     """Return p_k(y|x) at the server's inputs, shape (N, classes)."""
-    student, samples = student_of(released), released.samples[site].in_memory()
-    return predict(student.module, samples.arrays, samples.weights, student.features).probabilities
+    student = student_of(released)
+    samples = released.samples[site].in_memory()
+    prediction = predict(student.module, samples.arrays, samples.weights, student.features)
+    return prediction.probabilities
 
 
 def imitated(
@@ -46,29 +48,42 @@ def imitated(
     facts: Mapping[str, Any] | None = None,
     warnings: tuple[RunWarning, ...] = (),
 ) -> Aggregate:
-    """Fit the server's network to a teacher's probabilities (N, classes).
-
-    It becomes one sample at temperature 0.
+    """Fit the server's network to a teacher's probabilities.
 
     It starts from the weights that all first chains started from: so it depends on the sites'
     predictions alone.
+
+    Args:
+        rule: The scenario's section.
+        released: What the sites released, and the server's network and inputs.
+        teacher: p(y|x) at the server's inputs, shape (N, classes).
+        facts: For the record of the run.
+        warnings: What is to be said of the teacher.
+
+    Returns:
+        One sample at temperature 0.
     """
-    student, said = student_of(released), list(warnings)
-    function = logits_at(student.module, student.features)
-    found = distil(function, released.starts[0], teacher, max_iterations=rule.iterations)
-    if found.divergence > LARGE_DIVERGENCE and not found.converged:
-        said.append(
-            warning("distillation-stopped", iterations=rule.iterations, divergence=found.divergence)
+    student = student_of(released)
+    distilled = distil(
+        logits_at(student.module, student.features),
+        released.starts[0],
+        teacher,
+        max_iterations=rule.iterations,
+    )
+    divergence = distilled.divergence
+    all_warnings = list(warnings)
+    if divergence > LARGE_DIVERGENCE and distilled.converged:
+        all_warnings.append(warning("distillation-differs", divergence=divergence))
+    elif divergence > LARGE_DIVERGENCE:
+        all_warnings.append(
+            warning("distillation-stopped", iterations=rule.iterations, divergence=divergence)
         )
-    elif found.divergence > LARGE_DIVERGENCE:
-        said.append(warning("distillation-differs", divergence=found.divergence))
     if isinstance(rule.public, SyntheticInputs):
-        said.append(warning("distillation-synthetic"))
-    samples = point_of(prefixed("parameters", found.parameters))
+        all_warnings.append(warning("distillation-synthetic"))
     return Aggregate(
-        samples,
-        tuple(said),
-        student.description | {**(facts or {}), "divergence": found.divergence},
+        samples=point_of(prefixed("parameters", distilled.parameters)),
+        warnings=tuple(all_warnings),
+        facts={**student.description, **(facts or {}), "divergence": divergence},
     )
 
 

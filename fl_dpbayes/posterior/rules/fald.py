@@ -3,11 +3,6 @@
 Convention A: each site targets p(w)^{1/K} p(D_k|w), so its request carries the prior share s = 1/K.
 Every round starts at the broadcast state, each site takes E steps on the mean gradient of its own
 records, and the server averages the states by w_k. One sample per round: the averaged state.
-
-With E = 1 the averaged chain is Langevin dynamics on p(w) prod_k p(D_k|w)^(w_k N / n_k), for w_k =
-n_k/N the posterior given all records, at temperature T = N sum_k w_k^2 T_k / n_k. With E > 1 the
-sites drift towards their own posteriors between averages, a bias that grows with E and with how
-much the sites differ (`DriftMeter`).
 """
 
 from collections.abc import Mapping
@@ -33,18 +28,26 @@ def averaged_temperature(
 ) -> float:
     """Return the temperature of the chain of weighted means, T = N sum_k w_k^2 T_k / n_k.
 
+    With one step a round it is Langevin dynamics on p(w) prod_k p(D_k|w)^(w_k N / n_k), for w_k =
+    n_k/N the posterior given all records.
+
     A step adds a^2 sum_k w_k^2 sigma_k^2 C^2 / B_k^2 = 2 a sum_k w_k^2 T_k / n_k to the mean's
     variance, by T_k = a n_k sigma_k^2 C^2 / (2 B_k^2), and Langevin dynamics of N records at
     temperature T adds 2 a T / N. For w_k = n_k/N it is sum_k w_k T_k. A median or a trimmed mean of
     states has no such temperature.
 
-    Weights are renormalised over the sites present; `units` are n_k > 0, as declared, and N is
-    their sum.
+    Args:
+        temperatures: Site -> T_k >= 0, of the sites present.
+        site_weights: Site -> w_k >= 0; renormalised over the sites present.
+        units: Site -> n_k > 0, as declared; N is their sum over the sites present.
+
+    Returns:
+        T >= 0.
     """
-    total = sum(site_weights[site] for site in temperatures)
+    total_weight = sum(site_weights[site] for site in temperatures)
     parts = (
-        (site_weights[site] / total) ** 2 * heat / units[site]
-        for site, heat in temperatures.items()
+        (site_weights[site] / total_weight) ** 2 * temperature / units[site]
+        for site, temperature in temperatures.items()
     )
     return sum(units[site] for site in temperatures) * sum(parts)
 
@@ -52,18 +55,33 @@ def averaged_temperature(
 def target_warnings(
     rule: FALD, weights: Mapping[str, float], units: Mapping[str, int]
 ) -> tuple[RunWarning, ...]:
-    """Say where the averaged chain of these weights does not target the posterior given all records, each once."""
+    """Say where the averaged chain does not target the posterior given all records.
+
+    Args:
+        rule: The scenario's section.
+        weights: Site -> w_k, which sum to 1.
+        units: Site -> n_k > 0, as declared.
+
+    Returns:
+        At most one warning.
+    """
     if rule.robust != "none":
         return (warning("no-temperature", robust=rule.robust),)
-    counted = {site: weights[site] / share for site, share in unit_weights(units).items()}
-    least, most = (
-        min(counted, key=lambda site: counted[site]),
-        max(counted, key=lambda site: counted[site]),
-    )
-    if counted[most] - counted[least] <= EQUAL_WEIGHTS:
+    # How many times each site's records count.
+    times = {site: weights[site] / share for site, share in unit_weights(units).items()}
+    least = min(times, key=lambda site: times[site])
+    most = max(times, key=lambda site: times[site])
+    if times[most] - times[least] <= EQUAL_WEIGHTS:
         return ()
-    times = {"most_times": counted[most], "least_times": counted[least]}
-    return (warning("reweighted", most=most, least=least, **times),)
+    return (
+        warning(
+            "reweighted",
+            most=most,
+            least=least,
+            most_times=times[most],
+            least_times=times[least],
+        ),
+    )
 
 
 @dataclass
@@ -95,6 +113,9 @@ class _Moments:
 class DriftMeter:
     """Collects rounds of a chain of averages whose sites take E steps from each average.
 
+    With E > 1 the sites drift towards their own posteriors between averages, a bias that grows with
+    E and with how much the sites differ.
+
     In equilibrium site k ends d_k = -(I - M_k)(m - m_k) from the average on the mean, M_k = (I - a
     H_k)^E, with H_k and m_k the curvature and mode of its own part of the posterior and sum_k w_k
     d_k = 0. The average's mean m solves this; the posterior's solves sum_k w_k H_k (m - m_k) = 0.
@@ -115,9 +136,12 @@ class DriftMeter:
     def add(
         self, states: Mapping[str, Arrays], average: Arrays, site_weights: Mapping[str, float]
     ) -> None:
-        """Add a round's last states, looked at one by one, and their average.
+        """Add a round's last states and their average; up to 256 numbers of each are used.
 
-        Up to 256 numbers of each are used.
+        Args:
+            states: Site -> its last state; looked at one by one.
+            average: Their average.
+            site_weights: Site -> w_k >= 0.
         """
         if self._local_steps == 1:
             return
@@ -128,31 +152,39 @@ class DriftMeter:
             self._weights[site] = site_weights[site]
 
     def drift(self) -> float | None:
-        """Estimate how far the averaged chain's mean is from the posterior's, in standard deviations of the chain.
+        """Estimate how far the averaged chain's mean is from the posterior's.
 
-        Root mean square over parameters; 0 where no site is away from the average by more than
-        noise explains, or at one step a round. None before the second round.
+        Root mean square over parameters, in standard deviations of the chain.
+
+        Returns:
+            The distance >= 0: 0 where no site is away from the average by more than noise
+            explains, or at one step a round. None before the second round.
         """
         if self._local_steps == 1:
             return 0.0
-        sites = {site: found for site, found in self._sites.items() if found.count > 1}
+        sites = {site: moments for site, moments in self._sites.items() if moments.count > 1}
         if not sites or self._average.count < 2 or self._average.variance <= 0:
             return None
-        total = sum(self._weights[site] for site in sites)
-        shares = {site: self._weights[site] / total for site in sites}
-        noise = sum(shares[site] * found.variance / found.count for site, found in sites.items())
-        away = sum(shares[site] * found.mean_square for site, found in sites.items()) - noise
-        if away <= _SIGNIFICANT * np.sqrt(2 / self._average.total.size) * noise:
+        total_weight = sum(self._weights[site] for site in sites)
+        noise = 0.0
+        mean_square = 0.0
+        for site, moments in sites.items():
+            share = self._weights[site] / total_weight
+            noise += share * moments.variance / moments.count
+            mean_square += share * moments.mean_square
+        excess = mean_square - noise
+        if excess <= _SIGNIFICANT * np.sqrt(2 / self._average.total.size) * noise:
             return 0.0
-        part = (self._local_steps - 1) / (2 * self._local_steps)
-        return float(part * np.sqrt(away / self._average.variance))
+        step_factor = (self._local_steps - 1) / (2 * self._local_steps)
+        return float(step_factor * np.sqrt(excess / self._average.variance))
 
 
 def _chosen(state: Arrays) -> Array:
     """Pick up to 256 numbers of a state, evenly spaced."""
     size = sum(array.size for array in state.values())
     places = np.linspace(0, size - 1, min(size, _COORDINATES)).astype(int)
-    chosen, first = [], 0
+    chosen = []
+    first = 0
     for array in state.values():
         inside = places[(places >= first) & (places < first + array.size)] - first
         chosen.append(array.reshape(-1)[inside].astype(np.float64))

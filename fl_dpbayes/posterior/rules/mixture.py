@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from fl_dpbayes.config import Mixture
 from fl_dpbayes.posterior.rules.combine import Aggregate, Released
-from fl_dpbayes.posterior.samples import AnySamples, StoredSamples
+from fl_dpbayes.posterior.samples import AnySamples, SamplePiece, StoredSamples
 
 
 def combine(rule: Mixture, released: Released) -> Aggregate:
@@ -24,21 +24,30 @@ def joined(
 ) -> StoredSamples:
     """Join the sites' samples into one weighted set; those on disk are not read.
 
-    p(y|x) = sum_k w_k sum_t (a_kt / sum_u a_ku) p(y|x, w_kt). Source: Tresp 2000.
+        p(y|x) = sum_k w_k sum_t (a_kt / sum_u a_ku) p(y|x, w_kt)
 
-    Samples have step sizes a_kt as weights; `site_weights` w_k are renormalised over the sites that
-    sent some. Raises ValueError if no site sent a sample, or all weights are 0.
+    Args:
+        site_samples: Site -> its samples, whose weights are the step sizes a_kt.
+        site_weights: Site -> w_k >= 0; renormalised over the sites that sent samples.
+
+    Returns:
+        All samples, in the order of the sites.
+
+    Raises:
+        ValueError: If no site sent a sample, or all weights are 0.
+
+    Source: Tresp 2000, "A Bayesian committee machine".
     """
-    present = {site: samples for site in site_samples if len(samples := site_samples[site])}
-    total = sum(site_weights[site] for site in present)
-    if not total > 0:
+    by_site = {site: site_samples[site] for site in site_samples}
+    present = {site: samples for site, samples in by_site.items() if len(samples)}
+    total_weight = sum(site_weights[site] for site in present)
+    if not total_weight > 0:
         raise ValueError("no site with a positive weight sent a sample")
-    return StoredSamples(
-        tuple(
-            replace(
-                piece, weights=site_weights[site] / total * piece.weights / samples.weights.sum()
-            )
-            for site, samples in present.items()
-            for piece in samples.pieces
-        )
-    )
+    pieces: list[SamplePiece] = []
+    for site, samples in present.items():
+        share = site_weights[site] / total_weight
+        step_sizes = samples.weights.sum()
+        pieces += [
+            replace(piece, weights=share * piece.weights / step_sizes) for piece in samples.pieces
+        ]
+    return StoredSamples(tuple(pieces))

@@ -1,4 +1,4 @@
-"""Product of the sites' Gaussians: the posterior given all records, if the sites' posteriors are Gaussian.
+"""Product of the sites' Gaussians: the posterior given all records, if each site's is Gaussian.
 
 Convention A: precisions add. Each site targets p(w)^s p(D_k|w); what the prior counts too often or
 too rarely is corrected, so s = 1/K (fractional prior), s = 1 (divided prior, the Bayesian committee
@@ -22,15 +22,23 @@ def product(
 ) -> NaturalGaussian:
     """Multiply the sites' Gaussians and count the prior once.
 
-    L = sum_k L_k + (1 - K s) L_0,  h = sum_k h_k,  L_0 = I / scale^2; the prior's mean is 0.
-    Source: Tresp 2000, "A Bayesian committee machine"; Neiswanger et al. 2014, section 3.1.
+        L = sum_k L_k + (1 - K s) L_0,    h = sum_k h_k,    L_0 = I / scale^2
 
-    `factors`: each site's p(w)^s p(D_k|w), at least one, of one form. `prior_scale`: standard
-    deviation of the Gaussian prior, infinite for a flat one. `prior_share`: s in [0, 1]. Its
-    precision may be negative.
+    The prior's mean is 0. The product's precision may be negative.
+
+    Args:
+        factors: Each site's p(w)^s p(D_k|w), at least one, all of one form.
+        prior_scale: Standard deviation of the Gaussian prior, infinite for a flat one.
+        prior_share: s in [0, 1].
+
+    Returns:
+        The product, in natural parameters.
+
+    Source: Tresp 2000, "A Bayesian committee machine"; Neiswanger et al. 2014, section 3.1.
     """
     total = reduce(add, factors)
-    return total + centred_prior(prior_scale, total).power(1 - len(factors) * prior_share)
+    prior = centred_prior(prior_scale, total)
+    return total + prior.power(1 - len(factors) * prior_share)
 
 
 def combine(rule: Product, released: Released) -> Aggregate:
@@ -39,26 +47,37 @@ def combine(rule: Product, released: Released) -> Aggregate:
     `full` holds d x d matrices, for last layers and small models. `diagonal` ignores correlations
     within a site, which moves the mean and the variances where parameters are correlated. A
     precision below the prior's, which only sampling error can cause, is set to it with a warning.
-    Raises ValueError for too few samples, or an improper product.
+
+    Args:
+        rule: The scenario's section.
+        released: What the sites released.
+
+    Returns:
+        Draws from the product.
+
+    Raises:
+        ValueError: For too few samples, or an improper product.
     """
-    shapes, estimate, scale = (
-        sample_shapes(released.samples),
-        ESTIMATES[rule.form],
-        prior_scale(released.sampler),
-    )
-    factors, warnings, sites = list[NaturalGaussian](), list[RunWarning](), 0
+    shapes = sample_shapes(released.samples)
+    estimate = ESTIMATES[rule.form]
+    scale = prior_scale(released.sampler)
+    sum_of_factors: NaturalGaussian | None = None
+    sites = 0
+    warnings: list[RunWarning] = []
     for chain in map(at_unit_temperature, chains(released.samples)):
-        factor, found = estimate(chain)
-        factors, sites = [factors[0] + factor] if factors else [factor], sites + 1
-        warnings += [*chain.warnings, *found]
+        factor, factor_warnings = estimate(chain)
+        sum_of_factors = factor if sum_of_factors is None else sum_of_factors + factor
+        sites += 1
+        warnings += chain.warnings
+        warnings += factor_warnings
+    assert sum_of_factors is not None  # `sample_shapes` found a site with samples
     # J factors that are already multiplied are one factor with J times the prior's share.
-    joined = product(
-        factors, prior_scale=scale, prior_share=sites * rule.prior_share(released.sites)
-    )
-    posterior, raised = floored(joined, 1 / scale**2)
+    prior_share = sites * rule.prior_share(released.sites)
+    uncorrected = product([sum_of_factors], prior_scale=scale, prior_share=prior_share)
+    posterior, raised = floored(uncorrected, 1 / scale**2)
     if raised:
-        warnings.append(
-            warning("precision-floored", raised=raised, parameters=len(posterior.precision_mean))
-        )
+        parameters = len(posterior.precision_mean)
+        warnings.append(warning("precision-floored", raised=raised, parameters=parameters))
     warnings += conflict_warnings(estimate, released.samples, posterior)
-    return posterior_aggregate(posterior.sample(rule.draws, released.generator), shapes, warnings)
+    draws = posterior.sample(rule.draws, released.generator)
+    return posterior_aggregate(draws=draws, shapes=shapes, warnings=warnings)

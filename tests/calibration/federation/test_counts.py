@@ -193,7 +193,8 @@ def test_one_made_up_site_of_two_or_three_is_named_behind_noise_too() -> None:
 
 
 def test_every_site_is_left_out_of_the_pool_once(monkeypatch) -> None:
-    summarised, seen = counts._summary_of, []
+    summarised = counts._summary_of
+    seen = []
     monkeypatch.setattr(
         counts, "_summary_of", lambda table: seen.append(table) or summarised(table)
     )

@@ -1,4 +1,4 @@
-"""Subgroups of the test records: counted at the site, checked by the server, sent only where test data are public."""
+"""Subgroups of test records: counted at the site, checked by the server, sent if public."""
 
 import numpy as np
 import pytest
@@ -127,13 +127,15 @@ POLICY = {"max_run_epsilon": 4.0, "groups": {"sick": ["0", "1"]}}
 def test_nothing_about_subgroups_leaves_unless_test_data_are_public(table_site, release) -> None:
     site = table_site()
     rows = [(f"p{number}", float(number % 2), 1.0, number % 2) for number in range(40)]
-    source, policy = SOURCE | {"group_columns": ["sick"]}, POLICY | {"evaluation_release": release}
+    source = SOURCE | {"group_columns": ["sick"]}
+    policy = POLICY | {"evaluation_release": release}
     site.write(rows, role="held_out", source=source, policy=policy)
     reply = evaluate(site)
     if release == "none":
         assert refusal_of(reply)[0] == "NOT_SENT"
         return
-    record, names = record_of(reply), set(reply.content["arrays"])
+    record = record_of(reply)
+    names = set(reply.content["arrays"])
     if release == "noised":
         assert (record["groups"], names) == ([], {"last/noised"})
         return
@@ -153,7 +155,8 @@ def table_run(federation, tmp_path):
     for _ in range(400):
         a, b = generator.normal(size=2)
         lines.append(
-            f"{a},{b},{int(a + 0.5 * generator.normal() > 0)},{generator.choice(['female', 'male'])}"
+            f"{a},{b},{int(a + 0.5 * generator.normal() > 0)},"
+            f"{generator.choice(['female', 'male'])}"
         )
     (tmp_path / "t.csv").write_text("\n".join(lines))
     return federation(
@@ -241,7 +244,8 @@ def test_one_sample_has_no_epistemic_uncertainty_to_detect_a_shift_by(federation
 
 
 def test_predictor_that_some_sites_lack_is_not_pooled() -> None:
-    evaluation, sums = Evaluation(2), from_batch(PREDICTED, LABELS)
+    evaluation = Evaluation(2)
+    sums = from_batch(PREDICTED, LABELS)
     evaluation._samples = {"posterior": 5, "last": 1}
     measured = (("a", "posterior"), ("b", "posterior"), ("a", "last"))
     evaluation.places = [Place(site, "train", predictor, sums) for site, predictor in measured]

@@ -145,7 +145,8 @@ def test_without_records_undefined_limit():
 
 @given(SEEDS, SEEDS)
 def test_pooled_error_property_at_most_the_weighted_mean_of_sites(first, second):
-    a, b = random_statistics(first, 70), random_statistics(second + 20_000, 130)
+    a = random_statistics(first, 70)
+    b = random_statistics(second + 20_000, 130)
     for metric in (errors.ece, errors.sce):
         assert metric(merge(a, b)) <= 0.35 * metric(a) + 0.65 * metric(b) + 1e-12
 
@@ -153,7 +154,8 @@ def test_pooled_error_property_at_most_the_weighted_mean_of_sites(first, second)
 @given(SEEDS)
 def test_label_flip_property_and_sce_of_two_classes(seed):
     generator = np.random.default_rng(seed)
-    p, y = generator.uniform(0, 1, 100), generator.integers(0, 2, 100)
+    p = generator.uniform(0, 1, 100)
+    y = generator.integers(0, 2, 100)
     statistics = [binary(*pair) for pair in ((p, y), (1 - p, 1 - y))]
     tables = [coarsen(each.class_wise[1], 15) for each in statistics]
     gaps = [errors.mean_absolute_gap(table) for table in tables]
@@ -187,10 +189,8 @@ def test_it_is_the_mean_of_what_the_debiased_error_estimates():
 
 def test_unknown_where_one_record_has_no_truth_and_zero_where_it_is_predicted():
     predicted, labels, truth = miscalibrated(500, 2, 1.0, 1)
-    known, unknown = (
-        from_batch(predicted, labels, truth=truth),
-        from_batch(predicted[:1], labels[:1]),
-    )
+    known = from_batch(predicted, labels, truth=truth)
+    unknown = from_batch(predicted[:1], labels[:1])
     for statistics in (merge(known, unknown), merge(unknown, known), unknown):
         assert ece_true(statistics) is rms_true(statistics) is None
     for statistics in (known, merge(known, empty(2))):

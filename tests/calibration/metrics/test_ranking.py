@@ -32,7 +32,7 @@ def of_log_odds(log_odds):
 
 
 def sure_of_all(count=2000):
-    """Draw log odds of 25 +- 10 for the negatives and 45 +- 10 for the positives: most lie in the last of 960 bins."""
+    """Draw log odds of 25 +- 10 for negatives and 45 +- 10 for positives: most in the last bin."""
     generator = np.random.default_rng(11)
     labels = generator.integers(0, 2, count)
     return generator.normal(25 + 20 * labels, 10), labels
@@ -107,10 +107,8 @@ def test_many_classes_exact_is_the_macro_average_within_the_bounds():
             - others.max(1)
         )
         by_pairs.append(area_by_pairs(odds[labels != c], odds[labels == c]))
-    area, exact = (
-        ranking.auroc(from_batch(probabilities, labels)),
-        ranking.exact_auroc(probabilities, labels),
-    )
+    area = ranking.auroc(from_batch(probabilities, labels))
+    exact = ranking.exact_auroc(probabilities, labels)
     assert exact.value == pytest.approx(np.mean(by_pairs), abs=1e-9)
     assert area.bounds.low <= exact.value <= area.bounds.high
     assert area.bounds.high - area.bounds.low < 0.005
@@ -118,7 +116,8 @@ def test_many_classes_exact_is_the_macro_average_within_the_bounds():
 
 def test_equal_mass_of_a_sure_model_agrees_with_sorted_records():
     log_odds, labels = sure_of_all(1500)
-    sure, right = np.abs(log_odds) + 8, labels.astype(np.float64)
+    sure = np.abs(log_odds) + 8
+    right = labels.astype(np.float64)
     statistics = from_batch(of_log_odds(sure), labels)
     counts = equal_mass(statistics.top_label, 15)[:, 0]
     # A cell, about 20 records where they are densest, is never split.
@@ -132,7 +131,8 @@ def test_equal_mass_of_a_sure_model_agrees_with_sorted_records():
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=50))
 def test_cells_property_are_within_their_fine_bin_and_rise_with_p(values):
     p = np.sort(np.array(values))
-    cell, fine = cell_index(p, 1 - p), bin_index(p, FINE_BINS)
+    cell = cell_index(p, 1 - p)
+    fine = bin_index(p, FINE_BINS)
     assert (np.diff(cell) >= 0).all()
     assert ((FIRST_CELL[fine] <= cell) & (cell < FIRST_CELL[fine + 1])).all()
     # Cells mirror each other, and end where float64 does.
@@ -172,15 +172,14 @@ def test_one_bin_is_the_mean_and_the_extremes_of_all_orders():
 @given(st.integers(0, 10_000), st.integers(1, 300), st.integers(2, 5))
 def test_bounds_property_hold_the_value_of_the_records(seed, count, classes):
     generator = np.random.default_rng(seed)
-    probabilities, labels = (
-        generator.dirichlet(np.ones(classes), count),
-        generator.integers(0, classes, count),
-    )
+    probabilities = generator.dirichlet(np.ones(classes), count)
+    labels = generator.integers(0, classes, count)
     right = (probabilities.argmax(axis=1) == labels)[
         np.argsort(-probabilities.max(axis=1), kind="stable")
     ]
     statistics = from_batch(probabilities, labels)
-    area, excess = aurc(statistics), aurc_excess(statistics)
+    area = aurc(statistics)
+    excess = aurc_excess(statistics)
     assert area.bounds.low - 1e-12 <= mean_risk(right) <= area.bounds.high + 1e-12
     assert area.bounds.low - 1e-12 <= area.value <= area.bounds.high + 1e-12
     assert 0 <= excess <= area.value + 1e-12

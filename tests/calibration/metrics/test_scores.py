@@ -13,7 +13,8 @@ from tests.counted import GOLDEN, binary, top_label
 
 def test_accuracy_nll_and_brier_agree_with_records():
     generator = np.random.default_rng(1)
-    probabilities, labels = generator.dirichlet(np.ones(4), 300), generator.integers(0, 4, 300)
+    probabilities = generator.dirichlet(np.ones(4), 300)
+    labels = generator.integers(0, 4, 300)
     statistics = from_batch(probabilities, labels)
     assert scores.accuracy(statistics).value == (probabilities.argmax(axis=1) == labels).mean()
     assert scores.nll(statistics).value == pytest.approx(
@@ -30,7 +31,8 @@ def test_auroc_limits():
     equal = ranking.auroc(binary([0.5] * 4, [0, 1, 0, 1]))
     assert (equal.value, equal.bounds.low, equal.bounds.high) == (0.5, 0.0, 1.0)
     # The mean is over the classes that occur.
-    probabilities, labels = [[0.6, 0.3, 0.1], [0.3, 0.6, 0.1], [0.5, 0.4, 0.1]], [0, 1, 1]
+    probabilities = [[0.6, 0.3, 0.1], [0.3, 0.6, 0.1], [0.5, 0.4, 0.1]]
+    labels = [0, 1, 1]
     assert ranking.auroc(from_batch(probabilities, labels)).value == pytest.approx(1.0)
 
 

@@ -51,11 +51,13 @@ LAWS = {
 @pytest.mark.parametrize("count", [50, 200, 624])
 @pytest.mark.parametrize("name", LAWS)
 def test_intervals_cover(name, count):
-    law, replicates = LAWS[name], 200
+    law = LAWS[name]
+    replicates = 200
     score = np.random.default_rng(0).normal(-0.5, 1.5, 300_000)
     true_intercept = brentq(lambda a: expit(a + score).mean() - law(score).mean(), -5, 5)
     fit = LogisticRegression(C=np.inf, tol=1e-10, solver="newton-cholesky")
-    both, weight = np.repeat([0, 1], score.size), np.concatenate([1 - law(score), law(score)])
+    both = np.repeat([0, 1], score.size)
+    weight = np.concatenate([1 - law(score), law(score)])
     true_slope = fit.fit(np.tile(score, 2)[:, None], both, sample_weight=weight).coef_[0, 0]
     covered = np.zeros(2)
     for seed in range(replicates):
@@ -113,11 +115,9 @@ def test_two_of_many_records_that_overlap_limit():
     statistics = merge(replace(many, class_wise=20_000 * many.class_wise), binary(overlap, [1, 0]))
     value = calibration_slope(statistics).value
 
-    p, y, n = (
-        np.append(apart, overlap),
-        np.append(apart > 0.5, [1, 0]),
-        np.append(np.full(len(apart), 20_000), [1, 1]),
-    )
+    p = np.append(apart, overlap)
+    y = np.append(apart > 0.5, [1, 0])
+    n = np.append(np.full(len(apart), 20_000), [1, 1])
     score = np.log(p / (1 - p))
     rest = n * (y - expit(score * value))  # by symmetry the intercept is 0
     assert (
@@ -133,8 +133,10 @@ def test_agrees_with_its_definition_at_every_threshold():
     curve = decision_curve(binary(p, y))
     assert [point.threshold for point in curve] == [step / 20 for step in range(1, 20)]
     for point in curve:
-        t, treated = point.threshold, p >= point.threshold
-        true, false = (treated & (y == 1)).mean(), (treated & (y == 0)).mean()
+        t = point.threshold
+        treated = p >= point.threshold
+        true = (treated & (y == 1)).mean()
+        false = (treated & (y == 0)).mean()
         assert point.model == pytest.approx(true - false * t / (1 - t), abs=1e-12)
         assert point.all == pytest.approx(y.mean() - (1 - y.mean()) * t / (1 - t), abs=1e-12)
         assert point.none == 0
@@ -144,9 +146,11 @@ def test_agrees_with_its_definition_at_every_threshold():
 @pytest.mark.parametrize("count", [50, 624])
 @pytest.mark.parametrize("mean", [-0.5, -2.5])
 def test_interval_of_the_net_benefit_covers(count, mean):
-    generator, replicates = np.random.default_rng(2), 200
+    generator = np.random.default_rng(2)
+    replicates = 200
     score = generator.normal(mean, 1.5, 400_000)
-    p, law = 1 / (1 + np.exp(-score)), 1 / (1 + np.exp(-0.3 - 0.7 * score))
+    p = 1 / (1 + np.exp(-score))
+    law = 1 / (1 + np.exp(-0.3 - 0.7 * score))
     thresholds = (0.05, 0.2, 0.5, 0.8, 0.95)
     truth = [np.mean((p >= t) * (law - (1 - law) * t / (1 - t))) for t in thresholds]
     covered = np.zeros(len(thresholds))

@@ -72,7 +72,8 @@ def test_temperature_keeps_the_top_label_and_rows_that_sum_to_one_property(seed,
 @METHODS
 def test_gradients_are_those_of_the_loss_and_zero_changes_nothing(method, classes):
     probabilities, labels = overconfident(7, classes, 2.0)
-    logs, size = log_probabilities(probabilities), parameter_count(method, classes)
+    logs = log_probabilities(probabilities)
+    size = parameter_count(method, classes)
     at = np.random.default_rng(1).normal(0, 0.5, size)
     numeric = approx_fprime(at, lambda parameters: map_loss(method, parameters, logs, labels), 1e-7)
     assert np.abs(record_gradients(method, at, logs, labels).mean(axis=0) - numeric).max() < 1e-5
@@ -145,7 +146,8 @@ def test_two_stretches_are_the_whole_descent_and_steps_fall_linearly_over_the_pl
 def test_the_gradients_of_a_unit_are_summed_before_the_clip_and_move_a_step_by_at_most_its_norm():
     # A patient with a hundred wrong records counts as one unit.
     probabilities, labels = overconfident(60, 3)
-    wrong, wrong_labels = np.tile([[1.0, 0.0, 0.0]], (100, 1)), np.ones(100, np.int64)
+    wrong = np.tile([[1.0, 0.0, 0.0]], (100, 1))
+    wrong_labels = np.ones(100, np.int64)
     one_step = plan(method="vector", clip_norm=0.5, steps=1)
     alone = descend(probabilities, labels, one_step, sigma=0.0, units=1)
     together = descend(
@@ -158,7 +160,8 @@ def test_the_gradients_of_a_unit_are_summed_before_the_clip_and_move_a_step_by_a
     )
     assert np.linalg.norm(together - alone) == pytest.approx(0.5, rel=1e-9)
     probabilities, labels = overconfident(4, 3)
-    free, units = plan(clip_norm=1e6, steps=1), np.repeat(np.arange(2), 2)
+    free = plan(clip_norm=1e6, steps=1)
+    units = np.repeat(np.arange(2), 2)
     step = descend(probabilities, labels, free, sigma=0.0, units=1, unit_index=units)
     total = record_gradients(
         "temperature", np.zeros(1), log_probabilities(probabilities), labels
@@ -168,7 +171,8 @@ def test_the_gradients_of_a_unit_are_summed_before_the_clip_and_move_a_step_by_a
 
 def test_noise_on_the_sum_has_the_stated_deviation():
     # Without records a step is pure noise: a sigma C / n.
-    none, labels = np.zeros((0, 200)), np.zeros(0, np.int64)
+    none = np.zeros((0, 200))
+    labels = np.zeros(0, np.int64)
     moved = descend(
         none, labels, plan(method="vector", steps=1, clip_norm=2.0), sigma=3.0, units=600
     )

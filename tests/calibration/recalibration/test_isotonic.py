@@ -45,7 +45,9 @@ def test_map_of_exact_counts_is_that_of_scikit_learn_golden() -> None:
 def test_violators_are_pooled_by_their_counts_golden() -> None:
     table = np.zeros((ISOTONIC_BINS, SENT_COLUMNS))
     # Shares .5, then .2 of thrice as many: pooled (5 + 6) / 40 = .275; then .9.
-    table[3], table[7], table[12] = (10, 10 * 0.23, 5), (30, 30 * 0.5, 6), (10, 10 * 0.83, 9)
+    table[3] = (10, 10 * 0.23, 5)
+    table[7] = (30, 30 * 0.5, 6)
+    table[12] = (10, 10 * 0.83, 9)
     mapping = isotonic.fit(NoisedTable(table, 0.0))
     mapped = recalibrate(np.array([[0.77, 0.23], [0.5, 0.5], [0.17, 0.83]]), mapping)[:, 1]
     np.testing.assert_allclose(mapped, [0.275, 0.275, 0.9], atol=1e-12)
@@ -101,7 +103,8 @@ def test_no_unit_moves_the_counts_further_than_the_sensitivity(classes: int) -> 
     largest = 0.0
     for m in (1, 2):
         for unit in itertools.combinations_with_replacement(records, m):
-            p, y = np.array([rows[row] for row, _ in unit]), np.array([label for _, label in unit])
+            p = np.array([rows[row] for row, _ in unit])
+            y = np.array([label for _, label in unit])
             moved = float(np.linalg.norm(isotonic.count(p, y).sums))
             assert moved <= sensitivity(m) + 1e-12
             largest = max(largest, moved / m)
@@ -128,7 +131,8 @@ def test_mapped_predictions_of_other_records_are_better_calibrated(classes: int)
 
 def test_bins_are_joined_until_noise_in_their_shares_is_small() -> None:
     table = np.zeros((ISOTONIC_BINS, SENT_COLUMNS))
-    table[:, 0], noise = 20.0, 4.0
+    table[:, 0] = 20.0
+    noise = 4.0
     table[:, 1] = 20 * (np.arange(ISOTONIC_BINS) + 0.5) / ISOTONIC_BINS
     table[:, 2] = table[:, 1]
     # k bins have 20 k records and noise 4 sqrt(k): clear from 400 k >= 1600 on, so 4, 4 and the

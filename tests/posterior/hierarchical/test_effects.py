@@ -1,10 +1,11 @@
-"""From clipped sums to effects: exact for Gaussian heads, without bias for clipped logistic ones."""
+"""From clipped sums to effects: exact for Gaussian heads, unbiased for clipped logistic ones."""
 
 import numpy as np
 import pytest
 from scipy.special import expit
 
 from fl_dpbayes.posterior.hierarchical.effects import (
+    ClippedScore,
     Means,
     clipped_score,
     log_odds_means,
@@ -15,8 +16,11 @@ from tests.posterior.hierarchical.test_levels import LEVEL, covered, within
 
 
 def test_gaussian_effects_do_not_depend_on_the_states_and_have_the_stated_variance() -> None:
-    generator, hospitals, precision = np.random.default_rng(0), 4000, 0.7
-    units, noise = generator.uniform(20, 300, hospitals), generator.uniform(1, 20, hospitals)
+    generator = np.random.default_rng(0)
+    hospitals = 4000
+    precision = 0.7
+    units = generator.uniform(20, 300, hospitals)
+    noise = generator.uniform(1, 20, hospitals)
     effects = 0.3 * generator.normal(size=hospitals)
     averages = effects + generator.normal(size=hospitals) / np.sqrt(units * precision)
     drawn = noise * generator.normal(size=hospitals)
@@ -24,7 +28,8 @@ def test_gaussian_effects_do_not_depend_on_the_states_and_have_the_stated_varian
     def found(states: np.ndarray):
         gradients = units * precision * (states - averages) + drawn
         means = Means(units, gradients[:, None], states[:, None], noise)
-        estimates, variances = site_effects(means, (np.zeros(1), *np.full((2, 1, 1), precision)))
+        score = ClippedScore(np.zeros(1), *np.full((2, 1, 1), precision))
+        estimates, variances = site_effects(means, score)
         return estimates + states.mean(), variances
 
     estimates, variances = found(np.zeros(hospitals))
@@ -39,7 +44,7 @@ def test_gaussian_effects_do_not_depend_on_the_states_and_have_the_stated_varian
 def clipped_sums(
     generator: np.random.Generator, effects: np.ndarray, clip: float, state: np.ndarray, units: int
 ):
-    """Mean clipped score of each hospital over patients of its own, at a state that is not its own."""
+    """Sum clipped scores of each hospital's own patients, at a state that is not its own."""
     found = []
     for effect in effects:
         x = np.column_stack([np.ones(units), generator.normal(size=(units, len(state) - 1))])
@@ -55,13 +60,11 @@ def clipped_sums(
 def test_logistic_effects_are_unbiased_under_clipping_and_noise_and_have_the_stated_variance() -> (
     None
 ):
-    generator, state, clip, units, sigma = (
-        np.random.default_rng(2),
-        np.array([0.8, 0.6, -0.4, 0.3]),
-        0.8,
-        200,
-        5.0,
-    )
+    generator = np.random.default_rng(2)
+    state = np.array([0.8, 0.6, -0.4, 0.3])
+    clip = 0.8
+    units = 200
+    sigma = 5.0
     effects = 0.3 * generator.normal(size=800)
     sums = clipped_sums(generator, effects, clip, state, units) + sigma * generator.normal(
         size=(800, 4)
@@ -82,8 +85,11 @@ def test_logistic_effects_are_unbiased_under_clipping_and_noise_and_have_the_sta
 
 def test_the_log_odds_of_a_softmax_model_are_the_difference_of_its_rows() -> None:
     generator = np.random.default_rng(3)
-    weight, bias = generator.normal(size=(2, 3)), generator.normal(size=2)
-    x, y, clip = generator.normal(size=(50, 3)), generator.integers(0, 2, 50), 0.9
+    weight = generator.normal(size=(2, 3))
+    bias = generator.normal(size=2)
+    x = generator.normal(size=(50, 3))
+    y = generator.integers(0, 2, 50)
+    clip = 0.9
     logits = x @ weight.T + bias
     residual = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True) - np.eye(2)[y]
     rows = np.concatenate([np.einsum("nc,nd->ncd", residual, x).reshape(50, -1), residual], axis=1)

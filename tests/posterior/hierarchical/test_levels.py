@@ -1,4 +1,4 @@
-"""The posterior over hospitals against what is known exactly: its own prior, limits, closed forms."""
+"""The posterior over hospitals against exact values: its own prior, limits, closed forms."""
 
 import numpy as np
 import pytest
@@ -45,9 +45,11 @@ def test_intervals_cover_exactly_under_the_prior_and_at_a_given_spread(
     hospitals: int, tau: float | None
 ) -> None:
     # On a grid as coarse as the posterior is wide, those of 400 hospitals cover .83.
-    generator, hits = np.random.default_rng(hospitals), {"tau": [], "own": [], "new": []}
+    generator = np.random.default_rng(hospitals)
+    hits = {"tau": [], "own": [], "new": []}
     for _ in range(300 if tau else 500):
-        true, variances = tau or generator.uniform(0, 1), unequal(generator, hospitals)
+        true = tau or generator.uniform(0, 1)
+        variances = unequal(generator, hospitals)
         estimates, truth = draw(generator, variances, true)
         found = HospitalPosterior(estimates, variances, None, 3.0 if tau else 1.0)
         spread = found.spreads[0]
@@ -84,8 +86,10 @@ def test_one_hospital_leaves_the_prior_of_the_spread_and_two_cannot_tell_it_eith
 
 
 def test_two_levels_are_the_conjugate_posterior_mixed_over_both_spreads() -> None:
-    generator, groups = np.random.default_rng(4), np.array([0, 0, 0, 1, 1, 2])
-    u, v = generator.normal(size=6), generator.uniform(0.1, 1, 6)
+    generator = np.random.default_rng(4)
+    groups = np.array([0, 0, 0, 1, 1, 2])
+    u = generator.normal(size=6)
+    v = generator.uniform(0.1, 1, 6)
     found = HospitalPosterior(u, v, groups, 2.0)
     own, above = np.meshgrid(*(np.linspace(0.005, 1.995, 200),) * 2, indexing="ij")
     same = np.equal.outer(groups, groups)
@@ -104,7 +108,7 @@ def test_two_levels_are_the_conjugate_posterior_mixed_over_both_spreads() -> Non
     )
 
     def check(effect, covariance: np.ndarray, variance: np.ndarray) -> None:
-        """Compare with theta whose covariance with u - m is known, (200, 200, 6), and its variance about m."""
+        """Compare with theta of this covariance with u - m, (200, 200, 6), and variance about m."""
         gain = np.einsum("abi,abij->abj", covariance, inverse)
         means = m + gain @ u - gain.sum(axis=2) * m
         spread = variance - (gain * covariance).sum(axis=2) + (1 - gain.sum(axis=2)) ** 2 / total

@@ -21,18 +21,22 @@ from fl_dpbayes.predict.update import residual_sum
 from tests.asking import refused
 from tests.posterior.hierarchical.test_levels import LEVEL, covered, within
 
-WEIGHTS, MEANS, VARIANCES = np.array([1.0, 2.0]), np.array([-0.2, 0.1]), np.array([0.36, 0.04])
+WEIGHTS = np.array([1.0, 2.0])
+MEANS = np.array([-0.2, 0.1])
+VARIANCES = np.array([0.36, 0.04])
 PRIOR = mixed(WEIGHTS, MEANS, VARIANCES)
 
 
 def test_at_home_it_is_the_exact_posterior() -> None:
-    log_odds, labels = np.array([0.3, -1.0, 0.8, 0.1]), np.array([1, 0, 1, 1])
+    log_odds = np.array([0.3, -1.0, 0.8, 0.1])
+    labels = np.array([1, 0, 1, 1])
     places = np.linspace(-6, 6, 100_001)
     prior = np.exp(-np.square(places[:, None] - MEANS) / VARIANCES / 2) @ (
         WEIGHTS / np.sqrt(VARIANCES)
     )
     density = prior * np.prod(expit(np.where(labels, 1, -1) * (log_odds + places[:, None])), axis=1)
-    found, mean = PRIOR.given_labels(log_odds, labels), np.average(places, weights=density)
+    found = PRIOR.given_labels(log_odds, labels)
+    mean = np.average(places, weights=density)
     assert np.isclose(found.mean, mean, atol=1e-4)
     assert np.isclose(
         found.sd, np.sqrt(np.average((places - mean) ** 2, weights=density)), rtol=1e-3
@@ -40,7 +44,9 @@ def test_at_home_it_is_the_exact_posterior() -> None:
 
 
 def test_one_unit_moves_the_residual_sum_by_one_at_most() -> None:
-    log_odds, labels, units = np.array([-8.0, -8.0, 8.0]), np.array([1, 1, 0]), np.array([0, 0, 1])
+    log_odds = np.array([-8.0, -8.0, 8.0])
+    labels = np.array([1, 1, 0])
+    units = np.array([0, 0, 1])
     assert np.isclose(residual_sum(log_odds, labels, units).sums, 1 - 1, atol=1e-3)
     assert np.isclose(residual_sum(log_odds[:2], labels[:2], units[:2]).sums, 1, atol=1e-3)
     assert np.isclose(residual_sum(log_odds, np.array([1, 0, 0]), units).sums, 1 / 2 - 1, atol=1e-3)
@@ -48,7 +54,8 @@ def test_one_unit_moves_the_residual_sum_by_one_at_most() -> None:
 
 def test_a_value_that_overflows_stays_a_number() -> None:
     features = StandardFeatures(centers=(0.0,), scales=(0.01,), source="made up here")
-    model, task = LogisticModel(features=features), Task(input_shape=(1,), classes=2)
+    model = LogisticModel(features=features)
+    task = Task(input_shape=(1,), classes=2)
     stored: Any = SimpleNamespace(metadata=SimpleNamespace(model=model, task=task))
     scenario: Any = SimpleNamespace(data=SimpleNamespace(source=None))
     run = FinishedRun(folder=Path("run"), scenario=scenario, stored=stored)
@@ -58,7 +65,9 @@ def test_a_value_that_overflows_stays_a_number() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("noise", [0.0, 6.0])
 def test_intervals_after_an_update_cover_hospitals_of_the_population(noise: float) -> None:
-    generator, hits, narrower = np.random.default_rng(0), [], []
+    generator = np.random.default_rng(0)
+    hits = []
+    narrower = []
     public = generator.normal(0.5, 0.8, 300)
     for _ in range(250):
         which = int(generator.random() < 2 / 3)
@@ -88,7 +97,8 @@ EXTREMES = st.sampled_from(
 def test_a_unit_moves_the_residual_sum_by_one_at_most_whatever_the_run_holds(slopes, rows) -> None:
     with np.errstate(all="ignore"):
         log_odds = rows @ slopes
-    labels, units = np.arange(5) % 2, np.array([0, 0, 1, 2, 2])
+    labels = np.arange(5) % 2
+    units = np.array([0, 0, 1, 2, 2])
     whole = residual_sum(log_odds, labels, units)
     assert np.isfinite(whole.sums).all()
     for unit in range(3):
@@ -102,7 +112,8 @@ def test_what_noise_cannot_hide_of_one_patient_more() -> None:
     # Such states of a run folder that the last patient's log odds are the difference of two
     # infinities.
     log_odds = np.append(np.zeros(299), np.nan)
-    labels, units = np.ones(300, int), np.arange(300)
+    labels = np.ones(300, int)
+    units = np.arange(300)
     fewer, more = (
         residual_sum(log_odds[:count], labels[:count], units[:count]).sums for count in (299, 300)
     )

@@ -1,4 +1,7 @@
-"""What holds for every rule: sites without records give the prior, one site is the identity, order does not matter."""
+"""What holds for every rule.
+
+Sites without records give the prior, one site is the identity, order does not matter.
+"""
 
 import numpy as np
 import pytest
@@ -10,7 +13,10 @@ from fl_dpbayes.posterior.rules.fedpa import server_step
 from fl_dpbayes.posterior.samples import PosteriorSamples
 from tests.analytic_targets import as_samples, combined, exact_samples
 
-SCALE, DIMENSION, SITES, MANY = 1.5, 3, "abcd", 20_000
+SCALE = 1.5
+DIMENSION = 3
+SITES = "abcd"
+MANY = 20_000
 EQUAL = dict.fromkeys(SITES, 1.0)
 # Rule -> share of the prior that each of K sites targets.
 WIDE = {
@@ -56,7 +62,7 @@ def moments_of(aggregate: Aggregate) -> tuple[np.ndarray, np.ndarray]:
 
 
 def samples_of(names: str, moments, count: int = 400):
-    """One set of samples with exactly these moments for each site, so that none is the other's copy."""
+    """Make samples with exactly these moments for each site, none a copy of another's."""
     return {site: exact_samples(moments, count, seed=seed) for seed, site in enumerate(names)}
 
 
@@ -157,7 +163,8 @@ def test_average_of_langevin_chains_of_one_site_is_that_chain_and_order_does_not
 
 
 def test_temperature_of_averaged_chains_golden() -> None:
-    heat, units = {"a": 2.0, "b": 6.0}, {"a": 30, "b": 10}
+    heat = {"a": 2.0, "b": 6.0}
+    units = {"a": 30, "b": 10}
     assert averaged_temperature(heat, {"a": 3.0, "b": 1.0}, units) == pytest.approx(3.0)
     # N (w_a^2 T_a / n_a + w_b^2 T_b / n_b) = 40 (2 / 30 + 6 / 10) / 4
     assert averaged_temperature(heat, {"a": 1.0, "b": 1.0}, units) == pytest.approx(20 / 3)

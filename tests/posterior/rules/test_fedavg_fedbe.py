@@ -19,7 +19,8 @@ def test_fedavg_is_the_weighted_mean_of_means(linear_gaussian, samples):
 
 
 def test_fedbe_holds_sites_average_and_draws_of_the_scatter(samples):
-    count, spread = 100_000, 0.5
+    count = 100_000
+    spread = 0.5
     ensemble = combined("fedbe", samples, weights=WEIGHTS, draws=count, spread=spread)
     members = ensemble.samples.arrays["w"].astype(np.float64)
     means = np.stack([samples[s].arrays["w"].mean(axis=0) for s in "abcd"])

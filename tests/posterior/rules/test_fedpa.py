@@ -31,7 +31,8 @@ def equal(count):
 )
 def test_woodbury_equals_dense_solve_property(seed, dimension, count, shrinkage, scale):
     generator = np.random.default_rng(seed)
-    start, draws = generator.normal(size=dimension), generator.normal(size=(count, dimension))
+    start = generator.normal(size=dimension)
+    draws = generator.normal(size=(count, dimension))
     found = site_delta(start, draws, equal(count), shrinkage=shrinkage, prior_scale=scale)
     size = max(1.0, np.abs(found).max())
     np.testing.assert_allclose(
@@ -41,7 +42,8 @@ def test_woodbury_equals_dense_solve_property(seed, dimension, count, shrinkage,
 
 def test_repeated_draws_weigh_like_weights():
     generator = np.random.default_rng(2)
-    start, draws = generator.normal(size=3), generator.normal(size=(4, 3))
+    start = generator.normal(size=3)
+    draws = generator.normal(size=(4, 3))
     weights = np.array([0.1, 0.2, 0.3, 0.4])
     size = 1 / (weights**2).sum()
     mixing = 1 / (1 + (size - 1) * 0.7)
@@ -77,7 +79,8 @@ def test_fixed_point_is_the_posterior_mean(linear_gaussian, convention):
         s: exact_samples(linear_gaussian.moments(s, *asked[s]), 8) for s in linear_gaussian.sites
     }
     weights = dict.fromkeys(total, 1.0) if convention == "A" else shares
-    exact, scale = linear_gaussian.posterior[0], linear_gaussian.prior_scale
+    exact = linear_gaussian.posterior[0]
+    scale = linear_gaussian.prior_scale
     covariances = {s: np.cov(p.arrays["w"].T) for s, p in samples.items()}
     means = {s: p.arrays["w"].mean(axis=0) for s, p in samples.items()}
 
@@ -114,11 +117,9 @@ def test_steps_converge_to_the_fixed_point(linear_gaussian):
         for s in linear_gaussian.sites
     }
     cold = {s: exact_samples(linear_gaussian.moments(s, 0.25), 8) for s in linear_gaussian.sites}
-    weights, state, scale = (
-        dict.fromkeys(samples, 1.0),
-        {"w": np.zeros(3)},
-        linear_gaussian.prior_scale,
-    )
+    weights = dict.fromkeys(samples, 1.0)
+    state = {"w": np.zeros(3)}
+    scale = linear_gaussian.prior_scale
     for _ in range(400):
         state, _ = server_step(
             state, samples, weights, shrinkage=1.0, prior_scale=scale, learning_rate=0.2

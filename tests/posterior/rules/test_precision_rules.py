@@ -1,4 +1,4 @@
-"""Rules that weigh sites by precision: the product of Gaussians and Consensus Monte Carlo, against exact posteriors."""
+"""Rules that weigh sites by precision, against exact posteriors."""
 
 import numpy as np
 import pytest
@@ -42,7 +42,8 @@ def test_closed_form_is_the_exact_posterior_and_the_diagonal_one_on_a_diagonal_p
 @pytest.mark.parametrize("share", [1 / 4, 1.0])
 def test_sites_that_drop_out_leave_the_posterior_of_the_others(linear_gaussian, share):
     # The share 1/4 was promised to four sites and three answered: the prior still counts once.
-    present, scale = linear_gaussian.sites[:3], linear_gaussian.prior_scale
+    present = linear_gaussian.sites[:3]
+    scale = linear_gaussian.prior_scale
     factors = [linear_gaussian.natural(site, share) for site in present]
     precision = np.eye(3) / scale**2 + sum(linear_gaussian.information[site] for site in present)
     np.testing.assert_allclose(
@@ -56,8 +57,10 @@ def test_sites_that_drop_out_leave_the_posterior_of_the_others(linear_gaussian, 
 )
 def test_samples_give_the_exact_posterior(linear_gaussian, orthogonal, form, rule, settings):
     problem = linear_gaussian if form == "full" else orthogonal
-    share, generator = 1.0 if settings.get("prior") == "divided" else 0.25, np.random.default_rng(2)
-    means, covariances = [], []
+    share = 1.0 if settings.get("prior") == "divided" else 0.25
+    generator = np.random.default_rng(2)
+    means = []
+    covariances = []
     for _ in range(40):
         samples = {
             s: random_samples(problem.moments(s, share), 600, generator) for s in problem.sites
@@ -154,7 +157,7 @@ def test_parameters_that_hardly_vary_are_refused_by_name():
 
 
 def two_sites(apart, *, parameters, draws, seed):
-    """Standard normal posteriors whose means differ by `apart` standard deviations in every parameter."""
+    """Make standard normal posteriors whose means differ by `apart` in each parameter."""
     generator = np.random.default_rng(seed)
     means = {"a": -apart / 2, "b": apart / 2}
     return {
@@ -175,7 +178,11 @@ def test_conflicting_sites_are_warned_of_and_agreeing_ones_are_not(rule):
 
 @pytest.mark.parametrize("form", ["full", "diagonal"])
 def test_error_of_the_mean_is_foretold_over_many_seeds(form):
-    parameters, draws, apart, errors, foretold = 6, 60, 12.0, [], []
+    parameters = 6
+    draws = 60
+    apart = 12.0
+    errors = []
+    foretold = []
     for seed in range(400):
         given = two_sites(apart, parameters=parameters, draws=draws, seed=seed)
         factors = [ESTIMATES[form](chain)[0] for chain in chains(given)]
