@@ -1,18 +1,18 @@
-"""A site's side of a message: what is read of a request, what a reply is made of, and which code a failure has."""
+"""A site's side of a message: reading a request, building a reply, and the code of a failure."""
 
 import logging
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 import numpy.typing as npt
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
-from fl_dpbayes.config import Model, NotInstalledError, Task, outside_text
+from fl_dpbayes.config import NotInstalledError, outside_text
 from fl_dpbayes.data import DataChangedError, DataUncheckedError
 from fl_dpbayes.errors import UserError
 from fl_dpbayes.files import AuditLogError, Config
-from fl_dpbayes.models import RowsDependError, Shapes, model_shapes
+from fl_dpbayes.models import RowsDependError, Shapes
 from fl_dpbayes.privacy import CohortChangedError, LedgerPlaceError
 from fl_dpbayes.privacy.ledger.ledger import LedgerError
 from fl_dpbayes.protocol import (
@@ -60,15 +60,34 @@ class RefusedError(Exception):
         super().__init__(f"{self.refusal.describe()}{': ' if detail else ''}{detail}")
 
 
+class Charge(TypedDict, total=False):
+    """What the audit log says of an answer's cost, in the log's own words.
+
+    Attributes:
+        evaluation: Number of evaluations so far, where this one was counted.
+        part: Part of the site's records that paid.
+        steps: Steps that were paid for; 0 of a reply that was sent again.
+        epsilon_so_far: What the part has spent by then; None is infinite.
+    """
+
+    evaluation: int
+    part: str
+    steps: int
+    epsilon_so_far: float | None
+
+
 class ChargedError(Exception):
     """Work that failed after its steps were paid for.
 
-    Its cause is what happened, `charge` what the audit log says.
+    Attributes:
+        charge: What the audit log says of the cost.
+        failure: What happened.
     """
 
-    def __init__(self, charge: dict[str, Any]) -> None:
+    def __init__(self, charge: Charge, failure: Exception) -> None:
         super().__init__("work failed that was paid for")
         self.charge = charge
+        self.failure = failure
 
 
 def refusal_of(error: BaseException, noted: dict[str, Any]) -> Refusal:
@@ -78,7 +97,7 @@ def refusal_of(error: BaseException, noted: dict[str, Any]) -> Refusal:
     """
     if isinstance(error, ChargedError):
         noted["charge"] = error.charge
-        error = error.__cause__ or error
+        error = error.failure
     if isinstance(error, RefusedError):
         logger.info("refused: %s", error)
         return error.refusal
@@ -136,22 +155,26 @@ def read_start(request: TrainRequest, message: Message, shapes: Shapes) -> Array
 
 def read_predictors(
     message: Message,
-    model: Model,
-    task: Task,
+    shapes: Shapes,
     predictors: Mapping[PredictorName, Weights],
     digest: str,
 ) -> Arrays:
     """Read all posterior samples `<predictor>/<name>`, (M, *shape).
 
-    BAD_REQUEST if names, shapes or digest differ.
+    Args:
+        message: The request that carries them.
+        shapes: Shapes of the model's parameters, by name.
+        predictors: Weights of the M samples of each predictor.
+        digest: Digest of the arrays, as the request's header states it.
+
+    Raises:
+        RefusedError: BAD_REQUEST if names, shapes or digest differ.
     """
-    parameter_shapes = model_shapes(model, task)
-    shapes: dict[str, tuple[int, ...]] = {}
+    expected: dict[str, tuple[int, ...]] = {}
     for predictor, weights in predictors.items():
-        shapes |= prefixed(
-            predictor, {name: (len(weights), *shape) for name, shape in parameter_shapes.items()}
-        )
-    arrays = _read_arrays(message, shapes)
+        samples = {name: (len(weights), *shape) for name, shape in shapes.items()}
+        expected |= prefixed(predictor, samples)
+    arrays = _read_arrays(message, expected)
     if arrays_digest(arrays) != digest:
         raise RefusedError(RefusalCode.BAD_REQUEST, "arrays")
     return arrays

@@ -219,7 +219,8 @@ class Sites:
         )
         requests = strategy.configure_train(1, start, ConfigRecord(), self.grid)
         strategy.aggregate_train(1, replies_to(requests, answer))
-        outcome, posterior = record.outcomes[HOSTILE], strategy.posterior()
+        history = record.histories[HOSTILE]
+        posterior = strategy.posterior()
         self.predictors = self.predictors or (strategy.last().thinned(100), posterior.thinned(100))
         path = folder / "posterior.safetensors"
         save_posterior(
@@ -236,7 +237,8 @@ class Sites:
             ("checkpoint.safetensors", 2**22),
         ):
             assert (folder / name).stat().st_size < most
-        return path.read_bytes(), "" if outcome.used else "".join(outcome.said.values())
+        said = "" if history.used_replies else "".join(history.details.values())
+        return path.read_bytes(), said
 
     def recalibrate(self, answer, record: RunRecord):
         federation = replace(self.fixed, run_folder=record.run_folder)

@@ -58,7 +58,7 @@ def test_posterior_of_one_sample_is_called_a_point_estimate(federation) -> None:
 @pytest.fixture
 def any_distance(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let replies pass that lie farther from their start than chains get: reordered units at short steps do."""
-    monkeypatch.setattr("server.strategies.rounds.check_displacement", lambda *_: None)
+    monkeypatch.setattr("server.strategies.rounds.check_displacement", lambda *_, **__: None)
 
 
 def reorder_hidden_units(run) -> None:
