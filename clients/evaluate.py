@@ -13,7 +13,7 @@ import numpy.typing as npt
 from clients.messages import Charge, RefusedError, read_predictors
 from clients.model_inputs import capped_units, model_inputs
 from clients.own_site import compute_device, site_streams
-from clients.pay import Answer, SentArrays, WorkResult, pay, requested_spending
+from clients.pay import Answer, SentArrays, WorkResult, pay
 from clients.received_request import ReceivedRequest
 from clients.stated_passes import stated_passes
 from clients.subgroups import declared_groups, measured_groups
@@ -33,7 +33,7 @@ from fl_dpbayes.config import SiteFile
 from fl_dpbayes.data import Site, SiteSplit, is_delta_allowed, ledger_place, load_site, open_ledger
 from fl_dpbayes.models import build_model
 from fl_dpbayes.posterior import predict
-from fl_dpbayes.privacy import GaussianEvent, Ledger, Refused, Reserved
+from fl_dpbayes.privacy import GaussianEvent, Ledger, Refused, Reserved, Spending
 from fl_dpbayes.protocol import (
     PRIOR_CORRECTED,
     RECALIBRATED,
@@ -151,11 +151,16 @@ def _release_noised(
     noise_multiplier = _allowed_noise(site_file, request)
     counted = _count_evaluation(received, site)
     tables = len(request.measured)
-    spending = requested_spending(
-        received,
+    spending = Spending(
         part="test",
+        run=request.run,
+        round=request.round,
         purpose=f"evaluate {request.round}",
+        request_digest=received.digest,
+        # An evaluation is the whole of its own plan.
+        plan_digest=received.digest,
         plan=(GaussianEvent(noise_multiplier, 1.0, tables),),
+        first_step=0,
         steps=tables,
     )
 

@@ -50,14 +50,17 @@ logger = logging.getLogger("fl_dpbayes.site")
 
 
 class RefusedError(Exception):
-    """Ends the handling of a message with a `refusal`, all that the server learns.
+    """Ends the handling of a message.
 
-    `detail` is for the site's log.
+    Attributes:
+        refusal: A code and the name of a field, which is all that the server learns.
     """
 
     def __init__(self, code: RefusalCode, field: str = "", detail: str = "") -> None:
+        """Refuse by a code and the name of a field; the detail is for the site's own log."""
         self.refusal = Refusal(code=code, field=outside_text(field))
-        super().__init__(f"{self.refusal.describe()}{': ' if detail else ''}{detail}")
+        text = self.refusal.describe()
+        super().__init__(f"{text}: {detail}" if detail else text)
 
 
 class Charge(TypedDict, total=False):
@@ -91,9 +94,11 @@ class ChargedError(Exception):
 
 
 def refusal_of(error: BaseException, noted: dict[str, Any]) -> Refusal:
-    """Find what the server learns of a failure.
+    """Return what the server learns of a failure; its details go to the site's own log.
 
-    Its details go to the site's own log, a charge to `noted`.
+    Args:
+        error: What went wrong.
+        noted: What the audit log says of the message; gets a charge, if there is one.
     """
     if isinstance(error, ChargedError):
         noted["charge"] = error.charge
@@ -101,50 +106,55 @@ def refusal_of(error: BaseException, noted: dict[str, Any]) -> Refusal:
     if isinstance(error, RefusedError):
         logger.info("refused: %s", error)
         return error.refusal
-    for kind, code in CODES.items():
-        if isinstance(error, kind):
-            logger.error("%s%s", "ledger: " if kind is LedgerError else "", error)
+    for error_type, code in CODES.items():
+        if isinstance(error, error_type):
+            logger.error("%s%s", "ledger: " if error_type is LedgerError else "", error)
             return Refusal(code=code)
     logger.error("a handler failed", exc_info=error)
-    return Refusal(
-        code=RefusalCode.INSTALLATION_BROKEN
-        if isinstance(error, ImportError)
-        else RefusalCode.INTERNAL
-    )
+    if isinstance(error, ImportError):
+        return Refusal(code=RefusalCode.INSTALLATION_BROKEN)
+    return Refusal(code=RefusalCode.INTERNAL)
 
 
-def read_request(message: Message, kind: type[MessageT]) -> MessageT:
+def read_request(message: Message, request_type: type[MessageT]) -> MessageT:
     """Read and validate the header of a request.
 
-    RefusedError BAD_REQUEST with the first bad field.
+    Raises:
+        RefusedError: BAD_REQUEST with the first bad field.
     """
     config = message.content.config_records.get("config", ConfigRecord())
     try:
-        return read_header(kind, config.get("record"))
+        return read_header(request_type, config.get("record"))
     except ValueError as error:
-        raise RefusedError(RefusalCode.BAD_REQUEST, str(error).split(":", maxsplit=1)[0]) from None
+        field = str(error).split(":", maxsplit=1)[0]
+        raise RefusedError(RefusalCode.BAD_REQUEST, field) from None
 
 
 def _read_arrays(
     message: Message, shapes: dict[str, tuple[int, ...]]
 ) -> dict[str, npt.NDArray[np.float32]]:
-    """Decode exactly the float32 arrays of these names and shapes.
-
-    RefusedError BAD_REQUEST at a difference.
-    """
+    """Decode exactly the float32 arrays of these names and shapes, or raise RefusedError."""
     record = message.content.array_records.get("arrays", ArrayRecord())
+    expected = {name: (shape, np.dtype(np.float32)) for name, shape in shapes.items()}
     try:
-        return read_sent_arrays(
-            record, {name: (shape, np.dtype(np.float32)) for name, shape in shapes.items()}
-        )
+        return read_sent_arrays(record, expected)
     except ValueError:
         raise RefusedError(RefusalCode.BAD_REQUEST, "arrays") from None
 
 
 def read_start(request: TrainRequest, message: Message, shapes: Shapes) -> Arrays:
-    """Return a training request's start state `<vector>/<name>`.
+    """Read a training request's start state.
 
-    RefusedError BAD_REQUEST with the bad field.
+    Args:
+        request: The request's header.
+        message: The request.
+        shapes: Shapes of the model's parameters, by name.
+
+    Returns:
+        The state, `<vector>/<name>`.
+
+    Raises:
+        RefusedError: BAD_REQUEST with the bad field.
     """
     arrays = _read_arrays(message, prefixed("start", request.plan.sampler.state_shapes(shapes)))
     start = without_prefix("start", arrays)

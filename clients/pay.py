@@ -13,9 +13,8 @@ from clients.received_request import ReceivedRequest, RequestT
 from clients.stated_passes import stated_passes
 from fl_dpbayes.config import SiteFile
 from fl_dpbayes.data import Site
-from fl_dpbayes.files import Config, digest
+from fl_dpbayes.files import Config
 from fl_dpbayes.privacy import (
-    History,
     Ledger,
     Part,
     Refused,
@@ -60,38 +59,6 @@ class WorkResult:
 
     fields: Mapping[str, object]
     arrays: SentArrays
-
-
-def requested_spending(
-    received: ReceivedRequest[RequestT], part: Part, purpose: str, plan: History, steps: int
-) -> Spending:
-    """Return what a request asks to spend: so many steps of a plan.
-
-    Args:
-        received: The request. An evaluation is the whole of its own plan.
-        part: Part of the records that pays.
-        purpose: What the part is used for; a run has one plan for each purpose.
-        plan: Events of the whole run, in the order of the steps.
-        steps: Number of steps, above zero.
-    """
-    request = received.request
-    if isinstance(request, EvaluateRequest):
-        plan_digest = received.digest
-        first_step = 0
-    else:
-        plan_digest = digest(request.plan)
-        first_step = request.first_step
-    return Spending(
-        part=part,
-        run=request.run,
-        round=request.round,
-        purpose=purpose,
-        request_digest=received.digest,
-        plan_digest=plan_digest,
-        plan=plan,
-        first_step=first_step,
-        steps=steps,
-    )
 
 
 def pay(

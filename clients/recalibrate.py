@@ -6,16 +6,17 @@ import numpy.typing as npt
 from clients.messages import RefusedError, read_predictors
 from clients.model_inputs import capped_units, model_inputs
 from clients.own_site import compute_device, site_streams
-from clients.pay import Answer, WorkResult, pay, requested_spending
+from clients.pay import Answer, WorkResult, pay
 from clients.policy import check_recalibration_policy
 from clients.received_request import ReceivedRequest
 from fl_dpbayes.calibration import Stretch, method_code, noised, private_fit, share_bound
 from fl_dpbayes.config import AnyRecalibrationPlan, CountingPlan, RecalibrationPlan, SiteFile
 from fl_dpbayes.data import SiteSplit, load_site, open_ledger
 from fl_dpbayes.errors import UserError
+from fl_dpbayes.files import digest
 from fl_dpbayes.models import build_model
 from fl_dpbayes.posterior import predict
-from fl_dpbayes.privacy import GaussianEvent, Part, Reserved, solve_multiplier
+from fl_dpbayes.privacy import GaussianEvent, Part, Reserved, Spending, solve_multiplier
 from fl_dpbayes.protocol import (
     Arrays,
     PredictorName,
@@ -95,8 +96,16 @@ def recalibrate_posterior(received: ReceivedRequest[RecalibrateRequest]) -> Answ
             )
             return WorkResult(fields={"parameters": tuple(map(float, parameters))}, arrays={})
 
-        spending = requested_spending(
-            received, part=PART, purpose=PURPOSE, plan=history, steps=request.steps
+        spending = Spending(
+            part=PART,
+            run=request.run,
+            round=request.round,
+            purpose=PURPOSE,
+            request_digest=received.digest,
+            plan_digest=digest(plan),
+            plan=history,
+            first_step=request.first_step,
+            steps=request.steps,
         )
         return pay(
             ledger=ledger,

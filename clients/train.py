@@ -11,7 +11,7 @@ from torch import nn
 from clients.messages import RefusedError, read_start
 from clients.model_inputs import model_inputs
 from clients.own_site import compute_device, site_streams
-from clients.pay import Answer, WorkResult, pay, requested_spending
+from clients.pay import Answer, WorkResult, pay
 from clients.policy import check_training_policy
 from clients.received_request import ReceivedRequest
 from fl_dpbayes.config import SiteFile
@@ -23,6 +23,7 @@ from fl_dpbayes.privacy import (
     History,
     Ledger,
     Reserved,
+    Spending,
     chain_of_history,
     history_of_steps,
     joined,
@@ -67,14 +68,15 @@ def train_chain(received: ReceivedRequest[TrainRequest]) -> Answer:
     request = received.request
     site_file = received.site_file
     check_training_policy(site_file, request, received.shapes)
-    start = read_start(request, received.message, received.shapes)
+    start = read_start(request=request, message=received.message, shapes=received.shapes)
     site = load_site(site_file)
     if site.train is None or site.task != request.task:
         raise RefusedError(RefusalCode.BAD_REQUEST, "task")
     part = model_inputs(site_file, request.model, site.train)
     records = TrainingRecords(part.features, part.labels, part.unit_index)
     with open_ledger(site_file, site, received.audit_line) as ledger:
-        history = _planned_history(ledger, site, request)
+        plan_digest = digest(request.plan)
+        history = _planned_history(ledger, site, request, plan_digest)
         available = _available_steps(ledger, request, history)
 
         def work(reserved: Reserved) -> WorkResult:
@@ -87,8 +89,16 @@ def train_chain(received: ReceivedRequest[TrainRequest]) -> Answer:
             )
             return WorkResult(fields={}, arrays=arrays)
 
-        spending = requested_spending(
-            received, part="train", purpose=PURPOSE, plan=history, steps=available
+        spending = Spending(
+            part="train",
+            run=request.run,
+            round=request.round,
+            purpose=PURPOSE,
+            request_digest=received.digest,
+            plan_digest=plan_digest,
+            plan=history,
+            first_step=request.first_step,
+            steps=available,
         )
         return pay(
             ledger=ledger,
@@ -100,11 +110,13 @@ def train_chain(received: ReceivedRequest[TrainRequest]) -> Answer:
         )
 
 
-def _planned_history(ledger: Ledger, site: Site, request: TrainRequest) -> History:
+def _planned_history(
+    ledger: Ledger, site: Site, request: TrainRequest, plan_digest: str
+) -> History:
     """Return the events of the whole plan: those of the run's first request, or newly solved."""
     stored = ledger.planned("train", request.run, PURPOSE)
     if stored is not None:
-        if stored.digest != digest(request.plan):
+        if stored.digest != plan_digest:
             raise RefusedError(RefusalCode.PLAN_CHANGED, "plan")
         return stored.history
     privacy = request.plan.privacy

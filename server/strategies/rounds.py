@@ -94,6 +94,7 @@ class TrainingRounds(Strategy):
         self.participation = Participation(federation.scenario.resources.silent_rounds)
         self.heads = LedgerHeads(federation.heads_file)
         self.done_rounds = 0
+        self._scenario_digest = digest(federation.scenario)
         self._journaled = JournaledSites()
 
     # What a rule may do otherwise.
@@ -374,7 +375,7 @@ class TrainingRounds(Strategy):
         sites = self._journaled.new_entries(federation.roster, self.heads.seen)
         entries = [*self.bank.new_entries(), *self.record.new_entries(), *sites]
         checkpoint = Checkpoint(
-            scenario=digest(federation.scenario),
+            scenario=self._scenario_digest,
             run=federation.run,
             round=round_number,
             planned_sites=federation.planned_sites,
