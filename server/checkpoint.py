@@ -106,7 +106,7 @@ class JournaledSites:
         return [entry] if entry else []
 
     def roster_of(
-        self, answered: Roster, min_sites: int | None, finished: Collection[str] = ()
+        self, present: Roster, min_sites: int | None, finished: Collection[str] = ()
     ) -> Roster:
         """Return the run's roster at the nodes that answered when it was taken up again.
 
@@ -114,7 +114,7 @@ class JournaledSites:
         any later round. Who was left out stays out, and who is new may join before the next round.
 
         Args:
-            answered: The nodes that answered.
+            present: The nodes that answered.
             min_sites: As the scenario gives it (`least_sites`).
             finished: Sites that have no steps left.
 
@@ -122,9 +122,9 @@ class JournaledSites:
             UserError: Fewer training sites of the run are there than a round needs, or one declares
                 something else.
         """
-        answered_by_name = {member.card.name: member for member in answered.members}
+        present_members = {member.card.name: member for member in present.members}
         members = tuple(
-            answered_by_name.pop(card.name, Member(NO_NODE, card)) for card in self.cards
+            present_members.pop(card.name, Member(NO_NODE, card)) for card in self.cards
         )
         for member, card in zip(members, self.cards, strict=True):
             if member.card != card:
@@ -133,13 +133,13 @@ class JournaledSites:
                     "its site file back, or start a new run"
                 )
         training = [member for member in members if member.card.role == "train"]
-        _check_enough_answer(training, min_sites, finished, answered.left_out)
-        new_nodes = {member.node_id for member in answered_by_name.values()}
+        _check_enough_answer(training, min_sites, finished, present.left_out)
+        new_nodes = {member.node_id for member in present_members.values()}
         return replace(
-            answered,
+            present,
             members=members,
             left_out=tuple(self.left_out),
-            asked=answered.asked - new_nodes,
+            answered=present.answered - new_nodes,
         )
 
 

@@ -163,7 +163,7 @@ class EvaluationStage:
             trained_prevalence=scenario.data.prevalence if has_prevalence else None,
             noise_multiplier=scenario.evaluation.noise_multiplier,
             delta=scenario.privacy.delta,
-            ledger_head=self._heads.seen.get(card.name),
+            ledger_head=self._heads.last.get(card.name),
         )
         return self._exchange.request(request, bundle.arrays, member)
 

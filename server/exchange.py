@@ -184,7 +184,7 @@ class Exchange(Generic[RequestT, ReplyT]):
         if isinstance(reply, Refusal):
             return Answer(site=site, status="REFUSED", detail=reply.describe(), refusal=reply)
         if reply.ledger_head is not None:
-            self._heads.seen[site] = reply.ledger_head
+            self._heads.last[site] = reply.ledger_head
         return Answer(
             site=site,
             status=reply.status if isinstance(reply, StepsReply) else "OK",

@@ -57,7 +57,7 @@ class LedgerHeads:
     """The last heads of the sites' ledgers that were seen.
 
     Attributes:
-        seen: Site -> last head of its ledger's chain.
+        last: Site -> last head of its ledger's chain.
     """
 
     def __init__(self, path: Path | None) -> None:
@@ -69,11 +69,11 @@ class LedgerHeads:
         # A link stays one.
         self._path = None if path is None else path.resolve()
         self._earlier = read_heads(path)
-        self.seen: dict[str, str] = dict(self._earlier)
+        self.last: dict[str, str] = dict(self._earlier)
 
     def restore(self, heads: Mapping[str, str]) -> None:
         """Go on from a run's checkpoint; another run may have asked the sites since."""
-        self.seen = dict(heads) | self._earlier
+        self.last = dict(heads) | self._earlier
 
     def keep(self) -> None:
         """Write those that this run saw beside those of other sites, at most `MOST_SITES`.
@@ -81,7 +81,7 @@ class LedgerHeads:
         Raises:
             UserError: The file cannot be written.
         """
-        heads = {site: head for site, head in self.seen.items() if self._earlier.get(site) != head}
+        heads = {site: head for site, head in self.last.items() if self._earlier.get(site) != head}
         if self._path is None or not heads:
             return
         lock_path = self._path.with_name(f".{self._path.name}.lock")

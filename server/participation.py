@@ -83,7 +83,7 @@ class Participation:
         """
         return site in self._finished
 
-    def asked(self, roster: Roster) -> list[Member]:
+    def members_to_train(self, roster: Roster) -> list[Member]:
         """Return the members that get a training request."""
         return [
             member

@@ -50,7 +50,7 @@ class Recalibration:
     Attributes:
         scope: Whether every site uses the same map, or each that trained its own.
         average: The median of the sites' maps.
-        own: Site -> its map.
+        site_maps: Site -> its map.
         statements: Site -> what its recalibration part has spent.
         noise: Set where privacy noise alone moves the parameters too far, or hides the counts.
         far_off: One of each site whose map is far off the median.
@@ -58,14 +58,14 @@ class Recalibration:
 
     scope: Scope
     average: config.RecalibrationMap
-    own: Mapping[str, config.RecalibrationMap]
+    site_maps: Mapping[str, config.RecalibrationMap]
     statements: Mapping[str, PrivacyStatement]
     noise: RunWarning | None = None
     far_off: tuple[RunWarning, ...] = ()
 
     def map_of(self, site: str) -> config.RecalibrationMap:
         """Return the map that a site uses; one without a map of its own uses the average."""
-        return self.own.get(site, self.average) if self.scope == "site" else self.average
+        return self.site_maps.get(site, self.average) if self.scope == "site" else self.average
 
 
 def recalibrate_sites(
@@ -167,7 +167,7 @@ class _Fit:
         # Of which the next round starts.
         self._parameters = np.zeros(count)
         # By site: parameters of its last reply, those of the last round, and counts.
-        self._own: dict[str, npt.NDArray[np.float64]] = {}
+        self._fitted: dict[str, npt.NDArray[np.float64]] = {}
         self._latest: dict[str, npt.NDArray[np.float64]] = {}
         self._counts: dict[str, NoisedTable] = {}
 
@@ -193,7 +193,7 @@ class _Fit:
                 first_step=(exchange.round_number - 1) * self._plan.steps_per_round,
                 steps=self._plan.steps_per_round,
                 start=tuple(map(float, self._parameters)) or None,
-                ledger_head=heads.seen.get(member.card.name),
+                ledger_head=heads.last.get(member.card.name),
             )
             yield exchange.request(request, arrays, member)
 
@@ -227,7 +227,7 @@ class _Fit:
                 noise_multiplier=self._noise_multiplier,
                 most_records=self._federation.scenario.evaluation.max_records_per_unit,
             )
-        self._own[card.name] = np.array(reply.parameters or ())
+        self._fitted[card.name] = np.array(reply.parameters or ())
         self.statements[card.name] = statement
 
     def _history(self, steps: int) -> tuple[GaussianEvent, ...]:
@@ -236,7 +236,7 @@ class _Fit:
     def combine(self, sites: Sequence[str]) -> None:
         """Take the median of these sites' parameters, of which the next round starts."""
         if isinstance(self._plan, config.RecalibrationPlan):
-            self._latest = {site: self._own[site] for site in sites}
+            self._latest = {site: self._fitted[site] for site in sites}
             self._parameters = median_parameters(self._latest)
 
     def result(self, scope: Scope) -> Recalibration:
@@ -254,7 +254,7 @@ class _Fit:
         return Recalibration(
             scope=scope,
             average=bounded_map(plan, self._parameters),
-            own={site: bounded_map(plan, values) for site, values in self._own.items()},
+            site_maps={site: bounded_map(plan, values) for site, values in self._fitted.items()},
             statements=self.statements,
             noise=noise_warning(plan, noise_multiplier, units, together=scope == "federated"),
             # A site that stopped answering has a map of an earlier round, which says nothing of
@@ -276,14 +276,14 @@ class _Fit:
         }
         median = tuple(map(float, median_parameters(parameters)))
         own_maps = maps_of_many
-        own: dict[str, config.RecalibrationMap] = {}
+        site_maps: dict[str, config.RecalibrationMap] = {}
         if not is_federated:
             own_maps = {site: code.fit(table) for site, table in self._counts.items()}
-            own = {site: mapping or code.identity() for site, mapping in own_maps.items()}
+            site_maps = {site: mapping or code.identity() for site, mapping in own_maps.items()}
         return Recalibration(
             scope=scope,
             average=config.RecalibrationMap(method=method, parameters=median),
-            own=own,
+            site_maps=site_maps,
             statements=self.statements,
             noise=counts_warning(own_maps, together=is_federated),
             far_off=far_off_maps(method, parameters, {}),

@@ -53,7 +53,7 @@ class Roster:
     Attributes:
         members: The sites.
         left_out: A warning of each node that did not join.
-        asked: Nodes that have answered; none is asked again.
+        answered: Nodes that have answered; none is asked again.
         silences: Node -> how often in a row it gave no answer.
         away: Nodes of members that were not connected when the roster was last called.
         first_nodes: Site -> the node that it had first, which keeps its name.
@@ -61,7 +61,7 @@ class Roster:
 
     members: tuple[Member, ...]
     left_out: tuple[RunWarning, ...]
-    asked: frozenset[int] = frozenset()
+    answered: frozenset[int] = frozenset()
     silences: Mapping[int, int] = field(default_factory=dict)
     away: frozenset[int] = frozenset()
     first_nodes: Mapping[str, int] = field(default_factory=dict)
@@ -197,7 +197,7 @@ def call_roster(
     silent = set(node_ids) - cards.answered
     return replace(
         _agreeing(cards, list(scenario.sites)),
-        asked=frozenset(cards.answered),
+        answered=frozenset(cards.answered),
         silences=dict.fromkeys(silent, 1),
     )
 
@@ -258,7 +258,7 @@ def with_newcomers(grid: Grid, federation: Federation) -> Roster:
     return Roster(
         members=(*members.values(), *(joined[name] for name in sorted(joined))),
         left_out=tuple(left_out),
-        asked=roster.asked | cards.answered,
+        answered=roster.answered | cards.answered,
         silences=silences,
         away=nodes_of_members - connected,
         first_nodes=first_nodes,
@@ -270,7 +270,7 @@ def _newcomers(roster: Roster, scenario: Scenario, connected: Set[int]) -> list[
     most_silences = scenario.resources.silent_rounds
     return [
         node
-        for node in sorted(connected - roster.asked)
+        for node in sorted(connected - roster.answered)
         if roster.silences.get(node, 0) < most_silences
     ]
 

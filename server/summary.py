@@ -303,7 +303,7 @@ def _recalibration(recalibration: Recalibration | None) -> Row | None:
         "method": recalibration.average.method,
         "noise": sentence(recalibration.noise) if recalibration.noise else "",
         "average": recalibration.average.parameters,
-        "sites": {site: mapping.parameters for site, mapping in recalibration.own.items()},
+        "sites": {site: mapping.parameters for site, mapping in recalibration.site_maps.items()},
     }
 
 

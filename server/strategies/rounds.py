@@ -166,7 +166,7 @@ class TrainingRounds(Strategy):
             self.state = self.initial_state(self.chain_of(server_round))
         else:
             self.state = {name: array.numpy() for name, array in arrays.items()}
-        members = self.participation.asked(self.federation.roster)
+        members = self.participation.members_to_train(self.federation.roster)
         check_disk_space(self.plan, self.federation, len(members))
         self._exchange = Exchange(
             federation=self.federation,
@@ -235,7 +235,7 @@ class TrainingRounds(Strategy):
                 first_step=self.participation.first_step(self.plan, site, server_round),
                 steps=self.plan.steps_per_round,
                 start=encoding.digest,
-                ledger_head=self.heads.seen.get(site),
+                ledger_head=self.heads.last.get(site),
             )
             yield self._exchange.request(request, encoding.arrays, member)
 
@@ -372,7 +372,7 @@ class TrainingRounds(Strategy):
     def save(self, round_number: int, state: Arrays) -> None:
         """Write the checkpoint of a round that is complete; 0 before the first."""
         federation = self.federation
-        sites = self._journaled.new_entries(federation.roster, self.heads.seen)
+        sites = self._journaled.new_entries(federation.roster, self.heads.last)
         entries = [*self.bank.new_entries(), *self.record.new_entries(), *sites]
         checkpoint = Checkpoint(
             scenario=self._scenario_digest,

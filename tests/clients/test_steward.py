@@ -1,4 +1,4 @@
-"""The steward's word: each key of the policy, a cohort that is lowered or closed, the audit log, the statement."""
+"""The steward's word: each key of the policy, cohorts, the audit log and the statement."""
 
 import shutil
 from datetime import UTC, datetime, timedelta
