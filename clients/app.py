@@ -29,7 +29,7 @@ def train(message: Message, context: Context, noted: Noted) -> Message:
     from clients.train import train_chain
     from fl_dpbayes.protocol.train import TrainRequest
 
-    return answer((message, context), TrainRequest, train_chain, noted)
+    return answer(message, context, noted, request_type=TrainRequest, work=train_chain)
 
 
 @app.train("recalibrate")
@@ -40,7 +40,9 @@ def recalibrate(message: Message, context: Context, noted: Noted) -> Message:
     from clients.recalibrate import recalibrate_posterior
     from fl_dpbayes.protocol.recalibrate import RecalibrateRequest
 
-    return answer((message, context), RecalibrateRequest, recalibrate_posterior, noted)
+    return answer(
+        message, context, noted, request_type=RecalibrateRequest, work=recalibrate_posterior
+    )
 
 
 @app.evaluate()
@@ -51,4 +53,4 @@ def evaluate(message: Message, context: Context, noted: Noted) -> Message:
     from clients.evaluate import evaluate_predictors
     from fl_dpbayes.protocol.evaluate import EvaluateRequest
 
-    return answer((message, context), EvaluateRequest, evaluate_predictors, noted)
+    return answer(message, context, noted, request_type=EvaluateRequest, work=evaluate_predictors)

@@ -1,7 +1,7 @@
-"""The guard around every handler: out comes a reply or a fixed code, whatever went wrong, and a line of the audit log.
+"""The guard around every handler: whatever went wrong, out comes a reply or a fixed code.
 
-It imports nothing but Flower and Python until a message has come, so that a broken installation is
-a code as well.
+Each message becomes a line of the audit log. Nothing but Flower and Python is imported until a
+message has come, so that a broken installation is a code as well.
 """
 
 import json
@@ -22,9 +22,14 @@ _BARE = '{{"code":"{}","field":""}}'
 def guarded(handler: Handler) -> Callable[[Message, Context], Message]:
     """Wrap a handler so that every failure becomes a refusal; details go to the site's own log.
 
-    The handler writes what it learns of a message into its last argument, for the audit log of a
-    node that has a site file of its own. Where that log cannot be written, nothing but a refusal
-    leaves. The wrapped handler raises nothing but KeyboardInterrupt.
+    Where the audit log cannot be written, nothing but a refusal leaves.
+
+    Args:
+        handler: Writes what it learns of a message into its last argument, for the audit log of a
+            node that has a site file of its own.
+
+    Returns:
+        A handler that raises nothing but KeyboardInterrupt.
     """
 
     @wraps(handler)
@@ -59,7 +64,8 @@ def own_site_file(context: Context) -> str:
 
 
 def _record(context: Context, event: Noted) -> None:
-    if site_file := own_site_file(context):
+    site_file = own_site_file(context)
+    if site_file:
         from fl_dpbayes.files.audit_log import record
 
         record(site_file, event)
@@ -73,4 +79,5 @@ def _refusal(error: BaseException, noted: Noted) -> str:
         return write_header(refusal_of(error, noted))
     except (Exception, SystemExit):
         logger.exception("a handler failed")
-        return _BARE.format("INSTALLATION_BROKEN" if isinstance(error, ImportError) else "INTERNAL")
+        code = "INSTALLATION_BROKEN" if isinstance(error, ImportError) else "INTERNAL"
+        return _BARE.format(code)

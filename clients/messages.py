@@ -1,18 +1,18 @@
-"""A site's side of a message: what is read of a request, what a reply is made of, and which code a failure has."""
+"""A site's side of a message: reading a request, building a reply, and the code of a failure."""
 
 import logging
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 import numpy.typing as npt
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
-from fl_dpbayes.config import Model, NotInstalledError, Task, outside_text
+from fl_dpbayes.config import NotInstalledError, outside_text
 from fl_dpbayes.data import DataChangedError, DataUncheckedError
 from fl_dpbayes.errors import UserError
 from fl_dpbayes.files import AuditLogError, Config
-from fl_dpbayes.models import RowsDependError, Shapes, model_shapes
+from fl_dpbayes.models import RowsDependError, Shapes
 from fl_dpbayes.privacy import CohortChangedError, LedgerPlaceError
 from fl_dpbayes.privacy.ledger.ledger import LedgerError
 from fl_dpbayes.protocol import (
@@ -50,82 +50,111 @@ logger = logging.getLogger("fl_dpbayes.site")
 
 
 class RefusedError(Exception):
-    """Ends the handling of a message with a `refusal`, all that the server learns.
+    """Ends the handling of a message.
 
-    `detail` is for the site's log.
+    Attributes:
+        refusal: A code and the name of a field, which is all that the server learns.
     """
 
     def __init__(self, code: RefusalCode, field: str = "", detail: str = "") -> None:
+        """Refuse by a code and the name of a field; the detail is for the site's own log."""
         self.refusal = Refusal(code=code, field=outside_text(field))
-        super().__init__(f"{self.refusal.describe()}{': ' if detail else ''}{detail}")
+        text = self.refusal.describe()
+        super().__init__(f"{text}: {detail}" if detail else text)
+
+
+class Charge(TypedDict, total=False):
+    """What the audit log says of an answer's cost, in the log's own words.
+
+    Attributes:
+        evaluation: Number of evaluations so far, where this one was counted.
+        part: Part of the site's records that paid.
+        steps: Steps that were paid for; 0 of a reply that was sent again.
+        epsilon_so_far: What the part has spent by then; None is infinite.
+    """
+
+    evaluation: int
+    part: str
+    steps: int
+    epsilon_so_far: float | None
 
 
 class ChargedError(Exception):
     """Work that failed after its steps were paid for.
 
-    Its cause is what happened, `charge` what the audit log says.
+    Attributes:
+        charge: What the audit log says of the cost.
+        failure: What happened.
     """
 
-    def __init__(self, charge: dict[str, Any]) -> None:
+    def __init__(self, charge: Charge, failure: Exception) -> None:
         super().__init__("work failed that was paid for")
         self.charge = charge
+        self.failure = failure
 
 
 def refusal_of(error: BaseException, noted: dict[str, Any]) -> Refusal:
-    """Find what the server learns of a failure.
+    """Return what the server learns of a failure; its details go to the site's own log.
 
-    Its details go to the site's own log, a charge to `noted`.
+    Args:
+        error: What went wrong.
+        noted: What the audit log says of the message; gets a charge, if there is one.
     """
     if isinstance(error, ChargedError):
         noted["charge"] = error.charge
-        error = error.__cause__ or error
+        error = error.failure
     if isinstance(error, RefusedError):
         logger.info("refused: %s", error)
         return error.refusal
-    for kind, code in CODES.items():
-        if isinstance(error, kind):
-            logger.error("%s%s", "ledger: " if kind is LedgerError else "", error)
+    for error_type, code in CODES.items():
+        if isinstance(error, error_type):
+            logger.error("%s%s", "ledger: " if error_type is LedgerError else "", error)
             return Refusal(code=code)
     logger.error("a handler failed", exc_info=error)
-    return Refusal(
-        code=RefusalCode.INSTALLATION_BROKEN
-        if isinstance(error, ImportError)
-        else RefusalCode.INTERNAL
-    )
+    if isinstance(error, ImportError):
+        return Refusal(code=RefusalCode.INSTALLATION_BROKEN)
+    return Refusal(code=RefusalCode.INTERNAL)
 
 
-def read_request(message: Message, kind: type[MessageT]) -> MessageT:
+def read_request(message: Message, request_type: type[MessageT]) -> MessageT:
     """Read and validate the header of a request.
 
-    RefusedError BAD_REQUEST with the first bad field.
+    Raises:
+        RefusedError: BAD_REQUEST with the first bad field.
     """
     config = message.content.config_records.get("config", ConfigRecord())
     try:
-        return read_header(kind, config.get("record"))
+        return read_header(request_type, config.get("record"))
     except ValueError as error:
-        raise RefusedError(RefusalCode.BAD_REQUEST, str(error).split(":", maxsplit=1)[0]) from None
+        field = str(error).split(":", maxsplit=1)[0]
+        raise RefusedError(RefusalCode.BAD_REQUEST, field) from None
 
 
 def _read_arrays(
     message: Message, shapes: dict[str, tuple[int, ...]]
 ) -> dict[str, npt.NDArray[np.float32]]:
-    """Decode exactly the float32 arrays of these names and shapes.
-
-    RefusedError BAD_REQUEST at a difference.
-    """
+    """Decode exactly the float32 arrays of these names and shapes, or raise RefusedError."""
     record = message.content.array_records.get("arrays", ArrayRecord())
+    expected = {name: (shape, np.dtype(np.float32)) for name, shape in shapes.items()}
     try:
-        return read_sent_arrays(
-            record, {name: (shape, np.dtype(np.float32)) for name, shape in shapes.items()}
-        )
+        return read_sent_arrays(record, expected)
     except ValueError:
         raise RefusedError(RefusalCode.BAD_REQUEST, "arrays") from None
 
 
 def read_start(request: TrainRequest, message: Message, shapes: Shapes) -> Arrays:
-    """Return a training request's start state `<vector>/<name>`.
+    """Read a training request's start state.
 
-    RefusedError BAD_REQUEST with the bad field.
+    Args:
+        request: The request's header.
+        message: The request.
+        shapes: Shapes of the model's parameters, by name.
+
+    Returns:
+        The state, `<vector>/<name>`.
+
+    Raises:
+        RefusedError: BAD_REQUEST with the bad field.
     """
     arrays = _read_arrays(message, prefixed("start", request.plan.sampler.state_shapes(shapes)))
     start = without_prefix("start", arrays)
@@ -136,22 +165,26 @@ def read_start(request: TrainRequest, message: Message, shapes: Shapes) -> Array
 
 def read_predictors(
     message: Message,
-    model: Model,
-    task: Task,
+    shapes: Shapes,
     predictors: Mapping[PredictorName, Weights],
     digest: str,
 ) -> Arrays:
     """Read all posterior samples `<predictor>/<name>`, (M, *shape).
 
-    BAD_REQUEST if names, shapes or digest differ.
+    Args:
+        message: The request that carries them.
+        shapes: Shapes of the model's parameters, by name.
+        predictors: Weights of the M samples of each predictor.
+        digest: Digest of the arrays, as the request's header states it.
+
+    Raises:
+        RefusedError: BAD_REQUEST if names, shapes or digest differ.
     """
-    parameter_shapes = model_shapes(model, task)
-    shapes: dict[str, tuple[int, ...]] = {}
+    expected: dict[str, tuple[int, ...]] = {}
     for predictor, weights in predictors.items():
-        shapes |= prefixed(
-            predictor, {name: (len(weights), *shape) for name, shape in parameter_shapes.items()}
-        )
-    arrays = _read_arrays(message, shapes)
+        samples = {name: (len(weights), *shape) for name, shape in shapes.items()}
+        expected |= prefixed(predictor, samples)
+    arrays = _read_arrays(message, expected)
     if arrays_digest(arrays) != digest:
         raise RefusedError(RefusalCode.BAD_REQUEST, "arrays")
     return arrays

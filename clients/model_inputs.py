@@ -1,4 +1,4 @@
-"""What a model's trained layers see of a site's records: the records themselves, or fixed features of them."""
+"""What a model's trained layers see of a site's records: themselves, or fixed features of them."""
 
 from dataclasses import replace
 
@@ -17,14 +17,25 @@ from fl_dpbayes.protocol import RefusalCode
 
 
 def model_inputs(site_file: SiteFile, model: Model, part: SiteSplit) -> SiteSplit:
-    """Replace a part's records by the features that the model asks for, computed once and kept on the site's disk.
+    """Replace a part's records by the features that the model asks for.
 
-    To be called before the ledger reserves anything: features that the site cannot compute then
-    cost no budget. Returns the part, its features of shape (N, D) where the model has features or a
-    frozen body. Raises RefusedError BAD_REQUEST if records of this shape have no such features;
-    POLICY_DENIED if they would be computed by weights from the internet and the site's policy does
-    not allow that, or by a larger body than it allows. Raises UserError if the site has not got the
-    weights of backbone or body. Raises OSError if the cache cannot be written.
+    They are computed once and kept on the site's disk. To be called before the ledger reserves
+    anything: features that the site cannot compute then cost no budget.
+
+    Args:
+        site_file: The site's own file.
+        model: The model that sees the records.
+        part: N records.
+
+    Returns:
+        The part, its features of shape (N, D) where the model has features or a frozen body.
+
+    Raises:
+        RefusedError: BAD_REQUEST if records of this shape have no such features; POLICY_DENIED if
+            they would be computed by weights from the internet, or by a larger body, and the
+            site's policy does not allow that.
+        UserError: The site has not got the weights of backbone or body.
+        OSError: The cache cannot be written.
     """
     if model.features is not None:
         part = _with_features(site_file, model.features, part)
@@ -43,15 +54,17 @@ def _with_features(site_file: SiteFile, features: Features, part: SiteSplit) -> 
     except UserError:
         raise RefusedError(RefusalCode.BAD_REQUEST, "model.features") from None
 
-    def computed(records: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-        device = compute_device(site_file)
-        return feature_map(
-            features, shape, backbone_folder=site_file.backbone_folder, device=device
-        )(records)
+    def compute(records: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+        compute_features = feature_map(
+            features,
+            shape,
+            backbone_folder=site_file.backbone_folder,
+            device=compute_device(site_file),
+        )
+        return compute_features(records)
 
-    return replace(
-        part, features=cached_features(site_file.cache_folder, features, part.features, computed)
-    )
+    cached = cached_features(site_file.cache_folder, features, part.features, compute)
+    return replace(part, features=cached)
 
 
 def _with_body(site_file: SiteFile, model: Model, body: FrozenBody, part: SiteSplit) -> SiteSplit:
@@ -64,23 +77,27 @@ def _with_body(site_file: SiteFile, model: Model, body: FrozenBody, part: SiteSp
     if size > site_file.policy.max_parameters or not records_per_pass(model, shape):
         raise RefusedError(RefusalCode.POLICY_DENIED, "model.frozen_body")
 
-    def computed(records: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-        device = compute_device(site_file)
-        return frozen_body(
-            model, body, shape, weights_folder=site_file.backbone_folder, device=device
-        )(records)
+    def compute(records: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+        run_body = frozen_body(
+            model,
+            body,
+            shape,
+            weights_folder=site_file.backbone_folder,
+            device=compute_device(site_file),
+        )
+        return run_body(records)
 
-    return replace(
-        part, features=cached_features(site_file.cache_folder, model, part.features, computed)
-    )
+    cached = cached_features(site_file.cache_folder, model, part.features, compute)
+    return replace(part, features=cached)
 
 
 def capped_units(part: SiteSplit, max_records: int) -> SiteSplit:
-    """Keep the first `max_records` records of every unit, in their order.
+    """Return the first `max_records` records of every unit, in their order.
 
-    A table needs no truth and no subgroups.
+    They have neither truth nor subgroups, of which a table makes no use.
     """
     order = np.argsort(part.unit_index, kind="stable")
-    starts = np.searchsorted(part.unit_index[order], part.unit_index[order])
-    kept = np.sort(order[np.arange(len(order)) - starts < max_records])
-    return SiteSplit(part.features[kept], part.labels[kept], part.unit_index[kept], part.unit_count)
+    sorted_units = part.unit_index[order]
+    rank_in_unit = np.arange(len(order)) - np.searchsorted(sorted_units, sorted_units)
+    rows = np.sort(order[rank_in_unit < max_records])
+    return SiteSplit(part.features[rows], part.labels[rows], part.unit_index[rows], part.unit_count)

@@ -1,4 +1,4 @@
-"""What a node knows of its own site before it reads a record: its file, its card, its device, its randomness."""
+"""What a node knows of its site before it reads a record: file, card, device and randomness."""
 
 import os
 from collections.abc import Callable
@@ -25,48 +25,66 @@ def site_file_of(message: Message, context: Context) -> SiteFile:
 
     A hospital names its file in the node's own config (`site-file`), which no message can change. A
     node of Flower's simulation has no such key but a partition number; only there does the message
-    say in which folder the virtual sites lie. Raises RefusedError SITE_NOT_CONFIGURED if the node
-    has neither, SITE_FILE_MISSING or SITE_FILE_INVALID if the named file is not there or not valid.
+    say in which folder the virtual sites lie.
+
+    Args:
+        message: The message that came.
+        context: The node's context.
+
+    Raises:
+        RefusedError: SITE_NOT_CONFIGURED if the node has neither, SITE_FILE_MISSING or
+            SITE_FILE_INVALID if the named file is not there or not valid.
     """
-    if own := own_site_file(context):
-        try:
-            return _kept(read_own_site_file, Path(own))
-        except UserError as error:
-            code = (
-                RefusalCode.SITE_FILE_INVALID
-                if os.path.isfile(own)
-                else RefusalCode.SITE_FILE_MISSING
-            )
-            raise RefusedError(code, detail=str(error)) from None
+    site_file_path = own_site_file(context)
+    if site_file_path:
+        return _hospitals_file(Path(site_file_path))
     partition = context.node_config.get("partition-id")
-    folder = message.content.config_records.get("config", ConfigRecord()).get("simulation-folder")
+    config = message.content.config_records.get("config", ConfigRecord())
+    folder = config.get("simulation-folder")
     if partition is None or not isinstance(folder, str) or not folder:
         raise RefusedError(RefusalCode.SITE_NOT_CONFIGURED)
-    # A folder of thousands of sites is listed once.
-    place, number = Path(folder), int(partition)
-    asked = ("site files", place)
-    files = KEPT.get(
-        asked, lambda: sorted(place.glob("*.toml")), lambda found: 200 * len(found), [place]
-    )
-    if not 0 <= number < len(files):
+    paths = _simulated_sites(Path(folder))
+    number = int(partition)
+    if not 0 <= number < len(paths):
         raise RefusedError(RefusalCode.SITE_NOT_CONFIGURED)
-    return _kept(read_site_file, files[number])
+    return _read_once(read_site_file, paths[number])
 
 
-def _kept(read: Callable[[Path], SiteFile], path: Path) -> SiteFile:
-    # Relative paths in it start where it lies.
+def _hospitals_file(path: Path) -> SiteFile:
+    try:
+        return _read_once(read_own_site_file, path)
+    except UserError as error:
+        code = RefusalCode.SITE_FILE_MISSING
+        if os.path.isfile(path):
+            code = RefusalCode.SITE_FILE_INVALID
+        raise RefusedError(code, detail=str(error)) from None
+
+
+def _simulated_sites(folder: Path) -> list[Path]:
+    """Return the files of a folder's virtual sites; one of thousands of sites is listed once."""
     return KEPT.get(
-        (read.__name__, path, path.resolve()), lambda: read(path), lambda _: 2**14, [path]
+        ("site files", folder),
+        lambda: sorted(folder.glob("*.toml")),
+        lambda paths: 200 * len(paths),
+        [folder],
     )
+
+
+def _read_once(read: Callable[[Path], SiteFile], path: Path) -> SiteFile:
+    # The resolved path belongs to the key, as relative paths in the file start where it lies.
+    key = (read.__name__, path, path.resolve())
+    return KEPT.get(key, lambda: read(path), lambda _: 2**14, [path])
 
 
 def card_of(site_file: SiteFile) -> SiteCard:
     """Write a site's card from its file alone.
 
-    UserError if the declared prevalence does not fit the classes.
+    Raises:
+        UserError: The declared prevalence does not fit the classes.
     """
     task = site_file.source.task
     check_prevalence_classes("prevalence", site_file.prevalence, task.classes)
+    allowed_code = (installed_code(name) for name in site_file.policy.allowed_code)
     return SiteCard(
         name=site_file.name,
         role=site_file.role,
@@ -78,11 +96,7 @@ def card_of(site_file: SiteFile) -> SiteCard:
         evaluation_release=site_file.policy.evaluation_release,
         prevalence=site_file.prevalence,
         seeded=site_file.insecure_seed is not None,
-        code=tuple(
-            code
-            for name in site_file.policy.allowed_code
-            if (code := installed_code(name)) is not None
-        ),
+        code=tuple(code for code in allowed_code if code is not None),
     )
 
 
@@ -91,10 +105,10 @@ def compute_device(site_file: SiteFile) -> torch.device:
 
     `auto` is CUDA where present, else the CPU.
     """
-    named = site_file.device
-    device = torch.device(
-        ("cuda" if torch.cuda.is_available() else "cpu") if named == "auto" else named
-    )
+    name: str = site_file.device
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    device = torch.device(name)
     repeatable(device)
     keep_share(device)
     return device
@@ -103,7 +117,12 @@ def compute_device(site_file: SiteFile) -> torch.device:
 def site_streams(site_file: SiteFile, run: str, round_number: int, purpose: str) -> Streams:
     """Return the random streams of one message.
 
-    Only a simulation's follow from a seed, and are then not private.
+    Args:
+        site_file: The site's own file. Only a simulation's has a seed, from which the streams
+            follow; they are then not private.
+        run: The run's id.
+        round_number: The message's round.
+        purpose: What the streams are for; two purposes never share one.
     """
     if site_file.insecure_seed is None:
         return Streams.from_entropy()

@@ -1,22 +1,20 @@
-"""Work that spends a site's privacy budget: reserved before it starts, stored before its reply is sent."""
+"""Work that spends a site's privacy budget: reserved before it, stored before its reply is sent."""
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy.typing as npt
-from flwr.app import Message
 from safetensors.numpy import load, save
 
-from clients.messages import ChargedError, RefusedError
+from clients.messages import Charge, ChargedError, RefusedError
+from clients.received_request import ReceivedRequest, RequestT
 from clients.stated_passes import stated_passes
 from fl_dpbayes.config import SiteFile
 from fl_dpbayes.data import Site
-from fl_dpbayes.files import AuditLine, Config, digest
+from fl_dpbayes.files import Config
 from fl_dpbayes.privacy import (
-    History,
     Ledger,
     LedgerError,
     Part,
@@ -30,95 +28,99 @@ from fl_dpbayes.protocol import (
     EvaluateRequest,
     MessageT,
     PrivacyStatement,
-    RecalibrateRequest,
     RefusalCode,
-    TrainRequest,
-    request_digest,
 )
 
 SentArrays = dict[str, npt.NDArray]
-Request = TrainRequest | RecalibrateRequest | EvaluateRequest
-
-
-@dataclass(frozen=True)
-class Asked:
-    """A request as it came, and the line of the audit log that was written for it before any step is paid for.
-
-    A simulated site has no log.
-    """
-
-    message: Message
-    line: AuditLine | None
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What leaves a site, and what it cost: the audit log's words."""
+    """What leaves a site, and what it cost.
+
+    Attributes:
+        reply: The reply's header.
+        arrays: The reply's arrays, by name.
+        charge: What the audit log says of the cost.
+    """
 
     reply: Config
     arrays: SentArrays
-    charge: dict[str, Any]
+    charge: Charge
 
 
-def spending_of(request: Request, part: Part, purpose: str, plan: History, steps: int) -> Spending:
-    """Say what a request asks to spend: so many steps of a plan.
+@dataclass(frozen=True)
+class WorkResult:
+    """What paid work adds to the fields that every paid reply has.
 
-    An evaluation is the whole of its own plan.
+    Attributes:
+        fields: Fields of this kind of reply alone.
+        arrays: The reply's arrays, by name.
     """
-    asked = request_digest(request)
-    stated, first = (
-        (asked, 0)
-        if isinstance(request, EvaluateRequest)
-        else (digest(request.plan), request.first_step)
-    )
-    return Spending(part, request.run, request.round, purpose, asked, stated, plan, first, steps)
+
+    fields: Mapping[str, object]
+    arrays: SentArrays
 
 
 def pay(
     ledger: Ledger,
     spending: Spending,
-    request: Request,
-    kind: type[MessageT],
-    own: tuple[SiteFile, Site],
-    work: Callable[[Reserved], tuple[dict[str, Any], SentArrays]],
+    received: ReceivedRequest[RequestT],
+    site: Site,
+    reply_type: type[MessageT],
+    work: Callable[[Reserved], WorkResult],
 ) -> Answer:
     """Reserve what a request asks to spend, do the work, and store its reply.
 
     The same request gets that reply again.
 
-    `kind`: of the reply. `own`: the site. `work` returns what is of this kind alone in the reply,
-    and its arrays. Raises RefusedError what the ledger refuses, by code and field; ChargedError if
-    the work failed; LedgerError if the ledger cannot be written.
+    Args:
+        ledger: The open ledger of the site's cohort.
+        spending: What the request asks to spend.
+        received: The request.
+        site: The site's records.
+        reply_type: Kind of the reply.
+        work: What the reserved steps are for.
+
+    Raises:
+        RefusedError: What the ledger refuses, by code and field.
+        ChargedError: The work failed, or the cohort was closed meanwhile.
+        LedgerError: The ledger cannot be written.
     """
-    charge = {"part": spending.part, "steps": 0}
-    match ledger.reserve(spending, request.ledger_head):
-        case StoredReply(body):
-            reply, arrays = unpack_reply(body, kind)
-            head = ledger.head()
-        case Refused(code, field):
-            raise RefusedError(code, field)
-        case Reserved() as reserved:
-            try:
-                fields, arrays = work(reserved)
-                said = _stated(ledger, spending, request, own, reserved) | {
-                    "passes": stated_passes(own[0])
-                }
-                reply = kind.model_validate(said | fields)
-                head = ledger.commit(reserved.reservation, pack_reply(reply, arrays))
-            except LedgerError:
-                # What a disk refuses depends on neither records nor noise: like a kill it leaves
-                # the reservation open, to be taken over, and nothing was released.
-                raise
-            except Exception as error:
-                # An interrupt is no failure of the work: like a kill it leaves the reservation
-                # open, to be taken over.
-                ledger.fail(reserved.reservation)
-                raise ChargedError(charge | {"steps": reserved.steps}) from error
-            spent = reply.model_dump(include={"privacy": {"epsilon"}})["privacy"]
-            charge |= {"steps": reserved.steps, "epsilon_so_far": spent["epsilon"]}
-            if ledger.state().closed:
-                raise ChargedError(charge) from RefusedError(RefusalCode.COHORT_CLOSED)
-    return Answer(reply.model_copy(update={"ledger_head": head}), arrays, charge)
+    reservation = ledger.reserve(spending, received.request.ledger_head)
+    if isinstance(reservation, Refused):
+        raise RefusedError(reservation.code, reservation.field)
+    if isinstance(reservation, StoredReply):
+        stored, arrays = unpack_reply(reservation.body, reply_type)
+        stored = stored.model_copy(update={"ledger_head": ledger.head()})
+        return Answer(reply=stored, arrays=arrays, charge={"part": spending.part, "steps": 0})
+
+    charge: Charge = {"part": spending.part, "steps": reservation.steps}
+    try:
+        result = work(reservation)
+        privacy = _privacy_statement(ledger, spending.part, received.site_file, site)
+        stated = _stated_fields(received, reservation) | {
+            "privacy": privacy,
+            "passes": stated_passes(received.site_file),
+        }
+        reply = reply_type.model_validate({**stated, **result.fields})
+        head = ledger.commit(reservation.reservation, pack_reply(reply, result.arrays))
+    except LedgerError:
+        # What a disk refuses depends on neither records nor noise: like a kill it leaves the
+        # reservation open, to be taken over, and nothing was released.
+        raise
+    except Exception as error:
+        # An interrupt is no failure of the work: like a kill it leaves the reservation open, to be
+        # taken over.
+        ledger.fail(reservation.reservation)
+        raise ChargedError(charge, error) from error
+
+    charge["epsilon_so_far"] = privacy.epsilon
+    if ledger.state().closed:
+        raise ChargedError(charge, RefusedError(RefusalCode.COHORT_CLOSED))
+    return Answer(
+        reply=reply.model_copy(update={"ledger_head": head}), arrays=result.arrays, charge=charge
+    )
 
 
 def pack_reply(reply: Config, arrays: SentArrays) -> bytes:
@@ -126,54 +128,58 @@ def pack_reply(reply: Config, arrays: SentArrays) -> bytes:
     return save(arrays, metadata={"reply": reply.model_dump_json()})
 
 
-def unpack_reply(body: bytes, kind: type[MessageT]) -> tuple[MessageT, SentArrays]:
+def unpack_reply(body: bytes, reply_type: type[MessageT]) -> tuple[MessageT, SentArrays]:
     """Read a stored reply back, the inverse of `pack_reply`.
 
-    ValueError if the bytes are not such a file.
+    Raises:
+        ValueError: The bytes are not such a file.
     """
     header_size = int.from_bytes(body[:8], "little")
     metadata = json.loads(body[8 : 8 + header_size])["__metadata__"]
-    return kind.model_validate_json(metadata["reply"]), load(body)
+    return reply_type.model_validate_json(metadata["reply"]), load(body)
 
 
-def _stated(
-    ledger: Ledger,
-    spending: Spending,
-    request: Request,
-    own: tuple[SiteFile, Site],
-    reserved: Reserved,
-) -> dict[str, Any]:
-    """Write what every paid reply states: whose it is, how far it went, and what the part has spent by the ledger."""
-    site_file, site = own
-    spent, cohort = ledger.spent(spending.part), ledger.cohort
-    privacy = PrivacyStatement(
+def _stated_fields(received: ReceivedRequest[RequestT], reservation: Reserved) -> dict[str, object]:
+    """Return what a paid reply states of its request, and how far the work went."""
+    request = received.request
+    fields: dict[str, object] = {
+        "run": request.run,
+        "round": request.round,
+        "request": received.digest,
+        "ledger_head": reservation.head,
+    }
+    if not isinstance(request, EvaluateRequest):
+        fields["status"] = "OK" if reservation.steps == request.steps else "PARTIAL"
+        fields["first_step"] = request.first_step
+        fields["steps"] = reservation.steps
+    return fields
+
+
+def _privacy_statement(
+    ledger: Ledger, part: Part, site_file: SiteFile, site: Site
+) -> PrivacyStatement:
+    """Return what a part of the site's records has spent, by the ledger."""
+    cohort = ledger.cohort
+    spent = ledger.spent(part)
+    history = tuple(
+        (sigma, rate, int(steps)) for sigma, rate, steps in write_history(spent.history)
+    )
+    return PrivacyStatement(
         cohort=cohort.name,
         unit=cohort.unit,
         adjacency=cohort.adjacency,
         delta=cohort.delta,
-        units=site.recalibration_units if spending.part == "recalibration" else site.units,
-        epsilon=_finite(spent.epsilon),
+        units=site.recalibration_units if part == "recalibration" else site.units,
+        epsilon=_finite_or_none(spent.epsilon),
         epsilon_method=spent.method,
-        mu=_finite(spent.mu.mu),
+        mu=_finite_or_none(spent.mu.mu),
         mu_kind=spent.mu.kind,
         steps=spent.steps,
-        budget=_finite(cohort.epsilon),
-        history=tuple(
-            (sigma, rate, int(steps)) for sigma, rate, steps in write_history(spent.history)
-        ),
+        budget=_finite_or_none(cohort.epsilon),
+        history=history,
         seeded=site_file.insecure_seed is not None,
     )
-    stated = {
-        "run": spending.run,
-        "round": spending.round,
-        "request": spending.request_digest,
-        "privacy": privacy,
-    }
-    if not isinstance(request, EvaluateRequest):
-        status = "OK" if reserved.steps == request.steps else "PARTIAL"
-        stated |= {"status": status, "first_step": request.first_step, "steps": reserved.steps}
-    return stated | {"ledger_head": reserved.head}
 
 
-def _finite(value: float) -> float | None:
+def _finite_or_none(value: float) -> float | None:
     return value if math.isfinite(value) else None

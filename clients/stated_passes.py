@@ -10,16 +10,20 @@ from fl_dpbayes.protocol import MOST_PASSES, MOST_SLOWER, StatedPass, StatedPass
 
 
 def stated_passes(site_file: SiteFile) -> StatedPasses | None:
-    """Return what the passes of the work under way looked like, None if there was none: no record has a part in it."""
+    """Return what the passes of the work under way looked like; None if there was none.
+
+    No record has a part in it.
+    """
     shapes = sorted(shapes_so_far(), key=str)[:MOST_PASSES]
     if not shapes:
         return None
+    passes = []
+    for shape in shapes:
+        slower = min(shape.slower, MOST_SLOWER)
+        passes.append(StatedPass.model_validate(asdict(shape) | {"slower": slower}))
     return StatedPasses(
         processor=outside_text(processor(compute_device(site_file))),
         library=outside_text(product_library()),
         reproducible=reproducible_branch(),
-        passes=tuple(
-            StatedPass.model_validate(asdict(shape) | {"slower": min(shape.slower, MOST_SLOWER)})
-            for shape in shapes
-        ),
+        passes=tuple(passes),
     )

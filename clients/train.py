@@ -3,7 +3,6 @@
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import numpy as np
 import torch
@@ -12,8 +11,9 @@ from torch import nn
 from clients.messages import RefusedError, read_start
 from clients.model_inputs import model_inputs
 from clients.own_site import compute_device, site_streams
-from clients.pay import Answer, Asked, SentArrays, pay, spending_of
+from clients.pay import Answer, WorkResult, pay
 from clients.policy import check_training_policy
+from clients.received_request import ReceivedRequest
 from fl_dpbayes.config import SiteFile
 from fl_dpbayes.data import Site, load_site, open_ledger
 from fl_dpbayes.errors import UserError
@@ -23,6 +23,7 @@ from fl_dpbayes.privacy import (
     History,
     Ledger,
     Reserved,
+    Spending,
     chain_of_history,
     history_of_steps,
     joined,
@@ -49,44 +50,73 @@ TRACED_RECORDS_SEED = 0
 log = logging.getLogger("fl_dpbayes")
 
 
-def train_chain(site_file: SiteFile, request: TrainRequest, asked: Asked) -> Answer:
-    """Run the requested stretch of the site's chain, as far as its budget admits, and release its samples.
+def train_chain(received: ReceivedRequest[TrainRequest]) -> Answer:
+    """Run the requested stretch of the site's chain and release its samples.
 
-    The message carries the start state `start/<name>`. Returns the reply, and its arrays
-    `samples/<name>` and `last/<name>`. Raises RefusedError with the code and the request's field.
-    Raises LedgerError if the ledger cannot be used; nothing was then released.
+    It runs as far as the site's budget admits.
+
+    Args:
+        received: The request; its message carries the start state `start/<name>`.
+
+    Returns:
+        The reply, and its arrays `samples/<name>` and `last/<name>`.
+
+    Raises:
+        RefusedError: With the code and the request's field.
+        LedgerError: The ledger cannot be used; nothing was then released.
     """
-    shapes = check_training_policy(site_file, request)
-    start = read_start(request, asked.message, shapes)
+    request = received.request
+    site_file = received.site_file
+    check_training_policy(site_file, request, received.shapes)
+    start = read_start(request=request, message=received.message, shapes=received.shapes)
     site = load_site(site_file)
     if site.train is None or site.task != request.task:
         raise RefusedError(RefusalCode.BAD_REQUEST, "task")
     part = model_inputs(site_file, request.model, site.train)
     records = TrainingRecords(part.features, part.labels, part.unit_index)
-    with open_ledger(site_file, site, asked.line) as ledger:
-        history = _planned_history(ledger, site, request)
-        # Found before a step is paid for: a cost that is too long to state could not be released.
-        left = sum(event.steps for event in history) - request.first_step
-        rest = slice_history(history, request.first_step, left)
-        if len(joined((*ledger.state().spent_in("train"), *rest))) > MAX_HISTORY:
-            raise RefusedError(RefusalCode.BAD_REQUEST, "plan.privacy.coupling")
-        available = min(request.steps, left)
-        if available < 1:
-            raise RefusedError(RefusalCode.BUDGET_EXHAUSTED)
+    with open_ledger(site_file, site, received.audit_line) as ledger:
+        plan_digest = digest(request.plan)
+        history = _planned_history(ledger, site, request, plan_digest)
+        available = _available_steps(ledger, request, history)
 
-        def work(reserved: Reserved) -> tuple[dict[str, Any], SentArrays]:
-            chain = chain_of_history(request.plan, site.units, history)
-            steps = range(request.first_step, request.first_step + reserved.steps)
-            return {}, _run(site_file, request, records, chain, steps, start)
+        def work(reserved: Reserved) -> WorkResult:
+            arrays = _run_stretch(
+                received=received,
+                records=records,
+                chain=chain_of_history(request.plan, site.units, history),
+                steps=range(request.first_step, request.first_step + reserved.steps),
+                start=start,
+            )
+            return WorkResult(fields={}, arrays=arrays)
 
-        spending = spending_of(request, "train", PURPOSE, history, available)
-        return pay(ledger, spending, request, TrainReply, (site_file, site), work)
+        spending = Spending(
+            part="train",
+            run=request.run,
+            round=request.round,
+            purpose=PURPOSE,
+            request_digest=received.digest,
+            plan_digest=plan_digest,
+            plan=history,
+            first_step=request.first_step,
+            steps=available,
+        )
+        return pay(
+            ledger=ledger,
+            spending=spending,
+            received=received,
+            site=site,
+            reply_type=TrainReply,
+            work=work,
+        )
 
 
-def _planned_history(ledger: Ledger, site: Site, request: TrainRequest) -> History:
+def _planned_history(
+    ledger: Ledger, site: Site, request: TrainRequest, plan_digest: str
+) -> History:
+    """Return the events of the whole plan: those of the run's first request, or newly solved."""
     stored = ledger.planned("train", request.run, PURPOSE)
     if stored is not None:
-        if stored.digest != digest(request.plan):
+        if stored.digest != plan_digest:
             raise RefusedError(RefusalCode.PLAN_CHANGED, "plan")
         return stored.history
     privacy = request.plan.privacy
@@ -99,39 +129,49 @@ def _planned_history(ledger: Ledger, site: Site, request: TrainRequest) -> Histo
         return solved.history
     # The request states its noise, and all steps together would cost more than the run's own
     # epsilon.
-    sigmas = solved.noise_multipliers
+    multipliers = solved.noise_multipliers
     fitting = largest_prefix(
-        sigmas, privacy.sampling_rate, privacy.epsilon, privacy.delta, privacy.adjacency
+        multipliers, privacy.sampling_rate, privacy.epsilon, privacy.delta, privacy.adjacency
     )
     if fitting < 1:
         raise RefusedError(RefusalCode.BUDGET_EXHAUSTED, "plan.privacy.epsilon")
-    return history_of_steps(sigmas[:fitting], privacy.sampling_rate)
+    return history_of_steps(multipliers[:fitting], privacy.sampling_rate)
 
 
-def _run(
-    site_file: SiteFile,
-    request: TrainRequest,
+def _available_steps(ledger: Ledger, request: TrainRequest, history: History) -> int:
+    """Return how many of the requested steps the plan holds, or raise RefusedError."""
+    remaining_steps = sum(event.steps for event in history) - request.first_step
+    remaining = slice_history(history, request.first_step, remaining_steps)
+    spent = ledger.state().spent_in("train")
+    # Checked before a step is paid for: a cost that is too long to state could not be released.
+    if len(joined((*spent, *remaining))) > MAX_HISTORY:
+        raise RefusedError(RefusalCode.BAD_REQUEST, "plan.privacy.coupling")
+    available = min(request.steps, remaining_steps)
+    if available < 1:
+        raise RefusedError(RefusalCode.BUDGET_EXHAUSTED)
+    return available
+
+
+def _run_stretch(
+    received: ReceivedRequest[TrainRequest],
     records: TrainingRecords,
     chain: PlannedChain,
     steps: range,
     start: Arrays,
 ) -> Arrays:
-    device, module = (
-        compute_device(site_file),
-        build_model(request.model, request.task, 0, site_file.backbone_folder),
-    )
-    with local_trace(site_file, request, records, module) as trace:
-        streams = site_streams(
-            site_file, request.run, request.round, str(request.first_step)
-        ).of_chain()
-        began = state_vectors(start, request.plan.sampler, module)
+    request = received.request
+    site_file = received.site_file
+    device = compute_device(site_file)
+    module = build_model(request.model, request.task, 0, site_file.backbone_folder)
+    streams = site_streams(site_file, request.run, request.round, str(request.first_step))
+    with local_trace(site_file=site_file, request=request, records=records, module=module) as trace:
         result = run_chain(
             module.to(device),
             records,
             chain=chain,
             steps=steps,
-            start=began,
-            streams=streams,
+            start=state_vectors(start, request.plan.sampler, module),
+            streams=streams.of_chain(),
             on_step=trace,
         )
     last = {name: torch.from_numpy(vector) for name, vector in result.last.items()}
@@ -145,13 +185,20 @@ def _run(
 def local_trace(
     site_file: SiteFile, request: TrainRequest, records: TrainingRecords, module: nn.Module
 ) -> Iterator[LocalTrace | None]:
-    """Trace the chain that runs while the context lasts, where the site file names a folder for it.
-
-    Else yield None.
+    """Trace the chain that runs while the context lasts, if the site file names a folder for it.
 
     The table `<run>-<round>.csv` is written at the end, and where the chain fails as well: one that
     diverged needs it most. It is computed from records without noise, written to a file at the site
     and to nowhere else.
+
+    Args:
+        site_file: The site's own file.
+        request: The request whose steps run.
+        records: The records that the chain trains on.
+        module: The model.
+
+    Yields:
+        What the chain calls after every step; None without a folder.
     """
     folder = site_file.trace_folder
     if folder is None:

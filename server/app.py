@@ -2,6 +2,7 @@
 
 import contextlib
 import time
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from logging import INFO
 from pathlib import Path
@@ -11,7 +12,7 @@ from flwr.common import log
 from flwr.serverapp import Grid, ServerApp
 
 import server
-from fl_dpbayes.config import check_origin, load_scenario
+from fl_dpbayes.config import Scenario, check_origin, load_scenario
 from fl_dpbayes.data import SCENARIO_FILE, SITES_FOLDER, plan_sites, prepare_simulation
 from fl_dpbayes.errors import UserError
 from fl_dpbayes.files.folder_lock import folder_lock
@@ -36,42 +37,25 @@ def main(grid: Grid, context: Context) -> None:
     check_origin(server)
     check_workers_folder(grid)
     replace_dead_actors(grid)
-    prepared = str(context.run_config.get("prepared", ""))
-    while prepared and not Path(prepared).is_file():
-        time.sleep(POLL_SECONDS)
-    given = (
-        Path(prepared).read_text(encoding="utf-8")
-        if prepared
-        else str(context.run_config.get("output-dir", ""))
-    )
-    named = (
-        f"{given}/{SCENARIO_FILE}"
-        if prepared
-        else str(context.run_config.get("scenario", "quickstart"))
-    )
-    scenario = load_scenario(named)
-    run_folder = Path(given or f"runs/{scenario.name}-{datetime.now(UTC):%Y%m%d-%H%M%S}").resolve()
+    scenario, run_folder = _scenario_and_folder(context.run_config)
     run_folder.mkdir(parents=True, exist_ok=True)
     wait = float(context.run_config.get("wait", 0))
-    report = bool(context.run_config.get("report", True))
     events = EventLog(run_folder)
     # A second process writes nothing, not even that it was refused: the events are those of the
     # first.
     with folder_lock(run_folder) if wait else contextlib.nullcontext():
         try:
+            simulation_folder = ""
             if wait:
                 wait_for_sites(
                     grid, scenario, wait, lambda missing: events.write("waiting", missing=missing)
                 )
-                run_federation(grid, scenario, run_folder, "", report=report)
             else:
-                if not (run_folder / SITES_FOLDER).is_dir():
-                    data_dir = str(context.run_config.get("data-dir", ""))
-                    plan = plan_sites(scenario, Path(data_dir) if data_dir else None)
-                    prepare_simulation(scenario, plan, run_folder)
-                run_federation(
-                    grid, scenario, run_folder, str(run_folder / SITES_FOLDER), report=report
-                )
+                simulation_folder = str(run_folder / SITES_FOLDER)
+                data_folder = str(context.run_config.get("data-dir", ""))
+                _prepare_sites(scenario, run_folder, data_folder)
+            report = bool(context.run_config.get("report", True))
+            run_federation(grid, scenario, run_folder, simulation_folder, report=report)
         except UserError as error:
             # On a full disk this one cannot be written either.
             with contextlib.suppress(UserError):
@@ -79,3 +63,26 @@ def main(grid: Grid, context: Context) -> None:
             raise
         events.write("finished")
     log(INFO, "run directory: %s", run_folder)
+
+
+def _scenario_and_folder(run_config: Mapping[str, object]) -> tuple[Scenario, Path]:
+    """Return what to run, and the run directory; wait until a prepared one is ready."""
+    prepared_file = str(run_config.get("prepared", ""))
+    if prepared_file:
+        while not Path(prepared_file).is_file():
+            time.sleep(POLL_SECONDS)
+        folder = Path(prepared_file).read_text(encoding="utf-8")
+        scenario = load_scenario(f"{folder}/{SCENARIO_FILE}")
+    else:
+        folder = str(run_config.get("output-dir", ""))
+        scenario = load_scenario(str(run_config.get("scenario", "quickstart")))
+    now = datetime.now(UTC)
+    return scenario, Path(folder or f"runs/{scenario.name}-{now:%Y%m%d-%H%M%S}").resolve()
+
+
+def _prepare_sites(scenario: Scenario, run_folder: Path, data_folder: str) -> None:
+    """Make a simulation's sites, unless the folder holds them already."""
+    if (run_folder / SITES_FOLDER).is_dir():
+        return
+    plan = plan_sites(scenario, Path(data_folder) if data_folder else None)
+    prepare_simulation(scenario, plan, run_folder)

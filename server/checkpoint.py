@@ -43,15 +43,19 @@ _KEY = "checkpoint"
 class Checkpoint(Config):
     """Everything but the arrays.
 
-    `scenario`: digest of the scenario. `run`: our run id, by which the sites' ledgers know what
-    they have answered. `round`: the last round that is complete; 0 before the first.
-    `planned_sites`: number of training sites when the run began, which the plan is made for.
-    `journal`: how far the journal belongs to these rounds, whose entries hold the roster and the
-    heads of the ledgers (`JournaledSites`). `seconds`: stage -> seconds so far.
+    Attributes:
+        format: Version of plans and this file. It is another wherever a plan is written otherwise:
+            the sites' ledgers hold the digest of a run's plan.
+        scenario: Digest of the scenario.
+        run: The run's id, by which the sites' ledgers know what they have answered.
+        round: The last round that is complete; 0 before the first.
+        planned_sites: Number of training sites that began the run, which the plan is made for.
+        participation: What is known of the training sites.
+        journal: How far the journal belongs to these rounds; its entries hold the roster and the
+            heads of the ledgers (`JournaledSites`).
+        seconds: Stage -> seconds so far.
     """
 
-    # Another wherever a plan is written otherwise: the sites' ledgers hold the digest of a run's
-    # plan.
     format: Literal[4] = 4
     scenario: Digest
     run: RunId
@@ -63,15 +67,19 @@ class Checkpoint(Config):
 
 
 class JournaledSites:
-    """A journal's sites, by entries of what was new: `cards` and `left_out` in the roster's order, `heads` by site."""
+    """A journal's sites, by entries of what was new.
+
+    Attributes:
+        cards: Cards of the members, in the roster's order.
+        left_out: Warnings of nodes that did not join, in the roster's order.
+        heads: Site -> last head of its ledger.
+    """
 
     def __init__(self, entries: Iterable[journals.Entry] = ()) -> None:
         """Read them back."""
-        self.cards, self.left_out, self.heads = (
-            list[SiteCard](),
-            list[RunWarning](),
-            dict[str, str](),
-        )
+        self.cards: list[SiteCard] = []
+        self.left_out: list[RunWarning] = []
+        self.heads: dict[str, str] = {}
         for entry in entries:
             self.cards += map(SiteCard.model_validate, entry.get("cards", ()))
             self.left_out += map(RunWarning.model_validate, entry.get("left_out", ()))
@@ -82,61 +90,85 @@ class JournaledSites:
 
         Members and warnings of a roster stay where they are.
         """
-        cards = [member.card for member in roster.members[len(self.cards) :]]
-        left_out = roster.left_out[len(self.left_out) :]
-        new = {site: head for site, head in heads.items() if self.heads.get(site) != head}
-        self.cards, self.left_out, self.heads = (
-            [*self.cards, *cards],
-            [*self.left_out, *left_out],
-            dict(heads),
-        )
-        found = {
-            "cards": [card.model_dump(mode="json") for card in cards],
-            "left_out": [one.model_dump(mode="json") for one in left_out],
-            "heads": new,
-        }
-        entry = {name: values for name, values in found.items() if values}
+        new_cards = [member.card for member in roster.members[len(self.cards) :]]
+        new_left_out = roster.left_out[len(self.left_out) :]
+        new_heads = {site: head for site, head in heads.items() if self.heads.get(site) != head}
+        self.cards = [*self.cards, *new_cards]
+        self.left_out = [*self.left_out, *new_left_out]
+        self.heads = dict(heads)
+        entry: dict[str, object] = {}
+        if new_cards:
+            entry["cards"] = [card.model_dump(mode="json") for card in new_cards]
+        if new_left_out:
+            entry["left_out"] = [warned.model_dump(mode="json") for warned in new_left_out]
+        if new_heads:
+            entry["heads"] = new_heads
         return [entry] if entry else []
 
     def roster_of(
-        self, answered: Roster, min_sites: int | None, finished: Collection[str] = ()
+        self, present: Roster, min_sites: int | None, finished: Collection[str] = ()
     ) -> Roster:
         """Return the run's roster at the nodes that answered when it was taken up again.
 
         The members are as they were; those that are missing have no node, and may come back before
         any later round. Who was left out stays out, and who is new may join before the next round.
-        Raises UserError if fewer training sites of the run are there than a round needs
-        (`least_sites`), or one declares something else. `finished`: sites that have no steps left.
+
+        Args:
+            present: The nodes that answered.
+            min_sites: As the scenario gives it (`least_sites`).
+            finished: Sites that have no steps left.
+
+        Raises:
+            UserError: Fewer training sites of the run are there than a round needs, or one declares
+                something else.
         """
-        present = {member.card.name: member for member in answered.members}
-        members = tuple(present.pop(card.name, Member(NO_NODE, card)) for card in self.cards)
+        present_members = {member.card.name: member for member in present.members}
+        members = tuple(
+            present_members.pop(card.name, Member(NO_NODE, card)) for card in self.cards
+        )
         for member, card in zip(members, self.cards, strict=True):
             if member.card != card:
-                said = f"site {card.name!r} declares something else than when this run began"
-                raise UserError(f"{said}: put its site file back, or start a new run")
+                raise UserError(
+                    f"site {card.name!r} declares something else than when this run began: put "
+                    "its site file back, or start a new run"
+                )
         training = [member for member in members if member.card.role == "train"]
-        missing = [member.card.name for member in training if not member.has_node]
-        left = [member for member in training if member.card.name not in finished] or training
-        needed = least_sites(min_sites, len(left))
-        if len(training) - len(missing) < needed:
-            reasons = "; ".join(map(sentence, answered.left_out))
-            raise UserError(
-                f"{len(training) - len(missing)} training sites of this run answer, "
-                "resources.min_sites asks for "
-                f"{needed}; missing are {', '.join(missing)}{f' ({reasons})' if reasons else ''}: "
-                "nothing is lost; "
-                "start them again, then resume once more"
-            )
-        new = {member.node_id for member in present.values()}
+        _check_enough_answer(training, min_sites, finished, present.left_out)
+        new_nodes = {member.node_id for member in present_members.values()}
         return replace(
-            answered, members=members, left_out=tuple(self.left_out), asked=answered.asked - new
+            present,
+            members=members,
+            left_out=tuple(self.left_out),
+            answered=present.answered - new_nodes,
         )
+
+
+def _check_enough_answer(
+    training: Sequence[Member],
+    min_sites: int | None,
+    finished: Collection[str],
+    left_out: Sequence[RunWarning],
+) -> None:
+    """Check that as many training sites of a resumed run answer as a round needs."""
+    missing = [member.card.name for member in training if not member.has_node]
+    unfinished = [member for member in training if member.card.name not in finished]
+    needed = least_sites(min_sites, len(unfinished) or len(training))
+    answering = len(training) - len(missing)
+    if answering >= needed:
+        return
+    reasons = "; ".join(map(sentence, left_out))
+    raise UserError(
+        f"{answering} training sites of this run answer, resources.min_sites asks for {needed}; "
+        f"missing are {', '.join(missing)}{f' ({reasons})' if reasons else ''}: nothing is lost; "
+        "start them again, then resume once more"
+    )
 
 
 def write_checkpoint(folder: Path, checkpoint: Checkpoint, state: Arrays) -> None:
     """Replace a run's checkpoint by what is known, and the server state, after a round.
 
-    UserError if that fails.
+    Raises:
+        UserError: The file cannot be written.
     """
     with replaced_atomically(folder / CHECKPOINT_FILE) as partial:
         write_arrays(partial, state, sealable({_KEY: checkpoint.model_dump_json()}))
@@ -144,9 +176,13 @@ def write_checkpoint(folder: Path, checkpoint: Checkpoint, state: Arrays) -> Non
 
 
 def read_checkpoint(folder: Path) -> tuple[Checkpoint, Arrays] | None:
-    """Read what was written last; None if the run never came to asking its sites.
+    """Read what was written last.
 
-    UserError if it is damaged.
+    Returns:
+        The checkpoint and the server state; None if the run never came to asking its sites.
+
+    Raises:
+        UserError: The file is damaged.
     """
     path = folder / CHECKPOINT_FILE
     if not path.is_file():
@@ -156,14 +192,10 @@ def read_checkpoint(folder: Path) -> tuple[Checkpoint, Arrays] | None:
         metadata, state = read_arrays(path)
         return Checkpoint.model_validate_json(metadata.get(_KEY, "")), state
     except DAMAGED as error:
-        found = (
-            "an older version of fl-dpbayes wrote it"
-            if isinstance(error, ValidationError)
-            else error
-        )
-        raise UserError(
-            f"{path} cannot be read ({str(found).splitlines()[0]}): {journals.REMEDY}"
-        ) from None
+        reason = str(error).splitlines()[0]
+        if isinstance(error, ValidationError):
+            reason = "an older version of fl-dpbayes wrote it"
+        raise UserError(f"{path} cannot be read ({reason}): {journals.REMEDY}") from None
 
 
 def read_run_journal(
@@ -171,35 +203,34 @@ def read_run_journal(
 ) -> tuple[journals.Journal, Sequence[journals.Entry]]:
     """Read a run's journal as far as its checkpoint goes.
 
-    UserError if damaged, or sites were asked without one.
+    Raises:
+        UserError: The journal is damaged, or sites were asked and there is no checkpoint.
     """
     path = folder / journals.JOURNAL_FILE
-    entries, mark = journals.read_journal(
-        path, checkpoint.journal if checkpoint is not None else None
-    )
-    if checkpoint is None and (
-        any(BEGUN in entry for entry in entries) or (folder / BANK_FOLDER).exists()
-    ):
+    if checkpoint is not None:
+        entries, mark = journals.read_journal(path, checkpoint.journal)
+        return journals.Journal(path, mark), entries
+    entries, _ = journals.read_journal(path, None)
+    has_begun = any(BEGUN in entry for entry in entries)
+    if has_begun or (folder / BANK_FOLDER).exists():
         raise UserError(
             f"{folder / CHECKPOINT_FILE} is missing, and the run has asked its sites: "
             f"{journals.REMEDY}"
         )
     # A run that has asked nothing begins its journal anew.
-    return journals.Journal(
-        path, mark if checkpoint is not None else journals.JournalMark()
-    ), entries
+    return journals.Journal(path, journals.JournalMark()), entries
 
 
 def prepared_files(folder: Path) -> list[journals.Entry]:
     """Return a journal's entries for what a run is made of before its first round."""
-    files = [
+    paths = [
         folder / SCENARIO_FILE,
         folder / PARTITION_FILE,
         *sorted((folder / SITES_FOLDER).glob("*")),
     ]
     return [
         journals.file_entry(path.relative_to(folder).as_posix(), path)
-        for path in files
+        for path in paths
         if path.is_file()
     ]
 
@@ -209,10 +240,15 @@ def check_run_files(
 ) -> None:
     """Compare a run's files with its journal, and drop those of a round that was cut off.
 
-    UserError names a bad one.
+    Raises:
+        UserError: Names a file that is not as it was.
     """
-    files = journals.listed_files(entries).items()
-    listed = {name: entry for name, entry in files if not name.startswith(f"{BANK_FOLDER}/")}
+    in_bank = f"{BANK_FOLDER}/"
+    listed = {
+        name: entry
+        for name, entry in journals.listed_files(entries).items()
+        if not name.startswith(in_bank)
+    }
     journals.check_files(folder, listed)
     journals.check_no_others(folder, f"{SITES_FOLDER}/*.toml", listed)
     PosteriorBank(folder / BANK_FOLDER).check(entries, checkpoint.round)

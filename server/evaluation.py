@@ -1,15 +1,18 @@
 """The last stage of a run: every site evaluates the global predictors on its own test records."""
 
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
+import numpy.typing as npt
 from flwr.app import ArrayRecord, Message, MessageType
 
 from fl_dpbayes.calibration import Evaluation
 from fl_dpbayes.config import roles_sharing_records, warning
 from fl_dpbayes.posterior import HospitalModel, PosteriorSamples
 from fl_dpbayes.protocol import (
+    Arrays,
     EvaluateReply,
     EvaluateRequest,
     PredictorName,
@@ -31,26 +34,64 @@ MAX_PREDICTOR_BYTES = 256 * 2**20
 def most_evaluated(federation: Federation, samples: int, record: RunRecord) -> int:
     """Return how many of a predictor's samples may travel, at least one.
 
-    Warn where that is fewer than asked for.
+    Warn where that is fewer than the scenario asks for.
+
+    Args:
+        federation: The run.
+        samples: Number of samples of the largest predictor.
+        record: Where warnings go.
     """
     most = federation.scenario.evaluation.max_samples
     fitting = max(1, MAX_PREDICTOR_BYTES // (4 * federation.parameters))
-    if fitting < min(most, samples):
-        asked, mebibytes = min(most, samples), MAX_PREDICTOR_BYTES // 2**20
-        record.warn(warning("fewer-evaluated", fitting=fitting, asked=asked, mebibytes=mebibytes))
+    wanted = min(most, samples)
+    if fitting < wanted:
+        mebibytes = MAX_PREDICTOR_BYTES // 2**20
+        record.warn(warning("fewer-evaluated", fitting=fitting, asked=wanted, mebibytes=mebibytes))
     return min(most, fitting)
 
 
+@dataclass(frozen=True)
+class _Bundle:
+    """Predictors as evaluation requests carry them.
+
+    Attributes:
+        weights: Predictor -> weights of its samples.
+        digest: Digest of all samples.
+        arrays: All samples, encoded.
+    """
+
+    weights: dict[PredictorName, tuple[float, ...]]
+    digest: str
+    arrays: ArrayRecord
+
+
 class EvaluationStage:
-    """Asks every site once and collects the additive statistics that come back."""
+    """Asks every site once and collects the additive statistics that come back.
+
+    Attributes:
+        evaluation: What came back.
+    """
 
     def __init__(
         self, federation: Federation, round_number: int, heads: LedgerHeads, record: RunRecord
     ) -> None:
-        """Begin the stage after a round; `heads` are read and brought up to date."""
-        self._federation, self._heads, self._record = federation, heads, record
+        """Begin the stage.
+
+        Args:
+            federation: The run.
+            round_number: The last round.
+            heads: Heads of the sites' ledgers, brought up to date by each reply that is used.
+            record: Where warnings and events go.
+        """
+        self._federation = federation
+        self._heads = heads
+        self._record = record
         self._exchange = Exchange[EvaluateRequest, EvaluateReply](
-            federation, heads, MessageType.EVALUATE, round_number, EvaluateReply
+            federation=federation,
+            heads=heads,
+            message_type=MessageType.EVALUATE,
+            round_number=round_number,
+            reply_type=EvaluateReply,
         )
         scenario = federation.scenario
         self.evaluation = Evaluation(
@@ -67,64 +108,74 @@ class EvaluationStage:
         recalibration: Recalibration | None,
         hospitals: HospitalModel | None,
     ) -> Iterator[Message]:
-        """Build one request after the other; `predictors` is emptied once they are encoded.
+        """Build one request after the other.
 
-        `hospitals` adds a predictor of its own for every site.
+        Args:
+            predictors: Samples of each predictor; emptied once they are encoded.
+            recalibration: The sites' maps, if there are any.
+            hospitals: Adds a predictor of its own for every site.
         """
-        scenario = self._federation.scenario
-        weights = {kind: tuple(map(float, samples.weights)) for kind, samples in predictors.items()}
-        bundle = {
-            name: one
-            for kind, found in predictors.items()
-            for name, one in prefixed(kind, found.arrays).items()
+        weights = {name: _floats(samples.weights) for name, samples in predictors.items()}
+        samples: Arrays = {
+            name: array
+            for predictor, of_predictor in predictors.items()
+            for name, array in prefixed(predictor, of_predictor.arrays).items()
         }
         predictors.clear()
-        shared = {} if hospitals is None else dict(bundle)
-        bundle_digest = arrays_digest(bundle)
-        arrays = encoded(bundle)
+        # Encoding takes the arrays out of `samples`; each hospital's digest needs them again.
+        shared_samples = {} if hospitals is None else dict(samples)
+        digest = arrays_digest(samples)
+        shared = _Bundle(weights=weights, digest=digest, arrays=encoded(samples))
         for member in self._federation.roster.with_nodes:
+            bundle = shared
             if hospitals is not None:
-                effect = hospitals.effect(name := member.card.name, scenario.sites[name].group)
-                own = hospitals.samples(effect, self._federation.shapes)
-                weights["hierarchical"], more = (
-                    tuple(map(float, own.weights)),
-                    prefixed("hierarchical", own.arrays),
-                )
-                bundle_digest = arrays_digest(shared | more)
-                arrays = ArrayRecord({**arrays, **encoded(more)})
-            request = EvaluateRequest(
-                run=self._federation.run,
-                round=self._exchange.round_number,
-                task=member.card.task,
-                model=scenario.model,
-                predictors=weights,
-                arrays=bundle_digest,
-                recalibration=recalibration.map_of(member.card.name) if recalibration else None,
-                trained_prevalence=None
-                if member.card.prevalence is None
-                else scenario.data.prevalence,
-                noise_multiplier=scenario.evaluation.noise_multiplier,
-                delta=scenario.privacy.delta,
-                ledger_head=self._heads.seen.get(member.card.name),
-            )
-            yield self._exchange.request(request, arrays, member)
+                bundle = self._with_hospital(shared, shared_samples, hospitals, member)
+            yield self._request(bundle, recalibration, member)
+
+    def _with_hospital(
+        self, shared: _Bundle, shared_samples: Arrays, hospitals: HospitalModel, member: Member
+    ) -> _Bundle:
+        """Add a hospital's own predictor to those of all sites."""
+        site = member.card.name
+        effect = hospitals.effect(site, self._federation.scenario.sites[site].group)
+        samples = hospitals.samples(effect, self._federation.shapes)
+        arrays = prefixed("hierarchical", samples.arrays)
+        return _Bundle(
+            weights={**shared.weights, "hierarchical": _floats(samples.weights)},
+            digest=arrays_digest(shared_samples | arrays),
+            arrays=ArrayRecord({**shared.arrays, **encoded(arrays)}),
+        )
+
+    def _request(
+        self, bundle: _Bundle, recalibration: Recalibration | None, member: Member
+    ) -> Message:
+        scenario = self._federation.scenario
+        card = member.card
+        has_prevalence = card.prevalence is not None
+        request = EvaluateRequest(
+            run=self._federation.run,
+            round=self._exchange.round_number,
+            task=card.task,
+            model=scenario.model,
+            predictors=bundle.weights,
+            arrays=bundle.digest,
+            recalibration=recalibration.map_of(card.name) if recalibration else None,
+            trained_prevalence=scenario.data.prevalence if has_prevalence else None,
+            noise_multiplier=scenario.evaluation.noise_multiplier,
+            delta=scenario.privacy.delta,
+            ledger_head=self._heads.last.get(card.name),
+        )
+        return self._exchange.request(request, bundle.arrays, member)
 
     def collect(self, replies: Iterable[Message]) -> None:
         """Check the replies one by one and keep what they say.
 
         What is wrong or missing becomes a warning.
         """
-        not_sent, warn = [], self._record.warn
-
-        def add(
-            reply: Message, record: EvaluateReply, request: EvaluateRequest, member: Member
-        ) -> None:
-            self.evaluation.add(
-                member.card, request, record, partial(read_arrays, reply, dtype=np.float64)
-            )
-
+        not_sent = []
+        dropped = warning("dropped", stage="evaluation")
         for answer in self._exchange.answers(
-            replies, add, lambda: warn(warning("dropped", stage="evaluation"))
+            replies, check=self._add, on_dropped=lambda: self._record.warn(dropped)
         ):
             self._record.add_passes(answer.site, answer.passes)
             problem = answer.problem
@@ -132,14 +183,24 @@ class EvaluationStage:
                 not_sent.append(answer.site)
                 problem = RefusalCode.NOT_SENT.value
             elif problem == NO_REPLY:
-                warn(warning("no-evaluation-in-time", answer.site))
+                self._record.warn(warning("no-evaluation-in-time", answer.site))
                 continue
             elif problem:
-                warn(warning("no-evaluation", answer.site, reason=problem))
+                self._record.warn(warning("no-evaluation", answer.site, reason=problem))
             self._record.events.write("evaluated", site=answer.site, problem=problem)
         if not_sent:
-            warn(warning("policy", sites=", ".join(not_sent)))
-        gone = [
-            member.card.name for member in self._federation.roster.members if not member.has_node
-        ]
-        warn(*(warning("gone", name) for name in gone), *self.evaluation.warnings())
+            self._record.warn(warning("policy", sites=", ".join(not_sent)))
+        for member in self._federation.roster.members:
+            if not member.has_node:
+                self._record.warn(warning("gone", member.card.name))
+        self._record.warn(*self.evaluation.warnings())
+
+    def _add(
+        self, message: Message, reply: EvaluateReply, request: EvaluateRequest, member: Member
+    ) -> None:
+        read = partial(read_arrays, message, dtype=np.float64)
+        self.evaluation.add(member.card, request, reply, read)
+
+
+def _floats(values: npt.NDArray) -> tuple[float, ...]:
+    return tuple(float(value) for value in values)

@@ -1,4 +1,4 @@
-"""The requests of one stage, who was asked what, and the one way in which replies to them are taken."""
+"""The requests of one stage, and the one way in which replies to them are taken."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -29,17 +29,26 @@ from server.messages import (
 from server.roster import Federation, Member
 
 NO_REPLY = "no reply in time"
+USED_STATUSES = ("OK", "PARTIAL")
 RequestT = TypeVar("RequestT", bound=StageRequest)
 ReplyT = TypeVar("ReplyT", bound=StageReply)
 CheckedT = TypeVar("CheckedT")
+# Makes of a reply what the stage uses, or rejects it by a ValueError.
+Check = Callable[[Message, ReplyT, RequestT, Member], CheckedT]
 
 
 @dataclass(frozen=True)
 class Answer(Generic[CheckedT]):
     """How one site answered one request, and what the stage made of a reply that is used.
 
-    `status` is OK or PARTIAL of one that is used, else REFUSED, FAILED or REJECTED for the reason
-    `detail`, printable.
+    Attributes:
+        site: The site's name.
+        status: OK or PARTIAL of a reply that is used, else REFUSED, FAILED or REJECTED.
+        detail: The reason of one that is not used, printable.
+        refusal: The site's own refusal.
+        checked: What the stage made of the reply.
+        bytes_up: Size of the reply's arrays.
+        passes: What the site says of its passes over records.
     """
 
     site: str
@@ -53,17 +62,32 @@ class Answer(Generic[CheckedT]):
     @property
     def usable(self) -> bool:
         """Whether the stage may use what the site sent."""
-        return self.status in ("OK", "PARTIAL")
+        return self.status in USED_STATUSES
 
     @property
     def problem(self) -> str:
         """Why there is nothing of the site after the training, empty if there is something."""
-        wrong = self.status in ("REJECTED", "FAILED") and self.detail != NO_REPLY
-        return f"rejected: {self.detail}" if wrong else self.detail
+        if self.status in ("REJECTED", "FAILED") and self.detail != NO_REPLY:
+            return f"rejected: {self.detail}"
+        return self.detail
+
+
+@dataclass(frozen=True)
+class _SentRequest(Generic[RequestT]):
+    """A request on its way, without its content, which is let go when it is sent."""
+
+    metadata: Metadata
+    member: Member
+    request: RequestT
 
 
 class Exchange(Generic[RequestT, ReplyT]):
-    """Builds a stage's requests and takes the replies to them, each once."""
+    """Builds a stage's requests and takes the replies to them, each once.
+
+    Attributes:
+        round_number: The stage's round.
+        bytes_down: Size of the arrays of all requests so far.
+    """
 
     def __init__(
         self,
@@ -71,17 +95,26 @@ class Exchange(Generic[RequestT, ReplyT]):
         heads: LedgerHeads,
         message_type: str,
         round_number: int,
-        kind: type[ReplyT],
+        reply_type: type[ReplyT],
     ) -> None:
-        """Begin a stage whose replies are of a kind.
+        """Begin a stage.
 
-        `heads` are brought up to date by each that is used.
+        Args:
+            federation: The run.
+            heads: Heads of the sites' ledgers, brought up to date by each reply that is used.
+            message_type: Flower's type of the requests.
+            round_number: The stage's round.
+            reply_type: Kind of the replies.
         """
-        self._federation, self._heads, self._kind = federation, heads, kind
-        self._message_type, self.round_number = message_type, round_number
+        self.round_number = round_number
         self.bytes_down = 0
-        self._asked: dict[str, tuple[Member, RequestT]] = {}
-        self._sent: list[tuple[Metadata, Member, RequestT]] = []
+        self._federation = federation
+        self._heads = heads
+        self._message_type = message_type
+        self._reply_type = reply_type
+        self._sent: list[_SentRequest[RequestT]] = []
+        # By message id.
+        self._open: dict[str, _SentRequest[RequestT]] = {}
 
     def request(self, request: RequestT, arrays: ArrayRecord, member: Member) -> Message:
         """Build the message that carries a request and its arrays to a site."""
@@ -95,82 +128,97 @@ class Exchange(Generic[RequestT, ReplyT]):
             simulation_folder=self._federation.simulation_folder,
         )
         self.bytes_down += array_bytes(message)
-        # Without its content, which is let go when it is sent.
-        self._sent.append((message.metadata, member, request))
+        self._sent.append(_SentRequest(message.metadata, member, request))
         return message
 
     def answers(
         self,
         replies: Iterable[Message],
-        check: Callable[[Message, ReplyT, RequestT, Member], CheckedT],
-        dropped: Callable[[], None],
+        check: Check[ReplyT, RequestT, CheckedT],
+        on_dropped: Callable[[], None],
     ) -> Iterator[Answer[CheckedT]]:
         """Take replies one by one, in their order.
 
-        Yield the answer of each site that was asked, silent ones last.
+        Args:
+            replies: The replies.
+            check: Makes of a reply what the stage uses, or rejects it by a ValueError.
+            on_dropped: Called for a reply to no open request.
 
-        `check` makes of an answer what the stage uses, or rejects it by a ValueError. `dropped` is
-        called for a reply to no open request.
+        Yields:
+            The answer of each site that got a request, silent ones last.
         """
         for reply in replies:
             self._read_message_ids()
             # Errors made by the grid itself carry another source node: the request's id alone says
             # whose reply it is.
-            asked = self._asked.pop(reply.metadata.reply_to_message_id, None)
-            if asked is None:
-                dropped()
+            sent = self._open.pop(reply.metadata.reply_to_message_id, None)
+            if sent is None:
+                on_dropped()
                 continue
-            yield self._answer(reply, *asked, check)
+            yield self._answer(reply, sent, check)
+            # One reply in memory at a time.
             del reply
         self._read_message_ids()
-        for member, _ in self._asked.values():
-            yield Answer(member.card.name, "FAILED", NO_REPLY)
+        for sent in self._open.values():
+            yield Answer(site=sent.member.card.name, status="FAILED", detail=NO_REPLY)
 
     def _answer(
         self,
-        reply: Message,
-        member: Member,
-        request: RequestT,
-        check: Callable[[Message, ReplyT, RequestT, Member], CheckedT],
+        message: Message,
+        sent: _SentRequest[RequestT],
+        check: Check[ReplyT, RequestT, CheckedT],
     ) -> Answer[CheckedT]:
-        name = member.card.name
-        if said := error_text(reply):
-            return Answer(name, "FAILED", NO_REPLY if reply.error.code in EXPIRED else said)
+        site = sent.member.card.name
+        error = error_text(message)
+        if error:
+            detail = NO_REPLY if message.error.code in EXPIRED else error
+            return Answer(site=site, status="FAILED", detail=detail)
         try:
             with rejecting():
-                record = read_reply(reply, self._kind, member.node_id)
-                if not isinstance(record, Refusal):
-                    # Of this run and round, and no earlier one.
-                    expected = (request.run, request.round, request_digest(request))
-                    if (record.run, record.round, record.request) != expected:
-                        raise ValueError("it answers another request")
-                    checked = check(reply, record, request, member)
-        except RejectedError as error:
-            return Answer(name, "REJECTED", str(error))
-        if isinstance(record, Refusal):
-            return Answer(name, "REFUSED", record.describe(), record)
-        if record.ledger_head is not None:
-            self._heads.seen[name] = record.ledger_head
-        status = record.status if isinstance(record, StepsReply) else "OK"
+                reply = read_reply(message, self._reply_type, sent.member.node_id)
+                if not isinstance(reply, Refusal):
+                    _check_answers(reply, sent.request)
+                    checked = check(message, reply, sent.request, sent.member)
+        except RejectedError as rejection:
+            return Answer(site=site, status="REJECTED", detail=str(rejection))
+        if isinstance(reply, Refusal):
+            return Answer(site=site, status="REFUSED", detail=reply.describe(), refusal=reply)
+        if reply.ledger_head is not None:
+            self._heads.last[site] = reply.ledger_head
         return Answer(
-            name, status, checked=checked, bytes_up=array_bytes(reply), passes=record.passes
+            site=site,
+            status=reply.status if isinstance(reply, StepsReply) else "OK",
+            checked=checked,
+            bytes_up=array_bytes(message),
+            passes=reply.passes,
         )
 
     def _read_message_ids(self) -> None:
         # They exist only once the grid has pushed the requests.
-        for metadata, member, request in self._sent:
-            self._asked[metadata.message_id] = (member, request)
+        for sent in self._sent:
+            self._open[sent.metadata.message_id] = sent
         self._sent = []
 
 
-def check_steps(record: StepsReply, request: TrainRequest | RecalibrateRequest) -> None:
-    """Check that a reply's steps are the request's, or a prefix of them where it says so, or raise ValueError."""
-    if record.first_step != request.first_step or record.steps > request.steps:
+def _check_answers(reply: StageReply, request: StageRequest) -> None:
+    """Check that a reply is to this request, and so of this run and round and no earlier one."""
+    expected = (request.run, request.round, request_digest(request))
+    if (reply.run, reply.round, reply.request) != expected:
+        raise ValueError("it answers another request")
+
+
+def check_steps(reply: StepsReply, request: TrainRequest | RecalibrateRequest) -> None:
+    """Check that a reply's steps are the request's, or a prefix of them where it says so.
+
+    Raises:
+        ValueError: Names the difference.
+    """
+    if reply.first_step != request.first_step or reply.steps > request.steps:
         raise ValueError(
-            f"it ran steps {record.first_step}+{record.steps}, not "
+            f"it ran steps {reply.first_step}+{reply.steps}, not "
             f"{request.first_step}+{request.steps}"
         )
-    if (record.status == "OK") != (record.steps == request.steps):
+    if (reply.status == "OK") != (reply.steps == request.steps):
         raise ValueError(
-            f"status {record.status} does not fit {record.steps} of {request.steps} steps"
+            f"status {reply.status} does not fit {reply.steps} of {request.steps} steps"
         )

@@ -1,10 +1,10 @@
 """One whole run on the server: roster, rounds, evaluation, record."""
 
 import json
-from collections.abc import Collection
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from flwr.app import Array, ArrayRecord
 from flwr.serverapp import Grid
@@ -12,7 +12,7 @@ from flwr.serverapp import Grid
 from fl_dpbayes.config import Scenario, warning
 from fl_dpbayes.data import BASELINES_FILE, PARTITION_FILE, check_task, run_identifier
 from fl_dpbayes.errors import UserError
-from fl_dpbayes.files import KEPT, digest
+from fl_dpbayes.files import KEPT, Entry, digest
 from fl_dpbayes.models import model_shapes
 from fl_dpbayes.posterior import (
     POSTERIOR_FILE,
@@ -30,6 +30,7 @@ from fl_dpbayes.report import (
 )
 from server.checkpoint import (
     BEGUN,
+    Checkpoint,
     JournaledSites,
     check_run_files,
     prepared_files,
@@ -62,8 +63,15 @@ def run_federation(
     with a checkpoint is taken up after the round that it holds: a site that has answered a repeated
     request sends its stored reply.
 
-    `report`: whether figures and `report.html` are drawn. Raises UserError if nodes or usable
-    replies are too few, or the checkpoint is that of another scenario.
+    Args:
+        grid: The connected nodes.
+        scenario: What to run.
+        run_folder: The run directory.
+        simulation_folder: Where virtual sites find their files; empty at real sites.
+        report: Whether figures and `report.html` are drawn.
+
+    Raises:
+        UserError: Nodes or usable replies are too few, or the checkpoint is of another scenario.
     """
     checkpoint, state = read_checkpoint(run_folder) or (None, {})
     if checkpoint is not None and checkpoint.scenario != digest(scenario):
@@ -71,29 +79,25 @@ def run_federation(
     journal, entries = read_run_journal(run_folder, checkpoint)
     if checkpoint is not None:
         check_run_files(run_folder, entries, checkpoint)
-    ordered = cast(Grid, OrderedGrid(grid))
+    ordered_grid = cast(Grid, OrderedGrid(grid))
     record = RunRecord(run_folder, journal, tempered=scenario.sampler.has_temperature)
     record.begin("roster")
-    known = JournaledSites(entries) if checkpoint is not None else None
-    finished = () if checkpoint is None else checkpoint.participation.finished
-    roster = _roster(ordered, scenario, simulation_folder, known, finished)
-    if checkpoint is not None:
-        record.events.write("resumed", round=checkpoint.round)
-    names = [[member.card.name, member.card.role] for member in roster.members]
-    record.events.write("roster", sites=names, left_out=[sentence(one) for one in roster.left_out])
+    roster = _call_roster(ordered_grid, scenario, simulation_folder, checkpoint, entries)
+    _tell_roster(record, roster, checkpoint)
     check_task(scenario, roster.task)
-    run, planned = run_identifier(scenario), len(roster.training)
-    if checkpoint is not None:
-        run, planned = checkpoint.run, checkpoint.planned_sites
-    # The ledgers of a simulation are as new as its run.
-    heads_file = None if simulation_folder else run_folder.parent / HEADS_FILE
-    shapes = model_shapes(scenario.model, roster.task)
     federation = Federation(
-        scenario, run, roster, planned, shapes, run_folder, simulation_folder, heads_file
+        scenario=scenario,
+        run=checkpoint.run if checkpoint else run_identifier(scenario),
+        roster=roster,
+        planned_sites=checkpoint.planned_sites if checkpoint else len(roster.training),
+        shapes=model_shapes(scenario.model, roster.task),
+        run_folder=run_folder,
+        simulation_folder=simulation_folder,
+        # The ledgers of a simulation are as new as its run.
+        heads_file=None if simulation_folder else run_folder.parent / HEADS_FILE,
     )
-    strategy = STRATEGIES.get(scenario.aggregation.rule, IndependentChainsStrategy)(
-        federation, record
-    )
+    strategy_type = STRATEGIES.get(scenario.aggregation.rule, IndependentChainsStrategy)
+    strategy = strategy_type(federation, record)
     if checkpoint is None:
         state = strategy.initial_state(0)
         record.journal.append(prepared_files(run_folder))
@@ -105,7 +109,7 @@ def run_federation(
         strategy.restore(checkpoint, entries)
     try:
         strategy.start(
-            grid=ordered,
+            grid=ordered_grid,
             initial_arrays=ArrayRecord({name: Array(array) for name, array in state.items()}),
             num_rounds=strategy.plan.total_rounds,
             timeout=scenario.resources.round_timeout,
@@ -122,82 +126,80 @@ def run_federation(
         raise problem
 
 
-def _roster(
+def _tell_roster(record: RunRecord, roster: Roster, checkpoint: Checkpoint | None) -> None:
+    """Write the roster to the run's events."""
+    if checkpoint is not None:
+        record.events.write("resumed", round=checkpoint.round)
+    sites = [[member.card.name, member.card.role] for member in roster.members]
+    left_out = [sentence(warned) for warned in roster.left_out]
+    record.events.write("roster", sites=sites, left_out=left_out)
+
+
+def _call_roster(
     grid: Grid,
     scenario: Scenario,
     simulation_folder: str,
-    known: JournaledSites | None,
-    finished: Collection[str],
+    checkpoint: Checkpoint | None,
+    entries: Sequence[Entry],
 ) -> Roster:
+    """Wait for the nodes, ask them for their cards, and give a resumed run its roster again."""
+    journaled = JournaledSites(entries) if checkpoint is not None else None
     if not simulation_folder:
         # Real sites were waited for by name, as many as the run starts with.
         node_ids = allowed_nodes(grid, scenario.sites, only_registered=True)
-    elif known is None:
-        expected = scenario.resources.start_nodes or len(scenario.sites)
-        node_ids = connected_nodes(grid, expected, SETTLED_SECONDS)
-        if len(node_ids) < expected:
-            raise UserError(
-                f"{len(node_ids)} nodes are connected but the run waits for {expected}: "
-                "start it with  "
-                f'flwr run . --federation-config "num-supernodes={expected}"  (or use  '
-                "fl-dpbayes simulate)"
-            )
+    elif journaled is None:
+        node_ids = _new_simulated_nodes(grid, scenario)
     else:
-        expected = len(known.cards)
-        node_ids = connected_nodes(grid, expected)
-        if not node_ids:
-            raise UserError(
-                f"none of the run's {expected} nodes is connected: start them again, then "
-                "resume once more"
-            )
-    answered = call_roster(grid, node_ids, scenario, simulation_folder)
+        node_ids = _resumed_simulated_nodes(grid, len(journaled.cards))
+    roster = call_roster(grid, node_ids, scenario, simulation_folder)
     if not simulation_folder:
-        answered = replace(
-            answered, left_out=(*unlisted_nodes(grid, scenario.sites), *answered.left_out)
-        )
-        check_enough(answered, scenario)
-    return (
-        answered
-        if known is None
-        else known.roster_of(answered, scenario.resources.min_sites, finished)
+        unlisted = unlisted_nodes(grid, scenario.sites)
+        roster = replace(roster, left_out=(*unlisted, *roster.left_out))
+        check_enough(roster, scenario)
+    if checkpoint is None or journaled is None:
+        return roster
+    return journaled.roster_of(
+        roster,
+        min_sites=scenario.resources.min_sites,
+        finished=checkpoint.participation.finished,
     )
+
+
+def _new_simulated_nodes(grid: Grid, scenario: Scenario) -> list[int]:
+    expected = scenario.resources.start_nodes or len(scenario.sites)
+    node_ids = connected_nodes(grid, expected, SETTLED_SECONDS)
+    if len(node_ids) < expected:
+        raise UserError(
+            f"{len(node_ids)} nodes are connected but the run waits for {expected}: "
+            f'start it with  flwr run . --federation-config "num-supernodes={expected}"  (or use  '
+            "fl-dpbayes simulate)"
+        )
+    return node_ids
+
+
+def _resumed_simulated_nodes(grid: Grid, expected: int) -> list[int]:
+    node_ids = connected_nodes(grid, expected)
+    if not node_ids:
+        raise UserError(
+            f"none of the run's {expected} nodes is connected: start them again, then "
+            "resume once more"
+        )
+    return node_ids
 
 
 def _write(
     federation: Federation, strategy: PosteriorStrategy, record: RunRecord, *, report: bool
 ) -> Exception | None:
-    folder, scenario = federation.run_folder, federation.scenario
-    posterior, problem = None, None
-    try:
-        posterior = strategy.posterior()
-    except Exception as error:
-        # The run may already be ending with an error of its own, and what the sites spent is
-        # written in any case.
-        problem = error
-        record.warn(warning("no-posterior", reason=str(error)))
-    joined = {member.card.name for member in strategy.federation.roster.members}
-    record.warn(*(warning("absent", name) for name in scenario.sites if name not in joined))
-    record.warn(*far_off_warnings(strategy.distances()))
-    if posterior is not None:
-        if found := one_sample_warning(len(posterior.weights), scenario.aggregation.point_name):
-            record.warn(found)
-        save_posterior(
-            folder / POSTERIOR_FILE,
-            posterior,
-            model=scenario.model,
-            task=federation.roster.task,
-            scenario_hash=digest(scenario),
-            recalibration=strategy.recalibration.average if strategy.recalibration else None,
-        )
-    partition_file = folder / PARTITION_FILE
-    partition = (
-        json.loads(partition_file.read_text(encoding="utf-8")) if partition_file.is_file() else {}
-    )
-    if (folder / BASELINES_FILE).is_file():
-        partition["baselines"] = json.loads((folder / BASELINES_FILE).read_text(encoding="utf-8"))
-    stages = {"recalibration": strategy.recalibration, "evaluation": strategy.evaluation}
-    record.add_costs({name: stage.statements for name, stage in stages.items() if stage})
-    summary = summarise_run(strategy, record, partition)
+    """Write what came of a run; return what went wrong with its posterior."""
+    folder = federation.run_folder
+    problem = _write_posterior(federation, strategy, record)
+    costs = {}
+    if strategy.recalibration:
+        costs["recalibration"] = strategy.recalibration.statements
+    if strategy.evaluation:
+        costs["evaluation"] = strategy.evaluation.statements
+    record.add_costs(costs)
+    summary = summarise_run(strategy, record, _partition(folder))
     write_summary(summary, folder)
     write_csv(
         folder / "calibration.csv",
@@ -209,3 +211,45 @@ def _write(
     if report:
         write_report(folder)
     return problem
+
+
+def _write_posterior(
+    federation: Federation, strategy: PosteriorStrategy, record: RunRecord
+) -> Exception | None:
+    """Write the posterior, if there is one, and warn of what it lacks; return what went wrong."""
+    scenario = federation.scenario
+    posterior = None
+    problem = None
+    try:
+        posterior = strategy.posterior()
+    except Exception as error:
+        # The run may already be ending with an error of its own, and what the sites spent is
+        # written in any case.
+        problem = error
+        record.warn(warning("no-posterior", reason=str(error)))
+    joined = {member.card.name for member in strategy.federation.roster.members}
+    record.warn(*(warning("absent", name) for name in scenario.sites if name not in joined))
+    record.warn(*far_off_warnings(strategy.distances()))
+    if posterior is not None:
+        one_sample = one_sample_warning(len(posterior.weights), scenario.aggregation.point_name)
+        if one_sample:
+            record.warn(one_sample)
+        save_posterior(
+            federation.run_folder / POSTERIOR_FILE,
+            posterior,
+            model=scenario.model,
+            task=federation.roster.task,
+            scenario_hash=digest(scenario),
+            recalibration=strategy.recalibration.average if strategy.recalibration else None,
+        )
+    return problem
+
+
+def _partition(folder: Path) -> dict[str, Any]:
+    """Read what was measured of the sites' data in a simulation."""
+    partition = {}
+    if (folder / PARTITION_FILE).is_file():
+        partition = json.loads((folder / PARTITION_FILE).read_text(encoding="utf-8"))
+    if (folder / BASELINES_FILE).is_file():
+        partition["baselines"] = json.loads((folder / BASELINES_FILE).read_text(encoding="utf-8"))
+    return partition

@@ -1,8 +1,9 @@
-"""Flower's grid, with replies one by one in the order of the requests, and without dead processes in a simulation."""
+"""Flower's grid, with replies in the order of the requests, and without dead processes."""
 
 import math
 import time
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from importlib.machinery import PathFinder
 from logging import WARNING
 from pathlib import Path
@@ -31,7 +32,7 @@ UNREADABLE = (
 
 
 class OrderedGrid:
-    """Wraps a Grid, whose methods it has, so that replies are pulled one by one in the order of their requests.
+    """Wraps a Grid, whose methods it has, and pulls replies in the order of their requests.
 
     Strategies that fold replies as they iterate over them then hold one reply in memory, and equal
     seeds give equal results whichever site answers first. A request without a reply at the deadline
@@ -47,49 +48,73 @@ class OrderedGrid:
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> Iterator[Message]:
-        """Push all messages, then yield replies in the same order, for `timeout` seconds together (None: for ever)."""
-        pushed: list[tuple[str, Message]] = []
+        """Push all messages, then yield replies in the same order.
+
+        Args:
+            messages: The requests.
+            timeout: Seconds for all replies together; None waits for ever.
+        """
+        pushed: list[_PushedRequest] = []
         deadline = math.inf if timeout is None else time.monotonic() + timeout
         for request in messages:
-            for number in self._grid.push_messages([request]):
-                pushed.append((number, Message(Error(ErrorCode.UNKNOWN, ""), reply_to=request)))
-        for message_id, spare in pushed:
-            replies = self._pulled(message_id, spare) if message_id else []
-            while message_id and not replies and time.monotonic() < deadline:
+            for message_id in self._grid.push_messages([request]):
+                unreadable = Message(Error(ErrorCode.UNKNOWN, ""), reply_to=request)
+                pushed.append(_PushedRequest(message_id, unreadable))
+        for sent in pushed:
+            if not sent.message_id:
+                continue
+            replies = self._pull(sent)
+            while not replies and time.monotonic() < deadline:
                 time.sleep(POLL_SECONDS)
-                replies = self._pulled(message_id, spare)
+                replies = self._pull(sent)
+            # Popped, so that nothing here holds a reply that was taken.
             while replies:
                 yield replies.pop(0)
 
-    def _pulled(self, message_id: str, unreadable: Message) -> list[Message]:
-        """Return what has come.
-
-        An error reply in the place of one that Flower cannot put together from its parts.
-        """
+    def _pull(self, sent: "_PushedRequest") -> list[Message]:
+        """Return what has come to a request; an error in place of what cannot be put together."""
         try:
-            return list(self._grid.pull_messages([message_id]))
+            return list(self._grid.pull_messages([sent.message_id]))
         except UNREADABLE as error:
             log(WARNING, "a reply could not be put together: %s", type(error).__name__)
-            return [unreadable]
+            return [sent.unreadable]
+
+
+@dataclass(frozen=True)
+class _PushedRequest:
+    """A request on its way.
+
+    Attributes:
+        message_id: Its id; empty where Flower did not take it.
+        unreadable: The reply in place of one that Flower cannot put together from its parts.
+    """
+
+    message_id: str
+    unreadable: Message
 
 
 def is_simulated(grid: Grid) -> bool:
-    """Say whether a grid is that of Flower's simulation, without importing it: its database takes a second."""
-    return any(kind.__name__ == "InMemoryGrid" for kind in type(grid).__mro__)
+    """Say whether a grid is that of Flower's simulation.
+
+    It is not imported for that: its database takes a second.
+    """
+    return any(base.__name__ == "InMemoryGrid" for base in type(grid).__mro__)
 
 
 def check_workers_folder(grid: Grid) -> None:
-    """Check that a simulation's workers, which look into the working folder first, find our app.
+    """Check that a simulation's workers find our app in the working folder, where they look first.
 
-    UserError if not.
+    Raises:
+        UserError: They would find another one.
     """
-    found = PathFinder.find_spec("clients", [str(Path.cwd())])
-    if is_simulated(grid) and found and found.origin and not Path("fl_dpbayes").is_dir():
+    spec = PathFinder.find_spec("clients", [str(Path.cwd())])
+    if not is_simulated(grid) or Path("fl_dpbayes").is_dir():
+        return
+    if spec is not None and spec.origin:
         raise UserError(
-            f"{found.origin} is in the way: workers take it for the clients of fl-dpbayes; use "
-            "the command fl-dpbayes "
-            "simulate, or start flwr run, and the SuperLink that it leaves running, in "
-            "another folder"
+            f"{spec.origin} is in the way: workers take it for the clients of fl-dpbayes; use "
+            "the command fl-dpbayes simulate, or start flwr run, and the SuperLink that it leaves "
+            "running, in another folder"
         )
 
 

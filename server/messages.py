@@ -1,4 +1,4 @@
-"""Records to and from Flower messages, on the server's side, and what becomes of a reply that cannot be read."""
+"""Records to and from Flower messages on the server's side, and replies that cannot be read."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -42,11 +42,14 @@ class RejectedError(Exception):
 
 @contextmanager
 def rejecting() -> Iterator[None]:
-    """Turn whatever goes wrong while one reply is read into its rejection: its site is left out, and the run goes on.
+    """Turn whatever goes wrong while one reply is read into its rejection.
 
-    Checks raise a ValueError that names what is wrong. Nothing else should come, but what a site
-    sends must not choose which of our mistakes ends the run of all others. Raises RejectedError
-    with the reason.
+    Its site is left out, and the run goes on. Checks raise a ValueError that names what is wrong.
+    Nothing else should come, but what a site sends must not choose which of our mistakes ends the
+    run of all others.
+
+    Raises:
+        RejectedError: With the reason.
     """
     try:
         yield
@@ -58,7 +61,7 @@ def rejecting() -> Iterator[None]:
 
 
 def encoded(arrays: dict[str, npt.NDArray]) -> ArrayRecord:
-    """Encode the arrays of a request, each taken out as it is encoded, so that memory need not hold it twice."""
+    """Encode the arrays of a request; each is taken out, so that memory need not hold it twice."""
     return ArrayRecord(
         {name: Array(np.ascontiguousarray(arrays.pop(name))) for name in list(arrays)}
     )
@@ -76,12 +79,16 @@ def request_message(
 ) -> Message:
     """Build the message that carries a request and its encoded arrays to a node.
 
-    None asks but who the site is.
-
-    `round_number`: used as Flower's group. `time_to_live`: seconds for which it is waited for;
-    Flower drops request and reply a minute later, so that what came in time can still be pulled.
-    `simulation_folder`: where a virtual site finds its site file; empty in deployment, and never
-    read by a node that has a site file of its own.
+    Args:
+        record: The request; None asks but who the site is.
+        arrays: Its arrays, if it has any.
+        node_id: The node.
+        message_type: Flower's type of the message.
+        round_number: Used as Flower's group.
+        time_to_live: Seconds for which it is waited for; Flower drops request and reply a minute
+            later, so that what came in time can still be pulled.
+        simulation_folder: Where a virtual site finds its site file; empty in deployment, and never
+            read by a node that has a site file of its own.
     """
     config = ConfigRecord({"simulation-folder": simulation_folder})
     if record is not None:
@@ -105,19 +112,19 @@ def error_text(reply: Message) -> str:
     """
     if not reply.has_error() or reply.error.code == BUNDLE_REFUSED:
         return ""
-    return (
-        f"error code {reply.error.code}: "
-        f"{ERRORS.get(reply.error.code, 'the log of its node says more')}"
-    )
+    meaning = ERRORS.get(reply.error.code, "the log of its node says more")
+    return f"error code {reply.error.code}: {meaning}"
 
 
-def read_reply(reply: Message, kind: type[MessageT], node_id: int) -> MessageT | Refusal:
+def read_reply(reply: Message, reply_type: type[MessageT], node_id: int) -> MessageT | Refusal:
     """Read the record of the node that was asked, or its refusal.
 
-    ValueError for errors, other nodes or no record.
+    Raises:
+        ValueError: It is an error, of another node, or no record.
     """
-    if said := error_text(reply):
-        raise ValueError(said)
+    error = error_text(reply)
+    if error:
+        raise ValueError(error)
     if reply.has_error():
         return Refusal(code=RefusalCode.BUNDLE_NOT_APPROVED)
     if reply.metadata.src_node_id != node_id:
@@ -125,23 +132,23 @@ def read_reply(reply: Message, kind: type[MessageT], node_id: int) -> MessageT |
     config = reply.content.config_records.get("config", ConfigRecord())
     if "refusal" in config:
         return read_header(Refusal, config["refusal"])
-    return read_header(kind, config.get("record"))
+    return read_header(reply_type, config.get("record"))
 
 
 def read_arrays(
     message: Message, shapes: Mapping[str, tuple[int, ...]], dtype: npt.DTypeLike = np.float32
 ) -> dict[str, npt.NDArray]:
-    """Decode a reply's arrays, which must be finite and of exactly these names, shapes and type, else ValueError."""
+    """Decode a reply's arrays.
+
+    Raises:
+        ValueError: They are not finite, or not of exactly these names, shapes and type.
+    """
     record = message.content.array_records.get("arrays", ArrayRecord())
-    return read_sent_arrays(
-        record, {name: (shape, np.dtype(dtype)) for name, shape in shapes.items()}
-    )
+    expected = {name: (shape, np.dtype(dtype)) for name, shape in shapes.items()}
+    return read_sent_arrays(record, expected)
 
 
 def array_bytes(message: Message) -> int:
     """Count the bytes of a message's arrays."""
-    return sum(
-        len(array.data)
-        for record in message.content.array_records.values()
-        for array in record.values()
-    )
+    records = message.content.array_records.values()
+    return sum(len(array.data) for record in records for array in record.values())

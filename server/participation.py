@@ -12,25 +12,37 @@ from server.exchange import NO_REPLY, Answer
 from server.roster import NO_NODE, Member, Roster
 
 # With these a site says that it will not train again in this run.
-_CODES = (
-    "BUDGET_EXHAUSTED",
-    "POLICY_DENIED",
-    "ROLE_DENIED",
-    "PLAN_CHANGED",
-    "NOT_REPEATABLE",
-    "POLICY_EXPIRED",
-    "COHORT_CLOSED",
+FINAL_REFUSALS = frozenset(
+    {
+        RefusalCode.BUDGET_EXHAUSTED,
+        RefusalCode.POLICY_DENIED,
+        RefusalCode.ROLE_DENIED,
+        RefusalCode.PLAN_CHANGED,
+        RefusalCode.NOT_REPEATABLE,
+        RefusalCode.POLICY_EXPIRED,
+        RefusalCode.COHORT_CLOSED,
+    }
 )
-FINAL_REFUSALS = frozenset(map(RefusalCode, _CODES))
 
 
-def least_sites(min_sites: int | None, left: int) -> int:
-    """Return how many training sites a round needs, of so many that have steps left: more than half, or as given."""
-    return left // 2 + 1 if min_sites is None else min_sites
+def least_sites(min_sites: int | None, unfinished: int) -> int:
+    """Return how many training sites a round needs.
+
+    Args:
+        min_sites: As the scenario gives it; None is more than half.
+        unfinished: Number of training sites that have steps left.
+    """
+    return unfinished // 2 + 1 if min_sites is None else min_sites
 
 
 class ParticipationState(Config):
-    """What `Participation` knows between two rounds, for a checkpoint: all but `finished` by site."""
+    """What `Participation` knows between two rounds, for a checkpoint.
+
+    Attributes:
+        joined: Site -> the round in which it joined, of those that came late.
+        silent: Site -> rounds in a row without a reply.
+        finished: Sites that will not train again in this run, by their own word.
+    """
 
     joined: dict[str, PositiveInt]
     silent: dict[str, NonNegativeInt]
@@ -43,7 +55,8 @@ class Participation:
     def __init__(self, silent_rounds: int) -> None:
         """Start with all sites present.
 
-        One is given up after `silent_rounds` rounds in a row without a reply.
+        Args:
+            silent_rounds: Rounds in a row without a reply after which a site is given up.
         """
         self._silent_rounds = silent_rounds
         self._joined: dict[str, int] = {}
@@ -59,11 +72,9 @@ class Participation:
 
     def restore(self, state: ParticipationState) -> None:
         """Go on from what was known after an earlier round of the same run."""
-        self._joined, self._silent, self._finished = (
-            dict(state.joined),
-            dict(state.silent),
-            set(state.finished),
-        )
+        self._joined = dict(state.joined)
+        self._silent = dict(state.silent)
+        self._finished = set(state.finished)
 
     def has_finished(self, site: str) -> bool:
         """Say whether a site will never train again in this run, by its own word.
@@ -72,49 +83,65 @@ class Participation:
         """
         return site in self._finished
 
-    def asked(self, roster: Roster) -> list[Member]:
+    def members_to_train(self, roster: Roster) -> list[Member]:
         """Return the members that get a training request."""
-        given_up = {name for name, rounds in self._silent.items() if rounds >= self._silent_rounds}
-        out = given_up | self._finished
         return [
-            member for member in roster.training if member.has_node and member.card.name not in out
+            member
+            for member in roster.training
+            if member.has_node
+            and not self.has_finished(member.card.name)
+            and not self._is_given_up(member.card.name)
         ]
 
+    def _is_given_up(self, site: str) -> bool:
+        return self._silent.get(site, 0) >= self._silent_rounds
+
     def admit(self, server_round: int, before: Roster, after: Roster) -> list[RunWarning]:
-        """Note who has come since the roster of the last round, before that of this one."""
-        nodes, found = (
-            {member.card.name: member.node_id for member in before.members},
-            list[RunWarning](),
-        )
+        """Note who has come since the last round.
+
+        Args:
+            server_round: The round that begins.
+            before: The roster of the last round.
+            after: The roster of this one.
+
+        Returns:
+            A warning of each member that joined or came back.
+        """
+        nodes_before = {member.card.name: member.node_id for member in before.members}
+        returned_nodes = before.away - after.away
+        warnings = []
         for member in after.members:
-            name = member.card.name
-            returned = member.node_id in before.away - after.away
-            if nodes.get(name) == member.node_id and not returned:
+            site = member.card.name
+            node_before = nodes_before.get(site)
+            has_same_node = node_before == member.node_id
+            if has_same_node and member.node_id not in returned_nodes:
                 continue
-            silent = self._silent.pop(name, 0)
-            if nodes.get(name) == NO_NODE or (nodes.get(name) == member.node_id and silent):
-                found.append(warning("came-back", name, round=server_round))
-            elif nodes.get(name) == member.node_id:
+            was_silent = self._silent.pop(site, 0) > 0
+            if has_same_node and not was_silent:
                 # It was gone for an instant between two rounds, and has missed nothing.
                 continue
-            elif name in nodes:
-                found.append(warning("came-back-elsewhere", name, round=server_round))
+            if has_same_node or node_before == NO_NODE:
+                warnings.append(warning("came-back", site, round=server_round))
+            elif site in nodes_before:
+                warnings.append(warning("came-back-elsewhere", site, round=server_round))
             elif member.card.role == "train":
-                self._joined[name] = server_round
-                found.append(warning("joined", name, round=server_round))
-        return found
+                self._joined[site] = server_round
+                warnings.append(warning("joined", site, round=server_round))
+        return warnings
 
     def count(self, answers: Sequence[Answer[CheckedReply]]) -> list[RunWarning]:
         """Note how a round went; return a warning for each site that is now given up."""
-        given_up = []
+        warnings = []
         for answer in answers:
-            silent = self._silent.get(answer.site, 0) + 1 if answer.detail == NO_REPLY else 0
+            silent = 0
+            if answer.detail == NO_REPLY:
+                silent = self._silent.get(answer.site, 0) + 1
             self._silent[answer.site] = silent
             if answer.refusal is not None and answer.refusal.code in FINAL_REFUSALS:
                 self._finished.add(answer.site)
             if silent >= self._silent_rounds:
-                given_up.append(warning("silent", answer.site, silent=silent))
-        return given_up
+                warnings.append(warning("silent", answer.site, silent=silent))
+        return warnings
 
     def first_step(self, plan: TrainingPlan, site: str, server_round: int) -> int:
         """Return the first step of the plan that a site runs in a round.
@@ -124,8 +151,8 @@ class Participation:
         are. A step that a site may have run is never asked for again (its ledger would refuse it):
         a round that it missed is a gap in its schedule.
         """
-        chain, number = divmod(server_round - 1, plan.rounds)
-        joined_in, late = divmod(self._joined.get(site, 1) - 1, plan.rounds)
-        if plan.chain_start == "own_last" and joined_in == chain:
-            number -= late
-        return chain * plan.chain_steps + number * plan.steps_per_round
+        chain, round_of_chain = divmod(server_round - 1, plan.rounds)
+        joined_in_chain, rounds_late = divmod(self._joined.get(site, 1) - 1, plan.rounds)
+        if plan.chain_start == "own_last" and joined_in_chain == chain:
+            round_of_chain -= rounds_late
+        return chain * plan.chain_steps + round_of_chain * plan.steps_per_round

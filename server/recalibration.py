@@ -1,4 +1,4 @@
-"""After training: sites fit recalibration maps, or count bins once, and the server makes one map of what they send."""
+"""After training: sites fit recalibration maps, or count bins once, and the server joins them."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -47,22 +47,25 @@ Scope = Literal["federated", "site"]
 class Recalibration:
     """What came of it.
 
-    `scope`: whether every site uses the same map, or each that trained its own. `average`: the
-    median of the sites' maps. `statements`: what each recalibration part has spent. `noise`: set
-    where privacy noise alone moves the parameters too far, or hides the counts. `far_off`: of each
-    site whose map is far off the median.
+    Attributes:
+        scope: Whether every site uses the same map, or each that trained its own.
+        average: The median of the sites' maps.
+        site_maps: Site -> its map.
+        statements: Site -> what its recalibration part has spent.
+        noise: Set where privacy noise alone moves the parameters too far, or hides the counts.
+        far_off: One of each site whose map is far off the median.
     """
 
     scope: Scope
     average: config.RecalibrationMap
-    own: Mapping[str, config.RecalibrationMap]
+    site_maps: Mapping[str, config.RecalibrationMap]
     statements: Mapping[str, PrivacyStatement]
     noise: RunWarning | None = None
     far_off: tuple[RunWarning, ...] = ()
 
     def map_of(self, site: str) -> config.RecalibrationMap:
         """Return the map that a site uses; one without a map of its own uses the average."""
-        return self.own.get(site, self.average) if self.scope == "site" else self.average
+        return self.site_maps.get(site, self.average) if self.scope == "site" else self.average
 
 
 def recalibrate_sites(
@@ -72,63 +75,101 @@ def recalibrate_sites(
     heads: LedgerHeads,
     record: RunRecord,
 ) -> Recalibration | None:
-    """Fit the map at the training sites; None if the scenario asks for none or no site answered.
+    """Fit the map at the training sites.
 
     Every round starts from the median of the last one, so rounds of one step each are one descent
-    on all sites' records together. `heads` of the sites' ledgers are brought up to date.
+    on all sites' records together.
+
+    Args:
+        grid: The connected nodes.
+        federation: The run.
+        posterior: The samples whose predictions are recalibrated.
+        heads: Heads of the sites' ledgers, brought up to date.
+        record: Where warnings and events go.
+
+    Returns:
+        The maps; None if the scenario asks for none or no site answered.
     """
     scenario = federation.scenario
     if scenario.recalibration is None:
         return None
-    plan, scope = (
-        config.recalibration_plan(scenario.recalibration, scenario.privacy),
-        scenario.recalibration.scope,
-    )
+    plan = config.recalibration_plan(scenario.recalibration, scenario.privacy)
     fit = _Fit(federation, plan, posterior)
-    members = tuple(member for member in federation.roster.training if member.has_node)
+    members = [member for member in federation.roster.training if member.has_node]
     record.begin("recalibrate")
-    dropped = warning("dropped", stage="recalibration")
     for number in range(1, plan.rounds + 1):
-        names = [member.card.name for member in members]
-        record.events.write("recalibrate", round=number, rounds=plan.rounds, sites=names)
+        sites = [member.card.name for member in members]
+        record.events.write("recalibrate", round=number, rounds=plan.rounds, sites=sites)
         exchange = Exchange[RecalibrateRequest, RecalibrateReply](
-            federation, heads, MESSAGE, number, RecalibrateReply
+            federation=federation,
+            heads=heads,
+            message_type=MESSAGE,
+            round_number=number,
+            reply_type=RecalibrateReply,
         )
-        timeout, answered = scenario.resources.round_timeout, set()
-        replies = grid.send_and_receive(fit.requests(exchange, members, heads), timeout=timeout)
-        for answer in exchange.answers(replies, fit.take, lambda: record.warn(dropped)):
-            record.add_passes(answer.site, answer.passes)
-            if answer.usable:
-                answered.add(answer.site)
-            else:
-                record.warn(warning("not-recalibrated", answer.site, reason=answer.problem))
-        members = tuple(member for member in members if member.card.name in answered)
+        replies = grid.send_and_receive(
+            fit.requests(exchange, members, heads), timeout=scenario.resources.round_timeout
+        )
+        answered = _take_replies(exchange, replies, fit, record)
+        members = [member for member in members if member.card.name in answered]
         if not members:
             break
         fit.combine([member.card.name for member in members])
     if not fit.statements:
         return None
-    result = fit.result(scope)
+    result = fit.result(scenario.recalibration.scope)
     if result.noise:
         record.warn(result.noise)
     record.warn(*result.far_off)
     return result
 
 
+def _take_replies(
+    exchange: Exchange[RecalibrateRequest, RecalibrateReply],
+    replies: Iterable[Message],
+    fit: "_Fit",
+    record: RunRecord,
+) -> set[str]:
+    """Take a round's replies; return the names of the sites whose reply is used."""
+    answered = set()
+    dropped = warning("dropped", stage="recalibration")
+    for answer in exchange.answers(
+        replies, check=fit.take, on_dropped=lambda: record.warn(dropped)
+    ):
+        record.add_passes(answer.site, answer.passes)
+        if answer.usable:
+            answered.add(answer.site)
+        else:
+            record.warn(warning("not-recalibrated", answer.site, reason=answer.problem))
+    return answered
+
+
 class _Fit:
-    """What the sites have fitted so far: parameters of a descent, or counts of bins, of which there is one round."""
+    """What the sites have fitted so far: parameters of a descent, or counts of bins.
+
+    Of counts there is one round.
+
+    Attributes:
+        statements: Site -> what its recalibration part has spent.
+    """
 
     def __init__(
         self, federation: Federation, plan: config.AnyRecalibrationPlan, posterior: PosteriorSamples
     ) -> None:
-        self._federation, self._plan, self._posterior = federation, plan, posterior
-        self._noise_multiplier = planned_multiplier(plan)
-        classes, counting = federation.roster.task.classes, isinstance(plan, config.CountingPlan)
-        self._parameters = np.zeros(0 if counting else config.parameter_count(plan.method, classes))
-        self._own: dict[str, npt.NDArray[np.float64]] = {}
-        self._latest: dict[str, npt.NDArray[np.float64]] = {}
-        self._counted: dict[str, NoisedTable] = {}
         self.statements: dict[str, PrivacyStatement] = {}
+        self._federation = federation
+        self._plan = plan
+        self._posterior = posterior
+        self._noise_multiplier = planned_multiplier(plan)
+        count = 0
+        if isinstance(plan, config.RecalibrationPlan):
+            count = config.parameter_count(plan.method, federation.roster.task.classes)
+        # Of which the next round starts.
+        self._parameters = np.zeros(count)
+        # By site: parameters of its last reply, those of the last round, and counts.
+        self._fitted: dict[str, npt.NDArray[np.float64]] = {}
+        self._latest: dict[str, npt.NDArray[np.float64]] = {}
+        self._counts: dict[str, NoisedTable] = {}
 
     def requests(
         self,
@@ -137,9 +178,9 @@ class _Fit:
         heads: LedgerHeads,
     ) -> Iterator[Message]:
         """Build the requests of a round, one after the other."""
-        bundle = prefixed("posterior", self._posterior.arrays)
-        bundle_digest = arrays_digest(bundle)
-        arrays = encoded(bundle)
+        samples = prefixed("posterior", self._posterior.arrays)
+        digest = arrays_digest(samples)
+        arrays = encoded(samples)
         for member in members:
             request = RecalibrateRequest(
                 run=self._federation.run,
@@ -147,47 +188,55 @@ class _Fit:
                 task=member.card.task,
                 model=self._federation.scenario.model,
                 weights=tuple(map(float, self._posterior.weights)),
-                arrays=bundle_digest,
+                arrays=digest,
                 plan=self._plan,
                 first_step=(exchange.round_number - 1) * self._plan.steps_per_round,
                 steps=self._plan.steps_per_round,
                 start=tuple(map(float, self._parameters)) or None,
-                ledger_head=heads.seen.get(member.card.name),
+                ledger_head=heads.last.get(member.card.name),
             )
             yield exchange.request(request, arrays, member)
 
     def take(
-        self, reply: Message, answer: RecalibrateReply, request: RecalibrateRequest, member: Member
+        self, message: Message, reply: RecalibrateReply, request: RecalibrateRequest, member: Member
     ) -> None:
-        """Check and keep what a site has fitted, or raise ValueError if it is not what was asked for."""
-        name, card = member.card.name, member.card
-        check_steps(answer, request)
-        if len(answer.parameters or ()) != len(request.start or ()):
+        """Check and keep what a site has fitted.
+
+        Raises:
+            ValueError: It is not what was asked for.
+        """
+        card = member.card
+        check_steps(reply, request)
+        if len(reply.parameters or ()) != len(request.start or ()):
             raise ValueError("its parameters do not fit the request")
         # How many of its units a site keeps for recalibration it alone decides.
-        if answer.privacy.units > card.units or answer.privacy.adjacency != self._plan.adjacency:
+        if reply.privacy.units > card.units or reply.privacy.adjacency != self._plan.adjacency:
             raise ValueError("its privacy statement does not fit the site's card or the request")
-        counts = answer.steps, answer.first_step + answer.steps
-        own, reached = ((GaussianEvent(self._noise_multiplier, 1.0, steps),) for steps in counts)
-        privacy = checked_statement(
-            answer.privacy, own, reached, self.statements.get(name), self._plan.delta
+        statement = checked_statement(
+            reply.privacy,
+            self._history(reply.steps),
+            self._history(reply.first_step + reply.steps),
+            self.statements.get(card.name),
+            self._plan.delta,
         )
         if isinstance(self._plan, config.CountingPlan):
-            arrays = read_arrays(reply, COUNT_ARRAYS, np.float64)
-            most_records = self._federation.scenario.evaluation.max_records_per_unit
-            self._counted[name] = checked_counts(
-                arrays,
-                answer,
+            self._counts[card.name] = checked_counts(
+                read_arrays(message, COUNT_ARRAYS, np.float64),
+                reply,
                 card,
                 noise_multiplier=self._noise_multiplier,
-                most_records=most_records,
+                most_records=self._federation.scenario.evaluation.max_records_per_unit,
             )
-        self._own[name], self.statements[name] = np.array(answer.parameters or ()), privacy
+        self._fitted[card.name] = np.array(reply.parameters or ())
+        self.statements[card.name] = statement
+
+    def _history(self, steps: int) -> tuple[GaussianEvent, ...]:
+        return (GaussianEvent(self._noise_multiplier, 1.0, steps),)
 
     def combine(self, sites: Sequence[str]) -> None:
-        """Take the median of the parameters of the sites that answered, of which the next round starts."""
+        """Take the median of these sites' parameters, of which the next round starts."""
         if isinstance(self._plan, config.RecalibrationPlan):
-            self._latest = {site: self._own[site] for site in sites}
+            self._latest = {site: self._fitted[site] for site in sites}
             self._parameters = median_parameters(self._latest)
 
     def result(self, scope: Scope) -> Recalibration:
@@ -197,15 +246,17 @@ class _Fit:
         return self._of_counts(scope)
 
     def _of_descent(self, plan: config.RecalibrationPlan, scope: Scope) -> Recalibration:
-        units = {name: statement.units for name, statement in self.statements.items()}
-        sigma = self._noise_multiplier
-        deviations = {name: noise_deviation(plan, sigma, count) for name, count in units.items()}
+        noise_multiplier = self._noise_multiplier
+        units = {site: statement.units for site, statement in self.statements.items()}
+        deviations = {
+            site: noise_deviation(plan, noise_multiplier, count) for site, count in units.items()
+        }
         return Recalibration(
             scope=scope,
             average=bounded_map(plan, self._parameters),
-            own={name: bounded_map(plan, values) for name, values in self._own.items()},
+            site_maps={site: bounded_map(plan, values) for site, values in self._fitted.items()},
             statements=self.statements,
-            noise=noise_warning(plan, sigma, units, together=scope == "federated"),
+            noise=noise_warning(plan, noise_multiplier, units, together=scope == "federated"),
             # A site that stopped answering has a map of an earlier round, which says nothing of
             # where the last one led.
             far_off=far_off_maps(plan.method, self._latest, deviations),
@@ -214,25 +265,26 @@ class _Fit:
     def _of_counts(self, scope: Scope) -> Recalibration:
         method = self._plan.method
         code = method_code(method)
-        together = scope == "federated"
-        shared = {
-            name: code.fit(table, len(self._counted)) for name, table in self._counted.items()
+        is_federated = scope == "federated"
+        # A map is None where noise hides the counts.
+        maps_of_many = {
+            site: code.fit(table, len(self._counts)) for site, table in self._counts.items()
         }
-        single = (
-            shared if together else {name: code.fit(table) for name, table in self._counted.items()}
-        )
         parameters = {
-            name: np.array((mapping or code.identity()).parameters)
-            for name, mapping in shared.items()
+            site: np.array((mapping or code.identity()).parameters)
+            for site, mapping in maps_of_many.items()
         }
         median = tuple(map(float, median_parameters(parameters)))
+        own_maps = maps_of_many
+        site_maps: dict[str, config.RecalibrationMap] = {}
+        if not is_federated:
+            own_maps = {site: code.fit(table) for site, table in self._counts.items()}
+            site_maps = {site: mapping or code.identity() for site, mapping in own_maps.items()}
         return Recalibration(
             scope=scope,
             average=config.RecalibrationMap(method=method, parameters=median),
-            own={}
-            if together
-            else {name: mapping or code.identity() for name, mapping in single.items()},
+            site_maps=site_maps,
             statements=self.statements,
-            noise=counts_warning(single, together=together),
+            noise=counts_warning(own_maps, together=is_federated),
             far_off=far_off_maps(method, parameters, {}),
         )

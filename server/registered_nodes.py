@@ -1,4 +1,4 @@
-"""The nodes of real sites: known by the name under which each one's key is registered, waited for by that name."""
+"""The nodes of real sites, known by the name under which each one's key is registered."""
 
 import time
 from collections.abc import Callable, Collection
@@ -8,7 +8,9 @@ from flwr.serverapp import Grid
 from fl_dpbayes.config import RunWarning, Scenario, counted, outside_text, warning
 from fl_dpbayes.errors import UserError
 
-WAIT_POLL_SECONDS, SAY_SECONDS = 1.0, 15.0
+WAIT_POLL_SECONDS = 1.0
+# Seconds after which it is said again who is missing.
+SAY_SECONDS = 15.0
 
 
 def registered_names(grid: Grid) -> dict[int, str]:
@@ -20,7 +22,16 @@ def registered_names(grid: Grid) -> dict[int, str]:
 
 
 def allowed_nodes(grid: Grid, sites: Collection[str], *, only_registered: bool) -> list[int]:
-    """Return ids, ascending, of connected nodes with a site's name, or, but for `only_registered`, without a name."""
+    """Return the connected nodes that may be asked.
+
+    Args:
+        grid: The connected nodes.
+        sites: Names of the sites.
+        only_registered: Whether nodes without a registered name are left out.
+
+    Returns:
+        Their ids, ascending.
+    """
     names = registered_names(grid)
     if only_registered:
         return sorted(node for node, name in names.items() if name in sites)
@@ -28,7 +39,7 @@ def allowed_nodes(grid: Grid, sites: Collection[str], *, only_registered: bool) 
 
 
 def unlisted_nodes(grid: Grid, sites: Collection[str]) -> list[RunWarning]:
-    """Return a warning for each connected node that is registered under a name that is no site's."""
+    """Return a warning for each connected node whose registered name is no site's."""
     names = sorted(set(registered_names(grid).values()) - set(sites))
     return [
         warning("no-card", reason=f"{outside_text(name)}: it is no site of the scenario")
@@ -39,33 +50,48 @@ def unlisted_nodes(grid: Grid, sites: Collection[str]) -> list[RunWarning]:
 def wait_for_sites(
     grid: Grid, scenario: Scenario, seconds: float, say: Callable[[list[str]], None]
 ) -> None:
-    """Wait until enough of a scenario's sites are connected, or raise UserError.
+    """Wait until enough of a scenario's sites are connected.
 
-    Say now and then who is missing.
+    Args:
+        grid: The connected nodes.
+        scenario: The scenario.
+        seconds: How long to wait.
+        say: Called now and then with the names of those that are missing.
+
+    Raises:
+        UserError: Too few came.
     """
     needed = scenario.resources.start_nodes or len(scenario.sites)
-    deadline, said, told = time.monotonic() + seconds, 0.0, list[str]()
+    deadline = time.monotonic() + seconds
+    last_said = 0.0
+    last_missing: list[str] = []
     while True:
         names = registered_names(grid)
         missing = [site for site in scenario.sites if site not in names.values()]
         if len(scenario.sites) - len(missing) >= needed:
             return
-        if missing != told or time.monotonic() - said > SAY_SECONDS:
+        if missing != last_missing or time.monotonic() - last_said > SAY_SECONDS:
             say(missing)
-            said, told = time.monotonic(), missing
+            last_said = time.monotonic()
+            last_missing = missing
         if time.monotonic() >= deadline:
             nameless = len(set(grid.get_node_ids()) - names.keys())
-            if nameless:
-                raise UserError(
-                    f"{counted(nameless, 'node')} without a registered name: start the "
-                    "SuperLink with "
-                    "--enable-supernode-auth, and register each site's key under its name"
-                )
-            raise UserError(
-                f"{len(scenario.sites) - len(missing)} of {counted(len(scenario.sites), 'site')} "
-                "came within "
-                f"{seconds:.0f} s, the run starts with {needed}; missing: {', '.join(missing)}: have their nodes "
-                "started (fl-dpbayes site start), or start a new run with fewer "
-                "resources.start_nodes"
-            )
+            raise _too_few_sites(scenario, seconds, missing, nameless)
         time.sleep(WAIT_POLL_SECONDS)
+
+
+def _too_few_sites(
+    scenario: Scenario, seconds: float, missing: list[str], nameless: int
+) -> UserError:
+    if nameless:
+        return UserError(
+            f"{counted(nameless, 'node')} without a registered name: start the SuperLink with "
+            "--enable-supernode-auth, and register each site's key under its name"
+        )
+    needed = scenario.resources.start_nodes or len(scenario.sites)
+    return UserError(
+        f"{len(scenario.sites) - len(missing)} of {counted(len(scenario.sites), 'site')} came "
+        f"within {seconds:.0f} s, the run starts with {needed}; missing: {', '.join(missing)}: "
+        "have their nodes started (fl-dpbayes site start), or start a new run with fewer "
+        "resources.start_nodes"
+    )

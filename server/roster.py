@@ -1,21 +1,20 @@
-"""Which nodes take part, and in which role: asked before the first round, and of every node that comes later."""
+"""Which nodes take part, and in which role; later nodes are asked as they come."""
 
 import math
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
-from flwr.app import MessageType
+from flwr.app import Message, MessageType
 from flwr.serverapp import Grid
 
 from fl_dpbayes.config import RecordSchema, RunWarning, Scenario, Task, outside_text, warning
 from fl_dpbayes.config.installed_code import installed_code
 from fl_dpbayes.config.record_schema import record_schema
 from fl_dpbayes.errors import UserError
-from fl_dpbayes.files import Config
 from fl_dpbayes.protocol import Refusal, SiteCard
 from fl_dpbayes.report import sentence
 from server.messages import EXPIRED, RejectedError, read_reply, rejecting, request_message
@@ -27,14 +26,15 @@ POLL_SECONDS = 0.2
 NODE_SECONDS = 30.0
 # How long a node that came later may take to say who it is: the others wait.
 CARD_SECONDS = 60.0
-SHARED = ("task", "data_schema")
 
 
 @dataclass(frozen=True)
 class Member:
     """A node and what its site says of itself.
 
-    The node is `NO_NODE` until a site of a resumed run has come back.
+    Attributes:
+        node_id: The node; `NO_NODE` until a site of a resumed run has come back.
+        card: The site's card.
     """
 
     node_id: int
@@ -50,15 +50,18 @@ class Member:
 class Roster:
     """The sites of a run in a fixed order, and what is known of the nodes.
 
-    `left_out`: a warning of each node that did not join. `asked`: nodes that have answered; none is
-    asked again. `silences`: node -> how often in a row it gave no answer. `away`: nodes of members
-    that were not connected when the roster was last called. `first_nodes`: site -> the node that it
-    had first, which keeps its name.
+    Attributes:
+        members: The sites.
+        left_out: A warning of each node that did not join.
+        answered: Nodes that have answered; none is asked again.
+        silences: Node -> how often in a row it gave no answer.
+        away: Nodes of members that were not connected when the roster was last called.
+        first_nodes: Site -> the node that it had first, which keeps its name.
     """
 
     members: tuple[Member, ...]
     left_out: tuple[RunWarning, ...]
-    asked: frozenset[int] = frozenset()
+    answered: frozenset[int] = frozenset()
     silences: Mapping[int, int] = field(default_factory=dict)
     away: frozenset[int] = frozenset()
     first_nodes: Mapping[str, int] = field(default_factory=dict)
@@ -86,9 +89,17 @@ class Roster:
 
 @dataclass(frozen=True)
 class Federation:
-    """What is fixed for a run, begun by `planned_sites` training sites.
+    """What is fixed for a run.
 
-    `heads_file` keeps ledger heads across runs.
+    Attributes:
+        scenario: What is run.
+        run: The run's id, by which the sites' ledgers know it.
+        roster: The sites.
+        planned_sites: Number of training sites that began it, which the plan is made for.
+        shapes: Shapes of the model's parameters, by name.
+        run_folder: The run directory.
+        simulation_folder: Where virtual sites find their files; empty at real sites.
+        heads_file: Keeps the heads of the sites' ledgers across runs.
     """
 
     scenario: Scenario
@@ -106,16 +117,50 @@ class Federation:
         return sum(math.prod(shape) for shape in self.shapes.values())
 
 
-def connected_nodes(grid: Grid, expected: int, settled: float | None = None) -> list[int]:
-    """Wait, for a time or `settled` seconds after the last one, for `expected` nodes.
+@dataclass
+class _Cards:
+    """What nodes answered when they were asked for their cards.
 
-    Return the ids, ascending.
+    Attributes:
+        members: Site -> the node that showed its card, of cards that fit the scenario.
+        left_out: A warning of each other node that answered.
+        answered: Nodes that answered.
     """
-    deadline, seen = time.monotonic() + NODE_SECONDS, 0
+
+    members: dict[str, Member] = field(default_factory=dict)
+    left_out: list[RunWarning] = field(default_factory=list)
+    answered: set[int] = field(default_factory=set)
+
+
+class _SharedParts(NamedTuple):
+    """What the cards of all members have in common."""
+
+    task: Task
+    data_schema: RecordSchema
+
+    @classmethod
+    def of_card(cls, card: SiteCard) -> "_SharedParts":
+        return cls(task=card.task, data_schema=card.data_schema)
+
+
+def connected_nodes(grid: Grid, expected: int, settled: float | None = None) -> list[int]:
+    """Wait for nodes.
+
+    Args:
+        grid: Where they connect.
+        expected: How many to wait for.
+        settled: Seconds after the last one that came; None waits `NODE_SECONDS` in all.
+
+    Returns:
+        The ids of those that came, ascending.
+    """
+    deadline = time.monotonic() + NODE_SECONDS
+    most_so_far = 0
     while True:
         node_ids = sorted(grid.get_node_ids())
-        if settled is not None and len(node_ids) > seen:
-            seen, deadline = len(node_ids), time.monotonic() + settled
+        if settled is not None and len(node_ids) > most_so_far:
+            most_so_far = len(node_ids)
+            deadline = time.monotonic() + settled
         if len(node_ids) >= expected or time.monotonic() >= deadline:
             return node_ids
         time.sleep(POLL_SECONDS)
@@ -126,18 +171,34 @@ def call_roster(
 ) -> Roster:
     """Ask every node for its card.
 
-    Members are in the scenario's order, others after these alphabetically.
-
     A node that did not answer, repeats a name, declares too few units or has another task than most
-    is left out. Raises UserError if no site that trains answered.
+    is left out.
+
+    Args:
+        grid: The connected nodes.
+        node_ids: The nodes to ask.
+        scenario: The scenario.
+        simulation_folder: Where virtual sites find their files; empty at real sites.
+
+    Returns:
+        Members in the scenario's order, others after these alphabetically.
+
+    Raises:
+        UserError: No site that trains answered.
     """
-    timeout = scenario.resources.round_timeout
-    members, left_out, answered = _cards(grid, node_ids, {}, scenario, simulation_folder, timeout)
-    silences = dict.fromkeys(set(node_ids) - answered, 1)
+    cards = _ask_for_cards(
+        grid=grid,
+        node_ids=node_ids,
+        taken_names={},
+        scenario=scenario,
+        simulation_folder=simulation_folder,
+        timeout=scenario.resources.round_timeout,
+    )
+    silent = set(node_ids) - cards.answered
     return replace(
-        _agreeing(members, left_out, list(scenario.sites)),
-        asked=frozenset(answered),
-        silences=silences,
+        _agreeing(cards, list(scenario.sites)),
+        answered=frozenset(cards.answered),
+        silences=dict.fromkeys(silent, 1),
     )
 
 
@@ -146,103 +207,136 @@ def with_newcomers(grid: Grid, federation: Federation) -> Roster:
 
     A node is asked until it answers, or has been silent too often. The order of the members so far
     stays, newcomers follow. A site keeps its node while that is gone; only where the rules allow it
-    may another take its place, if its card says the same, until the first one is back. The roster
-    is an equal one if nothing has changed.
+    may another take its place, if its card says the same, until the first one is back.
+
+    Args:
+        grid: The connected nodes.
+        federation: The run, with the roster so far.
+
+    Returns:
+        The new roster; an equal one if nothing has changed.
     """
-    roster, scenario = federation.roster, federation.scenario
-    nodes_may_change = scenario.resources.nodes_may_change
-    connected = set(
-        allowed_nodes(grid, scenario.sites, only_registered=not federation.simulation_folder)
-    )
-    given_up = {
-        node for node, count in roster.silences.items() if count >= scenario.resources.silent_rounds
-    }
-    newcomers = sorted(connected - roster.asked - given_up)
+    roster = federation.roster
+    scenario = federation.scenario
+    is_simulated = bool(federation.simulation_folder)
+    connected = set(allowed_nodes(grid, scenario.sites, only_registered=not is_simulated))
     members = {member.card.name: member for member in roster.members}
     first_nodes = {
         name: roster.first_nodes.get(name, member.node_id) for name, member in members.items()
     }
-    taken = {}
     for name, member in members.items():
         if first_nodes[name] in connected:
             members[name] = replace(member, node_id=first_nodes[name])
-        if members[name].node_id in connected:
-            taken[name] = _taken(name)
-        elif member.has_node and not nodes_may_change:
-            gone = f"{name} has a node of its own, which is gone"
-            taken[name] = f"{gone}: start that again, or set resources.nodes_may_change"
-    timeout = min(CARD_SECONDS, scenario.resources.round_timeout)
-    cards, left_out, answered = _cards(
-        grid, newcomers, taken, scenario, federation.simulation_folder, timeout
+
+    newcomers = _newcomers(roster, scenario, connected)
+    cards = _ask_for_cards(
+        grid=grid,
+        node_ids=newcomers,
+        taken_names=_taken_names(members, scenario, connected),
+        scenario=scenario,
+        simulation_folder=federation.simulation_folder,
+        timeout=min(CARD_SECONDS, scenario.resources.round_timeout),
     )
+    left_out = [*roster.left_out, *cards.left_out]
     joined = {}
-    for name, member in cards.items():
+    shared = _SharedParts.of_card(roster.members[0].card)
+    for name, member in cards.members.items():
         if name in members and member.card != members[name].card:
             left_out.append(warning("card-changed", name))
         elif name in members:
             members[name] = member
             first_nodes[name] = first_nodes[name] or member.node_id
-        elif _shared(member.card) == _shared(roster.members[0].card):
+        elif _SharedParts.of_card(member.card) == shared:
             joined[name] = member
         else:
-            left_out.append(_differs(member, roster.task))
-    silent = {node: roster.silences.get(node, 0) + 1 for node in newcomers if node not in answered}
+            left_out.append(_other_task(member, roster.task))
+    silences = dict(roster.silences)
+    for node in newcomers:
+        if node not in cards.answered:
+            silences[node] = silences.get(node, 0) + 1
+    nodes_of_members = frozenset(member.node_id for member in members.values() if member.has_node)
     return Roster(
-        (*members.values(), *(joined[name] for name in sorted(joined))),
-        (*roster.left_out, *left_out),
-        roster.asked | answered,
-        {**roster.silences, **silent},
-        frozenset(member.node_id for member in members.values()) - connected - {NO_NODE},
-        first_nodes,
+        members=(*members.values(), *(joined[name] for name in sorted(joined))),
+        left_out=tuple(left_out),
+        answered=roster.answered | cards.answered,
+        silences=silences,
+        away=nodes_of_members - connected,
+        first_nodes=first_nodes,
     )
+
+
+def _newcomers(roster: Roster, scenario: Scenario, connected: Set[int]) -> list[int]:
+    """Return the nodes to ask for their cards, ascending."""
+    most_silences = scenario.resources.silent_rounds
+    return [
+        node
+        for node in sorted(connected - roster.answered)
+        if roster.silences.get(node, 0) < most_silences
+    ]
+
+
+def _taken_names(
+    members: Mapping[str, Member], scenario: Scenario, connected: Set[int]
+) -> dict[str, str]:
+    """Return the names that no other node may take now, and why."""
+    reasons = {}
+    for name, member in members.items():
+        if member.node_id in connected:
+            reasons[name] = _name_is_taken(name)
+        elif member.has_node and not scenario.resources.nodes_may_change:
+            gone = f"{name} has a node of its own, which is gone"
+            reasons[name] = f"{gone}: start that again, or set resources.nodes_may_change"
+    return reasons
 
 
 def check_enough(roster: Roster, scenario: Scenario) -> None:
     """Check before any site pays that as many joined as the run starts with.
 
-    UserError says why others did not.
+    Raises:
+        UserError: Fewer joined; it says why others did not.
     """
-    needed, joined = (
-        scenario.resources.start_nodes or len(scenario.sites),
-        {each.card.name for each in roster.members},
-    )
+    needed = scenario.resources.start_nodes or len(scenario.sites)
+    joined = {member.card.name for member in roster.members}
     if len(joined) < needed:
         absent = ", ".join(name for name in scenario.sites if name not in joined)
-        why = "; ".join(map(sentence, roster.left_out)) or "no answer came"
+        reasons = "; ".join(map(sentence, roster.left_out)) or "no answer came"
         raise UserError(
             f"{len(joined)} of {len(scenario.sites)} sites joined, the run starts with {needed}; "
-            f"{absent} did not "
-            f"({why}): mend that, or start a new run with lower resources.start_nodes; no "
-            "privacy was spent"
+            f"{absent} did not ({reasons}): mend that, or start a new run with lower "
+            "resources.start_nodes; no privacy was spent"
         )
 
 
-def _cards(
+def _ask_for_cards(
     grid: Grid,
     node_ids: Sequence[int],
-    taken: Mapping[str, str],
+    taken_names: Mapping[str, str],
     scenario: Scenario,
     simulation_folder: str,
     timeout: float,
-) -> tuple[dict[str, Member], list[RunWarning], set[int]]:
-    query = partial(
-        request_message,
-        None,
-        None,
-        message_type=MessageType.QUERY,
-        round_number=0,
-        time_to_live=timeout,
-        simulation_folder=simulation_folder,
-    )
-    requests = [query(node_id=node_id) for node_id in node_ids]
-    # A site whose expected batch q n is below one unit would take steps far longer than its share
-    # of the evidence: they are scaled by 1/(q n), so a claim to one unit would be a licence to go
-    # anywhere. 1/q of a decimal q may lie a rounding above a whole number.
-    least_units = math.ceil(1 / scenario.privacy.sampling_rate - 1e-9)
-    members, left_out, answered = dict[str, Member](), list[RunWarning](), set[int]()
-    shared: dict[Config, Config] = {}
+) -> _Cards:
+    """Ask nodes for their cards, and check each against the scenario and the names in use.
+
+    `taken_names` maps names that no node may take to the reason.
+    """
+    requests = [
+        request_message(
+            None,
+            None,
+            node_id=node_id,
+            message_type=MessageType.QUERY,
+            round_number=0,
+            time_to_live=timeout,
+            simulation_folder=simulation_folder,
+        )
+        for node_id in node_ids
+    ]
+    registered = registered_names(grid) if requests else {}
+    schema = _scenarios_schema(scenario)
+    cards = _Cards()
+    # Thousands of sites share one task and one schema, in memory too.
+    shared_parts: dict[_SharedParts, _SharedParts] = {}
     waiting: dict[str, int] | None = None
-    names, schema = registered_names(grid) if requests else {}, _scenarios_schema(scenario)
     for reply in grid.send_and_receive(requests, timeout=timeout):
         # Message ids exist only once the grid has pushed the requests.
         if waiting is None:
@@ -252,68 +346,67 @@ def _cards(
         node_id = waiting.pop(reply.metadata.reply_to_message_id, None)
         if node_id is None or (reply.has_error() and reply.error.code in EXPIRED):
             continue
-        answered.add(node_id)
+        cards.answered.add(node_id)
+        registered_name = registered.get(node_id, "")
         try:
-            with rejecting():
-                card = read_reply(reply, SiteCard, node_id)
-            if isinstance(card, Refusal):
-                raise ValueError(card.describe())
-            # Thousands of sites share one task and one schema, in memory too.
-            same = {
-                name: shared.setdefault(value, value)
-                for name, value in zip(SHARED, _shared(card), strict=True)
-            }
-            card = card.model_copy(update=same)
-            if reason := taken.get(card.name, _taken(card.name) if card.name in members else ""):
-                raise ValueError(reason)
-            if names.get(node_id, card.name) != card.name:
-                raise ValueError(
-                    f"its site file calls it {card.name}: give it the name under which its "
-                    "key is known"
-                )
-            reason = (
-                _other_role(card, scenario)
+            card = _read_card(reply, node_id)
+            own_parts = _SharedParts.of_card(card)
+            parts = shared_parts.setdefault(own_parts, own_parts)
+            card = card.model_copy(update=parts._asdict())
+            taken = _name_is_taken(card.name) if card.name in cards.members else ""
+            problem = (
+                taken_names.get(card.name, taken)
+                or _other_name(card, registered_name)
+                or _other_role(card, scenario)
                 or _other_code(card, scenario.named_code)
                 or _other_schema(card, schema)
+                or _too_few_units(card, scenario)
             )
-            if reason:
-                raise ValueError(reason)
-            if card.role == "train" and card.units < least_units:
-                raise ValueError(
-                    f"{card.name} declares {card.units} units, and at the plan's sampling rate a "
-                    "site that trains "
-                    f"needs {least_units}, so that a batch holds one on average"
-                )
+            if problem:
+                raise ValueError(problem)
         except (RejectedError, ValueError) as error:
-            name = outside_text(names.get(node_id, ""))
-            whose = f"{name}: " if name and not str(error).startswith(f"{name} ") else ""
-            left_out.append(warning("no-card", reason=f"{whose}{error}"))
+            cards.left_out.append(_no_card(registered_name, str(error)))
             continue
-        members[card.name] = Member(node_id, card)
-    return members, left_out, answered
+        cards.members[card.name] = Member(node_id, card)
+    return cards
 
 
-def _agreeing(
-    members: dict[str, Member], left_out: list[RunWarning], order: Sequence[str]
-) -> Roster:
-    names = [*(name for name in order if name in members), *sorted(members.keys() - set(order))]
-    ordered = [members[name] for name in names]
-    trainers = [member for member in ordered if member.card.role == "train"]
+def _read_card(reply: Message, node_id: int) -> SiteCard:
+    """Read a node's card, or raise RejectedError or ValueError."""
+    with rejecting():
+        card = read_reply(reply, SiteCard, node_id)
+    if isinstance(card, Refusal):
+        raise ValueError(card.describe())
+    return card
+
+
+def _no_card(registered_name: str, reason: str) -> RunWarning:
+    name = outside_text(registered_name)
+    if name and not reason.startswith(f"{name} "):
+        reason = f"{name}: {reason}"
+    return warning("no-card", reason=reason)
+
+
+def _agreeing(cards: _Cards, order: Sequence[str]) -> Roster:
+    """Return the members that share the task and schema of most sites that train."""
+    names = [name for name in order if name in cards.members]
+    names += sorted(cards.members.keys() - set(order))
+    members = [cards.members[name] for name in names]
+    left_out = list(cards.left_out)
+    trainers = [member for member in members if member.card.role == "train"]
     if not trainers:
-        why = "; ".join(map(sentence, left_out)) or "give at least one site the role 'train'"
-        raise UserError(f"no site that trains answered: {why}")
+        reasons = "; ".join(map(sentence, left_out)) or "give at least one site the role 'train'"
+        raise UserError(f"no site that trains answered: {reasons}")
     # The first of the commonest: one site's word must not leave out all others.
-    shared = Counter(_shared(member.card) for member in trainers).most_common(1)[0][0]
-    left_out += [
-        _differs(member, shared[0]) for member in ordered if _shared(member.card) != shared
-    ]
-    return Roster(
-        tuple(member for member in ordered if _shared(member.card) == shared), tuple(left_out)
-    )
-
-
-def _shared(card: SiteCard) -> tuple[Task, RecordSchema]:
-    return card.task, card.data_schema
+    counts = Counter(_SharedParts.of_card(member.card) for member in trainers)
+    commonest = counts.most_common(1)[0][0]
+    agreeing = []
+    for member in members:
+        if _SharedParts.of_card(member.card) == commonest:
+            agreeing.append(member)
+        else:
+            left_out.append(_other_task(member, commonest.task))
+    return Roster(members=tuple(agreeing), left_out=tuple(left_out))
 
 
 def _scenarios_schema(scenario: Scenario) -> RecordSchema | None:
@@ -324,8 +417,16 @@ def _scenarios_schema(scenario: Scenario) -> RecordSchema | None:
         return None
 
 
+# Each of these says what is wrong with a card, and nothing where it fits.
+
+
+def _other_name(card: SiteCard, registered_name: str) -> str:
+    if registered_name in ("", card.name):
+        return ""
+    return f"its site file calls it {card.name}: give it the name under which its key is known"
+
+
 def _other_role(card: SiteCard, scenario: Scenario) -> str:
-    """Say that a site takes another role than the scenario gives it; an empty text if not, or if that names it not."""
     planned = scenario.sites.get(card.name)
     if planned is None or planned.role == card.role:
         return ""
@@ -335,42 +436,54 @@ def _other_role(card: SiteCard, scenario: Scenario) -> str:
     )
 
 
-def _other_schema(card: SiteCard, schema: RecordSchema | None) -> str:
-    """Say in what a site's records are not what the scenario says; an empty text if they are."""
-    parts = schema.differences(card.data_schema) if schema is not None else []
-    said = (
-        f"{card.name} has other {' and '.join(parts)} than the scenario (names and their "
-        "order, centers, scales, "
-    )
-    remedy = (
-        "missing, class names): take over the source of the coordinator's scenario in its site file"
-    )
-    return said + remedy if parts else ""
-
-
 def _other_code(card: SiteCard, names: Sequence[str]) -> str:
-    """Say why a site would not run the code that the server runs; an empty text if it would."""
-    theirs = {code.name: code for code in card.code}
+    codes_at_site = {code.name: code for code in card.code}
     for name in names:
-        ours, found = installed_code(name), theirs.get(name)
-        if ours is None:
+        code = installed_code(name)
+        if code is None:
             # A module object of this process, which only its own simulated sites can have.
             continue
-        if found is None:
-            said = f"{card.name} does not allow {name!r} (policy.allowed_code of its site file)"
-            return f"{said}, or has not installed it"
-        if found.digest != ours.digest:
-            said = (
-                f"{card.name} has other code for {name!r}: {found.described()}, the server "
-                f"{ours.described()}"
+        code_at_site = codes_at_site.get(name)
+        if code_at_site is None:
+            return (
+                f"{card.name} does not allow {name!r} (policy.allowed_code of its site file), "
+                "or has not installed it"
             )
-            return f"{said}: install the same version at both"
+        if code_at_site.digest != code.digest:
+            return (
+                f"{card.name} has other code for {name!r}: {code_at_site.described()}, the server "
+                f"{code.described()}: install the same version at both"
+            )
     return ""
 
 
-def _taken(name: str) -> str:
+def _other_schema(card: SiteCard, schema: RecordSchema | None) -> str:
+    differences = schema.differences(card.data_schema) if schema is not None else []
+    if not differences:
+        return ""
+    return (
+        f"{card.name} has other {' and '.join(differences)} than the scenario (names and their "
+        "order, centers, scales, missing, class names): take over the source of the coordinator's "
+        "scenario in its site file"
+    )
+
+
+def _too_few_units(card: SiteCard, scenario: Scenario) -> str:
+    # A site whose expected batch q n is below one unit would take steps far longer than its share
+    # of the evidence: they are scaled by 1/(q n), so a claim to one unit would be a licence to go
+    # anywhere. 1/q of a decimal q may lie a rounding above a whole number.
+    least_units = math.ceil(1 / scenario.privacy.sampling_rate - 1e-9)
+    if card.role != "train" or card.units >= least_units:
+        return ""
+    return (
+        f"{card.name} declares {card.units} units, and at the plan's sampling rate a site that "
+        f"trains needs {least_units}, so that a batch holds one on average"
+    )
+
+
+def _name_is_taken(name: str) -> str:
     return f"the name {name!r} is taken by another node"
 
 
-def _differs(member: Member, task: Task) -> RunWarning:
+def _other_task(member: Member, task: Task) -> RunWarning:
     return warning("other-task", member.card.name, task=str(task))

@@ -21,10 +21,9 @@ from fl_dpbayes.posterior import (
 )
 from fl_dpbayes.privacy import planned_chain
 from fl_dpbayes.protocol import Arrays, without_prefix
-from server.check_reply import CheckedReply
+from server.check_reply import NO_SAMPLES, CheckedReply
 from server.roster import Federation
 from server.run_record import RunRecord
-from server.strategies.rounds import NOTHING
 from server.strategies.strategy import PosteriorStrategy
 
 AVERAGED = "averaged chain"
@@ -34,12 +33,10 @@ LARGEST_DRIFT = 1.0
 
 
 class FALDStrategy(PosteriorStrategy):
-    """Each chain starts from the broadcast state with 1/K of the prior.
+    """Each chain starts from the broadcast state with 1/K of the prior, and states are averaged.
 
-    The averaged states are the samples.
-
-    `burn_in` and `thinning` of the scenario apply to the averaged chain: at most one of its states
-    is kept per round.
+    The averaged states are the samples. `burn_in` and `thinning` of the scenario apply to the
+    averaged chain: at most one of its states is kept per round.
     """
 
     def __init__(self, federation: Federation, record: RunRecord) -> None:
@@ -56,61 +53,74 @@ class FALDStrategy(PosteriorStrategy):
         chain = self.chain_of(round_number)
         states = self.bank.states_of(list(replies), chain)
         weights = self.weights_among(replies)
-        state, warnings, is_mean = average_of_states(states, arrays, self._rule, weights)
+        average, warnings, is_mean = average_of_states(states, arrays, self._rule, weights)
         self.record.warn(*warnings)
-        training, last_step = (
-            self.federation.scenario.training,
-            max(reply.last_step for reply in replies.values()),
-        )
-        beyond = last_step % self.plan.chain_steps + 1 - training.burn_in
-        if beyond > 0:
+
+        steps_after_burn_in = self._steps_after_burn_in(replies)
+        if steps_after_burn_in > 0:
             positions = PerSite(
                 list(replies), lambda site: without_prefix("parameters", states[site])
             )
-            self._drift.add(positions, without_prefix("parameters", state), self.site_weights)
+            mean_position = without_prefix("parameters", average)
+            self._drift.add(positions, mean_position, self.site_weights)
             if self.federation.scenario.hierarchical is not None:
-                self._add_to_sums(round_number, arrays, positions, replies)
-        heat = {site: reply.stretch.temperature for site, reply in replies.items()}
-        units = self.federation.roster.units
-        temperature = averaged_temperature(heat, weights, units) if is_mean else 0.0
-        kept = int(beyond > 0 and beyond % training.thinning < training.steps_per_round)
-        size = max(reply.stretch.last_step_size for reply in replies.values())
-        arrays = {name: array[:kept] for name, array in point_of(state).arrays.items()}
-        sample = PosteriorSamples(arrays, np.full(kept, size), np.full(kept, temperature))
-        self.bank.add(AVERAGED, round_number, chain, sample, state)
-        return state
+                self._add_to_hospital_sums(round_number, arrays, positions, replies)
 
-    def _add_to_sums(
+        temperature = 0.0
+        if is_mean:
+            temperatures = {site: reply.stretch.temperature for site, reply in replies.items()}
+            units = self.federation.roster.units
+            temperature = averaged_temperature(temperatures, weights, units)
+        sample = _sample(
+            state=average,
+            is_kept=self._is_kept(steps_after_burn_in),
+            weight=max(reply.stretch.last_step_size for reply in replies.values()),
+            temperature=temperature,
+        )
+        self.bank.add(AVERAGED, round_number, chain, sample, average)
+        return average
+
+    def _steps_after_burn_in(self, replies: Mapping[str, CheckedReply]) -> int:
+        """Return how many steps of the chain lie after its burn-in; 0 or less within it."""
+        last_step = max(reply.last_step for reply in replies.values())
+        steps_of_chain = last_step % self.plan.chain_steps + 1
+        return steps_of_chain - self.federation.scenario.training.burn_in
+
+    def _is_kept(self, steps_after_burn_in: int) -> bool:
+        training = self.federation.scenario.training
+        is_thinned_in = steps_after_burn_in % training.thinning < training.steps_per_round
+        return steps_after_burn_in > 0 and is_thinned_in
+
+    def _add_to_hospital_sums(
         self,
         round_number: int,
         arrays: Arrays,
-        stepped: Mapping[str, Arrays],
+        positions: Mapping[str, Arrays],
         replies: Mapping[str, CheckedReply],
     ) -> None:
-        shapes, units = self.federation.shapes, self.federation.roster.units
+        """Add a round to the sums of which the posterior over hospitals is made."""
+        shapes = self.federation.shapes
+        units = self.federation.roster.units
         sums: dict[str, npt.NDArray] = {**(self.bank.last(HOSPITALS, 0) or {})}
         start = flatten_state(without_prefix("parameters", arrays), shapes)
         for site, reply in replies.items():
-            planned, state = (
-                planned_chain(self.plan, units[site]),
-                flatten_state(stepped[site], shapes),
-            )
-            sums[site] = sums.get(site, 0.0) + summed_round(planned, reply.last_step, start, state)
-        self.bank.add(HOSPITALS, round_number, 0, NOTHING, sums)
+            chain = planned_chain(self.plan, units[site])
+            position = flatten_state(positions[site], shapes)
+            summed = summed_round(chain, reply.last_step, start, position)
+            sums[site] = sums.get(site, 0.0) + summed
+        self.bank.add(HOSPITALS, round_number, 0, NO_SAMPLES, sums)
 
     def chain_names(self) -> list[str]:
         """Name the one averaged chain."""
         return [AVERAGED]
 
     def posterior(self) -> StoredSamples | None:
-        """Return the averaged states after burn-in.
-
-        Say where they are not draws of the posterior.
-        """
+        """Return the averaged states after burn-in, and warn where they are no posterior draws."""
         self.record.warn(
             *target_warnings(self._rule, self.site_weights, self.federation.roster.units)
         )
-        if (drift := self._drift.drift() or 0.0) > LARGEST_DRIFT:
+        drift = self._drift.drift()
+        if drift is not None and drift > LARGEST_DRIFT:
             self.record.warn(warning("drift", steps=self.plan.steps_per_round, drift=drift))
         return self.bank.stored(AVERAGED)
 
@@ -127,3 +137,13 @@ class FALDStrategy(PosteriorStrategy):
     def last(self) -> PosteriorSamples | None:
         """Return the last averaged state of each chain."""
         return self.points_of(AVERAGED)
+
+
+def _sample(state: Arrays, is_kept: bool, weight: float, temperature: float) -> PosteriorSamples:
+    """Return a state as one sample, or as none if it is not kept."""
+    count = int(is_kept)
+    return PosteriorSamples(
+        arrays={name: array[:count] for name, array in point_of(state).arrays.items()},
+        weights=np.full(count, weight),
+        temperatures=np.full(count, temperature),
+    )

@@ -1,7 +1,6 @@
-"""Strategy: every site runs its own chain to the end.
+"""Strategy: every site runs its own chain to the end, and a rule makes one posterior of them."""
 
-A rule makes one posterior of what all of them released.
-"""
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -25,100 +24,140 @@ from server.run_record import RunRecord
 from server.strategies.strategy import PosteriorStrategy
 
 
-class IndependentChainsStrategy(PosteriorStrategy):
-    """Each chain continues from its own last state, and all chains of one number start from the same weights.
+@dataclass(frozen=True)
+class _ReleasedBy:
+    """What one site released so far, as far as an aggregate depends on it."""
 
-    The server state never changes. A site that released too few samples for the rule is left out,
-    with a warning.
+    site: str
+    sample_chains: int
+    weight: float
+
+
+class IndependentChainsStrategy(PosteriorStrategy):
+    """Each chain goes on from its own last state, and the server state never changes.
+
+    All chains of one number start from the same weights. A site that released too few samples for
+    the rule is left out, with a warning.
+
+    Attributes:
+        rule: The scenario's aggregation rule.
     """
 
     def __init__(self, federation: Federation, record: RunRecord) -> None:
         super().__init__(federation, record)
-        scenario, task = federation.scenario, federation.roster.task
-        self.rule, model = scenario.aggregation, scenario.model
-        self._least = self.rule.least_samples(federation.parameters)
-        self._combined_last: tuple[object, Aggregate] | None = None
+        self.rule = federation.scenario.aggregation
+        self._least_samples = self.rule.least_samples(federation.parameters)
+        # The posterior is asked for more than once, and some rules take time.
+        self._aggregate: Aggregate | None = None
+        self._aggregated: list[_ReleasedBy] = []
         self._student = None
+        model = federation.scenario.model
         if self.rule.inputs is not None:
             # Before any site spends budget, since a file that does not fit ends the run.
             self._student = prepare_student(
-                self.rule.inputs, task, model, labelled=self.rule.needs_labels
+                self.rule.inputs,
+                federation.roster.task,
+                model,
+                labelled=self.rule.needs_labels,
             )
             record.aggregation_inputs = dict(self._student.description)
         # A last layer on a frozen body has no hidden units of its own either, and starts at zero in
         # every chain.
-        unaligned = not isinstance(model, LogisticModel) and model.frozen_body is None
-        if self.rule.averages_weights and unaligned and self.plan.chains > 1:
+        has_hidden_units = not isinstance(model, LogisticModel) and model.frozen_body is None
+        if self.rule.averages_weights and has_hidden_units and self.plan.chains > 1:
             record.warn(warning("different-starts", rule=self.rule.rule, chains=self.plan.chains))
 
     def start_arrays(self, site: str, chain: int, arrays: Arrays) -> Arrays:
-        """Return the last state that the site released in this chain, or the chain's start before its first reply."""
+        """Return the site's last state in this chain; before its first reply the chain's start."""
         return self.bank.last(site, chain) or self.initial_state(chain)
 
     def posterior(self) -> AnySamples | None:
-        """Return the rule's posterior of all sites' samples, the same at every call, or None if it cannot form one."""
+        """Return the rule's posterior of all sites' samples, or None if it cannot form one.
+
+        It is the same at every call.
+        """
         usable = self._usable_sites()
         if not usable:
             return None
         try:
-            aggregate: Aggregate | None = self._combined(usable)
+            aggregate: Aggregate | None = self._combine(usable)
         except ValueError as error:
             self.record.warn(warning("rule-failed", rule=self.rule.rule, reason=str(error)))
-            aggregate = self.of_fitting(usable, self._combined, "left-out-of-posterior")
+            aggregate = self.combine_usable(usable, self._combine, "left-out-of-posterior")
         if aggregate is None:
             return None
         self.record.warn(*aggregate.warnings)
         return aggregate.samples
 
-    def _combined(self, sites: list[str]) -> Aggregate:
-        # The posterior is asked for more than once, and some rules take time.
+    def _combine(self, sites: list[str]) -> Aggregate:
         weights = self.weights_among(sites)
-        key = [(site, len(self.bank.sample_chains(site)), weights[site]) for site in sites]
-        if self._combined_last is None or self._combined_last[0] != key:
-            states = map(self.initial_state, range(self.plan.chains))
-            starts = tuple(without_prefix("parameters", state) for state in states)
-            samples, planned = PerSite(sites, self.bank.stored), self.federation.planned_sites
-            sampler, generator = (
-                self.federation.scenario.sampler,
-                np.random.default_rng(self.federation.scenario.seed),
-            )
+        released_by = [
+            _ReleasedBy(site, len(self.bank.sample_chains(site)), weights[site]) for site in sites
+        ]
+        aggregate = self._aggregate
+        if aggregate is None or self._aggregated != released_by:
+            scenario = self.federation.scenario
+            starts = [self.initial_state(chain) for chain in range(self.plan.chains)]
             released = Released(
-                samples, weights, sampler, planned, generator, starts, self._student
+                PerSite(sites, self.bank.stored),
+                weights,
+                scenario.sampler,
+                self.federation.planned_sites,
+                np.random.default_rng(scenario.seed),
+                tuple(without_prefix("parameters", start) for start in starts),
+                self._student,
             )
-            self._combined_last = key, combine_sites(self.rule, released)
-        aggregate = self._combined_last[1]
+            aggregate = combine_sites(self.rule, released)
+            self._aggregate = aggregate
+            self._aggregated = released_by
         if aggregate.facts:
             self.record.aggregation_inputs = dict(aggregate.facts)
         return aggregate
 
     def last(self) -> AnySamples | None:
-        """Return one point per chain: under averaging rules the average of its last states, else their mixture."""
+        """Return one point per chain.
+
+        Under averaging rules it is the average of its last states, else their mixture.
+        """
         if isinstance(self.rule, AveragingRule):
             return self._averaged_last(self.rule)
-        present = {
-            site: points
-            for site in self.chain_names()
-            if (points := self.bank.stored_last_states(site))
-        }
-        return joined(present, self.weights_among(present)) if present else None
+        points = {}
+        for site in self.chain_names():
+            stored = self.bank.stored_last_states(site)
+            if stored:
+                points[site] = stored
+        return joined(points, self.weights_among(points)) if points else None
 
     def _averaged_last(self, rule: AveragingRule) -> PosteriorSamples | None:
         points = []
         for chain in range(self.plan.chains):
             sites = [site for site in self.chain_names() if self.bank.has_last(site, chain)]
             if sites:
-                states = self.bank.states_of(sites, chain)
                 average, warnings, _ = average_of_states(
-                    states, self.initial_state(chain), rule, self.weights_among(sites)
+                    self.bank.states_of(sites, chain),
+                    self.initial_state(chain),
+                    rule,
+                    self.weights_among(sites),
                 )
                 points.append(point_of(average))
                 self.record.warn(*warnings)
         return concatenate(points) if points else None
 
     def _usable_sites(self) -> list[str]:
-        released = {site: len(self.bank.sample_chains(site)) for site in self.chain_names()}
-        for site, count in released.items():
-            if 0 < count < self._least:
-                few = {"samples": count, "rule": self.rule.rule, "least": self._least}
-                self.record.warn(warning("too-few-for-rule", site, **few))
-        return [site for site, count in released.items() if count >= self._least]
+        """Name the sites that released enough samples for the rule, and warn of the others."""
+        usable = []
+        for site in self.chain_names():
+            samples = len(self.bank.sample_chains(site))
+            if samples >= self._least_samples:
+                usable.append(site)
+            elif samples > 0:
+                self.record.warn(
+                    warning(
+                        "too-few-for-rule",
+                        site,
+                        samples=samples,
+                        rule=self.rule.rule,
+                        least=self._least_samples,
+                    )
+                )
+        return usable

@@ -1,4 +1,4 @@
-"""What every aggregation rule's strategy is made of: the training rounds, and the evaluation at the end."""
+"""The base of every aggregation rule's strategy: the training rounds and the evaluation."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable
@@ -30,13 +30,14 @@ CombinedT = TypeVar("CombinedT")
 
 
 class PosteriorStrategy(TrainingRounds):
-    """Runs the sites' private chains and keeps their samples.
-
-    A rule says how they become one posterior.
+    """Runs the sites' private chains and keeps their samples, which a rule makes one posterior of.
 
     A rule's strategy says what the posterior and the point predictor are (`posterior`, `last`);
     where it differs, also where chains start (`start_arrays`) and what becomes of a round
     (`next_state`).
+
+    Attributes:
+        recalibration: What came of recalibration; None before it, and without one.
     """
 
     def __init__(self, federation: Federation, record: RunRecord) -> None:
@@ -52,79 +53,112 @@ class PosteriorStrategy(TrainingRounds):
     def last(self) -> AnySamples | None:
         """Return the point predictor: the last states, or None before the first."""
 
-    def hospitals(self) -> HospitalModel | None:
-        """Fit the posterior over hospitals to what all sites' states tell.
+    @property
+    def evaluation(self) -> Evaluation | None:
+        """What the sites' evaluations say so far; None before they were asked."""
+        return self._evaluation_stage.evaluation if self._evaluation_stage is not None else None
 
-        None where it is not asked for.
+    def averaged_temperature(self) -> float | None:
+        """Return the mean temperature of averaged states; None of a rule that averages none."""
+        return None
+
+    def chain_names(self) -> list[str]:
+        """Name the chains whose states are the posterior's samples, as the bank knows them."""
+        return [member.card.name for member in self.federation.roster.training]
+
+    def hospitals(self) -> HospitalModel | None:
+        """Fit the posterior over hospitals to the states of all sites.
+
+        Returns:
+            The fit; None where the scenario asks for none.
         """
-        if not (sums := self.bank.last(HOSPITALS, 0)):
+        sums = self.bank.last(HOSPITALS, 0)
+        if not sums:
             return None
-        found = fit_hospitals(sums, self.federation.scenario)
-        why = (
+        model = fit_hospitals(sums, self.federation.scenario)
+        reason = (
             "of that over hospitals, as it tells no level, or one too far out for "
             "hierarchical.largest_sd"
         )
-        unheard = (
-            site
-            for site, v in zip(found.sites, found.posterior.variances, strict=True)
-            if v >= UNKNOWN
-        )
-        self.record.warn(*(warning("left-out-of-posterior", site, reason=why) for site in unheard))
-        return found
+        for site, variance in zip(model.sites, model.posterior.variances, strict=True):
+            if variance >= UNKNOWN:
+                self.record.warn(warning("left-out-of-posterior", site, reason=reason))
+        return model
 
     def points_of(self, name: str) -> PosteriorSamples | None:
         """Return the last state of each chain of this name in the bank, as points."""
         stored = self.bank.stored_last_states(name)
         return stored.in_memory() if stored else None
 
-    def of_fitting(
+    def combine_usable(
         self, sites: list[str], combine: Callable[[list[str]], CombinedT], kind: str, **values: int
     ) -> CombinedT | None:
-        """Combine those sites of which `combine` makes something alone, and warn of the others.
-
-        None if none or all do.
+        """Combine those sites of which a rule makes something one by one, and warn of the others.
 
         What one site sent must not cost the others their round or posterior, whose privacy is
         spent.
+
+        Args:
+            sites: Names of all sites.
+            combine: Combines sites by name, or raises ValueError.
+            kind: Kind of the warning.
+            **values: Values of the warning.
+
+        Returns:
+            What was combined; None if no site can be used or all can.
         """
-        fitting = []
+        usable = []
         for site in sites:
             try:
                 combine([site])
-                fitting.append(site)
+                usable.append(site)
             except ValueError as reason:
                 self.record.warn(warning(kind, site, reason=str(reason), **values))
-        return combine(fitting) if fitting and fitting != sites else None
-
-    def chain_names(self) -> list[str]:
-        """Name the chains whose states are the posterior's samples, as the bank knows them."""
-        return [member.card.name for member in self.federation.roster.training]
+        if not usable or usable == sites:
+            return None
+        return combine(usable)
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """After the last round, recalibrate if asked to, then build an evaluation request for every site."""
+        """After the last round, recalibrate if asked to, then build every site's request."""
         if server_round != self.plan.total_rounds:
             return []
-        posterior, last = self.posterior(), self.last()
+        posterior = self.posterior()
+        last = self.last()
         if posterior is None or last is None:
-            said = "; ".join(map(sentence, self.record.warnings))
-            said = said or "lower training.burn_in, or see rounds.csv for what the sites said"
-            raise UserError(
-                f"no posterior sample was kept, so there is nothing to evaluate: {said}"
-            )
+            raise self._nothing_to_evaluate()
         members = self.federation.roster.with_nodes
         check_disk_space(self.plan, self.federation, len(members))
         most = most_evaluated(self.federation, max(len(posterior), len(last)), self.record)
         thinned = posterior.thinned(most)
         self.recalibration = recalibrate_sites(
-            grid, self.federation, thinned, self.heads, self.record
+            grid=grid,
+            federation=self.federation,
+            posterior=thinned,
+            heads=self.heads,
+            record=self.record,
         )
         self.begin("evaluate", server_round, members)
-        stage = EvaluationStage(self.federation, server_round, self.heads, self.record)
+        stage = EvaluationStage(
+            federation=self.federation,
+            round_number=server_round,
+            heads=self.heads,
+            record=self.record,
+        )
         self._evaluation_stage = stage
         return stage.requests(
-            {"last": last.thinned(most), "posterior": thinned}, self.recalibration, self.hospitals()
+            predictors={"last": last.thinned(most), "posterior": thinned},
+            recalibration=self.recalibration,
+            hospitals=self.hospitals(),
+        )
+
+    def _nothing_to_evaluate(self) -> UserError:
+        reasons = "; ".join(sentence(warned) for warned in self.record.warnings)
+        if not reasons:
+            reasons = "lower training.burn_in, or see rounds.csv for what the sites said"
+        return UserError(
+            f"no posterior sample was kept, so there is nothing to evaluate: {reasons}"
         )
 
     def aggregate_evaluate(
@@ -136,8 +170,3 @@ class PosteriorStrategy(TrainingRounds):
         self._evaluation_stage.collect(replies)
         self.heads.keep()
         return MetricRecord({**self._evaluation_stage.evaluation.pooled_metrics()})
-
-    @property
-    def evaluation(self) -> Evaluation | None:
-        """What the sites' evaluations say so far; None before they were asked."""
-        return self._evaluation_stage.evaluation if self._evaluation_stage is not None else None

@@ -1,4 +1,4 @@
-"""One more unit moves noised tables and fits by their sensitivity, whatever samples a hostile server sends."""
+"""One more unit moves noised tables and fits by their sensitivity, whatever samples are sent."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""Code that changed since its approval: refused before a record is read, and told by every command that looks at it."""
+"""Code that changed since its approval: refused before a record is read, and told by commands."""
 
 import shutil
 import subprocess

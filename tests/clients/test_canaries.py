@@ -1,4 +1,4 @@
-"""What a hostile ServerApp gets of a hospital's node, replies, arrays and reasons of errors: no canary is in it."""
+"""What a hostile ServerApp gets of a hospital's node: no canary is in it."""
 
 import json
 import os

@@ -18,7 +18,7 @@ KINDS = ("train", "train.recalibrate", "evaluate")
 
 @pytest.fixture(scope="module")
 def run(federations):
-    """A finished run whose noise follows from no seed, and in which every kind of request is paid for."""
+    """A finished run without a seed, in which every kind of request is paid for."""
     paid = [
         "recalibration={fraction=0.2, steps=12}",
         "evaluation={release='noised', noise_multiplier=2.0}",

@@ -45,7 +45,7 @@ def test_cost_too_long_to_state_is_refused_before_anything_is_spent(site, monkey
 
 
 def steep() -> dict:
-    """Knots so near to each other that the slope between them is infinite, and one patient who is predicted there."""
+    """Knots with an infinite slope between them, and one patient who is predicted there."""
     knots = [0.0] * (ISOTONIC_BINS - 1)
     weight = np.array([[[0.0, 0.0], [-2.372, 0.0]]], np.float32)
     arrays = prefixed("posterior", {"1.weight": weight, "1.bias": np.zeros((1, 2), np.float32)})

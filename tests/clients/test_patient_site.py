@@ -1,4 +1,4 @@
-"""A table with a patient column, through the whole client: the patient is the unit of everything."""
+"""A table with a patient column, through the client: the patient is the unit of everything."""
 
 from itertools import product
 

@@ -1,4 +1,4 @@
-"""The ledger seen through a site's app: put back, deleted, moved, restated, and told of new records."""
+"""The ledger seen through a site's app: put back, deleted, moved, restated, with new records."""
 
 import shutil
 import sqlite3
@@ -45,7 +45,7 @@ def restore(folder, copy=None) -> None:
 
 @pytest.fixture
 def spent(site):
-    """A site after two rounds, with copies of its ledger and second place after the first, taken while it is open."""
+    """A site after two rounds, with copies of its ledger and second place after the first."""
     head_of(round_of(site, 1))
     with site.ledger():
         for name in ("ledger", "witness"):

@@ -1,4 +1,4 @@
-"""The steward's word: each key of the policy, a cohort that is lowered or closed, the audit log, the statement."""
+"""The steward's word: each key of the policy, cohorts, the audit log and the statement."""
 
 import shutil
 from datetime import UTC, datetime, timedelta
@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 import clients.train
-from clients.evaluate import declared_groups
+from clients.subgroups import declared_groups
 from fl_dpbayes.config.approvals import approvals_file
 from fl_dpbayes.config.site_file import Policy
 from fl_dpbayes.data.site import SiteSplit

@@ -1,4 +1,4 @@
-"""Sites that were asked once for everything, and a server that takes up any replies to the same requests."""
+"""Sites that were asked once for everything, and a server that takes replies to that again."""
 
 import copy
 import json
@@ -77,7 +77,7 @@ def table_of_patients(folder: Path) -> tuple[Path, np.ndarray, list[str]]:
 
 
 def name_nodes(run) -> None:
-    """Let nodes name site files of their own, as hospitals do, and be registered under the sites' names."""
+    """Let nodes name their own site files, as hospitals do, and be registered under their names."""
     run.grid.names = dict(enumerate(run.scenario.sites, 1))
     for number, path in enumerate(sorted((run.folder / SITES_FOLDER).glob("*.toml")), 1):
         run.grid._contexts[number].node_config["site-file"] = str(path)
@@ -126,7 +126,7 @@ def copied(content: RecordDict) -> RecordDict:
 
 
 class Sites:
-    """A scenario's sites, asked once for everything, and a server that takes up any replies to the same requests.
+    """A scenario's sites, asked once for everything, and a server that takes up any replies.
 
     A stage returns what others see of it, comparable, and what is said of the hostile site: '' if
     its reply was used.
@@ -219,7 +219,8 @@ class Sites:
         )
         requests = strategy.configure_train(1, start, ConfigRecord(), self.grid)
         strategy.aggregate_train(1, replies_to(requests, answer))
-        outcome, posterior = record.outcomes[HOSTILE], strategy.posterior()
+        history = record.histories[HOSTILE]
+        posterior = strategy.posterior()
         self.predictors = self.predictors or (strategy.last().thinned(100), posterior.thinned(100))
         path = folder / "posterior.safetensors"
         save_posterior(
@@ -236,7 +237,8 @@ class Sites:
             ("checkpoint.safetensors", 2**22),
         ):
             assert (folder / name).stat().st_size < most
-        return path.read_bytes(), "" if outcome.used else "".join(outcome.said.values())
+        said = "" if history.used_replies else "".join(history.details.values())
+        return path.read_bytes(), said
 
     def recalibrate(self, answer, record: RunRecord):
         federation = replace(self.fixed, run_folder=record.run_folder)
@@ -249,9 +251,9 @@ class Sites:
             for text in map(sentence, record.warnings)
             if text.startswith(f"{HOSTILE} did not recalibrate: ")
         ]
-        return (found.average, dict(found.own), dict(found.statements)), said[0].split(": ", 1)[
-            1
-        ] if said else ""
+        return (found.average, dict(found.site_maps), dict(found.statements)), said[0].split(
+            ": ", 1
+        )[1] if said else ""
 
     def evaluate(self, answer, record: RunRecord):
         federation = replace(self.fixed, run_folder=record.run_folder)

@@ -1,4 +1,4 @@
-"""Could a chain have got where a reply says, and does a round fit into a message, a ledger and the disk?"""
+"""Could a chain have got where a reply says, and does a round fit into message, ledger and disk?"""
 
 from types import SimpleNamespace
 

@@ -1,4 +1,4 @@
-"""Every file that a resume reads, damaged in every way: refused in one line that names it, or proven harmless."""
+"""Files that a resume reads, damaged in every way: refused in one line, or proven harmless."""
 
 import shutil
 import threading

@@ -1,4 +1,4 @@
-"""Replies that are not what was asked for: rejected with a status and a reason, and shown clean wherever they are."""
+"""Replies that are not what was asked for: rejected with a status and a reason, shown clean."""
 
 import importlib
 import io

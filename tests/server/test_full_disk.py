@@ -1,4 +1,4 @@
-"""A disk that is full at any file of a run: one line, nothing lost, and the resumed run ends as the unbroken one."""
+"""A disk that is full at any file of a run: one line, nothing lost, and the run can resume."""
 
 import errno
 import io
@@ -32,7 +32,7 @@ MOST_FAILURES, MOST_OF_A_KIND = 40, 2
 
 
 class FullDisk:
-    """Lets one write of a command fail: the first that is of another kind than those that failed before."""
+    """Lets one write of a command fail: the first of a kind that has not failed before."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.failed, self._open = folder, list[str](), io.open

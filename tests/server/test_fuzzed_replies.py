@@ -1,4 +1,4 @@
-"""Real replies of every type, changed at random: whatever one site sends, the others' result is what it would be.
+"""Real replies, changed at random: whatever one site sends, the others' result stays as it is.
 
 `FL_DPBAYES_FUZZ=5000` changes as many replies of each stage instead of a few.
 """
@@ -384,7 +384,7 @@ def check_one(data, sites, stage: str) -> None:
 
 
 def check_others(stage: str, result: Any, with_all: Any) -> None:
-    """What is used of the hostile site lies within the bounds of its stage and leaves the others' part as it was."""
+    """The hostile site's part lies within its stage's bounds and leaves the others' as it was."""
 
     others = {
         "card": lambda found: [member for member in found if member.card.name != HOSTILE],

@@ -1,4 +1,4 @@
-"""A federation on linear regression, from private chains to the rule: it lands on the posterior that theory predicts.
+"""A federation on linear regression lands on the posterior that theory predicts.
 
 loss_i = |x_i w - y_i|^2 / 2, prior N(0, scale^2) shared as the rule asks. A site's chain at
 temperature T with step a has the stationary law N(m_k, T (n_k H_k (I - a H_k / 2))^-1), n_k H_k =
@@ -191,7 +191,7 @@ def averaged(weights, *, rounds, steps, chains, meter=None, burn_in=0):
 
 
 def reweighted_posterior(weights):
-    """Precision and mean of p(w) prod_k p(D_k|w)^(w_k N / n_k), its prior shared between the sites alike."""
+    """Precision and mean of p(w) prod_k p(D_k|w)^(w_k N / n_k), its prior shared alike."""
     targets = {site: target_of(site, share=1 / len(SITES)) for site in SITES}
     parts = {
         site: weights[site] * sum(UNITS.values()) * target.curvature

@@ -38,7 +38,8 @@ from tests.server.conftest import Cut
 pytestmark = pytest.mark.slow
 
 SITES = """sites={
-uk-119 = {role="train", group="uk"}, uk-32 = {role="train", group="uk"}, norway-258 = {role="train", group="norway"},
+uk-119 = {role="train", group="uk"}, uk-32 = {role="train", group="uk"},
+norway-258 = {role="train", group="norway"},
 uk-129 = {role="held_out", group="uk"}}""".replace("\n", "")
 SETTINGS = [
     "training={rounds=6, steps_per_round=1, burn_in=2, thinning=1}",
@@ -451,7 +452,7 @@ def test_a_release_is_bounded_whatever_states_a_bank_may_hold(
 
 
 def of_another_model(folder: Path) -> None:
-    """Put a posterior into a run's folder whose model sees other values of the records than the run's."""
+    """Put a posterior into a run's folder whose model sees other values of the records."""
     finished = read_run(folder)
     model = MLPModel(hidden=(3,), frozen_body=FrozenBody(seed=1))
     shapes = model_shapes(model, finished.task)

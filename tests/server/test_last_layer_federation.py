@@ -1,4 +1,4 @@
-"""Federations in which sites train the last layer alone: what travels, what is refused, what comes out."""
+"""Federations in which sites train the last layer alone: what travels, what is refused."""
 
 import hashlib
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The server keeps the heads of the sites' ledgers across runs: one put back between two runs is refused."""
+"""The server keeps the heads of the sites' ledgers across runs: one put back is refused."""
 
 import shutil
 
@@ -13,7 +13,7 @@ from tests.server.conftest import name_nodes
 
 def keep_heads(path, heads) -> None:
     known = LedgerHeads(path)
-    known.seen |= heads
+    known.last |= heads
     known.keep()
 
 

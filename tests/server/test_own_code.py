@@ -1,4 +1,4 @@
-"""Code that a request names: a site imports what its policy lists, and the server wants the same code everywhere."""
+"""Code that a request names: allowed by a site's policy, and the same everywhere."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Recalibration of a whole run: its own part and budget, its maps, and sites that do not take part."""
+"""Recalibration of a whole run: its part, budget and maps, and sites that take no part."""
 
 import json
 

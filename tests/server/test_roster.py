@@ -1,4 +1,4 @@
-"""Who takes part: cards that do not fit, and sites that come late, miss rounds, fall silent or come back."""
+"""Who takes part: cards that do not fit, and sites that come late, miss rounds or come back."""
 
 import json
 import time

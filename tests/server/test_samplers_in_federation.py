@@ -1,4 +1,4 @@
-"""Every sampler runs at the sites of a federation, private and not, and its samples are ordinary parameter vectors."""
+"""Every sampler runs at the sites of a federation, private and not."""
 
 import math
 

@@ -58,12 +58,12 @@ def test_posterior_of_one_sample_is_called_a_point_estimate(federation) -> None:
 
 @pytest.fixture
 def any_distance(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let replies pass that lie farther from their start than chains get: reordered units at short steps do."""
-    monkeypatch.setattr("server.strategies.rounds.check_displacement", lambda *_: None)
+    """Let replies pass that lie farther from their start than chains get, as reordered units do."""
+    monkeypatch.setattr("server.strategies.rounds.check_displacement", lambda *_, **__: None)
 
 
 def reorder_hidden_units(run) -> None:
-    """Let site `west` number the hidden units from the other end in the first round, from which its chain goes on."""
+    """Let site `west` number the hidden units from the other end in the first round."""
 
     def reordered(reply):
         for name, array in reply.content["arrays"].items():

@@ -5,7 +5,8 @@ import pytest
 from flwr.app import Array
 from pydantic import ValidationError
 
-from clients.evaluate import count_predictions, measured_groups
+from clients.evaluate import count_predictions
+from clients.subgroups import measured_groups
 from fl_dpbayes.calibration.federation.evaluation import Evaluation, Place
 from fl_dpbayes.calibration.federation.subgroups import read_subgroups, subgroup_sets
 from fl_dpbayes.calibration.statistics import from_batch, merge, to_arrays

@@ -1,0 +1,231 @@
+"""How sites answered in a round, as the run's journal keeps it, and how a site's rounds went."""
+
+import math
+import sys
+from collections.abc import Sequence
+from itertools import takewhile
+from typing import TypedDict
+
+from fl_dpbayes.files import Config
+from fl_dpbayes.protocol import PrivacyStatement
+from server.check_reply import CheckedReply
+from server.exchange import USED_STATUSES, Answer
+
+# The least usual last.
+STATUSES = (*USED_STATUSES, "REFUSED", "FAILED", "REJECTED")
+NOT_ASKED = "NOT ASKED"
+
+
+class CostCells(TypedDict):
+    """What a site stated of its spending, as cells of `privacy.csv`; infinite is `math.inf`."""
+
+    steps: int
+    epsilon: float
+    epsilon_method: str
+    delta: float
+    mu: float
+    mu_kind: str
+    adjacency: str
+    budget: float
+    noise_multiplier_first: float | None
+    noise_multiplier_last: float | None
+
+
+def cost_cells(statement: PrivacyStatement) -> CostCells:
+    """Return the cells of a site's privacy statement."""
+    multipliers = [multiplier for multiplier, *_ in statement.history]
+    return {
+        "steps": statement.steps,
+        "epsilon": _infinite_if_none(statement.epsilon),
+        "epsilon_method": statement.epsilon_method,
+        "delta": statement.delta,
+        "mu": _infinite_if_none(statement.mu),
+        "mu_kind": statement.mu_kind,
+        "adjacency": statement.adjacency,
+        "budget": _infinite_if_none(statement.budget),
+        "noise_multiplier_first": multipliers[0] if multipliers else None,
+        "noise_multiplier_last": multipliers[-1] if multipliers else None,
+    }
+
+
+def _infinite_if_none(value: float | None) -> float:
+    return math.inf if value is None else value
+
+
+class ReplyOutcome(Config):
+    """What the journal keeps of a reply.
+
+    Attributes:
+        samples: Number of its samples.
+        temperature: Summed step size, mean temperature weighted by it, least and largest.
+        privacy: Its privacy statement without the history.
+        kept: First rows of the history that the site's statement before had as well.
+        history: The rows after these.
+    """
+
+    samples: int
+    temperature: tuple[float, float, float, float]
+    privacy: dict[str, str | bool | int | float | None]
+    kept: int
+    history: tuple[tuple[float, float, int], ...]
+
+    @classmethod
+    def of_reply(cls, reply: CheckedReply, previous: PrivacyStatement | None) -> "ReplyOutcome":
+        """Return what the journal keeps of a reply, after the site's statement before."""
+        stretch = reply.stretch
+        history = reply.privacy.history
+        previous_history = previous.history if previous is not None else ()
+        pairs = zip(previous_history, history, strict=False)
+        kept = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+        return cls(
+            samples=len(stretch.weights),
+            temperature=(stretch.step_weight, stretch.temperature, *stretch.temperature_range),
+            privacy=reply.privacy.model_dump(mode="json", exclude={"history"}),
+            kept=kept,
+            history=history[kept:],
+        )
+
+    @property
+    def mean_temperature(self) -> float:
+        """Mean temperature of the reply's steps, weighted by step size."""
+        return self.temperature[1]
+
+    def statement(self, previous: PrivacyStatement | None) -> PrivacyStatement:
+        """Return the site's privacy statement, after its statement before."""
+        before = previous.history[: self.kept] if previous is not None else ()
+        # It was validated when it came.
+        return PrivacyStatement.model_construct(
+            **{**self.privacy, "history": (*before, *self.history)}  # type: ignore[arg-type]
+        )
+
+
+class SiteOutcome(Config):
+    """How one site answered in a round.
+
+    Attributes:
+        site: The site's name.
+        status: One of `STATUSES`.
+        detail: The reason of a reply that is not used.
+        bytes_up: Size of the reply's arrays.
+        reply: What the journal keeps of a reply that is used.
+    """
+
+    site: str
+    status: str
+    detail: str
+    bytes_up: int
+    reply: ReplyOutcome | None
+
+    @classmethod
+    def of_answer(
+        cls, answer: Answer[CheckedReply], previous: PrivacyStatement | None
+    ) -> "SiteOutcome":
+        """Return the outcome of an answer, after the site's privacy statement before."""
+        reply = None
+        if answer.checked is not None:
+            reply = ReplyOutcome.of_reply(answer.checked, previous)
+        return cls(
+            site=answer.site,
+            status=answer.status,
+            detail=answer.detail,
+            bytes_up=answer.bytes_up,
+            reply=reply,
+        )
+
+
+class RoundOutcome(Config):
+    """How a round went.
+
+    Attributes:
+        round: Its number, from 1.
+        seconds: How long it took.
+        bytes_down: Size of the arrays of all requests.
+        outcomes: One of each site that got a request.
+    """
+
+    round: int
+    seconds: float
+    bytes_down: int
+    outcomes: tuple[SiteOutcome, ...]
+
+    def row(self) -> dict[str, int | float]:
+        """Return the round's row of `rounds.csv`."""
+        statuses = [outcome.status for outcome in self.outcomes]
+        replies = [outcome.reply for outcome in self.outcomes if outcome.reply is not None]
+        return {
+            "round": self.round,
+            "seconds": self.seconds,
+            "sites_asked": len(self.outcomes),
+            **{f"sites_{status.lower()}": statuses.count(status) for status in STATUSES},
+            "bytes_up": sum(outcome.bytes_up for outcome in self.outcomes),
+            "bytes_down": self.bytes_down,
+            "samples_kept": sum(reply.samples for reply in replies),
+        }
+
+
+class SiteHistory:
+    """How a site's rounds went so far, without what its replies said.
+
+    Attributes:
+        statuses: Round -> status.
+        details: Status -> what came with it when it first came.
+        used_replies: Number of replies that were used.
+    """
+
+    def __init__(self) -> None:
+        self.statuses: dict[int, str] = {}
+        self.details: dict[str, str] = {}
+        self.used_replies = 0
+        self._step_weight = 0.0
+        self._weighted_temperature = 0.0
+        self._least_temperature = math.inf
+        self._largest_temperature = -math.inf
+
+    def add(self, round_number: int, outcome: SiteOutcome) -> None:
+        """Add a round."""
+        # One text for all sites and rounds.
+        status = sys.intern(outcome.status)
+        self.statuses[round_number] = status
+        self.details.setdefault(status, outcome.detail)
+        if outcome.reply is None:
+            return
+        step_weight, mean, least, largest = outcome.reply.temperature
+        self.used_replies += 1
+        self._step_weight += step_weight
+        self._weighted_temperature += step_weight * mean
+        self._least_temperature = min(least, self._least_temperature)
+        self._largest_temperature = max(largest, self._largest_temperature)
+
+    def mean_temperature(self) -> float | None:
+        """Return the mean temperature of all steps, weighted by step size; None without a step."""
+        return self._weighted_temperature / self._step_weight if self._step_weight > 0 else None
+
+    def temperature_range(self) -> list[float] | None:
+        """Return the least and the largest temperature of all steps; None without a step."""
+        if self._step_weight > 0:
+            return [self._least_temperature, self._largest_temperature]
+        return None
+
+    def describe(self) -> str:
+        """Say how the last round went, and how many did not go well before it if it did.
+
+        Of these it names the least usual status.
+        """
+        if not self.statuses:
+            return NOT_ASKED
+        last = self.statuses[max(self.statuses)]
+        if last not in USED_STATUSES:
+            return f"{last} {self.details[last]}".strip()
+        unused = [status for status in self.statuses.values() if status not in USED_STATUSES]
+        if not unused:
+            return "PARTIAL" if "PARTIAL" in self.details else last
+        worst = max(unused, key=STATUSES.index)
+        text = f"{last}; {len(unused)} of {len(self.statuses)} rounds {worst}"
+        return f"{text} {self.details[worst]}".strip()
+
+    def statuses_in(self, rounds: Sequence[int]) -> tuple[str, ...]:
+        """Return the status in each of these rounds.
+
+        A site is not asked after its last round, or before it joined.
+        """
+        return tuple(self.statuses.get(number, NOT_ASKED) for number in rounds)
