@@ -56,7 +56,7 @@ DRAWING = {
     "standard_normals",
     "randn",
     "randn_like",
-    "released",
+    "release",
 }
 
 
@@ -98,7 +98,7 @@ def purposes() -> set[str]:
     found = set()
     for path in ROOT.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "released":
+            if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "release":
                 assert isinstance(node.args[0], ast.Constant), path
                 found.add(str(node.args[0].value))
     return found
