@@ -26,7 +26,7 @@ from fl_dpbayes.config import Scenario, import_apps
 from fl_dpbayes.data import plan_sites
 from fl_dpbayes.engine.inline_engine import logs_in
 from fl_dpbayes.files import json_values
-from fl_dpbayes.privacy import Check
+from fl_dpbayes.privacy.audit_statistics import Check
 from fl_dpbayes.report.terminal_table import terminal_table
 
 ATTACKS: dict[str, Callable[[Scenario, Path, np.random.Generator], list[Check]]] = {

@@ -25,18 +25,20 @@ from fl_dpbayes.config import recalibration as config
 from fl_dpbayes.data import recalibration_units
 from fl_dpbayes.errors import UserError
 from fl_dpbayes.models import build_model, vector_to_arrays
-from fl_dpbayes.privacy import (
+from fl_dpbayes.privacy.audit_statistics import (
     Check,
     Finding,
     Questions,
     correlation_tests,
+    mean_test,
+    variance_test,
+    verdicts,
+)
+from fl_dpbayes.privacy.noise_statistics import (
     deviation_tests,
     direction_tests,
     law_tests,
-    mean_test,
     pair_test,
-    variance_test,
-    verdicts,
 )
 from fl_dpbayes.protocol import (
     Arrays,

@@ -5,7 +5,8 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-from fl_dpbayes.privacy import Finding, Questions, bit_tests
+from fl_dpbayes.privacy.audit_statistics import Finding, Questions
+from fl_dpbayes.privacy.noise_statistics import bit_tests
 
 # So many bits at most, as far as the noise covers them by a factor of 2^MARGIN.
 MOST_BITS, MARGIN = 10, 4

@@ -18,12 +18,12 @@ from fl_dpbayes.audit.noise_questions import again_question, noise_questions, te
 from fl_dpbayes.audit.reading import Course, Reading, own_plan, read_stretch, with_step_size
 from fl_dpbayes.config import PrivacyPlan, Scenario, TrainingPlan
 from fl_dpbayes.models import model_shapes, vector_views
-from fl_dpbayes.privacy import (
+from fl_dpbayes.privacy import solve_plan
+from fl_dpbayes.privacy.audit_statistics import (
     Check,
     Finding,
     Questions,
     correlation_tests,
-    solve_plan,
     variance_test,
     verdicts,
 )

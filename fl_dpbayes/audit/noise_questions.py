@@ -10,8 +10,9 @@ from fl_dpbayes.audit.directions import (
     random_directions,
     restrictions,
 )
-from fl_dpbayes.privacy import Questions, excess_test, variance_test
 from fl_dpbayes.privacy import noise_statistics as statistics
+from fl_dpbayes.privacy.audit_statistics import Questions, variance_test
+from fl_dpbayes.privacy.noise_statistics import excess_test
 
 Array = npt.NDArray[np.float64]
 

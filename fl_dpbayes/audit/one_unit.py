@@ -20,7 +20,7 @@ from fl_dpbayes.audit.canary_site import CanaryRecords, write_canary_site
 from fl_dpbayes.audit.reading import Course, loud_plan, own_plan, private_settings, read_all
 from fl_dpbayes.config import GlobalClipping, PrivacyPlan, Scenario
 from fl_dpbayes.models import DropoutModule, VariationalModule, build_model, model_input_shape
-from fl_dpbayes.privacy import Check, mean_test, verdicts
+from fl_dpbayes.privacy.audit_statistics import Check, mean_test, verdicts
 from fl_dpbayes.samplers import (
     BatchGradient,
     RecordLoss,

@@ -25,8 +25,15 @@ from fl_dpbayes.config import Scenario, Task
 from fl_dpbayes.data import load_site, open_ledger
 from fl_dpbayes.predict.hospital_posterior import NEW_HOSPITAL, load_hospitals
 from fl_dpbayes.predict.update import compare_patients, update_hospital
-from fl_dpbayes.privacy import Check, Finding, Questions, correlation_tests, variance_test, verdicts
 from fl_dpbayes.privacy import noise_statistics as statistics
+from fl_dpbayes.privacy.audit_statistics import (
+    Check,
+    Finding,
+    Questions,
+    correlation_tests,
+    variance_test,
+    verdicts,
+)
 
 Array = npt.NDArray[np.float64]
 

@@ -24,7 +24,8 @@ from fl_dpbayes.config import PrivacyPlan, Scenario, Split, outside_text, write_
 from fl_dpbayes.config import recalibration as config
 from fl_dpbayes.files import Message
 from fl_dpbayes.models import model_shapes
-from fl_dpbayes.privacy import Check, correlation_tests, planned_stretch, verdicts
+from fl_dpbayes.privacy import planned_stretch
+from fl_dpbayes.privacy.audit_statistics import Check, correlation_tests, verdicts
 from fl_dpbayes.protocol import (
     Arrays,
     EvaluateReply,

@@ -17,8 +17,8 @@ from fl_dpbayes.audit import gradients as auditor
 from fl_dpbayes.audit.canary_site import CanaryRecords, CanarySite, write_canary_site
 from fl_dpbayes.audit.reading import Course, Reading, loud_plan, own_plan, read_all
 from fl_dpbayes.config import Scenario
-from fl_dpbayes.privacy import Check, Finding, Questions, mean_test, variance_test
 from fl_dpbayes.privacy import audit_statistics as statistics
+from fl_dpbayes.privacy.audit_statistics import Check, Finding, Questions, mean_test, variance_test
 
 Array = npt.NDArray[np.float64]
 

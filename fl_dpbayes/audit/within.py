@@ -31,7 +31,7 @@ from fl_dpbayes.audit.noise_questions import (
 from fl_dpbayes.audit.reading import Course, loud_plan, own_plan
 from fl_dpbayes.audit.steps import Steps, read_requests, shows_every_step
 from fl_dpbayes.config import Scenario, TrainingPlan
-from fl_dpbayes.privacy import Check, Questions, verdicts
+from fl_dpbayes.privacy.audit_statistics import Check, Questions, verdicts
 
 Array = npt.NDArray[np.float64]
 

@@ -12,7 +12,6 @@ from fl_dpbayes.calibration.bins import (
     in_fixed_pieces,
     on_grid,
 )
-from fl_dpbayes.calibration.case_mix import clipped_inputs
 from fl_dpbayes.calibration.conformal import (
     EXACT_BINS,
     NOISED_BINS,
@@ -99,7 +98,6 @@ __all__ = [
     "bounded_map",
     "bounded_sum",
     "checked_counts",
-    "clipped_inputs",
     "coarsen",
     "counts_warning",
     "describe",

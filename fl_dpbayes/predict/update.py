@@ -15,13 +15,12 @@ from fl_dpbayes.calibration import (
     BoundedSum,
     Floats,
     bounded_sum,
-    clipped_inputs,
     in_fixed_pieces,
     private_threshold,
     set_counts,
     set_sensitivity,
 )
-from fl_dpbayes.calibration.case_mix import CaseMix, case_mix
+from fl_dpbayes.calibration.case_mix import CaseMix, case_mix, clipped_inputs
 from fl_dpbayes.config import site_name
 from fl_dpbayes.data import MAX_DECLARATION_ERROR
 from fl_dpbayes.errors import UserError

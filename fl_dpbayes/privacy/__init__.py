@@ -5,15 +5,6 @@ that never shows less than was spent.
 """
 
 from fl_dpbayes.privacy.account import SMALL_DELTA, Account
-from fl_dpbayes.privacy.audit_statistics import (
-    Check,
-    Finding,
-    Questions,
-    correlation_tests,
-    mean_test,
-    variance_test,
-    verdicts,
-)
 from fl_dpbayes.privacy.check_statement import (
     checked_statement,
     largest_at_small_delta,
@@ -58,14 +49,6 @@ from fl_dpbayes.privacy.ledger.state import (
     read_state,
 )
 from fl_dpbayes.privacy.ledger.witness import RENEWED, LedgerPlace, repair_witness
-from fl_dpbayes.privacy.noise_statistics import (
-    bit_tests,
-    deviation_tests,
-    direction_tests,
-    excess_test,
-    law_tests,
-    pair_test,
-)
 from fl_dpbayes.privacy.planned_noise import (
     NOISE_TOLERANCE,
     PlannedStretch,
@@ -91,12 +74,10 @@ __all__ = [
     "SMALL_DELTA",
     "Account",
     "Budget",
-    "Check",
     "Cohort",
     "CohortChangedError",
     "DataVersion",
     "Entry",
-    "Finding",
     "GaussianEvent",
     "History",
     "Ledger",
@@ -106,7 +87,6 @@ __all__ = [
     "LedgerState",
     "Part",
     "PlannedStretch",
-    "Questions",
     "Refused",
     "Reservation",
     "Reserved",
@@ -115,14 +95,9 @@ __all__ = [
     "Spent",
     "StoredReply",
     "Streams",
-    "bit_tests",
     "chain_of_history",
     "checked_statement",
     "cohorts_of",
-    "correlation_tests",
-    "deviation_tests",
-    "direction_tests",
-    "excess_test",
     "filter_orders",
     "gdp_mu",
     "history_of_steps",
@@ -131,10 +106,7 @@ __all__ = [
     "joined",
     "largest_at_small_delta",
     "largest_prefix",
-    "law_tests",
-    "mean_test",
     "noise_of_steps",
-    "pair_test",
     "planned_chain",
     "planned_epsilon",
     "planned_stretch",
@@ -152,7 +124,5 @@ __all__ = [
     "split_name",
     "unit_scores",
     "unit_sketch",
-    "variance_test",
-    "verdicts",
     "write_history",
 ]

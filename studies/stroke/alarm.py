@@ -28,8 +28,7 @@ import numpy as np
 from scipy.special import expit
 from scipy.stats import spearmanr
 
-from fl_dpbayes.calibration import clipped_inputs
-from fl_dpbayes.calibration.case_mix import case_mix
+from fl_dpbayes.calibration.case_mix import case_mix, clipped_inputs
 from fl_dpbayes.config import load_scenario
 from fl_dpbayes.models.feature_map import feature_map
 from fl_dpbayes.privacy import solve_multiplier
