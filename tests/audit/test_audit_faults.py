@@ -5,6 +5,7 @@ seeds.
 """
 
 import dataclasses
+import inspect
 import itertools
 import math
 import os
@@ -77,7 +78,12 @@ def changed(holder: object, name: str, change: Callable[[Callable], Callable]) -
 
 
 def without_cap(sound: Callable) -> Callable:
-    return lambda probabilities, labels, bins, most: sound(probabilities, labels, bins)
+    def uncapped(*arguments, **keywords):
+        bound = inspect.signature(sound).bind(*arguments, **keywords)
+        bound.arguments["max_records_per_unit"] = 1
+        return sound(*bound.args, **bound.kwargs)
+
+    return uncapped
 
 
 def change_keywords(holder: object, name: str, change: Callable[[dict], dict]) -> Fault:
