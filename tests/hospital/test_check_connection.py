@@ -107,8 +107,8 @@ def try_way(server, places, tmp_path):
         }
         connection = Connection.model_validate(values | changes)
         return {
-            found.what: found
-            for found in connection_findings(SimpleNamespace(connection=connection))
+            finding.subject: finding
+            for finding in connection_findings(SimpleNamespace(connection=connection))
         }
 
     return tried
@@ -117,7 +117,7 @@ def try_way(server, places, tmp_path):
 def only_failure(found: dict[str, Finding]) -> tuple[str, str]:
     (one,) = (finding for finding in found.values() if finding.status == "FAIL")
     assert one.remedy
-    return one.what, one.said
+    return one.subject, one.message
 
 
 def test_each_step_passes_and_no_node_is_activated(server, try_way) -> None:
