@@ -151,9 +151,9 @@ def _write_made_up_table(
     for name, texts in source.categories.items():
         table[name] = generator.choice(texts, len(names))
     table[source.label] = np.array(source.class_names)[labels] if source.class_names else labels
-    for name in (*source.group_columns, source.site_column):
-        if name:
-            table[name] = table.get(name, "made-up")
+    for text_column in (*source.group_columns, source.site_column):
+        if text_column:
+            table[text_column] = table.get(text_column, "made-up")
     if source.unit_column is not None:
         table[source.unit_column] = names
     path = folder / "records.csv"
