@@ -590,7 +590,11 @@ def reproduce(
 app.add_typer(site, name="site")
 app.add_typer(deploy, name="deploy")
 app.command(
-    epilog="Example: fl-dpbayes provision federation --sites north,south --host fl.example.org"
+    help=(
+        "Make a certificate authority, the server's certificate, and the files of the coordinator "
+        "and the hospitals."
+    ),
+    epilog="Example: fl-dpbayes provision federation --sites north,south --host fl.example.org",
 )(provision)
 
 

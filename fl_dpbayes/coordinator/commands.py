@@ -1,4 +1,4 @@
-"""The commands `fl-dpbayes deploy ...` and `fl-dpbayes provision`: what a coordinator does for a real federation."""
+"""The commands `fl-dpbayes deploy ...` and `fl-dpbayes provision`, of a coordinator."""
 
 from pathlib import Path
 from typing import Annotated
@@ -23,10 +23,16 @@ def provision(
         int, Option(min=1, max=65535, help="Where the SuperLink listens, on its own machine.")
     ] = 8443,
 ) -> None:
-    """Make a certificate authority, the server's certificate, and the files of the coordinator and the hospitals."""
-    from fl_dpbayes.coordinator.provision import provision as run
+    """Make a certificate authority, the server's certificate, and the files of both ends."""
+    from fl_dpbayes.coordinator.provision import provision as write_kits
 
-    run(folder, [name.strip() for name in sites.split(",")], host, port, console)
+    write_kits(
+        folder=folder,
+        sites=[name.strip() for name in sites.split(",")],
+        host=host,
+        port=port,
+        console=console,
+    )
 
 
 FolderArgument = Annotated[Path, Argument(help="The run directory.")]
@@ -51,7 +57,14 @@ def deploy_run(
     """Run a scenario at real sites and follow it; an interrupt ends the following, not the run."""
     from fl_dpbayes.coordinator.deploy import deploy_run as run
 
-    run(scenario, assignments or [], out, superlink, wait, console)
+    run(
+        scenario_name=scenario,
+        overrides=assignments or [],
+        folder=out,
+        superlink=superlink,
+        wait=wait,
+        console=console,
+    )
 
 
 @deploy.command("status", epilog="Example: fl-dpbayes deploy status runs/stroke-1")

@@ -1,9 +1,10 @@
-"""`fl-dpbayes site approve`: shows the steward what waits, and lets it run from the next message on."""
+"""`fl-dpbayes site approve`: shows the steward what waits, and lets it run from then on."""
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
@@ -29,54 +30,90 @@ from fl_dpbayes.hospital.node import own_bundle
 from fl_dpbayes.hospital.planned_requests import Requests, planned_requests
 from fl_dpbayes.protocol import plan_digest, plan_text
 
-MOST_LINES, MOST_CHARACTERS = 2000, 2000
+# Of a plan that a person is shown.
+MOST_LINES = 2000
+MOST_CHARACTERS = 2000
+
+Confirm = Callable[[str], bool]
+
+
+@dataclass(frozen=True)
+class WaitingItem:
+    """A bundle or a plan that may be approved.
+
+    Attributes:
+        kind: Of `bundles` or `plans`.
+        digest: The SHA-256 under which it waits.
+        content: Its bytes, which may have been changed since.
+    """
+
+    kind: Kind
+    digest: str
+    content: bytes
+
+
+@dataclass(frozen=True)
+class Description:
+    """What a steward is told of a bundle or a plan.
+
+    Attributes:
+        text: What it holds.
+        problem: Why it cannot be approved; empty if it can.
+    """
+
+    text: str
+    problem: str
 
 
 def show_waiting(site_file: Path, console: Console) -> None:
-    """List what waits for approval, what is approved, the installed code, and the bundle of its version."""
-    own, approved = read_own_site_file(site_file), read_approvals(site_file)
+    """List what waits, what is approved, the installed code, and the bundle of its version.
+
+    Args:
+        site_file: Of the site.
+        console: Where it is printed.
+
+    Raises:
+        UserError: If the site file or its approvals cannot be used.
+    """
+    site = read_own_site_file(site_file)
+    approvals = read_approvals(site_file)
     lines = [f"waits: {kind[:-1]} {outside_text(digest)}" for kind, digest, _ in held(site_file)]
-    lines += [
-        f"approved: bundle {digest} {approved.described(digest)}" for digest in approved.bundles
-    ]
-    lines += [f"approved: plan {digest} {approved.described(digest)}" for digest in approved.plans]
-    lines += _code_lines(own)
-    lines += [f"NOT APPROVED: {line}" for line in unapproved_code(own, site_file)]
-    lines.append(
-        f"bundle of the version installed here: {hashlib.sha256(own_bundle()).hexdigest()}"
-    )
+    for digest in approvals.bundles:
+        lines.append(f"approved: bundle {digest} {approvals.described(digest)}")
+    for digest in approvals.plans:
+        lines.append(f"approved: plan {digest} {approvals.described(digest)}")
+    lines += _code_lines(site)
+    lines += [f"NOT APPROVED: {line}" for line in unapproved_code(site, site_file)]
+    own_digest = hashlib.sha256(own_bundle()).hexdigest()
+    lines.append(f"bundle of the version installed here: {own_digest}")
     console.print("\n".join(lines), markup=False, highlight=False, soft_wrap=True)
 
 
-def approve_digest(
-    site_file: Path, digest: str, console: Console, confirm: Callable[[str], bool]
-) -> None:
-    """Show what waits under a digest, or this version's bundle, ask, approve it.
+def approve_digest(site_file: Path, digest: str, console: Console, confirm: Confirm) -> None:
+    """Show what waits under a digest, or this version's bundle, ask, and approve it.
 
-    UserError if no site may run it.
+    Args:
+        site_file: Of the site.
+        digest: SHA-256, whole.
+        console: Where it is shown.
+        confirm: Asks a person a question.
+
+    Raises:
+        UserError: If nothing waits there, no site may run it, or it is not confirmed.
     """
-    site, own = read_own_site_file(site_file), own_bundle()
-    waiting: list[tuple[Kind, str, bytes]] = [("bundles", hashlib.sha256(own).hexdigest(), own)]
-    for kind, name, path in held(site_file):
-        with suppress(OSError), path.open("rb") as file:
-            waiting.append((kind, name, file.read(MOST_HELD_BYTES + 1)))
-    found = [item for item in waiting if item[1] == digest.lower()]
-    if not found:
-        raise UserError(
-            f"nothing readable waits under {digest}: `fl-dpbayes site approve {site_file}` "
-            "lists what does"
-        )
-    kind, whole, content = found[0]
-    text, problem = (_plan if kind == "plans" else _bundle)(whole, content)
-    if kind == "bundles":
-        text = "\n".join([text, "it runs this code, as it is installed now:", *_code_lines(site)])
+    site = read_own_site_file(site_file)
+    item = _find_item(site_file, digest)
+    description = _describe_item(item)
+    text = description.text
+    if item.kind == "bundles":
+        code_heading = "it runs this code, as it is installed now:"
+        text = "\n".join([text, code_heading, *_code_lines(site)])
     console.print(text, markup=False, highlight=False, soft_wrap=True)
-    if problem or not confirm(f"approve this {kind[:-1]}?"):
-        raise UserError(f"not approved{': ' if problem else ''}{problem}")
-    if kind == "bundles":
-        approve_bundle(site, site_file, whole)
+    _confirm_approval(f"approve this {item.kind[:-1]}?", description.problem, confirm)
+    if item.kind == "bundles":
+        approve_bundle(site, site_file, item.digest)
     else:
-        approve(site_file, kind, whole)
+        approve(site_file, item.kind, item.digest)
     console.print(
         f"approved, from the next message on: {approvals_file(site_file)}",
         markup=False,
@@ -84,62 +121,118 @@ def approve_digest(
     )
 
 
-def approve_scenario(
-    site_file: Path, given: str, console: Console, confirm: Callable[[str], bool]
-) -> None:
-    """Show the plans that a coordinator's scenario sends this site, ask for each that is not approved, approve it.
+def _find_item(site_file: Path, digest: str) -> WaitingItem:
+    """Find what waits under a digest; the installed version's bundle need not wait."""
+    for item in _waiting_items(site_file):
+        if item.digest == digest.lower():
+            return item
+    raise UserError(
+        f"nothing readable waits under {digest}: `fl-dpbayes site approve {site_file}` "
+        "lists what does"
+    )
 
-    Raises UserError if site file or scenario cannot be used, or a plan is not confirmed.
+
+def _waiting_items(site_file: Path) -> Iterator[WaitingItem]:
+    """Read the installed version's bundle, and what waits and can be read."""
+    bundle = own_bundle()
+    yield WaitingItem("bundles", hashlib.sha256(bundle).hexdigest(), bundle)
+    for kind, digest, path in held(site_file):
+        content = None
+        with suppress(OSError), path.open("rb") as file:
+            content = file.read(MOST_HELD_BYTES + 1)
+        if content is not None:
+            yield WaitingItem(kind, digest, content)
+
+
+def approve_scenario(
+    site_file: Path, scenario_name: str, console: Console, confirm: Confirm
+) -> None:
+    """Show the plans that a scenario sends this site, and ask for each that is not approved.
+
+    Args:
+        site_file: Of the site.
+        scenario_name: The coordinator's scenario file.
+        console: Where it is shown.
+        confirm: Asks a person a question.
+
+    Raises:
+        UserError: If site file or scenario cannot be used, or a plan is not confirmed.
     """
-    own = read_own_site_file(site_file)
-    requests = planned_requests(own_scenario(given, own, site_file), own)
-    for kind in waiting_plans(own, site_file, requests):
+    site = read_own_site_file(site_file)
+    requests = planned_requests(own_scenario(scenario_name, site, site_file), site)
+    for kind in waiting_plans(site, site_file, requests):
         request = requests[kind][0]
         assert request is not None
-        digest, content = plan_digest(request), plan_text(request).encode()
-        text, problem = _plan(digest, content)
-        console.print(text, markup=False, highlight=False, soft_wrap=True)
-        if problem or not confirm("approve this plan?"):
-            raise UserError(f"not approved{': ' if problem else ''}{problem}")
+        digest = plan_digest(request)
+        description = _describe_plan(digest, plan_text(request).encode())
+        console.print(description.text, markup=False, highlight=False, soft_wrap=True)
+        _confirm_approval("approve this plan?", description.problem, confirm)
         approve(site_file, "plans", digest)
         console.print(f"approved: {kind}, plan {digest}", markup=False, soft_wrap=True)
 
 
-def waiting_plans(own: SiteFile, site_file: Path, requests: Requests) -> list[str]:
-    """Name the kinds of requests whose plans the steward has not approved, where the policy asks for it."""
-    if own.policy.approved_plans is None:
+def waiting_plans(site: SiteFile, site_file: Path, requests: Requests) -> list[str]:
+    """Name the requests whose plans are not approved, where the policy asks for approval.
+
+    Args:
+        site: What the site file says.
+        site_file: Beside which the approvals lie.
+        requests: By their kind.
+
+    Returns:
+        Kinds of requests.
+    """
+    if site.policy.approved_plans is None:
         return []
-    approved = {*own.policy.approved_plans, *read_approvals(site_file).plans}
+    approved_plans = {*site.policy.approved_plans, *read_approvals(site_file).plans}
     kinds = []
     for kind, (request, _) in requests.items():
-        nothing_leaves = kind == "evaluate" and own.policy.evaluation_release == "none"
-        if request is not None and not nothing_leaves and plan_digest(request) not in approved:
+        nothing_leaves = kind == "evaluate" and site.policy.evaluation_release == "none"
+        if request is None or nothing_leaves:
+            continue
+        if plan_digest(request) not in approved_plans:
             kinds.append(kind)
     return kinds
 
 
-def _code_lines(site_file: SiteFile) -> list[str]:
+def _confirm_approval(question: str, problem: str, confirm: Confirm) -> None:
+    """Refuse what has a problem; ask a person for everything else."""
+    if problem:
+        raise UserError(f"not approved: {problem}")
+    if not confirm(question):
+        raise UserError("not approved")
+
+
+def _code_lines(site: SiteFile) -> list[str]:
     return [
         f"installed: {code.name}, {code.distribution} {code.version}, {code.digest}"
-        for code in site_code(site_file)
+        for code in site_code(site)
     ]
 
 
-def _bundle(digest: str, content: bytes) -> tuple[str, str]:
+def _describe_item(item: WaitingItem) -> Description:
+    if item.kind == "plans":
+        return _describe_plan(item.digest, item.content)
+    return _describe_bundle(item.digest, item.content)
+
+
+def _describe_bundle(digest: str, content: bytes) -> Description:
     bundle = read_bundle(content)
-    return bundle.described(), bundle.problem or (
-        "" if bundle.sha256 == digest else "it was changed"
-    )
+    problem = bundle.problem
+    if not problem and bundle.sha256 != digest:
+        problem = "it was changed"
+    return Description(bundle.described(), problem)
 
 
-def _plan(digest: str, content: bytes) -> tuple[str, str]:
+def _describe_plan(digest: str, content: bytes) -> Description:
     try:
         plan = json.loads(content)
         canonical = json.dumps(plan, sort_keys=True, separators=(",", ":"))
         lines = json.dumps(plan, indent=2, ensure_ascii=False).splitlines()
     except (ValueError, RecursionError):
-        return f"plan {digest}", "it cannot be read as JSON"
-    unfit = len(lines) > MOST_LINES or max(map(len, lines)) > MOST_CHARACTERS
-    unfit = unfit or hashlib.sha256(canonical.encode()).hexdigest() != digest
-    shown = "\n".join(outside_text(line, MOST_CHARACTERS) for line in lines[:MOST_LINES])
-    return f"plan {digest}\n{shown}", "it was changed, or is too long to be shown" if unfit else ""
+        return Description(f"plan {digest}", "it cannot be read as JSON")
+    is_long = len(lines) > MOST_LINES or max(map(len, lines)) > MOST_CHARACTERS
+    is_changed = hashlib.sha256(canonical.encode()).hexdigest() != digest
+    safe_lines = [outside_text(line, MOST_CHARACTERS) for line in lines[:MOST_LINES]]
+    problem = "it was changed, or is too long to be shown" if is_long or is_changed else ""
+    return Description("\n".join([f"plan {digest}", *safe_lines]), problem)

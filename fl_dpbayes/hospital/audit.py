@@ -1,4 +1,4 @@
-"""`fl-dpbayes site audit verify`: a site's audit log and its ledger, line by line against each other.
+"""`fl-dpbayes site audit verify`: a site's audit log and its ledger, line by line.
 
 Each entry of the ledger names the line of the log that was written before it; each line that ends a
 request names the line that began it, and what was paid.
@@ -18,69 +18,92 @@ from fl_dpbayes.hospital.ledger import ledger_of, ledger_problems
 from fl_dpbayes.privacy import Entry, Reservation, cohorts_of, read_state
 from fl_dpbayes.report import count
 
+# Entries of the ledger that reserve steps.
+RESERVING_ENTRIES = frozenset({"reserved", "taken over"})
 # Entries of the ledger that a request makes.
-REQUESTED = frozenset({"reserved", "taken over", "evaluation"})
+REQUEST_ENTRIES = RESERVING_ENTRIES | {"evaluation"}
 
 
 @dataclass
 class LogFindings:
     """What is missing of log and ledger or was changed, and what is no fault.
 
-    A line of text each.
+    Attributes:
+        problems: What is wrong, a line of text each.
+        notes: What is no fault, a line of text each.
+        line_count: How many lines the log has.
+        linked_entries: How many entries of the ledger name their line of the log.
     """
 
     problems: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    lines: int = 0
-    known: int = 0
+    line_count: int = 0
+    linked_entries: int = 0
 
 
 def verify_audit_log(site_file: Path, console: Console) -> int:
     """Print what is wrong with a site's audit log, or that it is whole.
 
-    Return the exit status, 1 if it is not.
+    Args:
+        site_file: Of the site whose log is checked.
+        console: Where it is printed.
+
+    Returns:
+        The exit status: 1 if something is wrong.
+
+    Raises:
+        UserError: If a file cannot be read, or the ledger is damaged.
     """
-    found = log_findings(site_file)
-    for note in found.notes:
+    findings = log_findings(site_file)
+    for note in findings.notes:
         console.print(f"note: {note}", markup=False, soft_wrap=True)
-    for problem in found.problems:
+    for problem in findings.problems:
         console.print(f"GAP: {problem}", markup=False, soft_wrap=True)
-    if found.problems:
+    if findings.problems:
         return 1
-    sound = f"The log is whole: {count(found.lines)} lines, each bound to the one before"
-    known = (
-        f"{count(found.known)} entries of the ledger know their line, and both tell of "
-        "the same steps"
+    console.print(
+        f"The log is whole: {count(findings.line_count)} lines, each bound to the one before; "
+        f"{count(findings.linked_entries)} entries of the ledger know their line, and both tell "
+        "of the same steps.",
+        markup=False,
+        soft_wrap=True,
     )
-    console.print(f"{sound}; {known}.", markup=False, soft_wrap=True)
     return 0
 
 
 def log_findings(site_file: Path) -> LogFindings:
     """Check a site's audit log, that of its node, the ledger, and the ledger against the log.
 
-    Raises UserError if a file cannot be read, or the ledger is damaged.
+    Args:
+        site_file: Of the site; the ledger is checked if the file names one.
+
+    Returns:
+        What is wrong, and what is no fault.
+
+    Raises:
+        UserError: If a file cannot be read, or the ledger is damaged.
     """
-    found = LogFindings()
     try:
-        # A line that the ledger knows is written before its entry, and one that tells of steps
-        # after theirs: while no line is written, what was read of both fits.
+        # The line that an entry of the ledger names is written before the entry, and the line that
+        # tells of its steps after it: while no line is written, what is read of both fits.
         with held_still(site_file):
-            chain, entries = read_chain_of_log(site_file), _ledger_entries(site_file)
+            chain = read_chain_of_log(site_file)
+            entries = _ledger_entries(site_file)
         with held_still(node_log(site_file)):
-            of_node = read_chain_of_log(node_log(site_file))
+            node_chain = read_chain_of_log(node_log(site_file))
     except OSError as error:
         raise UserError(f"the audit log of {site_file} cannot be read: {error.strerror}") from None
-    found.lines = len(chain.lines)
-    found.problems += chain.problems + [
-        f"log of the node: {problem}" for problem in of_node.problems
-    ]
-    found.notes += chain.notes + [f"log of the node: {note}" for note in of_node.notes]
+    findings = LogFindings(line_count=len(chain.lines))
+    findings.problems += chain.problems
+    findings.problems += [f"log of the node: {problem}" for problem in node_chain.problems]
+    findings.notes += chain.notes
+    findings.notes += [f"log of the node: {note}" for note in node_chain.notes]
     settings = read_site_file(site_file).ledger
     if settings is not None:
-        found.problems += [f"the ledger: {problem}" for problem in ledger_problems(site_file)[0]]
-        _reconcile(found, chain, _entries_of_log(entries, chain, settings.cohort))
-    return found
+        ledger_faults = ledger_problems(site_file)[0]
+        findings.problems += [f"the ledger: {problem}" for problem in ledger_faults]
+        _compare_entries(findings, chain, _entries_of_log(entries, chain, settings.cohort))
+    return findings
 
 
 def _ledger_entries(site_file: Path) -> list[Entry]:
@@ -92,7 +115,7 @@ def _ledger_entries(site_file: Path) -> list[Entry]:
 
 
 def _entries_of_log(entries: list[Entry], chain: AuditChain, cohort: str) -> list[Entry]:
-    """Return the entries of a site's cohort, and those of cohorts that it had before, whose lines stand in its log."""
+    """Return the entries of a site's cohort, and of earlier cohorts with lines in its log."""
     cohorts = {cohort}
     for entry in entries:
         line = entry.content.get("log")
@@ -101,76 +124,107 @@ def _entries_of_log(entries: list[Entry], chain: AuditChain, cohort: str) -> lis
     return [entry for entry in entries if entry.content["cohort"] in cohorts]
 
 
-def _reconcile(found: LogFindings, chain: AuditChain, entries: list[Entry]) -> None:
-    """Compare each entry that a request made with its lines, and each line that tells of a charge with its entry."""
+def _compare_entries(findings: LogFindings, chain: AuditChain, entries: list[Entry]) -> None:
+    """Compare each entry of a request with its lines, and each charge in a line with its entry."""
     states = {cohort: read_state(entries, cohort) for cohort in cohorts_of(entries)}
-    endings: dict[int, list[int]] = defaultdict(list)
-    for number, event in chain.lines.items():
-        if event.get("decision") != ASKED and isinstance(event.get("asked"), int):
-            endings[event["asked"]].append(number)
-    paid: dict[int, Reservation] = {}
-    unnamed = 0
+    endings = _ending_lines(chain)
+    charged_lines: set[int] = set()
+    entries_without_line = 0
     for entry in entries:
         line = entry.content.get("log")
         if line is None:
-            if entry.content["kind"] not in REQUESTED:
+            if entry.content["kind"] not in REQUEST_ENTRIES:
                 continue
-            unnamed += 1
-            if found.known:
-                found.problems.append(
+            entries_without_line += 1
+            if findings.linked_entries:
+                findings.problems.append(
                     f"entry {entry.position} of the ledger was made without a line of the log"
                 )
             continue
-        found.known += 1
+        findings.linked_entries += 1
         number = line["number"]
         if number < chain.first and chain.lines:
             # It was in a file that went, as the log says.
             continue
         if chain.heads.get(number) != line["head"]:
-            what = "is missing" if number not in chain.heads else "is not as it was written"
-            found.problems.append(
-                f"line {number}, which entry {entry.position} of the ledger knows, {what}"
+            fault = "is missing" if number not in chain.heads else "is not as it was written"
+            findings.problems.append(
+                f"line {number}, which entry {entry.position} of the ledger knows, {fault}"
             )
-        if entry.content["kind"] in ("reserved", "taken over"):
+        if entry.content["kind"] in RESERVING_ENTRIES:
             identity = entry.content.get("reservation", entry.position)
-            paid[number] = states[entry.content["cohort"]].reservations[identity]
-            _compare_ending(found, chain, number, endings[number], paid[number])
-    if unnamed:
-        found.notes.append(
-            f"{unnamed} entries of the ledger are of an earlier version, and name no "
+            reservation = states[entry.content["cohort"]].reservations[identity]
+            charged_lines.add(number)
+            _compare_ending(
+                findings=findings,
+                chain=chain,
+                number=number,
+                endings=endings[number],
+                reservation=reservation,
+            )
+    if entries_without_line:
+        findings.notes.append(
+            f"{entries_without_line} entries of the ledger are of an earlier version, and name no "
             "line of the log"
         )
+    _find_unpaid_lines(findings, chain, charged_lines)
+
+
+def _ending_lines(chain: AuditChain) -> dict[int, list[int]]:
+    """Number the lines that ended a request, by the number of the line that began it."""
+    endings: dict[int, list[int]] = defaultdict(list)
     for number, event in chain.lines.items():
-        steps = _steps_of(event)
-        asked = event.get("asked")
-        if steps and not (isinstance(asked, int) and asked in paid):
-            found.problems.append(
-                f"line {number} tells of {counted(steps, 'step')} that the ledger does not hold"
-            )
+        if event.get("decision") != ASKED and isinstance(event.get("asked"), int):
+            endings[event["asked"]].append(number)
+    return endings
 
 
 def _compare_ending(
-    found: LogFindings, chain: AuditChain, number: int, endings: list[int], reservation: Reservation
+    findings: LogFindings,
+    chain: AuditChain,
+    number: int,
+    endings: list[int],
+    reservation: Reservation,
 ) -> None:
-    whose = (
+    """Compare what the ledger reserved for a request with the line that ended it, if any did."""
+    reserved_steps = (
         f"{counted(reservation.steps, 'step')} of round {reservation.round}, run "
         f"{outside_text(reservation.run)}"
     )
     if not endings:
-        found.notes.append(
-            f"line {number} began {whose}, and its process ended before it told of an answer"
+        findings.notes.append(
+            f"line {number} began {reserved_steps}, and its process ended before it told of an "
+            "answer"
         )
         return
     event = chain.lines[endings[-1]]
+    steps = _charged_steps(event)
     # Where the ledger failed after it had taken the steps, nothing was told of a charge, and
     # nothing left.
-    told = event.get("decision") == "answered" or _steps_of(event) > 0
-    if told and _steps_of(event) != reservation.steps:
-        said = f"line {endings[-1]} tells of {counted(_steps_of(event), 'step')}"
-        found.problems.append(f"{said}, and the ledger holds {whose}")
+    tells_charge = event.get("decision") == "answered" or steps > 0
+    if tells_charge and steps != reservation.steps:
+        findings.problems.append(
+            f"line {endings[-1]} tells of {counted(steps, 'step')}, and the ledger holds "
+            f"{reserved_steps}"
+        )
 
 
-def _steps_of(event: dict[str, Any]) -> int:
+def _find_unpaid_lines(findings: LogFindings, chain: AuditChain, charged_lines: set[int]) -> None:
+    """Find lines that tell of steps for which the ledger has no entry."""
+    for number, event in chain.lines.items():
+        steps = _charged_steps(event)
+        beginning = event.get("asked")
+        is_paid = isinstance(beginning, int) and beginning in charged_lines
+        if steps and not is_paid:
+            findings.problems.append(
+                f"line {number} tells of {counted(steps, 'step')} that the ledger does not hold"
+            )
+
+
+def _charged_steps(event: dict[str, Any]) -> int:
+    """Read how many steps a line says were charged: 0 where it says nothing that can be read."""
     charge = event.get("charge")
-    steps = charge.get("steps", 0) if isinstance(charge, dict) else 0
+    if not isinstance(charge, dict):
+        return 0
+    steps = charge.get("steps", 0)
     return steps if isinstance(steps, int) else 0

@@ -1,4 +1,4 @@
-"""What an app bundle holds, read without running or unpacking it, and whether a site lets it run."""
+"""What an app bundle holds, read without running it, and whether a site lets it run."""
 
 import hashlib
 import io
@@ -22,18 +22,26 @@ from fl_dpbayes.errors import UserError
 from fl_dpbayes.files import AuditLogError
 from fl_dpbayes.files.audit_log import record
 
-PROJECT, LIST = "pyproject.toml", ".info/CONTENT"
+PROJECT = "pyproject.toml"
+LIST = ".info/CONTENT"
 CLIENT_APP = "clients.app:app"
-MOST_FILES, MOST_PROJECT_BYTES = 100, 16 * 1024
+MOST_FILES = 100
+MOST_PROJECT_BYTES = 16 * 1024
 logger = logging.getLogger("fl_dpbayes.site")
 
 
 @dataclass(frozen=True)
 class Bundle:
-    """An app bundle: names of its files, the text of its project file, the app's `publisher/name` and version.
+    """An app bundle.
 
-    `problem`: why no site runs it, whoever approves; empty for a project file alone that names the
-    installed app.
+    Attributes:
+        sha256: Of its bytes.
+        problem: Why no site runs it, whoever approves; empty for a project file alone that names
+            the installed app.
+        app: The app's `publisher/name`.
+        version: The app's.
+        files: Their names, sorted.
+        project: The text of its project file.
     """
 
     sha256: str
@@ -46,46 +54,56 @@ class Bundle:
     def described(self) -> str:
         """Tell a person what the bundle holds, as nothing but text."""
         lines = [*self.files, "", *self.project.splitlines()]
-        shown = "\n".join(f"  {outside_text(line, MOST_PROJECT_BYTES)}" for line in lines)
-        return (
-            f"bundle {self.sha256}, app {outside_text(self.app)}; its files, and its project "
-            f"file:\n{shown}"
+        safe_lines = [f"  {outside_text(line, MOST_PROJECT_BYTES)}" for line in lines]
+        heading = (
+            f"bundle {self.sha256}, app {outside_text(self.app)}; its files, and its project file:"
         )
+        return "\n".join([heading, *safe_lines])
 
 
 def read_bundle(content: bytes) -> Bundle:
-    """Read what a bundle holds; whatever is wrong with it is its `problem`."""
+    """Read what a bundle holds.
+
+    Args:
+        content: Its bytes, of anybody.
+
+    Returns:
+        The bundle; whatever is wrong with it is its `problem`.
+    """
     sha256 = hashlib.sha256(content).hexdigest()
     if len(content) > MOST_HELD_BYTES:
         return Bundle(sha256, f"it is larger than {MOST_HELD_BYTES} bytes")
-    try:
-        with zipfile.ZipFile(io.BytesIO(content)) as archive:
-            files = sorted(archive.namelist()[:MOST_FILES])
-            with archive.open(PROJECT) as file:
-                written = file.read(MOST_PROJECT_BYTES + 1)
-            with archive.open(LIST) as file:
-                # Flower compares the files that it names, wherever they lie, with what it says of
-                # them.
-                listed = file.read(MOST_PROJECT_BYTES) == own_list(written)
-        if len(written) > MOST_PROJECT_BYTES:
-            raise ValueError("more than a person reads")
-        text = written.decode("utf-8")
-        project = tomllib.loads(text)
-        flower = project["tool"]["flwr"]["app"]
-        app, version = (
-            f"{flower['publisher']}/{project['project']['name']}",
-            str(project["project"]["version"]),
-        )
-        # Flower makes a folder's name of them.
-        if not re.fullmatch(r"[\w-]+/[\w-]+ [\w.+-]+", f"{app} {version}"):
-            raise ValueError("no name and version")
-        components = dict(flower["components"])
     # The archive and the text are anybody's: what their readers may raise is not written down
     # anywhere.
+    try:
+        return _read_archive(sha256, content)
     except Exception:
         return Bundle(sha256, "it is no app bundle of Flower")
+
+
+def _read_archive(sha256: str, content: bytes) -> Bundle:
+    """Read a bundle; whatever is raised says that it is none of Flower's."""
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        files = sorted(archive.namelist()[:MOST_FILES])
+        with archive.open(PROJECT) as file:
+            project_bytes = file.read(MOST_PROJECT_BYTES + 1)
+        # Flower compares the files that the list names, wherever they lie, with what it says of
+        # them.
+        with archive.open(LIST) as file:
+            has_own_list = file.read(MOST_PROJECT_BYTES) == own_list(project_bytes)
+    if len(project_bytes) > MOST_PROJECT_BYTES:
+        raise ValueError("more than a person reads")
+    text = project_bytes.decode("utf-8")
+    project = tomllib.loads(text)
+    flower = project["tool"]["flwr"]["app"]
+    app = f"{flower['publisher']}/{project['project']['name']}"
+    version = str(project["project"]["version"])
+    # Flower makes a folder's name of them.
+    if not re.fullmatch(r"[\w-]+/[\w-]+ [\w.+-]+", f"{app} {version}"):
+        raise ValueError("no name and version")
+    components = dict(flower["components"])
     problem = ""
-    if files != [LIST, PROJECT] or not listed:
+    if files != [LIST, PROJECT] or not has_own_list:
         problem = (
             "it brings files of its own: here only installed code runs, and a bundle is a "
             "project file alone"
@@ -95,49 +113,72 @@ def read_bundle(content: bytes) -> Bundle:
         "serverapp",
     }:
         problem = f"its ClientApp is not {CLIENT_APP}, the installed one"
-    return Bundle(sha256, problem, app, version, files, text)
+    return Bundle(
+        sha256=sha256, problem=problem, app=app, version=version, files=files, project=text
+    )
 
 
 def own_list(project: bytes) -> bytes:
-    """Return what Flower lists of a bundle that is a project file alone: its name, SHA-256 and bits."""
+    """Return what Flower lists of a bundle that is a project file alone.
+
+    Args:
+        project: The file's bytes.
+
+    Returns:
+        The file's name, SHA-256 and number of bits.
+    """
     return f"{PROJECT},{hashlib.sha256(project).hexdigest()},{8 * len(project)}".encode()
 
 
 def decision(site_file: Path, bundle: Bundle, content: bytes, mismatch: str = "") -> str:
-    """Decide on a bundle that has come: an empty text where it may run, else why not.
-
-    An unknown one is held.
+    """Decide on a bundle that has come, and log the decision; hold an unknown one.
 
     The approvals and the site file are read anew; if one of them is not valid, or the decision
-    cannot be written into the audit log, no bundle runs. `mismatch`: what was found against it
-    already.
+    cannot be written into the audit log, no bundle runs.
+
+    Args:
+        site_file: Of the site.
+        bundle: What the bundle holds.
+        content: Its bytes.
+        mismatch: What speaks against it already.
+
+    Returns:
+        Why it may not run; empty where it may.
     """
-    reason, log = mismatch or _reason(site_file, bundle, content), node_log(site_file)
+    reason = mismatch or _refusal_reason(site_file, bundle, content)
+    log = node_log(site_file)
+    event = {
+        "message": "bundle",
+        "bundle": bundle.sha256,
+        "app": outside_text(bundle.app),
+        "decision": "refused" if reason else "runs",
+        "reason": reason,
+    }
     try:
         log.parent.mkdir(parents=True, exist_ok=True)
-        event = {"message": "bundle", "bundle": bundle.sha256, "app": outside_text(bundle.app)}
-        record(log, event | {"decision": "refused" if reason else "runs", "reason": reason})
+        record(log, event)
     except (OSError, AuditLogError) as error:
         logger.error("%s", error)
         return "the audit log cannot be written"
     return reason
 
 
-def _reason(site_file: Path, bundle: Bundle, content: bytes) -> str:
+def _refusal_reason(site_file: Path, bundle: Bundle, content: bytes) -> str:
     try:
-        own = read_own_site_file(site_file)
-        allowed = {
-            *read_approvals(site_file).bundles,
-            *(own.connection.bundles if own.connection else ()),
-        }
-        changed = unapproved_code(own, site_file)
+        site = read_own_site_file(site_file)
+        allowed = set(read_approvals(site_file).bundles)
+        if site.connection:
+            allowed.update(site.connection.bundles)
+        changed_code = unapproved_code(site, site_file)
     except UserError as error:
         logger.error("%s", error)
         return "the site file or its approvals are not valid"
-    if bundle.sha256 in allowed:
-        return bundle.problem or (
-            f"installed code is not as it was approved: {'; '.join(changed)}" if changed else ""
-        )
-    kept = hold(site_file, "bundles", bundle.sha256, content)
-    place = "held" if kept else "not held: it is too large, or the folder is full"
-    return f"not approved, {place}{': ' if bundle.problem else ''}{bundle.problem}"
+    if bundle.sha256 not in allowed:
+        is_held = hold(site_file, "bundles", bundle.sha256, content)
+        place = "held" if is_held else "not held: it is too large, or the folder is full"
+        return f"not approved, {place}{': ' if bundle.problem else ''}{bundle.problem}"
+    if bundle.problem:
+        return bundle.problem
+    if changed_code:
+        return f"installed code is not as it was approved: {'; '.join(changed_code)}"
+    return ""

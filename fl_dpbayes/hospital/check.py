@@ -1,4 +1,7 @@
-"""What `fl-dpbayes site check` does: looks at a site's data, writes their snapshot, and tries the way to the server."""
+"""What `fl-dpbayes site check` does.
+
+It looks at a site's data, writes their snapshot, and tries the way to the server.
+"""
 
 import math
 import re
@@ -34,86 +37,110 @@ from fl_dpbayes.hospital.findings import Finding, failed, passed, show, skipped,
 from fl_dpbayes.hospital.ledger import ledger_of, ledger_problems
 
 MEBIBYTE = 2**20
-# Of a process that trains: its libraries; and how often it holds the records, at most.
-LIBRARIES_MEBIBYTES, COPIES = 700, 4
+# What the libraries of a process that trains take.
+LIBRARIES_MEBIBYTES = 700
+# How often a process that trains holds the records, at most.
+COPIES = 4
 
 
 def check_site(path: Path, console: Console, only: str | None = None) -> int:
-    """Look at a site's data and at the way to its server, or `only` at "data" or "connection".
+    """Look at a site's data and at the way to its server, and print what is found.
 
-    Print what was found.
+    Args:
+        path: The site file.
+        console: Where it is printed.
+        only: "data" or "connection", to look at nothing else; None for both.
 
-    Returns the exit status: 1 if something must be corrected. Raises UserError if the site file
-    cannot be used.
+    Returns:
+        The exit status: 1 if something must be corrected.
+
+    Raises:
+        UserError: If the site file cannot be used.
     """
     site_file = read_own_site_file(path)
     status = show(_code_findings(path, site_file), console)
     if only != "connection":
         status |= show(data_findings(site_file), console)
         status |= show(pass_findings(site_file), console)
-        status |= show(_ledger_findings(path, site_file), console) if site_file.ledger else 0
+        if site_file.ledger:
+            status |= show(_ledger_findings(path, site_file), console)
     if only != "data":
         status |= show(connection_findings(site_file), console)
-    done = "correct what says FAIL, then check again" if status else "ready, but for what says WARN"
-    console.print(done, markup=False, style="bold")
+    verdict = (
+        "correct what says FAIL, then check again" if status else "ready, but for what says WARN"
+    )
+    console.print(verdict, markup=False, style="bold")
     return status
 
 
 def data_findings(site_file: SiteFile) -> Iterator[Finding]:
-    """Read a site's data once, say what is wrong with them, and write their snapshot where nothing is."""
+    """Read a site's data once, and write their snapshot where nothing is wrong.
+
+    Args:
+        site_file: Of the site.
+
+    Yields:
+        What is wrong with the data, and what they hold.
+    """
     try:
-        if problem := delta_problem(site_file):
-            raise UserError(problem)
-        files = source_files(site_file)
-        found, loaded = check_records(site_file)
-        yield from found
-        if loaded is None:
-            yield skipped("snapshot", "not written: the data must be put right first")
-            return
-        records = prepared(site_file, loaded)
-        yield from _part_findings(site_file, records, site_of(site_file, records))
-        content = f"of data with SHA-256 {write_snapshot(site_file, records, files)[:16]}"
-        yield passed(
-            "snapshot", f"{site_file.records_file}, {content}; runs read it until the data change"
-        )
+        yield from _checked_data(site_file)
     except UserError as error:
         yield failed("data", str(error), "no snapshot was written")
 
 
+def _checked_data(site_file: SiteFile) -> Iterator[Finding]:
+    problem = delta_problem(site_file)
+    if problem:
+        raise UserError(problem)
+    files = source_files(site_file)
+    findings, unscaled_records = check_records(site_file)
+    yield from findings
+    if unscaled_records is None:
+        yield skipped("snapshot", "not written: the data must be put right first")
+        return
+    records = prepared(site_file, unscaled_records)
+    yield from _part_findings(site_file, records, site_of(site_file, records))
+    digest = write_snapshot(site_file, records, files)
+    yield passed(
+        "snapshot",
+        f"{site_file.records_file}, of data with SHA-256 {digest[:16]}; "
+        "runs read it until the data change",
+    )
+
+
 def _part_findings(site_file: SiteFile, records: Records, site: Site) -> Iterator[Finding]:
+    """Say what the site's parts hold, whether they share a patient, and if memory is enough."""
     parts = {"training": site.train, "testing": site.test, "recalibration": site.recalibration}
-    held = {name: part for name, part in parts.items() if part is not None}
-    sizes = ", ".join(f"{part.unit_count} for {name}" for name, part in held.items())
+    sizes = []
+    names: list[object] = []
+    for purpose, part in parts.items():
+        if part is None:
+            continue
+        sizes.append(f"{part.unit_count} for {purpose}")
+        if part.unit_names is not None:
+            names += part.unit_names.tolist()
     yield passed(
         "data", f"{len(records)} records of {site.task.input_shape} and {site.task.classes} classes"
     )
-    names = [
-        name
-        for part in held.values()
-        if part.unit_names is not None
-        for name in part.unit_names.tolist()
-    ]
-    apart = passed("patients", f"no {site.unit} is in two parts: {sizes}")
-    yield (
-        apart
-        if len(set(names)) == len(names)
-        else failed("patients", "one is in two parts", "please report this")
-    )
-    need, free = (
-        LIBRARIES_MEBIBYTES + COPIES * records.features.nbytes // MEBIBYTE,
-        _free_mebibytes(),
-    )
-    said = f"a request takes about {need:,} MiB, and {free:,} MiB are free"
-    enough = passed("memory", said)
-    yield (
-        enough
-        if need <= free
-        else failed("memory", said, "get more memory, or stop what else runs here")
-    )
+    if len(set(names)) == len(names):
+        yield passed("patients", f"no {site.unit} is in two parts: {', '.join(sizes)}")
+    else:
+        yield failed("patients", "one is in two parts", "please report this")
+    yield _memory_finding(records)
+
+
+def _memory_finding(records: Records) -> Finding:
+    required = LIBRARIES_MEBIBYTES + COPIES * records.features.nbytes // MEBIBYTE
+    free = _free_mebibytes()
+    message = f"a request takes about {required:,} MiB, and {free:,} MiB are free"
+    if required <= free:
+        return passed("memory", message)
+    return failed("memory", message, "get more memory, or stop what else runs here")
 
 
 def _ledger_findings(path: Path, site_file: SiteFile) -> Iterator[Finding]:
-    if problems := ledger_problems(path)[0]:
+    problems = ledger_problems(path)[0]
+    if problems:
         yield failed("ledger", problems[0])
         return
     with ledger_of(path) as ledger:
@@ -133,9 +160,13 @@ def _ledger_findings(path: Path, site_file: SiteFile) -> Iterator[Finding]:
 def _code_findings(path: Path, site_file: SiteFile) -> Iterator[Finding]:
     if not asks_for_approval(site_file, path):
         return
-    remedy = f"find out who changed it; if it is meant, approve it:  fl-dpbayes site approve {path}"
-    for line in unapproved_code(site_file, path):
-        yield failed("code", f"{line}; every request is refused", remedy)
+    unapproved = list(unapproved_code(site_file, path))
+    if unapproved:
+        yield failed(
+            "code",
+            f"{unapproved[0]}; every request is refused",
+            f"find out who changed it; if it is meant, approve it:  fl-dpbayes site approve {path}",
+        )
         return
     yield passed(
         "code", f"as approved: {', '.join(code.described() for code in site_code(site_file))}"
@@ -143,10 +174,10 @@ def _code_findings(path: Path, site_file: SiteFile) -> Iterator[Finding]:
 
 
 def _free_mebibytes() -> float:
-    """Return what memory a new process may have, or infinity where the system does not say so."""
+    """Return what memory a new process may have; infinity where the system does not say so."""
     with suppress(OSError):
-        found = re.search(
-            r"MemAvailable:\s+(\d+)", Path("/proc/meminfo").read_text(encoding="ascii")
-        )
-        return int(found[1]) // 1024 if found else math.inf
+        memory = Path("/proc/meminfo").read_text(encoding="ascii")
+        available = re.search(r"MemAvailable:\s+(\d+)", memory)
+        if available:
+            return int(available[1]) // 1024
     return math.inf

@@ -10,6 +10,7 @@ import ssl
 import time
 from base64 import b64encode
 from collections.abc import Iterator
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from http.client import HTTPException, HTTPSConnection
@@ -26,113 +27,161 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from flwr.proto.fleet_pb2 import ActivateNodeRequest
 
-from fl_dpbayes.config import SiteFile
+from fl_dpbayes.config import Connection, SiteFile
 from fl_dpbayes.hospital.findings import Finding, failed, passed, skipped, warned
 
 SECONDS = 10.0
 # Flower refuses what was signed more than 5 seconds in the future or 305 in the past.
-MOST_AHEAD, MOST_BEHIND = 5.0, 240.0
+MOST_AHEAD = 5.0
+MOST_BEHIND = 240.0
 # OpenSSL's codes of what is wrong with a certificate.
-WRONG_NAME, WRONG_TIME = (62, 64), {9: "is not valid yet", 10: "has expired"}
+WRONG_NAME = (62, 64)
+WRONG_TIME = {9: "is not valid yet", 10: "has expired"}
 # A request to activate a node with no interval of heartbeats, which Flower looks at after the key
 # and always refuses.
-ACTIVATE, REGISTERED, NOT_REGISTERED = "/v1/fleet/activate-node", 2003, 2004
+ACTIVATE = "/v1/fleet/activate-node"
+REGISTERED = 2003
+NOT_REGISTERED = 2004
+# What to do where a step of the way to the server fails.
+REMEDIES = {
+    "CA file": "put the coordinator's ca.crt there",
+    "name": "correct superlink, or ask IT for a DNS entry",
+    "port": "is the server up, and the port right? else ask IT to let this machine reach it",
+    "TLS": "is the port right? does a firewall in between allow no TLS?",
+    "server": "is superlink's port that of the server, or of its proxy?",
+}
 Key = ec.EllipticCurvePrivateKey
+
+
+@dataclass(frozen=True)
+class ServerAnswer:
+    """What the server answered to a request.
+
+    Attributes:
+        status: Of HTTP.
+        time: By the server's clock, in seconds since 1970.
+        body: At most 64 KiB.
+    """
+
+    status: int
+    time: float
+    body: bytes
 
 
 def connection_findings(site_file: SiteFile) -> Iterator[Finding]:
     """Try each step of the way to the server, up to the first that fails.
 
-    Key and CA are looked at in any case.
+    Args:
+        site_file: Of the site.
+
+    Yields:
+        What each step is like; key and CA are looked at in any case.
     """
-    given = site_file.connection
-    if given is None:
+    connection = site_file.connection
+    if connection is None:
         yield skipped("connection", "the site file has no table [connection]")
         return
-    key, found = _private_key(given.key)
-    yield found
+    key, key_finding = _read_private_key(connection.key)
+    yield key_finding
+    host, port = connection.superlink.rsplit(":", 1)
+    if "https" in getproxies() and not proxy_bypass(host):
+        yield warned(
+            "proxy",
+            "the variable HTTPS_PROXY is set: the node goes through that proxy, this check does "
+            "not",
+            f"add {host} to NO_PROXY if the proxy is not meant for it",
+        )
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.hostname_checks_common_name = False
-    host, port = given.superlink.rsplit(":", 1)
-    if "https" in getproxies() and not proxy_bypass(host):
-        said = (
-            "the variable HTTPS_PROXY is set: the node goes through that proxy, this check does not"
-        )
-        yield warned("proxy", said, f"add {host} to NO_PROXY if the proxy is not meant for it")
-    what, remedy = "CA file", "put the coordinator's ca.crt there"
+    step = "CA file"
     try:
-        context.load_verify_locations(given.ca)
-        yield passed(what, f"{given.ca}")
-        what, remedy = "name", "correct superlink, or ask IT for a DNS entry"
-        addresses = sorted(
-            {str(one[4][0]) for one in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)}
-        )
-        yield passed(what, f"{host} is {', '.join(addresses)}")
-        what, remedy = (
-            "port",
-            "is the server up, and the port right? else ask IT to let this machine reach it",
-        )
-        with socket.create_connection((host, int(port)), SECONDS) as plain:
-            yield passed(what, f"{port} of {host} is open")
-            what, remedy = "TLS", "is the port right? does a firewall in between allow no TLS?"
-            with context.wrap_socket(plain, server_hostname=host):
+        context.load_verify_locations(connection.ca)
+        yield passed("CA file", f"{connection.ca}")
+        step = "name"
+        yield passed("name", f"{host} is {', '.join(_addresses(host, port))}")
+        step = "port"
+        with socket.create_connection((host, int(port)), SECONDS) as plain_socket:
+            yield passed("port", f"{port} of {host} is open")
+            step = "TLS"
+            with context.wrap_socket(plain_socket, server_hostname=host):
                 yield passed("CA", "signed the server's certificate")
                 yield passed("certificate", f"is for the name {host!r}")
-        what, remedy = "server", "is superlink's port that of the server, or of its proxy?"
-        yield from _server_findings(
-            HTTPSConnection(host, int(port), timeout=SECONDS, context=context), key
-        )
+        step = "server"
+        server = HTTPSConnection(host, int(port), timeout=SECONDS, context=context)
+        yield from _server_findings(server, key)
     except ssl.SSLCertVerificationError as error:
-        if error.verify_code in WRONG_NAME:
-            yield passed("CA", "signed the server's certificate")
-            remedy = (
-                "use the name in the certificate, or have the coordinator add this one "
-                "(subjectAltName)"
-            )
-            yield failed("certificate", f"it is not for the name {host!r}", remedy)
-        elif why := WRONG_TIME.get(error.verify_code):
-            yield failed(
-                "certificate",
-                f"it {why}",
-                "look at this machine's clock; else the coordinator renews it",
-            )
-        else:
-            remedy = (
-                "does a proxy in between inspect TLS? else get the coordinator's present ca.crt"
-            )
-            yield failed("CA", "the server's certificate is of another CA", remedy)
+        yield from _certificate_findings(error, host)
     except (OSError, HTTPException, ValueError) as error:
-        ca = "is no certificate" if given.ca.is_file() else "does not exist"
-        there = (
-            "nothing listens there" if isinstance(error, ConnectionRefusedError) else "no answer"
+        yield failed(step, _failure_text(step, connection, error), REMEDIES[step])
+
+
+def _addresses(host: str, port: str) -> list[str]:
+    """Ask DNS for a host's addresses."""
+    answers = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return sorted({str(socket_address[0]) for *_, socket_address in answers})
+
+
+def _certificate_findings(error: ssl.SSLCertVerificationError, host: str) -> Iterator[Finding]:
+    """Say why the server's certificate was not accepted."""
+    if error.verify_code in WRONG_NAME:
+        yield passed("CA", "signed the server's certificate")
+        yield failed(
+            "certificate",
+            f"it is not for the name {host!r}",
+            "use the name in the certificate, or have the coordinator add this one "
+            "(subjectAltName)",
         )
-        reasons = {
-            "CA file": f"{given.ca} {ca}",
-            "name": f"{host!r} is not known to DNS here",
-            "port": f"{port} of {host}: {there}",
-            "TLS": "the server does not speak TLS there",
-            "server": "it does not answer HTTP",
-        }
-        yield failed(what, reasons[what], remedy)
+    elif error.verify_code in WRONG_TIME:
+        yield failed(
+            "certificate",
+            f"it {WRONG_TIME[error.verify_code]}",
+            "look at this machine's clock; else the coordinator renews it",
+        )
+    else:
+        yield failed(
+            "CA",
+            "the server's certificate is of another CA",
+            "does a proxy in between inspect TLS? else get the coordinator's present ca.crt",
+        )
 
 
-def _private_key(path: Path) -> tuple[Key | None, Finding]:
+def _failure_text(step: str, connection: Connection, error: Exception) -> str:
+    """Say what is wrong at a step of the way to the server."""
+    host, port = connection.superlink.rsplit(":", 1)
+    match step:
+        case "CA file":
+            fault = "is no certificate" if connection.ca.is_file() else "does not exist"
+            return f"{connection.ca} {fault}"
+        case "name":
+            return f"{host!r} is not known to DNS here"
+        case "port":
+            is_refused = isinstance(error, ConnectionRefusedError)
+            fault = "nothing listens there" if is_refused else "no answer"
+            return f"{port} of {host}: {fault}"
+        case "TLS":
+            return "the server does not speak TLS there"
+        case _:
+            return "it does not answer HTTP"
+
+
+def _read_private_key(path: Path) -> tuple[Key | None, Finding]:
+    """Read the node's key, if this user may and Flower can use it."""
     remedy = "make one:  fl-dpbayes site keys SITE_FILE"
     try:
         key = load_ssh_private_key(path.read_bytes(), None)
     except PermissionError:
-        said = (
+        return None, skipped(
+            "key",
             f"this user may not read {path}, which is right for the app's: check as the "
-            "node's user, too"
+            "node's user, too",
         )
-        return None, skipped("key", said)
     except (OSError, ValueError, TypeError, UnsupportedAlgorithm):
-        said = (
+        fault = (
             "is no private key in OpenSSH format without a passphrase"
             if path.is_file()
             else "does not exist"
         )
-        return None, failed("key", f"{path} {said}", remedy)
+        return None, failed("key", f"{path} {fault}", remedy)
     if path.stat().st_mode & 0o077:
         return None, failed("key", f"others on this machine may read {path}", f"chmod 600 {path}")
     if not isinstance(key, Key):
@@ -143,60 +192,70 @@ def _private_key(path: Path) -> tuple[Key | None, Finding]:
 
 
 def _server_findings(server: HTTPSConnection, key: Key | None) -> Iterator[Finding]:
-    status, date, _ = _asked(server, b"", {})
-    ahead, remedy = time.time() - date, "keep this machine's clock by NTP"
-    if -MOST_BEHIND < ahead < MOST_AHEAD:
-        yield passed("clock", "this machine's and the server's agree")
-    else:
-        side = f"{abs(ahead):.0f} s {'ahead of' if ahead > 0 else 'behind'}"
+    """Compare the clocks, and ask whether the server knows the key."""
+    answer = _ask(server, b"", {})
+    yield _clock_finding(time.time() - answer.time)
+    if answer.status != 401:
         yield failed(
-            "clock", f"this machine's is {side} the server's, which then refuses the key", remedy
-        )
-    if status != 401:
-        remedy = (
+            "server",
+            f"it answers a request without a key with {answer.status}, not 401",
             "the coordinator must start it with --enable-supernode-auth, and let /v1/fleet/ "
-            "through its proxy"
+            "through its proxy",
         )
-        yield failed("server", f"it answers a request without a key with {status}, not 401", remedy)
         return
     if key is None:
         yield skipped("registration", "there is no key to ask with")
         return
-    public = key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
-    stamp = datetime.now(UTC).isoformat()
-    signed = key.sign(stamp.encode(), ec.ECDSA(hashes.SHA256()))
-    headers = {"flwr-public-key": b64encode(public).decode(), "flwr-timestamp": stamp}
-    headers["flwr-signature"] = b64encode(signed).decode()
-    status, _, body = _asked(
-        server, ActivateNodeRequest(public_key=public).SerializeToString(), headers
+    yield _registration_finding(server, key)
+
+
+def _clock_finding(seconds_ahead: float) -> Finding:
+    if -MOST_BEHIND < seconds_ahead < MOST_AHEAD:
+        return passed("clock", "this machine's and the server's agree")
+    direction = "ahead of" if seconds_ahead > 0 else "behind"
+    return failed(
+        "clock",
+        f"this machine's is {abs(seconds_ahead):.0f} s {direction} the server's, which then "
+        "refuses the key",
+        "keep this machine's clock by NTP",
     )
-    code = json.loads(body or b"{}").get("code")
+
+
+def _registration_finding(server: HTTPSConnection, key: Key) -> Finding:
+    public_key = key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+    timestamp = datetime.now(UTC).isoformat()
+    signature = key.sign(timestamp.encode(), ec.ECDSA(hashes.SHA256()))
+    headers = {
+        "flwr-public-key": b64encode(public_key).decode(),
+        "flwr-timestamp": timestamp,
+        "flwr-signature": b64encode(signature).decode(),
+    }
+    request = ActivateNodeRequest(public_key=public_key)
+    answer = _ask(server, request.SerializeToString(), headers)
+    code = json.loads(answer.body or b"{}").get("code")
     if code == REGISTERED:
-        yield passed("registration", "the server knows this site's key")
-    elif code == NOT_REGISTERED:
-        yield failed(
+        return passed("registration", "the server knows this site's key")
+    if code == NOT_REGISTERED:
+        return failed(
             "registration",
             "the server does not know this key",
             "send the .pub file to the coordinator",
         )
-    else:
-        yield failed(
-            "registration",
-            f"the server does not accept the key ({status})",
-            "look at clocks and versions",
-        )
+    return failed(
+        "registration",
+        f"the server does not accept the key ({answer.status})",
+        "look at clocks and versions",
+    )
 
 
-def _asked(
-    server: HTTPSConnection, body: bytes, headers: dict[str, str]
-) -> tuple[int, float, bytes]:
+def _ask(server: HTTPSConnection, body: bytes, headers: dict[str, str]) -> ServerAnswer:
     try:
         server.request("POST", ACTIVATE, body, {"Content-Type": "application/protobuf", **headers})
-        answer = server.getresponse()
-        return (
-            answer.status,
-            parsedate_to_datetime(answer.getheader("Date", "")).timestamp(),
-            answer.read(2**16),
+        response = server.getresponse()
+        return ServerAnswer(
+            status=response.status,
+            time=parsedate_to_datetime(response.getheader("Date", "")).timestamp(),
+            body=response.read(2**16),
         )
     finally:
         server.close()

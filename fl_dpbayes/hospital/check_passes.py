@@ -1,4 +1,7 @@
-"""Says before a run how many records a site's machine computes at a time, on made-up records of its shape."""
+"""Says before a run how many records a site's machine computes at a time.
+
+It tries records of the site's shape that are made up.
+"""
 
 from collections.abc import Iterator
 
@@ -22,9 +25,18 @@ BATCH_SIZE = 256
 
 
 def pass_findings(site_file: SiteFile) -> Iterator[Finding]:
-    """Say how many records of a linear model a pass holds here, and what it costs where that is one."""
+    """Say how many records of a linear model a pass holds here.
+
+    Args:
+        site_file: Of the site.
+
+    Yields:
+        A warning where a pass holds one record, with what that costs; a failure where not even so
+        the records' last digits are their own.
+    """
     torch.set_num_threads(site_file.threads)
-    task, device = site_file.source.task, compute_device(site_file)
+    task = site_file.source.task
+    device = compute_device(site_file)
     module = build_model(LogisticModel(), task, 0, None).to(device)
     rows = wanted_rows(module, "book_keeping", BATCH_SIZE)
     try:
@@ -38,15 +50,25 @@ def pass_findings(site_file: SiteFile) -> Iterator[Finding]:
 
 
 def finding_of(shape: PassShape, device: torch.device) -> Finding:
-    """Say in one sentence how many records a pass holds, and what that costs where it is one."""
+    """Say in one sentence how many records a pass holds, and what that costs where it is one.
+
+    Args:
+        shape: Of the passes over records on this machine.
+        device: Which computes them.
+
+    Returns:
+        A warning where records are computed one at a time.
+    """
     computed_by = f"{processor(device)}, {product_library()}, reproducible: {reproducible_branch()}"
     if not shape.one_by_one:
-        said = f"{shape.rows} records of a linear model at a time, {shape.products} products"
-        return passed("arithmetic", f"{said} ({computed_by})")
-    said = (
-        "records are computed one at a time here, as a record's last digits would else "
-        "depend on other records"
+        return passed(
+            "arithmetic",
+            f"{shape.rows} records of a linear model at a time, {shape.products} products "
+            f"({computed_by})",
+        )
+    return warned(
+        "arithmetic",
+        "records are computed one at a time here, as a record's last digits would else depend on "
+        f"other records: that takes about {shape.slower:.2g} times as long ({computed_by})",
+        "take another processor, or set MKL_CBWR=COMPATIBLE before Python starts",
     )
-    cost = f"that takes about {shape.slower:.2g} times as long"
-    remedy = "take another processor, or set MKL_CBWR=COMPATIBLE before Python starts"
-    return warned("arithmetic", f"{said}: {cost} ({computed_by})", remedy)

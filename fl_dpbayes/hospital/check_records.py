@@ -1,10 +1,14 @@
-"""Looks at a site's records once, and says of each kind of broken data in which row it stands, never the value."""
+"""Looks at a site's records once.
+
+Of each kind of broken data it says in which row it stands, never the value.
+"""
 
 import re
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
+import numpy.typing as npt
 import pandas
 
 from fl_dpbayes.config import (
@@ -39,84 +43,121 @@ PLAIN = (
 # How many scales a column's middle value may lie from its center; a person should look at what is
 # further away.
 FAR = 5.0
-NUMBER = "correct it, or leave the cell empty"
+NUMBER_REMEDY = "correct it, or leave the cell empty"
 
 
 def check_records(site_file: SiteFile) -> tuple[list[Finding], Records | None]:
     """Load all records of a site's source, once.
 
-    Return what is wrong with them, and the records if nothing forbids.
+    Args:
+        site_file: Of the site.
+
+    Returns:
+        What is wrong with them, and the records if nothing forbids.
     """
-    source, found = site_file.source, list[Finding]()
+    source = site_file.source
     try:
         if isinstance(source, Table):
-            table = read_table(source.path, source.text_columns)
-            found = list(_table_findings(table, source, site_file.split))
-            return found, None if any(one.status == "FAIL" for one in found) else framed_records(
-                table, source
-            )
-        if isinstance(source, ImageFolder) and (found := list(_image_findings(source))):
-            return found, None
-        return found, load_unscaled(source, site_file.selection.part)
+            return _check_table(source, site_file.split)
+        if isinstance(source, ImageFolder):
+            findings = list(_image_findings(source))
+            if findings:
+                return findings, None
+        return [], load_unscaled(source, site_file.selection.part)
     except BadRows as error:
-        said = (
+        message = (
             f"record {error.rows[0] + 1}, column {error.column!r}: the value is not one that "
             "the site file allows"
         )
     except UserError as error:
-        said = _without_values(str(error), source)
-    return [failed("data", said, "put the file right, or export it again")], None
+        message = _without_values(str(error), source)
+    return [failed("data", message, "put the file right, or export it again")], None
+
+
+def _check_table(source: Table, split: Split) -> tuple[list[Finding], Records | None]:
+    table = read_table(source.path, source.text_columns)
+    findings = list(_table_findings(table, source, split))
+    if any(finding.status == "FAIL" for finding in findings):
+        return findings, None
+    return findings, framed_records(table, source)
 
 
 def _without_values(text: str, source: Source) -> str:
+    """Keep of an error's text what cannot quote a record."""
     if isinstance(source, Arrays | BuiltIn | ImageFolder) or re.search(PLAIN, text):
         return text
     place = re.search(
         r"line \d+ has \d+ cells, and those before \d+|the image in row \d+ (is|has|cannot)", text
     )
-    return (
-        place[0]
-        if place
-        else "it cannot be read: it is damaged, or not in the format that the site file says"
-    )
+    if place:
+        return place[0]
+    return "it cannot be read: it is damaged, or not in the format that the site file says"
 
 
 def _table_findings(table: pandas.DataFrame, source: Table, split: Split) -> Iterator[Finding]:
-    names = dict.fromkeys((*source.feature_columns, source.label, *source.text_columns))
-    if absent := ", ".join(repr(name) for name in names if name not in table.columns):
+    names = list(dict.fromkeys((*source.feature_columns, source.label, *source.text_columns)))
+    absent = ", ".join(repr(name) for name in names if name not in table.columns)
+    if absent:
         yield failed(
             "columns",
             f"the first line does not name {absent}",
             "name columns as the coordinator does",
         )
         return
-    if twice := [name for name in names if f"{name}.1" in table.columns]:
+    repeated = [name for name in names if f"{name}.1" in table.columns]
+    if repeated:
         yield failed(
             "columns",
-            f"{twice[0]!r} stands twice in the first line",
+            f"{repeated[0]!r} stands twice in the first line",
             "remove one of the two columns",
         )
     for name in source.features:
-        yield from _numbers(table, name, may_miss=name in source.missing)
-    words = {
-        "source.categories": source.categories,
-        "source.class_names": {source.label: source.class_names},
-    }
-    for key, columns in words.items():
-        for name, values in columns.items():
-            unknown = bool(values) & ~np.isin(column_texts(table[name]), values)
-            remedy = f"correct it, or ask the coordinator to add it to {key} at every site"
-            yield from _at(table, name, unknown, f"a value that {key} does not name", remedy)
+        yield from _number_findings(table, name, may_miss=name in source.missing)
+    for name, values in source.categories.items():
+        yield from _unknown_values(table, name, values, key="source.categories")
+    yield from _unknown_values(table, source.label, source.class_names, key="source.class_names")
+    yield from _label_findings(table, source)
+    for name_column in (source.unit_column, source.site_column):
+        if name_column:
+            yield from _bad_rows(
+                table=table,
+                name=name_column,
+                is_bad=table[name_column].isna(),
+                fault="no name",
+                remedy="every row needs one: fill it in or remove the row",
+            )
+    for name in source.group_columns:
+        yield from _group_findings(table, name)
+    yield from _center_findings(table, source)
+    yield from _repeated_rows(table)
+    if source.unit_column is not None:
+        yield from _patient_findings(table, source.unit_column, split)
+
+
+def _unknown_values(
+    table: pandas.DataFrame, name: str, values: Sequence[str], *, key: str
+) -> Iterator[Finding]:
+    """Find texts that a key of the site file does not name; it allows all if it names none."""
+    is_unknown = bool(values) & ~np.isin(column_texts(table[name]), values)
+    yield from _bad_rows(
+        table=table,
+        name=name,
+        is_bad=is_unknown,
+        fault=f"a value that {key} does not name",
+        remedy=f"correct it, or ask the coordinator to add it to {key} at every site",
+    )
+
+
+def _label_findings(table: pandas.DataFrame, source: Table) -> Iterator[Finding]:
     if not source.class_names:
-        yield from _numbers(table, source.label, may_miss=False)
+        yield from _number_findings(table, source.label, may_miss=False)
         labels = pandas.to_numeric(table[source.label], errors="coerce")
-        said = f"a label that is no whole number from 0 to {source.classes - 1}"
-        yield from _at(
-            table,
-            source.label,
-            labels.notna() & ~labels.isin(range(source.classes)),
-            said,
-            "recode it",
+        yield from _bad_rows(
+            table=table,
+            name=source.label,
+            is_bad=labels.notna() & ~labels.isin(range(source.classes)),
+            fault=f"a label that is no whole number from 0 to {source.classes - 1}",
+            remedy="recode it",
         )
     if table[source.label].nunique() == 1:
         yield failed(
@@ -124,127 +165,160 @@ def _table_findings(table: pandas.DataFrame, source: Table, split: Split) -> Ite
             "every row has the same label",
             "export all patients, or do not train",
         )
-    for name in filter(None, (source.unit_column, source.site_column)):
-        yield from _at(
-            table,
-            name,
-            table[name].isna(),
-            "no name",
-            "every row needs one: fill it in or remove the row",
-        )
-    for name in source.group_columns:
-        texts = pandas.Series(column_texts(table[name]))
-        yield from _at(
-            table,
-            name,
-            ~texts.map(is_group_text),
-            "text that cannot be shown",
-            "shorten or replace it",
-        )
-        if texts.nunique() > MAX_VALUES:
-            yield failed(
-                f"column {name!r}",
-                f"more than {MAX_VALUES} different values",
-                "join some, as ages to groups",
-            )
-    yield from _exchanged(table, source)
-    half, odd = divmod(len(table), 2)
-    if (
-        not odd
-        and half > 1
-        and table[:half].reset_index(drop=True).equals(table[half:].reset_index(drop=True))
-    ):
-        said = (
-            f"the rows from {row_place(table, half)} on repeat those before: the file holds "
-            "everything twice"
-        )
-        yield failed("rows", said, "remove the second half")
-    elif (again := np.flatnonzero(table.duplicated())).size:
-        said = f"{row_place(table, again[0])}{_more(again)}: equal to an earlier row"
-        yield warned(
-            "rows", said, "of the same patient? then remove it, or name the patients' column"
-        )
-    if source.unit_column is not None:
-        yield from _patients(table, source.unit_column, split)
 
 
-def _numbers(table: pandas.DataFrame, name: str, *, may_miss: bool) -> Iterator[Finding]:
-    column, numbers = table[name], pandas.to_numeric(table[name], errors="coerce")
-    words = numbers.isna() & column.notna()
-    comma = words & column.astype(str).str.fullmatch(r"\s*[-+]?\d+,\d+\s*")
-    yield from _at(
-        table,
-        name,
-        comma,
-        "a number with a decimal comma",
-        "write a point, or separate cells by ';'",
+def _group_findings(table: pandas.DataFrame, name: str) -> Iterator[Finding]:
+    texts = pandas.Series(column_texts(table[name]))
+    yield from _bad_rows(
+        table=table,
+        name=name,
+        is_bad=~texts.map(is_group_text),
+        fault="text that cannot be shown",
+        remedy="shorten or replace it",
     )
-    yield from _at(table, name, words & ~comma, "text where a number is due", NUMBER)
-    yield from _at(table, name, numbers.abs() == np.inf, "an infinite number", NUMBER)
-    if not may_miss:
-        remedy = (
-            "remove such rows, or let the coordinator give the column a constant in source.missing"
-        )
-        yield from _at(table, name, column.isna(), "no value", remedy)
-
-
-def _at(
-    table: pandas.DataFrame, name: str, bad: object, said: str, remedy: str
-) -> Iterator[Finding]:
-    if len(rows := np.flatnonzero(np.asarray(bad))):
+    if texts.nunique() > MAX_VALUES:
         yield failed(
-            f"column {name!r}", f"{row_place(table, rows[0])}{_more(rows)}: {said}", remedy
+            f"column {name!r}",
+            f"more than {MAX_VALUES} different values",
+            "join some, as ages to groups",
         )
 
 
-def _more(rows: np.ndarray) -> str:
-    return f" and {len(rows) - 1} more" if len(rows) > 1 else ""
+def _number_findings(table: pandas.DataFrame, name: str, *, may_miss: bool) -> Iterator[Finding]:
+    column = table[name]
+    numbers = pandas.to_numeric(column, errors="coerce")
+    is_text = numbers.isna() & column.notna()
+    has_comma = is_text & column.astype(str).str.fullmatch(r"\s*[-+]?\d+,\d+\s*")
+    yield from _bad_rows(
+        table=table,
+        name=name,
+        is_bad=has_comma,
+        fault="a number with a decimal comma",
+        remedy="write a point, or separate cells by ';'",
+    )
+    yield from _bad_rows(
+        table=table,
+        name=name,
+        is_bad=is_text & ~has_comma,
+        fault="text where a number is due",
+        remedy=NUMBER_REMEDY,
+    )
+    yield from _bad_rows(
+        table=table,
+        name=name,
+        is_bad=numbers.abs() == np.inf,
+        fault="an infinite number",
+        remedy=NUMBER_REMEDY,
+    )
+    if not may_miss:
+        yield from _bad_rows(
+            table=table,
+            name=name,
+            is_bad=column.isna(),
+            fault="no value",
+            remedy=(
+                "remove such rows, or let the coordinator give the column a constant in "
+                "source.missing"
+            ),
+        )
 
 
-def _exchanged(table: pandas.DataFrame, source: Table) -> Iterator[Finding]:
-    """Find columns that fit each other's center and scale, and not their own.
+def _bad_rows(
+    table: pandas.DataFrame, name: str, is_bad: npt.ArrayLike, fault: str, remedy: str
+) -> Iterator[Finding]:
+    """Name the first of a column's bad rows, and count the others."""
+    rows = np.flatnonzero(np.asarray(is_bad))
+    if len(rows):
+        yield failed(f"column {name!r}", f"{_row_places(table, rows)}: {fault}", remedy)
 
-    And those that fit none.
+
+def _row_places(table: pandas.DataFrame, rows: npt.NDArray[np.intp]) -> str:
+    further = f" and {len(rows) - 1} more" if len(rows) > 1 else ""
+    return f"{row_place(table, rows[0])}{further}"
+
+
+def _center_findings(table: pandas.DataFrame, source: Table) -> Iterator[Finding]:
+    """Find columns that fit each other's center and scale, and columns that fit none.
+
+    Two look exchanged if they lie far from their own centers, and at less than a quarter of that
+    distance from each other's.
     """
     if not source.centers or not source.scales:
         return
-    middles = np.array(
-        [pandas.to_numeric(table[name], errors="coerce").median() for name in source.features]
-    )
-    away = np.abs(middles[:, None] - np.array(source.centers)) / np.array(source.scales)
-    own, names = np.diag(away), source.features
-    both = own[:, None] + own
-    for one, other in np.argwhere(np.triu((both > FAR) & (away + away.T < both / 4), 1)):
-        said = (
-            f"{names[one]!r} and {names[other]!r} look exchanged: each fits the center and "
-            "scale of the other"
+    names = source.features
+    middles = np.array([pandas.to_numeric(table[name], errors="coerce").median() for name in names])
+    # Row: a column of the table; column: whose center and scale it is measured by.
+    distances = np.abs(middles[:, None] - np.array(source.centers)) / np.array(source.scales)
+    own_distances = np.diag(distances)
+    pair_distances = own_distances[:, None] + own_distances
+    is_exchanged = (pair_distances > FAR) & (distances + distances.T < pair_distances / 4)
+    for first, second in np.argwhere(np.triu(is_exchanged, 1)):
+        yield failed(
+            "columns",
+            f"{names[first]!r} and {names[second]!r} look exchanged: each fits the center and "
+            "scale of the other",
+            "put each under its own name",
         )
-        yield failed("columns", said, "put each under its own name")
-    for place in np.flatnonzero(own > FAR):
-        said = "most values lie far from the center that the scenario gives"
+    for column in np.flatnonzero(own_distances > FAR):
         yield warned(
-            f"column {names[place]!r}", said, "is it in the same unit as at the other sites?"
+            f"column {names[column]!r}",
+            "most values lie far from the center that the scenario gives",
+            "is it in the same unit as at the other sites?",
         )
 
 
-def _patients(table: pandas.DataFrame, name: str, split: Split) -> Iterator[Finding]:
-    """Find patients whose names differ by blanks, capitals or forms of letters only: they would count as two."""
-    units, of_row = np.unique(column_texts(table[name]), return_inverse=True)
-    alike = pandas.Series(
-        ["".join(unicodedata.normalize("NFKC", unit).casefold().split()) for unit in units]
-    )
-    if not (same := alike.duplicated(keep=False)).any():
+def _repeated_rows(table: pandas.DataFrame) -> Iterator[Finding]:
+    """Find a file that holds everything twice, or else rows that are equal to an earlier one."""
+    if _is_doubled(table):
+        yield failed(
+            "rows",
+            f"the rows from {row_place(table, len(table) // 2)} on repeat those before: the file "
+            "holds everything twice",
+            "remove the second half",
+        )
         return
-    edges = split.test_fraction, split.test_fraction + split.recalibration_fraction
-    parts = pandas.Series(np.digitize(unit_scores(units.tolist(), bytes.fromhex(split.key)), edges))
-    across, rows = parts.groupby(alike).nunique().gt(1).sum(), np.flatnonzero(same[of_row])
-    said = f"{row_place(table, rows[0])}{_more(rows)}: names that differ only by blanks or capitals"
-    said += (
-        f"; {across} such patients stand in two parts, as in training and in testing"
-        if across
-        else ""
-    )
-    yield failed(f"column {name!r}", said, "write each patient's name in one way")
+    duplicates = np.flatnonzero(table.duplicated())
+    if duplicates.size:
+        yield warned(
+            "rows",
+            f"{_row_places(table, duplicates)}: equal to an earlier row",
+            "of the same patient? then remove it, or name the patients' column",
+        )
+
+
+def _is_doubled(table: pandas.DataFrame) -> bool:
+    half, remainder = divmod(len(table), 2)
+    if remainder or half <= 1:
+        return False
+    first_half = table[:half].reset_index(drop=True)
+    second_half = table[half:].reset_index(drop=True)
+    return first_half.equals(second_half)
+
+
+def _patient_findings(table: pandas.DataFrame, name: str, split: Split) -> Iterator[Finding]:
+    """Find patients whose names differ by blanks, capitals or forms of letters only."""
+    units, unit_of_row = np.unique(column_texts(table[name]), return_inverse=True)
+    plain_names = pandas.Series([_plain_name(unit) for unit in units])
+    is_ambiguous = plain_names.duplicated(keep=False)
+    if not is_ambiguous.any():
+        return
+    edges = (split.test_fraction, split.test_fraction + split.recalibration_fraction)
+    scores = unit_scores(units.tolist(), bytes.fromhex(split.key))
+    parts = pandas.Series(np.digitize(scores, edges))
+    patients_in_two_parts = parts.groupby(plain_names).nunique().gt(1).sum()
+    rows = np.flatnonzero(is_ambiguous[unit_of_row])
+    message = f"{_row_places(table, rows)}: names that differ only by blanks or capitals"
+    if patients_in_two_parts:
+        message += (
+            f"; {patients_in_two_parts} such patients stand in two parts, as in training and in "
+            "testing"
+        )
+    yield failed(f"column {name!r}", message, "write each patient's name in one way")
+
+
+def _plain_name(name: str) -> str:
+    """Return a patient's name without blanks, capitals and forms of letters."""
+    return "".join(unicodedata.normalize("NFKC", name).casefold().split())
 
 
 def _image_findings(source: ImageFolder) -> Iterator[Finding]:
@@ -257,10 +331,7 @@ def _image_findings(source: ImageFolder) -> Iterator[Finding]:
             found_names(source, [path], "site_pattern")
             image_pixels(path, height=1, width=1, channels=1)
         except UserError as error:
-            said = (
-                "its path names no patient or site"
-                if "names no" in str(error)
-                else "it cannot be read"
-            )
+            is_unnamed = "names no" in str(error)
+            fault = "its path names no patient or site" if is_unnamed else "it cannot be read"
             place = f"image {number} of {len(paths)} in alphabetical order"
-            yield failed("images", f"{place}: {said}", "correct, rename or remove it")
+            yield failed("images", f"{place}: {fault}", "correct, rename or remove it")

@@ -4,7 +4,7 @@ Heavy imports wait until one is used.
 """
 
 import json
-from importlib import import_module
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -30,6 +30,10 @@ Yes = Annotated[bool, Option("--yes", help="Do not ask.")]
 
 @site.command(
     "init",
+    help=(
+        "Ask what a site must say, write its commented file, check its records, and make "
+        "snapshot and ledger."
+    ),
     epilog="Example: fl-dpbayes site init north.toml --scenario trial.toml --data patients.csv",
 )
 def site_init(
@@ -62,25 +66,23 @@ def site_init(
         bool, Option("--yes", help="Take what is proposed where no option answers.")
     ] = False,
 ) -> None:
-    """Ask what a site must say, write its commented file, check its records, and make snapshot and ledger."""
+    """Ask what a site must say, write its file, check its records, make snapshot and ledger."""
     from fl_dpbayes.hospital.init_site import Question, init_site
 
     context = click.get_current_context()
-    given, types = (
-        context.params,
-        {parameter.name: parameter.type for parameter in context.command.params},
-    )
+    answers = context.params
+    types = {parameter.name: parameter.type for parameter in context.command.params}
 
     def ask(question: Question) -> str:
-        if (answer := given[question.option]) is not None:
+        answer = answers[question.option]
+        if answer is not None:
             return str(answer)
         if yes and question.proposed is not None:
             return question.proposed
-        return str(
-            typer.prompt(question.words, default=question.proposed, type=types[question.option])
-        )
+        typed = typer.prompt(question.words, default=question.proposed, type=types[question.option])
+        return str(typed)
 
-    raise typer.Exit(init_site(out, ask, console))
+    raise typer.Exit(init_site(out=out, ask=ask, console=console))
 
 
 @site.command("check", epilog="Example: fl-dpbayes site check north.toml")
@@ -96,7 +98,7 @@ def site_check(
     """
     from fl_dpbayes.hospital.check import check_site
 
-    raise typer.Exit(check_site(site_file, console, only))
+    raise typer.Exit(check_site(path=site_file, console=console, only=only))
 
 
 @site.command("dry-run", epilog="Example: fl-dpbayes site dry-run north.toml --scenario trial.toml")
@@ -110,7 +112,7 @@ def site_dry_run(
     """
     from fl_dpbayes.hospital.dry_run import dry_run
 
-    raise typer.Exit(dry_run(site_file, scenario, console))
+    raise typer.Exit(dry_run(path=site_file, scenario_name=scenario, console=console))
 
 
 @site.command(epilog="Example: fl-dpbayes site approve north.toml DIGEST")
@@ -130,95 +132,112 @@ def approve(
     """
     from fl_dpbayes.hospital.approve import approve_digest, approve_scenario, show_waiting
 
+    confirm = _confirm_unless(yes)
     if scenario is not None:
         approve_scenario(
-            site_file, scenario, console, lambda question: yes or typer.confirm(question)
+            site_file=site_file, scenario_name=scenario, console=console, confirm=confirm
         )
+    if digest is not None:
+        approve_digest(site_file=site_file, digest=digest, console=console, confirm=confirm)
     if digest is None and scenario is None:
         show_waiting(site_file, console)
-    elif digest is not None:
-        approve_digest(site_file, digest, console, lambda question: yes or typer.confirm(question))
 
 
-def _of_site_file(group: typer.Typer, name: str, work: str, said: str) -> None:
-    """Add a command that takes a site file alone.
-
-    `work`: module and function, which returns the exit status if any.
-    """
-    words = {id(ledger): "ledger ", id(audit): "audit "}.get(id(group), "")
-
-    @group.command(name, help=said, epilog=f"Example: fl-dpbayes site {words}{name} north.toml")
-    def command(site_file: SiteFileArgument) -> None:
-        module, _, function = work.partition(".")
-        raise typer.Exit(
-            getattr(import_module(f"fl_dpbayes.hospital.{module}"), function)(site_file, console)
-            or 0
-        )
+def _confirm_unless(yes: bool) -> Callable[[str], bool]:
+    """Ask at the keyboard, unless the option --yes has answered."""
+    return lambda question: yes or typer.confirm(question)
 
 
-for _group, _name, _work, _said in (
-    (
-        site,
-        "start",
-        "node.start_node",
-        (
-            "Start the site's node: only approved bundles run, and a Flower that does not ask "
-            "starts no node."
-        ),
+@site.command(
+    "start",
+    help=(
+        "Start the site's node: only approved bundles run, and a Flower that does not ask "
+        "starts no node."
     ),
-    (
-        site,
-        "app",
-        "node.start_app",
-        (
-            "Start the process that runs the app for the node, best as another user; it never "
-            "sees the node's key."
-        ),
+    epilog="Example: fl-dpbayes site start north.toml",
+)
+def site_start(site_file: SiteFileArgument) -> None:
+    """Start the site's node."""
+    from fl_dpbayes.hospital.node import start_node
+
+    start_node(site_file)
+
+
+@site.command(
+    "app",
+    help=(
+        "Start the process that runs the app for the node, best as another user; it never "
+        "sees the node's key."
     ),
-    (
-        site,
-        "keys",
-        "keys.make_keys",
-        "Make the node's key here, once; only the public part goes to the coordinator.",
+    epilog="Example: fl-dpbayes site app north.toml",
+)
+def site_app(site_file: SiteFileArgument) -> None:
+    """Start the process that runs the app for the node."""
+    from fl_dpbayes.hospital.node import start_app
+
+    start_app(site_file)
+
+
+@site.command("keys", epilog="Example: fl-dpbayes site keys north.toml")
+def site_keys(site_file: SiteFileArgument) -> None:
+    """Make the node's key here, once; only the public part goes to the coordinator."""
+    from fl_dpbayes.hospital.keys import make_keys
+
+    make_keys(site_file, console)
+
+
+@ledger.command("create", epilog="Example: fl-dpbayes site ledger create north.toml")
+def ledger_create(site_file: SiteFileArgument) -> None:
+    """Make a site's ledger, before its first request; overwrites nothing."""
+    from fl_dpbayes.hospital.ledger import create_ledger
+
+    create_ledger(site_file, console)
+
+
+@ledger.command(
+    "repair",
+    help=(
+        "Make a lost second place anew, or accept that the ledger was moved; a ledger that "
+        "is behind stays refused."
     ),
-    (
-        ledger,
-        "create",
-        "ledger.create_ledger",
-        "Make a site's ledger, before its first request; overwrites nothing.",
+    epilog="Example: fl-dpbayes site ledger repair north.toml",
+)
+def ledger_repair(site_file: SiteFileArgument) -> None:
+    """Make a lost second place anew."""
+    from fl_dpbayes.hospital.ledger import repair_ledger
+
+    repair_ledger(site_file, console)
+
+
+@ledger.command("show", epilog="Example: fl-dpbayes site ledger show north.toml")
+def ledger_show(site_file: SiteFileArgument) -> None:
+    """Show what a site has spent, reservation by reservation."""
+    from fl_dpbayes.hospital.ledger import show_ledger
+
+    show_ledger(site_file, console)
+
+
+@audit.command(
+    "verify",
+    help=(
+        "Check the audit log's chain, and the log and the ledger against each other; status "
+        "1 if something is missing."
     ),
-    (
-        ledger,
-        "repair",
-        "ledger.repair_ledger",
-        (
-            "Make a lost second place anew, or accept that the ledger was moved; a ledger that "
-            "is behind stays refused."
-        ),
-    ),
-    (
-        ledger,
-        "show",
-        "ledger.show_ledger",
-        "Show what a site has spent, reservation by reservation.",
-    ),
-    (
-        audit,
-        "verify",
-        "audit.verify_audit_log",
-        (
-            "Check the audit log's chain, and the log and the ledger against each other; status "
-            "1 if something is missing."
-        ),
-    ),
-    (
-        ledger,
-        "verify",
-        "ledger.verify_ledger",
-        "Check a ledger's hash chain and sums; status 1 if it does not hold.",
-    ),
-):
-    _of_site_file(_group, _name, _work, _said)
+    epilog="Example: fl-dpbayes site audit verify north.toml",
+)
+def audit_verify(site_file: SiteFileArgument) -> None:
+    """Check the audit log's chain, and the log and the ledger against each other."""
+    from fl_dpbayes.hospital.audit import verify_audit_log
+
+    raise typer.Exit(verify_audit_log(site_file, console))
+
+
+@ledger.command("verify", epilog="Example: fl-dpbayes site ledger verify north.toml")
+def ledger_verify(site_file: SiteFileArgument) -> None:
+    """Check a ledger's hash chain and sums; status 1 if it does not hold."""
+    from fl_dpbayes.hospital.ledger import verify_ledger
+
+    raise typer.Exit(verify_ledger(site_file, console))
 
 
 @ledger.command("lower", epilog="Example: fl-dpbayes site ledger lower north.toml 2.5")
@@ -230,15 +249,26 @@ def ledger_lower(
     """Lower the epsilon that a cohort may ever spend; for good, and no request raises it."""
     from fl_dpbayes.hospital.ledger import restrict_ledger
 
-    restrict_ledger(site_file, console, epsilon, lambda question: yes or typer.confirm(question))
+    restrict_ledger(
+        site_file=site_file, console=console, epsilon=epsilon, confirm=_confirm_unless(yes)
+    )
 
 
-@ledger.command("close", epilog="Example: fl-dpbayes site ledger close north.toml")
+@ledger.command(
+    "close",
+    help=(
+        "Close a cohort, for good: no request on its records is answered again, not even with a "
+        "stored reply."
+    ),
+    epilog="Example: fl-dpbayes site ledger close north.toml",
+)
 def ledger_close(site_file: SiteFileArgument, yes: Yes = False) -> None:
-    """Close a cohort, for good: no request on its records is answered again, not even with a stored reply."""
+    """Close a cohort, for good."""
     from fl_dpbayes.hospital.ledger import restrict_ledger
 
-    restrict_ledger(site_file, console, None, lambda question: yes or typer.confirm(question))
+    restrict_ledger(
+        site_file=site_file, console=console, epsilon=None, confirm=_confirm_unless(yes)
+    )
 
 
 @ledger.command("export", epilog="Example: fl-dpbayes site ledger export site.toml > ledger.json")
@@ -260,4 +290,4 @@ def statement(
     """
     from fl_dpbayes.hospital.statement import print_statement
 
-    raise typer.Exit(print_statement(site_file, month, console))
+    raise typer.Exit(print_statement(site_file=site_file, month=month, console=console))

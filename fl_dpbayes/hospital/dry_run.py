@@ -1,8 +1,10 @@
-"""A full round at a site on made-up records: its policy decides, a throw-away ledger pays, and nothing is sent."""
+"""A full round at a site on made-up records.
+
+The site's policy decides, a throw-away ledger pays, and nothing is sent.
+"""
 
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -35,59 +37,65 @@ from fl_dpbayes.samplers import record_by_record_warnings
 MOST_UNITS = 5000
 
 
-def dry_run(path: Path, given: str, console: Console) -> int:
-    """Let a site answer the first round of a coordinator's scenario, on made-up records of its schema.
+def dry_run(path: Path, scenario_name: str, console: Console) -> int:
+    """Let a site answer the first round of a coordinator's scenario, on made-up records.
 
     Records, snapshot and ledger are not opened. What the steward has not approved is tried as if it
-    were, and told; so is what a second run of the same plan would cost. Returns the exit status: 1
-    if a request was refused. Raises UserError if site file or scenario cannot be used.
+    were, and told; so is what a second run of the same plan would cost.
+
+    Args:
+        path: The site file.
+        scenario_name: The coordinator's scenario file.
+        console: Where it is told.
+
+    Returns:
+        The exit status: 1 if a request was refused.
+
+    Raises:
+        UserError: If site file or scenario cannot be used.
     """
-    own = read_own_site_file(path)
-    if own.ledger is None:
+    site = read_own_site_file(path)
+    if site.ledger is None:
         raise UserError(f"site file {path}: a site with a ledger can try a round, this has none")
-    scenario = own_scenario(given, own, path)
-    requests = planned_requests(scenario, own)
-    with tempfile.TemporaryDirectory(prefix="fl-dpbayes-") as made:
-        made_up = _made_up_site(own, path, Path(made))
-        found = [_asked(made_up, kind, *asked) for kind, asked in requests.items()]
-        waiting = _waiting(waiting_plans(own, path, requests), path, given)
-        status = show([*found, *waiting], console)
-    if own.role == "train":
-        show(
-            [second_run(scenario, own.units, own.ledger.epsilon, own.ledger.planned_runs)], console
+    scenario = own_scenario(scenario_name, site, path)
+    requests = planned_requests(scenario, site)
+    with tempfile.TemporaryDirectory(prefix="fl-dpbayes-") as folder:
+        made_up_site = _write_made_up_site(site, path.name, Path(folder))
+        findings = [
+            _try_request(site_file=made_up_site, kind=kind, request=request, arrays=arrays)
+            for kind, (request, arrays) in requests.items()
+        ]
+        unapproved_kinds = waiting_plans(site, path, requests)
+        if unapproved_kinds:
+            findings.append(_approval_finding(unapproved_kinds, path, scenario_name))
+        status = show(findings, console)
+    if site.role == "train":
+        cost = second_run(
+            scenario=scenario,
+            units=site.units,
+            epsilon=site.ledger.epsilon,
+            planned_runs=site.ledger.planned_runs,
         )
-    slow = record_by_record_warnings(scenario.model, own.source.task)
-    show([warned("model", said) for said in sentences(slow)], console)
+        show([cost], console)
+    slowness = sentences(record_by_record_warnings(scenario.model, site.source.task))
+    show([warned("model", sentence) for sentence in slowness], console)
     console.print("on made-up records; your ledger and your records were not touched", markup=False)
     return status
 
 
-def _made_up_site(own: SiteFile, path: Path, folder: Path) -> Path:
-    """Write a site like this one, of as many made-up units, and its ledger.
-
-    Return its site file.
-    """
-    units, generator = min(own.units, MOST_UNITS), np.random.default_rng(0)
-    # Without a column of patients a row's number is its unit's name.
-    unnamed = isinstance(own.source, Table) and own.source.unit_column is None
-    names: list[str | int] = [
-        number if unnamed else f"unit-{number}" for number in range(20 * units + 100)
-    ]
-    kept = (
-        own.split.test_fraction + own.split.recalibration_fraction if own.role == "train" else 0.0
-    )
-    trains = unit_scores(names, bytes.fromhex(own.split.key)) >= kept
-    names = names[: int(np.searchsorted(np.cumsum(trains), units)) + 1]
-    assert own.ledger is not None
-    ledger = own.ledger.model_copy(
-        update={"path": folder / "ledger" / "l", "witness": folder / "witness" / "w"}
-    )
-    policy = own.policy.model_copy(update={"approved_plans": None})
+def _write_made_up_site(site: SiteFile, file_name: str, folder: Path) -> Path:
+    """Write a site like this one, of as many made-up units, and its ledger; return its file."""
+    assert site.ledger is not None
+    units = min(site.units, MOST_UNITS)
+    names = _unit_names(site, units)
+    source = _write_made_up_records(site, names, folder)
     changes = {
-        "source": _made_up_records(own, names, folder, generator),
+        "source": source,
         "units": units,
-        "ledger": ledger,
-        "policy": policy,
+        "ledger": site.ledger.model_copy(
+            update={"path": folder / "ledger" / "l", "witness": folder / "witness" / "w"}
+        ),
+        "policy": site.policy.model_copy(update={"approved_plans": None}),
         "selection": Selection(),
         "shift": None,
         "snapshot": None,
@@ -95,68 +103,107 @@ def _made_up_site(own: SiteFile, path: Path, folder: Path) -> Path:
         "trace_folder": None,
         "cache_folder": folder / "cache",
     }
-    write_site_file(file := own.model_copy(update=changes), folder / path.name)
-    create_ledger(file).close()
-    return folder / path.name
+    made_up_site = site.model_copy(update=changes)
+    write_site_file(made_up_site, folder / file_name)
+    create_ledger(made_up_site).close()
+    return folder / file_name
 
 
-def _made_up_records(
-    own: SiteFile, names: list[str | int], folder: Path, generator: np.random.Generator
-) -> Source:
-    source, task, count = own.source, own.source.task, len(names)
-    labels = generator.integers(0, task.classes, count)
-    if not isinstance(source, Table):
-        features = generator.random((count, *task.input_shape), np.float32)
-        np.savez(folder / "records.npz", features=features, labels=labels, units=np.array(names))
-        return ArraysSource(
-            path=folder / "records.npz", input_shape=task.input_shape, classes=task.classes
-        )
-    values = generator.standard_normal((count, len(source.features))) * (source.scales or 1.0) + (
-        source.centers or 0.0
-    )
+def _unit_names(site: SiteFile, units: int) -> list[str | int]:
+    """Name so many units that, under the site's split, `units` of them train or are tested."""
+    # Without a column of patients a row's number is its unit's name.
+    is_unnamed = isinstance(site.source, Table) and site.source.unit_column is None
+    names: list[str | int] = [
+        number if is_unnamed else f"unit-{number}" for number in range(20 * units + 100)
+    ]
+    held_out_fraction = 0.0
+    if site.role == "train":
+        held_out_fraction = site.split.test_fraction + site.split.recalibration_fraction
+    is_used = unit_scores(names, bytes.fromhex(site.split.key)) >= held_out_fraction
+    last_position = int(np.searchsorted(np.cumsum(is_used), units))
+    return names[: last_position + 1]
+
+
+def _write_made_up_records(site: SiteFile, names: list[str | int], folder: Path) -> Source:
+    """Write a record of each unit, of the site's schema, and return their source."""
+    source = site.source
+    task = source.task
+    generator = np.random.default_rng(0)
+    labels = generator.integers(0, task.classes, len(names))
+    if isinstance(source, Table):
+        return _write_made_up_table(source, names, labels, folder, generator)
+    path = folder / "records.npz"
+    features = generator.random((len(names), *task.input_shape), np.float32)
+    np.savez(path, features=features, labels=labels, units=np.array(names))
+    return ArraysSource(path=path, input_shape=task.input_shape, classes=task.classes)
+
+
+def _write_made_up_table(
+    source: Table,
+    names: list[str | int],
+    labels: np.ndarray,
+    folder: Path,
+    generator: np.random.Generator,
+) -> Table:
+    standard_values = generator.standard_normal((len(names), len(source.features)))
+    values = standard_values * (source.scales or 1.0) + (source.centers or 0.0)
     table = pandas.DataFrame(values, columns=list(source.features))
     for name, texts in source.categories.items():
-        table[name] = generator.choice(texts, count)
+        table[name] = generator.choice(texts, len(names))
     table[source.label] = np.array(source.class_names)[labels] if source.class_names else labels
-    for name in filter(None, (*source.group_columns, source.site_column)):
-        table[name] = table.get(name, "made-up")
+    for text_column in (*source.group_columns, source.site_column):
+        if text_column:
+            table[text_column] = table.get(text_column, "made-up")
     if source.unit_column is not None:
         table[source.unit_column] = names
-    table.to_csv(folder / "records.csv", index=False)
-    return source.model_copy(update={"path": folder / "records.csv"})
+    path = folder / "records.csv"
+    table.to_csv(path, index=False)
+    return source.model_copy(update={"path": path})
 
 
-def _asked(site_file: Path, kind: str, request: Message | None, arrays: Arrays) -> Finding:
+def _try_request(site_file: Path, kind: str, request: Message | None, arrays: Arrays) -> Finding:
+    """Let the made-up site answer a request, and say what it answered."""
     start = time.perf_counter()
     content = answer_of(site_file, kind, request, arrays).content
-    config, took = content.config_records["config"], f"{time.perf_counter() - start:.1f} s"
+    seconds = time.perf_counter() - start
+    config = content.config_records["config"]
     if "refusal" in config:
-        refusal = read_header(Refusal, config["refusal"])
-        if refusal.code is RefusalCode.NOT_SENT:
-            return passed(kind, "nothing would be sent: policy.evaluation_release is 'none'")
-        return failed(
-            kind,
-            f"refused, {refusal.describe()}",
-            "agree with the coordinator, or change the site file",
-        )
+        return _refusal_finding(kind, read_header(Refusal, config["refusal"]))
     # As the audit log counts them: the numbers alone, without what Flower puts around them.
     size = sum(
         array.numpy().nbytes
         for record in content.array_records.values()
         for array in record.values()
     )
-    said = f"answered in {took}, {size:,} bytes of arrays would be sent"
+    message = f"answered in {seconds:.1f} s, {size:,} bytes of arrays would be sent"
     if kind == "train":
-        reply = read_header(TrainReply, config["record"])
-        numbers = (reply.privacy.epsilon, reply.privacy.budget)
-        cost, budget = ("infinite" if number is None else rounded_up(number) for number in numbers)
-        said += f"; {reply.steps} steps, epsilon {cost} of {budget}"
-    return passed(kind, said)
+        message += f"; {_cost_text(read_header(TrainReply, config['record']))}"
+    return passed(kind, message)
 
 
-def _waiting(kinds: list[str], path: Path, given: str) -> Iterator[Finding]:
-    if kinds:
-        remedy = f"read and approve them:  fl-dpbayes site approve {path} --scenario {given}"
-        yield warned(
-            "plans", f"not approved yet, so refused until they are: {', '.join(kinds)}", remedy
-        )
+def _refusal_finding(kind: str, refusal: Refusal) -> Finding:
+    if refusal.code is RefusalCode.NOT_SENT:
+        return passed(kind, "nothing would be sent: policy.evaluation_release is 'none'")
+    return failed(
+        kind,
+        f"refused, {refusal.describe()}",
+        "agree with the coordinator, or change the site file",
+    )
+
+
+def _cost_text(reply: TrainReply) -> str:
+    epsilon = _epsilon_text(reply.privacy.epsilon)
+    budget = _epsilon_text(reply.privacy.budget)
+    return f"{reply.steps} steps, epsilon {epsilon} of {budget}"
+
+
+def _epsilon_text(epsilon: float | None) -> str:
+    return "infinite" if epsilon is None else rounded_up(epsilon)
+
+
+def _approval_finding(kinds: list[str], path: Path, scenario_name: str) -> Finding:
+    return warned(
+        "plans",
+        f"not approved yet, so refused until they are: {', '.join(kinds)}",
+        f"read and approve them:  fl-dpbayes site approve {path} --scenario {scenario_name}",
+    )

@@ -1,34 +1,70 @@
-"""What `fl-dpbayes site check` found: one line each, with the remedy where something is wrong."""
+"""What `fl-dpbayes site check` looks at: one line each, with the remedy for what is wrong."""
 
 from collections.abc import Iterable
-from functools import partial
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from rich.console import Console
 
 STYLES = {"PASS": "green", "WARN": "yellow", "FAIL": "bold red", "SKIP": "dim"}
 
 
-class Finding(NamedTuple):
-    """One thing that was looked at: its status, of `STYLES`, what was found, and what to do about it."""
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was looked at.
+
+    Attributes:
+        status: Of `STYLES`.
+        subject: What was looked at.
+        message: What it is like.
+        remedy: What to do about it; empty if nothing.
+    """
 
     status: str
-    what: str
-    said: str
+    subject: str
+    message: str
     remedy: str = ""
 
 
-passed, warned, failed, skipped = (partial(Finding, status) for status in STYLES)
+def passed(subject: str, message: str) -> Finding:
+    """Say of a subject that it is in order."""
+    return Finding("PASS", subject, message)
+
+
+def warned(subject: str, message: str, remedy: str = "") -> Finding:
+    """Say of a subject what a person should look at."""
+    return Finding("WARN", subject, message, remedy)
+
+
+def failed(subject: str, message: str, remedy: str = "") -> Finding:
+    """Say of a subject what must be corrected."""
+    return Finding("FAIL", subject, message, remedy)
+
+
+def skipped(subject: str, message: str) -> Finding:
+    """Say of a subject why it was not looked at."""
+    return Finding("SKIP", subject, message)
 
 
 def show(findings: Iterable[Finding], console: Console) -> int:
-    """Print findings as they come; return the exit status, 1 if one of them is a failure."""
+    """Print findings as they come.
+
+    Args:
+        findings: What was looked at.
+        console: Where it is printed.
+
+    Returns:
+        The exit status: 1 if one of them is a failure.
+    """
     status = 0
-    for found in findings:
-        status |= found.status == "FAIL"
-        console.print(found.status, style=STYLES[found.status], end="  ")
-        remedy = f"\n      {found.remedy}" if found.remedy else ""
+    for finding in findings:
+        if finding.status == "FAIL":
+            status = 1
+        console.print(finding.status, style=STYLES[finding.status], end="  ")
+        remedy = f"\n      {finding.remedy}" if finding.remedy else ""
         console.print(
-            f"{found.what}: {found.said}{remedy}", markup=False, highlight=False, soft_wrap=True
+            f"{finding.subject}: {finding.message}{remedy}",
+            markup=False,
+            highlight=False,
+            soft_wrap=True,
         )
-    return int(status)
+    return status

@@ -35,148 +35,227 @@ METHODS = {
 }
 
 
-def create_ledger(site_file: Path, console: Console) -> None:
-    """Make a site's ledger and its second place, or a further cohort in it.
+class UnusableLedgerError(UserError):
+    """A site's ledger could not be read or written, or is damaged; the text names its path."""
 
-    Nothing is overwritten.
+
+def create_ledger(site_file: Path, console: Console) -> None:
+    """Make a site's ledger and its second place, or a further cohort in it; overwrite nothing.
+
+    Args:
+        site_file: Names the ledger; the site's records must be in order.
+        console: Where it is told.
+
+    Raises:
+        UserError: If the site file, its records or the ledger do not allow it.
     """
-    record, settings = _read_site(site_file, read_own_site_file)
-    # Made for good, so not with what every request is refused for.
-    if problem := delta_problem(record):
+    site = read_own_site_file(site_file)
+    settings = _ledger_settings(site, site_file)
+    # The ledger is made for good, so not with a delta for which every request would be refused.
+    problem = delta_problem(site)
+    if problem:
         raise UserError(problem)
-    with _as_user_errors(settings), make_ledger(record, load_site(record)) as ledger:
-        made = (
-            f"made cohort {settings.cohort} in ledger {settings.path}, second place "
-            f"{settings.witness}"
-        )
-        keep = "Keep the two in different backups: a ledger that is put back alone is refused."
+    with _as_user_errors(settings), make_ledger(site, load_site(site)) as ledger:
         console.print(
-            f"{made}\n{_budget_line(ledger.cohort)}\n{keep}", markup=False, soft_wrap=True
+            f"made cohort {settings.cohort} in ledger {settings.path}, second place "
+            f"{settings.witness}\n"
+            f"{_budget_line(ledger.cohort)}\n"
+            "Keep the two in different backups: a ledger that is put back alone is refused.",
+            markup=False,
+            soft_wrap=True,
         )
 
 
 def repair_ledger(site_file: Path, console: Console) -> None:
-    """Make the second place of a site's ledger anew, where it is lost or unreadable or the ledger was moved."""
-    _, settings = _read_site(site_file)
+    """Make the second place of a ledger anew, where it is lost or the ledger was moved.
+
+    Args:
+        site_file: Names the ledger.
+        console: Where it is told.
+
+    Raises:
+        UserError: If there is no ledger, or it is behind its second place.
+    """
+    settings = _read_ledger_settings(site_file)
     with _as_user_errors(settings):
         repaired = repair_witness(ledger_place(settings))
-    text = f"made second place {settings.witness} anew; the ledger keeps a note of it"
-    console.print(
-        text if repaired else "the second place is sound: nothing to repair",
-        markup=False,
-        soft_wrap=True,
-    )
+    if repaired:
+        message = f"made second place {settings.witness} anew; the ledger keeps a note of it"
+    else:
+        message = "the second place is sound: nothing to repair"
+    console.print(message, markup=False, soft_wrap=True)
 
 
 def restrict_ledger(
     site_file: Path, console: Console, epsilon: float | None, confirm: Callable[[str], bool]
 ) -> None:
-    """Ask, and lower what each part of a site's cohort may spend from now on, or close the cohort (None); for good."""
+    """Ask, then lower what a site's cohort may spend from now on, or close it; for good.
+
+    Args:
+        site_file: Names the ledger and the cohort.
+        console: Where it is told.
+        epsilon: What each part may spend, above 0; None closes the cohort.
+        confirm: Asks a person a question.
+
+    Raises:
+        UserError: If it is not confirmed, or the ledger cannot be written.
+    """
+    effect = (
+        "is closed to every request"
+        if epsilon is None
+        else f"may spend epsilon {epsilon:g} in each part"
+    )
     with ledger_of(site_file) as ledger:
-        said = (
-            "is closed to every request"
-            if epsilon is None
-            else f"may spend epsilon {epsilon:g} in each part"
-        )
-        said = f"cohort {ledger.cohort.name} {said}, for good"
-        if not confirm(f"{said}?"):
+        restriction = f"cohort {ledger.cohort.name} {effect}, for good"
+        if not confirm(f"{restriction}?"):
             raise UserError("not confirmed, so nothing is changed")
         try:
             ledger.restrict(epsilon)
         except LedgerError as error:
             state = ledger.state()
-            held = state.closed if epsilon is None else state.lowered == epsilon
-            raise LedgerError(
-                f"{said + ': it holds, but its second place: ' if held else ''}{error}"
-            ) from error
-        console.print(said, markup=False, soft_wrap=True)
+            holds = state.closed if epsilon is None else state.lowered == epsilon
+            if not holds:
+                raise
+            raise LedgerError(f"{restriction}: it holds, but its second place: {error}") from error
+        console.print(restriction, markup=False, soft_wrap=True)
 
 
 def show_ledger(site_file: Path, console: Console) -> None:
-    """Print what a site's cohort has spent, and its reservations."""
+    """Print what a site's cohort has spent, and its reservations.
+
+    Args:
+        site_file: Names the ledger and the cohort.
+        console: Where it is printed.
+
+    Raises:
+        UserError: If there is no ledger, or it cannot be read.
+    """
     with ledger_of(site_file) as ledger:
         console.print(_budget_line(ledger.cohort), markup=False)
-        state = ledger.state()
-        if state.closed or state.lowered < math.inf:
-            console.print(
-                "It is closed."
-                if state.closed
-                else f"Lowered to epsilon {rounded_up(state.lowered)}."
-            )
-        for entry in ledger.entries():
-            if entry.content["kind"] == RENEWED:
-                console.print(
-                    f"The second place was made anew on {entry.content['time'][:19]} (UTC).",
-                    markup=False,
-                )
+        _print_restrictions(ledger, console)
         parts = [ledger.spent(part) for part in PARTS]
         console.print(_spent_table(parts, console.width))
         for spent in parts:
-            if (planned := planned_epsilon(state, spent.part)) is not None:
-                ends = (
-                    f"holds for these {spent.steps} steps if where they end was fixed "
-                    "beforehand; if the server ends"
-                )
-                said = (
-                    f"epsilon {rounded_up(spent.epsilon)} {ends} the run because of what it "
-                    "saw, its whole plan's"
-                )
-                console.print(
-                    f"{spent.part}: {said}, {rounded_up(planned)}, does, or the budget.",
-                    markup=False,
-                )
+            _print_planned_cost(ledger, spent, console)
         console.print(_reservation_table(ledger, console.width))
 
 
-def verify_ledger(site_file: Path, console: Console) -> int:
-    """Check a site's ledger and print what is wrong."""
-    problems, entries = ledger_problems(site_file)
-    newer = "(That no newer copy of both places exists shows only in a head that a server saw.)"
-    said = (
-        f"The ledger is sound: {count(entries)} entries, each bound to the one before; budget "
-        f"kept. {newer}"
+def _print_restrictions(ledger: Ledger, console: Console) -> None:
+    """Print whether a cohort was lowered or closed, and when its second place was made anew."""
+    state = ledger.state()
+    if state.closed:
+        console.print("It is closed.")
+    elif state.lowered < math.inf:
+        console.print(f"Lowered to epsilon {rounded_up(state.lowered)}.")
+    for entry in ledger.entries():
+        if entry.content["kind"] == RENEWED:
+            console.print(
+                f"The second place was made anew on {entry.content['time'][:19]} (UTC).",
+                markup=False,
+            )
+
+
+def _print_planned_cost(ledger: Ledger, spent: Spent, console: Console) -> None:
+    """Print what a part's whole plan costs, where the server could end the run early."""
+    planned = planned_epsilon(ledger.state(), spent.part)
+    if planned is None:
+        return
+    console.print(
+        f"{spent.part}: epsilon {rounded_up(spent.epsilon)} holds for these {spent.steps} steps "
+        "if where they end was fixed beforehand; if the server ends the run because of what it "
+        f"saw, its whole plan's, {rounded_up(planned)}, does, or the budget.",
+        markup=False,
     )
-    console.print("\n".join(problems) or said, markup=False, soft_wrap=True)
-    return 1 if problems else 0
+
+
+def verify_ledger(site_file: Path, console: Console) -> int:
+    """Check a site's ledger and print what is wrong.
+
+    Args:
+        site_file: Names the ledger.
+        console: Where it is printed.
+
+    Returns:
+        The exit status: 1 if something is wrong.
+
+    Raises:
+        UserError: If the site file names no ledger.
+    """
+    problems, entry_count = ledger_problems(site_file)
+    if problems:
+        console.print("\n".join(problems), markup=False, soft_wrap=True)
+        return 1
+    console.print(
+        f"The ledger is sound: {count(entry_count)} entries, each bound to the one before; budget "
+        "kept. (That no newer copy of both places exists shows only in a head that a server saw.)",
+        markup=False,
+        soft_wrap=True,
+    )
+    return 0
 
 
 def ledger_problems(site_file: Path) -> tuple[list[str], int]:
-    """Return what is wrong with a site's ledger, and the number of entries of one that is sound."""
+    """Check a site's ledger.
+
+    Args:
+        site_file: Names the ledger.
+
+    Returns:
+        What is wrong, and the number of entries of a ledger that is sound.
+
+    Raises:
+        UserError: If the site file names no ledger.
+    """
     try:
         with ledger_of(site_file) as ledger:
             problems = ledger.verify()
             return problems, 0 if problems else len(ledger.entries())
-    except UserError as error:
-        if not isinstance(error.__cause__, LedgerError):
-            raise
+    except UnusableLedgerError as error:
         return [str(error)], 0
 
 
 def export_ledger(site_file: Path) -> dict[str, Any]:
     """Write a site's ledger as JSON values, for an auditor.
 
-    `parts`: spend of each; `entries`: the file's whole chain. Each head is the SHA-256 of the
-    previous head, a line feed, and `content` as JSON with sorted keys and no blanks. Raises
-    UserError if there is none, or it cannot be read.
+    Each head is the SHA-256 of the previous head, a line feed, and `content` as JSON with sorted
+    keys and no blanks.
+
+    Args:
+        site_file: Names the ledger and the cohort.
+
+    Returns:
+        The cohort, the head, what is wrong, `parts` (the spend of each) and `entries` (the file's
+        whole chain).
+
+    Raises:
+        UserError: If there is no ledger, or it cannot be read.
     """
     with ledger_of(site_file) as ledger:
-        whole: dict[str, Any] = {
+        content: dict[str, Any] = {
             "cohort": asdict(ledger.cohort),
             "head": ledger.head(),
             "problems": ledger.verify(),
+            "parts": [_spent_values(ledger.spent(part)) for part in PARTS],
+            "entries": [asdict(entry) for entry in ledger.entries()],
         }
-        parts = [_spent_values(ledger.spent(part)) for part in PARTS]
-        whole |= {"parts": parts, "entries": list(map(asdict, ledger.entries()))}
-        return {name: json_values(value) for name, value in whole.items()}
+        return {name: json_values(value) for name, value in content.items()}
 
 
 @contextmanager
 def ledger_of(site_file: Path) -> Iterator[Ledger]:
     """Open the ledger that a site file names, to look into it.
 
-    UserError if there is none or it cannot be read.
+    Args:
+        site_file: Names the ledger and the cohort.
+
+    Yields:
+        The ledger, open.
+
+    Raises:
+        UserError: If the site file names none.
+        UnusableLedgerError: If it does not exist, or cannot be read.
     """
-    _, settings = _read_site(site_file)
+    settings = _read_ledger_settings(site_file)
     with (
         _as_user_errors(settings),
         Ledger.open_existing(ledger_place(settings), settings.cohort) as ledger,
@@ -189,21 +268,24 @@ def _as_user_errors(settings: LedgerSettings) -> Iterator[None]:
     try:
         yield
     except LedgerError as error:
-        raise UserError(with_path(error, settings.path)) from error
+        raise UnusableLedgerError(with_path(error, settings.path)) from error
 
 
-def _read_site(
-    site_file: Path, read: Callable[[Path], SiteFile] = read_site_file
-) -> tuple[SiteFile, LedgerSettings]:
-    record = read(site_file)
-    if record.ledger is None:
+def _read_ledger_settings(site_file: Path) -> LedgerSettings:
+    return _ledger_settings(read_site_file(site_file), site_file)
+
+
+def _ledger_settings(site: SiteFile, site_file: Path) -> LedgerSettings:
+    if site.ledger is None:
         raise UserError(f"site file {site_file} names no ledger: only sites that train have one")
-    return record, record.ledger
+    return site.ledger
 
 
 def _budget_line(cohort: Cohort) -> str:
-    at = f"at delta {cohort.delta:g}, unit {cohort.unit}, adjacency {cohort.adjacency}"
-    return f"Cohort {cohort.name}: each part may spend epsilon {rounded_up(cohort.epsilon)} {at}."
+    return (
+        f"Cohort {cohort.name}: each part may spend epsilon {rounded_up(cohort.epsilon)} "
+        f"at delta {cohort.delta:g}, unit {cohort.unit}, adjacency {cohort.adjacency}."
+    )
 
 
 def _spent_table(parts: list[Spent], width: int) -> Table:
@@ -217,8 +299,10 @@ def _spent_table(parts: list[Spent], width: int) -> Table:
         )
         for spent in parts
     ]
-    content = page_table(("part", "steps", "epsilon", "by", "mu"), rows, (0, 3))
-    return printed_table("Spent so far", content, width, expendable=("by",))
+    content = page_table(
+        columns=("part", "steps", "epsilon", "by", "mu"), rows=rows, text_columns=(0, 3)
+    )
+    return printed_table("Spent so far", content=content, width=width, expendable=("by",))
 
 
 def _reservation_table(ledger: Ledger, width: int) -> Table:
@@ -235,13 +319,16 @@ def _reservation_table(ledger: Ledger, width: int) -> Table:
         )
         for row in ledger.rows()
     ]
-    columns = ("time (UTC)", "part", "run", "round", "purpose", "first step", "steps", "state")
-    title, expendable = (
-        "Reservations (each counts, whatever became of it)",
-        ("first step", "run", "purpose"),
+    content = page_table(
+        columns=("time (UTC)", "part", "run", "round", "purpose", "first step", "steps", "state"),
+        rows=rows,
+        text_columns=(1, 2, 4, 7),
     )
     return printed_table(
-        title, page_table(columns, rows, (1, 2, 4, 7)), width, expendable=expendable
+        "Reservations (each counts, whatever became of it)",
+        content=content,
+        width=width,
+        expendable=("first step", "run", "purpose"),
     )
 
 

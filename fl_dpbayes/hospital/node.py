@@ -1,11 +1,9 @@
 """Starts a site's SuperNode so that only approved bundles run.
 
-The one file that uses names that Flower keeps private.
-
-Two locks, of which each holds alone. Flower is told to trust bundles with the signature of a key
-that lives in this process only; and where it receives a bundle, a gate signs what the site allows
-and empties whatever it does not. The gate is tried on Flower's own loop before the node connects: a
-Flower that goes round it starts no node.
+The one file that uses names that Flower keeps private. Two locks, of which each holds alone: Flower
+trusts only bundles signed with a key of this process, and a gate signs what the site allows and
+empties the rest. The gate is tried on Flower's own loop before the node connects: a Flower that
+goes round it starts no node.
 """
 
 import atexit
@@ -25,11 +23,10 @@ from contextlib import contextmanager, nullcontext
 from importlib.metadata import version
 from pathlib import Path
 from stat import S_IMODE
+from types import ModuleType
 from typing import Any, NoReturn
-from unittest.mock import patch
 
 import tomli_w
-from rich.console import Console
 
 from fl_dpbayes.config import Connection
 from fl_dpbayes.engine.flower_command import APP_PROJECT, ENVIRONMENT
@@ -37,213 +34,351 @@ from fl_dpbayes.errors import UserError
 from fl_dpbayes.hospital.bundle import PROJECT, Bundle, decision, logger, read_bundle
 from fl_dpbayes.hospital.keys import site_connection
 
-SIGNER, LOOPBACK = "this-site", "127.0.0.1"
+SIGNER = "this-site"
+LOOPBACK = "127.0.0.1"
 SERVER_APP = "flwr-serverapp"
+
+# The two runs of the trial connection.
+FOREIGN_RUN = 1
+APPROVED_RUN = 2
+
+# Takes a bundle, its bytes and how the SuperLink misnamed it; returns why it may not run, or "".
+Decide = Callable[[Bundle, bytes, str], str]
 
 
 class Gate:
     """Stands between Flower's connection and its loop, where every bundle passes.
 
-    `decide`: bundle, its bytes, what was said wrongly of it -> why it may not run. `seen`: SHA-256
-    of the last bundles.
+    Attributes:
+        decide: Says why a bundle may not run; an empty text lets it run.
+        checked_bundles: SHA-256 of the last ten bundles that came to the gate.
+        trusted: The public key that Flower is told to trust, by the name of its signer.
     """
 
-    def __init__(self, decide: Callable[[Bundle, bytes, str], str]) -> None:
+    def __init__(self, decide: Decide) -> None:
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
         from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
         self.decide = decide
-        self.seen: list[str] = []
+        self.checked_bundles: list[str] = []
         self._key = Ed25519PrivateKey.generate()
-        self.trusted = {
-            SIGNER: self._key.public_key()
-            .public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
-            .decode()
-        }
+        public_key = self._key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
+        self.trusted = {SIGNER: public_key.decode()}
 
     def around(self, connect: Callable[..., Any]) -> Callable[..., Any]:
-        """Put the gate around Flower's connection, a context manager that yields its callbacks."""
+        """Put the gate around Flower's connection.
+
+        Args:
+            connect: Flower's context manager, which yields the node's id and its callbacks.
+
+        Returns:
+            The same context manager, whose `get_fab` passes bundles through the gate.
+        """
 
         @contextmanager
-        def connection(*args: Any, **kwargs: Any) -> Iterator[tuple[Any, ...]]:
-            with connect(*args, **kwargs) as (node_id, receive, send, get_run, get_fab, *others):
+        def gated_connection(*args: Any, **kwargs: Any) -> Iterator[tuple[Any, ...]]:
+            with connect(*args, **kwargs) as (node_id, receive, send, get_run, get_fab, *callbacks):
                 runs: dict[int, Any] = {}
 
-                def noted_run(run_id: int) -> Any:
+                def get_noted_run(run_id: int) -> Any:
                     runs.clear()
-                    return runs.setdefault(run_id, get_run(run_id))
+                    runs[run_id] = get_run(run_id)
+                    return runs[run_id]
 
-                def passed_fab(fab_hash: str, run_id: int) -> Any:
-                    return self._passed(get_fab(fab_hash, run_id), runs.get(run_id))
+                def get_gated_fab(fab_hash: str, run_id: int) -> Any:
+                    return self._sign_or_empty(get_fab(fab_hash, run_id), runs.get(run_id))
 
-                yield (node_id, receive, send, noted_run, passed_fab, *others)
+                yield (node_id, receive, send, get_noted_run, get_gated_fab, *callbacks)
 
-        return connection
+        return gated_connection
 
-    def _passed(self, fab: Any, run: Any) -> Any:
-        """Return the bundle signed if it may run, else with nothing in it and no signature, which Flower refuses."""
+    def _sign_or_empty(self, fab: Any, run: Any) -> Any:
+        """Sign a bundle that may run; empty any other, unsigned, so that Flower refuses it."""
         content = bytes(fab.content)
         bundle = read_bundle(content)
-        reason = self.decide(bundle, content, "" if bundle.problem else _mismatch(bundle, fab, run))
-        self.seen = [*self.seen[-9:], bundle.sha256]
+        mismatch = "" if bundle.problem else _mismatch(bundle, fab, run)
+        reason = self.decide(bundle, content, mismatch)
+        self.checked_bundles = [*self.checked_bundles[-9:], bundle.sha256]
         if reason:
             logger.warning("bundle %s refused: %s", bundle.sha256, reason)
             return type(fab)(bundle.sha256, b"", {})
         logger.info("bundle %s runs", bundle.sha256)
         # Flower signs the time of signing, eight bytes, and the digest.
         signature = self._key.sign(bytes(8) + hashlib.sha256(content).digest())
-        signed = json.dumps(
-            {"signed_at": 0, "signature": base64.urlsafe_b64encode(signature).decode()}
-        )
-        return type(fab)(bundle.sha256, content, {"valid_license": SIGNER, SIGNER: signed})
+        encoded_signature = base64.urlsafe_b64encode(signature).decode()
+        verification = json.dumps({"signed_at": 0, "signature": encoded_signature})
+        verifications = {"valid_license": SIGNER, SIGNER: verification}
+        return type(fab)(bundle.sha256, content, verifications)
 
 
 def _mismatch(bundle: Bundle, fab: Any, run: Any) -> str:
-    """Say where the SuperLink tells other things of a bundle than its bytes do: an app is looked up by them."""
-    told = run and [run.fab_hash, fab.hash_str, run.fab_id, run.fab_version]
-    if told != [bundle.sha256, bundle.sha256, bundle.app, bundle.version]:
+    """Say where the SuperLink names another bundle than it sent: an app is looked up by that."""
+    if (
+        not run
+        or run.fab_hash != bundle.sha256
+        or fab.hash_str != bundle.sha256
+        or run.fab_id != bundle.app
+        or run.fab_version != bundle.version
+    ):
         return "the SuperLink names another bundle than it sent"
-    return "" if run.primary_task_type in ("", SERVER_APP) else "the run is of another kind"
+    if run.primary_task_type not in ("", SERVER_APP):
+        return "the run is of another kind"
+    return ""
 
 
 def install(gate: Gate) -> None:
-    """Put the gate where Flower connects; UserError if there is no such place."""
+    """Put a gate where Flower connects.
+
+    Args:
+        gate: Asked for every bundle from now on.
+
+    Raises:
+        UserError: If this Flower has no such place.
+    """
     try:
-        from flwr.supernode import start_client_internal as flower
+        from flwr.supernode import start_client_internal as flower_loop
 
-        flower._init_connection = gate.around(flower._init_connection)
+        flower_loop._init_connection = gate.around(flower_loop._init_connection)
     except (ImportError, AttributeError) as error:
-        raise _unfit(f"it has no place where a site decides what runs ({error})") from None
+        raise _unfit_flower(f"it has no place where a site decides what runs ({error})") from None
 
 
-def _unfit(why: str) -> UserError:
-    said = (
+def _unfit_flower(problem: str) -> UserError:
+    refusal = (
         f"the node does not start: this Flower ({version('flwr')}) does not let a site "
         "decide what runs"
     )
-    return UserError(f"{said}: {why}. Install the version that this package asks for")
-
-
-class _Over(BaseException):
-    """Ends Flower's loop, which ends by itself only with the process."""
+    return UserError(f"{refusal}: {problem}. Install the version that this package asks for")
 
 
 def try_gate(gate: Gate) -> None:
-    """Run Flower's loop on a made-up connection: UserError unless it refuses a foreign bundle, not an approved one."""
-    decide, gate.decide = gate.decide, lambda bundle, _, mismatch: mismatch or bundle.problem
+    """Run Flower's loop on a made-up connection, with a foreign bundle and an approved one.
+
+    Args:
+        gate: Installed already; it decides as before once the trial is over.
+
+    Raises:
+        UserError: Unless Flower refuses the foreign bundle and runs the approved one.
+    """
+    decide = gate.decide
+    gate.decide = lambda bundle, _, mismatch: mismatch or bundle.problem
     logging.disable(logging.ERROR)
-    found = _trial(gate)
+    problem = _trial_problem(gate)
     logging.disable(logging.NOTSET)
-    gate.decide, gate.seen = decide, []
-    if found:
-        raise _unfit(found)
+    gate.decide = decide
+    gate.checked_bundles = []
+    if problem:
+        raise _unfit_flower(problem)
 
 
-def _trial(gate: Gate) -> str:
-    """Say what is wrong with Flower's loop, in which run 1 has a foreign bundle and run 2 an approved one."""
-    answers, taken, objects = list[tuple[str, int]](), list[int](), dict[str, bytes]()
-    try:
+class _TrialOver(BaseException):
+    """Ends Flower's loop, which ends by itself only with the process."""
+
+
+class _TrialConnection:
+    """Stands in for the SuperLink: one message of a foreign bundle's run, one of an approved one's.
+
+    Attributes:
+        bundles: The bytes of each run's bundle.
+        replies: What the node answered: the number of the message, and its error code.
+        started_runs: Runs whose message the node took, so whose bundle passed.
+    """
+
+    def __init__(self) -> None:
+        self.bundles = {
+            FOREIGN_RUN: own_bundle({"foreign.py": b""}),
+            APPROVED_RUN: own_bundle(),
+        }
+        self.replies: list[tuple[str, int]] = []
+        self.started_runs: list[int] = []
+        self._waiting_runs = list(self.bundles)
+        self._objects: dict[str, bytes] = {}
+
+    def callbacks(self) -> tuple[object, ...]:
+        """List what Flower's own connection yields, in its order."""
+        return (
+            1,
+            self.receive,
+            self.send,
+            self.get_run,
+            self.get_fab,
+            self.get_object,
+            print,
+            self.confirm,
+        )
+
+    def receive(self) -> Any:
+        """Hand out the next run's message."""
         from flwr.app import Message, RecordDict
         from flwr.app.metadata import Metadata
-        from flwr.common.constant import ErrorCode
-        from flwr.supercore.fab import Fab
         from flwr.supercore.inflatable.inflatable_object import (
             get_all_nested_objects,
             get_object_tree,
         )
-        from flwr.supercore.object_store import ObjectStoreFactory
+
+        if not self._waiting_runs:
+            raise _TrialOver
+        run_id = self._waiting_runs.pop(0)
+        metadata = Metadata(run_id, str(run_id), 2, 1, "", "", time.time(), 3600.0, "query")
+        message = Message(RecordDict(), metadata=metadata)  # type: ignore[call-overload]
+        for object_id, nested_object in get_all_nested_objects(message).items():
+            self._objects[object_id] = nested_object.deflate()
+        return message, get_object_tree(message)
+
+    def send(self, message: Any, *_: Any) -> tuple[set[str], str]:
+        """Note an answer of the node."""
+        self.replies.append((message.metadata.reply_to_message_id, message.error.code))
+        return set(), ""
+
+    def get_run(self, run_id: int) -> Any:
+        """Describe a run as the SuperLink does."""
         from flwr.supercore.run import Run
-        from flwr.supernode import start_client_internal
-        from flwr.supernode.cli.flower_supernode import start_client_internal as loop
-        from flwr.supernode.nodestate import NodeStateFactory
 
-        flower: Any = start_client_internal
-        bundles = {1: own_bundle({"foreign.py": b""}), 2: own_bundle()}
-        waiting = iter(bundles)
+        run = Run.create_empty(run_id)
+        bundle = read_bundle(self.bundles[run_id])
+        run.fab_id = bundle.app
+        run.fab_version = bundle.version
+        run.fab_hash = bundle.sha256
+        return run
 
-        def receive() -> Any:
-            if (number := next(waiting, 0)) == 0:
-                raise _Over
-            metadata = Metadata(number, str(number), 2, 1, "", "", time.time(), 3600.0, "query")
-            message = Message(RecordDict(), metadata=metadata)  # type: ignore[call-overload]
-            objects.update(
-                {key: part.deflate() for key, part in get_all_nested_objects(message).items()}
-            )
-            return message, get_object_tree(message)
+    def get_fab(self, fab_hash: str, run_id: int) -> Any:
+        """Hand out a run's bundle."""
+        from flwr.supercore.fab import Fab
 
-        def send(message: Any, *_: Any) -> tuple[set[str], str]:
-            answers.append((message.metadata.reply_to_message_id, message.error.code))
-            return set(), ""
+        return Fab(fab_hash, self.bundles[run_id], {})
 
-        def get_run(number: int) -> Any:
-            run, bundle = Run.create_empty(number), read_bundle(bundles[number])
-            run.fab_id, run.fab_version, run.fab_hash = bundle.app, bundle.version, bundle.sha256
-            return run
+    def get_object(self, _: int, object_id: str) -> bytes:
+        """Hand out a part of a message."""
+        return self._objects[object_id]
 
-        def confirm(number: int, _: str) -> None:
-            taken.append(number)
-            raise _Over
+    def confirm(self, run_id: int, _: str) -> None:
+        """Note that the node took a run's message."""
+        self.started_runs.append(run_id)
+        raise _TrialOver
 
-        get_fab, get_object = (
-            lambda fab_hash, number: Fab(fab_hash, bundles[number], {}),
-            lambda _, key: objects[key],
-        )
-        connection = nullcontext((1, receive, send, get_run, get_fab, get_object, print, confirm))
-        stood_in: dict[str, Any] = {"http_request_response": lambda *_: connection}
-        with patch.multiple(flower, **stood_in, register_signal_handlers=lambda **_: None):
-            loop(
-                state_factory=NodeStateFactory(objectstore_factory=ObjectStoreFactory()),
-                server_address="127.0.0.1:1",
-                node_config={},
-                insecure=True,
-                isolation="process",
-                trusted_entities=gate.trusted,
-            )
-    except _Over:
-        if 1 in taken:
-            return "it let a foreign bundle through"
-        if gate.seen != [hashlib.sha256(bundle).hexdigest() for bundle in bundles.values()]:
-            return "it did not ask which bundles may run"
-        good = answers == [("1", ErrorCode.INVALID_FAB)] and taken == [2]
-        return "" if good else "it did not answer as it should"
+
+@contextmanager
+def _replaced(module: ModuleType, replacements: Mapping[str, object]) -> Iterator[None]:
+    """Replace names of a module, which must have them, and put them back."""
+    originals = {name: getattr(module, name) for name in replacements}
+    try:
+        for name, replacement in replacements.items():
+            setattr(module, name, replacement)
+        yield
+    finally:
+        for name, original in originals.items():
+            setattr(module, name, original)
+
+
+def _trial_problem(gate: Gate) -> str:
+    """Say what is wrong with Flower's loop; nothing, if it obeys the gate."""
+    try:
+        connection = _TrialConnection()
+        _run_loop(gate, connection)
+    except _TrialOver:
+        return _disobedience(gate, connection)
     # Whatever Flower raises where a private name is another: the node must not start.
     except BaseException as error:
         return f"its loop cannot be tried ({type(error).__name__}: {error})"
     return "its loop ended"
 
 
-def own_bundle(more: Mapping[str, bytes] = {}) -> bytes:
+def _run_loop(gate: Gate, connection: _TrialConnection) -> None:
+    """Run the loop of Flower's SuperNode on a trial connection."""
+    from flwr.supercore.object_store import ObjectStoreFactory
+    from flwr.supernode import start_client_internal as flower_loop
+    from flwr.supernode.cli.flower_supernode import start_client_internal as start_loop
+    from flwr.supernode.nodestate import NodeStateFactory
+
+    replacements = {
+        "http_request_response": lambda *_: nullcontext(connection.callbacks()),
+        "register_signal_handlers": lambda **_: None,
+    }
+    with _replaced(flower_loop, replacements):
+        start_loop(
+            state_factory=NodeStateFactory(objectstore_factory=ObjectStoreFactory()),
+            server_address="127.0.0.1:1",
+            node_config={},
+            insecure=True,
+            isolation="process",
+            trusted_entities=gate.trusted,
+        )
+
+
+def _disobedience(gate: Gate, connection: _TrialConnection) -> str:
+    """Say where the loop, once it is over, did not obey the gate."""
+    from flwr.common.constant import ErrorCode
+
+    if FOREIGN_RUN in connection.started_runs:
+        return "it let a foreign bundle through"
+    digests = [hashlib.sha256(bundle).hexdigest() for bundle in connection.bundles.values()]
+    if gate.checked_bundles != digests:
+        return "it did not ask which bundles may run"
+    foreign_refused = connection.replies == [(str(FOREIGN_RUN), ErrorCode.INVALID_FAB)]
+    if not foreign_refused or connection.started_runs != [APPROVED_RUN]:
+        return "it did not answer as it should"
+    return ""
+
+
+def own_bundle(extra_files: Mapping[str, bytes] | None = None) -> bytes:
     """Build the thin bundle of the installed version, as `flwr run` sends it.
 
-    With more files, one that none runs.
+    Args:
+        extra_files: Further files by name; with any, no site runs the bundle.
+
+    Returns:
+        The bundle's bytes.
     """
     from flwr.cli.build import build_fab_from_files
 
+    project = APP_PROJECT.format(version=version("fl-dpbayes")).encode()
+    files = {PROJECT: project, **(extra_files or {})}
     with warnings.catch_warnings():
-        # Of a library that Flower calls by a name it has given up.
+        # Flower calls a library by a name that the library has given up.
         warnings.simplefilter("ignore", DeprecationWarning)
-        return build_fab_from_files(
-            {PROJECT: APP_PROJECT.format(version=version("fl-dpbayes")).encode(), **more}
-        )[0]
+        return build_fab_from_files(files)[0]
 
 
-def start_node(site_file: Path, _: Console | None = None) -> NoReturn:
+def start_node(site_file: Path) -> NoReturn:
     """Run a site's SuperNode until it is stopped.
 
-    UserError without a connection, private keys or a gate that holds.
+    Args:
+        site_file: With a connection, whose private keys exist.
+
+    Raises:
+        UserError: Without a connection, private keys or a gate that holds.
     """
     connection = site_connection(site_file)[1]
     _check_secrets(connection)
     home = _prepare_home()
-    gate = Gate(lambda *given: decision(site_file, *given))
+    gate = Gate(lambda bundle, content, mismatch: decision(site_file, bundle, content, mismatch))
     install(gate)
     try_gate(gate)
     logger.setLevel(logging.INFO)
     logger.addHandler(logging.StreamHandler())
-    trusted, node = home / "trusted.yaml", home / "node.toml"
+    sys.argv = _node_command(site_file, connection, gate, home)
+    from flwr.supernode.cli.flower_supernode import flower_supernode
+
+    try:
+        # Flower looks at it in a thread that outlives the failure.
+        ssl.create_default_context(cafile=connection.ca)
+        flower_supernode()
+    except (ssl.SSLError, RuntimeError) as error:
+        question = (
+            f"is {connection.ca} a certificate, and connection.port, {connection.port}, free "
+            "on this machine?"
+        )
+        raise UserError(f"the node does not start ({error}): {question}") from error
+    raise SystemExit(1)
+
+
+def _node_command(site_file: Path, connection: Connection, gate: Gate, home: Path) -> list[str]:
+    """Write what the SuperNode reads into its home, and return its command line."""
+    trusted = home / "trusted.yaml"
     # JSON is YAML.
     trusted.write_text(json.dumps(gate.trusted), encoding="utf-8")
-    node.write_text(tomli_w.dumps({"site-file": str(site_file.resolve())}), encoding="utf-8")
+    node_config = home / "node.toml"
+    node_config.write_text(tomli_w.dumps({"site-file": str(site_file.resolve())}), encoding="utf-8")
     options = {
         "root-certificates": connection.ca,
         "superlink": connection.superlink,
@@ -253,31 +388,22 @@ def start_node(site_file: Path, _: Console | None = None) -> NoReturn:
         "isolation": "process",
         "superexec-auth-secret-file": connection.secret,
         "trusted-entities": trusted,
-        "node-config": node,
+        "node-config": node_config,
     }
-    sys.argv = [
-        "flower-supernode",
-        *(str(word) for name, value in options.items() for word in (f"--{name}", value)),
-    ]
-    from flwr.supernode.cli.flower_supernode import flower_supernode
-
-    try:
-        # Flower looks at it in a thread that outlives the failure.
-        ssl.create_default_context(cafile=connection.ca)
-        flower_supernode()
-    except (ssl.SSLError, RuntimeError) as error:
-        asked = (
-            f"is {connection.ca} a certificate, and connection.port, {connection.port}, free "
-            "on this machine?"
-        )
-        raise UserError(f"the node does not start ({error}): {asked}") from error
-    raise SystemExit(1)
+    command = ["flower-supernode"]
+    for name, value in options.items():
+        command += [f"--{name}", str(value)]
+    return command
 
 
-def start_app(site_file: Path, _: Console | None = None) -> NoReturn:
+def start_app(site_file: Path) -> NoReturn:
     """Become the process, best of another user, that runs this machine's bundles.
 
-    UserError without a connection.
+    Args:
+        site_file: With a connection.
+
+    Raises:
+        UserError: If it names no connection.
     """
     connection = site_connection(site_file)[1]
     _prepare_home()
@@ -286,16 +412,16 @@ def start_app(site_file: Path, _: Console | None = None) -> NoReturn:
         "--insecure",
         "--runtime-api-address",
         f"{LOOPBACK}:{connection.port}",
+        "--superexec-auth-secret-file",
+        str(connection.secret),
     ]
-    os.execvp(command[0], [*command, "--superexec-auth-secret-file", str(connection.secret)])
+    os.execvp(command[0], command)
 
 
 def _check_secrets(connection: Connection) -> None:
-    for path, allowed in {
-        connection.ca: 0o777,
-        connection.key: 0o700,
-        connection.secret: 0o770,
-    }.items():
+    """Refuse a certificate or key that is missing, or that others may read."""
+    allowed_modes = {connection.ca: 0o777, connection.key: 0o700, connection.secret: 0o770}
+    for path, allowed in allowed_modes.items():
         if not path.is_file():
             raise UserError(
                 f"{path} does not exist: ca.crt is the coordinator's, `fl-dpbayes site "
@@ -308,14 +434,13 @@ def _check_secrets(connection: Connection) -> None:
 
 
 def _prepare_home() -> Path:
-    """Give Flower an empty folder of its own, in which it finds nothing to run, and no proxy on the way to the node."""
+    """Give Flower an empty folder, where it finds nothing to run, and no proxy to the node."""
     home = Path(tempfile.mkdtemp(prefix="fl-dpbayes-node-"))
     atexit.register(shutil.rmtree, home, ignore_errors=True)
     programs = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
-    direct = ",".join(
-        filter(None, (os.environ.get("NO_PROXY"), os.environ.get("no_proxy"), LOOPBACK))
-    )
+    unproxied = (os.environ.get("NO_PROXY"), os.environ.get("no_proxy"), LOOPBACK)
+    no_proxy = ",".join(host for host in unproxied if host)
     os.environ.update(
-        ENVIRONMENT, FLWR_HOME=str(home), PATH=programs, NO_PROXY=direct, no_proxy=direct
+        ENVIRONMENT, FLWR_HOME=str(home), PATH=programs, NO_PROXY=no_proxy, no_proxy=no_proxy
     )
     return home

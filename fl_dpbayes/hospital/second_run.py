@@ -1,6 +1,6 @@
-"""Says what a second run of a coordinator's plan would cost a site, while its budget can still be declared."""
+"""Says what a second run of a plan would cost a site, while its budget can still be declared."""
 
-from fl_dpbayes.config import Adjacency, Scenario, site_plan
+from fl_dpbayes.config import Scenario, site_plan
 from fl_dpbayes.hospital.findings import Finding, passed, warned
 from fl_dpbayes.privacy import Budget, filter_orders, price_of_second_run, solve_plan
 from fl_dpbayes.report import rounded_up
@@ -27,21 +27,28 @@ def second_run(scenario: Scenario, units: int, epsilon: float, planned_runs: int
         A warning where a second run is dearer than it need be, or has no room.
     """
     privacy = scenario.privacy
-    adjacency: Adjacency = privacy.adjacency
-    plan = site_plan(scenario, sum(site.role == "train" for site in scenario.sites.values()))
-    budget = Budget(epsilon, privacy.delta, adjacency, filter_orders(epsilon, privacy.delta))
-    price = price_of_second_run(solve_plan(plan, units).history, budget, planned_runs)
-    most = rounded_up(epsilon)
-    first = f"the first run costs epsilon {rounded_up(price.first)}"
+    training_sites = sum(site.role == "train" for site in scenario.sites.values())
+    plan = site_plan(scenario, training_sites)
+    budget = Budget(
+        epsilon, privacy.delta, privacy.adjacency, filter_orders(epsilon, privacy.delta)
+    )
+    history = solve_plan(plan, units).history
+    price = price_of_second_run(history, budget, planned_runs)
+    first_cost = f"the first run costs epsilon {rounded_up(price.first)}"
     if price.admitted == 0:
-        return warned("second run", f"{first}; the budget of {most} has no room for a second")
-    begun = f"the first step of a second one makes it {rounded_up(price.after_one)}"
-    whole = f"its {price.admitted} of {price.steps} steps {rounded_up(price.whole)}, of {most}"
-    said = f"{first}; {begun}, {whole} ({RULES[price.rule]})"
+        return warned(
+            "second run",
+            f"{first_cost}; the budget of {rounded_up(epsilon)} has no room for a second",
+        )
+    message = (
+        f"{first_cost}; the first step of a second one makes it {rounded_up(price.after_one)}, "
+        f"its {price.admitted} of {price.steps} steps {rounded_up(price.whole)}, of "
+        f"{rounded_up(epsilon)} ({RULES[price.rule]})"
+    )
     if planned_runs > 1 or price.rule == "gdp filter":
-        return passed("second run", said)
-    declared = (
+        return passed("second run", message)
+    remedy = (
         "declared when the ledger is made (planned_runs = 2), both cost "
         f"{rounded_up(price.as_one_plan)}"
     )
-    return warned("second run", said, declared)
+    return warned("second run", message, remedy)

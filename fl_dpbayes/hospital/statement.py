@@ -4,7 +4,8 @@ From its audit log and its ledger.
 """
 
 import re
-from collections import defaultdict
+from collections import Counter
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import pairwise, takewhile
 from pathlib import Path
@@ -28,127 +29,204 @@ from fl_dpbayes.hospital.ledger import ledger_of
 from fl_dpbayes.privacy import PARTS, Entry, read_state, spent
 from fl_dpbayes.report import count, page_table, printed_table, rounded_up
 
+RUN_CHARACTERS = 16
+REQUEST_CHARACTERS = 20
+ANSWER_CHARACTERS = 60
+
+
+@dataclass(frozen=True, order=True)
+class AnsweredRequest:
+    """Requests of one kind of a run that had the same answer.
+
+    Attributes:
+        run: The run's identity, cut to 16 characters.
+        request: The kind of message.
+        answer: The refusal, else the reason, else the decision.
+    """
+
+    run: str
+    request: str
+    answer: str
+
 
 def print_statement(site_file: Path, month: str, console: Console) -> int:
-    """Print what was asked and answered in a month (`2026-11`, UTC; empty: this one), and what it cost.
+    """Print what was asked and answered in a month, and what it cost.
 
-    Returns the exit status: 1 if log and ledger do not agree, or code changed since it was
-    approved. Raises UserError if the month, the site file or the ledger cannot be read.
+    Args:
+        site_file: Of the site whose log and ledger are read.
+        month: Year and month, UTC, as `2026-11`; empty for this one.
+        console: Where it is printed.
+
+    Returns:
+        The exit status: 1 if log and ledger do not agree, or code changed since it was approved.
+
+    Raises:
+        UserError: If the month, the site file, the log or the ledger cannot be read.
     """
     month = month or datetime.now(UTC).strftime("%Y-%m")
     if not re.fullmatch(r"\d{4}-(0[1-9]|1[0-2])", month):
         raise UserError(f"the month is {month[:20]!r}: write year and month, as 2026-11")
-    record, log = read_site_file(site_file), audit_log_path(site_file)
-    try:
-        # The node's own process, best of another user, keeps its decisions on bundles in a log of
-        # its own.
-        lines = [*read_audit_log(site_file), *read_audit_log(node_log(site_file))]
-    except OSError as error:
-        raise UserError(f"the audit log {log} cannot be read: {error.strerror}") from None
+    site = read_site_file(site_file)
+    lines = _read_log_lines(site_file)
+    console.print(
+        f"What left {site.name} in {month} (UTC), by {audit_log_path(site_file)}",
+        markup=False,
+        soft_wrap=True,
+    )
+    status = _print_problems(site_file, site, console)
+    first_time = min((str(line.get("time", "")) for line in lines), default="")
+    if first_time[:7] >= month:
+        console.print(f"The log begins on {first_time[:19]}.", markup=False)
     events = [
         line
         for line in lines
         if str(line.get("time", "")).startswith(month) and line.get("decision") != ASKED
     ]
-    console.print(
-        f"What left {record.name} in {month} (UTC), by {log}", markup=False, soft_wrap=True
-    )
-    status = _print_findings(site_file, record, console)
-    if (first := min((str(line.get("time", "")) for line in lines), default=""))[:7] >= month:
-        console.print(f"The log begins on {first[:19]}.", markup=False)
-    sums = defaultdict[tuple[str, ...], list[int]](lambda: [0, 0, 0])
-    for event in events:
-        refusal, released = event.get("refusal") or {}, event.get("released") or {}
-        said = f"{refusal.get('code', '')} {refusal.get('field', '')}".strip()
-        answer = said or event.get("reason") or event.get("decision")
-        texts = str(event.get("run", "–"))[:16], event.get("message"), answer
-        key = tuple(
-            outside_text(str(text), most) for text, most in zip(texts, (16, 20, 60), strict=True)
-        )
-        more = (1, released.get("arrays", 0), released.get("bytes", 0))
-        sums[key] = [one + other for one, other in zip(sums[key], more, strict=True)]
-    rows = [(*key, *map(count, sums[key])) for key in sorted(sums)]
-    content = page_table(
-        ("run", "request", "answer", "times", "arrays sent", "bytes sent"), rows, range(3)
-    )
-    shown = printed_table("Requests", content, console.width, expendable=("bytes sent",))
-    console.print(shown if rows else "No request came.")
+    _print_requests(events, console)
     _print_code(events, console)
-    if record.ledger is None:
-        return status
-    with ledger_of(site_file) as ledger:
-        entries, name = ledger.entries(), ledger.cohort.name
-    _print_clock(entries, console)
-    before = read_state(_entries_before(entries, month), name)
-    after = read_state(_entries_before(entries, f"{month}~"), name)
-    if after.cohort is None:
-        return status
-    for part in PARTS:
-        old, new = spent(before, part) if before.cohort else None, spent(after, part)
-        steps, epsilon = (old.steps, old.epsilon) if old else (0, 0.0)
-        if new.steps > steps:
-            least, now, most = map(rounded_up, (epsilon, new.epsilon, after.most().epsilon))
-            said = (
-                f"{counted(new.steps - steps, 'step')}; epsilon {least} before, {now} "
-                f"after, of {most}"
-            )
-            console.print(f"{part}: {said}", markup=False)
-    measured, closed = len(after.evaluations), "; the cohort is closed" if after.closed else ""
-    console.print(
-        f"evaluations: {measured - len(before.evaluations)}, {measured} in all{closed}",
-        markup=False,
-    )
+    if site.ledger is not None:
+        _print_spend(site_file, month, console)
     return status
 
 
+def _read_log_lines(site_file: Path) -> list[dict[str, Any]]:
+    """Read a site's audit log and the node's.
+
+    The node's own process, best of another user, logs its decisions on bundles by itself.
+    """
+    try:
+        return [*read_audit_log(site_file), *read_audit_log(node_log(site_file))]
+    except OSError as error:
+        log = audit_log_path(site_file)
+        raise UserError(f"the audit log {log} cannot be read: {error.strerror}") from None
+
+
+def _print_requests(events: list[dict[str, Any]], console: Console) -> None:
+    """Print how often each request was answered how, and how much was sent."""
+    times = Counter[AnsweredRequest]()
+    arrays_sent = Counter[AnsweredRequest]()
+    bytes_sent = Counter[AnsweredRequest]()
+    for event in events:
+        request = _answered_request(event)
+        released = event.get("released") or {}
+        times[request] += 1
+        arrays_sent[request] += released.get("arrays", 0)
+        bytes_sent[request] += released.get("bytes", 0)
+    if not times:
+        console.print("No request came.")
+        return
+    rows = [
+        (
+            request.run,
+            request.request,
+            request.answer,
+            count(times[request]),
+            count(arrays_sent[request]),
+            count(bytes_sent[request]),
+        )
+        for request in sorted(times)
+    ]
+    columns = ("run", "request", "answer", "times", "arrays sent", "bytes sent")
+    table = printed_table(
+        "Requests",
+        page_table(columns, rows, range(3)),
+        console.width,
+        expendable=("bytes sent",),
+    )
+    console.print(table)
+
+
+def _answered_request(event: dict[str, Any]) -> AnsweredRequest:
+    refusal = event.get("refusal") or {}
+    refusal_text = f"{refusal.get('code', '')} {refusal.get('field', '')}".strip()
+    answer = refusal_text or event.get("reason") or event.get("decision")
+    return AnsweredRequest(
+        run=outside_text(str(event.get("run", "–"))[:RUN_CHARACTERS], RUN_CHARACTERS),
+        request=outside_text(str(event.get("message")), REQUEST_CHARACTERS),
+        answer=outside_text(str(answer), ANSWER_CHARACTERS),
+    )
+
+
+def _print_spend(site_file: Path, month: str, console: Console) -> None:
+    """Print what the month's steps and evaluations cost, by the ledger."""
+    with ledger_of(site_file) as ledger:
+        entries = ledger.entries()
+        cohort = ledger.cohort.name
+    _print_clock(entries, console)
+    before = read_state(_entries_before(entries, month), cohort)
+    # The tilde sorts behind every digit: the month itself counts.
+    after = read_state(_entries_before(entries, f"{month}~"), cohort)
+    if after.cohort is None:
+        return
+    budget = after.most().epsilon
+    for part in PARTS:
+        steps_before = 0
+        epsilon_before = 0.0
+        if before.cohort:
+            spent_before = spent(before, part)
+            steps_before = spent_before.steps
+            epsilon_before = spent_before.epsilon
+        spent_after = spent(after, part)
+        if spent_after.steps > steps_before:
+            console.print(
+                f"{part}: {counted(spent_after.steps - steps_before, 'step')}; "
+                f"epsilon {rounded_up(epsilon_before)} before, {rounded_up(spent_after.epsilon)} "
+                f"after, of {rounded_up(budget)}",
+                markup=False,
+            )
+    evaluations = len(after.evaluations)
+    closed = "; the cohort is closed" if after.closed else ""
+    console.print(
+        f"evaluations: {evaluations - len(before.evaluations)}, {evaluations} in all{closed}",
+        markup=False,
+    )
+
+
 def _entries_before(entries: list[Entry], month: str) -> list[Entry]:
-    """Return the entries up to the first of this month or a later one, wherever the clock was set back after it."""
+    """Return the entries up to the first of this month or later, wherever the clock went after."""
     return list(takewhile(lambda entry: entry.content["time"][:7] < month, entries))
 
 
 def _print_clock(entries: list[Entry], console: Console) -> None:
-    """Print where the ledger's clock was set back to an earlier month, since steps then count to the later one."""
+    """Print where the ledger's clock was set back a month: steps then count to the later one."""
     for earlier, later in pairwise(entries):
-        if later.content["time"][:7] < earlier.content["time"][:7]:
-            said = f"the clock was set back before entry {later.position} of the ledger"
-            remedy = (
-                "this entry and those behind it count to no month before "
-                f"{earlier.content['time'][:7]}"
+        month = earlier.content["time"][:7]
+        if later.content["time"][:7] < month:
+            console.print(
+                f"the clock was set back before entry {later.position} of the ledger: "
+                f"this entry and those behind it count to no month before {month}",
+                markup=False,
+                soft_wrap=True,
             )
-            console.print(f"{said}: {remedy}", markup=False, soft_wrap=True)
 
 
-def _print_findings(site_file: Path, record: SiteFile, console: Console) -> int:
-    """Print what is missing of log and ledger, and which code is not as it was approved.
-
-    Return the exit status.
-    """
-    changed = unapproved_code(record, site_file)
-    for line in changed:
+def _print_problems(site_file: Path, site: SiteFile, console: Console) -> int:
+    """Print what log and ledger lack, and which code is not as approved; return the status."""
+    changed_code = unapproved_code(site, site_file)
+    for line in changed_code:
         console.print(
             f"CODE NOT AS APPROVED: {line}; every request is refused", markup=False, soft_wrap=True
         )
-    found = log_findings(site_file)
-    for problem in found.problems:
+    problems = log_findings(site_file).problems
+    for problem in problems:
         console.print(f"GAP: {problem}", markup=False, soft_wrap=True)
-    if found.problems:
-        said = "What follows may lack lines: see  fl-dpbayes site audit verify"
-        console.print(said, markup=False, soft_wrap=True)
-    return 1 if changed or found.problems else 0
+    if problems:
+        console.print(
+            "What follows may lack lines: see  fl-dpbayes site audit verify",
+            markup=False,
+            soft_wrap=True,
+        )
+    return 1 if changed_code or problems else 0
 
 
 def _print_code(events: list[dict[str, Any]], console: Console) -> None:
     """Print which code answered, and whether it is what is installed now."""
     installed = installed_package().digest
-    answered = dict.fromkeys(str(event["code"]) for event in events if event.get("code"))
-    for digest in answered:
-        now = (
-            "which is installed now"
-            if digest == installed
-            else "which is NOT what is installed now"
-        )
+    answering_code = dict.fromkeys(str(event["code"]) for event in events if event.get("code"))
+    for digest in answering_code:
+        verb = "is" if digest == installed else "is NOT what is"
         console.print(
-            f"answered by code with SHA-256 {outside_text(digest)}, {now}",
+            f"answered by code with SHA-256 {outside_text(digest)}, which {verb} installed now",
             markup=False,
             soft_wrap=True,
         )

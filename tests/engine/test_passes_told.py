@@ -83,7 +83,7 @@ def test_a_finding_names_rows_products_processor_and_library() -> None:
     sound = finding_of(PassShape("gradients", wanted=64, rows=64, products="aligned"), device)
     assert sound.status == "PASS"
     assert re.search(
-        r"64 records .* aligned products \(.+, torch .+, reproducible: \w+\)", sound.said
+        r"64 records .* aligned products \(.+, torch .+, reproducible: \w+\)", sound.message
     )
 
 

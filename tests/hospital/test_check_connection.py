@@ -22,7 +22,7 @@ from flwr.superlink.routers.fleet.node_auth import authenticate_node
 from flwr.superlink.servicer.fleet.fleet_handlers import activate_node
 
 from fl_dpbayes.config.site_file import Connection
-from fl_dpbayes.coordinator.provision import _write_certificates
+from fl_dpbayes.coordinator.certificates import write_certificates
 from fl_dpbayes.hospital.check_connection import connection_findings
 from fl_dpbayes.hospital.findings import Finding
 from fl_dpbayes.hospital.keys import write_new
@@ -74,7 +74,7 @@ def places(tmp_path_factory) -> tuple[Path, Path]:
     """What two coordinators' `provision` made."""
     found = tmp_path_factory.mktemp("ours"), tmp_path_factory.mktemp("theirs")
     for folder in found:
-        _write_certificates(folder, "localhost")
+        write_certificates(folder, "localhost")
     return found
 
 
@@ -107,8 +107,8 @@ def try_way(server, places, tmp_path):
         }
         connection = Connection.model_validate(values | changes)
         return {
-            found.what: found
-            for found in connection_findings(SimpleNamespace(connection=connection))
+            finding.subject: finding
+            for finding in connection_findings(SimpleNamespace(connection=connection))
         }
 
     return tried
@@ -117,7 +117,7 @@ def try_way(server, places, tmp_path):
 def only_failure(found: dict[str, Finding]) -> tuple[str, str]:
     (one,) = (finding for finding in found.values() if finding.status == "FAIL")
     assert one.remedy
-    return one.what, one.said
+    return one.subject, one.message
 
 
 def test_each_step_passes_and_no_node_is_activated(server, try_way) -> None:
