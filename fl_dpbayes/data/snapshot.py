@@ -140,7 +140,8 @@ def write_snapshot(site_file: SiteFile, records: Records, files: list[SourceFile
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         partial.unlink(missing_ok=True)
         with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-            np.savez(file, header=np.frombuffer(json.dumps(header).encode(), np.uint8), **arrays)
+            header_bytes = np.frombuffer(json.dumps(header).encode(), np.uint8)
+            np.savez(file, allow_pickle=False, header=header_bytes, **arrays)
     return digest
 
 
