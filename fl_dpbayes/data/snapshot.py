@@ -141,7 +141,8 @@ def write_snapshot(site_file: SiteFile, records: Records, files: list[SourceFile
         partial.unlink(missing_ok=True)
         with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
             header_bytes = np.frombuffer(json.dumps(header).encode(), np.uint8)
-            np.savez(file, allow_pickle=False, header=header_bytes, **arrays)
+            # The stub of NumPy takes the arrays for `allow_pickle` too.
+            np.savez(file, header=header_bytes, **arrays)  # type: ignore[arg-type]
     return digest
 
 

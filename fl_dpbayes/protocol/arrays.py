@@ -1,4 +1,4 @@
-"""Named arrays from outside: bounded in number and size, finite, of the expected names, shapes and type.
+"""Named arrays from outside: bounded, finite, of the expected names, shapes and types.
 
 What a message says of its arrays is compared and never followed: nothing is allocated before the
 size is known to be the expected one, and no general reader of the format is called.

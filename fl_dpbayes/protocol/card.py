@@ -1,4 +1,4 @@
-"""What a site says of itself: public constants that it declares, nothing counted from its records."""
+"""What a site says of itself: public constants, nothing counted from its records."""
 
 from typing import Annotated, Literal
 
